@@ -1,0 +1,252 @@
+"""What a thresholds file is refused for, at which line and in which words."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpucluster import lint, yaml_lines
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.thresholds import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Write = Callable[[str], Path]
+
+GOOD = (Path(__file__).parent / "good_thresholds.yaml").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Write a file named site.yaml into the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def to_file(text: str) -> Path:
+        path = tmp_path / "site.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return to_file
+
+
+def problems_of(path: Path) -> list[str]:
+    """The lines of the error that loading a bad file raises."""
+    with pytest.raises(ConfigurationError) as caught:
+        load(path)
+    return str(caught.value).splitlines()
+
+
+# Refusals: what the file says instead of the good line, the line that is named, and the words
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("schema: 1", "schema: 2", "site.yaml:1: 'schema' is 2. Choose from: 1."),
+        ("schema: 1", "limits: {}", "'limits' is not a key of a thresholds file. Keys: schema, extends, cluster"),
+        ("schema: 1", "", "site.yaml:2: 'schema' is missing."),
+        ("nodes: 2, gpus_per_node: auto", "nodes: all", "site.yaml:2: 'nodes' must be 'auto' or a whole number"),
+        ("{nodes: 2,", "{hosts: 2,", "site.yaml:2: 'hosts' is not a key of the cluster section (in 'cluster')"),
+        ("[/mnt/shared]", "/mnt/shared", "site.yaml:2: 'shared_paths' must be a list, not '/mnt/shared' (in"),
+        ("fabric: infiniband", "fabric: infinband", "is 'infinband' (in profile 'h200-sxm'). Choose from: infiniband,"),
+        ("fabric: infiniband", "fabrik: roce", "site.yaml:4: 'fabrik' is not a key of a profile (in profile"),
+        ("accept_at: quick", "accept_at: fast", "site.yaml:5: 'accept_at' is 'fast' (in profile 'lab'). Choose from:"),
+        ("nodes: 2, gpus_per_node: 2", "nodes: 0", "site.yaml:5: 'nodes' must be a whole number above 0, not 0"),
+        ("rehearsal: true", "rehearsal: yes", "site.yaml:6: 'rehearsal' must be true or false, not 'yes'"),
+        ("{rehearsal: true}", "{}", "site.yaml:6: profile 'rehearsal' has no 'gpu' and is not a rehearsal"),
+        ("{gpu: h200-sxm,", "{gpu: h200,", "site.yaml:4: profile 'h200-sxm' names the GPU 'h200', which has no spec."),
+        ("inherits: h200-sxm", "inherits: h200_sxm", "inherits 'h200_sxm', which is not a profile. Profiles:"),
+        ("{gpu: h200-sxm,", "{gpu: h200-sxm, inherits: lab,", "site.yaml:4: profile 'h200-sxm' inherits itself in a"),
+        ("above: 700", "minimum: 700", "site.yaml:11: 'minimum' is not a key of a threshold (in 'bf16_tflops'). Keys:"),
+        ("above: 700", "minimum: 700", "Did you mean 'min'?"),
+        ("above: 700", "above: fast", "site.yaml:11: 'above' must be a number or a table of numbers by GPUs in the"),
+        ("above: 700", "above: '700'", "not '700' (in 'bf16_tflops')."),
+        ("above: 700", "above: true", "not true (in 'bf16_tflops')."),
+        ("above: 700", "above: null", "not nothing (in 'bf16_tflops')."),
+        ("above: 700", "above: [700]", "site.yaml:11: 'above' must be a number or a table"),
+        ("{2: 310, 8: 400}", "{two: 310}", "site.yaml:37: 'above' must be a number or a table"),
+        ("{2: 310, 8: 400}", "{}", "site.yaml:37: 'above' must be a number or a table"),
+        ("{2: 310, 8: 400}", "{0: 310}", "site.yaml:37: 'above' must be a number or a table"),
+        ("    above: 700\n", "", "site.yaml:8: no limit (in 'bf16_tflops'): one of above, below, min, max."),
+        ("above: 700", "min: 5\n    max: 3", "site.yaml:12: one limit only (in 'bf16_tflops'): found min and max."),
+        ("above: 700", "min: 5\n    max: 3", "Nothing could pass: min 5 is above max 3."),
+        ("above: 700", "above: 700\n    min: 3", "one limit only (in 'bf16_tflops'): found above and min."),
+        ("above: 0.001,", "above: 1, below: 2,", "one limit only (in 'bf16_tflops', profile 'rehearsal')"),
+        ("        min: 0.5\n", "", "'of' without a limit beside it (in 'bf16_tflops', profile 'lab')"),
+        ("unit: TFLOPS", "unit: TFLOP", "site.yaml:12: 'unit' is 'TFLOP' (in 'bf16_tflops'). Choose from: TFLOPS,"),
+        ("unit: TFLOPS", "unit: TFLOP", "Did you mean 'TFLOPS'?"),
+        ("unit: GB/s", "unit: gbps", "site.yaml:38: 'unit' is 'gbps' (in 'busbw[all_reduce]')"),
+        ("    unit: TFLOPS\n", "", "site.yaml:8: 'unit' is missing (in 'bf16_tflops')."),
+        ("    why: a reason\n", "", "site.yaml:8: 'why' is missing (in 'bf16_tflops')."),
+        ("why: a reason", "why: ''", "site.yaml:16: 'why' must be text that is not empty"),
+        ("    source: a measurement\n", "", "site.yaml:8: 'source' is missing (in 'bf16_tflops')."),
+        ("    per: gpu\n", "", "site.yaml:8: 'per' is missing (in 'bf16_tflops')."),
+        ("per: gpu", "per: rack", "site.yaml:10: 'per' is 'rack' (in 'bf16_tflops'). Choose from: gpu, node, cluster."),
+        ("    criterion: Every GPU is fast.\n", "", "site.yaml:8: 'criterion' is missing (in 'bf16_tflops')."),
+        ("noise: 0.03", "noise: 3", "site.yaml:14: 'noise' must be below 1, not 3 (in 'bf16_tflops')."),
+        ("noise: 0.03", "deadline_s: 0", "site.yaml:14: 'deadline_s' must be above 0, not 0 (in 'bf16_tflops')."),
+        ("noise: 0.03", "severity: soft", "'severity' is 'soft' (in 'bf16_tflops'). Choose from: required, advisory."),
+        ("noise: 0.03", "level: slow", "'level' is 'slow' (in 'bf16_tflops'). Choose from: quick, standard, soak."),
+        ("needs: 2", "needs: 2.5", "site.yaml:39: 'needs' must be a whole number above 0, not 2.5"),
+        ("recipe: {iterations: 5}", "recipe: {5: 5}", "'recipe' must be a mapping of plain data with text keys (in"),
+        ("of: cluster.gpus_per_node", "of: cluster.gpus", "site.yaml:28: 'of' is 'cluster.gpus' (in 'gpu_count')."),
+        ("bound: gpu.bf16_tflops", "bound: gpu.bf16_tflop", "Did you mean 'gpu.bf16_tflops'?"),
+        ("bound: gpu.bf16_tflops", "bound: cluster.nodes", "a bound is physics, so of the form gpu.<field> (in"),
+        ("bound: gpu.bf16_tflops", "bound: gpu.hbm_tb_s", "is in TFLOPS, but 'bound' gpu.hbm_tb_s is in TB/s."),
+        ("unit: GPUs", "unit: nodes", "'gpu_count' is in nodes, but 'of' cluster.gpus_per_node is in GPUs."),
+        ("      lab:", "      lba:", "site.yaml:19: 'lba' is not a profile (in 'bf16_tflops'). Profiles: h200-sxm,"),
+        ("        recipe: {it", "        recpie: {it", "site.yaml:22: 'recpie' is not a key of an override (in"),
+        ("above: 700", "above: 1200", "site.yaml:11: 'bf16_tflops': 1200 TFLOPS is 121 % of gpu.bf16_tflops = 989"),
+        ("above: 700", "above: 300", "is 30 % of gpu.bf16_tflops = 989 (profile 'h200-sxm'); a floor lies between"),
+        ("min: 0.5\n", "min: 0.3\n", "site.yaml:20: 'bf16_tflops': 296.7 TFLOPS is 30 % of gpu.bf16_tflops = 989"),
+        ("above: 0.001, bound_waived: a CPU", "above: 0.001", "for profile 'rehearsal': it has no GPU. Skip it"),
+        ("above: 700", "below: 700", "site.yaml:11: 'bf16_tflops': 'bound' belongs to a floor (above, min), not to"),
+        ("above: 700", "above: -1", "site.yaml:11: 'bf16_tflops': 'above: -1' is negative; TFLOPS never is."),
+        ("min: 1\n", "min: 0\n", "'gpu_count': 'min: 0' GPUs holds for every value: it is no limit."),
+        ("min: 1\n", "below: 0\n", "'gpu_count': 'below: 0' GPUs can hold for no value."),
+        ("min: 1\n", "min: 2\n", "'gpu_count': 'min: 2' of cluster.gpus_per_node asks for more than there is."),
+        ("unit: GB/s", "unit: ratio", "site.yaml:37: 'busbw[all_reduce]': 'above: 310' lies outside 0..1, where a"),
+        ("unit: GB/s", "unit: '%'", "site.yaml:37: 'busbw[all_reduce]': 'above: 310' lies outside 0..100, where a"),
+        ("  gpu_count:", "  GpuCount:", "site.yaml:24: 'GpuCount' cannot be a test's name"),
+        ("  gpu_count:", "  7:", "site.yaml:24: the key 7 must be text"),
+        ("{skip: no GPU}", "{skip: true}", "site.yaml:33: 'skip' must be text, not true (in 'gpu_count', profile"),
+        ("{skip: no GPU}", "quiet", "'rehearsal' must be a mapping, not 'quiet' (in 'gpu_count')."),
+        # YAML itself
+        ("above: 700", "above: .nan", "site.yaml:11: .nan is not a number that anything can be compared with."),
+        ("above: 700", "above: -.inf", "site.yaml:11: -.inf is not a number"),
+        ("above: 700", "above: 1e999", "site.yaml:11: 1e999 is too large"),
+        ("above: 700", "above: 99999999999999999999", "site.yaml:11: 99999999999999999999 is too large"),
+        ("above: 700", "above: 0700", "site.yaml:11: 'above' must be a number"),
+        ("above: 700", "above: 700\n    above: 600", "site.yaml:12: 'above' is there twice; first in line 11."),
+        ("  gpu_count:", "  bf16_tflops:", "site.yaml:24: 'bf16_tflops' is there twice; first in line 8."),
+        ("above: 700", "above: &a 700", "site.yaml:11: the anchor '&a' is not allowed"),
+        ("above: 700", "above: *a", "site.yaml:11: the alias '*a' is not allowed"),
+        ("above: 700", "above: !!float 700", "site.yaml:11: the tag '!!float' is not allowed: plain data only."),
+        ("above: 700", "<<: {above: 700}", "site.yaml:11: the merge key '<<' is not allowed"),
+        ("above: 700", "? [a]\n    : 1", "site.yaml:11: a key must be text or a whole number."),
+        ("above: 700", "true: 700", "site.yaml:11: a key must be text or a whole number."),
+        ("above: 700", "above: {2: 310", "not YAML: while parsing a flow mapping"),
+        ("above: 700", "\tabove: 700", "site.yaml:11: not YAML"),
+        ("above: 700", "above: \x00", "site.yaml:11: not YAML: a character that text may not hold."),
+        ("criteria:\n", "---\ncriteria:\n", "site.yaml:7: a second document ('---'): one file holds one."),
+        ("schema: 1", "schema: 1\nextends: site", "site.yaml:2: 'extends' must be 'packaged', not 'site'."),
+    ],
+)
+def test_a_bad_file_is_refused_with_line_and_words(old: str, new: str, expected: str, write: Write) -> None:
+    """Each fault, in an otherwise good file, is one line that starts with the file and line and says what is valid."""
+    assert old in GOOD
+    lines = problems_of(write(GOOD.replace(old, new, 1)))
+    assert any(expected in line for line in lines), lines
+    assert all(line.startswith("site.yaml:") for line in lines)
+
+
+def test_the_good_file_is_good(write: Write) -> None:
+    """The file that every refusal above breaks loads as it is."""
+    assert lint.lint(write(GOOD)) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", "site.yaml:1: empty"),
+        (b"# nothing\n", "empty: a mapping was expected."),
+        (b"- a\n- b\n", "site.yaml:1: a mapping ('key: value') was expected at the top."),
+        (b"just text", "site.yaml:1: a mapping"),
+        (b"schema: 1\na: \xff\n", "site.yaml:2: not UTF-8 text."),
+        (b"a: " + b"[" * 100, "site.yaml:1: nested deeper than 16 levels."),
+        (b"a: [" + b"1," * 30_000 + b"]", "more than 20000 values"),
+        (b"a: " + b"x" * (1 << 20), "site.yaml: larger than 1048576 bytes"),
+    ],
+)
+def test_what_is_no_thresholds_file_at_all(content: bytes, expected: str, write: Write) -> None:
+    """Empty, of another kind, not text, too deep, too long or too large."""
+    path = write("")
+    path.write_bytes(content)
+    assert expected in problems_of(path)[0]
+
+
+def test_missing_file_directory_and_pipe(tmp_path: Path) -> None:
+    """Neither hangs: a pipe nobody writes to is refused without being opened."""
+    os.mkfifo(tmp_path / "pipe")
+    assert "No such file" in problems_of(tmp_path / "absent.yaml")[0]
+    assert "not a regular file" in problems_of(tmp_path)[0]
+    assert "not a regular file" in problems_of(tmp_path / "pipe")[0]
+
+
+def test_a_bomb_is_refused_at_once(write: Write) -> None:
+    """Nine levels of nine aliases would be 10^9 nodes; the first anchor ends it."""
+    bomb = "a: &a [x, x, x, x, x, x, x, x, x]\n"
+    pairs = zip("abcdefgh", "bcdefghi", strict=True)
+    bomb += "".join(f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in pairs)
+    start_s = time.perf_counter()
+    lines = problems_of(write(bomb))
+    assert time.perf_counter() - start_s < 1.0
+    assert lines == ["site.yaml:1: the anchor '&a' is not allowed: write the value out where it is used."]
+
+
+@pytest.mark.parametrize("tag", ["!!python/object/apply:os.system", "!!python/name:os.system", "!run"])
+def test_a_tag_is_refused_and_nothing_is_executed(tag: str, write: Write, tmp_path: Path) -> None:
+    """No object is made, whatever the tag asks for."""
+    start_s = time.perf_counter()
+    lines = problems_of(write(f"schema: 1\ncriteria: {tag} ['touch {tmp_path}/executed']\n"))
+    assert time.perf_counter() - start_s < 1.0
+    assert lines == [f"site.yaml:2: the tag '{tag}' is not allowed: plain data only."]
+    assert not (tmp_path / "executed").exists()
+
+
+def test_all_problems_at_once_but_at_most_ten(write: Write) -> None:
+    """In the file's order, one line each, then how many more."""
+    bad = GOOD.replace("unit: TFLOPS", "unit: x").replace("needs: 2", "needs: 0").replace("per: node", "per: rack")
+    assert [line.split(": ")[0] for line in problems_of(write(bad))] == [f"site.yaml:{n}" for n in (12, 26, 36, 39)]
+    many = problems_of(write(GOOD + "".join(f"    bad{n}: 1\n" for n in range(12))))
+    assert len(many) == 11
+    assert many[-1] == "... and 2 more problems."
+
+
+def test_a_broken_entry_does_not_hide_what_is_wrong_with_another(write: Write) -> None:
+    """Shape and physics are reported together."""
+    lines = problems_of(write(GOOD.replace("unit: GB/s", "unit: x").replace("above: 700", "above: 1200")))
+    assert ["121 %" in line for line in lines] == [True, False]
+
+
+def test_a_fault_in_another_profile_is_found(write: Write) -> None:
+    """The whole file is checked whatever the profile, each line once."""
+    lines = problems_of(write(GOOD.replace("min: 0.5\n", "min: 1.2\n")))
+    assert len(lines) == 1
+    assert "profile 'lab'" in lines[0]
+
+
+def test_bound_waived_lets_an_odd_floor_through(write: Write) -> None:
+    """With a reason; a limit that replaces it needs its own."""
+    waived = GOOD.replace("above: 700", "above: 100\n    bound_waived: a slow clock by contract")
+    assert lint.lint(write(waived)) == []
+    assert "profile 'rehearsal'" in str(lint.lint(write(waived.replace("bound_waived: a CPU, ", "")))[0])
+
+
+def test_of_a_gpu_without_that_number(write: Write) -> None:
+    """A100 has no FP8, so no limit can be a part of it."""
+    text = GOOD.replace("{gpu: h200-sxm,", "{gpu: a100-sxm,").replace("bound: gpu.bf16_tflops", "bound: gpu.fp8_tflops")
+    assert "A100 SXM 80 GB has no gpu.fp8_tflops" in problems_of(write(text))[0]
+
+
+def test_yaml_1_1_surprises_stay_text() -> None:
+    """Words, octals, sexagesimals and dates are what is written; 1e3 is a number."""
+    document = yaml_lines.parse(b"a: [no, off, 0777, 1:30, 2026-11-20, 1_000, 1e3, ~, '5']", file="f")
+    assert document.data["a"] == ["no", "off", "0777", "1:30", "2026-11-20", "1_000", 1000.0, None, "5"]
+    assert document.problems == ()
+
+
+def test_the_schema_is_json_and_knows_every_key() -> None:
+    """For editors; a limit may be left out but not be null."""
+    schema = lint.schema()
+    assert json.loads(json.dumps(schema)) == schema
+    assert set(schema["properties"]) == {"schema", "extends", "cluster", "profiles", "criteria"}
+    entry = schema["$defs"]["Entry"]
+    assert set(entry["required"]) == {"criterion", "per", "unit", "why", "source"}
+    assert "default" not in entry["properties"]["above"]

@@ -1,0 +1,130 @@
+"""The GPU specs: which GPU is which, and that a wrong file is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from pytest_gpucluster import specs
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.specs import FIELD_UNITS, GpuSpec, load_specs, read_specs, spec_for_gpu
+
+FOLDER = Path(specs.__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("NVIDIA H200", "h200-sxm"),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm"),
+        ("NVIDIA A100-SXM4-80GB", "a100-sxm"),
+        ("NVIDIA B200", "b200"),
+    ],
+)
+def test_a_gpu_is_known_by_its_whole_name(name: str, expected: str) -> None:
+    """As NVML gives it."""
+    assert spec_for_gpu(name).id == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA H200 NVL",
+        "NVIDIA H100 PCIe",
+        "NVIDIA H100 NVL",
+        "NVIDIA A100-SXM4-40GB",
+        "NVIDIA A100 80GB PCIe",
+        "NVIDIA GB200",
+        "NVIDIA L4",
+        "H200",
+        "nvidia h200",
+        " NVIDIA H200",
+        "",
+    ],
+)
+def test_any_other_part_is_unknown_and_the_error_says_how_to_add_it(name: str) -> None:
+    """Another form factor or memory has other limits, so nothing is guessed."""
+    with pytest.raises(ConfigurationError) as caught:
+        spec_for_gpu(name)
+    assert f"unknown GPU {name!r}. Known: 'NVIDIA A100-SXM4-80GB' (a100-sxm)" in str(caught.value)
+    assert "To add it: copy pytest_gpucluster/specs/h200-sxm.yaml" in str(caught.value)
+
+
+def test_h200_is_what_nvml_reports_here() -> None:
+    """143771 MiB, 18 links of 25 GB/s one way, and the peak at 1.83 GHz."""
+    spec = load_specs()["h200-sxm"]
+    assert spec.memory_gib == pytest.approx(143771 / 1024, rel=1e-3)
+    assert spec.nvlink_gb_s == spec.nvlink_links * 25
+    assert spec.bf16_tflops == pytest.approx(spec.sms * 4096 * 1.83e9 / 1e12, rel=1e-3)
+
+
+@pytest.mark.parametrize("spec", load_specs().values(), ids=lambda spec: spec.id)
+def test_rates_are_dense_and_one_way(spec: GpuSpec) -> None:
+    """The ratios that a sheet's sparse or two-way number would break."""
+    assert spec.tf32_tflops == pytest.approx(spec.bf16_tflops / 2, rel=0.01)
+    assert spec.int8_tops == pytest.approx(2 * spec.bf16_tflops, rel=0.01)
+    assert spec.fp8_tflops is None or spec.fp8_tflops == pytest.approx(2 * spec.bf16_tflops, rel=0.01)
+    assert spec.nvlink_gb_s / spec.nvlink_links in {25, 50}
+
+
+@pytest.mark.parametrize("spec", load_specs().values(), ids=lambda spec: spec.id)
+def test_every_spec_says_whether_it_was_ever_run(spec: GpuSpec) -> None:
+    """Only H200 was."""
+    assert spec.source
+    assert (spec.seen == "never run here") is (spec.id != "h200-sxm")
+
+
+def test_every_number_has_a_unit() -> None:
+    """A limit can name each of them, and only them."""
+    numbers = [field.name for field in dataclasses.fields(GpuSpec) if field.type not in {"str", "tuple[str, ...]"}]
+    assert list(FIELD_UNITS) == numbers
+
+
+def test_a_spec_cannot_be_changed() -> None:
+    """Nor the mapping that holds it."""
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        load_specs()["b200"].sms = 1  # type: ignore[misc]  # the point of the test
+    with pytest.raises(TypeError):
+        load_specs()["b200"] = load_specs()["h200-sxm"]  # type: ignore[index]  # the point of the test
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("sms: 132", "sms: 132.5", "specs/x.yaml:3: 'sms' must be a whole number, not 132.5."),
+        ("sms: 132", "sms: '132'", "specs/x.yaml:3: 'sms' must be a whole number, not '132'."),
+        ("sms: 132", "sms: 0", "specs/x.yaml:3: 'sms' must be above 0, not 0."),
+        ("sms: 132", "sm: 132", "specs/x.yaml:3: 'sm' is not a key of a GPU spec. Keys: title, names, sms"),
+        ("sms: 132", "id: other\nsms: 132", "specs/x.yaml:3: 'id' is not a key of a GPU spec."),
+        ("sms: 132\n", "\n", "specs/x.yaml:1: 'sms' is missing."),
+        ("hbm_tb_s: 4.8", "hbm_tb_s: -4.8", "'hbm_tb_s' must be above 0, not -4.8."),
+        ("hbm_tb_s: 4.8", "hbm_tb_s: .inf", ".inf is not a number"),
+        ("hbm_tb_s: 4.8", "hbm_tb_s: null", "'hbm_tb_s' must be a number, not nothing."),
+        ("names: [NVIDIA H200]", "names: NVIDIA H200", "specs/x.yaml:2: 'names' must be a list, not 'NVIDIA H200'."),
+        ("names: [NVIDIA H200]", "names: []", "specs/x.yaml:2: 'names' is empty."),
+        (
+            "names: [NVIDIA H200]",
+            "names: !!python/tuple [a]",
+            "specs/x.yaml:2: the tag '!!python/tuple' is not allowed",
+        ),
+        ("seen: 2026", "seen: ''\n#", "'seen' is empty."),
+    ],
+)
+def test_a_bad_spec_is_refused(old: str, new: str, expected: str, tmp_path: Path) -> None:
+    """With file, line and what was expected."""
+    text = (FOLDER / "h200-sxm.yaml").read_text()
+    assert old in text
+    (tmp_path / "x.yaml").write_text(text.replace(old, new, 1))
+    with pytest.raises(ConfigurationError) as caught:
+        read_specs(tmp_path)
+    assert expected in str(caught.value)
+
+
+def test_two_specs_may_not_claim_one_name(tmp_path: Path) -> None:
+    """Else the choice would be a guess."""
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.yaml").write_text((FOLDER / "b200.yaml").read_text())
+    with pytest.raises(ConfigurationError, match="GPU specs 'one' and 'two' both claim 'NVIDIA B200'"):
+        read_specs(tmp_path)

@@ -1,0 +1,349 @@
+"""thresholds.yaml: which profile applies, what it resolves to, and what an overlay changes."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpucluster import lint, thresholds, thresholds_merge
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.thresholds import Limit, at_or_below, load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pytest_gpucluster.thresholds import ThresholdsFile
+
+    Write = Callable[[str], Path]
+
+GOOD = (Path(__file__).parent / "good_thresholds.yaml").read_text(encoding="utf-8")
+OVERLAY = "schema: 1\nextends: packaged\n"
+H200 = "NVIDIA H200"
+SHAPE = {"nodes": 2, "gpus_per_node": 8, "world_size": 16}
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Write a file named site.yaml into the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def to_file(text: str) -> Path:
+        path = tmp_path / "site.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return to_file
+
+
+def problems_of(path: Path) -> list[str]:
+    """The lines of the error that loading a bad file raises."""
+    with pytest.raises(ConfigurationError) as caught:
+        load(path)
+    return str(caught.value).splitlines()
+
+
+def resolved(file: ThresholdsFile, profile: str, key: str) -> thresholds.Threshold:
+    """One entry for one profile."""
+    return file.criteria(file.profiles[profile])[key]
+
+
+# Resolution
+
+
+def test_defaults_and_what_is_written(write: Write) -> None:
+    """An entry without overrides, with the line of its limit."""
+    file = load(write(GOOD))
+    threshold = resolved(file, "h200-sxm", "busbw[all_reduce]")
+    assert (threshold.per, threshold.level, threshold.severity) == ("node", "standard", "required")
+    assert (threshold.needs, threshold.needs_nodes, threshold.skip, threshold.noise) == (2, 1, None, None)
+    assert (threshold.file, threshold.line) == ("site.yaml", 37)
+    assert list(file.criteria(file.profiles["lab"])) == ["bf16_tflops", "gpu_count", "busbw[all_reduce]"]
+
+
+def test_an_override_replaces_the_whole_limit_and_merges_the_recipe(write: Write) -> None:
+    """Kind, number and 'of' go together; other recipe keys stay; the line is that of the override."""
+    file = load(write(GOOD))
+    base, lab = (resolved(file, name, "bf16_tflops") for name in ("h200-sxm", "lab"))
+    assert base.limit(gpus=1, cluster=SHAPE) == Limit(kind="above", value=700, unit="TFLOPS")
+    assert lab.limit(gpus=1, cluster=SHAPE) == Limit(kind="min", value=494.5, unit="TFLOPS")
+    assert lab.recipe == {"sizes": [4096, 8192], "iterations": 5}
+    assert base.recipe["iterations"] == 50
+    assert (base.line, lab.line) == (11, 20)
+
+
+def test_an_override_with_a_plain_number_drops_of(write: Write) -> None:
+    """The ancestor's 'of' does not multiply the child's number."""
+    text = GOOD.replace("profiles:\n  h200", "profiles:\n  lab-b: {inherits: lab}\n  h200")
+    text = text.replace("      rehearsal: {above", "      lab-b: {above: 600}\n      rehearsal: {above")
+    file = load(write(text))
+    assert resolved(file, "lab-b", "bf16_tflops").limit(gpus=1, cluster=SHAPE).text == "> 600 TFLOPS"
+    assert resolved(file, "lab-b", "bf16_tflops").recipe["iterations"] == 5
+
+
+def test_skip_is_inherited_and_can_be_lifted(write: Write) -> None:
+    """``skip: null`` in a descendant makes the criterion apply again."""
+    text = GOOD.replace("rehearsal: {rehearsal: true}", "rehearsal: {rehearsal: true}\n  sub: {inherits: rehearsal}")
+    assert resolved(load(write(text)), "sub", "gpu_count").skip == "no GPU"
+    lifted = text.replace("{skip: no GPU}", "{skip: no GPU}\n      sub: {skip: null}")
+    assert resolved(load(write(lifted)), "sub", "gpu_count").skip is None
+
+
+def test_profiles_inherit(write: Write) -> None:
+    """What the child does not say comes from its ancestor."""
+    file = load(write(GOOD))
+    lab, rehearsal = file.profiles["lab"], file.profiles["rehearsal"]
+    assert (lab.gpu, lab.fabric, lab.accept_at) == ("h200-sxm", "sockets", "quick")
+    assert (lab.nodes, lab.gpus_per_node, lab.chain) == (2, 2, ("h200-sxm", "lab"))
+    assert lab.spec is not None
+    assert (rehearsal.spec, rehearsal.rehearsal, rehearsal.nodes) == (None, True, None)
+    assert (file.cluster.nodes, file.cluster.gpus_per_node, file.cluster.shared_paths) == (2, None, ("/mnt/shared",))
+
+
+def test_limit_by_group_size(write: Write) -> None:
+    """The table is exact; another size is an error that names entry and sizes, unless 'any' is there."""
+    threshold = resolved(load(write(GOOD)), "h200-sxm", "busbw[all_reduce]")
+    assert threshold.limit(gpus=8, cluster=SHAPE).text == "> 400 GB/s"
+    with pytest.raises(
+        ConfigurationError, match=r"site.yaml:37: 'busbw\[all_reduce\]' has no limit for 3 GPUs, only for 2, 8"
+    ):
+        threshold.limit(gpus=3, cluster=SHAPE)
+    anything = resolved(load(write(GOOD.replace("8: 400}", "any: 400}"))), "h200-sxm", "busbw[all_reduce]")
+    assert anything.limit(gpus=3, cluster=SHAPE).value == 400
+
+
+def test_limit_of_the_cluster(write: Write) -> None:
+    """A part of the expected shape; a shape without that number is an error."""
+    threshold = resolved(load(write(GOOD)), "h200-sxm", "gpu_count")
+    assert threshold.limit(gpus=8, cluster=SHAPE).text == ">= 8 GPUs"
+    with pytest.raises(ConfigurationError, match=r"a part of cluster.gpus_per_node, which is not known here"):
+        threshold.limit(gpus=8, cluster={})
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "inside", "outside"),
+    [("above", False, 701, 699), ("min", True, 701, 699), ("below", False, 699, 701), ("max", True, 699, 701)],
+)
+def test_limit_holds(kind: Any, at: bool, inside: float, outside: float) -> None:  # noqa: FBT001  # a table column
+    """Strict and inclusive, floors and ceilings, with the margin to them."""
+    limit = Limit(kind=kind, value=700, unit="TFLOPS")
+    assert limit.holds(700) is at
+    assert limit.holds(inside)
+    assert not limit.holds(outside)
+    assert limit.margin_percent(inside) == pytest.approx(100 / 700)
+    assert limit.margin_percent(outside) == pytest.approx(-100 / 700)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, True, False, "701", "", [], {}])
+def test_what_is_no_number_never_holds(value: object) -> None:
+    """Whatever the kind of limit."""
+    kinds: tuple[Any, ...] = ("above", "below", "min", "max")
+    assert not any(Limit(kind=kind, value=1, unit="count").holds(value) for kind in kinds)
+
+
+def test_no_margin_to_zero() -> None:
+    """A percentage of nothing means nothing."""
+    assert Limit(kind="max", value=0, unit="errors").margin_percent(3) is None
+
+
+def test_levels() -> None:
+    """A quick criterion is part of every run, a soak one only of a soak."""
+    assert at_or_below("quick", "standard")
+    assert at_or_below("soak", "soak")
+    assert not at_or_below("soak", "standard")
+
+
+# Which profile
+
+
+def test_profile_by_gpu_name() -> None:
+    """All GPUs the same and known; none at all is a rehearsal."""
+    file = load(None)
+    assert file.profile_for(name=None, gpu_names=[H200, H200]).name == "h200-sxm"
+    assert file.profile_for(name=None, gpu_names=["NVIDIA H100 80GB HBM3"]).name == "h100-sxm"
+    assert file.profile_for(name=None, gpu_names=[]).name == "rehearsal"
+
+
+def test_profile_by_name() -> None:
+    """An explicit name wins where it fits; a rehearsal fits everywhere."""
+    file = load(None)
+    assert file.profile_for(name="lab-2x2", gpu_names=[H200]).name == "lab-2x2"
+    assert file.profile_for(name="rehearsal", gpu_names=[H200, "NVIDIA L4"]).name == "rehearsal"
+    assert file.profile_for(name="rehearsal", gpu_names=[]).name == "rehearsal"
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu_names", "expected"),
+    [
+        ("h20-sxm", [H200], "has no profile 'h20-sxm'. Profiles: h100-sxm, h200-sxm, lab-2x2, rehearsal. Did you"),
+        ("h200-sxm", [], "No GPU but a GPU profile asked for: 'h200-sxm' is for H200 SXM."),
+        ("h100-sxm", [H200, H200], "Profile 'h100-sxm' is for H100 SXM 80 GB, but the GPUs are 2 x 'NVIDIA H200'."),
+        ("h200-sxm", [H200, "NVIDIA L4"], "the GPUs are 1 x 'NVIDIA H200', 1 x 'NVIDIA L4'"),
+        (None, [H200, "NVIDIA H200 NVL"], "GPUs of several models: 1 x 'NVIDIA H200', 1 x 'NVIDIA H200 NVL'."),
+        (None, ["NVIDIA H200 NVL"], "unknown GPU 'NVIDIA H200 NVL'. Known: "),
+        (None, ["NVIDIA B200"], "The GPUs are 'NVIDIA B200'. "),
+        (None, ["NVIDIA B200"], "has no profile 'b200'; profiles: h100-sxm, h200-sxm, lab-2x2, rehearsal. Add it unde"),
+    ],
+)
+def test_a_profile_is_never_guessed(name: str | None, gpu_names: list[str], expected: str) -> None:
+    """Unknown names, absent, other, mixed and unknown GPUs are errors that say what to do."""
+    with pytest.raises(ConfigurationError) as caught:
+        load(None).profile_for(name=name, gpu_names=gpu_names)
+    assert expected in str(caught.value)
+
+
+def test_no_rehearsal_profile(write: Write) -> None:
+    """A file may leave it out; without a GPU that is an error."""
+    file = write(GOOD[: GOOD.index("criteria:")].replace("  rehearsal: {rehearsal: true}\n", ""))
+    with pytest.raises(ConfigurationError, match=r"No GPU was found.*has no profile 'rehearsal'"):
+        load(file).profile_for(name=None, gpu_names=[])
+
+
+# Overlays
+
+
+def test_an_overlay_changes_what_it_names(write: Write) -> None:
+    """Entry by entry: the rest of the entry and all other entries stay, each with its own file and line."""
+    path = write(
+        f"{OVERLAY}cluster: {{nodes: 4}}\ncriteria:\n  bf16_tflops: {{above: 650, recipe: {{iterations: 9}}}}\n"
+    )
+    file = load(path)
+    threshold = resolved(file, "h200-sxm", "bf16_tflops")
+    assert threshold.limit(gpus=1, cluster=SHAPE).text == "> 650 TFLOPS"
+    assert (threshold.file, threshold.line) == ("site.yaml", 5)
+    assert threshold.recipe["iterations"] == 9
+    assert threshold.recipe["sizes"] == [4096, 8192, 16384]
+    assert threshold.noise == 0.03
+    other = resolved(file, "h200-sxm", "hbm_bandwidth")
+    assert other.file.endswith("thresholds.yaml")
+    assert (file.cluster.nodes, file.cluster.gpus_per_node) == (4, None)
+    assert file.changed_limits(file.profiles["h200-sxm"]) == ["bf16_tflops"]
+    assert file.changed_limits(file.profiles["rehearsal"]) == []
+
+
+def test_an_overlay_adds_entries_profiles_and_overrides(write: Write) -> None:
+    """Something new is not a changed limit; an override of a new profile is."""
+    entry = "{criterion: New., per: gpu, max: 90, unit: C, why: heat, source: sheet}"
+    text = f"{OVERLAY}profiles:\n  site: {{inherits: h200-sxm}}\ncriteria:\n  temperature: {entry}\n"
+    text += "  hbm_bandwidth: {profiles: {site: {above: 3.9}}}\n"
+    file = load(write(text))
+    site = file.profiles["site"]
+    assert file.criteria(site)["temperature"].limit(gpus=1, cluster=SHAPE).text == "<= 90 C"
+    assert file.criteria(site)["hbm_bandwidth"].limit(gpus=1, cluster=SHAPE).value == 3.9
+    assert file.changed_limits(site) == ["hbm_bandwidth"]
+    assert file.changed_limits(file.profiles["h200-sxm"]) == []
+
+
+def test_an_overlays_limit_replaces_of_and_waiver(write: Write) -> None:
+    """A plain number over a part of the spec is a plain number."""
+    file = load(write(f"{OVERLAY}criteria: {{gpu_memory: {{min: 135}}}}\n"))
+    assert resolved(file, "h200-sxm", "gpu_memory").of is None
+    assert resolved(file, "h200-sxm", "gpu_memory").limit(gpus=1, cluster=SHAPE).text == ">= 135 GiB"
+
+
+def test_an_overlay_is_checked_where_it_is_written(write: Write) -> None:
+    """The fault has the overlay's line, though the entry is the packaged one."""
+    lines = problems_of(write(f"{OVERLAY}criteria:\n  bf16_tflops:\n    above: 2000\n  hbm_bandwidth: null\n"))
+    assert lines[0].startswith("site.yaml:5: 'bf16_tflops': 2000 TFLOPS is 202 % of gpu.bf16_tflops")
+    assert lines[1] == "site.yaml:6: 'hbm_bandwidth' must be a mapping, not nothing."
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "bf16_tflops: {recipe: {data: zeros}}",
+        "bf16_tflops: {severity: advisory}",
+        "bf16_tflops: {level: soak}",
+        "bf16_tflops: {noise: 0.5}",
+        "bf16_tflops: {profiles: {h200-sxm: {skip: too slow}}}",
+        "bf16_tflops: {min: 700}",
+        "'busbw[all_reduce]': {needs: 9}",
+    ],
+)
+def test_whatever_can_change_an_outcome_is_a_changed_limit(change: str, write: Write) -> None:
+    """A recipe, a severity or a skip weakens a criterion as much as a number."""
+    file = load(write(f"{OVERLAY}criteria:\n  {change}\n"))
+    assert file.changed_limits(file.profiles["h200-sxm"]) == [change.partition(": ")[0].strip("'")]
+
+
+def test_a_file_of_its_own_names_what_it_left_out(write: Write) -> None:
+    """A replaced file without a packaged entry has changed it."""
+    file = load(write(GOOD))
+    changed = file.changed_limits(file.profiles["h200-sxm"])
+    assert "hbm_bandwidth" in changed
+    assert len(changed) == len(load(None).document.data["criteria"])
+
+
+def test_a_new_name_does_not_hide_a_change(write: Write) -> None:
+    """A profile that inherits nothing is compared with the packaged one of its GPU."""
+    file = load(write(f"{OVERLAY}profiles: {{mine: {{gpu: h200-sxm}}}}\n"))
+    assert file.changed_limits(file.profiles["mine"]) == ["hbm_bandwidth"]
+
+
+def test_a_comment_is_no_change(write: Write) -> None:
+    """The packaged file under another name has the packaged limits."""
+    file = load(write(thresholds_merge.packaged_path().read_text() + "# the same\n"))
+    assert [file.changed_limits(profile) for profile in file.profiles.values()] == [[]] * len(file.profiles)
+
+
+# The packaged file
+
+
+def test_the_packaged_file_is_good_and_complete() -> None:
+    """No problems, and every profile has a limit or a reason for every entry."""
+    assert lint.lint(None) == []
+    file = load(None)
+    assert list(file.profiles) == ["h100-sxm", "h200-sxm", "lab-2x2", "rehearsal"]
+    for profile in file.profiles.values():
+        for threshold in file.criteria(profile).values():
+            assert threshold.skip or threshold.limit(gpus=2, cluster=SHAPE).text
+        assert file.changed_limits(profile) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "gpus", "expected"),
+    [
+        ("bf16_tflops", 1, ("> 700 TFLOPS", "> 700 TFLOPS")),
+        ("hbm_bandwidth", 1, ("> 3 TB/s", "> 4.1 TB/s")),
+        ("busbw[all_reduce]", 2, ("> 310 GB/s", "> 310 GB/s")),
+        ("busbw[all_reduce]", 4, ("> 335 GB/s", "> 335 GB/s")),
+        ("busbw[all_reduce]", 8, ("> 400 GB/s", "> 400 GB/s")),
+        ("inter_node_busbw[all_reduce]", 16, ("> 350 GB/s", "> 350 GB/s")),
+        ("gpu_count", 8, (">= 8 GPUs", ">= 8 GPUs")),
+        ("nodes_reachable", 16, (">= 2 nodes", ">= 2 nodes")),
+        ("finetune_loss", 16, ("< 0.5 nats/token", "< 0.5 nats/token")),
+    ],
+)
+def test_the_handover_limits(key: str, gpus: int, expected: tuple[str, str]) -> None:
+    """What H100 and H200 have to reach."""
+    file = load(None)
+    found = [resolved(file, name, key).limit(gpus=gpus, cluster=SHAPE).text for name in ("h100-sxm", "h200-sxm")]
+    assert tuple(found) == expected
+
+
+def test_digest_is_that_of_the_file(write: Write) -> None:
+    """As ``sha256sum`` prints it, overlay or not."""
+    path = write(OVERLAY)
+    assert load(path).sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_the_packaged_file_extends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would extend itself for ever."""
+    path = tmp_path / "thresholds.yaml"
+    path.write_text(OVERLAY)
+    for module in (thresholds_merge, thresholds):
+        monkeypatch.setattr(module, "packaged_path", lambda: path)
+    assert "thresholds.yaml:2: the packaged file extends nothing." in problems_of(path)[0]
+
+
+def test_the_packaged_file_of_a_wheel_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inside the package when it is there, beside it otherwise."""
+    package = tmp_path / "pytest_gpucluster"
+    package.mkdir()
+    monkeypatch.setattr(thresholds_merge, "__file__", str(package / "thresholds_merge.py"))
+    assert thresholds_merge.packaged_path() == tmp_path / "thresholds.yaml"
+    (package / "thresholds.yaml").touch()
+    assert thresholds_merge.packaged_path() == package / "thresholds.yaml"
