@@ -1,0 +1,1 @@
+"""What is there: readers that return dataclasses of plain data. They judge nothing."""

@@ -1,0 +1,52 @@
+"""Which GPUs this machine has, asked of NVML in a child process: a driver that hangs must not hang us."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_gpucluster.errors import ConfigurationError
+
+DEADLINE_S = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Detected:
+    """NVML's names of the GPUs that a process started here may use, in PCI order."""
+
+    names: tuple[str, ...]
+
+    @property
+    def num_gpus(self) -> int:
+        """How many."""
+        return len(self.names)
+
+
+def detect_gpus() -> Detected:
+    """Ask NVML. No library means no GPU; a library that fails means a broken machine, never a machine without GPUs.
+
+    Raises:
+        ConfigurationError: NVML is installed but does not work, or did not answer in time.
+    """
+    command = [sys.executable, "-m", "pytest_gpucluster.inventory.nvml"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+        found: dict[str, Any] = json.loads(answer.stdout)
+    except subprocess.TimeoutExpired:
+        raise ConfigurationError(
+            f"NVML did not answer within {DEADLINE_S:g} s: the driver hangs. Look at the kernel log (Xid), then reboot the node"
+        ) from None
+    except (subprocess.CalledProcessError, ValueError) as error:
+        tail = str(getattr(error, "stderr", "") or error).strip().splitlines()[-1:]
+        raise ConfigurationError(f"NVML could not be read: {' '.join(tail)}") from None
+    if found["status"] == "no_library":
+        return Detected(names=())
+    if found["status"] != "ok":
+        raise ConfigurationError(
+            f"NVML is installed but does not work: {found['error']}. This is a broken GPU machine, not one without GPUs; "
+            "to rehearse on the CPU all the same, say --gpucluster-profile rehearsal"
+        )
+    return Detected(names=tuple(gpu["name"] for gpu in found["gpus"] if gpu.get("visible", True)))

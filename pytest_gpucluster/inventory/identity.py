@@ -1,0 +1,73 @@
+"""Who answers at a place: host, GPU and software versions, asked of each worker when it says hello."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from dataclasses import dataclass
+from importlib import metadata
+
+VERSIONED = ("pytest-gpucluster", "torch", "pytest")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a worker found out about itself. GPU fields are None without CUDA."""
+
+    hostname: str
+    group_rank: int
+    local_rank: int
+    versions: dict[str, str]
+    torch_gpus: int
+    gpu_name: str | None = None
+    uuid: str | None = None
+    serial: str | None = None
+    pci: str | None = None
+
+
+def identity(*, device: str) -> Identity:
+    """Describe this worker; ``device`` is ``cuda`` or ``cpu``."""
+    import torch
+
+    local_rank = int(os.environ["LOCAL_RANK"])
+    seen = torch.cuda.device_count() if device == "cuda" else 0
+    gpu: dict[str, str | None] = {}
+    if local_rank < seen:
+        properties = torch.cuda.get_device_properties(local_rank)
+        uuid = f"GPU-{properties.uuid}"
+        domain, bus = properties.pci_domain_id, properties.pci_bus_id
+        pci = f"{domain:08x}:{bus:02x}:{properties.pci_device_id:02x}.0"
+        gpu = {"gpu_name": properties.name, "uuid": uuid, "pci": pci, "serial": read_serial(uuid)}
+    return Identity(
+        hostname=socket.gethostname(),
+        group_rank=int(os.environ["GROUP_RANK"]),
+        local_rank=local_rank,
+        versions=read_versions(),
+        torch_gpus=seen,
+        **gpu,
+    )
+
+
+def read_versions() -> dict[str, str]:
+    """The versions that must agree on every node."""
+    found = {"python": platform.python_version()}
+    for name in VERSIONED:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def read_serial(uuid: str) -> str | None:
+    """The board's serial number by NVML, or None where NVML does not tell."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        serial = pynvml.nvmlDeviceGetSerial(handle)
+    except Exception:  # noqa: BLE001 -- a serial is good to have; its absence is no finding
+        return None
+    return serial if isinstance(serial, str) else serial.decode()

@@ -1,0 +1,287 @@
+"""Collective operations over the ranks of the default process group, reported as nccl-tests reports them.
+
+Method: back-to-back launches between two events, several such spans, no barrier inside. **The time is that of the
+slowest rank**: the ranks exchange their times, so every rank returns the same values. The sum is checked exactly,
+outside the timing.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from pytest_gpucluster.measurements import progress, timing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+BUSBW_FACTOR: Mapping[str, Callable[[int], float]] = {
+    "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
+    "all_gather": lambda ranks: (ranks - 1) / ranks,
+    "reduce_scatter": lambda ranks: (ranks - 1) / ranks,
+    "all_to_all": lambda ranks: (ranks - 1) / ranks,
+    "broadcast": lambda _ranks: 1.0,
+    "reduce": lambda _ranks: 1.0,
+    "send_recv": lambda _ranks: 1.0,
+}
+"""busbw / algbw by operation and number of ranks (nccl-tests, doc/PERFORMANCE.md). Bytes are the whole buffer."""
+
+LAUNCHES_PER_SPAN = 5
+"""All-reduce multiplies the buffer by the number of ranks; after so few launches even 1024 ranks do not overflow."""
+
+EXACT: Mapping[str, int] = {
+    "float32": 2**24,
+    "float64": 2**53,
+    "bfloat16": 2**8,
+    "float16": 2**11,
+    "int32": 2**31 - 1,
+}
+"""Accepted dtypes and the whole number up to which each counts without a gap."""
+
+LONGEST_PERIOD = 251
+"""The test pattern repeats after a prime number of elements, so that shifted or swapped chunks do not match."""
+
+CHUNK = 1 << 26
+"""Elements verified at once, to keep the temporary memory small."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveTiming:
+    """One collective at one size; GB/s are 10^9 bytes a second.
+
+    ``time_us``, ``algbw_gb_s`` and ``busbw_gb_s`` come from the median over spans of the slowest rank's mean a launch.
+    ``samples_busbw_gb_s`` are single launches (slowest rank of each), for the spread; ``spans_busbw_gb_s`` the spans.
+    ``nvls`` is ``"off"`` where ``NCCL_NVLS_ENABLE=0`` forbids NVLink SHARP, else ``"default"``; it and
+    ``nccl_version`` are None without NCCL.
+    """
+
+    operation: str
+    busbw_gb_s: float
+    algbw_gb_s: float
+    time_us: float
+    size_bytes: int
+    dtype: str
+    world_size: int
+    samples_busbw_gb_s: list[float]
+    spans_busbw_gb_s: list[float]
+    backend: str
+    nccl_version: str | None
+    nvls: str | None
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reachability:
+    """Which nodes answered in one group over all ranks.
+
+    ``hostnames`` holds the hostnames seen under each node's number (as text); ``round_trip_us`` is the median time of
+    the slowest rank to gather a word from every rank.
+    """
+
+    nodes: list[int]
+    num_nodes: int
+    hostnames: dict[str, list[str]]
+    world_size: int
+    round_trip_us: float
+
+
+def busbw_gb_s(operation: str, *, size_bytes: int, time_s: float, ranks: int) -> float:
+    """Bus bandwidth in GB/s: bytes / time x :data:`BUSBW_FACTOR`."""
+    return size_bytes / time_s / 1e9 * BUSBW_FACTOR[operation](ranks)
+
+
+def all_reduce(*, size_bytes: int, iterations: int, warmup: int, dtype: str = "float32") -> CollectiveTiming:
+    """In-place sum of a buffer of ``size_bytes`` over all ranks of the default group.
+
+    Args:
+        size_bytes: bytes of the buffer, rounded down to whole elements.
+        iterations: timed launches, in whole spans of :data:`LAUNCHES_PER_SPAN`; after each span as many one by one.
+        warmup: untimed launches before.
+        dtype: one of :data:`EXACT`.
+
+    Raises:
+        ValueError: an unknown dtype, fewer than two ranks, too many for an exact sum, nothing to send, no iteration.
+        ArithmeticError: a wrong sum, naming the ranks that saw it; raised on every rank.
+    """
+    if iterations < 1:
+        raise ValueError(f"iterations must be at least 1, not {iterations}")
+    ranks = dist.get_world_size()
+    buffer = _buffer(size_bytes, dtype, ranks)
+    wrong = _wrong_sums(buffer, ranks)
+    for _ in range(warmup):
+        dist.all_reduce(buffer)
+    spans_s, single_s = _time_launches(buffer, iterations)
+    wrong += _wrong_sums(buffer, ranks)
+    times_s = _slowest([*spans_s, *single_s], wrong)
+    time_s = statistics.median(times_s[: len(spans_s)])
+    rates = [busbw_gb_s("all_reduce", size_bytes=buffer.nbytes, time_s=one_s, ranks=ranks) for one_s in times_s]
+    return CollectiveTiming(
+        operation="all_reduce",
+        busbw_gb_s=busbw_gb_s("all_reduce", size_bytes=buffer.nbytes, time_s=time_s, ranks=ranks),
+        algbw_gb_s=buffer.nbytes / time_s / 1e9,
+        time_us=time_s * 1e6,
+        size_bytes=buffer.nbytes,
+        dtype=dtype,
+        world_size=ranks,
+        samples_busbw_gb_s=[round(rate, 4) for rate in rates[len(spans_s) :]],
+        spans_busbw_gb_s=[round(rate, 4) for rate in rates[: len(spans_s)]],
+        device=timing.device_name(),
+        backend=dist.get_backend(),
+        nccl_version=_nccl_version(),
+        nvls=_nvls_setting(),
+    )
+
+
+def nodes_reached(*, node: int | None = None, iterations: int = 10) -> Reachability:
+    """Gather every rank's node number and hostname, and time the round trip.
+
+    Args:
+        node: this rank's node number; by default ``GPUCLUSTER_NODE``, which the worker sets.
+        iterations: timed round trips, after two untimed ones.
+
+    Raises:
+        RuntimeError: neither ``node`` nor ``GPUCLUSTER_NODE`` is given.
+    """
+    answers = gather_texts(f"{node_number(node)} {socket.gethostname()}")
+    hostnames: dict[str, list[str]] = {}
+    for number, hostname in (answer.split(" ", 1) for answer in answers):
+        seen = hostnames.setdefault(number, [])
+        if hostname not in seen:
+            seen.append(hostname)
+    for _ in range(2):
+        gather_texts("warm")
+    trips_s = [_host_seconds(lambda: gather_texts("ping")) for _ in range(iterations)]
+    return Reachability(
+        nodes=sorted(int(number) for number in hostnames),
+        num_nodes=len(hostnames),
+        hostnames=hostnames,
+        world_size=dist.get_world_size(),
+        round_trip_us=statistics.median(_slowest(trips_s, 0)) * 1e6,
+    )
+
+
+def node_number(node: int | None = None) -> int:
+    """This rank's node number: ``node`` if given, else ``GPUCLUSTER_NODE``.
+
+    Raises:
+        RuntimeError: there is neither.
+    """
+    if node is not None:
+        return node
+    try:
+        return int(os.environ["GPUCLUSTER_NODE"])
+    except KeyError:
+        raise RuntimeError("GPUCLUSTER_NODE is not set: the plugin's workers set it, a script passes node=") from None
+
+
+def gather_texts(text: str, *, limit_bytes: int = 256) -> list[str]:
+    """``text`` of every rank, in rank order, cut to ``limit_bytes``; tensors only, nothing is unpickled."""
+    content = text.encode()[:limit_bytes].ljust(limit_bytes, b"\0")
+    rows = _gather(torch.tensor(list(content), dtype=torch.uint8, device=timing.current_device()))
+    return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in rows]
+
+
+def _gather(row: torch.Tensor) -> list[torch.Tensor]:
+    rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
+    dist.all_gather(rows, row)
+    return rows
+
+
+def _buffer(size_bytes: int, dtype: str, ranks: int) -> torch.Tensor:
+    if dtype not in EXACT:
+        raise ValueError(f"unknown dtype {dtype!r}; valid: {', '.join(EXACT)}")
+    if not 2 <= ranks <= EXACT[dtype]:
+        raise ValueError(f"an exact {dtype} sum needs 2 to {EXACT[dtype]} ranks, there are {ranks}")
+    kind: torch.dtype = getattr(torch, dtype)
+    if size_bytes < kind.itemsize:
+        raise ValueError(f"size_bytes must hold at least one {dtype}, not {size_bytes}")
+    return torch.empty(size_bytes // kind.itemsize, dtype=kind, device=timing.current_device())
+
+
+def _time_launches(buffer: torch.Tensor, iterations: int) -> tuple[list[float], list[float]]:
+    """This rank's seconds per launch of each span, then of each single launch."""
+    launches = min(LAUNCHES_PER_SPAN, iterations)
+    spans = max(1, iterations // LAUNCHES_PER_SPAN)
+    spans_s: list[float] = []
+    single_s: list[float] = []
+    for index in range(spans):
+        progress.report(f"span {index + 1} of {spans}", index / spans)
+        buffer.fill_(1)
+        dist.all_reduce(buffer)  # lines the ranks up: the span begins when the last of them has arrived
+        spans_s.append(timing.time_span(lambda: dist.all_reduce(buffer), launches=launches))
+        buffer.fill_(1)
+        dist.all_reduce(buffer)
+        single_s += timing.time_each(lambda: dist.all_reduce(buffer), iterations=launches).samples_s
+    return spans_s, single_s
+
+
+def _patterns(ranks: int, rank: int, buffer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """One period of what ``rank`` puts in, and of the sum: whole numbers below the dtype's first gap."""
+    exact = EXACT[str(buffer.dtype).removeprefix("torch.")]
+    period = min(LONGEST_PERIOD, exact // ranks + 1)
+    steps = torch.arange(period, device=buffer.device)
+    total = sum(((steps + other) % period for other in range(ranks)), torch.zeros_like(steps))
+    return ((steps + rank) % period).to(buffer.dtype), total.to(buffer.dtype)
+
+
+def _wrong_sums(buffer: torch.Tensor, ranks: int) -> int:
+    """All-reduce a known pattern; number of elements of the result that are not exactly right on this rank."""
+    own, total = _patterns(ranks, dist.get_rank(), buffer)
+    step = CHUNK // len(own) * len(own)  # whole periods
+    for start in range(0, buffer.numel(), step):
+        part = buffer[start : start + step]
+        part.copy_(_repeated(own, part.numel()))
+    dist.all_reduce(buffer)
+    wrong = 0
+    for start in range(0, buffer.numel(), step):
+        part = buffer[start : start + step]
+        wrong += int((part != _repeated(total, part.numel())).sum())
+    return wrong
+
+
+def _repeated(pattern: torch.Tensor, elements: int) -> torch.Tensor:
+    return pattern.repeat(-(-elements // len(pattern)))[:elements]
+
+
+def _slowest(times_s: list[float], wrong: int) -> list[float]:
+    """Each time's maximum over the ranks.
+
+    Raises:
+        ArithmeticError: a rank counted wrong elements; every rank raises, with all of them named.
+    """
+    row = torch.tensor([float(wrong), *times_s], dtype=torch.float64, device=timing.current_device())
+    rows = [one.tolist() for one in _gather(row)]
+    bad = {rank: int(one[0]) for rank, one in enumerate(rows) if one[0]}
+    if wrong:
+        bad[dist.get_rank()] = wrong
+    if bad:
+        seen = ", ".join(f"rank {rank} ({count} elements)" for rank, count in sorted(bad.items()))
+        raise ArithmeticError(f"all_reduce gave a wrong sum on {seen}")
+    return [max(column) for column in list(zip(*rows, strict=True))[1:]]
+
+
+def _host_seconds(call: Callable[[], object]) -> float:
+    timing.synchronize()
+    start_s = time.perf_counter()
+    call()
+    timing.synchronize()
+    return time.perf_counter() - start_s
+
+
+def _nccl_version() -> str | None:
+    if dist.get_backend() != "nccl":
+        return None
+    return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+
+
+def _nvls_setting() -> str | None:
+    if dist.get_backend() != "nccl":
+        return None
+    return "off" if os.environ.get("NCCL_NVLS_ENABLE") == "0" else "default"

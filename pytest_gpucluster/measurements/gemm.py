@@ -1,0 +1,255 @@
+"""Matrix products per second of the current device.
+
+Method: operands of normal random numbers (zeros and constants draw less power and read up to 20 % high), output
+allocated beforehand, one CUDA event pair per product, all of them queued before any is waited for, 2 n^3 FLOP a
+product, and one warm-up by time for all sizes, because a power-limited chip needs a second or two to settle.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry
+from pytest_gpucluster.measurements import progress, timing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pytest_gpucluster.measurements.timing import Timing
+
+SETTLE_LAUNCHES = 5
+"""Products of a size that are run, not timed, right before its timed ones."""
+
+CHECKED = 64
+"""Rows and columns, spread over the whole product, at whose crossings it is compared with a float64 reference."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """How a dtype is multiplied and how far its product may lie from the exact one, relative to its RMS."""
+
+    storage: torch.dtype
+    output: torch.dtype
+    tolerance: float
+    precision: str = "highest"
+
+
+KINDS: Mapping[str, Kind] = {
+    "bfloat16": Kind(storage=torch.bfloat16, output=torch.bfloat16, tolerance=0.05),
+    "float16": Kind(storage=torch.float16, output=torch.float16, tolerance=0.02),
+    "tf32": Kind(storage=torch.float32, output=torch.float32, tolerance=0.01, precision="high"),
+    "float32": Kind(storage=torch.float32, output=torch.float32, tolerance=1e-3),
+    "float64": Kind(storage=torch.float64, output=torch.float64, tolerance=1e-10),
+    "float8_e4m3fn": Kind(storage=torch.float8_e4m3fn, output=torch.bfloat16, tolerance=0.1),
+    "int8": Kind(storage=torch.int8, output=torch.int32, tolerance=0.0),
+}
+"""Accepted dtypes. ``tf32`` is float32 storage on the TF32 tensor cores, ``float32`` never is. float8 uses unit
+scales, fast accumulation and bfloat16 output: other choices move its rate by tens of per cent. Tolerances are a few
+roundings of the output (unit roundoff 2^-8 for bfloat16, 2^-11 for float16) at four times the RMS."""
+
+JUDGED: Mapping[str, Callable[[Mapping[int, float]], int]] = {
+    "best size": lambda rates: max(rates, key=rates.__getitem__),
+    "largest size": max,
+}
+STATISTICS: Mapping[str, Callable[[Timing], float]] = {
+    "median": lambda timed: timed.median_s,
+    "mean": lambda timed: timed.mean_s,
+}
+DATA = ("randn",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmRate:
+    """Dense matrix product rate; 1 TFLOPS is 10^12 FLOP/s.
+
+    ``tflops`` is the judged size's statistic, ``samples_tflops`` that size's single products, ``by_size`` holds
+    ``median p10 p90 best`` TFLOPS under each size. Clock, temperature and power are of the timed window, the event
+    reasons of the warm-up too; None without NVML.
+    """
+
+    tflops: float
+    dtype: str
+    best_size: int
+    by_size: dict[str, dict[str, float]]
+    samples_tflops: list[float]
+    sm_clock_mhz: float | None
+    event_reasons: list[str] | None
+    temperature_c: float | None
+    power_w: float | None
+    warmup_s: float
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Product:
+    """One square product ready to run; calling it overwrites ``out``."""
+
+    size: int
+    a: torch.Tensor
+    b: torch.Tensor
+    out: torch.Tensor
+    scale: torch.Tensor
+
+    def __call__(self) -> None:
+        if self.a.dtype == torch.int8:
+            torch._int_mm(self.a, self.b, out=self.out)  # noqa: SLF001 - torch's only int8 product
+        elif self.a.dtype == torch.float8_e4m3fn:
+            torch._scaled_mm(  # noqa: SLF001 - torch's only float8 product
+                self.a, self.b, self.scale, self.scale, out_dtype=self.out.dtype, use_fast_accum=True, out=self.out
+            )
+        else:
+            torch.mm(self.a, self.b, out=self.out)
+
+
+def gemm(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
+    *,
+    dtype: str,
+    sizes: list[int],
+    iterations: int,
+    warmup_s: float,
+    judged: str = "best size",
+    statistic: str = "median",
+    data: str = "randn",
+) -> GemmRate:
+    """Rate of the square products ``sizes`` in ``dtype`` on the current device.
+
+    Args:
+        dtype: one of :data:`KINDS`.
+        sizes: matrix orders n; 2 n^3 FLOP each.
+        iterations: timed products per size.
+        warmup_s: seconds of back-to-back products of the largest size, once, before anything is timed.
+        judged: which size gives ``tflops``: one of :data:`JUDGED`.
+        statistic: which of its times: one of :data:`STATISTICS`.
+        data: what the operands hold: one of :data:`DATA`.
+
+    Raises:
+        ValueError: an unknown word, with the valid ones, or no size.
+        ArithmeticError: a product lies outside the dtype's rounding error of a float64 reference.
+    """
+    _require_known(dtype=(dtype, KINDS), judged=(judged, JUDGED), statistic=(statistic, STATISTICS), data=(data, DATA))
+    if not sizes or min(sizes) < 1 or iterations < 1:
+        raise ValueError(f"sizes must name at least one n >= 1 and iterations be >= 1: {sizes}, {iterations}")
+    kind = KINDS[dtype]
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(kind.precision)
+    try:
+        timed, telemetry = _time_sizes([_product(size, kind) for size in sizes], kind, iterations, warmup_s)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    rates = {size: _tflops(size, STATISTICS[statistic](one)) for size, one in timed.items()}
+    best = JUDGED[judged](rates)
+    return GemmRate(
+        tflops=rates[best],
+        dtype=dtype,
+        best_size=best,
+        by_size={str(size): _spread(size, one) for size, one in timed.items()},
+        samples_tflops=[round(_tflops(best, seconds), 4) for seconds in timed[best].samples_s],
+        warmup_s=warmup_s,
+        device=timing.device_name(),
+        **_seen(telemetry),
+    )
+
+
+def bf16_product(size: int) -> Callable[[], None]:
+    """A bfloat16 product of order ``size`` to load the current device with; each call overwrites its output."""
+    return _product(size, KINDS["bfloat16"])
+
+
+def _require_known(**words: tuple[str, Any]) -> None:
+    for name, (word, valid) in words.items():
+        if word not in valid:
+            raise ValueError(f"unknown {name} {word!r}; valid: {', '.join(valid)}")
+
+
+def _seen(telemetry: Telemetry | None) -> dict[str, Any]:
+    return {
+        "sm_clock_mhz": telemetry.sm_clock_mean_mhz if telemetry else None,
+        "event_reasons": telemetry.event_reasons if telemetry else None,
+        "temperature_c": telemetry.temperature_max_c if telemetry else None,
+        "power_w": telemetry.power_mean_w if telemetry else None,
+    }
+
+
+def _product(size: int, kind: Kind) -> _Product:
+    device = timing.current_device()
+    generator = torch.Generator(device).manual_seed(size)
+
+    def operand() -> torch.Tensor:
+        if kind.storage == torch.int8:
+            return torch.randint(-128, 128, (size, size), dtype=torch.int8, device=device, generator=generator)
+        drawn = torch.bfloat16 if kind.storage == torch.float8_e4m3fn else kind.storage
+        return torch.randn((size, size), dtype=drawn, device=device, generator=generator).to(kind.storage)
+
+    a, b = operand(), operand()
+    if kind.storage == torch.float8_e4m3fn:
+        b = b.t()  # the float8 product wants its second operand column by column
+    out = torch.empty((size, size), dtype=kind.output, device=device)
+    return _Product(size=size, a=a, b=b, out=out, scale=torch.ones((), device=device))
+
+
+def _time_sizes(
+    products: list[_Product], kind: Kind, iterations: int, warmup_s: float
+) -> tuple[dict[int, Timing], Telemetry | None]:
+    """Warm up once, then time every size; the next size is queued before this one is waited for."""
+    for product in products:
+        product()  # loads and chooses its kernel now, not between two sizes
+    progress.report("warm-up", 0.0)
+    with Sampler(timing.gpu_uuid()) as sampler:
+        timing.keep_busy(max(products, key=lambda product: product.size), seconds=warmup_s)
+        start_s = time.monotonic()
+        timed: dict[int, Timing] = {}
+        read = _queue(products[0], iterations)
+        for index, product in enumerate(products):
+            read_next = _queue(products[index + 1], iterations) if index + 1 < len(products) else None
+            timed[product.size] = read()
+            progress.report(str(product.size), (index + 1) / len(products))
+            if read_next:
+                read = read_next
+        telemetry = sampler.summary(since_s=start_s)
+    for product in products:
+        _check(product, kind)
+    return timed, telemetry
+
+
+def _queue(product: _Product, iterations: int) -> Callable[[], Timing]:
+    for _ in range(SETTLE_LAUNCHES):
+        product()
+    return timing.queue_each(product, iterations=iterations)
+
+
+def _check(product: _Product, kind: Kind) -> None:
+    """Compare the product with float64 at ``CHECKED`` x ``CHECKED`` places."""
+    if not torch.isfinite(product.out).all():
+        raise ArithmeticError(f"the {product.size} product holds values that are not finite")
+    picked = torch.linspace(0, product.size - 1, min(CHECKED, product.size), device=product.a.device).long()
+    reference = _rows(product.a, picked) @ _rows(product.b.t(), picked).t()
+    error = (product.out[picked][:, picked].double() - reference).abs().max() / reference.square().mean().sqrt()
+    if not error.item() <= kind.tolerance:
+        raise ArithmeticError(
+            f"the {product.size} product is wrong: off by {error.item():.3g} of its RMS value, "
+            f"rounding explains {kind.tolerance:g}"
+        )
+
+
+def _rows(matrix: torch.Tensor, picked: torch.Tensor) -> torch.Tensor:
+    """These rows in float64; one-byte numbers are picked as bytes, because torch does not index float8."""
+    stored = matrix.view(torch.uint8) if matrix.itemsize == 1 else matrix
+    return stored[picked].view(matrix.dtype).double()
+
+
+def _tflops(size: int, seconds: float) -> float:
+    return 2 * size**3 / seconds / 1e12
+
+
+def _spread(size: int, timed: Timing) -> dict[str, float]:
+    rates = [_tflops(size, seconds) for seconds in timed.samples_s]
+    return {
+        "median": _tflops(size, timed.median_s),
+        "p10": timing.percentile(rates, 10),
+        "p90": timing.percentile(rates, 90),
+        "best": max(rates),
+    }

@@ -1,0 +1,121 @@
+"""What NVML says about this worker's own GPU, idle and under load."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pytest_gpucluster.inventory import nvml
+from pytest_gpucluster.inventory.telemetry import Sampler
+from pytest_gpucluster.measurements import gemm, progress, timing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuHealth:
+    """This worker's GPU as NVML and torch see it.
+
+    ``gpu`` holds the fields of :class:`~pytest_gpucluster.inventory.nvml.GpuState`; None on a machine without NVML,
+    where ``nvml_device_count`` is None too. ``torch_sees``: torch can use this very GPU.
+    """
+
+    gpu: dict[str, Any] | None
+    torch_sees: bool
+    torch_device_count: int
+    nvml_device_count: int | None
+    torch_device_name: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClocksUnderLoad:
+    """What NVML saw of the GPU while a bfloat16 product kept it busy.
+
+    ``event_reasons`` and ``fault_reasons`` are the union of all samples, so one short slowdown shows; ``pcie_gen`` is
+    the fastest seen (an idle link slows down), ``pcie_width`` the narrowest. All these are None without NVML.
+    ``tflops`` is the mean over the whole time by the host's clock.
+    """
+
+    event_reasons: list[str] | None
+    fault_reasons: list[str] | None
+    sm_clock_min_mhz: float | None
+    sm_clock_mean_mhz: float | None
+    temperature_max_c: float | None
+    power_mean_w: float | None
+    power_max_w: float | None
+    pcie_gen: int | None
+    pcie_width: int | None
+    samples: int
+    seconds: float
+    tflops: float
+    nvml_error: str | None
+
+
+def gpu_state() -> GpuHealth:
+    """Read NVML for this worker's own GPU: the one torch has set, else the ``LOCAL_RANK``-th that CUDA should show.
+
+    Raises:
+        NvmlError: the GPU, or the driver, cannot be read (``GpuLostError`` if it has fallen off the bus), or the
+            machine has fewer GPUs than this worker's place needs.
+    """
+    uuid = timing.gpu_uuid()
+    seen: dict[str, Any] = {
+        "torch_sees": uuid is not None,
+        "torch_device_count": torch.cuda.device_count(),
+        "torch_device_name": torch.cuda.get_device_name() if uuid else None,
+    }
+    try:
+        with nvml.session():
+            count = nvml.gpu_count()
+            state = nvml.read_gpu(_own_index(uuid))
+    except nvml.NvmlLibraryNotFoundError:
+        if uuid is not None:
+            raise
+        return GpuHealth(gpu=None, nvml_device_count=None, **seen)
+    return GpuHealth(gpu=dataclasses.asdict(state), nvml_device_count=count, **seen)
+
+
+def clocks_under_load(*, seconds: float, size: int = 8192) -> ClocksUnderLoad:
+    """Run bfloat16 products of order ``size`` back to back for ``seconds`` while NVML is sampled at 10 Hz."""
+    product = gemm.bf16_product(size)
+    product()
+    timing.synchronize()
+    progress.report(f"{size} for {seconds:g} s", 0.0)
+    with Sampler(timing.gpu_uuid()) as sampler:
+        start_s = time.perf_counter()
+        launched = timing.keep_busy(product, seconds=seconds)
+        timing.synchronize()
+        elapsed_s = time.perf_counter() - start_s
+        telemetry = sampler.summary()
+    return ClocksUnderLoad(
+        event_reasons=telemetry.event_reasons if telemetry else None,
+        fault_reasons=telemetry.fault_reasons if telemetry else None,
+        sm_clock_min_mhz=telemetry.sm_clock_min_mhz if telemetry else None,
+        sm_clock_mean_mhz=telemetry.sm_clock_mean_mhz if telemetry else None,
+        temperature_max_c=telemetry.temperature_max_c if telemetry else None,
+        power_mean_w=telemetry.power_mean_w if telemetry else None,
+        power_max_w=telemetry.power_max_w if telemetry else None,
+        pcie_gen=telemetry.pcie_gen_max if telemetry else None,
+        pcie_width=telemetry.pcie_width_min if telemetry else None,
+        samples=telemetry.samples if telemetry else 0,
+        seconds=elapsed_s,
+        tflops=launched * 2 * size**3 / elapsed_s / 1e12,
+        nvml_error=sampler.error,
+    )
+
+
+def _own_index(uuid: str | None) -> int:
+    """NVML index of this worker's GPU; inside an NVML session."""
+    uuids = nvml.read_uuids()
+    if uuid is not None:
+        if uuid not in uuids:
+            raise nvml.NvmlError(f"torch uses GPU {uuid}, which NVML does not show")
+        return uuids.index(uuid)
+    shown = nvml.visible_gpus(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if local_rank >= len(shown):
+        raise nvml.NvmlError(f"LOCAL_RANK {local_rank} has no GPU: NVML shows {len(uuids)}, CUDA may use {len(shown)}")
+    return shown[local_rank]

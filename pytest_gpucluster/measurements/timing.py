@@ -1,0 +1,149 @@
+"""How long a callable takes on the current device: CUDA events on a GPU, the host's monotonic clock on a CPU.
+
+Queueing and waiting are separate (:func:`queue_each`), so that a measurement can queue its next case before it waits
+for this one and the GPU never idles, cools or raises its clocks in between.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+IN_FLIGHT = 8
+"""Launches kept queued while a GPU is kept busy: enough never to run dry, few enough to stop in time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Seconds each of the timed calls took."""
+
+    samples_s: list[float]
+
+    @property
+    def median_s(self) -> float:
+        """The middle sample in seconds."""
+        return statistics.median(self.samples_s)
+
+    @property
+    def mean_s(self) -> float:
+        """The mean sample in seconds."""
+        return statistics.fmean(self.samples_s)
+
+
+def percentile(samples: Sequence[float], percent: float) -> float:
+    """The ``percent``-th percentile (0 to 100) of ``samples``, interpolated between neighbours."""
+    ordered = sorted(samples)
+    position = (len(ordered) - 1) * percent / 100
+    low = int(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+
+
+def current_device() -> torch.device:
+    """The GPU this process has set, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def device_name() -> str:
+    """What the current device calls itself: ``"NVIDIA H200"``, or ``"cpu"``."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+
+
+def gpu_uuid() -> str | None:
+    """UUID of the current GPU as NVML spells it (``GPU-...``); None on a CPU."""
+    if not torch.cuda.is_available():
+        return None
+    return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+
+
+def synchronize() -> None:
+    """Wait until the current GPU has done all that was queued; nothing to wait for on a CPU."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def keep_busy(call: Callable[[], object], *, seconds: float) -> int:
+    """Run ``call`` back to back for ``seconds`` and return how often it ran.
+
+    The first call, which pays for loading and choosing kernels, is waited for and not counted in the time. On a GPU
+    the last few launches are still queued on return, so that whatever is queued next follows without a gap.
+    """
+    call()
+    synchronize()
+    on_gpu = torch.cuda.is_available()
+    launched = 1
+    queued: deque[torch.cuda.Event] = deque()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        call()
+        launched += 1
+        if on_gpu:
+            queued.append(_recorded_event())
+            if len(queued) > IN_FLIGHT:
+                queued.popleft().synchronize()
+    return launched
+
+
+def queue_each(call: Callable[[], object], *, iterations: int) -> Callable[[], Timing]:
+    """Queue ``iterations`` calls, each between its own two events; the returned function waits and reads them.
+
+    On a CPU the calls run at once and the returned function only hands over their times.
+
+    Raises:
+        ValueError: ``iterations`` is below 1.
+    """
+    if iterations < 1:
+        raise ValueError(f"iterations must be at least 1, not {iterations}")
+    if torch.cuda.is_available():
+        return _queue_events(call, iterations)
+    samples_s = []
+    for _ in range(iterations):
+        start_s = time.perf_counter()
+        call()
+        samples_s.append(time.perf_counter() - start_s)
+    return lambda: Timing(samples_s=samples_s)
+
+
+def time_each(call: Callable[[], object], *, iterations: int) -> Timing:
+    """Time every one of ``iterations`` back-to-back calls; one wait, at the end."""
+    return queue_each(call, iterations=iterations)()
+
+
+def time_span(call: Callable[[], object], *, launches: int) -> float:
+    """Seconds per call of ``launches`` back-to-back calls between two events, gaps included."""
+
+    def span() -> None:
+        for _ in range(launches):
+            call()
+
+    return time_each(span, iterations=1).samples_s[0] / launches
+
+
+def _recorded_event(*, timing: bool = False) -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=timing)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _queue_events(call: Callable[[], object], iterations: int) -> Callable[[], Timing]:
+    pairs = []
+    for _ in range(iterations):
+        start = _recorded_event(timing=True)
+        call()
+        pairs.append((start, _recorded_event(timing=True)))
+
+    def read() -> Timing:
+        pairs[-1][1].synchronize()
+        return Timing(samples_s=[start.elapsed_time(end) / 1000 for start, end in pairs])
+
+    return read

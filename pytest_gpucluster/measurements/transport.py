@@ -1,0 +1,200 @@
+"""What NCCL really chose to carry its channels, read from NCCL's own log.
+
+NCCL reads ``NCCL_DEBUG`` once per process, so whoever starts this process sets ``NCCL_DEBUG=INFO``,
+``NCCL_DEBUG_SUBSYS=INIT,NET,ENV`` (or more) and ``NCCL_DEBUG_FILE`` before the first communicator, and the same path
+in ``GPUCLUSTER_NCCL_LOG`` (``%h`` and ``%p`` stand for hostname and pid, as NCCL has it).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import socket
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from pytest_gpucluster.measurements import progress, timing
+from pytest_gpucluster.measurements.collectives import gather_texts, node_number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+_CHANNEL = re.compile(
+    r"NCCL INFO Channel (?P<channel>\d+)(?:/\d+)? : (?P<source>\d+)\[[0-9a-fx]+\] -> (?P<target>\d+)\[[0-9a-fx]+\]"
+    r"(?: \[(?P<direction>send|receive)\])? via (?P<path>.+?)(?: comm .*)?$",
+    re.MULTILINE,
+)
+_NET = re.compile(r"NET/(?P<name>.+?)/(?P<device>\d+)(?P<rest>.*)")
+_NETWORK = re.compile(r"NCCL INFO .*?Using network (?P<name>.+?)\s*$", re.MULTILINE)
+_DEVICE = re.compile(r"\[(?P<index>\d+)\](?P<name>[\w.+-]+:\d+)/(?P<layer>IB|RoCE)\b")
+
+SHOWN_LINES = 8
+"""Log lines kept as evidence."""
+
+FABRICS: Mapping[str, Callable[[str], bool]] = {
+    "infiniband": lambda kind: kind.startswith("NET/IB") and "/GDRDMA" in kind,
+    "roce": lambda kind: kind.startswith("NET/RoCE") and "/GDRDMA" in kind,
+    "sockets": lambda kind: kind.startswith("NET/Socket"),
+    "nvlink": lambda kind: kind.startswith("P2P/"),
+}
+"""What each promised fabric accepts between nodes: RDMA with GPUDirect only; ``nvlink`` is multi-node NVLink."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Channel:
+    """One connection NCCL made: ``kind`` without device numbers (``NET/IB/GDRDMA``), ``line`` as logged."""
+
+    source: int
+    target: int
+    kind: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transport:
+    """The channels of this rank in a group over all ranks.
+
+    ``kinds`` counts them all, ``inter_node`` those whose ends lie on different nodes. ``gdr``: every inter-node channel
+    uses GPUDirect RDMA (None: there is none). ``network`` is NCCL's choice (``IB``, ``Socket``, a plugin's name),
+    ``devices`` the adapters it uses (``mlx5_0:1/IB``), ``lines`` a few lines of the log as evidence.
+    """
+
+    backend: str
+    network: str | None
+    devices: list[str]
+    kinds: dict[str, int]
+    inter_node: dict[str, int]
+    gdr: bool | None
+    num_nodes: int
+    lines: list[str]
+
+
+def transport(*, size_bytes: int = 1 << 20, node: int | None = None) -> Transport:
+    """Make a new group over all ranks, all-reduce ``size_bytes`` on it, and read which channels NCCL opened.
+
+    NCCL connects only what an operation needs, so ``size_bytes`` should be of the size that matters. Under gloo, which
+    carries a rehearsal, the answer is TCP sockets.
+
+    Args:
+        size_bytes: bytes of the float32 buffer.
+        node: this rank's node number; by default ``GPUCLUSTER_NODE``.
+
+    Raises:
+        RuntimeError: a rank's log is missing or shows no channel, or no rank shows one between nodes although there
+            are several: nothing was measured. Raised on every rank, naming the ranks.
+    """
+    nodes = [int(number) for number in gather_texts(str(node_number(node)))]
+    if dist.get_backend() != "nccl":
+        return _of_gloo(nodes)
+    before = _log()
+    progress.report("new group", 0.0)
+    group = dist.new_group(list(range(dist.get_world_size())))
+    dist.all_reduce(torch.ones(max(1, size_bytes // 4), device=timing.current_device()), group=group)
+    timing.synchronize()
+    dist.destroy_process_group(group)
+    text = _log()
+    # Other groups of this process number their ranks differently: only the new one's lines count.
+    channels = parse_nccl_log(text[len(before) :], devices_from=text)
+    found = summarise(text, channels, nodes=nodes)
+    _require_channels(found, len(channels), several_ranks=len(nodes) > 1)
+    return found
+
+
+def parse_nccl_log(text: str, *, devices_from: str | None = None) -> list[Channel]:
+    """The channels in a log NCCL wrote at ``NCCL_DEBUG=INFO``.
+
+    Args:
+        text: the part of the log to look for channels in.
+        devices_from: the part that tells InfiniBand adapters from RoCE ones; by default ``text``.
+    """
+    layers = {int(found["index"]): found["layer"] for found in _DEVICE.finditer(devices_from or text)}
+    return [
+        Channel(
+            source=int(found["source"]),
+            target=int(found["target"]),
+            kind=_kind(found["path"].strip(), layers),
+            line=found.group(0),
+        )
+        for found in _CHANNEL.finditer(text)
+    ]
+
+
+def network_name(text: str) -> str | None:
+    """The network NCCL says it uses (``IB``, ``Socket``, ...), None if the log does not say."""
+    found = _NETWORK.findall(text)
+    return found[-1] if found else None
+
+
+def summarise(text: str, channels: list[Channel], *, nodes: list[int]) -> Transport:
+    """Count ``channels``; ``nodes`` is the node number of every rank of their group."""
+    crossing = [one for one in channels if nodes[one.source] != nodes[one.target]]
+    devices = sorted({f"{found['name']}/{found['layer']}" for found in _DEVICE.finditer(text)})
+    return Transport(
+        backend="nccl",
+        network=network_name(text),
+        devices=devices,
+        kinds=dict(sorted(Counter(one.kind for one in channels).items())),
+        inter_node=dict(sorted(Counter(one.kind for one in crossing).items())),
+        gdr=all("GDRDMA" in one.kind for one in crossing) if crossing else None,
+        num_nodes=len(set(nodes)),
+        lines=[one.line for one in (crossing or channels)[:SHOWN_LINES]],
+    )
+
+
+def not_on(found: Transport, *, fabric: str) -> int:
+    """How many of the inter-node channels are not on the promised ``fabric`` (one of :data:`FABRICS`).
+
+    Raises:
+        ValueError: an unknown fabric.
+    """
+    if fabric not in FABRICS:
+        raise ValueError(f"unknown fabric {fabric!r}; valid: {', '.join(FABRICS)}")
+    return sum(count for kind, count in found.inter_node.items() if not FABRICS[fabric](kind))
+
+
+def _kind(path: str, layers: Mapping[int, str]) -> str:
+    net = _NET.fullmatch(path)
+    if net is None:
+        return path
+    name = net["name"]
+    if name.startswith("IB") and layers.get(int(net["device"])) == "RoCE":
+        name = "RoCE"
+    return f"NET/{name}/GDRDMA" if "GDRDMA" in net["rest"] else f"NET/{name}"
+
+
+def _log() -> str:
+    """This process's NCCL log so far; empty if there is none, so that all ranks come to the same refusal."""
+    pattern = os.environ.get("GPUCLUSTER_NCCL_LOG", "")
+    hostname = socket.gethostname().partition(".")[0]  # as NCCL has it: without the domain
+    path = Path(pattern.replace("%h", hostname).replace("%p", str(os.getpid())))
+    return path.read_text(errors="replace") if pattern and path.is_file() else ""
+
+
+def _of_gloo(nodes: list[int]) -> Transport:
+    """A full mesh of TCP connections: gloo has nothing else."""
+    own = dist.get_rank()
+    channels = [
+        Channel(source=own, target=peer, kind="NET/Socket", line=f"gloo: rank {own} -> rank {peer} over TCP")
+        for peer in range(len(nodes))
+        if peer != own
+    ]
+    return dataclasses.replace(summarise("", channels, nodes=nodes), backend=dist.get_backend(), network="Socket")
+
+
+def _require_channels(found: Transport, channels: int, *, several_ranks: bool) -> None:
+    """Raise on every rank alike if nothing was measured."""
+    rows = [text.split() for text in gather_texts(f"{channels} {sum(found.inter_node.values())}")]
+    silent = [str(rank) for rank, row in enumerate(rows) if row[0] == "0"]
+    if several_ranks and silent:
+        raise RuntimeError(
+            f"rank {', '.join(silent)}: the NCCL log shows no channel; NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS with "
+            "INIT,NET, NCCL_DEBUG_FILE and GPUCLUSTER_NCCL_LOG must be set before the process's first communicator"
+        )
+    if found.num_nodes > 1 and not any(int(row[1]) for row in rows):
+        raise RuntimeError(f"{found.num_nodes} nodes, yet no rank's NCCL log shows a channel between two: not measured")

@@ -1,0 +1,372 @@
+/*
+ * A libnvidia-ml.so.1 without a driver: the part of NVML that pytest_gpucluster reads, answered from a scenario file.
+ *
+ * The file named by the environment variable FAKE_NVML is read again on every call, so that a test can plant a fault
+ * while a process runs. One "key value" a line; a key may begin with a GPU's number, which beats the bare key. The keys
+ * and their defaults (a healthy node of eight H200) stand beside their functions below. Two keys hold for every call:
+ *
+ *   3.err.nvmlDeviceGetTemperature 15    this call on GPU 3 returns NVML's error 15 (without "3.": on every GPU)
+ *   3.err 15                             every call on GPU 3 does, as when it has fallen off the bus
+ *   delay_ms 5000                        every call takes 5 s, as on a driver that hangs
+ *
+ * Function names in keys are NVML's, without _v2 and the like. Types and numbers are those of the public nvml.h.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_FOUND = 6, TIMEOUT = 10 };
+enum { MAX_GPUS = 16, KEY_LENGTH = 96, VALUE_LENGTH = 128, NODE = -1, EVENT_XID = 0x8 };
+
+typedef int Return;
+typedef struct { int index; } Gpu;
+typedef Gpu *Device;
+
+static Gpu gpus[MAX_GPUS] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {10}, {11}, {12}, {13}, {14}, {15}};
+static const unsigned buses[MAX_GPUS] = {0x1b, 0x43, 0x52, 0x61, 0x9d, 0xc3, 0xd1, 0xdf,
+                                         0xe1, 0xe3, 0xe5, 0xe7, 0xe9, 0xeb, 0xed, 0xef};
+
+/* --- The scenario --- */
+
+static int find(const char *key, char *value)
+{
+    const char *path = getenv("FAKE_NVML");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    char line[KEY_LENGTH + VALUE_LENGTH];
+    size_t length = strlen(key);
+    int found = 0;
+
+    while (file && !found && fgets(line, sizeof line, file)) {
+        line[strcspn(line, "\r\n")] = 0;
+        if (!strncmp(line, key, length) && line[length] == ' ') {
+            snprintf(value, VALUE_LENGTH, "%s", line + length + 1);
+            found = 1;
+        }
+    }
+    if (file)
+        fclose(file);
+    return found;
+}
+
+static int look(int gpu, const char *key, char *value)
+{
+    char own[KEY_LENGTH];
+
+    snprintf(own, sizeof own, "%d.%s", gpu, key);
+    return (gpu != NODE && find(own, value)) || find(key, value);
+}
+
+static long long number(int gpu, const char *key, long long otherwise)
+{
+    char value[VALUE_LENGTH];
+
+    return look(gpu, key, value) ? strtoll(value, NULL, 0) : otherwise;
+}
+
+static void text(int gpu, const char *key, const char *otherwise, char *out, unsigned size)
+{
+    char value[VALUE_LENGTH];
+
+    snprintf(out, size, "%s", look(gpu, key, value) ? value : otherwise);
+}
+
+/* The error planted on this call, else SUCCESS; "err" alone is for GPUs only. */
+static Return planted(int gpu, const char *function)
+{
+    char key[KEY_LENGTH];
+    long long delay_ms = number(gpu, "delay_ms", 0);
+    Return error;
+
+    if (delay_ms > 0)
+        usleep((useconds_t)(delay_ms * 1000));
+    snprintf(key, sizeof key, "err.%s", function);
+    error = (Return)number(gpu, key, SUCCESS);
+    return error == SUCCESS && gpu != NODE ? (Return)number(gpu, "err", SUCCESS) : error;
+}
+
+#define CHECK(gpu, function)                            \
+    do {                                                \
+        Return planted_error = planted(gpu, function);  \
+        if (planted_error != SUCCESS)                   \
+            return planted_error;                       \
+    } while (0)
+
+/* A getter of one number: key and default. */
+#define GETTER(function, type, key, otherwise)                     \
+    Return function(Device device, type *value)                    \
+    {                                                              \
+        CHECK(device->index, #function);                           \
+        *value = (type)number(device->index, key, otherwise);      \
+        return SUCCESS;                                            \
+    }
+
+/* --- The library and the node --- */
+
+Return nvmlInitWithFlags(unsigned flags)
+{
+    (void)flags;
+    CHECK(NODE, "nvmlInit");
+    return (Return)number(NODE, "init", SUCCESS);
+}
+
+Return nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+
+Return nvmlShutdown(void) { return SUCCESS; }
+
+const char *nvmlErrorString(Return error)
+{
+    switch (error) {
+    case SUCCESS: return "Success";
+    case INVALID_ARGUMENT: return "Invalid Argument";
+    case 3: return "Not Supported";
+    case 4: return "Insufficient Permissions";
+    case NOT_FOUND: return "Not Found";
+    case 9: return "Driver Not Loaded";
+    case TIMEOUT: return "Timeout";
+    case 13: return "Function Not Found";
+    case 15: return "GPU is lost";
+    case 16: return "GPU requires reset";
+    default: return "Unknown Error";
+    }
+}
+
+Return nvmlSystemGetDriverVersion(char *version, unsigned size)
+{
+    CHECK(NODE, "nvmlSystemGetDriverVersion");
+    text(NODE, "driver", "570.133.20", version, size);
+    return SUCCESS;
+}
+
+Return nvmlDeviceGetCount_v2(unsigned *count)
+{
+    CHECK(NODE, "nvmlDeviceGetCount");
+    *count = (unsigned)number(NODE, "count", 8);
+    return SUCCESS;
+}
+
+Return nvmlDeviceGetHandleByIndex_v2(unsigned index, Device *device)
+{
+    unsigned count = (unsigned)number(NODE, "count", 8);
+
+    if (index >= count || index >= MAX_GPUS)
+        return INVALID_ARGUMENT;
+    CHECK((int)index, "nvmlDeviceGetHandleByIndex");
+    *device = &gpus[index];
+    return SUCCESS;
+}
+
+/* --- Who a GPU is --- */
+
+Return nvmlDeviceGetName(Device device, char *name, unsigned size)
+{
+    CHECK(device->index, "nvmlDeviceGetName");
+    text(device->index, "name", "NVIDIA H200", name, size);
+    return SUCCESS;
+}
+
+Return nvmlDeviceGetUUID(Device device, char *uuid, unsigned size)
+{
+    char usual[64];
+
+    CHECK(device->index, "nvmlDeviceGetUUID");
+    snprintf(usual, sizeof usual, "GPU-%08x-0000-0000-0000-%012x", device->index, device->index);
+    text(device->index, "uuid", usual, uuid, size);
+    return SUCCESS;
+}
+
+Return nvmlDeviceGetHandleByUUID(const char *uuid, Device *device)
+{
+    unsigned count = (unsigned)number(NODE, "count", 8);
+
+    for (unsigned index = 0; index < count && index < MAX_GPUS; index++) {
+        char own[VALUE_LENGTH];
+        if (nvmlDeviceGetUUID(&gpus[index], own, sizeof own) == SUCCESS && !strcmp(own, uuid)) {
+            *device = &gpus[index];
+            return SUCCESS;
+        }
+    }
+    return NOT_FOUND;
+}
+
+Return nvmlDeviceGetSerial(Device device, char *serial, unsigned size)
+{
+    char usual[32];
+
+    CHECK(device->index, "nvmlDeviceGetSerial");
+    snprintf(usual, sizeof usual, "16540240%05d", device->index);
+    text(device->index, "serial", usual, serial, size);
+    return SUCCESS;
+}
+
+Return nvmlDeviceGetVbiosVersion(Device device, char *version, unsigned size)
+{
+    CHECK(device->index, "nvmlDeviceGetVbiosVersion");
+    text(device->index, "vbios", "96.00.A5.00.01", version, size);
+    return SUCCESS;
+}
+
+typedef struct {
+    char legacy_bus_id[16];
+    unsigned domain, bus, device, device_id, subsystem_id;
+    char bus_id[32];
+} Pci;
+
+Return nvmlDeviceGetPciInfo_v3(Device device, Pci *pci)
+{
+    CHECK(device->index, "nvmlDeviceGetPciInfo");
+    memset(pci, 0, sizeof *pci);
+    pci->bus = (unsigned)number(device->index, "pci.bus", buses[device->index]);
+    pci->device_id = 0x233510de;
+    snprintf(pci->legacy_bus_id, sizeof pci->legacy_bus_id, "0000:%02X:00.0", pci->bus);
+    snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:%02X:00.0", pci->bus);
+    return SUCCESS;
+}
+
+/* current and pending mode: both as planted */
+#define MODE(function, key, otherwise)                                 \
+    Return function(Device device, unsigned *current, unsigned *pending) \
+    {                                                                  \
+        CHECK(device->index, #function);                               \
+        *current = *pending = (unsigned)number(device->index, key, otherwise); \
+        return SUCCESS;                                                \
+    }
+
+MODE(nvmlDeviceGetMigMode, "mig", 0)
+MODE(nvmlDeviceGetEccMode, "ecc", 1)
+GETTER(nvmlDeviceGetPersistenceMode, unsigned, "persistence", 1)
+
+/* --- Memory --- */
+
+typedef struct { unsigned long long total, free, used; } Memory;
+
+Return nvmlDeviceGetMemoryInfo(Device device, Memory *memory)
+{
+    CHECK(device->index, "nvmlDeviceGetMemoryInfo");
+    memory->total = (unsigned long long)number(device->index, "mem.total", 150754820096LL);
+    memory->used = (unsigned long long)number(device->index, "mem.used", 4LL << 20);
+    memory->free = memory->total - memory->used;
+    return SUCCESS;
+}
+
+/* ecc.cor.vol, ecc.cor.agg, ecc.unc.vol, ecc.unc.agg: 0 */
+Return nvmlDeviceGetTotalEccErrors(Device device, int uncorrected, int aggregate, unsigned long long *count)
+{
+    char key[KEY_LENGTH];
+
+    CHECK(device->index, "nvmlDeviceGetTotalEccErrors");
+    snprintf(key, sizeof key, "ecc.%s.%s", uncorrected ? "unc" : "cor", aggregate ? "agg" : "vol");
+    *count = (unsigned long long)number(device->index, key, 0);
+    return SUCCESS;
+}
+
+Return nvmlDeviceGetRemappedRows(Device device, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
+                                 unsigned *failed)
+{
+    CHECK(device->index, "nvmlDeviceGetRemappedRows");
+    *corrected = (unsigned)number(device->index, "remap.cor", 0);
+    *uncorrected = (unsigned)number(device->index, "remap.unc", 0);
+    *pending = (unsigned)number(device->index, "remap.pending", 0);
+    *failed = (unsigned)number(device->index, "remap.failed", 0);
+    return SUCCESS;
+}
+
+/* --- Links --- */
+
+GETTER(nvmlDeviceGetCurrPcieLinkGeneration, unsigned, "pcie.gen", 5)
+GETTER(nvmlDeviceGetMaxPcieLinkGeneration, unsigned, "pcie.gen.max", 5)
+GETTER(nvmlDeviceGetCurrPcieLinkWidth, unsigned, "pcie.width", 16)
+GETTER(nvmlDeviceGetMaxPcieLinkWidth, unsigned, "pcie.width.max", 16)
+GETTER(nvmlDeviceGetPcieReplayCounter, unsigned, "pcie.replay", 0)
+
+/* nvlink.0 to nvlink.17: 1 */
+Return nvmlDeviceGetNvLinkState(Device device, unsigned link, unsigned *active)
+{
+    char key[KEY_LENGTH];
+
+    CHECK(device->index, "nvmlDeviceGetNvLinkState");
+    if (link >= 18)
+        return INVALID_ARGUMENT;
+    snprintf(key, sizeof key, "nvlink.%u", link);
+    *active = (unsigned)number(device->index, key, 1);
+    return SUCCESS;
+}
+
+/* --- What it does right now --- */
+
+GETTER(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, "throttle", 0)
+GETTER(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long, "throttle", 0)
+
+/* clock.sm 1980, clock.mem 3201 */
+Return nvmlDeviceGetClockInfo(Device device, int kind, unsigned *mhz)
+{
+    CHECK(device->index, "nvmlDeviceGetClockInfo");
+    *mhz = (unsigned)(kind == 2 ? number(device->index, "clock.mem", 3201) : number(device->index, "clock.sm", 1980));
+    return SUCCESS;
+}
+
+Return nvmlDeviceGetTemperature(Device device, int sensor, unsigned *celsius)
+{
+    (void)sensor;
+    CHECK(device->index, "nvmlDeviceGetTemperature");
+    *celsius = (unsigned)number(device->index, "temp", 41);
+    return SUCCESS;
+}
+
+GETTER(nvmlDeviceGetPowerUsage, unsigned, "power_mw", 115200)
+
+/* --- Events: "xid.event <gpu> <xid>" is delivered once per event set --- */
+
+typedef struct { int delivered; } EventSet;
+typedef struct {
+    Device device;
+    unsigned long long type, data;
+    unsigned gpu_instance, compute_instance;
+} Event;
+
+Return nvmlEventSetCreate(EventSet **set)
+{
+    CHECK(NODE, "nvmlEventSetCreate");
+    *set = calloc(1, sizeof **set);
+    return SUCCESS;
+}
+
+Return nvmlEventSetFree(EventSet *set)
+{
+    free(set);
+    return SUCCESS;
+}
+
+Return nvmlDeviceGetSupportedEventTypes(Device device, unsigned long long *types)
+{
+    CHECK(device->index, "nvmlDeviceGetSupportedEventTypes");
+    *types = EVENT_XID | 0x2 | 0x1;
+    return SUCCESS;
+}
+
+Return nvmlDeviceRegisterEvents(Device device, unsigned long long types, EventSet *set)
+{
+    (void)types;
+    (void)set;
+    CHECK(device->index, "nvmlDeviceRegisterEvents");
+    return SUCCESS;
+}
+
+Return nvmlEventSetWait_v2(EventSet *set, Event *event, unsigned timeout_ms)
+{
+    char value[VALUE_LENGTH];
+    unsigned gpu;
+    unsigned long long xid;
+
+    CHECK(NODE, "nvmlEventSetWait");
+    for (unsigned waited_ms = 0;; waited_ms += 20) {
+        if (!set->delivered && find("xid.event", value) && sscanf(value, "%u %llu", &gpu, &xid) == 2 && gpu < MAX_GPUS) {
+            *event = (Event){&gpus[gpu], EVENT_XID, xid, 0xffffffff, 0xffffffff};
+            set->delivered = 1;
+            return SUCCESS;
+        }
+        if (waited_ms >= timeout_ms)
+            return TIMEOUT;
+        usleep(20000);
+    }
+}

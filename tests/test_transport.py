@@ -1,0 +1,99 @@
+"""What a log of NCCL says about the channels it opened, and which of them are not on the promised fabric."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_gpucluster.measurements import transport
+
+# Logs in the format of NCCL 2.2x at NCCL_DEBUG=INFO (its init.cc, net.cc, p2p.cc), composed for these tests, not
+# recorded: this project has not run on InfiniBand yet. Ranks 0 and 1 are on one node, 2 and 3 on another.
+INFINIBAND_LOG = """\
+gpu-node-0:4242:4242 [1] NCCL INFO cudaDriverVersion 12080
+gpu-node-0:4242:4242 [1] NCCL INFO Bootstrap: Using eth0:10.0.0.5<0>
+gpu-node-0:4242:4301 [1] NCCL INFO NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB/SHARP [RO]; OOB eth0:10.0.0.5<0>
+gpu-node-0:4242:4301 [1] NCCL INFO Using network IB
+gpu-node-0:4242:4301 [1] NCCL INFO Channel 00/0 : 1[1] -> 0[0] via P2P/CUMEM/read
+gpu-node-0:4242:4310 [1] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/IB/1/GDRDMA
+gpu-node-0:4242:4310 [1] NCCL INFO Channel 01/0 : 1[1] -> 2[0] [send] via NET/IB/0(0)/GDRDMA
+gpu-node-0:4242:4310 [1] NCCL INFO Channel 00/0 : 3[1] -> 1[1] [receive] via NET/IB/1/GDRDMA/Shared
+gpu-node-0:4242:4301 [1] NCCL INFO Connected all rings
+"""
+SOCKET_LOG = """\
+gpu-node-0:4242:4301 [1] NCCL INFO NET/IB : No device found.
+gpu-node-0:4242:4301 [1] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.5<0>
+gpu-node-0:4242:4301 [1] NCCL INFO Using network Socket
+gpu-node-0:4242:4301 [1] NCCL INFO Channel 00/0 : 1[1] -> 0[0] via SHM/direct/direct
+gpu-node-0:4242:4310 [1] NCCL INFO Channel 00/0 : 1[1] -> 2[0] [send] via NET/Socket/0
+gpu-node-0:4242:4310 [1] NCCL INFO Channel 01 : 1[1b000] -> 2[43000] [send] via NET/Socket/0 comm 0x7f3c nRanks 04
+"""
+ONE_NODE_LOG = """\
+gpu-node-0:4242:4301 [1] NCCL INFO Using network Socket
+gpu-node-0:4242:4301 [1] NCCL INFO Channel 00/0 : 1[1] -> 0[0] via P2P/direct pointer/read
+gpu-node-0:4242:4301 [1] NCCL INFO Channel 01/0 : 1[1] -> 0[0] via P2P/IPC
+"""
+TWO_NODES = [0, 0, 1, 1]
+
+
+def summary(log: str, nodes: list[int]) -> transport.Transport:
+    """What rank 1 reports for this log."""
+    return transport.summarise(log, transport.parse_nccl_log(log), nodes=nodes)
+
+
+def test_infiniband_log() -> None:
+    """Channels between nodes are told from those within; all are RDMA."""
+    found = summary(INFINIBAND_LOG, TWO_NODES)
+    assert found.network == "IB"
+    assert found.devices == ["mlx5_0:1/IB", "mlx5_1:1/IB"]
+    assert found.kinds == {"NET/IB/GDRDMA": 3, "P2P/CUMEM/read": 1}
+    assert found.inter_node == {"NET/IB/GDRDMA": 3}
+    assert (found.gdr, found.num_nodes) == (True, 2)
+    assert transport.not_on(found, fabric="infiniband") == 0
+    assert transport.not_on(found, fabric="sockets") == 3
+    assert all("NET/IB" in line for line in found.lines)
+
+
+def test_sockets_where_infiniband_was_promised() -> None:
+    """Sockets are counted as what they are, in both spellings of the line."""
+    found = summary(SOCKET_LOG, TWO_NODES)
+    assert found.network == "Socket"
+    assert found.inter_node == {"NET/Socket": 2}
+    assert found.gdr is False
+    assert transport.not_on(found, fabric="infiniband") == 2
+    assert transport.not_on(found, fabric="sockets") == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind"),
+    [
+        ("/GDRDMA", "", "NET/IB"),
+        ("mlx5_1:1/IB/SHARP", "mlx5_1:1/RoCE", "NET/RoCE/GDRDMA"),
+    ],
+)
+def test_infiniband_without_rdma_to_the_gpu_or_roce_is_not_the_promised_fabric(old: str, new: str, kind: str) -> None:
+    """NET/IB alone is not enough: GPUDirect RDMA and the link layer count."""
+    found = summary(INFINIBAND_LOG.replace(old, new), TWO_NODES)
+    assert found.inter_node[kind] >= 2
+    assert transport.not_on(found, fabric="infiniband") >= 2
+
+
+def test_plugins_names_are_understood() -> None:
+    """Network plugins have names with versions and blanks."""
+    plugin = summary(INFINIBAND_LOG.replace("NET/IB/", "NET/IBext_v10/"), TWO_NODES)
+    assert transport.not_on(plugin, fabric="infiniband") == 0
+    other = summary(INFINIBAND_LOG.replace("NET/IB/", "NET/AWS Libfabric/"), TWO_NODES)
+    assert other.inter_node == {"NET/AWS Libfabric/GDRDMA": 3}
+    assert transport.not_on(other, fabric="infiniband") == 3
+
+
+def test_one_node_has_no_channel_between_nodes() -> None:
+    """P2P within a node is no inter-node channel."""
+    found = summary(ONE_NODE_LOG, [0, 0])
+    assert found.kinds == {"P2P/IPC": 1, "P2P/direct pointer/read": 1}
+    assert (found.inter_node, found.gdr, found.num_nodes) == ({}, None, 1)
+
+
+def test_unknown_fabric_is_refused() -> None:
+    """A promise nobody can check is an error."""
+    with pytest.raises(ValueError, match="unknown fabric 'token ring'; valid: infiniband"):
+        transport.not_on(summary(SOCKET_LOG, TWO_NODES), fabric="token ring")
