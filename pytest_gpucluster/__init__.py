@@ -1,0 +1,30 @@
+"""Decide with pytest whether a GPU cluster may be handed over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.cluster import Place, Results
+    from pytest_gpucluster.dispatch import Cluster
+    from pytest_gpucluster.errors import MeasurementError
+    from pytest_gpucluster.functions import measurement
+
+__all__ = ["Cluster", "MeasurementError", "Place", "Results", "measurement"]
+
+_HOMES = {
+    "Cluster": "pytest_gpucluster.dispatch",
+    "MeasurementError": "pytest_gpucluster.errors",
+    "Place": "pytest_gpucluster.cluster",
+    "Results": "pytest_gpucluster.cluster",
+    "measurement": "pytest_gpucluster.functions",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name at its first use, so that ``pytest --help`` stays fast."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,51 @@
+"""Start agents: ``python -m pytest_gpucluster.agent_main`` imports torch once and becomes one agent for each rank named.
+
+A torchrun rank becomes its agent by exec (same pid, so torchrun sees nothing of it); the controller starts the agents of
+its own node's ranks as children. The settings come as one JSON argument.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+from pytest_gpucluster.agent import Agent, Rank
+from pytest_gpucluster.channel import Address, ChannelLostError
+
+
+def command(ranks: list[Rank], address: Address, *, controller_fd: int | None) -> list[str]:
+    """The command line that starts the agents of ``ranks``."""
+    settings = {
+        "ranks": [{name: getattr(rank, name) for name in Rank.__slots__} for rank in ranks],
+        "address": {"host": address.host, "port": address.port, "run_id": address.run_id},
+        "controller_fd": controller_fd,
+    }
+    return [sys.executable, "-m", "pytest_gpucluster.agent_main", json.dumps(settings)]
+
+
+def main() -> None:
+    """Become the agents."""
+    settings: dict[str, Any] = json.loads(sys.argv[1])
+    import torch.distributed  # once, before forking: every agent, spawner and worker inherits it
+
+    ranks = [Rank(**rank) for rank in settings["ranks"]]
+    for rank in ranks[1:]:
+        if os.fork() == 0:
+            _become(rank, settings)
+    _become(ranks[0], settings)
+
+
+def _become(rank: Rank, settings: dict[str, Any]) -> None:
+    agent = Agent(rank, controller_fd=settings["controller_fd"])
+    try:
+        agent.connect(Address(**settings["address"]))
+    except ChannelLostError as lost:
+        sys.stderr.write(f"gpucluster: rank {rank.rank} found no controller: {lost}\n")
+        os._exit(3)
+    agent.leave(agent.serve())
+
+
+if __name__ == "__main__":
+    main()

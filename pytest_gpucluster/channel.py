@@ -1,0 +1,183 @@
+"""What lies between controller, agents and workers: addresses, encoding, liveness.
+
+The medium is torchrun's own TCPStore, used through blocked readers (docs/decisions/0002-channel.md). Only JSON crosses;
+every message carries an HMAC when the run has a secret. This is the only module that knows the store.
+
+Keys, below ``gpucluster/<run id>/``: ``cmd/<n>`` (one ordered sequence from the controller), ``who/<rank>`` (hello),
+``res/<call>/<rank>`` (replies), ``fault/<call>/<rank>`` (a reply that is bad news), ``hb/<rank>`` (a count, not a time),
+``prog/<rank>`` (what it does now), ``term/<rank>`` (torchrun told it to end), ``bye/<rank>``. None is ever reused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch.distributed import PrefixStore, TCPStore
+
+SECRET_VARIABLE = "GPUCLUSTER_SECRET"  # noqa: S105 -- the name of a variable, not a secret
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024
+CONNECT_TIMEOUT_S = 60.0
+FOREVER_S = 7 * 86400.0
+
+Message = dict[str, Any]
+
+
+class ChannelLostError(Exception):
+    """The store does not answer any more: node 0, or the process that hosts the store, is gone."""
+
+
+class ForgedMessageError(Exception):
+    """A message without the right HMAC, or no message at all: somebody else writes to this store."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where the store is, and below which prefix this run keeps its keys."""
+
+    host: str
+    port: int
+    run_id: str
+
+
+def encode(message: Message, *, secret: str | None) -> bytes:
+    """One message as bytes: its JSON, after the HMAC-SHA256 of it (empty without a secret).
+
+    Raises:
+        ValueError: more than :data:`MAX_MESSAGE_BYTES`.
+    """
+    body = json.dumps(message, separators=(",", ":")).encode()
+    if len(body) > MAX_MESSAGE_BYTES:
+        raise ValueError(f"a message of {len(body)} bytes; at most {MAX_MESSAGE_BYTES} cross the channel")
+    return _mac(body, secret).encode() + b"\n" + body
+
+
+def decode(data: bytes, *, secret: str | None) -> Message:
+    """The message in ``data``.
+
+    Raises:
+        ForgedMessageError: the HMAC does not fit, or the rest is not a JSON object.
+    """
+    mac, _, body = data.partition(b"\n")
+    if not hmac.compare_digest(mac, _mac(body, secret).encode()):
+        raise ForgedMessageError("a message on the channel was not signed by this run")
+    try:
+        message = json.loads(body)
+    except ValueError:
+        raise ForgedMessageError("a message on the channel is not JSON") from None
+    if not isinstance(message, dict):
+        raise ForgedMessageError("a message on the channel is not a JSON object")
+    return message
+
+
+def _mac(body: bytes, secret: str | None) -> str:
+    return hmac.new(secret.encode(), body, hashlib.sha256).hexdigest() if secret else ""
+
+
+class Channel:
+    """One connection to the store. A blocked read locks its connection, so readers and writers each have their own."""
+
+    def __init__(self, address: Address, store: TCPStore) -> None:
+        """Keep the keys of this run below its own prefix; the secret comes from the environment."""
+        from torch.distributed import PrefixStore
+
+        self.address = address
+        self._tcp_store = store
+        self._store: PrefixStore = PrefixStore(f"gpucluster/{address.run_id}", store)
+        self._secret = os.environ.get(SECRET_VARIABLE)
+
+    def put(self, key: str, message: Message) -> None:
+        """Write one message under a key of its own."""
+        self._guard(lambda: self._store.set(key, encode(message, secret=self._secret)))
+
+    def take(self, key: str) -> Message:
+        """Read the message under ``key``, waiting for it as long as the connection's timeout allows."""
+        return decode(self._guard(lambda: bytes(self._store.get(key))), secret=self._secret)
+
+    def has(self, key: str) -> bool:
+        """Whether the key was written."""
+        return bool(self._guard(lambda: self._store.check([key])))
+
+    def arrived(self, keys: Sequence[str], *, within_s: float) -> bool:
+        """Wait until all keys are written, at most ``within_s``; say whether they are."""
+        from torch.distributed import DistStoreError
+
+        try:
+            self._guard(lambda: self._store.wait(list(keys), timedelta(seconds=within_s)))
+        except DistStoreError:
+            return False
+        return True
+
+    def beat(self, rank: int, count: int) -> None:
+        """Say that this rank lives; a count because clocks differ between nodes."""
+        self._guard(lambda: self._store.set(f"hb/{rank}", str(count)))
+
+    def beats(self, ranks: Sequence[int]) -> dict[int, bytes]:
+        """The last count of each rank that ever beat."""
+        keys = [f"hb/{rank}" for rank in ranks]
+        there = [key for key in keys if self.has(key)] if not self._all(keys) else keys
+        values = self._guard(lambda: self._store.multi_get(there)) if there else []
+        return {int(key.partition("/")[2]): bytes(value) for key, value in zip(there, values, strict=True)}
+
+    def _all(self, keys: list[str]) -> bool:
+        return bool(self._guard(lambda: self._store.check(keys)))
+
+    def _guard(self, operation: Any) -> Any:
+        from torch.distributed import DistNetworkError
+
+        try:
+            return operation()
+        except DistNetworkError as lost:
+            raise ChannelLostError(f"the store at {self.address.host}:{self.address.port} is gone: {lost}") from lost
+
+
+def listen_on_loopback() -> socket.socket:
+    """A socket that listens on 127.0.0.1 alone; TCPStore by itself would listen on every interface."""
+    return socket.create_server(("127.0.0.1", 0), backlog=1024)
+
+
+def host_store(address: Address, *, listener: socket.socket | None) -> Channel:
+    """Host the store in this process, on ``listener`` or else on the address's port, and return a connection to it.
+
+    Raises:
+        ChannelLostError: the port is taken.
+    """
+    from torch.distributed import DistNetworkError, DistStoreError, TCPStore
+
+    options: dict[str, Any] = {"is_master": True, "wait_for_workers": False, "timeout": timedelta(seconds=CONNECT_TIMEOUT_S)}
+    if listener is not None:
+        options["master_listen_fd"] = listener.detach()
+    try:
+        return Channel(address, TCPStore(address.host, address.port, **options))
+    except (DistNetworkError, DistStoreError) as taken:
+        raise ChannelLostError(f"no store can be hosted at {address.host}:{address.port}: {taken}") from taken
+
+
+def connect(address: Address, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Channel:
+    """Connect to a store that another process hosts.
+
+    Raises:
+        ChannelLostError: nobody listens there within ``timeout_s``.
+    """
+    from torch.distributed import DistNetworkError, DistStoreError, TCPStore
+
+    try:
+        store = TCPStore(address.host, address.port, is_master=False, timeout=timedelta(seconds=timeout_s))
+    except (DistNetworkError, DistStoreError) as lost:
+        raise ChannelLostError(f"no store answers at {address.host}:{address.port} within {timeout_s:g} s") from lost
+    return Channel(address, store)
+
+
+def connect_reader(address: Address) -> Channel:
+    """A connection whose reads wait for ever; for a thread of its own."""
+    channel = connect(address)
+    channel._tcp_store.set_timeout(timedelta(seconds=FOREVER_S))  # noqa: SLF001 -- same module
+    return channel

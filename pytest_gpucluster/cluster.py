@@ -1,0 +1,196 @@
+"""What we run on, as data: places, and the results measured at them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pytest_gpucluster.errors import MeasurementError
+
+Value = TypeVar("Value")
+
+MAD_TO_SIGMA = 1.4826  # for normal data; Rousseeuw and Croux 1993
+OUTLIER_SIGMAS = 3.5  # Iglewicz and Hoaglin 1993
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One GPU of the expected inventory (or one node, with ``gpu`` None), bound to hardware once that said hello.
+
+    Two places are equal when their ids are. ``rank`` is None while the place is unbound: nothing answers there.
+    """
+
+    id: str
+    node: int = field(compare=False)
+    gpu: int | None = field(compare=False, default=None)
+    rank: int | None = field(compare=False, default=None)
+    hostname: str | None = field(compare=False, default=None)
+    uuid: str | None = field(compare=False, default=None)
+    serial: str | None = field(compare=False, default=None)
+    pci: str | None = field(compare=False, default=None)
+
+    def __str__(self) -> str:
+        """The id, as in testcase names."""
+        return self.id
+
+    @property
+    def label(self) -> str:
+        """For messages: id, rank, hostname, UUID, as far as they are known."""
+        known = (
+            f"rank {self.rank}" if self.rank is not None else "no rank",
+            self.hostname,
+            self.uuid,
+            f"PCI {self.pci}" if self.pci else None,
+        )
+        return f"{self.id} ({', '.join(part for part in known if part)})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """What was promised: ``num_nodes`` times ``gpus_per_node`` places, ids counted from 0.
+
+    ``device`` is ``cuda``, or ``cpu`` in a rehearsal; ``fabric`` is what connects the nodes (the profile's word);
+    ``gpu_names`` are the names by which NVML may call the promised GPU.
+    """
+
+    num_nodes: int
+    gpus_per_node: int
+    device: str
+    fabric: str = "none"
+    gpu_names: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """One place for each expected GPU (for each rank of a rehearsal), unbound."""
+        kind = "cpu" if self.device == "cpu" else "gpu"
+        return tuple(
+            Place(id=f"node{node}-{kind}{gpu}", node=node, gpu=gpu)
+            for node in range(self.num_nodes)
+            for gpu in range(self.gpus_per_node)
+        )
+
+    @property
+    def nodes(self) -> tuple[Place, ...]:
+        """One place for each expected node."""
+        return tuple(Place(id=f"node{node}", node=node) for node in range(self.num_nodes))
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """What a limit may refer to as ``cluster.<name>``."""
+        return {
+            "nodes": self.num_nodes,
+            "gpus_per_node": self.gpus_per_node,
+            "world_size": self.num_nodes * self.gpus_per_node,
+        }
+
+
+class Results(Mapping[Any, Any]):
+    """What each place returned. Reading a place that could not be measured raises :class:`MeasurementError`.
+
+    Keys are places; ``per="pair"`` has ordered pairs of places. A node's place gives the value of that node's first rank,
+    provided that all its ranks were measured: collective measurements return the same value on each.
+    """
+
+    def __init__(
+        self, values: Mapping[Any, Any], errors: Mapping[Any, MeasurementError], *, ran_beside: tuple[Place, ...] = ()
+    ) -> None:
+        """Keep values and errors by place; a place is in one of the two."""
+        self._values = dict(values)
+        self._errors = dict(errors)
+        self.ran_beside = ran_beside
+
+    @property
+    def errors(self) -> Mapping[Any, MeasurementError]:
+        """The places that could not be measured, and why."""
+        return dict(self._errors)
+
+    def __getitem__(self, place: Any) -> Any:
+        """The value measured there; raises MeasurementError if there is none, KeyError for a place that was not asked."""
+        if isinstance(place, Place) and place.gpu is None:
+            return self._of_node(place)
+        if place in self._errors:
+            raise self._errors[place]
+        return self._values[place]
+
+    def __contains__(self, place: object) -> bool:
+        """Whether the place was asked, measured or not."""
+        return place in self._values or place in self._errors
+
+    def __iter__(self) -> Iterator[Any]:
+        """All places asked, in order, measured or not."""
+        return iter(sorted([*self._values, *self._errors], key=_order))
+
+    def __len__(self) -> int:
+        """How many places were asked."""
+        return len(self._values) + len(self._errors)
+
+    @property
+    def value(self) -> Any:
+        """The value of a measurement that all places made together: rank by rank the same, so the first one's.
+
+        Raises:
+            MeasurementError: any of the places was not measured; the cause, not a consequence of it.
+        """
+        self._raise_if_any(list(self))
+        return self._values[next(iter(self))]
+
+    def each(self, read: Callable[[Any], Value]) -> dict[Any, Value]:
+        """``read(value)`` by place; raises MeasurementError if a place has none."""
+        self._raise_if_any(list(self))
+        return {place: read(self._values[place]) for place in self}
+
+    def slowest(self, read: Callable[[Any], float]) -> float:
+        """The lowest ``read(value)`` of all places, for rates: higher is better."""
+        return min(self.each(read).values())
+
+    def relative_to_fastest(self, read_time: Callable[[Any], float]) -> dict[Any, float]:
+        """``relative_perf_score`` by place: fastest time / own time, 1.0 is best (term of nvidia-resiliency-ext)."""
+        times_s = self.each(read_time)
+        fastest_s = min(times_s.values())
+        return {place: fastest_s / time_s for place, time_s in times_s.items()}
+
+    def outliers(self, read: Callable[[Any], float], *, relative: float = 0.05) -> dict[Any, float]:
+        """Places whose rate lies below the median by more than ``relative`` and by 3.5 robust sigmas: ratio to the median.
+
+        Sigma is 1.4826 times the median absolute deviation. The two conditions together keep a quiet cluster quiet and
+        still name one GPU that is 5 % slow.
+        """
+        rates = self.each(read)
+        median = statistics.median(rates.values())
+        sigma = MAD_TO_SIGMA * statistics.median(abs(rate - median) for rate in rates.values())
+        floor = min(median * (1 - relative), median - OUTLIER_SIGMAS * sigma)
+        return {place: rate / median for place, rate in rates.items() if rate < floor}
+
+    def _of_node(self, node: Place) -> Any:
+        members = [place for place in self if isinstance(place, Place) and place.node == node.node]
+        if not members:
+            raise KeyError(node)
+        self._raise_if_any(members)
+        return self._values[members[0]]
+
+    def _raise_if_any(self, places: list[Any]) -> None:
+        for place in places:
+            if place in self._errors:
+                raise self._errors[place]
+
+
+def _order(place: Any) -> tuple[Any, ...]:
+    if isinstance(place, tuple):
+        return tuple(_order(member) for member in place)
+    return (place.node, -1 if place.gpu is None else place.gpu)
+
+
+def rounds_of_pairs(members: list[Value]) -> list[list[tuple[Value, Value]]]:
+    """Every pair once, in rounds of disjoint pairs (the circle method): n members need n - 1 rounds, n if n is odd."""
+    ring: list[Value | None] = [*members]
+    if len(ring) % 2:
+        ring.append(None)
+    rounds = []
+    for _ in range(len(ring) - 1):
+        half = len(ring) // 2
+        pairs = zip(ring[:half], reversed(ring[half:]), strict=True)
+        rounds.append([(first, second) for first, second in pairs if first is not None and second is not None])
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+    return rounds

@@ -1,0 +1,406 @@
+"""The controller: sends calls to the agents, gathers results, notices silence. Speaks of ranks; places come above it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pytest_gpucluster import agent_main, channel, functions, plain, worker
+from pytest_gpucluster.agent import CONTROLLER, Rank
+from pytest_gpucluster.channel import SECRET_VARIABLE, Address, Channel, ChannelLostError, Message
+from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.launch import Launch
+
+SLICE_S = 0.1
+LIVENESS_S = 1.0
+SILENT_S = 10.0
+GRACE_S = 0.3
+MARGIN_S = 20.0
+LEAVE_S = 10.0
+BYE_S = 5.0
+SETUP_S = 120.0
+
+Progress = Callable[[int, str, "float | None"], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One function on some ranks. ``groups`` says who shares a process group; None: nobody."""
+
+    function: Message
+    ranks: Sequence[int]
+    deadline_s: float
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    groups: Sequence[Sequence[int]] | None = None
+    setup_s: float = SETUP_S
+    any_device: bool = False
+    test_arguments: Sequence[str] | None = None
+
+
+class TerminatedError(MeasurementError):
+    """The run was told to end (SIGTERM): what is left cannot be measured."""
+
+
+class Controller:
+    """The one place that talks to the agents."""
+
+    def __init__(self, launch: Launch | None, *, num_local: int, device: str, rootdir: Path) -> None:
+        """Prepare a run of ``num_local`` agents on this machine, or of torchrun's ranks if there is a ``launch``."""
+        self.device = device
+        self.rootdir = rootdir
+        self.world_size = launch.world_size if launch is not None else num_local
+        self.nodes: dict[int, int] = {}
+        self.terminated: str | None = None
+        self.measuring_s = 0.0
+        self.on_progress: Progress | None = None
+        self._launch = launch
+        self._num_local = num_local
+        self._commands = 0
+        self._calls = 0
+        self._lost: dict[int, str] = {}
+        self._groups: list[tuple[str, tuple[int, ...]]] = []
+        self._who: dict[int, Message] = {}
+        self._beats: dict[int, tuple[bytes, float]] = {}
+        self._channel: Channel | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._listener: socket.socket | None = None
+        self._next_look_s = self._last_look_s = 0.0
+        self._stop_beating = threading.Event()
+        self._said_quit = False
+
+    # Start and end.
+
+    def start(self, *, log: Path) -> None:
+        """Start the agents of this process's own ranks; returns at once."""
+        launch = self._launch
+        if launch is None:
+            self._listener = channel.listen_on_loopback()
+            host, port = self._listener.getsockname()[:2]
+            self._address = Address(host=host, port=port, run_id=secrets.token_hex(8))
+            os.environ.setdefault(SECRET_VARIABLE, secrets.token_hex(32))
+            ranks = [_local_rank(number, self._num_local) for number in range(self._num_local)]
+        else:
+            self._address = address_of(launch)
+            ranks = [rank_of(launch)]
+        self._alive_read, self._alive_write = os.pipe()
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                agent_main.command(ranks, self._address, controller_fd=self._alive_read),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                pass_fds=(self._alive_read,),
+            )
+        os.close(self._alive_read)
+
+    def meet(self, *, within_s: float) -> None:
+        """Wait until every rank's agent said hello; who does not is lost, by name, and the run goes on without it."""
+        self._open_channel()
+        waiting = set(range(self.world_size))
+        deadline_s = time.monotonic() + within_s
+        while waiting and time.monotonic() < deadline_s:
+            self._raise_if_terminated()
+            if self._open_channel().arrived([f"who/{rank}" for rank in waiting], within_s=SLICE_S):
+                break
+            if self._process is not None and self._process.poll() is not None:
+                waiting = {rank for rank in waiting if not self._open_channel().has(f"who/{rank}")}
+                if self._launch is None or waiting == {self._launch.rank}:
+                    break
+        for rank in range(self.world_size):
+            if self._open_channel().has(f"who/{rank}"):
+                self._who[rank] = self._open_channel().take(f"who/{rank}")
+            else:
+                self._lost[rank] = f"rank {rank} never joined within {within_s:g} s"
+
+    def hostname_of(self, rank: int) -> str | None:
+        """Where the rank runs, as its agent said."""
+        return str(self._who[rank]["hostname"]) if rank in self._who else None
+
+    def quit(self, code: int) -> None:
+        """Tell every agent to leave with ``code`` and see them off; safe to call again, and without agents."""
+        if self._said_quit or (self._process is None and self._launch is None):
+            return
+        self._said_quit = True
+        try:
+            self._command({"t": "quit", "code": code})
+            present = [rank for rank in range(self.world_size) if rank not in self._lost and self._is_here(rank)]
+            if present:
+                self._open_channel().arrived([f"bye/{rank}" for rank in present], within_s=BYE_S)
+        except (ChannelLostError, OSError) as lost:
+            sys.stderr.write(f"gpucluster: could not say goodbye: {lost}\n")
+        finally:
+            self._stop_beating.set()
+            self._end_own_agents()
+
+    def _is_here(self, rank: int) -> bool:
+        if rank in self._who:
+            return True
+        return self._launch is not None and self._open_channel().has(f"who/{rank}")
+
+    def _end_own_agents(self) -> None:
+        if self._process is None:
+            return
+        os.close(self._alive_write)
+        try:
+            self._process.wait(2.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _open_channel(self) -> Channel:
+        if self._channel is None:
+            if self._launch is None or not self._launch.agent_hosts_store:
+                self._channel = channel.host_store(self._address, listener=self._listener)
+            else:
+                self._channel = channel.connect(self._address)
+            threading.Thread(target=self._beat_forever, daemon=True).start()
+        return self._channel
+
+    def _beat_forever(self) -> None:
+        with contextlib.suppress(ChannelLostError):
+            own = channel.connect(self._address)
+            count = 0
+            while not self._stop_beating.wait(LIVENESS_S):
+                count += 1
+                own.beat(CONTROLLER, count)
+
+    # Calls.
+
+    def call(self, call: Call) -> dict[int, Message]:
+        """Run it; one reply for each rank, also for those that died, hung, were released or are lost.
+
+        Raises:
+            TerminatedError: SIGTERM came meanwhile.
+        """
+        replies = self._refuse_lost(call)
+        ranks = [rank for rank in call.ranks if rank not in replies]
+        groups = [tuple(group) for group in call.groups or () if not any(rank in replies for rank in group)]
+        if not ranks:
+            return replies
+        started_s = time.monotonic()
+        number = self._send(call, ranks, self._join(groups))
+        try:
+            replies.update(self._gather(call, ranks, groups, number))
+        except BaseException:
+            self._command({"t": "abort", "id": number, "ranks": ranks, "why": "the run was interrupted"})
+            raise
+        self.measuring_s += time.monotonic() - started_s
+        self._bury(replies)
+        return replies
+
+    def name(self, function: Callable[..., Any]) -> Message:
+        """How ``function`` is named to the workers."""
+        return functions.name_function(function, rootdir=self.rootdir)
+
+    def _refuse_lost(self, call: Call) -> dict[int, Message]:
+        replies = {rank: _lost(self._lost[rank]) for rank in call.ranks if rank in self._lost}
+        for group in call.groups or ():
+            gone = [rank for rank in group if rank in self._lost]
+            for rank in group if gone else ():
+                replies.setdefault(rank, _released(f"rank {gone[0]} is lost: {self._lost[gone[0]]}"))
+        return replies
+
+    def _send(self, call: Call, ranks: list[int], groups: list[Message] | None) -> int:
+        number, self._calls = self._calls, self._calls + 1
+        self._command(
+            {
+                "t": "call",
+                "id": number,
+                "ranks": ranks,
+                "function": call.function,
+                "kwargs": plain.to_plain(call.kwargs),
+                "groups": groups if call.groups is not None else None,
+                "deadline_s": call.deadline_s,
+                "setup_s": call.setup_s,
+                "device": self.device,
+                "any_device": call.any_device,
+                "test": call.test_arguments is not None,
+                "test_arguments": list(call.test_arguments or ()),
+                "sys_path": [path for path in sys.path if path],
+                "cwd": str(Path.cwd()),
+                "nodes": {str(rank): node for rank, node in self.nodes.items()},
+            }
+        )
+        return number
+
+    def _gather(self, call: Call, ranks: list[int], groups: list[tuple[int, ...]], number: int) -> dict[int, Message]:
+        gathering = _Gathering(waiting=set(ranks), groups=groups, give_up_s=_give_up(call))
+        while gathering.waiting:
+            self._raise_if_terminated()
+            store = self._open_channel()
+            keys = {rank: f"res/{number}/{rank}" for rank in gathering.waiting}
+            done = store.arrived(list(keys.values()), within_s=SLICE_S)
+            if done or store.has(f"fault/{number}"):
+                for rank in [rank for rank in keys if done or store.has(keys[rank])]:
+                    gathering.add(rank, self._take_reply(keys[rank]))
+            self._report_progress(number, gathering.waiting)
+            for rank, why in self._silent(gathering.waiting).items():
+                gathering.add(rank, _lost(why))
+            if time.monotonic() > gathering.give_up_s:
+                for rank in list(gathering.waiting):
+                    gathering.add(rank, _lost(f"rank {rank}: its agent did not answer within the deadline"))
+            release, why = gathering.to_release()
+            if release:
+                self._command({"t": "abort", "id": number, "ranks": release, "why": why})
+        return gathering.replies
+
+    def _take_reply(self, key: str) -> Message:
+        try:
+            return self._open_channel().take(key)
+        except channel.ForgedMessageError as forged:
+            return {"ok": False, "kind": "refused", "error": str(forged)}
+
+    def _report_progress(self, number: int, waiting: set[int]) -> None:
+        if self.on_progress is None or not waiting:
+            return
+        rank = min(waiting)
+        if self._open_channel().has(f"prog/{rank}"):
+            said = self._open_channel().take(f"prog/{rank}")
+            if said["call"] == number:
+                self.on_progress(rank, said["step"], said["fraction"])
+
+    # Process groups: a group ends by all of its members leaving it, or by all of its workers being killed.
+
+    def _join(self, groups: list[tuple[int, ...]]) -> list[Message]:
+        wanted = set(groups)
+        members = {rank for group in groups for rank in group}
+        standing = [group for group in self._groups if set(group[1]) & members and group[1] not in wanted]
+        if standing:
+            self._dissolve(standing)
+        known = {ranks: name for name, ranks in self._groups}
+        for index, group in enumerate(groups):
+            if group not in known:
+                known[group] = f"{self._address.run_id}/pg/{self._calls}/{index}"
+                self._groups.append((known[group], group))
+        return [{"id": known[group], "ranks": list(group)} for group in groups]
+
+    def _dissolve(self, standing: list[tuple[str, tuple[int, ...]]]) -> None:
+        ranks = sorted(rank for _, group in standing for rank in group)
+        self._groups = [group for group in self._groups if group not in standing]
+        leave = Call(function=self.name(worker.leave_group), ranks=ranks, deadline_s=LEAVE_S, setup_s=LEAVE_S, any_device=True)
+        number = self._send(leave, ranks, None)
+        replies = self._gather(leave, ranks, [], number)
+        if not all(reply["ok"] for reply in replies.values()):
+            self._command({"t": "kill", "ranks": ranks})
+
+    def _bury(self, replies: dict[int, Message]) -> None:
+        """Respawn whoever shares a group with a worker that is no more; remember ranks that will never answer."""
+        failed = {rank for rank, reply in replies.items() if not reply["ok"]}
+        for rank in failed:
+            if replies[rank]["kind"] == "lost":
+                self._lost.setdefault(rank, replies[rank]["error"])
+        broken = [group for group in self._groups if failed & set(group[1])]
+        if broken:
+            self._groups = [group for group in self._groups if group not in broken]
+            self._command({"t": "kill", "ranks": sorted({rank for _, group in broken for rank in group} - failed)})
+
+    # Liveness.
+
+    def _silent(self, ranks: set[int]) -> dict[int, str]:
+        """The ranks whose agents are gone: no process on this node, no beat from another for :data:`SILENT_S`."""
+        now_s = time.monotonic()
+        gone = {rank: "its agent process has ended" for rank in ranks if self._is_dead_here(rank)}
+        if now_s < self._next_look_s:
+            return {rank: f"rank {rank}: {why}" for rank, why in gone.items()}
+        self._next_look_s = now_s + LIVENESS_S
+        beats = self._open_channel().beats(sorted(ranks))
+        for rank in ranks:
+            beat = beats.get(rank, b"")
+            if rank not in self._beats or self._beats[rank][0] != beat or now_s - self._last_look_s > 2 * LIVENESS_S:
+                self._beats[rank] = (beat, now_s)
+            elif now_s - self._beats[rank][1] > SILENT_S:
+                gone[rank] = f"its agent on {self.hostname_of(rank)} has been silent for {SILENT_S:g} s"
+        self._last_look_s = now_s
+        return {rank: f"rank {rank}: {why}" for rank, why in gone.items()}
+
+    def _is_dead_here(self, rank: int) -> bool:
+        who = self._who.get(rank)
+        if who is None or who["hostname"] != socket.gethostname():
+            return False
+        try:
+            state = Path(f"/proc/{who['pid']}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            return Path("/proc/self").exists()
+        return state in "ZX"
+
+    def _raise_if_terminated(self) -> None:
+        if self.terminated is not None:
+            raise TerminatedError(f"not run: terminated by {self.terminated}", kind="missing")
+
+    def _command(self, message: Message) -> None:
+        if message.get("ranks") == []:
+            return
+        self._open_channel().put(f"cmd/{self._commands}", message)
+        self._commands += 1
+
+
+@dataclass(slots=True, kw_only=True)
+class _Gathering:
+    """The replies of one call as they come in."""
+
+    waiting: set[int]
+    groups: list[tuple[int, ...]]
+    give_up_s: float
+    replies: dict[int, Message] = field(default_factory=dict)
+    released: set[int] = field(default_factory=set)
+    first_fault_s: float | None = None
+
+    def add(self, rank: int, reply: Message) -> None:
+        self.replies[rank] = reply
+        self.waiting.discard(rank)
+        if not reply["ok"] and self.first_fault_s is None:
+            self.first_fault_s = time.monotonic()
+
+    def to_release(self) -> tuple[list[int], str]:
+        """Peers that wait for somebody who will never come, once the others had a moment to finish by themselves."""
+        if self.first_fault_s is None or time.monotonic() - self.first_fault_s < GRACE_S:
+            return [], ""
+        for group in self.groups:
+            failed = [rank for rank in group if rank in self.replies and not self.replies[rank]["ok"]]
+            stuck = [rank for rank in group if rank in self.waiting and rank not in self.released]
+            if failed and stuck:
+                self.released.update(stuck)
+                return stuck, f"released, because rank {failed[0]} {self.replies[failed[0]]['kind']}"
+        return [], ""
+
+
+def address_of(launch: Launch) -> Address:
+    """Where the ranks of a torchrun job meet."""
+    return Address(host=launch.master_addr, port=launch.master_port, run_id=launch.run_id)
+
+
+def rank_of(launch: Launch) -> Rank:
+    """This torchrun rank as an agent's identity."""
+    return Rank(
+        rank=launch.rank,
+        world_size=launch.world_size,
+        local_rank=launch.local_rank,
+        local_world_size=launch.local_world_size,
+        group_rank=launch.group_rank,
+    )
+
+
+def _local_rank(number: int, num_local: int) -> Rank:
+    return Rank(rank=number, world_size=num_local, local_rank=number, local_world_size=num_local, group_rank=0)
+
+
+def _give_up(call: Call) -> float:
+    return time.monotonic() + call.setup_s + call.deadline_s + MARGIN_S
+
+
+def _lost(why: str) -> Message:
+    return {"ok": False, "kind": "lost", "error": why, "output": "", "collectives": 0, "collective": ""}
+
+
+def _released(why: str) -> Message:
+    return {"ok": False, "kind": "released", "error": why, "output": "", "collectives": 0, "collective": ""}

@@ -1,0 +1,292 @@
+"""``cluster.run``: from places to ranks and back."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pytest_gpucluster import plain
+from pytest_gpucluster.cluster import Inventory, Place, Results, rounds_of_pairs
+from pytest_gpucluster.controller import Call, Controller
+from pytest_gpucluster.diagnosis import diagnose
+from pytest_gpucluster.errors import ConfigurationError, MeasurementError
+from pytest_gpucluster.functions import RefusedError
+from pytest_gpucluster.inventory.identity import Identity, identity
+
+PER = ("gpu", "node", "cluster", "pair")
+DEADLINE_S = 300.0
+Asked = Callable[[], "frozenset[Place] | None"]
+Wave = tuple[list[Place], "list[list[Place]] | None"]
+
+
+class Cluster:
+    """Everything a test may ask of the machines."""
+
+    def __init__(self, controller: Controller, inventory: Inventory, *, asked: Asked) -> None:
+        """``asked`` tells which places the selected tests want from the fixture being set up; None: all."""
+        self._controller = controller
+        self._inventory = inventory
+        self._asked = asked
+        self._bound: dict[str, Place] = {place.id: place for place in inventory.places}
+        self.identities: dict[str, Identity] = {}
+        self.unexpected: list[str] = []
+        self.startup_s = 0.0
+        self.unheard: dict[int, str] = {}
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """The expected places, bound to the hardware that said hello."""
+        return tuple(self._bound[place.id] for place in self._inventory.places)
+
+    @property
+    def nodes(self) -> tuple[Place, ...]:
+        """The expected nodes, each with the hostname that said hello."""
+        return tuple(replace(node, hostname=self._hostname(node)) for node in self._inventory.nodes)
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks answer."""
+        return sum(place.rank is not None for place in self.places)
+
+    @property
+    def device(self) -> str:
+        """``cuda``, or ``cpu`` in a rehearsal."""
+        return self._inventory.device
+
+    @property
+    def promised(self) -> Inventory:
+        """What was promised: shape, fabric, names of the GPU."""
+        return self._inventory
+
+    def bound(self, place: Place) -> Place:
+        """The same place with what is known about its hardware."""
+        if place.gpu is None:
+            return replace(place, hostname=self._hostname(place))
+        return self._bound[place.id]
+
+    def require_present(self, place: Place) -> Place:
+        """The bound place.
+
+        Raises:
+            MeasurementError: nothing answers there (kind ``missing``).
+        """
+        members = [member for member in self.places if place.gpu is None and member.node == place.node] or [self.bound(place)]
+        absent = [member for member in members if member.rank is None]
+        if absent and (place.gpu is not None or len(absent) == len(members)):
+            raise self._missing(self.bound(place))
+        return self.bound(place)
+
+    def _missing(self, place: Place) -> MeasurementError:
+        what = "node" if place.gpu is None or not self._hostname(place) else "GPU"
+        told = f"{self.world_size} of {len(self.places)} expected places answer"
+        here = f" on {place.hostname or self._hostname(place)}" if self._hostname(place) else ""
+        return MeasurementError(
+            f"not run: {place.id} is missing: no such {what} joined{here} ({told})", culprits=(place,), kind="missing"
+        )
+
+    def _hostname(self, place: Place) -> str | None:
+        return next((member.hostname for member in self.places if member.node == place.node and member.hostname), None)
+
+    # Measuring.
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        *,
+        per: str = "gpu",
+        places: Iterable[Place] | None = None,
+        at_once: int | str | None = None,
+        deadline_s: float | None = None,
+        **kwargs: Any,
+    ) -> Results:
+        """Measure with ``function`` on the GPUs; every place once.
+
+        Args:
+            function: a function at module level, of any importable module or test file; it gets ``kwargs`` and returns
+                plain data (dataclass, dict, number).
+            per: who shares a process group: ``gpu`` nobody, ``node`` the ranks of a node, ``cluster`` all, ``pair`` every
+                pair in disjoint rounds (the value of the ordered pair ``(a, b)`` is what ``a`` returned).
+            places: narrows it to these.
+            at_once: how many GPUs of a node measure at the same time; None or ``"all"``: all of them.
+            deadline_s: how long the call may take, set-up apart.
+            kwargs: plain data.
+
+        Returns:
+            The values by place. Places that could not be measured raise when they are read.
+
+        Raises:
+            ConfigurationError: ``per``, ``at_once``, the function or an argument is not usable.
+        """
+        self._check(per, at_once, deadline_s)
+        chosen = self._chosen(per, places)
+        try:
+            name = self._controller.name(function)
+            plain.to_plain(kwargs)
+        except (RefusedError, plain.NotPlainError) as refused:
+            raise ConfigurationError(f"cluster.run({getattr(function, '__name__', function)}): {refused}") from None
+        values: dict[Any, Any] = {}
+        errors: dict[Any, MeasurementError] = {}
+        for alone, groups in self._waves(per, chosen, at_once, errors):
+            call = Call(
+                function=name,
+                ranks=[_rank(place) for place in alone],
+                groups=None if groups is None else [[_rank(place) for place in group] for group in groups],
+                deadline_s=deadline_s or DEADLINE_S,
+                kwargs=kwargs,
+            )
+            replies = self._controller.call(call)
+            self._sort(replies, groups or [[place] for place in alone], name["qualname"], per, values, errors)
+        beside = tuple(place for place in chosen if place.rank is not None)
+        return Results(values, errors, ran_beside=beside)
+
+    def _check(self, per: str, at_once: int | str | None, deadline_s: float | None) -> None:
+        if per not in PER:
+            raise ConfigurationError(f"cluster.run: per={per!r} is not one of {', '.join(PER)}")
+        if at_once not in (None, "all") and (not isinstance(at_once, int) or isinstance(at_once, bool) or at_once < 1):
+            raise ConfigurationError(f"cluster.run: at_once={at_once!r} is not 'all' or a whole number above zero")
+        if at_once not in (None, "all") and per != "gpu":
+            raise ConfigurationError(f"cluster.run: at_once goes with per='gpu', not with per={per!r}")
+        if deadline_s is not None and not 0 < deadline_s < float("inf"):
+            raise ConfigurationError(f"cluster.run: deadline_s={deadline_s!r} is not a time above zero")
+
+    def _chosen(self, per: str, places: Iterable[Place] | None) -> list[Place]:
+        """The places to measure, bound; whole nodes where a node shares a group."""
+        if places is not None:
+            wanted = {place.id for place in places}
+            unknown = wanted - set(self._bound) - {node.id for node in self._inventory.nodes}
+            if unknown:
+                raise ConfigurationError(f"cluster.run: no expected place is called {', '.join(sorted(unknown))}")
+            return [place for place in self.places if place.id in wanted or f"node{place.node}" in wanted]
+        asked = self._asked()
+        if asked is None or per in ("cluster", "pair"):
+            return list(self.places)
+        nodes = {place.node for place in asked if per == "node" or place.gpu is None}
+        return [place for place in self.places if place in asked or place.node in nodes]
+
+    def _waves(
+        self, per: str, chosen: list[Place], at_once: int | str | None, errors: dict[Any, MeasurementError]
+    ) -> list[Wave]:
+        """Who measures together, call after call; absent places go into ``errors``."""
+        present = [place for place in chosen if place.rank is not None]
+        for place in chosen:
+            if place.rank is None and per != "pair":
+                errors[place] = self._missing(place)
+        if not present:
+            return []
+        by_node = {node: [place for place in present if place.node == node] for node in {place.node for place in present}}
+        if per == "gpu":
+            size = len(present) if at_once in (None, "all") else int(at_once)  # type: ignore[arg-type] -- checked
+            longest = max(len(members) for members in by_node.values())
+            slices = [[place for members in by_node.values() for place in members[i : i + size]] for i in range(0, longest, size)]
+            return [(wave, None) for wave in slices]
+        if per == "pair":
+            return [(list(sum(pairs, ())), [list(pair) for pair in pairs]) for pairs in rounds_of_pairs(present)]
+        groups = [present] if per == "cluster" else list(by_node.values())
+        return [(present, groups)]
+
+    def _sort(
+        self,
+        replies: Mapping[int, Any],
+        groups: Sequence[Sequence[Place]],
+        what: str,
+        per: str,
+        values: dict[Any, Any],
+        errors: dict[Any, MeasurementError],
+    ) -> None:
+        for group in groups:
+            answers = {_rank(place): replies[_rank(place)] for place in group}
+            bad = None if all(reply["ok"] for reply in answers.values()) else self.blame(answers, f"{what} was not measured")
+            for place in group:
+                reply = answers[_rank(place)]
+                keys = [place] if per != "pair" else [(place, other) for other in group if other != place]
+                for key in keys:
+                    if reply["ok"]:
+                        values[key] = plain.from_plain(reply["value"])
+                    elif bad is not None:
+                        errors[key] = bad
+
+    def blame(self, answers: Mapping[int, Any], what: str) -> MeasurementError:
+        """The error of a group in which at least one rank failed."""
+        found = diagnose(answers, name=self._name, what=what)
+        culprits = tuple(place for place in self.places if place.rank in found.culprits)
+        return MeasurementError(found.text, culprits=culprits, kind=found.kind)
+
+    def _name(self, rank: int) -> str:
+        place = next((place for place in self.places if place.rank == rank), None)
+        return f"rank {rank} ({place.id}, {place.hostname})" if place is not None else f"rank {rank}"
+
+    # Distributed tests.
+
+    def run_test(
+        self, name: dict[str, Any], *, per: str, arguments: Sequence[str], parameters: Mapping[str, Any], deadline_s: float
+    ) -> dict[int, Any]:
+        """Run the body of a ``@pytest.mark.distributed`` test on every rank; the replies by rank.
+
+        Raises:
+            MeasurementError: an expected place is missing, so the test cannot run as asked.
+        """
+        for place in self.places:
+            self.require_present(place)
+        groups = [[place] for place in self.places] if per == "gpu" else self._waves(per, list(self.places), None, {})[0][1]
+        call = Call(
+            function=name,
+            ranks=[_rank(place) for place in self.places],
+            groups=[[_rank(place) for place in group] for group in groups or ()],
+            deadline_s=deadline_s,
+            kwargs=dict(parameters),
+            test_arguments=arguments,
+        )
+        return self._controller.call(call)
+
+    # Binding places to hardware.
+
+    def bind(self, *, within_s: float) -> None:
+        """Let every rank say hello, and bind each expected place to the GPU that answers for it."""
+        started_s = time.monotonic()
+        self._controller.meet(within_s=within_s)
+        call = Call(
+            function=self._controller.name(identity),
+            ranks=range(self._controller.world_size),
+            deadline_s=60.0,
+            kwargs={"device": self.device},
+            any_device=True,
+        )
+        replies = self._controller.call(call)
+        self._controller.measuring_s = 0.0
+        found = {rank: plain.from_plain(reply["value"]) for rank, reply in replies.items() if reply["ok"]}
+        self.unheard = {rank: str(reply["error"]) for rank, reply in replies.items() if not reply["ok"]}
+        for node, ranks in enumerate(_by_node(found)):
+            for gpu, rank in enumerate(sorted(ranks, key=lambda rank: (found[rank].pci or "", found[rank].local_rank))):
+                self._bind_one(node, gpu, rank, found[rank])
+        self.startup_s = time.monotonic() - started_s
+
+    def _bind_one(self, node: int, gpu: int, rank: int, who: Identity) -> None:
+        self._controller.nodes[rank] = node
+        place = next((place for place in self._inventory.places if (place.node, place.gpu) == (node, gpu)), None)
+        if place is None:
+            self.unexpected.append(f"rank {rank} on {who.hostname}")
+            return
+        self.identities[place.id] = who
+        self._bound[place.id] = replace(
+            place, rank=rank, hostname=who.hostname, uuid=who.uuid, serial=who.serial, pci=who.pci
+        )
+
+
+def _rank(place: Place) -> int:
+    if place.rank is None:
+        raise ValueError(f"{place.id} is not bound")
+    return place.rank
+
+
+def _by_node(found: Mapping[int, Identity]) -> list[list[int]]:
+    """Ranks by node, nodes in the natural order of their hostnames, then by torchrun's group rank."""
+    keys = sorted({(who.hostname, who.group_rank) for who in found.values()}, key=lambda key: (natural(key[0]), key[1]))
+    return [[rank for rank, who in found.items() if (who.hostname, who.group_rank) == key] for key in keys]
+
+
+def natural(text: str) -> list[tuple[int, int, str]]:
+    """A sort key under which ``node2`` comes before ``node10``."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", text) if part]

@@ -1,0 +1,72 @@
+"""How this process was started: by torchrun (its environment), or plainly."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pytest_gpucluster.errors import ConfigurationError
+
+REQUIRED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One rank of a torchrun job, as its environment describes it."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    group_rank: int
+    master_addr: str
+    master_port: int
+    run_id: str
+    agent_hosts_store: bool
+    restart_count: int
+
+    @property
+    def num_nodes(self) -> int:
+        """How many torchruns take part (equal ranks on each node, as torchrun has it)."""
+        return max(1, self.world_size // self.local_world_size)
+
+
+def read_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
+    """The torchrun job this process belongs to, or None when it was started plainly.
+
+    Raises:
+        ConfigurationError: some of torchrun's variables are set and others are not, or one is no number.
+    """
+    if not any(name in environment for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
+        return None
+    absent = [name for name in REQUIRED if name not in environment]
+    if absent:
+        there = [name for name in REQUIRED if name in environment]
+        raise ConfigurationError(
+            f"{', '.join(there)} set without {', '.join(absent)}: this is half of torchrun's environment, so there is no "
+            "store to meet the other ranks in. Start with torchrun, or unset these variables to use this machine alone."
+        )
+    numbers = {name: _number(environment, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}
+    return Launch(
+        rank=numbers["RANK"],
+        world_size=numbers["WORLD_SIZE"],
+        local_rank=numbers["LOCAL_RANK"],
+        local_world_size=_number(environment, "LOCAL_WORLD_SIZE", default=numbers["WORLD_SIZE"]),
+        group_rank=_number(environment, "GROUP_RANK", default=0),
+        master_addr=environment["MASTER_ADDR"],
+        master_port=numbers["MASTER_PORT"],
+        run_id=environment.get("TORCHELASTIC_RUN_ID", "none"),
+        agent_hosts_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+        restart_count=_number(environment, "TORCHELASTIC_RESTART_COUNT", default=0),
+    )
+
+
+def _number(environment: Mapping[str, str], name: str, *, default: int | None = None) -> int:
+    text = environment.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        return int(text or "")
+    except ValueError:
+        raise ConfigurationError(f"{name}={text!r} is not a whole number; torchrun sets it, nobody else should") from None

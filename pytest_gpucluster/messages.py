@@ -1,0 +1,96 @@
+"""What a failed criterion says: what is wrong, where, how much, where the limit is written, evidence, what to do next."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytest_gpucluster.cluster import Place
+from pytest_gpucluster.thresholds import Limit, Threshold
+from pytest_gpucluster.verdict import Record
+
+NEGATED = {">": "not above", ">=": "below", "<": "not below", "<=": "above"}
+
+
+def format_number(value: float) -> str:
+    """Four significant digits, whole numbers as such."""
+    if float(value).is_integer() and abs(value) < 1e7:  # noqa: PLR2004 -- longer ones read better rounded
+        return str(int(value))
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:.1f}"  # noqa: PLR2004 -- as above
+
+
+def where_written(threshold: Threshold) -> str:
+    """``thresholds.yaml:41``."""
+    return f"{Path(threshold.file).name}:{threshold.line}"
+
+
+def shortfall(limit: Limit, value: float) -> str:
+    """By how much the value misses the limit."""
+    percent = limit.margin_percent(value)
+    if percent is None:
+        return f"{format_number(abs(value - limit.value))} {limit.unit} off"
+    return f"{abs(percent):.1f} % {'short' if limit.is_floor else 'over'}"
+
+
+def describe_failure(
+    threshold: Threshold, limit: Limit, value: float, *, place: Place | None, evidence: Mapping[str, Any]
+) -> str:
+    """The failure of one criterion at one place."""
+    where = place.id if place is not None else "the cluster"
+    lines = [
+        f"{threshold.key} at {where}: {format_number(value)} {limit.unit}, not {limit.text} "
+        f"({shortfall(limit, value)}; {where_written(threshold)})",
+        f"  {threshold.criterion}",
+    ]
+    if place is not None:
+        lines.append(f"  {place.label}")
+    if evidence:
+        lines.append("  " + ", ".join(f"{name} {_show(shown)}" for name, shown in evidence.items()))
+    lines.append(f"  why: {threshold.why}")
+    lines.append(f"  next: {next_step(threshold, place)}")
+    return "\n".join(lines)
+
+
+def next_step(threshold: Threshold, place: Place | None) -> str:
+    """What to do about it: the entry's own advice, then how to measure just this again."""
+    own_name = threshold.key.partition("[")[0]
+    select = f"{own_name} and {place.id}" if place is not None else own_name
+    again = f'measure again with pytest tests_acceptance -k "{select}"'
+    advice = getattr(threshold, "advice", None)
+    return f"{advice}; then {again}" if advice else again
+
+
+def summarize(values: Sequence[float]) -> str:
+    """``min 731.2, median 742.8, max 748.1``."""
+    if len(values) == 1:
+        return format_number(values[0])
+    low, middle, high = min(values), statistics.median(values), max(values)
+    return f"min {format_number(low)}, median {format_number(middle)}, max {format_number(high)}"
+
+
+def describe_together(records: Sequence[Record], names: Mapping[str, str]) -> list[str]:
+    """One criterion's failures over all places, with the others beside them, for the end of the report."""
+    failed = [record for record in records if record.outcome == "failed"]
+    passed = [record.value for record in records if record.outcome == "passed" and record.value is not None]
+    kind = "places" if any(record.place for record in records) else "clusters"
+    first = failed[0]
+    lines = [f"{first.criterion}: {len(failed)} of {len(records)} {kind} not {first.limit}"]
+    for record in failed:
+        shown = format_number(record.value) if record.value is not None else "?"
+        margin = f", {abs(record.margin_percent):.1f} % off" if record.margin_percent is not None else ""
+        evidence = "  " + ", ".join(f"{name} {_show(told)}" for name, told in record.evidence.items())
+        where = names.get(record.place or "", record.place or "cluster")
+        lines.append(f"  {where}  {shown} {record.unit}{margin}{evidence.rstrip()}")
+    if passed:
+        lines.append(f"  the other {len(passed)}: {summarize(passed)}")
+    return lines
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, float):
+        return format_number(value)
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(str, value)) or "none"
+    return str(value)

@@ -1,0 +1,256 @@
+"""The pytest plugin: options, marks, fixtures, and who becomes an agent. Glue only; a run itself is plugin_run.py."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.launch import Launch, read_launch
+from pytest_gpucluster.settings import Settings, parse_expect, parse_level
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.cluster import Place
+    from pytest_gpucluster.criterion import Criterion
+    from pytest_gpucluster.dispatch import Cluster
+    from pytest_gpucluster.plugin_run import Run
+
+MARKS = {
+    "distributed(per='cluster')": "the test's body runs on every rank, in a worker, with torch.distributed set up",
+    "health": "GPU health, read through NVML",
+    "compute": "matrix products",
+    "memory": "GPU memory",
+    "links": "links inside a node",
+    "fabric": "links between nodes",
+    "training": "real training",
+    "platform": "host, scheduler, file system",
+}
+RUN = pytest.StashKey["Run"]()
+OWN_FIXTURES = ("cluster", "criterion", "place", "node", "recipe")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The whole command line; a test freezes it."""
+    group = parser.getgroup("gpucluster", "GPU cluster acceptance")
+    group.addoption("--gpucluster", action="store_true", help="treat these tests as an acceptance run")
+    group.addoption("--gpucluster-thresholds", metavar="FILE", type=Path, help="limits to judge by, instead of the packaged")
+    group.addoption("--gpucluster-profile", metavar="NAME", help="profile of the thresholds file (default: by GPU name)")
+    group.addoption("--gpucluster-expect", metavar="nodes=N,gpus_per_node=M", help="the inventory that was promised")
+    group.addoption("--gpucluster-level", metavar="LEVEL", help="quick, standard (default), soak or soak:8h")
+    group.addoption("--gpucluster-results", metavar="DIR", type=Path, help="results directory (default: gpucluster-results)")
+    group.addoption("--gpucluster-gate", action="store_true", help="exit 0 only for the verdict ACCEPTED")
+    group.addoption("--gpucluster-inline", action="store_true", help="run functions in this process, for one place (pdb)")
+    parser.addini("gpucluster", "treat every run here as an acceptance run", type="bool", default=False)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> Generator[None, None, None]:
+    """Under torchrun, every rank but 0 becomes an agent here, before any conftest or reporter acts."""
+    if is_activated(early_config, args):
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        launch = launch_or_usage_error()
+        if launch is not None and launch.rank > 0:
+            become_agent(launch)
+        if launch is not None:
+            atexit.register(_say_goodbye, early_config, launch)
+    return (yield)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marks; start the run if this is one."""
+    for mark, meaning in MARKS.items():
+        config.addinivalue_line("markers", f"{mark}: {meaning}")
+    if is_activated(config, config.invocation_params.args):
+        run_of(config)
+
+
+def is_activated(config: pytest.Config, args: Sequence[str]) -> bool:
+    """Whether this run is ours: ``tests_acceptance`` named, the ini option set, or one of our options given."""
+    options = vars(getattr(config, "known_args_namespace", config.option))
+    if any(value for name, value in options.items() if name.startswith("gpucluster")):
+        return True
+    if any("tests_acceptance" in Path(str(arg).partition("::")[0]).parts for arg in args):
+        return True
+    return bool(config.getini("gpucluster"))
+
+
+def launch_or_usage_error() -> Launch | None:
+    """How this process was started; half of torchrun's environment is a usage error."""
+    try:
+        return read_launch()
+    except ConfigurationError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def become_agent(launch: Launch) -> None:
+    """Replace this process by its agent: same pid for torchrun, and nothing of pytest left."""
+    from pytest_gpucluster import agent_main
+    from pytest_gpucluster.controller import address_of, rank_of
+
+    command = agent_main.command([rank_of(launch)], address_of(launch), controller_fd=None)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(command[0], command)  # noqa: S606 -- this very interpreter
+
+
+def run_of(config: pytest.Config) -> Run:
+    """The run, made at the first use."""
+    if RUN not in config.stash:
+        from pytest_gpucluster.plugin_run import Run
+
+        launch = launch_or_usage_error()
+        if launch is not None and not is_activated(config, config.invocation_params.args):
+            raise pytest.UsageError("under torchrun, fixtures of gpucluster need --gpucluster or the ini option gpucluster=true")
+        refuse_xdist(config, launch)
+        try:
+            config.stash[RUN] = Run(config, read_settings(config), launch)
+        except ConfigurationError as error:
+            raise pytest.UsageError(str(error)) from None
+        config.pluginmanager.register(config.stash[RUN], "gpucluster-run")
+    return config.stash[RUN]
+
+
+def refuse_xdist(config: pytest.Config, launch: Launch | None) -> None:
+    """One session drives all GPUs; several sessions would measure each GPU at the same time."""
+    if not getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+    if launch is not None:
+        raise pytest.UsageError("pytest-xdist (-n) cannot be used under torchrun: each rank has its GPU already; leave -n out")
+    raise pytest.UsageError(
+        "pytest-xdist (-n) would let several processes measure the same GPU at once; leave -n out: one session measures all "
+        "GPUs of this machine at the same time"
+    )
+
+
+def read_settings(config: pytest.Config) -> Settings:
+    """The options as one frozen object.
+
+    Raises:
+        ConfigurationError: an option's value is not understood.
+    """
+    level, soak_s = parse_level(config.option.gpucluster_level or "standard")
+    return Settings(
+        thresholds=config.option.gpucluster_thresholds,
+        profile=config.option.gpucluster_profile,
+        expect=parse_expect(config.option.gpucluster_expect),
+        level=level,
+        soak_s=soak_s,
+        results_dir=(config.invocation_params.dir / (config.option.gpucluster_results or "gpucluster-results")),
+        gate=config.option.gpucluster_gate,
+        inline=config.option.gpucluster_inline,
+    )
+
+
+def _say_goodbye(config: pytest.Config, launch: Launch) -> None:
+    """However rank 0 ends, the agents hear of it: help and collection with 0, everything unforeseen with 4.
+
+    A usage error needs no word: torchrun ends the other ranks of this node at once, and its end closes the store.
+    """
+    run = config.stash.get(RUN, None)
+    if run is not None:
+        run.close()
+        return
+    options = vars(getattr(config, "known_args_namespace", config.option))
+    if options.get("help") or options.get("collectonly") or options.get("version"):
+        from pytest_gpucluster.controller import Controller
+
+        Controller(launch, num_local=1, device="cpu", rootdir=Path.cwd()).quit(0)
+
+
+# Fixtures.
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """``place`` and ``node`` stand for every GPU and every node of the expected inventory."""
+    for name in ("place", "node"):
+        if name in metafunc.fixturenames:
+            inventory = run_of(metafunc.config).session.inventory
+            places = inventory.places if name == "place" else inventory.nodes
+            metafunc.parametrize(name, places, ids=[place.id for place in places], indirect=True)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A run begins at the latest when a test asks for one of our fixtures."""
+    if RUN not in config.stash and any(uses_us(item) for item in items):
+        run_of(config).start_late()
+
+
+def uses_us(item: pytest.Item) -> bool:
+    """Whether a test has our mark or one of our fixtures."""
+    if item.get_closest_marker("distributed") is not None:
+        return bool(set(getattr(item, "fixturenames", ())) & {"process_group", "rank", "world_size", "device"})
+    return any(_is_ours(item, name) for name in OWN_FIXTURES if name in getattr(item, "fixturenames", ()))
+
+
+def _is_ours(item: pytest.Item, name: str) -> bool:
+    definitions: Any = getattr(item, "_fixtureinfo", None)
+    found = definitions.name2fixturedefs.get(name) if definitions is not None else None
+    return bool(found) and found[-1].func.__module__ == __name__
+
+
+@pytest.fixture(scope="session")
+def cluster(pytestconfig: pytest.Config) -> Cluster:
+    """Everything we run on: ``run(function, per=...)``, ``places``, ``nodes``, ``world_size``, ``device``."""
+    return run_of(pytestconfig).session.cluster
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> Place:
+    """One expected GPU; an ERROR in set-up when nothing answers for it."""
+    found: Place = run_of(request.config).session.cluster.require_present(request.param)
+    return found
+
+
+@pytest.fixture
+def node(request: pytest.FixtureRequest) -> Place:
+    """One expected node; an ERROR in set-up when nothing answers for it."""
+    found: Place = run_of(request.config).session.cluster.require_present(request.param)
+    return found
+
+
+@pytest.fixture
+def criterion(request: pytest.FixtureRequest) -> Criterion:
+    """The entry of thresholds.yaml with this test's name: ``criterion.require(value)``."""
+    return run_of(request.config).criterion_of(request.node)
+
+
+@pytest.fixture(scope="session")
+def recipe(pytestconfig: pytest.Config) -> Any:
+    """``recipe(key)``: how the entry ``key`` wants its value measured, as keyword arguments for ``cluster.run``."""
+    return run_of(pytestconfig).recipe
+
+
+def _only_in_workers(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("distributed") is None:
+        pytest.fail(f"the fixture {request.fixturename!r} exists in @pytest.mark.distributed tests only", pytrace=False)
+
+
+@pytest.fixture
+def process_group(request: pytest.FixtureRequest) -> None:
+    """In a distributed test: the default process group."""
+    _only_in_workers(request)
+
+
+@pytest.fixture
+def rank(request: pytest.FixtureRequest) -> None:
+    """In a distributed test: the rank in the process group."""
+    _only_in_workers(request)
+
+
+@pytest.fixture
+def world_size(request: pytest.FixtureRequest) -> None:
+    """In a distributed test: the size of the process group."""
+    _only_in_workers(request)
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> None:
+    """In a distributed test: this rank's ``torch.device``."""
+    _only_in_workers(request)

@@ -1,0 +1,63 @@
+"""Testcases that no test item stands for, added to pytest's own live JUnit report: the verdict, and what never ran."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+
+from pytest_gpucluster.verdict import ACCEPTED, REHEARSED, REJECTED, WITH_WAIVERS, Verdict
+
+VERDICT_CASE = "gpucluster.verdict"
+REHEARSAL_SUITE = "gpucluster-rehearsal"
+
+
+class LiveJunit:
+    """pytest's junitxml writer of this session; does nothing when ``--junitxml`` was not given."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        """Find the writer by its class: pytest registers it without a name."""
+        plugins = config.pluginmanager.get_plugins()
+        self._writer: Any = next((plugin for plugin in plugins if type(plugin).__name__ == "LogXML"), None)
+
+    def add_missing(self, nodeid: str, why: str) -> None:
+        """A planned test that never ran is an error in the report, not an absence."""
+        self._add(nodeid, "setup", "failed", why, [("failure_type", "missing")])
+
+    def add_verdict(self, verdict: Verdict, *, rehearsal: bool) -> None:
+        """The last testcase: passed for ACCEPTED, failure for REJECTED, skipped for REHEARSED, else error."""
+        if self._writer is None:
+            return
+        if rehearsal:
+            self._writer.suite_name = REHEARSAL_SUITE
+        properties = [("verdict", verdict.word)]
+        if verdict.word in (ACCEPTED, WITH_WAIVERS):
+            self._add(VERDICT_CASE, "call", "passed", None, properties)
+        elif verdict.word == REJECTED:
+            self._add(VERDICT_CASE, "call", "failed", verdict.line, properties)
+        elif verdict.word == REHEARSED:
+            self._add(VERDICT_CASE, "setup", "skipped", ("", 0, verdict.line), [*properties])
+        else:
+            self._add(VERDICT_CASE, "setup", "failed", verdict.line, properties)
+
+    def _add(
+        self,
+        nodeid: str,
+        when: Literal["setup", "call"],
+        outcome: Literal["passed", "failed", "skipped"],
+        longrepr: Any,
+        properties: list[tuple[str, object]] | list[tuple[str, str]],
+    ) -> None:
+        if self._writer is None:
+            return
+        for phase, result, text in ((when, outcome, longrepr), ("teardown", "passed", None)):
+            report = pytest.TestReport(
+                nodeid=nodeid,
+                location=("", None, nodeid),
+                keywords={},
+                outcome=result,  # type: ignore[arg-type] -- one of the three
+                longrepr=text,
+                when=phase,  # type: ignore[arg-type] -- one of the three
+                user_properties=list(properties),
+            )
+            self._writer.pytest_runtest_logreport(report)

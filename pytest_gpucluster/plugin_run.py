@@ -1,0 +1,323 @@
+"""One acceptance run inside a pytest session: pairs tests with criteria, turns reports into outcomes, says the verdict."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gpucluster import pairing
+from pytest_gpucluster.cluster import Place
+from pytest_gpucluster.criterion import Criterion
+from pytest_gpucluster.errors import ConfigurationError, MeasurementError
+from pytest_gpucluster.launch import Launch
+from pytest_gpucluster.plan import rule_against
+from pytest_gpucluster.plugin_distributed import run_distributed_test
+from pytest_gpucluster.plugin_junit import LiveJunit
+from pytest_gpucluster.plugin_outcome import Told, outcome_of
+from pytest_gpucluster.plugin_terminal import Terminal
+from pytest_gpucluster.session import Session
+from pytest_gpucluster.settings import LEVELS, Settings
+from pytest_gpucluster.verdict import ACCEPTED, ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, Record, Verdict
+
+PAIR = pytest.StashKey[pairing.Pair]()
+CRITERION = pytest.StashKey[Criterion]()
+RULE = pytest.StashKey[str]()
+RECORD = pytest.StashKey[Record]()
+BAD = (FAILED, ERROR, NOISY, MISSING)
+
+
+class Run:
+    """The plugin object of a run; its methods are hooks, and what the fixtures ask for."""
+
+    def __init__(self, config: pytest.Config, settings: Settings, launch: Launch | None) -> None:
+        """Check everything; start nothing.
+
+        Raises:
+            ConfigurationError: see :class:`Session`.
+        """
+        self._config = config
+        self.session = Session(settings, launch, rootdir=config.rootpath)
+        self.session.asked = self._asked_places
+        self.verdict: Verdict | None = None
+        self.exit_code = int(pytest.ExitCode.USAGE_ERROR)
+        self._items: list[pytest.Item] = []
+        self._fixtures: list[str] = []
+        self._current: pytest.Item | None = None
+        self._closed = False
+        self._trouble: str | None = None
+        self._terminal = Terminal(config, self.session)
+        self.session.controller.on_progress = self._terminal.progress
+
+    # What fixtures ask for.
+
+    def recipe(self, key: str) -> dict[str, Any]:
+        """The recipe of an entry as keyword arguments for ``cluster.run``, its deadline included."""
+        if key not in self.session.criteria:
+            raise ConfigurationError(f"recipe({key!r}): {self.session.thresholds.path} has no such criterion")
+        threshold = self.session.criteria[key]
+        deadline = {} if threshold.deadline_s is None else {"deadline_s": threshold.deadline_s}
+        return {**threshold.recipe, **deadline}
+
+    def criterion_of(self, item: pytest.Item) -> Criterion:
+        """The criterion that this test judges."""
+        return item.stash[CRITERION]
+
+    def _asked_places(self) -> frozenset[Place] | None:
+        """The places that the selected tests want from the fixture being set up; None: all."""
+        if self._fixtures:
+            wanting = [item for item in self._items if self._fixtures[-1] in getattr(item, "fixturenames", ())]
+        else:
+            wanting = [self._current] if self._current is not None else []
+        places = {item.stash[PAIR].place if PAIR in item.stash else None for item in wanting}
+        return None if None in places or not places else frozenset(place for place in places if place is not None)
+
+    # Collection.
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Pair every test with its entry; leave out what lies above the level."""
+        try:
+            pairs = {item: self._pair(item) for item in items}
+        except ConfigurationError as error:
+            raise pytest.UsageError(str(error)) from None
+        above = [item for item, pair in pairs.items() if pair.judges and self._is_above(pair.criterion)]
+        if above:
+            config.hook.pytest_deselected(items=above)
+            items[:] = [item for item in items if item not in above]
+
+    def _is_above(self, key: str) -> bool:
+        return LEVELS.index(self.session.criteria[key].level) > LEVELS.index(self.session.settings.level)
+
+    def _pair(self, item: pytest.Item) -> pairing.Pair:
+        names = getattr(item, "fixturenames", ())
+        parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+        place = next((parameters[name] for name in ("place", "node") if isinstance(parameters.get(name), Place)), None)
+        original = getattr(item, "originalname", None) or item.name
+        key = pairing.criterion_key(item.name, original, place)
+        judges = "criterion" in names
+        if item.get_closest_marker("distributed") is not None:
+            arguments = getattr(getattr(item, "_fixtureinfo", None), "argnames", ())
+            pairing.require_test_arguments(arguments, parameters, nodeid=item.nodeid)
+        if judges:
+            self._bind_criterion(item, key, place)
+        elif key in self.session.criteria:
+            key = item.nodeid
+        item.stash[PAIR] = pair = pairing.Pair(criterion=key, place=place, judges=judges)
+        return pair
+
+    def _bind_criterion(self, item: pytest.Item, key: str, place: Place | None) -> None:
+        session, facts = self.session, self.session.inventory.facts
+        pairing.require_entry(key, session.criteria, nodeid=item.nodeid, file=str(session.thresholds.path))
+        threshold = session.criteria[key]
+        pairing.require_place(key, threshold.per, place, nodeid=item.nodeid)
+        rule = rule_against(threshold, session.inventory)
+        if rule is not None:
+            item.stash[RULE] = rule
+            return
+        gpus = {"gpu": 1, "node": facts["gpus_per_node"], "cluster": facts["world_size"]}[threshold.per]
+        limit = threshold.limit(gpus=gpus, cluster=facts)
+        item.stash[CRITERION] = Criterion(threshold=threshold, limit=limit, place=place, note=self._terminal.remark)
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """The expected set is fixed here, before anything runs."""
+        self._items = list(session.items)
+        owners: dict[tuple[str, str | None], str] = {}
+        for item in self._items:
+            pair = item.stash[PAIR]
+            if pair.key in owners:
+                raise pytest.UsageError(f"{item.nodeid} and {owners[pair.key]} both judge {pair.criterion!r}; rename one of them")
+            owners[pair.key] = item.nodeid
+            self.session.plan.expect(pair.criterion, pair.place.id if pair.place else None, nodeid=item.nodeid)
+        self.session.fix_plan()
+        if self.session.is_open:
+            self._terminal.announce(self.session)
+
+    # Running.
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Start the agents while pytest collects."""
+        del session
+        if not self._config.option.collectonly:
+            self._open()
+
+    def start_late(self) -> None:
+        """The same, when a test's fixtures were the first sign that this is a run."""
+        if not self._config.option.collectonly:
+            self._open()
+
+    def _open(self) -> None:
+        try:
+            self.session.open()
+        except ConfigurationError as error:
+            raise pytest.UsageError(str(error)) from None
+        self._terminal.take_over()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _on_sigterm(self, *_: Any) -> None:
+        self.session.controller.terminated = "SIGTERM"
+        self.session.terminated = "SIGTERM"
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Keep the session at hand, so that a signal can stop it between two tests."""
+        self._session = session
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Remember which test runs; stop between tests once the run was told to end."""
+        self._current = item
+        self._terminal.begin(item.stash[PAIR])
+        try:
+            return (yield)
+        finally:
+            self._current = None
+            if self.session.terminated is not None:
+                self._session.shouldstop = f"terminated by {self.session.terminated}"
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """A criterion that the profile's rules exclude is skipped, with the rule as the reason."""
+        if RULE in item.stash:
+            pytest.skip(item.stash[RULE])
+        if self.session.terminated is not None:
+            raise MeasurementError(f"not run: terminated by {self.session.terminated}", kind="missing")
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, object, object]:
+        """Know for which fixture ``cluster.run`` is called."""
+        self._fixtures.append(fixturedef.argname)
+        try:
+            return (yield)
+        finally:
+            self._fixtures.pop()
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        """The body of a distributed test runs in the workers."""
+        if pyfuncitem.get_closest_marker("distributed") is None:
+            return None
+        run_distributed_test(pyfuncitem, self.session)
+        return True
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """pytest's report, made to say what is true: could not measure is ERROR, never judged is ERROR."""
+        report = yield
+        told = Told(
+            pair=item.stash[PAIR],
+            rule=item.stash.get(RULE, None),
+            criterion=item.stash.get(CRITERION, None),
+            earlier=item.stash.get(RECORD, None),
+        )
+        record = outcome_of(report, call, told)
+        if record is not None:
+            item.stash[RECORD] = record
+            self._add_properties(item, record)
+            self.session.settle(record)
+            report.user_properties = list(item.user_properties)
+        if call.when == "teardown" and RECORD in item.stash:
+            self._terminal.done(item.stash[RECORD])
+        return report
+
+    def _add_properties(self, item: pytest.Item, record: Record) -> None:
+        place = self.session.places().get(record.place or "")
+        facts: dict[str, Any] = {} if place is None else {"place": place.id}
+        for name in ("hostname", "rank", "uuid", "serial", "pci"):
+            if getattr(place, name, None) is not None:
+                facts[name] = getattr(place, name)
+        facts.update({"value": record.value, "unit": record.unit, "limit": record.limit})
+        if record.outcome in (ERROR, NOISY, MISSING):
+            facts["failure_type"] = record.outcome
+        known = {name for name, _ in item.user_properties}
+        item.user_properties += [(name, fact) for name, fact in facts.items() if fact is not None and name not in known]
+
+    # The end.
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Close the plan, decide, write; pytest's own reporters follow."""
+        if self.session.is_open and hasattr(self, "_session"):
+            self._finish(session)
+        result = yield
+        self.exit_code = int(session.exitstatus)
+        return result
+
+    def _finish(self, session: pytest.Session) -> None:
+        outcome, why = self._why_unfinished(session)
+        unrun = self.session.plan.close(outcome=outcome, why=why)
+        self.verdict = self.session.decide()
+        junit = LiveJunit(self._config)
+        for record in unrun if outcome == MISSING else ():
+            junit.add_missing(self.session.plan.nodeid(record), record.reason or why)
+        junit.add_verdict(self.verdict, rehearsal=self.session.rehearsal)
+        self._trouble = self.session.write_results(self.verdict)
+        session.exitstatus = self._exit_status(session)
+        if session.exitstatus != 0:
+            write_torchrun_error_file(self.verdict.line)
+
+    def _why_unfinished(self, session: pytest.Session) -> tuple[str, str]:
+        if self.session.terminated is not None:
+            return MISSING, f"not run: terminated by {self.session.terminated}"
+        if session.shouldfail or (session.shouldstop and session.exitstatus != pytest.ExitCode.INTERRUPTED):
+            return NOT_SELECTED, f"not run: {session.shouldfail or session.shouldstop}"
+        if session.shouldstop:
+            return NOT_SELECTED, f"not run: {session.shouldstop}"
+        if session.exitstatus == pytest.ExitCode.INTERRUPTED:
+            return MISSING, "not run: the run was interrupted"
+        return MISSING, "not run: the session ended early"
+
+    def _exit_status(self, session: pytest.Session) -> int:
+        """pytest's own status, never 0 when something is not as it should be."""
+        assert self.verdict is not None
+        bad = any(self.verdict.counts[outcome] for outcome in BAD) or self._trouble is not None
+        gated = self.session.settings.gate and self.verdict.word != ACCEPTED
+        if int(session.exitstatus) == 0 and (bad or gated):
+            return int(pytest.ExitCode.TESTS_FAILED)
+        return int(session.exitstatus)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """The table, what failed where, and the verdict line last."""
+        if self.verdict is not None:
+            self._terminal.summary(terminalreporter, self.session, self.verdict, trouble=self._trouble)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        """Reports are on disk: the agents may go."""
+        self.close()
+
+    def close(self) -> None:
+        """End everything this run started; safe to call again."""
+        if not self._closed:
+            self._closed = True
+            if self.session.is_open:
+                self.session.close(self.exit_code)
+            elif self.exit_code == 0 or self._config.option.collectonly:
+                self.session.controller.quit(self.exit_code)
+
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """No dots in normal mode: one line per criterion tells more."""
+        return self._terminal.status(report)
+
+
+def write_torchrun_error_file(line: str) -> None:
+    """What torchrun's closing banner shows as the cause, in its own format (torch.distributed.elastic error files)."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    message = {"message": f"handover {line}"[:120], "extraInfo": {"timestamp": str(int(time.time()))}}
+    with contextlib.suppress(OSError):
+        Path(path).write_text(json.dumps({"message": message}), encoding="utf-8")

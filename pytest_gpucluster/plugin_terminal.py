@@ -1,0 +1,150 @@
+"""What a run shows: one line per criterion as it runs, live progress, and at the end a table and the verdict."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from pytest_gpucluster import messages
+from pytest_gpucluster.pairing import Pair
+from pytest_gpucluster.reporting.table import criteria_table
+from pytest_gpucluster.session import Session
+from pytest_gpucluster.verdict import FAILED, PASSED, SKIPPED, WORDS, Record, Verdict
+
+PLAIN_INTERVAL_S = 5.0
+NAME_WIDTH = 34
+PLAIN_WIDTH = 132
+
+
+class Terminal:
+    """Writes through pytest's own terminal reporter; silent where that is switched off."""
+
+    def __init__(self, config: pytest.Config, session: Session) -> None:
+        """Nothing is shown before :meth:`take_over`."""
+        self._config = config
+        self._session = session
+        self._lines = False
+        self._criterion: str | None = None
+        self._records: list[Record] = []
+        self._remarks: list[str] = []
+        self._last_s = time.monotonic()
+        self._transient = False
+
+    @property
+    def _reporter(self) -> Any:
+        return self._config.pluginmanager.get_plugin("terminalreporter")
+
+    def take_over(self) -> None:
+        """In normal verbosity our lines stand in the place of pytest's dots."""
+        reporter = self._reporter
+        if reporter is not None and self._config.get_verbosity() == 0:
+            self._lines = True
+            reporter.showfspath = False
+            reporter._show_progress_info = False  # noqa: SLF001 -- there is no public switch at run time
+
+    def status(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Category and no letter, where our lines tell the same."""
+        if not self._lines:
+            return None
+        if report.when in ("setup", "teardown") and report.outcome == "passed":
+            return ("", "", "")
+        if report.outcome == "failed" and report.when != "call":
+            return ("error", "", "ERROR")
+        return (report.outcome, "", report.outcome.upper())
+
+    def announce(self, session: Session) -> None:
+        """What is about to be measured, and against which limits."""
+        facts = session.inventory.facts
+        unit = "ranks on the CPU" if session.rehearsal else "GPUs"
+        self._write(
+            f"gpucluster: {facts['nodes']} node(s) x {facts['gpus_per_node']} {unit} expected; profile "
+            f"{session.profile.name}, level {session.settings.level}, limits from {session.thresholds.path.name}"
+        )
+        if session.rehearsal:
+            self._write("gpucluster: REHEARSAL on the CPU: it tries the procedure and accepts nothing")
+
+    def begin(self, pair: Pair) -> None:
+        """A test begins; a new criterion closes the line of the one before."""
+        if pair.criterion != self._criterion:
+            self._close_line()
+            self._criterion = pair.criterion
+            self._last_s = time.monotonic()
+
+    def done(self, record: Record) -> None:
+        """A test has its outcome."""
+        self._records.append(record)
+
+    def remark(self, text: str) -> None:
+        """An advisory limit was missed: said at the end, never a failure."""
+        self._remarks.append(text)
+
+    def progress(self, rank: int, step: str, fraction: float | None) -> None:
+        """What one rank does now: rewritten in place on a terminal, now and then elsewhere."""
+        reporter = self._reporter
+        if reporter is None or self._config.get_verbosity() < 0:
+            return
+        share = f" {100 * fraction:3.0f} %" if fraction is not None else ""
+        text = f"{self._criterion or 'starting':<{NAME_WIDTH}} rank {rank}: {step}{share}"
+        with self._uncaptured():
+            if reporter.isatty:
+                reporter.rewrite(text, erase=True)
+                self._transient = True
+            elif time.monotonic() - self._last_s > PLAIN_INTERVAL_S:
+                self._last_s = time.monotonic()
+                reporter.write_line(text)
+
+    def summary(self, reporter: pytest.TerminalReporter, session: Session, verdict: Verdict, *, trouble: str | None) -> None:
+        """Table, failures over all places, remarks, verdict."""
+        self._close_line()
+        records = list(session.plan)
+        reporter.section("gpucluster")
+        width = reporter._tw.fullwidth if reporter.isatty else PLAIN_WIDTH  # noqa: SLF001 -- pytest's own width
+        reporter.write(criteria_table(records, width=width, color=reporter.hasmarkup))
+        names = {place.id: place.label for place in session.places().values()}
+        for criterion in dict.fromkeys(record.criterion for record in records if record.outcome == FAILED):
+            rows = [record for record in records if record.criterion == criterion]
+            for line in messages.describe_together(rows, names):
+                reporter.write_line(line)
+        for remark in self._remarks:
+            reporter.write_line(f"advisory: {remark}")
+        changed = session.facts()["changed_limits"]
+        if changed:
+            reporter.write_line(f"limits changed from the packaged ones: {', '.join(changed)}")
+        if trouble is not None:
+            reporter.write_line(f"results are incomplete on disk: {trouble}", red=True)
+        timings = session.timings()
+        reporter.write_line(
+            f"{timings['total_s']:.1f} s: {timings['startup_s']:.1f} start-up, {timings['measuring_s']:.1f} measuring, "
+            f"{timings['other_s']:.1f} else; results in {session.settings.results_dir}"
+        )
+        good = verdict.word in ("ACCEPTED", "ACCEPTED_WITH_WAIVERS")
+        reporter.write_line(f"verdict {verdict.line}", bold=True, green=good, red=verdict.word == "REJECTED")
+
+    def _close_line(self) -> None:
+        if not self._lines or not self._records:
+            self._records = []
+            return
+        records, self._records = self._records, []
+        values = [record.value for record in records if record.value is not None]
+        counts = [f"{sum(r.outcome == word for r in records)} {WORDS[word]}" for word in dict.fromkeys(r.outcome for r in records)]
+        shown = f"{messages.summarize(values)} {records[0].unit}" if values else ""
+        limit = f"  ({records[0].limit})" if values and records[0].limit else ""
+        good = all(record.outcome in (PASSED, SKIPPED) for record in records)
+        self._write(f"{records[0].criterion:<{NAME_WIDTH}} {', '.join(counts):<22} {shown}{limit}", red=not good)
+
+    def _write(self, text: str, **markup: bool) -> None:
+        reporter = self._reporter
+        if reporter is None:
+            return
+        with self._uncaptured():
+            if self._transient:
+                reporter.rewrite("", erase=True)
+                self._transient = False
+            reporter.ensure_newline()
+            reporter.write_line(text, **markup)
+
+    def _uncaptured(self) -> Any:
+        capture: Any = self._config.pluginmanager.get_plugin("capturemanager")
+        return capture.global_and_fixture_disabled()

@@ -1,0 +1,98 @@
+"""``results.json``: the whole outcome as strict JSON, in the shape of ``results.schema.json`` beside this file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pytest_gpucluster.cluster import Place
+from pytest_gpucluster.verdict import ERROR, FAILED, MISSING, Record, Verdict
+
+SCHEMA = 1
+SCHEMA_FILE = Path(__file__).with_name("results.schema.json")
+ACTIONS = {
+    "gpu": "take the GPU out of service; run the health criteria there, then replace it if they fail again",
+    "node": "look at the node: power, cabling, driver; then measure it again",
+}
+
+
+def results_document(
+    *, records: Iterable[Record], places: Mapping[str, Place], verdict: Verdict, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The document for one run; ``facts`` are the remaining top-level members, as plain data."""
+    rows = list(records)
+    return {
+        "schema": SCHEMA,
+        "verdict": verdict.word,
+        "verdict_line": verdict.line,
+        **facts,
+        "criteria": [_row(record, places) for record in rows],
+        "culprits": culprits(rows, places),
+    }
+
+
+def to_json(document: Mapping[str, Any]) -> str:
+    """Strict JSON: a number that is not finite becomes null."""
+    return json.dumps(_strict(document), indent=1, allow_nan=False) + "\n"
+
+
+def place_facts(place: Place | None) -> dict[str, Any] | None:
+    """A place as results.json has it."""
+    return None if place is None else {name: getattr(place, name) for name in _PLACE_FIELDS}
+
+
+def culprits(records: Iterable[Record], places: Mapping[str, Place]) -> list[dict[str, Any]]:
+    """Every part that something points at, with what points at it; measured findings before mere errors."""
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        if record.outcome in (FAILED, ERROR, MISSING):
+            for place in record.culprits:
+                found.setdefault(place, []).append(record)
+    rows = [_culprit(places[name], pointing) for name, pointing in found.items() if name in places]
+    return sorted(rows, key=lambda row: row["confidence"] != "high")
+
+
+def _culprit(place: Place, records: list[Record]) -> dict[str, Any]:
+    kind = "gpu" if place.gpu is not None else "node"
+    measured = any(record.outcome == FAILED for record in records)
+    reasons = [str(record.reason or "").splitlines()[0] for record in records if record.reason]
+    return {
+        "kind": kind,
+        "place": place_facts(place),
+        "criteria": sorted({record.criterion for record in records}),
+        "confidence": "high" if measured else "medium",
+        "evidence": reasons[:8],
+        "action": ACTIONS[kind],
+    }
+
+
+def _row(record: Record, places: Mapping[str, Place]) -> dict[str, Any]:
+    return {
+        "criterion": record.criterion,
+        "place": place_facts(places.get(record.place)) if record.place is not None else None,
+        "outcome": record.outcome,
+        "value": record.value,
+        "unit": record.unit,
+        "limit": record.limit,
+        "reason": record.reason,
+        "evidence": dict(record.evidence),
+    }
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_strict(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _strict(dataclasses.asdict(value))
+    return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
+
+
+_PLACE_FIELDS = ("id", "node", "hostname", "gpu", "rank", "uuid", "serial", "pci")

@@ -1,0 +1,47 @@
+"""The closing table: criterion, outcomes, values over all places, limit, margin."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from pytest_gpucluster.messages import summarize
+from pytest_gpucluster.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, WORDS, Record
+
+STYLES = {PASSED: "green", SKIPPED: "dim", NOT_SELECTED: "dim", FAILED: "red", ERROR: "red", MISSING: "red", NOISY: "yellow"}
+SEVEREST_FIRST = (FAILED, ERROR, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED)
+
+
+def criteria_table(records: Iterable[Record], *, width: int, color: bool) -> str:
+    """One row a criterion, as text ``width`` columns wide."""
+    by_criterion: dict[str, list[Record]] = {}
+    for record in records:
+        by_criterion.setdefault(record.criterion, []).append(record)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("criterion", "places", "measured", "limit", "margin", "outcome"):
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("margin", "places"))
+    for criterion, rows in by_criterion.items():
+        table.add_row(escape(criterion), *_cells(rows))
+    sink = io.StringIO()
+    Console(file=sink, width=width, force_terminal=color, no_color=not color, highlight=False, emoji=False).print(table)
+    return sink.getvalue()
+
+
+def _cells(rows: list[Record]) -> list[str]:
+    values = [row.value for row in rows if row.value is not None]
+    margins = [row.margin_percent for row in rows if row.margin_percent is not None]
+    limits = list(dict.fromkeys(row.limit for row in rows if row.limit))
+    worst = next(outcome for outcome in SEVEREST_FIRST if any(row.outcome == outcome for row in rows))
+    number = sum(row.outcome == worst for row in rows)
+    told = WORDS[worst] if number == len(rows) else f"{number} of {len(rows)} {WORDS[worst]}"
+    return [
+        str(len(rows)),
+        escape(f"{summarize(values)} {rows[0].unit or ''}") if values else "-",
+        escape(", ".join(limits)) or "-",
+        f"{min(margins):+.1f} %" if margins else "-",
+        f"[{STYLES[worst]}]{told}[/]",
+    ]

@@ -1,0 +1,260 @@
+"""One run: settings, thresholds, inventory, the expected set, the controller, the outcomes. Knows nothing of pytest."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from pytest_gpucluster import plan as planning
+from pytest_gpucluster.cluster import Inventory, Place
+from pytest_gpucluster.controller import Controller
+from pytest_gpucluster.dispatch import Cluster
+from pytest_gpucluster.errors import ConfigurationError, GpuclusterError, MeasurementError
+from pytest_gpucluster.inventory.detect import Detected, detect_gpus
+from pytest_gpucluster.inventory.identity import read_versions
+from pytest_gpucluster.launch import Launch
+from pytest_gpucluster.reporting.files import Journal, ResultsDirectory, write_atomically
+from pytest_gpucluster.reporting.results import place_facts, results_document, to_json
+from pytest_gpucluster.settings import LEVELS, Expect, Settings
+from pytest_gpucluster.thresholds import Profile, load
+from pytest_gpucluster.verdict import PASSED, Record, Terms, Verdict, decide
+
+OLDEST_TORCH = (2, 4)
+REHEARSAL_RANKS = 2
+JOIN_S = 120.0
+
+
+class Session:
+    """What a run knows. Made once, at configuration time; starts processes only when asked."""
+
+    def __init__(self, settings: Settings, launch: Launch | None, *, rootdir: Path) -> None:
+        """Check everything that can be checked before any GPU work.
+
+        Raises:
+            ConfigurationError: torch too old, thresholds wrong, no profile for these GPUs, more ranks than GPUs, ...
+        """
+        self.started_s = time.monotonic()
+        self.settings = settings
+        self.launch = launch
+        require_torch()
+        if launch is not None and launch.restart_count > 0:
+            raise ConfigurationError(
+                f"this is restart {launch.restart_count} of torchrun: a second attempt would be mixed with the first one's "
+                "results. Run without --max-restarts"
+            )
+        self.thresholds = load(settings.thresholds)
+        detected = self._detect()
+        self.profile: Profile = self.thresholds.profile_for(name=settings.profile, gpu_names=detected.names)
+        self.criteria = self.thresholds.criteria(self.profile)
+        self.inventory = self._expected(detected)
+        self._require_gpus(detected)
+        self.plan = planning.Plan()
+        self.objections: list[str] = []
+        self.asked: Callable[[], frozenset[Place] | None] = lambda: None
+        self.terminated: str | None = None
+        num_local = launch.local_world_size if launch is not None else self._num_local(detected)
+        self.controller = Controller(launch, num_local=num_local, device=self.inventory.device, rootdir=rootdir)
+        self._cluster: Cluster | None = None
+        self._directory: ResultsDirectory | None = None
+        self._journal: Journal | None = None
+        self._bind_error: Exception | None = None
+
+    def _detect(self) -> Detected:
+        named = self.thresholds.profiles.get(self.settings.profile or "")
+        return Detected(names=()) if named is not None and named.rehearsal else detect_gpus()
+
+    @property
+    def rehearsal(self) -> bool:
+        """Whether this can be no acceptance: no GPU, or a profile meant for rehearsal."""
+        return self.profile.rehearsal
+
+    def _expected(self, detected: Detected) -> Inventory:
+        """What was promised: the option, else the file, else the profile, else what torchrun or the machine shows."""
+        shown = Expect(
+            nodes=self.launch.num_nodes if self.launch is not None else 1,
+            gpus_per_node=self.launch.local_world_size if self.launch is not None else detected.num_gpus or REHEARSAL_RANKS,
+        )
+        sources = (self.settings.expect, self.thresholds.cluster, self.profile, shown)
+        nodes = next(source.nodes for source in sources if source.nodes is not None)
+        gpus = next(source.gpus_per_node for source in sources if source.gpus_per_node is not None)
+        return Inventory(
+            num_nodes=nodes,
+            gpus_per_node=gpus,
+            device="cpu" if self.rehearsal else "cuda",
+            fabric=self.profile.fabric,
+            gpu_names=tuple(self.profile.spec.names) if self.profile.spec is not None else (),
+        )
+
+    def _num_local(self, detected: Detected) -> int:
+        return self.inventory.gpus_per_node if self.rehearsal else detected.num_gpus
+
+    def _require_gpus(self, detected: Detected) -> None:
+        if self.launch is None or self.rehearsal or self.launch.local_world_size <= detected.num_gpus:
+            return
+        raise ConfigurationError(
+            f"torchrun started {self.launch.local_world_size} ranks on this node, which has {detected.num_gpus} visible GPUs; "
+            f"say --nproc-per-node={detected.num_gpus}. If a GPU is missing, say so with --gpucluster-expect instead"
+        )
+
+    # Running.
+
+    def open(self) -> None:
+        """Take the results directory and start the agents; returns before they are ready."""
+        self._directory = ResultsDirectory(self.settings.results_dir)
+        self._journal = Journal(self._directory.path / "journal.jsonl")
+        self._journal.write("started", versions=read_versions(), settings=_shown(self.settings), facts=self.facts())
+        self.controller.start(log=self._directory.path / "logs" / "agents.log")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this run measures (and does not only collect)."""
+        return self._directory is not None
+
+    @property
+    def cluster(self) -> Cluster:
+        """The cluster, all places bound; the first use waits for every rank's hello.
+
+        Raises:
+            MeasurementError: the ranks cannot be reached at all.
+        """
+        if self._cluster is None:
+            if self._bind_error is not None:
+                raise self._bind_error
+            cluster = Cluster(self.controller, self.inventory, asked=lambda: self.asked())
+            try:
+                cluster.bind(within_s=JOIN_S)
+            except GpuclusterError as error:
+                self._bind_error = error
+                raise
+            except Exception as error:
+                self._bind_error = MeasurementError(f"no rank can be reached: {error}", kind="lost")
+                raise self._bind_error from error
+            self._cluster = cluster
+            self._note_unexpected(cluster)
+            self._write("bound", places=[place_facts(place) for place in cluster.places], unheard=cluster.unheard)
+        return self._cluster
+
+    def _note_unexpected(self, cluster: Cluster) -> None:
+        if cluster.unexpected:
+            self.objections.append(f"more GPUs than expected: {', '.join(cluster.unexpected)}")
+
+    def fix_plan(self) -> None:
+        """Add what the profile expects and nobody selected, and put the whole expected set on record."""
+        accept_at = self.profile.accept_at
+        planning.complete(self.plan, self.criteria, self.inventory, level=self.settings.level, accept_at=accept_at)
+        self._write("planned", expected=[[record.criterion, record.place, record.outcome] for record in self.plan])
+
+    def settle(self, record: Record) -> None:
+        """Take one outcome and write it down at once."""
+        self.plan.settle(record)
+        self._write("outcome", record=record_facts(record))
+
+    def _write(self, event: str, **facts: Any) -> None:
+        if self._journal is not None:
+            self._journal.write(event, **facts)
+
+    # The end.
+
+    def decide(self) -> Verdict:
+        """The verdict over what is on record."""
+        reached = LEVELS.index(self.settings.level) >= LEVELS.index(self.profile.accept_at)
+        terms = Terms(rehearsal=self.rehearsal, level_reached=reached, objections=tuple(self.objections))
+        return decide(self.plan, terms)
+
+    def places(self) -> Mapping[str, Place]:
+        """Every expected place and node by id, bound as far as anything said hello."""
+        if self._cluster is None:
+            return {place.id: place for place in (*self.inventory.places, *self.inventory.nodes)}
+        return {place.id: place for place in (*self._cluster.places, *self._cluster.nodes)}
+
+    def write_results(self, verdict: Verdict) -> str | None:
+        """Write results.json and close the journal; what went wrong with the disk, if anything did."""
+        if self._directory is None or self._journal is None:
+            return None
+        self._write("verdict", verdict=verdict.word, line=verdict.line)
+        document = results_document(
+            records=self.plan,
+            places=self.places(),
+            verdict=verdict,
+            facts={**self.facts(), "environment": self._environment(), "timings": self.timings()},
+        )
+        try:
+            write_atomically(self._directory.path / "results.json", to_json(document))
+            return self._journal.failed
+        except OSError as error:
+            return f"results.json could not be written: {error.strerror}"
+
+    def close(self, code: int) -> None:
+        """Send the agents home and free the results directory."""
+        self.controller.quit(code)
+        if self._journal is not None:
+            self._journal.close()
+        if self._directory is not None:
+            self._directory.close()
+
+    def facts(self) -> dict[str, Any]:
+        """What the verdict is about: level, profile, expected inventory, which limits."""
+        facts = self.inventory.facts
+        return {
+            "level": self.settings.level,
+            "profile": self.profile.name,
+            "expected": {"nodes": facts["nodes"], "gpus_per_node": facts["gpus_per_node"]},
+            "thresholds_sha256": self.thresholds.sha256,
+            "changed_limits": self.thresholds.changed_limits(self.profile),
+        }
+
+    def timings(self) -> dict[str, float]:
+        """Seconds: the whole session so far, starting the ranks, waiting for measurements, everything else."""
+        total_s = time.monotonic() - self.started_s
+        startup_s = self._cluster.startup_s if self._cluster is not None else 0.0
+        measuring_s = self.controller.measuring_s
+        return {
+            "total_s": round(total_s, 3),
+            "startup_s": round(startup_s, 3),
+            "measuring_s": round(measuring_s, 3),
+            "other_s": round(max(0.0, total_s - startup_s - measuring_s), 3),
+        }
+
+    def _environment(self) -> dict[str, Any]:
+        identities = self._cluster.identities if self._cluster is not None else {}
+        return {
+            "versions": read_versions(),
+            "gpus": sorted({who.gpu_name for who in identities.values() if who.gpu_name}),
+            "launched_by": "torchrun" if self.launch is not None else "pytest",
+            "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("NCCL_", "CUDA_"))},
+        }
+
+
+def require_torch() -> None:
+    """Check the version of torch without importing it.
+
+    Raises:
+        ConfigurationError: not installed, or older than the oldest that can work.
+    """
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        raise ConfigurationError("torch is not installed; pip install torch") from None
+    found = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+    if found < OLDEST_TORCH:
+        wanted = ".".join(map(str, OLDEST_TORCH))
+        raise ConfigurationError(f"torch {version} is too old: at least {wanted} is needed (2.11 and 2.13 were run)")
+
+
+def record_facts(record: Record) -> dict[str, Any]:
+    """A record as plain data, for the journal."""
+    names = ("criterion", "place", "outcome", "value", "unit", "limit", "reason", "margin_percent", "culprits", "evidence")
+    return {name: getattr(record, name) for name in names}
+
+
+def passed_values(records: list[Record]) -> list[float]:
+    """The values of those that passed."""
+    return [record.value for record in records if record.outcome == PASSED and record.value is not None]
+
+
+def _shown(settings: Settings) -> dict[str, Any]:
+    return {name: str(getattr(settings, name)) for name in settings.__slots__}

@@ -1,0 +1,68 @@
+"""Options and ini values, made into one frozen object at the door; nothing later asks pytest for an option."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_gpucluster.errors import ConfigurationError
+
+LEVELS = ("quick", "standard", "soak")
+DURATION_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expect:
+    """The inventory somebody promised; None where nobody said."""
+
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the command line and the ini file ask for."""
+
+    thresholds: Path | None
+    profile: str | None
+    expect: Expect
+    level: str
+    soak_s: float | None
+    results_dir: Path
+    gate: bool
+    inline: bool
+
+
+def parse_expect(text: str | None) -> Expect:
+    """``nodes=2,gpus_per_node=8`` as an :class:`Expect`.
+
+    Raises:
+        ConfigurationError: an unknown key, a key given twice, or a value that is no whole number above zero.
+    """
+    found: dict[str, int] = {}
+    for part in filter(None, (text or "").split(",")):
+        key, _, number = (piece.strip() for piece in part.partition("="))
+        if key not in ("nodes", "gpus_per_node") or key in found:
+            raise ConfigurationError(f"--gpucluster-expect: {part!r} is not understood; say nodes=2,gpus_per_node=8")
+        if not re.fullmatch(r"[1-9]\d{0,6}", number):
+            raise ConfigurationError(f"--gpucluster-expect: {key} must be a whole number above zero, not {number!r}")
+        found[key] = int(number)
+    return Expect(nodes=found.get("nodes"), gpus_per_node=found.get("gpus_per_node"))
+
+
+def parse_level(text: str) -> tuple[str, float | None]:
+    """``quick``, ``standard``, ``soak`` or ``soak:8h`` as (level, soak duration in s or None).
+
+    Raises:
+        ConfigurationError: another word, or a duration that is not a number with one of s, m, h, d.
+    """
+    level, _, duration = text.partition(":")
+    if level not in LEVELS or (duration and level != "soak"):
+        raise ConfigurationError(f"--gpucluster-level: {text!r} is not one of {', '.join(LEVELS)} or soak:8h")
+    if not duration:
+        return level, None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", duration)
+    if match is None or float(match[1]) == 0:
+        raise ConfigurationError(f"--gpucluster-level: {duration!r} is not a duration such as 30m, 8h or 2d")
+    return level, float(match[1]) * DURATION_UNITS_S[match[2]]

@@ -1,0 +1,197 @@
+"""Forks workers quickly: a small process that imported torch once and starts each worker as a copy of itself.
+
+The standard library's forkserver was tried first; what it lacks is written in docs/decisions/0003-spawner.md (workers
+that survive a killed parent, a frozen environment, a second import of torch for each rank).
+
+A spawner is forked by its agent before that starts a thread or opens a connection. It ends, and takes its workers with
+it, when its agent ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+REQUEST_BYTES = 256 * 1024
+Main = Callable[[dict[str, Any], int], None]
+
+
+class Spawner:
+    """The agent's handle on its spawner."""
+
+    def __init__(self, main: Main) -> None:
+        """Fork the spawner; ``main(request, link_fd)`` is what each worker runs."""
+        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.pid = os.fork()
+        if self.pid == 0:
+            self._link.close()
+            _Server(theirs, main).serve()
+        theirs.close()
+        self._exits: list[tuple[int, int]] = []
+
+    def fileno(self) -> int:
+        """For a selector: readable when a worker has ended."""
+        return self._link.fileno()
+
+    def spawn(self, request: dict[str, Any], *, link: socket.socket, output_fd: int) -> int:
+        """Start a worker with ``link`` as its line to the agent and ``output_fd`` as stdout and stderr; its pid.
+
+        Raises:
+            OSError: the spawner is gone, or could not fork.
+        """
+        socket.send_fds(self._link, [json.dumps(request).encode()], [link.fileno(), output_fd])
+        while True:
+            answer = self._receive()
+            if "pid" in answer:
+                return int(answer["pid"])
+            if "error" in answer:
+                raise OSError(answer["error"])
+            self._exits.append((answer["exit"], answer["status"]))
+
+    def exits(self, *, within_s: float = 0.0) -> list[tuple[int, int]]:
+        """(pid, wait status) of the workers that ended since the last call, waiting at most ``within_s`` for one.
+
+        Raises:
+            OSError: the spawner is gone.
+        """
+        while select.select([self._link], [], [], 0.0 if self._exits else within_s)[0]:
+            answer = self._receive()
+            self._exits.append((answer["exit"], answer["status"]))
+        found, self._exits = self._exits, []
+        return found
+
+    def _receive(self) -> dict[str, Any]:
+        data = self._link.recv(REQUEST_BYTES)
+        if not data:
+            raise OSError("the spawner of workers has ended")
+        return dict(json.loads(data))
+
+
+class _Server:
+    """The spawner itself: one thread, no torch call, nothing that can hang."""
+
+    def __init__(self, link: socket.socket, main: Main) -> None:
+        self._link = link
+        self._main = main
+        self._workers: set[int] = set()
+        self._wake, wake_write = os.pipe()
+        os.set_blocking(wake_write, False)  # noqa: FBT003 -- the only argument it has
+        os.set_blocking(self._wake, False)  # noqa: FBT003 -- as above
+        die_with_parent()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+
+    def serve(self) -> None:
+        """Fork on request and report deaths until the agent is gone; never returns."""
+        try:
+            while self._step():
+                pass
+        finally:
+            for pid in self._workers:
+                kill_group(pid)
+            os._exit(0)
+
+    def _step(self) -> bool:
+        ready, _, _ = select.select([self._link, self._wake], [], [], 10.0)
+        if self._wake in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._wake, 4096)
+        self._reap()
+        if self._link not in ready:
+            return True
+        data, fds, _, _ = socket.recv_fds(self._link, REQUEST_BYTES, 4)
+        if not data:
+            return False
+        self._fork(json.loads(data), fds)
+        return True
+
+    def _fork(self, request: dict[str, Any], fds: list[int]) -> None:
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._send({"error": f"could not start a worker: {error}"})
+            return
+        if pid == 0:
+            self._become_worker(request, fds)
+        for fd in fds:
+            os.close(fd)
+        self._workers.add(pid)
+        self._send({"pid": pid})
+
+    def _become_worker(self, request: dict[str, Any], fds: list[int]) -> None:
+        status = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            os.setsid()
+            die_with_parent()
+            self._link.close()
+            link_fd, output_fd = fds
+            os.dup2(output_fd, 1)
+            os.dup2(output_fd, 2)
+            os.close(output_fd)
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(nothing, 0)
+            self._main(request, link_fd)
+            status = 0
+        finally:
+            os._exit(status)
+
+    def _reap(self) -> None:
+        while self._workers:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid in self._workers:
+                self._workers.discard(pid)
+                kill_group(pid)
+                self._send({"exit": pid, "status": status})
+
+    def _send(self, answer: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            self._link.send(json.dumps(answer).encode())
+
+
+def die_with_parent() -> None:
+    """Ask Linux for SIGKILL when the parent ends (prctl(2), PR_SET_PDEATHSIG); elsewhere do nothing."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL to the process group that ``pid`` leads: a worker and all it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def kill_and_reap(spawner: Spawner, pid: int, *, within_s: float) -> int | None:
+    """Kill a worker and wait for its end: the wait status, or None when it did not end (a process in state D)."""
+    kill_group(pid)
+    deadline = time.monotonic() + within_s
+    while (left_s := deadline - time.monotonic()) > 0:
+        for ended, status in spawner.exits(within_s=left_s):
+            if ended == pid:
+                return status
+    return None
+
+
+def describe_exit(status: int) -> str:
+    """A wait status in words: ``died: SIGKILL`` or ``left with exit code 0``."""
+    if os.WIFSIGNALED(status):
+        return f"died: {signal.Signals(os.WTERMSIG(status)).name}"
+    return f"left with exit code {os.WEXITSTATUS(status)}"

@@ -1,0 +1,89 @@
+"""From outcomes to the verdict. Pure: no sequence of outcomes with anything expected but not passed yields ACCEPTED."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+PASSED, FAILED, ERROR, NOISY = "passed", "failed", "error", "noisy"
+SKIPPED, MISSING, NOT_SELECTED = "skipped", "missing", "not_selected"
+OUTCOMES = (PASSED, FAILED, ERROR, NOISY, SKIPPED, MISSING, NOT_SELECTED)
+
+ACCEPTED, WITH_WAIVERS = "ACCEPTED", "ACCEPTED_WITH_WAIVERS"
+REJECTED, INCOMPLETE, REHEARSED = "REJECTED", "INCOMPLETE", "REHEARSED"
+
+PLURALS = {PASSED: "passed", FAILED: "failed", ERROR: "not measured", NOISY: "too close to call"}
+WORDS = {**PLURALS, SKIPPED: "do not apply", MISSING: "missing", NOT_SELECTED: "not selected"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What became of one expected (criterion, place). ``place`` is its id, None for cluster-wide criteria."""
+
+    criterion: str
+    place: str | None
+    outcome: str
+    value: float | None = None
+    unit: str | None = None
+    limit: str | None = None
+    reason: str | None = None
+    margin_percent: float | None = None
+    culprits: tuple[str, ...] = ()
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The word, and why it is no better."""
+
+    word: str
+    counts: Mapping[str, int]
+    reasons: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        """One line for people: the word, the counts, the reasons."""
+        counted = ", ".join(f"{number} {WORDS[outcome]}" for outcome, number in self.counts.items() if number)
+        why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
+        return f"{self.word.replace('_', ' ')}: {counted or 'nothing was expected'}{why}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What beside the outcomes decides: a rehearsal is never an acceptance, a low level never a full one."""
+
+    rehearsal: bool
+    level_reached: bool
+    objections: Sequence[str] = ()
+
+
+def decide(records: Iterable[Record], terms: Terms) -> Verdict:
+    """The verdict over all expected (criterion, place).
+
+    ``objections`` are facts that forbid an acceptance whatever was measured (more GPUs than expected, a debugging mode).
+    """
+    outcomes = Counter(record.outcome for record in records)
+    counts = {outcome: outcomes.get(outcome, 0) for outcome in OUTCOMES}
+    unknown = set(outcomes) - set(OUTCOMES)
+    if unknown:
+        raise ValueError(f"no such outcome: {', '.join(sorted(unknown))}")
+    reasons = _shortcomings(counts, terms)
+    if counts[FAILED]:
+        word = REJECTED
+    elif reasons:
+        word = INCOMPLETE
+    else:
+        word = REHEARSED if terms.rehearsal else ACCEPTED
+    return Verdict(word=word, counts=counts, reasons=tuple(reasons))
+
+
+def _shortcomings(counts: Mapping[str, int], terms: Terms) -> list[str]:
+    """Everything that keeps a run without failures from being accepted."""
+    lacking = [f"{counts[outcome]} {WORDS[outcome]}" for outcome in (ERROR, NOISY, MISSING, NOT_SELECTED) if counts[outcome]]
+    if not counts[PASSED]:
+        lacking.append("nothing was measured and passed")
+    if not terms.level_reached and not terms.rehearsal:
+        lacking.append("the level is lower than the profile asks for")
+    return [*lacking, *terms.objections]

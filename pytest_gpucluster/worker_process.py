@@ -1,0 +1,126 @@
+"""A worker as its agent sees it: a pid, a line, some output, and the means to end it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from pytest_gpucluster import beacon
+from pytest_gpucluster.spawner import Spawner, kill_and_reap
+from pytest_gpucluster.wire import Wire
+
+KILL_S = 10.0
+STACKS_S = 1.0
+TAIL_BYTES = 64 * 1024
+STACKS_CHARACTERS = 6000
+
+
+class WorkerProcess:
+    """One live worker."""
+
+    def __init__(self, spawner: Spawner, folder: Path, *, cwd: str, environment: dict[str, str]) -> None:
+        """Start it.
+
+        Raises:
+            OSError: it could not be started.
+        """
+        self._spawner = spawner
+        self._stacks_file = folder / "stacks"
+        self._beacon_file = folder / "beacon"
+        self._dead = False
+        self.tail = bytearray()
+        beacon.create(self._beacon_file)
+        mine, theirs = socket.socketpair()
+        self.output_fd, output_write = os.pipe()
+        os.set_blocking(self.output_fd, False)  # noqa: FBT003 -- the only argument it has
+        request = {
+            "environment": environment,
+            "cwd": cwd if Path(cwd).is_dir() else str(Path.cwd()),
+            "beacon": str(self._beacon_file),
+            "stacks": str(self._stacks_file),
+        }
+        try:
+            self.pid = spawner.spawn(request, link=theirs, output_fd=output_write)
+        finally:
+            theirs.close()
+            os.close(output_write)
+        self.wire = Wire(mine)
+
+    def collective(self) -> tuple[int, str]:
+        """(number of collectives entered in this call, name of the last)."""
+        return beacon.read(self._beacon_file)
+
+    def drain(self) -> bool:
+        """Take what it printed into the bounded tail; False when nothing more can come."""
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self.output_fd, 65536):
+                self.tail += data
+                del self.tail[:-TAIL_BYTES]
+            return False
+        return True
+
+    def last_result(self) -> dict[str, Any] | None:
+        """The result it may have sent just before it ended."""
+        with selectors.DefaultSelector() as ready:
+            ready.register(self.wire, selectors.EVENT_READ)
+            while ready.select(0):
+                messages = self.wire.receive()
+                if messages is None:
+                    return None
+                for message in messages:
+                    if message["t"] == "result":
+                        return message
+        return None
+
+    def state(self) -> str:
+        """The process state letter of /proc (``T`` stopped, ``D`` uninterruptible wait), or ``?``."""
+        with contextlib.suppress(OSError, IndexError):
+            return Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+        return "?"
+
+    def stacks(self) -> str:
+        """Its Python stacks, which faulthandler writes on SIGUSR1 even inside a C++ wait; empty if it cannot answer."""
+        before = self._stacks_file.stat().st_size if self._stacks_file.exists() else 0
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGUSR1)
+        deadline_s = time.monotonic() + STACKS_S
+        while time.monotonic() < deadline_s:
+            time.sleep(0.05)
+            if self._stacks_file.exists() and self._stacks_file.stat().st_size > before:
+                time.sleep(0.05)
+                text = self._stacks_file.read_text(encoding="utf-8", errors="replace")
+                return _without_own_frames(text[before:])[-STACKS_CHARACTERS:]
+        return ""
+
+    def kill(self) -> bool:
+        """Kill it and all it started; False when it did not end within :data:`KILL_S` (state D)."""
+        if self._dead:
+            return True
+        with contextlib.suppress(OSError):
+            self._dead = kill_and_reap(self._spawner, self.pid, within_s=KILL_S) is not None
+        return self._dead
+
+    def ended(self) -> None:
+        """The spawner said so."""
+        self._dead = True
+
+    def close(self) -> None:
+        """Close both lines."""
+        self.wire.close()
+        os.close(self.output_fd)
+
+
+def _without_own_frames(stacks: str) -> str:
+    """The stacks up to where this package's worker called the function (the most recent call stands first)."""
+    kept, hidden = [], False
+    for line in stacks.splitlines():
+        hidden = (hidden and line.startswith("  File")) or ('worker.py"' in line and "in _reply" in line)
+        if not hidden:
+            kept.append(line)
+    return "\n".join(kept)

@@ -1,0 +1,1 @@
+"""The criteria: one short file per subject. Limits and recipes come from thresholds.yaml."""

@@ -1,0 +1,76 @@
+"""GPU health, by NVML, before and under load."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_gpucluster import MeasurementError
+from pytest_gpucluster.measurements.health import clocks_under_load
+
+pytestmark = pytest.mark.health
+
+
+@pytest.fixture(scope="session")
+def loaded_clocks(cluster, recipe):
+    """Clocks event reasons of every GPU while a matrix product keeps it busy."""
+    return cluster.run(clocks_under_load, per="gpu", **recipe("clocks_under_load"))
+
+
+def read(state, name):
+    """One reading of NVML; a GPU that does not tell was not measured."""
+    if state.gpu is None or state.gpu[name] is None:
+        raise MeasurementError(f"NVML does not report {name} for this GPU")
+    return state.gpu[name]
+
+
+def test_gpu_count(gpu_states, node, criterion):
+    """NVML shows every expected GPU."""
+    if gpu_states[node].nvml_device_count is None:
+        raise MeasurementError(f"{node.label}: there is no NVML to count GPUs with")
+    criterion.require(gpu_states[node].nvml_device_count)
+
+
+def test_torch_sees_gpus(gpu_states, node, criterion):
+    """PyTorch can use every expected GPU."""
+    criterion.require(gpu_states[node].torch_device_count)
+
+
+def test_gpu_model(gpu_states, cluster, place, criterion):
+    """The GPU is the promised one."""
+    name = read(gpu_states[place], "name")
+    criterion.require(0 if name in cluster.promised.gpu_names else 1, evidence={"found": name})
+
+
+def test_gpu_memory(gpu_states, place, criterion):
+    """The whole memory is there."""
+    criterion.require(read(gpu_states[place], "memory_gib"))
+
+
+def test_ecc_uncorrected(gpu_states, place, criterion):
+    """No uncorrected memory error since the driver was loaded."""
+    state = gpu_states[place]
+    aggregate = state.gpu["ecc_uncorrected_aggregate"] if state.gpu else None
+    criterion.require(read(state, "ecc_uncorrected_volatile"), evidence={"over its life": aggregate})
+
+
+def test_remapped_rows(gpu_states, place, criterion):
+    """No memory row waits for a remap, and none failed."""
+    state = gpu_states[place]
+    pending, failed = read(state, "remapped_rows_pending"), read(state, "remapped_rows_failed")
+    criterion.require(int(pending) + int(failed), evidence={"pending": pending, "failed": failed})
+
+
+def test_clocks_under_load(loaded_clocks, place, criterion):
+    """No thermal, hardware or power-brake slowdown under load; the power cap is normal."""
+    seen = loaded_clocks[place]
+    if seen.fault_reasons is None:
+        raise MeasurementError(f"{place.label}: clocks event reasons could not be read: {seen.nvml_error or 'no NVML'}")
+    criterion.require(
+        len(seen.fault_reasons),
+        evidence={
+            "event reasons": seen.event_reasons,
+            "SM MHz": seen.sm_clock_mean_mhz,
+            "C": seen.temperature_max_c,
+            "W": seen.power_mean_w,
+        },
+    )
