@@ -116,8 +116,7 @@ def reference_products(sizes: Sizes) -> Values:
     """Dense bfloat16 TFLOPS by order; the rounds follow the warm-up and each other without a pause."""
     where = "cuda" if torch.cuda.is_available() else "cpu"
     operands = {
-        order: tuple(torch.randn(order, order, dtype=torch.bfloat16, device=where) for _ in range(3))
-        for order in sizes.orders
+        order: tuple(torch.randn(order, order, dtype=torch.bfloat16, device=where) for _ in range(3)) for order in sizes.orders
     }
 
     def multiply(order: int) -> None:

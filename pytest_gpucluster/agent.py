@@ -229,7 +229,7 @@ class Agent:
         return started
 
     def _environment(self, call: Message) -> dict[str, str]:
-        """torchrun's variables for this place, and what the worker needs before CUDA and NCCL start."""
+        """Give torchrun's variables for this place, and what the worker needs before CUDA and NCCL start."""
         rank, inherited = self._rank, os.environ
         log = str(self._folder / "nccl.log")
         nccl = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "NCCL_DEBUG_FILE": log, "GPUCLUSTER_NCCL_LOG": log}

@@ -28,7 +28,7 @@ def command(ranks: list[Rank], address: Address, *, controller_fd: int | None) -
 def main() -> None:
     """Become the agents."""
     settings: dict[str, Any] = json.loads(sys.argv[1])
-    import torch.distributed  # once, before forking: every agent, spawner and worker inherits it
+    import torch.distributed  # noqa: F401 -- once, before forking: every agent, spawner and worker inherits it
 
     ranks = [Rank(**rank) for rank in settings["ranks"]]
     for rank in ranks[1:]:

@@ -9,9 +9,11 @@ import functools
 import mmap
 import os
 import struct
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 LAYOUT = struct.Struct("=Q56s")
 COLLECTIVES = (

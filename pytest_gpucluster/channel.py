@@ -15,12 +15,13 @@ import hmac
 import json
 import os
 import socket
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch.distributed import PrefixStore, TCPStore
 
 SECRET_VARIABLE = "GPUCLUSTER_SECRET"  # noqa: S105 -- the name of a variable, not a secret
@@ -96,7 +97,7 @@ class Channel:
 
     def put(self, key: str, message: Message) -> None:
         """Write one message under a key of its own."""
-        self._guard(lambda: self._store.set(key, encode(message, secret=self._secret)))
+        self._guard(lambda: self._store.set(key, encode(message, secret=self._secret)))  # type: ignore[arg-type]
 
     def take(self, key: str) -> Message:
         """Read the message under ``key``, waiting for it as long as the connection's timeout allows."""

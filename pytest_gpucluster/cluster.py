@@ -5,9 +5,10 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_gpucluster.errors import MeasurementError
+if TYPE_CHECKING:
+    from pytest_gpucluster.errors import MeasurementError
 
 Value = TypeVar("Value")
 

@@ -13,13 +13,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster import agent_main, channel, functions, plain, worker
 from pytest_gpucluster.agent import CONTROLLER, Rank
 from pytest_gpucluster.channel import SECRET_VARIABLE, Address, Channel, ChannelLostError, Message
 from pytest_gpucluster.errors import MeasurementError
-from pytest_gpucluster.launch import Launch
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.launch import Launch
 
 SLICE_S = 0.1
 LIVENESS_S = 1.0
@@ -94,7 +96,7 @@ class Controller:
             ranks = [rank_of(launch)]
         self._alive_read, self._alive_write = os.pipe()
         with log.open("ab") as output:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: S603 -- this very interpreter
                 agent_main.command(ranks, self._address, controller_fd=self._alive_read),
                 stdin=subprocess.DEVNULL,
                 stdout=output,

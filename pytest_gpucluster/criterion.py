@@ -6,13 +6,15 @@ import math
 import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster import messages
 from pytest_gpucluster.cluster import Place
 from pytest_gpucluster.errors import CriterionFailedError, MeasurementError
-from pytest_gpucluster.thresholds import Limit, Threshold
 from pytest_gpucluster.verdict import FAILED, PASSED, Record
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.thresholds import Limit, Threshold
 
 
 @dataclass(slots=True, kw_only=True)

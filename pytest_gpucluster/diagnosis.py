@@ -50,14 +50,22 @@ def diagnose(replies: Mapping[int, Reply], *, name: Name, what: str) -> Diagnosi
 
 
 def _cause(failed: Mapping[int, Reply], replies: Mapping[int, Reply]) -> tuple[tuple[int, ...], Callable[[Name], str]]:
-    for kinds in (("died", "lost"), ("refused", "raised")):
-        own = [rank for rank in sorted(failed) if failed[rank]["kind"] in kinds and not _is_consequence(failed[rank])]
-        if own:
-            return tuple(own), lambda name: _each_said(own, failed, name)
+    own = _first_causes(failed)
+    if own:
+        return tuple(own), lambda name: _each_said(own, failed, name)
     if any(reply["kind"] == "hung" for reply in failed.values()):
         return _who_hung(failed, replies)
     everyone = sorted(failed)
     return (), lambda name: f"ranks {ranges(everyone)} failed together: {name(everyone[0])} {_said(failed[everyone[0]])}"
+
+
+def _first_causes(failed: Mapping[int, Reply]) -> list[int]:
+    """Who died or was lost; else who raised something that is not the echo of another's end."""
+    for kinds in (("died", "lost"), ("refused", "raised")):
+        own = [rank for rank in sorted(failed) if failed[rank]["kind"] in kinds and not _is_consequence(failed[rank])]
+        if own:
+            return own
+    return []
 
 
 def _is_consequence(reply: Reply) -> bool:
@@ -76,13 +84,19 @@ def _who_hung(failed: Mapping[int, Reply], replies: Mapping[int, Reply]) -> tupl
         return tuple(stopped), lambda name: f"{_names(stopped, name)} is stopped (SIGSTOP): the call {late}"
     if behind and len(replies) > 1:
         where = f"{collective} (collective {furthest} of the call)"
-        return tuple(behind), lambda name: (
-            f"{_names(behind, name)} never arrived in {where}, which ranks {ranges(entered)} had entered: the call {late}"
+        return (
+            tuple(behind),
+            lambda name: (
+                f"{_names(behind, name)} never arrived in {where}, which ranks {ranges(entered)} had entered: the call {late}"
+            ),
         )
     if len(replies) == 1:
         return tuple(failed), lambda name: f"{_names(sorted(failed), name)} {late}{_in(failed[min(failed)])}"
-    return (), lambda _name: (
-        f"ranks {ranges(sorted(failed))} all entered {collective or 'no collective'} and none returned: the call {late}"
+    return (
+        (),
+        lambda _name: (
+            f"ranks {ranges(sorted(failed))} all entered {collective or 'no collective'} and none returned: the call {late}"
+        ),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_gpucluster import plain
@@ -20,6 +20,16 @@ PER = ("gpu", "node", "cluster", "pair")
 DEADLINE_S = 300.0
 Asked = Callable[[], "frozenset[Place] | None"]
 Wave = tuple[list[Place], "list[list[Place]] | None"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """Values and errors of one run as they come in; ``pairs``: keyed by ordered pairs of places."""
+
+    what: str
+    pairs: bool
+    values: dict[Any, Any] = field(default_factory=dict)
+    errors: dict[Any, MeasurementError] = field(default_factory=dict)
 
 
 class Cluster:
@@ -127,9 +137,8 @@ class Cluster:
             plain.to_plain(kwargs)
         except (RefusedError, plain.NotPlainError) as refused:
             raise ConfigurationError(f"cluster.run({getattr(function, '__name__', function)}): {refused}") from None
-        values: dict[Any, Any] = {}
-        errors: dict[Any, MeasurementError] = {}
-        for alone, groups in self._waves(per, chosen, at_once, errors):
+        found = _Found(what=name["qualname"], pairs=per == "pair")
+        for alone, groups in self._waves(per, chosen, at_once, found.errors):
             call = Call(
                 function=name,
                 ranks=[_rank(place) for place in alone],
@@ -138,9 +147,9 @@ class Cluster:
                 kwargs=kwargs,
             )
             replies = self._controller.call(call)
-            self._sort(replies, groups or [[place] for place in alone], name["qualname"], per, values, errors)
+            self._sort(replies, groups or [[place] for place in alone], found)
         beside = tuple(place for place in chosen if place.rank is not None)
-        return Results(values, errors, ran_beside=beside)
+        return Results(found.values, found.errors, ran_beside=beside)
 
     def _check(self, per: str, at_once: int | str | None, deadline_s: float | None) -> None:
         if per not in PER:
@@ -178,35 +187,30 @@ class Cluster:
             return []
         by_node = {node: [place for place in present if place.node == node] for node in {place.node for place in present}}
         if per == "gpu":
-            size = len(present) if at_once in (None, "all") else int(at_once)  # type: ignore[arg-type] -- checked
+            size = len(present) if at_once in (None, "all") else int(str(at_once))
             longest = max(len(members) for members in by_node.values())
-            slices = [[place for members in by_node.values() for place in members[i : i + size]] for i in range(0, longest, size)]
+            slices = [
+                [place for members in by_node.values() for place in members[i : i + size]] for i in range(0, longest, size)
+            ]
             return [(wave, None) for wave in slices]
         if per == "pair":
             return [(list(sum(pairs, ())), [list(pair) for pair in pairs]) for pairs in rounds_of_pairs(present)]
         groups = [present] if per == "cluster" else list(by_node.values())
         return [(present, groups)]
 
-    def _sort(
-        self,
-        replies: Mapping[int, Any],
-        groups: Sequence[Sequence[Place]],
-        what: str,
-        per: str,
-        values: dict[Any, Any],
-        errors: dict[Any, MeasurementError],
-    ) -> None:
+    def _sort(self, replies: Mapping[int, Any], groups: Sequence[Sequence[Place]], found: _Found) -> None:
         for group in groups:
             answers = {_rank(place): replies[_rank(place)] for place in group}
-            bad = None if all(reply["ok"] for reply in answers.values()) else self.blame(answers, f"{what} was not measured")
+            good = all(reply["ok"] for reply in answers.values())
+            bad = None if good else self.blame(answers, f"{found.what} was not measured")
             for place in group:
                 reply = answers[_rank(place)]
-                keys = [place] if per != "pair" else [(place, other) for other in group if other != place]
+                keys = [(place, other) for other in group if other != place] if found.pairs else [place]
                 for key in keys:
                     if reply["ok"]:
-                        values[key] = plain.from_plain(reply["value"])
+                        found.values[key] = plain.from_plain(reply["value"])
                     elif bad is not None:
-                        errors[key] = bad
+                        found.errors[key] = bad
 
     def blame(self, answers: Mapping[int, Any], what: str) -> MeasurementError:
         """The error of a group in which at least one rank failed."""
@@ -270,9 +274,7 @@ class Cluster:
             self.unexpected.append(f"rank {rank} on {who.hostname}")
             return
         self.identities[place.id] = who
-        self._bound[place.id] = replace(
-            place, rank=rank, hostname=who.hostname, uuid=who.uuid, serial=who.serial, pci=who.pci
-        )
+        self._bound[place.id] = replace(place, rank=rank, hostname=who.hostname, uuid=who.uuid, serial=who.serial, pci=who.pci)
 
 
 def _rank(place: Place) -> int:

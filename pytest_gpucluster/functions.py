@@ -20,6 +20,7 @@ from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
 MEASUREMENT_MARK = "__gpucluster_measurement__"
+NO_DEVICE_MARK = "__gpucluster_without_device__"
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -31,6 +32,12 @@ def measurement(function: Function) -> Function:
     """Mark a module-level function as something that workers may run, wherever its file lies."""
     setattr(function, MEASUREMENT_MARK, True)
     return function
+
+
+def without_device(function: Function) -> Function:
+    """Mark a measurement that reads about a GPU without using it: it runs even where torch cannot open the GPU."""
+    setattr(function, NO_DEVICE_MARK, True)
+    return measurement(function)
 
 
 def name_function(function: Callable[..., Any], *, rootdir: Path) -> dict[str, Any]:

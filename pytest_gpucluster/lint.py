@@ -124,9 +124,7 @@ def _check_written(document: Document, key: str, entry: Mapping[str, Any]) -> It
         yield from _check_limit_keys(document, here, override, required=False)
 
 
-def _check_limit_keys(
-    document: Document, path: KeyPath, entry: Mapping[str, Any], *, required: bool
-) -> Iterator[Problem]:
+def _check_limit_keys(document: Document, path: KeyPath, entry: Mapping[str, Any], *, required: bool) -> Iterator[Problem]:
     """Exactly one of the four kinds (at most one in an override); ``of`` and ``bound`` name something that exists."""
     inside = part_of(path).inside
     kinds = [kind for kind in KINDS if kind in entry]

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.cluster import Place
-from pytest_gpucluster.thresholds import Limit, Threshold
-from pytest_gpucluster.verdict import Record
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pytest_gpucluster.cluster import Place
+    from pytest_gpucluster.thresholds import Limit, Threshold
+    from pytest_gpucluster.verdict import Record
 
 NEGATED = {">": "not above", ">=": "below", "<": "not below", "<=": "above"}
 
 
 def format_number(value: float) -> str:
     """Four significant digits, whole numbers as such."""
-    if float(value).is_integer() and abs(value) < 1e7:  # noqa: PLR2004 -- longer ones read better rounded
+    if float(value).is_integer() and abs(value) < 1e7:
         return str(int(value))
-    return f"{value:.4g}" if abs(value) < 1000 else f"{value:.1f}"  # noqa: PLR2004 -- as above
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:.1f}"
 
 
 def where_written(threshold: Threshold) -> str:
@@ -40,8 +42,10 @@ def describe_failure(
     """The failure of one criterion at one place."""
     where = place.id if place is not None else "the cluster"
     lines = [
-        f"{threshold.key} at {where}: {format_number(value)} {limit.unit}, not {limit.text} "
-        f"({shortfall(limit, value)}; {where_written(threshold)})",
+        (
+            f"{threshold.key} at {where}: {format_number(value)} {limit.unit}, not {limit.text} "
+            f"({shortfall(limit, value)}; {where_written(threshold)})"
+        ),
         f"  {threshold.criterion}",
     ]
     if place is not None:

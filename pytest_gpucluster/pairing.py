@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
-from pytest_gpucluster.cluster import Place
 from pytest_gpucluster.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from pytest_gpucluster.cluster import Place
 
 TEST_ARGUMENTS = ("process_group", "rank", "world_size", "device")
 

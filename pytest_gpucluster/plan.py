@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from pytest_gpucluster.cluster import Inventory, Place
 from pytest_gpucluster.settings import LEVELS
-from pytest_gpucluster.thresholds import Threshold
 from pytest_gpucluster.verdict import NOT_SELECTED, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pytest_gpucluster.cluster import Inventory, Place
+    from pytest_gpucluster.thresholds import Threshold
 
 Key = tuple[str, "str | None"]
 PENDING = "pending"

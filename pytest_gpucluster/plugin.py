@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,8 @@ from pytest_gpucluster.launch import Launch, read_launch
 from pytest_gpucluster.settings import Settings, parse_expect, parse_level
 
 if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
     from pytest_gpucluster.cluster import Place
     from pytest_gpucluster.criterion import Criterion
     from pytest_gpucluster.dispatch import Cluster
@@ -106,7 +107,9 @@ def run_of(config: pytest.Config) -> Run:
 
         launch = launch_or_usage_error()
         if launch is not None and not is_activated(config, config.invocation_params.args):
-            raise pytest.UsageError("under torchrun, fixtures of gpucluster need --gpucluster or the ini option gpucluster=true")
+            raise pytest.UsageError(
+                "under torchrun, fixtures of gpucluster need --gpucluster or the ini option gpucluster=true"
+            )
         refuse_xdist(config, launch)
         try:
             config.stash[RUN] = Run(config, read_settings(config), launch)
@@ -192,7 +195,7 @@ def uses_us(item: pytest.Item) -> bool:
 def _is_ours(item: pytest.Item, name: str) -> bool:
     definitions: Any = getattr(item, "_fixtureinfo", None)
     found = definitions.name2fixturedefs.get(name) if definitions is not None else None
-    return bool(found) and found[-1].func.__module__ == __name__
+    return found is not None and bool(found) and found[-1].func.__module__ == __name__
 
 
 @pytest.fixture(scope="session")

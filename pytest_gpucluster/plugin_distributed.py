@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -12,7 +11,11 @@ from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.functions import RefusedError
 from pytest_gpucluster.pairing import TEST_ARGUMENTS
 from pytest_gpucluster.plain import NotPlainError
-from pytest_gpucluster.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pytest_gpucluster.session import Session
 
 DEADLINE_S = 300.0
 PER = ("cluster", "node", "gpu")

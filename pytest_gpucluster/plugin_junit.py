@@ -50,14 +50,15 @@ class LiveJunit:
     ) -> None:
         if self._writer is None:
             return
-        for phase, result, text in ((when, outcome, longrepr), ("teardown", "passed", None)):
+        phases: list[tuple[Any, Any, Any]] = [(when, outcome, longrepr), ("teardown", "passed", None)]
+        for phase, result, text in phases:
             report = pytest.TestReport(
                 nodeid=nodeid,
                 location=("", None, nodeid),
                 keywords={},
-                outcome=result,  # type: ignore[arg-type] -- one of the three
+                outcome=result,
                 longrepr=text,
-                when=phase,  # type: ignore[arg-type] -- one of the three
+                when=phase,
                 user_properties=list(properties),
             )
             self._writer.pytest_runtest_logreport(report)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-import pytest
-
-from pytest_gpucluster.criterion import Criterion
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
-from pytest_gpucluster.pairing import Pair
 from pytest_gpucluster.verdict import ERROR, FAILED, MISSING, NOT_SELECTED, PASSED, SKIPPED, Record
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_gpucluster.criterion import Criterion
+    from pytest_gpucluster.pairing import Pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +109,7 @@ def _never_judged(report: pytest.TestReport, told: Told) -> Record:
 
 
 def _make_error(report: pytest.TestReport, text: str) -> None:
-    """pytest calls a failure ERROR when it did not happen in the call phase."""
+    """Make a failure an ERROR: pytest calls it so when it ERROR when it did not happen in the call phase."""
     _clear_xfail(report)
     report.outcome = "failed"
     report.longrepr = text

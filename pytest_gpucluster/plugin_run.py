@@ -8,9 +8,8 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Generator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,7 +17,6 @@ from pytest_gpucluster import pairing
 from pytest_gpucluster.cluster import Place
 from pytest_gpucluster.criterion import Criterion
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
-from pytest_gpucluster.launch import Launch
 from pytest_gpucluster.plan import rule_against
 from pytest_gpucluster.plugin_distributed import run_distributed_test
 from pytest_gpucluster.plugin_junit import LiveJunit
@@ -27,6 +25,11 @@ from pytest_gpucluster.plugin_terminal import Terminal
 from pytest_gpucluster.session import Session
 from pytest_gpucluster.settings import LEVELS, Settings
 from pytest_gpucluster.verdict import ACCEPTED, ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, Record, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from pytest_gpucluster.launch import Launch
 
 PAIR = pytest.StashKey[pairing.Pair]()
 CRITERION = pytest.StashKey[Criterion]()
@@ -134,7 +137,9 @@ class Run:
         for item in self._items:
             pair = item.stash[PAIR]
             if pair.key in owners:
-                raise pytest.UsageError(f"{item.nodeid} and {owners[pair.key]} both judge {pair.criterion!r}; rename one of them")
+                raise pytest.UsageError(
+                    f"{item.nodeid} and {owners[pair.key]} both judge {pair.criterion!r}; rename one of them"
+                )
             owners[pair.key] = item.nodeid
             self.session.plan.expect(pair.criterion, pair.place.id if pair.place else None, nodeid=item.nodeid)
         self.session.fix_plan()
@@ -214,7 +219,7 @@ class Run:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """pytest's report, made to say what is true: could not measure is ERROR, never judged is ERROR."""
+        """Make pytest's report say what is true: could not measure is ERROR, never judged is ERROR."""
         report = yield
         told = Told(
             pair=item.stash[PAIR],
@@ -280,7 +285,7 @@ class Run:
         return MISSING, "not run: the session ended early"
 
     def _exit_status(self, session: pytest.Session) -> int:
-        """pytest's own status, never 0 when something is not as it should be."""
+        """Keep pytest's own status, but never 0 when something is not as it should be."""
         assert self.verdict is not None
         bad = any(self.verdict.counts[outcome] for outcome in BAD) or self._trouble is not None
         gated = self.session.settings.gate and self.verdict.word != ACCEPTED

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import Any
-
-import pytest
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster import messages
-from pytest_gpucluster.pairing import Pair
 from pytest_gpucluster.reporting.table import criteria_table
-from pytest_gpucluster.session import Session
 from pytest_gpucluster.verdict import FAILED, PASSED, SKIPPED, WORDS, Record, Verdict
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_gpucluster.pairing import Pair
+    from pytest_gpucluster.session import Session
 
 PLAIN_INTERVAL_S = 5.0
 NAME_WIDTH = 34
@@ -128,7 +130,9 @@ class Terminal:
             return
         records, self._records = self._records, []
         values = [record.value for record in records if record.value is not None]
-        counts = [f"{sum(r.outcome == word for r in records)} {WORDS[word]}" for word in dict.fromkeys(r.outcome for r in records)]
+        counts = [
+            f"{sum(r.outcome == word for r in records)} {WORDS[word]}" for word in dict.fromkeys(r.outcome for r in records)
+        ]
         shown = f"{messages.summarize(values)} {records[0].unit}" if values else ""
         limit = f"  ({records[0].limit})" if values and records[0].limit else ""
         good = all(record.outcome in (PASSED, SKIPPED) for record in records)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping
 from importlib import metadata
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster import plan as planning
 from pytest_gpucluster.cluster import Inventory, Place
@@ -16,12 +14,17 @@ from pytest_gpucluster.dispatch import Cluster
 from pytest_gpucluster.errors import ConfigurationError, GpuclusterError, MeasurementError
 from pytest_gpucluster.inventory.detect import Detected, detect_gpus
 from pytest_gpucluster.inventory.identity import read_versions
-from pytest_gpucluster.launch import Launch
 from pytest_gpucluster.reporting.files import Journal, ResultsDirectory, write_atomically
 from pytest_gpucluster.reporting.results import place_facts, results_document, to_json
 from pytest_gpucluster.settings import LEVELS, Expect, Settings
 from pytest_gpucluster.thresholds import Profile, load
-from pytest_gpucluster.verdict import PASSED, Record, Terms, Verdict, decide
+from pytest_gpucluster.verdict import Record, Terms, Verdict, decide
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from pytest_gpucluster.launch import Launch
 
 OLDEST_TORCH = (2, 4)
 REHEARSAL_RANKS = 2
@@ -124,7 +127,7 @@ class Session:
         if self._cluster is None:
             if self._bind_error is not None:
                 raise self._bind_error
-            cluster = Cluster(self.controller, self.inventory, asked=lambda: self.asked())
+            cluster = Cluster(self.controller, self.inventory, asked=lambda: self.asked())  # noqa: PLW0108 -- replaced later
             try:
                 cluster.bind(within_s=JOIN_S)
             except GpuclusterError as error:
@@ -184,9 +187,9 @@ class Session:
         )
         try:
             write_atomically(self._directory.path / "results.json", to_json(document))
-            return self._journal.failed
         except OSError as error:
             return f"results.json could not be written: {error.strerror}"
+        return self._journal.failed
 
     def close(self, code: int) -> None:
         """Send the agents home and free the results directory."""
@@ -249,11 +252,6 @@ def record_facts(record: Record) -> dict[str, Any]:
     """A record as plain data, for the journal."""
     names = ("criterion", "place", "outcome", "value", "unit", "limit", "reason", "margin_percent", "culprits", "evidence")
     return {name: getattr(record, name) for name in names}
-
-
-def passed_values(records: list[Record]) -> list[float]:
-    """The values of those that passed."""
-    return [record.value for record in records if record.outcome == PASSED and record.value is not None]
 
 
 def _shown(settings: Settings) -> dict[str, Any]:

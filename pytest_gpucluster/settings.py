@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 LEVELS = ("quick", "standard", "soak")
 DURATION_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}

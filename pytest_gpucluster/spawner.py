@@ -84,8 +84,8 @@ class _Server:
         self._main = main
         self._workers: set[int] = set()
         self._wake, wake_write = os.pipe()
-        os.set_blocking(wake_write, False)  # noqa: FBT003 -- the only argument it has
-        os.set_blocking(self._wake, False)  # noqa: FBT003 -- as above
+        os.set_blocking(wake_write, False)
+        os.set_blocking(self._wake, False)
         die_with_parent()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)

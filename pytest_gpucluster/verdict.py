@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
 
 PASSED, FAILED, ERROR, NOISY = "passed", "failed", "error", "noisy"
 SKIPPED, MISSING, NOT_SELECTED = "skipped", "missing", "not_selected"

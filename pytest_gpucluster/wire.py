@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import socket
 
 CHUNK_BYTES = 1 << 20
 

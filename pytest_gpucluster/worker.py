@@ -74,18 +74,21 @@ class _Worker:
             if path not in sys.path:
                 sys.path.insert(0, path)
         function = functions.find_function(call["function"], trusted=call["trusted"], rewrite=call["test"])
-        device = self._device(call)
+        reads_only = call["any_device"] or hasattr(function, functions.NO_DEVICE_MARK)
+        device = self._device(call, required=not reads_only)
         if call["group"] is not None:
             self._join(call["group"], device)
         return _bind_test(function, call, device) if call["test"] else function
 
-    def _device(self, call: dict[str, Any]) -> Any:
+    def _device(self, call: dict[str, Any], *, required: bool) -> Any:
         import torch
 
         if call["device"] == "cpu" or call["any_device"]:
             return torch.device("cpu")
         index = int(os.environ["LOCAL_RANK"])
         seen = torch.cuda.device_count()
+        if index >= seen and not required:
+            return torch.device("cpu")
         if index >= seen:
             raise RuntimeError(f"torch sees {seen} GPUs on {socket.gethostname()}, so local rank {index} has none")
         device = torch.device("cuda", index)
@@ -129,7 +132,7 @@ def leave_group() -> None:
     """Destroy the process group; the controller sends this to all members of a group, never to a part of it."""
     import torch.distributed as dist
 
-    if dist.is_initialized():
+    if dist.is_initialized():  # type: ignore[no-untyped-call]
         dist.destroy_process_group()
 
 

@@ -38,7 +38,7 @@ class WorkerProcess:
         beacon.create(self._beacon_file)
         mine, theirs = socket.socketpair()
         self.output_fd, output_write = os.pipe()
-        os.set_blocking(self.output_fd, False)  # noqa: FBT003 -- the only argument it has
+        os.set_blocking(self.output_fd, False)
         request = {
             "environment": environment,
             "cwd": cwd if Path(cwd).is_dir() else str(Path.cwd()),

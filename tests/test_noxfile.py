@@ -82,9 +82,7 @@ def test_fetches_nox_once(noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch, 
     assert len(commands) == 2
 
 
-def test_an_interrupted_fetch_is_begun_again(
-    noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_interrupted_fetch_is_begun_again(noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An environment without nox in it is not taken for a finished one; a failing pip is said with a way out."""
     name = f"bootstrap-{sys.version_info[0]}.{sys.version_info[1]}"
     (tmp_path / name / "bin").mkdir(parents=True)
@@ -101,9 +99,7 @@ def test_an_interrupted_fetch_is_begun_again(
     assert "--clear" in commands[0]
 
 
-def test_says_what_to_install_without_ensurepip(
-    noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_says_what_to_install_without_ensurepip(noxfile: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Debian's Python without its venv package gets the name of that package."""
     monkeypatch.setattr(noxfile.importlib.util, "find_spec", lambda name: None)
     package = rf"python{sys.version_info[0]}\.{sys.version_info[1]}-venv"

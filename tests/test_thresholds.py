@@ -107,9 +107,7 @@ def test_limit_by_group_size(write: Write) -> None:
     """The table is exact; another size is an error that names entry and sizes, unless 'any' is there."""
     threshold = resolved(load(write(GOOD)), "h200-sxm", "busbw[all_reduce]")
     assert threshold.limit(gpus=8, cluster=SHAPE).text == "> 400 GB/s"
-    with pytest.raises(
-        ConfigurationError, match=r"site.yaml:37: 'busbw\[all_reduce\]' has no limit for 3 GPUs, only for 2, 8"
-    ):
+    with pytest.raises(ConfigurationError, match=r"site.yaml:37: 'busbw\[all_reduce\]' has no limit for 3 GPUs, only for 2, 8"):
         threshold.limit(gpus=3, cluster=SHAPE)
     anything = resolved(load(write(GOOD.replace("8: 400}", "any: 400}"))), "h200-sxm", "busbw[all_reduce]")
     assert anything.limit(gpus=3, cluster=SHAPE).value == 400
@@ -207,9 +205,7 @@ def test_no_rehearsal_profile(write: Write) -> None:
 
 def test_an_overlay_changes_what_it_names(write: Write) -> None:
     """Entry by entry: the rest of the entry and all other entries stay, each with its own file and line."""
-    path = write(
-        f"{OVERLAY}cluster: {{nodes: 4}}\ncriteria:\n  bf16_tflops: {{above: 650, recipe: {{iterations: 9}}}}\n"
-    )
+    path = write(f"{OVERLAY}cluster: {{nodes: 4}}\ncriteria:\n  bf16_tflops: {{above: 650, recipe: {{iterations: 9}}}}\n")
     file = load(path)
     threshold = resolved(file, "h200-sxm", "bf16_tflops")
     assert threshold.limit(gpus=1, cluster=SHAPE).text == "> 650 TFLOPS"

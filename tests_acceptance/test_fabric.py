@@ -38,7 +38,9 @@ def test_transport(chosen_transport, cluster, criterion):
     fabric = cluster.promised.fabric
     astray = chosen_transport.each(lambda found: not_on(found, fabric=fabric))
     found = {kind: count for each in chosen_transport.each(lambda one: one.inter_node).values() for kind, count in each.items()}
-    criterion.require(sum(astray.values()), evidence={"promised": fabric, "found": [*found], "network": chosen_transport.value.network})
+    criterion.require(
+        sum(astray.values()), evidence={"promised": fabric, "found": [*found], "network": chosen_transport.value.network}
+    )
 
 
 @pytest.mark.parametrize("collective", ["all_reduce"])

@@ -12,7 +12,11 @@ def test_finetune_loss(finetuned, criterion):
     outcome = finetuned.value
     criterion.require(
         outcome.loss,
-        evidence={"first": outcome.first_loss, "blind floor": outcome.blind_floor_nats, "below at step": outcome.step_below_limit},
+        evidence={
+            "first": outcome.first_loss,
+            "blind floor": outcome.blind_floor_nats,
+            "below at step": outcome.step_below_limit,
+        },
     )
 
 

@@ -15,14 +15,18 @@ DEADLINE_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Detected:
-    """NVML's names of the GPUs that a process started here may use, in PCI order."""
+    """NVML's names of the readable GPUs that a process started here may use, in PCI order.
+
+    ``num_lost`` counts GPUs that NVML still lists and cannot read: they are places too, whose health is an error.
+    """
 
     names: tuple[str, ...]
+    num_lost: int = 0
 
     @property
     def num_gpus(self) -> int:
-        """How many."""
-        return len(self.names)
+        """How many places this machine has."""
+        return len(self.names) + self.num_lost
 
 
 def detect_gpus() -> Detected:
@@ -33,7 +37,9 @@ def detect_gpus() -> Detected:
     """
     command = [sys.executable, "-m", "pytest_gpucluster.inventory.nvml"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True)
+        answer = subprocess.run(  # noqa: S603 -- this very interpreter
+            command, capture_output=True, text=True, timeout=DEADLINE_S, check=True
+        )
         found: dict[str, Any] = json.loads(answer.stdout)
     except subprocess.TimeoutExpired:
         raise ConfigurationError(
@@ -44,9 +50,10 @@ def detect_gpus() -> Detected:
         raise ConfigurationError(f"NVML could not be read: {' '.join(tail)}") from None
     if found["status"] == "no_library":
         return Detected(names=())
-    if found["status"] != "ok":
+    if found["status"] != "ok" and not found["gpus"]:
         raise ConfigurationError(
             f"NVML is installed but does not work: {found['error']}. This is a broken GPU machine, not one without GPUs; "
             "to rehearse on the CPU all the same, say --gpucluster-profile rehearsal"
         )
-    return Detected(names=tuple(gpu["name"] for gpu in found["gpus"] if gpu.get("visible", True)))
+    shown = [gpu["name"] for gpu in found["gpus"] if gpu["cuda_index"] is not None]
+    return Detected(names=tuple(shown), num_lost=found["count"] - len(found["gpus"]))

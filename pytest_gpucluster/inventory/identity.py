@@ -7,6 +7,7 @@ import platform
 import socket
 from dataclasses import dataclass
 from importlib import metadata
+from typing import Any
 
 VERSIONED = ("pytest-gpucluster", "torch", "pytest")
 
@@ -34,11 +35,13 @@ def identity(*, device: str) -> Identity:
     seen = torch.cuda.device_count() if device == "cuda" else 0
     gpu: dict[str, str | None] = {}
     if local_rank < seen:
-        properties = torch.cuda.get_device_properties(local_rank)
+        properties: Any = torch.cuda.get_device_properties(local_rank)
         uuid = f"GPU-{properties.uuid}"
         domain, bus = properties.pci_domain_id, properties.pci_bus_id
         pci = f"{domain:08x}:{bus:02x}:{properties.pci_device_id:02x}.0"
         gpu = {"gpu_name": properties.name, "uuid": uuid, "pci": pci, "serial": read_serial(uuid)}
+    elif device == "cuda":
+        gpu = _by_nvml(local_rank)
     return Identity(
         hostname=socket.gethostname(),
         group_rank=int(os.environ["GROUP_RANK"]),
@@ -47,6 +50,19 @@ def identity(*, device: str) -> Identity:
         torch_gpus=seen,
         **gpu,
     )
+
+
+def _by_nvml(local_rank: int) -> dict[str, str | None]:
+    """The GPU that this place should have had, where torch cannot open it; nothing if NVML cannot tell either."""
+    from pytest_gpucluster.inventory import nvml
+
+    try:
+        state = next((gpu for gpu in nvml.read_gpus() if gpu.cuda_index == local_rank), None)
+    except nvml.NvmlError:
+        return {}
+    if state is None:
+        return {}
+    return {"gpu_name": state.name, "uuid": state.uuid, "pci": state.pci, "serial": state.serial}
 
 
 def read_versions() -> dict[str, str]:

@@ -109,9 +109,7 @@ class Sampler:
 
 def _sample(handle: Any) -> _Sample:
     reasons = nvml.read_event_reasons(handle) or 0
-    return _Sample(
-        at_s=time.monotonic(), reasons=reasons, values={**nvml.read_clocks(handle), **nvml.read_link(handle)}
-    )
+    return _Sample(at_s=time.monotonic(), reasons=reasons, values={**nvml.read_clocks(handle), **nvml.read_link(handle)})
 
 
 def _seen(samples: list[_Sample], key: str) -> list[float]:

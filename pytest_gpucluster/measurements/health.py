@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from pytest_gpucluster.functions import without_device
 from pytest_gpucluster.inventory import nvml
 from pytest_gpucluster.inventory.telemetry import Sampler
 from pytest_gpucluster.measurements import gemm, progress, timing
@@ -54,6 +55,7 @@ class ClocksUnderLoad:
     nvml_error: str | None
 
 
+@without_device
 def gpu_state() -> GpuHealth:
     """Read NVML for this worker's own GPU: the one torch has set, else the ``LOCAL_RANK``-th that CUDA should show.
 

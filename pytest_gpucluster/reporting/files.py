@@ -7,10 +7,12 @@ import fcntl
 import json
 import os
 import time
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 OWN = ("journal.jsonl", "results.json", "report.html", "metrics.prom", "junit.xml", "logs")
 PREVIOUS = "previous"

@@ -7,10 +7,12 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.cluster import Place
 from pytest_gpucluster.verdict import ERROR, FAILED, MISSING, Record, Verdict
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.cluster import Place
 
 SCHEMA = 1
 SCHEMA_FILE = Path(__file__).with_name("results.schema.json")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,6 +11,9 @@ from rich.table import Table
 
 from pytest_gpucluster.messages import summarize
 from pytest_gpucluster.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, WORDS, Record
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 STYLES = {PASSED: "green", SKIPPED: "dim", NOT_SELECTED: "dim", FAILED: "red", ERROR: "red", MISSING: "red", NOISY: "yellow"}
 SEVEREST_FIRST = (FAILED, ERROR, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED)
