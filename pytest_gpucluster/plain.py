@@ -70,7 +70,7 @@ def _dataclass_named(name: str) -> type | None:
 
 
 def _rebuild(found: type, fields: dict[str, Any]) -> Any:
-    value = object.__new__(found)
+    value: Any = object.__new__(found)
     for field in dataclasses.fields(found):
         if field.name in fields:
             object.__setattr__(value, field.name, fields[field.name])

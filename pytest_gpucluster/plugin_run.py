@@ -71,8 +71,11 @@ class Run:
         return {**threshold.recipe, **deadline}
 
     def criterion_of(self, item: pytest.Item) -> Criterion:
-        """The criterion that this test judges."""
-        return item.stash[CRITERION]
+        """The criterion that this test judges, at its place as it is bound now."""
+        found = item.stash[CRITERION]
+        if found.place is not None:
+            found.place = self.session.places()[found.place.id]
+        return found
 
     def _asked_places(self) -> frozenset[Place] | None:
         """The places that the selected tests want from the fixture being set up; None: all."""
@@ -261,6 +264,7 @@ class Run:
         return result
 
     def _finish(self, session: pytest.Session) -> None:
+        self._terminal.close_line()
         outcome, why = self._why_unfinished(session)
         unrun = self.session.plan.close(outcome=outcome, why=why)
         self.verdict = self.session.decide()

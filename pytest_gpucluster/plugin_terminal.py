@@ -70,7 +70,7 @@ class Terminal:
     def begin(self, pair: Pair) -> None:
         """A test begins; a new criterion closes the line of the one before."""
         if pair.criterion != self._criterion:
-            self._close_line()
+            self.close_line()
             self._criterion = pair.criterion
             self._last_s = time.monotonic()
 
@@ -99,7 +99,7 @@ class Terminal:
 
     def summary(self, reporter: pytest.TerminalReporter, session: Session, verdict: Verdict, *, trouble: str | None) -> None:
         """Table, failures over all places, remarks, verdict."""
-        self._close_line()
+        self.close_line()
         records = list(session.plan)
         reporter.section("gpucluster")
         width = reporter._tw.fullwidth if reporter.isatty else PLAIN_WIDTH  # noqa: SLF001 -- pytest's own width
@@ -124,7 +124,8 @@ class Terminal:
         good = verdict.word in ("ACCEPTED", "ACCEPTED_WITH_WAIVERS")
         reporter.write_line(f"verdict {verdict.line}", bold=True, green=good, red=verdict.word == "REJECTED")
 
-    def _close_line(self) -> None:
+    def close_line(self) -> None:
+        """Write the line of the criterion that ends here."""
         if not self._lines or not self._records:
             self._records = []
             return

@@ -103,12 +103,12 @@ class _Server:
             os._exit(0)
 
     def _step(self) -> bool:
-        ready, _, _ = select.select([self._link, self._wake], [], [], 10.0)
+        ready, _, _ = select.select([self._link.fileno(), self._wake], [], [], 10.0)
         if self._wake in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake, 4096)
         self._reap()
-        if self._link not in ready:
+        if self._link.fileno() not in ready:
             return True
         data, fds, _, _ = socket.recv_fds(self._link, REQUEST_BYTES, 4)
         if not data:

@@ -252,7 +252,7 @@ def load(path: Path | None) -> ThresholdsFile:
     Raises:
         ConfigurationError: one line per problem, ``file:line`` first, at most 10 of them.
     """
-    from pytest_gpucluster import lint  # lint builds on this module, and brings pydantic
+    from pytest_gpucluster import lint  # noqa: PLC0415  # lint builds on this module, and brings pydantic
 
     source = read_source(path)
     problems = lint.check(source.document)

@@ -118,7 +118,7 @@ class _Worker:
     def _synchronize(self, call: dict[str, Any]) -> None:
         import torch
 
-        if call["device"] == "cuda" and torch.cuda.is_initialized():
+        if call["device"] == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
 
     def _progress(self, step: str, fraction: float | None) -> None:
@@ -132,7 +132,7 @@ def leave_group() -> None:
     """Destroy the process group; the controller sends this to all members of a group, never to a part of it."""
     import torch.distributed as dist
 
-    if dist.is_initialized():  # type: ignore[no-untyped-call]
+    if dist.is_initialized():
         dist.destroy_process_group()
 
 

@@ -15,14 +15,11 @@ import torch
 
 from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry
 from pytest_gpucluster.measurements import progress, timing
+from pytest_gpucluster.measurements.timing import Timing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pytest_gpucluster.measurements.timing import Timing
-
-SETTLE_LAUNCHES = 5
-"""Products of a size that are run, not timed, right before its timed ones."""
 
 CHECKED = 64
 """Rows and columns, spread over the whole product, at whose crossings it is compared with a float64 reference."""
@@ -67,8 +64,8 @@ class GemmRate:
     """Dense matrix product rate; 1 TFLOPS is 10^12 FLOP/s.
 
     ``tflops`` is the judged size's statistic, ``samples_tflops`` that size's single products, ``by_size`` holds
-    ``median p10 p90 best`` TFLOPS under each size. Clock, temperature and power are of the timed window, the event
-    reasons of the warm-up too; None without NVML.
+    ``median p10 p90 best`` TFLOPS under each size. Clock, temperature, power and event reasons are of the
+    whole measurement, rests included, sampled at 100 Hz; None without NVML.
     """
 
     tflops: float
@@ -81,7 +78,19 @@ class GemmRate:
     temperature_c: float | None
     power_w: float | None
     warmup_s: float
+    rest_s: float
+    bursts: int
     device: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """When each size is timed: in ``bursts``, each after a rest and a warm-up of its own."""
+
+    rest_s: float
+    warmup_s: float
+    iterations: int
+    bursts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +120,8 @@ def gemm(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     sizes: list[int],
     iterations: int,
     warmup_s: float,
+    rest_s: float = 0.0,
+    bursts: int = 1,
     judged: str = "best size",
     statistic: str = "median",
     data: str = "randn",
@@ -121,7 +132,10 @@ def gemm(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         dtype: one of :data:`KINDS`.
         sizes: matrix orders n; 2 n^3 FLOP each.
         iterations: timed products per size.
-        warmup_s: seconds of back-to-back products of the largest size, once, before anything is timed.
+        warmup_s: seconds of back-to-back products of a size before each burst of it. At full power a chip's limiter
+            acts after some 50 ms, so this decides what is measured: the clock's rate (short) or the power cap's (long).
+        rest_s: seconds without work before each warm-up.
+        bursts: into how many equal parts, each with its own rest and warm-up, the timed products of a size are split.
         judged: which size gives ``tflops``: one of :data:`JUDGED`.
         statistic: which of its times: one of :data:`STATISTICS`.
         data: what the operands hold: one of :data:`DATA`.
@@ -131,13 +145,16 @@ def gemm(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         ArithmeticError: a product lies outside the dtype's rounding error of a float64 reference.
     """
     _require_known(dtype=(dtype, KINDS), judged=(judged, JUDGED), statistic=(statistic, STATISTICS), data=(data, DATA))
-    if not sizes or min(sizes) < 1 or iterations < 1:
-        raise ValueError(f"sizes must name at least one n >= 1 and iterations be >= 1: {sizes}, {iterations}")
+    if not sizes or min(sizes) < 1 or not 1 <= bursts <= iterations:
+        raise ValueError(f"at least one size n >= 1 and 1 <= bursts <= iterations: {sizes}, {bursts}, {iterations}")
     kind = KINDS[dtype]
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(kind.precision)
     try:
-        timed, telemetry = _time_sizes([_product(size, kind) for size in sizes], kind, iterations, warmup_s)
+        products = [_product(size, kind) for size in sizes]
+        timed, telemetry = _time_sizes(products, _Window(rest_s, warmup_s, iterations, bursts))
+        for product in products:
+            _check(product, kind)
     finally:
         torch.set_float32_matmul_precision(precision)
     rates = {size: _tflops(size, STATISTICS[statistic](one)) for size, one in timed.items()}
@@ -149,6 +166,8 @@ def gemm(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         by_size={str(size): _spread(size, one) for size, one in timed.items()},
         samples_tflops=[round(_tflops(best, seconds), 4) for seconds in timed[best].samples_s],
         warmup_s=warmup_s,
+        rest_s=rest_s,
+        bursts=bursts,
         device=timing.device_name(),
         **_seen(telemetry),
     )
@@ -191,34 +210,30 @@ def _product(size: int, kind: Kind) -> _Product:
     return _Product(size=size, a=a, b=b, out=out, scale=torch.ones((), device=device))
 
 
-def _time_sizes(
-    products: list[_Product], kind: Kind, iterations: int, warmup_s: float
-) -> tuple[dict[int, Timing], Telemetry | None]:
-    """Warm up once, then time every size; the next size is queued before this one is waited for."""
+def _time_sizes(products: list[_Product], recipe: _Window) -> tuple[dict[int, Timing], Telemetry | None]:
+    """Rest, warm up and time each size in bursts, so that no size inherits the power debt of another.
+
+    At full power the chip's limiter cuts the clock after 50 to 100 ms, in the middle of 50 products of order 8192: one
+    long window then reads 680 or 800 TFLOPS by chance, five short ones read 800 (docs/decisions/0007).
+    """
     for product in products:
-        product()  # loads and chooses its kernel now, not between two sizes
-    progress.report("warm-up", 0.0)
-    with Sampler(timing.gpu_uuid()) as sampler:
-        timing.keep_busy(max(products, key=lambda product: product.size), seconds=warmup_s)
+        product()  # loads and chooses its kernel now, not in a timed window
+    timing.synchronize()
+    timed: dict[int, Timing] = {}
+    with Sampler(timing.gpu_uuid(), interval_s=0.01) as sampler:
         start_s = time.monotonic()
-        timed: dict[int, Timing] = {}
-        read = _queue(products[0], iterations)
         for index, product in enumerate(products):
-            read_next = _queue(products[index + 1], iterations) if index + 1 < len(products) else None
-            timed[product.size] = read()
-            progress.report(str(product.size), (index + 1) / len(products))
-            if read_next:
-                read = read_next
+            progress.report(str(product.size), index / len(products))
+            samples_s: list[float] = []
+            for burst in range(recipe.bursts):
+                time.sleep(recipe.rest_s)
+                timing.keep_busy(product, seconds=recipe.warmup_s)
+                share = recipe.iterations * (burst + 1) // recipe.bursts - len(samples_s)
+                samples_s += timing.time_each(product, iterations=share).samples_s
+            timed[product.size] = Timing(samples_s=samples_s)
         telemetry = sampler.summary(since_s=start_s)
-    for product in products:
-        _check(product, kind)
+    progress.report("checking the products", 1.0)
     return timed, telemetry
-
-
-def _queue(product: _Product, iterations: int) -> Callable[[], Timing]:
-    for _ in range(SETTLE_LAUNCHES):
-        product()
-    return timing.queue_each(product, iterations=iterations)
 
 
 def _check(product: _Product, kind: Kind) -> None:

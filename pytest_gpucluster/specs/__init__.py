@@ -121,7 +121,7 @@ def _unknown(nvml_name: str, by_name: Mapping[str, str]) -> str:
 
 def _read_spec(path: Path) -> GpuSpec:
     """One file, checked: known keys only, each of its type, every number above 0."""
-    from pydantic import ConfigDict, ValidationError, create_model  # slow, only where specs are read
+    from pydantic import ConfigDict, ValidationError, create_model  # noqa: PLC0415  # slow, only where specs are read
 
     file = f"specs/{path.name}"
     content, problems = read_bytes(path, file=file)
