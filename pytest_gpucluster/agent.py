@@ -87,9 +87,9 @@ class Agent:
 
     def connect(self, address: Address) -> None:
         """Meet the controller in the store and say hello."""
-        signal.signal(signal.SIGTERM, self._on_sigterm)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._channel: Channel = connect(address)
+        signal.signal(signal.SIGTERM, self._on_sigterm)  # not before: until here a SIGTERM simply ends it
         threading.Thread(target=self._read_commands, args=(connect_reader(address),), daemon=True).start()
         self._channel.put(
             f"who/{self._rank.rank}",
@@ -247,7 +247,7 @@ class Agent:
     def _for_worker(self, call: Message) -> Message:
         group = next((group for group in call["groups"] or () if self._rank.rank in group["ranks"]), None)
         message = {key: call[key] for key in PASSED_ON}
-        message["trusted"] = SECRET_VARIABLE in os.environ
+        message["trusted"] = bool(os.environ.get(SECRET_VARIABLE))
         message["group"] = group and {
             "id": group["id"],
             "rank": group["ranks"].index(self._rank.rank),
@@ -346,9 +346,7 @@ class Agent:
         self._next_beat_s = now_s + BEAT_S
         self._beats += 1
         self._channel.beat(self._rank.rank, self._beats)
-        if self._terminated_s is not None and not self._channel.has(f"term/{self._rank.rank}"):
-            self._channel.put(f"term/{self._rank.rank}", {"rank": self._rank.rank})
-        if self._beats % 5 == 0:
+        if self._beats % 5 == 0 or not self._controller_beat[0]:
             beat = self._channel.beats([CONTROLLER]).get(CONTROLLER, b"")
             if beat != self._controller_beat[0]:
                 self._controller_beat = (beat, now_s)
@@ -356,7 +354,8 @@ class Agent:
     def _check_controller(self) -> int | None:
         """Leave when torchrun ends this node and no quit comes, or when the controller is silent for a minute."""
         now_s = time.monotonic()
-        if self._terminated_s is not None and now_s - self._terminated_s > AFTER_TERM_S:
-            return LOST_CODE
         beat, seen_s = self._controller_beat
+        patience_s = AFTER_TERM_S if beat else TICK_S  # a controller that never beat has nothing to say
+        if self._terminated_s is not None and now_s - self._terminated_s > patience_s:
+            return LOST_CODE
         return LOST_CODE if beat and now_s - seen_s > CONTROLLER_SILENT_S else None

@@ -5,7 +5,7 @@ every message carries an HMAC when the run has a secret. This is the only module
 
 Keys, below ``gpucluster/<run id>/``: ``cmd/<n>`` (one ordered sequence from the controller), ``who/<rank>`` (hello),
 ``res/<call>/<rank>`` (replies), ``fault/<call>/<rank>`` (a reply that is bad news), ``hb/<rank>`` (a count, not a time),
-``prog/<rank>`` (what it does now), ``term/<rank>`` (torchrun told it to end), ``bye/<rank>``. None is ever reused.
+``prog/<rank>`` (what it does now), ``bye/<rank>``. None is ever reused.
 """
 
 from __future__ import annotations
@@ -49,8 +49,10 @@ class Address:
     run_id: str
 
 
-def encode(message: Message, *, secret: str | None) -> bytes:
-    """One message as bytes: its JSON, after the HMAC-SHA256 of it (empty without a secret).
+def encode(message: Message, *, key: str, secret: str | None) -> bytes:
+    """One message as bytes: its JSON, after the HMAC-SHA256 of key and JSON (empty without a secret).
+
+    The key is part of what is signed, so that an old message cannot be put in the place of a new one.
 
     Raises:
         ValueError: more than :data:`MAX_MESSAGE_BYTES`.
@@ -58,17 +60,17 @@ def encode(message: Message, *, secret: str | None) -> bytes:
     body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {len(body)} bytes; at most {MAX_MESSAGE_BYTES} cross the channel")
-    return _mac(body, secret).encode() + b"\n" + body
+    return _mac(key, body, secret).encode() + b"\n" + body
 
 
-def decode(data: bytes, *, secret: str | None) -> Message:
+def decode(data: bytes, *, key: str, secret: str | None) -> Message:
     """The message in ``data``.
 
     Raises:
         ForgedMessageError: the HMAC does not fit, or the rest is not a JSON object.
     """
     mac, _, body = data.partition(b"\n")
-    if not hmac.compare_digest(mac, _mac(body, secret).encode()):
+    if not hmac.compare_digest(mac, _mac(key, body, secret).encode()):
         raise ForgedMessageError("a message on the channel was not signed by this run")
     try:
         message = json.loads(body)
@@ -79,8 +81,8 @@ def decode(data: bytes, *, secret: str | None) -> Message:
     return message
 
 
-def _mac(body: bytes, secret: str | None) -> str:
-    return hmac.new(secret.encode(), body, hashlib.sha256).hexdigest() if secret else ""
+def _mac(key: str, body: bytes, secret: str | None) -> str:
+    return hmac.new(secret.encode(), key.encode() + b"\n" + body, hashlib.sha256).hexdigest() if secret else ""
 
 
 class Channel:
@@ -93,15 +95,15 @@ class Channel:
         self.address = address
         self._tcp_store = store
         self._store: PrefixStore = PrefixStore(f"gpucluster/{address.run_id}", store)
-        self._secret = os.environ.get(SECRET_VARIABLE)
+        self._secret = os.environ.get(SECRET_VARIABLE) or None
 
     def put(self, key: str, message: Message) -> None:
         """Write one message under a key of its own."""
-        self._guard(lambda: self._store.set(key, encode(message, secret=self._secret)))  # type: ignore[arg-type]
+        self._guard(lambda: self._store.set(key, encode(message, key=key, secret=self._secret)))  # type: ignore[arg-type]
 
     def take(self, key: str) -> Message:
         """Read the message under ``key``, waiting for it as long as the connection's timeout allows."""
-        return decode(self._guard(lambda: bytes(self._store.get(key))), secret=self._secret)
+        return decode(self._guard(lambda: bytes(self._store.get(key))), key=key, secret=self._secret)
 
     def has(self, key: str) -> bool:
         """Whether the key was written."""

@@ -67,6 +67,7 @@ class Controller:
         self.on_progress: Progress | None = None
         self._launch = launch
         self._num_local = num_local
+        self._address = address_of(launch) if launch is not None else Address(host="", port=0, run_id="")
         self._commands = 0
         self._calls = 0
         self._lost: dict[int, str] = {}
@@ -89,10 +90,9 @@ class Controller:
             self._listener = channel.listen_on_loopback()
             host, port = self._listener.getsockname()[:2]
             self._address = Address(host=host, port=port, run_id=secrets.token_hex(8))
-            os.environ.setdefault(SECRET_VARIABLE, secrets.token_hex(32))
+            os.environ[SECRET_VARIABLE] = os.environ.get(SECRET_VARIABLE) or secrets.token_hex(32)
             ranks = [_local_rank(number, self._num_local) for number in range(self._num_local)]
         else:
-            self._address = address_of(launch)
             ranks = [rank_of(launch)]
         self._alive_read, self._alive_write = os.pipe()
         with log.open("ab") as output:
@@ -123,6 +123,15 @@ class Controller:
                 self._who[rank] = self._open_channel().take(f"who/{rank}")
             else:
                 self._lost[rank] = f"rank {rank} never joined within {within_s:g} s"
+
+    def lose(self, rank: int, why: str) -> None:
+        """Measure nothing at this rank any more: every call answers with the reason."""
+        self._lost[rank] = why
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether messages carry the run's secret."""
+        return bool(os.environ.get(SECRET_VARIABLE))
 
     def hostname_of(self, rank: int) -> str | None:
         """Where the rank runs, as its agent said."""

@@ -6,15 +6,19 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster import plain
 from pytest_gpucluster.cluster import Inventory, Place, Results, rounds_of_pairs
-from pytest_gpucluster.controller import Call, Controller
+from pytest_gpucluster.controller import Call
 from pytest_gpucluster.diagnosis import diagnose
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.functions import RefusedError
 from pytest_gpucluster.inventory.identity import Identity, identity
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.controller import Controller
+    from pytest_gpucluster.inline import InlineController
 
 PER = ("gpu", "node", "cluster", "pair")
 DEADLINE_S = 300.0
@@ -35,7 +39,7 @@ class _Found:
 class Cluster:
     """Everything a test may ask of the machines."""
 
-    def __init__(self, controller: Controller, inventory: Inventory, *, asked: Asked) -> None:
+    def __init__(self, controller: Controller | InlineController, inventory: Inventory, *, asked: Asked) -> None:
         """``asked`` tells which places the selected tests want from the fixture being set up; None: all."""
         self._controller = controller
         self._inventory = inventory
@@ -261,11 +265,21 @@ class Cluster:
         replies = self._controller.call(call)
         self._controller.measuring_s = 0.0
         found = {rank: plain.from_plain(reply["value"]) for rank, reply in replies.items() if reply["ok"]}
+        self._refuse_other_versions(found)
         self.unheard = {rank: str(reply["error"]) for rank, reply in replies.items() if not reply["ok"]}
         for node, ranks in enumerate(_by_node(found)):
             for gpu, rank in enumerate(sorted(ranks, key=lambda rank: (found[rank].pci or "", found[rank].local_rank))):
                 self._bind_one(node, gpu, rank, found[rank])
         self.startup_s = time.monotonic() - started_s
+
+    def _refuse_other_versions(self, found: Mapping[int, Identity]) -> None:
+        """Nodes with other versions measure something else: they answer with an error that names the difference."""
+        ours = found[min(found)] if found else None
+        for rank, who in found.items():
+            other = {name: version for name, version in who.versions.items() if ours and ours.versions[name] != version}
+            if ours is not None and other:
+                told = ", ".join(f"{name} {version} instead of {ours.versions[name]}" for name, version in other.items())
+                self._controller.lose(rank, f"rank {rank} on {who.hostname} runs {told}: bring every node to one version")
 
     def _bind_one(self, node: int, gpu: int, rank: int, who: Identity) -> None:
         self._controller.nodes[rank] = node

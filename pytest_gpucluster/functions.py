@@ -82,6 +82,8 @@ def find_function(name: dict[str, Any], *, trusted: bool, rewrite: bool = False)
         RefusedError: not found, another version of the file, or not allowed.
     """
     file = _local_file(name)
+    if not trusted and _is_standard_library(file):
+        raise RefusedError(f"{name['module']}:{name['qualname']} belongs to Python itself and is no measurement")
     module = _load_rewritten(name["module"], file) if rewrite else _load(name, file)
     function = getattr(module, name["qualname"], None)
     if not isinstance(function, FunctionType) or function.__module__ != module.__name__:
@@ -154,6 +156,14 @@ def _load_rewritten(module_name: str, file: Path) -> ModuleType:
     sys.modules[key] = module
     exec(compile(tree, str(file), "exec"), module.__dict__)  # noqa: S102 -- the test file itself, found by its digest
     return module
+
+
+def _is_standard_library(file: Path) -> bool:
+    """Whether a file is part of Python (site-packages lies below it, and is not)."""
+    paths = sysconfig.get_paths()
+    own, installed = Path(paths["stdlib"]).resolve(), {Path(paths[key]).resolve() for key in ("purelib", "platlib")}
+    parents = file.resolve().parents
+    return own in parents and not any(folder in parents for folder in installed)
 
 
 def _is_foreign(file: Path) -> bool:

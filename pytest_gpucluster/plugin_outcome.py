@@ -73,7 +73,7 @@ def _after_teardown(report: pytest.TestReport, told: Told) -> Record | None:
 def _plain_test(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record:
     """A test without a criterion counts by what pytest says of it."""
     error = call.excinfo.value if call.excinfo is not None else None
-    if isinstance(error, MeasurementError):
+    if isinstance(error, (MeasurementError, ConfigurationError)):
         return _not_measured(report, call, told)
     if report.outcome == "failed":
         return _record(told, FAILED, report.longreprtext)

@@ -135,6 +135,8 @@ class Run:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """The expected set is fixed here, before anything runs."""
+        if not all(PAIR in item.stash for item in session.items):
+            return  # pairing was refused: pytest is on its way out with a usage error
         self._items = list(session.items)
         owners: dict[tuple[str, str | None], str] = {}
         for item in self._items:
@@ -314,8 +316,8 @@ class Run:
             self._closed = True
             if self.session.is_open:
                 self.session.close(self.exit_code)
-            elif self.exit_code == 0 or self._config.option.collectonly:
-                self.session.controller.quit(self.exit_code)
+            elif self._config.option.collectonly or self._config.option.help:
+                self.session.controller.quit(0)
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """No dots in normal mode: one line per criterion tells more."""

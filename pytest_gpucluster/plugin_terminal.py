@@ -64,6 +64,8 @@ class Terminal:
             f"gpucluster: {facts['nodes']} node(s) x {facts['gpus_per_node']} {unit} expected; profile "
             f"{session.profile.name}, level {session.settings.level}, limits from {session.thresholds.path.name}"
         )
+        if not session.controller.is_signed:
+            self._write("gpucluster: messages between ranks are not signed; set GPUCLUSTER_SECRET on every node to sign them")
         if session.rehearsal:
             self._write("gpucluster: REHEARSAL on the CPU: it tries the procedure and accepts nothing")
 
@@ -105,7 +107,7 @@ class Terminal:
         width = reporter._tw.fullwidth if reporter.isatty else PLAIN_WIDTH  # noqa: SLF001 -- pytest's own width
         reporter.write(criteria_table(records, width=width, color=reporter.hasmarkup))
         names = {place.id: place.label for place in session.places().values()}
-        for criterion in dict.fromkeys(record.criterion for record in records if record.outcome == FAILED):
+        for criterion in dict.fromkeys(row.criterion for row in records if row.outcome == FAILED and row.limit):
             rows = [record for record in records if record.criterion == criterion]
             for line in messages.describe_together(rows, names):
                 reporter.write_line(line)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from pytest_gpucluster.cluster import Inventory, Place
 from pytest_gpucluster.controller import Controller
 from pytest_gpucluster.dispatch import Cluster
 from pytest_gpucluster.errors import ConfigurationError, GpuclusterError, MeasurementError
+from pytest_gpucluster.inline import OBJECTION, InlineController
 from pytest_gpucluster.inventory.detect import Detected, detect_gpus
 from pytest_gpucluster.inventory.identity import read_versions
 from pytest_gpucluster.reporting.files import Journal, ResultsDirectory, write_atomically
@@ -60,11 +62,23 @@ class Session:
         self.asked: Callable[[], frozenset[Place] | None] = lambda: None
         self.terminated: str | None = None
         num_local = launch.local_world_size if launch is not None else self._num_local(detected)
-        self.controller = Controller(launch, num_local=num_local, device=self.inventory.device, rootdir=rootdir)
+        self.controller: Controller | InlineController = Controller(
+            launch, num_local=num_local, device=self.inventory.device, rootdir=rootdir
+        )
+        if settings.inline:
+            self._go_inline(rootdir)
         self._cluster: Cluster | None = None
         self._directory: ResultsDirectory | None = None
         self._journal: Journal | None = None
         self._bind_error: Exception | None = None
+
+    def _go_inline(self, rootdir: Path) -> None:
+        """One place, in this process, for a debugger."""
+        if self.launch is not None and self.launch.world_size > 1:
+            raise ConfigurationError("--gpucluster-inline runs one place in one process; start it without torchrun")
+        self.inventory = replace(self.inventory, num_nodes=1, gpus_per_node=1)
+        self.controller = InlineController(device=self.inventory.device, rootdir=rootdir)
+        self.objections.append(OBJECTION)
 
     def _detect(self) -> Detected:
         named = self.thresholds.profiles.get(self.settings.profile or "")
@@ -228,6 +242,7 @@ class Session:
             "versions": read_versions(),
             "gpus": sorted({who.gpu_name for who in identities.values() if who.gpu_name}),
             "launched_by": "torchrun" if self.launch is not None else "pytest",
+            "messages": "signed" if self.controller.is_signed else "unsigned",
             "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("NCCL_", "CUDA_"))},
         }
 

@@ -78,7 +78,7 @@ class _Worker:
         device = self._device(call, required=not reads_only)
         if call["group"] is not None:
             self._join(call["group"], device)
-        return _bind_test(function, call, device) if call["test"] else function
+        return bind_test(function, call["test_arguments"], device) if call["test"] else function
 
     def _device(self, call: dict[str, Any], *, required: bool) -> Any:
         import torch
@@ -142,12 +142,12 @@ def _listen_to_progress(listener: Any) -> None:
     progress.listen(listener)
 
 
-def _bind_test(function: Any, call: dict[str, Any], device: Any) -> Any:
-    """The body of a ``@pytest.mark.distributed`` test with its allowed arguments filled in."""
+def bind_test(function: Any, arguments: list[str], device: Any) -> Any:
+    """Return the body of a ``@pytest.mark.distributed`` test with its allowed arguments filled in."""
     import torch.distributed as dist
 
     given = {"process_group": dist.group.WORLD, "rank": dist.get_rank(), "world_size": dist.get_world_size(), "device": device}
-    wanted = {name: given[name] for name in call["test_arguments"]}
+    wanted = {name: given[name] for name in arguments}
     return lambda **parameters: function(**wanted, **parameters)
 
 

@@ -20,8 +20,7 @@ def finetune(*, preset: str, **overrides: Any) -> Outcome:
     Raises:
         finetune_smoke.config.InputError: no such preset or field.
     """
-    from finetune_smoke.train import finetune as train
-
     from finetune_smoke.config import preset as config_of
+    from finetune_smoke.train import finetune as train
 
     return train(config_of(preset, **overrides), progress=progress.report)
