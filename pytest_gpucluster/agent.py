@@ -12,6 +12,7 @@ import queue
 import selectors
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -31,6 +32,7 @@ AFTER_TERM_S = 25.0
 CONTROLLER_SILENT_S = 60.0
 CONTROLLER = -1
 LOST_CODE = 3
+REBUILD_S = 20.0
 PASSED_ON = ("function", "kwargs", "device", "any_device", "sys_path", "test", "test_arguments")
 WORKER_DEFAULTS = {
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that local rank k is the k-th GPU in PCI order, as place ids count
@@ -52,6 +54,14 @@ class Rank:
     group_rank: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estate:
+    """What a controller leaves behind if it dies: the folder of its journal, and the JUnit file it would have written."""
+
+    folder: str
+    junit: str | None
+
+
 @dataclass(slots=True, kw_only=True)
 class _Running:
     """The call that the worker is busy with."""
@@ -64,8 +74,13 @@ class _Running:
 class Agent:
     """Serves the controller's commands until it says quit, or until nobody can say so any more."""
 
-    def __init__(self, rank: Rank, *, controller_fd: int | None) -> None:
-        """Fork the spawner (no thread may exist yet); ``controller_fd`` closes when a controller on this node ends."""
+    def __init__(self, rank: Rank, *, controller_fd: int | None, estate: Estate | None = None) -> None:
+        """Fork the spawner (no thread may exist yet).
+
+        ``controller_fd`` closes when a controller on this node ends; an agent with its ``estate`` then finishes the report.
+        """
+        self._estate = estate
+        self._read = 0
         self._rank = rank
         self._spawner = Spawner(worker.main)
         self._folder = Path(tempfile.mkdtemp(prefix=f"gpucluster-rank{rank.rank}-"))
@@ -171,6 +186,8 @@ class Agent:
     def _on_controller_gone(self) -> None:
         assert self._controller_fd is not None
         self._selector.unregister(self._controller_fd)
+        if not self._obeyed_quit():
+            self._settle_estate()
         self._commands.put({"t": "quit", "code": LOST_CODE})
 
     def _on_exits(self) -> None:
@@ -206,6 +223,27 @@ class Agent:
                 self._channel.put(f"prog/{self._rank.rank}", {**message, "call": self._running.call["id"]})
             elif message["t"] == "result":
                 self._finish(message)
+
+    def _obeyed_quit(self) -> bool:
+        """Whether a quit is on its way: then the controller ended as it should."""
+        with contextlib.suppress(ChannelLostError):
+            return self._channel.arrived([f"cmd/{self._read}"], within_s=TICK_S) and self._is_quit(self._read)
+        return False
+
+    def _is_quit(self, number: int) -> bool:
+        return self._channel.has(f"cmd/{number}") and self._channel.take(f"cmd/{number}")["t"] == "quit"
+
+    def _settle_estate(self) -> None:
+        """The controller died: write its reports from its journal, and send the other agents home."""
+        if self._estate is None:
+            return
+        self._discard_worker()
+        junit = ["--junitxml", self._estate.junit] if self._estate.junit else []
+        command = [sys.executable, "-m", "pytest_gpucluster.cli", "report", self._estate.folder, *junit]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, timeout=REBUILD_S, check=False, stdin=subprocess.DEVNULL)  # noqa: S603 -- our own command
+        with contextlib.suppress(ChannelLostError):
+            self._channel.put(f"cmd/{self._read}", {"t": "quit", "code": LOST_CODE})
 
     # A call.
 
@@ -333,11 +371,12 @@ class Agent:
             except Exception as error:  # noqa: BLE001 -- whatever it is, no command can be trusted from here on
                 sys.stderr.write(f"gpucluster: rank {self._rank.rank} reads no more commands: {error}\n")
                 command = None
+            number += 1
+            self._read = number
             self._commands.put(command)
             os.write(self._wake_write, b"c")
             if command is None:
                 return
-            number += 1
 
     def _beat(self) -> None:
         now_s = time.monotonic()

@@ -11,16 +11,19 @@ import os
 import sys
 from typing import Any
 
-from pytest_gpucluster.agent import Agent, Rank
+from pytest_gpucluster.agent import Agent, Estate, Rank
 from pytest_gpucluster.channel import Address, ChannelLostError
 
 
-def command(ranks: list[Rank], address: Address, *, controller_fd: int | None) -> list[str]:
-    """The command line that starts the agents of ``ranks``."""
+def command(
+    ranks: list[Rank], address: Address, *, controller_fd: int | None = None, estate: Estate | None = None
+) -> list[str]:
+    """The command line that starts the agents of ``ranks``; ``estate`` is what the first of them sees to."""
     settings = {
         "ranks": [{name: getattr(rank, name) for name in Rank.__slots__} for rank in ranks],
         "address": {"host": address.host, "port": address.port, "run_id": address.run_id},
         "controller_fd": controller_fd,
+        "estate": None if estate is None else {"folder": str(estate.folder), "junit": estate.junit and str(estate.junit)},
     }
     return [sys.executable, "-m", "pytest_gpucluster.agent_main", json.dumps(settings)]
 
@@ -38,7 +41,8 @@ def main() -> None:
 
 
 def _become(rank: Rank, settings: dict[str, Any]) -> None:
-    agent = Agent(rank, controller_fd=settings["controller_fd"])
+    estate = Estate(**settings["estate"]) if settings["estate"] and rank.rank == settings["ranks"][0]["rank"] else None
+    agent = Agent(rank, controller_fd=settings["controller_fd"], estate=estate)
     try:
         agent.connect(Address(**settings["address"]))
     except ChannelLostError as lost:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster import agent_main, channel, functions, plain, worker
-from pytest_gpucluster.agent import CONTROLLER, Rank
+from pytest_gpucluster.agent import CONTROLLER, Estate, Rank
 from pytest_gpucluster.channel import SECRET_VARIABLE, Address, Channel, ChannelLostError, Message
 from pytest_gpucluster.errors import MeasurementError
 
@@ -83,8 +83,11 @@ class Controller:
 
     # Start and end.
 
-    def start(self, *, log: Path) -> None:
-        """Start the agents of this process's own ranks; returns at once."""
+    def start(self, *, log: Path, estate: Estate | None = None) -> None:
+        """Start the agents of this process's own ranks; returns at once.
+
+        ``estate``: what the first of them finishes should this process die.
+        """
         launch = self._launch
         if launch is None:
             self._listener = channel.listen_on_loopback()
@@ -97,7 +100,7 @@ class Controller:
         self._alive_read, self._alive_write = os.pipe()
         with log.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603 -- this very interpreter
-                agent_main.command(ranks, self._address, controller_fd=self._alive_read),
+                agent_main.command(ranks, self._address, controller_fd=self._alive_read, estate=estate),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

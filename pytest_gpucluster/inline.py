@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from pytest_gpucluster.agent import Estate
     from pytest_gpucluster.channel import Message
     from pytest_gpucluster.controller import Call, Progress
 
@@ -47,9 +48,9 @@ class InlineController:
         self.measuring_s = 0.0
         self.on_progress: Progress | None = None
 
-    def start(self, *, log: Path) -> None:
-        """Set torchrun's variables for rank 0 of 1; ``log`` is not used, as output goes where pytest sends it."""
-        del log
+    def start(self, *, log: Path, estate: Estate | None = None) -> None:
+        """Set torchrun's variables for rank 0 of 1; no log and no deputy: all happens in this process."""
+        del log, estate
         os.environ.update({**{name: value for name, value in WORKER_DEFAULTS.items() if name not in os.environ}, **ENVIRONMENT})
 
     def meet(self, *, within_s: float) -> None:

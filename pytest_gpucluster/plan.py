@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.settings import LEVELS
-from pytest_gpucluster.verdict import NOT_SELECTED, Record
+from pytest_gpucluster.verdict import NOT_SELECTED, PENDING, Record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from pytest_gpucluster.thresholds import Threshold
 
 Key = tuple[str, "str | None"]
-PENDING = "pending"
 
 
 class Plan:
@@ -48,8 +47,8 @@ class Plan:
         return [record for record in self if record.outcome == PENDING]
 
     def nodeid(self, record: Record) -> str:
-        """The test that owes this outcome."""
-        return self._nodeids[record.criterion, record.place]
+        """The test that owes this outcome; the criterion itself where no test was selected."""
+        return self._nodeids.get((record.criterion, record.place), record.criterion)
 
     def close(self, *, outcome: str, why: str) -> list[Record]:
         """Give everything that is still pending this outcome; returns those records."""

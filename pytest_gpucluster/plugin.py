@@ -94,7 +94,7 @@ def become_agent(launch: Launch) -> None:
     from pytest_gpucluster import agent_main
     from pytest_gpucluster.controller import address_of, rank_of
 
-    command = agent_main.command([rank_of(launch)], address_of(launch), controller_fd=None)
+    command = agent_main.command([rank_of(launch)], address_of(launch))
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(command[0], command)  # noqa: S606 -- this very interpreter

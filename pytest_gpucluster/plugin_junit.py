@@ -6,10 +6,8 @@ from typing import Any, Literal
 
 import pytest
 
+from pytest_gpucluster.reporting.junit_file import REHEARSAL_SUITE, VERDICT_CASE
 from pytest_gpucluster.verdict import ACCEPTED, REHEARSED, REJECTED, WITH_WAIVERS, Verdict
-
-VERDICT_CASE = "gpucluster.verdict"
-REHEARSAL_SUITE = "gpucluster-rehearsal"
 
 
 class LiveJunit:

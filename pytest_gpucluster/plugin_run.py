@@ -166,7 +166,8 @@ class Run:
 
     def _open(self) -> None:
         try:
-            self.session.open()
+            junit = getattr(self._config.option, "xmlpath", None)
+            self.session.open(junit=self._config.invocation_params.dir / junit if junit else None)
         except ConfigurationError as error:
             raise pytest.UsageError(str(error)) from None
         self._terminal.take_over()

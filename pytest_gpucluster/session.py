@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster import plan as planning
+from pytest_gpucluster.agent import Estate
 from pytest_gpucluster.cluster import Inventory, Place
 from pytest_gpucluster.controller import Controller
 from pytest_gpucluster.dispatch import Cluster
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 OLDEST_TORCH = (2, 4)
 REHEARSAL_RANKS = 2
+PLANNED = ("criterion", "place", "outcome", "reason")
 JOIN_S = 120.0
 
 
@@ -119,12 +121,17 @@ class Session:
 
     # Running.
 
-    def open(self) -> None:
-        """Take the results directory and start the agents; returns before they are ready."""
+    def open(self, *, junit: Path | None) -> None:
+        """Take the results directory and start the agents; returns before they are ready.
+
+        ``junit``: the JUnit file that pytest will write, which a deputy writes should this process die.
+        """
         self._directory = ResultsDirectory(self.settings.results_dir)
         self._journal = Journal(self._directory.path / "journal.jsonl")
         self._journal.write("started", versions=read_versions(), settings=_shown(self.settings), facts=self.facts())
-        self.controller.start(log=self._directory.path / "logs" / "agents.log")
+        folder = self._directory.path.absolute()
+        estate = Estate(folder=str(folder), junit=str(junit.absolute()) if junit is not None else None)
+        self.controller.start(log=folder / "logs" / "agents.log", estate=estate)
 
     @property
     def is_open(self) -> bool:
@@ -163,7 +170,10 @@ class Session:
         """Add what the profile expects and nobody selected, and put the whole expected set on record."""
         accept_at = self.profile.accept_at
         planning.complete(self.plan, self.criteria, self.inventory, level=self.settings.level, accept_at=accept_at)
-        self._write("planned", expected=[[record.criterion, record.place, record.outcome] for record in self.plan])
+        expected = [
+            {"nodeid": self.plan.nodeid(record), **{name: getattr(record, name) for name in PLANNED}} for record in self.plan
+        ]
+        self._write("planned", expected=expected, terms=asdict(self._terms()))
 
     def settle(self, record: Record) -> None:
         """Take one outcome and write it down at once."""
@@ -178,9 +188,11 @@ class Session:
 
     def decide(self) -> Verdict:
         """The verdict over what is on record."""
+        return decide(self.plan, self._terms())
+
+    def _terms(self) -> Terms:
         reached = LEVELS.index(self.settings.level) >= LEVELS.index(self.profile.accept_at)
-        terms = Terms(rehearsal=self.rehearsal, level_reached=reached, objections=tuple(self.objections))
-        return decide(self.plan, terms)
+        return Terms(rehearsal=self.rehearsal, level_reached=reached, objections=tuple(self.objections))
 
     def places(self) -> Mapping[str, Place]:
         """Every expected place and node by id, bound as far as anything said hello."""
@@ -192,7 +204,7 @@ class Session:
         """Write results.json and close the journal; what went wrong with the disk, if anything did."""
         if self._directory is None or self._journal is None:
             return None
-        self._write("verdict", verdict=verdict.word, line=verdict.line)
+        self._write("verdict", verdict=verdict.word, line=verdict.line, objections=self.objections)
         document = results_document(
             records=self.plan,
             places=self.places(),

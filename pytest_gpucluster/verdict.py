@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 PASSED, FAILED, ERROR, NOISY = "passed", "failed", "error", "noisy"
 SKIPPED, MISSING, NOT_SELECTED = "skipped", "missing", "not_selected"
+PENDING = "pending"  # expected, and no outcome yet: never in a verdict
 OUTCOMES = (PASSED, FAILED, ERROR, NOISY, SKIPPED, MISSING, NOT_SELECTED)
 
 ACCEPTED, WITH_WAIVERS = "ACCEPTED", "ACCEPTED_WITH_WAIVERS"

@@ -1,0 +1,141 @@
+"""Reports from a journal: for a run whose controller did not live to write them, or to write them again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.cluster import Place
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.reporting.files import write_atomically
+from pytest_gpucluster.reporting.junit_file import Case, junit_text
+from pytest_gpucluster.reporting.results import results_document, to_json
+from pytest_gpucluster.verdict import MISSING, PENDING, Record, Terms, Verdict, decide
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+CUT_SHORT = "not run: the run was cut short, its controller died"
+
+
+@dataclass(slots=True, kw_only=True)
+class Story:
+    """What a journal tells of a run."""
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    terms: Terms = field(default_factory=lambda: Terms(rehearsal=True, level_reached=False))
+    places: dict[str, Place] = field(default_factory=dict)
+    records: dict[tuple[str, str | None], Record] = field(default_factory=dict)
+    nodeids: dict[tuple[str, str | None], str] = field(default_factory=dict)
+    began_s: float = 0.0
+    ended_s: float = 0.0
+    finished: bool = False
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Add one event; unknown ones belong to a newer version and are passed over."""
+        self.began_s = self.began_s or event["at_s"]
+        self.ended_s = event["at_s"]
+        reader = getattr(self, f"_on_{event['event']}", None)
+        if reader is not None:
+            reader(event)
+
+    def _on_started(self, event: dict[str, Any]) -> None:
+        self.facts, self.versions = event["facts"], event["versions"]
+
+    def _on_planned(self, event: dict[str, Any]) -> None:
+        self.terms = Terms(**{**event["terms"], "objections": tuple(event["terms"]["objections"])})
+        for row in event["expected"]:
+            key = (row["criterion"], row["place"])
+            self.records[key] = Record(criterion=key[0], place=key[1], outcome=row["outcome"], reason=row["reason"])
+            self.nodeids[key] = row["nodeid"]
+
+    def _on_bound(self, event: dict[str, Any]) -> None:
+        self.places = {place["id"]: Place(**place) for place in event["places"]}
+
+    def _on_outcome(self, event: dict[str, Any]) -> None:
+        told = event["record"]
+        record = Record(**{**told, "culprits": tuple(told["culprits"])})
+        self.records[record.criterion, record.place] = record
+
+    def _on_verdict(self, event: dict[str, Any]) -> None:
+        self.finished = True
+        self.terms = replace(self.terms, objections=tuple(event["objections"]))
+
+    def close(self) -> Verdict:
+        """Give what never got an outcome the outcome ``missing``, and decide."""
+        for key, record in self.records.items():
+            if record.outcome == PENDING:
+                self.records[key] = replace(record, outcome=MISSING, reason=CUT_SHORT)
+        if not self.records:
+            self.terms = replace(self.terms, objections=("the run ended before anything was planned",))
+        return decide(self.records.values(), self.terms)
+
+
+def read_journal(path: Path) -> Story:
+    """The story in ``journal.jsonl``; a last line that was cut off is left out.
+
+    Raises:
+        ConfigurationError: there is no journal, or a line inside it is broken.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
+    story = Story()
+    for number, event in _events(lines, path):
+        try:
+            story.take(event)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigurationError(f"{path}:{number}: not an event of a journal: {error!r}") from None
+    return story
+
+
+def _events(lines: list[str], path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
+    for number, line in enumerate(lines, start=1):
+        try:
+            yield number, json.loads(line)
+        except ValueError:
+            if number < len(lines):
+                raise ConfigurationError(f"{path}:{number}: not JSON: the journal is damaged") from None
+
+
+def rebuild(folder: Path, *, junit: Path | None = None) -> Verdict:
+    """Write ``results.json`` and the JUnit file (``junit.xml`` in ``folder`` unless told otherwise) from the journal.
+
+    Raises:
+        ConfigurationError: no journal there, or a damaged one.
+        OSError: the files cannot be written.
+    """
+    story = read_journal(folder / "journal.jsonl")
+    verdict = story.close()
+    total_s = round(story.ended_s - story.began_s, 3)
+    document = results_document(
+        records=story.records.values(),
+        places=story.places or _unbound(story.records.values()),
+        verdict=verdict,
+        facts={
+            **story.facts,
+            "environment": {"versions": story.versions, "rebuilt_from_journal": True},
+            "timings": {"total_s": total_s},
+        },
+    )
+    write_atomically(folder / "results.json", to_json(document))
+    cases = [Case(nodeid=story.nodeids.get(key, key[0]), record=record) for key, record in story.records.items()]
+    text = junit_text(cases, verdict, story.places, rehearsal=story.terms.rehearsal)
+    write_atomically(junit if junit is not None else folder / "junit.xml", text)
+    return verdict
+
+
+def _unbound(records: Iterable[Record]) -> dict[str, Place]:
+    """Places of a run that ended before any said hello: their ids are all that is known."""
+    ids = {record.place for record in records if record.place is not None}
+    return {name: Place(id=name, **_numbers(name)) for name in ids}
+
+
+def _numbers(name: str) -> dict[str, Any]:
+    node, _, gpu = name.partition("-")
+    digits = gpu.lstrip("cgpu")
+    return {"node": int(node.removeprefix("node")), "gpu": int(digits) if digits else None}
