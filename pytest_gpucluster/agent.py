@@ -81,6 +81,7 @@ class Agent:
         """
         self._estate = estate
         self._read = 0
+        self._quit_said = False
         self._rank = rank
         self._spawner = Spawner(worker.main)
         self._folder = Path(tempfile.mkdtemp(prefix=f"gpucluster-rank{rank.rank}-"))
@@ -186,7 +187,7 @@ class Agent:
     def _on_controller_gone(self) -> None:
         assert self._controller_fd is not None
         self._selector.unregister(self._controller_fd)
-        if not self._obeyed_quit():
+        if not self._quit_is_coming():
             self._settle_estate()
         self._commands.put({"t": "quit", "code": LOST_CODE})
 
@@ -224,14 +225,12 @@ class Agent:
             elif message["t"] == "result":
                 self._finish(message)
 
-    def _obeyed_quit(self) -> bool:
-        """Whether a quit is on its way: then the controller ended as it should."""
-        with contextlib.suppress(ChannelLostError):
-            return self._channel.arrived([f"cmd/{self._read}"], within_s=TICK_S) and self._is_quit(self._read)
-        return False
-
-    def _is_quit(self, number: int) -> bool:
-        return self._channel.has(f"cmd/{number}") and self._channel.take(f"cmd/{number}")["t"] == "quit"
+    def _quit_is_coming(self) -> bool:
+        """Whether the controller said quit before it ended: then it ended as it should."""
+        deadline_s = time.monotonic() + TICK_S
+        while not self._quit_said and time.monotonic() < deadline_s:
+            time.sleep(0.05)  # the thread that reads commands may be a moment behind
+        return self._quit_said
 
     def _settle_estate(self) -> None:
         """The controller died: write its reports from its journal, and send the other agents home."""
@@ -373,6 +372,7 @@ class Agent:
                 command = None
             number += 1
             self._read = number
+            self._quit_said = command is not None and command["t"] == "quit"
             self._commands.put(command)
             os.write(self._wake_write, b"c")
             if command is None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SLICE_S = 0.1
 LIVENESS_S = 1.0
 SILENT_S = 10.0
-GRACE_S = 0.3
+GRACE_S = {"raised": 0.6}  # a rank that raised may not be the only one; one that died will not get company
 MARGIN_S = 20.0
 LEAVE_S = 10.0
 BYE_S = 5.0
@@ -367,17 +367,18 @@ class _Gathering:
     give_up_s: float
     replies: dict[int, Message] = field(default_factory=dict)
     released: set[int] = field(default_factory=set)
-    first_fault_s: float | None = None
+    release_s: float | None = None
 
     def add(self, rank: int, reply: Message) -> None:
         self.replies[rank] = reply
         self.waiting.discard(rank)
-        if not reply["ok"] and self.first_fault_s is None:
-            self.first_fault_s = time.monotonic()
+        if not reply["ok"]:
+            release_s = time.monotonic() + GRACE_S.get(reply["kind"], 0.0)
+            self.release_s = min(release_s, self.release_s or release_s)
 
     def to_release(self) -> tuple[list[int], str]:
         """Peers that wait for somebody who will never come, once the others had a moment to finish by themselves."""
-        if self.first_fault_s is None or time.monotonic() - self.first_fault_s < GRACE_S:
+        if self.release_s is None or time.monotonic() < self.release_s:
             return [], ""
         for group in self.groups:
             failed = [rank for rank in group if rank in self.replies and not self.replies[rank]["ok"]]

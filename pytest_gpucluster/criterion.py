@@ -45,8 +45,13 @@ class Criterion:
             raise MeasurementError(f"{self.threshold.key}: no values at all were measured")
         measured = {place: self._number(number, place) for place, number in named.items()}
         worst = (min if self.limit.is_floor else max)(measured, key=lambda place: measured[place])
-        where = worst if isinstance(worst, Place) else self.place
-        self._judge(measured[worst], where, dict(evidence or {}))
+        self._judge(measured[worst], self._where(worst), dict(evidence or {}))
+
+    def _where(self, worst: Any) -> tuple[Place, ...]:
+        """The place, or the two of a pair, that the worst value belongs to."""
+        named = worst if isinstance(worst, tuple) else (worst,)
+        places = tuple(place for place in named if isinstance(place, Place))
+        return places or ((self.place,) if self.place is not None else ())
 
     def _number(self, value: Any, place: Any) -> float:
         where = f" at {place}" if place is not None else ""
@@ -58,12 +63,12 @@ class Criterion:
             raise MeasurementError(f"{self.threshold.key}{where}: {value!r} is not finite, so nothing was measured")
         return float(value)
 
-    def _judge(self, value: float, where: Place | None, evidence: dict[str, Any]) -> None:
+    def _judge(self, value: float, where: tuple[Place, ...], evidence: dict[str, Any]) -> None:
         holds = self.limit.holds(value)
         advisory = self.threshold.severity == "advisory"
         message = None
         if not holds:
-            message = messages.describe_failure(self.threshold, self.limit, value, place=where, evidence=evidence)
+            message = messages.describe_failure(self.threshold, self.limit, value, places=where, evidence=evidence)
         record = Record(
             criterion=self.threshold.key,
             place=self.place.id if self.place is not None else None,
@@ -73,7 +78,7 @@ class Criterion:
             limit=self.limit.text,
             reason=message if not advisory else message and f"advisory: {message}",
             margin_percent=self.limit.margin_percent(value),
-            culprits=(where.id,) if where is not None and not holds else (),
+            culprits=() if holds else tuple(place.id for place in where),
             evidence=evidence,
         )
         if self.judged is None or self.judged.outcome == PASSED:

@@ -136,6 +136,7 @@ def _consequences(ranks: Sequence[int], failed: Mapping[int, Reply]) -> list[str
 
 def _evidence(ranks: Sequence[int], failed: Mapping[int, Reply], name: Name) -> list[str]:
     lines: list[str] = []
+    shown: set[str] = set()
     for rank in ranks[:SHOWN_STACKS]:
         reply = failed[rank]
         for title, text in (
@@ -143,7 +144,8 @@ def _evidence(ranks: Sequence[int], failed: Mapping[int, Reply], name: Name) -> 
             ("Python stacks", reply.get("stacks")),
             ("last output", reply.get("output")),
         ):
-            if text and str(text).strip():
+            if text and str(text).strip() and str(text) not in shown:
+                shown.add(str(text))
                 told = str(text).rstrip().splitlines()
                 tail = told[:TAIL_LINES] if title == "Python stacks" else told[-TAIL_LINES:]
                 lines += [f"  {title} of {name(rank)}:", *(f"    {line}" for line in tail)]

@@ -199,8 +199,21 @@ class Cluster:
             return [(wave, None) for wave in slices]
         if per == "pair":
             return [(list(sum(pairs, ())), [list(pair) for pair in pairs]) for pairs in rounds_of_pairs(present)]
-        groups = [present] if per == "cluster" else list(by_node.values())
-        return [(present, groups)]
+        groups = self._complete_groups(per, chosen, errors)
+        members = [place for group in groups for place in group]
+        return [(members, groups)] if members else []
+
+    def _complete_groups(self, per: str, chosen: list[Place], errors: dict[Any, MeasurementError]) -> list[list[Place]]:
+        """Groups of which every member answers: what a part of a group measures is another thing than what was asked."""
+        groups: dict[int, list[Place]] = {}
+        for place in chosen:
+            groups.setdefault(place.node if per == "node" else 0, []).append(place)
+        whole = [group for group in groups.values() if all(place.rank is not None for place in group)]
+        for group in groups.values():
+            absent = next((place for place in group if place.rank is None), None)
+            for place in group if absent is not None else ():
+                errors[place] = self._missing(absent)  # type: ignore[arg-type]
+        return whole
 
     def _sort(self, replies: Mapping[int, Any], groups: Sequence[Sequence[Place]], found: _Found) -> None:
         for group in groups:

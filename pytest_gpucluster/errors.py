@@ -6,6 +6,7 @@
     +-- ConfigurationError     the user's options, environment or files are wrong: pytest.UsageError at the door
     +-- MeasurementError       something could not be measured: pytest ERROR, never FAILED
     +-- CriterionFailedError   measured, and outside the limit: pytest FAILED
+    +-- RanksFailedError       a distributed test failed on some of its ranks: pytest FAILED
 """
 
 from __future__ import annotations
@@ -40,3 +41,12 @@ class MeasurementError(GpuclusterError):
 
 class CriterionFailedError(GpuclusterError):
     """Measured, and outside the limit: pytest FAILED, without a traceback."""
+
+
+class RanksFailedError(GpuclusterError):
+    """A distributed test failed; ``culprits`` are the places that alone saw it, empty where all did."""
+
+    def __init__(self, message: str, *, culprits: tuple[Place, ...] = ()) -> None:
+        """Remember whom to blame beside the message."""
+        super().__init__(message)
+        self.culprits = culprits

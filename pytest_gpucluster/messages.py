@@ -37,10 +37,10 @@ def shortfall(limit: Limit, value: float) -> str:
 
 
 def describe_failure(
-    threshold: Threshold, limit: Limit, value: float, *, place: Place | None, evidence: Mapping[str, Any]
+    threshold: Threshold, limit: Limit, value: float, *, places: Sequence[Place], evidence: Mapping[str, Any]
 ) -> str:
     """The failure of one criterion at one place."""
-    where = place.id if place is not None else "the cluster"
+    where = " -> ".join(place.id for place in places) or "the cluster"
     lines = [
         (
             f"{threshold.key} at {where}: {format_number(value)} {limit.unit}, not {limit.text} "
@@ -48,12 +48,11 @@ def describe_failure(
         ),
         f"  {threshold.criterion}",
     ]
-    if place is not None:
-        lines.append(f"  {place.label}")
+    lines += [f"  {place.label}" for place in places]
     if evidence:
         lines.append("  " + ", ".join(f"{name} {_show(shown)}" for name, shown in evidence.items()))
     lines.append(f"  why: {threshold.why}")
-    lines.append(f"  next: {next_step(threshold, place)}")
+    lines.append(f"  next: {next_step(threshold, places[0] if len(places) == 1 else None)}")
     return "\n".join(lines)
 
 
@@ -61,7 +60,7 @@ def next_step(threshold: Threshold, place: Place | None) -> str:
     """What to do about it: the entry's own advice, then how to measure just this again."""
     own_name = threshold.key.partition("[")[0]
     select = f"{own_name} and {place.id}" if place is not None else own_name
-    again = f'measure again with pytest tests_acceptance -k "{select}"'
+    again = f'measure this again: the same command with -k "{select}"'
     advice = getattr(threshold, "advice", None)
     return f"{advice}; then {again}" if advice else again
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.diagnosis import ranges
-from pytest_gpucluster.errors import ConfigurationError, MeasurementError
+from pytest_gpucluster.errors import ConfigurationError, MeasurementError, RanksFailedError
 from pytest_gpucluster.functions import RefusedError
 from pytest_gpucluster.pairing import TEST_ARGUMENTS
 from pytest_gpucluster.plain import NotPlainError
@@ -61,9 +61,10 @@ def _conclude(replies: Mapping[int, Any], blame: Any, name: str) -> None:
     if len(skipped) == len(replies):
         pytest.skip(str(next(iter(skipped.values()))["error"]))
     if skipped and len(skipped) == len(bad):
-        pytest.fail(f"{name}: ranks {ranges(list(skipped))} skipped themselves, the others did not", pytrace=False)
+        who = f"rank{'s' if len(skipped) > 1 else ''} {ranges(list(skipped))}"
+        raise RanksFailedError(f"{name}: {who} skipped, the others did not")
     stopped = any(reply["kind"] in ("died", "lost", "hung", "refused") for reply in bad.values())
     error: MeasurementError = blame(replies, f"{name} could not run to its end" if stopped else f"{name} failed")
     if stopped:
         raise error
-    pytest.fail(str(error), pytrace=False)
+    raise RanksFailedError(str(error), culprits=error.culprits if len(bad) < len(replies) else ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
+from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError, RanksFailedError
 from pytest_gpucluster.verdict import ERROR, FAILED, MISSING, NOT_SELECTED, PASSED, SKIPPED, Record
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def outcome_of(report: pytest.TestReport, call: pytest.CallInfo[None], told: Tol
         return _after_setup(report, call, told)
     if call.when == "call":
         return _after_call(report, call, told)
-    return _after_teardown(report, told)
+    return _after_teardown(report, call, told)
 
 
 def _after_setup(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record | None:
@@ -61,10 +61,10 @@ def _after_call(report: pytest.TestReport, call: pytest.CallInfo[None], told: To
     return judged
 
 
-def _after_teardown(report: pytest.TestReport, told: Told) -> Record | None:
-    if report.outcome != "failed":
+def _after_teardown(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record | None:
+    if report.outcome != "failed" or call.excinfo is None:
         return None
-    reason = f"its teardown failed: {_last_line(report.longreprtext)}"
+    reason = f"its teardown failed: {call.excinfo.exconly()}"
     if told.earlier is not None and told.earlier.outcome in (FAILED, ERROR, MISSING):
         return None
     return replace(told.earlier, outcome=ERROR, reason=reason) if told.earlier else _record(told, ERROR, reason)
@@ -75,10 +75,13 @@ def _plain_test(report: pytest.TestReport, call: pytest.CallInfo[None], told: To
     error = call.excinfo.value if call.excinfo is not None else None
     if isinstance(error, (MeasurementError, ConfigurationError)):
         return _not_measured(report, call, told)
+    if isinstance(error, RanksFailedError):
+        _fail(report, str(error))
+        return replace(_record(told, FAILED, str(error)), culprits=tuple(place.id for place in error.culprits))
     if report.outcome == "failed":
         return _record(told, FAILED, report.longreprtext)
     if report.outcome == "skipped":
-        return _record(told, NOT_SELECTED, f"it skipped itself: {_last_line(report.longreprtext)}")
+        return _record(told, NOT_SELECTED, f"it skipped itself: {_skip_reason(report)}")
     return _record(told, PASSED, None)
 
 
@@ -91,8 +94,8 @@ def _not_measured(report: pytest.TestReport, call: pytest.CallInfo[None], told: 
         return replace(_record(told, MISSING if missing else ERROR, str(error)), culprits=guilty)
     if report.outcome == "skipped":
         if not told.pair.judges:
-            return _record(told, NOT_SELECTED, f"it skipped itself: {_last_line(report.longreprtext)}")
-        reason = f"{told.pair.criterion} was not measured: its test skipped itself ({_last_line(report.longreprtext)})"
+            return _record(told, NOT_SELECTED, f"it skipped itself: {_skip_reason(report)}")
+        reason = f"{told.pair.criterion} was not measured: its test skipped itself ({_skip_reason(report)})"
         _make_error(report, reason)
         return _record(told, ERROR, reason)
     if call.when == "call" and not isinstance(error, CriterionFailedError):
@@ -145,6 +148,13 @@ def _record(told: Told, outcome: str, reason: str | None) -> Record:
         limit=known.limit.text if known is not None else None,
         reason=reason,
     )
+
+
+def _skip_reason(report: pytest.TestReport) -> str:
+    """What ``pytest.skip`` was told, without file and line."""
+    if isinstance(report.longrepr, tuple):
+        return report.longrepr[2].removeprefix("Skipped: ")
+    return _last_line(report.longreprtext)
 
 
 def _last_line(text: str) -> str:

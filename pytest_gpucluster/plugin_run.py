@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 PAIR = pytest.StashKey[pairing.Pair]()
 CRITERION = pytest.StashKey[Criterion]()
 RULE = pytest.StashKey[str]()
+NO_LIMIT = pytest.StashKey[str]()
 RECORD = pytest.StashKey[Record]()
 BAD = (FAILED, ERROR, NOISY, MISSING)
 
@@ -130,7 +131,11 @@ class Run:
             item.stash[RULE] = rule
             return
         gpus = {"gpu": 1, "node": facts["gpus_per_node"], "cluster": facts["world_size"]}[threshold.per]
-        limit = threshold.limit(gpus=gpus, cluster=facts)
+        try:
+            limit = threshold.limit(gpus=gpus, cluster=facts)
+        except ConfigurationError as error:
+            item.stash[NO_LIMIT] = str(error)
+            return
         item.stash[CRITERION] = Criterion(threshold=threshold, limit=limit, place=place, note=self._terminal.remark)
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
@@ -201,6 +206,8 @@ class Run:
         """A criterion that the profile's rules exclude is skipped, with the rule as the reason."""
         if RULE in item.stash:
             pytest.skip(item.stash[RULE])
+        if NO_LIMIT in item.stash:
+            raise MeasurementError(f"not judged: {item.stash[NO_LIMIT]}", kind="refused")
         if self.session.terminated is not None:
             raise MeasurementError(f"not run: terminated by {self.session.terminated}", kind="missing")
 
@@ -260,7 +267,7 @@ class Run:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
         """Close the plan, decide, write; pytest's own reporters follow."""
-        if self.session.is_open and hasattr(self, "_session"):
+        if self.session.is_open:
             self._finish(session)
         result = yield
         self.exit_code = int(session.exitstatus)
@@ -269,7 +276,7 @@ class Run:
     def _finish(self, session: pytest.Session) -> None:
         self._terminal.close_line()
         outcome, why = self._why_unfinished(session)
-        unrun = self.session.plan.close(outcome=outcome, why=why)
+        unrun = self.session.close_plan(outcome=outcome, why=why)
         self.verdict = self.session.decide()
         junit = LiveJunit(self._config)
         for record in unrun if outcome == MISSING else ():

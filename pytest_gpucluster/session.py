@@ -175,6 +175,13 @@ class Session:
         ]
         self._write("planned", expected=expected, terms=asdict(self._terms()))
 
+    def close_plan(self, *, outcome: str, why: str) -> list[Record]:
+        """Give everything that never got an outcome this one, and write it down; returns those records."""
+        closed = self.plan.close(outcome=outcome, why=why)
+        for record in closed:
+            self._write("outcome", record=record_facts(record))
+        return closed
+
     def settle(self, record: Record) -> None:
         """Take one outcome and write it down at once."""
         self.plan.settle(record)

@@ -219,7 +219,7 @@ class ThresholdsFile:
         if not gpu_names:
             message = f"No GPU but a GPU profile asked for: {name!r} is for {profile.spec.title}."
             raise ConfigurationError(f"{message} Without a GPU use --gpucluster-profile rehearsal.")
-        if any(found not in profile.spec.names for found in gpu_names):
+        if not any(found in profile.spec.names for found in gpu_names):
             message = f"Profile {name!r} is for {profile.spec.title}, but the GPUs are {_counted(gpu_names)}."
             raise ConfigurationError(f"{message} Use the profile of these GPUs or leave --gpucluster-profile out.")
         return profile

@@ -16,10 +16,12 @@ def loaded_clocks(cluster, recipe):
     return cluster.run(clocks_under_load, per="gpu", **recipe("clocks_under_load"))
 
 
-def read(state, name):
+def read(states, place, name):
     """One reading of NVML; a GPU that does not tell was not measured."""
+    state = states[place]
     if state.gpu is None or state.gpu[name] is None:
-        raise MeasurementError(f"NVML does not report {name} for this GPU")
+        why = state.error or "NVML does not support it here"
+        raise MeasurementError(f"{place.label}: {name} could not be read: {why}", culprits=(place,))
     return state.gpu[name]
 
 
@@ -37,26 +39,24 @@ def test_torch_sees_gpus(gpu_states, node, criterion):
 
 def test_gpu_model(gpu_states, cluster, place, criterion):
     """The GPU is the promised one."""
-    name = read(gpu_states[place], "name")
+    name = read(gpu_states, place, "name")
     criterion.require(0 if name in cluster.promised.gpu_names else 1, evidence={"found": name})
 
 
 def test_gpu_memory(gpu_states, place, criterion):
     """The whole memory is there."""
-    criterion.require(read(gpu_states[place], "memory_gib"))
+    criterion.require(read(gpu_states, place, "memory_gib"))
 
 
 def test_ecc_uncorrected(gpu_states, place, criterion):
     """No uncorrected memory error since the driver was loaded."""
-    state = gpu_states[place]
-    aggregate = state.gpu["ecc_uncorrected_aggregate"] if state.gpu else None
-    criterion.require(read(state, "ecc_uncorrected_volatile"), evidence={"over its life": aggregate})
+    errors = read(gpu_states, place, "ecc_uncorrected_volatile")
+    criterion.require(errors, evidence={"over its life": gpu_states[place].gpu["ecc_uncorrected_aggregate"]})
 
 
 def test_remapped_rows(gpu_states, place, criterion):
     """No memory row waits for a remap, and none failed."""
-    state = gpu_states[place]
-    pending, failed = read(state, "remapped_rows_pending"), read(state, "remapped_rows_failed")
+    pending, failed = (read(gpu_states, place, f"remapped_rows_{what}") for what in ("pending", "failed"))
     criterion.require(int(pending) + int(failed), evidence={"pending": pending, "failed": failed})
 
 

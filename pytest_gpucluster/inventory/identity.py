@@ -57,12 +57,11 @@ def _by_nvml(local_rank: int) -> dict[str, str | None]:
     from pytest_gpucluster.inventory import nvml
 
     try:
-        state = next((gpu for gpu in nvml.read_gpus() if gpu.cuda_index == local_rank), None)
+        with nvml.session():
+            shown = nvml.visible_gpus(nvml.read_uuids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+            return nvml.read_label(shown[local_rank]) if local_rank < len(shown) else {}
     except nvml.NvmlError:
         return {}
-    if state is None:
-        return {}
-    return {"gpu_name": state.name, "uuid": state.uuid, "pci": state.pci, "serial": state.serial}
 
 
 def read_versions() -> dict[str, str]:

@@ -168,6 +168,21 @@ def read_gpu(index: int) -> GpuState:
         )
 
 
+def read_label(index: int) -> dict[str, str | None]:
+    """Name, UUID, PCI address and serial, as far as NVML tells them: also of a GPU that is lost; inside :func:`session`."""
+    handle = _if_told("nvmlDeviceGetHandleByIndex", index)
+    if handle is None:
+        return {}
+    pci = _if_told("nvmlDeviceGetPciInfo", handle)
+    told = {
+        "gpu_name": _if_told("nvmlDeviceGetName", handle),
+        "uuid": _if_told("nvmlDeviceGetUUID", handle),
+        "pci": None if pci is None else pci.busId,
+        "serial": _if_told("nvmlDeviceGetSerial", handle),
+    }
+    return {name: None if value is None else _text(value) for name, value in told.items()}
+
+
 def visible_gpus(uuids: list[str], setting: str | None) -> list[int]:
     """Indices of the GPUs that CUDA shows, in CUDA's order, for this value of ``CUDA_VISIBLE_DEVICES``.
 
@@ -379,6 +394,13 @@ def _required(function: str, *arguments: Any) -> Any:
             _GPU_IS_LOST: GpuLostError,
         }
         raise kinds.get(error.value, NvmlError)(f"{error} ({function})", code=error.value) from error
+
+
+def _if_told(function: str, *arguments: Any) -> Any:
+    try:
+        return _required(function, *arguments)
+    except NvmlError:
+        return None
 
 
 def _optional(function: str, *arguments: Any) -> Any:

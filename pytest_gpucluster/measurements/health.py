@@ -21,7 +21,8 @@ class GpuHealth:
     """This worker's GPU as NVML and torch see it.
 
     ``gpu`` holds the fields of :class:`~pytest_gpucluster.inventory.nvml.GpuState`; None on a machine without NVML,
-    where ``nvml_device_count`` is None too. ``torch_sees``: torch can use this very GPU.
+    where ``nvml_device_count`` is None too, and for a GPU that NVML cannot read (``error`` says why). ``torch_sees``:
+    torch can use this very GPU.
     """
 
     gpu: dict[str, Any] | None
@@ -29,6 +30,7 @@ class GpuHealth:
     torch_device_count: int
     nvml_device_count: int | None
     torch_device_name: str | None
+    error: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +61,11 @@ class ClocksUnderLoad:
 def gpu_state() -> GpuHealth:
     """Read NVML for this worker's own GPU: the one torch has set, else the ``LOCAL_RANK``-th that CUDA should show.
 
+    A GPU that NVML lists and cannot read (lost from the bus) gives ``gpu`` None and NVML's text in ``error``, so that
+    what is known of its node still counts.
+
     Raises:
-        NvmlError: the GPU, or the driver, cannot be read (``GpuLostError`` if it has fallen off the bus), or the
-            machine has fewer GPUs than this worker's place needs.
+        NvmlError: the driver cannot be read at all.
     """
     uuid = timing.gpu_uuid()
     seen: dict[str, Any] = {
@@ -72,7 +76,10 @@ def gpu_state() -> GpuHealth:
     try:
         with nvml.session():
             count = nvml.gpu_count()
-            state = nvml.read_gpu(_own_index(uuid))
+            try:
+                state = nvml.read_gpu(_own_index(uuid))
+            except nvml.NvmlError as error:
+                return GpuHealth(gpu=None, nvml_device_count=count, error=str(error), **seen)
     except nvml.NvmlLibraryNotFoundError:
         if uuid is not None:
             raise

@@ -61,7 +61,8 @@ def culprits(records: Iterable[Record], places: Mapping[str, Place]) -> list[dic
 def _culprit(place: Place, records: list[Record]) -> dict[str, Any]:
     kind = "gpu" if place.gpu is not None else "node"
     measured = any(record.outcome == FAILED for record in records)
-    reasons = [str(record.reason or "").splitlines()[0] for record in records if record.reason]
+    measured_first = sorted(records, key=lambda record: record.outcome != FAILED)
+    reasons = list(dict.fromkeys(record.reason.splitlines()[0] for record in measured_first if record.reason))
     return {
         "kind": kind,
         "place": place_facts(place),

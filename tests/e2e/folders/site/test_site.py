@@ -1,0 +1,130 @@
+"""A user's own measurements: in this file, in a module beside it, in conftest.py; and what cannot be asked."""
+
+# ruff: noqa: ANN001, ANN201, ANN202, D103 -- written as users write
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import time
+
+import probes
+import pytest
+import torch
+import torch.distributed as dist
+
+from pytest_gpucluster import Place
+
+
+def rate(*, slower: int = -1) -> float:
+    """Higher is better; one rank is 20 % slow."""
+    return 80.0 if int(os.environ["RANK"]) == slower else 100.0
+
+
+def other_rank() -> float:
+    """What the other member of a pair sends."""
+    total = torch.tensor([float(os.environ["RANK"])])
+    dist.all_reduce(total)
+    return total.item() - float(os.environ["RANK"])
+
+
+def when() -> dict[str, float]:
+    """A while on the clock that all processes of this machine share."""
+    began_s = time.monotonic()
+    time.sleep(0.2)
+    return {"began_s": began_s, "ended_s": time.monotonic()}
+
+
+@pytest.fixture(scope="session")
+def rates(cluster):
+    return cluster.run(rate, per="gpu", slower=2)
+
+
+@pytest.fixture(scope="session")
+def everyone(cluster):
+    return cluster.run(probes.all_ranks, per="cluster", name="site")
+
+
+@pytest.fixture(scope="session")
+def pairs(cluster):
+    return cluster.run(other_rank, per="pair")
+
+
+def test_site_rate(rates, place, criterion):
+    criterion.require(rates[place], evidence={"median": 100.0})
+
+
+def test_site_sum(node_sums, node, criterion):
+    criterion.require(node_sums[node]["sum"], evidence=node_sums[node])
+
+
+def test_site_ranks(everyone, criterion):
+    assert isinstance(everyone.value, probes.Seen)
+    assert (everyone.value.ranks, everyone.value.names) == ([0, 1, 2, 3], {"given": "site"})
+    criterion.require(everyone.value.world_size)
+
+
+def test_site_worst(rates, criterion):
+    criterion.require(rates.each(float))
+
+
+def test_site_pairs(pairs, criterion):
+    criterion.require({pair: pairs[pair] for pair in pairs})
+
+
+def test_pairs_in_both_directions(pairs, cluster):
+    assert len(pairs) == 12
+    assert all(pairs[first, second] == second.rank for first, second in pairs)
+
+
+def test_helpers(rates, cluster):
+    slow = cluster.places[2]
+    assert list(rates) == list(cluster.places)
+    assert rates.slowest(float) == 80.0
+    assert rates.each(lambda value: value > 90)[slow] is False
+    assert rates.relative_to_fastest(lambda value: 1 / value)[slow] == pytest.approx(0.8)
+    assert rates.outliers(float) == {slow: 0.8}
+    assert rates.ran_beside == cluster.places
+
+
+def test_places_and_at_once(cluster):
+    some = cluster.run(when, per="gpu", places=cluster.places[1:], at_once=1)
+    assert list(some) == list(cluster.places[1:])
+    times = sorted((some[place]["began_s"], some[place]["ended_s"]) for place in some)
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(times))
+
+
+def _inner():
+    def inside():
+        return 1.0
+
+    return inside
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda: 1.0, probes.Probe().measure, functools.partial(rate, slower=1), _inner(), len, torch.ones],
+    ids=["lambda", "method", "partial", "local", "builtin", "torch"],
+)
+def test_refused_function(cluster, function):
+    cluster.run(function)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"slower": torch.ones(1)},
+        {"places": [Place(id="node9-gpu0", node=9, gpu=0)]},
+        {"per": "rack"},
+        {"at_once": 0},
+        {"deadline_s": 0},
+    ],
+    ids=["tensor-argument", "unknown-place", "unknown-per", "at-once", "deadline"],
+)
+def test_refused_argument(cluster, wrong):
+    cluster.run(rate, **wrong)
+
+
+def test_refused_result(cluster):
+    assert cluster.run(probes.tensor)[cluster.places[0]] is not None

@@ -1,0 +1,82 @@
+"""Plain torch.distributed on every rank."""
+
+# ruff: noqa: ANN001, ANN201, D103 -- written as users write
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+import torch
+import torch.distributed as dist
+
+
+@pytest.mark.distributed(per="cluster")
+def test_sum(process_group, rank, world_size, device):
+    total = torch.full((2,), float(rank), device=device)
+    dist.all_reduce(total, group=process_group)
+    assert total.tolist() == [sum(range(world_size))] * 2
+
+
+@pytest.mark.distributed(per="gpu")
+def test_alone(world_size, rank):
+    assert (rank, world_size) == (0, 1)
+
+
+@pytest.mark.distributed(per="node")
+def test_in_node(world_size):
+    assert world_size == int(os.environ["LOCAL_WORLD_SIZE"])
+
+
+@pytest.mark.parametrize("factor", [2, 3])
+@pytest.mark.parametrize("word", ["twice"])
+@pytest.mark.distributed
+def test_parameters(rank, factor, word):
+    total = torch.tensor([rank * factor])
+    dist.all_reduce(total)
+    assert (total.item(), word) == (12, "twice")
+
+
+@pytest.mark.distributed
+def test_one_wrong(rank):
+    found = 40 + rank
+    dist.barrier()
+    assert found == (41 if rank == 2 else found)
+
+
+@pytest.mark.distributed
+def test_all_wrong(world_size):
+    found = world_size + 1
+    dist.barrier()  # so that nobody is released before it could say what it saw
+    assert found == world_size
+
+
+@pytest.mark.distributed
+def test_one_skips(rank):
+    if rank == 3:
+        pytest.skip("I would rather not")
+
+
+@pytest.mark.distributed
+def test_all_skip():
+    pytest.skip("nothing to do here")
+
+
+@pytest.mark.distributed
+def test_one_dies(rank):
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+@pytest.mark.distributed
+def test_after_death(rank, world_size):
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == world_size
+
+
+@pytest.mark.distributed(per="rack")
+def test_wrong_mark(rank):
+    assert rank

@@ -1,0 +1,228 @@
+"""Each kind of criterion fails by its value, through the real controller, agents and workers."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from nvml_simulator import build, environment
+
+from e2e import harness
+
+if TYPE_CHECKING:
+    from e2e.harness import Ran
+
+pytestmark = [pytest.mark.e2e, pytest.mark.fault]
+
+# Between a healthy value (on a CPU 30 times better or more) and one with 0.2 s lost in each product, copy or launch.
+TIGHT = {
+    "bf16_tflops": harness.in_rehearsal(above=0.003, recipe={"sizes": [512], "iterations": 3}),
+    "hbm_bandwidth": harness.in_rehearsal(above=0.001, recipe={"size_bytes": 16777216}),
+    "busbw[all_reduce]": harness.in_rehearsal(above={"any": 0.02}, recipe={"size_bytes": 1048576}),
+}
+UNTAUGHT = {
+    "preset": "tiny", "steps": 20, "fault": "lr0", "heldout_rows": 16, "greedy_rows": 0, "restore_check": False,
+}  # fmt: skip
+SLOW = {"gemm": "slow", "hbm_bandwidth": "slow", "all_reduce": "slow"}
+SCENARIO = """count 4
+1.ecc.unc.vol 2
+1.remap.failed 1
+2.mem.total 85899345920
+"""
+ANOTHER_NODE = """count 2
+0.name NVIDIA H200 NVL
+1.err.nvmlDeviceGetTotalEccErrors 15
+"""
+
+
+@pytest.fixture(scope="module")
+def slow(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Rank 1 loses time in everything it measures, and the fine-tune cannot learn."""
+    folder = tmp_path_factory.mktemp("slow")
+    limits = harness.write_limits(folder / "tight.yaml", {**TIGHT, "finetune_loss": harness.in_rehearsal(recipe=UNTAUGHT)})
+    planted = {"E2E_PLANT": json.dumps(SLOW)}
+    return harness.launch(folder, harness.ACCEPTANCE, limits, "-p", "planted", environment=planted)
+
+
+@pytest.fixture(scope="module")
+def sick(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """A simulated node of four H200: two healthy, one with broken memory, one with too little of it."""
+    folder = tmp_path_factory.mktemp("sick")
+    simulated = environment(build(tmp_path_factory.mktemp("nvml")), SCENARIO)
+    return harness.launch(folder, harness.ACCEPTANCE, environment=simulated)
+
+
+@pytest.fixture(scope="module")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Two simulated nodes of two GPUs: the first healthy, on the second a GPU of another model and a lost one."""
+    folder = tmp_path_factory.mktemp("two-nodes")
+    library = build(tmp_path_factory.mktemp("nvml2"))
+    nodes = (environment(library, "count 2\n"), environment(library, ANOTHER_NODE))
+    arguments = (harness.ACCEPTANCE, "--gpucluster-profile=lab-2x2", "-k", "health and not clocks")
+    return harness.launch(folder, *arguments, torchrun=harness.Torchrun(ranks=2, nodes=nodes))
+
+
+@pytest.mark.parametrize(
+    ("criterion", "test", "bad", "limit"),
+    [
+        ("bf16_tflops", "test_bf16_tflops[node0-cpu1]", "node0-cpu1", "> 0.003 TFLOPS"),
+        ("hbm_bandwidth", "test_hbm_bandwidth[node0-cpu1]", "node0-cpu1", "> 0.001 TB/s"),
+        ("busbw[all_reduce]", "test_busbw[node0-all_reduce]", "node0", "> 0.02 GB/s"),
+        ("finetune_loss", "test_finetune_loss", None, "< 0.5 nats/token"),
+    ],
+)
+def test_fails_by_its_value(slow: Ran, criterion: str, test: str, bad: str | None, limit: str) -> None:
+    """Failed with value, limit and margin at the guilty place, passed beside it."""
+    row = slow.row(criterion, bad)
+    unit = limit.rsplit(maxsplit=1)[-1]
+    assert (row["outcome"], row["unit"], row["limit"]) == ("failed", unit, limit)
+    if bad == "node0-cpu1":
+        assert slow.outcomes(criterion) == {"node0-cpu0": "passed", "node0-cpu1": "failed"}
+    case = slow.case(test)
+    assert case.kind == "failure"
+    assert f"{criterion} at {bad or 'the cluster'}: " in case.text
+    assert f" {unit}, not {limit} (" in case.text
+    assert "next: " in case.text
+    assert "Traceback" not in case.text
+    assert float(case.properties["value"]) == row["value"]
+    assert f"::{test}" in slow.stdout
+
+
+def test_failure_says_where_the_limit_is_written(slow: Ran) -> None:
+    """The overlay's file and line, for a limit of the overlay; hostname and rank of the place."""
+    text = slow.case("test_bf16_tflops[node0-cpu1]").text
+    assert "tight.yaml:" in text
+    hostname = slow.row("bf16_tflops", "node0-cpu1")["place"]["hostname"]
+    assert f"node0-cpu1 (rank 1, {hostname})" in text
+
+
+def test_slow_rank_is_the_culprit(slow: Ran) -> None:
+    """The place that is slow alone is named, with high confidence and both findings; the healthy one is not."""
+    culprit = slow.culprit("node0-cpu1")
+    assert (culprit["kind"], culprit["confidence"]) == ("gpu", "high")
+    assert culprit["criteria"] == ["bf16_tflops", "hbm_bandwidth"]
+    assert [line.split(" at ")[0] for line in culprit["evidence"]] == ["bf16_tflops", "hbm_bandwidth"]
+    assert "node0-cpu0" not in {one["place"]["id"] for one in slow.results["culprits"]}
+
+
+def test_untaught_model_fails_all_that_is_judged_from_it(slow: Ran) -> None:
+    """A learning rate of 0: the loss stays, nothing is answered, and the exact check says that no adapter moved."""
+    assert slow.row("finetune_loss")["value"] > 5
+    assert slow.row("finetune_exact_match")["outcome"] == "failed"
+    assert slow.row("finetune_checks")["outcome"] == "failed"
+    assert "adapters_moved" in slow.case("test_finetune_checks").text
+
+
+def test_failed_rehearsal_is_rejected(slow: Ran) -> None:
+    """Never REHEARSED: exit 1, and the verdict's testcase is a failure."""
+    assert slow.returncode == 1
+    assert slow.results["verdict"] == "REJECTED"
+    assert slow.verdict_line.startswith("verdict REJECTED: 3 passed, 6 failed, 14 do not apply")
+    verdict = slow.cases[-1]
+    assert (verdict.name, verdict.kind) == ("gpucluster.verdict", "failure")
+
+
+def test_all_places_stand_together_at_the_end(slow: Ran) -> None:
+    """The closing report has one paragraph a criterion: the bad place, and the others beside it."""
+    assert "\nbf16_tflops: 1 of 2 places not > 0.003 TFLOPS\n  node0-cpu1 (rank 1, " in slow.stdout
+    assert "\n  the other 1: " in slow.stdout
+
+
+@pytest.mark.parametrize(
+    ("criterion", "bad", "value", "limit"),
+    [
+        ("ecc_uncorrected", "node0-gpu1", 2, "<= 0 errors"),
+        ("remapped_rows", "node0-gpu1", 1, "<= 0 rows"),
+        ("gpu_memory", "node0-gpu2", 80, ">= 137.592 GiB"),
+    ],
+)
+def test_sick_gpu(sick: Ran, criterion: str, bad: str, value: float, limit: str) -> None:
+    """NVML's finding fails at its own GPU and passes at the others."""
+    row = sick.row(criterion, bad)
+    assert (row["outcome"], row["value"], row["limit"]) == ("failed", value, limit)
+    assert sorted(sick.outcomes(criterion).values()) == ["failed", "passed", "passed", "passed"]
+    number = int(bad[-1])
+    uuid = f"GPU-{number:08x}-0000-0000-0000-{number:012x}"
+    case = sick.case(f"test_{criterion}[{bad}]")
+    assert case.kind == "failure"
+    assert case.properties["uuid"] == uuid
+    assert uuid in case.text
+    assert sick.case(f"test_{criterion}[node0-gpu0]").kind == "passed"
+
+
+def test_sick_gpu_is_the_culprit_with_its_uuid(sick: Ran) -> None:
+    """Both findings point at GPU 1, by UUID, serial and PCI address, and are told before what could not be measured."""
+    culprit = sick.culprit("node0-gpu1")
+    assert (culprit["kind"], culprit["confidence"]) == ("gpu", "high")
+    assert {"ecc_uncorrected", "remapped_rows"} <= set(culprit["criteria"])
+    assert culprit["place"]["uuid"] == "GPU-00000001-0000-0000-0000-000000000001"
+    assert (culprit["place"]["serial"], culprit["place"]["pci"]) == ("1654024000001", "00000000:43:00.0")
+    assert culprit["evidence"][0].startswith("ecc_uncorrected at node0-gpu1: 2 errors")
+
+
+def test_gpus_that_torch_cannot_use(sick: Ran) -> None:
+    """Shown by NVML and closed to torch: a failure of its own, and errors at every place that needs the GPU."""
+    assert sick.row("gpu_count", "node0")["outcome"] == "passed"
+    row = sick.row("torch_sees_gpus", "node0")
+    assert (row["outcome"], row["value"], row["limit"]) == ("failed", 0, ">= 4 GPUs")
+    for criterion in ("bf16_tflops", "hbm_bandwidth", "clocks_under_load"):
+        assert set(sick.outcomes(criterion).values()) == {"error"}, criterion
+    for criterion in ("busbw[all_reduce]", "nodes_reachable", "finetune_loss"):
+        assert set(sick.outcomes(criterion).values()) == {"error"}, criterion
+    case = sick.case("test_bf16_tflops[node0-gpu1]")
+    assert case.kind == "error"
+    assert "rank 1 (node0-gpu1, " in case.text
+    assert "torch sees 0 GPUs" in case.text
+
+
+def test_sick_node_is_no_rehearsal(sick: Ran) -> None:
+    """Found by NVML: the profile of its GPUs, the real suite, REJECTED, exit 1."""
+    assert (sick.results["profile"], sick.results["expected"]["gpus_per_node"]) == ("h200-sxm", 4)
+    assert sick.junit is not None
+    assert sick.junit.get("name") != "gpucluster-rehearsal"
+    assert "REHEARSAL" not in sick.stdout
+    assert (sick.returncode, sick.results["verdict"]) == (1, "REJECTED")
+
+
+def test_another_model_on_another_node(two_nodes: Ran) -> None:
+    """One NVL among SXM on the second node fails there only."""
+    assert two_nodes.outcomes("gpu_model") == {
+        "node0-gpu0": "passed",
+        "node0-gpu1": "passed",
+        "node1-gpu0": "failed",
+        "node1-gpu1": "error",
+    }
+    case = two_nodes.case("test_gpu_model[node1-gpu0]")
+    assert case.kind == "failure"
+    assert "found NVIDIA H200 NVL" in case.text
+    assert "node1-gpu0 (rank 2, " in case.text
+    assert two_nodes.row("gpu_count", "node0")["outcome"] == "passed"
+
+
+def test_lost_gpu_is_an_error_at_its_place(two_nodes: Ran) -> None:
+    """What cannot be read was not measured: an error that names rank, place and GPU; its neighbour keeps its values."""
+    for criterion in ("ecc_uncorrected", "remapped_rows", "gpu_memory"):
+        assert two_nodes.row(criterion, "node1-gpu1")["outcome"] == "error"
+        assert two_nodes.row(criterion, "node1-gpu0")["outcome"] == "passed"
+    case = two_nodes.case("test_ecc_uncorrected[node1-gpu1]")
+    assert (case.kind, case.properties["failure_type"]) == ("error", "error")
+    assert "node1-gpu1 (rank 3, " in case.text
+    assert "GPU 1: GPU is lost" in case.text
+    assert two_nodes.row("gpu_count", "node1")["outcome"] != "passed"
+
+
+def test_lost_gpu_takes_no_uuid_away(two_nodes: Ran) -> None:
+    """Every place keeps its identity beside a lost GPU, and the lost one has what NVML still tells of it."""
+    uuids = {
+        row["place"]["id"]: row["place"]["uuid"] for row in two_nodes.results["criteria"] if row["criterion"] == "gpu_model"
+    }
+    first, second = (f"GPU-{number:08x}-0000-0000-0000-{number:012x}" for number in (0, 1))
+    assert uuids == {"node0-gpu0": first, "node0-gpu1": second, "node1-gpu0": first, "node1-gpu1": second}
+
+
+def test_every_node_leaves_with_an_error(two_nodes: Ran) -> None:
+    """REJECTED is told by the exit code on both nodes, and torchrun's banner carries the verdict."""
+    assert two_nodes.results["verdict"] == "REJECTED"
+    assert all(code != 0 for code in two_nodes.returncodes)
+    assert "handover REJECTED: " in two_nodes.stdout

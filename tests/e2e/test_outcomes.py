@@ -1,0 +1,205 @@
+"""What a user's test does, by accident or on purpose, never makes an outcome better than what was measured."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from e2e import harness
+
+if TYPE_CHECKING:
+    from e2e.harness import Ran
+
+pytestmark = pytest.mark.e2e
+
+NO_NUMBERS = ("nan", "inf", "none", "bool", "text", "empty", "list")
+JUDGED_ONCE = (
+    "good", "never_judged", *(f"no_number[{name}]" for name in NO_NUMBERS), "xfail_mark", "xfail_mark_on_good",
+    "xfail_mark_on_error", "swallowed", "second_value", "skips_afterwards", "xfails_afterwards", "skips_itself",
+    "skip_mark", "asserts", "crashes", "bad_teardown", "failed_and_bad_teardown",
+)  # fmt: skip
+ORDER = {name: harness.entry() for name in ("first", "second", "third")}
+
+
+@pytest.fixture(scope="module")
+def honest(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """All of folders/honesty in one run."""
+    folder = harness.user_folder("honesty", tmp_path_factory.mktemp("user") / "honesty")
+    criteria = {
+        **{name: harness.entry() for name in JUDGED_ONCE},
+        "advisory": harness.entry(severity="advisory"),
+        "read_in_call": harness.entry(per="gpu"),
+        "read_in_setup": harness.entry(per="gpu"),
+    }
+    limits = harness.write_limits(folder / "limits.yaml", criteria, extends=False)
+    return harness.launch(folder, "--gpucluster", "test_honesty.py", limits)
+
+
+def launch_order(tmp_path_factory: pytest.TempPathFactory, *arguments: str) -> Ran:
+    """folders/order, whose second of three criteria fails."""
+    folder = harness.user_folder("order", tmp_path_factory.mktemp("user") / "order")
+    limits = harness.write_limits(folder / "limits.yaml", ORDER, extends=False)
+    return harness.launch(folder, "--gpucluster", "test_order.py", limits, *arguments)
+
+
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    """Each file of folders/refused in a run of its own, two at a time; the first for real, the others collected only."""
+    names = ("no_entry", "judged_twice", "wrong_place", "foreign_fixture")
+
+    def launch(name: str) -> Ran:
+        folder = harness.user_folder("refused", tmp_path_factory.mktemp("user") / "refused")
+        limits = harness.write_limits(folder / "limits.yaml", {"first": harness.entry()}, extends=False)
+        collect = [] if name == "no_entry" else ["--collect-only"]
+        return harness.launch(folder, "--gpucluster", f"test_{name}.py", limits, *collect)
+
+    with ThreadPoolExecutor(max_workers=2) as pool:
+        return dict(zip(names, pool.map(launch, names), strict=True))
+
+
+def test_never_judged(honest: Ran) -> None:
+    """A test that asks for its criterion and says nothing is an error."""
+    assert honest.row("never_judged")["outcome"] == "error"
+    assert honest.case("test_never_judged").kind == "error"
+    assert "never_judged was never judged" in honest.case("test_never_judged").text
+
+
+@pytest.mark.parametrize("name", NO_NUMBERS)
+def test_no_number_is_no_measurement(honest: Ran, name: str) -> None:
+    """NaN, infinity, None, bool, text, nothing and a list: not measured, and no value in results.json."""
+    row = honest.row(f"no_number[{name}]")
+    assert (row["outcome"], row["value"]) == ("error", None)
+    case = honest.case(f"test_no_number[{name}]")
+    assert (case.kind, case.properties["failure_type"]) == ("error", "error")
+
+
+@pytest.mark.parametrize("name", ["xfail_mark", "swallowed", "second_value", "skips_afterwards", "xfails_afterwards"])
+def test_one_failed_value_stays_failed(honest: Ran, name: str) -> None:
+    """xfail, except, a better second value, skip and xfail afterwards change nothing."""
+    row = honest.row(name)
+    assert (row["outcome"], row["value"]) == ("failed", 0)
+    case = honest.case(f"test_{name}")
+    assert case.kind == "failure"
+    assert f"{name} at the cluster: 0 count, not >= 1 count" in case.text
+
+
+@pytest.mark.parametrize("name", ["skips_itself", "skip_mark", "xfail_mark_on_error", "crashes"])
+def test_no_value_is_an_error(honest: Ran, name: str) -> None:
+    """Skipped, marked as skipped or as xfail, or fallen over before there was a value."""
+    assert honest.row(name)["outcome"] == "error"
+    assert honest.case(f"test_{name}").kind == "error"
+
+
+def test_reasons_are_told_as_given(honest: Ran) -> None:
+    """The reason of a skip is quoted, without pytest's inner form of it."""
+    reason = honest.row("skips_itself")["reason"]
+    assert "not today" in reason
+    assert "('" not in reason
+
+
+def test_assertion_beside_the_criterion(honest: Ran) -> None:
+    """A passed value and a failed assert: failed."""
+    assert honest.row("asserts")["outcome"] == "failed"
+    assert honest.case("test_asserts").kind == "failure"
+
+
+def test_passes_what_is_good(honest: Ran) -> None:
+    """A good value passes, whatever its test expected; an advisory limit passes with a remark."""
+    for name in ("good", "xfail_mark_on_good", "advisory"):
+        assert honest.row(name)["outcome"] == "passed"
+        assert honest.case(f"test_{name}").kind == "passed"
+    assert "advisory: advisory at the cluster: 0 count, not >= 1 count" in honest.stdout
+    assert "advisory: " in honest.row("advisory")["reason"]
+
+
+@pytest.mark.parametrize("name", ["read_in_call", "read_in_setup"])
+def test_unmeasured_place_is_an_error_wherever_it_is_read(honest: Ran, name: str) -> None:
+    """In the test's body and in a fixture alike; the other place passes."""
+    assert honest.outcomes(name) == {"node0-cpu0": "passed", "node0-cpu1": "error"}
+    case = honest.case(f"test_{name}[node0-cpu1]")
+    assert (case.kind, case.properties["failure_type"]) == ("error", "error")
+    assert "no_gpu_answers was not measured: rank 1 (node0-cpu1, " in case.text
+    assert "OSError: the probe does not answer" in case.text
+
+
+def test_teardown(honest: Ran) -> None:
+    """A good value whose teardown broke is an error; a failed one stays failed."""
+    row = honest.row("bad_teardown")
+    assert row["outcome"] == "error"
+    assert "its teardown failed: " in row["reason"]
+    assert "the probe could not be put away" in row["reason"]
+    assert honest.case("test_bad_teardown").kind == "error"
+    assert honest.row("failed_and_bad_teardown")["outcome"] == "failed"
+    both = [case.kind for case in honest.cases if case.name == "test_failed_and_bad_teardown"]
+    assert both == ["failure", "error"]
+
+
+def test_tests_without_a_criterion_count(honest: Ran) -> None:
+    """A plain failure rejects; a plain skip is not selected."""
+    rows = {row["criterion"]: row["outcome"] for row in honest.results["criteria"] if row["criterion"].startswith("plain")}
+    assert rows == {"plain_failure": "failed", "plain_skip": "not_selected"}
+    assert "plain_failure: 1 of 1 clusters not None" not in honest.stdout
+
+
+def test_honest_verdict(honest: Ran) -> None:
+    """One JUnit case and one row for each; the counts add up; exit 1."""
+    assert (honest.returncode, honest.results["verdict"]) == (1, "REJECTED")
+    assert honest.verdict_line.startswith("verdict REJECTED: 5 passed, 8 failed, 15 not measured, 1 not selected")
+    assert len(honest.results["criteria"]) == 29
+    assert honest.cases[-1].kind == "failure"
+
+
+def test_stopping_at_the_first_failure(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """``-x``: the rest is not selected, which keeps it from any acceptance."""
+    stopped = launch_order(tmp_path_factory, "-x")
+    assert {row["criterion"]: row["outcome"] for row in stopped.results["criteria"]} == {
+        "first": "passed",
+        "second": "failed",
+        "third": "not_selected",
+    }
+    assert "stopping after 1 failures" in (stopped.row("third")["reason"] or "")
+    assert (stopped.returncode, stopped.results["verdict"]) == (1, "REJECTED")
+    assert "1 not selected" in stopped.verdict_line
+    assert not [case for case in stopped.cases if case.name == "test_third"]
+
+
+def test_gate(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A part of the tests, all green: exit 0 (see test_rehearsal.py), and 1 with the gate."""
+    gated = launch_order(tmp_path_factory, "-k", "first or third", "--gpucluster-gate")
+    assert gated.row("second")["outcome"] == "not_selected"
+    assert (gated.returncode, gated.results["verdict"]) == (1, "INCOMPLETE")
+    assert {case.name: case.kind for case in gated.cases} == {
+        "test_first": "passed",
+        "test_third": "passed",
+        "gpucluster.verdict": "error",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("no_entry", "test_no_entry.py::test_frist judges the criterion 'frist', which "),
+        ("judged_twice", "both judge 'first'; rename one of them"),
+        ("wrong_place", "criterion 'first' is per cluster, so its test takes neither place nor node"),
+        (
+            "foreign_fixture",
+            "a distributed test runs in the workers and cannot have the fixtures tmp_path, capsys; it may take",
+        ),
+    ],
+)
+def test_usage_errors(refused: dict[str, Ran], name: str, told: str) -> None:
+    """Refused at collection: pytest's 4, the reason once, no traceback, nothing run, nobody left behind."""
+    ran = refused[name]
+    assert ran.returncode == 4, ran.stdout
+    assert ran.stdout.count(told) == 1
+    assert "Traceback" not in ran.stdout
+    assert "INTERNALERROR" not in ran.stdout
+    assert not ran.results or (ran.results["verdict"], ran.results["criteria"]) == ("INCOMPLETE", [])
+    assert ran.wall_s < 15
+
+
+def test_typing_mistake_is_guessed(refused: dict[str, Ran]) -> None:
+    """The nearest entry is offered."""
+    assert "Did you mean first?" in refused["no_entry"].stdout

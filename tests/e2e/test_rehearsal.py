@@ -1,0 +1,133 @@
+"""Healthy rehearsals: what is green on a machine without a GPU, and that it is never an acceptance."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from e2e import harness
+from e2e.test_fails_by_value import TIGHT
+
+if TYPE_CHECKING:
+    from e2e.harness import Ran
+
+pytestmark = pytest.mark.e2e
+
+MEASURED = {
+    "bf16_tflops": ("node0-cpu0", "node0-cpu1"),
+    "hbm_bandwidth": ("node0-cpu0", "node0-cpu1"),
+    "busbw[all_reduce]": ("node0",),
+    "nodes_reachable": (None,),
+}
+TRAINING = ("finetune_loss", "finetune_exact_match", "finetune_checks")
+BY_RULE = {
+    "gpu_model": "a rehearsal has no GPU with a model",
+    "ecc_uncorrected": "a rehearsal has no GPU memory with ECC",
+    "inter_node_busbw[all_reduce]": "needs 2 nodes, and 1 is expected",
+}
+
+
+@pytest.fixture(scope="module")
+def without_training(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Plain pytest, two ranks, under the limits that the planted faults of test_fails_by_value.py miss."""
+    folder = tmp_path_factory.mktemp("healthy")
+    limits = harness.write_limits(folder / "tight.yaml", TIGHT)
+    return harness.launch(folder, harness.ACCEPTANCE, limits, "-k", "not finetune")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The handover's line with two ranks: everything, the fine-tune included, by the packaged limits."""
+    folder = tmp_path_factory.mktemp("whole")
+    return harness.launch(folder, harness.ACCEPTANCE, torchrun=harness.Torchrun(ranks=2))
+
+
+def test_all_that_was_selected_is_green(without_training: Ran) -> None:
+    """Every measured criterion passes at every place, under the tight limits too."""
+    for criterion, places in MEASURED.items():
+        assert without_training.outcomes(criterion) == dict.fromkeys(places, "passed"), criterion
+    for criterion, reason in BY_RULE.items():
+        assert set(without_training.outcomes(criterion).values()) == {"skipped"}
+        assert {row["reason"] for row in without_training.results["criteria"] if row["criterion"] == criterion} == {reason}
+    assert without_training.results["culprits"] == []
+
+
+def test_what_was_left_out_makes_it_incomplete_and_nothing_else(without_training: Ran) -> None:
+    """The verdict says what was not selected; without the gate that is no failure of the command."""
+    for criterion in TRAINING:
+        assert without_training.row(criterion)["outcome"] == "not_selected"
+    assert without_training.results["verdict"] == "INCOMPLETE"
+    assert without_training.verdict_line.endswith("3 not selected (3 not selected)")
+    assert without_training.returncode == 0
+
+
+def test_junit_of_a_rehearsal(without_training: Ran) -> None:
+    """The suite's name tells a rehearsal, values are properties, and the last testcase is the verdict."""
+    assert without_training.junit is not None
+    assert without_training.junit.get("name") == "gpucluster-rehearsal"
+    assert [case.name for case in without_training.cases][-1] == "gpucluster.verdict"
+    verdict = without_training.case("gpucluster.verdict")
+    assert (verdict.kind, verdict.properties["verdict"]) == ("error", "INCOMPLETE")
+    one = without_training.case("test_bf16_tflops[node0-cpu1]")
+    assert one.kind == "passed"
+    assert (one.properties["place"], one.properties["rank"], one.properties["unit"]) == ("node0-cpu1", "1", "TFLOPS")
+    assert float(one.properties["value"]) == without_training.row("bf16_tflops", "node0-cpu1")["value"]
+    assert without_training.case("test_gpu_model[node0-cpu0]").kind == "skipped"
+    assert not [case for case in without_training.cases if "finetune" in case.name]
+
+
+def test_terminal_of_a_rehearsal(without_training: Ran) -> None:
+    """It is said before anything runs, and changed limits are named at the end."""
+    assert "gpucluster: REHEARSAL on the CPU: it tries the procedure and accepts nothing" in without_training.stdout
+    changed = "limits changed from the packaged ones: bf16_tflops, hbm_bandwidth, busbw[all_reduce]"
+    assert changed in without_training.stdout
+    assert without_training.results["changed_limits"] == ["bf16_tflops", "hbm_bandwidth", "busbw[all_reduce]"]
+
+
+def test_lines_stand_before_the_last_words(without_training: Ran) -> None:
+    """The line of the last criterion is not torn away from the others by pytest's closing messages."""
+    text = without_training.stdout
+    assert text.index("\nhbm_bandwidth  ") < text.index("generated xml file")
+
+
+def test_journal(without_training: Ran) -> None:
+    """The journal has the expected set before the first outcome, and the verdict last."""
+    events = [event["event"] for event in without_training.journal]
+    assert events[0] == "started"
+    assert events.index("planned") < events.index("outcome")
+    assert events[-1] == "verdict"
+    planned = next(event["expected"] for event in without_training.journal if event["event"] == "planned")
+    assert len(planned) == len(without_training.results["criteria"])
+
+
+def test_whole_rehearsal_through_torchrun(whole: Ran) -> None:
+    """Everything passes, the fine-tune learns, the verdict is REHEARSED, within a minute."""
+    assert whole.returncode == 0, whole.stdout
+    assert whole.results["verdict"] == "REHEARSED"
+    for criterion in (*MEASURED, *TRAINING):
+        assert set(whole.outcomes(criterion).values()) == {"passed"}, criterion
+    assert whole.row("finetune_loss")["value"] < 0.5
+    assert whole.row("finetune_exact_match")["value"] >= 0.9
+    assert whole.results["changed_limits"] == []
+    assert whole.wall_s < 60
+
+
+def test_a_rehearsal_is_never_a_pass_in_the_junit(whole: Ran) -> None:
+    """Whoever reads only the JUnit sees a skipped verdict, not a green one."""
+    verdict = whole.cases[-1]
+    assert (verdict.name, verdict.kind) == ("gpucluster.verdict", "skipped")
+    assert "REHEARSED" in verdict.text
+    assert whole.junit is not None
+    assert (whole.junit.get("name"), whole.junit.get("failures"), whole.junit.get("errors")) == (
+        "gpucluster-rehearsal",
+        "0",
+        "0",
+    )
+
+
+def test_one_session_under_torchrun(whole: Ran) -> None:
+    """Rank 1 is an agent: it collects, prints and reports nothing."""
+    assert whole.stdout.count("test session starts") == 1
+    assert whole.stdout.count("verdict REHEARSED") == 1
+    assert whole.results["environment"]["launched_by"] == "torchrun"
