@@ -76,7 +76,7 @@ def decode(data: bytes, *, key: str, secret: str | None) -> Message:
         raise ForgedMessageError("a message on the channel was not signed by this run")
     try:
         message = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise ForgedMessageError("a message on the channel is not JSON") from None
     if not isinstance(message, dict):
         raise ForgedMessageError("a message on the channel is not a JSON object")

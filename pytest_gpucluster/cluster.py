@@ -5,10 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-if TYPE_CHECKING:
-    from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.errors import MeasurementError
 
 Value = TypeVar("Value")
 
@@ -134,8 +133,11 @@ class Results(Mapping[Any, Any]):
         Raises:
             MeasurementError: any of the places was not measured; the cause, not a consequence of it.
         """
-        self._raise_if_any(list(self))
-        return self._values[next(iter(self))]
+        places = list(self)
+        if not places:
+            raise MeasurementError("nothing was measured: no place was asked")
+        self._raise_if_any(places)
+        return self._values[places[0]]
 
     def each(self, read: Callable[[Any], Value]) -> dict[Any, Value]:
         """``read(value)`` by place; raises MeasurementError if a place has none."""

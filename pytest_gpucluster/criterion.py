@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster import messages
@@ -27,7 +27,6 @@ class Criterion:
     note: Callable[[str], None] = lambda _remark: None
     judged: Record | None = None
     message: str | None = None
-    _seen: list[float] = field(default_factory=list)
 
     def require(self, value: float | Mapping[Any, float], *, evidence: Mapping[str, Any] | None = None) -> None:
         """Judge one value, or values by place (the worst decides).
@@ -59,9 +58,23 @@ class Criterion:
             raise MeasurementError(
                 f"{self.threshold.key}{where}: {value!r} is {type(value).__name__}, not a number in {self.limit.unit}"
             )
-        if not math.isfinite(value):
-            raise MeasurementError(f"{self.threshold.key}{where}: {value!r} is not finite, so nothing was measured")
-        return float(value)
+        try:
+            number = float(value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise MeasurementError(f"{self.threshold.key}{where}: a value that is not finite, so nothing was measured")
+        return number
+
+    def _is_worse(self, record: Record) -> bool:
+        """Whether a later judgement takes the place of the one on record: once failed stays failed, the worst is kept."""
+        before = self.judged
+        if before is None or before.outcome != record.outcome:
+            return before is None or before.outcome == PASSED
+        assert before.value is not None
+        assert record.value is not None
+        worse = record.value < before.value if self.limit.is_floor else record.value > before.value
+        return worse and before.outcome == PASSED
 
     def _judge(self, value: float, where: tuple[Place, ...], evidence: dict[str, Any]) -> None:
         holds = self.limit.holds(value)
@@ -81,7 +94,7 @@ class Criterion:
             culprits=() if holds else tuple(place.id for place in where),
             evidence=evidence,
         )
-        if self.judged is None or self.judged.outcome == PASSED:
+        if self.judged is None or self._is_worse(record):
             self.judged, self.message = record, message
         if message is not None and advisory:
             self.note(message)

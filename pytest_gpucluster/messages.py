@@ -73,13 +73,17 @@ def summarize(values: Sequence[float]) -> str:
     return f"min {format_number(low)}, median {format_number(middle)}, max {format_number(high)}"
 
 
-def describe_together(records: Sequence[Record], names: Mapping[str, str]) -> list[str]:
-    """One criterion's failures over all places, with the others beside them, for the end of the report."""
+def describe_together(records: Sequence[Record], names: Mapping[str, str], *, threshold: Threshold | None = None) -> list[str]:
+    """One criterion's failures over all places, with the others beside them, for the end of the report.
+
+    ``threshold`` adds where the limit is written and what to do next.
+    """
     failed = [record for record in records if record.outcome == "failed"]
     passed = [record.value for record in records if record.outcome == "passed" and record.value is not None]
     kind = "places" if any(record.place for record in records) else "clusters"
     first = failed[0]
-    lines = [f"{first.criterion}: {len(failed)} of {len(records)} {kind} not {first.limit}"]
+    written = f" ({where_written(threshold)})" if threshold is not None else ""
+    lines = [f"{first.criterion}: {len(failed)} of {len(records)} {kind} not {first.limit}{written}"]
     for record in failed:
         shown = format_number(record.value) if record.value is not None else "?"
         margin = f", {abs(record.margin_percent):.1f} % off" if record.margin_percent is not None else ""
@@ -88,6 +92,8 @@ def describe_together(records: Sequence[Record], names: Mapping[str, str]) -> li
         lines.append(f"  {where}  {shown} {record.unit}{margin}{evidence.rstrip()}")
     if passed:
         lines.append(f"  the other {len(passed)}: {summarize(passed)}")
+    if threshold is not None:
+        lines.append(f"  next: {next_step(threshold, None)}")
     return lines
 
 

@@ -45,10 +45,11 @@ def criterion_key(name: str, original_name: str, place: Place | None) -> str:
 def _without(parameters: str, place_id: str) -> str:
     if parameters == place_id:
         return ""
-    for found, kept in ((f"-{place_id}-", "-"), (f"{place_id}-", ""), (f"-{place_id}", "")):
-        if found in parameters:
-            return parameters.replace(found, kept, 1)
-    return parameters
+    if parameters.endswith(f"-{place_id}"):
+        return parameters.removesuffix(f"-{place_id}")
+    if parameters.startswith(f"{place_id}-"):
+        return parameters.removeprefix(f"{place_id}-")
+    return parameters.replace(f"-{place_id}-", "-", 1)
 
 
 def require_entry(key: str, known: Collection[str], *, nodeid: str, file: str) -> None:

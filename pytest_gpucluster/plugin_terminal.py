@@ -109,7 +109,7 @@ class Terminal:
         names = {place.id: place.label for place in session.places().values()}
         for criterion in dict.fromkeys(row.criterion for row in records if row.outcome == FAILED and row.limit):
             rows = [record for record in records if record.criterion == criterion]
-            for line in messages.describe_together(rows, names):
+            for line in messages.describe_together(rows, names, threshold=session.criteria.get(criterion)):
                 reporter.write_line(line)
         for remark in self._remarks:
             reporter.write_line(f"advisory: {remark}")

@@ -60,8 +60,8 @@ def parse_level(text: str) -> tuple[str, float | None]:
     Raises:
         ConfigurationError: another word, or a duration that is not a number with one of s, m, h, d.
     """
-    level, _, duration = text.partition(":")
-    if level not in LEVELS or (duration and level != "soak"):
+    level, colon, duration = text.partition(":")
+    if level not in LEVELS or (colon and (level != "soak" or not duration)):
         raise ConfigurationError(f"--gpucluster-level: {text!r} is not one of {', '.join(LEVELS)} or soak:8h")
     if not duration:
         return level, None

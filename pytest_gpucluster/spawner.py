@@ -77,7 +77,11 @@ class Spawner:
 
 
 class _Server:
-    """The spawner itself: one thread, no torch call, nothing that can hang."""
+    """The spawner itself: one thread, no torch call, nothing that can hang.
+
+    It outlives a killed agent by the moment it needs to end the workers and all that they started; a worker ends by
+    itself when the spawner is killed.
+    """
 
     def __init__(self, link: socket.socket, main: Main) -> None:
         self._link = link
@@ -86,7 +90,6 @@ class _Server:
         self._wake, wake_write = os.pipe()
         os.set_blocking(wake_write, False)
         os.set_blocking(self._wake, False)
-        die_with_parent()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -117,19 +120,20 @@ class _Server:
         return True
 
     def _fork(self, request: dict[str, Any], fds: list[int]) -> None:
+        parent = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
             self._send({"error": f"could not start a worker: {error}"})
             return
         if pid == 0:
-            self._become_worker(request, fds)
+            self._become_worker(request, fds, parent=parent)
         for fd in fds:
             os.close(fd)
         self._workers.add(pid)
         self._send({"pid": pid})
 
-    def _become_worker(self, request: dict[str, Any], fds: list[int]) -> None:
+    def _become_worker(self, request: dict[str, Any], fds: list[int], *, parent: int) -> None:
         status = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -137,6 +141,8 @@ class _Server:
                 signal.signal(number, signal.SIG_DFL)
             os.setsid()
             die_with_parent()
+            if os.getppid() != parent:
+                return  # the spawner ended before it could be watched
             self._link.close()
             link_fd, output_fd = fds
             os.dup2(output_fd, 1)
@@ -193,5 +199,7 @@ def kill_and_reap(spawner: Spawner, pid: int, *, within_s: float) -> int | None:
 def describe_exit(status: int) -> str:
     """A wait status in words: ``died: SIGKILL`` or ``left with exit code 0``."""
     if os.WIFSIGNALED(status):
-        return f"died: {signal.Signals(os.WTERMSIG(status)).name}"
+        number = os.WTERMSIG(status)
+        known = {signal_.value: signal_.name for signal_ in signal.Signals}
+        return f"died: {known.get(number, f'signal {number}')}"
     return f"left with exit code {os.WEXITSTATUS(status)}"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import json
+import math
 import os
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
@@ -101,7 +104,7 @@ class Journal:
 
     def write(self, event: str, **facts: Any) -> None:
         """Append one event. A disk that fails now is remembered, and does not end the run."""
-        line = json.dumps({"at_s": round(time.time(), 3), "event": event, **facts}, default=str)
+        line = json.dumps(strict({"at_s": round(time.time(), 3), "event": event, **facts}), allow_nan=False)
         try:
             self._file.write(line + "\n")
             self._file.flush()
@@ -112,3 +115,16 @@ class Journal:
         """Close it; a disk that is full says so once more, and we knew."""
         with contextlib.suppress(OSError):
             self._file.close()
+
+
+def strict(value: Any) -> Any:
+    """Any value as strict JSON data: a number that is not finite becomes null, what JSON does not know becomes text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): strict(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [strict(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return strict(dataclasses.asdict(value))
+    return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)

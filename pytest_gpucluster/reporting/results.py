@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import math
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.reporting.files import strict
 from pytest_gpucluster.verdict import ERROR, FAILED, MISSING, Record, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from pytest_gpucluster.cluster import Place
 
 SCHEMA = 1
@@ -39,7 +39,7 @@ def results_document(
 
 def to_json(document: Mapping[str, Any]) -> str:
     """Strict JSON: a number that is not finite becomes null."""
-    return json.dumps(_strict(document), indent=1, allow_nan=False) + "\n"
+    return json.dumps(strict(document), indent=1, allow_nan=False) + "\n"
 
 
 def place_facts(place: Place | None) -> dict[str, Any] | None:
@@ -84,18 +84,6 @@ def _row(record: Record, places: Mapping[str, Place]) -> dict[str, Any]:
         "reason": record.reason,
         "evidence": dict(record.evidence),
     }
-
-
-def _strict(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(key): _strict(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_strict(item) for item in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _strict(dataclasses.asdict(value))
-    return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
 
 
 _PLACE_FIELDS = ("id", "node", "hostname", "gpu", "rank", "uuid", "serial", "pci")

@@ -1,0 +1,125 @@
+"""Places and the values measured at them."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_gpucluster.cluster import Inventory, Place, Results, rounds_of_pairs
+from pytest_gpucluster.dispatch import natural
+from pytest_gpucluster.errors import MeasurementError
+
+INVENTORY = Inventory(num_nodes=2, gpus_per_node=2, device="cuda")
+A, B, C, D = INVENTORY.places
+NODE_0, NODE_1 = INVENTORY.nodes
+LOST = MeasurementError("rank 3 died", culprits=(D,), kind="died")
+
+
+def test_inventory() -> None:
+    """Ids come from what was promised; a rehearsal's say so."""
+    assert [place.id for place in INVENTORY.places] == ["node0-gpu0", "node0-gpu1", "node1-gpu0", "node1-gpu1"]
+    assert [place.id for place in Inventory(num_nodes=1, gpus_per_node=1, device="cpu").places] == ["node0-cpu0"]
+    assert INVENTORY.facts == {"nodes": 2, "gpus_per_node": 2, "world_size": 4}
+
+
+def test_a_place_is_its_id() -> None:
+    """Bound to hardware it is still the same place, as key and as text."""
+    bound = Place(id="node0-gpu0", node=0, gpu=0, rank=0, hostname="h", uuid="GPU-1")
+    assert bound == A
+    assert {A: 1}[bound] == 1
+    assert (str(bound), bound.label) == ("node0-gpu0", "node0-gpu0 (rank 0, h, GPU-1)")
+    assert A.label == "node0-gpu0 (no rank)"
+
+
+def test_values_and_errors() -> None:
+    """A place without a value raises wherever it is read; the others keep theirs."""
+    results = Results({A: 1.0, B: 2.0, C: 3.0}, {D: LOST})
+    assert [results[place] for place in (A, B, C)] == [1.0, 2.0, 3.0]
+    assert (list(results), len(results)) == ([A, B, C, D], 4)
+    assert D in results
+    assert results.errors == {D: LOST}
+    for read in (lambda: results[D], lambda: results.get(D), lambda: dict(results), lambda: list(results.items())):
+        with pytest.raises(MeasurementError, match="rank 3 died"):
+            read()
+    for helper in (lambda: results.value, lambda: results.each(float), lambda: results.slowest(float)):
+        with pytest.raises(MeasurementError, match="rank 3 died") as caught:
+            helper()
+        assert caught.value.culprits == (D,)
+
+
+def test_a_place_that_was_not_asked() -> None:
+    """Neither value nor error: the test's own mistake."""
+    results = Results({A: 1}, {})
+    with pytest.raises(KeyError):
+        results[B]
+    assert B not in results
+
+
+def test_a_node_reads_its_first_rank_when_all_were_measured() -> None:
+    """Half a node is no node."""
+    results = Results({A: "a", B: "b", C: "c"}, {D: LOST})
+    assert results[NODE_0] == "a"
+    with pytest.raises(MeasurementError, match="rank 3 died"):
+        results[NODE_1]
+    with pytest.raises(KeyError):
+        Results({A: 1}, {})[NODE_1]
+
+
+def test_order_is_by_number() -> None:
+    """gpu10 comes after gpu9, whatever the order of arrival."""
+    places = [Place(id=f"node0-gpu{gpu}", node=0, gpu=gpu) for gpu in (10, 9, 0)]
+    assert [place.gpu for place in Results(dict.fromkeys(places, 1), {})] == [0, 9, 10]
+
+
+def test_helpers() -> None:
+    """Slowest rate, score relative to the fastest time, and who lies below the rest."""
+    rates = Results(dict(zip((A, B, C, D), (100.0, 101.0, 99.0, 60.0), strict=True)), {})
+    assert rates.slowest(float) == 60.0
+    assert rates.outliers(float) == {D: pytest.approx(0.603, abs=1e-3)}
+    assert rates.each(lambda rate: rate > 99.5) == {A: True, B: True, C: False, D: False}
+    times = Results({A: 2.0, B: 1.0}, {})
+    assert times.relative_to_fastest(float) == {A: 0.5, B: 1.0}
+
+
+@given(st.lists(st.floats(min_value=0.98, max_value=1.02), min_size=4, max_size=4))
+def test_a_quiet_cluster_has_no_outliers(rates: list[float]) -> None:
+    """Within 5 % of the median nobody is named, however small the spread of the others is."""
+    assert Results(dict(zip((A, B, C, D), rates, strict=True)), {}).outliers(float) == {}
+
+
+def test_no_places_is_not_measured() -> None:
+    """Nothing was asked, so nothing was measured: an ERROR of ours, not a StopIteration."""
+    with pytest.raises(MeasurementError):
+        _ = Results({}, {}).value
+    with pytest.raises(MeasurementError):
+        Results({}, {}).slowest(float)
+
+
+@pytest.mark.parametrize("size", range(2, 18))
+def test_every_pair_once_in_disjoint_rounds(size: int) -> None:
+    """For even n they are n - 1, for odd n: no fewer are possible."""
+    rounds = rounds_of_pairs(list(range(size)))
+    assert len(rounds) == (size if size % 2 else size - 1)
+    for pairs in rounds:
+        members = [member for pair in pairs for member in pair]
+        assert len(members) == len(set(members))
+        assert pairs
+    everything = [frozenset(pair) for pairs in rounds for pair in pairs]
+    assert len(everything) == len(set(everything)) == size * (size - 1) // 2
+
+
+@given(st.lists(st.from_regex(r"[a-z]{0,3}-?[0-9]{0,4}", fullmatch=True)))
+def test_natural_order_is_an_order(names: list[str]) -> None:
+    """Any mix of letters and digits can be sorted."""
+    found = sorted(names, key=natural)
+    assert all(natural(first) <= natural(second) for first, second in itertools.pairwise(found))
+
+
+def test_natural_order() -> None:
+    """node2 before node10."""
+    names: list[Any] = ["node10", "node2", "node2a", "gpu-1-10", "gpu-1-9"]
+    assert sorted(names, key=natural) == ["gpu-1-9", "gpu-1-10", "node2", "node2a", "node10"]

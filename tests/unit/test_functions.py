@@ -1,0 +1,167 @@
+"""Functions by name: what may be named, what may be found, and by whom."""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import sys
+import sysconfig
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpucluster.functions import RefusedError, digest_of, find_function, measurement, name_function
+from pytest_gpucluster.measurements.gemm import gemm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+HERE = Path(__file__).parent
+
+
+class Holder:
+    """Functions that are none at module level."""
+
+    def method(self) -> None:
+        """Belongs to an object."""
+
+    @staticmethod
+    def static() -> None:
+        """Belongs to a class."""
+
+
+def local() -> Callable[[], None]:
+    """A function inside a function."""
+
+    def inside() -> None:
+        """Nobody can import it."""
+
+    return inside
+
+
+def own() -> int:
+    """A function of a test file."""
+    return 42
+
+
+@pytest.mark.parametrize(
+    ("function", "called"),
+    [
+        (lambda: 1, "lambda"),
+        (Holder().method, "Holder.method"),
+        (Holder.static, "Holder.static"),
+        (local(), "inside"),
+        (functools.partial(own), "partial"),
+        (os.system, "system"),
+        (math.sqrt, "sqrt"),
+        (Holder, "Holder"),
+        (3, "3"),
+    ],
+)
+def test_only_functions_at_module_level_have_a_name(function: Any, called: str) -> None:
+    """Everything else is refused by what it is called, before anything crosses."""
+    with pytest.raises(RefusedError, match=called):
+        name_function(function, rootdir=HERE)
+
+
+def test_name_and_back() -> None:
+    """Module, qualname, file and digest lead to the same function, signed or not."""
+    name = name_function(own, rootdir=HERE)
+    assert (name["module"], name["qualname"], name["relative"]) == (__name__, "own", Path(__file__).name)
+    assert name["digest"] == digest_of(Path(__file__))
+    for trusted in (False, True):
+        assert find_function(name, trusted=trusted)() == 42
+
+
+def test_a_measurement_of_the_package_needs_no_mark_and_no_secret() -> None:
+    """What is shipped runs on an unsigned channel."""
+    assert find_function(name_function(gemm, rootdir=HERE), trusted=False) is gemm
+
+
+def test_another_version_of_the_file_is_refused() -> None:
+    """Nodes with different checkouts must not measure different things; the file is named."""
+    name = {**name_function(own, rootdir=HERE), "digest": "0" * 64}
+    with pytest.raises(RefusedError, match=rf"{Path(__file__).name} differs from the controller's copy"):
+        find_function(name, trusted=True)
+
+
+def test_a_file_that_is_not_here() -> None:
+    """A node without the file says so."""
+    name = {"module": "no_such_module_at_all", "qualname": "f", "file": "/nowhere/f.py", "relative": "f.py", "digest": ""}
+    with pytest.raises(RefusedError, match=r"/nowhere/f\.py is not on this node"):
+        find_function(name, trusted=True)
+
+
+def forged(module: Any, qualname: str) -> dict[str, Any]:
+    """What somebody who can write to the store would send."""
+    file = Path(module.__file__)
+    return {
+        "module": module.__name__,
+        "qualname": qualname,
+        "file": str(file),
+        "relative": file.name,
+        "digest": digest_of(file),
+    }
+
+
+@pytest.mark.parametrize(
+    ("module", "qualname"), [(os, "system"), (os, "popen"), (os, "makedirs"), (textwrap, "dedent"), (textwrap, "re")]
+)
+def test_the_standard_library_is_no_measurement(module: Any, qualname: str) -> None:
+    """An unsigned ``os:system`` is refused, and so is every function of Python itself."""
+    with pytest.raises(RefusedError):
+        find_function(forged(module, qualname), trusted=False)
+
+
+@pytest.mark.parametrize("qualname", ["Holder", "pytest", "HERE", "os.system", "absent", "name_function", "__builtins__"])
+def test_only_functions_of_that_very_module(qualname: str) -> None:
+    """Classes, constants, imported functions and dotted ways are refused, even signed."""
+    name = {**name_function(own, rootdir=HERE), "qualname": qualname}
+    with pytest.raises(RefusedError, match="is not a function of that module"):
+        find_function(name, trusted=True)
+
+
+def installed_module(monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, Any]:
+    """A module in a folder that counts as site-packages, with one marked and one unmarked function."""
+    source = (
+        "from pytest_gpucluster import measurement\n\ndef bare():\n    return 1\n\n@measurement\ndef marked():\n    return 2\n"
+    )
+    file = folder / "gpucluster_installed_thing.py"
+    file.write_text(source, encoding="utf-8")
+    real = sysconfig.get_paths()
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {**real, "purelib": str(folder), "platlib": str(folder)})
+    monkeypatch.syspath_prepend(str(folder))
+    name = {"module": file.stem, "file": str(file), "relative": file.name, "digest": digest_of(file)}
+    monkeypatch.setitem(sys.modules, file.stem, None)
+    monkeypatch.delitem(sys.modules, file.stem)
+    return name
+
+
+def test_site_packages_need_the_mark_or_a_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Unsigned, only what its author marked runs; the message names both ways out."""
+    name = installed_module(monkeypatch, tmp_path)
+    assert find_function({**name, "qualname": "marked"}, trusted=False)() == 2
+    assert find_function({**name, "qualname": "bare"}, trusted=True)() == 1
+    with pytest.raises(RefusedError, match=r"@measurement.*GPUCLUSTER_SECRET"):
+        find_function({**name, "qualname": "bare"}, trusted=False)
+
+
+def test_the_mark_changes_nothing_else() -> None:
+    """It is the same function afterwards."""
+
+    def anything() -> None:
+        """Not called."""
+
+    assert measurement(anything) is anything
+
+
+def test_rewritten_asserts_show_their_values(tmp_path: Path) -> None:
+    """The body of a distributed test fails with both sides in the message, as in pytest."""
+    file = tmp_path / "test_rewritten_here.py"
+    file.write_text("def test_sum():\n    left = 3\n    assert left == 4\n", encoding="utf-8")
+    name = {"module": file.stem, "qualname": "test_sum", "file": str(file), "relative": file.name, "digest": digest_of(file)}
+    with pytest.raises(AssertionError, match="3 == 4"):
+        find_function(name, trusted=False, rewrite=True)()

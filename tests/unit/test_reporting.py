@@ -1,0 +1,262 @@
+"""Outcomes into files: the directory, the journal, results.json, the table."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema  # type: ignore[import-untyped]
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_gpucluster.cluster import Inventory, Place
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.reporting.files import Journal, ResultsDirectory, write_atomically
+from pytest_gpucluster.reporting.results import SCHEMA_FILE, culprits, results_document, to_json
+from pytest_gpucluster.reporting.table import criteria_table
+from pytest_gpucluster.verdict import OUTCOMES, Record, Terms, decide
+
+INVENTORY = Inventory(num_nodes=1, gpus_per_node=2, device="cuda")
+PLACES = {place.id: place for place in (*INVENTORY.places, *INVENTORY.nodes)}
+FACTS: dict[str, Any] = {
+    "level": "standard",
+    "profile": "h100-sxm",
+    "expected": {"nodes": 1, "gpus_per_node": 2},
+    "thresholds_sha256": "0" * 64,
+    "changed_limits": ["bf16_tflops"],
+    "environment": {"versions": {}},
+    "timings": {"total_s": 1.5},
+}
+TERMS = Terms(rehearsal=False, level_reached=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Evidence may be a dataclass."""
+
+    median: float
+
+
+EVIDENCES: list[dict[Any, Any]] = [
+    {},
+    {"nan": math.nan, "inf": [math.inf, {"deep": -math.inf}]},
+    {"place": INVENTORY.places[0], "set": {1}, "tuple": (1, 2), "spread": Spread(median=math.nan), "path": Path("x")},
+    {INVENTORY.places[0]: 1.0, 8192: 2.0, (1, 2): 3.0, None: 4.0},
+    {"surrogate \ud800": "\ud800"},
+]
+
+
+def record(**changes: Any) -> Record:
+    """One outcome at node0-gpu1."""
+    return Record(**{"criterion": "tflops", "place": "node0-gpu1", "outcome": "failed", "culprits": ("node0-gpu1",), **changes})
+
+
+def strict(text: str) -> Any:
+    """Parse JSON as other languages do: NaN and Infinity are errors."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} in strict JSON")
+
+    return json.loads(text, parse_constant=refuse)
+
+
+def document(records: list[Record]) -> Any:
+    """What a program outside reads."""
+    verdict = decide(records, TERMS)
+    return strict(to_json(results_document(records=records, places=PLACES, verdict=verdict, facts=FACTS)))
+
+
+def validate(found: Any) -> None:
+    """Against the schema that is shipped."""
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.Draft202012Validator(schema).validate(found)
+
+
+@pytest.mark.parametrize("evidence", EVIDENCES, ids=["none", "not finite", "objects", "keys", "surrogates"])
+def test_evidence_of_any_kind_is_strict_json(evidence: dict[Any, Any]) -> None:
+    """Whatever a test hands over as evidence, results.json can be read by everybody."""
+    validate(document([record(evidence=evidence, value=1.5, unit="TFLOPS", limit="> 2 TFLOPS", reason="r")]))
+
+
+RECORDS = st.builds(
+    Record,
+    criterion=st.text(min_size=1),
+    place=st.none() | st.sampled_from(sorted(PLACES)),
+    outcome=st.sampled_from(OUTCOMES),
+    value=st.none() | st.floats(),
+    unit=st.none() | st.text(),
+    limit=st.none() | st.text(),
+    reason=st.none() | st.text(),
+    culprits=st.lists(st.sampled_from([*sorted(PLACES), "nobody"]), max_size=2).map(tuple),
+    evidence=st.dictionaries(st.text(), st.floats() | st.text() | st.lists(st.integers()), max_size=2),
+)
+
+
+@given(st.lists(RECORDS, max_size=4))
+def test_every_run_fits_the_schema(records: list[Record]) -> None:
+    """Any outcomes whatever."""
+    validate(document(records))
+
+
+def test_rows() -> None:
+    """Place with its hardware, null for the cluster; number, unit, limit, reason as they are."""
+    bound = {**PLACES, "node0-gpu1": Place(id="node0-gpu1", node=0, gpu=1, rank=1, hostname="h", uuid="GPU-1", pci="p")}
+    rows = [record(value=498.0, unit="TFLOPS", limit="> 700 TFLOPS"), record(criterion="loss", place=None, culprits=())]
+    found = results_document(records=rows, places=bound, verdict=decide(rows, TERMS), facts=FACTS)
+    first, second = found["criteria"]
+    assert first["place"] == {
+        "id": "node0-gpu1",
+        "node": 0,
+        "hostname": "h",
+        "gpu": 1,
+        "rank": 1,
+        "uuid": "GPU-1",
+        "serial": None,
+        "pci": "p",
+    }
+    assert (first["value"], first["unit"], first["limit"]) == (498.0, "TFLOPS", "> 700 TFLOPS")
+    assert second["place"] is None
+    assert (found["verdict"], found["schema"]) == ("REJECTED", 1)
+
+
+def test_culprits_measured_ones_first() -> None:
+    """One row a place with all that points at it; a measured finding weighs more than an error; passed ones never."""
+    rows = [
+        record(criterion="a", outcome="error", place="node0-gpu0", culprits=("node0-gpu0",), reason="died\nmore"),
+        record(criterion="b", reason="498 TFLOPS"),
+        record(criterion="c", outcome="missing", reason="gone"),
+        record(criterion="d", outcome="passed", culprits=("node0",)),
+    ]
+    first, second = culprits(rows, PLACES)
+    assert (first["place"]["id"], first["confidence"], first["criteria"]) == ("node0-gpu1", "high", ["b", "c"])
+    assert (second["place"]["id"], second["confidence"], second["evidence"]) == ("node0-gpu0", "medium", ["died"])
+    assert {first["kind"], second["kind"]} == {"gpu"}
+
+
+def test_an_older_run_is_kept_apart(tmp_path: Path) -> None:
+    """Its files move together, byte for byte; a person's own stay; a second older run gets a folder of its own."""
+    folder = tmp_path / "results"
+    (folder / "logs").mkdir(parents=True)
+    (folder / "notes.txt").write_text("mine", encoding="utf-8")
+    for text in ("first", "second", "third"):
+        for name in ("journal.jsonl", "results.json", "report.html", "logs/agents.log"):
+            (folder / name).write_text(text, encoding="utf-8")
+            os.utime(folder / name, (1_800_000_000, 1_800_000_000))  # equal times, so equal names but for a number
+        held = ResultsDirectory(folder)
+        assert {path.name for path in folder.iterdir()} == {"previous", "notes.txt", "logs", ".lock"}
+        assert not list((folder / "logs").iterdir())
+        held.close()
+    shelves = sorted((folder / "previous").iterdir())
+    assert len(shelves) == 3
+    told = {(shelf / "journal.jsonl").read_text(encoding="utf-8") for shelf in shelves}
+    assert told == {"first", "second", "third"}
+    for shelf in shelves:
+        texts = {path.read_text(encoding="utf-8") for path in shelf.rglob("*") if path.is_file()}
+        assert len(texts) == 1, shelf  # never mixed
+
+
+def test_nothing_older_makes_no_shelf(tmp_path: Path) -> None:
+    """A first run has no predecessor."""
+    ResultsDirectory(tmp_path / "a" / "b").close()
+    assert not (tmp_path / "a" / "b" / "previous").exists()
+
+
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    """The second is refused and touches nothing; after the first has closed it may."""
+    first = ResultsDirectory(tmp_path)
+    (tmp_path / "journal.jsonl").write_text("first", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match="in use by another run; give this one its own: --gpucluster-results"):
+        ResultsDirectory(tmp_path)
+    assert (tmp_path / "journal.jsonl").read_text(encoding="utf-8") == "first"
+    first.close()
+    ResultsDirectory(tmp_path).close()
+
+
+def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
+    """A file in its place, a file above it, a file system that takes none: refused by path, with the system's reason."""
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    for path in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/gpucluster")):
+        with pytest.raises(ConfigurationError, match=re.escape(f"{path} cannot be written: ")):
+            ResultsDirectory(path)
+    assert (tmp_path / "file").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_full_disk_is_found_at_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not when the verdict is due; and the directory is free again afterwards."""
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        with pytest.raises(ConfigurationError, match="No space left on device"):
+            ResultsDirectory(tmp_path)
+    assert not (tmp_path / ".probe").exists()
+    ResultsDirectory(tmp_path).close()
+
+
+def test_a_file_is_old_or_new_and_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A write that fails leaves what was there, and no half file beside it."""
+    path = tmp_path / "results.json"
+    write_atomically(path, "old")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        write_atomically(path, "new")
+    assert [(entry.name, entry.read_text(encoding="utf-8")) for entry in tmp_path.iterdir()] == [("results.json", "old")]
+
+
+@pytest.mark.parametrize("evidence", EVIDENCES, ids=["none", "not finite", "objects", "keys", "surrogates"])
+def test_the_journal_takes_any_evidence(tmp_path: Path, evidence: dict[Any, Any]) -> None:
+    """It is written while tests run: what one test hands over must not end the run of all."""
+    journal = Journal(tmp_path / "journal.jsonl")
+    with contextlib.closing(journal):
+        journal.write("outcome", record={"evidence": evidence})
+        journal.write("verdict", verdict="REJECTED")
+    lines = (tmp_path / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["outcome", "verdict"]
+    assert journal.failed is None
+
+
+def test_a_journal_that_can_no_more_be_written_is_remembered() -> None:
+    """A disk that fills up does not end the run, and is said at the end."""
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("no /dev/full here")
+    journal = Journal(full)
+    journal.write("started")
+    journal.write("outcome")
+    journal.close()
+    assert journal.failed == "No space left on device"
+
+
+def table(*records: Record, width: int = 132) -> str:
+    """The closing table without colours."""
+    return criteria_table(records, width=width, color=False)
+
+
+def test_the_table_shows_the_worst() -> None:
+    """One row a criterion: how many places, values, limit, least margin, severest outcome."""
+    good = record(outcome="passed", value=742.0, unit="TFLOPS", limit="> 700 TFLOPS", margin_percent=6.0)
+    bad = record(value=498.0, unit="TFLOPS", limit="> 700 TFLOPS", margin_percent=-28.9)
+    lines = table(good, good, bad, record(criterion="x[y]", outcome="missing")).splitlines()
+    assert re.search(r"^tflops +3 +min 498, median 742, max 742 TFLOPS +> 700 TFLOPS +-28.9 % +1 of 3 failed", lines[1])
+    assert re.search(r"^x\[y\] +1 +- +- +- +missing", lines[2])
+    assert "\x1b" not in "".join(lines)
+
+
+@given(st.lists(RECORDS, min_size=1, max_size=4), st.integers(40, 200))
+def test_the_table_takes_any_outcome(records: list[Record], width: int) -> None:
+    """Names with brackets, no values, narrow terminals: a table, never an exception."""
+    assert "criterion" in table(*records, width=width).replace("\n", "")[:400] or width < 60

@@ -1,0 +1,88 @@
+"""From outcomes to the verdict: nothing untested is ever green."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_gpucluster import verdict as v
+from pytest_gpucluster.verdict import OUTCOMES, Record, Terms, decide
+
+GOOD = Terms(rehearsal=False, level_reached=True)
+REHEARSAL = Terms(rehearsal=True, level_reached=True)
+TERMS = st.builds(
+    Terms, rehearsal=st.booleans(), level_reached=st.booleans(), objections=st.lists(st.text(min_size=1), max_size=2)
+)
+SOME = st.lists(st.sampled_from(OUTCOMES), max_size=12)
+
+
+def records(*outcomes: str) -> list[Record]:
+    """One record each."""
+    return [Record(criterion=f"c{number}", place=None, outcome=outcome) for number, outcome in enumerate(outcomes)]
+
+
+@given(SOME, TERMS)
+def test_no_sequence_of_outcomes_is_accepted_by_mistake(outcomes: list[str], terms: Terms) -> None:
+    """ACCEPTED means: something passed, all else passed or does not apply, full level, no objection, no rehearsal."""
+    found = decide(records(*outcomes), terms)
+    clean = set(outcomes) <= {v.PASSED, v.SKIPPED} and v.PASSED in outcomes
+    allowed = clean and terms.level_reached and not terms.rehearsal and not terms.objections
+    assert (found.word == v.ACCEPTED) == allowed
+    assert found.word != v.WITH_WAIVERS
+
+
+@given(SOME, TERMS)
+def test_a_failure_is_a_rejection_everywhere(outcomes: list[str], terms: Terms) -> None:
+    """Also in a rehearsal, and whatever else is wrong."""
+    assert decide(records(v.FAILED, *outcomes), terms).word == v.REJECTED
+
+
+@given(SOME, TERMS)
+def test_rehearsals_accept_nothing(outcomes: list[str], terms: Terms) -> None:
+    """REHEARSED is for rehearsals only, and only where everything passed."""
+    found = decide(records(*outcomes), terms)
+    assert not (terms.rehearsal and found.word == v.ACCEPTED)
+    if found.word == v.REHEARSED:
+        assert terms.rehearsal
+        assert set(outcomes) <= {v.PASSED, v.SKIPPED}
+
+
+@given(SOME, TERMS)
+def test_whatever_is_not_good_is_said_in_the_line(outcomes: list[str], terms: Terms) -> None:
+    """The line counts every outcome; an INCOMPLETE always has its reason."""
+    found = decide(records(*outcomes), terms)
+    assert sum(found.counts.values()) == len(outcomes)
+    assert found.line.startswith(found.word.replace("_", " "))
+    assert found.word != v.INCOMPLETE or found.reasons
+    for outcome in set(outcomes):
+        assert f"{outcomes.count(outcome)} {v.WORDS[outcome]}" in found.line
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "terms", "word"),
+    [
+        ([v.PASSED, v.SKIPPED], GOOD, v.ACCEPTED),
+        ([v.PASSED], REHEARSAL, v.REHEARSED),
+        ([], GOOD, v.INCOMPLETE),
+        ([v.SKIPPED], GOOD, v.INCOMPLETE),
+        ([v.SKIPPED], REHEARSAL, v.INCOMPLETE),
+        ([v.PASSED, v.NOT_SELECTED], GOOD, v.INCOMPLETE),
+        ([v.PASSED, v.NOISY], GOOD, v.INCOMPLETE),
+        ([v.PASSED, v.MISSING], REHEARSAL, v.INCOMPLETE),
+        ([v.PASSED], Terms(rehearsal=False, level_reached=False), v.INCOMPLETE),
+        ([v.PASSED], Terms(rehearsal=True, level_reached=False), v.REHEARSED),
+        ([v.PASSED], Terms(rehearsal=False, level_reached=True, objections=("more GPUs than expected",)), v.INCOMPLETE),
+        ([v.FAILED], Terms(rehearsal=True, level_reached=False), v.REJECTED),
+    ],
+)
+def test_words(outcomes: list[str], terms: Terms, word: str) -> None:
+    """One by one."""
+    assert decide(records(*outcomes), terms).word == word
+
+
+@pytest.mark.parametrize("outcome", ["pending", "green", "PASSED", ""])
+def test_unknown_outcomes_are_refused(outcome: str) -> None:
+    """What never got an outcome cannot slip into a verdict."""
+    with pytest.raises(ValueError, match="no such outcome"):
+        decide(records(v.PASSED, outcome), GOOD)
