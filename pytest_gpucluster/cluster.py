@@ -133,11 +133,8 @@ class Results(Mapping[Any, Any]):
         Raises:
             MeasurementError: any of the places was not measured; the cause, not a consequence of it.
         """
-        places = list(self)
-        if not places:
-            raise MeasurementError("nothing was measured: no place was asked")
-        self._raise_if_any(places)
-        return self._values[places[0]]
+        self._raise_if_any(list(self))
+        return self._values[next(iter(self))]
 
     def each(self, read: Callable[[Any], Value]) -> dict[Any, Value]:
         """``read(value)`` by place; raises MeasurementError if a place has none."""
@@ -174,6 +171,8 @@ class Results(Mapping[Any, Any]):
         return self._values[members[0]]
 
     def _raise_if_any(self, places: list[Any]) -> None:
+        if not places:
+            raise MeasurementError("nothing was measured: no place was asked")
         for place in places:
             if place in self._errors:
                 raise self._errors[place]

@@ -1,0 +1,192 @@
+"""Synthetic function calls from a seed, and the tokenizer for them: no files, no network.
+
+A prompt offers three functions and makes one request; the answer is the call as JSON. The tokens of an argument's
+value are drawn from closed classes and stand in the prompt and nowhere else, so they cannot be produced without
+attention to the right place of the prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import zlib
+from dataclasses import dataclass
+
+_CONSONANTS, _VOWELS = "BDFGKLMNPRSTVZ", "AEIOU"
+_PAIRS = [c + v for c in _CONSONANTS for v in _VOWELS][:48]
+_CITIES = [
+    "Amsterdam", "Berlin", "Cairo", "Denver", "Edinburgh", "Florence", "Geneva", "Helsinki",
+    "Istanbul", "Jakarta", "Kyoto", "Lisbon", "Madrid", "Nairobi", "Oslo", "Prague",
+    "Quito", "Rome", "Seoul", "Tokyo", "Utrecht", "Vienna", "Warsaw", "Zurich",
+]  # fmt: skip
+_NAMES = [
+    "Alice", "Bruno", "Carla", "Diego", "Elena", "Farid", "Greta", "Hugo",
+    "Irene", "Jonas", "Karim", "Lena", "Marco", "Nadia", "Otto", "Paula",
+    "Quinn", "Rosa", "Stefan", "Tessa", "Umar", "Vera", "Wanda", "Yusuf",
+]  # fmt: skip
+_LANGUAGES = [
+    "Arabic", "Danish", "English", "French", "German", "Hindi", "Italian", "Japanese",
+    "Korean", "Polish", "Spanish", "Turkish",
+]  # fmt: skip
+_CURRENCIES = [
+    "AUD", "BRL", "CAD", "CHF", "CNY", "EUR", "GBP", "INR",
+    "JPY", "NOK", "SEK", "USD",
+]  # fmt: skip
+
+VALUES: dict[str, list[list[str]]] = {
+    "city": [_CITIES],
+    "name": [_NAMES],
+    "language": [_LANGUAGES],
+    "currency": [_CURRENCIES],
+    "unit": [["celsius", "fahrenheit"]],
+    "date": [[f"2027-{month:02d}" for month in range(1, 13)], [f".{day:02d}" for day in range(1, 29)]],
+    "time": [[f"{hour:02d}h" for hour in range(24)], [f"{minute:02d}m" for minute in range(0, 60, 5)]],
+    "amount": [[f"{hundreds}00" for hundreds in range(10, 74)]],
+    "id": [_PAIRS, [f"-{number}" for number in range(10, 58)], [f"-{pair.lower()}x" for pair in _PAIRS]],
+    "code": [[f"{pair[::-1]}q" for pair in _PAIRS], [f"/{pair[::-1].lower()}" for pair in _PAIRS]],
+}
+"""Kind of argument -> the parts of a value; a part is one token of a closed class."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function that can be called: argument name -> kind, and the phrasings of a request."""
+
+    arguments: dict[str, str]
+    phrasings: tuple[str, str]
+
+
+FUNCTIONS: dict[str, Function] = {
+    "get_weather": Function(
+        {"city": "city", "unit": "unit", "station": "id"},
+        (
+            "weather in {city} in {unit} from station {station}",
+            "station {station} please: how warm is {city} in {unit}",
+        ),
+    ),
+    "get_stock_price": Function(
+        {"symbol": "code", "date": "date"}, ("price of {symbol} on {date}", "on {date} what did {symbol} cost")
+    ),
+    "convert_currency": Function(
+        {"amount": "amount", "source": "currency", "target": "currency", "account": "id"},
+        (
+            "convert {amount} {source} to {target} for account {account}",
+            "account {account} wants {amount} {source} in {target}",
+        ),
+    ),
+    "book_flight": Function(
+        {"origin": "city", "destination": "city", "date": "date", "fare": "id"},
+        (
+            "fly from {origin} to {destination} on {date} with fare {fare}",
+            "book {origin} to {destination} fare {fare} on {date}",
+        ),
+    ),
+    "send_message": Function(
+        {"recipient": "name", "code": "id"}, ("send code {code} to {recipient}", "tell {recipient} the code {code}")
+    ),
+    "create_event": Function(
+        {"host": "name", "date": "date", "time": "time"},
+        ("set up a meeting with {host} on {date} at {time}", "at {time} on {date} plan an event for {host}"),
+    ),
+    "track_order": Function(
+        {"order_id": "id", "carrier": "code"},
+        ("where is order {order_id} sent with {carrier}", "ask {carrier} about order {order_id}"),
+    ),
+    "translate": Function(
+        {"document": "id", "language": "language"},
+        ("translate document {document} to {language}", "i need {document} in {language}"),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One prompt, the only right answer, and how many nats of it nobody can know without reading the prompt."""
+
+    prompt: str
+    response: str
+    entropy_nats: float
+
+
+def entropy_nats(kind: str) -> float:
+    """Entropy of a value of ``kind``: every part is drawn uniformly from its class."""
+    return sum(math.log(len(part)) for part in VALUES[kind])
+
+
+def example(seed: int, split: str, index: int) -> Example:
+    """Example ``index`` of ``split`` ("train" or "heldout"): always the same for the same arguments.
+
+    A hash of function and values decides the split, so no held-out call occurs in training.
+    """
+    rng = random.Random(f"{seed}/{split}/{index}")
+    names = sorted(FUNCTIONS)
+    while True:
+        name = rng.choice(names)
+        kinds = FUNCTIONS[name].arguments
+        values = {argument: "".join(map(rng.choice, VALUES[kind])) for argument, kind in kinds.items()}
+        response = json.dumps({"name": name, "arguments": values})
+        if (zlib.crc32(response.encode()) % 8 == 0) == (split == "heldout"):
+            break
+    offered = [name, *rng.sample([other for other in names if other != name], 2)]
+    rng.shuffle(offered)
+    request = rng.choice(FUNCTIONS[name].phrasings).format(**values)
+    return Example(
+        prompt=f"<|sys|>{'; '.join(offered)}<|usr|>{request}<|asst|>",
+        response=response,
+        entropy_nats=math.log(len(names)) + sum(entropy_nats(kind) for kind in kinds.values()),
+    )
+
+
+def _fragments() -> list[str]:
+    """The vocabulary in order: specials, value parts, names, what stands between values, JSON glue, ASCII."""
+    texts = ["<|pad|>", "<|end|>", "<|sys|>", "<|usr|>", "<|asst|>"]
+    texts += [text for parts in VALUES.values() for part in parts for text in part]
+    texts += list(FUNCTIONS)
+    for function in FUNCTIONS.values():
+        texts += [f'{argument}": "' for argument in function.arguments]
+        for phrasing in function.phrasings:
+            texts += [text for text in re.split(r"\{\w+\}", phrasing) if text]
+    texts += ['{"name": "', '", "arguments": {"', '", "', '"}}', "; "]
+    texts += [chr(code) for code in range(32, 127)]
+    return list(dict.fromkeys(texts))
+
+
+class Tokenizer:
+    """A fixed vocabulary made from the catalogue above; greedy longest match; lossless on printable ASCII."""
+
+    def __init__(self) -> None:
+        """Build the vocabulary and, for each first character, the lengths to try, longest first."""
+        self.fragments = _fragments()
+        self._ids = {text: number for number, text in enumerate(self.fragments)}
+        lengths: dict[str, set[int]] = {}
+        for text in self.fragments:
+            lengths.setdefault(text[0], set()).add(len(text))
+        self._lengths = {first: sorted(found, reverse=True) for first, found in lengths.items()}
+        self.pad_id, self.end_id = self._ids["<|pad|>"], self._ids["<|end|>"]
+
+    def __len__(self) -> int:
+        """Size of the vocabulary."""
+        return len(self.fragments)
+
+    def id_of(self, fragment: str) -> int:
+        """The token of one fragment; raises KeyError if it is none."""
+        return self._ids[fragment]
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of ``text``; raises KeyError for a character outside printable ASCII."""
+        ids, at = [], 0
+        while at < len(text):
+            fragment = next(
+                (text[at : at + n] for n in self._lengths.get(text[at], ()) if text[at : at + n] in self._ids), None
+            )
+            if fragment is None:
+                raise KeyError(f"no token for {text[at]!r}")
+            ids.append(self._ids[fragment])
+            at += len(fragment)
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        """The text that ``ids`` stand for."""
+        return "".join(self.fragments[number] for number in ids)

@@ -1,0 +1,152 @@
+"""What a run does, as one frozen dataclass, and the presets it starts from.
+
+Imports nothing heavy, so that a wrong option is refused before torch is loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+FAULTS: dict[str, str] = {
+    "none": "nothing is planted",
+    "lr0": "all ranks: the learning rate is 0",
+    "frozen": "all ranks: every adapter tensor but one is frozen",
+    "noallreduce": "all ranks: gradients are never all-reduced",
+    "base": "one rank: a bit of its base weights is wrong from the start",
+    "bitflip": "one rank, before the all-reduce: one mantissa bit of one gradient, each step",
+    "bitflip-exp": "one rank, before the all-reduce: one high exponent bit of one gradient, each step",
+    "scale": "one rank, before the all-reduce: gradients times 8",
+    "zero": "one rank, before the all-reduce: gradients are 0",
+    "noise": "one rank, before the all-reduce: noise of the gradient's size is added",
+    "signflip": "one rank, before the all-reduce: gradients change sign",
+    "post-bitflip": "one rank, after the all-reduce: one mantissa bit of one gradient, each step",
+    "post-bitflip-once": "one rank, after the all-reduce: one bit, once, at step 10",
+    "post-scale": "one rank, after the all-reduce: gradients times 8",
+    "post-signflip": "one rank, after the all-reduce: gradients change sign",
+    "wrongdata": "one rank: the answers of other prompts",
+    "dupdata": "one rank: reads the rows of rank 0 again (rank 0 those of rank 1)",
+    "straggler": "one rank: 20 ms, or half a forward, slower in every forward",
+    "truncate-ckpt": "one rank: a tensor is missing from the adapter it saved",
+}
+"""Faults that ``--fault NAME[:RANK]`` plants to show that the checks see them; default rank: the last one."""
+
+
+class InputError(ValueError):
+    """What the user gave cannot be used: options, model, data set or checkpoint. Exit code 2 on the command line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """One fine-tune run. Every field can be overridden on the command line (``row_tokens`` as ``--row-tokens``).
+
+    ``rows`` counts the rows of a step: of all ranks together with ``rows_shared``, else of each rank. ``loss_limit``
+    is in nats per predicted token and None where the preset promises no loss. ``vocab_size`` 0 means the
+    tokenizer's. The fields from ``hidden_size`` to ``damping`` describe the random base and are unused with ``model``.
+    """
+
+    preset: str = "tiny"
+    model: str | None = None
+    dataset: str | None = None
+    seed: int = 1234
+
+    hidden_size: int = 128
+    intermediate_size: int = 384
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 4
+    vocab_size: int = 0
+    tie_embeddings: bool = True
+    clustering: float = 0.5
+    mimetic: float = 0.5
+    damping: float = 0.05
+
+    lora_rank: int = 64
+    lora_alpha: int = 128
+    gradient_checkpointing: bool = False
+
+    rows: int = 32
+    rows_shared: bool = True
+    row_tokens: int = 56
+    packed: bool = False
+
+    steps: int = 120
+    learning_rate: float = 4e-3
+    warmup_steps: int = 10
+    beta2: float = 0.98
+    clip_norm: float = 1.0
+
+    loss_limit: float | None = 0.5
+    spread_limit: float = 1.25
+    heldout_rows: int = 256
+    greedy_rows: int = 8
+    restore_check: bool = True
+    window_steps: int = 10
+    audit_every: int = 50
+    digest_every: int = 25
+    peak_bf16_tflops: float | None = None
+
+    checkpoint_dir: str | None = None
+    checkpoint_every: int = 0
+    resume: str = "no"
+    fault: str = "none"
+
+    def __post_init__(self) -> None:
+        """Refuse what no run could use; raises InputError."""
+        if self.preset not in PRESETS:
+            raise InputError(f"unknown preset {self.preset!r}: one of {', '.join(PRESETS)}")
+        parse_fault(self.fault)
+        for name in ("steps", "rows", "row_tokens", "window_steps", "heldout_rows", "lora_rank"):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} is {getattr(self, name)}: at least 1 is needed")
+        if self.resume not in {"no", "auto"}:
+            raise InputError(f"resume is {self.resume!r}: 'auto' or 'no'")
+        if self.resume == "auto" and self.checkpoint_dir is None:
+            raise InputError("--resume auto needs --checkpoint-dir")
+        if self.checkpoint_every and self.checkpoint_dir is None:
+            raise InputError("--checkpoint-every needs --checkpoint-dir")
+        if self.dataset is not None and self.model is None:
+            raise InputError("--dataset needs --model: the random base knows only the tokens of its own data")
+
+
+PRESETS: dict[str, dict[str, object]] = {
+    # CPU, fp32: two gloo ranks of one thread. The figures are those of the class.
+    "tiny": {"spread_limit": 1.75},
+    # One GPU and up, bf16 base of 56 M weights, 64 rows on every GPU.
+    "small": {
+        "hidden_size": 768, "intermediate_size": 2304, "layers": 8, "heads": 12, "kv_heads": 4,
+        "rows": 64, "rows_shared": False, "steps": 100, "learning_rate": 1e-3, "warmup_steps": 20,
+    },
+    # The shape of Qwen2-7B with random weights: throughput and memory. It promises no loss.
+    "7b-shape": {
+        "hidden_size": 3584, "intermediate_size": 18944, "layers": 28, "heads": 28, "kv_heads": 4,
+        "vocab_size": 152064, "tie_embeddings": False, "mimetic": 0.25,
+        "rows": 4, "rows_shared": False, "row_tokens": 2048, "packed": True, "steps": 80, "learning_rate": 5e-4,
+        "loss_limit": None, "heldout_rows": 8, "greedy_rows": 0, "restore_check": False,
+    },
+    # A real model given with --model, all tokens of --dataset (or the synthetic calls) as text.
+    "model": {
+        "rows": 4, "rows_shared": False, "row_tokens": 1024, "steps": 100, "learning_rate": 2e-4,
+        "heldout_rows": 32,
+    },
+}  # fmt: skip
+
+
+def preset(name: str, **overrides: object) -> Config:
+    """The preset ``name`` with fields of Config overridden; raises InputError for what does not exist."""
+    if name not in PRESETS:
+        raise InputError(f"unknown preset {name!r}: one of {', '.join(PRESETS)}")
+    known = {field.name for field in fields(Config)} - {"preset"}
+    unknown = sorted(set(overrides) - known)
+    if unknown:
+        raise InputError(f"no such setting: {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+    return Config(**{"preset": name, **PRESETS[name], **overrides})  # type: ignore[arg-type]  # names checked above
+
+
+def parse_fault(text: str) -> tuple[str, int | None]:
+    """``NAME[:RANK]`` as (name, rank or None for the last rank); raises InputError."""
+    name, colon, rank = text.partition(":")
+    if name not in FAULTS:
+        raise InputError(f"unknown fault {name!r}: one of {', '.join(FAULTS)}")
+    if colon and not rank.isdecimal():
+        raise InputError(f"fault {text!r}: the rank after ':' must be a number")
+    return name, int(rank) if colon else None

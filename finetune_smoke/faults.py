@@ -1,0 +1,119 @@
+"""Faults planted on purpose (``--fault NAME[:RANK]``): the self-test of the checks. What each does: config.FAULTS."""
+
+from __future__ import annotations
+
+import functools
+import random
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from finetune_smoke.config import InputError, parse_fault
+from finetune_smoke.data import Row, Source
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SLOWER_S = 0.02
+SCALE = 8
+ONCE_AT_STEP = 10
+FAR = 77_777
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The fault of this run as this rank sees it: ``name`` is "none" on ranks that it does not touch."""
+
+    name: str
+
+    def slow_down(self, forward_s: float, device: torch.device) -> None:
+        """Lose time in the forward; ``forward_s`` is what a forward takes."""
+        if self.name == "straggler":
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            time.sleep(max(SLOWER_S, forward_s / 2))
+
+    @torch.no_grad()
+    def spoil_base(self, weight: torch.Tensor) -> None:
+        """One bit of one base weight is wrong."""
+        if self.name == "base":
+            weight.view(-1)[:1].view(torch.uint8)[:1] ^= 1
+
+    def freeze(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """All adapters but the last stop learning."""
+        if self.name == "frozen":
+            for parameter in list(parameters.values())[:-1]:
+                parameter.requires_grad = False
+
+    def wrong_indices(self, demanded: range, rank: int) -> range:
+        """The rows to read in place of ``demanded``: those of rank 0, or of rank 1 for rank 0."""
+        if self.name != "dupdata":
+            return demanded
+        shift = -rank if rank else 1
+        return range(demanded.start + shift * len(demanded), demanded.stop + shift * len(demanded))
+
+    def wrong_answers(self, rows: list[Row], demanded: range, source: Source) -> list[Row]:
+        """``rows``, each with the answer of a prompt far away."""
+        if self.name != "wrongdata":
+            return rows
+        return [_answered_by(row, source.row(index + FAR)) for row, index in zip(rows, demanded, strict=True)]
+
+    def watch_gradients(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """Corrupt this rank's own gradients from now on, before they are averaged with the others'."""
+        kinds = {"bitflip", "bitflip-exp", "scale", "zero", "noise", "signflip"}
+        if self.name not in kinds:
+            return
+        rng = random.Random(0)
+        everywhere = [parameter for parameter in parameters.values() if parameter.requires_grad]
+        for parameter in everywhere[:1] if self.name.startswith("bitflip") else everywhere:
+            parameter.register_hook(functools.partial(self._corrupted, rng=rng))  # type: ignore[no-untyped-call]  # torch's
+
+    def _corrupted(self, gradient: torch.Tensor, rng: random.Random) -> torch.Tensor:
+        if self.name == "noise":
+            return gradient + torch.randn_like(gradient) * gradient.abs().mean()
+        if self.name.startswith("bitflip"):
+            bit = rng.randrange(23) if self.name == "bitflip" else rng.choice([27, 28, 29])
+            return _flipped(gradient.clone(), rng.randrange(gradient.numel()), bit)
+        return gradient * {"scale": SCALE, "zero": 0, "signflip": -1}[self.name]
+
+    @torch.no_grad()
+    def spoil_averages(self, parameters: Mapping[str, torch.nn.Parameter], step: int) -> None:
+        """Corrupt the averaged gradients as this rank received them."""
+        gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
+        if self.name in {"post-scale", "post-signflip"}:
+            for gradient in gradients:
+                gradient.mul_(SCALE if self.name == "post-scale" else -1)
+        elif self.name == "post-bitflip":
+            _flipped(gradients[0], step % gradients[0].numel(), step % 23)
+        elif self.name == "post-bitflip-once" and step == ONCE_AT_STEP:
+            _flipped(gradients[0], 0, 22)
+
+    def truncate(self, adapter: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The saved adapter, short of its first tensor."""
+        return dict(list(adapter.items())[1:]) if self.name == "truncate-ckpt" else adapter
+
+
+GLOBAL = frozenset({"none", "lr0", "frozen", "noallreduce"})
+
+
+def planted(text: str, *, rank: int, world_size: int) -> Fault:
+    """``NAME[:RANK]`` as ``rank`` sees it; raises InputError for a rank that is not there."""
+    name, guilty = parse_fault(text)
+    if guilty is not None and guilty >= world_size:
+        raise InputError(f"fault {text!r}: there are ranks 0 to {world_size - 1}")
+    here = name in GLOBAL or rank == (world_size - 1 if guilty is None else guilty)
+    return Fault(name if here else "none")
+
+
+def _answered_by(row: Row, other: Row) -> Row:
+    """The prompt of ``row`` with the answer of ``other``."""
+    begin, cut = row.predicted[0], other.predicted[0]
+    return Row(row.ids[:begin] + other.ids[cut:], [at - cut + begin for at in other.predicted])
+
+
+def _flipped(values: torch.Tensor, index: int, bit: int) -> torch.Tensor:
+    """``values`` (float32) with one bit of one element flipped in place."""
+    values.view(-1)[index : index + 1].view(torch.int32).bitwise_xor_(1 << bit)
+    return values

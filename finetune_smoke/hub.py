@@ -1,0 +1,116 @@
+"""A real model, its tokenizer and a data set, from a directory or from the hub's cache."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from finetune_smoke.config import InputError
+from finetune_smoke.data import Codec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def load_model(name: str, *, device: torch.device, dtype: torch.dtype) -> Any:
+    """The causal language model in directory or hub repository ``name``; raises InputError."""
+    _check_place("model", name)
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 -- seconds; only where a model is loaded
+
+    try:
+        with torch.device(device):
+            return AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation="sdpa").to(device)
+    except (OSError, ValueError) as error:
+        raise InputError(_reason("model", name, error)) from error
+
+
+def load_codec(name: str) -> Codec:
+    """The tokenizer that comes with model ``name``; raises InputError if it cannot be had or has no pad token."""
+    _check_place("model", name)
+    from transformers import AutoTokenizer  # noqa: PLC0415 -- seconds; only where a model is loaded
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError) as error:
+        raise InputError(_reason("tokenizer of model", name, error)) from error
+    if tokenizer.pad_token_id is None:
+        raise InputError(
+            f"tokenizer of {name} has no pad token: set pad_token in its tokenizer_config.json, often to the end token"
+        )
+    if tokenizer.eos_token_id is None:
+        raise InputError(f"tokenizer of {name} has no end token: set eos_token in its tokenizer_config.json")
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    return Codec(encode=encode, end_id=tokenizer.eos_token_id, pad_id=tokenizer.pad_token_id)
+
+
+def load_texts(name: str) -> list[str]:
+    """The texts of the JSON and JSONL files of a data set, in the files' natural order; raises InputError.
+
+    A row holds ``text``, or ``system`` and ``chat`` as glaive-function-calling-v2 does; all of it is one text.
+    """
+    _check_place("data set", name)
+    folder = Path(name) if Path(name).is_dir() else _snapshot(name)
+    files = sorted(path for path in folder.rglob("*") if path.suffix in {".json", ".jsonl"} and path.is_file())
+    files = [path for path in files if path.name not in {"dataset_infos.json", "dataset_info.json", "state.json"}]
+    if not files:
+        raise InputError(f"data set {name}: no .jsonl and no .json file in {folder}")
+    return [_text(row, where) for path in files for where, row in _rows(path)]
+
+
+def _check_place(kind: str, name: str) -> None:
+    """Refuse a path that is not there, and keep the hub out of it when a directory is given."""
+    if Path(name).is_dir():
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    elif name.startswith(("/", ".", "~")) or name.count("/") > 1:
+        raise InputError(f"no such {kind} directory: {name}")
+
+
+def _snapshot(name: str) -> Path:
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 -- slow import, only for a hub repository
+
+    try:
+        return Path(snapshot_download(name, repo_type="dataset", allow_patterns=["*.json", "*.jsonl"]))
+    except (OSError, ValueError) as error:
+        raise InputError(_reason("data set", name, error)) from error
+
+
+def _reason(kind: str, name: str, error: Exception) -> str:
+    """One line out of the many that the hub's errors have."""
+    first = str(error).strip().partition("\n")[0]
+    where = "cannot be loaded" if Path(name).is_dir() else "not a directory here, and not to be had from the hub or its cache"
+    return f"{kind} {name}: {where}: {first}"
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """(where, row) of each row: a JSON array, or one JSON object a line."""
+    content = path.read_text(encoding="utf-8")
+    if content.lstrip().startswith("["):
+        for number, row in enumerate(_parsed(content, str(path))):
+            yield f"{path}, row {number}", row
+        return
+    for number, line in enumerate(content.split("\n"), start=1):
+        if line.strip():
+            yield f"{path}:{number}", _parsed(line, f"{path}:{number}")
+
+
+def _parsed(content: str, where: str) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError as error:
+        raise InputError(f"{where}: not JSON: {error}") from error
+
+
+def _text(row: Any, where: str) -> str:
+    if isinstance(row, dict):
+        parts = [row["text"]] if "text" in row else [row.get("system", ""), row.get("chat")]
+        if all(isinstance(part, str) for part in parts):
+            return "\n".join(part for part in parts if part)
+    raise InputError(f"{where}: a row needs 'text', or 'chat' with or without 'system'")

@@ -1,0 +1,121 @@
+"""The model: a shaped random base or a real one, LoRA adapters on it, and the summed loss of predicted tokens.
+
+A frozen random transformer is a poor thing to adapt: it stops at the entropy of what it cannot look up. Four changes,
+each true of every trained model, make the adapters learn to attend within a hundred steps; nothing is pre-trained:
+
+1. the head is the embedding (tied, or a copy) with standard deviation max(0.02, H^-0.5): a frozen head separates
+   logits by about H times that;
+2. tokens of one class share ``clustering`` of their embedding's variance;
+3. ``o_proj`` is ``v_proj`` transposed, times ``mimetic``: heads copy what they look at (mimetic initialisation,
+   Trockman and Kolter, arXiv 2305.09828);
+4. ``down_proj`` is scaled by ``damping``, so that the residual stream still carries the token after the MLPs.
+
+What to attend to, and when, is left to the adapters. Without them the loss stays near ln(vocabulary).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from finetune_smoke import calls
+
+if TYPE_CHECKING:
+    from finetune_smoke.config import Config
+
+
+class SummedLoss(nn.Module):
+    """A causal language model that returns the summed cross-entropy of chosen tokens, in nats.
+
+    Only the hidden states that predict something pass the head: most of a prompt needs no logits. Positions come as
+    indices made on the host, so nothing waits for the device.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """Wrap a transformers causal language model, bare or with peft's adapters."""
+        super().__init__()
+        self.model = model
+
+    def logits(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Logits [positions, vocabulary] at the flat indices ``positions`` of the tokens ``ids`` [rows, tokens]."""
+        inner = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+        hidden = inner.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        chosen = hidden.flatten(0, 1).index_select(0, positions)
+        result: torch.Tensor = inner.get_output_embeddings()(chosen)
+        return result
+
+    def forward(self, ids: torch.Tensor, positions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Summed loss of ``targets`` [positions], computed in float32."""
+        return functional.cross_entropy(self.logits(ids, positions).float(), targets, reduction="sum")
+
+
+def random_base(config: Config, *, tokenizer: calls.Tokenizer, device: torch.device, dtype: torch.dtype) -> Any:
+    """A Qwen2 of the configured shape with shaped random weights: a closed form of ``config.seed``."""
+    from transformers import AutoModelForCausalLM, Qwen2Config  # noqa: PLC0415 -- seconds; only where a model is made
+
+    shape = Qwen2Config(
+        vocab_size=config.vocab_size or len(tokenizer),
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.kv_heads,
+        max_position_embeddings=max(config.row_tokens, 512),
+        tie_word_embeddings=config.tie_embeddings,
+        initializer_range=max(0.02, config.hidden_size**-0.5),
+        pad_token_id=tokenizer.pad_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.end_id,
+        use_cache=False,
+    )
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(config.seed)  # the same base on every rank
+        with torch.device(device):
+            model = AutoModelForCausalLM.from_config(shape, dtype=dtype, attn_implementation="sdpa")
+    _shape(model, config, tokenizer)
+    return model
+
+
+@torch.no_grad()
+def _shape(model: Any, config: Config, tokenizer: calls.Tokenizer) -> None:
+    """Steps 2 to 4 of the module's text, and the untied head as a copy of the embedding."""
+    generator = torch.Generator().manual_seed(config.seed + 7)
+    embedding = model.get_input_embeddings().weight
+    for parts in calls.VALUES.values():
+        for part in parts:
+            rows = torch.tensor([tokenizer.id_of(text) for text in part], device=embedding.device)
+            shared = torch.randn(config.hidden_size, generator=generator) * model.config.initializer_range
+            own = (1 - config.clustering) ** 0.5 * embedding[rows]
+            embedding[rows] = own + config.clustering**0.5 * shared.to(embedding)
+    head = config.hidden_size // config.heads
+    repeat = config.heads // config.kv_heads
+    for layer in model.base_model.layers:
+        values = layer.self_attn.v_proj.weight.view(-1, head, config.hidden_size).repeat_interleave(repeat, 0)
+        layer.self_attn.o_proj.weight.copy_(config.mimetic / repeat * values.flatten(0, 1).T)
+        layer.mlp.down_proj.weight.mul_(config.damping)
+    if not config.tie_embeddings:
+        model.get_output_embeddings().weight.copy_(embedding)
+
+
+def add_adapters(model: Any, config: Config) -> Any:
+    """The model with rank-``lora_rank`` adapters in float32 on all its linears but the head; the base is frozen."""
+    from peft import LoraConfig, get_peft_model  # noqa: PLC0415 -- seconds; only where a model is made
+
+    lora = LoraConfig(
+        r=config.lora_rank,
+        lora_alpha=config.lora_alpha,
+        lora_dropout=0.0,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
+    device = next(model.parameters()).device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(config.seed + 1)
+        adapted = get_peft_model(model, lora)
+    if config.gradient_checkpointing:
+        adapted.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        adapted.enable_input_require_grads()
+    return adapted

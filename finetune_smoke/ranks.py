@@ -1,0 +1,119 @@
+"""The ranks of a run: join an existing process group or make one, and exchange numbers. Nothing is pickled."""
+
+from __future__ import annotations
+
+import gc
+import os
+import traceback
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from finetune_smoke.config import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+Value = TypeVar("Value")
+
+SETUP_DEADLINE_S = 600.0
+"""How long a rank waits for the others in a collective of a group made here; imports on a cold shared disk are slow."""
+
+
+class ElsewhereError(InputError):
+    """Another rank cannot use what the user gave; that rank says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """Who takes part: this rank (0 to world_size - 1), its device, and how many there are, 1 without a group."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+
+    def gather(self, values: Sequence[int]) -> list[list[int]]:
+        """``values`` (64-bit, equally many on every rank) of every rank, by rank."""
+        return self._gather(torch.tensor(values, dtype=torch.int64))
+
+    def gather_floats(self, values: Sequence[float]) -> list[list[float]]:
+        """As ``gather`` for float64."""
+        return self._gather(torch.tensor(values, dtype=torch.float64))
+
+    def _gather(self, values: torch.Tensor) -> list[list[Value]]:
+        if self.world_size == 1:
+            return [values.tolist()]
+        mine = values.to(self.device)
+        everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
+        dist.all_gather(everyone, mine)
+        return [row.tolist() for row in everyone]
+
+    def sum_(self, values: torch.Tensor) -> torch.Tensor:
+        """Sum ``values`` over the ranks, in place; does not wait for the device."""
+        if self.world_size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def wait(self) -> None:
+        """Wait until the device has done what was asked of it."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def together(self, function: Callable[[], Value]) -> Value:
+        """What ``function`` returns here; raises InputError on every rank if it does on one of them."""
+        problem: InputError | None = None
+        try:
+            value = function()
+        except InputError as error:
+            problem = error
+        failed = [rank for rank, (bad,) in enumerate(self.gather([problem is not None])) if bad]
+        if not failed:
+            return value
+        if problem is not None and failed[0] == self.rank:
+            raise problem
+        raise ElsewhereError(f"rank {failed[0]} cannot go on; its message says why")
+
+
+@contextmanager
+def joined() -> Iterator[Ranks]:
+    """The ranks of this run; leaves as it was found what was there before.
+
+    An initialised default group is used as it is. Otherwise torchrun's variables make one if WORLD_SIZE is above 1
+    (NCCL with CUDA, else gloo), and a process without them runs alone.
+
+    What was made within is gone at the end: were DDP the last owner of a group, it would free it while holding the
+    interpreter's lock, for which the group's threads may wait (seen with gloo: one exit in six hung).
+    """
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if dist.is_initialized():
+        try:
+            yield _of_group("nccl" in str(dist.get_backend()))
+        finally:
+            gc.collect()
+    elif world_size > 1:
+        cuda = torch.cuda.is_available()
+        if cuda:
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=SETUP_DEADLINE_S))
+        try:
+            yield _of_group(cuda)
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)
+            raise
+        finally:
+            gc.collect()
+            dist.destroy_process_group()
+    else:
+        yield Ranks(rank=0, world_size=1, device=_device(torch.cuda.is_available()))
+
+
+def _of_group(cuda: bool) -> Ranks:  # noqa: FBT001 -- the backend's kind, used twice above
+    return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), device=_device(cuda))
+
+
+def _device(cuda: bool) -> torch.device:  # noqa: FBT001 -- as above
+    return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")

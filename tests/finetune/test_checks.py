@@ -1,0 +1,263 @@
+"""Each check on its own: what it lets pass, what it catches, whom it names."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+import torch
+
+from finetune_smoke import checks
+from finetune_smoke.checks import Checks, difference, digest, fingerprints
+from finetune_smoke.config import InputError
+
+if TYPE_CHECKING:
+    from finetune_smoke.ranks import Ranks
+
+
+class Told:
+    """Ranks whose every gather gives what the test says."""
+
+    def __init__(self, *everyone: Any) -> None:
+        """``everyone``: per rank what it answers."""
+        self.everyone = [list(answer) if isinstance(answer, tuple) else [answer] for answer in everyone]
+        self.world_size = len(everyone)
+
+    def gather(self, _values: object) -> list[list[Any]]:
+        """The answers."""
+        return self.everyone
+
+    gather_floats = gather
+
+
+def told(*everyone: Any) -> Checks:
+    """Empty checks over such ranks."""
+    return Checks(cast("Ranks", Told(*everyone)))
+
+
+def only(record: Checks, name: str) -> checks.Verdict:
+    """The verdict of the one check that looked."""
+    (found,) = record.verdicts().items()
+    assert found[0] == name
+    return found[1]
+
+
+def test_majority_of_three_names_the_odd_rank() -> None:
+    """From three ranks on."""
+    assert difference([7, 7, 7]) == (None, ())
+    assert difference([7, 8, 7]) == ("rank 1 of 3 not like the others", (1,))
+    assert difference([7, 8, 7, 7, 9]) == ("ranks 1, 4 of 5 not like the others", (1, 4))
+
+
+@pytest.mark.parametrize("values", [[1, 2], [1, 1, 2, 2], [1, 2, 3]])
+def test_without_a_majority_nobody_is_named(values: list[int]) -> None:
+    """Two ranks, a draw, or all different."""
+    problem, odd = difference(values)
+    assert problem
+    assert odd == ()
+
+
+def test_equal_values_pass_and_one_rank_is_not_compared() -> None:
+    """What was not tested must not look passed."""
+    alone, same, other = told(5), told(5, 5), told(5, 5, 6)
+    for record in (alone, same, other):
+        checks.equal(record, "base_digest", values=[5], what="weights")
+    assert alone.verdicts() == {}
+    assert only(same, "base_digest")["passed"]
+    assert only(other, "base_digest") == {
+        "passed": False,
+        "detail": "weights: rank 2 of 3 not like the others (1 of 1 looks failed)",
+        "ranks": [2],
+    }
+
+
+def test_one_failure_among_passes_is_kept() -> None:
+    """A check that failed once has failed, whatever comes after; the first problem is told."""
+    record = told(0)
+    record.record("data_digest", problem=None)
+    record.record("data_digest", problem="step 10: rank 1", guilty=[1])
+    record.record("data_digest", problem="step 20: rank 0", guilty=[0])
+    record.record("data_digest", problem=None)
+    assert only(record, "data_digest") == {
+        "passed": False, "detail": "step 10: rank 1 (2 of 4 looks failed)", "ranks": [0, 1],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
+def test_digest_sees_any_one_bit(dtype: torch.dtype) -> None:
+    """Of any element of any type, in odd sizes."""
+    values = torch.arange(37).to(dtype)
+    before = digest([values])
+    assert digest([values.clone()]) == before
+    for byte in range(values.numel() * values.element_size()):
+        changed = values.clone()
+        changed.view(torch.uint8)[byte] ^= 1 << (byte % 8)
+        assert digest([changed]) != before
+
+
+def test_digest_sees_values_changing_places() -> None:
+    """Within a tensor and between tensors."""
+    a, b = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([5.0, 6.0])
+    assert digest([a, b]) != digest([a.flip(0), b])
+    assert digest([a, b]) != digest([b, a])
+
+
+def test_digest_of_large_tensors_is_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts and their order matter; a bit at the end is seen."""
+    monkeypatch.setattr(checks, "BLOCK_BYTES", 64)
+    values = torch.arange(100, dtype=torch.float32)
+    before = digest([values, values])
+    changed = values.clone()
+    changed[99] += 1
+    assert len({before, digest([changed, values]), digest([values, changed])}) == 3
+
+
+def test_audit_of_a_rank_alone_compares_it_with_itself() -> None:
+    """A rank that does not repeat itself is caught without any other."""
+    values = iter(range(100))
+
+    def unsteady() -> tuple[torch.Tensor, list[torch.Tensor]]:
+        return torch.tensor(1.0), [torch.tensor([float(next(values))])]
+
+    record = Checks(cast("Ranks", Alone()))
+    checks.audit(record, step=0, work=lambda: (torch.tensor(1.0), [torch.tensor([2.0])]))
+    assert only(record, "lock_step")["passed"]
+    checks.audit(record, step=50, work=unsteady)
+    found = only(record, "lock_step")
+    assert not found["passed"]
+    assert "gradients of the same rows at step 50: rank 0 does not repeat itself" in found["detail"]
+    assert found["ranks"] == [0]
+
+
+def test_kernel_without_a_repeatable_form_is_said() -> None:
+    """Rather than compared; any other error stays what it is."""
+    for message, expected in (("cumsum does not have a deterministic implementation", InputError), ("other", RuntimeError)):
+
+        def fail(message: str = message) -> tuple[torch.Tensor, list[torch.Tensor]]:
+            raise RuntimeError(message)
+
+        with pytest.raises(expected, match=message):
+            checks.audit(Checks(cast("Ranks", Alone())), step=0, work=fail)
+
+
+class Alone:
+    """A rank without others: gathers what it is given."""
+
+    world_size = 1
+
+    def gather(self, values: list[int]) -> list[list[int]]:
+        """Just that."""
+        return [values]
+
+
+@pytest.mark.parametrize(
+    ("once", "again", "detail", "guilty"),
+    [
+        ([[1, 2], [1, 2], [1, 3]], None, "gradients of the same rows at step 0: rank 2 of 3 not like", [2]),
+        ([[1, 2], [4, 2], [1, 2]], None, "loss of the same rows at step 0: rank 1 of 3 not like", [1]),
+        ([[1, 2], [1, 2], [1, 3]], [[1, 2], [1, 2], [1, 9]], "rank 2 does not repeat itself", [2]),
+        ([[1, 2], [1, 3]], [[1, 2], [1, 9]], "it takes three to say which is wrong; rank 1 does not repeat itself", []),
+    ],
+)
+def test_audit_names_the_odd_rank_and_those_unlike_themselves(
+    once: list[list[int]], again: list[list[int]] | None, detail: str, guilty: list[int]
+) -> None:
+    """Wrong arithmetic repeats itself; flaky arithmetic does not."""
+    record = told(0)
+    checks._judge_lock_step(record, 0, once, again or once)
+    found = only(record, "lock_step")
+    assert detail in found["detail"]
+    assert found["ranks"] == guilty
+
+
+def test_wrong_all_reduce_names_where_it_arrived_wrong() -> None:
+    """Counts of wrong elements by rank: 0 passes, 3 on rank 1 does not."""
+    record = told(0, 3)
+    checks.none_on_any_rank(record, "all_reduce", count=0, what="wrong elements")
+    assert only(record, "all_reduce")["ranks"] == [1]
+    assert "wrong elements: 3 on rank 1" in only(record, "all_reduce")["detail"]
+
+
+def test_all_reduce_that_loses_a_bit_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mean that is off by a few units in the last place, and one that is not."""
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda _vector, _source: None)
+    counted: list[int] = []
+
+    class Counting(Told):
+        def gather(self, values: Any) -> list[list[Any]]:
+            counted.extend(values)
+            return [list(values), [0]]
+
+    vector = torch.linspace(-1, 1, 101)
+    for factor in (2.0, 2.0 * (1 + 2**-20)):
+        monkeypatch.setattr(torch.distributed, "all_reduce", lambda mean, factor=factor: mean.mul_(factor))
+        checks._audit_all_reduce(Checks(cast("Ranks", Counting(0, 0))), 0, vector)
+    assert counted[0] == 0
+    assert counted[1] >= 100  # one of the 101 is 0
+
+
+def test_rows_other_than_demanded_name_their_reader() -> None:
+    """And rows read twice name both readers."""
+    cases = {((1, 1), (2, 2)): [], ((1, 1), (3, 2)): [1], ((5, 5), (5, 5), (6, 6)): [0, 1]}
+    for everyone, guilty in cases.items():
+        record = told(*everyone)
+        checks.rows_read(record, step=0, read=0, demanded=0)
+        assert only(record, "data_digest")["passed"] == (not guilty)
+        assert only(record, "data_digest")["ranks"] == guilty
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_loss_that_is_no_number_is_caught(value: float) -> None:
+    """A NaN in one step is enough."""
+    record = Checks(cast("Ranks", Alone()))
+    checks.finite(record, values=[1.0, 2.0])
+    assert only(record, "finite")["passed"]
+    checks.finite(record, values=[1.0, value])
+    assert not only(record, "finite")["passed"]
+
+
+def test_adapter_that_never_changed_is_caught() -> None:
+    """By its fingerprint."""
+    record = Checks(cast("Ranks", Alone()))
+    start = fingerprints([torch.zeros(4), torch.ones(4)])
+    checks.moved(record, before=start, now=fingerprints([torch.full((4,), 1e-20), torch.ones(4) + 1e-3]))
+    assert only(record, "adapters_moved")["passed"]
+    checks.moved(record, before=start, now=fingerprints([torch.zeros(4), torch.ones(4) + 1e-3]))
+    assert "adapter tensors of 2 that never changed: 1 on rank 0" in only(record, "adapters_moved")["detail"]
+
+
+@pytest.mark.parametrize(
+    ("forward_ms", "guilty"), [([10.0, 10.4], []), ([10.0, 14.0], [1]), ([10.0, 10.1, 15.0, 9.9], [2]), ([10.0, math.nan], [1])]
+)
+def test_slow_rank_is_named(forward_ms: list[float], guilty: list[int]) -> None:
+    """Against the median rank; a time that is no number is no pass."""
+    record = told(*forward_ms)
+    checks.spread(record, forward_ms=0.0, limit=1.25)
+    found = only(record, "step_time_spread")
+    assert found["passed"] == (not guilty)
+    assert found["ranks"] == guilty
+
+
+def test_one_rank_has_no_spread() -> None:
+    """Not recorded at all."""
+    record = told(10.0)
+    checks.spread(record, forward_ms=10.0, limit=1.25)
+    assert record.verdicts() == {}
+
+
+def test_deterministic_switch_is_put_back() -> None:
+    """Also after an error. Within, it does more than warn: a warning leaves attention's backward unrepeatable."""
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    within = []
+
+    def fail() -> None:
+        with checks.deterministic():
+            within.extend([torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()])
+            within.append(torch.backends.cuda.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]  # torch's
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert within == [True, False, False]
+    assert before == (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled())

@@ -1,0 +1,146 @@
+"""The command line: options, exit codes, the RESULT line."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import pytest
+from finetune_runs import QUICK
+
+from finetune_smoke.__main__ import main, parse
+from finetune_smoke.config import preset
+
+OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in QUICK.items()]
+
+
+def result(captured: str) -> dict[str, Any]:
+    """The RESULT of the last line."""
+    found: dict[str, Any] = json.loads(captured.splitlines()[-1].removeprefix("RESULT "))
+    return found
+
+
+def test_every_field_can_be_overridden() -> None:
+    """Numbers, switches, and none for a field that may be None."""
+    config = parse(["--preset", "small", "--row-tokens", "64", "--no-rows-shared", "--loss-limit", "none", "--seed=7"])
+    assert config == preset("small", row_tokens=64, rows_shared=False, loss_limit=None, seed=7)
+
+
+def test_contract_options() -> None:
+    """The names that others rely on."""
+    text = "--preset tiny --model m --dataset d --checkpoint-dir c --checkpoint-every 5 --resume auto --fault bitflip:1"
+    config = parse([*text.split(), "--steps", "9"])
+    expected = preset(
+        "tiny", model="m", dataset="d", checkpoint_dir="c", checkpoint_every=5, resume="auto", fault="bitflip:1", steps=9
+    )
+    assert config == expected
+
+
+def test_preset_is_tiny_and_with_a_model_that_for_models() -> None:
+    """A real model needs longer rows and a lower rate than the random base."""
+    assert parse([]) == preset("tiny")
+    assert parse(["--model", "m"]) == preset("model", model="m")
+
+
+def test_run_prints_result_last_and_leaves_0(capsys: pytest.CaptureFixture[str]) -> None:
+    """Progress in plain lines, a summary, and RESULT with what the contract names."""
+    assert main(OPTIONS) == 0
+    out = capsys.readouterr().out
+    found = result(out)
+    assert {"loss", "exact_match", "tokens_per_s_per_gpu", "mfu", "adapter_digest", "checks"} <= set(found)
+    assert found["passed"]
+    assert found["mfu"] is None
+    assert found["greedy_exact_match"] == 0
+    assert len(found["losses"]) == 6
+    assert "step 6 of 6: loss" in out
+    assert "ok   lock_step" in out
+
+
+def test_two_runs_are_equal_to_the_bit(capsys: pytest.CaptureFixture[str]) -> None:
+    """On one machine, from one seed; another seed differs."""
+    digests = []
+    for seed in ("1", "1", "2"):
+        main([*OPTIONS, "--steps=2", "--greedy-rows=0", f"--seed={seed}"])
+        digests.append(result(capsys.readouterr().out)["adapter_digest"])
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_loss_above_the_limit_leaves_1(capsys: pytest.CaptureFixture[str]) -> None:
+    """A learning rate of 0 keeps the loss where it was."""
+    assert main([*OPTIONS, "--loss-limit", "0.5", "--heldout-rows", "128", "--fault", "lr0"]) == 1
+    out = capsys.readouterr().out
+    assert not result(out)["passed"]
+    assert "NOT GOOD: loss" in out
+    assert "is not below 0.5" in out
+
+
+def test_failed_check_leaves_1(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without any limit on the loss."""
+    assert main([*OPTIONS, "--fault", "truncate-ckpt"]) == 1
+    out = capsys.readouterr().out
+    assert "FAIL restore" in out
+    assert result(out)["checks"]["restore"]["ranks"] == [0]
+
+
+def test_loss_that_is_no_number_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+    """RESULT stays strict JSON, and the run is not good."""
+    assert main([*OPTIONS, "--learning-rate", "1e30", "--loss-limit", "0.5", "--heldout-rows", "128"]) == 1
+    found = result(capsys.readouterr().out)
+    assert found["loss"] is None
+    assert not found["checks"]["finite"]["passed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--preset", "huge"], "unknown preset 'huge'"),
+        (["--fault", "gremlin"], "unknown fault 'gremlin'"),
+        (["--fault", "bitflip:5", *OPTIONS], "there are ranks 0 to 0"),
+        (["--loss-limit", "0.7"], "not below half the blind floor"),
+        (["--row-tokens", "20"], "more than row_tokens = 20"),
+        (["--model", "/no/such/model"], "no such model directory: /no/such/model"),
+        (["--model", "nobody/nothing"], "model nobody/nothing: not a directory here, and not to be had from the hub"),
+    ],
+)
+def test_bad_input_leaves_2_with_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No traceback, no RESULT."""
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert len(captured.err.splitlines()) == 1
+    assert "RESULT" not in captured.out
+
+
+def test_wrong_usage_leaves_2(capsys: pytest.CaptureFixture[str]) -> None:
+    """An option that is none, and a value that is none."""
+    for arguments in (["--stepz", "3"], ["--steps", "many"]):
+        with pytest.raises(SystemExit) as left:
+            main(arguments)
+        assert left.value.code == 2
+    assert "invalid int value: 'many'" in capsys.readouterr().err
+
+
+def test_wrong_usage_is_said_by_rank_0_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The others leave silently."""
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(SystemExit) as left:
+        main(["--stepz", "3"])
+    assert left.value.code == 2
+    assert capsys.readouterr().err == ""
+
+
+def test_environment_is_set_before_cuda_starts(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is read when cuBLAS starts; without it audits would compare unrepeatable sums."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    main([*OPTIONS, "--steps=1", "--greedy-rows=0"])
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
+def test_help_lists_faults(capsys: pytest.CaptureFixture[str]) -> None:
+    """They are documented as a self-test."""
+    with pytest.raises(SystemExit) as left:
+        main(["--help"])
+    assert left.value.code == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "noallreduce: all ranks: gradients are never all-reduced" in text

@@ -1,0 +1,64 @@
+"""Presets, settings, faults, and how fast a wrong one is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+
+from finetune_smoke.config import FAULTS, PRESETS, Config, InputError, parse_fault, preset
+
+
+def test_class_defaults_are_preset_tiny() -> None:
+    """But for the spread, which two processes on two busy cores do not keep."""
+    assert dataclasses.replace(preset("tiny"), spread_limit=1.25) == Config()
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset_is_a_valid_config(name: str) -> None:
+    """Every preset can be made, keeps its name and takes an override."""
+    assert preset(name, steps=7).preset == name
+    assert preset(name, steps=7).steps == 7
+
+
+def test_presets_promise_a_loss_unless_they_are_for_throughput() -> None:
+    """The 7B shape with random weights promises none."""
+    assert {name: preset(name).loss_limit for name in PRESETS} == {
+        "tiny": 0.5, "small": 0.5, "7b-shape": None, "model": 0.5,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"name": "huge"}, "unknown preset 'huge': one of tiny"),
+        ({"stepz": 3}, "no such setting: stepz; known are"),
+        ({"steps": 0}, "steps is 0: at least 1"),
+        ({"fault": "gremlin"}, "unknown fault 'gremlin': one of none, lr0"),
+        ({"fault": "bitflip:x"}, "the rank after ':' must be a number"),
+        ({"resume": "yes"}, "resume is 'yes'"),
+        ({"resume": "auto"}, "--resume auto needs --checkpoint-dir"),
+        ({"checkpoint_every": 5}, "--checkpoint-every needs --checkpoint-dir"),
+        ({"dataset": "d"}, "--dataset needs --model"),
+    ],
+)
+def test_wrong_setting_is_refused(settings: dict[str, object], message: str) -> None:
+    """With what is known or needed."""
+    with pytest.raises(InputError, match=message):
+        preset(**{"name": "tiny", **settings})  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_every_fault_can_be_asked_for() -> None:
+    """With and without a rank."""
+    for name in FAULTS:
+        assert parse_fault(name) == (name, None)
+        assert parse_fault(f"{name}:3") == (name, 3)
+
+
+def test_config_loads_no_torch() -> None:
+    """A wrong option is refused at once, not after seconds of imports."""
+    program = "import sys, finetune_smoke.config, finetune_smoke.__main__; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,74 @@
+"""The FLOPs of a LoRA step."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from finetune_smoke import model
+from finetune_smoke.calls import Tokenizer
+from finetune_smoke.config import preset
+from finetune_smoke.flops import Shape, adapter_weights, flops_per_token, layer_weights, shape_of
+
+QWEN2_7B = Shape(hidden=3584, intermediate=18944, layers=28, vocab=152064, query=3584, key=512)
+
+
+def test_qwen2_7b_shape() -> None:
+    """7.070e9 weights in frozen matmuls, 161.5e6 in adapters, 30.5 GFLOP a token at 2048."""
+    assert layer_weights(QWEN2_7B) + 3584 * 152064 == pytest.approx(7.070e9, rel=1e-3)
+    assert adapter_weights(QWEN2_7B, 64) == pytest.approx(161.5e6, rel=1e-3)
+    assert flops_per_token(QWEN2_7B, row_tokens=2048, rank=64) == pytest.approx(30.5e9, rel=2e-3)
+
+
+def test_preset_7b_shape_is_that_shape() -> None:
+    """The throughput preset and the published figure speak of the same model."""
+    config = preset("7b-shape")
+    head = config.hidden_size // config.heads
+    found = Shape(
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        layers=config.layers,
+        vocab=config.vocab_size,
+        query=config.heads * head,
+        key=config.kv_heads * head,
+    )
+    assert found == QWEN2_7B
+
+
+def test_head_counts_only_where_it_is_used() -> None:
+    """Tokens of a prompt pass no head: 4 H V of work each that must not count."""
+    full, none = (flops_per_token(QWEN2_7B, row_tokens=2048, rank=64, predicted=share) for share in (1.0, 0.0))
+    assert full - none == 4 * 3584 * 152064
+
+
+def test_adapter_weights_are_those_that_peft_makes() -> None:
+    """Formula against the model itself."""
+    config = preset("tiny")
+    made = model.random_base(config, tokenizer=Tokenizer(), device=torch.device("cpu"), dtype=torch.float32)
+    shape = shape_of(made.config)
+    adapted = model.add_adapters(made, config)
+    assert shape is not None
+    assert sum(each.numel() for each in adapted.parameters() if each.requires_grad) == adapter_weights(shape, 64)
+
+
+def test_shape_of_an_unusual_architecture_is_unknown() -> None:
+    """No MFU rather than a wrong one."""
+    assert shape_of(SimpleNamespace(hidden_size=8, vocab_size=10)) is None
+
+
+def test_head_width_of_its_own_is_read() -> None:
+    """Some models have heads wider than hidden / heads."""
+    found = shape_of(
+        SimpleNamespace(
+            hidden_size=64,
+            intermediate_size=128,
+            num_hidden_layers=2,
+            vocab_size=100,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=32,
+        )
+    )
+    assert found == Shape(hidden=64, intermediate=128, layers=2, vocab=100, query=128, key=64)

@@ -1,0 +1,120 @@
+"""A real model and data set: from directories, and by id from the hub's cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from finetune_runs import REPOSITORY
+
+from finetune_smoke import hub
+from finetune_smoke.__main__ import main
+from finetune_smoke.config import InputError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SETTINGS = ["--steps=6", "--lora-rank=4", "--row-tokens=64", "--heldout-rows=4", "--loss-limit=none"]
+
+
+def test_real_model_trains_on_a_data_set(real_model: Path, real_dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Through the same loop, on all tokens, which the summary says; there are no calls to be exact about."""
+    assert main(["--model", str(real_model), "--dataset", str(real_dataset), *SETTINGS, "--learning-rate=0.01"]) == 0
+    out = capsys.readouterr().out
+    found = json.loads(out.splitlines()[-1].removeprefix("RESULT "))
+    assert "all tokens" in out
+    assert found["losses"][5] < found["losses"][0]
+    assert (found["exact_match"], found["greedy_exact_match"], found["blind_floor_nats"]) == (None, None, None)
+    assert found["checks"]["restore"]["passed"]
+
+
+def test_real_model_trains_on_synthetic_calls(real_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --dataset, through the model's own tokenizer, on answers only."""
+    assert main(["--model", str(real_model), *SETTINGS, "--row-tokens=256", "--rows=2", "--greedy-rows=1"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1].removeprefix("RESULT "))
+    assert found["exact_match"] == 0
+    assert found["blind_floor_nats"] > 0
+
+
+def cached(root: Path, kind: str, content: Path) -> None:
+    """``content`` as the hub's cache keeps ``test/tiny``."""
+    repository = root / f"{kind}s--test--tiny"
+    shutil.copytree(content, repository / "snapshots" / "0123456789abcdef")
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0123456789abcdef")
+
+
+def test_ids_are_found_in_the_hub_cache_offline(real_model: Path, real_dataset: Path, tmp_path: Path) -> None:
+    """As on a node without a network whose cache was filled before."""
+    cached(tmp_path, "model", real_model)
+    cached(tmp_path, "dataset", real_dataset)
+    environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "-m", "finetune_smoke", "--model=test/tiny", "--dataset=test/tiny", *SETTINGS],
+        env={**environment, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.splitlines()[-1].startswith("RESULT ")
+
+
+def test_tokenizer_without_a_pad_token_is_refused(real_model: Path, tmp_path: Path) -> None:
+    """Says what to set and where."""
+    shutil.copytree(real_model, tmp_path / "model")
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        path = tmp_path / "model" / name
+        if path.exists():
+            content = json.loads(path.read_text())
+            content.pop("pad_token", None)
+            path.write_text(json.dumps(content))
+    with pytest.raises(InputError, match="has no pad token: set pad_token in its tokenizer_config"):
+        hub.load_codec(str(tmp_path / "model"))
+
+
+def test_directory_without_a_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In one line."""
+    assert main(["--model", str(tmp_path)]) == 2
+    assert "cannot be loaded" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no .jsonl and no .json file"),
+        ('{"text": "a"}\nnonsense\n', r"rows.jsonl:2: not JSON"),
+        ('{"question": "a"}\n', r"rows.jsonl:1: a row needs 'text', or 'chat'"),
+        ('["a"]', r"rows.jsonl, row 0: a row needs 'text', or 'chat'"),
+        ('{"text": "a"}\n', "1 rows, 1 of them held out, are fewer than one batch of 4 rows"),
+    ],
+)
+def test_unusable_data_set_is_refused(
+    real_model: Path, tmp_path: Path, content: str | None, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the file and the line."""
+    if content is not None:
+        (tmp_path / "rows.jsonl").write_text(content)
+    assert main(["--model", str(real_model), "--dataset", str(tmp_path)]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_missing_data_set_is_refused(real_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A path is no hub id, and an id that is nowhere is said to be."""
+    assert main(["--model", str(real_model), "--dataset", "./none/such"]) == 2
+    assert "no such data set directory: ./none/such" in capsys.readouterr().err
+    assert main(["--model", str(real_model), "--dataset", "nobody/nothing"]) == 2
+    assert "data set nobody/nothing: not a directory here" in capsys.readouterr().err
+
+
+def test_rows_of_both_layouts(tmp_path: Path) -> None:
+    """A JSON array and JSON lines; system and chat become one text, a line separator in a text is no new line."""
+    (tmp_path / "a.json").write_text(json.dumps([{"system": "S", "chat": "C"}, {"chat": "only"}]))
+    (tmp_path / "b.jsonl").write_text('{"text": "x\u2028y"}\n\n')
+    assert hub.load_texts(str(tmp_path)) == ["S\nC", "only", "x\u2028y"]

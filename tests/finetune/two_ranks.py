@@ -1,0 +1,33 @@
+"""One of two ranks: joins a gloo group, makes each run of runs.json in it, and writes what came out on this rank."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import torch.distributed as dist
+
+from finetune_smoke.config import preset
+from finetune_smoke.train import finetune
+
+
+def main(folder: Path) -> None:
+    """Run everything; the group is ours, and finetune must use it and leave it alone."""
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    outcomes = {}
+    for name, settings in json.loads((folder / "runs.json").read_text()).items():
+        if name == "resumed" and rank == 0:
+            shutil.rmtree(Path(settings["checkpoint_dir"]) / "step-6")
+        dist.barrier()
+        outcomes[name] = dataclasses.asdict(finetune(preset("tiny", **settings)))
+        assert dist.is_initialized(), "the group was not made by finetune"
+    (folder / f"rank{rank}.json").write_text(json.dumps(outcomes))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,78 @@
+"""Two torchruns as two nodes."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+
+import pytest
+from starting import ACCEPTANCE, Launch, Starter
+
+pytestmark = pytest.mark.e2e
+
+HOSTS = ("host10", "host9")  # natural order is host9, host10: node numbers do not follow torchrun's
+PID_NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+
+
+def can(*command: str) -> bool:
+    """Whether this machine lets us start such a process."""
+    return subprocess.run([*command, "true"], capture_output=True, check=False).returncode == 0
+
+
+def ended(launches: list[Launch]) -> list[int]:
+    """Exit statuses, every process gone."""
+    codes = [launch.end(within_s=90) for launch in launches]
+    for launch in launches:
+        launch.gone(within_s=3)
+    return codes
+
+
+@pytest.mark.skipif(not can("unshare", "--uts"), reason="no own hostnames here (unshare --uts)")
+def test_two_nodes(starter: Starter) -> None:
+    """Places by natural order of hostname, one report, from node 0 of the controller; both shells see one status."""
+    prefixes = [("unshare", "--uts", "sh", "-c", f'hostname {host} && exec "$@"', "sh") for host in HOSTS]
+    chosen = ("-k", "nodes_reachable or busbw or inter", "--junitxml=junit.xml")
+    launches = starter.nodes(ACCEPTANCE, *chosen, ranks=2, prefixes=prefixes)
+    assert ended(launches) == [0, 0], launches[0].output
+    first, second = launches
+    assert "test session starts" not in second.output
+    assert "gpucluster" not in second.output
+    rows = {(row["criterion"], row["place"] and row["place"]["id"]): row for row in first.results()["criteria"]}
+    assert rows["nodes_reachable", None]["value"] == 2
+    assert rows["inter_node_busbw[all_reduce]", None]["outcome"] == "passed"
+    assert rows["busbw[all_reduce]", "node0"]["place"]["hostname"] == "host9"
+    assert rows["busbw[all_reduce]", "node1"]["place"]["hostname"] == "host10"
+    assert first.results()["expected"] == {"nodes": 2, "gpus_per_node": 2}
+    bound = next(event["places"] for event in first.journal() if event["event"] == "bound")
+    assert {place["id"]: place["rank"] for place in bound} == {
+        "node0-cpu0": 2,
+        "node0-cpu1": 3,
+        "node1-cpu0": 0,
+        "node1-cpu1": 1,
+    }
+    assert first.junit()["test_busbw[node1-all_reduce]"] == "passed"
+
+
+SLOW = """
+import os
+import time
+
+def slow():
+    time.sleep(1)
+    return int(os.environ["RANK"])
+
+def test_slow(cluster):
+    assert sorted(cluster.run(slow, per="gpu").values()) == [0, 1]
+"""
+
+
+@pytest.mark.skipif(not can(*PID_NAMESPACE), reason="no own process ids here (unshare --pid)")
+def test_two_nodes_of_one_hostname(starter: Starter) -> None:
+    """Equal hostnames do not mean one machine (containers, ``localhost``): nobody is taken for dead by a foreign pid."""
+    starter.write(test_slow=SLOW)
+    launches = starter.nodes("--gpucluster", ranks=1, prefixes=[PID_NAMESPACE, ()])
+    assert ended(launches) == [0, 0], launches[0].output
+    rows = {row["criterion"]: row for row in launches[0].results()["criteria"]}
+    assert rows["slow"]["outcome"] == "passed"
+    bound = next(event["places"] for event in launches[0].journal() if event["event"] == "bound")
+    assert [place["hostname"] for place in bound] == [socket.gethostname()] * 2

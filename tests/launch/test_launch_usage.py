@@ -1,0 +1,192 @@
+"""Wrong starts: said once, in words that help, before any work, and nothing stays behind."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from nvml_simulator import build, environment
+from starting import ACCEPTANCE, Launch, Starter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+pytestmark = pytest.mark.e2e
+
+BAD = "schema: 1\nprofiles:\n  rehearsal: {gpu: null, rehearsal: true}\ncriteria:\n  x: {abve: 3}\n"
+RANK_0 = {
+    "RANK": "0",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "0",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "0",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "9",  # discard: a usage error comes before anybody connects
+    "TORCHELASTIC_RUN_ID": "none",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+}
+SLOW_TO_CONFIGURE = """
+import time
+import pytest
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    time.sleep(6)  # by then the other rank has become an agent and serves
+"""
+
+
+def refused(launch: Launch, *, within_s: float = 30) -> str:
+    """The text of a usage error of a plain start; nothing may be written or left running."""
+    assert launch.end(within_s=within_s) == 4, launch.output
+    launch.gone(within_s=2)
+    assert not (launch.cwd / "gpucluster-results").exists()
+    assert "Traceback" not in launch.output
+    return launch.output
+
+
+@pytest.fixture(scope="module")
+def simulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the simulated NVML."""
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+def with_gpus(simulator: Path, scenario: str) -> Mapping[str, str]:
+    """The variables that show a child the GPUs of ``scenario``."""
+    made = environment(simulator, scenario)
+    return {name: made[name] for name in ("LD_LIBRARY_PATH", "FAKE_NVML")}
+
+
+def test_bad_thresholds_file_under_torchrun(starter: Starter) -> None:
+    """One message with file and line from four ranks, a shell status that is not 0, all gone two seconds after it."""
+    (starter.folder / "bad.yaml").write_text(BAD, encoding="utf-8")
+    launch = starter.torchrun(ACCEPTANCE, "--gpucluster-thresholds", "bad.yaml", ranks=4)
+    said_s = launch.wait_for("bad.yaml:5", within_s=40)
+    assert launch.gone(within_s=10) - said_s < 2
+    assert launch.end(within_s=1) != 0
+    assert len(re.findall(r"^ERROR: .*bad\.yaml:\d+: ", launch.output, re.MULTILINE)) == 1
+    assert launch.output.count("'abve' is not a key") == 1
+    assert not (starter.folder / "gpucluster-results").exists()
+
+
+def test_usage_error_after_the_agents_have_joined(starter: Starter) -> None:
+    """The same two seconds when the other rank serves already: it must not wait for a word that cannot come."""
+    starter.write(conftest=SLOW_TO_CONFIGURE, test_x="def test_x(criterion): pass\n")
+    (starter.folder / "bad.yaml").write_text(BAD, encoding="utf-8")
+    launch = starter.torchrun("--gpucluster-thresholds", "bad.yaml", ranks=2)
+    said_s = launch.wait_for("bad.yaml:5", within_s=40)
+    assert launch.gone(within_s=40) - said_s < 2
+    assert launch.end(within_s=1) != 0
+
+
+def test_xdist_under_torchrun(starter: Starter) -> None:
+    """Each rank has its GPU already; the message says what to leave out."""
+    launch = starter.torchrun(ACCEPTANCE, "-n", "2", ranks=2)
+    said_s = launch.wait_for("leave -n out", within_s=40)
+    assert launch.gone(within_s=10) - said_s < 2
+    assert launch.end(within_s=1) != 0
+    assert launch.output.count("leave -n out") == 1
+
+
+def test_plain_starts_that_cannot_work(starter: Starter) -> None:
+    """xdist, a GPU profile without a GPU, half of torchrun's variables, a restart, half-understood options."""
+    cases = {
+        "let several processes measure the same GPU": starter.pytest(ACCEPTANCE, "-n", "2"),
+        "No GPU but a GPU profile asked for: 'h100-sxm'": starter.pytest(ACCEPTANCE, "--gpucluster-profile", "h100-sxm"),
+        "WORLD_SIZE set without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT": starter.pytest(ACCEPTANCE, WORLD_SIZE="2"),
+        "RANK='zero' is not a whole number": starter.pytest(ACCEPTANCE, **{**RANK_0, "RANK": "zero"}),
+        "restart 1 of torchrun": starter.pytest(ACCEPTANCE, **{**RANK_0, "TORCHELASTIC_RESTART_COUNT": "1"}),
+        "nodes must be a whole number above zero": starter.pytest(ACCEPTANCE, "--gpucluster-expect", "nodes=0"),
+        "'often' is not one of quick, standard, soak": starter.pytest(ACCEPTANCE, "--gpucluster-level", "often"),
+        "no profile 'h100'. Profiles": starter.pytest(ACCEPTANCE, "--gpucluster-profile", "h100"),
+    }
+    for said, launch in cases.items():
+        assert refused(launch, within_s=60).count(said) == 1, (said, launch.output)
+
+
+def test_gpus_that_do_not_fit_the_start(starter: Starter, simulator: Path) -> None:
+    """Too many ranks, a driver that is not loaded, a GPU nobody knows, mixed GPUs: refused, never rehearsed."""
+    two, broken = with_gpus(simulator, "count 2"), with_gpus(simulator, "init 9")
+    unknown, mixed = with_gpus(simulator, "name NVIDIA Z9000"), with_gpus(simulator, "1.name NVIDIA H100 80GB HBM3")
+    cases = {
+        "torchrun started 4 ranks on this node, which has 2 visible GPUs; say --nproc-per-node=2": {**RANK_0, **two},
+        "NVML is installed but does not work: Driver Not Loaded": broken,
+        "'NVIDIA Z9000'": unknown,
+        "GPUs of several models": mixed,
+    }
+    launches = {said: starter.pytest(ACCEPTANCE, **variables) for said, variables in cases.items()}
+    told = {said: refused(launch, within_s=60) for said, launch in launches.items()}
+    for said, output in told.items():
+        assert said in output
+        assert "rehearsal" not in output.lower() or "--gpucluster-profile rehearsal" in output
+    assert "specs" in told["'NVIDIA Z9000'"]  # where a GPU is added
+
+
+LOOKING = {
+    "--collect-only": "tests collected",
+    "--help": "--gpucluster-gate",
+    "--markers": "pytest.mark.fabric",
+    "--version": "pytest [89]",
+}
+
+
+def test_looking_around_under_torchrun(starter: Starter) -> None:
+    """Help, marks, version and collection end with 0, start no worker and leave nothing, results directory included."""
+    launches = {option: starter.torchrun(ACCEPTANCE, option, ranks=2) for option in LOOKING}
+    for option, shown in LOOKING.items():
+        assert launches[option].end(within_s=60) == 0, launches[option].output
+        launches[option].gone(within_s=2)
+        assert re.search(shown, launches[option].output), option
+    assert not (starter.folder / "gpucluster-results").exists()
+    assert not [path.name for path in starter.temporary_files() if path.name.startswith("gpucluster")]
+
+
+FOREIGN = """
+import os
+import pytest
+
+@pytest.fixture
+def rank():
+    return int(os.environ["RANK"])
+
+@pytest.fixture
+def device():
+    return "cpu"
+
+@pytest.fixture
+def place():
+    return "here"
+
+@pytest.fixture
+def cluster():
+    return 7
+
+@pytest.mark.distributed
+def test_own_mark_and_fixtures(rank, device):
+    assert device == "cpu"
+    open(f"ran-{rank}", "w").close()
+
+def test_names_that_we_use_too(place, cluster):
+    assert (place, cluster) == ("here", 7)
+
+@pytest.mark.parametrize("node", ["a", "b"])
+def test_own_parameter(node, rank):
+    open(f"{node}-{rank}", "w").close()
+"""
+
+
+def test_foreign_suite_is_not_touched(starter: Starter) -> None:
+    """Installed and not asked for: every rank runs its own tests, also where their fixtures and marks share our names."""
+    starter.write(
+        test_foreign=FOREIGN, conftest="def pytest_configure(config): config.addinivalue_line('markers', 'distributed')"
+    )
+    launch = starter.torchrun(ranks=2)
+    assert launch.end(within_s=40) == 0, launch.output
+    launch.gone(within_s=2)
+    assert launch.output.count("4 passed") == 2
+    for name in ("ran-0", "ran-1", "a-0", "a-1", "b-0", "b-1"):
+        assert (starter.folder / name).exists(), name
+    assert not (starter.folder / "gpucluster-results").exists()
+    assert "gpucluster:" not in launch.output
