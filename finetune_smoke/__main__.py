@@ -16,7 +16,7 @@ import typing
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from finetune_smoke.config import FAULTS, PRESETS, Config, InputError, preset
+from finetune_smoke.config import FAULTS, PRESETS, Config, InputError, OwnInputError, preset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _shown(first=first) as progress:
             outcome = finetune(config, progress=progress)
     except InputError as error:
-        if first or type(error) is InputError:  # the rank it concerns says it; ElsewhereError stays silent
+        if first or isinstance(error, OwnInputError):
             sys.stderr.write(f"finetune_smoke: {error}\n")
         return BAD_INPUT
     if first:

@@ -44,6 +44,13 @@ def open_folder(run: Run) -> None:
         probe.rmdir()
 
 
+def require_none(run: Run) -> None:
+    """Raises InputError on every rank if the directory holds a checkpoint: another run's would be taken for this one's."""
+    step = _newest_seen(run)
+    if step >= 0:
+        raise InputError(f"{_folder(run)} holds a checkpoint of step {step}: --resume auto goes on from it, or name another")
+
+
 def save(run: Run, *, step: int, losses: list[float]) -> None:
     """Write the state after ``step`` steps, whose losses are ``losses``; returns when it is complete."""
     final = _folder(run) / f"step-{step}"
@@ -71,7 +78,7 @@ def resume(run: Run) -> tuple[int, list[float]]:
 
     Raises InputError on every rank if it was made for another base or other adapters, or is not what was saved.
     """
-    step = run.ranks.gather([_newest(_folder(run)) if run.ranks.rank == 0 else 0])[0][0]
+    step = _newest_seen(run)
     if step < 0:
         return 0, []
     path = _folder(run) / f"step-{step}"
@@ -143,6 +150,11 @@ def _state(run: Run, losses: list[float]) -> dict[str, Any]:
 def _fits(run: Run) -> dict[str, object]:
     config = run.config
     return {"base": f"{run.base_digest:x}", "lora_rank": config.lora_rank, "lora_alpha": config.lora_alpha}
+
+
+def _newest_seen(run: Run) -> int:
+    """What rank 0 sees as the newest complete checkpoint: its step, or -1."""
+    return run.ranks.gather([_newest(_folder(run)) if run.ranks.rank == 0 else 0])[0][0]
 
 
 def _newest(folder: Path) -> int:

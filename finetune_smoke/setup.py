@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 def prepare(config: Config, *, ranks: Ranks, progress: Progress) -> Run:
     """Everything in place for step 0; records ``base_digest`` and the first ``data_digest``. Raises InputError."""
     fault = ranks.together(lambda: faults.planted(config.fault, rank=ranks.rank, world_size=ranks.world_size))
-    progress("data", None)
+    progress("preparing data", None)
     source = ranks.together(lambda: _source(config, ranks.world_size))
-    progress("base model", None)
+    progress("preparing the base model", None)
     base = ranks.together(lambda: _base(config, ranks.device))
     shape = flops.shape_of(base.config)
     fault.spoil_base(base.get_input_embeddings().weight)

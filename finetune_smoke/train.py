@@ -37,7 +37,7 @@ def finetune(config: Config, *, progress: Progress | None = None) -> Outcome:
     Uses an initialised default process group as it is; else makes one from torchrun's variables if WORLD_SIZE is
     above 1, and takes it down again; else runs alone. ``progress(step, fraction)`` hears what happens on this rank.
     Audits are repeatable on CUDA only if cuBLAS has not started without CUBLAS_WORKSPACE_CONFIG. Raises InputError
-    (a ValueError) for a model, data set, checkpoint or setting that cannot be used, also if only another rank can't.
+    (a ValueError) for a model, data set, checkpoint or setting that cannot be used, also if it concerns another rank.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     with ranks.joined() as everyone:
@@ -54,7 +54,7 @@ def _finetune(config: Config, everyone: ranks.Ranks, progress: Progress) -> Outc
         _train(run, first, log)
         log.train_s = time.monotonic() - begin
         begin = time.monotonic()
-        run.progress("evaluation", None)
+        run.progress("evaluating", None)
         log.heldout_loss, log.exact_match = evaluate.heldout(run)
         log.greedy_exact_match = evaluate.greedy(run)
         _last_checks(run, log)
@@ -68,6 +68,7 @@ def _start(run: Run) -> tuple[int, list[float]]:
         return 0, []
     checkpoint.open_folder(run)
     if run.config.resume != "auto":
+        checkpoint.require_none(run)
         return 0, []
     first, losses = checkpoint.resume(run)
     run.progress(f"resumed at step {first}" if first else "no checkpoint to resume from", None)

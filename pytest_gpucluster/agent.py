@@ -30,6 +30,7 @@ TICK_S = 0.5
 BEAT_S = 1.0
 AFTER_TERM_S = 25.0
 CONTROLLER_SILENT_S = 60.0
+TERMINATED_SILENT_S = 3.0
 CONTROLLER = -1
 LOST_CODE = 3
 REBUILD_S = 20.0
@@ -69,6 +70,14 @@ class _Running:
     call: Message
     deadline_s: float
     entered: bool = False
+
+
+def machine() -> str:
+    """Where a pid means the same process: this boot of this machine, this pid namespace. Hostnames may be equal."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    return socket.gethostname()
 
 
 class Agent:
@@ -111,6 +120,7 @@ class Agent:
             f"who/{self._rank.rank}",
             {
                 "hostname": socket.gethostname(),
+                "machine": machine(),
                 "pid": os.getpid(),
                 "group_rank": self._rank.group_rank,
                 "local_rank": self._rank.local_rank,
@@ -182,6 +192,7 @@ class Agent:
     def _on_sigterm(self, *_: Any) -> None:
         if self._terminated_s is None:
             self._terminated_s = time.monotonic()
+            self._next_beat_s = 0.0  # look at once whether there is a controller to wait for
         os.write(self._wake_write, b"t")
 
     def _on_controller_gone(self) -> None:
@@ -318,11 +329,11 @@ class Agent:
     def _abort(self, command: Message) -> None:
         if self._running is None or self._running.call["id"] != command["id"]:
             return
-        stacks = ""
+        evidence: Message = {}
         if self._worker is not None:
-            stacks = self._worker.stacks()
+            evidence = {"state": self._worker.state(), "stacks": self._worker.stacks()}
             self._worker.kill()
-        self._finish({"ok": False, "kind": "released", "error": command["why"], "stacks": stacks})
+        self._finish({"ok": False, "kind": "released", "error": command["why"], **evidence})
 
     def _enforce_deadline(self) -> None:
         running = self._running
@@ -385,7 +396,7 @@ class Agent:
         self._next_beat_s = now_s + BEAT_S
         self._beats += 1
         self._channel.beat(self._rank.rank, self._beats)
-        if self._beats % 5 == 0 or not self._controller_beat[0]:
+        if self._beats % 5 == 0 or not self._controller_beat[0] or self._terminated_s is not None:
             beat = self._channel.beats([CONTROLLER]).get(CONTROLLER, b"")
             if beat != self._controller_beat[0]:
                 self._controller_beat = (beat, now_s)
@@ -394,7 +405,9 @@ class Agent:
         """Leave when torchrun ends this node and no quit comes, or when the controller is silent for a minute."""
         now_s = time.monotonic()
         beat, seen_s = self._controller_beat
-        patience_s = AFTER_TERM_S if beat else TICK_S  # a controller that never beat has nothing to say
-        if self._terminated_s is not None and now_s - self._terminated_s > patience_s:
-            return LOST_CODE
+        if self._terminated_s is not None:
+            silent_s = now_s - max(seen_s, self._terminated_s)
+            patience_s = TERMINATED_SILENT_S if beat else TICK_S  # a controller that never beat has nothing to say
+            if silent_s > patience_s or now_s - self._terminated_s > AFTER_TERM_S:
+                return LOST_CODE
         return LOST_CODE if beat and now_s - seen_s > CONTROLLER_SILENT_S else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import threading
@@ -16,11 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster import agent_main, channel, functions, plain, worker
-from pytest_gpucluster.agent import CONTROLLER, Estate, Rank
+from pytest_gpucluster.agent import CONTROLLER, Estate, Rank, machine
 from pytest_gpucluster.channel import SECRET_VARIABLE, Address, Channel, ChannelLostError, Message
 from pytest_gpucluster.errors import MeasurementError
 
 if TYPE_CHECKING:
+    import socket
+
     from pytest_gpucluster.launch import Launch
 
 SLICE_S = 0.1
@@ -30,6 +31,7 @@ GRACE_S = {"raised": 0.6}  # a rank that raised may not be the only one; one tha
 MARGIN_S = 20.0
 LEAVE_S = 10.0
 BYE_S = 5.0
+LAST_CALL_S = 15.0
 SETUP_S = 120.0
 
 Progress = Callable[[int, str, "float | None"], None]
@@ -63,6 +65,8 @@ class Controller:
         self.world_size = launch.world_size if launch is not None else num_local
         self.nodes: dict[int, int] = {}
         self.terminated: str | None = None
+        self._ending: str | None = None
+        self._ending_s = 0.0
         self.measuring_s = 0.0
         self.on_progress: Progress | None = None
         self._launch = launch
@@ -79,6 +83,7 @@ class Controller:
         self._listener: socket.socket | None = None
         self._next_look_s = self._last_look_s = 0.0
         self._stop_beating = threading.Event()
+        self._beating = threading.Thread(target=self._beat_forever, daemon=True)
         self._said_quit = False
 
     # Start and end.
@@ -122,10 +127,16 @@ class Controller:
                 if self._launch is None or waiting == {self._launch.rank}:
                     break
         for rank in range(self.world_size):
-            if self._open_channel().has(f"who/{rank}"):
-                self._who[rank] = self._open_channel().take(f"who/{rank}")
-            else:
-                self._lost[rank] = f"rank {rank} never joined within {within_s:g} s"
+            self._greet(rank, within_s)
+
+    def _greet(self, rank: int, within_s: float) -> None:
+        if not self._open_channel().has(f"who/{rank}"):
+            self._lost[rank] = f"rank {rank} never joined within {within_s:g} s"
+            return
+        try:
+            self._who[rank] = self._open_channel().take(f"who/{rank}")
+        except channel.ForgedMessageError:
+            self._lost[rank] = f"rank {rank} signs with another secret: set the same {SECRET_VARIABLE} on every node"
 
     def lose(self, rank: int, why: str) -> None:
         """Measure nothing at this rank any more: every call answers with the reason."""
@@ -147,13 +158,16 @@ class Controller:
         self._said_quit = True
         try:
             self._command({"t": "quit", "code": code})
-            present = [rank for rank in range(self.world_size) if rank not in self._lost and self._is_here(rank)]
+            expected = [rank for rank in range(self.world_size) if rank not in self._lost and not self._is_dead_here(rank)]
+            present = [rank for rank in expected if self._is_here(rank)]
             if present:
                 self._open_channel().arrived([f"bye/{rank}" for rank in present], within_s=BYE_S)
         except (ChannelLostError, OSError) as lost:
             sys.stderr.write(f"gpucluster: could not say goodbye: {lost}\n")
         finally:
             self._stop_beating.set()
+            if self._beating.is_alive():
+                self._beating.join(BYE_S)  # a daemon thread inside the store while Python shuts down aborts the process
             self._end_own_agents()
 
     def _is_here(self, rank: int) -> bool:
@@ -177,13 +191,14 @@ class Controller:
                 self._channel = channel.host_store(self._address, listener=self._listener)
             else:
                 self._channel = channel.connect(self._address)
-            threading.Thread(target=self._beat_forever, daemon=True).start()
+            self._beating.start()
         return self._channel
 
     def _beat_forever(self) -> None:
         with contextlib.suppress(ChannelLostError):
             own = channel.connect(self._address)
-            count = 0
+            count = 1
+            own.beat(CONTROLLER, count)  # at once: an agent that is told to end asks whether there is a controller
             while not self._stop_beating.wait(LIVENESS_S):
                 count += 1
                 own.beat(CONTROLLER, count)
@@ -196,6 +211,8 @@ class Controller:
         Raises:
             TerminatedError: SIGTERM came meanwhile.
         """
+        if self._ending is not None:
+            raise TerminatedError(f"not run: {self._ending}", kind="missing")
         replies = self._refuse_lost(call)
         ranks = [rank for rank in call.ranks if rank not in replies]
         groups = [tuple(group) for group in call.groups or () if not any(rank in replies for rank in group)]
@@ -211,6 +228,18 @@ class Controller:
         self.measuring_s += time.monotonic() - started_s
         self._bury(replies)
         return replies
+
+    def terminate(self, by: str) -> None:
+        """A signal ends this run. If it came because an agent here died, the others may still finish their call.
+
+        torchrun sends SIGTERM to a node whose rank died, and SIGKILL 30 s later (torch.distributed.elastic).
+        """
+        dead = [rank for rank in self._who if self._is_dead_here(rank)]
+        if self._launch is None or not dead or self._ending is not None:
+            self.terminated = by
+            return
+        self._ending_s = time.monotonic()
+        self._ending = f"rank {dead[0]}: its agent process has ended, and torchrun ends this node because of it"
 
     def name(self, function: Callable[..., Any]) -> Message:
         """How ``function`` is named to the workers."""
@@ -279,9 +308,10 @@ class Controller:
             return
         rank = min(waiting)
         if self._open_channel().has(f"prog/{rank}"):
-            said = self._open_channel().take(f"prog/{rank}")
-            if said["call"] == number:
-                self.on_progress(rank, said["step"], said["fraction"])
+            with contextlib.suppress(channel.ForgedMessageError):
+                said = self._open_channel().take(f"prog/{rank}")
+                if said["call"] == number:
+                    self.on_progress(rank, said["step"], said["fraction"])
 
     # Process groups: a group ends by all of its members leaving it, or by all of its workers being killed.
 
@@ -339,7 +369,7 @@ class Controller:
 
     def _is_dead_here(self, rank: int) -> bool:
         who = self._who.get(rank)
-        if who is None or who["hostname"] != socket.gethostname():
+        if who is None or who["machine"] != machine():
             return False
         try:
             state = Path(f"/proc/{who['pid']}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
@@ -348,6 +378,8 @@ class Controller:
         return state in "ZX"
 
     def _raise_if_terminated(self) -> None:
+        if self._ending is not None and time.monotonic() > self._ending_s + LAST_CALL_S:
+            raise TerminatedError(f"not run: {self._ending}", kind="missing")
         if self.terminated is not None:
             raise TerminatedError(f"not run: terminated by {self.terminated}", kind="missing")
 

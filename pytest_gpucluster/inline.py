@@ -57,6 +57,10 @@ class InlineController:
         """There is nobody to wait for."""
         del within_s
 
+    def terminate(self, by: str) -> None:
+        """Remember the signal; the function that runs now is not interrupted."""
+        self.terminated = by
+
     def lose(self, rank: int, why: str) -> None:
         """One process cannot differ from itself."""
         raise AssertionError(f"rank {rank} of an inline run: {why}")

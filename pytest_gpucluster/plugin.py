@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ import pytest
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.launch import Launch, read_launch
+from pytest_gpucluster.pairing import TEST_ARGUMENTS
 from pytest_gpucluster.settings import Settings, parse_expect, parse_level
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ MARKS = {
     "platform": "host, scheduler, file system",
 }
 RUN = pytest.StashKey["Run"]()
+ACTIVE = pytest.StashKey[bool]()
 OWN_FIXTURES = ("cluster", "criterion", "place", "node", "recipe")
 
 
@@ -53,21 +55,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> Generator[None, None, None]:
     """Under torchrun, every rank but 0 becomes an agent here, before any conftest or reporter acts."""
-    if is_activated(early_config, args):
+    early_config.stash[ACTIVE] = is_activated(early_config, args)  # args hold what addopts adds; later hooks lack that
+    if early_config.stash[ACTIVE]:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         launch = launch_or_usage_error()
         if launch is not None and launch.rank > 0:
             become_agent(launch)
-        if launch is not None:
-            atexit.register(_say_goodbye, early_config, launch)
     return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
+    """Where rank 0 leaves with 0 and never measured, nobody else tells the agents."""
+    code = yield
+    if int(code or 0) == 0:
+        _say_goodbye(config)
+    return code
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marks; start the run if this is one."""
     for mark, meaning in MARKS.items():
         config.addinivalue_line("markers", f"{mark}: {meaning}")
-    if is_activated(config, config.invocation_params.args):
+    if config.stash.get(ACTIVE, False):
         run_of(config)
 
 
@@ -76,7 +86,7 @@ def is_activated(config: pytest.Config, args: Sequence[str]) -> bool:
     options = vars(getattr(config, "known_args_namespace", config.option))
     if any(value for name, value in options.items() if name.startswith("gpucluster")):
         return True
-    if any("tests_acceptance" in Path(str(arg).partition("::")[0]).parts for arg in args):
+    if any("tests_acceptance" in re.split(r"[/.\\]", str(arg).partition("::")[0]) for arg in args):
         return True
     return bool(config.getini("gpucluster"))
 
@@ -106,7 +116,7 @@ def run_of(config: pytest.Config) -> Run:
         from pytest_gpucluster.plugin_run import Run
 
         launch = launch_or_usage_error()
-        if launch is not None and not is_activated(config, config.invocation_params.args):
+        if launch is not None and not config.stash.get(ACTIVE, False):
             raise pytest.UsageError(
                 "under torchrun, fixtures of gpucluster need --gpucluster or the ini option gpucluster=true"
             )
@@ -150,20 +160,15 @@ def read_settings(config: pytest.Config) -> Settings:
     )
 
 
-def _say_goodbye(config: pytest.Config, launch: Launch) -> None:
-    """However rank 0 ends, the agents hear of it: help and collection with 0, everything unforeseen with 4.
+def _say_goodbye(config: pytest.Config) -> None:
+    """Help, markers, fixtures and collection end with 0, so torchrun waits for the other ranks: send them home.
 
-    A usage error needs no word: torchrun ends the other ranks of this node at once, and its end closes the store.
+    A usage error needs no word: torchrun ends the other ranks of this node, and its end closes the store. Not at exit:
+    a connection made while the interpreter shuts down aborts the process.
     """
     run = config.stash.get(RUN, None)
-    if run is not None:
-        run.close()
-        return
-    options = vars(getattr(config, "known_args_namespace", config.option))
-    if options.get("help") or options.get("collectonly") or options.get("version"):
-        from pytest_gpucluster.controller import Controller
-
-        Controller(launch, num_local=1, device="cpu", rootdir=Path.cwd()).quit(0)
+    if run is not None and run.session.launch is not None and not run.session.is_open:
+        run.session.controller.quit(0)
 
 
 # Fixtures.
@@ -172,7 +177,7 @@ def _say_goodbye(config: pytest.Config, launch: Launch) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """``place`` and ``node`` stand for every GPU and every node of the expected inventory."""
     for name in ("place", "node"):
-        if name in metafunc.fixturenames:
+        if _is_defined_here(metafunc._arg2fixturedefs.get(name)):  # noqa: SLF001 -- no public way
             inventory = run_of(metafunc.config).session.inventory
             places = inventory.places if name == "place" else inventory.nodes
             metafunc.parametrize(name, places, ids=[place.id for place in places], indirect=True)
@@ -188,14 +193,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def uses_us(item: pytest.Item) -> bool:
     """Whether a test has our mark or one of our fixtures."""
     if item.get_closest_marker("distributed") is not None:
-        return bool(set(getattr(item, "fixturenames", ())) & {"process_group", "rank", "world_size", "device"})
+        return any(_is_ours(item, name) for name in TEST_ARGUMENTS)
     return any(_is_ours(item, name) for name in OWN_FIXTURES if name in getattr(item, "fixturenames", ()))
 
 
 def _is_ours(item: pytest.Item, name: str) -> bool:
     definitions: Any = getattr(item, "_fixtureinfo", None)
     found = definitions.name2fixturedefs.get(name) if definitions is not None else None
-    return found is not None and bool(found) and found[-1].func.__module__ == __name__
+    return _is_defined_here(found)
+
+
+def _is_defined_here(found: Sequence[Any] | None) -> bool:
+    return found is not None and len(found) > 0 and found[-1].func.__module__ == __name__  # a project's own comes last
 
 
 @pytest.fixture(scope="session")

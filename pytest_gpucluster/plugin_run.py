@@ -180,8 +180,10 @@ class Run:
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def _on_sigterm(self, *_: Any) -> None:
-        self.session.controller.terminated = "SIGTERM"
-        self.session.terminated = "SIGTERM"
+        if self.session.terminated is not None:
+            raise KeyboardInterrupt  # said twice: whatever runs now has had its chance
+        self.session.controller.terminate("SIGTERM")
+        self.session.terminated = self.session.controller.terminated
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -324,8 +326,6 @@ class Run:
             self._closed = True
             if self.session.is_open:
                 self.session.close(self.exit_code)
-            elif self._config.option.collectonly or self._config.option.help:
-                self.session.controller.quit(0)
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """No dots in normal mode: one line per criterion tells more."""

@@ -73,6 +73,12 @@ def test_resume_with_nothing_there_starts_at_0(tmp_path: Path, whole: tuple[Path
     assert run(tmp_path / "new", resume="auto", steps=2).losses == pytest.approx(whole[1].losses[:2], rel=1e-4)
 
 
+def test_fresh_start_beside_checkpoints_is_refused(whole: tuple[Path, Outcome]) -> None:
+    """A later resume could not tell the two runs apart."""
+    with pytest.raises(InputError, match="holds a checkpoint of step 6: --resume auto goes on from it"):
+        run(whole[0])
+
+
 @pytest.mark.parametrize("spoil", ["no marker", "half a marker", "short file", "file gone"])
 def test_incomplete_checkpoint_is_passed_over(copied: Path, spoil: str, whole: tuple[Path, Outcome]) -> None:
     """The next older one is taken."""

@@ -42,6 +42,8 @@ def test_presets_promise_a_loss_unless_they_are_for_throughput() -> None:
         ({"resume": "auto"}, "--resume auto needs --checkpoint-dir"),
         ({"checkpoint_every": 5}, "--checkpoint-every needs --checkpoint-dir"),
         ({"dataset": "d"}, "--dataset needs --model"),
+        ({"heads": 3}, "hidden_size 128 must be a multiple of heads 3"),
+        ({"kv_heads": 3}, "and that of kv_heads 3"),
     ],
 )
 def test_wrong_setting_is_refused(settings: dict[str, object], message: str) -> None:

@@ -6,9 +6,11 @@ import json
 from typing import Any
 
 import pytest
+import torch
 from finetune_runs import QUICK, torchrun
 
-from finetune_smoke.config import preset
+from finetune_smoke.config import InputError, OwnInputError, preset
+from finetune_smoke.ranks import Ranks
 from finetune_smoke.train import finetune
 
 Outcomes = dict[str, list[dict[str, Any]]]
@@ -126,3 +128,18 @@ def test_bad_input_is_said_once_under_torchrun() -> None:
     assert done.returncode != 0
     assert done.stderr.count("33 rows a step cannot be shared by 2 ranks") == 1
     assert "exitcode  : 2" in done.stderr
+
+
+def test_problem_of_one_rank_is_raised_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one it concerns says what it is, the others that it was not theirs; both as an error of the input."""
+
+    def refuse() -> None:
+        raise InputError("no such directory: /data")
+
+    ranks = Ranks(rank=1, world_size=2, device=torch.device("cpu"))
+    monkeypatch.setattr(Ranks, "gather", lambda _self, _values: [[0], [1]])
+    with pytest.raises(OwnInputError, match="no such directory: /data"):
+        ranks.together(refuse)
+    monkeypatch.setattr(Ranks, "gather", lambda _self, _values: [[1], [0]])
+    with pytest.raises(InputError, match="rank 0 cannot go on; its message says why"):
+        ranks.together(lambda: None)
