@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SLICE_S = 0.1
 LIVENESS_S = 1.0
 SILENT_S = 10.0
-GRACE_S = {"raised": 0.6}  # a rank that raised may not be the only one; one that died will not get company
+GRACE_S = {"raised": 0.4}  # a rank that raised may not be the only one; one that died will not get company
 MARGIN_S = 20.0
 LEAVE_S = 10.0
 BYE_S = 5.0
