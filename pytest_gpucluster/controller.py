@@ -85,6 +85,7 @@ class Controller:
         self._stop_beating = threading.Event()
         self._beating = threading.Thread(target=self._beat_forever, daemon=True)
         self._said_quit = False
+        self._logs: Path | None = None
 
     # Start and end.
 
@@ -93,6 +94,7 @@ class Controller:
 
         ``estate``: what the first of them finishes should this process die.
         """
+        self._logs = log.parent
         launch = self._launch
         if launch is None:
             self._listener = channel.listen_on_loopback()
@@ -226,6 +228,7 @@ class Controller:
             self._command({"t": "abort", "id": number, "ranks": ranks, "why": "the run was interrupted"})
             raise
         self.measuring_s += time.monotonic() - started_s
+        self._keep_output(call, replies)
         self._bury(replies)
         return replies
 
@@ -244,6 +247,13 @@ class Controller:
     def name(self, function: Callable[..., Any]) -> Message:
         """How ``function`` is named to the workers."""
         return functions.name_function(function, rootdir=self.rootdir)
+
+    def _keep_output(self, call: Call, replies: dict[int, Message]) -> None:
+        """Append what each rank printed in this call to its log; a disk that is full costs no measurement."""
+        for rank, reply in replies.items():
+            if reply.get("output") and self._logs is not None:
+                with contextlib.suppress(OSError), (self._logs / f"rank{rank}.log").open("a", encoding="utf-8") as log:
+                    log.write(f"--- {call.function['qualname']}\n{reply['output'].rstrip()}\n")
 
     def _refuse_lost(self, call: Call) -> dict[int, Message]:
         replies = {rank: _lost(self._lost[rank]) for rank in call.ranks if rank in self._lost}
