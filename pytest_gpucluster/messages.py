@@ -23,6 +23,12 @@ def format_number(value: float) -> str:
     return f"{value:.4g}" if abs(value) < 1000 else f"{value:.1f}"
 
 
+def negated(limit: str) -> str:
+    """What a value outside a limit is: ``> 700 TFLOPS`` becomes ``not above 700 TFLOPS``."""
+    sign, _, rest = limit.partition(" ")
+    return f"{NEGATED[sign]} {rest}" if sign in NEGATED else "within the limit"
+
+
 def where_written(threshold: Threshold) -> str:
     """``thresholds.yaml:41``."""
     return f"{Path(threshold.file).name}:{threshold.line}"
@@ -43,7 +49,7 @@ def describe_failure(
     where = " -> ".join(place.id for place in places) or "the cluster"
     lines = [
         (
-            f"{threshold.key} at {where}: {format_number(value)} {limit.unit}, not {limit.text} "
+            f"{threshold.key} at {where}: {format_number(value)} {limit.unit}, {negated(limit.text)} "
             f"({shortfall(limit, value)}; {where_written(threshold)})"
         ),
         f"  {threshold.criterion}",
@@ -80,10 +86,10 @@ def describe_together(records: Sequence[Record], names: Mapping[str, str], *, th
     """
     failed = [record for record in records if record.outcome == "failed"]
     passed = [record.value for record in records if record.outcome == "passed" and record.value is not None]
-    kind = "places" if any(record.place for record in records) else "clusters"
+    kind = _kind(records)
     first = failed[0]
     written = f" ({where_written(threshold)})" if threshold is not None else ""
-    lines = [f"{first.criterion}: {len(failed)} of {len(records)} {kind} not {first.limit}{written}"]
+    lines = [f"{first.criterion}: {len(failed)} of {len(records)} {kind} {negated(first.limit or '')}{written}"]
     for record in failed:
         shown = format_number(record.value) if record.value is not None else "?"
         margin = f", {abs(record.margin_percent):.1f} % off" if record.margin_percent is not None else ""
@@ -95,6 +101,14 @@ def describe_together(records: Sequence[Record], names: Mapping[str, str], *, th
     if threshold is not None:
         lines.append(f"  next: {next_step(threshold, None)}")
     return lines
+
+
+def _kind(records: Sequence[Record]) -> str:
+    """What was judged, for ``1 of 16 GPUs``: a place's id tells."""
+    places = [record.place for record in records if record.place]
+    if not places:
+        return "clusters"
+    return "GPUs" if "-gpu" in places[0] else "ranks" if "-cpu" in places[0] else "nodes"
 
 
 def _show(value: Any) -> str:

@@ -125,7 +125,7 @@ def test_failed_rehearsal_is_rejected(slow: Ran) -> None:
 
 def test_all_places_stand_together_at_the_end(slow: Ran) -> None:
     """The closing report has one paragraph a criterion: the bad place, and the others beside it."""
-    assert "\nbf16_tflops: 1 of 2 places not > 0.003 TFLOPS\n  node0-cpu1 (rank 1, " in slow.stdout
+    assert "\nbf16_tflops: 1 of 2 ranks not above 0.003 TFLOPS\n  node0-cpu1 (rank 1, " in slow.stdout
     assert "\n  the other 1: " in slow.stdout
 
 

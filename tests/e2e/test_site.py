@@ -37,7 +37,7 @@ def test_function_in_the_test_file_per_gpu(site: Ran) -> None:
     assert site.outcomes("site_rate") == {**expected, "node0-cpu2": "failed"}
     case = site.case("test_site_rate[node0-cpu2]")
     assert case.kind == "failure"
-    assert "site_rate at node0-cpu2: 80 GB/s, not >= 90 GB/s (11.1 % short; limits.yaml:" in case.text
+    assert "site_rate at node0-cpu2: 80 GB/s, below 90 GB/s (11.1 % short; limits.yaml:" in case.text
     assert "median 100" in case.text
 
 
