@@ -179,7 +179,7 @@ def test_profile_by_name() -> None:
         ("h20-sxm", [H200], "has no profile 'h20-sxm'. Profiles: h100-sxm, h200-sxm, lab-2x2, rehearsal. Did you"),
         ("h200-sxm", [], "No GPU but a GPU profile asked for: 'h200-sxm' is for H200 SXM."),
         ("h100-sxm", [H200, H200], "Profile 'h100-sxm' is for H100 SXM 80 GB, but the GPUs are 2 x 'NVIDIA H200'."),
-        ("h200-sxm", [H200, "NVIDIA L4"], "the GPUs are 1 x 'NVIDIA H200', 1 x 'NVIDIA L4'"),
+        ("h200-sxm", ["NVIDIA A10", "NVIDIA L4"], "the GPUs are 1 x 'NVIDIA A10', 1 x 'NVIDIA L4'"),
         (None, [H200, "NVIDIA H200 NVL"], "GPUs of several models: 1 x 'NVIDIA H200', 1 x 'NVIDIA H200 NVL'."),
         (None, ["NVIDIA H200 NVL"], "unknown GPU 'NVIDIA H200 NVL'. Known: "),
         (None, ["NVIDIA B200"], "The GPUs are 'NVIDIA B200'. "),
@@ -191,6 +191,11 @@ def test_a_profile_is_never_guessed(name: str | None, gpu_names: list[str], expe
     with pytest.raises(ConfigurationError) as caught:
         load(None).profile_for(name=name, gpu_names=gpu_names)
     assert expected in str(caught.value)
+
+
+def test_a_named_profile_takes_a_machine_with_one_wrong_gpu() -> None:
+    """The wrong one is then a failure of gpu_model at its place, not a run that never began."""
+    assert load(None).profile_for(name="h200-sxm", gpu_names=[H200, "NVIDIA L4"]).name == "h200-sxm"
 
 
 def test_no_rehearsal_profile(write: Write) -> None:

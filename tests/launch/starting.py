@@ -52,6 +52,7 @@ class Launch:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
+                preexec_fn=_hear_interrupts,  # noqa: PLW1509 -- one thread, and nothing but a signal's default
             )
         return self
 
@@ -201,6 +202,11 @@ def free_port() -> int:
     """A TCP port of the loopback that nobody uses just now."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         return int(server.getsockname()[1])
+
+
+def _hear_interrupts() -> None:
+    """A job in the background of a shell ignores SIGINT, and so would all it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def installed(folder: Path) -> str:

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,9 @@ def python(*arguments: str) -> str:
 
 def test_options(tmp_path: Path) -> None:
     """``pytest --help`` shows exactly the options of the contract; a new one is a decision."""
-    shown = python("-m", "pytest", "-p", "pytest_gpucluster.plugin", "--rootdir", str(tmp_path), "--help")
+    installed = any(point.value == "pytest_gpucluster.plugin" for point in metadata.entry_points(group="pytest11"))
+    plugin = [] if installed else ["-p", "pytest_gpucluster.plugin"]
+    shown = python("-m", "pytest", *plugin, "--rootdir", str(tmp_path), "--help")
     assert set(re.findall(r"--gpucluster[a-z-]*", shown)) == OPTIONS
     assert re.search(r"^ *gpucluster \(bool\)", shown, re.MULTILINE)
 

@@ -132,7 +132,9 @@ def installed_module(monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str,
     file = folder / "gpucluster_installed_thing.py"
     file.write_text(source, encoding="utf-8")
     real = sysconfig.get_paths()
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: {**real, "purelib": str(folder), "platlib": str(folder)})
+    monkeypatch.setattr(
+        sysconfig, "get_paths", lambda *_args, **_options: {**real, "purelib": str(folder), "platlib": str(folder)}
+    )
     monkeypatch.syspath_prepend(str(folder))
     name = {"module": file.stem, "file": str(file), "relative": file.name, "digest": digest_of(file)}
     monkeypatch.setitem(sys.modules, file.stem, None)
