@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING
 
 import pytest
 from nvml_simulator import build, environment
 
 from e2e import harness
+from pytest_gpucluster.messages import negated
 
 if TYPE_CHECKING:
     from e2e.harness import Ran
@@ -82,7 +84,7 @@ def test_fails_by_its_value(slow: Ran, criterion: str, test: str, bad: str | Non
     case = slow.case(test)
     assert case.kind == "failure"
     assert f"{criterion} at {bad or 'the cluster'}: " in case.text
-    assert f" {unit}, not {limit} (" in case.text
+    assert f" {unit}, {negated(limit)} (" in case.text
     assert "next: " in case.text
     assert "Traceback" not in case.text
     assert float(case.properties["value"]) == row["value"]
@@ -125,7 +127,8 @@ def test_failed_rehearsal_is_rejected(slow: Ran) -> None:
 
 def test_all_places_stand_together_at_the_end(slow: Ran) -> None:
     """The closing report has one paragraph a criterion: the bad place, and the others beside it."""
-    assert "\nbf16_tflops: 1 of 2 ranks not above 0.003 TFLOPS\n  node0-cpu1 (rank 1, " in slow.stdout
+    told = r"\nbf16_tflops: 1 of 2 ranks not above 0.003 TFLOPS \(tight.yaml:\d+\)\n  node0-cpu1 \(rank 1, "
+    assert re.search(told, slow.stdout)
     assert "\n  the other 1: " in slow.stdout
 
 
