@@ -112,6 +112,7 @@ class Controller:
                 stdout=output,
                 stderr=output,
                 pass_fds=(self._alive_read,),
+                env={**as_torchrun(len(ranks)), **os.environ},
             )
         os.close(self._alive_read)
 
@@ -429,6 +430,11 @@ class _Gathering:
                 self.released.update(stuck)
                 return stuck, f"released, because rank {failed[0]} {self.replies[failed[0]]['kind']}"
         return [], ""
+
+
+def as_torchrun(num_local: int) -> dict[str, str]:
+    """What torchrun adds to the environment of several ranks: one OpenMP thread each, unless told otherwise."""
+    return {"OMP_NUM_THREADS": "1"} if num_local > 1 else {}
 
 
 def address_of(launch: Launch) -> Address:
