@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster import messages
 from pytest_gpucluster.reporting.table import criteria_table
-from pytest_gpucluster.verdict import FAILED, PASSED, SKIPPED, WORDS, Record, Verdict
+from pytest_gpucluster.verdict import FAILED, PASSED, SHOWN_LIMITS, SKIPPED, WORDS, Record, Verdict
 
 if TYPE_CHECKING:
     import pytest
@@ -113,8 +113,8 @@ class Terminal:
                 reporter.write_line(line)
         for remark in self._remarks:
             reporter.write_line(f"advisory: {remark}")
-        changed = session.facts()["changed_limits"]
-        if changed:
+        changed = verdict.changed_limits
+        if len(changed) > SHOWN_LIMITS:
             reporter.write_line(f"limits changed from the packaged ones: {', '.join(changed)}")
         if trouble is not None:
             reporter.write_line(f"results are incomplete on disk: {trouble}", red=True)

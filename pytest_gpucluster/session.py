@@ -199,7 +199,12 @@ class Session:
 
     def _terms(self) -> Terms:
         reached = LEVELS.index(self.settings.level) >= LEVELS.index(self.profile.accept_at)
-        return Terms(rehearsal=self.rehearsal, level_reached=reached, objections=tuple(self.objections))
+        return Terms(
+            rehearsal=self.rehearsal,
+            level_reached=reached,
+            objections=tuple(self.objections),
+            changed_limits=tuple(self.thresholds.changed_limits(self.profile)),
+        )
 
     def places(self) -> Mapping[str, Place]:
         """Every expected place and node by id, bound as far as anything said hello."""

@@ -17,6 +17,7 @@ OUTCOMES = (PASSED, FAILED, ERROR, NOISY, SKIPPED, MISSING, NOT_SELECTED)
 ACCEPTED, WITH_WAIVERS = "ACCEPTED", "ACCEPTED_WITH_WAIVERS"
 REJECTED, INCOMPLETE, REHEARSED = "REJECTED", "INCOMPLETE", "REHEARSED"
 
+SHOWN_LIMITS = 3
 PLURALS = {PASSED: "passed", FAILED: "failed", ERROR: "not measured", NOISY: "too close to call"}
 WORDS = {**PLURALS, SKIPPED: "do not apply", MISSING: "missing", NOT_SELECTED: "not selected"}
 
@@ -44,13 +45,22 @@ class Verdict:
     word: str
     counts: Mapping[str, int]
     reasons: tuple[str, ...]
+    changed_limits: tuple[str, ...] = ()
 
     @property
     def line(self) -> str:
-        """One line for people: the word, the counts, the reasons."""
+        """One line for people: the word, the counts, the reasons, and which limits are not the packaged ones."""
         counted = ", ".join(f"{number} {WORDS[outcome]}" for outcome, number in self.counts.items() if number)
         why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
-        return f"{self.word.replace('_', ' ')}: {counted or 'nothing was expected'}{why}"
+        return f"{self.word.replace('_', ' ')}: {counted or 'nothing was expected'}{why}{self._changed}"
+
+    @property
+    def _changed(self) -> str:
+        if not self.changed_limits:
+            return ""
+        more = len(self.changed_limits) - SHOWN_LIMITS
+        shown = ", ".join(self.changed_limits[:SHOWN_LIMITS]) + (f" and {more} more" if more > 0 else "")
+        return f"; limits changed: {shown}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +70,14 @@ class Terms:
     rehearsal: bool
     level_reached: bool
     objections: Sequence[str] = ()
+    changed_limits: Sequence[str] = ()
 
 
 def decide(records: Iterable[Record], terms: Terms) -> Verdict:
     """The verdict over all expected (criterion, place).
 
-    ``objections`` are facts that forbid an acceptance whatever was measured (more GPUs than expected, a debugging mode).
+    ``objections`` are facts that forbid an acceptance whatever was measured (more GPUs than expected, a debugging mode);
+    ``changed_limits`` are criteria judged otherwise than by the packaged file, which the verdict names.
     """
     outcomes = Counter(record.outcome for record in records)
     counts = {outcome: outcomes.get(outcome, 0) for outcome in OUTCOMES}
@@ -79,7 +91,7 @@ def decide(records: Iterable[Record], terms: Terms) -> Verdict:
         word = INCOMPLETE
     else:
         word = REHEARSED if terms.rehearsal else ACCEPTED
-    return Verdict(word=word, counts=counts, reasons=tuple(reasons))
+    return Verdict(word=word, counts=counts, reasons=tuple(reasons), changed_limits=tuple(terms.changed_limits))
 
 
 def _shortcomings(counts: Mapping[str, int], terms: Terms) -> list[str]:

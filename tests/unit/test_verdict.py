@@ -86,3 +86,12 @@ def test_unknown_outcomes_are_refused(outcome: str) -> None:
     """What never got an outcome cannot slip into a verdict."""
     with pytest.raises(ValueError, match="no such outcome"):
         decide(records(v.PASSED, outcome), GOOD)
+
+
+def test_changed_limits_are_in_the_line() -> None:
+    """A verdict by other limits than the packaged ones says so; many are counted."""
+    passed = [Record(criterion="a", place=None, outcome=v.PASSED)]
+    few = decide(passed, Terms(rehearsal=False, level_reached=True, changed_limits=("a", "b")))
+    many = decide(passed, Terms(rehearsal=False, level_reached=True, changed_limits=tuple("abcde")))
+    assert few.line == "ACCEPTED: 1 passed; limits changed: a, b"
+    assert many.line == "ACCEPTED: 1 passed; limits changed: a, b, c and 2 more"
