@@ -169,6 +169,12 @@ def _say_goodbye(config: pytest.Config) -> None:
     run = config.stash.get(RUN, None)
     if run is not None and run.session.launch is not None and not run.session.is_open:
         run.session.controller.quit(0)
+        return
+    launch = read_launch() if run is None and config.stash.get(ACTIVE, False) else None
+    if launch is not None:  # pytest 8 answers --version here, before anything is configured
+        from pytest_gpucluster.controller import Controller
+
+        Controller(launch, num_local=1, device="cpu", rootdir=config.rootpath).quit(0)
 
 
 # Fixtures.
