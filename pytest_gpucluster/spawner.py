@@ -22,6 +22,7 @@ from typing import Any
 
 PR_SET_PDEATHSIG = 1
 REQUEST_BYTES = 256 * 1024
+ANSWER_S = 30.0
 Main = Callable[[dict[str, Any], int], None]
 
 
@@ -36,6 +37,7 @@ class Spawner:
             self._link.close()
             _Server(theirs, main).serve()
         theirs.close()
+        self._link.settimeout(ANSWER_S)
         self._exits: list[tuple[int, int]] = []
 
     def fileno(self) -> int:
@@ -46,7 +48,7 @@ class Spawner:
         """Start a worker with ``link`` as its line to the agent and ``output_fd`` as stdout and stderr; its pid.
 
         Raises:
-            OSError: the spawner is gone, or could not fork.
+            OSError: the spawner is gone, did not answer within :data:`ANSWER_S`, or could not fork.
         """
         socket.send_fds(self._link, [json.dumps(request).encode()], [link.fileno(), output_fd])
         while True:

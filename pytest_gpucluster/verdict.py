@@ -18,8 +18,15 @@ ACCEPTED, WITH_WAIVERS = "ACCEPTED", "ACCEPTED_WITH_WAIVERS"
 REJECTED, INCOMPLETE, REHEARSED = "REJECTED", "INCOMPLETE", "REHEARSED"
 
 SHOWN_LIMITS = 3
-PLURALS = {PASSED: "passed", FAILED: "failed", ERROR: "not measured", NOISY: "too close to call"}
-WORDS = {**PLURALS, SKIPPED: "do not apply", MISSING: "missing", NOT_SELECTED: "not selected"}
+WORDS = {
+    PASSED: "passed",
+    FAILED: "failed",
+    ERROR: "not measured",
+    NOISY: "too close to call",
+    SKIPPED: "do not apply",
+    MISSING: "missing",
+    NOT_SELECTED: "not selected",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ from pytest_gpucluster.wire import Wire
 
 KILL_S = 10.0
 STACKS_S = 1.0
+SEND_S = 30.0
 TAIL_BYTES = 64 * 1024
 STACKS_CHARACTERS = 6000
 
@@ -50,6 +51,7 @@ class WorkerProcess:
         finally:
             theirs.close()
             os.close(output_write)
+        mine.settimeout(SEND_S)  # a worker that is stopped before it reads must not stop its agent
         self.wire = Wire(mine)
 
     def collective(self) -> tuple[int, str]:

@@ -36,18 +36,19 @@ def detect_gpus() -> Detected:
         ConfigurationError: NVML is installed but does not work, or did not answer in time.
     """
     command = [sys.executable, "-m", "pytest_gpucluster.inventory.nvml"]
+    asked = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: S603 -- ourselves
     try:
-        answer = subprocess.run(  # noqa: S603 -- this very interpreter
-            command, capture_output=True, text=True, timeout=DEADLINE_S, check=True
-        )
-        found: dict[str, Any] = json.loads(answer.stdout)
+        told, complaint = asked.communicate(timeout=DEADLINE_S)
     except subprocess.TimeoutExpired:
+        asked.kill()  # and not waited for: inside a driver that hangs, SIGKILL may not end it
         raise ConfigurationError(
             f"NVML did not answer within {DEADLINE_S:g} s: the driver hangs. Look at the kernel log (Xid), then reboot the node"
         ) from None
-    except (subprocess.CalledProcessError, ValueError) as error:
-        tail = str(getattr(error, "stderr", "") or error).strip().splitlines()[-1:]
-        raise ConfigurationError(f"NVML could not be read: {' '.join(tail)}") from None
+    try:
+        found: dict[str, Any] = json.loads(told if asked.returncode == 0 else "")
+    except ValueError:
+        tail = complaint.strip().splitlines()[-1:] or [f"exit code {asked.returncode}"]
+        raise ConfigurationError(f"NVML could not be read: {tail[0]}") from None
     if found["status"] == "no_library":
         return Detected(names=())
     if found["status"] != "ok" and not found["gpus"]:

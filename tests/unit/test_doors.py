@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import time
 from importlib import metadata
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from pytest_gpucluster import session
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.inventory import detect
 from pytest_gpucluster.launch import read_launch
 from pytest_gpucluster.settings import Expect, parse_expect, parse_level
 
@@ -116,3 +119,17 @@ def test_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", absent)
     with pytest.raises(ConfigurationError, match="torch is not installed"):
         session.require_torch()
+
+
+def test_a_driver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML that never answers is a broken machine, said within the deadline, even if its process cannot be ended."""
+    asleep = subprocess.Popen(["sleep", "30"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    monkeypatch.setattr(detect, "DEADLINE_S", 0.2)
+    monkeypatch.setattr(detect.subprocess, "Popen", lambda *_args, **_options: asleep)
+    monkeypatch.setattr(asleep, "kill", lambda: None)  # as in state D
+    began_s = time.monotonic()
+    with pytest.raises(ConfigurationError, match="the driver hangs"):
+        detect.detect_gpus()
+    assert time.monotonic() - began_s < 5
+    asleep.terminate()
+    asleep.communicate(timeout=10)
