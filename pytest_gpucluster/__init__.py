@@ -9,13 +9,15 @@ if TYPE_CHECKING:
     from pytest_gpucluster.dispatch import Cluster
     from pytest_gpucluster.errors import MeasurementError
     from pytest_gpucluster.functions import measurement
+    from pytest_gpucluster.noise import Repeats
 
-__all__ = ["Cluster", "MeasurementError", "Place", "Results", "measurement"]
+__all__ = ["Cluster", "MeasurementError", "Place", "Repeats", "Results", "measurement"]
 
 _HOMES = {
     "Cluster": "pytest_gpucluster.dispatch",
     "MeasurementError": "pytest_gpucluster.errors",
     "Place": "pytest_gpucluster.cluster",
+    "Repeats": "pytest_gpucluster.noise",
     "Results": "pytest_gpucluster.cluster",
     "measurement": "pytest_gpucluster.functions",
 }

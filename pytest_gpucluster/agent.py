@@ -12,7 +12,6 @@ import queue
 import selectors
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -23,6 +22,7 @@ from typing import Any
 
 from pytest_gpucluster import worker
 from pytest_gpucluster.channel import SECRET_VARIABLE, Address, Channel, ChannelLostError, Message, connect, connect_reader
+from pytest_gpucluster.estate import Estate, Heir
 from pytest_gpucluster.spawner import Spawner, describe_exit
 from pytest_gpucluster.worker_process import WorkerProcess
 
@@ -33,7 +33,7 @@ CONTROLLER_SILENT_S = 60.0
 TERMINATED_SILENT_S = 3.0
 CONTROLLER = -1
 LOST_CODE = 3
-REBUILD_S = 20.0
+JOURNAL_COPY = "journal.jsonl"
 PASSED_ON = ("function", "kwargs", "device", "any_device", "sys_path", "test", "test_arguments")
 WORKER_DEFAULTS = {
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that local rank k is the k-th GPU in PCI order, as place ids count
@@ -53,14 +53,6 @@ class Rank:
     local_rank: int
     local_world_size: int
     group_rank: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estate:
-    """What a controller leaves behind if it dies: the folder of its journal, and the JUnit file it would have written."""
-
-    folder: str
-    junit: str | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,6 +81,7 @@ class Agent:
         ``controller_fd`` closes when a controller on this node ends; an agent with its ``estate`` then finishes the report.
         """
         self._estate = estate
+        self._heir: Heir | None = None
         self._read = 0
         self._quit_said = False
         self._rank = rank
@@ -134,13 +127,14 @@ class Agent:
                 self._wait()
                 self._beat()
                 code = self._obey()
-                if code is None:
-                    code = self._check_controller()
+                if code is None and (code := self._check_controller()) is not None:
+                    self._inherit()
                 if code is not None:
                     return code
                 self._enforce_deadline()
         except ChannelLostError as lost:
             sys.stderr.write(f"gpucluster: rank {self._rank.rank} leaves: {lost}\n")
+            self._inherit()
             return LOST_CODE
         finally:
             self._discard_worker()
@@ -184,7 +178,16 @@ class Agent:
                 self._abort(command)
             elif command["t"] == "kill":
                 self._discard_worker()
+            elif command["t"] == "inherit":
+                reader = connect_reader(self._channel.address)
+                self._heir = Heir(reader, Estate(**command["estate"]), self._folder / JOURNAL_COPY)
         return None
+
+    def _inherit(self) -> None:
+        """No controller, and nobody on its node who could say so: finish its report here, if this agent was chosen."""
+        if self._heir is not None:
+            self._discard_worker()
+            self._heir.settle()
 
     def _on_wake(self) -> None:
         os.read(self._wake_read, 4096)
@@ -248,10 +251,7 @@ class Agent:
         if self._estate is None:
             return
         self._discard_worker()
-        junit = ["--junitxml", self._estate.junit] if self._estate.junit else []
-        command = [sys.executable, "-m", "pytest_gpucluster.cli", "report", self._estate.folder, *junit]
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            subprocess.run(command, timeout=REBUILD_S, check=False, stdin=subprocess.DEVNULL)  # noqa: S603 -- our own command
+        self._estate.settle()
         with contextlib.suppress(ChannelLostError):
             self._channel.put(f"cmd/{self._read}", {"t": "quit", "code": LOST_CODE})
 
@@ -366,7 +366,7 @@ class Agent:
         self._worker = None
 
     def _clean_up(self) -> None:
-        for name in ("beacon", "stacks", "nccl.log"):
+        for name in ("beacon", "stacks", "nccl.log", JOURNAL_COPY):
             (self._folder / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._folder.rmdir()

@@ -11,8 +11,9 @@ import os
 import sys
 from typing import Any
 
-from pytest_gpucluster.agent import Agent, Estate, Rank
+from pytest_gpucluster.agent import Agent, Rank
 from pytest_gpucluster.channel import Address, ChannelLostError
+from pytest_gpucluster.estate import Estate
 
 
 def command(

@@ -5,7 +5,7 @@ every message carries an HMAC when the run has a secret. This is the only module
 
 Keys, below ``gpucluster/<run id>/``: ``cmd/<n>`` (one ordered sequence from the controller), ``who/<rank>`` (hello),
 ``res/<call>/<rank>`` (replies), ``fault/<call>/<rank>`` (a reply that is bad news), ``hb/<rank>`` (a count, not a time),
-``prog/<rank>`` (what it does now), ``bye/<rank>``. None is ever reused.
+``prog/<rank>`` (what it does now), ``jrn/<n>`` (the journal, for the heir), ``bye/<rank>``. None is ever reused.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.noise import Repeats
 
 Value = TypeVar("Value")
 
@@ -94,12 +95,19 @@ class Results(Mapping[Any, Any]):
     """
 
     def __init__(
-        self, values: Mapping[Any, Any], errors: Mapping[Any, MeasurementError], *, ran_beside: tuple[Place, ...] = ()
+        self,
+        values: Mapping[Any, Any],
+        errors: Mapping[Any, MeasurementError],
+        *,
+        ran_beside: tuple[Place, ...] = (),
+        again: Callable[[], Results] | None = None,
     ) -> None:
-        """Keep values and errors by place; a place is in one of the two."""
+        """Keep values and errors by place; a place is in one of the two. ``again`` measures all of it with more repeats."""
         self._values = dict(values)
         self._errors = dict(errors)
         self.ran_beside = ran_beside
+        self._again = again
+        self._second: Results | None = None
 
     @property
     def errors(self) -> Mapping[Any, MeasurementError]:
@@ -135,6 +143,37 @@ class Results(Mapping[Any, Any]):
         """
         self._raise_if_any(list(self))
         return self._values[next(iter(self))]
+
+    def repeated(self, place: Any, value: str, repeats: str) -> Repeats:
+        """What ``criterion.require`` needs to tell noise from a fault.
+
+        Args:
+            place: where; None for what all places measured together.
+            value: the name of the judged field (a key, where the measurement returned a dict).
+            repeats: the name of the field that lists its repeats.
+        """
+        measured = self.value if place is None else self[place]
+        again = None if self._again is None else lambda: self._remeasured().repeated(place, value, repeats)
+        return Repeats(value=_field(measured, value), samples=_field(measured, repeats), again=again)
+
+    def _remeasured(self) -> Results:
+        """All places once more, under the same conditions, however many of them were doubtful."""
+        if self._second is None:
+            assert self._again is not None
+            self._second = self._again()
+        return self._second
+
+    def first_of(self, node: Place) -> Any:
+        """The value of the first rank of a node that was measured: what is true of the node whoever of it says so.
+
+        Raises:
+            MeasurementError: none of its ranks was measured.
+        """
+        members = [place for place in self if isinstance(place, Place) and place.node == node.node]
+        measured = next((place for place in members if place in self._values), None)
+        if measured is None:
+            self._raise_if_any(members)
+        return self._values[measured]
 
     def each(self, read: Callable[[Any], Value]) -> dict[Any, Value]:
         """``read(value)`` by place; raises MeasurementError if a place has none."""
@@ -176,6 +215,10 @@ class Results(Mapping[Any, Any]):
         for place in places:
             if place in self._errors:
                 raise self._errors[place]
+
+
+def _field(measured: Any, name: str) -> Any:
+    return measured[name] if isinstance(measured, Mapping) else getattr(measured, name)
 
 
 def _order(place: Any) -> tuple[Any, ...]:

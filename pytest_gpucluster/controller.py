@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import subprocess
 import sys
 import threading
 import time
@@ -14,10 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster import agent_main, channel, functions, plain, worker
-from pytest_gpucluster.agent import CONTROLLER, Estate, Rank, machine
+from pytest_gpucluster import channel, functions, plain, worker
+from pytest_gpucluster.agent import CONTROLLER, Rank, machine
 from pytest_gpucluster.channel import SECRET_VARIABLE, Address, Channel, ChannelLostError, Message
 from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.estate import Estate, Outbox, as_message
+from pytest_gpucluster.gathering import Gathering, lost_reply, released_reply
+from pytest_gpucluster.own_agents import OwnAgents
 
 if TYPE_CHECKING:
     import socket
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
 SLICE_S = 0.1
 LIVENESS_S = 1.0
 SILENT_S = 10.0
-GRACE_S = {"raised": 0.4}  # a rank that raised may not be the only one; one that died will not get company
 MARGIN_S = 20.0
 LEAVE_S = 10.0
 BYE_S = 5.0
@@ -74,12 +75,14 @@ class Controller:
         self._address = address_of(launch) if launch is not None else Address(host="", port=0, run_id="")
         self._commands = 0
         self._calls = 0
-        self._lost: dict[int, str] = {}
+        self._lost: dict[int, Message] = {}
+        self._outbox = Outbox()
+        self._estate: Estate | None = None
         self._groups: list[tuple[str, tuple[int, ...]]] = []
         self._who: dict[int, Message] = {}
         self._beats: dict[int, tuple[bytes, float]] = {}
         self._channel: Channel | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._agents: OwnAgents | None = None
         self._listener: socket.socket | None = None
         self._next_look_s = self._last_look_s = 0.0
         self._stop_beating = threading.Event()
@@ -95,6 +98,7 @@ class Controller:
         ``estate``: what the first of them finishes should this process die.
         """
         self._logs = log.parent
+        self._estate = estate
         launch = self._launch
         if launch is None:
             self._listener = channel.listen_on_loopback()
@@ -104,17 +108,7 @@ class Controller:
             ranks = [_local_rank(number, self._num_local) for number in range(self._num_local)]
         else:
             ranks = [rank_of(launch)]
-        self._alive_read, self._alive_write = os.pipe()
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(  # noqa: S603 -- this very interpreter
-                agent_main.command(ranks, self._address, controller_fd=self._alive_read, estate=estate),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=(self._alive_read,),
-                env={**as_torchrun(len(ranks)), **os.environ},
-            )
-        os.close(self._alive_read)
+        self._agents = OwnAgents(ranks, self._address, log=log, estate=estate, alone=launch is None)
 
     def meet(self, *, within_s: float) -> None:
         """Wait until every rank's agent said hello; who does not is lost, by name, and the run goes on without it."""
@@ -125,25 +119,40 @@ class Controller:
             self._raise_if_terminated()
             if self._open_channel().arrived([f"who/{rank}" for rank in waiting], within_s=SLICE_S):
                 break
-            if self._process is not None and self._process.poll() is not None:
+            if self._agents is not None and self._agents.have_ended:
                 waiting = {rank for rank in waiting if not self._open_channel().has(f"who/{rank}")}
                 if self._launch is None or waiting == {self._launch.rank}:
                     break
         for rank in range(self.world_size):
             self._greet(rank, within_s)
+        self._choose_heir()
 
     def _greet(self, rank: int, within_s: float) -> None:
         if not self._open_channel().has(f"who/{rank}"):
-            self._lost[rank] = f"rank {rank} never joined within {within_s:g} s"
+            self._lost[rank] = lost_reply(f"rank {rank} never joined within {within_s:g} s")
             return
         try:
             self._who[rank] = self._open_channel().take(f"who/{rank}")
         except channel.ForgedMessageError:
-            self._lost[rank] = f"rank {rank} signs with another secret: set the same {SECRET_VARIABLE} on every node"
+            self.refuse(rank, f"rank {rank} signs with another secret: set the same {SECRET_VARIABLE} on every node")
 
-    def lose(self, rank: int, why: str) -> None:
-        """Measure nothing at this rank any more: every call answers with the reason."""
-        self._lost[rank] = why
+    def refuse(self, rank: int, why: str) -> None:
+        """Measure nothing at this rank, whose software does not fit: every call answers with the reason."""
+        self._lost[rank] = {**lost_reply(why), "kind": "refused"}
+
+    def keep_copy(self, line: str) -> None:
+        """Send one line of the journal to the heir, an agent on another node."""
+        self._outbox.add(line)
+
+    def _choose_heir(self) -> None:
+        """An agent of another node keeps a copy of the journal, should this node be lost with all on it."""
+        own = self._launch.group_rank if self._launch is not None else 0
+        heir = next((rank for rank, who in sorted(self._who.items()) if who["group_rank"] != own), None)
+        if heir is None or self._estate is None:
+            self._outbox.close()
+            return
+        self._command({"t": "inherit", "ranks": [heir], "estate": as_message(self._estate)})
+        self._outbox.open(self._open_channel())
 
     @property
     def is_signed(self) -> bool:
@@ -156,9 +165,13 @@ class Controller:
 
     def quit(self, code: int) -> None:
         """Tell every agent to leave with ``code`` and see them off; safe to call again, and without agents."""
-        if self._said_quit or (self._process is None and self._launch is None):
+        if self._said_quit or (self._agents is None and self._launch is None):
             return
         self._said_quit = True
+        if self._launch is None and self._channel is None:  # they wait for a store that nobody needs any more
+            assert self._agents is not None
+            self._agents.end(have_met=False)
+            return
         try:
             self._command({"t": "quit", "code": code})
             expected = [rank for rank in range(self.world_size) if rank not in self._lost and not self._is_dead_here(rank)]
@@ -171,22 +184,13 @@ class Controller:
             self._stop_beating.set()
             if self._beating.is_alive():
                 self._beating.join(BYE_S)  # a daemon thread inside the store while Python shuts down aborts the process
-            self._end_own_agents()
+            if self._agents is not None:
+                self._agents.end(have_met=True)
 
     def _is_here(self, rank: int) -> bool:
         if rank in self._who:
             return True
         return self._launch is not None and self._open_channel().has(f"who/{rank}")
-
-    def _end_own_agents(self) -> None:
-        if self._process is None:
-            return
-        os.close(self._alive_write)
-        try:
-            self._process.wait(2.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
     def _open_channel(self) -> Channel:
         if self._channel is None:
@@ -222,16 +226,22 @@ class Controller:
         if not ranks:
             return replies
         started_s = time.monotonic()
-        number = self._send(call, ranks, self._join(groups))
         try:
-            replies.update(self._gather(call, ranks, groups, number))
-        except BaseException:
-            self._command({"t": "abort", "id": number, "ranks": ranks, "why": "the run was interrupted"})
-            raise
+            replies.update(self._exchange(call, ranks, groups))
+        except ChannelLostError as lost:
+            raise MeasurementError(f"not run: {lost}; nothing can be measured without it", kind="missing") from lost
         self.measuring_s += time.monotonic() - started_s
         self._keep_output(call, replies)
         self._bury(replies)
         return replies
+
+    def _exchange(self, call: Call, ranks: list[int], groups: list[tuple[int, ...]]) -> dict[int, Message]:
+        number = self._send(call, ranks, self._join(groups))
+        try:
+            return self._gather(call, ranks, groups, number)
+        except BaseException:
+            self._command({"t": "abort", "id": number, "ranks": ranks, "why": "the run was interrupted"})
+            raise
 
     def terminate(self, by: str) -> None:
         """A signal ends this run. If it came because an agent here died, the others may still finish their call.
@@ -257,11 +267,11 @@ class Controller:
                     log.write(f"--- {call.function['qualname']}\n{reply['output'].rstrip()}\n")
 
     def _refuse_lost(self, call: Call) -> dict[int, Message]:
-        replies = {rank: _lost(self._lost[rank]) for rank in call.ranks if rank in self._lost}
+        replies = {rank: self._lost[rank] for rank in call.ranks if rank in self._lost}
         for group in call.groups or ():
             gone = [rank for rank in group if rank in self._lost]
             for rank in group if gone else ():
-                replies.setdefault(rank, _released(f"rank {gone[0]} is lost: {self._lost[gone[0]]}"))
+                replies.setdefault(rank, released_reply(f"rank {gone[0]} cannot take part: {self._lost[gone[0]]['error']}"))
         return replies
 
     def _send(self, call: Call, ranks: list[int], groups: list[Message] | None) -> int:
@@ -288,7 +298,7 @@ class Controller:
         return number
 
     def _gather(self, call: Call, ranks: list[int], groups: list[tuple[int, ...]], number: int) -> dict[int, Message]:
-        gathering = _Gathering(waiting=set(ranks), groups=groups, give_up_s=_give_up(call))
+        gathering = Gathering(waiting=set(ranks), groups=groups, give_up_s=_give_up(call))
         while gathering.waiting:
             self._raise_if_terminated()
             store = self._open_channel()
@@ -299,10 +309,10 @@ class Controller:
                     gathering.add(rank, self._take_reply(keys[rank]))
             self._report_progress(number, gathering.waiting)
             for rank, why in self._silent(gathering.waiting).items():
-                gathering.add(rank, _lost(why))
+                gathering.add(rank, lost_reply(why))
             if time.monotonic() > gathering.give_up_s:
                 for rank in list(gathering.waiting):
-                    gathering.add(rank, _lost(f"rank {rank}: its agent did not answer within the deadline"))
+                    gathering.add(rank, lost_reply(f"rank {rank}: its agent did not answer within the deadline"))
             release, why = gathering.to_release()
             if release:
                 self._command({"t": "abort", "id": number, "ranks": release, "why": why})
@@ -353,7 +363,7 @@ class Controller:
         failed = {rank for rank, reply in replies.items() if not reply["ok"]}
         for rank in failed:
             if replies[rank]["kind"] == "lost":
-                self._lost.setdefault(rank, replies[rank]["error"])
+                self._lost.setdefault(rank, replies[rank])
         broken = [group for group in self._groups if failed & set(group[1])]
         if broken:
             self._groups = [group for group in self._groups if group not in broken]
@@ -401,42 +411,6 @@ class Controller:
         self._commands += 1
 
 
-@dataclass(slots=True, kw_only=True)
-class _Gathering:
-    """The replies of one call as they come in."""
-
-    waiting: set[int]
-    groups: list[tuple[int, ...]]
-    give_up_s: float
-    replies: dict[int, Message] = field(default_factory=dict)
-    released: set[int] = field(default_factory=set)
-    release_s: float | None = None
-
-    def add(self, rank: int, reply: Message) -> None:
-        self.replies[rank] = reply
-        self.waiting.discard(rank)
-        if not reply["ok"]:
-            release_s = time.monotonic() + GRACE_S.get(reply["kind"], 0.0)
-            self.release_s = min(release_s, self.release_s or release_s)
-
-    def to_release(self) -> tuple[list[int], str]:
-        """Peers that wait for somebody who will never come, once the others had a moment to finish by themselves."""
-        if self.release_s is None or time.monotonic() < self.release_s:
-            return [], ""
-        for group in self.groups:
-            failed = [rank for rank in group if rank in self.replies and not self.replies[rank]["ok"]]
-            stuck = [rank for rank in group if rank in self.waiting and rank not in self.released]
-            if failed and stuck:
-                self.released.update(stuck)
-                return stuck, f"released, because rank {failed[0]} {self.replies[failed[0]]['kind']}"
-        return [], ""
-
-
-def as_torchrun(num_local: int) -> dict[str, str]:
-    """What torchrun adds to the environment of several ranks: one OpenMP thread each, unless told otherwise."""
-    return {"OMP_NUM_THREADS": "1"} if num_local > 1 else {}
-
-
 def address_of(launch: Launch) -> Address:
     """Where the ranks of a torchrun job meet."""
     return Address(host=launch.master_addr, port=launch.master_port, run_id=launch.run_id)
@@ -459,11 +433,3 @@ def _local_rank(number: int, num_local: int) -> Rank:
 
 def _give_up(call: Call) -> float:
     return time.monotonic() + call.setup_s + call.deadline_s + MARGIN_S
-
-
-def _lost(why: str) -> Message:
-    return {"ok": False, "kind": "lost", "error": why, "output": "", "collectives": 0, "collective": ""}
-
-
-def _released(why: str) -> Message:
-    return {"ok": False, "kind": "released", "error": why, "output": "", "collectives": 0, "collective": ""}

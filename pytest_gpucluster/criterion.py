@@ -5,16 +5,29 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster import messages
 from pytest_gpucluster.cluster import Place
 from pytest_gpucluster.errors import CriterionFailedError, MeasurementError
-from pytest_gpucluster.verdict import FAILED, PASSED, Record
+from pytest_gpucluster.noise import Repeats, doubt
+from pytest_gpucluster.verdict import FAILED, NOISY, PASSED, Record
 
 if TYPE_CHECKING:
     from pytest_gpucluster.thresholds import Limit, Threshold
+
+
+RANKING = (PASSED, NOISY, FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Settled:
+    """A value as it is judged, and the doubt that is left about it."""
+
+    value: float
+    doubt: str | None = None
+    evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,23 +41,65 @@ class Criterion:
     judged: Record | None = None
     message: str | None = None
 
-    def require(self, value: float | Mapping[Any, float], *, evidence: Mapping[str, Any] | None = None) -> None:
+    def require(
+        self, value: float | Repeats | Mapping[Any, float | Repeats], *, evidence: Mapping[str, Any] | None = None
+    ) -> None:
         """Judge one value, or values by place (the worst decides).
 
         Args:
             value: a finite number in the entry's unit; bool, text, None, NaN, infinity and an empty mapping never pass.
+                :class:`Repeats` (``results.repeated(...)``) are judged only if they agree well enough; if they do not,
+                they are measured again, with three times as many.
             evidence: what else was seen while measuring (clocks, event reasons), shown in a failure.
 
         Raises:
-            MeasurementError: the value is not a finite number: nothing was measured.
+            MeasurementError: the value is not a finite number: nothing was measured. Or (kind ``noisy``) the repeats
+                disagree, or the limit lies among them, also the second time.
             CriterionFailedError: outside the limit, and the entry is not advisory.
         """
         named = value if isinstance(value, Mapping) else {self.place: value}
         if not named:
             raise MeasurementError(f"{self.threshold.key}: no values at all were measured")
-        measured = {place: self._number(number, place) for place, number in named.items()}
-        worst = (min if self.limit.is_floor else max)(measured, key=lambda place: measured[place])
-        self._judge(measured[worst], self._where(worst), dict(evidence or {}))
+        judged = {place: self._settled(one, place) for place, one in named.items()}
+        worst_of = min if self.limit.is_floor else max
+        clear = {place: found.value for place, found in judged.items() if found.doubt is None}
+        facts = dict(evidence or {})
+        if clear:
+            worst = worst_of(clear, key=lambda place: clear[place])
+            if not self.limit.holds(clear[worst]) or len(clear) == len(judged):
+                self._judge(clear[worst], self._where(worst), {**facts, **judged[worst].evidence})
+                return
+        doubtful = {place: found for place, found in judged.items() if found.doubt is not None}
+        worst = worst_of(doubtful, key=lambda place: doubtful[place].value)
+        self._leave_open(doubtful[worst], self._where(worst), facts)
+
+    def _settled(self, measured: Any, place: Any) -> _Settled:
+        """A value, measured again if its repeats leave a doubt, and what doubt is left then."""
+        if not isinstance(measured, Repeats):
+            return _Settled(value=self._number(measured, place))
+        first = self._number(measured.value, place)
+        why = doubt(measured, limit=self.limit, allowed=self.threshold.noise)
+        if why is None:
+            return _Settled(value=first)
+        if measured.again is None:
+            return _Settled(value=first, doubt=why)
+        second = measured.again()
+        value = self._number(second.value, place)
+        still = doubt(second, limit=self.limit, allowed=self.threshold.noise)
+        evidence = {f"first measured {self.limit.unit}": first, "measured again because": why}
+        told = f"{still}; measured first: {messages.format_number(first)} {self.limit.unit}, {why}" if still else None
+        return _Settled(value=value, doubt=told, evidence=evidence)
+
+    def _leave_open(self, found: _Settled, where: tuple[Place, ...], evidence: dict[str, Any]) -> None:
+        """Too close to call: neither passed nor failed, and never a coin-flip."""
+        told = messages.describe_noise(self.threshold, self.limit, found.value, places=where, why=found.doubt or "")
+        advisory = self.threshold.severity == "advisory"
+        record = self._record(PASSED if advisory else NOISY, found.value, {**evidence, **found.evidence})
+        self._keep(replace(record, reason=f"advisory: {told}" if advisory else told), told)
+        if advisory:
+            self.note(told)
+        else:
+            raise MeasurementError(told, kind="noisy")
 
     def _where(self, worst: Any) -> tuple[Place, ...]:
         """The place, or the two of a pair, that the worst value belongs to."""
@@ -69,12 +124,30 @@ class Criterion:
     def _is_worse(self, record: Record) -> bool:
         """Whether a later judgement takes the place of the one on record: once failed stays failed, the worst is kept."""
         before = self.judged
-        if before is None or before.outcome != record.outcome:
-            return before is None or before.outcome == PASSED
+        if before is None:
+            return True
+        if before.outcome != record.outcome:
+            return RANKING.index(record.outcome) > RANKING.index(before.outcome)
         assert before.value is not None
         assert record.value is not None
         worse = record.value < before.value if self.limit.is_floor else record.value > before.value
         return worse and before.outcome == PASSED
+
+    def _keep(self, record: Record, message: str | None) -> None:
+        if self._is_worse(record):
+            self.judged, self.message = record, message
+
+    def _record(self, outcome: str, value: float, evidence: Mapping[str, Any]) -> Record:
+        return Record(
+            criterion=self.threshold.key,
+            place=self.place.id if self.place is not None else None,
+            outcome=outcome,
+            value=value,
+            unit=self.limit.unit,
+            limit=self.limit.text,
+            margin_percent=self.limit.margin_percent(value),
+            evidence=evidence,
+        )
 
     def _judge(self, value: float, where: tuple[Place, ...], evidence: dict[str, Any]) -> None:
         holds = self.limit.holds(value)
@@ -82,20 +155,12 @@ class Criterion:
         message = None
         if not holds:
             message = messages.describe_failure(self.threshold, self.limit, value, places=where, evidence=evidence)
-        record = Record(
-            criterion=self.threshold.key,
-            place=self.place.id if self.place is not None else None,
-            outcome=PASSED if holds or advisory else FAILED,
-            value=value,
-            unit=self.limit.unit,
-            limit=self.limit.text,
+        record = replace(
+            self._record(PASSED if holds or advisory else FAILED, value, evidence),
             reason=message if not advisory else message and f"advisory: {message}",
-            margin_percent=self.limit.margin_percent(value),
             culprits=() if holds else tuple(place.id for place in where),
-            evidence=evidence,
         )
-        if self.judged is None or self._is_worse(record):
-            self.judged, self.message = record, message
+        self._keep(record, message)
         if message is not None and advisory:
             self.note(message)
         elif message is not None:

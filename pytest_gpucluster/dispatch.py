@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster import plain
+from pytest_gpucluster import noise, plain
 from pytest_gpucluster.cluster import Inventory, Place, Results, rounds_of_pairs
 from pytest_gpucluster.controller import Call
 from pytest_gpucluster.diagnosis import diagnose
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 PER = ("gpu", "node", "cluster", "pair")
 DEADLINE_S = 300.0
+REPEATS = ("iterations", "bursts", "repeats")
+"""Arguments of a measurement that say how often it repeats: what a second look multiplies."""
 Asked = Callable[[], "frozenset[Place] | None"]
 Wave = tuple[list[Place], "list[list[Place]] | None"]
 
@@ -39,8 +42,14 @@ class _Found:
 class Cluster:
     """Everything a test may ask of the machines."""
 
-    def __init__(self, controller: Controller | InlineController, inventory: Inventory, *, asked: Asked) -> None:
-        """``asked`` tells which places the selected tests want from the fixture being set up; None: all."""
+    def __init__(
+        self, controller: Controller | InlineController, inventory: Inventory, *, asked: Asked, deadline_s: float = DEADLINE_S
+    ) -> None:
+        """``asked`` tells which places the selected tests want from the fixture being set up; None: all.
+
+        ``deadline_s`` holds for every call that does not bring its own.
+        """
+        self.deadline_s = deadline_s
         self._controller = controller
         self._inventory = inventory
         self._asked = asked
@@ -125,7 +134,7 @@ class Cluster:
                 pair in disjoint rounds (the value of the ordered pair ``(a, b)`` is what ``a`` returned).
             places: narrows it to these.
             at_once: how many GPUs of a node measure at the same time; None or ``"all"``: all of them.
-            deadline_s: how long the call may take, set-up apart.
+            deadline_s: how long the call may take, set-up apart; by default what the level gives (:attr:`deadline_s`).
             kwargs: plain data.
 
         Returns:
@@ -147,13 +156,23 @@ class Cluster:
                 function=name,
                 ranks=[_rank(place) for place in alone],
                 groups=None if groups is None else [[_rank(place) for place in group] for group in groups],
-                deadline_s=deadline_s or DEADLINE_S,
+                deadline_s=deadline_s or self.deadline_s,
                 kwargs=kwargs,
             )
             replies = self._controller.call(call)
             self._sort(replies, groups or [[place] for place in alone], found)
         beside = tuple(place for place in chosen if place.rank is not None)
-        return Results(found.values, found.errors, ran_beside=beside)
+        more = {name: number * noise.MORE for name, number in kwargs.items() if name in REPEATS and isinstance(number, int)}
+        again = functools.partial(
+            self.run,
+            function,
+            per=per,
+            places=chosen,
+            at_once=at_once,
+            deadline_s=noise.MORE * (deadline_s or self.deadline_s),
+            **{**kwargs, **more},
+        )
+        return Results(found.values, found.errors, ran_beside=beside, again=again)
 
     def _check(self, per: str, at_once: int | str | None, deadline_s: float | None) -> None:
         if per not in PER:
@@ -292,7 +311,7 @@ class Cluster:
             other = {name: version for name, version in who.versions.items() if ours and ours.versions[name] != version}
             if ours is not None and other:
                 told = ", ".join(f"{name} {version} instead of {ours.versions[name]}" for name, version in other.items())
-                self._controller.lose(rank, f"rank {rank} on {who.hostname} runs {told}: bring every node to one version")
+                self._controller.refuse(rank, f"rank {rank} on {who.hostname} runs {told}: bring every node to one version")
 
     def _bind_one(self, node: int, gpu: int, rank: int, who: Identity) -> None:
         self._controller.nodes[rank] = node

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pytest_gpucluster.agent import Estate
     from pytest_gpucluster.channel import Message
     from pytest_gpucluster.controller import Call, Progress
+    from pytest_gpucluster.estate import Estate
 
 OBJECTION = "run inline, for a debugger (--gpucluster-inline)"
 ENVIRONMENT = {
@@ -53,6 +53,10 @@ class InlineController:
         del log, estate
         os.environ.update({**{name: value for name, value in WORKER_DEFAULTS.items() if name not in os.environ}, **ENVIRONMENT})
 
+    def keep_copy(self, line: str) -> None:
+        """There is no other node."""
+        del line
+
     def meet(self, *, within_s: float) -> None:
         """There is nobody to wait for."""
         del within_s
@@ -61,7 +65,7 @@ class InlineController:
         """Remember the signal; the function that runs now is not interrupted."""
         self.terminated = by
 
-    def lose(self, rank: int, why: str) -> None:
+    def refuse(self, rank: int, why: str) -> None:
         """One process cannot differ from itself."""
         raise AssertionError(f"rank {rank} of an inline run: {why}")
 

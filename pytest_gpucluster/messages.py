@@ -62,6 +62,18 @@ def describe_failure(
     return "\n".join(lines)
 
 
+def describe_noise(threshold: Threshold, limit: Limit, value: float, *, places: Sequence[Place], why: str) -> str:
+    """A value that cannot be judged, because its repeats disagree."""
+    where = " -> ".join(place.id for place in places) or "the cluster"
+    lines = [
+        f"{threshold.key} at {where} is too close to call: {format_number(value)} {limit.unit}, {limit.text} asked",
+        f"  {why} ({where_written(threshold)})",
+        *(f"  {place.label}" for place in places),
+        f"  next: look for what disturbs it (other processes, heat, traffic), then {next_step(threshold, None)}",
+    ]
+    return "\n".join(lines)
+
+
 def next_step(threshold: Threshold, place: Place | None) -> str:
     """What to do about it: the entry's own advice, then how to measure just this again."""
     own_name = threshold.key.partition("[")[0]
@@ -84,7 +96,7 @@ def describe_together(records: Sequence[Record], names: Mapping[str, str], *, th
 
     ``threshold`` adds where the limit is written and what to do next.
     """
-    failed = [record for record in records if record.outcome == "failed"]
+    failed = [record for record in records if record.outcome == "failed" and record.waiver is None]
     passed = [record.value for record in records if record.outcome == "passed" and record.value is not None]
     kind = _kind(records)
     first = failed[0]

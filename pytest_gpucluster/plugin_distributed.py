@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.session import Session
 
-DEADLINE_S = 300.0
 PER = ("cluster", "node", "gpu")
 
 
@@ -28,8 +27,9 @@ def run_distributed_test(item: pytest.Function, session: Session) -> None:
         MeasurementError: a rank died, hung or is missing: an ERROR, as the test could not be carried out.
         ConfigurationError: the mark's arguments or a parameter cannot cross to the workers.
     """
-    per, deadline_s = _read_mark(item)
+    per, own_deadline_s = _read_mark(item)
     cluster = session.cluster
+    deadline_s = own_deadline_s or cluster.deadline_s
     parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
     try:
         name = session.controller.name(item.function)
@@ -40,7 +40,7 @@ def run_distributed_test(item: pytest.Function, session: Session) -> None:
     _conclude(replies, cluster.blame, item.name)
 
 
-def _read_mark(item: pytest.Function) -> tuple[str, float]:
+def _read_mark(item: pytest.Function) -> tuple[str, float | None]:
     mark = item.get_closest_marker("distributed")
     assert mark is not None
     unknown = set(mark.kwargs) - {"per", "deadline_s"}
@@ -50,7 +50,8 @@ def _read_mark(item: pytest.Function) -> tuple[str, float]:
             f"{item.nodeid}: @pytest.mark.distributed takes per='cluster', 'node' or 'gpu' and deadline_s, "
             f"not {', '.join(map(repr, (*mark.args, *unknown, *({per} - set(PER)))))}"
         )
-    return per, float(mark.kwargs.get("deadline_s", DEADLINE_S))
+    deadline_s = mark.kwargs.get("deadline_s")
+    return per, None if deadline_s is None else float(deadline_s)
 
 
 def _conclude(replies: Mapping[int, Any], blame: Any, name: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
 from pytest_gpucluster.reporting.junit_file import REHEARSAL_SUITE, VERDICT_CASE
 from pytest_gpucluster.verdict import ACCEPTED, REHEARSED, REJECTED, WITH_WAIVERS, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class LiveJunit:
@@ -21,6 +24,11 @@ class LiveJunit:
     def add_missing(self, nodeid: str, why: str) -> None:
         """A planned test that never ran is an error in the report, not an absence."""
         self._add(nodeid, "setup", "failed", why, [("failure_type", "missing")])
+
+    def add_waivers(self, lines: Sequence[str]) -> None:
+        """At the top of the file, as properties of the suite."""
+        for line in lines if self._writer is not None else ():
+            self._writer.add_global_property("waiver", line)
 
     def add_verdict(self, verdict: Verdict, *, rehearsal: bool) -> None:
         """The last testcase: passed for ACCEPTED, failure for REJECTED, skipped for REHEARSED, else error."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError, RanksFailedError
-from pytest_gpucluster.verdict import ERROR, FAILED, MISSING, NOT_SELECTED, PASSED, SKIPPED, Record
+from pytest_gpucluster.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, Record
 
 if TYPE_CHECKING:
     import pytest
@@ -34,6 +34,13 @@ def outcome_of(report: pytest.TestReport, call: pytest.CallInfo[None], told: Tol
     return _after_teardown(report, call, told)
 
 
+def show_waived(report: pytest.TestReport, reason: str) -> None:
+    """A waived failure is neither red nor green: pytest's xfailed, in the JUnit file a skip with the reason."""
+    report.outcome = "skipped"
+    report.wasxfail = reason
+    report.longrepr = reason
+
+
 def _after_setup(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record | None:
     if report.outcome == "passed":
         return None
@@ -48,8 +55,8 @@ def _after_call(report: pytest.TestReport, call: pytest.CallInfo[None], told: To
     if criterion is None or not told.pair.judges:
         return _plain_test(report, call, told)
     judged = criterion.judged
-    if judged is not None and judged.outcome == FAILED:
-        _fail(report, criterion.message or "outside the limit")
+    if judged is not None and judged.outcome in (FAILED, NOISY):
+        (_fail if judged.outcome == FAILED else _make_error)(report, criterion.message or judged.outcome)
         return judged
     if isinstance(error, AssertionError) and not hasattr(report, "wasxfail"):
         return _record(told, FAILED, report.longreprtext)
@@ -65,7 +72,7 @@ def _after_teardown(report: pytest.TestReport, call: pytest.CallInfo[None], told
     if report.outcome != "failed" or call.excinfo is None:
         return None
     reason = f"its teardown failed: {call.excinfo.exconly()}"
-    if told.earlier is not None and told.earlier.outcome in (FAILED, ERROR, MISSING):
+    if told.earlier is not None and told.earlier.outcome in (FAILED, ERROR, MISSING, NOISY):
         return None
     return replace(told.earlier, outcome=ERROR, reason=reason) if told.earlier else _record(told, ERROR, reason)
 
@@ -91,7 +98,8 @@ def _not_measured(report: pytest.TestReport, call: pytest.CallInfo[None], told: 
         _make_error(report, str(error))
         missing = isinstance(error, MeasurementError) and error.kind == "missing"
         guilty = tuple(place.id for place in getattr(error, "culprits", ()))
-        return replace(_record(told, MISSING if missing else ERROR, str(error)), culprits=guilty)
+        refused = isinstance(error, MeasurementError) and error.kind == "refused"
+        return replace(_record(told, MISSING if missing else ERROR, str(error)), culprits=guilty, refused=refused)
     if report.outcome == "skipped":
         if not told.pair.judges:
             return _record(told, NOT_SELECTED, f"it skipped itself: {_skip_reason(report)}")

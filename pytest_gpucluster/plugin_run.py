@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -20,7 +22,7 @@ from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.plan import rule_against
 from pytest_gpucluster.plugin_distributed import run_distributed_test
 from pytest_gpucluster.plugin_junit import LiveJunit
-from pytest_gpucluster.plugin_outcome import Told, outcome_of
+from pytest_gpucluster.plugin_outcome import Told, outcome_of, show_waived
 from pytest_gpucluster.plugin_terminal import Terminal
 from pytest_gpucluster.session import Session
 from pytest_gpucluster.settings import LEVELS, Settings
@@ -36,6 +38,9 @@ CRITERION = pytest.StashKey[Criterion]()
 RULE = pytest.StashKey[str]()
 NO_LIMIT = pytest.StashKey[str]()
 RECORD = pytest.StashKey[Record]()
+LOOKING = ("collectonly", "showfixtures", "show_fixtures_per_test", "cacheshow", "setupplan")
+PATIENCE_S = 4.0
+"""What runs when a SIGTERM comes (collection, a test's own loop) is interrupted after this; calls end at once."""
 BAD = (FAILED, ERROR, NOISY, MISSING)
 
 
@@ -49,7 +54,7 @@ class Run:
             ConfigurationError: see :class:`Session`.
         """
         self._config = config
-        self.session = Session(settings, launch, rootdir=config.rootpath)
+        self.session = Session(settings, launch, rootdir=config.rootpath, start=config.invocation_params.dir)
         self.session.asked = self._asked_places
         self.verdict: Verdict | None = None
         self.exit_code = int(pytest.ExitCode.USAGE_ERROR)
@@ -58,6 +63,8 @@ class Run:
         self._current: pytest.Item | None = None
         self._closed = False
         self._trouble: str | None = None
+        self._impatience: threading.Timer | None = None
+        self._is_finishing = False
         self._terminal = Terminal(config, self.session)
         self.session.controller.on_progress = self._terminal.progress
 
@@ -140,6 +147,8 @@ class Run:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """The expected set is fixed here, before anything runs."""
+        if isinstance(sys.exc_info()[1], KeyboardInterrupt):
+            return  # pytest calls this on its way out too; what is missing is told at the end
         if not all(PAIR in item.stash for item in session.items):
             return  # pairing was refused: pytest is on its way out with a usage error
         self._items = list(session.items)
@@ -161,13 +170,17 @@ class Run:
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Start the agents while pytest collects."""
         del session
-        if not self._config.option.collectonly:
+        if not self._only_looks():
             self._open()
 
     def start_late(self) -> None:
         """The same, when a test's fixtures were the first sign that this is a run."""
-        if not self._config.option.collectonly:
+        if not self._only_looks():
             self._open()
+
+    def _only_looks(self) -> bool:
+        """Whether this command runs no test: --collect-only, --fixtures, --cache-show and their like."""
+        return any(getattr(self._config.option, name, None) for name in LOOKING)
 
     def _open(self) -> None:
         try:
@@ -180,10 +193,17 @@ class Run:
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
     def _on_sigterm(self, *_: Any) -> None:
+        if self._is_finishing:
+            return
         if self.session.terminated is not None:
-            raise KeyboardInterrupt  # said twice: whatever runs now has had its chance
+            raise KeyboardInterrupt  # said twice, or long ago: whatever runs now has had its chance
         self.session.controller.terminate("SIGTERM")
         self.session.terminated = self.session.controller.terminated
+        if self.session.terminated is not None:
+            again = functools.partial(signal.pthread_kill, threading.main_thread().ident or 0, signal.SIGTERM)
+            self._impatience = threading.Timer(PATIENCE_S, again)
+            self._impatience.daemon = True
+            self._impatience.start()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -217,6 +237,8 @@ class Run:
     def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, object, object]:
         """Know for which fixture ``cluster.run`` is called."""
         self._fixtures.append(fixturedef.argname)
+        if self.session.is_open:
+            self.session.catch_up()
         try:
             return (yield)
         finally:
@@ -244,6 +266,9 @@ class Run:
         )
         record = outcome_of(report, call, told)
         if record is not None:
+            record = self.session.waive(record)
+            if record.waiver is not None:
+                show_waived(report, record.reason or "waived")
             item.stash[RECORD] = record
             self._add_properties(item, record)
             self.session.settle(record)
@@ -276,11 +301,16 @@ class Run:
         return result
 
     def _finish(self, session: pytest.Session) -> None:
+        self._is_finishing = True  # from here on a signal can only do harm
+        if self._impatience is not None:
+            self._impatience.cancel()
         self._terminal.close_line()
         outcome, why = self._why_unfinished(session)
+        self.session.plan_unseen(why=why)
         unrun = self.session.close_plan(outcome=outcome, why=why)
         self.verdict = self.session.decide()
         junit = LiveJunit(self._config)
+        junit.add_waivers(self.session.waivers.lines)
         for record in unrun if outcome == MISSING else ():
             junit.add_missing(self.session.plan.nodeid(record), record.reason or why)
         junit.add_verdict(self.verdict, rehearsal=self.session.rehearsal)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster import messages
 from pytest_gpucluster.reporting.table import criteria_table
-from pytest_gpucluster.verdict import FAILED, PASSED, SHOWN_LIMITS, SKIPPED, WORDS, Record, Verdict
+from pytest_gpucluster.verdict import FAILED, PASSED, SHOWN_LIMITS, SKIPPED, WORDS, Record, Verdict, counted_as
 
 if TYPE_CHECKING:
     import pytest
@@ -104,10 +105,12 @@ class Terminal:
         self.close_line()
         records = list(session.plan)
         reporter.section("gpucluster")
+        for line in session.waivers.lines:
+            reporter.write_line(line, bold=True)
         width = reporter._tw.fullwidth if reporter.isatty else PLAIN_WIDTH  # noqa: SLF001 -- pytest's own width
         reporter.write(criteria_table(records, width=width, color=reporter.hasmarkup))
         names = {place.id: place.label for place in session.places().values()}
-        for criterion in dict.fromkeys(row.criterion for row in records if row.outcome == FAILED and row.limit):
+        for criterion in dict.fromkeys(row.criterion for row in records if counted_as(row) == FAILED and row.limit):
             rows = [record for record in records if record.criterion == criterion]
             for line in messages.describe_together(rows, names, threshold=session.criteria.get(criterion)):
                 reporter.write_line(line)
@@ -133,9 +136,7 @@ class Terminal:
             return
         records, self._records = self._records, []
         values = [record.value for record in records if record.value is not None]
-        counts = [
-            f"{sum(r.outcome == word for r in records)} {WORDS[word]}" for word in dict.fromkeys(r.outcome for r in records)
-        ]
+        counts = [f"{number} {WORDS[word]}" for word, number in Counter(counted_as(record) for record in records).items()]
         shown = f"{messages.summarize(values)} {records[0].unit}" if values else ""
         limit = f"  ({records[0].limit})" if values and records[0].limit else ""
         good = all(record.outcome in (PASSED, SKIPPED) for record in records)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import time
 from dataclasses import asdict, replace
@@ -9,19 +10,23 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster import plan as planning
-from pytest_gpucluster.agent import Estate
+from pytest_gpucluster import waivers
 from pytest_gpucluster.cluster import Inventory, Place
 from pytest_gpucluster.controller import Controller
 from pytest_gpucluster.dispatch import Cluster
 from pytest_gpucluster.errors import ConfigurationError, GpuclusterError, MeasurementError
+from pytest_gpucluster.estate import Estate
 from pytest_gpucluster.inline import OBJECTION, InlineController
 from pytest_gpucluster.inventory.detect import Detected, detect_gpus
 from pytest_gpucluster.inventory.identity import read_versions
 from pytest_gpucluster.reporting.files import Journal, ResultsDirectory, write_atomically
+from pytest_gpucluster.reporting.junit_file import Case
+from pytest_gpucluster.reporting.live import Files, Live, so_far
 from pytest_gpucluster.reporting.results import place_facts, results_document, to_json
 from pytest_gpucluster.settings import LEVELS, Expect, Settings
 from pytest_gpucluster.thresholds import Profile, load
-from pytest_gpucluster.verdict import Record, Terms, Verdict, decide
+from pytest_gpucluster.verdict import MISSING, Record, Terms, Verdict, decide
+from pytest_gpucluster.waivers import Waivers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,13 +38,14 @@ OLDEST_TORCH = (2, 4)
 REHEARSAL_RANKS = 2
 PLANNED = ("criterion", "place", "outcome", "reason")
 JOIN_S = 120.0
+DEADLINES_S = {"quick": 120.0, "standard": 300.0, "soak": 600.0}
 
 
 class Session:
     """What a run knows. Made once, at configuration time; starts processes only when asked."""
 
-    def __init__(self, settings: Settings, launch: Launch | None, *, rootdir: Path) -> None:
-        """Check everything that can be checked before any GPU work.
+    def __init__(self, settings: Settings, launch: Launch | None, *, rootdir: Path, start: Path) -> None:
+        """Check everything that can be checked before any GPU work; ``start`` is the folder the run was started in.
 
         Raises:
             ConfigurationError: torch too old, thresholds wrong, no profile for these GPUs, more ranks than GPUs, ...
@@ -59,6 +65,7 @@ class Session:
         self.criteria = self.thresholds.criteria(self.profile)
         self.inventory = self._expected(detected)
         self._require_gpus(detected)
+        self.waivers = self._read_waivers(start)
         self.plan = planning.Plan()
         self.objections: list[str] = []
         self.asked: Callable[[], frozenset[Place] | None] = lambda: None
@@ -73,6 +80,9 @@ class Session:
         self._directory: ResultsDirectory | None = None
         self._journal: Journal | None = None
         self._bind_error: Exception | None = None
+        self._junit: Path | None = None
+        self._is_planned = False
+        self._live = Live(self._write_so_far)
 
     def _go_inline(self, rootdir: Path) -> None:
         """One place, in this process, for a debugger."""
@@ -85,6 +95,22 @@ class Session:
     def _detect(self) -> Detected:
         named = self.thresholds.profiles.get(self.settings.profile or "")
         return Detected(names=()) if named is not None and named.rehearsal else detect_gpus()
+
+    def _read_waivers(self, start: Path) -> Waivers:
+        """None in a rehearsal: there is no part that somebody could answer for."""
+        file = waivers.find(self.settings.thresholds, start)
+        found = waivers.load(file, criteria=self.criteria) if file is not None else []
+        today = dt.datetime.now(tz=dt.timezone.utc).date()
+        return Waivers([] if self.rehearsal else found, today=today)
+
+    def waive(self, record: Record) -> Record:
+        """The record, waived if somebody answers for this failure at this part."""
+        return self.waivers.apply(record, self.places().get(record.place or ""))
+
+    @property
+    def deadline_s(self) -> float:
+        """What a call may take whose recipe does not say: by level, and in a soak that much longer."""
+        return DEADLINES_S[self.settings.level] + (self.settings.soak_s or 0.0)
 
     @property
     def rehearsal(self) -> bool:
@@ -127,7 +153,8 @@ class Session:
         ``junit``: the JUnit file that pytest will write, which a deputy writes should this process die.
         """
         self._directory = ResultsDirectory(self.settings.results_dir)
-        self._journal = Journal(self._directory.path / "journal.jsonl")
+        self._junit = junit
+        self._journal = Journal(self._directory.path / "journal.jsonl", copy=self.controller.keep_copy)
         self._journal.write("started", versions=read_versions(), settings=_shown(self.settings), facts=self.facts())
         folder = self._directory.path.absolute()
         estate = Estate(folder=str(folder), junit=str(junit.absolute()) if junit is not None else None)
@@ -148,7 +175,8 @@ class Session:
         if self._cluster is None:
             if self._bind_error is not None:
                 raise self._bind_error
-            cluster = Cluster(self.controller, self.inventory, asked=lambda: self.asked())  # noqa: PLW0108 -- replaced later
+            asked = lambda: self.asked()  # noqa: E731, PLW0108 -- replaced later
+            cluster = Cluster(self.controller, self.inventory, asked=asked, deadline_s=self.deadline_s)
             try:
                 cluster.bind(within_s=JOIN_S)
             except GpuclusterError as error:
@@ -168,12 +196,23 @@ class Session:
 
     def fix_plan(self) -> None:
         """Add what the profile expects and nobody selected, and put the whole expected set on record."""
+        self._is_planned = True
         accept_at = self.profile.accept_at
         planning.complete(self.plan, self.criteria, self.inventory, level=self.settings.level, accept_at=accept_at)
         expected = [
             {"nodeid": self.plan.nodeid(record), **{name: getattr(record, name) for name in PLANNED}} for record in self.plan
         ]
         self._write("planned", expected=expected, terms=asdict(self._terms()))
+        if self.is_open:
+            self._live.note()
+
+    def plan_unseen(self, *, why: str) -> None:
+        """The run ended before its tests were known: all that the profile expects is missing."""
+        if self._is_planned:
+            return
+        self.fix_plan()
+        for record in list(self.plan):
+            self.plan.settle(replace(record, outcome=MISSING, reason=why))
 
     def close_plan(self, *, outcome: str, why: str) -> list[Record]:
         """Give everything that never got an outcome this one, and write it down; returns those records."""
@@ -186,6 +225,21 @@ class Session:
         """Take one outcome and write it down at once."""
         self.plan.settle(record)
         self._write("outcome", record=record_facts(record))
+        self._live.note()
+
+    def catch_up(self) -> None:
+        """Bring the files on disk up to date: something long may begin now."""
+        self._live.catch_up()
+
+    def _write_so_far(self) -> None:
+        """The reports as they would stand if nothing more came."""
+        if self._directory is None:
+            return
+        records = so_far(self.plan)
+        cases = [Case(nodeid=self.plan.nodeid(record), record=record) for record in records]
+        files = Files(results=self._directory.path / "results.json", junit=self._junit)
+        facts = {**self.facts(), "environment": {**self._environment(), "unfinished": True}, "timings": self.timings()}
+        files.write(cases, decide(records, self._terms()), self.places(), facts=facts, rehearsal=self.rehearsal)
 
     def _write(self, event: str, **facts: Any) -> None:
         if self._journal is not None:
@@ -246,6 +300,7 @@ class Session:
             "expected": {"nodes": facts["nodes"], "gpus_per_node": facts["gpus_per_node"]},
             "thresholds_sha256": self.thresholds.sha256,
             "changed_limits": self.thresholds.changed_limits(self.profile),
+            "waivers": self.waivers.facts,
         }
 
     def timings(self) -> dict[str, float]:
@@ -289,8 +344,7 @@ def require_torch() -> None:
 
 def record_facts(record: Record) -> dict[str, Any]:
     """A record as plain data, for the journal."""
-    names = ("criterion", "place", "outcome", "value", "unit", "limit", "reason", "margin_percent", "culprits", "evidence")
-    return {name: getattr(record, name) for name in names}
+    return {name: getattr(record, name) for name in record.__slots__}
 
 
 def _shown(settings: Settings) -> dict[str, Any]:

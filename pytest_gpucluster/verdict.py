@@ -13,12 +13,15 @@ PASSED, FAILED, ERROR, NOISY = "passed", "failed", "error", "noisy"
 SKIPPED, MISSING, NOT_SELECTED = "skipped", "missing", "not_selected"
 PENDING = "pending"  # expected, and no outcome yet: never in a verdict
 OUTCOMES = (PASSED, FAILED, ERROR, NOISY, SKIPPED, MISSING, NOT_SELECTED)
+WAIVED = "waived"  # in counts only: failed or noisy, and somebody answers for it
+WAIVABLE = (FAILED, NOISY)
 
 ACCEPTED, WITH_WAIVERS = "ACCEPTED", "ACCEPTED_WITH_WAIVERS"
 REJECTED, INCOMPLETE, REHEARSED = "REJECTED", "INCOMPLETE", "REHEARSED"
 
 SHOWN_LIMITS = 3
 WORDS = {
+    WAIVED: "waived",
     PASSED: "passed",
     FAILED: "failed",
     ERROR: "not measured",
@@ -31,7 +34,10 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What became of one expected (criterion, place). ``place`` is its id, None for cluster-wide criteria."""
+    """What became of one expected (criterion, place). ``place`` is its id, None for cluster-wide criteria.
+
+    ``waiver`` says who answers for a failure; ``refused``: the software at the culprits does not fit, not the hardware.
+    """
 
     criterion: str
     place: str | None
@@ -43,6 +49,8 @@ class Record:
     margin_percent: float | None = None
     culprits: tuple[str, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    waiver: Mapping[str, Any] | None = None
+    refused: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +94,9 @@ def decide(records: Iterable[Record], terms: Terms) -> Verdict:
     ``objections`` are facts that forbid an acceptance whatever was measured (more GPUs than expected, a debugging mode);
     ``changed_limits`` are criteria judged otherwise than by the packaged file, which the verdict names.
     """
-    outcomes = Counter(record.outcome for record in records)
-    counts = {outcome: outcomes.get(outcome, 0) for outcome in OUTCOMES}
-    unknown = set(outcomes) - set(OUTCOMES)
+    outcomes = Counter(counted_as(record) for record in records)
+    counts = {outcome: outcomes.get(outcome, 0) for outcome in (WAIVED, *OUTCOMES)}
+    unknown = set(outcomes) - set(counts)
     if unknown:
         raise ValueError(f"no such outcome: {', '.join(sorted(unknown))}")
     reasons = _shortcomings(counts, terms)
@@ -96,9 +104,16 @@ def decide(records: Iterable[Record], terms: Terms) -> Verdict:
         word = REJECTED
     elif reasons:
         word = INCOMPLETE
+    elif terms.rehearsal:
+        word = REHEARSED
     else:
-        word = REHEARSED if terms.rehearsal else ACCEPTED
+        word = WITH_WAIVERS if counts[WAIVED] else ACCEPTED
     return Verdict(word=word, counts=counts, reasons=tuple(reasons), changed_limits=tuple(terms.changed_limits))
+
+
+def counted_as(record: Record) -> str:
+    """Under which word an outcome is counted: its own, or ``waived``."""
+    return WAIVED if record.waiver is not None and record.outcome in WAIVABLE else record.outcome
 
 
 def _shortcomings(counts: Mapping[str, int], terms: Terms) -> list[str]:

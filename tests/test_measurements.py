@@ -27,13 +27,6 @@ REPOSITORY = Path(__file__).parents[1]
 # --- timing ---
 
 
-def test_percentile_interpolates() -> None:
-    """Between neighbours, at the ends, and of a single sample."""
-    assert timing.percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
-    assert [timing.percentile([1.0, 2.0, 3.0], percent) for percent in (0, 100)] == [1.0, 3.0]
-    assert timing.percentile([7.0], 90) == 7.0
-
-
 def test_every_call_is_timed() -> None:
     """As many samples as iterations, each of the length of its call."""
     timed = timing.time_each(lambda: time.sleep(0.01), iterations=3)

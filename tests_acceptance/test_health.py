@@ -27,14 +27,15 @@ def read(states, place, name):
 
 def test_gpu_count(gpu_states, node, criterion):
     """NVML shows every expected GPU."""
-    if gpu_states[node].nvml_device_count is None:
+    state = gpu_states.first_of(node)
+    if state.nvml_device_count is None:
         raise MeasurementError(f"{node.label}: there is no NVML to count GPUs with")
-    criterion.require(gpu_states[node].nvml_device_count)
+    criterion.require(state.nvml_device_count)
 
 
 def test_torch_sees_gpus(gpu_states, node, criterion):
     """PyTorch can use every expected GPU."""
-    criterion.require(gpu_states[node].torch_device_count)
+    criterion.require(gpu_states.first_of(node).torch_device_count)
 
 
 def test_gpu_model(gpu_states, cluster, place, criterion):

@@ -18,4 +18,5 @@ def hbm(cluster, recipe):
 def test_hbm_bandwidth(hbm, place, criterion):
     """Copy or triad, read plus written bytes, whichever is better."""
     moved = hbm[place]
-    criterion.require(moved.tb_s, evidence={"copy TB/s": moved.copy_tb_s, "triad TB/s": moved.triad_tb_s})
+    repeats = hbm.repeated(place, "tb_s", "repeats_tb_s")
+    criterion.require(repeats, evidence={"copy TB/s": moved.copy_tb_s, "triad TB/s": moved.triad_tb_s})

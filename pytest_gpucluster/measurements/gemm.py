@@ -7,6 +7,7 @@ product, and one warm-up by time for all sizes, because a power-limited chip nee
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import torch
 from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry
 from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.measurements.timing import Timing
+from pytest_gpucluster.noise import percentile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -63,7 +65,8 @@ DATA = ("randn",)
 class GemmRate:
     """Dense matrix product rate; 1 TFLOPS is 10^12 FLOP/s.
 
-    ``tflops`` is the judged size's statistic, ``samples_tflops`` that size's single products, ``by_size`` holds
+    ``tflops`` is the judged size's statistic, ``bursts_tflops`` the same of each of its bursts alone (each cold, so the
+    clock's boost at its start is part of every one), ``samples_tflops`` its single products; ``by_size`` holds
     ``median p10 p90 best`` TFLOPS under each size. Clock, temperature, power and event reasons are of the
     whole measurement, rests included, sampled at 100 Hz; None without NVML.
     """
@@ -72,6 +75,7 @@ class GemmRate:
     dtype: str
     best_size: int
     by_size: dict[str, dict[str, float]]
+    bursts_tflops: list[float]
     samples_tflops: list[float]
     sm_clock_mhz: float | None
     event_reasons: list[str] | None
@@ -164,6 +168,10 @@ def gemm(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         dtype=dtype,
         best_size=best,
         by_size={str(size): _spread(size, one) for size, one in timed.items()},
+        bursts_tflops=[
+            round(_tflops(best, STATISTICS[statistic](Timing(samples_s=part))), 4)
+            for part in _in_parts(timed[best].samples_s, bursts)
+        ],
         samples_tflops=[round(_tflops(best, seconds), 4) for seconds in timed[best].samples_s],
         warmup_s=warmup_s,
         rest_s=rest_s,
@@ -228,12 +236,23 @@ def _time_sizes(products: list[_Product], recipe: _Window) -> tuple[dict[int, Ti
             for burst in range(recipe.bursts):
                 time.sleep(recipe.rest_s)
                 timing.keep_busy(product, seconds=recipe.warmup_s)
-                share = recipe.iterations * (burst + 1) // recipe.bursts - len(samples_s)
+                share = _end_of(burst, recipe.bursts, recipe.iterations) - len(samples_s)
                 samples_s += timing.time_each(product, iterations=share).samples_s
             timed[product.size] = Timing(samples_s=samples_s)
         telemetry = sampler.summary(since_s=start_s)
     progress.report("checking the products", 1.0)
     return timed, telemetry
+
+
+def _end_of(burst: int, bursts: int, iterations: int) -> int:
+    """How many products are timed by the end of this burst."""
+    return iterations * (burst + 1) // bursts
+
+
+def _in_parts(samples_s: list[float], bursts: int) -> list[list[float]]:
+    """The samples of each burst."""
+    ends = [0, *(_end_of(burst, bursts, len(samples_s)) for burst in range(bursts))]
+    return [samples_s[start:end] for start, end in itertools.pairwise(ends)]
 
 
 def _check(product: _Product, kind: Kind) -> None:
@@ -264,7 +283,7 @@ def _spread(size: int, timed: Timing) -> dict[str, float]:
     rates = [_tflops(size, seconds) for seconds in timed.samples_s]
     return {
         "median": _tflops(size, timed.median_s),
-        "p10": timing.percentile(rates, 10),
-        "p90": timing.percentile(rates, 90),
+        "p10": percentile(rates, 10),
+        "p90": percentile(rates, 90),
         "best": max(rates),
     }

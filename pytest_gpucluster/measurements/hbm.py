@@ -41,6 +41,11 @@ class HbmBandwidth:
     size_bytes: int
     device: str
 
+    @property
+    def repeats_tb_s(self) -> list[float]:
+        """The samples of the judged kind, the better one."""
+        return self.samples_copy_tb_s if self.copy_tb_s >= self.triad_tb_s else self.samples_triad_tb_s
+
 
 def hbm_bandwidth(*, size_bytes: int, iterations: int, warmup: int) -> HbmBandwidth:
     """Copy and triad of float32 arrays of ``size_bytes`` each.

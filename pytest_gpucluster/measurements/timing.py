@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 IN_FLIGHT = 8
 """Launches kept queued while a GPU is kept busy: enough never to run dry, few enough to stop in time."""
@@ -36,15 +36,6 @@ class Timing:
     def mean_s(self) -> float:
         """The mean sample in seconds."""
         return statistics.fmean(self.samples_s)
-
-
-def percentile(samples: Sequence[float], percent: float) -> float:
-    """The ``percent``-th percentile (0 to 100) of ``samples``, interpolated between neighbours."""
-    ordered = sorted(samples)
-    position = (len(ordered) - 1) * percent / 100
-    low = int(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
 def current_device() -> torch.device:

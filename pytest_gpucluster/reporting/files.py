@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
@@ -97,19 +97,21 @@ def write_atomically(path: Path, text: str) -> None:
 class Journal:
     """``journal.jsonl``: one event a line, flushed as it happens, never rewritten."""
 
-    def __init__(self, path: Path) -> None:
-        """Open it for appending."""
+    def __init__(self, path: Path, *, copy: Callable[[str], None] = lambda _line: None) -> None:
+        """Open it for appending; ``copy`` gets every line too."""
         self._file = path.open("a", encoding="utf-8")
+        self._copy = copy
         self.failed: str | None = None
 
     def write(self, event: str, **facts: Any) -> None:
         """Append one event. A disk that fails now is remembered, and does not end the run."""
-        line = json.dumps(strict({"at_s": round(time.time(), 3), "event": event, **facts}), allow_nan=False)
+        line = json.dumps(strict({"at_s": round(time.time(), 3), "event": event, **facts}), allow_nan=False) + "\n"
         try:
-            self._file.write(line + "\n")
+            self._file.write(line)
             self._file.flush()
         except OSError as error:
             self.failed = error.strerror or str(error)
+        self._copy(line)
 
     def close(self) -> None:
         """Close it; a disk that is full says so once more, and we knew."""

@@ -64,7 +64,8 @@ def split_nodeid(nodeid: str) -> tuple[str, str]:
 def _testcase(case: Case) -> TestCase:
     classname, name = split_nodeid(case.nodeid)
     testcase = TestCase(name, classname=classname)
-    _mark(testcase, case.record.outcome, case.record.reason or case.record.outcome)
+    outcome = SKIPPED if case.record.waiver is not None else case.record.outcome
+    _mark(testcase, outcome, case.record.reason or case.record.outcome)
     return testcase
 
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.cluster import Place
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.reporting.files import write_atomically
-from pytest_gpucluster.reporting.junit_file import Case, junit_text
-from pytest_gpucluster.reporting.results import results_document, to_json
+from pytest_gpucluster.reporting.files import ResultsDirectory, write_atomically
+from pytest_gpucluster.reporting.junit_file import Case
+from pytest_gpucluster.reporting.live import Files
 from pytest_gpucluster.verdict import MISSING, PENDING, Record, Terms, Verdict, decide
 
 if TYPE_CHECKING:
@@ -111,22 +111,35 @@ def rebuild(folder: Path, *, junit: Path | None = None) -> Verdict:
     """
     story = read_journal(folder / "journal.jsonl")
     verdict = story.close()
-    total_s = round(story.ended_s - story.began_s, 3)
-    document = results_document(
-        records=story.records.values(),
-        places=story.places or _unbound(story.records.values()),
-        verdict=verdict,
-        facts={
-            **story.facts,
-            "environment": {"versions": story.versions, "rebuilt_from_journal": True},
-            "timings": {"total_s": total_s},
-        },
-    )
-    write_atomically(folder / "results.json", to_json(document))
+    facts = {
+        **story.facts,
+        "environment": {"versions": story.versions, "rebuilt_from_journal": True},
+        "timings": {"total_s": round(story.ended_s - story.began_s, 3)},
+    }
     cases = [Case(nodeid=story.nodeids.get(key, key[0]), record=record) for key, record in story.records.items()]
-    text = junit_text(cases, verdict, story.places, rehearsal=story.terms.rehearsal)
-    write_atomically(junit if junit is not None else folder / "junit.xml", text)
+    places = story.places or _unbound(story.records.values())
+    files = Files(results=folder / "results.json", junit=junit if junit is not None else folder / "junit.xml")
+    files.write(cases, verdict, places, facts=facts, rehearsal=story.terms.rehearsal)
     return verdict
+
+
+def take_over(folder: Path, copy: Path) -> None:
+    """Put the copy of a lost run's journal where its own was, unless that is there and holds as much.
+
+    Another run's files in that folder are kept apart as always.
+
+    Raises:
+        ConfigurationError: the folder cannot be written, or another run holds it.
+        OSError: the copy cannot be read.
+    """
+    text = copy.read_text(encoding="utf-8")
+    journal = folder / "journal.jsonl"
+    there = journal.read_text(encoding="utf-8") if journal.exists() else ""
+    if there.splitlines()[:1] != text.splitlines()[:1]:
+        ResultsDirectory(folder).close()
+    elif len(there) >= len(text):
+        return
+    write_atomically(journal, text)
 
 
 def _unbound(records: Iterable[Record]) -> dict[str, Place]:

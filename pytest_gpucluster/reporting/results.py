@@ -19,6 +19,7 @@ SCHEMA_FILE = Path(__file__).with_name("results.schema.json")
 ACTIONS = {
     "gpu": "take the GPU out of service; run the health criteria there, then replace it if they fail again",
     "node": "look at the node: power, cabling, driver; then measure it again",
+    "software": "bring the software of this node in line with the others; the evidence says what differs",
 }
 
 
@@ -59,7 +60,7 @@ def culprits(records: Iterable[Record], places: Mapping[str, Place]) -> list[dic
 
 
 def _culprit(place: Place, records: list[Record]) -> dict[str, Any]:
-    kind = "gpu" if place.gpu is not None else "node"
+    kind = "software" if all(record.refused for record in records) else "gpu" if place.gpu is not None else "node"
     measured = any(record.outcome == FAILED for record in records)
     measured_first = sorted(records, key=lambda record: record.outcome != FAILED)
     reasons = list(dict.fromkeys(record.reason.splitlines()[0] for record in measured_first if record.reason))
@@ -82,6 +83,7 @@ def _row(record: Record, places: Mapping[str, Place]) -> dict[str, Any]:
         "unit": record.unit,
         "limit": record.limit,
         "reason": record.reason,
+        "waiver": dict(record.waiver) if record.waiver is not None else None,
         "evidence": dict(record.evidence),
     }
 

@@ -10,13 +10,34 @@ from rich.markup import escape
 from rich.table import Table
 
 from pytest_gpucluster.messages import summarize
-from pytest_gpucluster.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, WORDS, Record
+from pytest_gpucluster.verdict import (
+    ERROR,
+    FAILED,
+    MISSING,
+    NOISY,
+    NOT_SELECTED,
+    PASSED,
+    SKIPPED,
+    WAIVED,
+    WORDS,
+    Record,
+    counted_as,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-STYLES = {PASSED: "green", SKIPPED: "dim", NOT_SELECTED: "dim", FAILED: "red", ERROR: "red", MISSING: "red", NOISY: "yellow"}
-SEVEREST_FIRST = (FAILED, ERROR, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED)
+STYLES = {
+    PASSED: "green",
+    SKIPPED: "dim",
+    NOT_SELECTED: "dim",
+    FAILED: "red",
+    ERROR: "red",
+    MISSING: "red",
+    NOISY: "yellow",
+    WAIVED: "yellow",
+}
+SEVEREST_FIRST = (FAILED, ERROR, MISSING, NOISY, WAIVED, NOT_SELECTED, PASSED, SKIPPED)
 
 
 def criteria_table(records: Iterable[Record], *, width: int, color: bool) -> str:
@@ -38,8 +59,8 @@ def _cells(rows: list[Record]) -> list[str]:
     values = [row.value for row in rows if row.value is not None]
     margins = [row.margin_percent for row in rows if row.margin_percent is not None]
     limits = list(dict.fromkeys(row.limit for row in rows if row.limit))
-    worst = next(outcome for outcome in SEVEREST_FIRST if any(row.outcome == outcome for row in rows))
-    number = sum(row.outcome == worst for row in rows)
+    worst = next(outcome for outcome in SEVEREST_FIRST if any(counted_as(row) == outcome for row in rows))
+    number = sum(counted_as(row) == worst for row in rows)
     told = WORDS[worst] if number == len(rows) else f"{number} of {len(rows)} {WORDS[worst]}"
     return [
         str(len(rows)),

@@ -45,7 +45,7 @@ def test_options(tmp_path: Path) -> None:
 
 def test_public_names() -> None:
     """And each can be imported."""
-    assert sorted(pytest_gpucluster.__all__) == ["Cluster", "MeasurementError", "Place", "Results", "measurement"]
+    assert sorted(pytest_gpucluster.__all__) == ["Cluster", "MeasurementError", "Place", "Repeats", "Results", "measurement"]
     for name in pytest_gpucluster.__all__:
         assert getattr(pytest_gpucluster, name).__name__ == name
     with pytest.raises(AttributeError, match="no attribute 'Clutser'"):

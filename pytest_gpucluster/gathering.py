@@ -1,0 +1,54 @@
+"""The replies of one call as they come in, and when to stop waiting for ranks that cannot finish by themselves."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.channel import Message
+
+GRACE_S = {"raised": 0.4}  # a rank that raised may not be the only one; one that died will not get company
+
+
+@dataclass(slots=True, kw_only=True)
+class Gathering:
+    """The replies of one call as they come in."""
+
+    waiting: set[int]
+    groups: list[tuple[int, ...]]
+    give_up_s: float
+    replies: dict[int, Message] = field(default_factory=dict)
+    released: set[int] = field(default_factory=set)
+    release_s: float | None = None
+
+    def add(self, rank: int, reply: Message) -> None:
+        """One rank has answered, or will not."""
+        self.replies[rank] = reply
+        self.waiting.discard(rank)
+        if not reply["ok"]:
+            release_s = time.monotonic() + GRACE_S.get(reply["kind"], 0.0)
+            self.release_s = min(release_s, self.release_s or release_s)
+
+    def to_release(self) -> tuple[list[int], str]:
+        """Peers that wait for somebody who will never come, once the others had a moment to finish by themselves."""
+        if self.release_s is None or time.monotonic() < self.release_s:
+            return [], ""
+        for group in self.groups:
+            failed = [rank for rank in group if rank in self.replies and not self.replies[rank]["ok"]]
+            stuck = [rank for rank in group if rank in self.waiting and rank not in self.released]
+            if failed and stuck:
+                self.released.update(stuck)
+                return stuck, f"released, because rank {failed[0]} {self.replies[failed[0]]['kind']}"
+        return [], ""
+
+
+def lost_reply(why: str) -> Message:
+    """In the place of an answer from a rank that nobody can reach."""
+    return {"ok": False, "kind": "lost", "error": why, "output": "", "collectives": 0, "collective": ""}
+
+
+def released_reply(why: str) -> Message:
+    """In the place of an answer from a rank that was not even asked, because another of its group cannot take part."""
+    return {**lost_reply(why), "kind": "released"}

@@ -1,0 +1,112 @@
+"""A simulated node with two broken GPUs that somebody answers for, or no longer does."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+from nvml_simulator import build, environment
+
+from e2e import harness
+from pytest_gpucluster.reporting.rebuild import rebuild
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from e2e.harness import Ran
+
+pytestmark = [pytest.mark.e2e, pytest.mark.fault]
+
+SCENARIO = "count 3\n1.ecc.unc.vol 2\n2.mem.total 85899345920\n"
+JUDGED = ("gpu_model", "gpu_memory", "ecc_uncorrected", "remapped_rows")
+UUID, SERIAL = "GPU-00000001-0000-0000-0000-000000000001", "1654024000002"
+
+
+def launch(folder: Path, library: Path, *arguments: str, until: str) -> Ran:
+    """Only NVML's criteria, under a file that waives the two failures."""
+    packaged = yaml.safe_load((harness.REPOSITORY / "thresholds.yaml").read_text(encoding="utf-8"))
+    limits = {
+        "schema": 1,
+        "profiles": {"h200-sxm": {"gpu": "h200-sxm", "accept_at": "quick"}},
+        "criteria": {key: {**packaged["criteria"][key], "profiles": {}} for key in JUDGED},
+    }
+    about = {"who": "J. Doe, ACME", "why": "RMA 4711"}
+    waivers = [
+        {"criterion": "ecc_uncorrected", "place": UUID, "until": until, **about},
+        {"criterion": "gpu_memory", "place": SERIAL, "until": "2099-12-31", **about},
+        {"criterion": "gpu_model", "place": "GPU-healthy", "until": "2099-12-31", **about},
+    ]
+    folder.mkdir()
+    (folder / "limits.yaml").write_text(json.dumps(limits), encoding="utf-8")
+    (folder / "waivers.yaml").write_text(json.dumps({"schema": 1, "waivers": waivers}), encoding="utf-8")
+    chosen = (f"{harness.ACCEPTANCE}/test_health.py", "-k", " or ".join(JUDGED), "--gpucluster-thresholds=limits.yaml")
+    return harness.launch(folder, *chosen, *arguments, environment=environment(library, SCENARIO))
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The simulator."""
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture(scope="module")
+def waived(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Ran:
+    """Both failures are answered for."""
+    return launch(tmp_path_factory.mktemp("waived") / "run", library, until="2099-12-31")
+
+
+def test_accepted_with_waivers(waived: Ran) -> None:
+    """Said in the verdict, its line, the exit code and the last testcase."""
+    assert (waived.results["verdict"], waived.returncode) == ("ACCEPTED_WITH_WAIVERS", 0), waived.stdout
+    assert "ACCEPTED WITH WAIVERS: 2 waived, 10 passed" in waived.verdict_line
+    assert waived.cases[-1].properties["verdict"] == "ACCEPTED_WITH_WAIVERS"
+
+
+def test_waived_is_neither_red_nor_green(waived: Ran) -> None:
+    """Failed with its waiver in results.json, a skip with the reason in the JUnit file; the other GPUs pass."""
+    row = waived.row("ecc_uncorrected", "node0-gpu1")
+    assert (row["outcome"], row["value"], row["waiver"]["who"]) == ("failed", 2, "J. Doe, ACME")
+    case = waived.case("test_ecc_uncorrected[node0-gpu1]")
+    assert case.kind == "skipped"
+    assert "waived: ecc_uncorrected" in case.message
+    assert waived.row("gpu_memory", "node0-gpu2")["waiver"]["place"] == SERIAL
+    assert waived.case("test_ecc_uncorrected[node0-gpu0]").kind == "passed"
+
+
+def test_waivers_are_listed_first(waived: Ran) -> None:
+    """On the terminal before the table, in the JUnit file at its top, in results.json; the unneeded one is named."""
+    shown = waived.stdout.index("waived: ecc_uncorrected at GPU-00000001")
+    assert shown < waived.stdout.index("criterion ", shown - 200)
+    assert "waiver not needed: gpu_model at GPU-healthy" in waived.stdout
+    assert waived.junit is not None
+    properties = [one.attrib["value"] for one in waived.junit.findall("properties/property")]
+    assert [text.partition(" at ")[0] for text in properties] == [
+        "waived: ecc_uncorrected",
+        "waived: gpu_memory",
+        "waiver not needed: gpu_model",
+    ]
+    assert [fact["state"] for fact in waived.results["waivers"]] == ["used", "used", "unused"]
+
+
+def test_rebuilt_report_says_the_same(waived: Ran, tmp_path: Path) -> None:
+    """From the journal alone."""
+    lines = "".join(json.dumps(event) + "\n" for event in waived.journal)
+    (tmp_path / "journal.jsonl").write_text(lines, encoding="utf-8")
+    again = rebuild(tmp_path)
+    assert again.line == waived.results["verdict_line"]
+    told = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert told["criteria"] == waived.results["criteria"]
+
+
+def test_expired_is_as_if_absent(tmp_path: Path, library: Path) -> None:
+    """Rejected, and the reader is told that there was one; the gate knows ACCEPTED only."""
+    ran = launch(tmp_path / "run", library, until="2026-01-01")
+    assert (ran.results["verdict"], ran.returncode) == ("REJECTED", 1)
+    assert ran.case("test_ecc_uncorrected[node0-gpu1]").kind == "failure"
+    assert "waiver has expired, as if absent: ecc_uncorrected" in ran.stdout
+    shutil.rmtree(tmp_path / "run")
+    gated = launch(tmp_path / "run", library, "--gpucluster-gate", until="2099-12-31")
+    assert (gated.results["verdict"], gated.returncode) == ("ACCEPTED_WITH_WAIVERS", 1)

@@ -1,0 +1,163 @@
+"""Waivers: whom they cover, until when, and what a file of them may say."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_gpucluster import verdict as v
+from pytest_gpucluster import waivers
+from pytest_gpucluster.cluster import Place
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.verdict import OUTCOMES, Record, Terms, decide
+from pytest_gpucluster.waivers import Waiver, Waivers
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TODAY = dt.date(2026, 11, 21)
+GPU = Place(id="node0-gpu3", node=0, gpu=3, rank=3, hostname="gpu-node-0", uuid="GPU-6f1c", serial="1654")
+NODE = Place(id="node0", node=0, hostname="gpu-node-0")
+WAIVER = Waiver(criterion="tflops", place="GPU-6f1c", until="2026-12-31", who="J. Doe", why="RMA 4711", where="waivers.yaml:3")
+GOOD = "schema: 1\nwaivers:\n  - {criterion: tflops, place: GPU-6f1c, until: 2026-12-31, who: J. Doe, why: RMA 4711}\n"
+
+
+def waiver(**changes: str | None) -> Waiver:
+    """One for the GPU, changed."""
+    return Waiver(**{**{name: getattr(WAIVER, name) for name in Waiver.__slots__}, **changes})
+
+
+def record(outcome: str = v.FAILED, *, place: str | None = GPU.id) -> Record:
+    """What became of the criterion there."""
+    return Record(criterion="tflops", place=place, outcome=outcome, reason="too slow")
+
+
+@pytest.mark.parametrize(
+    ("changes", "outcome", "where", "covered"),
+    [
+        ({}, v.FAILED, GPU, True),
+        ({}, v.NOISY, GPU, True),
+        ({"place": "1654"}, v.FAILED, GPU, True),
+        ({"place": "gpu-node-0"}, v.FAILED, NODE, True),
+        ({"place": None}, v.FAILED, None, True),
+        ({"place": "gpu-node-0"}, v.FAILED, GPU, False),
+        ({"place": None}, v.FAILED, GPU, False),
+        ({"place": "GPU-other"}, v.FAILED, GPU, False),
+        ({"criterion": "other"}, v.FAILED, GPU, False),
+        ({"until": "2026-11-20"}, v.FAILED, GPU, False),
+        ({"until": "2026-11-21"}, v.FAILED, GPU, True),
+        ({}, v.ERROR, GPU, False),
+        ({}, v.MISSING, GPU, False),
+        ({}, v.PASSED, GPU, False),
+    ],
+)
+def test_covers(changes: dict[str, str | None], outcome: str, where: Place | None, covered: bool) -> None:  # noqa: FBT001
+    """This criterion, this part, to its last day; what was not measured never."""
+    found = Waivers([waiver(**changes)], today=TODAY).apply(record(outcome, place=where and where.id), where)
+    assert (found.waiver is not None) == covered
+    assert found.outcome == outcome
+    if covered:
+        assert found.reason is not None
+        assert found.reason.startswith("waived: tflops")
+        assert found.reason.endswith("too slow")
+
+
+def test_unbound_place_is_not_covered() -> None:
+    """Hardware that never said hello has no UUID to be waived by."""
+    assert Waivers([waiver()], today=TODAY).apply(record(), Place(id=GPU.id, node=0, gpu=3)).waiver is None
+    assert Waivers([waiver(place=None)], today=TODAY).apply(record(), Place(id=GPU.id, node=0, gpu=3)).waiver is None
+
+
+def test_all_are_named_the_used_ones_first() -> None:
+    """Also what was not needed, and what has expired."""
+    made = Waivers([waiver(until="2026-01-01"), waiver(criterion="other"), waiver()], today=TODAY)
+    made.apply(record(), GPU)
+    assert [fact["state"] for fact in made.facts] == ["used", "expired", "unused"]
+    assert [line.partition(":")[0] for line in made.lines] == [
+        "waived",
+        "waiver has expired, as if absent",
+        "waiver not needed",
+    ]
+
+
+def waived(outcome: str) -> Record:
+    """With a waiver, whether that outcome can have one or not."""
+    return Record(criterion="w", place=None, outcome=outcome, waiver={"who": "J. Doe"})
+
+
+@given(
+    st.lists(st.sampled_from(OUTCOMES), max_size=8),
+    st.lists(st.sampled_from(OUTCOMES), max_size=4),
+    st.booleans(),
+    st.booleans(),
+)
+def test_accepted_with_waivers_means_just_that(
+    outcomes: list[str],
+    with_waiver: list[str],
+    rehearsal: bool,  # noqa: FBT001
+    reached: bool,  # noqa: FBT001
+) -> None:
+    """Something waived, something passed, nothing else wrong; never plain ACCEPTED while something is waived."""
+    plain = [Record(criterion=f"c{number}", place=None, outcome=outcome) for number, outcome in enumerate(outcomes)]
+    found = decide([*plain, *map(waived, with_waiver)], Terms(rehearsal=rehearsal, level_reached=reached))
+    used = [outcome for outcome in with_waiver if outcome in v.WAIVABLE]
+    rest = [*outcomes, *(outcome for outcome in with_waiver if outcome not in v.WAIVABLE)]
+    clean = set(rest) <= {v.PASSED, v.SKIPPED} and v.PASSED in rest and reached and not rehearsal
+    assert (found.word == v.WITH_WAIVERS) == (clean and bool(used))
+    assert (found.word == v.ACCEPTED) == (clean and not used)
+    if used:
+        assert f"{len(used)} waived" in found.line
+
+
+def test_file(tmp_path: Path) -> None:
+    """Good ones, with their line."""
+    file = tmp_path / "waivers.yaml"
+    file.write_text(GOOD, encoding="utf-8")
+    assert waivers.load(file, criteria=["tflops"]) == [WAIVER]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("criterion: tflops", "criterion: tflop", ":3: there is no criterion 'tflop'. Did you mean 'tflops'?"),
+        ("until: 2026-12-31", "until: 31.12.2026", ":3: 'until' must be a day like 2026-12-31, not '31.12.2026'"),
+        ("until: 2026-12-31", "until: 2026-02-30", ":3: 'until' must be a day like 2026-12-31"),
+        ("until: 2026-12-31, ", "", ":3: 'until' is missing (in waiver 1)"),
+        ("who: J. Doe, ", "", ":3: 'who' is missing"),
+        ("why: RMA 4711", "why: ' '", ":3: 'why' must be text that is not empty"),
+        ("place: GPU-6f1c", "place: node0-gpu3", ":3: a place id may mean another part tomorrow"),
+        ("place: GPU-6f1c", "places: GPU-6f1c", ":3: 'places' is not a key of a waiver"),
+        ("schema: 1", "schema: 2", ":1: 'schema' is 2"),
+        ("- {", "- !!python/object:os.system {", "tag"),
+        ("  - {", "  - &a {", "the anchor '&a' is not allowed"),
+        ("waivers:", "waiver:", ":1: 'waivers' is missing"),
+    ],
+)
+def test_wrong_files(tmp_path: Path, before: str, after: str, told: str) -> None:
+    """Each is refused with its line."""
+    file = tmp_path / "waivers.yaml"
+    assert before in GOOD
+    file.write_text(GOOD.replace(before, after), encoding="utf-8")
+    with pytest.raises(ConfigurationError) as caught:
+        waivers.load(file, criteria=["tflops"])
+    assert told in str(caught.value)
+
+
+def test_where_the_file_is_looked_for(tmp_path: Path) -> None:
+    """Beside the thresholds file that was asked for, or where the run starts; never in both."""
+    site, start = tmp_path / "site", tmp_path / "start"
+    site.mkdir()
+    start.mkdir()
+    assert waivers.find(site / "limits.yaml", start) is None
+    (site / "waivers.yaml").write_text(GOOD, encoding="utf-8")
+    assert waivers.find(site / "limits.yaml", start) == site / "waivers.yaml"
+    assert waivers.find(None, start) is None
+    assert waivers.find(site / "limits.yaml", site) == site / "waivers.yaml"
+    (start / "waivers.yaml").write_text(GOOD, encoding="utf-8")
+    assert waivers.find(None, start) == start / "waivers.yaml"
+    with pytest.raises(ConfigurationError, match="two files with waivers"):
+        waivers.find(site / "limits.yaml", start)
