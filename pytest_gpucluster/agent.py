@@ -331,7 +331,7 @@ class Agent:
             return
         evidence: Message = {}
         if self._worker is not None:
-            evidence = {"state": self._worker.state(), "stacks": self._worker.stacks()}
+            evidence = self._worker.evidence()
             self._worker.kill()
         self._finish({"ok": False, "kind": "released", "error": command["why"], **evidence})
 
@@ -343,7 +343,7 @@ class Agent:
         error = f"{'did not return' if running.entered else 'did not finish its set-up'} within {limit_s:g} s"
         evidence: Message = {}
         if self._worker is not None:
-            evidence = {"state": self._worker.state(), "stacks": self._worker.stacks()}
+            evidence = self._worker.evidence()
             if not self._worker.kill():
                 self._lost = f"worker {self._worker.pid} does not end on SIGKILL (state {self._worker.state()})"
                 error += "; SIGKILL does not end it"
@@ -366,7 +366,7 @@ class Agent:
         self._worker = None
 
     def _clean_up(self) -> None:
-        for name in ("beacon", "stacks", "nccl.log", JOURNAL_COPY):
+        for name in ("beacon", "stacks", "nccl.log", "flight.json", JOURNAL_COPY):
             (self._folder / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._folder.rmdir()

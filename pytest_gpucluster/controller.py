@@ -36,6 +36,7 @@ LAST_CALL_S = 15.0
 SETUP_S = 120.0
 
 Progress = Callable[[int, str, "float | None"], None]
+Output = Callable[[int, str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,7 @@ class Controller:
         self._ending_s = 0.0
         self.measuring_s = 0.0
         self.on_progress: Progress | None = None
+        self.on_output: Output | None = None
         self._launch = launch
         self._num_local = num_local
         self._address = address_of(launch) if launch is not None else Address(host="", port=0, run_id="")
@@ -261,8 +263,12 @@ class Controller:
 
     def _keep_output(self, call: Call, replies: dict[int, Message]) -> None:
         """Append what each rank printed in this call to its log; a disk that is full costs no measurement."""
-        for rank, reply in replies.items():
-            if reply.get("output") and self._logs is not None:
+        for rank, reply in sorted(replies.items()):
+            if not reply.get("output"):
+                continue
+            if self.on_output is not None:
+                self.on_output(rank, reply["output"])
+            if self._logs is not None:
                 with contextlib.suppress(OSError), (self._logs / f"rank{rank}.log").open("a", encoding="utf-8") as log:
                     log.write(f"--- {call.function['qualname']}\n{reply['output'].rstrip()}\n")
 

@@ -142,6 +142,7 @@ def _evidence(ranks: Sequence[int], failed: Mapping[int, Reply], name: Name) -> 
         for title, text in (
             ("traceback", reply.get("traceback")),
             ("Python stacks", reply.get("stacks")),
+            ("flight recorder", reply.get("flight")),
             ("last output", reply.get("output")),
         ):
             if text and str(text).strip() and str(text) not in shown:

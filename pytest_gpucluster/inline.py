@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpucluster.channel import Message
-    from pytest_gpucluster.controller import Call, Progress
+    from pytest_gpucluster.controller import Call, Output, Progress
     from pytest_gpucluster.estate import Estate
 
 OBJECTION = "run inline, for a debugger (--gpucluster-inline)"
@@ -47,6 +47,7 @@ class InlineController:
         self.terminated: str | None = None
         self.measuring_s = 0.0
         self.on_progress: Progress | None = None
+        self.on_output: Output | None = None
 
     def start(self, *, log: Path, estate: Estate | None = None) -> None:
         """Set torchrun's variables for rank 0 of 1; no log and no deputy: all happens in this process."""

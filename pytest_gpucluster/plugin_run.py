@@ -67,6 +67,8 @@ class Run:
         self._is_finishing = False
         self._terminal = Terminal(config, self.session)
         self.session.controller.on_progress = self._terminal.progress
+        if config.option.capture == "no":
+            self.session.controller.on_output = self._terminal.output
 
     # What fixtures ask for.
 

@@ -100,6 +100,13 @@ class Terminal:
                 self._last_s = time.monotonic()
                 reporter.write_line(text)
 
+    def output(self, rank: int, text: str) -> None:
+        """What a rank printed in a call, after it (``-s``): each line behind its place."""
+        places = self._session.places().values()
+        where = next((place.id for place in places if place.rank == rank), f"rank {rank}")
+        for line in text.splitlines():
+            self._write(f"[{where}] {line}")
+
     def summary(self, reporter: pytest.TerminalReporter, session: Session, verdict: Verdict, *, trouble: str | None) -> None:
         """Table, failures over all places, remarks, verdict."""
         self.close_line()

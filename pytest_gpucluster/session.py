@@ -187,7 +187,8 @@ class Session:
                 raise self._bind_error from error
             self._cluster = cluster
             self._note_unexpected(cluster)
-            self._write("bound", places=[place_facts(place) for place in cluster.places], unheard=cluster.unheard)
+            places, nodes = ([place_facts(place) for place in some] for some in (cluster.places, cluster.nodes))
+            self._write("bound", places=places, nodes=nodes, unheard=cluster.unheard)
         return self._cluster
 
     def _note_unexpected(self, cluster: Cluster) -> None:
@@ -202,7 +203,7 @@ class Session:
         expected = [
             {"nodeid": self.plan.nodeid(record), **{name: getattr(record, name) for name in PLANNED}} for record in self.plan
         ]
-        self._write("planned", expected=expected, terms=asdict(self._terms()))
+        self._write("planned", expected=expected, terms=asdict(self.terms))
         if self.is_open:
             self._live.note()
 
@@ -239,7 +240,7 @@ class Session:
         cases = [Case(nodeid=self.plan.nodeid(record), record=record) for record in records]
         files = Files(results=self._directory.path / "results.json", junit=self._junit)
         facts = {**self.facts(), "environment": {**self._environment(), "unfinished": True}, "timings": self.timings()}
-        files.write(cases, decide(records, self._terms()), self.places(), facts=facts, rehearsal=self.rehearsal)
+        files.write(cases, decide(records, self.terms), self.places(), facts=facts, rehearsal=self.rehearsal)
 
     def _write(self, event: str, **facts: Any) -> None:
         if self._journal is not None:
@@ -249,9 +250,11 @@ class Session:
 
     def decide(self) -> Verdict:
         """The verdict over what is on record."""
-        return decide(self.plan, self._terms())
+        return decide(self.plan, self.terms)
 
-    def _terms(self) -> Terms:
+    @property
+    def terms(self) -> Terms:
+        """What beside the outcomes decides."""
         reached = LEVELS.index(self.settings.level) >= LEVELS.index(self.profile.accept_at)
         return Terms(
             rehearsal=self.rehearsal,

@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from pytest_gpucluster import flight
+
 PR_SET_PDEATHSIG = 1
 REQUEST_BYTES = 256 * 1024
 ANSWER_S = 30.0
@@ -137,6 +139,7 @@ class _Server:
 
     def _become_worker(self, request: dict[str, Any], fds: list[int], *, parent: int) -> None:
         status = 1
+        signal.pthread_sigmask(signal.SIG_BLOCK, {flight.ASK})  # waited for by a thread, which may not be there yet
         try:
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):

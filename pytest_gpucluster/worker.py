@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from pytest_gpucluster import functions, plain
+from pytest_gpucluster import flight, functions, plain
 from pytest_gpucluster.beacon import Beacon
 from pytest_gpucluster.wire import Wire
 
@@ -29,6 +29,7 @@ def main(request: dict[str, Any], link_fd: int) -> None:
     stacks = Path(request["stacks"]).open("w", encoding="utf-8")  # noqa: SIM115 -- open as long as the process lives
     faulthandler.enable(stacks)
     faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    flight.answer_requests(Path(request["flight"]))
     beacon = Beacon(Path(request["beacon"]))
     _Worker(wire, beacon).serve()
 

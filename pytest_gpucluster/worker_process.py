@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from pytest_gpucluster import beacon
+from pytest_gpucluster import beacon, flight
 from pytest_gpucluster.spawner import Spawner, kill_and_reap
 from pytest_gpucluster.wire import Wire
 
@@ -34,6 +34,8 @@ class WorkerProcess:
         self._spawner = spawner
         self._stacks_file = folder / "stacks"
         self._beacon_file = folder / "beacon"
+        self._flight_file = folder / "flight.json"
+        self._flight_file.unlink(missing_ok=True)
         self._dead = False
         self.tail = bytearray()
         beacon.create(self._beacon_file)
@@ -45,6 +47,7 @@ class WorkerProcess:
             "cwd": cwd if Path(cwd).is_dir() else str(Path.cwd()),
             "beacon": str(self._beacon_file),
             "stacks": str(self._stacks_file),
+            "flight": str(self._flight_file),
         }
         try:
             self.pid = spawner.spawn(request, link=theirs, output_fd=output_write)
@@ -85,6 +88,13 @@ class WorkerProcess:
         with contextlib.suppress(OSError, IndexError):
             return Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
         return "?"
+
+    def evidence(self) -> dict[str, str]:
+        """What can be seen of it from outside while it hangs: process state, Python stacks, flight recorder."""
+        state = self.state()
+        flight.ask(self.pid)
+        stacks = self.stacks()
+        return {"state": state, "stacks": stacks, "flight": flight.summarize(self._flight_file)}
 
     def stacks(self) -> str:
         """Its Python stacks, which faulthandler writes on SIGUSR1 even inside a C++ wait; empty if it cannot answer."""

@@ -53,7 +53,7 @@ class Story:
             self.nodeids[key] = row["nodeid"]
 
     def _on_bound(self, event: dict[str, Any]) -> None:
-        self.places = {place["id"]: Place(**place) for place in event["places"]}
+        self.places = {place["id"]: Place(**place) for place in (*event["places"], *event.get("nodes", ()))}
 
     def _on_outcome(self, event: dict[str, Any]) -> None:
         told = event["record"]

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
 
 from e2e import harness
 from e2e.test_fails_by_value import TIGHT
+from pytest_gpucluster.reporting.rebuild import rebuild
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from e2e.harness import Ran
 
 pytestmark = pytest.mark.e2e
@@ -98,6 +103,17 @@ def test_journal(without_training: Ran) -> None:
     assert events[-1] == "verdict"
     planned = next(event["expected"] for event in without_training.journal if event["event"] == "planned")
     assert len(planned) == len(without_training.results["criteria"])
+
+
+def test_rebuilt_from_its_journal(without_training: Ran, tmp_path: Path) -> None:
+    """Rows, places and verdict are those of the run, nodes included."""
+    lines = "".join(json.dumps(event) + "\n" for event in without_training.journal)
+    (tmp_path / "journal.jsonl").write_text(lines, encoding="utf-8")
+    assert rebuild(tmp_path).line == without_training.results["verdict_line"]
+    told = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert told["criteria"] == without_training.results["criteria"]
+    nodes = [row["place"]["hostname"] for row in told["criteria"] if row["criterion"] == "busbw[all_reduce]"]
+    assert nodes == [socket.gethostname()]
 
 
 def test_whole_rehearsal_through_torchrun(whole: Ran) -> None:

@@ -1,0 +1,204 @@
+"""``gpucluster launch``: torchrun on every node, printed, or started once all nodes are there (see :mod:`joining`)."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster import joining
+from pytest_gpucluster.commands import never_joined
+from pytest_gpucluster.commands.never_joined import Absence
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.launch import Launch
+from pytest_gpucluster.session import require_torch
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+
+    from pytest_gpucluster.session import Session
+
+NOT_GOOD = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What is to be launched. ``hosts``: the hostnames by node rank, empty where nobody said; ``node_rank``: this node's."""
+
+    num_nodes: int
+    num_local: int
+    node_rank: int
+    master_addr: str
+    master_port: int
+    hosts: tuple[str, ...]
+    within_s: float
+    pytest_arguments: tuple[str, ...]
+
+    def torchrun(self, node_rank: int) -> list[str]:
+        """The arguments of torchrun on one node."""
+        where = (f"--node-rank={node_rank}", f"--master-addr={self.master_addr}", f"--master-port={self.master_port}")
+        shape = (f"--nnodes={self.num_nodes}", f"--nproc-per-node={self.num_local}")
+        return [*shape, *where, "-m", "pytest", *self.pytest_arguments]
+
+    @property
+    def rank_0(self) -> Launch:
+        """What torchrun would tell rank 0."""
+        return Launch(
+            rank=0,
+            world_size=self.num_nodes * self.num_local,
+            local_rank=0,
+            local_world_size=self.num_local,
+            group_rank=0,
+            master_addr=self.master_addr,
+            master_port=self.master_port,
+            run_id="none",
+            agent_hosts_store=True,
+            restart_count=0,
+        )
+
+    def host_of(self, node_rank: int) -> str | None:
+        """As ``--hosts`` has it."""
+        return self.hosts[node_rank] if self.hosts else None
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Print the lines, or start this node's; 1 when not all nodes came.
+
+    Raises:
+        ConfigurationError: wrong usage.
+    """
+    job = read_job(chosen)
+    if not chosen.run:
+        for node_rank in range(job.num_nodes):
+            host = f"  # {job.host_of(node_rank)}" if job.hosts else ""
+            sys.stdout.write(f"torchrun {shlex.join(job.torchrun(node_rank))}{host}\n")
+        return 0
+    require_torch()
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise ConfigurationError("this is a process of torchrun already; start the launcher itself, once on each node")
+    return _lead(job) if job.node_rank == 0 else _follow(job)
+
+
+def read_job(chosen: argparse.Namespace) -> Job:
+    """The options, checked.
+
+    Raises:
+        ConfigurationError: a number out of its range, or not as many hosts as nodes.
+    """
+    hosts = tuple(host.strip() for host in chosen.hosts.split(",")) if chosen.hosts else ()
+    for option, number in (("--nnodes", chosen.nnodes), ("--nproc-per-node", chosen.nproc_per_node)):
+        if number < 1:
+            raise ConfigurationError(f"{option} {number} is not a number above zero")
+    if hosts and len(hosts) != chosen.nnodes:
+        raise ConfigurationError(f"--hosts names {len(hosts)} hosts, --nnodes says {chosen.nnodes}")
+    if chosen.run and (chosen.node_rank is None or not 0 <= chosen.node_rank < chosen.nnodes):
+        raise ConfigurationError(f"--run needs --node-rank, from 0 to {chosen.nnodes - 1}, another one on each node")
+    if not 0 < chosen.master_port < 65536:
+        raise ConfigurationError(f"--master-port {chosen.master_port} is no TCP port")
+    if not 0 < chosen.join_deadline_s <= joining.MAX_WAIT_S:
+        raise ConfigurationError(f"--join-deadline-s {chosen.join_deadline_s:g} is not a time above zero (a week at most)")
+    return Job(
+        num_nodes=chosen.nnodes,
+        num_local=chosen.nproc_per_node,
+        node_rank=chosen.node_rank or 0,
+        master_addr=chosen.master_addr,
+        master_port=chosen.master_port,
+        hosts=hosts,
+        within_s=chosen.join_deadline_s,
+        pytest_arguments=tuple(chosen.beyond),
+    )
+
+
+def _own_hello(job: Job) -> joining.Hello:
+    return joining.Hello(
+        node_rank=job.node_rank, hostname=socket.gethostname(), num_nodes=job.num_nodes, num_local=job.num_local
+    )
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"gpucluster launch: {text}\n")
+    sys.stderr.flush()
+
+
+def _become_torchrun(job: Job) -> int:
+    command = [sys.executable, "-m", "torch.distributed.run", *job.torchrun(job.node_rank)]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(command[0], command)  # noqa: S606 -- this very interpreter
+
+
+# Node 0.
+
+
+def _lead(job: Job) -> int:
+    """Wait for the others; torchrun if all came, reports if not."""
+    expected = never_joined.expect(
+        job.rank_0, job.pytest_arguments
+    )  # here, so that wrong options are said before anybody waits
+    meeting = joining.Meeting(_own_hello(job), host=job.master_addr, port=job.master_port, notice=_say)
+    if not meeting.is_complete:
+        _say(f"waiting for {job.num_nodes - 1} other node(s) on port {job.master_port}, at most {job.within_s:g} s")
+    began_s = time.monotonic()
+    ended_by = _gather(meeting, within_s=job.within_s)
+    if ended_by is None and meeting.is_complete:
+        meeting.end({"t": "go"})
+        return _become_torchrun(job)
+    absence = Absence(
+        hostnames=meeting.hostnames,
+        num_nodes=job.num_nodes,
+        hosts=job.hosts,
+        waited_s=job.within_s if ended_by is None else round(time.monotonic() - began_s, 1),
+        ended_by=ended_by,
+    )
+    meeting.end({"t": "end", "why": absence.told})
+    _say(absence.told)
+    if ended_by is None:
+        _say(f"on a node that is absent: does its launcher run, and does it reach {job.master_addr}:{job.master_port}?")
+    return _report(expected, absence, job.pytest_arguments)
+
+
+def _gather(meeting: joining.Meeting, *, within_s: float) -> str | None:
+    """Wait; the signal that ended it, None if none did."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        meeting.gather(within_s=within_s)
+    except KeyboardInterrupt as interrupt:
+        return str(interrupt) or "SIGINT"
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return None
+
+
+def _interrupt(number: int, _frame: Any) -> None:
+    raise KeyboardInterrupt(signal.Signals(number).name)
+
+
+def _report(expected: Session, absence: Absence, pytest_arguments: Sequence[str]) -> int:
+    """Write the reports of a run that never began. A full disk does not change the outcome."""
+    try:
+        written = never_joined.write_reports(expected, absence, junit=never_joined.junit_of(pytest_arguments))
+    except (ConfigurationError, OSError) as error:
+        _say(f"no reports: {error}")
+        return NOT_GOOD
+    _say(f"reports in {expected.settings.results_dir}")
+    sys.stdout.write(f"verdict {written.line}\n")
+    return NOT_GOOD
+
+
+# The others.
+
+
+def _follow(job: Job) -> int:
+    """Say hello to node 0; torchrun if all came."""
+    try:
+        joining.join(_own_hello(job), host=job.master_addr, port=job.master_port, within_s=job.within_s, notice=_say)
+    except joining.NotJoinedError as error:
+        _say(str(error))
+        return NOT_GOOD
+    return _become_torchrun(job)

@@ -1,0 +1,188 @@
+"""Reports of a run that never began, because a node did not come: everything expected is missing, and says why.
+
+The expected set is that of a run with the same options; which of its tests a ``-k`` would have left out, only pytest knows.
+Node numbers of places follow the hostnames, as in a run (docs/decisions/0005): those of ``--hosts``, else those that the
+nodes said, and an absent node comes last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.diagnosis import ranges
+from pytest_gpucluster.dispatch import natural
+from pytest_gpucluster.inventory.identity import read_versions
+from pytest_gpucluster.plan import places_of, rule_against
+from pytest_gpucluster.reporting.files import Journal, ResultsDirectory
+from pytest_gpucluster.reporting.rebuild import rebuild
+from pytest_gpucluster.reporting.results import place_facts
+from pytest_gpucluster.session import PLANNED, Session, record_facts
+from pytest_gpucluster.settings import LEVELS, Settings, parse_expect, parse_level
+from pytest_gpucluster.verdict import MISSING, SKIPPED, Record, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pytest_gpucluster.cluster import Place
+    from pytest_gpucluster.launch import Launch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absence:
+    """Who came, and who did not. ``hostnames`` and ``hosts`` are by node rank; ``ended_by``: a signal that ended the wait."""
+
+    hostnames: Mapping[int, str]
+    num_nodes: int
+    hosts: Sequence[str]
+    waited_s: float
+    ended_by: str | None = None
+
+    @property
+    def absent(self) -> list[int]:
+        """The node ranks that did not come."""
+        return [rank for rank in range(self.num_nodes) if rank not in self.hostnames]
+
+    @property
+    def told(self) -> str:
+        """Everything in one line."""
+        by = f"ended by {self.ended_by}; " if self.ended_by else ""
+        return by + ("; ".join(self.reason(rank) for rank in self.absent) or "all nodes had joined")
+
+    def hostname(self, node_rank: int) -> str | None:
+        """What the node said, else what ``--hosts`` says."""
+        return self.hostnames.get(node_rank) or (self.hosts[node_rank] if self.hosts else None)
+
+    def reason(self, node_rank: int) -> str:
+        """Why the places of an absent node are missing."""
+        host = self.hostname(node_rank)
+        name = f"node {node_rank} ({host})" if host else f"node {node_rank}"
+        return f"{name} {'had not joined' if self.ended_by else 'never joined'} within {self.waited_s:g} s"
+
+    @property
+    def reason_elsewhere(self) -> str:
+        """Why everything else is missing."""
+        if self.ended_by:
+            return f"not run: terminated by {self.ended_by} before all nodes had joined"
+        nodes = "node" if len(self.absent) == 1 else "nodes"
+        return f"not run: {nodes} {ranges(self.absent)} never joined"
+
+    @property
+    def places(self) -> dict[int, int]:
+        """Node rank by the node number of its places."""
+        named = dict(enumerate(self.hosts)) or dict(self.hostnames)
+        ordered = sorted(range(self.num_nodes), key=lambda rank: (rank not in named, natural(named.get(rank, "")), rank))
+        return dict(enumerate(ordered))
+
+
+def expect(launch: Launch, pytest_arguments: Sequence[str]) -> Session:
+    """The run that was meant, with its expected set; nothing of it is started. ``launch``: what its rank 0 would be told.
+
+    Raises:
+        ConfigurationError: options, thresholds or GPUs do not fit; the same that pytest would say.
+    """
+    here = Path.cwd()
+    session = Session(read_settings(pytest_arguments), launch, rootdir=here, start=here)
+    for threshold in session.criteria.values():
+        if LEVELS.index(threshold.level) <= LEVELS.index(session.settings.level):
+            for place in places_of(threshold, session.inventory):
+                name = f"{threshold.key}[{place.id}]" if place is not None else threshold.key
+                session.plan.expect(threshold.key, place.id if place is not None else None, nodeid=name)
+    session.fix_plan()
+    return session
+
+
+def read_settings(pytest_arguments: Sequence[str]) -> Settings:
+    """Our options among pytest's, as pytest itself would give them to us (those in an ini file apart).
+
+    Raises:
+        ConfigurationError: a value is not understood.
+    """
+    given = _options(pytest_arguments)
+    level, soak_s = parse_level(given.gpucluster_level or "standard")
+    return Settings(
+        thresholds=given.gpucluster_thresholds,
+        profile=given.gpucluster_profile,
+        expect=parse_expect(given.gpucluster_expect),
+        level=level,
+        soak_s=soak_s,
+        results_dir=Path.cwd() / given.gpucluster_results,
+        gate=given.gpucluster_gate,
+        inline=given.gpucluster_inline,
+    )
+
+
+def junit_of(pytest_arguments: Sequence[str]) -> Path | None:
+    """The JUnit file that pytest would have written."""
+    given = _options(pytest_arguments).junitxml
+    return Path.cwd() / os.path.expandvars(Path(given).expanduser()) if given else None
+
+
+def _options(pytest_arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="gpucluster launch ... -- pytest", add_help=False, allow_abbrev=False)
+    for name in ("profile", "expect", "level"):
+        parser.add_argument(f"--gpucluster-{name}")
+    parser.add_argument("--gpucluster-thresholds", type=Path)
+    parser.add_argument("--gpucluster-results", type=Path, default=Path("gpucluster-results"))
+    parser.add_argument("--gpucluster-gate", action="store_true")
+    parser.add_argument("--gpucluster-inline", action="store_true")
+    parser.add_argument("--junitxml", "--junit-xml")
+    added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
+    return parser.parse_known_args([*added, *pytest_arguments])[0]
+
+
+def write_reports(session: Session, absence: Absence, *, junit: Path | None) -> Verdict:
+    """Journal, ``results.json`` and JUnit (in the results directory, and at ``junit``).
+
+    Raises:
+        ConfigurationError: the results directory cannot be written, or another run holds it.
+        OSError: a file cannot be written.
+    """
+    directory = ResultsDirectory(session.settings.results_dir)
+    journal = Journal(directory.path / "journal.jsonl")
+    try:
+        _write_journal(journal, session, absence)
+        verdict = rebuild(directory.path)
+        if junit is not None:
+            rebuild(directory.path, junit=junit)
+        journal.write("verdict", verdict=verdict.word, line=verdict.line, objections=[])
+    finally:
+        journal.close()
+        directory.close()
+    return verdict
+
+
+def _write_journal(journal: Journal, session: Session, absence: Absence) -> None:
+    settings = {name: str(getattr(session.settings, name)) for name in Settings.__slots__}
+    journal.write("started", versions=read_versions(), settings=settings, facts=session.facts())
+    expected = [{"nodeid": session.plan.nodeid(row), **{name: getattr(row, name) for name in PLANNED}} for row in session.plan]
+    journal.write("planned", expected=expected, terms=asdict(session.terms))
+    places = {place.id: place for place in _named(session, absence)}
+    journal.write("bound", places=[place_facts(place) for place in places.values()], nodes=[], unheard={})
+    for row in session.plan.pending():
+        outcome = _outcome(row, session, absence, node=places[row.place].node if row.place is not None else None)
+        session.plan.settle(outcome)
+        journal.write("outcome", record=record_facts(outcome))
+
+
+def _named(session: Session, absence: Absence) -> list[Place]:
+    """Every expected place and node, with the hostname that is known of it."""
+    ranks = absence.places
+    hosts: dict[int, Any] = {node: absence.hostname(rank) for node, rank in ranks.items()}
+    inventory = session.inventory
+    return [replace(place, hostname=hosts.get(place.node)) for place in (*inventory.places, *inventory.nodes)]
+
+
+def _outcome(row: Record, session: Session, absence: Absence, *, node: int | None) -> Record:
+    """Skipped where a rule says so, else missing; ``node`` None: the whole cluster."""
+    rule = rule_against(session.criteria[row.criterion], session.inventory)
+    if rule is not None:
+        return replace(row, outcome=SKIPPED, reason=rule)
+    rank = absence.places.get(node) if node is not None else None
+    if rank is None or rank in absence.hostnames:
+        return replace(row, outcome=MISSING, reason=absence.reason_elsewhere)
+    return replace(row, outcome=MISSING, reason=absence.reason(rank), culprits=(f"node{node}",))

@@ -1,0 +1,271 @@
+"""``gpucluster run``: one measurement on this machine's GPUs, outside pytest, through the real controller and agents.
+
+Values go to stdout, everything else to stderr (what the function prints goes to stdout too, unless that is JSON).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from pytest_gpucluster import dispatch
+from pytest_gpucluster.channel import ChannelLostError
+from pytest_gpucluster.cluster import Inventory, Place
+from pytest_gpucluster.commands import words
+from pytest_gpucluster.controller import Controller
+from pytest_gpucluster.errors import ConfigurationError, MeasurementError
+from pytest_gpucluster.inline import InlineController
+from pytest_gpucluster.inventory.detect import Detected, detect_gpus
+from pytest_gpucluster.launch import read_launch
+from pytest_gpucluster.messages import summarize
+from pytest_gpucluster.reporting.files import strict
+from pytest_gpucluster.session import JOIN_S, REHEARSAL_RANKS, require_torch
+from pytest_gpucluster.settings import parse_expect
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+    from pytest_gpucluster.cluster import Results
+
+NOT_GOOD = 1
+LINE_INTERVAL_S = 5.0
+SHOWN_ITEMS = 8
+OWN_CALLS = ("identity", "leave_group")
+Field: TypeAlias = "tuple[str, str]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What this machine has, as far as it may be used; ``num_local`` is how many agents it gets."""
+
+    inventory: Inventory
+    num_local: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What to measure, checked before anything starts. ``places`` None: all."""
+
+    function: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    places: list[Place] | None
+    per: str
+    deadline_s: float | None
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Measure and show; 0 when every place has its value.
+
+    Raises:
+        ConfigurationError: wrong usage.
+    """
+    _require_plain_start()
+    require_torch()
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    machine = _machine(chosen)
+    order = _order(chosen, machine.inventory)
+    with tempfile.TemporaryDirectory(prefix="gpucluster-run-") as folder:
+        controller = _controller(machine, inline=chosen.inline)
+        return _Measuring(controller, machine.inventory, logs=Path(folder), as_json=chosen.json).run(order)
+
+
+def _require_plain_start() -> None:
+    if read_launch() is not None:
+        raise ConfigurationError(
+            "this command is for one machine and starts its ranks by itself, but torchrun's variables are set; "
+            "start it without torchrun, or unset RANK, WORLD_SIZE and LOCAL_RANK"
+        )
+
+
+def _machine(chosen: argparse.Namespace) -> Machine:
+    try:
+        expect = parse_expect(chosen.expect)
+        detected = Detected(names=()) if chosen.device == "cpu" else detect_gpus()
+    except ConfigurationError as error:  # said by parts that speak of pytest's options
+        text = str(error).replace("--gpucluster-expect", "--expect").replace("--gpucluster-profile rehearsal", "--device cpu")
+        raise ConfigurationError(text) from None
+    if expect.nodes not in (None, 1):
+        raise ConfigurationError(f"--expect nodes={expect.nodes}: this command is for one machine; pytest measures a cluster")
+    if chosen.device == "cuda" and not detected.num_gpus:
+        raise ConfigurationError("--device cuda: NVML shows no GPU here; leave it out to rehearse on the CPU")
+    size = 1 if chosen.inline else expect.gpus_per_node or detected.num_gpus or REHEARSAL_RANKS
+    device = "cuda" if detected.num_gpus else "cpu"
+    inventory = Inventory(num_nodes=1, gpus_per_node=size, device=device)
+    return Machine(inventory=inventory, num_local=detected.num_gpus or size)
+
+
+def _order(chosen: argparse.Namespace, inventory: Inventory) -> Order:
+    """The words, understood. An argument that follows ``--place ID`` was taken for one more id; an id has no ``=``."""
+    ids = [word for word in chosen.place if "=" not in word]
+    arguments = words.read_arguments([*chosen.words, *(word for word in chosen.place if "=" in word)])
+    known = {place.id: place for place in (*inventory.places, *inventory.nodes)}
+    unknown = [name for name in ids if name not in known]
+    if unknown:
+        raise ConfigurationError(f"there is no place {', '.join(unknown)}; places: {', '.join(known)}")
+    if chosen.per not in dispatch.PER:
+        raise ConfigurationError(f"--per {chosen.per} is not one of {', '.join(dispatch.PER)}")
+    if chosen.deadline_s is not None and not 0 < chosen.deadline_s < float("inf"):
+        raise ConfigurationError(f"--deadline-s {chosen.deadline_s:g} is not a time above zero")
+    function = words.find_function(chosen.function)
+    words.require_fit(function, arguments)
+    places = [known[name] for name in dict.fromkeys(ids)] or None
+    return Order(function=function, arguments=arguments, places=places, per=chosen.per, deadline_s=chosen.deadline_s)
+
+
+def _controller(machine: Machine, *, inline: bool) -> Controller | InlineController:
+    device, rootdir = machine.inventory.device, Path.cwd()
+    if inline:
+        return InlineController(device=device, rootdir=rootdir)
+    return Controller(None, num_local=machine.num_local, device=device, rootdir=rootdir)
+
+
+class _Measuring:
+    """One order, from the start of the agents to their end."""
+
+    def __init__(self, controller: Controller | InlineController, inventory: Inventory, *, logs: Path, as_json: bool) -> None:
+        self._controller = controller
+        self._cluster = dispatch.Cluster(controller, inventory, asked=lambda: None)
+        self._logs = logs
+        self._as_json = as_json
+        self._progress = Progress(self._name)
+        controller.on_progress = self._progress
+
+    def run(self, order: Order) -> int:
+        """Measure and show; whatever happens, no agent stays behind."""
+        if isinstance(self._controller, Controller):  # inline, nothing could stop the function but the signal itself
+            signal.signal(signal.SIGTERM, lambda *_: self._controller.terminate("SIGTERM"))
+        try:
+            results = self._measure(order)
+        except (MeasurementError, ChannelLostError) as error:
+            self._progress.end()
+            self._show_output(order)
+            sys.stderr.write(f"{error}\n")
+            return NOT_GOOD
+        finally:
+            self._progress.end()
+            self._controller.quit(0)
+        self._show_output(order)
+        return self._show(results)
+
+    def _measure(self, order: Order) -> Results:
+        inline_output = sys.stderr if self._as_json else sys.stdout
+        self._controller.start(log=self._logs / "agents.log")
+        self._cluster.bind(within_s=JOIN_S)
+        self._announce(order)
+        with contextlib.redirect_stdout(inline_output):
+            results = self._cluster.run(
+                order.function, per=order.per, places=order.places, deadline_s=order.deadline_s, **order.arguments
+            )
+        if not len(results):
+            raise ConfigurationError(f"--per {order.per}: nothing to measure among {len(order.places or ())} places")
+        return results
+
+    def _announce(self, order: Order) -> None:
+        on = "GPU(s)" if self._cluster.device == "cuda" else "rank(s) on the CPU (a rehearsal: no number of it counts)"
+        name, number = order.function.__name__, self._cluster.world_size
+        sys.stderr.write(f"gpucluster run: {name} per {order.per}; {number} {on} answer here\n")
+        for reason in (*self._cluster.unheard.values(), *(f"not expected: {who}" for who in self._cluster.unexpected)):
+            sys.stderr.write(f"{reason}\n")
+        if self._cluster.unheard and (log := self._logs / "agents.log").is_file():
+            sys.stderr.write(log.read_text(encoding="utf-8", errors="replace")[-4000:])
+
+    def _name(self, rank: int) -> str:
+        return next((place.id for place in self._cluster.places if place.rank == rank), f"rank {rank}")
+
+    def _show(self, results: Results) -> int:
+        values = {_key(place): _as_data(results[place]) for place in results if place not in results.errors}
+        if self._as_json:
+            absent = {_key(place): None for place in results.errors}
+            sys.stdout.write(json.dumps(strict({**values, **absent}), indent=1, allow_nan=False) + "\n")
+        else:
+            sys.stdout.write(as_lines(values))
+        sys.stdout.flush()
+        for text in dict.fromkeys(str(error) for error in results.errors.values()):
+            sys.stderr.write(f"{text}\n")
+        return NOT_GOOD if results.errors else 0
+
+    def _show_output(self, order: Order) -> None:
+        """What the function printed, as the controller kept it: call by call, below a heading."""
+        sink = sys.stderr if self._as_json else sys.stdout
+        headings = [f"--- {name}" for name in (order.function.__qualname__, *OWN_CALLS)]
+        for place in self._cluster.places:
+            log = self._logs / f"rank{place.rank}.log"
+            text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+            sink.writelines(f"{place.id} | {line}\n" for line in text.splitlines() if line not in headings)
+
+
+class Progress:
+    """What one rank does now, on stderr: rewritten in place on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, name: Callable[[int], str]) -> None:
+        """``name``: the place of a rank."""
+        self._name = name
+        self._last_s = time.monotonic()
+        self._open = False
+
+    def __call__(self, rank: int, step: str, fraction: float | None) -> None:
+        """Show it."""
+        share = f" {100 * fraction:3.0f} %" if fraction is not None else ""
+        text = f"{self._name(rank)}: {step}{share}"
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r\x1b[K{text}")
+            sys.stderr.flush()
+            self._open = True
+        elif time.monotonic() - self._last_s > LINE_INTERVAL_S:
+            self._last_s = time.monotonic()
+            sys.stderr.write(f"{text}\n")
+
+    def end(self) -> None:
+        """Leave no half line behind."""
+        if self._open:
+            sys.stderr.write("\r\x1b[K")
+            self._open = False
+
+
+def _key(place: Any) -> str:
+    """A place by its id, an ordered pair of places as ``node0-gpu0,node0-gpu1``."""
+    return ",".join(str(member) for member in place) if isinstance(place, tuple) else str(place)
+
+
+def _as_data(value: Any) -> Any:
+    """Dataclasses as dicts, of classes known here or not."""
+    if isinstance(value, SimpleNamespace):
+        return _as_data(vars(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, Mapping):
+        return {key: _as_data(item) for key, item in value.items()}
+    return [_as_data(item) for item in value] if isinstance(value, list) else value
+
+
+def as_lines(values: Mapping[str, Any]) -> str:
+    """Place, name and value of every number, one a line, aligned: to be read, sorted and searched."""
+    rows = [(place, *field) for place, value in values.items() for field in fields_of(value)]
+    place_width = max((len(place) for place, _, _ in rows), default=0)
+    name_width = max((len(name) for _, name, _ in rows), default=0)
+    return "".join(f"{place:<{place_width}}  {name:<{name_width}}  {text}".rstrip() + "\n" for place, name, text in rows)
+
+
+def fields_of(value: Any, name: str = "value") -> list[Field]:
+    """(name, text) of everything in a value; names of nested ones joined by dots, long lists of numbers summarized."""
+    if isinstance(value, Mapping):
+        prefix = "" if name == "value" else f"{name}."
+        return [field for key, item in value.items() for field in fields_of(item, f"{prefix}{key}")]
+    if isinstance(value, float):
+        return [(name, f"{value:.6g}")]
+    if isinstance(value, str):
+        return [(name, value)]
+    if isinstance(value, list) and len(value) > SHOWN_ITEMS and all(isinstance(item, (int, float)) for item in value):
+        return [(name, f"{len(value)} values: {summarize(value)}")]
+    return [(name, json.dumps(value))]

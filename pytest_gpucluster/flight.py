@@ -1,0 +1,67 @@
+"""What PyTorch's flight recorder knows of the last collectives of a worker, asked for while its main thread hangs.
+
+The recorder keeps the state of each collective (scheduled, started, completed) where the backend tells it; NCCL does,
+gloo says scheduled for all. It is read by a thread of its own, which a signal wakes: Python runs signal handlers in the
+main thread only, and that one is inside a C++ wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ASK = signal.SIGUSR2
+SHOWN = 4
+
+
+def answer_requests(path: Path) -> None:
+    """In the worker, where :data:`ASK` is blocked from the start: write the recorder to ``path`` at each."""
+    threading.Thread(target=_serve, args=(path,), daemon=True).start()
+
+
+def _serve(path: Path) -> None:
+    while True:
+        signal.sigwait({ASK})
+        fresh = path.with_suffix(".new")
+        fresh.write_bytes(_dump())
+        fresh.replace(path)
+
+
+def _dump() -> bytes:
+    """The recorder as JSON; empty where this torch has none, or its name for it is another."""
+    from torch._C import _distributed_c10d as c10d
+
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        dump: Any = getattr(c10d, name, None)
+        if dump is not None:
+            with contextlib.suppress(RuntimeError):
+                data = dump()
+                return data if isinstance(data, bytes) else str(data).encode()
+    return b""
+
+
+def ask(pid: int) -> None:
+    """In the agent: ask for it; nothing happens where the process is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, ASK)
+
+
+def summarize(path: Path) -> str:
+    """The last collectives as lines, the newest last: ``all_reduce 2: started, Float [4]``; empty if there is no answer."""
+    try:
+        entries = json.loads(path.read_bytes())["entries"][-SHOWN:]
+        return "\n".join(_line(entry) for entry in entries)
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return ""
+
+
+def _line(entry: dict[str, Any]) -> str:
+    name = str(entry["profiling_name"]).rpartition(":")[2]
+    return f"{name} {entry['collective_seq_id']}: {entry['state']}, {entry['input_dtypes'][0]} {entry['input_sizes'][0]}"
