@@ -85,8 +85,8 @@ class Agent:
         self._read = 0
         self._quit_said = False
         self._rank = rank
-        self._spawner = Spawner(worker.main)
         self._folder = Path(tempfile.mkdtemp(prefix=f"gpucluster-rank{rank.rank}-"))
+        self._spawner = Spawner(worker.main, folder=self._folder)
         self._worker: WorkerProcess | None = None
         self._running: _Running | None = None
         self._lost: str | None = None

@@ -14,13 +14,17 @@ import ctypes
 import json
 import os
 import select
+import shutil
 import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster import flight
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 REQUEST_BYTES = 256 * 1024
@@ -31,13 +35,16 @@ Main = Callable[[dict[str, Any], int], None]
 class Spawner:
     """The agent's handle on its spawner."""
 
-    def __init__(self, main: Main) -> None:
-        """Fork the spawner; ``main(request, link_fd)`` is what each worker runs."""
+    def __init__(self, main: Main, *, folder: Path | None = None) -> None:
+        """Fork the spawner; ``main(request, link_fd)`` is what each worker runs.
+
+        ``folder`` is the agent's own; the spawner removes it should the agent not live to do so.
+        """
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = os.fork()
         if self.pid == 0:
             self._link.close()
-            _Server(theirs, main).serve()
+            _Server(theirs, main, folder).serve()
         theirs.close()
         self._link.settimeout(ANSWER_S)
         self._exits: list[tuple[int, int]] = []
@@ -87,7 +94,8 @@ class _Server:
     itself when the spawner is killed.
     """
 
-    def __init__(self, link: socket.socket, main: Main) -> None:
+    def __init__(self, link: socket.socket, main: Main, folder: Path | None) -> None:
+        self._folder = folder
         self._link = link
         self._main = main
         self._workers: set[int] = set()
@@ -107,6 +115,8 @@ class _Server:
         finally:
             for pid in self._workers:
                 kill_group(pid)
+            if self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
             os._exit(0)
 
     def _step(self) -> bool:

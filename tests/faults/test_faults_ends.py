@@ -208,6 +208,7 @@ def test_agent_killed_under_torchrun(starter: Starter) -> None:
     os.kill(launch.agent_of(1), signal.SIGKILL)
     assert launch.end(within_s=40) != 0
     launch.gone(within_s=5)
+    assert not [file for file in starter.temporary_files() if file.name.startswith("gpucluster-")]
     found = outcomes(launch)
     outcome, reason = found["slept", "node0-cpu1"]
     assert outcome in ("error", "missing")
