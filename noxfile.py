@@ -86,6 +86,7 @@ nox.options.sessions = ["lint", "types", "imports", "tests"]
 
 PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 FAST = "not slow and not soak"
+FAULTS = "tests/faults"
 # A dump of every thread after this long in one test, then the end of the session: a hang must not cost the CI its hour.
 HANG = ("-o", "faulthandler_timeout=240", "-o", "faulthandler_exit_on_timeout=true")
 FOR_TESTS = {
@@ -228,14 +229,22 @@ def accept(session: nox.Session) -> None:
 
 @nox.session(python=False)
 def tests(session: nox.Session) -> None:
-    """Run the project's own tests but the slow ones (minutes, no GPU), measured; `-- ARGS` run some, unmeasured."""
+    """Run the project's own tests but `faults` and the slow ones (no GPU), measured; `-- ARGS` run some, unmeasured."""
     venv = Venv(session)
     venv.install("tests")
     if session.posargs:
         venv.test("pytest", *HANG, *session.posargs)
         return
     venv.run("-m", "coverage", "erase")
-    venv.test("coverage", "run", "-m", "pytest", *HANG, "-m", FAST, "-ra", "--durations=15", "tests")
+    venv.test("coverage", "run", "-m", "pytest", *HANG, "-m", FAST, "-ra", "--durations=15", f"--ignore={FAULTS}", "tests")
+
+
+@nox.session(python=False)
+def faults(session: nox.Session) -> None:
+    """Plant the faults that a run has to survive, in real launches (minutes, no GPU); adds to what `tests` measured."""
+    venv = Venv(session)
+    venv.install("tests")
+    venv.test("coverage", "run", "-m", "pytest", *HANG, "-m", FAST, "-ra", "--durations=15", *(session.posargs or [FAULTS]))
 
 
 @nox.session(python=False)
@@ -338,7 +347,7 @@ def soak(session: nox.Session) -> None:
     venv.install("tests")
     for number in range(1, rounds + 1):
         session.log(f"round {number} of {rounds}")
-        venv.test("pytest", "-q", "-x", "-m", "fault", "tests")
+        venv.test("pytest", "-q", "-x", "-m", FAST, FAULTS)
 
 
 @nox.session(python=False)

@@ -209,6 +209,7 @@ def test_every_session_says_what_it_does() -> None:
         "build",
         "pytest8",
         "nightly",
+        "faults",
         "soak",
         "docs",
     ]

@@ -13,6 +13,8 @@ from e2e import harness
 from pytest_gpucluster.messages import negated
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from e2e.harness import Ran
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault]
@@ -186,6 +188,19 @@ def test_sick_node_is_no_rehearsal(sick: Ran) -> None:
     assert sick.junit.get("name") != "gpucluster-rehearsal"
     assert "REHEARSAL" not in sick.stdout
     assert (sick.returncode, sick.results["verdict"]) == (1, "REJECTED")
+
+
+def test_a_gpu_fewer_than_promised_fails(tmp_path: Path) -> None:
+    """The count is measured, by the GPUs that are there: a failure of the node, beside the place that is missing."""
+    simulated = environment(build(tmp_path), "count 3\n")
+    (tmp_path / "run").mkdir()
+    chosen = (harness.ACCEPTANCE, "-k", "gpu_count or gpu_model", "--gpucluster-expect=nodes=1,gpus_per_node=4")
+    ran = harness.launch(tmp_path / "run", *chosen, environment=simulated)
+    row = ran.row("gpu_count", "node0")
+    assert (row["outcome"], row["value"], row["limit"]) == ("failed", 3, ">= 4 GPUs")
+    assert ran.outcomes("gpu_model")["node0-gpu3"] == "missing"
+    assert ran.results["verdict"] == "REJECTED"
+    assert {culprit["place"]["id"] for culprit in ran.results["culprits"]} == {"node0", "node0-gpu3"}
 
 
 def test_another_model_on_another_node(two_nodes: Ran) -> None:
