@@ -216,7 +216,8 @@ class Agent:
             if self._worker is not None and pid == self._worker.pid:
                 self._worker.ended()
                 result = self._worker.last_result() if self._running is not None else None
-                self._finish(result or {"ok": False, "kind": "died", "error": f"the worker {describe_exit(status)}"})
+                error = f"the worker {describe_exit(status)}"
+                self._finish(result or {"ok": False, "kind": "died", "error": error, "stacks": self._worker.crash()})
                 self._discard_worker()
 
     def _on_output(self) -> None:
@@ -265,10 +266,14 @@ class Agent:
         try:
             if self._worker is None:
                 self._worker = self._spawn(call)
+        except OSError as error:
+            self._finish({"ok": False, "kind": "died", "error": f"no worker could be started: {error}"})
+            return
+        try:
             self._worker.tail.clear()
             self._worker.wire.send(self._for_worker(call))
         except OSError as error:
-            self._finish({"ok": False, "kind": "died", "error": f"no worker could be started: {error}"})
+            self._finish({"ok": False, "kind": "died", "error": f"the worker did not take the call: {error}"})
 
     def _spawn(self, call: Message) -> WorkerProcess:
         started = WorkerProcess(self._spawner, self._folder, cwd=call["cwd"], environment=self._environment(call))
@@ -332,7 +337,7 @@ class Agent:
         evidence: Message = {}
         if self._worker is not None:
             evidence = self._worker.evidence()
-            self._worker.kill()
+            self._kill_worker(self._worker)
         self._finish({"ok": False, "kind": "released", "error": command["why"], **evidence})
 
     def _enforce_deadline(self) -> None:
@@ -344,8 +349,7 @@ class Agent:
         evidence: Message = {}
         if self._worker is not None:
             evidence = self._worker.evidence()
-            if not self._worker.kill():
-                self._lost = f"worker {self._worker.pid} does not end on SIGKILL (state {self._worker.state()})"
+            if not self._kill_worker(self._worker):
                 error += "; SIGKILL does not end it"
         self._finish({"ok": False, "kind": "hung", "error": error, **evidence})
 
@@ -354,11 +358,21 @@ class Agent:
         self._lost = why
         self._finish({"ok": False, "kind": "lost", "error": why})
 
+    def _kill_worker(self, process: WorkerProcess) -> bool:
+        """End it, beating meanwhile; False, and this rank is lost, when it does not end."""
+        if process.kill(meanwhile=self._beat_if_heard):
+            return True
+        self._lost = f"worker {process.pid} does not end on SIGKILL (state {process.state()})"
+        return False
+
+    def _beat_if_heard(self) -> None:
+        with contextlib.suppress(ChannelLostError):
+            self._beat()
+
     def _discard_worker(self) -> None:
         if self._worker is None:
             return
-        if not self._worker.kill():
-            self._lost = f"worker {self._worker.pid} does not end on SIGKILL (state {self._worker.state()})"
+        self._kill_worker(self._worker)
         for source in (self._worker.wire, self._worker.output_fd):
             with contextlib.suppress(KeyError):
                 self._selector.unregister(source)

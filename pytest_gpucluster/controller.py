@@ -318,7 +318,7 @@ class Controller:
                 gathering.add(rank, lost_reply(why))
             if time.monotonic() > gathering.give_up_s:
                 for rank in list(gathering.waiting):
-                    gathering.add(rank, lost_reply(f"rank {rank}: its agent did not answer within the deadline"))
+                    gathering.add(rank, lost_reply("its agent did not answer within the deadline"))
             release, why = gathering.to_release()
             if release:
                 self._command({"t": "abort", "id": number, "ranks": release, "why": why})
@@ -382,7 +382,7 @@ class Controller:
         now_s = time.monotonic()
         gone = {rank: "its agent process has ended" for rank in ranks if self._is_dead_here(rank)}
         if now_s < self._next_look_s:
-            return {rank: f"rank {rank}: {why}" for rank, why in gone.items()}
+            return gone
         self._next_look_s = now_s + LIVENESS_S
         beats = self._open_channel().beats(sorted(ranks))
         for rank in ranks:
@@ -392,7 +392,7 @@ class Controller:
             elif now_s - self._beats[rank][1] > SILENT_S:
                 gone[rank] = f"its agent on {self.hostname_of(rank)} has been silent for {SILENT_S:g} s"
         self._last_look_s = now_s
-        return {rank: f"rank {rank}: {why}" for rank, why in gone.items()}
+        return gone
 
     def _is_dead_here(self, rank: int) -> bool:
         who = self._who.get(rank)

@@ -45,7 +45,7 @@ def diagnose(replies: Mapping[int, Reply], *, name: Name, what: str) -> Diagnosi
     lines = [f"{what}: {headline(name)}"]
     rest = [rank for rank in failed if rank not in culprits]
     lines += [f"  {text}" for text in _consequences(rest, failed)]
-    lines += _evidence(culprits or tuple(failed), failed, name)
+    lines += _evidence(_telling(culprits or tuple(failed), failed), failed, name)
     return Diagnosis(culprits=culprits, kind=kind, text="\n".join(lines))
 
 
@@ -132,6 +132,14 @@ def _consequences(ranks: Sequence[int], failed: Mapping[int, Reply]) -> list[str
         where = f" in {reply['collective']}" if reply.get("collective") else ""
         suffered.setdefault(f"waited{where} and did not finish because of it", []).append(rank)
     return [f"rank{'s' if len(same) > 1 else ''} {ranges(same)} {text}" for text, same in suffered.items()]
+
+
+def _telling(ranks: Sequence[int], failed: Mapping[int, Reply]) -> tuple[int, ...]:
+    """Whose evidence to show: the culprits', and in a hang without any stacks of theirs (SIGSTOP) those of one that waits."""
+    hung = any(reply["kind"] == "hung" for reply in failed.values())
+    if not hung or any(failed[rank].get("stacks") for rank in ranks):
+        return tuple(ranks)
+    return (*ranks, *[rank for rank in sorted(failed) if failed[rank].get("stacks")][:1])
 
 
 def _evidence(ranks: Sequence[int], failed: Mapping[int, Reply], name: Name) -> list[str]:

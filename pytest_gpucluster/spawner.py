@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 REQUEST_BYTES = 256 * 1024
-ANSWER_S = 30.0
+ANSWER_S = 8.0  # the agent does not beat meanwhile: less than the controller waits for a beat
+LOOK_S = 0.5
 Main = Callable[[dict[str, Any], int], None]
 
 
@@ -48,6 +49,7 @@ class Spawner:
         theirs.close()
         self._link.settimeout(ANSWER_S)
         self._exits: list[tuple[int, int]] = []
+        self._requests = 0
 
     def fileno(self) -> int:
         """For a selector: readable when a worker has ended."""
@@ -59,14 +61,17 @@ class Spawner:
         Raises:
             OSError: the spawner is gone, did not answer within :data:`ANSWER_S`, or could not fork.
         """
-        socket.send_fds(self._link, [json.dumps(request).encode()], [link.fileno(), output_fd])
-        while True:
-            answer = self._receive()
-            if "pid" in answer:
-                return int(answer["pid"])
-            if "error" in answer:
-                raise OSError(answer["error"])
-            self._exits.append((answer["exit"], answer["status"]))
+        self._requests += 1
+        numbered = json.dumps({**request, "number": self._requests}).encode()
+        try:
+            socket.send_fds(self._link, [numbered], [link.fileno(), output_fd])
+            while (answer := self._receive()).get("number") != self._requests:
+                self._keep_exit(answer)
+        except TimeoutError:
+            raise OSError(f"the process that starts workers did not answer within {ANSWER_S:g} s") from None
+        if "error" in answer:
+            raise OSError(answer["error"])
+        return int(answer["pid"])
 
     def exits(self, *, within_s: float = 0.0) -> list[tuple[int, int]]:
         """(pid, wait status) of the workers that ended since the last call, waiting at most ``within_s`` for one.
@@ -75,10 +80,14 @@ class Spawner:
             OSError: the spawner is gone.
         """
         while select.select([self._link], [], [], 0.0 if self._exits else within_s)[0]:
-            answer = self._receive()
-            self._exits.append((answer["exit"], answer["status"]))
+            self._keep_exit(self._receive())
         found, self._exits = self._exits, []
         return found
+
+    def _keep_exit(self, answer: dict[str, Any]) -> None:
+        """Anything else is the late answer to a request that was given up: that worker finds its line closed and ends."""
+        if "exit" in answer:
+            self._exits.append((answer["exit"], answer["status"]))
 
     def _receive(self) -> dict[str, Any]:
         data = self._link.recv(REQUEST_BYTES)
@@ -138,14 +147,14 @@ class _Server:
         try:
             pid = os.fork()
         except OSError as error:
-            self._send({"error": f"could not start a worker: {error}"})
+            self._send({"error": f"could not start a worker: {error}", "number": request["number"]})
             return
         if pid == 0:
             self._become_worker(request, fds, parent=parent)
         for fd in fds:
             os.close(fd)
         self._workers.add(pid)
-        self._send({"pid": pid})
+        self._send({"pid": pid, "number": request["number"]})
 
     def _become_worker(self, request: dict[str, Any], fds: list[int], *, parent: int) -> None:
         status = 1
@@ -200,12 +209,16 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
-def kill_and_reap(spawner: Spawner, pid: int, *, within_s: float) -> int | None:
-    """Kill a worker and wait for its end: the wait status, or None when it did not end (a process in state D)."""
+def kill_and_reap(spawner: Spawner, pid: int, *, within_s: float, meanwhile: Callable[[], None]) -> int | None:
+    """Kill a worker and wait for its end: the wait status, or None when it did not end (a process in state D).
+
+    ``meanwhile`` is called every :data:`LOOK_S` or more often.
+    """
     kill_group(pid)
     deadline = time.monotonic() + within_s
     while (left_s := deadline - time.monotonic()) > 0:
-        for ended, status in spawner.exits(within_s=left_s):
+        meanwhile()
+        for ended, status in spawner.exits(within_s=min(left_s, LOOK_S)):
             if ended == pid:
                 return status
     return None

@@ -9,15 +9,18 @@ import signal
 import socket
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster import beacon, flight
 from pytest_gpucluster.spawner import Spawner, kill_and_reap
 from pytest_gpucluster.wire import Wire
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 KILL_S = 10.0
 STACKS_S = 1.0
-SEND_S = 30.0
+SEND_S = 8.0  # the agent does not beat meanwhile: less than the controller waits for a beat
 TAIL_BYTES = 64 * 1024
 STACKS_CHARACTERS = 6000
 
@@ -37,6 +40,7 @@ class WorkerProcess:
         self._flight_file = folder / "flight.json"
         self._flight_file.unlink(missing_ok=True)
         self._dead = False
+        self._survived_kill = False
         self.tail = bytearray()
         beacon.create(self._beacon_file)
         mine, theirs = socket.socketpair()
@@ -51,6 +55,10 @@ class WorkerProcess:
         }
         try:
             self.pid = spawner.spawn(request, link=theirs, output_fd=output_write)
+        except OSError:
+            mine.close()
+            os.close(self.output_fd)
+            raise
         finally:
             theirs.close()
             os.close(output_write)
@@ -110,12 +118,23 @@ class WorkerProcess:
                 return _without_own_frames(text[before:])[-STACKS_CHARACTERS:]
         return ""
 
-    def kill(self) -> bool:
-        """Kill it and all it started; False when it did not end within :data:`KILL_S` (state D)."""
-        if self._dead:
-            return True
+    def crash(self) -> str:
+        """The Python stacks that faulthandler wrote when SIGSEGV, SIGBUS, SIGABRT, SIGFPE or SIGILL ended it; else empty."""
         with contextlib.suppress(OSError):
-            self._dead = kill_and_reap(self._spawner, self.pid, within_s=KILL_S) is not None
+            text = self._stacks_file.read_text(encoding="utf-8", errors="replace")
+            return _without_own_frames(text)[-STACKS_CHARACTERS:] if text.startswith("Fatal Python error") else ""
+        return ""
+
+    def kill(self, *, meanwhile: Callable[[], None] = lambda: None) -> bool:
+        """Kill it and all it started; False when it did not end within :data:`KILL_S` (state D), which is waited for once.
+
+        ``meanwhile`` is called several times a second.
+        """
+        if self._dead or self._survived_kill:
+            return self._dead
+        with contextlib.suppress(OSError):
+            self._dead = kill_and_reap(self._spawner, self.pid, within_s=KILL_S, meanwhile=meanwhile) is not None
+        self._survived_kill = not self._dead
         return self._dead
 
     def ended(self) -> None:
