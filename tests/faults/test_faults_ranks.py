@@ -66,6 +66,7 @@ FAULTS = (
             "never arrived in all_reduce (collective 2 of the call), which ranks 0-2 had entered",
             f"the call did not return within {SHORT_S:g} s",
             f"ranks 0-2 {WAITED}",
+            "flight recorder of rank 3",
         ),
         within_s=LATE,
     ),
