@@ -241,7 +241,7 @@ def moved(checks: Checks, *, before: torch.Tensor, now: torch.Tensor) -> None:
 
 
 def spread(checks: Checks, *, forward_ms: float, limit: float) -> None:
-    """``step_time_spread``: each rank's median forward time in ms over the median of all ranks.
+    """``step_time_spread``: each rank's forward time in ms (pace.py) over the median of all ranks.
 
     The forward holds no collective; of a whole step every rank shows the slowest one's time. With two ranks the
     faster one is the measure, and one rank has no spread.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 SLOWER_S = 0.02
+GPU_CYCLES_PER_S = 1.8e9  # about an H200's SM clock
 SCALE = 8
 ONCE_AT_STEP = 10
 FAR = 77_777
@@ -31,9 +32,11 @@ class Fault:
     def slow_down(self, forward_s: float, device: torch.device) -> None:
         """Lose time in the forward; ``forward_s`` is what a forward takes."""
         if self.name == "straggler":
+            seconds = max(SLOWER_S, forward_s / 2)
             if device.type == "cuda":
-                torch.cuda.synchronize(device)
-            time.sleep(max(SLOWER_S, forward_s / 2))
+                torch.cuda._sleep(int(seconds * GPU_CYCLES_PER_S))  # type: ignore[no-untyped-call]  # noqa: SLF001 -- only waits
+            else:
+                time.sleep(seconds)
 
     @torch.no_grad()
     def spoil_base(self, weight: torch.Tensor) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import math
 import os
-import statistics
 import time
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from finetune_smoke import checkpoint, checks, data, evaluate, ranks
+from finetune_smoke import checkpoint, checks, data, evaluate, pace, ranks
 from finetune_smoke.outcome import Log, Outcome, mean_last, settle
 from finetune_smoke.setup import prepare
 
@@ -224,5 +223,4 @@ def _last_checks(run: Run, log: Log) -> None:
     if run.config.restore_check:
         checkpoint.check_restore(run)
     if log.forward_ms:
-        usual_ms = statistics.median(log.forward_ms[min(5, len(log.forward_ms) // 2) :])
-        checks.spread(run.checks, forward_ms=usual_ms, limit=run.config.spread_limit)
+        checks.spread(run.checks, forward_ms=pace.forward_ms(run, log.forward_ms), limit=run.config.spread_limit)

@@ -211,7 +211,7 @@ def _hear_interrupts() -> None:
 
 def installed(folder: Path) -> str:
     """A PYTHONPATH under which pytest finds the plugin by its entry point, whether it is installed here or not."""
-    paths = [str(REPOSITORY)]
+    paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
     if not any(point.name == "gpucluster" for point in metadata.entry_points(group="pytest11")):
         facts = folder / "pytest_gpucluster-0.1.0.dist-info"
         facts.mkdir(parents=True, exist_ok=True)

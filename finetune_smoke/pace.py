@@ -1,0 +1,63 @@
+"""How long this rank's forward takes: what a straggling GPU shows first.
+
+A small model is launch bound on a GPU: the time between two events around its forward is that of a host core issuing
+kernels, and healthy H200s of one host were 1.38 apart by it (2026-11-21). So on a GPU the forward is captured into a CUDA
+graph once, after training, and replayed: one launch, and only the GPU's own time is left. On a CPU it is the median
+over the steps.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+import torch
+
+from finetune_smoke import data
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from finetune_smoke.state import Run
+
+WARM_RUNS = 3
+REPLAYS = 11
+SETTLING_STEPS = 5
+
+
+def forward_ms(run: Run, seen_ms: Sequence[float]) -> float:
+    """Milliseconds of one forward of this rank; ``seen_ms`` are those of the steps so far, at least one."""
+    if run.ranks.device.type != "cuda":
+        return statistics.median(seen_ms[min(SETTLING_STEPS, len(seen_ms) // 2) :])
+    rows = [run.source.row(number) for number in range(run.rows)]  # the same on every rank
+    batch = data.batch(rows, run.source.pad_id).to(run.ranks.device)
+
+    def forward() -> None:
+        run.fault.slow_down(statistics.median(seen_ms) / 1e3, run.ranks.device)
+        with torch.no_grad(), run.autocast():
+            run.model(batch.ids, batch.positions, batch.targets)
+
+    return _replayed_ms(forward)
+
+
+def _replayed_ms(call: Callable[[], None]) -> float:
+    """Median GPU time of ``call`` in ms, by replaying it from a CUDA graph."""
+    beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # warm-up elsewhere: PyTorch's notes on CUDA graphs
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(WARM_RUNS):
+            call()
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return statistics.median(_one_replay_ms(graph) for _ in range(REPLAYS))
+
+
+def _one_replay_ms(graph: torch.cuda.CUDAGraph) -> float:
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch's
+    before.record()
+    graph.replay()
+    after.record()
+    after.synchronize()
+    return float(before.elapsed_time(after))
