@@ -113,9 +113,16 @@ def fingerprints(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def _fingerprint(content: torch.Tensor) -> torch.Tensor:
-    """The sum of w_i * (2 i + 1) modulo 2^64 over the 64-bit words w_i: any one changed bit changes it."""
-    words = torch.nn.functional.pad(content, (0, -content.numel() % 8)).view(torch.int64)
-    return (words * torch.arange(1, 2 * words.numel(), 2, device=words.device)).sum()
+    """The sum of w_i * m_i modulo 2^64 over the 32-bit words w_i, m_i odd and mixed from i: any one changed bit changes it.
+
+    Not over 64-bit words: times an odd number their highest bits all weigh 2^63, and any two such flips would cancel. Nor
+    with m_i = 2 i + 1, in which flips at four places can. The mixing is SplitMix64's (Steele, Lea and Flood 2014).
+    """
+    words = torch.nn.functional.pad(content, (0, -content.numel() % 4)).view(torch.int32)
+    mixed = torch.arange(1, words.numel() + 1, device=words.device) * -7046029254386353131
+    mixed = (mixed ^ (mixed >> 30)) * -4658895280553007687
+    mixed = (mixed ^ (mixed >> 27)) * -7723592293110705685
+    return (words * ((mixed ^ (mixed >> 31)) | 1)).sum()
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -38,12 +38,11 @@ def _dump() -> bytes:
     """The recorder as JSON; empty where this torch has none, or its name for it is another."""
     from torch._C import _distributed_c10d as c10d
 
-    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+    for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):  # NCCL has a recorder of its own
         dump: Any = getattr(c10d, name, None)
-        if dump is not None:
-            with contextlib.suppress(RuntimeError):
-                data = dump()
-                return data if isinstance(data, bytes) else str(data).encode()
+        data = bytes(dump()) if dump is not None else b""
+        if b'"entries"' in data:
+            return data
     return b""
 
 

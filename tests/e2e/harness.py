@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -214,9 +215,11 @@ def _commands(torchrun: Torchrun | None, arguments: tuple[str, ...]) -> Iterator
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that nobody uses just now, below those that the kernel gives to outgoing connections."""
+    for port in random.sample(range(20_000, 32_000), 100):
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
+    raise OSError("no free port")
 
 
 def _with(token: str) -> list[psutil.Process]:

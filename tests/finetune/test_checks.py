@@ -96,6 +96,15 @@ def test_digest_sees_any_one_bit(dtype: torch.dtype) -> None:
         assert digest([changed]) != before
 
 
+@pytest.mark.parametrize("changed", [(3, 7), (0, 1, 2, 3), tuple(range(0, 4096, 4)), (1, 2, 5, 6)])
+def test_digest_sees_signs_that_flip_together(changed: tuple[int, ...]) -> None:
+    """The highest bits of several words do not cancel each other."""
+    values = torch.randn(4096, generator=torch.Generator().manual_seed(0)).bfloat16()
+    flipped = values.clone()
+    flipped[list(changed)] = -flipped[list(changed)]
+    assert digest([flipped]) != digest([values])
+
+
 def test_digest_sees_values_changing_places() -> None:
     """Within a tensor and between tensors."""
     a, b = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([5.0, 6.0])

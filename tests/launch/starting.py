@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -199,9 +200,11 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback that nobody uses just now."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
+    """A TCP port that nobody uses just now, below those that the kernel gives to outgoing connections."""
+    for port in random.sample(range(20_000, 32_000), 100):
+        with contextlib.suppress(OSError), socket.create_server(("", port)):
+            return port
+    raise OSError("no free port")
 
 
 def _hear_interrupts() -> None:
