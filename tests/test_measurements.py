@@ -156,13 +156,25 @@ def test_gemm_sees_a_wrong_product(monkeypatch: pytest.MonkeyPatch, harm: str) -
 
 
 def test_hbm_counts_bytes_moved(fixed_times: None) -> None:
-    """A copy moves two arrays, a triad three; the better is the answer."""
+    """A copy moves two arrays, a triad three, a read and a write one; the better of copy and triad is the answer."""
     found = hbm.hbm_bandwidth(size_bytes=4096, iterations=3, warmup=1)
     assert found.size_bytes == 4096
     assert found.copy_tb_s == pytest.approx(2 * 4096 / 0.002 / 1e12)
     assert found.triad_tb_s == pytest.approx(3 * 4096 / 0.002 / 1e12)
     assert found.tb_s == found.triad_tb_s
+    assert found.read_tb_s == found.write_tb_s == pytest.approx(4096 / 0.002 / 1e12)
     assert len(found.samples_copy_tb_s) == len(found.samples_triad_tb_s) == 3
+    assert found.samples_read_tb_s == found.samples_write_tb_s == [round(4096 / seconds / 1e9, 6) for seconds in (1, 2, 3)]
+    assert found.repeats_tb_s == found.samples_triad_tb_s
+
+
+def test_hbm_is_judged_by_copy_and_triad_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read may be faster than both: it explains the answer and is not the answer."""
+    seconds = iter([4.0, 9.0, 1e-3, 1e-3])
+    monkeypatch.setattr(hbm, "_timed", lambda call, *_counts: (call(), timing.Timing(samples_s=[next(seconds)]))[1])
+    found = hbm.hbm_bandwidth(size_bytes=4096, iterations=1, warmup=0)
+    assert found.tb_s == found.copy_tb_s < found.read_tb_s
+    assert found.repeats_tb_s == found.samples_copy_tb_s
 
 
 def test_hbm_really_measures() -> None:
@@ -170,6 +182,8 @@ def test_hbm_really_measures() -> None:
     found = hbm.hbm_bandwidth(size_bytes=1 << 20, iterations=2, warmup=1)
     assert 0 < found.copy_tb_s < 100
     assert 0 < found.triad_tb_s < 100
+    assert 0 < found.read_tb_s < 100
+    assert 0 < found.write_tb_s < 100
     json.dumps(dataclasses.asdict(found), allow_nan=False)
 
 
@@ -191,6 +205,56 @@ def test_hbm_sees_one_wrong_element_of_the_triad(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch, "add", wrong)
     with pytest.raises(ArithmeticError, match="triad: 1 of the elements 0 to 1023 are wrong"):
         hbm.hbm_bandwidth(size_bytes=4096, iterations=1, warmup=0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("read", "read: the sum of 512 numbers is 0, not 131328"), ("write", "write: 1024 of the elements 0 to 1023")],
+)
+def test_hbm_sees_what_was_not_read_or_written(monkeypatch: pytest.MonkeyPatch, kind: str, text: str) -> None:
+    """A read or a write that returns without doing its work is an error."""
+    kinds = iter(["copy", "triad", "read", "write"])
+
+    def lazy(call: Callable[[], object], *_counts: int) -> timing.Timing:
+        if next(kinds) != kind:
+            call()
+        return timing.Timing(samples_s=[1.0])
+
+    monkeypatch.setattr(hbm, "_timed", lazy)
+    with pytest.raises(ArithmeticError, match=text):
+        hbm.hbm_bandwidth(size_bytes=4096, iterations=1, warmup=0)
+
+
+def test_hbm_sees_one_element_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum is exact, so one number missing of all shows."""
+    right = torch.sum
+
+    def wrong(words: torch.Tensor, **keywords: Any) -> None:
+        right(words[1:], **keywords)
+
+    monkeypatch.setattr(torch, "sum", wrong)
+    with pytest.raises(ArithmeticError, match="read: the sum of 512 numbers is 131327, not 131328"):
+        hbm.hbm_bandwidth(size_bytes=4096, iterations=1, warmup=0)
+
+
+def test_hbm_sees_one_element_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every element of a fill is compared."""
+    right = torch.Tensor.fill_
+
+    def wrong(array: torch.Tensor, value: float) -> torch.Tensor:
+        right(array[:-1], value)
+        return array
+
+    monkeypatch.setattr(torch.Tensor, "fill_", wrong)
+    with pytest.raises(ArithmeticError, match="write: 1 of the elements 0 to 1023 are wrong"):
+        hbm.hbm_bandwidth(size_bytes=4096, iterations=1, warmup=0)
+
+
+def test_hbm_rounds_down_to_whole_words_and_refuses_less() -> None:
+    """A size that is no multiple of 8 bytes is measured as the next smaller one; below one word there is nothing."""
+    assert hbm.hbm_bandwidth(size_bytes=4103, iterations=1, warmup=0).size_bytes == 4096
+    with pytest.raises(ValueError, match="size_bytes must be at least 8, not 7"):
+        hbm.hbm_bandwidth(size_bytes=7, iterations=1, warmup=0)
 
 
 def test_hbm_says_that_memory_is_short() -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpucluster.measurements.hbm import hbm_bandwidth
+from pytest_gpucluster.measurements.hbm_pattern import hbm_pattern
 
 pytestmark = pytest.mark.memory
+
+KINDS = ("copy", "triad", "read", "write")
 
 
 @pytest.fixture(scope="session")
 def hbm(cluster, recipe):
-    """Copy and triad on every GPU at once."""
+    """Copy, triad, read and write on every GPU at once."""
     return cluster.run(hbm_bandwidth, per="gpu", **recipe("hbm_bandwidth"))
 
 
@@ -19,4 +22,23 @@ def test_hbm_bandwidth(hbm, place, criterion):
     """Copy or triad, read plus written bytes, whichever is better."""
     moved = hbm[place]
     repeats = hbm.repeated(place, "tb_s", "repeats_tb_s")
-    criterion.require(repeats, evidence={"copy TB/s": moved.copy_tb_s, "triad TB/s": moved.triad_tb_s})
+    criterion.require(repeats, evidence={f"{kind} TB/s": getattr(moved, f"{kind}_tb_s") for kind in KINDS})
+
+
+@pytest.fixture(scope="session")
+def pattern(cluster, recipe):
+    """Patterns written over the free memory of every GPU at once, and read back."""
+    return cluster.run(hbm_pattern, per="gpu", **recipe("hbm_pattern"))
+
+
+def test_hbm_pattern(pattern, place, criterion):
+    """Not one word differs from what was written."""
+    found = pattern[place]
+    first = [error.text for error in found.first_errors[:1]]
+    criterion.require(found.errors, evidence={**found.errors_by_kind, "first": first, "GB tested": found.tested_bytes / 1e9})
+
+
+def test_hbm_pattern_coverage(pattern, place, criterion):
+    """Nearly all of the GPU's memory was tested."""
+    found = pattern[place]
+    criterion.require(found.share_of_total, evidence={"share of what was free": found.share_of_free})

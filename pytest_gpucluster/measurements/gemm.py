@@ -155,10 +155,10 @@ def gemm(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(kind.precision)
     try:
-        products = [_product(size, kind) for size in sizes]
+        products = [product_of(size, kind) for size in sizes]
         timed, telemetry = _time_sizes(products, _Window(rest_s, warmup_s, iterations, bursts))
         for product in products:
-            _check(product, kind)
+            check(product, kind)
     finally:
         torch.set_float32_matmul_precision(precision)
     rates = {size: _tflops(size, STATISTICS[statistic](one)) for size, one in timed.items()}
@@ -183,7 +183,7 @@ def gemm(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
 
 def bf16_product(size: int) -> Callable[[], None]:
     """A bfloat16 product of order ``size`` to load the current device with; each call overwrites its output."""
-    return _product(size, KINDS["bfloat16"])
+    return product_of(size, KINDS["bfloat16"])
 
 
 def _require_known(**words: tuple[str, Any]) -> None:
@@ -201,7 +201,8 @@ def _seen(telemetry: Telemetry | None) -> dict[str, Any]:
     }
 
 
-def _product(size: int, kind: Kind) -> _Product:
+def product_of(size: int, kind: Kind) -> _Product:
+    """A square product of order ``size``, ready to be called; its operands are the same in every process."""
     device = timing.current_device()
     generator = torch.Generator(device).manual_seed(size)
 
@@ -255,8 +256,12 @@ def _in_parts(samples_s: list[float], bursts: int) -> list[list[float]]:
     return [samples_s[start:end] for start, end in itertools.pairwise(ends)]
 
 
-def _check(product: _Product, kind: Kind) -> None:
-    """Compare the product with float64 at ``CHECKED`` x ``CHECKED`` places."""
+def check(product: _Product, kind: Kind) -> None:
+    """Compare the product with float64 at ``CHECKED`` x ``CHECKED`` places.
+
+    Raises:
+        ArithmeticError: off by more than the dtype's rounding, or not finite.
+    """
     if not torch.isfinite(product.out).all():
         raise ArithmeticError(f"the {product.size} product holds values that are not finite")
     picked = torch.linspace(0, product.size - 1, min(CHECKED, product.size), device=product.a.device).long()

@@ -1,14 +1,15 @@
-"""Bandwidth of the current device's memory: copy and triad over arrays far larger than any cache.
+"""Bandwidth of the current device's memory: copy, triad, read and write over arrays far larger than any cache.
 
 Bytes counted are bytes moved: a copy reads one array and writes one (2x), a triad ``a = b + s c`` reads two and writes
-one (3x). A GPU writes whole lines, so there is no write-allocate traffic to add (as STREAM and BabelStream count).
+one (3x), a read is one exact sum of an array (1x), a write is one fill (1x). A GPU writes whole lines, so there is no
+write-allocate traffic to add (as STREAM and BabelStream count).
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from pytest_gpucluster.measurements.timing import Timing
 
 SCALAR = 3.0
+FILL = 7.0
+"""What a write leaves behind; not 0, which a memset of another kind would serve."""
 CACHE_MULTIPLE = 4
 """An array smaller than this many times the L2 cache would be measured in the cache."""
 CHUNK = 1 << 26
@@ -30,14 +33,19 @@ CHUNK = 1 << 26
 class HbmBandwidth:
     """Memory bandwidth in TB/s (10^12 bytes moved a second); ``tb_s`` is the better of copy and triad.
 
-    Each figure is the median of its samples; ``size_bytes`` is that of one array.
+    Each figure is the median of its samples; ``size_bytes`` is that of one array. ``read_tb_s`` and ``write_tb_s``
+    tell which direction a slow copy owes its slowness to.
     """
 
     tb_s: float
     copy_tb_s: float
     triad_tb_s: float
+    read_tb_s: float
+    write_tb_s: float
     samples_copy_tb_s: list[float]
     samples_triad_tb_s: list[float]
+    samples_read_tb_s: list[float]
+    samples_write_tb_s: list[float]
     size_bytes: int
     device: str
 
@@ -48,7 +56,7 @@ class HbmBandwidth:
 
 
 def hbm_bandwidth(*, size_bytes: int, iterations: int, warmup: int) -> HbmBandwidth:
-    """Copy and triad of float32 arrays of ``size_bytes`` each.
+    """Copy, triad, read and write of arrays of ``size_bytes`` each (rounded down to 8 bytes).
 
     Args:
         size_bytes: bytes of one array; three are held.
@@ -56,31 +64,73 @@ def hbm_bandwidth(*, size_bytes: int, iterations: int, warmup: int) -> HbmBandwi
         warmup: untimed runs of each kind before.
 
     Raises:
-        ValueError: the arrays would fit a GPU's cache, or are smaller than one number.
+        ValueError: the arrays would fit a GPU's cache, or are smaller than 8 bytes.
         MemoryError: three arrays are larger than the free memory.
-        ArithmeticError: the device copied or computed something wrong.
+        ArithmeticError: the device copied, computed, read or wrote something wrong.
     """
     _require_size(size_bytes)
-    a, b, c = (torch.zeros(size_bytes // 4, device=timing.current_device()) for _ in range(3))
+    a, b, c = (torch.zeros(size_bytes // 8 * 2, device=timing.current_device()) for _ in range(3))
     for index, array in enumerate((b, c)):
         # Whole numbers below 2^10: every sum below is exact, so a result is right or wrong, never close.
         array.random_(0, 1024, generator=torch.Generator(a.device).manual_seed(index))
     progress.report("copy", 0.0)
     copy = _timed(lambda: a.copy_(b), iterations, warmup)
     _verify("copy", a, lambda part: b[part])
-    progress.report("triad", 0.5)
+    progress.report("triad", 0.25)
     triad = _timed(lambda: torch.add(b, c, alpha=SCALAR, out=a), iterations, warmup)
     _verify("triad", a, lambda part: b[part] + SCALAR * c[part])
-    progress.report("triad", 1.0)
+    progress.report("read", 0.5)
+    read = _time_read(a, iterations, warmup)
+    progress.report("write", 0.75)
+    write = _timed(lambda: a.fill_(FILL), iterations, warmup)
+    _verify("write", a, lambda part: torch.full_like(a[part], FILL))
+    progress.report("write", 1.0)
+    return _bandwidth(a.nbytes, {"copy": (2, copy), "triad": (3, triad), "read": (1, read), "write": (1, write)})
+
+
+def free_and_total_bytes() -> tuple[int, int]:
+    """Free and total memory of the current device; of this machine on a CPU."""
+    if torch.cuda.is_available():
+        free_bytes, total_bytes = torch.cuda.mem_get_info()
+        return int(free_bytes), int(total_bytes)
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    return os.sysconf("SC_AVPHYS_PAGES") * page_bytes, os.sysconf("SC_PHYS_PAGES") * page_bytes
+
+
+def _bandwidth(size_bytes: int, timed: dict[str, tuple[int, Timing]]) -> HbmBandwidth:
+    """The result from each kind's arrays moved a run and its times."""
+    medians: dict[str, Any] = {
+        f"{kind}_tb_s": _tb_s(arrays * size_bytes, times.median_s) for kind, (arrays, times) in timed.items()
+    }
+    samples: dict[str, Any] = {
+        f"samples_{kind}_tb_s": [round(_tb_s(arrays * size_bytes, seconds), 6) for seconds in times.samples_s]
+        for kind, (arrays, times) in timed.items()
+    }
     return HbmBandwidth(
-        tb_s=max(_tb_s(2 * a.nbytes, copy.median_s), _tb_s(3 * a.nbytes, triad.median_s)),
-        copy_tb_s=_tb_s(2 * a.nbytes, copy.median_s),
-        triad_tb_s=_tb_s(3 * a.nbytes, triad.median_s),
-        samples_copy_tb_s=[round(_tb_s(2 * a.nbytes, seconds), 6) for seconds in copy.samples_s],
-        samples_triad_tb_s=[round(_tb_s(3 * a.nbytes, seconds), 6) for seconds in triad.samples_s],
-        size_bytes=a.nbytes,
+        tb_s=max(medians["copy_tb_s"], medians["triad_tb_s"]),
+        **medians,
+        **samples,
+        size_bytes=size_bytes,
         device=timing.device_name(),
     )
+
+
+def _time_read(array: torch.Tensor, iterations: int, warmup: int) -> Timing:
+    """Time the sum of an array that is first filled with the whole numbers from 1, whose sum is known in closed form.
+
+    64-bit integers, because their sum is exact in any order (modulo 2^64, from 32 GiB on).
+
+    Raises:
+        ArithmeticError: the sum is not that: an element was not read, or read wrong.
+    """
+    words = array.view(torch.int64)
+    torch.arange(1, words.numel() + 1, out=words)
+    total = torch.zeros((1,), dtype=torch.int64, device=array.device)
+    timed = _timed(lambda: torch.sum(words, dim=0, keepdim=True, out=total), iterations, warmup)
+    expected = words.numel() * (words.numel() + 1) // 2
+    if (int(total.item()) - expected) % 2**64:
+        raise ArithmeticError(f"read: the sum of {words.numel()} numbers is {total.item()}, not {expected}")
+    return timed
 
 
 def _tb_s(moved_bytes: int, seconds: float) -> float:
@@ -94,13 +144,13 @@ def _timed(call: Callable[[], object], iterations: int, warmup: int) -> Timing:
 
 
 def _require_size(size_bytes: int) -> None:
-    if size_bytes < 4:
-        raise ValueError(f"size_bytes must hold at least one float32, not {size_bytes}")
+    if size_bytes < 8:
+        raise ValueError(f"size_bytes must be at least 8, not {size_bytes}")
     cache_bytes = _cache_bytes()
     if size_bytes < CACHE_MULTIPLE * cache_bytes:
         raise ValueError(f"arrays of {size_bytes} bytes would be measured in the {cache_bytes} bytes of L2 cache")
     needed_bytes = 3 * size_bytes + 9 * min(CHUNK, size_bytes // 4)
-    free_bytes = _free_bytes()
+    free_bytes, _ = free_and_total_bytes()
     if needed_bytes > free_bytes:
         raise MemoryError(
             f"three arrays of {size_bytes / 2**30:.2f} GiB need {needed_bytes / 2**30:.2f} GiB, "
@@ -113,12 +163,6 @@ def _cache_bytes() -> int:
     if not torch.cuda.is_available():
         return 0
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
-
-
-def _free_bytes() -> int:
-    if torch.cuda.is_available():
-        return int(torch.cuda.mem_get_info()[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _verify(what: str, result: torch.Tensor, expected: Callable[[slice], torch.Tensor]) -> None:

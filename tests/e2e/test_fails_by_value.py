@@ -122,7 +122,7 @@ def test_failed_rehearsal_is_rejected(slow: Ran) -> None:
     """Never REHEARSED: exit 1, and the verdict's testcase is a failure."""
     assert slow.returncode == 1
     assert slow.results["verdict"] == "REJECTED"
-    assert slow.verdict_line.startswith("verdict REJECTED: 3 passed, 6 failed, 14 do not apply")
+    assert re.match(r"verdict REJECTED: \d+ passed, 6 failed, \d+ do not apply", slow.verdict_line)
     verdict = slow.cases[-1]
     assert (verdict.name, verdict.kind) == ("gpucluster.verdict", "failure")
 

@@ -1,0 +1,125 @@
+"""Who is wrong where several should have made the same bits. Pure: digests in, names out.
+
+One that is wrong for ever agrees with itself: only the others can tell. In a group of three or more that is what a strict
+majority is for; of two that differ, nobody can say which one is right.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Member = TypeVar("Member", bound=Hashable)
+
+FEWEST_TO_NAME = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group(Generic[Member]):
+    """Members whose digests should be equal: GPUs of one model."""
+
+    name: str
+    digests: Mapping[Member, str]
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """All of them, in the order given."""
+        return tuple(self.digests)
+
+    @property
+    def differs(self) -> bool:
+        """Whether there is more than one digest."""
+        return len(set(self.digests.values())) > 1
+
+    @property
+    def majority(self) -> str | None:
+        """The digest that more than half of three or more members have; None if there is no such digest."""
+        if len(self.digests) < FEWEST_TO_NAME:
+            return None
+        digest, votes = Counter(self.digests.values()).most_common(1)[0]
+        return digest if 2 * votes > len(self.digests) else None
+
+    @property
+    def guilty(self) -> tuple[Member, ...]:
+        """The members outside the majority; nobody where there is none."""
+        usual = self.majority
+        return () if usual is None else tuple(member for member, digest in self.digests.items() if digest != usual)
+
+    def describe(self) -> str:
+        """What was found, in words: ``1 of 8 is not like the others``, or that nobody can be named."""
+        size, guilty = len(self.digests), len(self.guilty)
+        if size == 1:
+            return f"the only {self.name}: nothing to compare with"
+        if not self.differs:
+            return f"{size} of {size} are alike"
+        if guilty:
+            return f"{guilty} of {size} {'is' if guilty == 1 else 'are'} not like the others"
+        if size == 2:
+            return f"{' and '.join(map(str, self.members))} differ; it takes three to say which is wrong"
+        return f"{size} hold {len(set(self.digests.values()))} different digests, none of them in the majority"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings(Generic[Member]):
+    """What a comparison within groups found."""
+
+    groups: tuple[Group[Member], ...]
+
+    @property
+    def guilty(self) -> tuple[Member, ...]:
+        """Everyone outside the strict majority of a group of three or more."""
+        return tuple(member for group in self.groups for member in group.guilty)
+
+    @property
+    def unresolved(self) -> tuple[Group[Member], ...]:
+        """Groups that differ and in which nobody can be named."""
+        return tuple(group for group in self.groups if group.differs and not group.guilty)
+
+    @property
+    def incomparable(self) -> tuple[Member, ...]:
+        """Members alone in their group."""
+        return tuple(group.members[0] for group in self.groups if len(group.digests) == 1)
+
+
+def disagreements(digests_by_member: Mapping[Member, str], group_of: Mapping[Member, str]) -> Findings[Member]:
+    """Compare the digests within each group.
+
+    Args:
+        digests_by_member: one digest each; members that could not be measured are left out.
+        group_of: whose digests should be equal: the GPU's model. May know more members.
+
+    Raises:
+        ValueError: a member has no group.
+    """
+    groups: dict[str, dict[Member, str]] = {}
+    for member, digest in digests_by_member.items():
+        if member not in group_of:
+            raise ValueError(f"{member} has a digest and no group")
+        groups.setdefault(group_of[member], {})[member] = digest
+    return Findings(groups=tuple(Group(name=name, digests=digests) for name, digests in groups.items()))
+
+
+def suspicions(
+    digests_by_member: Mapping[Member, Mapping[str, str]], group_of: Mapping[Member, str]
+) -> dict[Member, dict[str, str]]:
+    """What there is against each member, by kind of computation; an empty table for who is like its group, or alone.
+
+    In a group that differs without a majority it is said of every member, because any of them may be the one.
+
+    Args:
+        digests_by_member: each member's digests by kind. A kind that a member lacks is not compared there.
+        group_of: as for :func:`disagreements`.
+
+    Raises:
+        ValueError: a member has no group.
+    """
+    against: dict[Member, dict[str, str]] = {member: {} for member in digests_by_member}
+    kinds = dict.fromkeys(kind for digests in digests_by_member.values() for kind in digests)
+    for kind in kinds:
+        held = {member: digests[kind] for member, digests in digests_by_member.items() if kind in digests}
+        for group in disagreements(held, group_of).groups:
+            for member in group.guilty or (group.members if group.differs else ()):
+                against[member][kind] = group.describe()
+    return against

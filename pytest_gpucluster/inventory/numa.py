@@ -1,0 +1,182 @@
+"""NUMA as the kernel tells it in sysfs: to which node a PCI device belongs, and what CPUs and memory each node has.
+
+Nothing is changed here, and nothing is guessed: what sysfs does not say, or says in a way nobody could mean, is None.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SYS = Path("/sys")
+_PCI = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}):([0-9a-f]{2})\.([0-7])\Z")
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?\Z")
+_GIVEABLE = ("MemFree", "Active(file)", "Inactive(file)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumaNode:
+    """One NUMA node.
+
+    ``available_bytes`` is what it could give now: free pages, and the page cache of files, which the kernel drops.
+    ``distances`` are the firmware's (SLIT) by node number, 10 to itself. Empty or None: sysfs does not say.
+    """
+
+    number: int
+    cpus: frozenset[int]
+    memory_bytes: int | None
+    available_bytes: int | None
+    distances: dict[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Locality:
+    """Where a PCI device is: ``node`` is the number of one of ``nodes``; None where sysfs does not say."""
+
+    pci: str | None
+    node: int | None
+    nodes: tuple[NumaNode, ...]
+
+    @property
+    def memory_nodes(self) -> list[int]:
+        """Numbers of the nodes that have memory."""
+        return [node.number for node in self.nodes if node.memory_bytes]
+
+    @property
+    def farthest(self) -> int | None:
+        """The node farthest from the device; the lowest of several, None without another node or for an unknown place.
+
+        A node without CPUs is no other part of the host: a GPU's own memory may be such a node.
+        """
+        near = self._named(self.node)
+        others = [node for node in self.nodes if node.memory_bytes and node.cpus and node.number != self.node]
+        if near is None or not others:
+            return None
+        return max(others, key=lambda node: (near.distances.get(node.number, 0), -node.number)).number
+
+    def cpus_of(self, number: int | None) -> frozenset[int]:
+        """CPUs of a node; none for None and for a number that no node has."""
+        node = self._named(number)
+        return frozenset() if node is None else node.cpus
+
+    def available_bytes(self, number: int | None) -> int | None:
+        """What a node could give now, all nodes together for None; None where sysfs does not say."""
+        asked = [node for node in self.nodes if number in (None, node.number)]
+        told = [node.available_bytes for node in asked if node.available_bytes is not None]
+        return sum(told) if told and len(told) == len(asked) else None
+
+    def _named(self, number: int | None) -> NumaNode | None:
+        return next((node for node in self.nodes if node.number == number), None)
+
+
+def read_locality(pci: str | None, *, root: Path = SYS) -> Locality:
+    """Where the device with this PCI address is, among the nodes of this machine; None: no device, only the nodes.
+
+    Raises:
+        ValueError: ``pci`` is no PCI address.
+    """
+    nodes = read_nodes(root=root)
+    told = None if pci is None else read_node_of(pci, root=root)
+    known = told in {node.number for node in nodes}
+    return Locality(pci=pci, node=told if known else None, nodes=nodes)
+
+
+def read_node_of(pci: str, *, root: Path = SYS) -> int | None:
+    """NUMA node of a PCI device; None for a device that is not there, and where the firmware does not say (-1).
+
+    Raises:
+        ValueError: ``pci`` is no PCI address.
+    """
+    text = _read(root / "bus" / "pci" / "devices" / sysfs_address(pci) / "numa_node")
+    return int(text) if text is not None and text.isdecimal() else None
+
+
+def read_nodes(*, root: Path = SYS) -> tuple[NumaNode, ...]:
+    """Every NUMA node of this machine by number; none on a kernel without NUMA."""
+    folder = root / "devices" / "system" / "node"
+    numbers = sorted(int(path.name[4:]) for path in folder.glob("node*") if path.name[4:].isdecimal())
+    return tuple(_read_node(folder / f"node{number}", number, numbers) for number in numbers)
+
+
+def sysfs_address(pci: str) -> str:
+    """A PCI address as sysfs spells it: ``0000:1b:00.0`` for NVML's ``00000000:1B:00.0``.
+
+    Raises:
+        ValueError: it is no PCI address.
+    """
+    found = _PCI.match(pci.lower())
+    if found is None:
+        raise ValueError(f"{pci!r} is no PCI address such as 0000:1b:00.0")
+    domain, bus, device, function = found.groups()
+    return f"{int(domain, 16):04x}:{bus}:{device}.{function}"
+
+
+def parse_cpulist(text: str) -> frozenset[int]:
+    """The numbers in a list as the kernel writes it: ``0-3,8``.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    numbers: set[int] = set()
+    for part in filter(None, text.strip().split(",")):
+        found = _RANGE.match(part)
+        if found is None or int(found[2] or found[1]) < int(found[1]):
+            raise ValueError(f"{text.strip()!r} is no list of numbers such as 0-3,8")
+        numbers.update(range(int(found[1]), int(found[2] or found[1]) + 1))
+    return frozenset(numbers)
+
+
+def format_cpulist(cpus: Iterable[int]) -> str:
+    """Numbers as the kernel writes them, ``0-3,8``."""
+    ordered = sorted(cpus)
+    starts = ordered[:1] + [after for before, after in pairwise(ordered) if after != before + 1]
+    ends = [before for before, after in pairwise(ordered) if after != before + 1] + ordered[-1:]
+    return ",".join(f"{start}-{end}" if end > start else str(start) for start, end in zip(starts, ends, strict=True))
+
+
+def _read_node(folder: Path, number: int, numbers: list[int]) -> NumaNode:
+    sizes_kb = _read_meminfo_kb(folder)
+    giveable_kb = [sizes_kb.get(name) for name in _GIVEABLE]
+    told_kb = [size_kb for size_kb in giveable_kb if size_kb is not None]
+    total_kb = sizes_kb.get("MemTotal")
+    return NumaNode(
+        number=number,
+        cpus=_read_cpus(folder),
+        memory_bytes=None if total_kb is None else 1024 * total_kb,
+        available_bytes=1024 * sum(told_kb) if len(told_kb) == len(_GIVEABLE) else None,
+        distances=_read_distances(folder, numbers),
+    )
+
+
+def _read_cpus(folder: Path) -> frozenset[int]:
+    try:
+        return parse_cpulist(_read(folder / "cpulist") or "")
+    except ValueError:
+        return frozenset()
+
+
+def _read_meminfo_kb(folder: Path) -> dict[str, int]:
+    """``Node 0 MemFree:  1024 kB`` as name and number; lines of another form are left out."""
+    lines = [line.split() for line in (_read(folder / "meminfo") or "").splitlines()]
+    return {words[2].rstrip(":"): int(words[3]) for words in lines if len(words) > 3 and words[3].isdecimal()}
+
+
+def _read_distances(folder: Path, numbers: list[int]) -> dict[int, int]:
+    words = (_read(folder / "distance") or "").split()
+    if len(words) != len(numbers) or not all(word.isdecimal() for word in words):
+        return {}
+    return {number: int(word) for number, word in zip(numbers, words, strict=True)}
+
+
+def _read(file: Path) -> str | None:
+    """What a file says; None where there is none, or none that this process may read."""
+    try:
+        return file.read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return None

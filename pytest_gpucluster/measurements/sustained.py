@@ -1,0 +1,180 @@
+"""What a GPU's matrix units hold for long: products back to back, in slices of about a second.
+
+The first second boosts; then the power limiter decides (docs/decisions/0007). So the last half of the slices is judged,
+and clock, power and temperature are those of that half. Divided by the peak at that very clock, the rate tells a slow chip from
+one that is merely at its power limit.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry
+from pytest_gpucluster.measurements import gemm, progress, timing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sustained:
+    """Dense matrix product rate under lasting load; 1 TFLOPS is 10^12 FLOP/s.
+
+    ``tflops`` is the median of the last half of ``slices_tflops`` (``repeats_tflops``). Clock, power and temperature
+    are of that half too, sampled at 10 Hz; event reasons are of the whole load. All of them are None without NVML
+    (``nvml_error`` says why, where there was a GPU). ``peak_at_clock_tflops`` is the peak at the mean SM clock,
+    ``of_peak_at_clock_ratio`` the rate over it: None without a clock or without a peak to begin with.
+    """
+
+    tflops: float
+    dtype: str
+    size: int
+    seconds: float
+    products: int
+    slices_tflops: list[float]
+    peak_at_clock_tflops: float | None
+    of_peak_at_clock_ratio: float | None
+    sm_clock_mhz: float | None
+    sm_clock_min_mhz: float | None
+    power_w: float | None
+    power_max_w: float | None
+    temperature_c: float | None
+    event_reasons: list[str] | None
+    fault_reasons: list[str] | None
+    telemetry_samples: int
+    nvml_error: str | None
+    device: str
+
+    @property
+    def repeats_tflops(self) -> list[float]:
+        """The judged slices."""
+        return self.slices_tflops[_half(len(self.slices_tflops)) :]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """So many products in so many seconds; ``ended_s`` by ``time.monotonic``."""
+
+    products: int
+    seconds: float
+    ended_s: float
+
+
+def sustained(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
+    *,
+    dtype: str = "bfloat16",
+    size: int = 8192,
+    seconds: float = 20.0,
+    slice_s: float = 1.0,
+    peak_tflops: float | None = None,
+    peak_clock_mhz: float | None = None,
+) -> Sustained:
+    """Square products of order ``size`` back to back for at least ``seconds``.
+
+    Args:
+        dtype: one of :data:`~pytest_gpucluster.measurements.gemm.KINDS`.
+        size: matrix order n; 2 n^3 FLOP a product.
+        seconds: how long, at least two slices.
+        slice_s: how long a slice is, about: a whole number of products.
+        peak_tflops: the dense peak of the GPU in this dtype.
+        peak_clock_mhz: the SM clock at which it would have that peak, which is SMs x FLOP per clock and SM x this clock.
+            Not its boost clock: an H200's 989 TFLOPS are 132 x 4096 x 1830 MHz, and it boosts to 1980.
+
+    Raises:
+        ValueError: an unknown dtype, with the valid ones, a number out of its range, or one of the two peaks alone.
+        ArithmeticError: the last product lies outside the dtype's rounding error of a float64 reference.
+    """
+    _require_sense(dtype, size, seconds, slice_s, (peak_tflops, peak_clock_mhz))
+    kind = gemm.KINDS[dtype]
+    precision = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(kind.precision)
+    try:
+        product = gemm.product_of(size, kind)
+        product()  # loads and chooses its kernel before anything is timed or watched
+        timing.synchronize()
+        with Sampler(timing.gpu_uuid()) as sampler:
+            slices = _load(product, seconds=seconds, slice_s=slice_s)
+            telemetry = sampler.summary(since_s=slices[_half(len(slices)) - 1].ended_s)
+        gemm.check(product, kind)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    rates = [2 * size**3 * part.products / part.seconds / 1e12 for part in slices]
+    tflops = statistics.median(rates[_half(len(rates)) :])
+    if sampler.error is not None:
+        telemetry = None  # NVML went away: what it said before is not of the judged half
+    clock_mhz = telemetry.sm_clock_mean_mhz if telemetry else None
+    peak = peak_at_clock_tflops(peak_tflops=peak_tflops, peak_clock_mhz=peak_clock_mhz, clock_mhz=clock_mhz)
+    return Sustained(
+        tflops=tflops,
+        dtype=dtype,
+        size=size,
+        seconds=sum(part.seconds for part in slices),
+        products=sum(part.products for part in slices),
+        slices_tflops=[round(rate, 6) for rate in rates],
+        peak_at_clock_tflops=peak,
+        of_peak_at_clock_ratio=tflops / peak if peak else None,
+        nvml_error=sampler.error,
+        device=timing.device_name(),
+        **_seen(telemetry),
+    )
+
+
+def peak_at_clock_tflops(*, peak_tflops: float | None, peak_clock_mhz: float | None, clock_mhz: float | None) -> float | None:
+    """The peak at this SM clock, for a GPU that has ``peak_tflops`` at ``peak_clock_mhz``; None if one is not known."""
+    if peak_tflops is None or peak_clock_mhz is None or clock_mhz is None:
+        return None
+    return peak_tflops * clock_mhz / peak_clock_mhz
+
+
+def _require_sense(dtype: str, size: int, seconds: float, slice_s: float, peak_at: tuple[float | None, float | None]) -> None:
+    if dtype not in gemm.KINDS:
+        raise ValueError(f"unknown dtype {dtype!r}; valid: {', '.join(gemm.KINDS)}")
+    if size < 1 or not 0 < 2 * slice_s <= seconds < math.inf:
+        raise ValueError(f"size >= 1, slice_s > 0 and at least two slices: not {size}, {slice_s}, {seconds}")
+    if (peak_at[0] is None) != (peak_at[1] is None) or any(number is not None and number <= 0 for number in peak_at):
+        raise ValueError(f"peak_tflops and peak_clock_mhz, above 0, belong together: not {peak_at[0]} and {peak_at[1]}")
+
+
+def _half(slices: int) -> int:
+    """The first slice of the judged half."""
+    return slices // 2
+
+
+def _load(product: Callable[[], None], *, seconds: float, slice_s: float) -> list[_Slice]:
+    """Run slices until ``seconds`` are full, at least two.
+
+    Between two slices the GPU waits some ten microseconds for its next product: too short to cool or to boost.
+    """
+    slices: list[_Slice] = []
+    covered_s = 0.0
+    while covered_s < seconds or len(slices) < 2:
+        slices.append(_run_slice(product, slice_s))
+        covered_s += slices[-1].seconds
+        progress.report(f"{covered_s:.1f} of {seconds:g} s", min(1.0, covered_s / seconds))
+    progress.report("checking the product", 1.0)
+    return slices
+
+
+def _run_slice(product: Callable[[], None], slice_s: float) -> _Slice:
+    launched: list[int] = []
+    timed = timing.time_each(lambda: launched.append(timing.keep_busy(product, seconds=slice_s)), iterations=1)
+    return _Slice(products=launched[0], seconds=timed.samples_s[0], ended_s=time.monotonic())
+
+
+def _seen(telemetry: Telemetry | None) -> dict[str, Any]:
+    return {
+        "sm_clock_mhz": telemetry.sm_clock_mean_mhz if telemetry else None,
+        "sm_clock_min_mhz": telemetry.sm_clock_min_mhz if telemetry else None,
+        "power_w": telemetry.power_mean_w if telemetry else None,
+        "power_max_w": telemetry.power_max_w if telemetry else None,
+        "temperature_c": telemetry.temperature_max_c if telemetry else None,
+        "event_reasons": telemetry.event_reasons if telemetry else None,
+        "fault_reasons": telemetry.fault_reasons if telemetry else None,
+        "telemetry_samples": telemetry.samples if telemetry else 0,
+    }

@@ -1,0 +1,67 @@
+"""The link between a GPU and its host."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_gpucluster import MeasurementError
+from pytest_gpucluster.measurements.host_link import host_link
+
+pytestmark = pytest.mark.links
+
+
+@pytest.fixture(scope="session")
+def host_link_alone(cluster, recipe):
+    """Copies between every GPU and its host, one GPU of a node at a time."""
+    return cluster.run(host_link, per="gpu", **recipe("host_to_device"))
+
+
+@pytest.fixture(scope="session")
+def host_link_all(cluster, recipe):
+    """The same, all GPUs of a node beginning together."""
+    return cluster.run(host_link, per="node", **recipe("host_to_device_all"))
+
+
+def judge(criterion, results, place, way):
+    """One way, with what tells a slow link from misplaced memory."""
+    link = results[place]
+    criterion.require(
+        results.repeated(place, f"{way}_gb_s", f"repeats_{way}_gb_s"),
+        evidence={
+            "NUMA node": link.numa_node,
+            "memory on": link.pages_on,
+            "CPUs": link.cpus,
+            "both ways GB/s": link.both_gb_s,
+            "remote h2d GB/s": link.h2d_remote_gb_s,
+            "remote d2h GB/s": link.d2h_remote_gb_s,
+        },
+    )
+
+
+def test_host_to_device(host_link_alone, place, criterion):
+    """One GPU of the node at a time."""
+    judge(criterion, host_link_alone, place, "h2d")
+
+
+def test_device_to_host(host_link_alone, place, criterion):
+    """The other way."""
+    judge(criterion, host_link_alone, place, "d2h")
+
+
+def test_host_to_device_all(host_link_all, place, criterion):
+    """All GPUs of the node at the same time."""
+    judge(criterion, host_link_all, place, "h2d")
+
+
+def test_device_to_host_all(host_link_all, place, criterion):
+    """The other way."""
+    judge(criterion, host_link_all, place, "d2h")
+
+
+def test_numa(host_link_alone, place, criterion):
+    """The rank may run beside its GPU, and memory asked of that NUMA node is given there."""
+    link = host_link_alone[place]
+    if not link.numa_is_known:
+        told = f"nodes with memory: {link.memory_nodes}"
+        raise MeasurementError(f"{place.label}: sysfs does not say on which NUMA node the GPU is ({told})", culprits=(place,))
+    criterion.require(len(link.misplaced), evidence={"found": link.misplaced, "NUMA node": link.numa_node, "CPUs": link.cpus})
