@@ -29,6 +29,17 @@ UNTAUGHT = {
     "preset": "tiny", "steps": 20, "fault": "lr0", "heldout_rows": 16, "greedy_rows": 0, "restore_check": False,
 }  # fmt: skip
 SLOW = {"gemm": "slow", "hbm_bandwidth": "slow", "all_reduce": "slow"}
+CORRUPT = {
+    "silent_corruption": harness.in_rehearsal(recipe={"flips": [{"kind": "softmax", "bit": 5, "round": 1, "rank": 1}]}),
+    "hbm_pattern": harness.in_rehearsal(recipe={"flip": 4096}),
+    "hbm_pattern_coverage": harness.in_rehearsal(skip=None),
+    "bf16_sustained": harness.in_rehearsal(above=1000),
+    "bf16_at_clock": harness.in_rehearsal(skip=None),
+    "host_to_device": harness.in_rehearsal(above=1e6),
+    "device_to_host": harness.in_rehearsal(above=1e6),
+    "host_to_device_all": harness.in_rehearsal(above=1e6),
+    "device_to_host_all": harness.in_rehearsal(above=1e6),
+}
 SCENARIO = """count 4
 1.ecc.unc.vol 2
 1.remap.failed 1
@@ -47,6 +58,14 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     limits = harness.write_limits(folder / "tight.yaml", {**TIGHT, "finetune_loss": harness.in_rehearsal(recipe=UNTAUGHT)})
     planted = {"E2E_PLANT": json.dumps(SLOW)}
     return harness.launch(folder, harness.ACCEPTANCE, limits, "-p", "planted", environment=planted)
+
+
+@pytest.fixture(scope="module")
+def corrupt(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Flipped bits in memory and in a result of rank 1, and limits that no link and no CPU reaches."""
+    folder = tmp_path_factory.mktemp("corrupt")
+    limits = harness.write_limits(folder / "corrupt.yaml", CORRUPT)
+    return harness.launch(folder, harness.ACCEPTANCE, limits, "-k", " or ".join(CORRUPT))
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +207,29 @@ def test_sick_node_is_no_rehearsal(sick: Ran) -> None:
     assert sick.junit.get("name") != "gpucluster-rehearsal"
     assert "REHEARSAL" not in sick.stdout
     assert (sick.returncode, sick.results["verdict"]) == (1, "REJECTED")
+
+
+@pytest.mark.parametrize(
+    ("criterion", "outcomes", "told"),
+    [
+        ("silent_corruption", ("passed", "failed"), "softmax over time"),
+        ("hbm_pattern", ("failed", "failed"), "wrong bits: "),
+        ("hbm_pattern_coverage", ("failed", "failed"), "share of what was free"),
+        ("bf16_sustained", ("failed", "failed"), "of peak at this clock"),
+        ("bf16_at_clock", ("error", "error"), "the SM clock could not be read"),
+        ("host_to_device", ("failed", "failed"), "NUMA node"),
+        ("device_to_host", ("failed", "failed"), "NUMA node"),
+        ("host_to_device_all", ("passed", "passed"), None),
+        ("device_to_host_all", ("passed", "passed"), None),
+    ],
+)
+def test_corruption_and_slow_links(corrupt: Ran, criterion: str, outcomes: tuple[str, str], told: str | None) -> None:
+    """Each fails (or says why it was not measured) with its evidence, at its place; the advisory ones remark."""
+    assert tuple(corrupt.outcomes(criterion).values()) == outcomes
+    if told is None:
+        assert f"advisory: {criterion} at node0-cpu1" in corrupt.stdout
+    else:
+        assert told in corrupt.case(f"test_{criterion}[node0-cpu1]").text
 
 
 def test_a_gpu_fewer_than_promised_fails(tmp_path: Path) -> None:
