@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import select
 import selectors
 import signal
 import socket
@@ -134,6 +135,8 @@ class Agent:
                 self._enforce_deadline()
         except ChannelLostError as lost:
             sys.stderr.write(f"gpucluster: rank {self._rank.rank} leaves: {lost}\n")
+            if self._controller_fd is not None and select.select([self._controller_fd], [], [], TICK_S)[0]:
+                self._settle_estate()  # the controller hosted the store, whose end was noticed before its own
             self._inherit()
             return LOST_CODE
         finally:

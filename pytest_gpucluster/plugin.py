@@ -35,6 +35,7 @@ MARKS = {
 }
 RUN = pytest.StashKey["Run"]()
 ACTIVE = pytest.StashKey[bool]()
+UNASKED = "under torchrun or pytest-xdist, fixtures of gpucluster need --gpucluster or the ini option gpucluster=true"
 OWN_FIXTURES = ("cluster", "criterion", "place", "node", "recipe")
 
 
@@ -71,6 +72,12 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
     if int(code or 0) == 0:
         _say_goodbye(config)
     return code
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """``-n auto`` is one process for each GPU."""
+    return run_of(config).session.inventory.gpus_per_node if config.stash.get(ACTIVE, False) else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -116,29 +123,39 @@ def run_of(config: pytest.Config) -> Run:
         from pytest_gpucluster.plugin_run import Run
 
         launch = launch_or_usage_error()
+        if hasattr(config, "workerinput") and not config.stash.get(ACTIVE, False):
+            pytest.fail(UNASKED, pytrace=False)  # a usage error would only crash this worker of pytest-xdist
         if launch is not None and not config.stash.get(ACTIVE, False):
-            raise pytest.UsageError(
-                "under torchrun, fixtures of gpucluster need --gpucluster or the ini option gpucluster=true"
-            )
-        refuse_xdist(config, launch)
+            raise pytest.UsageError(UNASKED)
+        refuse_mixed_starts(config, launch)
         try:
             config.stash[RUN] = Run(config, read_settings(config), launch)
         except ConfigurationError as error:
             raise pytest.UsageError(str(error)) from None
         config.pluginmanager.register(config.stash[RUN], "gpucluster-run")
+        if is_under_xdist(config):
+            from pytest_gpucluster import plugin_xdist
+
+            plugin_xdist.join(config, config.stash[RUN], uses_us)
     return config.stash[RUN]
 
 
-def refuse_xdist(config: pytest.Config, launch: Launch | None) -> None:
-    """One session drives all GPUs; several sessions would measure each GPU at the same time."""
-    if not getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
-        return
-    if launch is not None:
-        raise pytest.UsageError("pytest-xdist (-n) cannot be used under torchrun: each rank has its GPU already; leave -n out")
-    raise pytest.UsageError(
-        "pytest-xdist (-n) would let several processes measure the same GPU at once; leave -n out: one session measures all "
-        "GPUs of this machine at the same time"
-    )
+def is_under_xdist(config: pytest.Config) -> bool:
+    """Whether pytest-xdist distributes this session's tests (``-n``), or this is one of its workers."""
+    return bool(getattr(config.option, "numprocesses", None)) or hasattr(config, "workerinput")
+
+
+def refuse_mixed_starts(config: pytest.Config, launch: Launch | None) -> None:
+    """pytest-xdist (``-n``) works on one node alone, with its own processes."""
+    if is_under_xdist(config):
+        if launch is not None:
+            raise pytest.UsageError(
+                "pytest-xdist (-n) cannot be used under torchrun: each rank has its GPU already; leave -n out"
+            )
+        if config.option.gpucluster_inline:
+            raise pytest.UsageError("--gpucluster-inline runs in one process; leave -n out")
+    elif getattr(config.option, "tx", None) and config.option.dist != "no":
+        raise pytest.UsageError("pytest-xdist's --tx cannot be used here: one process for each GPU of this machine is -n auto")
 
 
 def read_settings(config: pytest.Config) -> Settings:
@@ -192,6 +209,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A run begins at the latest when a test asks for one of our fixtures."""
+    if hasattr(config, "workerinput"):
+        return  # its controller would have to begin it: the fixtures tell
     if RUN not in config.stash and any(uses_us(item) for item in items):
         run_of(config).start_late()
 
@@ -246,6 +265,7 @@ def recipe(pytestconfig: pytest.Config) -> Any:
 
 
 def _only_in_workers(request: pytest.FixtureRequest) -> None:
+    run_of(request.config)
     if request.node.get_closest_marker("distributed") is None:
         pytest.fail(f"the fixture {request.fixturename!r} exists in @pytest.mark.distributed tests only", pytrace=False)
 

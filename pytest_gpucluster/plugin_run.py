@@ -26,10 +26,10 @@ from pytest_gpucluster.plugin_outcome import Told, outcome_of, show_waived
 from pytest_gpucluster.plugin_terminal import Terminal
 from pytest_gpucluster.session import Session
 from pytest_gpucluster.settings import LEVELS, Settings
-from pytest_gpucluster.verdict import ACCEPTED, ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, Record, Verdict
+from pytest_gpucluster.verdict import ACCEPTED, ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, Record, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Generator, Mapping, Sequence
 
     from pytest_gpucluster.launch import Launch
 
@@ -42,6 +42,7 @@ LOOKING = ("collectonly", "showfixtures", "show_fixtures_per_test", "cacheshow",
 PATIENCE_S = 4.0
 """What runs when a SIGTERM comes (collection, a test's own loop) is interrupted after this; calls end at once."""
 BAD = (FAILED, ERROR, NOISY, MISSING)
+ADVISORY = "advisory: "
 
 
 class Run:
@@ -154,15 +155,12 @@ class Run:
         if not all(PAIR in item.stash for item in session.items):
             return  # pairing was refused: pytest is on its way out with a usage error
         self._items = list(session.items)
-        owners: dict[tuple[str, str | None], str] = {}
-        for item in self._items:
-            pair = item.stash[PAIR]
-            if pair.key in owners:
-                raise pytest.UsageError(
-                    f"{item.nodeid} and {owners[pair.key]} both judge {pair.criterion!r}; rename one of them"
-                )
-            owners[pair.key] = item.nodeid
-            self.session.plan.expect(pair.criterion, pair.place.id if pair.place else None, nodeid=item.nodeid)
+        self.expect(expected_of(self._items))
+
+    def expect(self, keys: Mapping[str, tuple[str, str | None]]) -> None:
+        """Fix the expected set: criterion and place id of each test that will judge, by nodeid."""
+        for nodeid, (criterion, place) in keys.items():
+            self.session.plan.expect(criterion, place, nodeid=nodeid)
         self.session.fix_plan()
         if self.session.is_open:
             self._terminal.announce(self.session)
@@ -185,12 +183,15 @@ class Run:
         return any(getattr(self._config.option, name, None) for name in LOOKING)
 
     def _open(self) -> None:
+        if hasattr(self._config, "workerinput"):
+            return  # a worker of pytest-xdist: agents, results and reports are its controller's
         try:
             junit = getattr(self._config.option, "xmlpath", None)
             self.session.open(junit=self._config.invocation_params.dir / junit if junit else None)
         except ConfigurationError as error:
             raise pytest.UsageError(str(error)) from None
-        self._terminal.take_over()
+        if not getattr(self._config.option, "numprocesses", None):  # where tests of all places mix, pytest's dots are clearer
+            self._terminal.take_over()
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._on_sigterm)
 
@@ -279,6 +280,12 @@ class Run:
             self._terminal.done(item.stash[RECORD])
         return report
 
+    def take(self, record: Record) -> None:
+        """Take the outcome that a worker of pytest-xdist came to."""
+        self.session.settle(record)
+        if record.outcome == PASSED and (record.reason or "").startswith(ADVISORY):
+            self._terminal.remark((record.reason or "").removeprefix(ADVISORY))
+
     def _add_properties(self, item: pytest.Item, record: Record) -> None:
         place = self.session.places().get(record.place or "")
         facts: dict[str, Any] = {} if place is None else {"place": place.id}
@@ -362,6 +369,21 @@ class Run:
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """No dots in normal mode: one line per criterion tells more."""
         return self._terminal.status(report)
+
+
+def expected_of(items: Sequence[pytest.Item]) -> dict[str, tuple[str, str | None]]:
+    """Criterion and place id that each test owes, by nodeid.
+
+    Raises:
+        pytest.UsageError: two tests judge the same.
+    """
+    owners: dict[tuple[str, str | None], str] = {}
+    for item in items:
+        pair = item.stash[PAIR]
+        if pair.key in owners:
+            raise pytest.UsageError(f"{item.nodeid} and {owners[pair.key]} both judge {pair.criterion!r}; rename one of them")
+        owners[pair.key] = item.nodeid
+    return {nodeid: key for key, nodeid in owners.items()}
 
 
 def write_torchrun_error_file(line: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import os
 import time
 from dataclasses import asdict, replace
@@ -252,6 +253,11 @@ class Session:
         """The verdict over what is on record."""
         return decide(self.plan, self.terms)
 
+    @functools.cached_property
+    def changed_limits(self) -> list[str]:
+        """Criteria that are judged otherwise than by the packaged file."""
+        return self.thresholds.changed_limits(self.profile)
+
     @property
     def terms(self) -> Terms:
         """What beside the outcomes decides."""
@@ -260,7 +266,7 @@ class Session:
             rehearsal=self.rehearsal,
             level_reached=reached,
             objections=tuple(self.objections),
-            changed_limits=tuple(self.thresholds.changed_limits(self.profile)),
+            changed_limits=tuple(self.changed_limits),
         )
 
     def places(self) -> Mapping[str, Place]:
@@ -302,7 +308,7 @@ class Session:
             "profile": self.profile.name,
             "expected": {"nodes": facts["nodes"], "gpus_per_node": facts["gpus_per_node"]},
             "thresholds_sha256": self.thresholds.sha256,
-            "changed_limits": self.thresholds.changed_limits(self.profile),
+            "changed_limits": self.changed_limits,
             "waivers": self.waivers.facts,
         }
 
