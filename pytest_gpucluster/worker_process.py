@@ -148,10 +148,16 @@ class WorkerProcess:
 
 
 def _without_own_frames(stacks: str) -> str:
-    """The stacks up to where this package's worker called the function (the most recent call stands first)."""
+    """The stacks up to where this package's worker called the function (the most recent call stands first).
+
+    Without the thread that waits to be asked for the flight recorder.
+    """
     kept, hidden = [], False
-    for line in stacks.splitlines():
-        hidden = (hidden and line.startswith("  File")) or ('worker.py"' in line and "in _reply" in line)
-        if not hidden:
-            kept.append(line)
-    return "\n".join(kept)
+    for thread in stacks.split("\n\n"):
+        if 'flight.py", line' in thread:
+            continue
+        for line in [*thread.splitlines(), ""]:
+            hidden = (hidden and line.startswith("  File")) or ('worker.py"' in line and "in _reply" in line)
+            if not hidden:
+                kept.append(line)
+    return "\n".join(kept).strip()
