@@ -1,0 +1,92 @@
+"""One run as a whole, before anything is started."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpucluster.cluster import Inventory, Place
+from pytest_gpucluster.dispatch import Cluster
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.session import Session
+from pytest_gpucluster.settings import Expect, Settings, parse_level
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def session(folder: Path, level: str = "standard", **changes: Any) -> Session:
+    """A rehearsal of two ranks, started in ``folder``."""
+    named, soak_s = parse_level(level)
+    settings = Settings(
+        thresholds=None,
+        profile="rehearsal",
+        expect=Expect(),
+        level=named,
+        soak_s=soak_s,
+        results_dir=folder / "results",
+        gate=False,
+        inline=False,
+    )
+    return Session(replace(settings, **changes), None, rootdir=folder, start=folder)
+
+
+@pytest.mark.parametrize(("level", "seconds"), [("quick", 120), ("standard", 300), ("soak", 600), ("soak:2h", 7800)])
+def test_deadline_comes_from_the_level(tmp_path: Path, level: str, seconds: float) -> None:
+    """A soak adds its duration."""
+    assert session(tmp_path, level).deadline_s == seconds
+
+
+class Recorder:
+    """In the controller's place: remembers the deadlines of the calls."""
+
+    def __init__(self) -> None:
+        self.deadlines_s: list[float] = []
+
+    def name(self, function: Any) -> dict[str, str]:
+        """Any function will do."""
+        return {"qualname": function.__name__}
+
+    def call(self, call: Any) -> dict[int, Any]:
+        """Answer with 1 for every rank."""
+        self.deadlines_s.append(call.deadline_s)
+        return {rank: {"ok": True, "value": 1} for rank in call.ranks}
+
+
+def test_a_call_may_bring_its_own_deadline_and_a_second_look_gets_three_times_as_long() -> None:
+    """Else it has that of the level."""
+    controller: Any = Recorder()
+    cluster = Cluster(controller, Inventory(num_nodes=1, gpus_per_node=1, device="cpu"), asked=lambda: None, deadline_s=120)
+    cluster._bound = {"node0-cpu0": Place(id="node0-cpu0", node=0, gpu=0, rank=0)}
+    first = cluster.run(sorted, per="gpu", iterations=10)
+    cluster.run(sorted, per="gpu", deadline_s=7)
+    first._remeasured()
+    assert controller.deadlines_s == [120, 7, 360]
+
+
+def test_waivers_are_checked_before_anything_runs(tmp_path: Path) -> None:
+    """Also in a rehearsal, where they are not applied."""
+    (tmp_path / "waivers.yaml").write_text("schema: 1\nwaivers: [{criterion: nonsense}]\n", encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=r"waivers.yaml:2: 'until' is missing"):
+        session(tmp_path)
+
+
+def test_a_rehearsal_has_no_waivers(tmp_path: Path) -> None:
+    """There is no part to answer for."""
+    entry = "{criterion: finetune_loss, until: 2099-12-31, who: J. Doe, why: a test}"
+    (tmp_path / "waivers.yaml").write_text(f"schema: 1\nwaivers: [{entry}]\n", encoding="utf-8")
+    made = session(tmp_path)
+    assert made.waivers.facts == []
+    record: Any = SimpleNamespace(place=None, criterion="finetune_loss", outcome="failed")
+    assert made.waive(record) is record
+
+
+def test_a_run_that_ended_before_its_tests_were_known(tmp_path: Path) -> None:
+    """All that the profile expects is missing, with the reason."""
+    made = session(tmp_path)
+    made.plan_unseen(why="not run: terminated by SIGTERM")
+    assert {record.outcome for record in made.plan} == {"missing"}
+    assert made.decide().word == "INCOMPLETE"
