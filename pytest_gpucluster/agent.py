@@ -7,6 +7,7 @@ whatever its worker does. ``python -m pytest_gpucluster.agent`` is what every ra
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import queue
 import select
@@ -19,13 +20,16 @@ import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster import worker
 from pytest_gpucluster.channel import SECRET_VARIABLE, Address, Channel, ChannelLostError, Message, connect, connect_reader
 from pytest_gpucluster.estate import Estate, Heir
 from pytest_gpucluster.spawner import Spawner, describe_exit
 from pytest_gpucluster.worker_process import WorkerProcess
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 TICK_S = 0.5
 BEAT_S = 1.0
@@ -65,12 +69,24 @@ class _Running:
     entered: bool = False
 
 
+@functools.cache
 def machine() -> str:
     """Where a pid means the same process: this boot of this machine, this pid namespace. Hostnames may be equal."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
     return socket.gethostname()
+
+
+def spans(ranks: Iterable[int]) -> list[list[int]]:
+    """``[first, last]`` of each run of consecutive ranks: every agent reads every command, 1024 numbers would cost."""
+    found: list[list[int]] = []
+    for rank in sorted(ranks):
+        if found and found[-1][1] == rank - 1:
+            found[-1][1] = rank
+        else:
+            found.append([rank, rank])
+    return found
 
 
 class Agent:
@@ -173,7 +189,7 @@ class Agent:
                 raise ChannelLostError("the store that carries the commands is gone")
             if command["t"] == "quit":
                 return int(command["code"])
-            if self._rank.rank not in command["ranks"]:
+            if not any(first <= self._rank.rank <= last for first, last in command["ranks"]):
                 continue
             if command["t"] == "call":
                 self._start(command)
@@ -297,7 +313,7 @@ class Agent:
             "LOCAL_RANK": str(rank.local_rank),
             "LOCAL_WORLD_SIZE": str(rank.local_world_size),
             "GROUP_RANK": str(rank.group_rank),
-            "GPUCLUSTER_NODE": str(call["nodes"].get(str(rank.rank), rank.group_rank)),
+            "GPUCLUSTER_NODE": str(call["nodes"].get(str(rank.group_rank), rank.group_rank)),
         }
 
     def _for_worker(self, call: Message) -> Message:

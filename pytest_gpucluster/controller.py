@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster import channel, functions, plain, worker
-from pytest_gpucluster.agent import CONTROLLER, Rank, machine
+from pytest_gpucluster.agent import CONTROLLER, Rank, machine, spans
 from pytest_gpucluster.channel import SECRET_VARIABLE, Address, Channel, ChannelLostError, Message
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.estate import Estate, Outbox, as_message
-from pytest_gpucluster.gathering import Gathering, lost_reply, released_reply
+from pytest_gpucluster.gathering import Gathering, forged_reply, lost_reply, released_reply
 from pytest_gpucluster.own_agents import OwnAgents
 
 if TYPE_CHECKING:
@@ -298,7 +298,7 @@ class Controller:
                 "test_arguments": list(call.test_arguments or ()),
                 "sys_path": [path for path in sys.path if path],
                 "cwd": str(Path.cwd()),
-                "nodes": {str(rank): node for rank, node in self.nodes.items()},
+                "nodes": {str(self._who[rank]["group_rank"]): node for rank, node in self.nodes.items()},
             }
         )
         return number
@@ -311,8 +311,9 @@ class Controller:
             keys = {rank: f"res/{number}/{rank}" for rank in gathering.waiting}
             done = store.arrived(list(keys.values()), within_s=SLICE_S)
             if done or store.has(f"fault/{number}"):
-                for rank in [rank for rank in keys if done or store.has(keys[rank])]:
-                    gathering.add(rank, self._take_reply(keys[rank]))
+                written = {rank: key for rank, key in keys.items() if done or store.has(key)}
+                for rank, reply in zip(written, store.take_written(list(written.values())), strict=True):
+                    gathering.add(rank, forged_reply(reply) if isinstance(reply, channel.ForgedMessageError) else reply)
             self._report_progress(number, gathering.waiting)
             for rank, why in self._silent(gathering.waiting).items():
                 gathering.add(rank, lost_reply(why))
@@ -323,12 +324,6 @@ class Controller:
             if release:
                 self._command({"t": "abort", "id": number, "ranks": release, "why": why})
         return gathering.replies
-
-    def _take_reply(self, key: str) -> Message:
-        try:
-            return self._open_channel().take(key)
-        except channel.ForgedMessageError as forged:
-            return {"ok": False, "kind": "refused", "error": str(forged)}
 
     def _report_progress(self, number: int, waiting: set[int]) -> None:
         if self.on_progress is None or not waiting:
@@ -413,6 +408,8 @@ class Controller:
     def _command(self, message: Message) -> None:
         if message.get("ranks") == []:
             return
+        if "ranks" in message:
+            message = {**message, "ranks": spans(message["ranks"])}
         self._open_channel().put(f"cmd/{self._commands}", message)
         self._commands += 1
 

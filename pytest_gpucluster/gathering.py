@@ -49,6 +49,11 @@ def lost_reply(why: str) -> Message:
     return {"ok": False, "kind": "lost", "error": why, "output": "", "collectives": 0, "collective": ""}
 
 
+def forged_reply(error: Exception) -> Message:
+    """In the place of an answer that this run did not sign."""
+    return {"ok": False, "kind": "refused", "error": str(error)}
+
+
 def released_reply(why: str) -> Message:
     """In the place of an answer from a rank that was not even asked, because another of its group cannot take part."""
     return {**lost_reply(why), "kind": "released"}

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pytest_gpucluster import agent, controller, spawner, worker_process
 from pytest_gpucluster.controller import Call, Controller
@@ -31,7 +33,7 @@ from pytest_gpucluster import agent, spawner, worker, worker_process
 from pytest_gpucluster.wire import Wire
 
 DEADLINE_S = 0.3
-CALL = {"function": {}, "ranks": [1], "groups": None, "deadline_s": DEADLINE_S, "setup_s": 5.0, "device": "cpu",
+CALL = {"function": {}, "ranks": [[1, 1]], "groups": None, "deadline_s": DEADLINE_S, "setup_s": 5.0, "device": "cpu",
         "any_device": True, "test": False, "test_arguments": [], "sys_path": [], "cwd": "/", "nodes": {}}
 
 def main(request, link_fd):
@@ -158,7 +160,7 @@ def test_released_and_not_to_be_killed(served: Any) -> None:
     """A peer of the culprit that does not end either: released in time, and lost from the next call on."""
     told = served("""
 survive_kills()
-release = lambda: one._commands.put({"t": "abort", "id": 0, "ranks": [1], "why": "released, because rank 0 died"})
+release = lambda: one._commands.put({"t": "abort", "id": 0, "ranks": [[1, 1]], "why": "released, because rank 0 died"})
 after(0.1, lambda: (release(), os.write(one._wake_write, b"c")))
 serve({**call(hang=True), "deadline_s": 60.0}, call())
 """)
@@ -171,7 +173,7 @@ serve({**call(hang=True), "deadline_s": 60.0}, call())
 
 def test_told_to_kill_and_cannot(served: Any) -> None:
     """The worker of a broken group that does not end costs the place, not the run."""
-    told = served('survive_kills(); serve(call(), {"t": "kill", "ranks": [1]}, call())')
+    told = served('survive_kills(); serve(call(), {"t": "kill", "ranks": [[1, 1]]}, call())')
     first, lost = told["answers"]
     assert first["ok"]
     assert (lost["kind"], lost["took_s"] < 0.5 + SLOW_S) == ("lost", True)
@@ -254,3 +256,11 @@ def test_beats_while_it_waits_for_a_kill(served: Any) -> None:
     hung, lost = told["answers"]
     assert 3.0 < hung["took_s"] < 3.0 + SLOW_S
     assert lost["took_s"] < 3.0
+
+
+@given(st.sets(st.integers(min_value=0, max_value=40)))
+def test_spans_name_the_ranks_and_no_others(ranks: set[int]) -> None:
+    """In as few as there can be."""
+    found = agent.spans(ranks)
+    assert {rank for first, last in found for rank in range(first, last + 1)} == ranks
+    assert len(found) == sum(rank - 1 not in ranks for rank in ranks)

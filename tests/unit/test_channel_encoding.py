@@ -104,3 +104,21 @@ def test_a_store_and_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
     client._store.set("who/1", "\n{}")
     with pytest.raises(ForgedMessageError):
         server.take("who/1")
+
+
+def test_many_messages_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In batches, in order; one that was forged is an error in its own place, and the others are read."""
+    monkeypatch.setenv(channel.SECRET_VARIABLE, "s")
+    listener = channel.listen_on_loopback()
+    host, port = listener.getsockname()
+    store = channel.host_store(channel.Address(host=host, port=port, run_id="one"), listener=listener)
+    keys = [f"res/0/{rank}" for rank in range(2 * channel.BATCH_KEYS + 3)]
+    for rank, key in enumerate(keys[:-1]):
+        store.put(key, {"rank": rank})
+    assert not store.arrived(keys, within_s=0.05)
+    store._store.set(keys[-1], "\n{}")
+    assert store.arrived(keys, within_s=1)
+    *good, forged = store.take_written(keys)
+    assert good == [{"rank": rank} for rank in range(len(keys) - 1)]
+    assert isinstance(forged, ForgedMessageError)
+    assert store.take_written([]) == []
