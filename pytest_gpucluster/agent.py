@@ -23,13 +23,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster import worker
-from pytest_gpucluster.channel import SECRET_VARIABLE, Address, Channel, ChannelLostError, Message, connect, connect_reader
+from pytest_gpucluster.channel import (
+    SECRET_VARIABLE,
+    Address,
+    Channel,
+    ChannelLostError,
+    ForgedMessageError,
+    Message,
+    connect,
+    connect_reader,
+)
 from pytest_gpucluster.estate import Estate, Heir
 from pytest_gpucluster.spawner import Spawner, describe_exit
 from pytest_gpucluster.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 TICK_S = 0.5
 BEAT_S = 1.0
@@ -38,6 +47,7 @@ CONTROLLER_SILENT_S = 60.0
 TERMINATED_SILENT_S = 3.0
 CONTROLLER = -1
 LOST_CODE = 3
+FORGED_PAUSE_S = 0.05
 JOURNAL_COPY = "journal.jsonl"
 PASSED_ON = ("function", "kwargs", "device", "any_device", "sys_path", "test", "test_arguments")
 WORKER_DEFAULTS = {
@@ -92,7 +102,9 @@ def spans(ranks: Iterable[int]) -> list[list[int]]:
 class Agent:
     """Serves the controller's commands until it says quit, or until nobody can say so any more."""
 
-    def __init__(self, rank: Rank, *, controller_fd: int | None, estate: Estate | None = None) -> None:
+    def __init__(
+        self, rank: Rank, *, roots: Sequence[str] = (), controller_fd: int | None, estate: Estate | None = None
+    ) -> None:
         """Fork the spawner (no thread may exist yet).
 
         ``controller_fd`` closes when a controller on this node ends; an agent with its ``estate`` then finishes the report.
@@ -101,6 +113,8 @@ class Agent:
         self._heir: Heir | None = None
         self._read = 0
         self._quit_said = False
+        self._told: set[str] = set()
+        self._roots = roots
         self._rank = rank
         self._folder = Path(tempfile.mkdtemp(prefix=f"gpucluster-rank{rank.rank}-"))
         self._spawner = Spawner(worker.main, folder=self._folder)
@@ -151,8 +165,9 @@ class Agent:
                 self._enforce_deadline()
         except ChannelLostError as lost:
             sys.stderr.write(f"gpucluster: rank {self._rank.rank} leaves: {lost}\n")
-            if self._controller_fd is not None and select.select([self._controller_fd], [], [], TICK_S)[0]:
-                self._settle_estate()  # the controller hosted the store, whose end was noticed before its own
+            gone = self._controller_fd is not None and select.select([self._controller_fd], [], [], TICK_S)[0]
+            if gone and not self._quit_is_coming():
+                self._settle_estate()  # store and controller went together, and the store was noticed first
             self._inherit()
             return LOST_CODE
         finally:
@@ -268,16 +283,20 @@ class Agent:
 
     def _settle_estate(self) -> None:
         """The controller died: write its reports from its journal, and send the other agents home."""
-        if self._estate is None:
+        estate, self._estate = self._estate, None
+        if estate is None:
             return
         self._discard_worker()
-        self._estate.settle()
+        estate.settle()
         with contextlib.suppress(ChannelLostError):
             self._channel.put(f"cmd/{self._read}", {"t": "quit", "code": LOST_CODE})
 
     # A call.
 
     def _start(self, call: Message) -> None:
+        if self._running is not None:  # the controller has given that call up: its answer must not be taken for this one's
+            self._running = None
+            self._discard_worker()
         self._running = _Running(call=call, deadline_s=time.monotonic() + call["setup_s"])
         if self._lost is not None:
             self._finish({"ok": False, "kind": "lost", "error": self._lost})
@@ -319,6 +338,7 @@ class Agent:
     def _for_worker(self, call: Message) -> Message:
         group = next((group for group in call["groups"] or () if self._rank.rank in group["ranks"]), None)
         message = {key: call[key] for key in PASSED_ON}
+        message["roots"] = list(self._roots)
         message["trusted"] = bool(os.environ.get(SECRET_VARIABLE))
         message["group"] = group and {
             "id": group["id"],
@@ -411,6 +431,13 @@ class Agent:
         while True:
             try:
                 command: Message | None = reader.take(f"cmd/{number}")
+            except ForgedMessageError as forged:
+                if number > 0:  # the secret is right: somebody else wrote this, and the controller will write over it
+                    self._tell_once(f"gpucluster: rank {self._rank.rank} does not obey: {forged}")
+                    time.sleep(FORGED_PAUSE_S)
+                    continue
+                sys.stderr.write(f"gpucluster: rank {self._rank.rank} reads no more commands: {forged}\n")
+                command = None
             except Exception as error:  # noqa: BLE001 -- whatever it is, no command can be trusted from here on
                 sys.stderr.write(f"gpucluster: rank {self._rank.rank} reads no more commands: {error}\n")
                 command = None
@@ -421,6 +448,11 @@ class Agent:
             os.write(self._wake_write, b"c")
             if command is None:
                 return
+
+    def _tell_once(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            sys.stderr.write(text + "\n")
 
     def _beat(self) -> None:
         now_s = time.monotonic()

@@ -9,22 +9,31 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.agent import Agent, Rank
 from pytest_gpucluster.channel import Address, ChannelLostError
 from pytest_gpucluster.estate import Estate
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 def command(
-    ranks: list[Rank], address: Address, *, controller_fd: int | None = None, estate: Estate | None = None
+    ranks: list[Rank], address: Address, *, roots: list[Path], controller_fd: int | None = None, estate: Estate | None = None
 ) -> list[str]:
-    """The command line that starts the agents of ``ranks``; ``estate`` is what the first of them sees to."""
+    """The command line that starts the agents of ``ranks``; ``estate`` is what the first of them sees to.
+
+    ``roots``: the folders of this run's tests; in an unsigned run nothing else from this node's disk is run.
+    """
     settings = {
         "ranks": [{name: getattr(rank, name) for name in Rank.__slots__} for rank in ranks],
         "address": {"host": address.host, "port": address.port, "run_id": address.run_id},
         "controller_fd": controller_fd,
-        "estate": None if estate is None else {"folder": str(estate.folder), "junit": estate.junit and str(estate.junit)},
+        "roots": sorted({str(root.resolve()) for root in roots}),
+        "estate": None
+        if estate is None
+        else {"folder": str(estate.folder), "junit": estate.junit and str(estate.junit), "run": estate.run},
     }
     return [sys.executable, "-m", "pytest_gpucluster.agent_main", json.dumps(settings)]
 
@@ -43,7 +52,7 @@ def main() -> None:
 
 def _become(rank: Rank, settings: dict[str, Any]) -> None:
     estate = Estate(**settings["estate"]) if settings["estate"] and rank.rank == settings["ranks"][0]["rank"] else None
-    agent = Agent(rank, controller_fd=settings["controller_fd"], estate=estate)
+    agent = Agent(rank, roots=settings["roots"], controller_fd=settings["controller_fd"], estate=estate)
     try:
         agent.connect(Address(**settings["address"]))
     except ChannelLostError as lost:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("folder", type=Path, metavar="DIR", help="the results directory of the run")
     report.add_argument("--junitxml", type=Path, metavar="FILE", help="default: DIR/junit.xml")
     report.add_argument("--journal", type=Path, metavar="FILE", help="a copy of the journal, for a DIR that lost its own")
+    report.add_argument("--run", help=argparse.SUPPRESS)
     report.set_defaults(act=_report)
     lint = commands.add_parser("lint", help="check a thresholds file; nothing is run")
     lint.add_argument("file", type=Path, nargs="?", metavar="FILE", help="default: the packaged file")
@@ -96,11 +98,15 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
 
 
 def _report(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.reporting.rebuild import rebuild, take_over
+    from pytest_gpucluster.reporting.files import held
+    from pytest_gpucluster.reporting.rebuild import rebuild, require_journal_of, take_over
 
     if chosen.journal is not None:
         take_over(chosen.folder, chosen.journal)
-    verdict = rebuild(chosen.folder, junit=chosen.junitxml)
+    with held(chosen.folder) if chosen.run is not None else contextlib.nullcontext():
+        if chosen.run is not None:
+            require_journal_of(chosen.run, chosen.folder)
+        verdict = rebuild(chosen.folder, junit=chosen.junitxml)
     sys.stdout.write(f"verdict {verdict.line}\n")
     return 0 if verdict.word in ("ACCEPTED", "ACCEPTED_WITH_WAIVERS", "REHEARSED") else 1
 

@@ -77,6 +77,7 @@ class Controller:
         self._address = address_of(launch) if launch is not None else Address(host="", port=0, run_id="")
         self._commands = 0
         self._calls = 0
+        self._nonce = secrets.token_hex(8)
         self._lost: dict[int, Message] = {}
         self._outbox = Outbox()
         self._estate: Estate | None = None
@@ -110,7 +111,9 @@ class Controller:
             ranks = [_local_rank(number, self._num_local) for number in range(self._num_local)]
         else:
             ranks = [rank_of(launch)]
-        self._agents = OwnAgents(ranks, self._address, log=log, estate=estate, alone=launch is None)
+        self._agents = OwnAgents(
+            ranks, self._address, log=log, roots=[self.rootdir, Path.cwd()], estate=estate, alone=launch is None
+        )
 
     def meet(self, *, within_s: float) -> None:
         """Wait until every rank's agent said hello; who does not is lost, by name, and the run goes on without it."""
@@ -161,6 +164,10 @@ class Controller:
         """Whether messages carry the run's secret."""
         return bool(os.environ.get(SECRET_VARIABLE))
 
+    def who(self, rank: int) -> Message | None:
+        """What the rank's agent said of itself, None if it said nothing."""
+        return self._who.get(rank)
+
     def hostname_of(self, rank: int) -> str | None:
         """Where the rank runs, as its agent said."""
         return str(self._who[rank]["hostname"]) if rank in self._who else None
@@ -200,6 +207,13 @@ class Controller:
                 self._channel = channel.host_store(self._address, listener=self._listener)
             else:
                 self._channel = channel.connect(self._address)
+            if self._commands == 0 and self._channel.has("cmd/0"):
+                self._channel = None
+                raise MeasurementError(
+                    f"not run: the store at {self._address.host}:{self._address.port} has the messages of an earlier run; "
+                    "start this one with another --master-port",
+                    kind="missing",
+                )
             self._beating.start()
         return self._channel
 
@@ -280,8 +294,8 @@ class Controller:
                 replies.setdefault(rank, released_reply(f"rank {gone[0]} cannot take part: {self._lost[gone[0]]['error']}"))
         return replies
 
-    def _send(self, call: Call, ranks: list[int], groups: list[Message] | None) -> int:
-        number, self._calls = self._calls, self._calls + 1
+    def _send(self, call: Call, ranks: list[int], groups: list[Message] | None) -> str:
+        number, self._calls = f"{self._nonce}-{self._calls}", self._calls + 1
         self._command(
             {
                 "t": "call",
@@ -303,7 +317,7 @@ class Controller:
         )
         return number
 
-    def _gather(self, call: Call, ranks: list[int], groups: list[tuple[int, ...]], number: int) -> dict[int, Message]:
+    def _gather(self, call: Call, ranks: list[int], groups: list[tuple[int, ...]], number: str) -> dict[int, Message]:
         gathering = Gathering(waiting=set(ranks), groups=groups, give_up_s=_give_up(call))
         while gathering.waiting:
             self._raise_if_terminated()
@@ -325,7 +339,7 @@ class Controller:
                 self._command({"t": "abort", "id": number, "ranks": release, "why": why})
         return gathering.replies
 
-    def _report_progress(self, number: int, waiting: set[int]) -> None:
+    def _report_progress(self, number: str, waiting: set[int]) -> None:
         if self.on_progress is None or not waiting:
             return
         rank = min(waiting)
@@ -346,7 +360,7 @@ class Controller:
         known = {ranks: name for name, ranks in self._groups}
         for index, group in enumerate(groups):
             if group not in known:
-                known[group] = f"{self._address.run_id}/pg/{self._calls}/{index}"
+                known[group] = f"{self._address.run_id}/pg/{self._nonce}-{self._calls}/{index}"
                 self._groups.append((known[group], group))
         return [{"id": known[group], "ranks": list(group)} for group in groups]
 
@@ -416,7 +430,8 @@ class Controller:
 
 def address_of(launch: Launch) -> Address:
     """Where the ranks of a torchrun job meet."""
-    return Address(host=launch.master_addr, port=launch.master_port, run_id=launch.run_id)
+    run_id = f"{launch.run_id}.{launch.restart_count}"  # torchrun keeps its store when it restarts
+    return Address(host=launch.master_addr, port=launch.master_port, run_id=run_id)
 
 
 def rank_of(launch: Launch) -> Rank:

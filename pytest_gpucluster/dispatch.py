@@ -299,6 +299,7 @@ class Cluster:
         found = {rank: plain.from_plain(reply["value"]) for rank, reply in replies.items() if reply["ok"]}
         self._refuse_other_versions(found)
         self.unheard = {rank: str(reply["error"]) for rank, reply in replies.items() if not reply["ok"]}
+        found.update(self._refuse_other_files(replies))
         for node, ranks in enumerate(_by_node(found)):
             for gpu, rank in enumerate(sorted(ranks, key=lambda rank: (found[rank].pci or "", found[rank].local_rank))):
                 self._bind_one(node, gpu, rank, found[rank])
@@ -312,6 +313,17 @@ class Cluster:
             if ours is not None and other:
                 told = ", ".join(f"{name} {version} instead of {ours.versions[name]}" for name, version in other.items())
                 self._controller.refuse(rank, f"rank {rank} on {who.hostname} runs {told}: bring every node to one version")
+
+    def _refuse_other_files(self, replies: Mapping[int, Any]) -> dict[int, Identity]:
+        """Ranks that are there, and whose copy of this package is not ours: bound by what their agents said."""
+        there: dict[int, Identity] = {}
+        for rank, reply in replies.items():
+            who = self._controller.who(rank) if reply.get("type") == "RefusedError" else None
+            if who is not None:
+                names = {name: who[name] for name in ("hostname", "group_rank", "local_rank")}
+                there[rank] = Identity(**names, versions={}, torch_gpus=0)
+                self._controller.refuse(rank, f"rank {rank} on {who['hostname']}: {reply['error']}")
+        return there
 
     def _bind_one(self, node: int, gpu: int, rank: int, who: Identity) -> None:
         self._controller.nodes[rank] = node

@@ -29,12 +29,14 @@ class Estate:
 
     folder: str
     junit: str | None
+    run: str = ""
 
     def settle(self, *, copy: Path | None = None) -> None:
         """Write the reports, at most :data:`REBUILD_S`; ``copy``: a copy of the journal, for where there is no better."""
         junit = ["--junitxml", self.junit] if self.junit else []
         journal = ["--journal", str(copy)] if copy is not None else []
-        command = [sys.executable, "-m", "pytest_gpucluster.cli", "report", self.folder, *junit, *journal]
+        own = ["--run", self.run] if copy is None else []
+        command = [sys.executable, "-m", "pytest_gpucluster.cli", "report", self.folder, *junit, *journal, *own]
         with contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run(  # noqa: S603 -- our own command
                 command,

@@ -14,7 +14,7 @@ import inspect
 import os
 import sys
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar
@@ -69,19 +69,29 @@ def digest_of(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
-def find_function(name: dict[str, Any], *, trusted: bool, rewrite: bool = False) -> Callable[..., Any]:
+def is_below(path: Path, roots: Collection[Path]) -> bool:
+    """Whether a path is one of these folders or lies in one of them."""
+    resolved = path.resolve()
+    return any(root == resolved or root in resolved.parents for root in roots)
+
+
+def find_function(
+    name: dict[str, Any], *, trusted: bool, roots: Collection[Path] | None = None, rewrite: bool = False
+) -> Callable[..., Any]:
     """The function behind what :func:`name_function` sent.
 
     Args:
         name: module, qualname, file, relative, digest.
         trusted: the message was signed with the run's secret; otherwise a function from the standard library or from
             site-packages must carry :func:`measurement`'s mark or belong to this project.
+        roots: the folders of this run's tests; without trust, a file elsewhere must be what this node itself imports
+            under that module's name. None: anywhere.
         rewrite: load the file with pytest's assertion rewriting, so that a failing assert shows its values.
 
     Raises:
         RefusedError: not found, another version of the file, or not allowed.
     """
-    file = _local_file(name)
+    file = _local_file(name, None if trusted else roots)
     if not trusted and _is_standard_library(file):
         raise RefusedError(f"{name['module']}:{name['qualname']} belongs to Python itself and is no measurement")
     module = _load_rewritten(name["module"], file) if rewrite else _load(name, file)
@@ -96,8 +106,10 @@ def find_function(name: dict[str, Any], *, trusted: bool, rewrite: bool = False)
     return function
 
 
-def _local_file(name: dict[str, Any]) -> Path:
-    candidates = (Path(name["file"]), Path.cwd() / name["relative"])
+def _local_file(name: dict[str, Any], roots: Collection[Path] | None) -> Path:
+    candidates = [
+        path for path in (Path(name["file"]), Path.cwd() / name["relative"]) if roots is None or is_below(path, roots)
+    ]
     found = next((path for path in candidates if path.is_file()), None)
     if found is None:
         found = _file_of_module(name["module"])

@@ -39,6 +39,9 @@ class InlineController:
     is_signed = True
     world_size = 1
 
+    def who(self, rank: int) -> None:
+        """No agent, so nothing that one said."""
+
     def __init__(self, *, device: str, rootdir: Path) -> None:
         """Prepare this process as a worker would be prepared."""
         self.device = device

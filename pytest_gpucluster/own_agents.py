@@ -23,7 +23,9 @@ LEAVE_S = 2.0
 class OwnAgents:
     """One child process, which forks into an agent for each rank; they see the controller's end by a pipe that closes."""
 
-    def __init__(self, ranks: list[Rank], address: Address, *, log: Path, estate: Estate | None, alone: bool) -> None:
+    def __init__(  # noqa: PLR0913 -- what all processes of a run have to know
+        self, ranks: list[Rank], address: Address, *, log: Path, roots: list[Path], estate: Estate | None, alone: bool
+    ) -> None:
         """Start them; returns at once.
 
         ``alone``: without torchrun. Then they are a process group of their own, so that none can be left behind.
@@ -32,7 +34,7 @@ class OwnAgents:
         alive_read, self._alive_write = os.pipe()
         with log.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603 -- this very interpreter
-                agent_main.command(ranks, address, controller_fd=alive_read, estate=estate),
+                agent_main.command(ranks, address, roots=roots, controller_fd=alive_read, estate=estate),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -61,7 +61,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         launch = launch_or_usage_error()
         if launch is not None and launch.rank > 0:
-            become_agent(launch)
+            become_agent(launch, roots=[early_config.rootpath, early_config.invocation_params.dir])
     return (yield)
 
 
@@ -106,12 +106,12 @@ def launch_or_usage_error() -> Launch | None:
         raise pytest.UsageError(str(error)) from None
 
 
-def become_agent(launch: Launch) -> None:
+def become_agent(launch: Launch, *, roots: list[Path]) -> None:
     """Replace this process by its agent: same pid for torchrun, and nothing of pytest left."""
     from pytest_gpucluster import agent_main
     from pytest_gpucluster.controller import address_of, rank_of
 
-    command = agent_main.command([rank_of(launch)], address_of(launch))
+    command = agent_main.command([rank_of(launch)], address_of(launch), roots=roots)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(command[0], command)  # noqa: S606 -- this very interpreter
@@ -120,7 +120,7 @@ def become_agent(launch: Launch) -> None:
 def run_of(config: pytest.Config) -> Run:
     """The run, made at the first use."""
     if RUN not in config.stash:
-        from pytest_gpucluster.plugin_run import Run
+        from pytest_gpucluster.plugin_run import LastWords, Run
 
         launch = launch_or_usage_error()
         if hasattr(config, "workerinput") and not config.stash.get(ACTIVE, False):
@@ -133,6 +133,7 @@ def run_of(config: pytest.Config) -> Run:
         except ConfigurationError as error:
             raise pytest.UsageError(str(error)) from None
         config.pluginmanager.register(config.stash[RUN], "gpucluster-run")
+        config.pluginmanager.register(LastWords(config.stash[RUN]), "gpucluster-last-words")
         if is_under_xdist(config):
             from pytest_gpucluster import plugin_xdist
 

@@ -106,6 +106,7 @@ class Run:
             pairs = {item: self._pair(item) for item in items}
         except ConfigurationError as error:
             raise pytest.UsageError(str(error)) from None
+        refuse_reruns(config, items)
         above = [item for item, pair in pairs.items() if pair.judges and self._is_above(pair.criterion)]
         if above:
             config.hook.pytest_deselected(items=above)
@@ -164,6 +165,12 @@ class Run:
         self.session.fix_plan()
         if self.session.is_open:
             self._terminal.announce(self.session)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Tests that nobody saw cannot have been expected, so what hides them forbids an acceptance."""
+        if report.outcome != "passed":
+            why = "could not be collected" if report.outcome == "failed" else "skipped itself"
+            self.session.objections.append(f"{report.nodeid} {why}")
 
     # Running.
 
@@ -328,6 +335,10 @@ class Run:
         if session.exitstatus != 0:
             write_torchrun_error_file(self.verdict.line)
 
+    def note_trouble(self, told: str) -> None:
+        """Something of this run's results is not on disk."""
+        self._trouble = f"{self._trouble}; {told}" if self._trouble else told
+
     def _why_unfinished(self, session: pytest.Session) -> tuple[str, str]:
         if self.session.terminated is not None:
             return MISSING, f"not run: terminated by {self.session.terminated}"
@@ -384,6 +395,40 @@ def expected_of(items: Sequence[pytest.Item]) -> dict[str, tuple[str, str | None
             raise pytest.UsageError(f"{item.nodeid} and {owners[pair.key]} both judge {pair.criterion!r}; rename one of them")
         owners[pair.key] = item.nodeid
     return {nodeid: key for key, nodeid in owners.items()}
+
+
+def refuse_reruns(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What failed once has failed; pytest-rerunfailures would try until it is green, and report each try as a testcase."""
+    if not config.pluginmanager.hasplugin("rerunfailures"):
+        return
+    asked = getattr(config.option, "reruns", None) or config.inicfg.get("reruns")
+    marked = next((item.nodeid for item in items if item.get_closest_marker("flaky") is not None), None)
+    if asked or marked:
+        told = f"{marked} is marked flaky" if marked else "--reruns is set"
+        raise pytest.UsageError(
+            f"{told}: a criterion is judged once, and pytest-rerunfailures would repeat it until it is green; leave it out, or "
+            "say -p no:rerunfailures"
+        )
+
+
+class LastWords:
+    """Innermost around the other reporters: one that meets a full disk must not cost the terminal its verdict."""
+
+    def __init__(self, run: Run) -> None:
+        """``run`` tells the trouble."""
+        self._run = run
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
+        """A report that could not be written is said beside the verdict, and is no success."""
+        try:
+            return (yield)
+        except OSError as error:
+            if self._run.verdict is None:
+                raise
+            self._run.note_trouble(f"{error.filename or 'a report'} could not be written: {error.strerror}")
+            session.exitstatus = int(session.exitstatus) or int(pytest.ExitCode.TESTS_FAILED)
+            return None
 
 
 def write_torchrun_error_file(line: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import os
+import secrets
 import time
 from dataclasses import asdict, replace
 from importlib import metadata
@@ -20,7 +21,7 @@ from pytest_gpucluster.estate import Estate
 from pytest_gpucluster.inline import OBJECTION, InlineController
 from pytest_gpucluster.inventory.detect import Detected, detect_gpus
 from pytest_gpucluster.inventory.identity import read_versions
-from pytest_gpucluster.reporting.files import Journal, ResultsDirectory, write_atomically
+from pytest_gpucluster.reporting.files import Journal, ResultsDirectory, require_writable, write_atomically
 from pytest_gpucluster.reporting.junit_file import Case
 from pytest_gpucluster.reporting.live import Files, Live, so_far
 from pytest_gpucluster.reporting.results import place_facts, results_document, to_json
@@ -153,12 +154,15 @@ class Session:
 
         ``junit``: the JUnit file that pytest will write, which a deputy writes should this process die.
         """
+        if junit is not None:
+            require_writable(junit)
         self._directory = ResultsDirectory(self.settings.results_dir)
         self._junit = junit
         self._journal = Journal(self._directory.path / "journal.jsonl", copy=self.controller.keep_copy)
-        self._journal.write("started", versions=read_versions(), settings=_shown(self.settings), facts=self.facts())
+        run = secrets.token_hex(8)
+        self._journal.write("started", run=run, versions=read_versions(), settings=_shown(self.settings), facts=self.facts())
         folder = self._directory.path.absolute()
-        estate = Estate(folder=str(folder), junit=str(junit.absolute()) if junit is not None else None)
+        estate = Estate(folder=str(folder), junit=str(junit.absolute()) if junit is not None else None, run=run)
         self.controller.start(log=folder / "logs" / "agents.log", estate=estate)
 
     @property

@@ -71,10 +71,10 @@ class _Worker:
         return {"ok": True, "value": data, "setup_s": setup_s, "run_s": time.perf_counter() - started_s - setup_s}
 
     def _prepare(self, call: dict[str, Any]) -> Any:
-        for path in reversed(call["sys_path"]):
-            if path not in sys.path:
-                sys.path.insert(0, path)
-        function = functions.find_function(call["function"], trusted=call["trusted"], rewrite=call["test"])
+        roots = None if call["trusted"] else [Path(root) for root in call["roots"]]
+        known = [path for path in call["sys_path"] if roots is None or functions.is_below(Path(path), roots)]
+        sys.path += [path for path in known if path not in sys.path]  # own paths first: they are what is checked
+        function = functions.find_function(call["function"], trusted=call["trusted"], roots=roots, rewrite=call["test"])
         reads_only = call["any_device"] or hasattr(function, functions.NO_DEVICE_MARK)
         device = self._device(call, required=not reads_only)
         if call["group"] is not None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import os
 import platform
 import socket
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 VERSIONED = ("pytest-gpucluster", "torch", "pytest")
@@ -66,13 +69,23 @@ def _by_nvml(local_rank: int) -> dict[str, str | None]:
 
 def read_versions() -> dict[str, str]:
     """The versions that must agree on every node."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "pytest-gpucluster's files": digest_of_package()}
     for name in VERSIONED:
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             found[name] = "not installed"
     return found
+
+
+@functools.cache
+def digest_of_package() -> str:
+    """A digest of this package's own Python files: two checkouts may have one version and measure differently."""
+    folder = Path(__file__).resolve().parents[1]
+    found = hashlib.sha256()
+    for file in sorted(folder.rglob("*.py")):
+        found.update(str(file.relative_to(folder)).encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return found.hexdigest()[:12]
 
 
 def read_serial(uuid: str) -> str | None:

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
@@ -80,6 +80,22 @@ class ResultsDirectory:
             probe.unlink(missing_ok=True)
 
 
+def require_writable(file: Path) -> None:
+    """Make sure that a report can be written there, and leave an older one as it is.
+
+    Raises:
+        ConfigurationError: it cannot.
+    """
+    there = file.exists()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.open("ab").close()
+        if not there:
+            file.unlink()
+    except OSError as error:
+        raise ConfigurationError(f"the report {file} cannot be written: {error.strerror}") from None
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Write a file that is either the old one or the whole new one, whatever happens."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -92,6 +108,21 @@ def write_atomically(path: Path, text: str) -> None:
     except OSError:
         temporary.unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold a results directory alone, as it is.
+
+    Raises:
+        ConfigurationError: another run holds it.
+    """
+    with (path / ".lock").open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigurationError(f"the results directory {path} is in use by another run") from None
+        yield
 
 
 class Journal:

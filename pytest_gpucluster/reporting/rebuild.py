@@ -123,6 +123,17 @@ def rebuild(folder: Path, *, junit: Path | None = None) -> Verdict:
     return verdict
 
 
+def require_journal_of(run: str, folder: Path) -> None:
+    """Refuse to finish the reports of another run than ``run``, whose files may have been moved away meanwhile.
+
+    Raises:
+        ConfigurationError: the journal in ``folder`` is another run's.
+    """
+    with (folder / "journal.jsonl").open(encoding="utf-8") as journal:
+        if json.loads(journal.readline() or "{}").get("run") != run:
+            raise ConfigurationError(f"{folder} belongs to another run now")
+
+
 def take_over(folder: Path, copy: Path) -> None:
     """Put the copy of a lost run's journal where its own was, unless that is there and holds as much.
 

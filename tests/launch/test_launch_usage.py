@@ -59,18 +59,6 @@ def with_gpus(simulator: Path, scenario: str) -> Mapping[str, str]:
     return {name: made[name] for name in ("LD_LIBRARY_PATH", "FAKE_NVML")}
 
 
-def test_bad_thresholds_file_under_torchrun(starter: Starter) -> None:
-    """One message with file and line from four ranks, a shell status that is not 0, all gone two seconds after it."""
-    (starter.folder / "bad.yaml").write_text(BAD, encoding="utf-8")
-    launch = starter.torchrun(ACCEPTANCE, "--gpucluster-thresholds", "bad.yaml", ranks=4)
-    said_s = launch.wait_for("bad.yaml:5", within_s=40)
-    assert launch.gone(within_s=10) - said_s < 2
-    assert launch.end(within_s=1) != 0
-    assert len(re.findall(r"^ERROR: .*bad\.yaml:\d+: ", launch.output, re.MULTILINE)) == 1
-    assert launch.output.count("'abve' is not a key") == 1
-    assert not (starter.folder / "gpucluster-results").exists()
-
-
 def test_usage_error_after_the_agents_have_joined(starter: Starter) -> None:
     """The same two seconds when the other rank serves already: it must not wait for a word that cannot come."""
     starter.write(conftest=SLOW_TO_CONFIGURE, test_x="def test_x(criterion): pass\n")
@@ -81,23 +69,12 @@ def test_usage_error_after_the_agents_have_joined(starter: Starter) -> None:
     assert launch.end(within_s=1) != 0
 
 
-def test_xdist_under_torchrun(starter: Starter) -> None:
-    """Each rank has its GPU already; the message says what to leave out."""
-    launch = starter.torchrun(ACCEPTANCE, "-n", "2", ranks=2)
-    said_s = launch.wait_for("leave -n out", within_s=40)
-    assert launch.gone(within_s=10) - said_s < 2
-    assert launch.end(within_s=1) != 0
-    assert launch.output.count("leave -n out") == 1
-
-
 def test_plain_starts_that_cannot_work(starter: Starter) -> None:
-    """xdist, a GPU profile without a GPU, half of torchrun's variables, a restart, half-understood options."""
+    """A GPU profile without a GPU, half of torchrun's variables, half-understood options."""
     cases = {
-        "let several processes measure the same GPU": starter.pytest(ACCEPTANCE, "-n", "2"),
         "No GPU but a GPU profile asked for: 'h100-sxm'": starter.pytest(ACCEPTANCE, "--gpucluster-profile", "h100-sxm"),
         "WORLD_SIZE set without RANK, LOCAL_RANK, MASTER_ADDR, MASTER_PORT": starter.pytest(ACCEPTANCE, WORLD_SIZE="2"),
         "RANK='zero' is not a whole number": starter.pytest(ACCEPTANCE, **{**RANK_0, "RANK": "zero"}),
-        "restart 1 of torchrun": starter.pytest(ACCEPTANCE, **{**RANK_0, "TORCHELASTIC_RESTART_COUNT": "1"}),
         "nodes must be a whole number above zero": starter.pytest(ACCEPTANCE, "--gpucluster-expect", "nodes=0"),
         "'often' is not one of quick, standard, soak": starter.pytest(ACCEPTANCE, "--gpucluster-level", "often"),
         "no profile 'h100'. Profiles": starter.pytest(ACCEPTANCE, "--gpucluster-profile", "h100"),
@@ -141,52 +118,3 @@ def test_looking_around_under_torchrun(starter: Starter) -> None:
         assert re.search(shown, launches[option].output), option
     assert not (starter.folder / "gpucluster-results").exists()
     assert not [path.name for path in starter.temporary_files() if path.name.startswith("gpucluster")]
-
-
-FOREIGN = """
-import os
-import pytest
-
-@pytest.fixture
-def rank():
-    return int(os.environ["RANK"])
-
-@pytest.fixture
-def device():
-    return "cpu"
-
-@pytest.fixture
-def place():
-    return "here"
-
-@pytest.fixture
-def cluster():
-    return 7
-
-@pytest.mark.distributed
-def test_own_mark_and_fixtures(rank, device):
-    assert device == "cpu"
-    open(f"ran-{rank}", "w").close()
-
-def test_names_that_we_use_too(place, cluster):
-    assert (place, cluster) == ("here", 7)
-
-@pytest.mark.parametrize("node", ["a", "b"])
-def test_own_parameter(node, rank):
-    open(f"{node}-{rank}", "w").close()
-"""
-
-
-def test_foreign_suite_is_not_touched(starter: Starter) -> None:
-    """Installed and not asked for: every rank runs its own tests, also where their fixtures and marks share our names."""
-    starter.write(
-        test_foreign=FOREIGN, conftest="def pytest_configure(config): config.addinivalue_line('markers', 'distributed')"
-    )
-    launch = starter.torchrun(ranks=2)
-    assert launch.end(within_s=40) == 0, launch.output
-    launch.gone(within_s=2)
-    assert launch.output.count("4 passed") == 2
-    for name in ("ran-0", "ran-1", "a-0", "a-1", "b-0", "b-1"):
-        assert (starter.folder / name).exists(), name
-    assert not (starter.folder / "gpucluster-results").exists()
-    assert "gpucluster:" not in launch.output
