@@ -87,6 +87,7 @@ nox.options.sessions = ["lint", "types", "imports", "tests"]
 PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 FAST = "not slow and not soak"
 FAULTS = "tests/faults"
+LAUNCHES = ("tests/launch", FAULTS)  # real torchruns by the dozen: minutes of their own
 # A dump of every thread after this long in one test, then the end of the session: a hang must not cost the CI its hour.
 HANG = ("-o", "faulthandler_timeout=240", "-o", "faulthandler_exit_on_timeout=true")
 FOR_TESTS = {
@@ -229,22 +230,23 @@ def accept(session: nox.Session) -> None:
 
 @nox.session(python=False)
 def tests(session: nox.Session) -> None:
-    """Run the project's own tests but `faults` and the slow ones (no GPU), measured; `-- ARGS` run some, unmeasured."""
+    """Run the project's own tests but `launches` and the slow ones (no GPU), measured; `-- ARGS` run some, unmeasured."""
     venv = Venv(session)
     venv.install("tests")
     if session.posargs:
         venv.test("pytest", *HANG, *session.posargs)
         return
+    ignored = [f"--ignore={folder}" for folder in LAUNCHES]
     venv.run("-m", "coverage", "erase")
-    venv.test("coverage", "run", "-m", "pytest", *HANG, "-m", FAST, "-ra", "--durations=15", f"--ignore={FAULTS}", "tests")
+    venv.test("coverage", "run", "-m", "pytest", *HANG, "-m", FAST, "-ra", "--durations=15", *ignored, "tests")
 
 
 @nox.session(python=False)
-def faults(session: nox.Session) -> None:
-    """Plant the faults that a run has to survive, in real launches (minutes, no GPU); adds to what `tests` measured."""
+def launches(session: nox.Session) -> None:
+    """Start real runs and plant the faults they have to survive (minutes, no GPU); adds to what `tests` measured."""
     venv = Venv(session)
     venv.install("tests")
-    venv.test("coverage", "run", "-m", "pytest", *HANG, "-m", FAST, "-ra", "--durations=15", *(session.posargs or [FAULTS]))
+    venv.test("coverage", "run", "-m", "pytest", *HANG, "-m", FAST, "-ra", "--durations=15", *(session.posargs or LAUNCHES))
 
 
 @nox.session(python=False)

@@ -43,7 +43,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works in a check
 from pytest_gpucluster import channel
 from pytest_gpucluster.agent import BEAT_S, CONTROLLER, machine
 from pytest_gpucluster.channel import SECRET_VARIABLE, Address
-from pytest_gpucluster.controller import Call, Controller
+from pytest_gpucluster.controller import Call, Controller, address_of
 from pytest_gpucluster.launch import read_launch
 from pytest_gpucluster.spawner import die_with_parent
 
@@ -235,13 +235,15 @@ def simulated(agents: int) -> Iterator[Simulation]:
     """A store, so many agents, and a controller that heard from all of them."""
     listener = channel.listen_on_loopback()
     host, port = listener.getsockname()[:2]
-    address = Address(host=host, port=port, run_id=secrets.token_hex(4))
+    launch = read_launch(torchrun(Address(host=host, port=port, run_id=secrets.token_hex(4)), agents))
+    assert launch is not None
+    address = address_of(launch)
     shares = [range(first, agents, PROCESSES) for first in range(min(PROCESSES, agents))]
     with contextlib.ExitStack() as processes:
         store = processes.enter_context(forked(partial(host_store, address, listener)))
         listener.close()
         holders = [processes.enter_context(forked(partial(serve_agents, share, address))) for share in shares]
-        controller = Controller(read_launch(torchrun(address, agents)), num_local=1, device="cpu", rootdir=REPOSITORY)
+        controller = Controller(launch, num_local=1, device="cpu", rootdir=REPOSITORY)
         controller.meet(within_s=JOIN_S)
         controller.nodes = {rank: rank // RANKS_PER_NODE for rank in range(agents)}
         yield Simulation(controller=controller, store=store, holders=holders)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import time
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster import agent_main
@@ -54,12 +55,27 @@ class OwnAgents:
         os.close(self._alive_write)
         if not have_met:
             self._terminate()
+            self._kill_who_stays()
         try:
             self._process.wait(LEAVE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         self._terminate()
+
+    def _kill_who_stays(self) -> None:
+        """SIGKILL to those that hear nothing: a TCPStore that waits for its server keeps Python's lock and its handlers out.
+
+        They have no workers yet, which would outlive their spawners' end by a moment.
+        """
+        deadline_s = time.monotonic() + LEAVE_S
+        with contextlib.suppress(ProcessLookupError):
+            while self._alone and time.monotonic() < deadline_s:
+                self._process.poll()
+                os.killpg(self._process.pid, 0)
+                time.sleep(0.02)
+            if self._alone:
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def _terminate(self) -> None:
         """SIGTERM to all; their spawners end by themselves, and take their workers with them."""

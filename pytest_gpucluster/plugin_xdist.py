@@ -39,7 +39,10 @@ def join(config: pytest.Config, run: Run, uses_us: Callable[[pytest.Item], bool]
         config.pluginmanager.register(XdistController(config, run), "gpucluster-xdist")
         return
     die_with_parent()  # pytest-xdist alone would let it finish its test, however long that takes
-    relayed = RelayedController(**config.workerinput[INPUT], rootdir=config.rootpath)
+    try:
+        relayed = RelayedController(**config.workerinput[INPUT], rootdir=config.rootpath)
+    except OSError:
+        pytest.exit("the run has ended already", returncode=int(pytest.ExitCode.USAGE_ERROR))
     run.session.controller = cast("Controller", relayed)
     config.pluginmanager.register(XdistWorker(relayed, uses_us), "gpucluster-xdist")
 

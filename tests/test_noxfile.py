@@ -209,7 +209,7 @@ def test_every_session_says_what_it_does() -> None:
         "build",
         "pytest8",
         "nightly",
-        "faults",
+        "launches",
         "soak",
         "docs",
     ]

@@ -49,8 +49,10 @@ def refused(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
     """Each file of folders/refused in a run of its own, two at a time; the first for real, the others collected only."""
     names = ("no_entry", "judged_twice", "wrong_place", "foreign_fixture")
 
+    parents = {name: tmp_path_factory.mktemp("user") for name in names}  # not in the threads: pytest's factory is for one
+
     def launch(name: str) -> Ran:
-        folder = harness.user_folder("refused", tmp_path_factory.mktemp("user") / "refused")
+        folder = harness.user_folder("refused", parents[name] / "refused")
         limits = harness.write_limits(folder / "limits.yaml", {"first": harness.entry()}, extends=False)
         collect = [] if name == "no_entry" else ["--collect-only"]
         return harness.launch(folder, "--gpucluster", f"test_{name}.py", limits, *collect)
@@ -196,7 +198,8 @@ def test_usage_errors(refused: dict[str, Ran], name: str, told: str) -> None:
     assert ran.stdout.count(told) == 1
     assert "Traceback" not in ran.stdout
     assert "INTERNALERROR" not in ran.stdout
-    assert not ran.results or (ran.results["verdict"], ran.results["criteria"]) == ("INCOMPLETE", [])
+    assert not ran.results or ran.results["verdict"] == "INCOMPLETE"
+    assert {row["outcome"] for row in ran.results.get("criteria", [])} <= {"missing"}
     assert ran.wall_s < 15
 
 
