@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import faulthandler
 import json
 import math
 import os
@@ -30,6 +29,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -509,6 +509,13 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
     return content
 
 
+def give_up(limit_s: float) -> None:
+    """Say where this process is, and end it: what it started ends with it."""
+    sys.stderr.write(f"Timeout: not done within {limit_s:g} s\n")
+    traceback.print_stack(sys._current_frames()[threading.main_thread().ident or 0])  # noqa: SLF001 -- documented
+    os._exit(1)
+
+
 def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -521,7 +528,9 @@ def main() -> int:
     if min(*arguments.agents, arguments.calls - 1, arguments.rounds) < 1:
         parser.error("at least 1 agent, 2 calls and 1 round")
     allow_descriptors(max(arguments.agents))
-    faulthandler.dump_traceback_later(arguments.limit_s, exit=True)
+    limit = threading.Timer(arguments.limit_s, give_up, [arguments.limit_s])
+    limit.daemon = True
+    limit.start()
     os.environ.setdefault(SECRET_VARIABLE, secrets.token_hex(32))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
     show(measure(arguments))
