@@ -252,6 +252,7 @@ def test_wrong_starts(starter: Starter) -> None:
     }
     for said, launch in cases.items():
         assert launch.end(within_s=60) == (1 if "ini option" in said else 4), launch.output
-        launch.gone(within_s=2)
-        assert launch.output.count(said) == 1, (said, launch.output)
+        launch.gone(within_s=8)
+        once = 2 if "ini option" in said else 1  # an error in set-up stands in the summary too, where pytest sees a CI
+        assert 1 <= launch.output.count(said) <= once, (said, launch.output)
         assert "Traceback" not in launch.output
