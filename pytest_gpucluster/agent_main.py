@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.agent import Agent, Rank
@@ -27,13 +28,11 @@ def command(
     ``roots``: the folders of this run's tests; in an unsigned run nothing else from this node's disk is run.
     """
     settings = {
-        "ranks": [{name: getattr(rank, name) for name in Rank.__slots__} for rank in ranks],
-        "address": {"host": address.host, "port": address.port, "run_id": address.run_id},
+        "ranks": [asdict(rank) for rank in ranks],
+        "address": asdict(address),
         "controller_fd": controller_fd,
         "roots": sorted({str(root.resolve()) for root in roots}),
-        "estate": None
-        if estate is None
-        else {"folder": str(estate.folder), "junit": estate.junit and str(estate.junit), "run": estate.run},
+        "estate": estate and asdict(estate),
     }
     return [sys.executable, "-m", "pytest_gpucluster.agent_main", json.dumps(settings)]
 

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from pytest_gpucluster import channel, functions, plain, worker
 from pytest_gpucluster.agent import CONTROLLER, Rank, machine, spans
 from pytest_gpucluster.channel import SECRET_VARIABLE, Address, Channel, ChannelLostError, Message
 from pytest_gpucluster.errors import MeasurementError
-from pytest_gpucluster.estate import Estate, Outbox, as_message
+from pytest_gpucluster.estate import Estate, Outbox
 from pytest_gpucluster.gathering import Gathering, forged_reply, lost_reply, released_reply
 from pytest_gpucluster.own_agents import OwnAgents
 
@@ -72,6 +72,7 @@ class Controller:
         self.measuring_s = 0.0
         self.on_progress: Progress | None = None
         self.on_output: Output | None = None
+        self.on_call: Callable[[], None] | None = None
         self._launch = launch
         self._num_local = num_local
         self._address = address_of(launch) if launch is not None else Address(host="", port=0, run_id="")
@@ -156,7 +157,7 @@ class Controller:
         if heir is None or self._estate is None:
             self._outbox.close()
             return
-        self._command({"t": "inherit", "ranks": [heir], "estate": as_message(self._estate)})
+        self._command({"t": "inherit", "ranks": [heir], "estate": asdict(self._estate)})
         self._outbox.open(self._open_channel())
 
     @property
@@ -236,6 +237,8 @@ class Controller:
         """
         if self._ending is not None:
             raise TerminatedError(f"not run: {self._ending}", kind="missing")
+        if self.on_call is not None:
+            self.on_call()
         replies = self._refuse_lost(call)
         ranks = [rank for rank in call.ranks if rank not in replies]
         groups = [tuple(group) for group in call.groups or () if not any(rank in replies for rank in group)]

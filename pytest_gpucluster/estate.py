@@ -11,7 +11,7 @@ import contextlib
 import subprocess
 import sys
 import threading
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.channel import Channel, ChannelLostError, ForgedMessageError
@@ -104,8 +104,3 @@ class Heir:
         """Write the reports."""
         sys.stderr.write(f"gpucluster: the controller is lost; its report is finished here, in {self._estate.folder}\n")
         self._estate.settle(copy=self._file)
-
-
-def as_message(estate: Estate) -> dict[str, str | None]:
-    """For a command to an agent."""
-    return asdict(estate)

@@ -39,9 +39,6 @@ class InlineController:
     is_signed = True
     world_size = 1
 
-    def who(self, rank: int) -> None:
-        """No agent, so nothing that one said."""
-
     def __init__(self, *, device: str, rootdir: Path) -> None:
         """Prepare this process as a worker would be prepared."""
         self.device = device
@@ -51,6 +48,7 @@ class InlineController:
         self.measuring_s = 0.0
         self.on_progress: Progress | None = None
         self.on_output: Output | None = None
+        self.on_call: Callable[[], None] | None = None
 
     def start(self, *, log: Path, estate: Estate | None = None) -> None:
         """Set torchrun's variables for rank 0 of 1; no log and no deputy: all happens in this process."""
@@ -77,12 +75,17 @@ class InlineController:
         """How ``function`` is named; the same rules as for workers."""
         return functions.name_function(function, rootdir=self.rootdir)
 
+    def who(self, rank: int) -> None:
+        """No agent, so nothing that one said."""
+
     def hostname_of(self, rank: int) -> str | None:
         """This host."""
         return socket.gethostname() if rank == 0 else None
 
     def call(self, call: Call) -> dict[int, Message]:
         """Run the function here and now."""
+        if self.on_call is not None:
+            self.on_call()
         started_s = time.monotonic()
         try:
             function = functions.find_function(call.function, trusted=True, rewrite=call.test_arguments is not None)

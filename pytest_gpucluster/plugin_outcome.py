@@ -72,9 +72,10 @@ def _after_teardown(report: pytest.TestReport, call: pytest.CallInfo[None], told
     if report.outcome != "failed" or call.excinfo is None:
         return None
     reason = f"its teardown failed: {call.excinfo.exconly()}"
-    if told.earlier is not None and told.earlier.outcome in (FAILED, ERROR, MISSING, NOISY):
+    waived = told.earlier is not None and told.earlier.waiver is not None
+    if told.earlier is not None and told.earlier.outcome in (FAILED, ERROR, MISSING, NOISY) and not waived:
         return None
-    return replace(told.earlier, outcome=ERROR, reason=reason) if told.earlier else _record(told, ERROR, reason)
+    return replace(told.earlier, outcome=ERROR, reason=reason, waiver=None) if told.earlier else _record(told, ERROR, reason)
 
 
 def _plain_test(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record:

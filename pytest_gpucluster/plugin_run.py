@@ -17,6 +17,7 @@ import pytest
 
 from pytest_gpucluster import pairing
 from pytest_gpucluster.cluster import Place
+from pytest_gpucluster.controller import LAST_CALL_S
 from pytest_gpucluster.criterion import Criterion
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.plan import rule_against
@@ -209,11 +210,11 @@ class Run:
             raise KeyboardInterrupt  # said twice, or long ago: whatever runs now has had its chance
         self.session.controller.terminate("SIGTERM")
         self.session.terminated = self.session.controller.terminated
-        if self.session.terminated is not None:
-            again = functools.partial(signal.pthread_kill, threading.main_thread().ident or 0, signal.SIGTERM)
-            self._impatience = threading.Timer(PATIENCE_S, again)
-            self._impatience.daemon = True
-            self._impatience.start()
+        patience_s = PATIENCE_S if self.session.terminated is not None else LAST_CALL_S + 1.0
+        again = functools.partial(signal.pthread_kill, threading.main_thread().ident or 0, signal.SIGTERM)
+        self._impatience = threading.Timer(patience_s, again)
+        self._impatience.daemon = True
+        self._impatience.start()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -247,8 +248,6 @@ class Run:
     def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, object, object]:
         """Know for which fixture ``cluster.run`` is called."""
         self._fixtures.append(fixturedef.argname)
-        if self.session.is_open:
-            self.session.catch_up()
         try:
             return (yield)
         finally:
@@ -322,8 +321,7 @@ class Run:
             self._impatience.cancel()
         self._terminal.close_line()
         outcome, why = self._why_unfinished(session)
-        self.session.plan_unseen(why=why)
-        unrun = self.session.close_plan(outcome=outcome, why=why)
+        unrun = [*self.session.plan_unseen(why=why), *self.session.close_plan(outcome=outcome, why=why)]
         self.verdict = self.session.decide()
         junit = LiveJunit(self._config)
         junit.add_waivers(self.session.waivers.lines)

@@ -59,7 +59,8 @@ class XdistController:
         self._is_planned = False
         self._keys: dict[str, tuple[str, str | None]] = {}
         run.session.objections.append(OBJECTION)
-        run.session.controller.on_progress = run.session.controller.on_output = None  # calls come from other threads here
+        controller = run.session.controller  # calls come from other threads here
+        controller.on_progress = controller.on_output = controller.on_call = None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:

@@ -21,17 +21,17 @@ from pytest_gpucluster.estate import Estate
 from pytest_gpucluster.inline import OBJECTION, InlineController
 from pytest_gpucluster.inventory.detect import Detected, detect_gpus
 from pytest_gpucluster.inventory.identity import read_versions
-from pytest_gpucluster.reporting.files import Journal, ResultsDirectory, require_writable, write_atomically
+from pytest_gpucluster.reporting.files import Journal, ResultsDirectory, require_writable
 from pytest_gpucluster.reporting.junit_file import Case
 from pytest_gpucluster.reporting.live import Files, Live, so_far
-from pytest_gpucluster.reporting.results import place_facts, results_document, to_json
+from pytest_gpucluster.reporting.results import place_facts
 from pytest_gpucluster.settings import LEVELS, Expect, Settings
 from pytest_gpucluster.thresholds import Profile, load
 from pytest_gpucluster.verdict import MISSING, Record, Terms, Verdict, decide
 from pytest_gpucluster.waivers import Waivers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from pytest_gpucluster.launch import Launch
@@ -160,9 +160,10 @@ class Session:
         self._junit = junit
         self._journal = Journal(self._directory.path / "journal.jsonl", copy=self.controller.keep_copy)
         run = secrets.token_hex(8)
-        self._journal.write("started", run=run, versions=read_versions(), settings=_shown(self.settings), facts=self.facts())
+        self._journal.write("started", run=run, **self.started())
         folder = self._directory.path.absolute()
         estate = Estate(folder=str(folder), junit=str(junit.absolute()) if junit is not None else None, run=run)
+        self.controller.on_call = self._live.catch_up  # something long may begin now
         self.controller.start(log=folder / "logs" / "agents.log", estate=estate)
 
     @property
@@ -205,20 +206,28 @@ class Session:
         self._is_planned = True
         accept_at = self.profile.accept_at
         planning.complete(self.plan, self.criteria, self.inventory, level=self.settings.level, accept_at=accept_at)
-        expected = [
-            {"nodeid": self.plan.nodeid(record), **{name: getattr(record, name) for name in PLANNED}} for record in self.plan
-        ]
-        self._write("planned", expected=expected, terms=asdict(self.terms))
+        self._write("planned", **self.planned())
         if self.is_open:
             self._live.note()
 
-    def plan_unseen(self, *, why: str) -> None:
-        """The run ended before its tests were known: all that the profile expects is missing."""
+    def planned(self) -> dict[str, Any]:
+        """The expected set and the terms of the verdict, for the journal."""
+        rows = [{"nodeid": self.plan.nodeid(row), **{name: getattr(row, name) for name in PLANNED}} for row in self.plan]
+        return {"expected": rows, "terms": asdict(self.terms)}
+
+    def started(self) -> dict[str, Any]:
+        """What a run is, before anything is planned, for the journal."""
+        return {"versions": read_versions(), "settings": _shown(self.settings), "facts": self.facts()}
+
+    def plan_unseen(self, *, why: str) -> list[Record]:
+        """The run ended before its tests were known: all that the profile expects is missing; returns those records."""
         if self._is_planned:
-            return
+            return []
         self.fix_plan()
-        for record in list(self.plan):
-            self.plan.settle(replace(record, outcome=MISSING, reason=why))
+        unseen = [replace(record, outcome=MISSING, reason=why) for record in self.plan]
+        for record in unseen:
+            self.settle(record)
+        return unseen
 
     def close_plan(self, *, outcome: str, why: str) -> list[Record]:
         """Give everything that never got an outcome this one, and write it down; returns those records."""
@@ -233,19 +242,18 @@ class Session:
         self._write("outcome", record=record_facts(record))
         self._live.note()
 
-    def catch_up(self) -> None:
-        """Bring the files on disk up to date: something long may begin now."""
-        self._live.catch_up()
-
     def _write_so_far(self) -> None:
         """The reports as they would stand if nothing more came."""
+        records = so_far(self.plan)
+        self._write_files(records, decide(records, self.terms), junit=self._junit, unfinished=True)
+
+    def _write_files(self, records: Iterable[Record], verdict: Verdict, *, junit: Path | None, **environment: bool) -> None:
         if self._directory is None:
             return
-        records = so_far(self.plan)
         cases = [Case(nodeid=self.plan.nodeid(record), record=record) for record in records]
-        files = Files(results=self._directory.path / "results.json", junit=self._junit)
-        facts = {**self.facts(), "environment": {**self._environment(), "unfinished": True}, "timings": self.timings()}
-        files.write(cases, decide(records, self.terms), self.places(), facts=facts, rehearsal=self.rehearsal)
+        files = Files(results=self._directory.path / "results.json", junit=junit)
+        facts = {**self.facts(), "environment": {**self._environment(), **environment}, "timings": self.timings()}
+        files.write(cases, verdict, self.places(), facts=facts, rehearsal=self.rehearsal)
 
     def _write(self, event: str, **facts: Any) -> None:
         if self._journal is not None:
@@ -284,14 +292,8 @@ class Session:
         if self._directory is None or self._journal is None:
             return None
         self._write("verdict", verdict=verdict.word, line=verdict.line, objections=self.objections)
-        document = results_document(
-            records=self.plan,
-            places=self.places(),
-            verdict=verdict,
-            facts={**self.facts(), "environment": self._environment(), "timings": self.timings()},
-        )
         try:
-            write_atomically(self._directory.path / "results.json", to_json(document))
+            self._write_files(self.plan, verdict, junit=None)  # pytest writes its own
         except OSError as error:
             return f"results.json could not be written: {error.strerror}"
         return self._journal.failed

@@ -20,7 +20,7 @@ from pytest_gpucluster.verdict import WAIVABLE, Record
 from pytest_gpucluster.yaml_lines import Problem, parse, read_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from pytest_gpucluster.cluster import Place
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 NAME = "waivers.yaml"
 PLACE_ID = re.compile(r"node\d+(-(gpu|cpu)\d+)?\Z")
 
+WORDS = {"used": "waived", "unused": "waiver not needed", "expired": "waiver has expired, as if absent"}
 State = Literal["used", "unused", "expired"]
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
@@ -95,9 +96,21 @@ class Waivers:
     @property
     def lines(self) -> list[str]:
         """For the terminal, the used ones first."""
-        told = sorted(self._all, key=lambda waiver: waiver not in self._used)
-        words = {"used": "waived", "unused": "waiver not needed", "expired": "waiver has expired, as if absent"}
-        return [f"{words[self.state(waiver)]}: {waiver.text}" for waiver in told]
+        return lines_of(self.facts)
+
+
+def lines_of(facts: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A line about each waiver of a results.json."""
+    return [f"{WORDS[row['state']]}: {Waiver(**{name: row[name] for name in Waiver.__slots__}).text}" for row in facts]
+
+
+def states_from(facts: Iterable[Mapping[str, Any]], records: Iterable[Record]) -> list[dict[str, Any]]:
+    """The waivers as a run began with them, brought up to what its records say was needed; the used ones first."""
+    needed = [dict(record.waiver) for record in records if record.waiver is not None]
+    rows = [
+        {**row, "state": "used"} if {name: row[name] for name in Waiver.__slots__} in needed else dict(row) for row in facts
+    ]
+    return sorted(rows, key=lambda row: row["state"] != "used")
 
 
 def find(thresholds: Path | None, start: Path) -> Path | None:

@@ -64,4 +64,6 @@ def test_numa(host_link_alone, place, criterion):
     if not link.numa_is_known:
         told = f"nodes with memory: {link.memory_nodes}"
         raise MeasurementError(f"{place.label}: sysfs does not say on which NUMA node the GPU is ({told})", culprits=(place,))
+    if link.pages_on is None and len(link.memory_nodes) > 1:
+        raise MeasurementError(f"{place.label}: the kernel does not tell on which NUMA node memory lies (move_pages)")
     criterion.require(len(link.misplaced), evidence={"found": link.misplaced, "NUMA node": link.numa_node, "CPUs": link.cpus})

@@ -10,18 +10,17 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.diagnosis import ranges
 from pytest_gpucluster.dispatch import natural
-from pytest_gpucluster.inventory.identity import read_versions
 from pytest_gpucluster.plan import places_of, rule_against
 from pytest_gpucluster.reporting.files import Journal, ResultsDirectory
 from pytest_gpucluster.reporting.rebuild import rebuild
 from pytest_gpucluster.reporting.results import place_facts
-from pytest_gpucluster.session import PLANNED, Session, record_facts
+from pytest_gpucluster.session import Session, record_facts
 from pytest_gpucluster.settings import LEVELS, Settings, parse_expect, parse_level
 from pytest_gpucluster.verdict import MISSING, SKIPPED, Record, Verdict
 
@@ -146,10 +145,11 @@ def write_reports(session: Session, absence: Absence, *, junit: Path | None) -> 
     journal = Journal(directory.path / "journal.jsonl")
     try:
         _write_journal(journal, session, absence)
-        verdict = rebuild(directory.path)
+        verdict = session.decide()
+        journal.write("verdict", verdict=verdict.word, line=verdict.line, objections=[])
+        rebuild(directory.path)
         if junit is not None:
             rebuild(directory.path, junit=junit)
-        journal.write("verdict", verdict=verdict.word, line=verdict.line, objections=[])
     finally:
         journal.close()
         directory.close()
@@ -157,10 +157,8 @@ def write_reports(session: Session, absence: Absence, *, junit: Path | None) -> 
 
 
 def _write_journal(journal: Journal, session: Session, absence: Absence) -> None:
-    settings = {name: str(getattr(session.settings, name)) for name in Settings.__slots__}
-    journal.write("started", versions=read_versions(), settings=settings, facts=session.facts())
-    expected = [{"nodeid": session.plan.nodeid(row), **{name: getattr(row, name) for name in PLANNED}} for row in session.plan]
-    journal.write("planned", expected=expected, terms=asdict(session.terms))
+    journal.write("started", **session.started())
+    journal.write("planned", **session.planned())
     places = {place.id: place for place in _named(session, absence)}
     journal.write("bound", places=[place_facts(place) for place in places.values()], nodes=[], unheard={})
     for row in session.plan.pending():

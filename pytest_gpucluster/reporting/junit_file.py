@@ -23,7 +23,7 @@ from pytest_gpucluster.verdict import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pytest_gpucluster.cluster import Place
 
@@ -39,15 +39,20 @@ class Case:
     record: Record
 
 
-def junit_text(cases: Iterable[Case], verdict: Verdict, places: Mapping[str, Place], *, rehearsal: bool) -> str:
-    """The whole file: one testcase an outcome, ``gpucluster.verdict`` last; what was not selected is left out."""
+def junit_text(
+    cases: Iterable[Case], verdict: Verdict, places: Mapping[str, Place], *, rehearsal: bool, waivers: Sequence[str] = ()
+) -> str:
+    """The whole file: one testcase an outcome, ``gpucluster.verdict`` last; what was not selected is left out.
+
+    ``waivers``: a line about each, at the top of the file.
+    """
     testcases = [_testcase(case) for case in cases if case.record.outcome != NOT_SELECTED]
     hosts = sorted({place.hostname for place in places.values() if place.hostname})
     suite = TestSuite(
         REHEARSAL_SUITE if rehearsal else SUITE,
         [*testcases, _verdict_case(verdict)],
         hostname=hosts[0] if hosts else None,
-        properties={"rebuilt_from": "journal.jsonl"},
+        properties={"rebuilt_from": "journal.jsonl", **{f"waiver {n}": line for n, line in enumerate(waivers, start=1)}},
     )
     return str(to_xml_report_string([suite]))
 

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster import waivers
 from pytest_gpucluster.reporting.files import write_atomically
 from pytest_gpucluster.reporting.junit_file import Case, junit_text
 from pytest_gpucluster.reporting.results import results_document, to_json
@@ -49,7 +50,10 @@ class Files:
         write_atomically(self.results, to_json(results_document(records=records, places=places, verdict=verdict, facts=facts)))
         if self.junit is not None:
             self.junit.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.junit, junit_text(cases, verdict, places, rehearsal=rehearsal))
+            write_atomically(
+                self.junit,
+                junit_text(cases, verdict, places, rehearsal=rehearsal, waivers=waivers.lines_of(facts.get("waivers", []))),
+            )
 
 
 class Live:

@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster import waivers
 from pytest_gpucluster.cluster import Place
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.reporting.files import ResultsDirectory, write_atomically
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CUT_SHORT = "not run: the run was cut short, its controller died"
+NO_VERDICT = "the run ended before its verdict"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,6 +73,8 @@ class Story:
                 self.records[key] = replace(record, outcome=MISSING, reason=CUT_SHORT)
         if not self.records:
             self.terms = replace(self.terms, objections=("the run ended before anything was planned",))
+        elif not self.finished:  # what forbids an acceptance may have been found after the plan, and is told with the verdict
+            self.terms = replace(self.terms, objections=(*self.terms.objections, NO_VERDICT))
         return decide(self.records.values(), self.terms)
 
 
@@ -113,6 +117,7 @@ def rebuild(folder: Path, *, junit: Path | None = None) -> Verdict:
     verdict = story.close()
     facts = {
         **story.facts,
+        "waivers": waivers.states_from(story.facts.get("waivers", []), story.records.values()),
         "environment": {"versions": story.versions, "rebuilt_from_journal": True},
         "timings": {"total_s": round(story.ended_s - story.began_s, 3)},
     }

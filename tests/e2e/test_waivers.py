@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
@@ -99,6 +100,14 @@ def test_rebuilt_report_says_the_same(waived: Ran, tmp_path: Path) -> None:
     assert again.line == waived.results["verdict_line"]
     told = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert told["criteria"] == waived.results["criteria"]
+    assert told["waivers"] == waived.results["waivers"]
+    suite = ET.parse(tmp_path / "junit.xml").getroot()  # noqa: S314 -- our own file
+    properties = [one.attrib["value"] for one in suite.iter("property")]
+    assert [text.partition(" at ")[0] for text in properties if "waive" in text] == [
+        "waived: ecc_uncorrected",
+        "waived: gpu_memory",
+        "waiver not needed: gpu_model",
+    ]
 
 
 def test_expired_is_as_if_absent(tmp_path: Path, library: Path) -> None:

@@ -141,6 +141,24 @@ def test_signal_in_a_long_test_body(starter: Starter, number: int) -> None:
     assert launch.junit()["gpucluster.verdict"] == "error"
 
 
+@pytest.mark.slow
+def test_agent_killed_during_a_long_test_body(starter: Starter) -> None:
+    """Torchrun kills the node 30 s later: the test that never looks up is interrupted before that, and reported."""
+    starter.write(test_long=BUSY)
+    launch = starter.torchrun(*CHOSEN)
+    launch.until((starter.folder / "busy").exists, within_s=60, what="busy test")
+    os.kill(launch.agent_of(1), signal.SIGKILL)
+    sent_s = time.time()
+    assert launch.end(within_s=60) != 0
+    assert written_s(launch) - sent_s < 28
+    launch.gone(within_s=10)
+    found = outcomes(launch)
+    assert found["fine", None][0] == "passed"
+    assert found["after", None][0] == "missing"
+    assert launch.results()["environment"].get("unfinished") is None
+    assert launch.results()["verdict"] == "INCOMPLETE"
+
+
 def test_signal_while_collecting(starter: Starter) -> None:
     """Nothing was planned yet: what the profile expects is missing, and says why."""
     starter.write(test_slow_to_collect=SLOW_TO_COLLECT)
@@ -153,6 +171,7 @@ def test_signal_while_collecting(starter: Starter) -> None:
     launch.gone(within_s=10)
     found = outcomes(launch)
     assert found["nodes_reachable", None] == ("missing", "not run: terminated by SIGTERM")
+    assert launch.junit()["nodes_reachable"] == "error"
     assert launch.results()["verdict"] == "INCOMPLETE"
     assert launch.junit()["gpucluster.verdict"] == "error"
 

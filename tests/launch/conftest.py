@@ -4,27 +4,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import pytest
-from starting import Starter, installed
+from starting import python_path, shared_starter, starter
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+__all__ = ["python_path", "shared_starter", "starter"]
 
 sys.path.append(str(Path(__file__).parents[1]))  # nvml_simulator lies beside this folder
-
-
-@pytest.fixture(scope="session")
-def python_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Under which the plugin counts as installed."""
-    return installed(tmp_path_factory.mktemp("installed"))
-
-
-@pytest.fixture
-def starter(tmp_path: Path, python_path: str) -> Iterator[Starter]:
-    """Starts runs in a folder of its own; a process left behind fails the test and is ended."""
-    made = Starter(tmp_path, python_path)
-    yield made
-    left = made.end_all()
-    assert not left, f"left behind: {left}"

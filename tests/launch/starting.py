@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as ET
 
+import pytest
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -278,3 +280,27 @@ class Starter:
     def temporary_files(self) -> Iterator[Path]:
         """What the launches left in their temporary folder."""
         return (self.folder / "tmp").iterdir()
+
+
+@pytest.fixture(scope="session")
+def python_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Under which the plugin counts as installed."""
+    return installed(tmp_path_factory.mktemp("installed"))
+
+
+@pytest.fixture
+def starter(tmp_path: Path, python_path: str) -> Iterator[Starter]:
+    """Starts runs in a folder of its own; a process left behind fails the test and is ended."""
+    yield from _watched(Starter(tmp_path, python_path))
+
+
+@pytest.fixture(scope="module")
+def shared_starter(tmp_path_factory: pytest.TempPathFactory, python_path: str) -> Iterator[Starter]:
+    """The same for a launch that several tests of a module look at."""
+    yield from _watched(Starter(tmp_path_factory.mktemp("shared"), python_path))
+
+
+def _watched(made: Starter) -> Iterator[Starter]:
+    yield made
+    left = made.end_all()
+    assert not left, f"left behind: {left}"

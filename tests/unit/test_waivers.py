@@ -161,3 +161,14 @@ def test_where_the_file_is_looked_for(tmp_path: Path) -> None:
     assert waivers.find(None, start) == start / "waivers.yaml"
     with pytest.raises(ConfigurationError, match="two files with waivers"):
         waivers.find(site / "limits.yaml", start)
+
+
+def test_states_of_a_rebuilt_report() -> None:
+    """What a run began with, brought up to what its records needed; the used ones first, and told in the same words."""
+    begun = Waivers([waiver(criterion="other"), waiver()], today=TODAY)
+    facts = begun.facts
+    waived = begun.apply(record(), GPU)
+    assert [row["state"] for row in facts] == ["unused", "unused"]
+    again = waivers.states_from(facts, [waived, record(v.PASSED)])
+    assert again == begun.facts
+    assert waivers.lines_of(again) == begun.lines
