@@ -1,15 +1,18 @@
-"""Checkpoints of adapters, optimiser and step that a crash at any moment leaves either whole or without a marker.
+"""Checkpoints of adapters, optimiser and losses that a crash at any moment leaves either whole or without a marker.
 
-``DIR/step-N.tmp`` is written by torch.distributed.checkpoint (DCP) and synced, renamed to ``DIR/step-N``, and only
-then gets ``_SUCCESS``: JSON with step, world size, digest of the adapters, sizes of the files and what it fits to.
-Rows are a function of the step, so neither sampler nor random state is needed, and any number of ranks can resume.
+``DIR/step-N`` holds what torch.distributed.checkpoint (DCP) wrote and, last, ``_SUCCESS``: JSON with step, world size,
+settings, digests of the state and of each file, and what it fits to. Here is what is common to saving (saving.py) and
+loading, and the loading. Rows are a function of the step, so neither sampler nor random state is needed. Adapters and
+optimiser are whole on every rank under each strategy, so any number of ranks and any strategy can resume.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import functools
+import hashlib
 import json
-import os
-import shutil
 import tempfile
 import warnings
 from contextlib import contextmanager
@@ -18,84 +21,179 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 
 from finetune_smoke import data
 from finetune_smoke.checks import deterministic, digest, named, none_on_any_rank
 from finetune_smoke.config import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from finetune_smoke.state import Run
 
+FORMAT = 2
 MARKER = "_SUCCESS"
+READ_BYTES = 1 << 20
+State = dict[str, torch.Tensor]
+"""What a checkpoint holds: ``adapters/NAME``, ``optimizer/NAME/KEY`` and ``losses``."""
+
+
+class Flaw(enum.IntEnum):
+    """Why a checkpoint cannot be used; numbers, because ranks exchange them."""
+
+    NONE = 0
+    DRAFT = 1
+    MARKER = 2
+    FILES = 3
+    CHANGED = 4
+    STATE = 5
+
+
+WHY = {
+    Flaw.DRAFT: "its saving was cut short",
+    Flaw.MARKER: f"it has no {MARKER} or a damaged one: its saving was cut short",
+    Flaw.FILES: "files are missing or have another size than was written",
+    Flaw.CHANGED: "damaged: files cannot be read or have another content than was written",
+    Flaw.STATE: "damaged: adapters or optimiser have another digest than was saved",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """Where a run goes on: its first step, the losses before it, and which checkpoints were passed over and why."""
+
+    step: int
+    losses: list[float]
+    notes: list[str]
+
+
+def folder_of(run: Run) -> Path:
+    """The checkpoint directory of ``run``, which has one."""
+    return Path(run.config.checkpoint_dir or "")
 
 
 def open_folder(run: Run) -> None:
     """Make the checkpoint directory; raises InputError on every rank unless all ranks see the same one."""
-    probe = _folder(run) / "starting.tmp"
+    probe = folder_of(run) / "starting.tmp"
     run.ranks.together(lambda: _make(probe) if run.ranks.rank == 0 else None)
     seen = run.ranks.gather([probe.is_dir()])
     blind = [rank for rank, (sees,) in enumerate(seen) if not sees]
     if blind:
-        raise InputError(f"{named(blind)} cannot see what rank 0 writes to {_folder(run)}: it must be shared")
+        raise InputError(f"{named(blind)} cannot see what rank 0 writes to {folder_of(run)}: it must be shared")
     if run.ranks.rank == 0:
         probe.rmdir()
 
 
 def require_none(run: Run) -> None:
     """Raises InputError on every rank if the directory holds a checkpoint: another run's would be taken for this one's."""
-    step = _newest_seen(run)
-    if step >= 0:
-        raise InputError(f"{_folder(run)} holds a checkpoint of step {step}: --resume auto goes on from it, or name another")
+    step = next((step for step, flaw in _seen(run) if flaw is Flaw.NONE), None)
+    if step is not None:
+        raise InputError(f"{folder_of(run)} holds a checkpoint of step {step}: --resume auto goes on from it, or name another")
 
 
-def save(run: Run, *, step: int, losses: list[float]) -> None:
-    """Write the state after ``step`` steps, whose losses are ``losses``; returns when it is complete."""
-    final = _folder(run) / f"step-{step}"
-    draft = final.with_suffix(".tmp")
-    if run.ranks.rank == 0:
-        shutil.rmtree(draft, ignore_errors=True)
-        shutil.rmtree(final, ignore_errors=True)
-    mark = digest(run.adapters.values())
-    run.ranks.gather([0])  # nobody writes before the remains of an earlier run are gone
-    with _quiet():
-        dcp.save(_state(run, losses), storage_writer=dcp.FileSystemWriter(draft, sync_files=True))
-    if run.ranks.rank == 0:
-        _sync(draft)
-        draft.rename(final)
-        sizes = {path.name: path.stat().st_size for path in final.iterdir()}
-        content = {"step": step, "world_size": run.ranks.world_size, "digest": f"{mark:x}", "files": sizes}
-        _write(final / MARKER, json.dumps({**content, "fits": _fits(run)}))
-        _sync(final)
-        _sync(final.parent)
-    run.ranks.gather([0])
+def resume(run: Run) -> Resumed:
+    """Load the newest whole checkpoint, or none if there is none; those that are not whole are passed over.
 
-
-def resume(run: Run) -> tuple[int, list[float]]:
-    """Load the newest complete checkpoint: (its step, the losses so far), or (0, []) if there is none.
-
-    Raises InputError on every rank if it was made for another base or other adapters, or is not what was saved.
+    Raises InputError on every rank if one was made for another base or other adapters: nothing of it is overwritten.
     """
-    step = _newest_seen(run)
-    if step < 0:
-        return 0, []
-    path = _folder(run) / f"step-{step}"
-    marker = run.ranks.together(lambda: _fitting(run, path))
-    state = _state(run, [0.0] * step)
-    with _quiet():
-        dcp.load(state, storage_reader=dcp.FileSystemReader(path))
-    set_state_dict(
-        run.model,
-        run.optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-        options=StateDictOptions(ignore_frozen_params=True, strict=False),
-    )
-    run.ranks.together(lambda: _verify(run, path, marker["digest"]))
-    losses: list[float] = state["losses"].tolist()
-    return step, losses
+    notes: list[str] = []
+    for step, flaw in _seen(run):
+        path = folder_of(run) / f"step-{step}"
+        if flaw is Flaw.NONE:
+            marker = run.ranks.together(functools.partial(_fitting, run, path))
+            flaw, state = _loaded(run, path, marker)  # noqa: PLW2901 -- the look inside is the second half of the look
+            if flaw is Flaw.NONE:
+                run.ranks.together(functools.partial(_put, run, path, state))
+                return Resumed(step=step, losses=state["losses"].tolist(), notes=notes)
+        name = f"{path.name}.tmp" if flaw is Flaw.DRAFT else path.name
+        notes.append(f"checkpoint {name} is passed over: {WHY[flaw]}")
+        run.progress(notes[-1], None)
+    return Resumed(step=0, losses=[], notes=notes)
+
+
+def content(run: Run, losses: list[float]) -> State:
+    """The state of ``run`` as it is; the tensors are the run's own, not copies."""
+    state = {f"adapters/{plain(name)}": adapter.detach() for name, adapter in run.adapters.items()}
+    for name, adapter in run.adapters.items():
+        for key, value in run.optimizer.state.get(adapter, {}).items():
+            state[f"optimizer/{plain(name)}/{key}"] = value
+    return {**state, "losses": torch.tensor(losses, dtype=torch.float64)}
+
+
+def plain(name: str) -> str:
+    """The name of a parameter without what compiling its module puts into it."""
+    return name.replace("_orig_mod.", "")
+
+
+def state_digest(state: State) -> str:
+    """64 bits, as hex, that stand for all tensors of ``state`` but the losses, by name."""
+    return f"{digest(state[name] for name in sorted(state) if name != 'losses') % 2**64:016x}"
+
+
+def file_digest(path: Path) -> int:
+    """64 bits that stand for the content of a file; raises OSError."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(READ_BYTES):
+            found.update(block)
+    return int.from_bytes(found.digest()[:8], "big", signed=True)
+
+
+def fits(run: Run) -> dict[str, object]:
+    """What a checkpoint has to have in common with a run that loads it."""
+    config = run.config
+    return {
+        "format": FORMAT,
+        "base": f"{run.base_digest % 2**64:016x}",
+        "lora_rank": config.lora_rank,
+        "lora_alpha": config.lora_alpha,
+    }
+
+
+def steps_in(folder: Path) -> list[int]:
+    """The steps of all checkpoints in ``folder`` that are complete by their markers and sizes, newest first."""
+    return [step for step, flaw in _look(folder) if flaw is Flaw.NONE]
+
+
+def read_marker(path: Path) -> dict[str, Any]:
+    """The marker of a checkpoint that is complete."""
+    marker: dict[str, Any] = json.loads((path / MARKER).read_text())
+    return marker
+
+
+def read_state(path: Path, device: torch.device, *, prefix: str = "") -> State:
+    """All tensors of a checkpoint whose names begin with ``prefix``, on ``device``; every rank has to call it."""
+    reader = dcp.FileSystemReader(path)
+    entries: dict[str, Any] = reader.read_metadata().state_dict_metadata  # all are tensors
+    state = {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu" if name == "losses" else device)
+        for name, entry in entries.items()
+        if name.startswith(prefix)
+    }
+    with quiet():
+        dcp.load(state, storage_reader=reader)
+    return state
+
+
+def put_adapters(adapters: Mapping[str, torch.nn.Parameter], state: State, path: Path) -> None:
+    """Copy the adapters of ``state`` into ``adapters``; raises InputError if they are not the same tensors."""
+    wanted = {f"adapters/{plain(name)}": adapter for name, adapter in adapters.items()}
+    there = {name: tensor.shape for name, tensor in state.items() if name.startswith("adapters/")}
+    if there != {name: adapter.shape for name, adapter in wanted.items()}:
+        raise InputError(
+            f"checkpoint {path} does not fit this run: it holds {len(there)} adapter tensors of other names or sizes"
+        )
+    with torch.no_grad():
+        for name, adapter in wanted.items():
+            adapter.copy_(state[name])
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """DCP warns where there is no process group; a run alone is meant to have none."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
 def check_restore(run: Run) -> None:
@@ -105,7 +203,7 @@ def check_restore(run: Run) -> None:
 
     model = run.model.model
     kept = [adapter.detach().clone() for adapter in run.adapters.values()]
-    before = _probe_loss(run)
+    before = probe_loss(run)
     with tempfile.TemporaryDirectory() as folder, torch.no_grad():
         file = str(Path(folder) / "adapter_model.safetensors")
         adapter = {name: tensor.contiguous() for name, tensor in get_peft_model_state_dict(model).items()}
@@ -113,7 +211,7 @@ def check_restore(run: Run) -> None:
         for parameter in run.adapters.values():
             parameter.fill_(0.5)
         set_peft_model_state_dict(model, load_file(file, device=str(run.ranks.device)))
-    same = _probe_loss(run) == before
+    same = probe_loss(run) == before
     with torch.no_grad():
         for parameter, value in zip(run.adapters.values(), kept, strict=True):
             parameter.copy_(value)
@@ -122,15 +220,12 @@ def check_restore(run: Run) -> None:
 
 
 @torch.no_grad()
-def _probe_loss(run: Run) -> float:
+def probe_loss(run: Run) -> float:
+    """The loss of this rank over a few rows that are the same on every rank, with repeatable kernels."""
     rows = [run.source.row(index) for index in range(min(run.rows, 16))]
     batch = data.batch(rows, run.source.pad_id).to(run.ranks.device)
     with deterministic(), run.autocast():
         return float(run.model(batch.ids, batch.positions, batch.targets))
-
-
-def _folder(run: Run) -> Path:
-    return Path(run.config.checkpoint_dir or "")
 
 
 def _make(probe: Path) -> None:
@@ -140,71 +235,77 @@ def _make(probe: Path) -> None:
         raise InputError(f"checkpoint directory cannot be written: {error}") from error
 
 
-def _state(run: Run, losses: list[float]) -> dict[str, Any]:
-    """What a checkpoint holds; also the template that a load fills."""
-    options = StateDictOptions(ignore_frozen_params=True)
-    model, optimizer = get_state_dict(run.model, run.optimizer, options=options)
-    return {"model": model, "optimizer": optimizer, "losses": torch.tensor(losses, dtype=torch.float64)}
+def _seen(run: Run) -> list[tuple[int, Flaw]]:
+    """What rank 0 sees in the directory, newest first, on every rank."""
+    found = _look(folder_of(run)) if run.ranks.rank == 0 else []
+    count = run.ranks.gather([len(found)])[0][0]
+    numbers = [number for pair in found for number in pair] or [0] * 2 * count
+    numbers = run.ranks.gather(numbers)[0] if count else []
+    return [(step, Flaw(flaw)) for step, flaw in zip(numbers[::2], numbers[1::2], strict=True)]
 
 
-def _fits(run: Run) -> dict[str, object]:
-    config = run.config
-    return {"base": f"{run.base_digest:x}", "lora_rank": config.lora_rank, "lora_alpha": config.lora_alpha}
+def _look(folder: Path) -> list[tuple[int, Flaw]]:
+    """(step, what is wrong as far as marker and sizes tell) of all checkpoints and drafts, newest first."""
+    drafts = [int(path.name[5:-4]) for path in folder.glob("step-*.tmp") if path.name[5:-4].isdecimal()]
+    whole = [int(path.name[5:]) for path in folder.glob("step-*") if path.name[5:].isdecimal()]
+    found = [(step, Flaw.DRAFT) for step in drafts] + [(step, _flaw_of(folder / f"step-{step}")) for step in whole]
+    return sorted(found, reverse=True)
 
 
-def _newest_seen(run: Run) -> int:
-    """What rank 0 sees as the newest complete checkpoint: its step, or -1."""
-    return run.ranks.gather([_newest(_folder(run)) if run.ranks.rank == 0 else 0])[0][0]
-
-
-def _newest(folder: Path) -> int:
-    """Highest step with a marker whose files are all there in full, or -1."""
-    steps = [int(path.name[5:]) for path in folder.glob("step-*") if path.name[5:].isdecimal()]
-    return max((step for step in steps if _complete(folder / f"step-{step}")), default=-1)
-
-
-def _complete(path: Path) -> bool:
+def _flaw_of(path: Path) -> Flaw:
     try:
-        sizes = json.loads((path / MARKER).read_text())["files"]
-        return all((path / name).stat().st_size == size for name, size in sizes.items())
-    except (OSError, ValueError, KeyError):
-        return False
+        marker = json.loads((path / MARKER).read_text())
+        if marker["fits"].get("format") != FORMAT:
+            return Flaw.NONE  # whole for all we know; what it fits to is looked at before it is loaded
+        sizes = {name: int(entry["bytes"]) for name, entry in marker["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Flaw.MARKER
+    try:
+        same = all((path / name).stat().st_size == size for name, size in sizes.items())
+    except OSError:
+        same = False
+    return Flaw.NONE if same else Flaw.FILES
 
 
 def _fitting(run: Run, path: Path) -> dict[str, Any]:
     """The marker of ``path``; raises InputError if this run is not what it fits to."""
-    marker: dict[str, Any] = json.loads((path / MARKER).read_text())
-    found, wanted = marker["fits"], _fits(run)
+    marker = read_marker(path)
+    found, wanted = marker["fits"], fits(run)
     other = [f"{name} {found.get(name)} there, {value} here" for name, value in wanted.items() if found.get(name) != value]
     if other:
         raise InputError(f"checkpoint {path} does not fit this run: {'; '.join(other)}")
     return marker
 
 
-def _verify(run: Run, path: Path, expected: str) -> None:
-    found = f"{digest(run.adapters.values()):x}"
-    if found != expected:
-        raise InputError(f"checkpoint {path} is damaged: adapters have digest {found}, {expected} was saved")
+def _loaded(run: Run, path: Path, marker: Mapping[str, Any]) -> tuple[Flaw, State]:
+    """What is in ``path``, beside the run's own tensors, and what is wrong with it; the same flaw on every rank."""
+    mine = sorted(marker["files"])[run.ranks.rank :: run.ranks.world_size]
+    changed = sum(not is_unchanged(path / name, marker["files"][name]) for name in mine)
+    if any(count for (count,) in run.ranks.gather([changed])):
+        return Flaw.CHANGED, {}
+    state = read_state(path, run.ranks.device)
+    other = state_digest(state) != marker["state_digest"]
+    if any(count for (count,) in run.ranks.gather([other])):
+        return Flaw.STATE, {}
+    return Flaw.NONE, state
 
 
-def _write(path: Path, content: str) -> None:
-    with path.open("w") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
+def is_unchanged(path: Path, entry: Mapping[str, Any]) -> bool:
+    """Whether a file can be read and has the digest that its marker's ``entry`` tells."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        return bool(f"{file_digest(path) % 2**64:016x}" == entry["digest"])
+    except OSError:
+        return False
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """DCP warns where there is no process group; a run alone is meant to have none."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
+def _put(run: Run, path: Path, state: State) -> None:
+    """Copy ``state`` into adapters and optimiser; raises InputError if they are not the same tensors."""
+    put_adapters(run.adapters, state, path)
+    names = {id(adapter): plain(name) for name, adapter in run.adapters.items()}
+    parameters = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
+    entries: dict[int, State] = {}
+    for number, parameter in enumerate(parameters):
+        start = f"optimizer/{names[id(parameter)]}/"
+        entries[number] = {name.removeprefix(start): value for name, value in state.items() if name.startswith(start)}
+    groups = run.optimizer.state_dict()["param_groups"]
+    run.optimizer.load_state_dict({"state": entries, "param_groups": groups})

@@ -25,11 +25,16 @@ PACKED_STRIDE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """What is needed of a tokenizer: text to tokens, the token that ends an answer, the one that fills a row."""
+    """What is needed of a tokenizer: text to tokens and back, the token that ends an answer, the one that fills a row.
+
+    ``digest`` stands for its vocabulary and rules.
+    """
 
     encode: Callable[[str], list[int]]
+    decode: Callable[[list[int]], str]
     end_id: int
     pad_id: int
+    digest: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +83,17 @@ class Source:
 
 def own_codec(tokenizer: calls.Tokenizer) -> Codec:
     """The tokenizer in code as a Codec."""
-    return Codec(encode=tokenizer.encode, end_id=tokenizer.end_id, pad_id=tokenizer.pad_id)
+    return Codec(
+        encode=tokenizer.encode,
+        decode=tokenizer.decode,
+        end_id=tokenizer.end_id,
+        pad_id=tokenizer.pad_id,
+        digest=digest_bytes("\0".join(tokenizer.fragments).encode()),
+    )
 
 
 def local_rows(config: Config, world_size: int) -> int:
-    """Rows of a step on each rank; raises InputError if the ranks cannot share the rows evenly."""
+    """Rows of a pass on each rank; raises InputError if the ranks cannot share the rows evenly."""
     if not config.rows_shared:
         return config.rows
     if config.rows % world_size:
@@ -96,9 +107,9 @@ def indices(step: int, *, rank: int, world_size: int, rows: int) -> range:
     return range(first, first + rows)
 
 
-def batch(rows: Sequence[Row], pad_id: int) -> Batch:
-    """``rows`` as one batch, filled at the right to the longest."""
-    width = max(len(row.ids) for row in rows)
+def batch(rows: Sequence[Row], pad_id: int, width: int | None = None) -> Batch:
+    """``rows`` as one batch, filled at the right to ``width`` tokens, which none exceeds, or to the longest."""
+    width = width or max(len(row.ids) for row in rows)
     positions = [number * width + at - 1 for number, row in enumerate(rows) for at in row.predicted]
     targets = [row.ids[at] for row in rows for at in row.predicted]
     owners = [number for number, row in enumerate(rows) for _ in row.predicted]

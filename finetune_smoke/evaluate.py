@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from finetune_smoke import data
+from finetune_smoke import data, generation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,24 +57,9 @@ def greedy(run: Run) -> float | None:
 
 
 def _generated(run: Run, rows: Sequence[data.Row]) -> list[list[int]]:
-    """What the model writes after the prompt of each row, up to the end token; one call, prompts filled at the left."""
+    """What the model writes after the prompt of each row, up to the end token."""
     prompts = [row.ids[: row.predicted[0]] for row in rows]
-    width = max(map(len, prompts))
-    filled = [[run.source.pad_id] * (width - len(prompt)) + prompt for prompt in prompts]
-    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    limit = max(len(row.predicted) for row in rows) + 1
+    ends = {"end_id": run.source.end_id, "pad_id": run.source.pad_id}
     with run.autocast():
-        output = run.model.model.generate(
-            input_ids=torch.tensor(filled, device=run.ranks.device),
-            attention_mask=torch.tensor(mask, device=run.ranks.device),
-            do_sample=False,
-            use_cache=True,
-            max_new_tokens=max(len(row.predicted) for row in rows) + 1,
-            eos_token_id=run.source.end_id,
-            pad_token_id=run.source.pad_id,
-        )
-    return [_until(run.source.end_id, tokens) for tokens in output[:, width:].tolist()]
-
-
-def _until(end_id: int, tokens: list[int]) -> list[int]:
-    """``tokens`` up to the first ``end_id``, which is kept."""
-    return tokens[: tokens.index(end_id) + 1] if end_id in tokens else tokens
+        return generation.generate(run.model.model, prompts, limit=limit, device=run.ranks.device, **ends)

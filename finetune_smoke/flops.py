@@ -63,3 +63,13 @@ def flops_per_token(shape: Shape, *, row_tokens: float, rank: int, predicted: fl
     frozen = layer_weights(shape) + predicted * shape.hidden * shape.vocab
     attention = 2 * row_tokens * shape.query * shape.layers
     return 4 * frozen + 6 * adapter_weights(shape, rank) + 3 * attention
+
+
+def wire_bytes(reduced_bytes: int, *, world_size: int, sharded_bytes: int = 0, gathers: int = 2) -> float:
+    """Bytes that each of ``world_size`` GPUs sends in a step.
+
+    The all-reduce of ``reduced_bytes`` of gradients sends 2 (n - 1) / n of them, whatever its algorithm; under FSDP each of
+    the ``gathers`` all-gathers of ``sharded_bytes`` sends (n - 1) / n of those. Frozen weights have no gradients to scatter.
+    """
+    share = (world_size - 1) / world_size
+    return share * (2 * reduced_bytes + gathers * sharded_bytes)

@@ -1,7 +1,8 @@
-"""A real model, its tokenizer and a data set, from a directory or from the hub's cache."""
+"""The base, random or real, its tokenizer and a data set, the real ones from a directory or from the hub's cache."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -9,11 +10,28 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from finetune_smoke import calls
+from finetune_smoke import model as models
 from finetune_smoke.config import InputError
-from finetune_smoke.data import Codec
+from finetune_smoke.data import Codec, digest_bytes, own_codec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from finetune_smoke.config import Config
+
+
+def base_of(config: Config, device: torch.device) -> Any:
+    """The frozen base: the model that ``config`` names, or the random one; bf16 on a GPU. Raises InputError."""
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    if config.model is not None:
+        return load_model(config.model, device=device, dtype=dtype)
+    return models.random_base(config, tokenizer=calls.Tokenizer(), device=device, dtype=dtype)
+
+
+def codec_of(config: Config) -> Codec:
+    """The tokenizer of the base; raises InputError."""
+    return own_codec(calls.Tokenizer()) if config.model is None else load_codec(config.model)
 
 
 def load_model(name: str, *, device: torch.device, dtype: torch.dtype) -> Any:
@@ -48,7 +66,17 @@ def load_codec(name: str) -> Codec:
         ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
-    return Codec(encode=encode, end_id=tokenizer.eos_token_id, pad_id=tokenizer.pad_token_id)
+    def decode(ids: list[int]) -> str:
+        text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+    return Codec(
+        encode=encode,
+        decode=decode,
+        end_id=tokenizer.eos_token_id,
+        pad_id=tokenizer.pad_token_id,
+        digest=_tokenizer_digest(tokenizer),
+    )
 
 
 def load_texts(name: str) -> list[str]:
@@ -56,13 +84,35 @@ def load_texts(name: str) -> list[str]:
 
     A row holds ``text``, or ``system`` and ``chat`` as glaive-function-calling-v2 does; all of it is one text.
     """
+    return [_text(row, where) for path in _files(name) for where, row in _rows(path)]
+
+
+def dataset_digest(name: str) -> str:
+    """SHA-256, as hex, of the names and contents of the files that ``load_texts`` reads; raises InputError."""
+    found = hashlib.sha256()
+    for path in _files(name):
+        found.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                found.update(block)
+    return found.hexdigest()
+
+
+def _files(name: str) -> list[Path]:
     _check_place("data set", name)
     folder = Path(name) if Path(name).is_dir() else _snapshot(name)
     files = sorted(path for path in folder.rglob("*") if path.suffix in {".json", ".jsonl"} and path.is_file())
     files = [path for path in files if path.name not in {"dataset_infos.json", "dataset_info.json", "state.json"}]
     if not files:
         raise InputError(f"data set {name}: no .jsonl and no .json file in {folder}")
-    return [_text(row, where) for path in files for where, row in _rows(path)]
+    return files
+
+
+def _tokenizer_digest(tokenizer: Any) -> int:
+    """64 bits for all rules of a fast tokenizer; of a slow one for its vocabulary."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = json.dumps(tokenizer.get_vocab(), sort_keys=True) if backend is None else backend.to_str()
+    return digest_bytes(rules.encode())
 
 
 def _check_place(kind: str, name: str) -> None:

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from finetune_smoke import calls
+from finetune_smoke import calls, loss
 
 if TYPE_CHECKING:
     from finetune_smoke.config import Config
@@ -31,25 +31,48 @@ class SummedLoss(nn.Module):
     """A causal language model that returns the summed cross-entropy of chosen tokens, in nats.
 
     Only the hidden states that predict something pass the head: most of a prompt needs no logits. Positions come as
-    indices made on the host, so nothing waits for the device.
+    indices made on the host, so nothing waits for the device. A frozen head without bias is applied in chunks (loss.py).
     """
 
     def __init__(self, model: Any) -> None:
         """Wrap a transformers causal language model, bare or with peft's adapters."""
         super().__init__()
         self.model = model
+        self.terms: Any = loss.chunk_terms
+        self.masks = _masks(self.inner.config)
+
+    @property
+    def inner(self) -> Any:
+        """The transformers model under the adapters."""
+        return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+
+    def hidden(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Last hidden states [positions, H] at the flat indices ``positions`` of the tokens ``ids`` [rows, tokens]."""
+        output = self.inner.base_model(input_ids=ids, attention_mask=self.masks, use_cache=False)
+        states: torch.Tensor = output.last_hidden_state
+        return states.flatten(0, 1).index_select(0, positions)
 
     def logits(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Logits [positions, vocabulary] at the flat indices ``positions`` of the tokens ``ids`` [rows, tokens]."""
-        inner = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        hidden = inner.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        chosen = hidden.flatten(0, 1).index_select(0, positions)
-        result: torch.Tensor = inner.get_output_embeddings()(chosen)
+        result: torch.Tensor = self.inner.get_output_embeddings()(self.hidden(ids, positions))
         return result
 
     def forward(self, ids: torch.Tensor, positions: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Summed loss of ``targets`` [positions], computed in float32."""
+        """Summed loss of ``targets`` [positions], computed in float32; a target of -100 counts nothing."""
+        head = self.inner.get_output_embeddings()
+        if type(head) is nn.Linear and head.bias is None and not head.weight.requires_grad:
+            return loss.linear_cross_entropy(self.hidden(ids, positions), head.weight, targets, terms=self.terms)
         return functional.cross_entropy(self.logits(ids, positions).float(), targets, reduction="sum")
+
+
+def _masks(shape: Any) -> dict[str, None] | None:
+    """What keeps Qwen2 from looking for masks: rows are filled at the right, so plain causal attention is all they need.
+
+    Left alone, transformers looks for packed rows in each forward, which waits for the device, and inside a CUDA graph it
+    builds a mask outright, which the fused attention kernels for causal rows do not take.
+    """
+    plain = set(getattr(shape, "layer_types", None) or []) == {"full_attention"}
+    return {"full_attention": None} if plain and shape.model_type == "qwen2" else None
 
 
 def random_base(config: Config, *, tokenizer: calls.Tokenizer, device: torch.device, dtype: torch.dtype) -> Any:

@@ -6,7 +6,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from finetune_smoke import checks, flops
+from finetune_smoke import checks, flops, strategy
 
 if TYPE_CHECKING:
     from finetune_smoke.checks import Verdict
@@ -26,7 +26,12 @@ class Outcome:
     that of calls really generated. Rates count the tokens the kernels see, padding included; ``tokens_per_s_per_gpu``
     and ``step_ms`` are medians over windows, the first left out, and None if no step was run; ``mfu`` also without a
     GPU or its peak rate. Seconds are those of the slowest rank. Of ``checks`` those that compare ranks are absent
-    where there is one.
+    where there is one. ``stopped``: a signal ended the run early, with a checkpoint; what is told after the last step is
+    then NaN or None. ``resumed_at`` is the step a checkpoint was resumed at, ``notes`` say which were passed over.
+
+    ``step_rows`` is the effective batch: rows of all ranks and passes of a step. ``wire_gb_per_step`` (10^9 bytes) is what
+    each GPU has to send by ``flops.wire_bytes``, ``memory_peak_gib`` what each rank's training took, None on a CPU.
+    ``compile_s`` lies outside the rates; ``rows_s`` is how long training waited for rows to be made.
     """
 
     loss: float
@@ -49,11 +54,21 @@ class Outcome:
     train_s: float
     setup_s: float
     eval_s: float
+    stopped: bool = False
+    resumed_at: int | None = None
+    notes: list[str] = field(default_factory=list)
+    strategy: str = "none"
+    step_rows: int = 0
+    trained_parameters: int = 0
+    wire_gb_per_step: float = 0.0
+    memory_peak_gib: list[float] | None = None
+    compile_s: float | None = None
+    rows_s: float = 0.0
 
     def problems(self) -> list[str]:
         """One line for each promise that was not kept, empty if all was well."""
         bad = [f"{name}: {check['detail']}" for name, check in self.checks.items() if not check["passed"]]
-        if self.loss_limit is not None and not self.loss < self.loss_limit:
+        if self.loss_limit is not None and not self.stopped and not self.loss < self.loss_limit:
             bad.insert(0, f"loss {self.loss:.4f} is not below {self.loss_limit}")
         return bad
 
@@ -63,6 +78,12 @@ class Log:
     """What training and evaluation noted on this rank; losses and what was learnt are global."""
 
     losses: list[float]
+    resumed_at: int | None = None
+    notes: list[str] = field(default_factory=list)
+    stopped: bool = False
+    compile_s: float | None = None
+    rows_s: float = 0.0
+    memory_peak_gib: float | None = None
     norms: list[float] = field(default_factory=list)
     forward_ms: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
@@ -96,8 +117,9 @@ def mean_last(losses: list[float]) -> float:
 
 def settle(run: Run, log: Log) -> Outcome:
     """``log`` as an Outcome: seconds of the slowest rank, rates as the mean of the ranks."""
-    seconds = [log.setup_s, log.train_s, log.eval_s, log.seconds_below_limit]
-    setup_s, train_s, eval_s, seconds_below = (max(column) for column in zip(*run.ranks.gather_floats(seconds), strict=True))
+    seconds = [log.setup_s, log.train_s, log.eval_s, log.seconds_below_limit, log.rows_s, log.compile_s or 0.0]
+    slowest = [max(column) for column in zip(*run.ranks.gather_floats(seconds), strict=True)]
+    setup_s, train_s, eval_s, seconds_below, rows_s, compile_s = slowest
     rate, step_ms = _rates(run, log)
     digest = run.ranks.gather([checks.digest(run.adapters.values())])[0][0]
     return Outcome(
@@ -121,7 +143,36 @@ def settle(run: Run, log: Log) -> Outcome:
         train_s=train_s,
         setup_s=setup_s,
         eval_s=eval_s,
+        stopped=log.stopped,
+        resumed_at=log.resumed_at,
+        notes=log.notes,
+        strategy=run.strategy,
+        step_rows=run.rows * run.config.accumulation * run.ranks.world_size,
+        trained_parameters=run.gradients.flat.numel(),
+        wire_gb_per_step=_wire_gb(run),
+        memory_peak_gib=_memory_peaks(run, log),
+        compile_s=None if log.compile_s is None else compile_s,
+        rows_s=rows_s,
     )
+
+
+def _memory_peaks(run: Run, log: Log) -> list[float] | None:
+    """GiB by rank."""
+    if log.memory_peak_gib is None:
+        return None
+    return [peak for (peak,) in run.ranks.gather_floats([log.memory_peak_gib])]
+
+
+def _wire_gb(run: Run) -> float:
+    """What a GPU sends a step."""
+    sharded = 0
+    if run.strategy == "fsdp":
+        layers = strategy.layers_of(run.model)
+        frozen = {parameter for layer in layers for parameter in layer.parameters()} - set(run.adapters.values())
+        sharded = sum(parameter.numel() * parameter.element_size() for parameter in frozen)
+    reduced = run.gradients.flat.numel() * run.gradients.flat.element_size()
+    gathers = 2 * run.config.accumulation  # before each forward and before each backward
+    return flops.wire_bytes(reduced, world_size=run.ranks.world_size, sharded_bytes=sharded, gathers=gathers) / 1e9
 
 
 def _rates(run: Run, log: Log) -> tuple[float | None, float | None]:

@@ -8,7 +8,7 @@ import traceback
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,11 +26,15 @@ SETUP_DEADLINE_S = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """Who takes part: this rank (0 to world_size - 1), its device, and how many there are, 1 without a group."""
+    """Who takes part: this rank (0 to world_size - 1), its device, and how many there are, 1 without a group.
+
+    ``group`` is what they speak through, None for the default group.
+    """
 
     rank: int
     world_size: int
     device: torch.device
+    group: dist.ProcessGroup | None = None
 
     def gather(self, values: Sequence[int]) -> list[list[int]]:
         """``values`` (64-bit, equally many on every rank) of every rank, by rank."""
@@ -45,13 +49,13 @@ class Ranks:
             return [values.tolist()]
         mine = values.to(self.device)
         everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(everyone, mine)
+        dist.all_gather(everyone, mine, group=self.group)
         return [row.tolist() for row in everyone]
 
     def sum_(self, values: torch.Tensor) -> torch.Tensor:
         """Sum ``values`` over the ranks, in place; does not wait for the device."""
         if self.world_size > 1:
-            dist.all_reduce(values)
+            dist.all_reduce(values, group=self.group)
         return values
 
     def wait(self) -> None:
@@ -94,7 +98,7 @@ def joined() -> Iterator[Ranks]:
         cuda = torch.cuda.is_available()
         if cuda:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=SETUP_DEADLINE_S))
+        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=SETUP_DEADLINE_S), **_meeting(world_size))
         try:
             yield _of_group(cuda)
         except BaseException as error:
@@ -104,10 +108,32 @@ def joined() -> Iterator[Ranks]:
             _release()
             dist.destroy_process_group()
     else:
-        try:
-            yield Ranks(rank=0, world_size=1, device=_device(torch.cuda.is_available()))
-        finally:
-            _release()
+        with alone() as nobody_else:
+            yield nobody_else
+
+
+@contextmanager
+def alone() -> Iterator[Ranks]:
+    """This process by itself, whatever group it is in and whatever torchrun's variables promise."""
+    try:
+        yield Ranks(rank=0, world_size=1, device=_device(torch.cuda.is_available()))
+    finally:
+        _release()
+
+
+def _meeting(world_size: int) -> dict[str, Any]:
+    """Where the ranks meet, if not where torch says: under names of its own for each start of torchrun's workers.
+
+    From 2.5 on torchrun keeps its store over its restarts, and torch no longer tells them apart in it: a rank would dial
+    the address of one that is gone (2.13, gloo: two restarts in three hung). The launchers of several nodes do not count
+    restarts alike; there TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 helps, which gives each start a store of its own.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or os.environ.get("GROUP_WORLD_SIZE") != "1":
+        return {}
+    host, port, rank = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), int(os.environ["RANK"])
+    store = dist.TCPStore(host, port, world_size, is_master=False, timeout=timedelta(seconds=SETUP_DEADLINE_S))
+    start = f"start {os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return {"store": dist.PrefixStore(start, store), "rank": rank, "world_size": world_size}
 
 
 def _release() -> None:

@@ -1,14 +1,12 @@
-"""From a Config to a Run: data, base, adapters, DDP and optimiser on this rank."""
+"""From a Config to a Run: data, base, adapters, strategy and optimiser on this rank."""
 
 from __future__ import annotations
 
-import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
-from finetune_smoke import calls, checks, data, faults, flops, hub
+from finetune_smoke import checks, data, faults, flops, gradients, hub, preprocess, strategy
 from finetune_smoke import model as models
 from finetune_smoke.config import Config, InputError
 from finetune_smoke.state import Progress, Run
@@ -19,15 +17,16 @@ if TYPE_CHECKING:
 
 def prepare(config: Config, *, ranks: Ranks, progress: Progress) -> Run:
     """Everything in place for step 0; records ``base_digest`` and the first ``data_digest``. Raises InputError."""
+    shared = ranks.together(lambda: _strategy(config, ranks))
     fault = ranks.together(lambda: faults.planted(config.fault, rank=ranks.rank, world_size=ranks.world_size))
     progress("preparing data", None)
-    source = ranks.together(lambda: _source(config, ranks.world_size))
+    source = ranks.together(lambda: _source(config, ranks.world_size, progress))
     progress("preparing the base model", None)
-    base = ranks.together(lambda: _base(config, ranks.device))
+    base = ranks.together(lambda: hub.base_of(config, ranks.device))
     shape = flops.shape_of(base.config)
     fault.spoil_base(base.get_input_embeddings().weight)
     record = checks.Checks(ranks)
-    # Before DDP, whose broadcast at its start would hide a difference.
+    # Before anything is sharded or rounded.
     base_digest = checks.digest(base.parameters())
     checks.equal(record, "base_digest", values=[base_digest], what="weights of the frozen base")
     checks.equal(record, "data_digest", values=[source.digest], what="content of the data set")
@@ -35,6 +34,11 @@ def prepare(config: Config, *, ranks: Ranks, progress: Progress) -> Run:
     model = models.SummedLoss(models.add_adapters(base, config))
     model.train()
     adapters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    ours = ranks.together(lambda: _own_forward(config, model))
+    if config.compile == "layers":
+        strategy.compile_layers(model)
+    if shared == "fsdp":
+        strategy.shard(model, adapters, ranks)
     fault.freeze(adapters)
     fault.watch_gradients(adapters)
     return Run(
@@ -44,8 +48,10 @@ def prepare(config: Config, *, ranks: Ranks, progress: Progress) -> Run:
         rows=data.local_rows(config, ranks.world_size),
         fault=fault,
         model=model,
-        network=_network(model, ranks),
+        strategy=shared,
+        autocasts=ranks.device.type == "cuda" and not ours,
         adapters=adapters,
+        gradients=gradients.flat_gradients(adapters.values()),
         optimizer=_optimizer(config, adapters),
         shape=shape,
         base_digest=base_digest,
@@ -55,13 +61,11 @@ def prepare(config: Config, *, ranks: Ranks, progress: Progress) -> Run:
     )
 
 
-def _source(config: Config, world_size: int) -> data.Source:
+def _source(config: Config, world_size: int, progress: Progress) -> data.Source:
     """The rows, and a look at the limit: it must be out of reach of a model that reads no prompt."""
     step_rows = data.local_rows(config, world_size) * world_size
-    codec = data.own_codec(calls.Tokenizer()) if config.model is None else hub.load_codec(config.model)
-    if config.dataset is not None:
-        return data.texts(config, codec, hub.load_texts(config.dataset), step_rows=step_rows)
-    source = data.synthetic(config, codec)
+    codec = hub.codec_of(config)
+    source = preprocess.source(config, codec, step_rows=step_rows, say=lambda text: progress(text, None))
     floor = source.blind_floor_nats
     if config.loss_limit is not None and floor is not None and not config.loss_limit < 0.5 * floor:
         raise InputError(
@@ -71,26 +75,20 @@ def _source(config: Config, world_size: int) -> data.Source:
     return source
 
 
-def _base(config: Config, device: torch.device) -> Any:
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    if config.model is not None:
-        return hub.load_model(config.model, device=device, dtype=dtype)
-    return models.random_base(config, tokenizer=calls.Tokenizer(), device=device, dtype=dtype)
+def _strategy(config: Config, ranks: Ranks) -> str:
+    """The strategy, and a look at whether this GPU has what the settings need."""
+    if config.base_dtype == "fp8" and ranks.device.type == "cuda" and torch.cuda.get_device_capability(ranks.device) < (8, 9):
+        raise InputError(f"base_dtype fp8 needs a GPU with float8 products, and {torch.cuda.get_device_name()} has none")
+    return strategy.chosen(config, ranks)
 
 
-def _network(model: models.SummedLoss, ranks: Ranks) -> torch.nn.Module:
-    """The model, in DDP where there are other ranks.
+def _own_forward(config: Config, model: models.SummedLoss) -> bool:
+    """Whether no LoRA linear is left to peft's own forward, which needs autocast."""
+    if not config.own_lora:
+        return False
+    from finetune_smoke import lora  # noqa: PLC0415 -- brings peft
 
-    Buffers are constants and stay unbroadcast: it would put a collective into every forward, and a slow rank would
-    be seen on no rank.
-    """
-    if ranks.world_size == 1:
-        return model
-    devices = [ranks.device.index] if ranks.device.type == "cuda" else None
-    options: dict[str, Any] = {"device_ids": devices, "gradient_as_bucket_view": True}
-    known = inspect.signature(DistributedDataParallel).parameters
-    options["forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers"] = False  # old name: 2.12
-    return DistributedDataParallel(model, **options)
+    return lora.take_over(model, fp8_base=config.base_dtype == "fp8")
 
 
 def _optimizer(config: Config, adapters: dict[str, torch.nn.Parameter]) -> torch.optim.Optimizer:

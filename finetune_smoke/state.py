@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from finetune_smoke.data import Source
     from finetune_smoke.faults import Fault
     from finetune_smoke.flops import Shape
+    from finetune_smoke.gradients import Gradients
     from finetune_smoke.model import SummedLoss
     from finetune_smoke.ranks import Ranks
 
@@ -23,10 +24,11 @@ Progress = Callable[[str, "float | None"], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Everything a step needs. ``network`` is ``model``, in DDP if there is a group; ``rows`` are each rank's a step.
+    """Everything a step needs. ``rows`` are those of one pass on each rank, ``strategy`` is none, ddp or fsdp.
 
-    ``adapters`` are the trained tensors by name, in the model's order; ``shape`` is None for an unusual architecture;
-    ``base_digest`` stands for the frozen weights and ``start`` for each adapter tensor as it began.
+    ``adapters`` are the trained tensors by name, in the model's order, plain and whole under every strategy, and
+    ``gradients`` theirs; ``autocasts`` says that some linear still runs peft's forward on a GPU. ``shape`` is None for an
+    unusual architecture; ``base_digest`` stands for the frozen weights and ``start`` for each adapter tensor as it began.
     """
 
     config: Config
@@ -35,8 +37,10 @@ class Run:
     rows: int
     fault: Fault
     model: SummedLoss
-    network: torch.nn.Module
+    strategy: str
+    autocasts: bool
     adapters: dict[str, torch.nn.Parameter]
+    gradients: Gradients
     optimizer: torch.optim.Optimizer
     shape: Shape | None
     base_digest: int
@@ -45,7 +49,7 @@ class Run:
     progress: Progress
 
     def autocast(self) -> AbstractContextManager[object]:
-        """bf16 matmuls on a GPU, float32 on a CPU."""
-        if self.ranks.device.type == "cuda":
+        """bf16 matmuls on a GPU for what is not computed in the base's type by itself."""
+        if self.autocasts:
             return torch.autocast("cuda", dtype=torch.bfloat16)
         return nullcontext()

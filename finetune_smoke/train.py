@@ -1,23 +1,23 @@
 """The fine-tune: one readable loop.
 
-CPU runs compute in float32, GPUs with a bf16 base, bf16 autocast and float32 adapters. Nothing waits for the device
-inside a window of ``window_steps`` steps; losses and norms are collected there and read at its end. Audits, digests
-and checkpoints lie between windows, outside the timed part.
+CPU runs compute in float32, GPUs with a bf16 or float8 base and float32 adapters. The steps themselves run in windows
+(steps.py); audits, digests and checkpoints lie between windows, outside the timed part. Evaluation and the checks of the
+end run eagerly and with whole layers, whatever training did.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 import os
 import time
-from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 
-from finetune_smoke import checkpoint, checks, data, evaluate, pace, ranks
+from finetune_smoke import boards, checkpoint, checks, evaluate, export, pace, ranks, saving, steps, stopping, strategy
+from finetune_smoke.config import OwnInputError
 from finetune_smoke.outcome import Log, Outcome, mean_last, settle
 from finetune_smoke.setup import prepare
 
@@ -30,48 +30,81 @@ if TYPE_CHECKING:
 __all__ = ["Outcome", "finetune"]
 
 
-def finetune(config: Config, *, progress: Progress | None = None) -> Outcome:
+def finetune(config: Config, *, progress: Progress | None = None, alone: bool = False) -> Outcome:
     """Run ``config`` on this rank and tell the outcome, equal on every rank.
 
     Uses an initialised default process group as it is; else makes one from torchrun's variables if WORLD_SIZE is
-    above 1, and takes it down again; else runs alone. ``progress(step, fraction)`` hears what happens on this rank.
+    above 1, and takes it down again; else runs alone, and with ``alone`` in any case. ``progress(step, fraction)`` hears
+    what happens on this rank.
     Audits are repeatable on CUDA only if cuBLAS has not started without CUBLAS_WORKSPACE_CONFIG. Raises InputError
-    (a ValueError) for a model, data set, checkpoint or setting that cannot be used, also if it concerns another rank.
+    (a ValueError) for a model, data set, checkpoint or setting that cannot be used, also if it concerns another rank,
+    and for a run that does not fit into a GPU's memory.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    with ranks.joined() as everyone:
-        return _finetune(config, everyone, progress or (lambda _step, _fraction: None))
+    listening = stopping.listening(wanted=config.checkpoint_dir is not None)
+    with listening as stop, ranks.alone() if alone else ranks.joined() as everyone, _memory_named(config, everyone):
+        return _finetune(config, everyone, progress or (lambda _step, _fraction: None), stop)
 
 
-def _finetune(config: Config, everyone: ranks.Ranks, progress: Progress) -> Outcome:
+def _finetune(config: Config, everyone: ranks.Ranks, progress: Progress, stop: stopping.Stop) -> Outcome:
     begin = time.monotonic()
     run = prepare(config, ranks=everyone, progress=progress)
-    with _fewer_casts(run):
-        first, losses = _start(run)
-        log = Log(losses=losses, setup_s=time.monotonic() - begin)
+    with _fewer_casts(run), boards.board(run) as board, saving.saver(run) as saver:
+        start = _start(run)
+        export.claim(run)
+        log = Log(losses=start.losses, resumed_at=start.step or None, notes=start.notes, setup_s=time.monotonic() - begin)
         begin = time.monotonic()
-        _train(run, first, log)
+        _train(run, start.step, log, Between(saver=saver, stop=stop, board=board))
         log.train_s = time.monotonic() - begin
+        if log.stopped:
+            return settle(run, log)
         begin = time.monotonic()
         run.progress("evaluating", None)
-        log.heldout_loss, log.exact_match = evaluate.heldout(run)
-        log.greedy_exact_match = evaluate.greedy(run)
-        _last_checks(run, log)
+        with strategy.plainly(run):
+            log.heldout_loss, log.exact_match = evaluate.heldout(run)
+            log.greedy_exact_match = evaluate.greedy(run)
+            _last_checks(run, log)
+            export.final(run)
         log.eval_s = time.monotonic() - begin
-        return settle(run, log)
+        outcome = settle(run, log)
+    export.summarize(run, outcome)
+    return outcome
 
 
-def _start(run: Run) -> tuple[int, list[float]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Between:
+    """What is there for the time between two windows; no saver without a checkpoint directory."""
+
+    saver: saving.Saver | None
+    stop: stopping.Stop
+    board: boards.Board
+
+
+def _start(run: Run) -> checkpoint.Resumed:
     """The first step to run, and the losses of those before it: from a checkpoint if one is asked for and there."""
+    nothing = checkpoint.Resumed(step=0, losses=[], notes=[])
     if run.config.checkpoint_dir is None:
-        return 0, []
+        return nothing
     checkpoint.open_folder(run)
     if run.config.resume != "auto":
         checkpoint.require_none(run)
-        return 0, []
-    first, losses = checkpoint.resume(run)
-    run.progress(f"resumed at step {first}" if first else "no checkpoint to resume from", None)
-    return first, losses
+        return nothing
+    resumed = checkpoint.resume(run)
+    run.progress(f"resumed at step {resumed.step}" if resumed.step else "no checkpoint to resume from", None)
+    return resumed
+
+
+@contextmanager
+def _memory_named(config: Config, everyone: ranks.Ranks) -> Iterator[None]:
+    """Say which settings make a run smaller where a GPU's memory does not suffice."""
+    try:
+        yield
+    except torch.cuda.OutOfMemoryError as error:
+        smaller = [f"fewer --rows than {config.rows} with more --accumulation", f"--row-tokens below {config.row_tokens}"]
+        smaller += [] if config.gradient_checkpointing else ["--gradient-checkpointing"]
+        smaller += [] if config.strategy == "fsdp" else ["--strategy fsdp on several GPUs"]
+        reason = str(error).partition(". ")[0]
+        raise OwnInputError(f"rank {everyone.rank}: out of memory ({reason}); try {', '.join(smaller)}") from error
 
 
 @contextmanager
@@ -83,21 +116,39 @@ def _fewer_casts(run: Run) -> Iterator[None]:
         yield
 
 
-def _train(run: Run, first: int, log: Log) -> None:
+def _train(run: Run, first: int, log: Log, between: Between) -> None:
     """All steps from ``first`` on, window by window, with what is due between them."""
-    config, begin = run.config, time.monotonic()
+    begin = time.monotonic()
+    with steps.steps_of(run, log) as at:
+        _windows(at, first, between, begin)
+
+
+def _windows(at: steps.Steps, first: int, between: Between, begin: float) -> None:
+    run, log, config = at.run, at.log, at.run.config
     while first < config.steps:
         if _due(first, config.audit_every):
-            checks.audit(run.checks, step=first, work=functools.partial(_lock_step_pass, run, first))
+            checks.audit(run.checks, step=first, work=functools.partial(steps.lock_step_pass, run, first))
         last = _window_end(config, first)
-        _window(run, range(first, last), log)
+        steps.window(at, range(first, last))
         log.note_limit(config.loss_limit, seconds=time.monotonic() - begin)
         if last == config.steps or _due(last, config.digest_every):
             _compare_adapters(run, last)
-        if config.checkpoint_dir is not None and (last == config.steps or _due(last, config.checkpoint_every)):
-            checkpoint.save(run, step=last, losses=log.losses)
-        run.progress(f"step {last} of {config.steps}: loss {mean_last(log.losses):.4f}", last / config.steps)
+        between.board(last, log)
+        log.stopped = between.stop.agreed(run.ranks) and last < config.steps
+        if between.saver and (log.stopped or last == config.steps or _due(last, config.checkpoint_every)):
+            between.saver.save(step=last, losses=log.losses)
+        run.progress(_progress(config, last, log), last / config.steps)
+        if log.stopped:
+            return
         first = last
+
+
+def _progress(config: Config, step: int, log: Log) -> str:
+    """Where the run is after ``step`` steps, how fast this rank is and how long it will take, by its last window."""
+    left_s = (config.steps - step) * log.step_s[-1]
+    speed = f"{log.tokens_per_s[-1]:.0f} tokens/s/GPU, {left_s:.0f} s left"
+    stopped = ", stopped by a signal" if log.stopped else ""
+    return f"step {step} of {config.steps}: loss {mean_last(log.losses):.4f}, {speed}{stopped}"
 
 
 def _due(step: int, every: int) -> bool:
@@ -108,100 +159,6 @@ def _window_end(config: Config, first: int) -> int:
     """The next step at which something is due."""
     intervals = (config.window_steps, config.audit_every, config.digest_every, config.checkpoint_every)
     return min(config.steps, *((first // every + 1) * every for every in intervals if every))
-
-
-def _window(run: Run, steps: range, log: Log) -> None:
-    """Make the rows of ``steps``, train on them without waiting in between, and note losses and times."""
-    device, world_size = run.ranks.device, run.ranks.world_size
-    batches = [data.batch(_rows(run, step, check=step == steps[0]), run.source.pad_id) for step in steps]
-    counts = torch.tensor([batch.targets.numel() for batch in batches], dtype=torch.float64)
-    log.predicted += int(counts.sum())
-    log.rows += sum(len(batch.ids) for batch in batches)
-    counts = run.ranks.sum_(counts.to(device))
-    scales = (world_size / counts).float()  # DDP divides by the ranks; the mean is over all their tokens
-    batches = [batch.to(device) for batch in batches]
-    tokens = sum(batch.ids.numel() for batch in batches)
-    sums: list[torch.Tensor] = []
-    norms: list[torch.Tensor] = []
-    marks: list[tuple[Any, Any]] = []
-    run.ranks.wait()
-    begin = time.monotonic()
-    for step, batch, scale in zip(steps, batches, scales, strict=True):
-        loss, mark = _forward_backward(run, batch, scale, log)
-        run.fault.spoil_averages(run.adapters, step)
-        norms.append(torch.nn.utils.clip_grad_norm_(run.adapters.values(), run.config.clip_norm))
-        _set_learning_rate(run, step)
-        run.optimizer.step()
-        run.optimizer.zero_grad()
-        sums.append(loss.detach())
-        marks.append(mark)
-    run.ranks.wait()
-    seconds = time.monotonic() - begin
-    log.losses += (run.ranks.sum_(torch.stack(sums).double()) / counts).tolist()
-    log.norms += torch.stack(norms).tolist()
-    log.forward_ms += [_elapsed_ms(*mark) for mark in marks]
-    log.step_s.append(seconds / len(steps))
-    log.tokens_per_s.append(tokens / seconds)
-    log.tokens += tokens
-
-
-def _forward_backward(run: Run, batch: data.Batch, scale: torch.Tensor, log: Log) -> tuple[torch.Tensor, tuple[Any, Any]]:
-    """Gradients of one step, averaged over the ranks; the summed loss of this rank and when its forward ran."""
-    network = run.network
-    never_reduced = run.fault.name == "noallreduce"
-    with network.no_sync() if isinstance(network, DistributedDataParallel) and never_reduced else nullcontext():
-        before = _mark(run.ranks.device)
-        run.fault.slow_down(log.forward_ms[-1] / 1e3 if log.forward_ms else 0.0, run.ranks.device)
-        with run.autocast():
-            loss = network(batch.ids, batch.positions, batch.targets)
-        after = _mark(run.ranks.device)
-        (loss * scale).backward()
-    return loss, (before, after)
-
-
-def _mark(device: torch.device) -> Any:
-    """This moment: an event on the GPU's own time line, or seconds on a CPU."""
-    if device.type != "cuda":
-        return time.monotonic()
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's
-    event.record()
-    return event
-
-
-def _elapsed_ms(before: Any, after: Any) -> float:
-    return 1e3 * (after - before) if isinstance(before, float) else float(before.elapsed_time(after))
-
-
-def _set_learning_rate(run: Run, step: int) -> None:
-    """Linear warm-up, then cosine to a tenth of the peak at the last step."""
-    config = run.config
-    warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
-    cosine = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * step / config.steps))
-    for group in run.optimizer.param_groups:
-        group["lr"] = 0.0 if run.fault.name == "lr0" else config.learning_rate * warmup * cosine
-
-
-def _rows(run: Run, step: int, *, check: bool) -> list[data.Row]:
-    """The rows of this rank at ``step``; with ``check`` they are compared with what the step demands of every rank."""
-    rank, world_size = run.ranks.rank, run.ranks.world_size
-    demanded = data.indices(step, rank=rank, world_size=world_size, rows=run.rows)
-    rows = [run.source.row(index) for index in run.fault.wrong_indices(demanded, rank)]
-    rows = run.fault.wrong_answers(rows, demanded, run.source)
-    if check:
-        again = data.digest_rows([run.source.row(index) for index in demanded])
-        checks.rows_read(run.checks, step=step, read=data.digest_rows(rows), demanded=again)
-    return rows
-
-
-def _lock_step_pass(run: Run, step: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Loss and this rank's own gradients over rows that are the same on every rank; leaves the model as it was."""
-    count = min(run.rows, 16)
-    rows = [run.source.row(step * count + number) for number in range(count)]
-    batch = data.batch(rows, run.source.pad_id).to(run.ranks.device)
-    trained = [adapter for adapter in run.adapters.values() if adapter.requires_grad]
-    with run.autocast():
-        loss = run.model(batch.ids, batch.positions, batch.targets)
-    return loss.detach(), list(torch.autograd.grad(loss / batch.targets.numel(), trained))
 
 
 def _compare_adapters(run: Run, step: int) -> None:

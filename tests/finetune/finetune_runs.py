@@ -49,6 +49,19 @@ RUNS: dict[str, dict[str, Any]] = {
     "dupdata-of-rank-0": {"fault": "dupdata:0"},
     "straggler": {"fault": "straggler:1", "spread_limit": 1.75},
     "truncate-ckpt": {"fault": "truncate-ckpt:1"},
+    "eight-steps": {"steps": 8, "layers": 2},
+    "fsdp": {"steps": 8, "layers": 2, "strategy": "fsdp"},
+    "fsdp-passes": {
+        "steps": 8,
+        "layers": 2,
+        "strategy": "fsdp",
+        "rows": 4,
+        "accumulation": 2,
+        "gradient_checkpointing": True,
+    },
+    "fsdp-bitflip": {"strategy": "fsdp", "fault": "bitflip:1"},
+    "fsdp-noallreduce": {"strategy": "fsdp", "fault": "noallreduce"},
+    "fsdp-straggler": {"strategy": "fsdp", "fault": "straggler:1", "spread_limit": 1.75},
     "packed": {"packed": True, "row_tokens": 128, "rows": 2, "rows_shared": False},
     "checkpointed": {"checkpoint_every": 3},
     "resumed": {"checkpoint_every": 3, "resume": "auto"},
@@ -59,7 +72,8 @@ RUNS: dict[str, dict[str, Any]] = {
 def torchrun(*arguments: str | Path, timeout_s: float = 300, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a module or script as two gloo ranks on this machine."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *map(str, arguments)]
-    surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPOSITORY)}
+    ours = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPOSITORY), "PYTHONFAULTHANDLER": "1"}
+    surroundings = {**os.environ, **ours}
     return subprocess.run(
         command, env={**surroundings, **environment}, capture_output=True, text=True, timeout=timeout_s, check=False
     )

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from finetune_runs import QUICK
 
+from finetune_smoke import saving
 from finetune_smoke.config import InputError, preset
+from finetune_smoke.ranks import Ranks
+from finetune_smoke.setup import prepare
 from finetune_smoke.train import Outcome, finetune
 
 if TYPE_CHECKING:
@@ -22,6 +29,11 @@ CHEAP = {**QUICK, "audit_every": 0, "greedy_rows": 0, "restore_check": False}
 def run(folder: Path, **settings: Any) -> Outcome:
     """A quick run alone, with checkpoints in ``folder``."""
     return finetune(preset("tiny", **{**CHEAP, "checkpoint_dir": str(folder), **settings}))
+
+
+def content_of(folder: Path) -> dict[str, bytes]:
+    """Every file under ``folder``, by name."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +55,10 @@ def copied(whole: tuple[Path, Outcome], tmp_path: Path) -> Path:
 def test_checkpoint_is_marked_and_complete(whole: tuple[Path, Outcome]) -> None:
     """No draft is left, and the marker says what is inside."""
     folder, outcome = whole
-    assert sorted(path.name for path in folder.iterdir()) == ["step-2", "step-4", "step-6"]
+    assert sorted(path.name for path in folder.iterdir()) == ["final", "step-2", "step-4", "step-6"]
     marker = json.loads((folder / "step-6" / "_SUCCESS").read_text())
     assert (marker["step"], marker["world_size"]) == (6, 1)
-    assert f"{int(marker['digest'], 16) % 2**64:016x}" == outcome.adapter_digest
+    assert marker["digest"] == outcome.adapter_digest
     assert set(marker["files"]) == {path.name for path in (folder / "step-6").iterdir()} - {"_SUCCESS"}
 
 
@@ -79,23 +91,67 @@ def test_fresh_start_beside_checkpoints_is_refused(whole: tuple[Path, Outcome]) 
         run(whole[0])
 
 
-@pytest.mark.parametrize("spoil", ["no marker", "half a marker", "short file", "file gone"])
-def test_incomplete_checkpoint_is_passed_over(copied: Path, spoil: str, whole: tuple[Path, Outcome]) -> None:
-    """The next older one is taken."""
+def flip_a_bit(path: Path) -> None:
+    """In the middle of a file, whose size stays."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def edit_marker(checkpoint: Path, **fields: Any) -> None:
+    """Change what the marker says."""
+    marker = checkpoint / "_SUCCESS"
+    marker.write_text(json.dumps({**json.loads(marker.read_text()), **fields}))
+
+
+SPOILT = {
+    "no marker": "its saving was cut short",
+    "half a marker": "its saving was cut short",
+    "foreign marker": "its saving was cut short",
+    "short file": "files are missing or have another size",
+    "file gone": "files are missing or have another size",
+    "flipped bit": "damaged: files cannot be read or have another content",
+    "other state": "damaged: adapters or optimiser have another digest",
+    "draft": "its saving was cut short",
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
+def test_incomplete_or_damaged_checkpoint_is_passed_over(copied: Path, spoil: str, whole: tuple[Path, Outcome]) -> None:
+    """The next older one is taken, which is said; the run ends as if nothing had been."""
     newest = copied / "step-4"
     data = next(newest.glob("*.distcp"))
     spoilt: dict[str, Callable[[], object]] = {
         "no marker": (newest / "_SUCCESS").unlink,
         "half a marker": lambda: (newest / "_SUCCESS").write_text('{"step": 4'),
+        "foreign marker": lambda: (newest / "_SUCCESS").write_text("[]"),
         "short file": lambda: data.write_bytes(data.read_bytes()[:-1]),
         "file gone": data.unlink,
+        "flipped bit": lambda: flip_a_bit(data),
+        "other state": lambda: edit_marker(newest, state_digest="1234"),
+        "draft": lambda: newest.rename(copied / "step-4.tmp"),
     }
     spoilt[spoil]()
     heard: list[str] = []
     settings = {**CHEAP, "checkpoint_dir": str(copied), "resume": "auto"}
     resumed = finetune(preset("tiny", **settings), progress=lambda step, _: heard.append(step))
+    (note,) = resumed.notes
+    assert f"is passed over: {SPOILT[spoil]}" in note.replace("it has no _SUCCESS or a damaged one: ", "")
+    assert note in heard
     assert "resumed at step 2" in heard
+    assert resumed.resumed_at == 2
     assert resumed.losses == whole[1].losses
+    assert resumed.adapter_digest == whole[1].adapter_digest
+
+
+def test_no_checkpoint_that_is_whole_starts_at_0(copied: Path, whole: tuple[Path, Outcome]) -> None:
+    """With the adapters of a fresh start: nothing of a damaged checkpoint got into them."""
+    for step in (2, 4):
+        edit_marker(copied / f"step-{step}", state_digest="1234")
+    resumed = run(copied, resume="auto")
+    assert len(resumed.notes) == 2
+    assert resumed.resumed_at is None
+    assert resumed.adapter_digest == whole[1].adapter_digest
 
 
 def test_remains_of_a_killed_save_are_replaced(copied: Path) -> None:
@@ -119,18 +175,77 @@ def test_remains_of_a_killed_save_are_replaced(copied: Path) -> None:
     ],
 )
 def test_checkpoint_of_another_run_is_refused(copied: Path, settings: dict[str, Any], message: str) -> None:
-    """Another base, or other adapters."""
+    """Another base, or other adapters; nothing there is touched."""
+    before = content_of(copied)
     with pytest.raises(InputError, match=message):
         run(copied, resume="auto", **settings)
+    assert content_of(copied) == before
 
 
-def test_damaged_checkpoint_is_refused(copied: Path) -> None:
-    """Complete by its sizes, but not what was saved."""
-    marker = copied / "step-4" / "_SUCCESS"
-    content = json.loads(marker.read_text())
-    marker.write_text(json.dumps({**content, "digest": "1234"}))
-    with pytest.raises(InputError, match=r"step-4 is damaged: adapters have digest .*, 1234 was saved"):
+def test_checkpoint_of_another_version_is_refused(copied: Path) -> None:
+    """Its files may mean something else; it is not taken for a damaged one, which would be overwritten."""
+    marker = json.loads((copied / "step-4" / "_SUCCESS").read_text())
+    edit_marker(copied / "step-4", fits={**marker["fits"], "format": 1}, files={"a": 3})
+    with pytest.raises(InputError, match="does not fit this run: format 1 there, 2 here"):
         run(copied, resume="auto")
+
+
+def test_saved_beside_the_training_is_the_same(tmp_path: Path, whole: tuple[Path, Outcome]) -> None:
+    """Same losses, same adapter, and the same digests in the markers."""
+    outcome = run(tmp_path, checkpoint_every=2, checkpoint_async=True)
+    assert outcome.losses == whole[1].losses
+    for step in (2, 4, 6):
+        ours, theirs = (json.loads((folder / f"step-{step}" / "_SUCCESS").read_text()) for folder in (tmp_path, whole[0]))
+        assert ours["state_digest"] == theirs["state_digest"]
+
+
+def test_asynchronous_save_copies_before_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written is the state at the time of the call, however late the thread comes to it."""
+    saved: dict[str, torch.Tensor] = {}
+    go = threading.Event()
+    write = saving._write
+
+    def late(run: Any, ranks: Any, state: dict[str, torch.Tensor], marker: dict[str, Any]) -> None:
+        go.wait(60)
+        saved.update({name: tensor.clone() for name, tensor in state.items()})
+        write(run, ranks, state, marker)
+
+    monkeypatch.setattr(saving, "_write", late)
+    config = preset("tiny", **CHEAP, checkpoint_dir=str(tmp_path), checkpoint_async=True)
+    prepared = prepare(
+        config, ranks=Ranks(rank=0, world_size=1, device=torch.device("cpu")), progress=lambda _step, _part: None
+    )
+    before = {name: adapter.detach().clone() for name, adapter in prepared.adapters.items()}
+    with saving.saver(prepared) as saver:
+        assert saver is not None
+        saver.save(step=1, losses=[0.5])
+        assert not (tmp_path / "step-1").exists()
+        with torch.no_grad():
+            for adapter in prepared.adapters.values():
+                adapter.fill_(7)
+        go.set()
+    assert (tmp_path / "step-1" / "_SUCCESS").exists()
+    assert all(torch.equal(saved[f"adapters/{name}"], value) for name, value in before.items())
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:  # noqa: FBT001 -- parametrised
+    """In one line, with the rank; also when a thread finds it."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(saving.dcp.FileSystemWriter, "write_data", full)
+    with pytest.raises(InputError, match=r"step-6.tmp cannot be written by rank 0: .*No space left on device"):
+        run(tmp_path, checkpoint_async=beside)
+    assert not (tmp_path / "step-6").exists()
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, ["step-6"]), (2, ["step-4", "step-6"]), (9, ["step-2", "step-4", "step-6"])])
+def test_newest_checkpoints_are_kept(tmp_path: Path, keep: int, left: list[str]) -> None:
+    """As many as asked for."""
+    run(tmp_path, checkpoint_every=2, keep_checkpoints=keep)
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == left
 
 
 def test_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

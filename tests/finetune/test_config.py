@@ -26,7 +26,8 @@ def test_preset_is_a_valid_config(name: str) -> None:
 def test_presets_promise_a_loss_unless_they_are_for_throughput() -> None:
     """The 7B shape with random weights promises none."""
     assert {name: preset(name).loss_limit for name in PRESETS} == {
-        "tiny": 0.5, "small": 0.5, "7b-shape": None, "model": 0.5,
+        "tiny": 0.5, "small": 0.5, "7b-shape": None, "reference": None, "reference-throughput": None, "optimized": None,
+        "model": 0.5,
     }  # fmt: skip
 
 
@@ -44,12 +45,30 @@ def test_presets_promise_a_loss_unless_they_are_for_throughput() -> None:
         ({"dataset": "d"}, "--dataset needs --model"),
         ({"heads": 3}, "hidden_size 128 must be a multiple of heads 3"),
         ({"kv_heads": 3}, "and that of kv_heads 3"),
+        ({"accumulation": 0}, "accumulation is 0: at least 1"),
+        ({"strategy": "zero3"}, "strategy is 'zero3': one of auto, ddp, fsdp"),
+        ({"base_dtype": "int4"}, "base_dtype is 'int4': one of auto, fp8"),
+        ({"compile": "all"}, "compile is 'all': one of off, layers"),
+        ({"attention": "flash3"}, "attention is 'flash3': one of auto, cudnn"),
+        ({"base_dtype": "fp8", "strategy": "fsdp"}, "float8 weights are not sharded"),
+        ({"base_dtype": "fp8", "own_lora": False}, "fp8 goes with own_lora"),
+        ({"prefetch": -1}, "prefetch -1 must not be negative"),
     ],
 )
 def test_wrong_setting_is_refused(settings: dict[str, object], message: str) -> None:
     """With what is known or needed."""
     with pytest.raises(InputError, match=message):
         preset(**{"name": "tiny", **settings})  # type: ignore[arg-type]  # wrong on purpose
+
+
+def test_reference_presets_are_the_published_recipe() -> None:
+    """2 rows of 4096 tokens in 4 passes, so 128 rows a step on 16 GPUs; its variants differ where they say so."""
+    reference, short, optimized = (preset(name) for name in ("reference", "reference-throughput", "optimized"))
+    assert (reference.rows, reference.accumulation, reference.row_tokens, reference.learning_rate) == (2, 4, 4096, 2e-5)
+    assert reference.rows * reference.accumulation * 16 == 128
+    assert (short.row_tokens, short.rows) == (512, 8)
+    assert (optimized.rows, optimized.loader_workers, optimized.prefetch, optimized.gradient_checkpointing) == (4, 8, 4, True)
+    assert {(each.lora_rank, each.lora_alpha) for each in (reference, short, optimized)} == {(64, 128)}
 
 
 def test_every_fault_can_be_asked_for() -> None:

@@ -10,7 +10,7 @@ import torch
 from finetune_smoke import model
 from finetune_smoke.calls import Tokenizer
 from finetune_smoke.config import preset
-from finetune_smoke.flops import Shape, adapter_weights, flops_per_token, layer_weights, shape_of
+from finetune_smoke.flops import Shape, adapter_weights, flops_per_token, layer_weights, shape_of, wire_bytes
 
 QWEN2_7B = Shape(hidden=3584, intermediate=18944, layers=28, vocab=152064, query=3584, key=512)
 
@@ -51,6 +51,26 @@ def test_adapter_weights_are_those_that_peft_makes() -> None:
     adapted = model.add_adapters(made, config)
     assert shape is not None
     assert sum(each.numel() for each in adapted.parameters() if each.requires_grad) == adapter_weights(shape, 64)
+
+
+@pytest.mark.parametrize("name", ["7b-shape", "reference", "reference-throughput", "optimized"])
+def test_presets_of_the_7b_shape_train_161_5_million(name: str) -> None:
+    """As the reference says of rank 64 on Qwen2-7B: peft's own tensors, counted without allocating any."""
+    config = preset(name)
+    made = model.random_base(config, tokenizer=Tokenizer(), device=torch.device("meta"), dtype=torch.bfloat16)
+    adapted = model.add_adapters(made, config)
+    count = sum(each.numel() for each in adapted.parameters() if each.requires_grad)
+    assert count == 161_480_704 == adapter_weights(QWEN2_7B, 64)
+
+
+def test_wire_volume_of_a_step() -> None:
+    """DDP: 0.65 GB of gradients, of which a GPU of 4 sends 1.5 times as much; FSDP: 13 GB of layers, three quarters, twice."""
+    gradients, layers = 4 * adapter_weights(QWEN2_7B, 64), 2 * layer_weights(QWEN2_7B)
+    assert gradients == pytest.approx(0.646e9, rel=1e-3)
+    assert wire_bytes(gradients, world_size=1) == 0
+    assert wire_bytes(gradients, world_size=4) == 1.5 * gradients
+    assert wire_bytes(gradients, world_size=4, sharded_bytes=layers) == pytest.approx(1.5 * gradients + 1.5 * 13.05e9, rel=1e-3)
+    assert wire_bytes(0, world_size=2, sharded_bytes=layers, gathers=8) == 4 * layers
 
 
 def test_shape_of_an_unusual_architecture_is_unknown() -> None:

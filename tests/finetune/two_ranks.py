@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -27,6 +28,7 @@ def main(folder: Path) -> None:
         assert dist.is_initialized(), "the group was not made by finetune"
     (folder / f"rank{rank}.json").write_text(json.dumps(outcomes))
     dist.destroy_process_group()
+    os._exit(0)  # as finetune_smoke itself leaves
 
 
 if __name__ == "__main__":

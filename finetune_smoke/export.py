@@ -1,0 +1,157 @@
+"""The trained adapter in peft's own layout: ``final/`` in the checkpoint directory, or ``--output``.
+
+``adapter_model.safetensors`` and ``adapter_config.json`` are what ``peft.PeftModel.from_pretrained`` reads;
+``finetune_smoke.json`` says which run made them, ``summary.txt`` what came out of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from finetune_smoke import checkpoint, checks, data, hub, report, saving
+from finetune_smoke import model as models
+from finetune_smoke.config import InputError
+
+if TYPE_CHECKING:
+    from finetune_smoke.config import Config
+    from finetune_smoke.outcome import Outcome
+    from finetune_smoke.state import Run
+
+ORIGIN = "finetune_smoke.json"
+WEIGHTS = "adapter_model.safetensors"
+SUMMARY = "summary.txt"
+TOLERANCE = {"cpu": 1e-4, "cuda": 0.1}
+"""How far the loss through peft's own modules may be from that of training, which may use other kernels, in bf16 or
+float8: in nats, and as much again of the loss. Without the adapter, or with another scale, it is nats away."""
+
+
+def destination(config: Config) -> Path | None:
+    """Where the adapter goes, None if nowhere."""
+    if config.output is not None:
+        return Path(config.output)
+    return None if config.checkpoint_dir is None else Path(config.checkpoint_dir) / "final"
+
+
+def claim(run: Run) -> None:
+    """Raises InputError on every rank if the adapter of ``run`` would overwrite anything but its own earlier self."""
+    folder = destination(run.config)
+    if folder is not None:
+        run.ranks.together(lambda: _claim(run, folder) if run.ranks.rank == 0 else None)
+
+
+def final(run: Run) -> None:
+    """Write the adapter, and with ``restore_check`` load it back; raises InputError if it cannot be written."""
+    folder = destination(run.config)
+    if folder is None:
+        return
+    run.progress(f"writing the adapter to {folder}", None)
+    run.ranks.together(lambda: _write(run, folder) if run.ranks.rank == 0 else None)
+    if run.config.restore_check:
+        _check(run, folder)
+
+
+def summarize(run: Run, outcome: Outcome) -> None:
+    """Put what is printed at the end beside the adapter, too."""
+    folder = destination(run.config)
+    if folder is not None and run.ranks.rank == 0:
+        saving.write_synced(folder / SUMMARY, report.summary(run.config, outcome) + "\n")
+
+
+def origin_of(folder: Path) -> dict[str, Any] | None:
+    """Which run made the adapter in ``folder``: its settings, and what it fits to; None for one from elsewhere."""
+    try:
+        origin: dict[str, Any] = json.loads((folder / ORIGIN).read_text())
+    except (OSError, ValueError):
+        return None
+    return origin
+
+
+def _claim(run: Run, folder: Path) -> None:
+    if folder.is_dir() and any(folder.iterdir()):
+        origin = origin_of(folder)
+        if origin is None or run.config.resume != "auto":
+            raise InputError(f"{folder} is not empty: name another, or move it away (--resume auto replaces its own adapter)")
+        if origin["fits"] != checkpoint.fits(run):
+            raise InputError(f"{folder} holds the adapter of another run: {origin['fits']} there, {checkpoint.fits(run)} here")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"directory for the adapter cannot be written: {error}") from error
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: the adapter needs a directory")
+
+
+def _write(run: Run, folder: Path) -> None:
+    """Beside it first, then by one rename: what lies under the name is always whole."""
+    from safetensors.torch import save_file  # noqa: PLC0415 -- slow import
+
+    draft = folder.with_name(folder.name + ".tmp")
+    settings = copy.copy(run.model.model.peft_config["default"])
+    settings.inference_mode = True
+    origin = {"fits": checkpoint.fits(run), "config": dataclasses.asdict(run.config)}
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        save_file(run.fault.truncate(weights(run)), str(draft / WEIGHTS), metadata={"format": "pt"})
+        settings.save_pretrained(str(draft))
+        saving.write_synced(draft / ORIGIN, json.dumps({**origin, "world_size": run.ranks.world_size}, indent=1) + "\n")
+        saving.sync(draft)
+        if folder.exists():
+            shutil.rmtree(folder)
+        draft.rename(folder)
+    except OSError as error:
+        raise InputError(f"the adapter cannot be written to {folder}: {error}") from error
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    """The adapters under the names that peft gives them in a file."""
+    from peft import get_peft_model_state_dict  # noqa: PLC0415 -- slow import
+
+    inside = {
+        checkpoint.plain(name).removeprefix("model."): value.detach().cpu().contiguous() for name, value in run.adapters.items()
+    }
+    named: dict[str, torch.Tensor] = get_peft_model_state_dict(run.model.model, state_dict=inside, save_embedding_layers=False)
+    return named
+
+
+def _check(run: Run, folder: Path) -> None:
+    """``export``: rank 0 loads the adapter onto a new base, as a user would; its bits and its loss must be those trained."""
+    trained = checkpoint.probe_loss(run)
+    expected = checks.digest(run.adapters.values())
+    problems = 0
+    if run.ranks.rank == 0:
+        loaded = load(hub.base_of(run.config, run.ranks.device), folder)
+        found = [value for name, value in loaded.named_parameters() if ".lora_" in name]
+        loss = _loss(run, loaded)
+        tolerance = TOLERANCE[run.ranks.device.type] * (1 + trained)
+        problems = int(checks.digest(found) != expected or not abs(loss - trained) <= tolerance)
+    what = f"the adapter in {folder}, loaded by peft, is not the one that was trained"
+    checks.none_on_any_rank(run.checks, "export", count=problems, what=what)
+
+
+def load(base: Any, folder: Path) -> Any:
+    """``base`` with the adapter in ``folder``, by peft's own loader, in float32; raises InputError."""
+    from peft import PeftModel  # noqa: PLC0415 -- slow import
+
+    missing = [name for name in (WEIGHTS, "adapter_config.json") if not (folder / name).is_file()]
+    if missing:
+        raise InputError(f"no adapter in {folder}: {' and '.join(missing)} missing")
+    try:
+        return PeftModel.from_pretrained(base, str(folder))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"adapter {folder} cannot be loaded onto this base: {str(error).partition(chr(10))[0]}") from error
+
+
+@torch.no_grad()
+def _loss(run: Run, model: Any) -> float:
+    rows = [run.source.row(index) for index in range(min(run.rows, 16))]
+    batch = data.batch(rows, run.source.pad_id).to(run.ranks.device)
+    with checks.deterministic(), run.autocast():
+        return float(models.SummedLoss(model)(batch.ids, batch.positions, batch.targets))

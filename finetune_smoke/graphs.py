@@ -1,0 +1,126 @@
+"""A step as two CUDA graphs: forward and backward, then clip and optimiser. Between them lies the all-reduce.
+
+A small model is launch bound: its step keeps a host core busy for 70 ms issuing kernels that take a GPU 10. A graph
+issues them at once. Shapes must stay: rows are filled up to ``row_tokens``, predictions to the most that were seen; a
+step with more of them runs eagerly, as do the steps before the capture, which warm everything up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from finetune_smoke import data, loss
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from finetune_smoke.config import Config
+    from finetune_smoke.ranks import Ranks
+    from finetune_smoke.state import Run
+
+WARM_RUNS = 2
+"""Passes on a stream of their own before a capture, as PyTorch's notes on CUDA graphs ask for."""
+
+ROUND_TO = 64
+
+
+def obstacle(config: Config, ranks: Ranks) -> str | None:
+    """Why this run cannot be captured, or None."""
+    if ranks.device.type != "cuda":
+        return "there is no GPU"
+    if config.fault != "none":
+        return "a planted fault needs every step run afresh"
+    if config.strategy == "fsdp":
+        return "strategy fsdp has collectives in forward and backward"
+    if config.gradient_checkpointing:
+        return "gradient checkpointing asks the host for random state"
+    return None
+
+
+def capacity(batches: Sequence[data.Batch], rows: int) -> int:
+    """Predictions to make room for: the most that a row of ``batches`` has, in every one of ``rows``."""
+    most = max(int(batch.owners.bincount().max()) for batch in batches)
+    return -(-most * rows // ROUND_TO) * ROUND_TO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """The graphs, and the tensors that they read and write."""
+
+    batch: data.Batch
+    scale: torch.Tensor
+    rate: torch.Tensor
+    loss: torch.Tensor
+    norm: torch.Tensor
+    backward: torch.cuda.CUDAGraph
+    update: torch.cuda.CUDAGraph
+
+    def holds(self, batch: data.Batch) -> bool:
+        """Whether ``batch`` has the shape of the graph and no more predictions than it has room for."""
+        return batch.ids.shape == self.batch.ids.shape and len(batch.targets) <= len(self.batch.targets)
+
+    def run_backward(self, batch: data.Batch, scale: torch.Tensor) -> torch.Tensor:
+        """Add the gradients of ``batch``, on the device and already ``filled``; its summed loss."""
+        self.batch.ids.copy_(batch.ids)
+        self.batch.positions.copy_(batch.positions)
+        self.batch.targets.copy_(batch.targets)
+        self.scale.copy_(scale)
+        self.backward.replay()
+        return self.loss.clone()
+
+    def run_update(self, learning_rate: float) -> torch.Tensor:
+        """Clip and step; the norm of the gradients before."""
+        self.rate.fill_(learning_rate)
+        self.update.replay()
+        return self.norm.clone()
+
+
+def filled(batch: data.Batch, room: int) -> data.Batch:
+    """``batch`` with predictions that count nothing up to ``room``."""
+    short = room - len(batch.targets)
+    positions = torch.nn.functional.pad(batch.positions, (0, short))
+    targets = torch.nn.functional.pad(batch.targets, (0, short), value=loss.IGNORED)
+    return data.Batch(batch.ids, positions, targets, batch.owners)
+
+
+def capture(run: Run, batch: data.Batch) -> Captured:
+    """Record the two graphs for batches like ``batch``, filled and on the device; no weight is moved by it.
+
+    The optimiser must have stepped before, so that its state is there.
+    """
+    batch = data.Batch(batch.ids.clone(), batch.positions.clone(), batch.targets.clone(), batch.owners)
+    scale = torch.ones((), device=run.ranks.device)
+    beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(WARM_RUNS):
+            _pass(run, batch, scale)
+    torch.cuda.current_stream().wait_stream(beside)
+    torch.cuda.synchronize()
+    backward, update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    # Not the default "global": NCCL's watchdog thread asks for events meanwhile, which that forbids.
+    with torch.cuda.graph(backward, stream=beside, capture_error_mode="thread_local"):
+        summed = _pass(run, batch, scale)
+    rate = torch.zeros((), device=run.ranks.device)
+    groups = run.optimizer.param_groups
+    before = [(group["lr"], group["capturable"]) for group in groups]
+    for group in groups:
+        group["lr"], group["capturable"] = rate, True
+    with torch.cuda.graph(update, stream=beside, capture_error_mode="thread_local"):
+        norm = run.gradients.clip(run.config.clip_norm)
+        run.optimizer.step()
+    for group, (learning_rate, capturable) in zip(groups, before, strict=True):
+        group["lr"], group["capturable"] = learning_rate, capturable  # what a checkpoint shall see
+    run.gradients.zero()
+    return Captured(batch=batch, scale=scale, rate=rate, loss=summed, norm=norm, backward=backward, update=update)
+
+
+def _pass(run: Run, batch: data.Batch, scale: torch.Tensor) -> torch.Tensor:
+    with run.autocast():
+        summed = run.model(batch.ids, batch.positions, batch.targets)
+    run.gradients.add(torch.autograd.grad(summed * scale, run.gradients.parameters))
+    result: torch.Tensor = summed.detach()
+    return result

@@ -1,0 +1,55 @@
+"""Stopping when asked: SIGTERM or SIGUSR1 to any rank ends the run with a checkpoint that can be resumed.
+
+Schedulers send one of them some time before they kill (Slurm: ``--signal=USR1@60``); torchrun passes SIGTERM on, and
+SIGUSR1 if its --signals-to-handle names it, and kills 30 s later. The handler only sets a flag; after each window
+of steps the ranks agree, because one of them may have heard the signal before the others.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from finetune_smoke.ranks import Ranks
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+@dataclass(slots=True)
+class Stop:
+    """Whether this rank was asked to stop; ``listens`` is equal on all ranks."""
+
+    listens: bool
+    asked: bool = False
+
+    def agreed(self, ranks: Ranks) -> bool:
+        """Whether any rank was asked; all ranks have to call it, and get the same answer."""
+        return self.listens and any(asked for (asked,) in ranks.gather([self.asked]))
+
+
+@contextmanager
+def listening(*, wanted: bool) -> Iterator[Stop]:
+    """Take the signals until the end, if ``wanted``; then what was there before takes them again.
+
+    Python lets only the main thread install handlers: from another one the signals do what they did before.
+    """
+    stop = Stop(listens=wanted)
+    if not wanted or threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+
+    def hear(_number: int, _frame: Any) -> None:
+        stop.asked = True
+
+    before = {number: signal.signal(number, hear) for number in SIGNALS}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,25 @@
+"""The command line of finetune_smoke, but rank 1 kills itself after step 4 of the first start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+from finetune_smoke import train
+from finetune_smoke.__main__ import main
+
+told = train._progress
+
+
+def progress(config: Any, step: int, log: Any) -> str:
+    """Die where it was asked for: a checkpoint of the step is complete by then."""
+    if step == 4 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return told(config, step, log)
+
+
+if __name__ == "__main__":
+    train._progress = progress
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Runs of several worlds one after another, each rank a fork of this process: torch and transformers are imported once.
+
+Reads worlds.json in the folder given: a list of runs with ``name``, ``world_size``, ``settings``, ``copy`` (a checkpoint to
+begin with, from and to) and ``signal`` (rank and step of a SIGUSR1 to itself). Writes NAME.json: the outcome of rank 0.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+import peft  # noqa: F401 -- before forking
+import torch.distributed as dist
+import transformers
+from transformers import AutoModelForCausalLM  # noqa: F401 -- as above
+
+from finetune_smoke.config import preset
+from finetune_smoke.train import finetune
+
+
+def rank_of(world: dict[str, Any], rank: int, folder: Path, meeting: str) -> None:
+    """Join the world, run, and write the outcome; must be the same on every rank."""
+    size = world["world_size"]
+    if size > 1:
+        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
+    signalled = world.get("signal")
+
+    def progress(step: str, _part: float | None) -> None:
+        if signalled and signalled["rank"] == rank and step.startswith(f"step {signalled['step']} "):
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+    outcome = dataclasses.asdict(finetune(preset("tiny", **world["settings"]), progress=progress))
+    if rank == 0:
+        (folder / f"{world['name']}.json").write_text(json.dumps(outcome))
+    if size > 1:
+        dist.destroy_process_group()
+
+
+def run(world: dict[str, Any], folder: Path) -> None:
+    """Fork its ranks and wait for them; raises SystemExit if one fails."""
+    for source, target in world.get("copy", []):
+        shutil.copytree(source, target)
+    with tempfile.TemporaryDirectory() as meeting:
+        children = []
+        for rank in range(world["world_size"]):
+            child = os.fork()
+            if child == 0:
+                try:
+                    rank_of(world, rank, folder, f"{meeting}/store")
+                    os._exit(0)
+                except BaseException:  # noqa: BLE001 -- a fork must never go on as its parent
+                    traceback.print_exc()
+                    os._exit(1)
+            children.append(child)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    if any(codes):
+        sys.exit(f"{world['name']}: exit codes {codes}")
+
+
+if __name__ == "__main__":
+    transformers.logging.set_verbosity_error()
+    place = Path(sys.argv[1])
+    for each in json.loads((place / "worlds.json").read_text()):
+        run(each, place)

@@ -1,0 +1,85 @@
+"""Kill -9 a run at random moments, let it resume, and tell how it ended, beside a run that nobody touched.
+
+``killed_often.py FOLDER SETTINGS KILLS SEED``: each run is a fork of this process, so that a start costs a second. The last
+line is JSON: how often it was killed, and the newest checkpoint that there was each time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import peft  # noqa: F401 -- before forking
+from transformers import AutoModelForCausalLM  # noqa: F401 -- as above
+
+from finetune_smoke.config import preset
+from finetune_smoke.train import finetune
+
+
+def forked(folder: Path, settings: dict[str, Any]) -> int:
+    """Start a run that resumes what is in ``folder``; the process's id."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        config = preset("tiny", **settings, checkpoint_dir=str(folder / "checkpoints"), resume="auto")
+        outcome = finetune(config)
+        (folder / "outcome.json").write_text(json.dumps(dataclasses.asdict(outcome)))
+        os._exit(0)
+    except BaseException:  # noqa: BLE001 -- a fork must never go on as its parent
+        traceback.print_exc()
+        os._exit(1)
+
+
+def to_its_end(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, Any], float]:
+    """The outcome of a run that is left alone, and how many seconds it took."""
+    begin = time.monotonic()
+    code = os.waitstatus_to_exitcode(os.waitpid(forked(folder, settings), 0)[1])
+    if code:
+        sys.exit(f"a run that nobody killed left {code}")
+    return json.loads((folder / "outcome.json").read_text()), time.monotonic() - begin
+
+
+def main(folder: Path, settings: dict[str, Any], kills: int, rng: random.Random) -> dict[str, Any]:
+    """Kill ``kills`` times, then leave it alone; a run that ended before its kill is checked, and another one begins."""
+    (folder / "whole").mkdir()
+    whole, seconds = to_its_end(folder / "whole", settings)
+    rounds, newest = 0, []
+    while len(newest) < kills:
+        place = folder / f"round{rounds}"
+        place.mkdir(exist_ok=True)
+        child = forked(place, settings)
+        time.sleep(rng.uniform(0.9 * whole["setup_s"], seconds))
+        os.kill(child, signal.SIGKILL)
+        if os.WIFSIGNALED(os.waitpid(child, 0)[1]):
+            newest.append(newest_step(place / "checkpoints"))
+        else:
+            check(json.loads((place / "outcome.json").read_text()), whole)
+            rounds += 1
+    last, _ = to_its_end(place, settings)
+    check(last, whole)
+    return {"killed": len(newest), "rounds": rounds + 1, "newest_at_kill": newest}
+
+
+def newest_step(folder: Path) -> int:
+    """The newest step that has a marker, 0 if there is none."""
+    return max((int(path.parent.name[5:]) for path in folder.glob("step-*/_SUCCESS") if path.parent.suffix == ""), default=0)
+
+
+def check(outcome: dict[str, Any], whole: dict[str, Any]) -> None:
+    """Equal to the bit."""
+    if (outcome["adapter_digest"], outcome["losses"]) != (whole["adapter_digest"], whole["losses"]):
+        sys.exit(f"a killed run ended otherwise: {outcome['losses']} against {whole['losses']}, {outcome['notes']}")
+
+
+if __name__ == "__main__":
+    result = main(Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3]), random.Random(int(sys.argv[4])))
+    print(json.dumps(result))  # noqa: T201 -- its result

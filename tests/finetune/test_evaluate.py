@@ -1,0 +1,176 @@
+"""``evaluate``: what counts as a right call, and an adapter against its base from both kinds of directory."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from finetune_runs import QUICK
+
+from finetune_smoke import calls, data, generation, hub
+from finetune_smoke.__main__ import main
+from finetune_smoke.config import InputError, preset
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in {**QUICK, "audit_every": 0}.items()]
+RIGHT = '{"name": "f", "arguments": {"a": "1", "b": "2"}}'
+
+
+@pytest.mark.parametrize(
+    ("given", "judged"),
+    [
+        (RIGHT, (True, True, True, True)),
+        ('{"arguments": {"b": "2", "a": "1"}, "name": "f"}', (True, True, True, True)),
+        ('{"name": "g", "arguments": {"a": "1", "b": "2"}}', (True, False, True, False)),
+        ('{"name": "f", "arguments": {"a": "1"}}', (True, True, False, False)),
+        ('{"name": "f", "arguments": {"a": "1", "b": "2", "c": "3"}}', (True, True, False, False)),
+        ('{"name": "f"}', (False, False, False, False)),
+        ('{"name": "f", "arguments": "a"}', (False, False, False, False)),
+        ('{"name": "f", "arguments": {"a": "1", "b": "2"}}}', (False, False, False, False)),
+        ('{"name": "f", "arguments": {"a"', (False, False, False, False)),
+        ("[1]", (False, False, False, False)),
+        ("", (False, False, False, False)),
+    ],
+)
+def test_call_is_judged_by_its_parts(given: str, judged: tuple[bool, ...]) -> None:
+    """JSON, name, arguments, both; the order of keys is no part of a call."""
+    assert generation.judge(RIGHT, given) == judged
+
+
+def test_call_of_glaive_is_read() -> None:
+    """Its arguments are JSON in single quotes."""
+    text = """{"name": "news", "arguments": '{"country": "US", "n": 3}'} <|endoftext|> FUNCTION RESPONSE: ..."""
+    assert generation.call_of(generation.written(text)) == ("news", {"country": "US", "n": 3})
+    assert generation.judge('{"name": "f", "arguments": {"a": 1}}', """{"name": "f", "arguments": '{"a": 1}'}""")[3]
+    assert generation.call_of("""{"name": "f", "arguments": '{"a": }'}""") is None
+
+
+def glaive(folder: Path, rows: int) -> None:
+    """A data set with one call a row."""
+    chat = """USER: weather in {0} ASSISTANT: <functioncall> {{"name": "w", "arguments": '{{"city": "{0}"}}'}} <|endoftext|>"""
+    lines = [json.dumps({"chat": chat.format(f"c{number}")}) for number in range(rows)]
+    (folder / "rows.jsonl").write_text("\n".join(lines))
+
+
+def test_questions_come_from_the_held_out_rows(tmp_path: Path) -> None:
+    """The last tenth, cut before the call."""
+    glaive(tmp_path, 30)
+    codec = data.own_codec(calls.Tokenizer())
+    asked = generation.questions(preset("model", model="m", dataset=str(tmp_path)), codec)
+    assert [generation.call_of(one.answer) for one in asked] == [("w", {"city": f"c{number}"}) for number in (27, 28, 29)]
+    assert codec.decode(asked[0].ids).endswith("<functioncall>")
+
+
+def test_data_set_without_calls_is_refused(real_model: Path, real_dataset: Path) -> None:
+    """There is nothing to be exact about."""
+    config = preset("model", model=str(real_model), dataset=str(real_dataset))
+    with pytest.raises(InputError, match="none of its held-out rows has a <functioncall>"):
+        generation.questions(config, hub.codec_of(config))
+
+
+class Knows:
+    """A model that writes what it is told, one row after another."""
+
+    def __init__(self, rows: list[list[int]]) -> None:
+        self.rows = rows
+
+    def generate(self, *, input_ids: torch.Tensor, **_: Any) -> torch.Tensor:
+        """The prompts, and after each what is to be said, filled up with zeros."""
+        mine, self.rows = self.rows[: len(input_ids)], self.rows[len(input_ids) :]
+        width = max(map(len, mine))
+        return torch.cat([input_ids, torch.tensor([row + [0] * (width - len(row)) for row in mine])], dim=1)
+
+
+def test_answers_are_read_up_to_the_end_token() -> None:
+    """Whatever follows it, over more than one batch of prompts."""
+    config = preset("tiny", heldout_rows=70)
+    codec = hub.codec_of(config)
+    asked = generation.questions(config, codec)
+    said = [[*codec.encode(one.answer), codec.end_id, 7, 7] for one in asked]
+    given = generation.answers(Knows(said), asked, codec, torch.device("cpu"))
+    assert given == [one.answer for one in asked]
+    assert all(all(generation.judge(one.answer, text)) for one, text in zip(asked, given, strict=True))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A quick run's checkpoints at 3 and 6, and its adapter in final/."""
+    folder = tmp_path_factory.mktemp("trained")
+    assert main([*OPTIONS, f"--checkpoint-dir={folder}", "--checkpoint-every=3"]) == 0
+    return folder
+
+
+def scores(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:
+    """What evaluate prints, and its RESULT."""
+    capsys.readouterr()
+    assert main(["evaluate", *arguments]) == 0
+    out = capsys.readouterr().out
+    return out, json.loads(out.splitlines()[-1].removeprefix("RESULT "))
+
+
+def test_both_kinds_of_directory_give_the_same(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The settings are those of the run, and need not be said again."""
+    table, by_checkpoint = scores([f"--checkpoint-dir={trained}"], capsys)
+    _, by_peft = scores([f"--adapter={trained / 'final'}"], capsys)
+    assert (by_checkpoint["command"], by_checkpoint["step"], by_peft["step"]) == ("evaluate", 6, None)
+    assert by_checkpoint["adapter_digest"] == by_peft["adapter_digest"]
+    assert by_checkpoint["adapter"] == by_peft["adapter"]
+    assert by_checkpoint["base"]["prompts"] == 16
+    assert "right arguments" in table
+    assert "adapter of step 6" in table
+
+
+def test_settings_on_the_command_line_win(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Here more prompts."""
+    assert scores([f"--checkpoint-dir={trained}", "--heldout-rows=20"], capsys)[1]["base"]["prompts"] == 20
+
+
+def test_damaged_checkpoint_is_passed_over(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a resume does."""
+    shutil.copytree(trained, tmp_path / "copy")
+    part = next((tmp_path / "copy" / "step-6").glob("*.distcp"))
+    content = bytearray(part.read_bytes())
+    content[len(content) // 2] ^= 1
+    part.write_bytes(content)
+    out, found = scores([f"--checkpoint-dir={tmp_path / 'copy'}"], capsys)
+    assert found["step"] == 3
+    assert "checkpoint step-6 is passed over: damaged" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "needs --adapter DIR or --checkpoint-dir DIR, one of them"),
+        (["--adapter=a", "--checkpoint-dir=b"], "one of them"),
+        (["--checkpoint-dir={tmp}"], "no complete checkpoint in"),
+        (["--adapter={tmp}"], "does not say which base its adapter is for"),
+        (["--adapter={tmp}", "--preset=tiny"], "adapter_model.safetensors and adapter_config.json missing"),
+        (["--adapter={tmp}/none", "--preset=tiny"], "no adapter in"),
+        (["--checkpoint-dir={trained}", "--seed=5"], "does not fit this base: it has digest"),
+        (["--adapter={trained}/final", "--hidden-size=32"], "does not fit this base: it has digest"),
+        (["--checkpoint-dir={trained}", "--lora-rank=4"], "it holds 14 adapter tensors of other names or sizes"),
+    ],
+)
+def test_bad_input_leaves_2_with_one_line(
+    arguments: list[str], message: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is generated."""
+    assert main(["evaluate", *(text.format(tmp=tmp_path, trained=trained) for text in arguments)]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert len(captured.err.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_adapter_calls_functions_and_the_base_does_not(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The whole of preset tiny."""
+    assert main([f"--checkpoint-dir={tmp_path}"]) == 0
+    found = scores([f"--adapter={tmp_path / 'final'}"], capsys)[1]
+    assert found["base"]["exact"] == 0
+    assert found["adapter"]["json_valid"] >= 0.99
+    assert found["adapter"]["exact"] >= 0.9

@@ -1,0 +1,167 @@
+"""The adapter in peft's layout: loaded back as a user would, never over anything else, and curves for TensorBoard."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+import torch
+from finetune_runs import QUICK
+from peft import PeftModel
+
+from finetune_smoke import export, hub
+from finetune_smoke.__main__ import main
+from finetune_smoke.config import InputError, preset
+from finetune_smoke.train import finetune
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+CHEAP = {**QUICK, "audit_every": 0, "greedy_rows": 0}
+OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in CHEAP.items()]
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's adapter, by --output."""
+    folder = tmp_path_factory.mktemp("exported") / "adapter"
+    assert main([*OPTIONS, f"--output={folder}"]) == 0
+    return folder
+
+
+def test_layout_is_pefts(exported: Path) -> None:
+    """Its two files, and ours beside them."""
+    assert sorted(path.name for path in exported.iterdir()) == [
+        "adapter_config.json", "adapter_model.safetensors", "finetune_smoke.json", "summary.txt",
+    ]  # fmt: skip
+    assert json.loads((exported / "adapter_config.json").read_text())["r"] == 8
+    summary = (exported / "summary.txt").read_text()
+    assert "ok   export" in summary
+    assert "in 6 steps" in summary
+
+
+def test_peft_loads_it_and_it_changes_the_model(exported: Path) -> None:
+    """As in peft's own documentation."""
+    device = torch.device("cpu")
+    config = preset("tiny", **CHEAP)
+    ids = torch.arange(12)[None]
+    with torch.no_grad():
+        bare = hub.base_of(config, device)(input_ids=ids).logits
+        adapted = PeftModel.from_pretrained(hub.base_of(config, device), str(exported))(input_ids=ids).logits
+    assert not torch.allclose(bare, adapted)
+
+
+@pytest.mark.filterwarnings("ignore:Found missing adapter keys")
+def test_adapter_that_is_not_whole_fails_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A tensor is missing from the file: peft only warns."""
+    assert main([*OPTIONS, f"--output={tmp_path / 'adapter'}", "--fault=truncate-ckpt"]) == 1
+    out = capsys.readouterr().out
+    assert "FAIL export: the adapter in" in out
+    assert "FAIL export" in (tmp_path / "adapter" / "summary.txt").read_text()
+
+
+def test_adapter_of_another_scale_fails_the_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every bit of the tensors is right, but what peft makes of them is another model."""
+    load = export.load
+
+    def weaker(base: Any, folder: Path) -> Any:
+        model = load(base, folder)
+        for module in model.modules():
+            if isinstance(getattr(module, "scaling", None), dict):
+                module.scaling["default"] *= 0.1
+        return model
+
+    monkeypatch.setattr(export, "load", weaker)
+    assert main([*OPTIONS, f"--output={tmp_path / 'adapter'}"]) == 1
+    assert "FAIL export" in capsys.readouterr().out
+
+
+def test_other_content_is_not_overwritten(tmp_path: Path) -> None:
+    """A directory of somebody else's, before anything is trained."""
+    (tmp_path / "thesis.txt").write_text("x")
+    with pytest.raises(InputError, match="is not empty: name another, or move it away"):
+        finetune(preset("tiny", **CHEAP, output=str(tmp_path)))
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    """And one above it."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="is a file: the adapter needs a directory"):
+        finetune(preset("tiny", **CHEAP, output=str(tmp_path / "file")))
+    with pytest.raises(InputError, match="directory for the adapter cannot be written"):
+        finetune(preset("tiny", **CHEAP, output=str(tmp_path / "file" / "below")))
+
+
+def test_own_adapter_is_replaced_on_resume_only(tmp_path: Path) -> None:
+    """The end of a run that was resumed at its end writes it again; another run's is left alone."""
+    settings: dict[str, Any] = {**CHEAP, "steps": 2, "checkpoint_dir": str(tmp_path / "checkpoints")}
+    finetune(preset("tiny", **settings))
+    weights = tmp_path / "checkpoints" / "final" / "adapter_model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(b"")
+    finetune(preset("tiny", **settings, resume="auto"))
+    assert weights.read_bytes() == content
+    other = {**CHEAP, "checkpoint_dir": str(tmp_path / "other"), "output": str(weights.parent), "resume": "auto"}
+    with pytest.raises(InputError, match="holds the adapter of another run"):
+        finetune(preset("tiny", **{**other, "lora_rank": 4}))
+    assert weights.read_bytes() == content
+
+
+def test_progress_tells_loss_speed_and_time_left(tmp_path: Path) -> None:
+    """What the bar and the plain lines show."""
+    heard: list[str] = []
+    finetune(preset("tiny", **CHEAP), progress=lambda step, _part: heard.append(step))
+    (last,) = (text for text in heard if text.startswith("step 6 of 6: loss "))
+    assert "tokens/s/GPU, 0 s left" in last
+
+
+class Writer:
+    """Stands in for TensorBoard's writer and remembers."""
+
+    written: ClassVar[dict[str, dict[int, float]]] = {}
+    folder: str
+    closed = False
+
+    def __init__(self, folder: str) -> None:
+        Writer.written = {}
+        Writer.folder = folder
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        """One point of a curve."""
+        self.written.setdefault(name, {})[step] = value
+
+    def flush(self) -> None:
+        """To disk."""
+
+    def close(self) -> None:
+        """The end."""
+        Writer.closed = True
+
+
+def test_curves_for_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every step once, also where a resumed run goes on."""
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=Writer))
+    settings = {**CHEAP, "checkpoint_dir": str(tmp_path), "checkpoint_every": 3, "tensorboard": str(tmp_path / "board")}
+    outcome = finetune(preset("tiny", **settings))
+    assert list(Writer.written["loss"].values()) == outcome.losses
+    assert sorted(Writer.written["gradient_norm"]) == list(range(6))
+    assert sorted(Writer.written["step_ms"]) == sorted(Writer.written["tokens_per_s_per_gpu"]) == [2, 5]
+    assert Writer.closed
+    assert Writer.folder == settings["tensorboard"]
+    for name in ("_SUCCESS", ".metadata"):
+        (tmp_path / "step-6" / name).unlink()
+    finetune(preset("tiny", **settings, resume="auto"))
+    assert Writer.written["loss"] == {step: outcome.losses[step] for step in (3, 4, 5)}
+
+
+def test_missing_tensorboard_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is trained, with what to install."""
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(InputError, match=r"--tensorboard needs the package tensorboard \(pip install tensorboard\)"):
+        finetune(preset("tiny", **CHEAP, tensorboard=str(tmp_path)))

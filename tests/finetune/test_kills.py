@@ -1,0 +1,181 @@
+"""Kill -9 and lost ranks: what resumes ends to the bit like a run that nobody touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from finetune_runs import QUICK, REPOSITORY, torchrun
+
+pytestmark = [pytest.mark.e2e, pytest.mark.fault]
+
+HERE = Path(__file__).parent
+OFTEN = {
+    **QUICK,
+    "steps": 12,
+    "window_steps": 1,
+    "audit_every": 0,
+    "greedy_rows": 0,
+    "restore_check": False,
+    "checkpoint_every": 1,
+}
+"""A checkpoint after every step: many moments to be killed in."""
+
+SURROUNDINGS = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPOSITORY)}
+
+
+def options(settings: dict[str, Any]) -> list[str]:
+    """``settings`` as options of the command line."""
+    found = []
+    for name, value in settings.items():
+        option = "--" + name.replace("_", "-")
+        found += [option if value else f"--no-{option[2:]}"] if isinstance(value, bool) else [f"{option}={value}"]
+    return found
+
+
+def result(output: str) -> dict[str, Any]:
+    """The last RESULT."""
+    (*_, last) = (line for line in output.splitlines() if line.startswith("RESULT "))
+    found: dict[str, Any] = json.loads(last.removeprefix("RESULT "))
+    return found
+
+
+def killed(folder: Path, kills: int, **settings: Any) -> dict[str, Any]:
+    """Run killed_often.py; it fails by itself if an end differs."""
+    done = subprocess.run(
+        [sys.executable, HERE / "killed_often.py", folder, json.dumps({**OFTEN, **settings}), str(kills), "7"],
+        env=SURROUNDINGS,
+        capture_output=True,
+        text=True,
+        timeout=60 + 30 * kills,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_killed_three_times(tmp_path: Path, beside: bool) -> None:  # noqa: FBT001 -- parametrised
+    """At random moments of a run that saves all the time, at once or beside the training."""
+    seen = killed(tmp_path, 3, checkpoint_async=beside, keep_checkpoints=2)
+    assert seen["killed"] == 3
+    assert max(seen["newest_at_kill"]) > 0
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("beside", [False, True])
+def test_killed_twenty_times(tmp_path: Path, beside: bool) -> None:  # noqa: FBT001 -- parametrised
+    """The same, longer."""
+    assert killed(tmp_path, 20, checkpoint_async=beside, keep_checkpoints=2)["killed"] == 20
+
+
+@pytest.mark.soak
+def test_launches_of_two_ranks_killed_twenty_times(tmp_path: Path) -> None:
+    """Launcher and ranks at once, as a node that loses power, from the first import to the last check."""
+    rng = random.Random(7)
+    settings = options({**OFTEN, "checkpoint_async": True, "keep_checkpoints": 3})
+    begin = time.monotonic()
+    whole = torchrun("-m", "finetune_smoke", *settings, "--checkpoint-dir", tmp_path / "whole")
+    assert whole.returncode == 0, whole.stderr[-4000:]
+    seconds, kills, round_ = time.monotonic() - begin, 0, 0
+    arguments = ["--standalone", "--nproc-per-node=2", "-m", "finetune_smoke", *settings, "--resume=auto"]
+    while kills < 20:
+        folder = tmp_path / f"round{round_}"
+        command = [sys.executable, "-m", "torch.distributed.run", *arguments, f"--checkpoint-dir={folder}"]
+        with (tmp_path / "output").open("w+") as output:
+            child = subprocess.Popen(command, env=SURROUNDINGS, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+            try:
+                child.wait(rng.uniform(0.3, 1.0) * seconds)
+            except subprocess.TimeoutExpired:
+                end_all_below(child.pid)
+                child.wait(30)
+                kills += 1
+                continue
+            output.seek(0)
+            assert result(output.read())["adapter_digest"] == result(whole.stdout)["adapter_digest"]
+            round_ += 1
+    last = torchrun("-m", "finetune_smoke", *settings, "--resume=auto", "--checkpoint-dir", folder)
+    assert last.returncode == 0, last.stderr[-4000:]
+    assert result(last.stdout)["adapter_digest"] == result(whole.stdout)["adapter_digest"]
+    assert result(last.stdout)["losses"] == result(whole.stdout)["losses"]
+
+
+def end_all_below(pid: int) -> None:
+    """SIGKILL to a process and all that it started, at once."""
+    import psutil  # noqa: PLC0415 -- only here
+
+    parent = psutil.Process(pid)
+    for process in [parent, *parent.children(recursive=True)]:
+        process.send_signal(signal.SIGKILL)
+
+
+def test_torchrun_starts_again_and_the_run_goes_on(tmp_path: Path) -> None:
+    """Rank 1 kills itself after the checkpoint of step 4; no hand is needed."""
+    settings = options({**OFTEN, "steps": 6, "checkpoint_every": 2, "window_steps": 2})
+    whole = torchrun("-m", "finetune_smoke", *settings, "--checkpoint-dir", tmp_path / "whole")
+    again = torchrun(
+        "--max-restarts=1", HERE / "dies_once.py", *settings, "--checkpoint-dir", tmp_path / "dies", "--resume=auto"
+    )
+    assert (whole.returncode, again.returncode) == (0, 0), again.stderr[-4000:]
+    ours, theirs = result(again.stdout), result(whole.stdout)
+    assert ours["resumed_at"] == 4
+    assert ours["losses"] == theirs["losses"]
+    assert ours["adapter_digest"] == theirs["adapter_digest"]
+
+
+def free_port() -> int:
+    """A port of the loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.mark.slow
+def test_smaller_world_goes_on_when_a_node_is_lost(tmp_path: Path) -> None:
+    """Two launchers of one rank each; the second is killed, and the first goes on alone, with the same losses."""
+    long = {**OFTEN, "steps": 400, "checkpoint_every": 10, "window_steps": 5, "keep_checkpoints": 2}
+    meeting = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=smaller"]
+    meeting += [f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-conf=last_call_timeout=3,join_timeout=120"]
+    arguments = ["-m", "finetune_smoke", *options(long), f"--checkpoint-dir={tmp_path / 'shared'}", "--resume=auto"]
+    command = [sys.executable, "-m", "torch.distributed.run", *meeting, *arguments]
+    nodes = []
+    with (tmp_path / "first").open("w+") as first, (tmp_path / "second").open("w+") as second:
+        try:
+            for output in (first, second):
+                nodes.append(
+                    subprocess.Popen(command, env=SURROUNDINGS, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+                )
+                time.sleep(1)  # so that the first one keeps the meeting point
+            wait_for(tmp_path / "shared" / "step-20" / "_SUCCESS", nodes)
+            end_all_below(nodes[1].pid)
+            assert nodes[0].wait(240) == 0, (tmp_path / "first").read_text()[-4000:]
+        finally:
+            for node in nodes:
+                if node.poll() is None:
+                    end_all_below(node.pid)
+                node.wait(30)
+        first.seek(0)
+        ended = result(first.read())
+    assert ended["world_size"] == 1
+    assert ended["resumed_at"] >= 20
+    assert len(ended["losses"]) == 400
+
+
+def wait_for(path: Path, nodes: list[subprocess.Popen[bytes]]) -> None:
+    """Until ``path`` is there, at most two minutes, and while all nodes run."""
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} did not come"
+        assert [node.poll() for node in nodes] == [None] * len(nodes)
+        time.sleep(0.1)

@@ -1,0 +1,175 @@
+"""The arithmetic that training has of its own: LoRA linears, the chunked loss, float8."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from finetune_runs import QUICK
+from torch import nn
+from torch.nn import functional
+
+from finetune_smoke import fp8, lora, loss, model
+from finetune_smoke.calls import Tokenizer
+from finetune_smoke.config import Config, InputError, preset
+from finetune_smoke.train import finetune
+
+
+def adapted(config: Config | None = None) -> Any:
+    """A small model with peft's adapters, their B matrices filled so that they count."""
+    config = config or preset("tiny", **QUICK)
+    base = model.random_base(config, tokenizer=Tokenizer(), device=torch.device("cpu"), dtype=torch.float32)
+    made = model.add_adapters(base, config)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.1, generator=generator)
+            if name.endswith("bias"):  # Qwen2's are 0 at the start, which would hide them
+                parameter.normal_(generator=generator)
+    return made
+
+
+def loss_and_gradients(made: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Of some tokens."""
+    ids = torch.arange(48).view(2, 24)
+    value = model.SummedLoss(made)(ids, torch.arange(30), torch.arange(1, 31))
+    return value, list(torch.autograd.grad(value, [each for each in made.parameters() if each.requires_grad]))
+
+
+def test_own_linears_compute_what_pefts_do() -> None:
+    """Loss and every gradient, in float32 to rounding; with and without bias, under the same names."""
+    theirs = adapted()
+    ours = copy.deepcopy(theirs)
+    assert lora.take_over(ours, fp8_base=False)
+    assert {type(each) for each in ours.modules() if hasattr(each, "lora_A")} == {lora.OwnLinear}
+    expected, found = loss_and_gradients(theirs), loss_and_gradients(ours)
+    assert found[0].item() == pytest.approx(expected[0].item(), rel=1e-6)
+    for mine, other in zip(found[1], expected[1], strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=1e-5 * float(other.abs().max()))
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+
+
+def test_input_that_needs_no_gradient_gets_none() -> None:
+    """The first layer's, whose embedding is frozen; and one that does gets peft's."""
+    theirs = adapted()
+    linear = theirs.get_base_model().model.layers[0].self_attn.q_proj
+    x = torch.randn(2, 5, 64, requires_grad=True)
+    (expected,) = torch.autograd.grad(linear(x).square().sum(), [x])
+    lora.take_over(theirs, fp8_base=False)
+    (found,) = torch.autograd.grad(linear(x).square().sum(), [x])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    linear(x.detach()).square().sum().backward()
+    assert linear.lora_A["default"].weight.grad is not None
+
+
+def test_one_linear_of_another_kind_leaves_all_to_peft() -> None:
+    """Half of them under autocast and half not would see each other's types."""
+    made = adapted()
+    made.get_base_model().model.layers[0].mlp.up_proj.fan_in_fan_out = True
+    assert not lora.take_over(made, fp8_base=False)
+    assert not any(isinstance(each, lora.OwnLinear) for each in made.modules())
+    with pytest.raises(InputError, match="fp8 needs adapters over plain linears; 1 of 7 are others"):
+        lora.take_over(made, fp8_base=True)
+
+
+@pytest.mark.parametrize("rows", [1, 7, 21, 25])
+@pytest.mark.parametrize("alike", [False, True])
+def test_loss_in_chunks_is_the_loss(rows: int, alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001 -- a case
+    """Value and gradient, with a chunk that is not full, and with all filled up to one size, as where they are compiled."""
+    monkeypatch.setattr(loss, "CHUNK", 7)
+    sizes: list[int] = []
+
+    def alike_terms(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        sizes.append(len(hidden))
+        return loss.chunk_terms(hidden, weight, targets)
+
+    generator = torch.Generator().manual_seed(rows)
+    hidden = torch.randn(rows, 16, generator=generator, requires_grad=True)
+    weight = torch.randn(50, 16, generator=generator)
+    targets = torch.randint(50, (rows,), generator=generator)
+    targets[::3] = loss.IGNORED
+    expected = functional.cross_entropy(hidden @ weight.t(), targets, reduction="sum")
+    found = loss.linear_cross_entropy(hidden, weight, targets, terms=alike_terms if alike else loss.chunk_terms)
+    torch.testing.assert_close(found, expected)
+    scale = torch.tensor(0.3)
+    (mine,), (other,) = (torch.autograd.grad(each * scale, [hidden]) for each in (found, expected))
+    torch.testing.assert_close(mine, other)
+    assert set(sizes) == ({7} if alike else set())
+
+
+def test_factor_of_a_bf16_loss_keeps_its_precision() -> None:
+    """1 / tokens rounded to bf16 would scale every gradient by up to 0.4 %."""
+    hidden = torch.randn(4, 16, generator=torch.Generator().manual_seed(0)).bfloat16().requires_grad_()
+    weight, targets = torch.eye(16).bfloat16(), torch.arange(4)
+    value = loss.linear_cross_entropy(hidden, weight, targets)
+    one, part = (
+        torch.autograd.grad(value * scale, [hidden], retain_graph=True)[0] for scale in (1.0, torch.tensor(1.0 / 1021))
+    )
+    torch.testing.assert_close(part.float() * 1021, one.float(), rtol=2**-8, atol=0)
+    assert float((part.float() * 1021 / one.float()).mean()) == pytest.approx(1, abs=1e-3)
+
+
+def test_head_with_a_bias_is_applied_as_it_is() -> None:
+    """The chunked loss knows frozen heads without one."""
+    made = model.SummedLoss(adapted(preset("tiny", **{**QUICK, "tie_embeddings": False})))
+    ids, positions, targets = torch.arange(48).view(2, 24), torch.arange(30), torch.arange(1, 31)
+    plain = made(ids, positions, targets)
+    made.inner.lm_head.bias = nn.Parameter(torch.zeros(len(Tokenizer())), requires_grad=False)
+    torch.testing.assert_close(made(ids, positions, targets), plain)
+    made.inner.lm_head.bias.data[5] = 9.0
+    assert made(ids, positions, targets) > plain + 10
+
+
+def test_rows_need_no_mask() -> None:
+    """Qwen2 is told so, and computes what it would have found out; another architecture is left to look."""
+    made = model.SummedLoss(adapted())
+    assert made.masks == {"full_attention": None}
+    ids, positions = torch.arange(48).view(2, 24), torch.arange(48)
+    told = made.logits(ids, positions)
+    made.masks = None
+    torch.testing.assert_close(made.logits(ids, positions), told)
+    made.inner.config.model_type = "llama"
+    assert model.SummedLoss(made.model).masks is None
+
+
+def test_float8_rounds_each_row_to_three_bits() -> None:
+    """Relative to the number where that is not tiny against its row's largest; zeros stay zeros, and nothing overflows."""
+    values = torch.randn(8, 64, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 6, 8)[:, None]
+    values[3] = 0
+    small, scale = fp8.rounded(values)
+    again = small.float() * scale
+    large = values.abs() > values.abs().amax(1, keepdim=True) / 100
+    assert float(((again - values).abs() / values.abs())[large].max()) <= 2**-4 + 1e-6
+    assert again[3].eq(0).all()
+    assert again.isfinite().all()
+
+
+@torch.no_grad()
+def test_product_in_float8_is_near() -> None:
+    """A few per cent of the result's size for random operands, and both layouts of a weight say the same."""
+    generator = torch.Generator().manual_seed(0)
+    x, linear = torch.randn(32, 64, generator=generator), nn.Linear(64, 48, bias=False)
+    frozen = fp8.Frozen(linear)
+    exact = x @ linear.weight.t()
+    found = fp8.product(fp8.rounded(x), (frozen.frozen, frozen.frozen_scale), torch.float32)
+    assert float((found - exact).norm() / exact.norm()) < 0.05
+    back = fp8.product(fp8.rounded(exact.detach()), (frozen.turned, frozen.turned_scale), torch.float32)
+    assert float((back - exact @ linear.weight).norm() / (exact @ linear.weight).norm()) < 0.05
+
+
+def test_base_in_float8_learns_like_the_float32_one() -> None:
+    """The whole run: another base by a hair, the same curve within 2 %; and it really is another."""
+    settings = {**QUICK, "audit_every": 0, "greedy_rows": 0}
+    plain, rounded = (finetune(preset("tiny", **settings, base_dtype=kind)) for kind in ("auto", "fp8"))
+    assert rounded.losses == pytest.approx(plain.losses, rel=0.02)
+    assert rounded.losses != plain.losses
+    assert rounded.problems() == []
+
+
+def test_float8_refuses_sizes_it_has_no_products_for() -> None:
+    """Rather than leave some linears as they are and call it float8."""
+    with pytest.raises(InputError, match=r"multiples of 16: \d of them|multiples of 16: \d are not, \[40, 40\] first"):
+        finetune(preset("tiny", **{**QUICK, "hidden_size": 40, "base_dtype": "fp8"}))

@@ -1,0 +1,201 @@
+"""Steps: passes, rows ahead, one flat gradient, what falls back and says so, and what does not fit into memory."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from finetune_runs import QUICK
+
+from finetune_smoke import data, graphs, loader, loss, model, steps, strategy
+from finetune_smoke.__main__ import main
+from finetune_smoke.calls import Tokenizer
+from finetune_smoke.config import OwnInputError, preset
+from finetune_smoke.gradients import flat_gradients
+from finetune_smoke.ranks import Ranks
+from finetune_smoke.train import Outcome, finetune
+
+CHEAP = {**QUICK, "audit_every": 0, "greedy_rows": 0, "restore_check": False}
+PACKED = {"packed": True, "row_tokens": 128, "rows": 2}
+"""All rows of one length, as where layers are compiled; others are compiled once more, for any length."""
+
+
+def run(**settings: Any) -> Outcome:
+    """A quick run alone."""
+    return finetune(preset("tiny", **{**CHEAP, **settings}))
+
+
+@pytest.fixture(scope="module")
+def plain() -> Outcome:
+    """The quick run as it is."""
+    return run()
+
+
+def test_two_passes_of_half_the_rows_are_one_of_all(plain: Outcome) -> None:
+    """The same rows a step, the same losses; the effective batch is told."""
+    halves = run(rows=4, accumulation=2)
+    assert halves.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert (halves.step_rows, plain.step_rows) == (8, 8)
+    assert run(accumulation=2, steps=2).losses != pytest.approx(plain.losses[:2], rel=1e-4)
+
+
+def test_rows_made_ahead_are_the_same_rows(plain: Outcome) -> None:
+    """By threads, to the bit."""
+    ahead = run(loader_workers=3, prefetch=2)
+    assert (ahead.losses, ahead.adapter_digest) == (plain.losses, plain.adapter_digest)
+
+
+def test_own_forward_learns_what_pefts_does(plain: Outcome) -> None:
+    """The switch for comparisons; the first losses to rounding."""
+    assert run(own_lora=False).losses == pytest.approx(plain.losses, rel=1e-4)
+
+
+def test_gradient_checkpointing_changes_no_loss(plain: Outcome) -> None:
+    """It only computes activations twice."""
+    assert run(gradient_checkpointing=True).losses == pytest.approx(plain.losses, rel=1e-5)
+
+
+def test_compiled_layers_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced once for all layers, evaluated and audited eagerly; how long it took is told."""
+    monkeypatch.setattr(strategy, "BACKEND", "aot_eager")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    eager, traced = (run(**PACKED, layers=3, compile=kind, audit_every=3) for kind in ("off", "layers"))
+    assert traced.losses == pytest.approx(eager.losses, rel=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # a decoder layer, and a chunk of the loss
+    assert eager.compile_s is None
+    assert traced.compile_s is not None
+    assert traced.notes == ["steps run compiled decoder layers; lock-step audits and evaluation run them eagerly"]
+    assert traced.problems() == []
+
+
+@pytest.mark.slow
+def test_inductor_makes_the_same_of_it() -> None:
+    """What training on a GPU uses, with its C++ backend; minutes on a busy machine."""
+    torch._dynamo.reset()
+    eager = run(**PACKED)
+    assert run(**PACKED, compile="layers").losses == pytest.approx(eager.losses, rel=1e-5)
+    assert run(**PACKED, compile="layers", base_dtype="fp8").losses == pytest.approx(eager.losses, rel=0.02)
+
+
+def test_graphs_that_cannot_be_are_left_out_with_a_note() -> None:
+    """On a CPU; the run goes on eagerly."""
+    heard: list[str] = []
+    outcome = finetune(preset("tiny", **CHEAP, cuda_graph=True), progress=lambda text, _: heard.append(text))
+    assert outcome.notes == ["no CUDA graph: there is no GPU; steps run eagerly"]
+    assert outcome.notes[0] in heard
+    assert "8 rows a step: 1 ranks of 8 rows in 1 passes" in " ".join(heard)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"fault": "post-scale"}, "a planted fault"),
+        ({"strategy": "fsdp"}, "strategy fsdp has collectives"),
+        ({"gradient_checkpointing": True}, "random state"),
+    ],
+)
+def test_what_a_graph_cannot_hold_is_named(settings: dict[str, Any], why: str) -> None:
+    """On a GPU; without any of it there is no obstacle."""
+    gpu = Ranks(rank=0, world_size=2, device=torch.device("cuda", 0))
+    assert why in str(graphs.obstacle(preset("tiny", **settings), gpu))
+    assert graphs.obstacle(preset("tiny"), gpu) is None
+
+
+def test_filled_batch_has_the_same_loss() -> None:
+    """Predictions added to reach a graph's size count nothing, in value and gradient; its rows are as wide as any."""
+    config = preset("tiny", **QUICK)
+    base = model.random_base(config, tokenizer=Tokenizer(), device=torch.device("cpu"), dtype=torch.float32)
+    network = model.SummedLoss(model.add_adapters(base, config))
+    trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
+    source = data.synthetic(config, data.own_codec(Tokenizer()))
+    rows = [source.row(index) for index in range(4)]
+    short, wide = data.batch(rows, source.pad_id), data.batch(rows, source.pad_id, config.row_tokens)
+    room = graphs.capacity([short], rows=4)
+    assert room % graphs.ROUND_TO == 0
+    assert room >= 4 * max(len(row.predicted) for row in rows) > len(short.targets)
+    full = graphs.filled(wide, room)
+    assert full.ids.shape == (4, config.row_tokens)
+    assert len(full.positions) == len(full.targets) == room
+    assert (full.targets == loss.IGNORED).sum() == room - len(short.targets)
+    expected, found = (network(each.ids, each.positions, each.targets) for each in (short, full))
+    torch.testing.assert_close(found, expected)
+    for mine, other in zip(torch.autograd.grad(found, trained), torch.autograd.grad(expected, trained), strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-4, atol=5e-5)
+
+
+def test_flat_gradients_clip_as_torch_does() -> None:
+    """Norm and clipped values, above the limit and below; the optimiser sees the same memory."""
+    generator = torch.Generator().manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.zeros(size)) for size in ((3, 4), (5,), (2, 2))]
+    parameters[1].requires_grad = False
+    values = [torch.randn(each.shape, generator=generator) for each in parameters]
+    flat = flat_gradients(parameters)
+    flat.bind()
+    assert parameters[1].grad is None
+    for limit in (0.5, 100.0):
+        flat.zero()
+        for _ in range(2):
+            flat.add([values[0] / 2, values[2] / 2])
+        theirs = [torch.nn.Parameter(torch.zeros_like(values[index])) for index in (0, 2)]
+        for parameter, value in zip(theirs, (values[0], values[2]), strict=True):
+            parameter.grad = value.clone()
+        expected = torch.nn.utils.clip_grad_norm_(theirs, limit)
+        torch.testing.assert_close(flat.clip(limit), expected)
+        for mine, other in zip((parameters[0], parameters[2]), theirs, strict=True):
+            torch.testing.assert_close(mine.grad, other.grad)
+
+
+def test_loader_works_ahead_and_in_order() -> None:
+    """While a step is taken those after it are made; never more than asked for, never past the last."""
+    made: list[int] = []
+
+    def make(step: int) -> list[data.Row]:
+        made.append(step)
+        return [data.Row([step], [])]
+
+    with loader.loading(make, workers=2, ahead=3, last=6) as rows:
+        assert rows.take(0)[0].ids == [0]
+        deadline = time.monotonic() + 10
+        while len(made) < 4 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert sorted(made) == [0, 1, 2, 3]
+        assert [rows.take(step)[0].ids for step in range(1, 6)] == [[1], [2], [3], [4], [5]]
+    assert sorted(made) == list(range(6))
+
+
+def test_error_in_a_row_made_ahead_reaches_the_step() -> None:
+    """Not lost in its thread."""
+
+    def make(step: int) -> list[data.Row]:
+        raise KeyError(step)
+
+    with loader.loading(make, workers=1, ahead=1, last=3) as rows, pytest.raises(KeyError, match="0"):
+        rows.take(0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}])
+def test_out_of_memory_names_what_to_change(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what is changed already."""
+
+    def full(*_: object) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has ...")
+
+    monkeypatch.setattr(steps, "window", full)
+    with pytest.raises(OwnInputError, match=r"rank 0: out of memory \(CUDA out of memory\); try fewer --rows than 8") as said:
+        run(**settings)
+    assert ("--gradient-checkpointing" in str(said.value)) == (not settings)
+    assert "--strategy fsdp" in str(said.value)
+
+
+def test_out_of_memory_leaves_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As other input that cannot be used: one line, no traceback."""
+
+    def full(*_: object) -> None:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    monkeypatch.setattr(steps, "window", full)
+    assert main([f"--{name.replace('_', '-')}={value}" for name, value in QUICK.items()]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

@@ -1,0 +1,98 @@
+"""Signals: a flag until the ranks agree, a checkpoint, an exit code of its own, and the old handlers afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from finetune_runs import QUICK
+
+from finetune_smoke import stopping, train
+from finetune_smoke.__main__ import main
+from finetune_smoke.ranks import Ranks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ALONE = Ranks(rank=0, world_size=1, device=torch.device("cpu"))
+OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in QUICK.items()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_signal_is_remembered_and_handlers_come_back(number: signal.Signals) -> None:
+    """The process goes on; what was there before is there afterwards."""
+    before = signal.getsignal(number)
+    with stopping.listening(wanted=True) as stop:
+        assert not stop.agreed(ALONE)
+        os.kill(os.getpid(), number)
+        assert stop.agreed(ALONE)
+    assert signal.getsignal(number) == before
+
+
+def test_nothing_is_touched_without_a_place_to_save() -> None:
+    """A run that could not be resumed ends as it always did."""
+    before = signal.getsignal(signal.SIGTERM)
+    with stopping.listening(wanted=False) as stop:
+        assert signal.getsignal(signal.SIGTERM) == before
+        assert not stop.agreed(ALONE)
+
+
+def test_other_threads_may_run_it_too() -> None:
+    """Without handlers, which Python gives to the main thread only."""
+    heard: list[bool] = []
+
+    def listen() -> None:
+        with stopping.listening(wanted=True) as stop:
+            heard.append(stop.agreed(ALONE))
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+    thread.join()
+    assert heard == [False]
+
+
+def test_stopped_run_leaves_3_and_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """RESULT says so, a loss limit is not judged, and the next start goes on."""
+    told = train._progress
+
+    def progress(config: Any, step: int, log: Any) -> str:
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return told(config, step, log)
+
+    options = [*OPTIONS, "--steps=9", "--window-steps=3", f"--checkpoint-dir={tmp_path}"]
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "_progress", progress)
+        assert main([*options, "--loss-limit=0.5", "--heldout-rows=128"]) == 3
+    out = capsys.readouterr().out
+    stopped = json.loads(out.splitlines()[-1].removeprefix("RESULT "))
+    assert (stopped["stopped"], stopped["passed"], stopped["steps"]) == (True, False, 6)
+    assert stopped["heldout_loss"] is None
+    assert "STOPPED after step 6 of 9, resumable: --resume auto goes on from there" in out
+    assert "NOT GOOD" not in out
+    assert "stopped by a signal" in out
+    assert (tmp_path / "step-6" / "_SUCCESS").exists()
+    assert not (tmp_path / "final").exists()
+    assert main([*options, "--resume=auto"]) == 0
+    went_on = json.loads(capsys.readouterr().out.splitlines()[-1].removeprefix("RESULT "))
+    assert (went_on["resumed_at"], went_on["stopped"], went_on["steps"]) == (6, False, 9)
+
+
+def test_failed_check_of_a_stopped_run_leaves_1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A scheduler that starts 3 again must not start broken hardware again."""
+    monkeypatch.setattr(stopping.Stop, "agreed", lambda _stop, _ranks: True)
+    # A repeat of the audit's pass differs: as a GPU that does not repeat itself.
+    monkeypatch.setattr(train.steps, "lock_step_pass", lambda _run, _step: (torch.rand(1), [torch.rand(1)]))
+    assert main([*OPTIONS, f"--checkpoint-dir={tmp_path}"]) == 1
+    out = capsys.readouterr().out
+    assert "FAIL lock_step" in out
+    assert json.loads(out.splitlines()[-1].removeprefix("RESULT "))["stopped"]
