@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import queue
 import select
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 TICK_S = 0.5
+LATEST_ENTRY_S = 5.0
+"""A peer of a rank that raised may still be on its way into the call for so long; then it is released as it is."""
 BEAT_S = 1.0
 AFTER_TERM_S = 25.0
 CONTROLLER_SILENT_S = 60.0
@@ -76,7 +79,9 @@ class _Running:
 
     call: Message
     deadline_s: float
-    entered: bool = False
+    entered_s: float | None = None
+    release: Message | None = None
+    release_s: float = math.inf
 
 
 @functools.cache
@@ -162,6 +167,7 @@ class Agent:
                     self._inherit()
                 if code is not None:
                     return code
+                self._release_if_due()
                 self._enforce_deadline()
         except ChannelLostError as lost:
             sys.stderr.write(f"gpucluster: rank {self._rank.rank} leaves: {lost}\n")
@@ -191,7 +197,8 @@ class Agent:
     def _wait(self) -> None:
         pause_s = TICK_S
         if self._running is not None:
-            pause_s = min(pause_s, max(0.0, self._running.deadline_s - time.monotonic()))
+            next_s = min(self._running.deadline_s, self._running.release_s)
+            pause_s = min(pause_s, max(0.0, next_s - time.monotonic()))
         for key, _ in self._selector.select(pause_s):
             with contextlib.suppress(KeyError):
                 self._selector.get_key(key.fileobj)  # an earlier event of this round may have removed it
@@ -267,8 +274,10 @@ class Agent:
             if self._running is None:
                 continue
             if message["t"] == "entered":
-                self._running.entered = True
-                self._running.deadline_s = time.monotonic() + self._running.call["deadline_s"]
+                self._running.entered_s = time.monotonic()
+                self._running.deadline_s = self._running.entered_s + self._running.call["deadline_s"]
+                if self._running.release is not None:
+                    self._running.release_s = self._running.entered_s + self._running.release.get("grace_s", 0.0)
             elif message["t"] == "progress":
                 self._channel.put(f"prog/{self._rank.rank}", {**message, "call": self._running.call["id"]})
             elif message["t"] == "result":
@@ -354,7 +363,7 @@ class Agent:
         """Post the answer to the running call; anything but success costs the worker its life."""
         if self._running is None:
             return
-        call, entered = self._running.call, self._running.entered
+        call, entered = self._running.call, self._running.entered_s is not None
         self._running = None
         reply = {"entered": entered, "collectives": 0, "collective": "", "output": "", **result}
         if self._worker is not None:
@@ -371,20 +380,33 @@ class Agent:
             self._discard_worker()
 
     def _abort(self, command: Message) -> None:
-        if self._running is None or self._running.call["id"] != command["id"]:
+        """End the call here; where a peer raised, only after a moment in it: this rank may be about to raise as well."""
+        running = self._running
+        if running is None or running.call["id"] != command["id"]:
+            return
+        grace_s = command.get("grace_s", 0.0)
+        is_late = running.entered_s is None and grace_s > 0
+        running.release = command
+        running.release_s = time.monotonic() + LATEST_ENTRY_S if is_late else (running.entered_s or 0.0) + grace_s
+        self._release_if_due()
+
+    def _release_if_due(self) -> None:
+        running = self._running
+        if running is None or running.release is None or time.monotonic() < running.release_s:
             return
         evidence: Message = {}
         if self._worker is not None:
             evidence = self._worker.evidence()
             self._kill_worker(self._worker)
-        self._finish({"ok": False, "kind": "released", "error": command["why"], **evidence})
+        self._finish({"ok": False, "kind": "released", "error": running.release["why"], **evidence})
 
     def _enforce_deadline(self) -> None:
         running = self._running
         if running is None or time.monotonic() < running.deadline_s:
             return
-        limit_s = running.call["deadline_s"] if running.entered else running.call["setup_s"]
-        error = f"{'did not return' if running.entered else 'did not finish its set-up'} within {limit_s:g} s"
+        entered = running.entered_s is not None
+        limit_s = running.call["deadline_s"] if entered else running.call["setup_s"]
+        error = f"{'did not return' if entered else 'did not finish its set-up'} within {limit_s:g} s"
         evidence: Message = {}
         if self._worker is not None:
             evidence = self._worker.evidence()

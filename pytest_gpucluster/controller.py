@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +51,8 @@ class Call:
     setup_s: float = SETUP_S
     any_device: bool = False
     test_arguments: Sequence[str] | None = None
+    once: bool = False
+    """Later calls of the function get the first one's replies: what it reads, this run itself changes afterwards."""
 
 
 class TerminatedError(MeasurementError):
@@ -83,6 +85,7 @@ class Controller:
         self._outbox = Outbox()
         self._estate: Estate | None = None
         self._groups: list[tuple[str, tuple[int, ...]]] = []
+        self._first: dict[str, dict[int, Message]] = {}
         self._who: dict[int, Message] = {}
         self._beats: dict[int, tuple[bytes, float]] = {}
         self._channel: Channel | None = None
@@ -237,6 +240,11 @@ class Controller:
         """
         if self._ending is not None:
             raise TerminatedError(f"not run: {self._ending}", kind="missing")
+        if call.once:
+            called = call.function["qualname"]
+            if called not in self._first:
+                self._first[called] = self.call(replace(call, once=False))
+            return self._first[called]
         if self.on_call is not None:
             self.on_call()
         replies = self._refuse_lost(call)
@@ -337,9 +345,9 @@ class Controller:
             if time.monotonic() > gathering.give_up_s:
                 for rank in list(gathering.waiting):
                     gathering.add(rank, lost_reply("its agent did not answer within the deadline"))
-            release, why = gathering.to_release()
+            release, why, grace_s = gathering.to_release()
             if release:
-                self._command({"t": "abort", "id": number, "ranks": release, "why": why})
+                self._command({"t": "abort", "id": number, "ranks": release, "why": why, "grace_s": grace_s})
         return gathering.replies
 
     def _report_progress(self, number: str, waiting: set[int]) -> None:

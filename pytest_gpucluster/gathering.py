@@ -31,17 +31,21 @@ class Gathering:
             release_s = time.monotonic() + GRACE_S.get(reply["kind"], 0.0)
             self.release_s = min(release_s, self.release_s or release_s)
 
-    def to_release(self) -> tuple[list[int], str]:
-        """Peers that wait for somebody who will never come, once the others had a moment to finish by themselves."""
+    def to_release(self) -> tuple[list[int], str, float]:
+        """Peers that wait for somebody who will never come, why, and how many seconds each must have been in the call.
+
+        Both moments, here and there, are for those that are about to raise as well; one may have been late.
+        """
         if self.release_s is None or time.monotonic() < self.release_s:
-            return [], ""
+            return [], "", 0.0
         for group in self.groups:
             failed = [rank for rank in group if rank in self.replies and not self.replies[rank]["ok"]]
             stuck = [rank for rank in group if rank in self.waiting and rank not in self.released]
             if failed and stuck:
                 self.released.update(stuck)
-                return stuck, f"released, because rank {failed[0]} {self.replies[failed[0]]['kind']}"
-        return [], ""
+                kind = self.replies[failed[0]]["kind"]
+                return stuck, f"released, because rank {failed[0]} {kind}", GRACE_S.get(kind, 0.0)
+        return [], "", 0.0
 
 
 def lost_reply(why: str) -> Message:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 KILL_S = 10.0
 STACKS_S = 1.0
+STACKS_LOOKS = 2
 SEND_S = 8.0  # the agent does not beat meanwhile: less than the controller waits for a beat
 TAIL_BYTES = 64 * 1024
 STACKS_CHARACTERS = 6000
@@ -106,17 +107,18 @@ class WorkerProcess:
 
     def stacks(self) -> str:
         """Its Python stacks, which faulthandler writes on SIGUSR1 even inside a C++ wait; empty if it cannot answer."""
-        before = self._stacks_file.stat().st_size if self._stacks_file.exists() else 0
+        before = size = self._stacks_file.stat().st_size if self._stacks_file.exists() else 0
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR1)
-        deadline_s = time.monotonic() + STACKS_S
-        while time.monotonic() < deadline_s:
+        deadline_s, unchanged = time.monotonic() + STACKS_S, 0
+        while time.monotonic() < deadline_s and unchanged < STACKS_LOOKS:  # thread after thread comes, and no end is marked
             time.sleep(0.05)
-            if self._stacks_file.exists() and self._stacks_file.stat().st_size > before:
-                time.sleep(0.05)
-                text = self._stacks_file.read_text(encoding="utf-8", errors="replace")
-                return _without_own_frames(text[before:])[-STACKS_CHARACTERS:]
-        return ""
+            size, last = self._stacks_file.stat().st_size if self._stacks_file.exists() else before, size
+            unchanged = unchanged + 1 if before < size == last else 0
+        if size == before:
+            return ""
+        text = self._stacks_file.read_text(encoding="utf-8", errors="replace")
+        return _without_own_frames(text[before:])[-STACKS_CHARACTERS:]
 
     def crash(self) -> str:
         """The Python stacks that faulthandler wrote when SIGSEGV, SIGBUS, SIGABRT, SIGFPE or SIGILL ended it; else empty."""

@@ -42,6 +42,7 @@ def main(request, link_fd):
     wire = Wire(socket.socket(fileno=link_fd))
     while (messages := wire.receive()) is not None:
         for message in messages:
+            time.sleep(message["kwargs"].get("late_s", 0.0))
             wire.send({"t": "entered"})
             if message["kwargs"].get("hang"):
                 time.sleep(600)
@@ -169,6 +170,40 @@ serve({**call(hang=True), "deadline_s": 60.0}, call())
     assert released["took_s"] < 0.1 + 0.2 + 0.5 + SLOW_S
     assert lost["kind"] == "lost"
     assert "does not end on SIGKILL" in lost["error"]
+
+
+RELEASE = """
+def release():
+    one._commands.put({"t": "abort", "id": 0, "ranks": [[1, 1]], "why": "released, because rank 0 raised", "grace_s": 0.4})
+    os.write(one._wake_write, b"c")
+"""
+
+
+def test_late_for_a_call_in_which_a_peer_raised(served: Any) -> None:
+    """It is given a moment in the call, in which it answers by itself: what all raise or skip is not one rank's fault."""
+    told = served(RELEASE + "after(0.1, release); serve({**call(late_s=0.8, pause_s=0.05), 'deadline_s': 60.0})")
+    (answer,) = told["answers"]
+    assert answer["ok"]
+
+
+def test_late_and_then_stuck(served: Any) -> None:
+    """After that moment it is released; one that was long in the call is released at once."""
+    told = served(RELEASE + "after(0.1, release); serve({**call(late_s=0.8, hang=True), 'deadline_s': 60.0})")
+    (answer,) = told["answers"]
+    assert (answer["kind"], answer["error"], answer["entered"]) == ("released", "released, because rank 0 raised", True)
+    assert 0.8 + 0.4 <= answer["took_s"] < 0.8 + 0.4 + 0.2 + SLOW_S
+    told = served(RELEASE + "after(1.0, release); serve({**call(hang=True), 'deadline_s': 60.0})")
+    (answer,) = told["answers"]
+    assert (answer["kind"], answer["entered"]) == ("released", True)
+    assert 1.0 <= answer["took_s"] < 1.0 + 0.2 + SLOW_S
+
+
+def test_too_late_for_a_call_in_which_a_peer_raised(served: Any) -> None:
+    """Its set-up may hang because of that peer: it is not waited for until the set-up's own deadline."""
+    program = "agent.LATEST_ENTRY_S = 0.5; after(0.1, release); serve({**call(late_s=50.0), 'setup_s': 60.0})"
+    (answer,) = served(RELEASE + program)["answers"]
+    assert (answer["kind"], answer["entered"]) == ("released", False)
+    assert 0.6 <= answer["took_s"] < 0.6 + 0.2 + SLOW_S
 
 
 def test_told_to_kill_and_cannot(served: Any) -> None:
