@@ -77,6 +77,9 @@ def _criterion(by_profile: Mapping[str, Threshold]) -> Iterator[str]:
     if rules:
         yield f"Needs {' and '.join(rules)}; with fewer it is skipped by rule."
         yield ""
+    if first.requires is not None:
+        yield f"Requires `{first.requires}`; a GPU without it in its spec is skipped by rule."
+        yield ""
     shared: dict[tuple[str, ...], list[str]] = {}
     for name, threshold in by_profile.items():
         shared.setdefault(_body(threshold), []).append(name)

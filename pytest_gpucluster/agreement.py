@@ -123,3 +123,35 @@ def suspicions(
             for member in group.guilty or (group.members if group.differs else ()):
                 against[member][kind] = group.describe()
     return against
+
+
+def suspicions_in_round(
+    digests_by_member: Mapping[Member, Mapping[str, str]],
+    group_of: Mapping[Member, str],
+    *,
+    first: Mapping[Member, Mapping[str, str]],
+    unsteady: Mapping[Member, Mapping[str, str]],
+) -> dict[Member, dict[str, str]]:
+    """What there is against each member in one of many rounds, by kind of computation, however it was seen.
+
+    Args:
+        digests_by_member: as for :func:`suspicions`.
+        group_of: as for :func:`disagreements`.
+        first: each member's digests in its first round, for one that is alone in its group has only itself to be like.
+        unsteady: the kinds that did not repeat within this round, in words.
+
+    Raises:
+        ValueError: a member has no group.
+    """
+    unlike = suspicions(digests_by_member, group_of)
+    against: dict[Member, dict[str, str]] = {}
+    for member, digests in digests_by_member.items():
+        changed = {kind for kind, digest in digests.items() if digest != first[member].get(kind, digest)}
+        told = (
+            unsteady[member],
+            {kind: f"among its model {words}" for kind, words in unlike[member].items()},
+            dict.fromkeys(sorted(changed), "not as in its first round"),
+        )
+        kinds = dict.fromkeys(kind for by_kind in told for kind in by_kind)
+        against[member] = {kind: "; ".join(by_kind[kind] for by_kind in told if kind in by_kind) for kind in kinds}
+    return against

@@ -14,8 +14,10 @@ from pytest_gpucluster.cluster import Inventory, Place, Results, rounds_of_pairs
 from pytest_gpucluster.controller import Call
 from pytest_gpucluster.diagnosis import diagnose
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
-from pytest_gpucluster.functions import RefusedError
+from pytest_gpucluster.functions import RefusedError, needs_idle_gpu
 from pytest_gpucluster.inventory.identity import Identity, identity
+from pytest_gpucluster.inventory.occupancy import read_occupancy
+from pytest_gpucluster.unfit import not_idle, spread, whole_groups
 
 if TYPE_CHECKING:
     from pytest_gpucluster.controller import Controller
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 PER = ("gpu", "node", "cluster", "pair")
 DEADLINE_S = 300.0
+LOOK_S = 30.0
 REPEATS = ("iterations", "bursts", "repeats")
 """Arguments of a measurement that say how often it repeats: what a second look multiplies."""
 Asked = Callable[[], "frozenset[Place] | None"]
@@ -58,6 +61,8 @@ class Cluster:
         self.unexpected: list[str] = []
         self.startup_s = 0.0
         self.unheard: dict[int, str] = {}
+        self.at_start = Results({}, {})
+        """By place what was on the GPU before this run was; an error (kind ``not_idle``) where that was too much."""
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -83,6 +88,11 @@ class Cluster:
     def promised(self) -> Inventory:
         """What was promised: shape, fabric, names of the GPU."""
         return self._inventory
+
+    @property
+    def not_idle(self) -> dict[Place, MeasurementError]:
+        """The GPUs on which somebody else was before this run, and what is told of it."""
+        return {place: error for place, error in self.at_start.errors.items() if error.kind == "not_idle"}
 
     def bound(self, place: Place) -> Place:
         """The same place with what is known about its hardware."""
@@ -151,7 +161,9 @@ class Cluster:
         except (RefusedError, plain.NotPlainError) as refused:
             raise ConfigurationError(f"cluster.run({getattr(function, '__name__', function)}): {refused}") from None
         found = _Found(what=name["qualname"], pairs=per == "pair")
-        for alone, groups in self._waves(per, chosen, at_once, found.errors):
+        unfit = self._unfit(chosen, needs_idle=needs_idle_gpu(function))
+        found.errors.update(spread(unfit, chosen, pairs=found.pairs))
+        for alone, groups in self._waves(per, chosen, at_once, unfit, found.errors):
             call = Call(
                 function=name,
                 ranks=[_rank(place) for place in alone],
@@ -161,7 +173,7 @@ class Cluster:
             )
             replies = self._controller.call(call)
             self._sort(replies, groups or [[place] for place in alone], found)
-        beside = tuple(place for place in chosen if place.rank is not None)
+        beside = tuple(place for place in chosen if place not in unfit)
         more = {name: number * noise.MORE for name, number in kwargs.items() if name in REPEATS and isinstance(number, int)}
         again = functools.partial(
             self.run,
@@ -198,41 +210,41 @@ class Cluster:
         nodes = {place.node for place in asked if per == "node" or place.gpu is None}
         return [place for place in self.places if place in asked or place.node in nodes]
 
+    def _unfit(self, chosen: Iterable[Place], *, needs_idle: bool) -> dict[Place, MeasurementError]:
+        """The places that cannot be measured, and why: nothing answers there, or somebody else is on the GPU."""
+        busy = self.not_idle if needs_idle else {}
+        return {
+            place: self._missing(place) if place.rank is None else busy[place]
+            for place in chosen
+            if place.rank is None or place in busy
+        }
+
     def _waves(
-        self, per: str, chosen: list[Place], at_once: int | str | None, errors: dict[Any, MeasurementError]
+        self,
+        per: str,
+        chosen: list[Place],
+        at_once: int | str | None,
+        unfit: Mapping[Place, MeasurementError],
+        errors: dict[Any, MeasurementError],
     ) -> list[Wave]:
-        """Who measures together, call after call; absent places go into ``errors``."""
-        present = [place for place in chosen if place.rank is not None]
-        for place in chosen:
-            if place.rank is None and per != "pair":
-                errors[place] = self._missing(place)
-        if not present:
+        """Who measures together, call after call; members of groups that are not whole go into ``errors``."""
+        fit = [place for place in chosen if place not in unfit]
+        if not fit:
             return []
-        by_node = {node: [place for place in present if place.node == node] for node in {place.node for place in present}}
         if per == "gpu":
-            size = len(present) if at_once in (None, "all") else int(str(at_once))
+            by_node = {node: [place for place in fit if place.node == node] for node in {place.node for place in fit}}
+            size = len(fit) if at_once in (None, "all") else int(str(at_once))
             longest = max(len(members) for members in by_node.values())
             slices = [
                 [place for members in by_node.values() for place in members[i : i + size]] for i in range(0, longest, size)
             ]
             return [(wave, None) for wave in slices]
         if per == "pair":
-            return [(list(sum(pairs, ())), [list(pair) for pair in pairs]) for pairs in rounds_of_pairs(present)]
-        groups = self._complete_groups(per, chosen, errors)
+            return [(list(sum(pairs, ())), [list(pair) for pair in pairs]) for pairs in rounds_of_pairs(fit)]
+        groups, broken = whole_groups(chosen, unfit, per=per)
+        errors.update(broken)
         members = [place for group in groups for place in group]
         return [(members, groups)] if members else []
-
-    def _complete_groups(self, per: str, chosen: list[Place], errors: dict[Any, MeasurementError]) -> list[list[Place]]:
-        """Groups of which every member answers: what a part of a group measures is another thing than what was asked."""
-        groups: dict[int, list[Place]] = {}
-        for place in chosen:
-            groups.setdefault(place.node if per == "node" else 0, []).append(place)
-        whole = [group for group in groups.values() if all(place.rank is not None for place in group)]
-        for group in groups.values():
-            absent = next((place for place in group if place.rank is None), None)
-            for place in group if absent is not None else ():
-                errors[place] = self._missing(absent)  # type: ignore[arg-type]
-        return whole
 
     def _sort(self, replies: Mapping[int, Any], groups: Sequence[Sequence[Place]], found: _Found) -> None:
         for group in groups:
@@ -266,11 +278,11 @@ class Cluster:
         """Run the body of a ``@pytest.mark.distributed`` test on every rank; the replies by rank.
 
         Raises:
-            MeasurementError: an expected place is missing, so the test cannot run as asked.
+            MeasurementError: an expected place is missing or its GPU not idle, so the test cannot run as asked.
         """
-        for place in self.places:
-            self.require_present(place)
-        groups = [[place] for place in self.places] if per == "gpu" else self._waves(per, list(self.places), None, {})[0][1]
+        for unfit in self._unfit(self.places, needs_idle=True).values():
+            raise unfit
+        groups = [[place] for place in self.places] if per == "gpu" else self._waves(per, list(self.places), None, {}, {})[0][1]
         call = Call(
             function=name,
             ranks=[_rank(place) for place in self.places],
@@ -287,6 +299,7 @@ class Cluster:
         """Let every rank say hello, and bind each expected place to the GPU that answers for it."""
         started_s = time.monotonic()
         self._controller.meet(within_s=within_s)
+        looks = self._look() if self.device == "cuda" else {}
         call = Call(
             function=self._controller.name(identity),
             ranks=range(self._controller.world_size),
@@ -303,7 +316,37 @@ class Cluster:
         for node, ranks in enumerate(_by_node(found)):
             for gpu, rank in enumerate(sorted(ranks, key=lambda rank: (found[rank].pci or "", found[rank].local_rank))):
                 self._bind_one(node, gpu, rank, found[rank])
+        if looks:
+            self.at_start = self._judge_idle(looks)
         self.startup_s = time.monotonic() - started_s
+
+    def _look(self) -> Mapping[int, Any]:
+        """Who is on the GPUs: asked before any worker of ours uses one, so that whoever is there is somebody else."""
+        call = Call(
+            function=self._controller.name(read_occupancy),
+            ranks=range(self._controller.world_size),
+            deadline_s=LOOK_S,
+            any_device=True,
+            once=True,
+        )
+        return self._controller.call(call)
+
+    def _judge_idle(self, looks: Mapping[int, Any]) -> Results:
+        """What was seen on each place's GPU; by UUID, because ranks may count GPUs in another order than CUDA."""
+        values: dict[Any, Any] = {}
+        errors: dict[Any, MeasurementError] = self._unfit(self.places, needs_idle=False)
+        seen = {rank: plain.from_plain(reply["value"]) for rank, reply in looks.items() if reply["ok"]}
+        present = [place for place in self.places if place.rank is not None]
+        by_uuid = {(place.node, seen[place.rank].uuid): seen[place.rank] for place in present if place.rank in seen}
+        for place in present:
+            found = by_uuid.get((place.node, place.uuid or "")) or seen.get(_rank(place))
+            if found is None:
+                errors[place] = self.blame({_rank(place): looks[_rank(place)]}, "who is on the GPU was not read")
+            elif found.holders:
+                errors[place] = not_idle(place, found)
+            else:
+                values[place] = found
+        return Results(values, errors)
 
     def _refuse_other_versions(self, found: Mapping[int, Identity]) -> None:
         """Nodes with other versions measure something else: they answer with an error that names the difference."""

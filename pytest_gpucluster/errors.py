@@ -29,7 +29,8 @@ class MeasurementError(GpuclusterError):
     """A value could not be measured.
 
     The text says ``rank N`` of the cause first; ``culprits`` holds the places to blame (never those that only
-    suffered); ``kind`` is one of ``raised died hung missing lost released refused``.
+    suffered); ``kind`` is one of ``raised died hung missing lost released refused
+    not_idle noisy``; ``not_idle``: somebody else is on the GPU, so nothing was measured there.
     """
 
     def __init__(self, message: str, *, culprits: tuple[Place, ...] = (), kind: str = "raised") -> None:

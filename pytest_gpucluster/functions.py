@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 MEASUREMENT_MARK = "__gpucluster_measurement__"
 NO_DEVICE_MARK = "__gpucluster_without_device__"
+COMPANY_MARK = "__gpucluster_beside_others__"
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -38,6 +39,17 @@ def without_device(function: Function) -> Function:
     """Mark a measurement that reads about a GPU without using it: it runs even where torch cannot open the GPU."""
     setattr(function, NO_DEVICE_MARK, True)
     return measurement(function)
+
+
+def beside_others(function: Function) -> Function:
+    """Mark a measurement that uses a GPU and finds the same whoever else does: it runs on a GPU that is not idle, too."""
+    setattr(function, COMPANY_MARK, True)
+    return measurement(function)
+
+
+def needs_idle_gpu(function: Callable[..., Any]) -> bool:
+    """Whether somebody else on the GPU would make what this function returns a wrong number."""
+    return not hasattr(function, NO_DEVICE_MARK) and not hasattr(function, COMPANY_MARK)
 
 
 def name_function(function: Callable[..., Any], *, rootdir: Path) -> dict[str, Any]:

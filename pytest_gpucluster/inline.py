@@ -89,7 +89,7 @@ class InlineController:
         started_s = time.monotonic()
         try:
             function = functions.find_function(call.function, trusted=True, rewrite=call.test_arguments is not None)
-            device = self._device()
+            device = self._device(call)
             if call.groups is not None:
                 _join_alone(device)
             if call.test_arguments is not None:
@@ -111,10 +111,10 @@ class InlineController:
         del code
         worker.leave_group()
 
-    def _device(self) -> Any:
+    def _device(self, call: Call) -> Any:
         import torch
 
-        if self.device == "cpu":
+        if self.device == "cpu" or call.any_device:
             return torch.device("cpu")
         torch.cuda.set_device(0)
         return torch.device("cuda", 0)

@@ -115,6 +115,8 @@ def _check_written(document: Document, key: str, entry: Mapping[str, Any]) -> It
     if not _KEY.match(key):
         yield document.problem(path, f"{key!r} cannot be a test's name: small letters, digits, _ and [parameter].")
     yield from _check_limit_keys(document, path, entry, required=True)
+    if "measured_with" in entry:
+        yield from _check_company(document, key, entry)
     for name, override in entry.get("profiles", {}).items():
         here: KeyPath = (*path, "profiles", name)
         if name not in document.data["profiles"]:
@@ -124,8 +126,25 @@ def _check_written(document: Document, key: str, entry: Mapping[str, Any]) -> It
         yield from _check_limit_keys(document, here, override, required=False)
 
 
+def _check_company(document: Document, key: str, entry: Mapping[str, Any]) -> Iterator[Problem]:
+    """``measured_with`` names another entry, the one that has the measurement and tells how long it takes."""
+    path: KeyPath = ("criteria", key, "measured_with")
+    criteria, other = document.data["criteria"], entry["measured_with"]
+    if (other not in criteria and ("criteria", other) not in document.where) or other == key:
+        known = [str(one) for one in criteria if one != key]
+        text = f"{key!r} is measured with {other!r}, which is no other criterion.{did_you_mean(other, known)}"
+        yield document.problem(path, text)
+    elif "measured_with" in criteria.get(other, {}):
+        owner = criteria[other]["measured_with"]
+        yield document.problem(path, f"{other!r} is itself measured with {owner!r}: name that one (in {key!r}).")
+    layers = (entry, *entry.get("profiles", {}).values())
+    if any(layer.get("takes_s") is not None for layer in layers):
+        text = f"'takes_s' belongs to the entry that has the measurement, {other!r}, or the time counts twice (in {key!r})."
+        yield document.problem(path, text)
+
+
 def _check_limit_keys(document: Document, path: KeyPath, entry: Mapping[str, Any], *, required: bool) -> Iterator[Problem]:
-    """Exactly one of the four kinds (at most one in an override); ``of`` and ``bound`` name something that exists."""
+    """Exactly one of the four kinds (at most one in an override); references name something that exists."""
     inside = part_of(path).inside
     kinds = [kind for kind in KINDS if kind in entry]
     if len(kinds) > 1:
@@ -137,14 +156,15 @@ def _check_limit_keys(document: Document, path: KeyPath, entry: Mapping[str, Any
         yield document.problem(path, f"no limit{inside}: one of {', '.join(KINDS)}.")
     if not kinds and not required and "of" in entry:
         yield document.problem((*path, "of"), f"'of' without a limit beside it{inside}: an override replaces both.")
-    for name in ("of", "bound"):
+    for name in ("of", "bound", "requires"):
         if entry.get(name) is not None and _unit_of(entry[name]) is None:
             known = [f"gpu.{field}" for field in FIELD_UNITS]
             known += [f"cluster.{field}" for field in CLUSTER_UNITS] if name == "of" else []
             text = f"{name!r} is {entry[name]!r}{inside}. Choose from: {', '.join(known)}."
             yield document.problem((*path, name), text + did_you_mean(entry[name], known))
-        elif name == "bound" and str(entry.get(name) or "gpu.").startswith("cluster."):
-            yield document.problem((*path, name), f"a bound is physics, so of the form gpu.<field>{inside}.")
+        elif name != "of" and str(entry.get(name) or "gpu.").startswith("cluster."):
+            what = "a bound is physics" if name == "bound" else "what a GPU may lack stands in its spec"
+            yield document.problem((*path, name), f"{what}, so of the form gpu.<field>{inside}.")
 
 
 def _exceeds(lowest: object, highest: object) -> bool:

@@ -42,6 +42,10 @@ class Plan:
         """The outcome of one expected test."""
         self._records[record.criterion, record.place] = record
 
+    def record(self, criterion: str, place: str | None) -> Record | None:
+        """What is on record for one expected test; None if it is not expected."""
+        return self._records.get((criterion, place))
+
     def pending(self) -> list[Record]:
         """What has no outcome yet."""
         return [record for record in self if record.outcome == PENDING]
@@ -70,9 +74,10 @@ def rule_against(threshold: Threshold, inventory: Inventory) -> str | None:
     if threshold.skip is not None:
         return threshold.skip
     facts = inventory.facts
-    group = {"gpu": 1, "node": facts["gpus_per_node"], "cluster": facts["world_size"]}[threshold.per]
+    group = facts["gpus_per_node"] if threshold.per == "node" else facts["world_size"]
     if group < threshold.needs:
-        return f"needs {threshold.needs} GPUs that work together, and {group} is expected"
+        why = "to compare" if threshold.per == "gpu" else "that work together"
+        return f"needs {threshold.needs} GPUs {why}, and {group} is expected"
     if facts["nodes"] < threshold.needs_nodes:
         return f"needs {threshold.needs_nodes} nodes, and {facts['nodes']} is expected"
     return None

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.criterion import Criterion
     from pytest_gpucluster.dispatch import Cluster
     from pytest_gpucluster.plugin_run import Run
+    from pytest_gpucluster.soak import Soak
 
 MARKS = {
     "distributed(per='cluster')": "the test's body runs on every rank, in a worker, with torch.distributed set up",
@@ -36,7 +37,7 @@ MARKS = {
 RUN = pytest.StashKey["Run"]()
 ACTIVE = pytest.StashKey[bool]()
 UNASKED = "under torchrun or pytest-xdist, fixtures of gpucluster need --gpucluster or the ini option gpucluster=true"
-OWN_FIXTURES = ("cluster", "criterion", "place", "node", "recipe")
+OWN_FIXTURES = ("cluster", "criterion", "place", "node", "recipe", "soak")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -50,6 +51,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--gpucluster-results", metavar="DIR", type=Path, help="results directory (default: gpucluster-results)")
     group.addoption("--gpucluster-gate", action="store_true", help="exit 0 only for the verdict ACCEPTED")
     group.addoption("--gpucluster-inline", action="store_true", help="run functions in this process, for one place (pdb)")
+    group.addoption("--gpucluster-selftest", action="store_true", help="plant faults before the run, and say which it finds")
     parser.addini("gpucluster", "treat every run here as an acceptance run", type="bool", default=False)
 
 
@@ -147,7 +149,9 @@ def is_under_xdist(config: pytest.Config) -> bool:
 
 
 def refuse_mixed_starts(config: pytest.Config, launch: Launch | None) -> None:
-    """pytest-xdist (``-n``) works on one node alone, with its own processes."""
+    """pytest-xdist (``-n``) works on one node alone, with its own processes; a self-test needs workers that may die."""
+    if config.option.gpucluster_selftest and config.option.gpucluster_inline:
+        raise pytest.UsageError("--gpucluster-selftest kills workers, and --gpucluster-inline has none; leave one of them out")
     if is_under_xdist(config):
         if launch is not None:
             raise pytest.UsageError(
@@ -155,6 +159,10 @@ def refuse_mixed_starts(config: pytest.Config, launch: Launch | None) -> None:
             )
         if config.option.gpucluster_inline:
             raise pytest.UsageError("--gpucluster-inline runs in one process; leave -n out")
+        if (config.option.gpucluster_level or "").startswith("soak"):
+            raise pytest.UsageError("a soak measures all GPUs in turns of its own; leave -n out")
+        if config.option.gpucluster_selftest:
+            raise pytest.UsageError("--gpucluster-selftest needs all GPUs at once; leave -n out")
     elif getattr(config.option, "tx", None) and config.option.dist != "no":
         raise pytest.UsageError("pytest-xdist's --tx cannot be used here: one process for each GPU of this machine is -n auto")
 
@@ -175,6 +183,7 @@ def read_settings(config: pytest.Config) -> Settings:
         results_dir=(config.invocation_params.dir / (config.option.gpucluster_results or "gpucluster-results")),
         gate=config.option.gpucluster_gate,
         inline=config.option.gpucluster_inline,
+        selftest=config.option.gpucluster_selftest,
     )
 
 
@@ -263,6 +272,12 @@ def criterion(request: pytest.FixtureRequest) -> Criterion:
 def recipe(pytestconfig: pytest.Config) -> Any:
     """``recipe(key)``: how the entry ``key`` wants its value measured, as keyword arguments for ``cluster.run``."""
     return run_of(pytestconfig).recipe
+
+
+@pytest.fixture(scope="session")
+def soak(pytestconfig: pytest.Config) -> Soak:
+    """Rounds of work for as long as ``--gpucluster-level soak:8h`` says: ``for turn in soak.rounds(works)``."""
+    return run_of(pytestconfig).soak
 
 
 def _only_in_workers(request: pytest.FixtureRequest) -> None:

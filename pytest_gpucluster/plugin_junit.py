@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from pytest_gpucluster.reporting.junit_file import REHEARSAL_SUITE, VERDICT_CASE
-from pytest_gpucluster.verdict import ACCEPTED, REHEARSED, REJECTED, WITH_WAIVERS, Verdict
+from pytest_gpucluster.reporting.junit_file import REHEARSAL_SUITE, SELFTEST_CASE, VERDICT_CASE
+from pytest_gpucluster.selftest.assessment import lines
+from pytest_gpucluster.verdict import ACCEPTED, FAILED, PASSED, REHEARSED, REJECTED, SKIPPED, WITH_WAIVERS, Record, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 class LiveJunit:
@@ -25,10 +26,31 @@ class LiveJunit:
         """A planned test that never ran is an error in the report, not an absence."""
         self._add(nodeid, "setup", "failed", why, [("failure_type", "missing")])
 
+    def add_kept(self, nodeid: str, record: Record) -> None:
+        """What a round of a soak found, where the run was ended before the test that would report it."""
+        if record.waiver is not None:
+            self._add(nodeid, "setup", "skipped", ("", 0, record.reason), [])
+        elif record.outcome == FAILED:
+            self._add(nodeid, "call", "failed", record.reason, [])
+        else:
+            self._add(nodeid, "setup", "failed", record.reason, [("failure_type", record.outcome)])
+
     def add_waivers(self, lines: Sequence[str]) -> None:
         """At the top of the file, as properties of the suite."""
         for line in lines if self._writer is not None else ():
             self._writer.add_global_property("waiver", line)
+
+    def add_selftest(self, facts: Mapping[str, Any]) -> None:
+        """The certificate as a testcase: an error where a plant was missed, skipped where not all could be shown."""
+        told = "\n".join(lines(facts))
+        findings = [(finding["what"], finding["words"]) for finding in facts["findings"]]
+        properties = [("statement", facts["statement"]), *findings]
+        if facts["outcome"] == PASSED:
+            self._add(SELFTEST_CASE, "call", "passed", None, properties)
+        elif facts["outcome"] == SKIPPED:
+            self._add(SELFTEST_CASE, "setup", "skipped", ("", 0, told), properties)
+        else:
+            self._add(SELFTEST_CASE, "setup", "failed", told, properties)
 
     def add_verdict(self, verdict: Verdict, *, rehearsal: bool) -> None:
         """The last testcase: passed for ACCEPTED, failure for REJECTED, skipped for REHEARSED, else error."""

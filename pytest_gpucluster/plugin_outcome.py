@@ -17,12 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What is known about a test beside its report."""
+    """What is known about a test beside its report; ``kept`` is what a round of a soak found at its place before it ran."""
 
     pair: Pair
     rule: str | None
     criterion: Criterion | None
     earlier: Record | None
+    kept: Record | None = None
 
 
 def outcome_of(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record | None:
@@ -44,9 +45,21 @@ def show_waived(report: pytest.TestReport, reason: str) -> None:
 def _after_setup(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record | None:
     if report.outcome == "passed":
         return None
+    if told.kept is not None:
+        return _as_kept(report, told.kept)
     if told.rule is not None and report.outcome == "skipped":
         return _record(told, SKIPPED, told.rule)
     return _not_measured(report, call, told)
+
+
+def _as_kept(report: pytest.TestReport, kept: Record) -> Record:
+    """The soak was cut short; what it had found stays found."""
+    if kept.outcome == FAILED:
+        report.when = "call"
+        _fail(report, kept.reason or kept.outcome)
+    else:
+        _make_error(report, kept.reason or kept.outcome)
+    return kept
 
 
 def _after_call(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record:
@@ -99,7 +112,7 @@ def _not_measured(report: pytest.TestReport, call: pytest.CallInfo[None], told: 
         _make_error(report, str(error))
         missing = isinstance(error, MeasurementError) and error.kind == "missing"
         guilty = tuple(place.id for place in getattr(error, "culprits", ()))
-        refused = isinstance(error, MeasurementError) and error.kind == "refused"
+        refused = isinstance(error, MeasurementError) and error.kind in ("refused", "not_idle")
         return replace(_record(told, MISSING if missing else ERROR, str(error)), culprits=guilty, refused=refused)
     if report.outcome == "skipped":
         if not told.pair.judges:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import signal
@@ -15,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster import pairing
+from pytest_gpucluster import pairing, plugin_soak
 from pytest_gpucluster.cluster import Place
 from pytest_gpucluster.controller import LAST_CALL_S
 from pytest_gpucluster.criterion import Criterion
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
+from pytest_gpucluster.pace import SUBJECTS
 from pytest_gpucluster.plan import rule_against
 from pytest_gpucluster.plugin_distributed import run_distributed_test
 from pytest_gpucluster.plugin_junit import LiveJunit
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
     from pytest_gpucluster.launch import Launch
+    from pytest_gpucluster.soak import Soak
 
 PAIR = pytest.StashKey[pairing.Pair]()
 CRITERION = pytest.StashKey[Criterion]()
@@ -98,11 +101,17 @@ class Run:
         places = {item.stash[PAIR].place if PAIR in item.stash else None for item in wanting}
         return None if None in places or not places else frozenset(place for place in places if place is not None)
 
+    @functools.cached_property
+    def soak(self) -> Soak:
+        """The soak that the selected tests take part in; see :func:`plugin_soak.start`."""
+        judging = {item.stash[PAIR].key: item.stash[CRITERION] for item in self._items if CRITERION in item.stash}
+        return plugin_soak.start(self.session, self._terminal, judging)
+
     # Collection.
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Pair every test with its entry; leave out what lies above the level."""
+        """Pair every test with its entry; leave out what lies above the level; a soak comes last, after all that is quick."""
         try:
             pairs = {item: self._pair(item) for item in items}
         except ConfigurationError as error:
@@ -112,6 +121,8 @@ class Run:
         if above:
             config.hook.pytest_deselected(items=above)
             items[:] = [item for item in items if item not in above]
+        items[:] = by_criterion(items, pairs)
+        items.sort(key=lambda item: pairs[item].judges and self.session.criteria[pairs[item].criterion].level == "soak")
 
     def _is_above(self, key: str) -> bool:
         return LEVELS.index(self.session.criteria[key].level) > LEVELS.index(self.session.settings.level)
@@ -165,7 +176,7 @@ class Run:
             self.session.plan.expect(criterion, place, nodeid=nodeid)
         self.session.fix_plan()
         if self.session.is_open:
-            self._terminal.announce(self.session)
+            self._terminal.announce(self.session, self.session.forecast(subjects_of(self._items)))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Tests that nobody saw cannot have been expected, so what hides them forbids an acceptance."""
@@ -218,8 +229,12 @@ class Run:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Keep the session at hand, so that a signal can stop it between two tests."""
+        """Keep the session at hand, so that a signal can stop it between two tests; the self-test comes before the first."""
         self._session = session
+        if self.session.settings.selftest and self.session.is_open and session.items:
+            from pytest_gpucluster.plugin_selftest import run_selftest  # noqa: PLC0415 -- loads torch
+
+            run_selftest(self._config, self.session, self._terminal)
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -272,6 +287,7 @@ class Run:
             rule=item.stash.get(RULE, None),
             criterion=item.stash.get(CRITERION, None),
             earlier=item.stash.get(RECORD, None),
+            kept=self._kept(item),
         )
         record = outcome_of(report, call, told)
         if record is not None:
@@ -285,6 +301,11 @@ class Run:
         if call.when == "teardown" and RECORD in item.stash:
             self._terminal.done(item.stash[RECORD])
         return report
+
+    def _kept(self, item: pytest.Item) -> Record | None:
+        """A failure or an error that a round of a soak found at this test's place."""
+        found = self.session.plan.record(*item.stash[PAIR].key)
+        return found if found is not None and RECORD not in item.stash and found.outcome in (FAILED, ERROR) else None
 
     def take(self, record: Record) -> None:
         """Take the outcome that a worker of pytest-xdist came to."""
@@ -327,6 +348,8 @@ class Run:
         junit.add_waivers(self.session.waivers.lines)
         for record in unrun if outcome == MISSING else ():
             junit.add_missing(self.session.plan.nodeid(record), record.reason or why)
+        for record in filter(None, map(self._kept, self._items)):
+            junit.add_kept(self.session.plan.nodeid(record), record)
         junit.add_verdict(self.verdict, rehearsal=self.session.rehearsal)
         self._trouble = self.session.write_results(self.verdict)
         session.exitstatus = self._exit_status(session)
@@ -351,7 +374,8 @@ class Run:
     def _exit_status(self, session: pytest.Session) -> int:
         """Keep pytest's own status, but never 0 when something is not as it should be."""
         assert self.verdict is not None
-        bad = any(self.verdict.counts[outcome] for outcome in BAD) or self._trouble is not None
+        insensitive = self.session.selftest is not None and bool(self.session.selftest["objections"])
+        bad = any(self.verdict.counts[outcome] for outcome in BAD) or self._trouble is not None or insensitive
         gated = self.session.settings.gate and self.verdict.word != ACCEPTED
         if int(session.exitstatus) == 0 and (bad or gated):
             return int(pytest.ExitCode.TESTS_FAILED)
@@ -393,6 +417,22 @@ def expected_of(items: Sequence[pytest.Item]) -> dict[str, tuple[str, str | None
             raise pytest.UsageError(f"{item.nodeid} and {owners[pair.key]} both judge {pair.criterion!r}; rename one of them")
         owners[pair.key] = item.nodeid
     return {nodeid: key for key, nodeid in owners.items()}
+
+
+def subjects_of(items: Sequence[pytest.Item]) -> dict[str, str]:
+    """The subject of each criterion: the first of our marks on its test."""
+    marked = {item.stash[PAIR].criterion: [name for name in SUBJECTS if item.get_closest_marker(name)] for item in items}
+    return {criterion: names[0] for criterion, names in marked.items() if names}
+
+
+def by_criterion(items: Sequence[pytest.Item], pairs: Mapping[pytest.Item, pairing.Pair]) -> list[pytest.Item]:
+    """The same order, but one criterion after the other where a test judges several, not place after place."""
+    ordered: list[pytest.Item] = []
+    for _, run in itertools.groupby(items, key=lambda item: (item.parent, getattr(item, "originalname", item.name))):
+        of_one_test = list(run)
+        criteria = list(dict.fromkeys(pairs[item].criterion for item in of_one_test))
+        ordered += sorted(of_one_test, key=lambda item: criteria.index(pairs[item].criterion))
+    return ordered
 
 
 def refuse_reruns(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster import messages
+from pytest_gpucluster import messages, pace
 from pytest_gpucluster.reporting.table import criteria_table
 from pytest_gpucluster.verdict import FAILED, PASSED, SHOWN_LIMITS, SKIPPED, WORDS, Record, Verdict, counted_as
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from pytest_gpucluster.session import Session
 
 PLAIN_INTERVAL_S = 5.0
+PLAIN_LINES = 100
+"""About so many progress lines are written elsewhere than on a terminal, in a run that takes longer than 500 s."""
+BAR_WIDTH, NARROW_BAR_WIDTH, NARROW_WIDTH = 20, 10, 110
 NAME_WIDTH = 34
 PLAIN_WIDTH = 132
 
@@ -32,7 +35,10 @@ class Terminal:
         self._criterion: str | None = None
         self._records: list[Record] = []
         self._remarks: list[str] = []
-        self._last_s = time.monotonic()
+        self._forecast: pace.Forecast | None = None
+        self._done: Counter[str] = Counter()
+        self._work: str | None = None
+        self._began_s = self._last_s = time.monotonic()
         self._transient = False
 
     @property
@@ -57,8 +63,9 @@ class Terminal:
             return ("error", "", "ERROR")
         return (report.outcome, "", report.outcome.upper())
 
-    def announce(self, session: Session) -> None:
-        """What is about to be measured, and against which limits."""
+    def announce(self, session: Session, forecast: pace.Forecast) -> None:
+        """What is about to be measured, against which limits, and how long it takes, about."""
+        self._forecast = forecast
         facts = session.inventory.facts
         unit = "ranks on the CPU" if session.rehearsal else "GPUs"
         self._write(
@@ -69,36 +76,75 @@ class Terminal:
             self._write("gpucluster: messages between ranks are not signed; set GPUCLUSTER_SECRET on every node to sign them")
         if session.rehearsal:
             self._write("gpucluster: REHEARSAL on the CPU: it tries the procedure and accepts nothing")
+        if self._config.get_verbosity() >= 0:
+            where = f"{facts['world_size']} {unit}"
+            for line in forecast.lines(level=session.settings.level, where=where):
+                self._write(f"gpucluster: {line}")
+
+    def say(self, text: str, **markup: bool) -> None:
+        """One line of its own."""
+        self._write(text, **markup)
 
     def begin(self, pair: Pair) -> None:
         """A test begins; a new criterion closes the line of the one before."""
         if pair.criterion != self._criterion:
             self.close_line()
-            self._criterion = pair.criterion
-            self._last_s = time.monotonic()
+            self._criterion, self._work = pair.criterion, None
+            self._began_s = self._last_s = time.monotonic()
+            self._draw(pair.criterion)
+
+    def work_on(self, work: str) -> None:
+        """What the progress line names in the place of the criterion, until the next one begins."""
+        self._work = work
 
     def done(self, record: Record) -> None:
         """A test has its outcome."""
         self._records.append(record)
+        self._done[record.criterion] += 1
 
     def remark(self, text: str) -> None:
         """An advisory limit was missed: said at the end, never a failure."""
         self._remarks.append(text)
 
     def progress(self, rank: int, step: str, fraction: float | None) -> None:
-        """What one rank does now: rewritten in place on a terminal, now and then elsewhere."""
-        reporter = self._reporter
-        if reporter is None or self._config.get_verbosity() < 0:
-            return
+        """How far the run is and what one rank does now: rewritten in place on a terminal, now and then elsewhere."""
         share = f" {100 * fraction:3.0f} %" if fraction is not None else ""
-        text = f"{self._criterion or 'starting':<{NAME_WIDTH}} rank {rank}: {step}{share}"
+        doing = f"{self._work or self._criterion or 'starting':<{NAME_WIDTH}} rank {rank}: {step}{share}"
+        if self._draw(doing) or self._reporter is None or self._config.get_verbosity() < 0:
+            return
+        if time.monotonic() - self._last_s > self._interval_s:
+            self._last_s = time.monotonic()
+            now = self._progress()
+            with self._uncaptured():
+                self._reporter.write_line(f"{doing}; {now.percent} % of all, {now.left}" if now is not None else doing)
+
+    def _draw(self, doing: str) -> bool:
+        """Rewrite the terminal's last line; False where there is no terminal to rewrite, or pytest's own lines stand there."""
+        reporter = self._reporter
+        if reporter is None or not reporter.isatty or not self._lines:
+            return False
         with self._uncaptured():
-            if reporter.isatty:
-                reporter.rewrite(text, erase=True)
-                self._transient = True
-            elif time.monotonic() - self._last_s > PLAIN_INTERVAL_S:
-                self._last_s = time.monotonic()
-                reporter.write_line(text)
+            width = reporter._tw.fullwidth  # noqa: SLF001 -- pytest's own width
+            reporter.rewrite(in_one_line(self._progress(), doing, width=width), erase=True)
+            self._transient = True
+        return True
+
+    def _progress(self) -> pace.Progress | None:
+        """None before the plan is fixed."""
+        if self._forecast is None:
+            return None
+        now_s = time.monotonic()
+        return pace.progress(
+            self._forecast,
+            self._done,
+            current=self._criterion,
+            in_current_s=now_s - self._began_s,
+            elapsed_s=now_s - self._session.started_s,
+        )
+
+    @property
+    def _interval_s(self) -> float:
+        return max(PLAIN_INTERVAL_S, self._forecast.total_s / PLAIN_LINES if self._forecast is not None else 0.0)
 
     def output(self, rank: int, text: str) -> None:
         """What a rank printed in a call, after it (``-s``): each line behind its place."""
@@ -156,6 +202,7 @@ class Terminal:
         with self._uncaptured():
             if self._transient:
                 reporter.rewrite("", erase=True)
+                reporter.rewrite("")  # back to the first column
                 self._transient = False
             reporter.ensure_newline()
             reporter.write_line(text, **markup)
@@ -163,3 +210,11 @@ class Terminal:
     def _uncaptured(self) -> Any:
         capture: Any = self._config.pluginmanager.get_plugin("capturemanager")
         return capture.global_and_fixture_disabled()
+
+
+def in_one_line(now: pace.Progress | None, doing: str, *, width: int) -> str:
+    """The bar and what is done now, cut to one line of a terminal: a longer one could not be rewritten."""
+    if now is None:
+        return doing[: width - 1]
+    bar = now.bar(NARROW_BAR_WIDTH if width < NARROW_WIDTH else BAR_WIDTH)
+    return f"{bar}  {' '.join(doing.split())}"[: width - 1]

@@ -7,6 +7,7 @@ import functools
 import os
 import secrets
 import time
+from collections import Counter
 from dataclasses import asdict, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -21,13 +22,14 @@ from pytest_gpucluster.estate import Estate
 from pytest_gpucluster.inline import OBJECTION, InlineController
 from pytest_gpucluster.inventory.detect import Detected, detect_gpus
 from pytest_gpucluster.inventory.identity import read_versions
+from pytest_gpucluster.pace import Forecast, forecast
 from pytest_gpucluster.reporting.files import Journal, ResultsDirectory, require_writable
 from pytest_gpucluster.reporting.junit_file import Case
 from pytest_gpucluster.reporting.live import Files, Live, so_far
 from pytest_gpucluster.reporting.results import place_facts
-from pytest_gpucluster.settings import LEVELS, Expect, Settings
+from pytest_gpucluster.settings import DEADLINES_S, LEVELS, Expect, Settings
 from pytest_gpucluster.thresholds import Profile, load
-from pytest_gpucluster.verdict import MISSING, Record, Terms, Verdict, decide
+from pytest_gpucluster.verdict import MISSING, PENDING, Record, Terms, Verdict, decide
 from pytest_gpucluster.waivers import Waivers
 
 if TYPE_CHECKING:
@@ -40,7 +42,6 @@ OLDEST_TORCH = (2, 4)
 REHEARSAL_RANKS = 2
 PLANNED = ("criterion", "place", "outcome", "reason")
 JOIN_S = 120.0
-DEADLINES_S = {"quick": 120.0, "standard": 300.0, "soak": 600.0}
 
 
 class Session:
@@ -70,6 +71,7 @@ class Session:
         self.waivers = self._read_waivers(start)
         self.plan = planning.Plan()
         self.objections: list[str] = []
+        self.selftest: dict[str, Any] | None = None
         self.asked: Callable[[], frozenset[Place] | None] = lambda: None
         self.terminated: str | None = None
         num_local = launch.local_world_size if launch is not None else self._num_local(detected)
@@ -111,8 +113,8 @@ class Session:
 
     @property
     def deadline_s(self) -> float:
-        """What a call may take whose recipe does not say: by level, and in a soak that much longer."""
-        return DEADLINES_S[self.settings.level] + (self.settings.soak_s or 0.0)
+        """What a call may take whose recipe does not say: by level. A soak is many calls, none of them longer than others."""
+        return DEADLINES_S[self.settings.level]
 
     @property
     def rehearsal(self) -> bool:
@@ -210,6 +212,18 @@ class Session:
         if self.is_open:
             self._live.note()
 
+    def forecast(self, subjects: Mapping[str, str]) -> Forecast:
+        """How long what is selected and applies here takes, about; ``subjects``: the mark of each criterion's test."""
+        due = [one.criterion for one in self.plan if one.outcome == PENDING]
+        rules = {key: planning.rule_against(self.criteria[key], self.inventory) for key in {*due} & {*self.criteria}}
+        return forecast(
+            Counter(key for key in due if rules.get(key) is None),
+            self.criteria,
+            subjects=subjects,
+            gpus_per_node=self.inventory.gpus_per_node,
+            soak_s=self.settings.soak_s,
+        )
+
     def planned(self) -> dict[str, Any]:
         """The expected set and the terms of the verdict, for the journal."""
         rows = [{"nodeid": self.plan.nodeid(row), **{name: getattr(row, name) for name in PLANNED}} for row in self.plan]
@@ -240,6 +254,19 @@ class Session:
         """Take one outcome and write it down at once."""
         self.plan.settle(record)
         self._write("outcome", record=record_facts(record))
+        self._live.note()
+
+    def note_round(self, **facts: Any) -> None:
+        """A round of a soak is over: on record at once, and the reports as they would stand if nothing more came."""
+        self._write("soak_round", **facts)
+        self._live.note()
+        self._live.catch_up()
+
+    def take_selftest(self, facts: dict[str, Any]) -> None:
+        """Take what the self-test found; what it missed forbids an acceptance."""
+        self.selftest = facts
+        self.objections += facts["objections"]
+        self._write("selftest", selftest=facts)
         self._live.note()
 
     def _write_so_far(self) -> None:
@@ -316,6 +343,7 @@ class Session:
             "thresholds_sha256": self.thresholds.sha256,
             "changed_limits": self.changed_limits,
             "waivers": self.waivers.facts,
+            **({"selftest": self.selftest} if self.selftest is not None else {}),
         }
 
     def timings(self) -> dict[str, float]:

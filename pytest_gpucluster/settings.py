@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 LEVELS = ("quick", "standard", "soak")
 DURATION_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+SOAK_S = 8 * 3600.0
+"""How long ``soak`` without a duration lasts."""
+DEADLINES_S = {"quick": 120.0, "standard": 300.0, "soak": 600.0}
+"""What a call may take whose recipe does not say, by level."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +39,7 @@ class Settings:
     results_dir: Path
     gate: bool
     inline: bool
+    selftest: bool = False
 
 
 def parse_expect(text: str | None) -> Expect:
@@ -55,7 +60,7 @@ def parse_expect(text: str | None) -> Expect:
 
 
 def parse_level(text: str) -> tuple[str, float | None]:
-    """``quick``, ``standard``, ``soak`` or ``soak:8h`` as (level, soak duration in s or None).
+    """``quick``, ``standard``, ``soak`` (8 h) or ``soak:30m`` as (level, soak duration in s or None).
 
     Raises:
         ConfigurationError: another word, or a duration that is not a number with one of s, m, h, d.
@@ -64,7 +69,7 @@ def parse_level(text: str) -> tuple[str, float | None]:
     if level not in LEVELS or (colon and (level != "soak" or not duration)):
         raise ConfigurationError(f"--gpucluster-level: {text!r} is not one of {', '.join(LEVELS)} or soak:8h")
     if not duration:
-        return level, None
+        return level, SOAK_S if level == "soak" else None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", duration)
     if match is None or float(match[1]) == 0:
         raise ConfigurationError(f"--gpucluster-level: {duration!r} is not a duration such as 30m, 8h or 2d")

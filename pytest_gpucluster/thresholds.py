@@ -109,8 +109,11 @@ class Threshold:
     ``numbers`` are the limit's, by group size in GPUs, ``"any"`` for all other sizes. ``of`` is what they are
     multiplied by; ``of_value`` its value when the GPU's spec gives it, None when the cluster's shape does.
     ``line`` is where the limit is written. ``needs`` and ``needs_nodes`` are the least GPUs and nodes in the group:
-    with fewer the criterion is skipped by rule, as it is when ``skip`` holds a reason. ``noise`` is the relative
-    spread of repeats above which a value is not judged.
+    with fewer the criterion is skipped by rule, as it is when ``skip`` holds a reason: the entry's own, or that the
+    profile's GPU lacks what it ``requires`` (``gpu.fp8_tflops``: FP8 units). ``noise`` is the relative
+    spread of repeats above which a value is not judged. ``takes_s`` is how long the measurement takes, about, on the
+    profile's GPUs (at level soak: one round of it); ``measured_with`` names the entry whose measurement gives this
+    value too.
     """
 
     key: str
@@ -132,9 +135,12 @@ class Threshold:
     bound_waived: str | None = None
     needs: int = 1
     needs_nodes: int = 1
+    requires: str | None = None
     skip: str | None = None
     noise: float | None = None
     deadline_s: float | None = None
+    takes_s: float | None = None
+    measured_with: str | None = None
 
     def limit(self, *, gpus: int, cluster: Mapping[str, int]) -> Limit:
         """The limit for a group.
@@ -283,6 +289,7 @@ def resolve(document: Document, key: str, *, profile: Profile | None) -> Thresho
         limit_path = next((("criteria", key, *path, kind) for kind in KINDS if kind in layer), limit_path)
     kind = next(kind for kind in KINDS if kind in merged)
     value = merged.pop(kind)
+    merged["skip"] = merged.get("skip") or _lacking(merged.get("requires"), profile.spec if profile else None)
     file, line = document.find(limit_path)
     defaults = {"recipe": {}, "level": "standard", "severity": "required"}
     return Threshold(
@@ -302,6 +309,13 @@ def _of_value(of: str | None, spec: GpuSpec | None) -> float | None:
         return None
     value: float | None = getattr(spec, of.removeprefix("gpu."), None)
     return value
+
+
+def _lacking(requires: str | None, spec: GpuSpec | None) -> str | None:
+    """Why a criterion does not apply to a GPU: its spec has no figure for what the criterion requires. None if it has."""
+    if requires is None or spec is None or getattr(spec, requires.removeprefix("gpu."), None) is not None:
+        return None
+    return f"needs {requires}, and {spec.title} has none"
 
 
 def _judged(threshold: Threshold) -> tuple[object, ...]:

@@ -107,8 +107,10 @@ class _Judged(_Strict):
     recipe: Recipe = {}
     needs: Count = 1
     needs_nodes: Count = 1
+    requires: Text | None = None
     noise: Annotated[float, Field(gt=0, lt=1)] | None = None
     deadline_s: Annotated[float, Field(gt=0)] | None = None
+    takes_s: Annotated[float, Field(gt=0, le=86400)] | None = None
     bound: Text | None = None
     bound_waived: Text | None = None
 
@@ -127,6 +129,7 @@ class Entry(_Judged):
 
     criterion: Text
     per: Literal["gpu", "node", "cluster"]
+    measured_with: Text = _LEFT_OUT
     unit: Unit
     why: Text
     source: Text

@@ -36,7 +36,7 @@ WORDS = {
 class Record:
     """What became of one expected (criterion, place). ``place`` is its id, None for cluster-wide criteria.
 
-    ``waiver`` says who answers for a failure; ``refused``: the software at the culprits does not fit, not the hardware.
+    ``waiver`` says who answers for a failure; ``refused``: what runs at the culprits is to blame, not their hardware.
     """
 
     criterion: str

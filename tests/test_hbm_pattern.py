@@ -122,6 +122,25 @@ def test_every_pass_and_block_draws_other_numbers(monkeypatch: pytest.MonkeyPatc
 # --- errors ---
 
 
+def test_a_later_call_draws_other_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A soak numbers its rounds; the same number draws the same words."""
+    drawn: list[list[int]] = []
+    draw = hbm_pattern._Search.draw
+
+    def spy(search: Any, index: int, *, inverted: bool) -> torch.Tensor:
+        words = draw(search, index, inverted=inverted)
+        drawn.append(words.flatten().tolist())
+        return words
+
+    monkeypatch.setattr(hbm_pattern._Search, "draw", spy)
+    for number in (1, 1, 2):
+        small(kinds=["random"], first_pass=number)
+    share = len(drawn) // 3
+    first, again, other = drawn[:share], drawn[share : 2 * share], drawn[2 * share :]
+    assert first == again
+    assert not {word for words in first for word in words} & {word for words in other for word in words}
+
+
 @pytest.mark.parametrize("kind", hbm_pattern.KINDS)
 @pytest.mark.parametrize(
     ("flip", "block", "offset_bytes", "bit"), [(0, 0, 0, 0), (2048 + 8 * 65 + 7, 1, 8 * 65, 56), (5119, 2, 1016, 56)]

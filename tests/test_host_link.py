@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import mmap
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -126,7 +127,7 @@ def test_span_is_divided_by_its_copies_and_the_middle_one_judged(monkeypatch: py
     milliseconds = iter([5, 1, 2, 8, 4, 2, 1, 8, 2])
     launched: list[int] = []
 
-    def time_span(call: Callable[[], object], *, launches: int) -> float:
+    def time_span(call: Callable[[], object], *, launches: int, **_watched: Any) -> float:
         call()
         launched.append(launches)
         return next(milliseconds) / 1000
@@ -310,7 +311,8 @@ def test_kernel_tells_where_pages_lie(own_cpus: list[int]) -> None:
             assert module._pages_on(host) in ([node], None)
             assert int(host.sum()) == 0
             assert host.data_ptr() % 4096 == 0
-    untouched = torch.empty(1 << 24, dtype=torch.int64)  # no page of it is anywhere yet
+    fresh = mmap.mmap(-1, 1 << 27)  # unlike torch's, never memory that was used before: no page of it is anywhere yet
+    untouched = torch.frombuffer(fresh, dtype=torch.int64)
     assert module._pages_on(untouched[1 << 20 :]) is None
 
 

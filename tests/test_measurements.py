@@ -70,7 +70,7 @@ def small_gemm(**changes: Any) -> gemm.GemmRate:
 def fixed_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Timed calls run, and are said to last 1, 2, 3 .. ms."""
 
-    def queue_each(call: Callable[[], object], *, iterations: int) -> Callable[[], timing.Timing]:
+    def queue_each(call: Callable[[], object], *, iterations: int, **_watched: Any) -> Callable[[], timing.Timing]:
         call()
         return lambda: timing.Timing(samples_s=[(index + 1) / 1000 for index in range(iterations)])
 
@@ -189,7 +189,7 @@ def test_hbm_really_measures() -> None:
 
 def test_hbm_sees_a_copy_that_did_not_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     """An operation that returns without doing its work is an error."""
-    monkeypatch.setattr(timing, "time_each", lambda call, *, iterations: timing.Timing(samples_s=[1.0]))
+    monkeypatch.setattr(timing, "time_each", lambda _call, **_counts: timing.Timing(samples_s=[1.0]))
     with pytest.raises(ArithmeticError, match=r"copy: .* are wrong"):
         hbm.hbm_bandwidth(size_bytes=4096, iterations=1, warmup=0)
 
@@ -215,7 +215,7 @@ def test_hbm_sees_what_was_not_read_or_written(monkeypatch: pytest.MonkeyPatch, 
     """A read or a write that returns without doing its work is an error."""
     kinds = iter(["copy", "triad", "read", "write"])
 
-    def lazy(call: Callable[[], object], *_counts: int) -> timing.Timing:
+    def lazy(call: Callable[[], object], *_counts: Any) -> timing.Timing:
         if next(kinds) != kind:
             call()
         return timing.Timing(samples_s=[1.0])
@@ -473,8 +473,8 @@ def slow_rank(rank: int) -> Any:
     """A span that rank 1 says took half a second a launch."""
     real = timing.time_span
 
-    def time_span(call: Callable[[], object], *, launches: int) -> float:
-        seconds = real(call, launches=launches)
+    def time_span(call: Callable[[], object], *, launches: int, **watched: Any) -> float:
+        seconds = real(call, launches=launches, **watched)
         return 0.5 if rank == 1 else seconds
 
     with pytest.MonkeyPatch.context() as patch:

@@ -41,7 +41,7 @@ def said_to_take(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[tuple[int, f
             said.append(next(left))
             return said[-1][0]
 
-        def queue_each(call: Callable[[], object], *, iterations: int) -> Callable[[], timing.Timing]:
+        def queue_each(call: Callable[[], object], *, iterations: int, **_watched: Any) -> Callable[[], timing.Timing]:
             call()
             return lambda: timing.Timing(samples_s=[said[-1][1]])
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import pytest
 
 from pytest_gpucluster import lint, thresholds, thresholds_merge
+from pytest_gpucluster.cluster import Inventory
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.plan import rule_against
+from pytest_gpucluster.specs import GpuSpec
 from pytest_gpucluster.thresholds import Limit, at_or_below, load
 
 if TYPE_CHECKING:
@@ -90,6 +93,30 @@ def test_skip_is_inherited_and_can_be_lifted(write: Write) -> None:
     assert resolved(load(write(text)), "sub", "gpu_count").skip == "no GPU"
     lifted = text.replace("{skip: no GPU}", "{skip: no GPU}\n      sub: {skip: null}")
     assert resolved(load(write(lifted)), "sub", "gpu_count").skip is None
+
+
+def test_what_the_gpu_lacks_is_skipped_by_rule(write: Write) -> None:
+    """Where the profile's spec has no figure, whatever the bound; not on a GPU that has it, nor in a rehearsal."""
+    text = GOOD.replace("  rehearsal: {rehearsal: true}", "  ampere: {gpu: a100-sxm}\n  rehearsal: {rehearsal: true}")
+    text = text.replace("bound: gpu.bf16_tflops", "requires: gpu.fp8_tflops\n    bound: gpu.fp8_tflops")
+    text = text.replace("above: 700", "above: 1200").replace("of: gpu.bf16_tflops", "of: gpu.fp8_tflops")
+    file = load(write(text))
+    ampere = resolved(file, "ampere", "bf16_tflops")
+    assert ampere.skip == "needs gpu.fp8_tflops, and A100 SXM 80 GB has none"
+    inventory = Inventory(num_nodes=1, gpus_per_node=8, device="cuda")
+    assert rule_against(ampere, inventory) == ampere.skip
+    assert [resolved(file, name, "bf16_tflops").skip for name in ("h200-sxm", "lab", "rehearsal")] == [None] * 3
+    own = text.replace("      lab:\n", "      ampere: {skip: not bought for it}\n      lab:\n")
+    assert resolved(load(write(own)), "ampere", "bf16_tflops").skip == "not bought for it"
+    assert "A100 SXM 80 GB has no gpu.fp8_tflops" in problems_of(write(text.replace("requires: gpu.fp8_tflops\n    ", "")))[0]
+
+
+def test_packaged_dtypes_require_their_units() -> None:
+    """A GPU without FP8, TF32 or INT8 is skipped by rule; every figure that a spec may lack is required by its criterion."""
+    criteria = load(None).criteria(load(None).profiles["h200-sxm"])
+    may_lack = {name for name, kind in get_type_hints(GpuSpec).items() if type(None) in get_args(kind)}
+    assert may_lack == {"fp8_tflops", "tf32_tflops", "int8_tops"}
+    assert {key: criteria[key].requires for key in may_lack} == {key: f"gpu.{key}" for key in may_lack}
 
 
 def test_profiles_inherit(write: Write) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_gpucluster.measurements.gemm import gemm
+from pytest_gpucluster.measurements.hbm import hbm_bandwidth
 from pytest_gpucluster.measurements.health import gpu_state
-from pytest_gpucluster.measurements.training import finetune
+from pytest_gpucluster.measurements.host_link import host_link
+from pytest_gpucluster.measurements.sustained import sustained
+from pytest_gpucluster.measurements.training import finetune, train
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +22,58 @@ def gpu_states(cluster):
 def finetuned(cluster, recipe):
     """One LoRA fine-tune over the whole cluster."""
     return cluster.run(finetune, per="cluster", **recipe("finetune_loss"))
+
+
+@pytest.fixture(scope="session")
+def trained_alone(cluster, recipe):
+    """A training on every GPU by itself, all at once."""
+    return cluster.run(train, per="gpu", alone=True, **recipe("training_throughput_gpu"))
+
+
+@pytest.fixture(scope="session")
+def trained_in_node(cluster, recipe):
+    """A training over the GPUs of each node, each with the whole model."""
+    return cluster.run(train, per="node", **recipe("training_throughput_ddp_node"))
+
+
+@pytest.fixture(scope="session")
+def trained_in_cluster(cluster, recipe):
+    """A training over all GPUs, each with the whole model."""
+    return cluster.run(train, per="cluster", **recipe("training_throughput_ddp_cluster"))
+
+
+@pytest.fixture(scope="session")
+def beside(request, cluster):
+    """Where to measure what GPUs are compared by: everywhere, if a selected test compares; else (None) where it is asked."""
+    compared = any("siblings" in getattr(item, "fixturenames", ()) for item in request.session.items)
+    return cluster.places if compared else None
+
+
+@pytest.fixture(scope="session")
+def gemm_bf16(cluster, recipe, beside):
+    """Dense BF16 products on every GPU at once."""
+    return cluster.run(gemm, per="gpu", places=beside, dtype="bfloat16", **recipe("bf16_tflops"))
+
+
+@pytest.fixture(scope="session")
+def gemm_fp32(cluster, recipe, beside):
+    """FP32 products on every GPU at once: far below the power limit, so healthy GPUs do not differ."""
+    return cluster.run(gemm, per="gpu", places=beside, dtype="float32", **recipe("fp32_tflops"))
+
+
+@pytest.fixture(scope="session")
+def gemm_sustained(cluster, recipe, beside):
+    """BF16 products back to back on every GPU at once."""
+    return cluster.run(sustained, per="gpu", places=beside, **recipe("bf16_sustained"))
+
+
+@pytest.fixture(scope="session")
+def hbm(cluster, recipe, beside):
+    """Copy, triad, read and write on every GPU at once."""
+    return cluster.run(hbm_bandwidth, per="gpu", places=beside, **recipe("hbm_bandwidth"))
+
+
+@pytest.fixture(scope="session")
+def host_link_alone(cluster, recipe, beside):
+    """Copies between every GPU and its host, one GPU of a node at a time."""
+    return cluster.run(host_link, per="gpu", places=beside, **recipe("host_to_device"))

@@ -8,23 +8,16 @@ from pytest_gpucluster import MeasurementError
 from pytest_gpucluster.agreement import suspicions
 from pytest_gpucluster.measurements.digest import digests
 from pytest_gpucluster.measurements.gemm import gemm
-from pytest_gpucluster.measurements.sustained import sustained
 
 pytestmark = pytest.mark.compute
 
 
-@pytest.fixture(scope="session")
-def gemm_bf16(cluster, recipe):
-    """Dense BF16 products on every GPU at once."""
-    return cluster.run(gemm, per="gpu", dtype="bfloat16", **recipe("bf16_tflops"))
-
-
-def test_bf16_tflops(gemm_bf16, place, criterion):
-    """The GPU reaches the dense BF16 rate at its best size."""
-    rate = gemm_bf16[place]
+def require_rate(rates, place, criterion):
+    """Judge the best size; show every size, and what the GPU did meanwhile."""
+    rate = rates[place]
     sizes = {f"n={size}": round(spread["median"], 1) for size, spread in rate.by_size.items()}
     criterion.require(
-        gemm_bf16.repeated(place, "tflops", "bursts_tflops"),
+        rates.repeated(place, "tflops", "bursts_tflops"),
         evidence={
             **sizes,
             "SM MHz": rate.sm_clock_mhz,
@@ -35,10 +28,56 @@ def test_bf16_tflops(gemm_bf16, place, criterion):
     )
 
 
-@pytest.fixture(scope="session")
-def gemm_sustained(cluster, recipe):
-    """BF16 products back to back on every GPU at once."""
-    return cluster.run(sustained, per="gpu", **recipe("bf16_sustained"))
+def test_bf16_tflops(gemm_bf16, place, criterion):
+    """The GPU reaches the dense BF16 rate at its best size."""
+    require_rate(gemm_bf16, place, criterion)
+
+
+def products(dtype, key):
+    """A fixture: dense products in ``dtype`` on every GPU at once, by the recipe of the entry ``key``."""
+
+    @pytest.fixture(scope="session")
+    def rates(cluster, recipe):  # noqa: ANN202 - a fixture, known by the name that it is given below
+        return cluster.run(gemm, per="gpu", dtype=dtype, **recipe(key))
+
+    return rates
+
+
+gemm_fp16 = products("float16", "fp16_tflops")
+gemm_fp8 = products("float8_e4m3fn", "fp8_tflops")
+gemm_tf32 = products("tf32", "tf32_tflops")
+gemm_fp64 = products("float64", "fp64_tflops")
+gemm_int8 = products("int8", "int8_tops")
+
+
+def test_fp16_tflops(gemm_fp16, place, criterion):
+    """The GPU reaches the dense FP16 rate."""
+    require_rate(gemm_fp16, place, criterion)
+
+
+def test_fp8_tflops(gemm_fp8, place, criterion):
+    """The GPU reaches the dense FP8 rate."""
+    require_rate(gemm_fp8, place, criterion)
+
+
+def test_tf32_tflops(gemm_tf32, place, criterion):
+    """The GPU reaches the dense TF32 rate."""
+    require_rate(gemm_tf32, place, criterion)
+
+
+def test_fp32_tflops(gemm_fp32, place, criterion):
+    """The GPU reaches the FP32 rate."""
+    require_rate(gemm_fp32, place, criterion)
+
+
+def test_fp64_tflops(gemm_fp64, place, criterion):
+    """The GPU reaches the dense FP64 rate."""
+    require_rate(gemm_fp64, place, criterion)
+
+
+def test_int8_tops(gemm_int8, place, criterion):
+    """The GPU reaches the dense INT8 rate, in 10^12 operations a second."""
+    require_rate(gemm_int8, place, criterion)
 
 
 def under_load(rate):
@@ -87,6 +126,10 @@ def test_silent_corruption(computed, place, criterion):
             "others of its model": [*models.values()].count(own.model) - 1,
             "rounds": own.rounds,
             "of them hot": own.hot_rounds,
+            "SM MHz": own.sm_clock_mhz,
+            "event reasons": own.event_reasons,
+            "C": own.temperature_c,
+            "W": own.power_w,
             **own.excluded,
         },
     )

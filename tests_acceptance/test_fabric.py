@@ -50,5 +50,11 @@ def test_inter_node_busbw(collective, all_reduce_in_cluster, criterion):
     timing = measured.value
     criterion.require(
         measured.repeated(None, "busbw_gb_s", "spans_busbw_gb_s"),
-        evidence={"NVLS": timing.nvls, "NCCL": timing.nccl_version, "us": timing.time_us, "ranks": timing.world_size},
+        evidence={
+            "NVLS": timing.nvls,
+            "NCCL": timing.nccl_version,
+            "us": timing.time_us,
+            "ranks": timing.world_size,
+            **timing.seen,
+        },
     )

@@ -25,6 +25,12 @@ def read(states, place, name):
     return state.gpu[name]
 
 
+def test_no_foreign_process(cluster, place, criterion):
+    """Nobody was on the GPU before this run; reading a GPU that was not idle is an error, no failure."""
+    found = cluster.at_start[place]
+    criterion.require(found.holders, evidence={"GiB in use": found.memory_used_gib, "% busy": found.utilization_percent})
+
+
 def test_gpu_count(gpu_states, node, criterion):
     """NVML shows every expected GPU."""
     state = gpu_states.first_of(node)

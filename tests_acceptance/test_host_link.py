@@ -11,12 +11,6 @@ pytestmark = pytest.mark.links
 
 
 @pytest.fixture(scope="session")
-def host_link_alone(cluster, recipe):
-    """Copies between every GPU and its host, one GPU of a node at a time."""
-    return cluster.run(host_link, per="gpu", **recipe("host_to_device"))
-
-
-@pytest.fixture(scope="session")
 def host_link_all(cluster, recipe):
     """The same, all GPUs of a node beginning together."""
     return cluster.run(host_link, per="node", **recipe("host_to_device_all"))
@@ -34,6 +28,7 @@ def judge(criterion, results, place, way):
             "both ways GB/s": link.both_gb_s,
             "remote h2d GB/s": link.h2d_remote_gb_s,
             "remote d2h GB/s": link.d2h_remote_gb_s,
+            **link.seen(way),
         },
     )
 

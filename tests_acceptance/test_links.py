@@ -22,5 +22,11 @@ def test_busbw(collective, all_reduce_in_node, node, criterion):
     timing = measured[node]
     criterion.require(
         measured.repeated(node, "busbw_gb_s", "spans_busbw_gb_s"),
-        evidence={"NVLS": timing.nvls, "NCCL": timing.nccl_version, "us": timing.time_us, "ranks": timing.world_size},
+        evidence={
+            "NVLS": timing.nvls,
+            "NCCL": timing.nccl_version,
+            "us": timing.time_us,
+            "ranks": timing.world_size,
+            **timing.seen,
+        },
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpucluster.measurements.hbm import hbm_bandwidth
 from pytest_gpucluster.measurements.hbm_pattern import hbm_pattern
 
 pytestmark = pytest.mark.memory
@@ -12,17 +11,11 @@ pytestmark = pytest.mark.memory
 KINDS = ("copy", "triad", "read", "write")
 
 
-@pytest.fixture(scope="session")
-def hbm(cluster, recipe):
-    """Copy, triad, read and write on every GPU at once."""
-    return cluster.run(hbm_bandwidth, per="gpu", **recipe("hbm_bandwidth"))
-
-
 def test_hbm_bandwidth(hbm, place, criterion):
     """Copy or triad, read plus written bytes, whichever is better."""
     moved = hbm[place]
     repeats = hbm.repeated(place, "tb_s", "repeats_tb_s")
-    criterion.require(repeats, evidence={f"{kind} TB/s": getattr(moved, f"{kind}_tb_s") for kind in KINDS})
+    criterion.require(repeats, evidence={**{f"{kind} TB/s": getattr(moved, f"{kind}_tb_s") for kind in KINDS}, **moved.seen})
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +28,8 @@ def test_hbm_pattern(pattern, place, criterion):
     """Not one word differs from what was written."""
     found = pattern[place]
     first = [error.text for error in found.first_errors[:1]]
-    criterion.require(found.errors, evidence={**found.errors_by_kind, "first": first, "GB tested": found.tested_bytes / 1e9})
+    tested = {"first": first, "GB tested": found.tested_bytes / 1e9}
+    criterion.require(found.errors, evidence={**found.errors_by_kind, **tested, **found.seen})
 
 
 def test_hbm_pattern_coverage(pattern, place, criterion):

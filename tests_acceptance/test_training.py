@@ -1,31 +1,132 @@
-"""Real training: a LoRA fine-tune that only works when everything under it does."""
+"""Real training: a LoRA fine-tune that only works when everything under it does, and its speed. See docs/decisions/0015."""
 
 from __future__ import annotations
 
 import pytest
 
+from pytest_gpucluster import MeasurementError
+from pytest_gpucluster.measurements.training import train
+
 pytestmark = pytest.mark.training
+
+CHECKS = (
+    "base_digest",
+    "data_digest",
+    "lock_step",
+    "all_reduce",
+    "adapter_digest",
+    "finite",
+    "adapters_moved",
+    "restore",
+    "step_time_spread",
+)
+"""Of finetune_smoke: all that a run without an output folder makes."""
 
 
 def test_finetune_loss(finetuned, criterion):
     """The loss falls below the limit, which lies well under what a model blind to its prompt could reach."""
-    outcome = finetuned.value
+    outcome = finetuned.value.outcome
     criterion.require(
         outcome.loss,
         evidence={
             "first": outcome.first_loss,
             "blind floor": outcome.blind_floor_nats,
             "below at step": outcome.step_below_limit,
+            **finetuned.value.seen,
         },
     )
 
 
 def test_finetune_exact_match(finetuned, criterion):
     """Held-out function calls come out exactly right."""
-    criterion.require(finetuned.value.exact_match, evidence={"held-out loss": finetuned.value.heldout_loss})
+    outcome = finetuned.value.outcome
+    criterion.require(outcome.exact_match, evidence={"held-out loss": outcome.heldout_loss})
 
 
 def test_finetune_checks(finetuned, criterion):
     """No exact check failed: lock-step, equal adapters, right data, restore."""
-    failed = {name: check["detail"] for name, check in finetuned.value.checks.items() if not check["passed"]}
+    failed = {name: check["detail"] for name, check in finetuned.value.outcome.checks.items() if not check["passed"]}
     criterion.require(len(failed), evidence=failed)
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_finetune_check(name, finetuned, criterion):
+    """The check looked, and found nothing; else at a rank that it names, unless it names all of them."""
+    check = finetuned.value.outcome.checks.get(name)
+    if check is None:
+        raise MeasurementError(f"the fine-tune made no check {name!r}: nothing was looked at")
+    failed = int(not check["passed"])
+    guilty = {place: failed for rank, place in enumerate(finetuned) if rank in check["ranks"]}
+    is_some = 0 < len(guilty) < len(finetuned)
+    criterion.require(guilty if is_some else failed, evidence={"found": check["detail"]})
+
+
+def test_finetune_loss_limit(finetuned, criterion):
+    """The limit lies well under what a model blind to its prompt could reach."""
+    outcome = finetuned.value.outcome
+    if outcome.blind_floor_nats is None or outcome.loss_limit is None:
+        raise MeasurementError("the fine-tune has no loss limit, or nobody knows what a model blind to its prompt would reach")
+    criterion.require(
+        outcome.loss_limit / outcome.blind_floor_nats,
+        evidence={"limit": outcome.loss_limit, "blind floor": outcome.blind_floor_nats},
+    )
+
+
+@pytest.fixture(scope="session")
+def sharded_in_node(cluster, recipe):
+    """A training under FSDP2 over the GPUs of each node."""
+    return cluster.run(train, per="node", **recipe("training_throughput_fsdp_node"))
+
+
+@pytest.fixture(scope="session")
+def sharded_in_cluster(cluster, recipe):
+    """A training under FSDP2 over all GPUs."""
+    return cluster.run(train, per="cluster", **recipe("training_throughput_fsdp_cluster"))
+
+
+@pytest.fixture(scope="session")
+def trained_by_all(request, cluster):
+    """A training over all GPUs there are, measured for another criterion wherever that is the same."""
+    if len(cluster.nodes) > 1:
+        return request.getfixturevalue("trained_in_cluster")
+    return request.getfixturevalue("trained_in_node" if len(cluster.places) > 1 else "trained_alone")
+
+
+def require_rate(trained, criterion):
+    """Judge the rate; show what it is to be read with."""
+    criterion.require(trained.tokens_per_s_per_gpu, evidence=trained.seen)
+
+
+def test_training_throughput_gpu(trained_alone, place, criterion):
+    """Every GPU by itself, all at once: nothing on the wire."""
+    require_rate(trained_alone[place], criterion)
+
+
+def test_training_throughput_ddp_node(trained_in_node, node, criterion):
+    """The GPUs of a node, each with the whole model: gradients all-reduced."""
+    require_rate(trained_in_node[node], criterion)
+
+
+def test_training_throughput_fsdp_node(sharded_in_node, node, criterion):
+    """The GPUs of a node, each with a part of the model: weights gathered layer by layer."""
+    require_rate(sharded_in_node[node], criterion)
+
+
+def test_training_throughput_ddp_cluster(trained_in_cluster, criterion):
+    """All GPUs, each with the whole model."""
+    require_rate(trained_in_cluster.value, criterion)
+
+
+def test_training_throughput_fsdp_cluster(sharded_in_cluster, criterion):
+    """All GPUs, each with a part of the model."""
+    require_rate(sharded_in_cluster.value, criterion)
+
+
+def test_finetune_throughput(trained_by_all, criterion):
+    """Tokens a second and GPU over everything there is."""
+    require_rate(trained_by_all.value, criterion)
+
+
+def test_finetune_throughput_healthy(trained_by_all, criterion):
+    """The same, against what a healthy cluster does."""
+    require_rate(trained_by_all.value, criterion)

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 NOT_GOOD = 1
 LINE_INTERVAL_S = 5.0
 SHOWN_ITEMS = 8
-OWN_CALLS = ("identity", "leave_group")
+OWN_CALLS = ("read_occupancy", "identity", "leave_group")
 Field: TypeAlias = "tuple[str, str]"
 
 

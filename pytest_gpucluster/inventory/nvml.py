@@ -269,6 +269,55 @@ def read_clocks(handle: Any) -> dict[str, float | None]:
     }
 
 
+def own_index(uuid: str | None) -> int:
+    """NVML index of this process's GPU: ``uuid``, else the ``LOCAL_RANK``-th that CUDA should show; inside :func:`session`.
+
+    Raises:
+        NvmlError: NVML does not show it.
+    """
+    uuids = read_uuids()
+    if uuid is not None:
+        if uuid not in uuids:
+            raise NvmlError(f"torch uses GPU {uuid}, which NVML does not show")
+        return uuids.index(uuid)
+    shown = visible_gpus(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if local_rank >= len(shown):
+        raise NvmlError(f"LOCAL_RANK {local_rank} has no GPU: NVML shows {len(uuids)}, CUDA may use {len(shown)}")
+    return shown[local_rank]
+
+
+def read_used_bytes(handle: Any) -> tuple[int, bool] | None:
+    """Memory in use, and whether that holds what the driver reserves for itself (before driver 510); None: not told."""
+    memory = _optional("nvmlDeviceGetMemoryInfo", handle, _binding().nvmlMemory_v2)
+    if memory is not None:
+        return int(memory.used), False
+    memory = _optional("nvmlDeviceGetMemoryInfo", handle)
+    return None if memory is None else (int(memory.used), True)
+
+
+def read_compute_processes(handle: Any) -> list[tuple[int, int | None]] | None:
+    """(pid, bytes) of the processes with a CUDA context on the GPU; bytes None: not told; None: no list is given.
+
+    A list may be empty, and pids those of the host, in a container.
+    """
+    found = _optional("nvmlDeviceGetComputeRunningProcesses_v3", handle)
+    return None if found is None else [(int(one.pid), one.usedGpuMemory) for one in found]
+
+
+def read_process_name(pid: int) -> str | None:
+    """The file name of the program that a process runs, None where NVML cannot see that."""
+    name = _if_told("nvmlSystemGetProcessName", pid)
+    words = _text(name).split() if name else []
+    return words[0].rpartition("/")[2] if words else None
+
+
+def read_utilization_percent(handle: Any) -> int | None:
+    """Share of the last moment (a sixth of a second to one second) in which a kernel ran, None where not told."""
+    rates = _optional("nvmlDeviceGetUtilizationRates", handle)
+    return None if rates is None else int(rates.gpu)
+
+
 def survey() -> dict[str, Any]:
     """What :func:`main` prints.
 

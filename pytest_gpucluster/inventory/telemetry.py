@@ -1,21 +1,28 @@
-"""What one GPU does while something runs on it: clocks, power, temperature, event reasons, sampled by a thread."""
+"""What a GPU does while something runs on it: clocks, power, temperature, event reasons.
+
+Sampled by a thread (:class:`Sampler`) or, in windows too short for that, read once inside each (:class:`Snapshots`).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 import statistics
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.inventory import nvml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Telemetry:
-    """What a :class:`Sampler` saw of one GPU. None: the GPU does not give the value.
+    """What was seen of one GPU. None: the GPU does not give the value. Power is NVML's own average of about a second.
 
     ``event_reasons`` is the union over all samples, so that a fault of one sample's length is not averaged away. Of the
     PCIe link the fastest generation counts (an idle link slows down to save power) and the narrowest width.
@@ -33,6 +40,21 @@ class Telemetry:
     event_reasons: list[str]
     fault_reasons: list[str]
 
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """What explains a value, in a few words."""
+        return {
+            "SM MHz": self.sm_clock_mean_mhz,
+            "W": self.power_mean_w,
+            "C": self.temperature_max_c,
+            "event reasons": self.event_reasons,
+        }
+
+
+def evidence(telemetry: Telemetry | None) -> dict[str, Any]:
+    """Its evidence; nothing where nothing was seen (a CPU, no NVML)."""
+    return {} if telemetry is None else telemetry.evidence
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sample:
@@ -45,7 +67,8 @@ class Sampler:
     """Reads one GPU's clocks, power, temperature and event reasons at 10 Hz while its ``with`` block runs.
 
     It only watches: without NVML, without such a GPU or after an error it stops quietly, ``error`` says why, and the
-    summary is of what was seen until then, None if nothing was.
+    summary is of what was seen until then, None if nothing was. A block that is over before NVML is ready is seen once, at
+    its end.
     """
 
     def __init__(self, uuid: str | None, *, interval_s: float = 0.1) -> None:
@@ -79,32 +102,86 @@ class Sampler:
         if not samples:
             return None
         window = [sample for sample in samples if sample.at_s >= since_s] or samples[-1:]
-        clocks, power, temperature = (_seen(window, key) for key in ("sm_clock_mhz", "power_w", "temperature_c"))
-        generations, widths = (_seen(window, key) for key in ("pcie_gen", "pcie_width"))
-        reasons = nvml.event_reason_names(functools.reduce(operator.or_, (sample.reasons for sample in samples)))
-        return Telemetry(
-            samples=len(window),
-            sm_clock_min_mhz=min(clocks, default=None),
-            sm_clock_mean_mhz=statistics.fmean(clocks) if clocks else None,
-            sm_clock_max_mhz=max(clocks, default=None),
-            temperature_max_c=max(temperature, default=None),
-            power_mean_w=statistics.fmean(power) if power else None,
-            power_max_w=max(power, default=None),
-            pcie_gen_max=int(max(generations)) if generations else None,
-            pcie_width_min=int(min(widths)) if widths else None,
-            event_reasons=reasons,
-            fault_reasons=nvml.fault_reasons(reasons),
-        )
+        return _summary(window, reasons_of=samples)
 
     def _run(self) -> None:
         try:
             with nvml.session():
                 handle = nvml.handle_of(str(self._uuid))
-                while not self._stop.is_set():
+                while True:
                     self._samples.append(_sample(handle))
-                    self._stop.wait(self._interval_s)
+                    if self._stop.wait(self._interval_s):
+                        return
         except nvml.NvmlError as error:
             self.error = str(error)
+
+
+class Snapshots:
+    """Reads one GPU by windows, whenever it is told to; for windows of milliseconds, which a thread would miss.
+
+    A reading takes a millisecond or so of the calling thread. Call it when all work of the window is queued and the GPU
+    is at it: then nothing waits for the thread, and the reading cannot disturb what is timed. Quiet as :class:`Sampler`:
+    without NVML or after an error it reads nothing more, and ``error`` says why.
+    """
+
+    def __init__(self, uuid: str | None) -> None:
+        """Watch the GPU with this UUID; None watches nothing."""
+        self.error: str | None = None
+        self._uuid = uuid
+        self._handle: Any = None
+        self._session = contextlib.ExitStack()
+        self._samples: dict[str, list[_Sample]] = {}
+
+    def __enter__(self) -> Snapshots:  # noqa: PYI034 - typing.Self needs Python 3.11
+        """Get NVML ready, so that a reading is short."""
+        if self._uuid is not None:
+            try:
+                self._session.enter_context(nvml.session())
+                self._handle = nvml.handle_of(self._uuid)
+            except nvml.NvmlError as error:
+                self.error = str(error)
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        """Let NVML go."""
+        self._handle = None
+        self._session.close()
+
+    def of(self, window: str) -> Callable[[], None]:
+        """What takes one reading of ``window`` when it is called."""
+        return lambda: self._take(window)
+
+    def summary(self, window: str) -> Telemetry | None:
+        """What was seen in all windows of this name, or None."""
+        samples = self._samples.get(window)
+        return _summary(samples, reasons_of=samples) if samples else None
+
+    def _take(self, window: str) -> None:
+        if self._handle is None:
+            return
+        try:
+            self._samples.setdefault(window, []).append(_sample(self._handle))
+        except nvml.NvmlError as error:
+            self.error, self._handle = str(error), None
+
+
+def _summary(window: list[_Sample], *, reasons_of: list[_Sample]) -> Telemetry:
+    clocks, power, temperature = (_seen(window, key) for key in ("sm_clock_mhz", "power_w", "temperature_c"))
+    generations, widths = (_seen(window, key) for key in ("pcie_gen", "pcie_width"))
+    reasons = nvml.event_reason_names(functools.reduce(operator.or_, (sample.reasons for sample in reasons_of)))
+    return Telemetry(
+        samples=len(window),
+        sm_clock_min_mhz=min(clocks, default=None),
+        sm_clock_mean_mhz=statistics.fmean(clocks) if clocks else None,
+        sm_clock_max_mhz=max(clocks, default=None),
+        temperature_max_c=max(temperature, default=None),
+        power_mean_w=statistics.fmean(power) if power else None,
+        power_max_w=max(power, default=None),
+        pcie_gen_max=int(max(generations)) if generations else None,
+        pcie_width_min=int(min(widths)) if widths else None,
+        event_reasons=reasons,
+        fault_reasons=nvml.fault_reasons(reasons),
+    )
 
 
 def _sample(handle: Any) -> _Sample:

@@ -12,15 +12,21 @@ import socket
 import statistics
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
+from pytest_gpucluster.functions import beside_others
+from pytest_gpucluster.inventory import group_telemetry
+from pytest_gpucluster.inventory.telemetry import Snapshots
 from pytest_gpucluster.measurements import progress, timing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from pytest_gpucluster.inventory.group_telemetry import GroupTelemetry
+    from pytest_gpucluster.inventory.telemetry import Telemetry
 
 BUSBW_FACTOR: Mapping[str, Callable[[int], float]] = {
     "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
@@ -59,7 +65,7 @@ class CollectiveTiming:
     ``time_us``, ``algbw_gb_s`` and ``busbw_gb_s`` come from the median over spans of the slowest rank's mean a launch.
     ``samples_busbw_gb_s`` are single launches (slowest rank of each), for the spread; ``spans_busbw_gb_s`` the spans.
     ``nvls`` is ``"off"`` where ``NCCL_NVLS_ENABLE=0`` forbids NVLink SHARP, else ``"default"``; it and
-    ``nccl_version`` are None without NCCL.
+    ``nccl_version`` are None without NCCL. ``telemetry`` is of all ranks' GPUs, once in each span; None without NVML.
     """
 
     operation: str
@@ -75,6 +81,12 @@ class CollectiveTiming:
     nccl_version: str | None
     nvls: str | None
     device: str
+    telemetry: GroupTelemetry | None = None
+
+    @property
+    def seen(self) -> dict[str, Any]:
+        """What explains a slow collective: the slowest clock, the hottest GPU, and whose they are."""
+        return group_telemetry.evidence(self.telemetry)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +129,8 @@ def all_reduce(*, size_bytes: int, iterations: int, warmup: int, dtype: str = "f
     wrong = _wrong_sums(buffer, ranks)
     for _ in range(warmup):
         dist.all_reduce(buffer)
-    spans_s, single_s = _time_launches(buffer, iterations)
+    with Snapshots(timing.gpu_uuid()) as snapshots:
+        spans_s, single_s = _time_launches(buffer, iterations, snapshots.of("spans"))
     wrong += _wrong_sums(buffer, ranks)
     times_s = _slowest([*spans_s, *single_s], wrong)
     time_s = statistics.median(times_s[: len(spans_s)])
@@ -136,9 +149,11 @@ def all_reduce(*, size_bytes: int, iterations: int, warmup: int, dtype: str = "f
         backend=dist.get_backend(),
         nccl_version=_nccl_version(),
         nvls=_nvls_setting(),
+        telemetry=gather_telemetry(snapshots.summary("spans")),
     )
 
 
+@beside_others
 def nodes_reached(*, node: int | None = None, iterations: int = 10) -> Reachability:
     """Gather every rank's node number and hostname, and time the round trip.
 
@@ -188,6 +203,15 @@ def gather_texts(text: str, *, limit_bytes: int = 256) -> list[str]:
     return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in rows]
 
 
+def gather_telemetry(own: Telemetry | None, *, alone: bool = False) -> GroupTelemetry | None:
+    """What all ranks' GPUs did, in brief; every rank of the default group has to call it, unless each is to be ``alone``."""
+    row = group_telemetry.to_row(int(os.environ.get("RANK", "0")), own)
+    if alone or not dist.is_initialized():
+        return group_telemetry.from_rows([row])
+    rows = _gather(torch.tensor(row, dtype=torch.float64, device=timing.current_device()))
+    return group_telemetry.from_rows([one.tolist() for one in rows])
+
+
 def _gather(row: torch.Tensor) -> list[torch.Tensor]:
     rows = [torch.empty_like(row) for _ in range(dist.get_world_size())]
     dist.all_gather(rows, row)
@@ -205,8 +229,12 @@ def _buffer(size_bytes: int, dtype: str, ranks: int) -> torch.Tensor:
     return torch.empty(size_bytes // kind.itemsize, dtype=kind, device=timing.current_device())
 
 
-def _time_launches(buffer: torch.Tensor, iterations: int) -> tuple[list[float], list[float]]:
-    """This rank's seconds per launch of each span, then of each single launch."""
+def _time_launches(buffer: torch.Tensor, iterations: int, snapshot: Callable[[], None]) -> tuple[list[float], list[float]]:
+    """This rank's seconds per launch of each span, then of each single launch.
+
+    The snapshot comes when a span is queued and runs; a rank that is late by it keeps the others waiting where they line
+    up for the next span, before its first event. So it is harmless for the smallest sizes, too.
+    """
     launches = min(LAUNCHES_PER_SPAN, iterations)
     spans = max(1, iterations // LAUNCHES_PER_SPAN)
     spans_s: list[float] = []
@@ -215,7 +243,7 @@ def _time_launches(buffer: torch.Tensor, iterations: int) -> tuple[list[float], 
         progress.report(f"span {index + 1} of {spans}", index / spans)
         buffer.fill_(1)
         dist.all_reduce(buffer)  # lines the ranks up: the span begins when the last of them has arrived
-        spans_s.append(timing.time_span(lambda: dist.all_reduce(buffer), launches=launches))
+        spans_s.append(timing.time_span(lambda: dist.all_reduce(buffer), launches=launches, meanwhile=snapshot))
         buffer.fill_(1)
         dist.all_reduce(buffer)
         single_s += timing.time_each(lambda: dist.all_reduce(buffer), iterations=launches).samples_s

@@ -63,8 +63,8 @@ class Digests:
     ``digests`` holds the first round's digest by kind, ``differing`` in how many later rounds a kind had another one (0
     where all is well), ``differing_rounds`` the first :data:`ROUNDS_LISTED` of these. Of ``rounds``, which count from 0, the
     last ``hot_rounds`` ran right after ``heat_s`` seconds of products. ``excluded``: kinds that were asked for and cannot
-    run here, with the reason. ``model``: what the bits may depend on besides the inputs. Temperature, power and clock
-    are of the hot rounds, of all if none were hot; None without NVML.
+    run here, with the reason. ``model``: what the bits may depend on besides the inputs. Temperature, power, clock and
+    event reasons are of the hot rounds, of all if none were hot; None without NVML.
     """
 
     digests: dict[str, str]
@@ -80,6 +80,7 @@ class Digests:
     temperature_c: float | None
     power_w: float | None
     sm_clock_mhz: float | None
+    event_reasons: list[str] | None
     model: str
     device: str
 
@@ -393,6 +394,7 @@ def _seen(telemetry: Telemetry | None) -> dict[str, Any]:
         "temperature_c": telemetry.temperature_max_c if telemetry else None,
         "power_w": telemetry.power_mean_w if telemetry else None,
         "sm_clock_mhz": telemetry.sm_clock_mean_mhz if telemetry else None,
+        "event_reasons": telemetry.event_reasons if telemetry else None,
     }
 
 

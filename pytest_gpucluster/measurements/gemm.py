@@ -1,8 +1,9 @@
 """Matrix products per second of the current device.
 
 Method: operands of normal random numbers (zeros and constants draw less power and read up to 20 % high), output
-allocated beforehand, one CUDA event pair per product, all of them queued before any is waited for, 2 n^3 FLOP a
-product, and one warm-up by time for all sizes, because a power-limited chip needs a second or two to settle.
+allocated beforehand, one CUDA event pair per product, all of a burst queued before any is waited for, 2 n^3
+operations a product. Each size is timed in bursts with a rest and a warm-up of their own, whose lengths decide whether
+the clock's rate or the power limit's is measured (docs/decisions/0007).
 """
 
 from __future__ import annotations
@@ -29,26 +30,40 @@ CHECKED = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """How a dtype is multiplied and how far its product may lie from the exact one, relative to its RMS."""
+    """How a dtype is multiplied and how far its product may lie from the exact one, relative to its RMS.
+
+    ``capability`` is the compute capability of the first GPUs with matrix units for it. Sizes are multiples of
+    ``step``. ``by_columns``: the second operand is stored column by column.
+    """
 
     storage: torch.dtype
     output: torch.dtype
     tolerance: float
+    capability: tuple[int, int]
     precision: str = "highest"
+    step: int = 1
+    by_columns: bool = False
 
 
 KINDS: Mapping[str, Kind] = {
-    "bfloat16": Kind(storage=torch.bfloat16, output=torch.bfloat16, tolerance=0.05),
-    "float16": Kind(storage=torch.float16, output=torch.float16, tolerance=0.02),
-    "tf32": Kind(storage=torch.float32, output=torch.float32, tolerance=0.01, precision="high"),
-    "float32": Kind(storage=torch.float32, output=torch.float32, tolerance=1e-3),
-    "float64": Kind(storage=torch.float64, output=torch.float64, tolerance=1e-10),
-    "float8_e4m3fn": Kind(storage=torch.float8_e4m3fn, output=torch.bfloat16, tolerance=0.1),
-    "int8": Kind(storage=torch.int8, output=torch.int32, tolerance=0.0),
+    "bfloat16": Kind(storage=torch.bfloat16, output=torch.bfloat16, tolerance=0.05, capability=(8, 0)),
+    "float16": Kind(storage=torch.float16, output=torch.float16, tolerance=0.02, capability=(7, 0)),
+    "tf32": Kind(storage=torch.float32, output=torch.float32, tolerance=0.01, capability=(8, 0), precision="high"),
+    "float32": Kind(storage=torch.float32, output=torch.float32, tolerance=1e-4, capability=(0, 0)),
+    "float64": Kind(storage=torch.float64, output=torch.float64, tolerance=1e-10, capability=(0, 0)),
+    "float8_e4m3fn": Kind(
+        storage=torch.float8_e4m3fn, output=torch.bfloat16, tolerance=0.2, capability=(8, 9), step=16, by_columns=True
+    ),
+    "int8": Kind(storage=torch.int8, output=torch.int32, tolerance=0.0, capability=(7, 5), step=32, by_columns=True),
 }
-"""Accepted dtypes. ``tf32`` is float32 storage on the TF32 tensor cores, ``float32`` never is. float8 uses unit
-scales, fast accumulation and bfloat16 output: other choices move its rate by tens of per cent. Tolerances are a few
-roundings of the output (unit roundoff 2^-8 for bfloat16, 2^-11 for float16) at four times the RMS."""
+"""Accepted dtypes. ``tf32`` is float32 storage on the TF32 tensor cores, ``float32`` never is. float8 uses unit scales,
+fast accumulation and bfloat16 output: other choices move its rate by tens of per cent. float8 and int8 have their second
+operand by columns, as a layer has its weights: on Hopper cuBLAS has no other float8 product, and its int8 product by rows is
+several times slower (129 TOPS at 8192 on an H200). Sizes of int8 are whole tiles of 32, its check is exact.
+
+Tolerances are a few roundings of the output (unit roundoff 2^-8 for bfloat16, 2^-11 for float16) at four times the RMS; that of
+float32 lies between its own error (1e-5) and that of TF32 (1e-3), so that one is never taken for the other; float8's fast
+accumulation keeps about 14 bits of a sum."""
 
 JUDGED: Mapping[str, Callable[[Mapping[int, float]], int]] = {
     "best size": lambda rates: max(rates, key=rates.__getitem__),
@@ -63,7 +78,7 @@ DATA = ("randn",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmRate:
-    """Dense matrix product rate; 1 TFLOPS is 10^12 FLOP/s.
+    """Dense matrix product rate; 1 TFLOPS is 10^12 FLOP/s, and of int8 10^12 integer operations a second (1 TOPS).
 
     ``tflops`` is the judged size's statistic, ``bursts_tflops`` the same of each of its bursts alone (each cold, so the
     clock's boost at its start is part of every one), ``samples_tflops`` its single products; ``by_size`` holds
@@ -145,13 +160,15 @@ def gemm(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         data: what the operands hold: one of :data:`DATA`.
 
     Raises:
-        ValueError: an unknown word, with the valid ones, or no size.
+        ValueError: an unknown word, with the valid ones, no size, or one that is no multiple of the dtype's step.
+        RuntimeError: the GPU has no matrix units for this dtype.
         ArithmeticError: a product lies outside the dtype's rounding error of a float64 reference.
     """
     _require_known(dtype=(dtype, KINDS), judged=(judged, JUDGED), statistic=(statistic, STATISTICS), data=(data, DATA))
     if not sizes or min(sizes) < 1 or not 1 <= bursts <= iterations:
         raise ValueError(f"at least one size n >= 1 and 1 <= bursts <= iterations: {sizes}, {bursts}, {iterations}")
     kind = KINDS[dtype]
+    require_units(dtype)
     precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision(kind.precision)
     try:
@@ -201,8 +218,30 @@ def _seen(telemetry: Telemetry | None) -> dict[str, Any]:
     }
 
 
+def require_units(dtype: str) -> None:
+    """Refuse a GPU that has no matrix units for ``dtype``, before something slower is measured in their place.
+
+    TF32 on a GPU without it would silently be float32. A CPU is a rehearsal and may do what it can.
+
+    Raises:
+        RuntimeError: with the compute capability that it takes and the one that the GPU has.
+    """
+    needed = KINDS[dtype].capability
+    if torch.cuda.is_available() and (own := torch.cuda.get_device_capability()) < needed:
+        has, takes = (".".join(map(str, version)) for version in (own, needed))
+        raise RuntimeError(
+            f"{timing.device_name()} (compute capability {has}) has no matrix units for {dtype}; they came with {takes}"
+        )
+
+
 def product_of(size: int, kind: Kind) -> _Product:
-    """A square product of order ``size``, ready to be called; its operands are the same in every process."""
+    """A square product of order ``size``, ready to be called; its operands are the same in every process.
+
+    Raises:
+        ValueError: ``size`` is no multiple of the kind's step.
+    """
+    if size % kind.step:
+        raise ValueError(f"sizes of {kind.storage} products are multiples of {kind.step}, not {size}")
     device = timing.current_device()
     generator = torch.Generator(device).manual_seed(size)
 
@@ -213,8 +252,8 @@ def product_of(size: int, kind: Kind) -> _Product:
         return torch.randn((size, size), dtype=drawn, device=device, generator=generator).to(kind.storage)
 
     a, b = operand(), operand()
-    if kind.storage == torch.float8_e4m3fn:
-        b = b.t()  # the float8 product wants its second operand column by column
+    if kind.by_columns:
+        b = b.t()
     out = torch.empty((size, size), dtype=kind.output, device=device)
     return _Product(size=size, a=a, b=b, out=out, scale=torch.ones((), device=device))
 

@@ -8,11 +8,12 @@ write-allocate traffic to add (as STREAM and BabelStream count).
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_gpucluster.inventory.telemetry import Snapshots, Telemetry, evidence
 from pytest_gpucluster.measurements import progress, timing
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class HbmBandwidth:
     """Memory bandwidth in TB/s (10^12 bytes moved a second); ``tb_s`` is the better of copy and triad.
 
     Each figure is the median of its samples; ``size_bytes`` is that of one array. ``read_tb_s`` and ``write_tb_s``
-    tell which direction a slow copy owes its slowness to.
+    tell which direction a slow copy owes its slowness to. ``telemetry`` holds what NVML said while each kind was timed.
     """
 
     tb_s: float
@@ -48,11 +49,22 @@ class HbmBandwidth:
     samples_write_tb_s: list[float]
     size_bytes: int
     device: str
+    telemetry: dict[str, Telemetry | None] = field(default_factory=dict)
+
+    @property
+    def judged(self) -> str:
+        """The better kind."""
+        return "copy" if self.copy_tb_s >= self.triad_tb_s else "triad"
 
     @property
     def repeats_tb_s(self) -> list[float]:
-        """The samples of the judged kind, the better one."""
-        return self.samples_copy_tb_s if self.copy_tb_s >= self.triad_tb_s else self.samples_triad_tb_s
+        """The samples of the judged kind."""
+        return self.samples_copy_tb_s if self.judged == "copy" else self.samples_triad_tb_s
+
+    @property
+    def seen(self) -> dict[str, Any]:
+        """What explains the judged kind's rate."""
+        return evidence(self.telemetry.get(self.judged))
 
 
 def hbm_bandwidth(*, size_bytes: int, iterations: int, warmup: int) -> HbmBandwidth:
@@ -73,19 +85,21 @@ def hbm_bandwidth(*, size_bytes: int, iterations: int, warmup: int) -> HbmBandwi
     for index, array in enumerate((b, c)):
         # Whole numbers below 2^10: every sum below is exact, so a result is right or wrong, never close.
         array.random_(0, 1024, generator=torch.Generator(a.device).manual_seed(index))
-    progress.report("copy", 0.0)
-    copy = _timed(lambda: a.copy_(b), iterations, warmup)
-    _verify("copy", a, lambda part: b[part])
-    progress.report("triad", 0.25)
-    triad = _timed(lambda: torch.add(b, c, alpha=SCALAR, out=a), iterations, warmup)
-    _verify("triad", a, lambda part: b[part] + SCALAR * c[part])
-    progress.report("read", 0.5)
-    read = _time_read(a, iterations, warmup)
-    progress.report("write", 0.75)
-    write = _timed(lambda: a.fill_(FILL), iterations, warmup)
-    _verify("write", a, lambda part: torch.full_like(a[part], FILL))
-    progress.report("write", 1.0)
-    return _bandwidth(a.nbytes, {"copy": (2, copy), "triad": (3, triad), "read": (1, read), "write": (1, write)})
+    with Snapshots(timing.gpu_uuid()) as snapshots:
+        progress.report("copy", 0.0)
+        copy = _timed(lambda: a.copy_(b), iterations, warmup, snapshots.of("copy"))
+        _verify("copy", a, lambda part: b[part])
+        progress.report("triad", 0.25)
+        triad = _timed(lambda: torch.add(b, c, alpha=SCALAR, out=a), iterations, warmup, snapshots.of("triad"))
+        _verify("triad", a, lambda part: b[part] + SCALAR * c[part])
+        progress.report("read", 0.5)
+        read = _time_read(a, iterations, warmup, snapshots.of("read"))
+        progress.report("write", 0.75)
+        write = _timed(lambda: a.fill_(FILL), iterations, warmup, snapshots.of("write"))
+        _verify("write", a, lambda part: torch.full_like(a[part], FILL))
+        progress.report("write", 1.0)
+    timed = {"copy": (2, copy), "triad": (3, triad), "read": (1, read), "write": (1, write)}
+    return _bandwidth(a.nbytes, timed, {kind: snapshots.summary(kind) for kind in timed})
 
 
 def free_and_total_bytes() -> tuple[int, int]:
@@ -97,7 +111,7 @@ def free_and_total_bytes() -> tuple[int, int]:
     return os.sysconf("SC_AVPHYS_PAGES") * page_bytes, os.sysconf("SC_PHYS_PAGES") * page_bytes
 
 
-def _bandwidth(size_bytes: int, timed: dict[str, tuple[int, Timing]]) -> HbmBandwidth:
+def _bandwidth(size_bytes: int, timed: dict[str, tuple[int, Timing]], telemetry: dict[str, Telemetry | None]) -> HbmBandwidth:
     """The result from each kind's arrays moved a run and its times."""
     medians: dict[str, Any] = {
         f"{kind}_tb_s": _tb_s(arrays * size_bytes, times.median_s) for kind, (arrays, times) in timed.items()
@@ -112,10 +126,11 @@ def _bandwidth(size_bytes: int, timed: dict[str, tuple[int, Timing]]) -> HbmBand
         **samples,
         size_bytes=size_bytes,
         device=timing.device_name(),
+        telemetry=telemetry,
     )
 
 
-def _time_read(array: torch.Tensor, iterations: int, warmup: int) -> Timing:
+def _time_read(array: torch.Tensor, iterations: int, warmup: int, snapshot: Callable[[], None]) -> Timing:
     """Time the sum of an array that is first filled with the whole numbers from 1, whose sum is known in closed form.
 
     64-bit integers, because their sum is exact in any order (modulo 2^64, from 32 GiB on).
@@ -126,7 +141,7 @@ def _time_read(array: torch.Tensor, iterations: int, warmup: int) -> Timing:
     words = array.view(torch.int64)
     torch.arange(1, words.numel() + 1, out=words)
     total = torch.zeros((1,), dtype=torch.int64, device=array.device)
-    timed = _timed(lambda: torch.sum(words, dim=0, keepdim=True, out=total), iterations, warmup)
+    timed = _timed(lambda: torch.sum(words, dim=0, keepdim=True, out=total), iterations, warmup, snapshot)
     expected = words.numel() * (words.numel() + 1) // 2
     if (int(total.item()) - expected) % 2**64:
         raise ArithmeticError(f"read: the sum of {words.numel()} numbers is {total.item()}, not {expected}")
@@ -137,10 +152,10 @@ def _tb_s(moved_bytes: int, seconds: float) -> float:
     return moved_bytes / seconds / 1e12
 
 
-def _timed(call: Callable[[], object], iterations: int, warmup: int) -> Timing:
+def _timed(call: Callable[[], object], iterations: int, warmup: int, snapshot: Callable[[], None]) -> Timing:
     for _ in range(warmup):
         call()
-    return timing.time_each(call, iterations=iterations)
+    return timing.time_each(call, iterations=iterations, meanwhile=snapshot)
 
 
 def _require_size(size_bytes: int) -> None:

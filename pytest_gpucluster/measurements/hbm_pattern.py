@@ -20,10 +20,11 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry, evidence
 from pytest_gpucluster.measurements import hbm, progress, timing
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class PatternResult:
 
     ``first_errors`` are the first 16 of them. ``share_of_free`` and ``share_of_total`` say how much of the memory was
     tested: ``tested_bytes`` over what was free before, and over all there is. ``moved_bytes`` is the traffic,
-    ``tb_s`` its rate, ``expected_s`` the time it would take at 4 TB/s.
+    ``tb_s`` its rate, ``expected_s`` the time it would take at 4 TB/s. ``telemetry`` is of the whole test, None without NVML.
     """
 
     errors: int
@@ -106,6 +107,12 @@ class PatternResult:
     moved_bytes: int
     tb_s: float
     device: str
+    telemetry: Telemetry | None = None
+
+    @property
+    def seen(self) -> dict[str, Any]:
+        """What the GPU did meanwhile: a hot memory loses bits that a cool one keeps."""
+        return evidence(self.telemetry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,6 +303,7 @@ def hbm_pattern(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     *,
     share: float = 0.9,
     passes: int = 1,
+    first_pass: int = 0,
     chunk_bytes: int = GIB,
     reserve_bytes: int = GIB,
     kinds: Sequence[str] = tuple(KINDS),
@@ -309,6 +317,7 @@ def hbm_pattern(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     Args:
         share: part of the free memory to test, above 0, at most 1.
         passes: how often all of it is done; random words differ from pass to pass.
+        first_pass: number of the first pass, so that a soak's calls draw other words each time.
         chunk_bytes: size of one block, a multiple of 512. One and an eighth more of it is held to compare in.
         reserve_bytes: what is left free beside all that, for the search of errors and for the driver.
         kinds: some of :data:`KINDS`, in the order to run.
@@ -329,7 +338,8 @@ def hbm_pattern(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     expected_s = _traffic_bytes(room, passes, kinds) / GUESS_TB_S / 1e12
     progress.report(f"{room.tested_bytes / 1e9:.1f} GB, about {expected_s:.0f} s at {GUESS_TB_S:g} TB/s", 0.0)
     try:
-        found, seconds = _run(room, passes, kinds, flip)
+        with Sampler(timing.gpu_uuid()) as sampler:
+            found, seconds = _run(room, range(first_pass, first_pass + passes), kinds, flip)
     finally:
         torch.cuda.empty_cache()  # the next measurement asks the driver what is free
     progress.report("done", 1.0)
@@ -349,6 +359,7 @@ def hbm_pattern(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         moved_bytes=found.moved_bytes,
         tb_s=found.moved_bytes / seconds / 1e12,
         device=timing.device_name(),
+        telemetry=sampler.summary(),
     )
 
 
@@ -405,14 +416,14 @@ def _traffic_bytes(room: _Room, passes: int, kinds: Sequence[str]) -> int:
     return int(passes * sum(SWEEPS[kind] for kind in kinds) * room.tested_bytes)
 
 
-def _run(room: _Room, passes: int, kinds: Sequence[str], flip: int | None) -> tuple[_Found, float]:
+def _run(room: _Room, passes: range, kinds: Sequence[str], flip: int | None) -> tuple[_Found, float]:
     """What was found, and in how many seconds; the memory is free again on return."""
     found = _Found()
     memory = _allocate(room)
-    search = _Search(memory, found, flip=flip, expected_bytes=_traffic_bytes(room, passes, kinds))
+    search = _Search(memory, found, flip=flip, expected_bytes=_traffic_bytes(room, len(passes), kinds))
     timing.synchronize()
     start_s = time.perf_counter()
-    for test in range(passes):
+    for test in passes:
         for kind in kinds:
             search.begin(kind, test=test)
             KINDS[kind](search)

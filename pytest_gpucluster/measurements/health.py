@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +76,7 @@ def gpu_state() -> GpuHealth:
         with nvml.session():
             count = nvml.gpu_count()
             try:
-                state = nvml.read_gpu(_own_index(uuid))
+                state = nvml.read_gpu(nvml.own_index(uuid))
             except nvml.NvmlError as error:
                 return GpuHealth(gpu=None, nvml_device_count=count, error=str(error), **seen)
     except nvml.NvmlLibraryNotFoundError:
@@ -114,17 +113,3 @@ def clocks_under_load(*, seconds: float, size: int = 8192) -> ClocksUnderLoad:
         tflops=launched * 2 * size**3 / elapsed_s / 1e12,
         nvml_error=sampler.error,
     )
-
-
-def _own_index(uuid: str | None) -> int:
-    """NVML index of this worker's GPU; inside an NVML session."""
-    uuids = nvml.read_uuids()
-    if uuid is not None:
-        if uuid not in uuids:
-            raise nvml.NvmlError(f"torch uses GPU {uuid}, which NVML does not show")
-        return uuids.index(uuid)
-    shown = nvml.visible_gpus(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if local_rank >= len(shown):
-        raise nvml.NvmlError(f"LOCAL_RANK {local_rank} has no GPU: NVML shows {len(uuids)}, CUDA may use {len(shown)}")
-    return shown[local_rank]

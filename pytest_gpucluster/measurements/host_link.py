@@ -17,13 +17,14 @@ import mmap
 import os
 import platform
 import statistics
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from pytest_gpucluster.inventory import numa
+from pytest_gpucluster.inventory.telemetry import Snapshots, Telemetry, evidence
 from pytest_gpucluster.measurements import progress, timing
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ class HostLink:
     ``numa_node`` is the GPU's by sysfs, None where that does not say; then memory lies where the process may have it.
     ``cpus`` is where the measurement ran, ``cpus_allowed`` where this process may run; ``cpus_are_local`` whether
     any of these is on ``numa_node``. ``pages_on`` are the nodes where the memory lay by the kernel, None where it does
-    not tell. ``memory_nodes`` are all nodes of the machine that have memory.
+    not tell. ``memory_nodes`` are all nodes of the machine that have memory. ``telemetry`` holds what NVML said, once in each
+    span, under ``h2d``, ``d2h`` and ``both``; the link's generation and width are those under load.
     """
 
     h2d_gb_s: float
@@ -80,6 +82,13 @@ class HostLink:
     together: bool
     size_bytes: int
     device: str
+    telemetry: dict[str, Telemetry | None] = field(default_factory=dict)
+
+    def seen(self, way: str) -> dict[str, Any]:
+        """What explains the rate of one way."""
+        found = self.telemetry.get(way)
+        link = {} if found is None else {"PCIe gen": found.pcie_gen_max, "PCIe width": found.pcie_width_min}
+        return {**link, **evidence(found)}
 
     @property
     def numa_is_known(self) -> bool:
@@ -109,11 +118,15 @@ class HostLink:
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """How often each kind is timed, and whether all ranks of the group begin it together."""
+    """How often each kind is timed, whether all ranks of the group begin it together, and who watches it.
+
+    One reading of NVML in each span, while the copy engine is at it: some hundred bytes beside two GiB.
+    """
 
     spans: int
     warmup: int
     together: bool
+    snapshots: Snapshots
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,10 +162,11 @@ def host_link(*, size_bytes: int, iterations: int, warmup: int, together: bool =
     _require_memory(8 * elements, locality)
     allowed = frozenset(os.sched_getaffinity(0))
     local_cpus = allowed & locality.cpus_of(locality.node)
-    recipe = _Recipe(spans=iterations, warmup=warmup, together=together)
     device = torch.zeros(elements, dtype=torch.int64, device=timing.current_device())
-    near = _near(device, locality.node, local_cpus, recipe)
-    far = None if together else _far(device, locality, allowed, recipe)
+    with Snapshots(timing.gpu_uuid()) as snapshots:
+        recipe = _Recipe(spans=iterations, warmup=warmup, together=together, snapshots=snapshots)
+        near = _near(device, locality.node, local_cpus, recipe)
+        far = None if together else _far(device, locality, allowed, recipe)
     progress.report("done", 1.0)
     return HostLink(
         h2d_gb_s=statistics.median(near.h2d_gb_s),
@@ -173,6 +187,7 @@ def host_link(*, size_bytes: int, iterations: int, warmup: int, together: bool =
         together=together,
         size_bytes=8 * elements,
         device=timing.device_name(),
+        telemetry={way: snapshots.summary(way) for way in ("h2d", "d2h", "both")},
     )
 
 
@@ -204,7 +219,7 @@ def _far(device: torch.Tensor, locality: Locality, allowed: frozenset[int], reci
     if node is None or room_bytes is None or room_bytes < _local_ranks() * device.nbytes:
         return None
     cpus = allowed & locality.cpus_of(node)
-    recipe = replace(recipe, spans=min(REMOTE_SPANS, recipe.spans))
+    recipe = replace(recipe, spans=min(REMOTE_SPANS, recipe.spans), snapshots=Snapshots(None))
     with _on_cpus(cpus), _host_memory(len(device), node=node) as host:
         pages_on = _pages_on(host)
         is_there = bool(cpus) if pages_on is None else pages_on == [node]
@@ -219,7 +234,7 @@ def _far(device: torch.Tensor, locality: Locality, allowed: frozenset[int], reci
 def _device_to_host(host: torch.Tensor, device: torch.Tensor, recipe: _Recipe) -> list[float]:
     """GB/s of each span; leaves pattern 1 in both buffers."""
     _fill(device, seed=1)
-    rates = _time(lambda: _copy(host, device), host.nbytes, recipe)
+    rates = _time("d2h", lambda: _copy(host, device), host.nbytes, recipe)
     _verify("device to host", host, seed=1)
     return rates
 
@@ -227,7 +242,7 @@ def _device_to_host(host: torch.Tensor, device: torch.Tensor, recipe: _Recipe) -
 def _host_to_device(host: torch.Tensor, device: torch.Tensor, recipe: _Recipe) -> list[float]:
     """GB/s of each span; takes pattern 1 from the host."""
     device.zero_()
-    rates = _time(lambda: _copy(device, host), host.nbytes, recipe)
+    rates = _time("h2d", lambda: _copy(device, host), host.nbytes, recipe)
     _verify("host to device", device, seed=1)
     return rates
 
@@ -251,7 +266,7 @@ def _both_ways(host: torch.Tensor, device: torch.Tensor, recipe: _Recipe) -> lis
         _copy(device[:half], host[:half])
         main.wait_stream(side)
 
-    rates = _time(copy, host.nbytes, recipe)
+    rates = _time("both", copy, host.nbytes, recipe)
     _verify("host to device while both", device[:half], seed=1)
     _verify("device to host while both", host[half:], seed=2)
     return rates
@@ -261,8 +276,9 @@ def _copy(destination: torch.Tensor, source: torch.Tensor) -> None:
     destination.copy_(source, non_blocking=True)
 
 
-def _time(call: Callable[[], None], moved_bytes: int, recipe: _Recipe) -> list[float]:
+def _time(way: str, call: Callable[[], None], moved_bytes: int, recipe: _Recipe) -> list[float]:
     """GB/s of each span of a call that moves ``moved_bytes``."""
+    snapshot = recipe.snapshots.of(way)
     for _ in range(recipe.warmup):
         call()
     timing.synchronize()
@@ -271,7 +287,8 @@ def _time(call: Callable[[], None], moved_bytes: int, recipe: _Recipe) -> list[f
     rates = []
     for _ in range(recipe.spans):
         call()  # still runs while the span is queued
-        rates.append(round(gb_s(moved_bytes, timing.time_span(call, launches=COPIES_PER_SPAN)), 6))
+        seconds = timing.time_span(call, launches=COPIES_PER_SPAN, meanwhile=snapshot)
+        rates.append(round(gb_s(moved_bytes, seconds), 6))
     return rates
 
 

@@ -85,10 +85,13 @@ def keep_busy(call: Callable[[], object], *, seconds: float) -> int:
     return launched
 
 
-def queue_each(call: Callable[[], object], *, iterations: int) -> Callable[[], Timing]:
+def queue_each(
+    call: Callable[[], object], *, iterations: int, meanwhile: Callable[[], None] = lambda: None
+) -> Callable[[], Timing]:
     """Queue ``iterations`` calls, each between its own two events; the returned function waits and reads them.
 
-    On a CPU the calls run at once and the returned function only hands over their times.
+    On a CPU the calls run at once and the returned function only hands over their times. ``meanwhile`` is called once by
+    the returned function, on a GPU when all calls are queued and the first has begun: what it does delays none of them.
 
     Raises:
         ValueError: ``iterations`` is below 1.
@@ -96,28 +99,33 @@ def queue_each(call: Callable[[], object], *, iterations: int) -> Callable[[], T
     if iterations < 1:
         raise ValueError(f"iterations must be at least 1, not {iterations}")
     if torch.cuda.is_available():
-        return _queue_events(call, iterations)
+        return _queue_events(call, iterations, meanwhile)
     samples_s = []
     for _ in range(iterations):
         start_s = time.perf_counter()
         call()
         samples_s.append(time.perf_counter() - start_s)
-    return lambda: Timing(samples_s=samples_s)
+
+    def hand_over() -> Timing:
+        meanwhile()
+        return Timing(samples_s=samples_s)
+
+    return hand_over
 
 
-def time_each(call: Callable[[], object], *, iterations: int) -> Timing:
-    """Time every one of ``iterations`` back-to-back calls; one wait, at the end."""
-    return queue_each(call, iterations=iterations)()
+def time_each(call: Callable[[], object], *, iterations: int, meanwhile: Callable[[], None] = lambda: None) -> Timing:
+    """Time every one of ``iterations`` back-to-back calls; one wait, at the end, and ``meanwhile`` while they run."""
+    return queue_each(call, iterations=iterations, meanwhile=meanwhile)()
 
 
-def time_span(call: Callable[[], object], *, launches: int) -> float:
-    """Seconds per call of ``launches`` back-to-back calls between two events, gaps included."""
+def time_span(call: Callable[[], object], *, launches: int, meanwhile: Callable[[], None] = lambda: None) -> float:
+    """Seconds per call of ``launches`` back-to-back calls between two events, gaps included; ``meanwhile`` as they run."""
 
     def span() -> None:
         for _ in range(launches):
             call()
 
-    return time_each(span, iterations=1).samples_s[0] / launches
+    return time_each(span, iterations=1, meanwhile=meanwhile).samples_s[0] / launches
 
 
 def _recorded_event(*, timing: bool = False) -> torch.cuda.Event:
@@ -126,7 +134,7 @@ def _recorded_event(*, timing: bool = False) -> torch.cuda.Event:
     return event
 
 
-def _queue_events(call: Callable[[], object], iterations: int) -> Callable[[], Timing]:
+def _queue_events(call: Callable[[], object], iterations: int, meanwhile: Callable[[], None]) -> Callable[[], Timing]:
     pairs = []
     for _ in range(iterations):
         start = _recorded_event(timing=True)
@@ -134,6 +142,8 @@ def _queue_events(call: Callable[[], object], iterations: int) -> Callable[[], T
         pairs.append((start, _recorded_event(timing=True)))
 
     def read() -> Timing:
+        pairs[0][0].synchronize()
+        meanwhile()
         pairs[-1][1].synchronize()
         return Timing(samples_s=[start.elapsed_time(end) / 1000 for start, end in pairs])
 

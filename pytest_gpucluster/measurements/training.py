@@ -2,16 +2,99 @@
 
 from __future__ import annotations
 
+import gc
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.measurements import progress
+import torch
+
+from pytest_gpucluster.inventory import group_telemetry
+from pytest_gpucluster.inventory.telemetry import Sampler
+from pytest_gpucluster.measurements import collectives, progress, timing
 
 if TYPE_CHECKING:
+    from finetune_smoke.config import Config
     from finetune_smoke.train import Outcome
+    from pytest_gpucluster.inventory.group_telemetry import GroupTelemetry
+
+BF16_BYTES = 2
+HELD_GIB = 0.5
+"""More than libraries hold once they are loaded (workspaces of cuBLAS: 32 MiB each)."""
+
+SPREAD = "step_time_spread"
+"""The one check of a fine-tune that tells a slow rank, not a wrong one."""
 
 
-def finetune(*, preset: str, **overrides: Any) -> Outcome:
-    """Fine-tune with LoRA on all ranks of the default process group; every rank returns the same outcome.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finetuned:
+    """What came out of a fine-tune, the same on every rank, and what all ranks' GPUs did meanwhile (None without NVML)."""
+
+    outcome: Outcome
+    telemetry: GroupTelemetry | None
+
+    @property
+    def seen(self) -> dict[str, Any]:
+        """What explains a slow training: the slowest clock, the hottest GPU, and whose they are."""
+        return group_telemetry.evidence(self.telemetry)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """How fast a group trained, and what it took; the same on every rank of it.
+
+    Rates count the tokens the kernels see. ``tokens_per_s_per_gpu`` and ``step_ms`` are medians over windows of steps, the
+    first left out as compiling is. ``mfu_percent`` and ``memory_peak_gib`` (the highest of all ranks) are None on a CPU,
+    ``telemetry`` without NVML. ``wire_gb_per_step`` (10^9 bytes) is what each GPU has to send.
+    """
+
+    tokens_per_s_per_gpu: float
+    step_ms: float
+    mfu_percent: float | None
+    memory_peak_gib: float | None
+    wire_gb_per_step: float
+    strategy: str
+    world_size: int
+    step_rows: int
+    compile_s: float | None
+    telemetry: GroupTelemetry | None
+
+    @property
+    def seen(self) -> dict[str, Any]:
+        """What a rate is to be read with, and what explains it."""
+        known = {
+            "MFU %": self.mfu_percent,
+            "ms a step": self.step_ms,
+            "peak GiB": self.memory_peak_gib,
+            "GB sent a step": self.wire_gb_per_step,
+            "strategy": self.strategy,
+            "ranks": self.world_size,
+            "rows a step": self.step_rows,
+            "s compiling": self.compile_s,
+        }
+        told = {name: value for name, value in known.items() if value is not None}
+        return {**told, **group_telemetry.evidence(self.telemetry)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardedMemory:
+    """Peak of each rank's training in GiB (2^30), and what FSDP shards: of all layers, and of one of them.
+
+    ``sharded_gib`` is that of the whole model, also where a rank alone shards nothing.
+    """
+
+    peaks_gib: list[float]
+    sharded_gib: float
+    layer_gib: float
+    world_size: int
+
+    @property
+    def peak_gib(self) -> float:
+        """The highest of all ranks."""
+        return max(self.peaks_gib)
+
+
+def finetune(*, preset: str, **overrides: Any) -> Finetuned:
+    """Fine-tune with LoRA on all ranks of the default process group; every rank returns the same.
 
     Args:
         preset: one of ``finetune_smoke.config.PRESETS``.
@@ -20,7 +103,102 @@ def finetune(*, preset: str, **overrides: Any) -> Outcome:
     Raises:
         finetune_smoke.config.InputError: no such preset or field.
     """
-    from finetune_smoke.config import preset as config_of
-    from finetune_smoke.train import finetune as train
+    return _run(_config(preset, overrides))
 
-    return train(config_of(preset, **overrides), progress=progress.report)
+
+def train(*, preset: str, alone: bool = False, **overrides: Any) -> Trained:
+    """Train at full speed on all ranks of the default process group.
+
+    Args:
+        preset: one of ``finetune_smoke.config.PRESETS``.
+        alone: this rank by itself, whatever group it is in.
+        overrides: further fields of ``finetune_smoke.config.Config``.
+
+    Raises:
+        finetune_smoke.config.InputError: no such preset or field.
+        ValueError: too few steps for a window beside the first.
+        ArithmeticError: the training went wrong (values that are not finite, ranks that differ), so its rate counts nothing.
+    """
+    config = _config(preset, overrides)
+    if config.steps < 2 * config.window_steps:
+        raise ValueError(f"{config.steps} steps are fewer than two windows of {config.window_steps}: the first is left out")
+    found = _run(config, alone=alone)
+    outcome = found.outcome
+    wrong = [f"{name}: {check['detail']}" for name, check in outcome.checks.items() if not check["passed"] and name != SPREAD]
+    if wrong:
+        raise ArithmeticError(f"the training went wrong: {'; '.join(wrong)}")
+    assert outcome.tokens_per_s_per_gpu is not None
+    assert outcome.step_ms is not None
+    return Trained(
+        tokens_per_s_per_gpu=outcome.tokens_per_s_per_gpu,
+        step_ms=outcome.step_ms,
+        mfu_percent=None if outcome.mfu is None else 100 * outcome.mfu,
+        memory_peak_gib=None if outcome.memory_peak_gib is None else max(outcome.memory_peak_gib),
+        wire_gb_per_step=outcome.wire_gb_per_step,
+        strategy=outcome.strategy,
+        world_size=outcome.world_size,
+        step_rows=outcome.step_rows,
+        compile_s=outcome.compile_s,
+        telemetry=found.telemetry,
+    )
+
+
+def sharded_memory(*, preset: str, alone: bool = False, **overrides: Any) -> ShardedMemory:
+    """Train a few steps under FSDP2 and tell the peak of every rank's memory.
+
+    Args:
+        preset: one of ``finetune_smoke.config.PRESETS``, with a random base.
+        alone: this rank by itself, with nothing sharded: what the others are compared with.
+        overrides: further fields of ``finetune_smoke.config.Config``.
+
+    Raises:
+        finetune_smoke.config.InputError: no such preset or field.
+        RuntimeError: there is no GPU whose memory could be counted, or an earlier call left something on it.
+    """
+    from finetune_smoke import flops
+
+    _require_free_memory()
+    config = _config(preset, {**overrides, "strategy": "ddp" if alone else "fsdp"})
+    outcome = _run(config, alone=alone).outcome
+    if outcome.memory_peak_gib is None:
+        raise RuntimeError("torch counts the memory of GPUs only, and there is none")
+    shape = flops.Shape(
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        layers=config.layers,
+        vocab=config.vocab_size,
+        query=config.hidden_size,
+        key=config.hidden_size // config.heads * config.kv_heads,
+    )
+    sharded_gib = flops.layer_weights(shape) * BF16_BYTES / 2**30  # biases and norms are 3 in 100,000 of it
+    return ShardedMemory(
+        peaks_gib=outcome.memory_peak_gib,
+        sharded_gib=sharded_gib,
+        layer_gib=sharded_gib / config.layers,
+        world_size=outcome.world_size,
+    )
+
+
+def _require_free_memory() -> None:
+    """What this process still holds would count as the training's: let go of it, and refuse to count what stays."""
+    if not torch.cuda.is_available():
+        return
+    torch.compiler.reset()  # compiled code may hold the weights it was made with
+    gc.collect()
+    held_gib = torch.cuda.memory_allocated() / 2**30
+    if held_gib > HELD_GIB:
+        raise RuntimeError(f"an earlier call left {held_gib:.2f} GiB on this GPU, which would count as this training's memory")
+
+
+def _config(preset: str, overrides: dict[str, Any]) -> Config:
+    from finetune_smoke.config import preset as config_of
+
+    return config_of(preset, **overrides)
+
+
+def _run(config: Config, *, alone: bool = False) -> Finetuned:
+    from finetune_smoke.train import finetune as run
+
+    with Sampler(timing.gpu_uuid()) as sampler:  # about a millisecond ten times a second, hardly ever with the GIL
+        outcome = run(config, progress=progress.report, alone=alone)
+    return Finetuned(outcome=outcome, telemetry=collectives.gather_telemetry(sampler.summary(), alone=alone))

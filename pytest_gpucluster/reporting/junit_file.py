@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from junit_xml import TestCase, TestSuite, to_xml_report_string
 
+from pytest_gpucluster.selftest.assessment import lines
 from pytest_gpucluster.verdict import (
     ACCEPTED,
     ERROR,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.cluster import Place
 
 VERDICT_CASE = "gpucluster.verdict"
+SELFTEST_CASE = "gpucluster.selftest"
 SUITE, REHEARSAL_SUITE = "pytest", "gpucluster-rehearsal"
 
 
@@ -39,14 +41,21 @@ class Case:
     record: Record
 
 
-def junit_text(
-    cases: Iterable[Case], verdict: Verdict, places: Mapping[str, Place], *, rehearsal: bool, waivers: Sequence[str] = ()
+def junit_text(  # noqa: PLR0913 -- all that a report holds
+    cases: Iterable[Case],
+    verdict: Verdict,
+    places: Mapping[str, Place],
+    *,
+    rehearsal: bool,
+    waivers: Sequence[str] = (),
+    selftest: Mapping[str, Any] | None = None,
 ) -> str:
     """The whole file: one testcase an outcome, ``gpucluster.verdict`` last; what was not selected is left out.
 
-    ``waivers``: a line about each, at the top of the file.
+    ``waivers``: a line about each, at the top of the file. ``selftest``: what one found, the first testcase.
     """
-    testcases = [_testcase(case) for case in cases if case.record.outcome != NOT_SELECTED]
+    testcases = [] if selftest is None else [_selftest_case(selftest)]
+    testcases += [_testcase(case) for case in cases if case.record.outcome != NOT_SELECTED]
     hosts = sorted({place.hostname for place in places.values() if place.hostname})
     suite = TestSuite(
         REHEARSAL_SUITE if rehearsal else SUITE,
@@ -71,6 +80,13 @@ def _testcase(case: Case) -> TestCase:
     testcase = TestCase(name, classname=classname)
     outcome = SKIPPED if case.record.waiver is not None else case.record.outcome
     _mark(testcase, outcome, case.record.reason or case.record.outcome)
+    return testcase
+
+
+def _selftest_case(facts: Mapping[str, Any]) -> TestCase:
+    told = "\n".join(lines(facts))
+    testcase = TestCase(SELFTEST_CASE, classname="", stdout=told)
+    _mark(testcase, facts["outcome"], told)
     return testcase
 
 

@@ -52,7 +52,14 @@ class Files:
             self.junit.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(
                 self.junit,
-                junit_text(cases, verdict, places, rehearsal=rehearsal, waivers=waivers.lines_of(facts.get("waivers", []))),
+                junit_text(
+                    cases,
+                    verdict,
+                    places,
+                    rehearsal=rehearsal,
+                    waivers=waivers.lines_of(facts.get("waivers", [])),
+                    selftest=facts.get("selftest"),
+                ),
             )
 
 
@@ -85,4 +92,9 @@ class Live:
 
 def so_far(records: Iterable[Record]) -> list[Record]:
     """The records with what has no outcome yet as missing: the truth, should nobody write again."""
-    return [replace(one, outcome=MISSING, reason=NOT_YET) if one.outcome == PENDING else one for one in records]
+    return [_not_yet(one) if one.outcome == PENDING else one for one in records]
+
+
+def _not_yet(record: Record) -> Record:
+    told = f"{record.reason}; {NOT_YET}" if record.reason else NOT_YET
+    return replace(record, outcome=MISSING, reason=told)

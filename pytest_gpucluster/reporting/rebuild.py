@@ -35,6 +35,7 @@ class Story:
     began_s: float = 0.0
     ended_s: float = 0.0
     finished: bool = False
+    selftest: dict[str, Any] | None = None
 
     def take(self, event: dict[str, Any]) -> None:
         """Add one event; unknown ones belong to a newer version and are passed over."""
@@ -56,6 +57,11 @@ class Story:
 
     def _on_bound(self, event: dict[str, Any]) -> None:
         self.places = {place["id"]: Place(**place) for place in (*event["places"], *event.get("nodes", ()))}
+
+    def _on_selftest(self, event: dict[str, Any]) -> None:
+        """What a self-test missed forbids an acceptance also where the run did not come to its verdict."""
+        self.selftest = event["selftest"]
+        self.terms = replace(self.terms, objections=(*self.terms.objections, *event["selftest"]["objections"]))
 
     def _on_outcome(self, event: dict[str, Any]) -> None:
         told = event["record"]
@@ -120,6 +126,7 @@ def rebuild(folder: Path, *, junit: Path | None = None) -> Verdict:
         "waivers": waivers.states_from(story.facts.get("waivers", []), story.records.values()),
         "environment": {"versions": story.versions, "rebuilt_from_journal": True},
         "timings": {"total_s": round(story.ended_s - story.began_s, 3)},
+        **({"selftest": story.selftest} if story.selftest is not None else {}),
     }
     cases = [Case(nodeid=story.nodeids.get(key, key[0]), record=record) for key, record in story.records.items()]
     places = story.places or _unbound(story.records.values())

@@ -19,7 +19,7 @@ SCHEMA_FILE = Path(__file__).with_name("results.schema.json")
 ACTIONS = {
     "gpu": "take the GPU out of service; run the health criteria there, then replace it if they fail again",
     "node": "look at the node: power, cabling, driver; then measure it again",
-    "software": "bring the software of this node in line with the others; the evidence says what differs",
+    "software": "bring the software of this node in line with the others, or end what holds the GPU; the evidence says which",
 }
 
 

@@ -43,8 +43,9 @@ FIELD_UNITS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpec:
-    """One GPU product. Rates are dense, links one way; ``fp64_tflops`` is that of the tensor cores.
+    """One GPU product. Rates are dense, links one way.
 
+    ``fp64_tflops`` is that of the tensor cores. A rate that is None: the GPU has no such units.
     ``id`` is the file's name, ``names`` the whole names NVML may give the product, ``memory_gib`` what NVML reports,
     ``seen`` when and on what the project ran on it.
     """
@@ -56,10 +57,10 @@ class GpuSpec:
     bf16_tflops: float
     fp16_tflops: float
     fp8_tflops: float | None
-    tf32_tflops: float
+    tf32_tflops: float | None
     fp32_tflops: float
     fp64_tflops: float
-    int8_tops: float
+    int8_tops: float | None
     hbm_tb_s: float
     memory_gib: float
     nvlink_links: int

@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 from nvml_simulator import build, environment
 
 from e2e import harness
@@ -25,9 +26,7 @@ TIGHT = {
     "hbm_bandwidth": harness.in_rehearsal(above=0.001, recipe={"size_bytes": 16777216}),
     "busbw[all_reduce]": harness.in_rehearsal(above={"any": 0.02}, recipe={"size_bytes": 1048576}),
 }
-UNTAUGHT = {
-    "preset": "tiny", "steps": 20, "fault": "lr0", "heldout_rows": 16, "greedy_rows": 0, "restore_check": False,
-}  # fmt: skip
+UNTAUGHT = {"preset": "tiny", "steps": 20, "fault": "lr0", "heldout_rows": 16, "greedy_rows": 0}
 SLOW = {"gemm": "slow", "hbm_bandwidth": "slow", "all_reduce": "slow"}
 CORRUPT = {
     "silent_corruption": harness.in_rehearsal(recipe={"flips": [{"kind": "softmax", "bit": 5, "round": 1, "rank": 1}]}),
@@ -35,11 +34,20 @@ CORRUPT = {
     "hbm_pattern_coverage": harness.in_rehearsal(skip=None),
     "bf16_sustained": harness.in_rehearsal(above=1000),
     "bf16_at_clock": harness.in_rehearsal(skip=None),
+    **{
+        key: harness.in_rehearsal(above=1000)
+        for key in ("fp16_tflops", "tf32_tflops", "fp32_tflops", "fp64_tflops", "int8_tops")
+    },
+    "fp8_tflops": harness.in_rehearsal(above=1000, skip=None, recipe={"sizes": [64], "iterations": 1, "bursts": 1}),
     "host_to_device": harness.in_rehearsal(above=1e6),
     "device_to_host": harness.in_rehearsal(above=1e6),
     "host_to_device_all": harness.in_rehearsal(above=1e6),
     "device_to_host_all": harness.in_rehearsal(above=1e6),
 }
+NEEDS_FP8 = pytest.mark.skipif(
+    not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_scaled_mm", "CPU"),
+    reason="torch has no float8 product for CPUs here",
+)
 SCENARIO = """count 4
 1.ecc.unc.vol 2
 1.remap.failed 1
@@ -135,13 +143,17 @@ def test_untaught_model_fails_all_that_is_judged_from_it(slow: Ran) -> None:
     assert slow.row("finetune_exact_match")["outcome"] == "failed"
     assert slow.row("finetune_checks")["outcome"] == "failed"
     assert "adapters_moved" in slow.case("test_finetune_checks").text
+    failed = [
+        row["criterion"] for row in slow.results["criteria"] if row["outcome"] == "failed" and "_check[" in row["criterion"]
+    ]
+    assert failed == ["finetune_check[adapters_moved]"]
 
 
 def test_failed_rehearsal_is_rejected(slow: Ran) -> None:
     """Never REHEARSED: exit 1, and the verdict's testcase is a failure."""
     assert slow.returncode == 1
     assert slow.results["verdict"] == "REJECTED"
-    assert re.match(r"verdict REJECTED: \d+ passed, 6 failed, \d+ do not apply", slow.verdict_line)
+    assert re.match(r"verdict REJECTED: \d+ passed, 7 failed, \d+ do not apply", slow.verdict_line)
     verdict = slow.cases[-1]
     assert (verdict.name, verdict.kind) == ("gpucluster.verdict", "failure")
 
@@ -217,6 +229,12 @@ def test_sick_node_is_no_rehearsal(sick: Ran) -> None:
         ("hbm_pattern_coverage", ("failed", "failed"), "share of what was free"),
         ("bf16_sustained", ("failed", "failed"), "of peak at this clock"),
         ("bf16_at_clock", ("error", "error"), "the SM clock could not be read"),
+        ("fp16_tflops", ("failed", "failed"), "not above 1000 TFLOPS"),
+        pytest.param("fp8_tflops", ("failed", "failed"), "not above 1000 TFLOPS", marks=NEEDS_FP8),
+        ("tf32_tflops", ("failed", "failed"), "not above 1000 TFLOPS"),
+        ("fp32_tflops", ("failed", "failed"), "not above 1000 TFLOPS"),
+        ("fp64_tflops", ("failed", "failed"), "not above 1000 TFLOPS"),
+        ("int8_tops", ("failed", "failed"), "not above 1000 TOPS"),
         ("host_to_device", ("failed", "failed"), "NUMA node"),
         ("device_to_host", ("failed", "failed"), "NUMA node"),
         ("host_to_device_all", ("passed", "passed"), None),

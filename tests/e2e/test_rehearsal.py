@@ -21,14 +21,27 @@ pytestmark = pytest.mark.e2e
 
 MEASURED = {
     "bf16_tflops": ("node0-cpu0", "node0-cpu1"),
+    **dict.fromkeys(("fp16_tflops", "tf32_tflops", "fp32_tflops", "fp64_tflops", "int8_tops"), ("node0-cpu0", "node0-cpu1")),
     "hbm_bandwidth": ("node0-cpu0", "node0-cpu1"),
     "busbw[all_reduce]": ("node0",),
     "nodes_reachable": (None,),
 }
-TRAINING = ("finetune_loss", "finetune_exact_match", "finetune_checks")
+CHECKS = (
+    "base_digest", "data_digest", "lock_step", "all_reduce", "adapter_digest", "finite", "adapters_moved", "restore",
+    "step_time_spread",
+)  # fmt: skip
+FINETUNE = (
+    "finetune_loss", "finetune_exact_match", "finetune_checks", *(f"finetune_check[{name}]" for name in CHECKS),
+    "finetune_loss_limit",
+)  # fmt: skip
+SPEED = (
+    "training_throughput_gpu", "training_throughput_ddp_node", "training_throughput_fsdp_node", "training_scaling_node",
+    "finetune_throughput", "finetune_throughput_healthy",
+)  # fmt: skip
 BY_RULE = {
     "gpu_model": "a rehearsal has no GPU with a model",
     "ecc_uncorrected": "a rehearsal has no GPU memory with ECC",
+    "fp8_tflops": "not every CPU build of torch has an FP8 product",
     "inter_node_busbw[all_reduce]": "needs 2 nodes, and 1 is expected",
 }
 
@@ -38,7 +51,7 @@ def without_training(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """Plain pytest, two ranks, under the limits that the planted faults of test_fails_by_value.py miss."""
     folder = tmp_path_factory.mktemp("healthy")
     limits = harness.write_limits(folder / "tight.yaml", TIGHT)
-    return harness.launch(folder, harness.ACCEPTANCE, limits, "-k", "not finetune")
+    return harness.launch(folder, harness.ACCEPTANCE, limits, "-k", "not training")
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +73,14 @@ def test_all_that_was_selected_is_green(without_training: Ran) -> None:
 
 def test_what_was_left_out_makes_it_incomplete_and_nothing_else(without_training: Ran) -> None:
     """The verdict says what was not selected; without the gate that is no failure of the command."""
-    for criterion in TRAINING:
+    for criterion in FINETUNE:
         assert without_training.row(criterion)["outcome"] == "not_selected"
+    for criterion in SPEED:
+        assert set(without_training.outcomes(criterion).values()) == {"not_selected"}
     assert without_training.results["verdict"] == "INCOMPLETE"
-    assert "3 not selected (3 not selected); limits changed: " in without_training.verdict_line
+    count = sum(row["outcome"] == "not_selected" for row in without_training.results["criteria"])
+    assert count == len(FINETUNE) + len(SPEED) + 1  # the rate of a GPU alone is that of two
+    assert f"{count} not selected ({count} not selected); limits changed: " in without_training.verdict_line
     assert without_training.returncode == 0
 
 
@@ -79,7 +96,7 @@ def test_junit_of_a_rehearsal(without_training: Ran) -> None:
     assert (one.properties["place"], one.properties["rank"], one.properties["unit"]) == ("node0-cpu1", "1", "TFLOPS")
     assert float(one.properties["value"]) == without_training.row("bf16_tflops", "node0-cpu1")["value"]
     assert without_training.case("test_gpu_model[node0-cpu0]").kind == "skipped"
-    assert not [case for case in without_training.cases if "finetune" in case.name]
+    assert not [case for case in without_training.cases if "finetune" in case.name or "throughput" in case.name]
 
 
 def test_terminal_of_a_rehearsal(without_training: Ran) -> None:
@@ -120,7 +137,7 @@ def test_whole_rehearsal_through_torchrun(whole: Ran) -> None:
     """Everything passes, the fine-tune learns, the verdict is REHEARSED, within a minute."""
     assert whole.returncode == 0, whole.stdout
     assert whole.results["verdict"] == "REHEARSED"
-    for criterion in (*MEASURED, *TRAINING):
+    for criterion in (*MEASURED, *FINETUNE, *SPEED):
         assert set(whole.outcomes(criterion).values()) == {"passed"}, criterion
     assert whole.row("finetune_loss")["value"] < 0.5
     assert whole.row("finetune_exact_match")["value"] >= 0.9

@@ -141,9 +141,10 @@ class Launch:
         return found
 
     def journal(self, folder: str = "gpucluster-results") -> list[dict[str, Any]]:
-        """The events of journal.jsonl so far."""
+        """The events of journal.jsonl so far; a full disk may tear the last one."""
         file = self.cwd / folder / "journal.jsonl"
-        return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
+        lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def junit(self, file: str = "junit.xml") -> dict[str, str]:
         """Outcome of each testcase of the JUnit file by name: passed, failure, error or skipped."""

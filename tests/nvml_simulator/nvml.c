@@ -8,6 +8,7 @@
  *   3.err.nvmlDeviceGetTemperature 15    this call on GPU 3 returns NVML's error 15 (without "3.": on every GPU)
  *   3.err 15                             every call on GPU 3 does, as when it has fallen off the bus
  *   delay_ms 5000                        every call takes 5 s, as on a driver that hangs
+ *   delay_ms.nvmlDeviceGetSerial 5000    this one does
  *
  * Function names in keys are NVML's, without _v2 and the like. Types and numbers are those of the public nvml.h.
  */
@@ -16,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_FOUND = 6, TIMEOUT = 10 };
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10 };
 enum { MAX_GPUS = 16, KEY_LENGTH = 96, VALUE_LENGTH = 128, NODE = -1, EVENT_XID = 0x8 };
 
 typedef int Return;
@@ -75,9 +76,11 @@ static void text(int gpu, const char *key, const char *otherwise, char *out, uns
 static Return planted(int gpu, const char *function)
 {
     char key[KEY_LENGTH];
-    long long delay_ms = number(gpu, "delay_ms", 0);
+    long long delay_ms;
     Return error;
 
+    snprintf(key, sizeof key, "delay_ms.%s", function);
+    delay_ms = number(gpu, key, number(gpu, "delay_ms", 0));
     if (delay_ms > 0)
         usleep((useconds_t)(delay_ms * 1000));
     snprintf(key, sizeof key, "err.%s", function);
@@ -244,8 +247,23 @@ Return nvmlDeviceGetMemoryInfo(Device device, Memory *memory)
 {
     CHECK(device->index, "nvmlDeviceGetMemoryInfo");
     memory->total = (unsigned long long)number(device->index, "mem.total", 150754820096LL);
-    memory->used = (unsigned long long)number(device->index, "mem.used", 4LL << 20);
+    memory->used = (unsigned long long)(number(device->index, "mem.used", 4LL << 20) +
+                                        number(device->index, "mem.reserved", 600LL << 20));
     memory->free = memory->total - memory->used;
+    return SUCCESS;
+}
+
+typedef struct { unsigned version; unsigned long long total, reserved, free, used; } Memory2;
+
+/* Drivers before 510 do not have it: err.nvmlDeviceGetMemoryInfo_v2 13 */
+Return nvmlDeviceGetMemoryInfo_v2(Device device, Memory2 *memory)
+{
+    CHECK(device->index, "nvmlDeviceGetMemoryInfo_v2");
+    CHECK(device->index, "nvmlDeviceGetMemoryInfo");
+    memory->total = (unsigned long long)number(device->index, "mem.total", 150754820096LL);
+    memory->used = (unsigned long long)number(device->index, "mem.used", 4LL << 20);
+    memory->reserved = (unsigned long long)number(device->index, "mem.reserved", 600LL << 20);
+    memory->free = memory->total - memory->used - memory->reserved;
     return SUCCESS;
 }
 
@@ -314,6 +332,51 @@ Return nvmlDeviceGetTemperature(Device device, int sensor, unsigned *celsius)
 }
 
 GETTER(nvmlDeviceGetPowerUsage, unsigned, "power_mw", 115200)
+
+typedef struct { unsigned gpu, memory; } Utilization;
+
+/* util 0 */
+Return nvmlDeviceGetUtilizationRates(Device device, Utilization *rates)
+{
+    CHECK(device->index, "nvmlDeviceGetUtilizationRates");
+    rates->gpu = (unsigned)number(device->index, "util", 0);
+    rates->memory = rates->gpu / 2;
+    return SUCCESS;
+}
+
+/* --- Processes: "3.process.0 <pid> <bytes>" to process.7, bytes -1: not told; "program.<pid> /usr/bin/python3" --- */
+
+typedef struct { unsigned pid; unsigned long long bytes; unsigned gpu_instance, compute_instance; } Process;
+
+Return nvmlDeviceGetComputeRunningProcesses_v3(Device device, unsigned *count, Process *processes)
+{
+    char key[KEY_LENGTH], value[VALUE_LENGTH];
+    unsigned room = *count, found = 0;
+
+    CHECK(device->index, "nvmlDeviceGetComputeRunningProcesses");
+    for (; found < 8; found++) {
+        long long pid, bytes;
+        snprintf(key, sizeof key, "process.%u", found);
+        if (!look(device->index, key, value) || sscanf(value, "%lld %lld", &pid, &bytes) != 2)
+            break;
+        if (processes && found < room)
+            processes[found] = (Process){(unsigned)pid, (unsigned long long)bytes, 0xffffffff, 0xffffffff};
+    }
+    *count = found;
+    return found > (processes ? room : 0) ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+Return nvmlSystemGetProcessName(unsigned pid, char *name, unsigned size)
+{
+    char key[KEY_LENGTH], value[VALUE_LENGTH];
+
+    CHECK(NODE, "nvmlSystemGetProcessName");
+    snprintf(key, sizeof key, "program.%u", pid);
+    if (!find(key, value))
+        return NOT_FOUND;
+    snprintf(name, size, "%s", value);
+    return SUCCESS;
+}
 
 /* --- Events: "xid.event <gpu> <xid>" is delivered once per event set --- */
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster.agreement import Findings, disagreements, suspicions
+from pytest_gpucluster.agreement import Findings, disagreements, suspicions, suspicions_in_round
 from pytest_gpucluster.cluster import Place
 
 if TYPE_CHECKING:
@@ -165,3 +165,25 @@ def test_one_alone_is_under_no_suspicion() -> None:
     held = {"a": {"bf16": GOOD, "fp8": GOOD}, "b": {"bf16": GOOD}, "c": {"bf16": GOOD}, "d": {"bf16": "another model's"}}
     group_of = {"a": "H200", "b": "H200", "c": "H200", "d": "A100"}
     assert suspicions(held, group_of) == {"a": {}, "b": {}, "c": {}, "d": {}}
+
+
+def test_in_a_round_a_kind_counts_once_however_it_was_seen() -> None:
+    """Among the model, since the first round, within the round: one entry for each kind, with all that is known."""
+    clean = {"bf16": "a", "fp32": "b"}
+    first = dict.fromkeys(range(3), clean)
+    model = dict.fromkeys(range(3), "H200")
+    steady: dict[int, dict[str, str]] = {member: {} for member in range(3)}
+    assert suspicions_in_round(first, model, first=first, unsteady=steady) == {0: {}, 1: {}, 2: {}}
+    digests = {**first, 1: {"bf16": "x", "fp32": "b"}}
+    unsteady = {**steady, 1: {"bf16": "1 of 30 rounds"}, 2: {"fp32": "2 of 30 rounds"}}
+    assert suspicions_in_round(digests, model, first=first, unsteady=unsteady) == {
+        0: {},
+        1: {"bf16": "1 of 30 rounds; among its model 1 of 3 is not like the others; not as in its first round"},
+        2: {"fp32": "2 of 30 rounds"},
+    }
+
+
+def test_one_alone_is_compared_with_its_own_first_round() -> None:
+    """With nobody of its model beside it, nothing else could tell."""
+    found = suspicions_in_round({0: {"bf16": "x"}}, {0: "H200"}, first={0: {"bf16": "a"}}, unsteady={0: {}})
+    assert found == {0: {"bf16": "not as in its first round"}}

@@ -81,7 +81,7 @@ def test_expect_refused(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "found"),
-    [("quick", ("quick", None)), ("soak", ("soak", None)), ("soak:8h", ("soak", 28800.0)), ("soak:1.5m", ("soak", 90.0))],
+    [("quick", ("quick", None)), ("soak", ("soak", 28800.0)), ("soak:8h", ("soak", 28800.0)), ("soak:1.5m", ("soak", 90.0))],
 )
 def test_level(text: str, found: tuple[str, float | None]) -> None:
     """A level, and how long a soak lasts in seconds."""

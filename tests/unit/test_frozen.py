@@ -23,6 +23,7 @@ OPTIONS = {
     "--gpucluster-results",
     "--gpucluster-gate",
     "--gpucluster-inline",
+    "--gpucluster-selftest",
 }
 HEAVY = ("torch", "pydantic", "rich", "pynvml", "yaml", "numpy", "transformers", "junit_xml")
 

@@ -34,9 +34,9 @@ def session(folder: Path, level: str = "standard", **changes: Any) -> Session:
     return Session(replace(settings, **changes), None, rootdir=folder, start=folder)
 
 
-@pytest.mark.parametrize(("level", "seconds"), [("quick", 120), ("standard", 300), ("soak", 600), ("soak:2h", 7800)])
+@pytest.mark.parametrize(("level", "seconds"), [("quick", 120), ("standard", 300), ("soak", 600), ("soak:2h", 600)])
 def test_deadline_comes_from_the_level(tmp_path: Path, level: str, seconds: float) -> None:
-    """A soak adds its duration."""
+    """A soak lasts long by many calls: none of them may hang for hours."""
     assert session(tmp_path, level).deadline_s == seconds
 
 

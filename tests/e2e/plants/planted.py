@@ -88,7 +88,7 @@ def _measure(name: str, recipe: dict[str, Any]) -> Any:
         if name != "finetune":
             return getattr(module_of(name), name)(**recipe)
         importlib.import_module("torch.distributed").barrier()
-        return Learned()
+        return module_of(name).Finetuned(outcome=Learned(), telemetry=None)
 
 
 def _note_time(name: str) -> None:

@@ -1,0 +1,121 @@
+"""Who is on a GPU before this run is: memory in use, processes with a CUDA context, utilization."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from pytest_gpucluster.inventory import nvml
+
+GIB = 2**30
+IDLE_GIB = 0.25
+"""An idle GPU has a few MiB in use, a bare CUDA context on Hopper takes some 0.5 GiB: whoever may compute is above this."""
+RESERVED_GIB = 1.0
+"""What a driver reserves for itself (on an H200 some 0.6 GiB), where NVML counts that as used (before driver 510)."""
+IDLE_PERCENT = 10
+"""Utilization that may be a monitor's."""
+SHOWN_PROCESSES = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuProcess:
+    """A process with a CUDA context; in a container the pid is the host's. None: NVML does not tell."""
+
+    pid: int
+    name: str | None
+    memory_gib: float | None
+
+    @property
+    def text(self) -> str:
+        """``23.4 GiB held by pid 4711 (python3)``."""
+        who = f"pid {self.pid} ({self.name or 'its program cannot be seen from here'})"
+        return f"memory held by {who}" if self.memory_gib is None else f"{self.memory_gib:.1f} GiB held by {who}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """What was on a GPU when nothing of this run was. None: NVML does not tell.
+
+    ``memory_used_gib`` may be up to ``memory_limit_gib`` on an idle GPU. ``processes`` may be incomplete: NVML hides those
+    of other containers.
+    """
+
+    uuid: str
+    memory_used_gib: float | None
+    memory_limit_gib: float
+    processes: list[GpuProcess] | None
+    utilization_percent: int | None
+
+    @property
+    def holders(self) -> int:
+        """Foreign processes; one that is not seen itself shows by its memory or its work, and counts as one."""
+        return len(self.processes or ()) or int(self._holds_memory or self._works)
+
+    @property
+    def text(self) -> str:
+        """Who holds what, in one line; empty for an idle GPU."""
+        told = [process.text for process in (self.processes or ())[:SHOWN_PROCESSES]]
+        more = len(self.processes or ()) - SHOWN_PROCESSES
+        if more > 0:
+            told.append(f"{more} more processes")
+        if self._holds_memory and self._unseen_gib > self.memory_limit_gib:
+            told.append(f"{self._unseen_gib:.1f} GiB held by nobody who can be seen from here (another container?)")
+        if self._works:
+            told.append(f"{self.utilization_percent} % busy")
+        return ", ".join(told)
+
+    @property
+    def _holds_memory(self) -> bool:
+        return self.memory_used_gib is not None and self.memory_used_gib > self.memory_limit_gib
+
+    @property
+    def _works(self) -> bool:
+        return self.utilization_percent is not None and self.utilization_percent > IDLE_PERCENT
+
+    @property
+    def _unseen_gib(self) -> float:
+        """Memory in use that no visible process accounts for; none where one of them does not tell how much it holds."""
+        shares = [process.memory_gib for process in self.processes or ()]
+        seen = [share for share in shares if share is not None]
+        return 0.0 if len(seen) < len(shares) else (self.memory_used_gib or 0.0) - sum(seen)
+
+
+def read_occupancy(*, looks: int = 3, pause_s: float = 1.0) -> Occupancy:
+    """Read NVML for this worker's GPU; to be called before anything of this run has touched a GPU.
+
+    A GPU that is not idle is looked at again, at most ``looks`` times: a process that has just ended holds its memory for
+    another moment, and utilization is of the last second.
+
+    Raises:
+        NvmlError: NVML does not answer, or tells neither memory nor processes nor utilization.
+    """
+    with nvml.session():
+        index = nvml.own_index(None)
+        for look in range(looks):
+            if look:
+                time.sleep(pause_s)
+            seen = _look(index)
+            if not seen.holders:
+                break
+    return seen
+
+
+def _look(index: int) -> Occupancy:
+    uuid = nvml.read_uuids()[index]
+    handle = nvml.handle_of(uuid)
+    used = nvml.read_used_bytes(handle)
+    processes = nvml.read_compute_processes(handle)
+    percent = nvml.read_utilization_percent(handle)
+    if used is None and processes is None and percent is None:
+        raise nvml.NvmlError(f"GPU {uuid}: NVML tells neither memory in use nor processes nor utilization")
+    return Occupancy(
+        uuid=uuid,
+        memory_used_gib=None if used is None else used[0] / GIB,
+        memory_limit_gib=IDLE_GIB + (RESERVED_GIB if used is not None and used[1] else 0.0),
+        processes=None if processes is None else [_process(pid, held) for pid, held in processes],
+        utilization_percent=percent,
+    )
+
+
+def _process(pid: int, held_bytes: int | None) -> GpuProcess:
+    return GpuProcess(pid=pid, name=nvml.read_process_name(pid), memory_gib=None if held_bytes is None else held_bytes / GIB)

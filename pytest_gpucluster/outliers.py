@@ -1,0 +1,103 @@
+"""Who is slower than its siblings, and by how much. Pure: rates in, shortfalls out.
+
+Each member is compared with the median of the *others*, so that it does not pull the median towards itself, and with their
+spread: 1.4826 times the median absolute deviation, which is sigma for normal data. Up to half of the siblings may be
+anything without moving either. Three siblings can be alike by chance, so the spread has a floor.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pytest_gpucluster.cluster import MAD_TO_SIGMA, OUTLIER_SIGMAS
+
+Member = TypeVar("Member", bound=Hashable)
+
+FEWEST_SIBLINGS = 2
+"""One sibling that differs cannot tell which of the two is slow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """How one member compares with its siblings.
+
+    ``percent``: how far it lies below their median, in per cent of it; negative for one that is faster. ``score``: the same in
+    robust sigmas of the siblings. ``median`` and ``mad`` (median absolute deviation) are theirs, in the unit of the values.
+    """
+
+    percent: float
+    score: float
+    siblings: int
+    median: float
+    mad: float
+
+    @property
+    def is_judged(self) -> bool:
+        """Whether there are enough siblings to say who of them is slow."""
+        return self.siblings >= FEWEST_SIBLINGS
+
+    @property
+    def unexplained_percent(self) -> float:
+        """``percent`` where it is more than 3.5 sigmas, else 0: then the siblings' own spread explains it."""
+        return self.percent if self.score > OUTLIER_SIGMAS else 0.0
+
+
+def shortfalls(
+    values: Mapping[Member, float], *, floor_spread: float, group_of: Mapping[Member, str] | None = None
+) -> dict[Member, Shortfall]:
+    """Compare every member with its siblings.
+
+    Args:
+        values: a rate each, higher is better, of those that were measured.
+        floor_spread: the relative spread (one sigma, 0.01 is 1 %) that healthy siblings have in any case.
+        group_of: who are siblings: the GPU's model. May know more members; None: all are.
+
+    Returns:
+        A shortfall each; a member without any sibling is left out, as there is nothing to compare it with.
+
+    Raises:
+        ValueError: a rate that is not a finite number above 0, a spread that is not between 0 and 1, or a member without a
+            group.
+    """
+    if not 0 < floor_spread < 1:
+        raise ValueError(f"floor_spread must lie between 0 and 1, not {floor_spread}")
+    groups: dict[str, dict[Member, float]] = {}
+    for member, value in values.items():
+        if not 0 < value < math.inf:
+            raise ValueError(f"{member}: {value} is not a rate")
+        if group_of is not None and member not in group_of:
+            raise ValueError(f"{member} has a rate and no group")
+        groups.setdefault("" if group_of is None else group_of[member], {})[member] = value
+    found = [_within(group, floor_spread) for group in groups.values() if len(group) > 1]
+    return {member: shortfall for group in found for member, shortfall in group.items()}
+
+
+def _within(values: Mapping[Member, float], floor_spread: float) -> dict[Member, Shortfall]:
+    """Everyone against the others of one group: n log n, because leaving one out leaves at most three medians."""
+    ordered = sorted(values.values())
+    deviations: dict[float, list[float]] = {}
+    found = {}
+    for member, value in values.items():
+        median = _middle_without(ordered, value)
+        if median not in deviations:
+            deviations[median] = sorted(abs(one - median) for one in ordered)
+        mad = _middle_without(deviations[median], abs(value - median))
+        spread = max(MAD_TO_SIGMA * (mad / median), floor_spread)
+        below = 1 - value / median
+        found[member] = Shortfall(percent=100 * below, score=below / spread, siblings=len(values) - 1, median=median, mad=mad)
+    return found
+
+
+def _middle_without(ordered: Sequence[float], left_out: float) -> float:
+    """The median of ``ordered`` with one occurrence of ``left_out`` taken away; never overflows."""
+    gone = bisect.bisect_left(ordered, left_out)
+
+    def at(index: int) -> float:
+        return ordered[index + (index >= gone)]
+
+    low, high = at((len(ordered) - 2) // 2), at((len(ordered) - 1) // 2)
+    return low + (high - low) / 2

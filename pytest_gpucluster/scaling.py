@@ -1,0 +1,68 @@
+"""How a rate and the memory of a GPU change with the number of GPUs. Pure: numbers in, percentages and GiB out.
+
+Weak scaling: every GPU has the same work whatever their number, so each should keep its rate, and
+
+    efficiency = rate per GPU of many / mean rate per GPU of few.
+
+FSDP's memory: a rank holds 1 / n of what is sharded and all of what is not, and gathers layer after layer whole. With the
+activations A and the peak of a rank alone, peak(1) = whole + sharded + A,
+
+    peak(n) = whole + sharded / n + gathered layers + A = peak(1) - sharded (1 - 1/n) + gathered layers.
+
+Sharding to 1 / n is ZeRO's stage 3 (Rajbhandari et al., SC20, arXiv 1910.02054, section 5). PyTorch's FSDP2 holds two
+gathered layers at its peak: the one in use, and beside it the next, which the backward fetches ahead (or, in the forward,
+the buffer the layer was received into: torch.distributed.fsdp, ``_fsdp_param_group.py``, ``wait_for_unshard``).
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GATHERED_LAYERS = 2
+
+
+def efficiency_percent(rate: float, *, of: Sequence[float]) -> float:
+    """``rate`` in per cent of the mean of ``of``, rates of the same unit.
+
+    Raises:
+        ValueError: nothing to compare with, or a mean that is not above zero.
+    """
+    base = statistics.fmean(of) if of else 0.0
+    if not base > 0:
+        raise ValueError(f"a rate cannot be compared with {list(of)}")
+    return 100.0 * rate / base
+
+
+def sharded_peak_gib(*, alone_gib: float, sharded_gib: float, layer_gib: float, ranks: int) -> float:
+    """The peak of one of ``ranks`` that share a model by FSDP, in GiB.
+
+    Args:
+        alone_gib: the peak of a rank alone, with the same work for each rank.
+        sharded_gib: what is sharded, all of it.
+        layer_gib: the sharded part of one layer, which is gathered at once.
+        ranks: 1 gathers nothing.
+
+    Raises:
+        ValueError: fewer than one rank, or less memory alone than is sharded: then these are not of one model.
+    """
+    if ranks < 1:
+        raise ValueError(f"ranks must be at least 1, not {ranks}")
+    if alone_gib < sharded_gib:
+        raise ValueError(f"a rank alone holds {sharded_gib:.3g} GiB that can be sharded, and its peak was {alone_gib:.3g} GiB")
+    gathered_gib = 0.0 if ranks == 1 else GATHERED_LAYERS * layer_gib
+    return alone_gib - sharded_gib * (1 - 1 / ranks) + gathered_gib
+
+
+def deviation_percent(measured: float, predicted: float) -> float:
+    """By how much ``measured`` lies beside ``predicted``, above or below, in per cent of it."""
+    return 100.0 * abs(measured / predicted - 1)
+
+
+def group_sizes(gpus: int) -> list[int]:
+    """2, 4, 8 and so on up to ``gpus``, which is the last whatever it is; empty for a GPU alone."""
+    powers = [2**power for power in range(1, gpus.bit_length()) if 2**power < gpus]
+    return [*powers, gpus] if gpus > 1 else []

@@ -1,0 +1,7 @@
+"""A pytest plugin (``-p impatient``): who is on the GPUs has to be read within three seconds."""
+
+from __future__ import annotations
+
+from pytest_gpucluster import dispatch
+
+dispatch.LOOK_S = 3.0

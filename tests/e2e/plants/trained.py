@@ -1,0 +1,121 @@
+"""A pytest plugin (``-p trained``) under which groups train, fine-tune and all-reduce as a test wants, at once.
+
+``E2E_TRAINED`` is a JSON object of values by the number of ranks in the group: ``rate`` (tokens/s/GPU under DDP),
+``sharded_rate`` (under FSDP), ``peak_gib`` and ``busbw_gb_s``. What it leaves out is healthy. ``checks`` are those of the
+fine-tune by name: null for one that was not made, else the ranks at which it failed; ``loss_limit`` is its limit.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+HEALTHY = {
+    "rate": dict.fromkeys("1248", 19_000.0),
+    "sharded_rate": dict.fromkeys("1248", 18_000.0),
+    "peak_gib": {"1": 20.0, "2": 15.0, "4": 12.0},  # 12 GiB of them in layers of 0.5
+    "busbw_gb_s": {"2": 442.21, "4": 434.99},
+}
+CHECKS = (
+    "base_digest", "data_digest", "lock_step", "all_reduce", "adapter_digest", "finite", "adapters_moved", "restore",
+    "step_time_spread",
+)  # fmt: skip
+MODULES = {"finetune": "training", "train": "training", "sharded_memory": "training", "all_reduce": "collectives"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """What the criteria read, whichever measurement it comes from."""
+
+    world_size: int
+    tokens_per_s_per_gpu: float = 0.0
+    peak_gib: float = 0.0
+    sharded_gib: float = 12.0
+    layer_gib: float = 0.5
+    busbw_gb_s: float = 0.0
+    spans_busbw_gb_s: list[float] = field(default_factory=list)
+    size_bytes: int = 0
+    time_us: float = 0.0
+    nvls: str | None = None
+    nccl_version: str | None = None
+
+    @property
+    def seen(self) -> dict[str, Any]:
+        """How many they were."""
+        return {"ranks": self.world_size}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What the criteria read of a fine-tune."""
+
+    checks: dict[str, Any]
+    loss_limit: float
+    loss: float = 0.1
+    first_loss: float = 7.0
+    blind_floor_nats: float = 1.35
+    step_below_limit: int = 50
+    exact_match: float = 1.0
+    heldout_loss: float = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finetuned:
+    """With what explains it."""
+
+    outcome: Outcome
+
+    @property
+    def seen(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_load_initial_conftests() -> None:
+    """Before any conftest has imported the real ones."""
+    for name, module in MODULES.items():
+        setattr(importlib.import_module(f"pytest_gpucluster.measurements.{module}"), name, globals()[name])
+
+
+def finetune(**_recipe: Any) -> Finetuned:
+    """A fine-tune that learned."""
+    wanted = json.loads(os.environ["E2E_TRAINED"])
+    ranks = {**dict.fromkeys(CHECKS, "passed"), **wanted.get("checks", {})}
+    checks = {
+        name: {"passed": bad == "passed", "detail": f"{name} looked", "ranks": [] if bad == "passed" else bad}
+        for name, bad in ranks.items()
+        if bad is not None
+    }
+    return Finetuned(outcome=Outcome(checks=checks, loss_limit=wanted.get("loss_limit", 0.5)))
+
+
+def train(*, alone: bool = False, strategy: str = "auto", **_recipe: Any) -> Group:
+    """A training."""
+    kind = "sharded_rate" if strategy == "fsdp" else "rate"
+    return Group(world_size=_ranks(alone=alone), tokens_per_s_per_gpu=_value(kind, alone=alone))
+
+
+def sharded_memory(*, alone: bool = False, **_recipe: Any) -> Group:
+    """The memory of a training."""
+    return Group(world_size=_ranks(alone=alone), peak_gib=_value("peak_gib", alone=alone))
+
+
+def all_reduce(*, size_bytes: int, **_recipe: Any) -> Group:
+    """Bus bandwidth."""
+    value = _value("busbw_gb_s", alone=False)
+    return Group(world_size=_ranks(alone=False), busbw_gb_s=value, size_bytes=size_bytes)
+
+
+def _ranks(*, alone: bool) -> int:
+    return 1 if alone else int(importlib.import_module("torch.distributed").get_world_size())
+
+
+def _value(kind: str, *, alone: bool) -> float:
+    wanted = {**HEALTHY[kind], **json.loads(os.environ["E2E_TRAINED"]).get(kind, {})}
+    return float(wanted[str(_ranks(alone=alone))])

@@ -1,0 +1,217 @@
+"""A soak in a real run: whole rounds for a duration, reports after each, and what one round found is kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from e2e import harness
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from e2e.harness import Ran
+
+pytestmark = pytest.mark.e2e
+
+PACKAGED = ("bf16_soak", "silent_corruption_soak", "hbm_pattern_soak")
+PLACES = ("node0-cpu0", "node0-cpu1")
+SOAK_S = 10
+"""Long enough for two rounds on a machine that is busy with other things."""
+LIMITS: dict[str, Any] = {
+    key: harness.entry(
+        max=0, per="gpu", level="soak", deadline_s=5, takes_s=0.2, unit="errors", recipe={"pause_s": 0.1}, criterion="It holds."
+    )
+    for key in ("wear", "tear")
+}
+LIMITS["zeal"] = harness.entry()
+
+
+def start(folder: Path, planted: dict[str, dict[str, Any]], *arguments: str) -> tuple[Path, tuple[str, ...]]:
+    """A user's folder with this plan of faults, and the arguments of a soak in it."""
+    user = harness.user_folder("soak", folder / "soak")
+    (user / "planted").write_text(json.dumps(planted), encoding="utf-8")
+    limits = harness.write_limits(user / "limits.yaml", LIMITS, extends=False)
+    return user, ("--gpucluster", "test_wear.py", limits, *arguments)
+
+
+def rounds_of(ran: Ran) -> list[dict[str, Any]]:
+    """What the journal has of each round."""
+    return [event for event in ran.journal if event["event"] == "soak_round"]
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """The packaged soak for some seconds, with nothing else."""
+    folder = tmp_path_factory.mktemp("healthy")
+    return harness.launch(folder, harness.ACCEPTANCE, "--gpucluster-level", f"soak:{SOAK_S}s", "-k", "soak")
+
+
+@pytest.fixture(scope="module")
+def worn(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """Rank 0 has errors in round 2 alone, the worker of rank 1 is killed in round 2."""
+    planted = {"0": {"2": 3}, "1": {"2": "kill"}}
+    folder, arguments = start(tmp_path_factory.mktemp("worn"), planted, "--gpucluster-level", "soak:5s")
+    return harness.launch(folder, *arguments)
+
+
+def test_the_packaged_soak(healthy: Ran) -> None:
+    """Several rounds of three works, on each rank; the soak lasts as long as it should; all pass."""
+    rounds = rounds_of(healthy)
+    assert len(rounds) >= 2
+    assert [one["round"] for one in rounds] == list(range(1, len(rounds) + 1))
+    assert rounds[-2]["elapsed_s"] < SOAK_S <= rounds[-1]["elapsed_s"]
+    for criterion in PACKAGED:
+        assert healthy.outcomes(criterion) == dict.fromkeys(PLACES, "passed")
+        assert rounds[-1]["worst"][criterion]["place"] in PLACES
+    evidence = healthy.row("bf16_soak", PLACES[0])["evidence"]
+    assert evidence["rounds"] == len(rounds)
+    assert min(evidence["first round"], evidence["last round"]) >= healthy.row("bf16_soak", PLACES[0])["value"]
+
+
+def test_a_line_a_round(healthy: Ran) -> None:
+    """Round, time, what is left, the worst so far."""
+    line = rf"(?m)^soak round (\d+): \d+ s of {SOAK_S} s, \d+ s left; worst so far: bf16_soak .* TFLOPS \(node0-"
+    lines = re.findall(line, healthy.stdout)
+    assert lines == [str(one["round"]) for one in rounds_of(healthy)]
+
+
+def test_the_plan_of_a_soak(healthy: Ran) -> None:
+    """The duration is in the estimate."""
+    plan = re.search(r"gpucluster: plan: 3 criteria at 2 ranks on the CPU, 6 tests, level soak: about (\d+) s", healthy.stdout)
+    assert plan is not None
+    assert SOAK_S + 4 <= int(plan[1]) <= SOAK_S + 6
+    assert re.search(r"(?m)^gpucluster:   soak +3 criteria +6 tests +about", healthy.stdout)
+
+
+@pytest.mark.fault
+def test_each_packaged_work_can_fail(tmp_path: Path) -> None:
+    """A bit flipped on rank 1 in every round's second repetition, a byte flipped in memory, a rate that nobody has."""
+    planted = {
+        "silent_corruption_soak": harness.in_rehearsal(
+            recipe={"flips": [{"kind": "softmax", "bit": 5, "round": 1, "rank": 1}]}
+        ),
+        "hbm_pattern_soak": harness.in_rehearsal(recipe={"flip": 4096}),
+        "bf16_soak": harness.in_rehearsal(above=1000),
+    }
+    limits = harness.write_limits(tmp_path / "planted.yaml", planted)
+    ran = harness.launch(tmp_path, harness.ACCEPTANCE, limits, "--gpucluster-level", "soak:1s", "-k", "soak")
+    assert ran.outcomes("bf16_soak") == ran.outcomes("hbm_pattern_soak") == dict.fromkeys(PLACES, "failed")
+    assert ran.outcomes("silent_corruption_soak") == {PLACES[0]: "passed", PLACES[1]: "failed"}
+    bits = ran.row("silent_corruption_soak", PLACES[1])
+    assert bits["value"] == len(rounds_of(ran))  # one kind in each
+    assert "rounds are not like the first: 1" in bits["evidence"]["softmax"]
+    assert ran.row("hbm_pattern_soak", PLACES[0])["evidence"]["random"] > 0
+
+
+@pytest.mark.fault
+def test_a_fault_in_round_2_is_kept(worn: Ran) -> None:
+    """Later rounds are clean; the errors of round 2 are judged, with their round, and were on record at once."""
+    rounds = rounds_of(worn)
+    assert len(rounds) >= 3
+    row = worn.row("wear", PLACES[0])
+    assert (row["outcome"], row["value"]) == ("failed", 3)
+    assert (row["evidence"]["worst in round"], row["evidence"]["last round"]) == (2, 0)
+    assert row["evidence"]["rounds"] == len(rounds)
+    assert worn.case(f"test_wear[{PLACES[0]}]").kind == "failure"
+    assert worn.results["verdict"] == "REJECTED"
+    outcomes = [event for event in worn.journal if event["event"] == "outcome" and event["record"]["outcome"] == "failed"]
+    assert worn.journal.index(outcomes[0]) < worn.journal.index(rounds[2])
+
+
+def test_the_soak_comes_last(worn: Ran) -> None:
+    """What is quick is on record before hours begin, wherever its test stands."""
+    events = [event["record"]["criterion"] if event["event"] == "outcome" else event["event"] for event in worn.journal]
+    assert events.index("zeal") < events.index("soak_round")
+
+
+@pytest.mark.fault
+def test_a_death_in_round_2_is_an_error_there(worn: Ran) -> None:
+    """With its round; the other place went on in that work, and this one in the other work."""
+    case = worn.case(f"test_wear[{PLACES[1]}]")
+    assert case.kind == "error"
+    assert "in round 2 of the soak, after 1 good ones: wear was not measured: rank 1 (node0-cpu1, " in case.text
+    assert "SIGKILL" in case.text
+    assert worn.outcomes("wear") == {PLACES[0]: "failed", PLACES[1]: "error"}
+    assert worn.outcomes("tear") == dict.fromkeys(PLACES, "passed")
+    rounds = rounds_of(worn)
+    assert worn.row("tear", PLACES[1])["evidence"]["rounds"] == len(rounds)
+    assert [len(one["lost"]) for one in rounds[:3]] == [0, 1, 0]
+    assert "node0-cpu1: in round 2 of the soak" in worn.stdout
+    assert worn.culprit(PLACES[1])["criteria"] == ["wear"]
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A soak of an hour that has errors on rank 0 in its first round; ended after the test."""
+    folder, arguments = start(tmp_path, {"0": {"1": 2}}, "--gpucluster-level", "soak:1h")
+    installed = [] if harness._is_installed() else ["-p", "pytest_gpucluster.plugin"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *installed, "--junitxml=junit.xml", *arguments]
+    with (folder / "terminal.log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=folder, env=harness._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
+    yield process, folder
+    children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    for one in children:
+        one.kill()
+    process.kill()
+    process.wait(10)
+
+
+def wait_for_round(folder: Path, number: int) -> None:
+    """Until the journal has it."""
+    journal = folder / "gpucluster-results" / "journal.jsonl"
+    deadline_s = time.monotonic() + 60
+    while not (journal.exists() and f'"event": "soak_round", "round": {number},' in journal.read_text(encoding="utf-8")):
+        assert time.monotonic() < deadline_s, (folder / "terminal.log").read_text(encoding="utf-8")
+        time.sleep(0.05)
+
+
+@pytest.mark.fault
+def test_reports_while_it_runs_and_when_it_is_ended(running: tuple[subprocess.Popen[bytes], Path]) -> None:
+    """After a round the reports are there, with the failure and the values so far; SIGTERM does not take the failure back."""
+    process, folder = running
+    wait_for_round(folder, 2)
+    so_far = json.loads((folder / "gpucluster-results" / "results.json").read_text(encoding="utf-8"))
+    rows = {(row["criterion"], (row["place"] or {"id": None})["id"]): row for row in so_far["criteria"]}
+    assert rows["wear", PLACES[0]]["outcome"] == "failed"
+    waiting = rows["wear", PLACES[1]]
+    assert (waiting["outcome"], waiting["value"]) == ("missing", 0)
+    assert re.match(r"\d+ rounds of its soak so far; not run yet", waiting["reason"])
+    assert so_far["verdict"] == "REJECTED"
+    assert "test_wear[node0-cpu0]" in (folder / "junit.xml").read_text(encoding="utf-8")
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.wait(60) != 0
+    ran = harness._collect(folder, (process.returncode,), (folder / "terminal.log").read_text(encoding="utf-8"), 0.0)
+    assert ran.outcomes("wear") == {PLACES[0]: "failed", PLACES[1]: "missing"}
+    assert ran.outcomes("tear") == dict.fromkeys(PLACES, "missing")
+    assert ran.case(f"test_wear[{PLACES[0]}]").kind == "failure"
+    assert ran.case(f"test_wear[{PLACES[1]}]").kind == "error"
+    assert ran.results["verdict"] == "REJECTED"
+
+
+def test_not_with_xdist(tmp_path: Path) -> None:
+    """Each of its processes would soak for itself."""
+    folder, arguments = start(tmp_path, {}, "--gpucluster-level", "soak:3s", "-n", "2")
+    ran = harness.launch(folder, *arguments)
+    assert ran.returncode == 4
+    assert "a soak measures all GPUs in turns of its own; leave -n out" in ran.stdout
+
+
+def test_a_soak_at_another_level_is_left_out(tmp_path: Path) -> None:
+    """Its tests are deselected, and nothing runs."""
+    folder, arguments = start(tmp_path, {})
+    ran = harness.launch(folder, *arguments)
+    assert "4 deselected" in ran.stdout
+    assert "soak round" not in ran.stdout

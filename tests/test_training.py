@@ -1,0 +1,139 @@
+"""Training as a measurement, on the CPU: what it tells, what it refuses, and that alone is alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from finetune_smoke import train as finetune_smoke
+from pytest_gpucluster.measurements import training
+from pytest_gpucluster.thresholds import load
+
+SMALL = {
+    "preset": "tiny", "steps": 4, "window_steps": 2, "rows": 2, "rows_shared": False, "heldout_rows": 2, "greedy_rows": 0,
+    "audit_every": 0, "loss_limit": None,
+}  # fmt: skip
+
+
+@pytest.fixture
+def crowd(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a worker that was in a group of two before and is rank 0 of two by torchrun's variables."""
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_world_size", lambda *_: 2)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+
+
+def outcome(**changes: Any) -> Any:
+    """What finetune_smoke would tell."""
+    told = {
+        "tokens_per_s_per_gpu": 19_000.0, "mfu": 0.56, "step_ms": 430.0, "memory_peak_gib": [53.9, 54.2],
+        "wire_gb_per_step": 0.65, "strategy": "ddp", "world_size": 2, "step_rows": 8, "compile_s": 10.0,
+        "checks": {"finite": {"passed": True, "detail": "1 of 1 looks", "ranks": []}},
+    }  # fmt: skip
+    return SimpleNamespace(**{**told, **changes})
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let finetune_smoke tell this; returns the Configs it was given."""
+
+    def telling(**changes: Any) -> list[Any]:
+        seen: list[Any] = []
+        monkeypatch.setattr(finetune_smoke, "finetune", lambda config, **_: seen.append(config) or outcome(**changes))
+        return seen
+
+    return telling
+
+
+def test_train_really_trains(crowd: None) -> None:
+    """Alone, though its worker is in a group; all of it can be told as JSON."""
+    found = training.train(alone=True, **SMALL)
+    assert (found.world_size, found.strategy, found.step_rows) == (1, "none", 2)
+    assert found.tokens_per_s_per_gpu > 0
+    assert found.step_ms > 0
+    assert found.wire_gb_per_step == 0
+    assert (found.mfu_percent, found.memory_peak_gib, found.compile_s, found.telemetry) == (None, None, None, None)
+    json.dumps(dataclasses.asdict(found), allow_nan=False)
+
+
+def test_what_explains_a_rate(told: Any) -> None:
+    """MFU in per cent, the highest peak, the volume on the wire; nothing that is not known."""
+    told()
+    seen = training.train(**SMALL).seen
+    assert {"MFU %": 56.0, "peak GiB": 54.2, "GB sent a step": 0.65, "strategy": "ddp", "ranks": 2}.items() <= {
+        **seen,
+        "MFU %": round(seen["MFU %"], 6),
+    }.items()
+    told(mfu=None, memory_peak_gib=None, compile_s=None)
+    assert {"MFU %", "peak GiB", "s compiling"}.isdisjoint(training.train(**SMALL).seen)
+
+
+def test_a_single_window_is_no_rate() -> None:
+    """The first is left out, and there would be no other."""
+    with pytest.raises(ValueError, match="3 steps are fewer than two windows of 2"):
+        training.train(**{**SMALL, "steps": 3})
+
+
+def test_a_wrong_training_has_no_rate(told: Any) -> None:
+    """However fast: values that are not finite, ranks that differ."""
+    told(checks={"finite": {"passed": False, "detail": "2 on rank 1", "ranks": [1]}})
+    with pytest.raises(ArithmeticError, match="the training went wrong: finite: 2 on rank 1"):
+        training.train(**SMALL)
+
+
+def test_a_slow_rank_is_no_wrong_training(told: Any) -> None:
+    """It is what the rate is measured for."""
+    told(checks={"step_time_spread": {"passed": False, "detail": "forward of rank 1", "ranks": [1]}})
+    assert training.train(**SMALL).tokens_per_s_per_gpu == 19_000
+
+
+def test_memory_of_a_rank_alone_and_of_many(told: Any) -> None:
+    """One strategy each, whatever the recipe says; what is sharded is that of the shape."""
+    seen = told()
+    shape = {"preset": "7b-shape", "steps": 2}
+    many = training.sharded_memory(**shape)
+    alone = training.sharded_memory(alone=True, **shape)
+    assert [config.strategy for config in seen] == ["fsdp", "ddp"]
+    assert (many.peak_gib, many.world_size) == (54.2, 2)
+    assert (alone.sharded_gib, alone.layer_gib) == (many.sharded_gib, many.layer_gib)
+    assert alone.sharded_gib == pytest.approx(12.15, abs=0.01)
+    assert alone.layer_gib * 28 == pytest.approx(alone.sharded_gib)
+
+
+def test_memory_of_an_earlier_call_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What libraries hold is too little to matter; more is an error and no number."""
+    held_gib = 0.1
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: held_gib * 2**30)
+    training._require_free_memory()
+    held_gib = 0.6
+    with pytest.raises(RuntimeError, match=r"an earlier call left 0\.60 GiB"):
+        training._require_free_memory()
+
+
+def test_memory_needs_a_gpu() -> None:
+    """Never a number that nobody counted."""
+    with pytest.raises(RuntimeError, match="there is none"):
+        training.sharded_memory(alone=True, **SMALL)
+
+
+def test_a_rank_alone_makes_the_checks_that_need_no_other() -> None:
+    """The others are skipped by rule: exactly those that are not recorded where there is one rank."""
+    found = training.finetune(**{**SMALL, "audit_every": 50})
+    file = load(None)
+    entries = file.criteria(file.profiles["rehearsal"]).items()
+    checks = {key[len("finetune_check[") : -1]: entry.needs for key, entry in entries if key.startswith("finetune_check[")}
+    assert {name for name, needs in checks.items() if needs == 1} == set(found.outcome.checks)
+    assert {name for name, needs in checks.items() if needs == 2} == {
+        "base_digest",
+        "all_reduce",
+        "adapter_digest",
+        "step_time_spread",
+    }

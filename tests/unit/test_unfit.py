@@ -1,0 +1,217 @@
+"""Places that cannot be measured: what is said there, and at the places that would have worked with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpucluster import plain
+from pytest_gpucluster.cluster import Inventory
+from pytest_gpucluster.controller import Call, Controller
+from pytest_gpucluster.dispatch import Cluster
+from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.functions import beside_others, without_device
+from pytest_gpucluster.inventory.identity import Identity
+from pytest_gpucluster.inventory.occupancy import GpuProcess, Occupancy
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+INVENTORY = Inventory(num_nodes=2, gpus_per_node=2, device="cuda")
+A, B, C, D = INVENTORY.places
+TEXT = "GPU not idle: 23.4 GiB held by pid 4711 (python3) on node0-gpu1 (rank 1, host0, GPU-1, PCI 1)"
+
+
+def uses_gpu() -> None:
+    """A measurement."""
+
+
+@without_device
+def reads_gpu() -> None:
+    """A reading."""
+
+
+@beside_others
+def shares_gpu() -> None:
+    """A measurement that others cannot spoil."""
+
+
+def seen(rank: int, *, gib: float = 0.0) -> Occupancy:
+    """What is on the GPU that a rank reads."""
+    processes = [GpuProcess(pid=4711, name="python3", memory_gib=gib)] if gib else []
+    return Occupancy(
+        uuid=f"GPU-{rank % 2}", memory_used_gib=gib, memory_limit_gib=0.25, processes=processes, utilization_percent=0
+    )
+
+
+class FakeController:
+    """Two nodes of two ranks; GPUs of different nodes have the same UUIDs, as only a simulator's have."""
+
+    world_size = 4
+
+    def __init__(self, looks: dict[int, Any], *, swapped: bool = False) -> None:
+        """``looks``: what each rank answers when asked who is on its GPU; ``swapped``: ranks 0 and 1 read each other's."""
+        self.nodes: dict[int, int] = {}
+        self.measuring_s = 0.0
+        self.calls: list[Call] = []
+        self._looks = looks
+        self._swapped = {0: 1, 1: 0} if swapped else {}
+
+    def name(self, function: Any) -> dict[str, str]:
+        """Any function will do."""
+        return {"qualname": function.__name__}
+
+    def meet(self, *, within_s: float) -> None:
+        """All are there."""
+
+    def who(self, _rank: int) -> None:
+        """Nobody says more."""
+
+    def call(self, call: Call) -> dict[int, Any]:
+        """Idle GPUs where nothing else was planted; otherwise the rank's number."""
+        self.calls.append(call)
+        answer = {"read_occupancy": self._look, "identity": self._identity}.get(call.function["qualname"], lambda rank: rank)
+        replies = {rank: answer(rank) for rank in call.ranks}
+        return {
+            rank: reply if isinstance(reply, dict) else {"ok": True, "value": plain.to_plain(reply)}
+            for rank, reply in replies.items()
+        }
+
+    def _look(self, rank: int) -> Any:
+        return self._looks.get(rank, seen(self._swapped.get(rank, rank)))
+
+    def _identity(self, rank: int) -> Identity:
+        node, gpu = divmod(rank, 2)
+        known = {"hostname": f"host{node}", "uuid": f"GPU-{gpu}", "pci": str(gpu)}
+        return Identity(group_rank=node, local_rank=gpu, versions={}, torch_gpus=2, **known)
+
+
+def bound(looks: dict[int, Any] | None = None, *, swapped: bool = False) -> tuple[Cluster, FakeController]:
+    """A cluster of which rank 1's GPU is not idle, unless told otherwise."""
+    fake = FakeController({1: seen(1, gib=23.4)} if looks is None else looks, swapped=swapped)
+    controller: Any = fake
+    cluster = Cluster(controller, INVENTORY, asked=lambda: None)
+    cluster.bind(within_s=1)
+    return cluster, fake
+
+
+def test_gpus_are_looked_at_before_anything_touches_them() -> None:
+    """The first call of all, made once, on the CPU, with a deadline of its own."""
+    _, controller = bound()
+    first, second = controller.calls[:2]
+    assert (first.function["qualname"], second.function["qualname"]) == ("read_occupancy", "identity")
+    assert (list(first.ranks), first.any_device, first.once) == ([0, 1, 2, 3], True, True)
+    assert first.deadline_s <= 60
+
+
+def test_busy_gpu_is_an_error_that_names_it() -> None:
+    """Who holds how much, where, what to do; the others are measured and were not beside it."""
+    cluster, controller = bound()
+    results = cluster.run(uses_gpu, per="gpu")
+    with pytest.raises(MeasurementError) as caught:
+        results[B]
+    assert str(caught.value).splitlines()[0] == TEXT
+    assert "23.4 GiB in use (an idle GPU: up to 0.25), 0 % busy" in str(caught.value)
+    assert (caught.value.kind, caught.value.culprits) == ("not_idle", (B,))
+    assert [results[place] for place in (A, C, D)] == [0, 2, 3]
+    assert results.ran_beside == (A, C, D)
+    assert 1 not in controller.calls[-1].ranks
+
+
+@pytest.mark.parametrize("function", [reads_gpu, shares_gpu])
+def test_what_others_cannot_spoil_runs(function: Any) -> None:
+    """Health is read, nodes are reached: also beside somebody else."""
+    cluster, _ = bound()
+    assert cluster.run(function, per="gpu")[B] == 1
+    assert cluster.run(function, per="cluster")[A] == 0
+
+
+def test_group_with_a_busy_gpu_is_not_measured() -> None:
+    """Its node ends with the error that names the GPU; the other node is measured."""
+    results = bound()[0].run(uses_gpu, per="node")
+    for place in (A, B):
+        assert str(results.errors[place]).splitlines()[0] == TEXT
+        assert results.errors[place].culprits == (B,)
+    assert (results[C], results[D]) == (2, 3)
+    assert set(bound()[0].run(uses_gpu, per="cluster").errors) == {A, B, C, D}
+
+
+def test_several_busy_gpus_of_a_group_are_all_named() -> None:
+    """Nobody has to start three times to learn of three."""
+    cluster, _ = bound({0: seen(0, gib=1), 1: seen(1, gib=2), 3: seen(3, gib=3)})
+    error = cluster.run(uses_gpu, per="cluster").errors[C]
+    assert error.culprits == (A, B, D)
+    assert "not idle either: node0-gpu1 (rank 1, host0, GPU-1, PCI 1), node1-gpu1 (rank 3, host1" in str(error)
+
+
+def test_pairs_with_a_busy_gpu() -> None:
+    """Both directions are errors; the other pairs are measured."""
+    results = bound()[0].run(uses_gpu, per="pair")
+    assert len(results) == 12
+    assert set(results.errors) == {(B, other) for other in (A, C, D)} | {(other, B) for other in (A, C, D)}
+    assert results[D, C] == 3
+
+
+def test_absent_member_of_a_pair_is_missing() -> None:
+    """As it is everywhere else."""
+    cluster, _ = bound({})
+    cluster._bound["node1-gpu1"] = replace(D, rank=None)
+    results = cluster.run(uses_gpu, per="pair")
+    assert results.errors[A, D].kind == results.errors[D, A].kind == "missing"
+    assert results[A, C] == 0
+
+
+def test_distributed_test_needs_idle_gpus() -> None:
+    """An error, before anything runs."""
+    cluster, controller = bound()
+    made = len(controller.calls)
+    with pytest.raises(MeasurementError, match="GPU not idle"):
+        cluster.run_test({"qualname": "test"}, per="cluster", arguments=(), parameters={}, deadline_s=1)
+    assert len(controller.calls) == made
+
+
+def test_reading_belongs_to_the_gpu_and_not_to_the_rank_that_made_it() -> None:
+    """Where torch counts GPUs in another order than NVML, the UUID tells."""
+    cluster, _ = bound({0: seen(1, gib=23.4), 1: seen(0)}, swapped=True)
+    assert set(cluster.run(uses_gpu, per="gpu").errors) == {B}
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"ok": False, "kind": "hung", "error": "did not return within 30 s"},
+        {"ok": False, "kind": "raised", "type": "NvmlError", "error": "Driver Not Loaded"},
+    ],
+)
+def test_reading_that_failed_stops_nothing(reply: dict[str, Any]) -> None:
+    """Who is there is not known, and said so where it is asked; measurements show by themselves what is wrong."""
+    cluster, _ = bound({1: reply})
+    assert cluster.run(uses_gpu, per="gpu")[B] == 1
+    with pytest.raises(MeasurementError, match=r"who is on the GPU was not read: rank 1 \(node0-gpu1, host0\)") as caught:
+        cluster.at_start[B]
+    assert reply["error"] in str(caught.value)
+    assert caught.value.kind == reply["kind"]
+    assert cluster.at_start[A].holders == 0
+
+
+def test_call_that_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Under pytest-xdist the controller asks, and then each worker: they hear what was there before our own workers were."""
+    controller = Controller(None, num_local=1, device="cuda", rootdir=tmp_path)
+    answers = iter(range(10))
+    monkeypatch.setattr(controller, "_exchange", lambda *_call: {0: {"ok": True, "value": next(answers)}})
+    look = Call(function={"qualname": "read_occupancy"}, ranks=[0], deadline_s=1, once=True)
+    assert [controller.call(look)[0]["value"] for _ in range(3)] == [0, 0, 0]
+    other = Call(function={"qualname": "identity"}, ranks=[0], deadline_s=1)
+    assert [controller.call(other)[0]["value"] for _ in range(2)] == [1, 2]
+
+
+def test_rehearsal_has_nothing_to_look_at() -> None:
+    """No call is made."""
+    fake = FakeController({1: seen(1, gib=23.4)})
+    controller: Any = fake
+    cluster = Cluster(controller, replace(INVENTORY, device="cpu"), asked=lambda: None)
+    cluster.bind(within_s=1)
+    assert [call.function["qualname"] for call in fake.calls] == ["identity"]
+    assert cluster.run(uses_gpu, per="gpu").errors == {}

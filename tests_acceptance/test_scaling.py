@@ -1,0 +1,95 @@
+"""The same work for each GPU, on one, on a node, on all: what is kept of a rate, and how a model's memory is divided."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_gpucluster.measurements.collectives import all_reduce
+from pytest_gpucluster.measurements.training import sharded_memory
+from pytest_gpucluster.scaling import deviation_percent, efficiency_percent, group_sizes, sharded_peak_gib
+
+
+@pytest.mark.training
+def test_training_scaling_node(trained_alone, trained_in_node, cluster, node, criterion):
+    """Tokens a second and GPU of a whole node, in per cent of its GPUs alone."""
+    alone = {place.id: trained_alone[place].tokens_per_s_per_gpu for place in cluster.places if place.node == node.node}
+    together = trained_in_node[node]
+    criterion.require(
+        efficiency_percent(together.tokens_per_s_per_gpu, of=[*alone.values()]),
+        evidence={"tokens/s/GPU": together.tokens_per_s_per_gpu, "alone": alone, **together.seen},
+    )
+
+
+@pytest.mark.training
+def test_training_scaling_cluster(trained_in_node, trained_in_cluster, cluster, criterion):
+    """Tokens a second and GPU of all nodes, in per cent of each alone."""
+    alone = {node.id: trained_in_node[node].tokens_per_s_per_gpu for node in cluster.nodes}
+    together = trained_in_cluster.value
+    criterion.require(
+        efficiency_percent(together.tokens_per_s_per_gpu, of=[*alone.values()]),
+        evidence={"tokens/s/GPU": together.tokens_per_s_per_gpu, "alone": alone, **together.seen},
+    )
+
+
+@pytest.fixture(scope="session")
+def all_reduced(cluster, recipe):
+    """All-reduce over the GPUs of each node, and right after it over all, at one size."""
+    return tuple(cluster.run(all_reduce, per=per, **recipe("busbw_scaling")) for per in ("node", "cluster"))
+
+
+@pytest.mark.fabric
+def test_busbw_scaling(all_reduced, cluster, criterion):
+    """Bus bandwidth of all GPUs, in per cent of that of a node."""
+    in_node, in_cluster = all_reduced
+    by_node = {node.id: in_node[node].busbw_gb_s for node in cluster.nodes}
+    together = in_cluster.value
+    criterion.require(
+        efficiency_percent(together.busbw_gb_s, of=[*by_node.values()]),
+        evidence={"GB/s": together.busbw_gb_s, "alone": by_node, "bytes": together.size_bytes, **together.seen},
+    )
+
+
+@pytest.fixture(scope="session")
+def memory_alone(cluster, recipe):
+    """Peak memory of one GPU of each node that trains the whole model."""
+    first = [place for place in cluster.places if place.gpu == 0]
+    return cluster.run(sharded_memory, per="gpu", places=first, alone=True, **recipe("memory_scaling_node"))
+
+
+@pytest.fixture(scope="session")
+def memory_in_node(cluster, recipe):
+    """The same when 2, 4, 8 .. GPUs of each node share the model, by their number."""
+    found = {}
+    for size in group_sizes(cluster.promised.gpus_per_node):
+        some = [place for place in cluster.places if place.gpu < size]
+        found[size] = cluster.run(sharded_memory, per="node", places=some, **recipe("memory_scaling_node"))
+    return found
+
+
+@pytest.fixture(scope="session")
+def memory_in_cluster(cluster, recipe):
+    """The same when all GPUs share the model."""
+    return cluster.run(sharded_memory, per="cluster", **recipe("memory_scaling_cluster"))
+
+
+def require_shares(alone, shared, criterion):
+    """Judge the group whose peak lies furthest from what it should be; show all of them."""
+    layers = {"sharded_gib": alone.sharded_gib, "layer_gib": alone.layer_gib}
+    due = {one.world_size: sharded_peak_gib(alone_gib=alone.peak_gib, ranks=one.world_size, **layers) for one in shared}
+    told = {f"GiB at {one.world_size}": f"{one.peak_gib:.2f} of {due[one.world_size]:.2f}" for one in shared}
+    criterion.require(
+        max(deviation_percent(one.peak_gib, due[one.world_size]) for one in shared),
+        evidence={"GiB alone": alone.peak_gib, **told, "GiB sharded": alone.sharded_gib},
+    )
+
+
+@pytest.mark.training
+def test_memory_scaling_node(memory_alone, memory_in_node, node, criterion):
+    """The peak is what one GPU needs alone, less what the others hold of it."""
+    require_shares(memory_alone[node], [found[node] for found in memory_in_node.values()], criterion)
+
+
+@pytest.mark.training
+def test_memory_scaling_cluster(memory_alone, memory_in_cluster, cluster, criterion):
+    """The same over all nodes."""
+    require_shares(memory_alone[cluster.nodes[0]], [memory_in_cluster.value], criterion)

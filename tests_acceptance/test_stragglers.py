@@ -1,0 +1,77 @@
+"""A GPU that is slower than its siblings, the other GPUs of its model in the whole cluster, though it passes the floor.
+
+What is compared, why with these tolerances, and how slow a GPU has to be to be found: docs/decisions/0011.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpucluster import MeasurementError
+from pytest_gpucluster.outliers import FEWEST_SIBLINGS, shortfalls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+SHOWN = {"SM MHz": "sm_clock_mhz", "C": "temperature_c", "W": "power_w", "event reasons": "event_reasons"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """The fixture and the field that hold a quantity, and how to read from a value what explains it."""
+
+    fixture: str
+    field: str
+    mark: pytest.MarkDecorator
+    seen: Callable[[Any], Mapping[str, Any]] = lambda own: {name: getattr(own, shown) for name, shown in SHOWN.items()}
+
+
+compute, links = pytest.mark.compute, pytest.mark.links
+COMPARED = {
+    "bf16_tflops": Compared(fixture="gemm_bf16", field="tflops", mark=compute),
+    "bf16_sustained": Compared(fixture="gemm_sustained", field="tflops", mark=compute),
+    "fp32_tflops": Compared(fixture="gemm_fp32", field="tflops", mark=compute),
+    "bf16_at_clock": Compared(fixture="gemm_sustained", field="of_peak_at_clock_ratio", mark=compute),
+    "hbm_bandwidth": Compared(fixture="hbm", field="tb_s", mark=pytest.mark.memory, seen=lambda own: own.seen),
+    "host_to_device": Compared(fixture="host_link_alone", field="h2d_gb_s", mark=links, seen=lambda own: own.seen("h2d")),
+    "device_to_host": Compared(fixture="host_link_alone", field="d2h_gb_s", mark=links, seen=lambda own: own.seen("d2h")),
+}
+"""Not the host link with all GPUs at once: who shares a switch is slower."""
+
+
+@pytest.fixture
+def siblings(request, quantity):
+    """What every GPU measured, whichever are selected: see ``beside``."""
+    return request.getfixturevalue(COMPARED[quantity].fixture)
+
+
+@pytest.mark.parametrize("quantity", [pytest.param(name, marks=one.mark) for name, one in COMPARED.items()])
+def test_straggler(quantity, siblings, place, recipe, criterion):
+    """The GPU lies no further below the median of its siblings than healthy GPUs differ."""
+    own, field = siblings[place], COMPARED[quantity].field
+    measured = {one: siblings[one] for one in siblings if one not in siblings.errors}
+    rates = {one: rate for one, found in measured.items() if (rate := getattr(found, field)) is not None}
+    if place not in rates:
+        raise MeasurementError(f"{place.label}: {quantity} has no value here, so nothing can be compared", culprits=(place,))
+    models = {one: found.device for one, found in measured.items()}
+    short = shortfalls(rates, group_of=models, **recipe(f"straggler[{quantity}]")).get(place)
+    if short is None or not short.is_judged:
+        alike = 0 if short is None else short.siblings
+        told = f"of its siblings ({own.device}) {alike} could be measured, and it takes {FEWEST_SIBLINGS} to say who is slow"
+        raise MeasurementError(f"{place.label}: {told}")
+    criterion.require(
+        short.unexplained_percent,
+        evidence={
+            "own": rates[place],
+            "median of siblings": short.median,
+            "their MAD": short.mad,
+            "% below": short.percent,
+            "robust sigmas": short.score,
+            "siblings": short.siblings,
+            "not measured": len(siblings) - len(rates),
+            **COMPARED[quantity].seen(own),
+        },
+    )
