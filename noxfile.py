@@ -87,7 +87,12 @@ nox.options.sessions = ["lint", "types", "imports", "tests"]
 PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 FAST = "not slow and not soak"
 FAULTS = "tests/faults"
-LAUNCHES = ("tests/launch", FAULTS)  # real torchruns by the dozen: minutes of their own
+LAUNCHES = ("tests/launch", FAULTS)  # real torchruns by the dozen: minutes of their own, one after the other
+LONG = (  # whole runs: minutes of their own too, so that `tests` stays below eight
+    *(f"tests/e2e/test_{name}.py" for name in ("plan", "selftest", "soak", "stragglers", "training_scaling")),
+    *(f"tests/finetune/test_{name}.py" for name in ("checkpoint", "elastic", "kills", "ranks", "strategy")),
+)
+PARALLEL = ("-n", "2", "--dist", "loadfile")  # tests mostly wait for the ranks they started; a file shares its runs
 # A dump of every thread after this long in one test, then the end of the session: a hang must not cost the CI its hour.
 HANG = ("-o", "faulthandler_timeout=240", "-o", "faulthandler_exit_on_timeout=true")
 FOR_TESTS = {
@@ -236,9 +241,9 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         venv.test("pytest", *HANG, *session.posargs)
         return
-    ignored = [f"--ignore={folder}" for folder in LAUNCHES]
+    ignored = [f"--ignore={path}" for path in (*LAUNCHES, *LONG)]
     venv.run("-m", "coverage", "erase")
-    venv.test("coverage", "run", "-m", "pytest", *HANG, "-m", FAST, "-ra", "--durations=15", *ignored, "tests")
+    venv.test("coverage", "run", "-m", "pytest", *HANG, *PARALLEL, "-m", FAST, "-ra", "--durations=15", *ignored, "tests")
 
 
 @nox.session(python=False)
@@ -246,7 +251,10 @@ def launches(session: nox.Session) -> None:
     """Start real runs and plant the faults they have to survive (minutes, no GPU); adds to what `tests` measured."""
     venv = Venv(session)
     venv.install("tests")
-    venv.test("coverage", "run", "-m", "pytest", *HANG, "-m", FAST, "-ra", "--durations=15", *(session.posargs or LAUNCHES))
+    measured = ("coverage", "run", "-m", "pytest", *HANG, "-m", FAST, "-ra", "--durations=15")
+    if not session.posargs:
+        venv.test(*measured, *PARALLEL, *LONG)
+    venv.test(*measured, *(session.posargs or LAUNCHES))
 
 
 @nox.session(python=False)
