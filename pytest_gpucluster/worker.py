@@ -106,14 +106,19 @@ class _Worker:
         host, port = group["host"], group["port"]
         tcp_store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=group["setup_s"]))
         bound = {"device_id": device} if device.type == "cuda" else {}
+        store = dist.PrefixStore(f"gpucluster/{group['id']}", tcp_store)
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo",
-            store=dist.PrefixStore(f"gpucluster/{group['id']}", tcp_store),
+            store=store,
             rank=group["rank"],
             world_size=group["size"],
             timeout=timedelta(seconds=NEVER_S),  # the agent's deadline decides, not the library's
             **bound,
         )
+        # Together from here: a rank that raises at once would take a peer with it that is not through yet.
+        if store.add("gpucluster/joined", 1) == group["size"]:
+            store.set("gpucluster/all joined", "1")
+        store.wait(["gpucluster/all joined"], timedelta(seconds=group["setup_s"]))
         self._group = group["id"]
 
     def _synchronize(self, call: dict[str, Any]) -> None:
