@@ -37,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except InputError as error:
         if first or isinstance(error, OwnInputError):
             sys.stderr.write(f"finetune_smoke: {error}\n")
+        else:
+            options.let_rank_0_speak()
         return BAD_INPUT
 
 

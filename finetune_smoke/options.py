@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+import time
 import typing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from finetune_smoke.config import FAULTS, PRESETS, Config, preset
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 BAD_USAGE = 2
+SPEAKING_S = 10.0
+"""Rank 0 may be so much behind; torchrun ends whoever still waits when it has left."""
 
 HELP = {
     "model": "directory or hub id of any causal language model; default: the shaped random base",
@@ -73,7 +76,7 @@ def _parser(command: str, *, quiet: bool) -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
     )
     if quiet:
-        parser.error = lambda _message: sys.exit(BAD_USAGE)  # type: ignore[method-assign,assignment]  # rank 0 says it
+        parser.error = lambda _message: _leave_quietly()  # type: ignore[method-assign,assignment]  # rank 0 says it
     parser.add_argument("--preset", help=f"{', '.join(PRESETS)}; default: tiny, or model with --model")
     parser.add_argument("--fault", metavar="NAME[:RANK]", help="plant a fault and see which check finds it (self-test)")
     types = typing.get_type_hints(Config)
@@ -107,3 +110,13 @@ def _reader(kind: object) -> Callable[[str], object]:
 
     read.__name__ = getattr(convert, "__name__", "value")  # argparse names it: "invalid int value"
     return read
+
+
+def let_rank_0_speak() -> None:
+    """Wait before leaving without a word: torchrun ends the other ranks as soon as one has left, and with them their words."""
+    time.sleep(SPEAKING_S)
+
+
+def _leave_quietly() -> NoReturn:
+    let_rank_0_speak()
+    sys.exit(BAD_USAGE)
