@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from finetune_runs import QUICK
 
+from finetune_smoke import options
 from finetune_smoke.__main__ import main, parse
 from finetune_smoke.config import preset
 
@@ -122,11 +123,14 @@ def test_wrong_usage_leaves_2(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_wrong_usage_is_said_by_rank_0_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The others leave silently."""
+    """The others leave silently, and not before it: torchrun ends rank 0 when they have left."""
     monkeypatch.setenv("RANK", "1")
+    waited_s: list[float] = []
+    monkeypatch.setattr(options.time, "sleep", waited_s.append)
     with pytest.raises(SystemExit) as left:
         main(["--stepz", "3"])
     assert left.value.code == 2
+    assert waited_s == [options.SPEAKING_S]
     assert capsys.readouterr().err == ""
 
 
