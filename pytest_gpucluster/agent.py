@@ -384,10 +384,10 @@ class Agent:
         running = self._running
         if running is None or running.call["id"] != command["id"]:
             return
-        grace_s = command.get("grace_s", 0.0)
-        is_late = running.entered_s is None and grace_s > 0
+        now_s, grace_s = time.monotonic(), command.get("grace_s", 0.0)
+        is_on_its_way = running.entered_s is None and grace_s > 0 and command.get("entered", True)  # else there is no way in
         running.release = command
-        running.release_s = time.monotonic() + LATEST_ENTRY_S if is_late else (running.entered_s or 0.0) + grace_s
+        running.release_s = now_s + LATEST_ENTRY_S if is_on_its_way else (running.entered_s or now_s) + grace_s
         self._release_if_due()
 
     def _release_if_due(self) -> None:

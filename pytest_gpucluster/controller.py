@@ -345,9 +345,8 @@ class Controller:
             if time.monotonic() > gathering.give_up_s:
                 for rank in list(gathering.waiting):
                     gathering.add(rank, lost_reply("its agent did not answer within the deadline"))
-            release, why, grace_s = gathering.to_release()
-            if release:
-                self._command({"t": "abort", "id": number, "ranks": release, "why": why, "grace_s": grace_s})
+            if (release := gathering.to_release()) is not None:
+                self._command({"t": "abort", "id": number, **asdict(release)})
         return gathering.replies
 
     def _report_progress(self, number: str, waiting: set[int]) -> None:

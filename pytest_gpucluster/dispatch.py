@@ -339,14 +339,26 @@ class Cluster:
         present = [place for place in self.places if place.rank is not None]
         by_uuid = {(place.node, seen[place.rank].uuid): seen[place.rank] for place in present if place.rank in seen}
         for place in present:
-            found = by_uuid.get((place.node, place.uuid or "")) or seen.get(_rank(place))
+            found = by_uuid.get((place.node, place.uuid)) if place.uuid else seen.get(_rank(place))
             if found is None:
-                errors[place] = self.blame({_rank(place): looks[_rank(place)]}, "who is on the GPU was not read")
+                errors[place] = self._unseen(place, looks)
             elif found.holders:
                 errors[place] = not_idle(place, found)
             else:
                 values[place] = found
         return Results(values, errors)
+
+    def _unseen(self, place: Place, looks: Mapping[int, Any]) -> MeasurementError:
+        """Nobody read this GPU: because of who should have, its own rank if that one failed, else another of its node."""
+        ranks = [_rank(place), *(_rank(other) for other in self.places if other.node == place.node and other.rank is not None)]
+        failed = next((rank for rank in ranks if not looks[rank]["ok"]), None)
+        if failed is not None:
+            return self.blame({failed: looks[failed]}, "who is on the GPU was not read")
+        return MeasurementError(
+            f"who is on the GPU was not read: of the ranks of {place.hostname} none looked at {place.label}; do two share one?",
+            culprits=(place,),
+            kind="raised",
+        )
 
     def _refuse_other_versions(self, found: Mapping[int, Identity]) -> None:
         """Nodes with other versions measure something else: they answer with an error that names the difference."""

@@ -12,6 +12,20 @@ if TYPE_CHECKING:
 GRACE_S = {"raised": 0.4}  # a rank that raised may not be the only one; one that died will not get company
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """Peers that wait for somebody who will never come.
+
+    ``grace_s``: how long each must have been in the call; ``entered``: whether the failed one came into it, so that its peers
+    may still be on their way. Both moments, here and there, are for those that are about to raise as well.
+    """
+
+    ranks: list[int]
+    why: str
+    grace_s: float
+    entered: bool
+
+
 @dataclass(slots=True, kw_only=True)
 class Gathering:
     """The replies of one call as they come in."""
@@ -31,21 +45,20 @@ class Gathering:
             release_s = time.monotonic() + GRACE_S.get(reply["kind"], 0.0)
             self.release_s = min(release_s, self.release_s or release_s)
 
-    def to_release(self) -> tuple[list[int], str, float]:
-        """Peers that wait for somebody who will never come, why, and how many seconds each must have been in the call.
-
-        Both moments, here and there, are for those that are about to raise as well; one may have been late.
-        """
+    def to_release(self) -> Release | None:
+        """Whom to release now; None: nobody, or not yet."""
         if self.release_s is None or time.monotonic() < self.release_s:
-            return [], "", 0.0
+            return None
         for group in self.groups:
             failed = [rank for rank in group if rank in self.replies and not self.replies[rank]["ok"]]
             stuck = [rank for rank in group if rank in self.waiting and rank not in self.released]
             if failed and stuck:
                 self.released.update(stuck)
                 kind = self.replies[failed[0]]["kind"]
-                return stuck, f"released, because rank {failed[0]} {kind}", GRACE_S.get(kind, 0.0)
-        return [], "", 0.0
+                entered = any(self.replies[rank].get("entered", False) for rank in failed)
+                why = f"released, because rank {failed[0]} {kind}"
+                return Release(ranks=stuck, why=why, grace_s=GRACE_S.get(kind, 0.0), entered=entered)
+        return None
 
 
 def lost_reply(why: str) -> Message:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.launch import Launch
 
-OLDEST_TORCH = (2, 4)
+OLDEST_TORCH = (2, 7)
 REHEARSAL_RANKS = 2
 PLANNED = ("criterion", "place", "outcome", "reason")
 JOIN_S = 120.0

@@ -143,7 +143,7 @@ def refusing(shared_starter: Starter) -> dict[str, Launch]:
         launches["a full disk"] = mounted(shared_starter, full("16k"), *chosen, "--gpucluster-results", "disk")
     for launch in launches.values():
         launch.end(within_s=90)
-        launch.gone(within_s=3)
+        launch.gone()
     return launches
 
 
@@ -163,7 +163,7 @@ def test_junit_file_that_cannot_be(starter: Starter, chosen: tuple[str, ...]) ->
     (starter.folder / "taken").touch()
     launch = starter.pytest(*chosen, *ONE_PLACE, "--junitxml=taken/junit.xml")
     launch.end(within_s=60)
-    launch.gone(within_s=2)
+    launch.gone()
     refused(launch, "taken/junit.xml", "")
 
 
@@ -211,7 +211,7 @@ def filled(shared_starter: Starter) -> dict[str, Launch]:
     }
     for launch in launches.values():
         launch.end(within_s=90)
-        launch.gone(within_s=3)
+        launch.gone()
     return launches
 
 
@@ -261,12 +261,12 @@ def test_directory_of_another_run_and_of_an_older_one(starter: Starter, chosen: 
     in_its_call(first, "first")
     second = starter.pytest(*chosen, "--junitxml=second.xml")
     assert second.end(within_s=40) == 4, second.output
-    second.gone(within_s=2)
+    second.gone()
     assert said_once(second, IN_USE), second.output
     assert RESULTS in second.output
     (starter.folder / "go").touch()
     assert first.end(within_s=40) == 0, first.output
-    first.gone(within_s=2)
+    first.gone()
     assert rows(first) == {"rate@node0-cpu0": ("passed", 5), "after": ("passed", 2)}
     assert first.junit()["gpucluster.verdict"] == "skipped"
     assert [event["event"] for event in first.journal()].count("started") == 1
@@ -319,7 +319,7 @@ def test_ranks_of_a_dead_job_are_still_alive(starter: Starter, chosen: tuple[str
     text = (starter.folder / RESULTS / "results.json").read_text(encoding="utf-8")
     (starter.folder / "go").touch()
     assert new.end(within_s=40) == 0, new.output
-    new.gone(within_s=2)
+    new.gone()
     assert not json.loads(text)["environment"].get("rebuilt_from_journal"), "the dead job wrote into the new one's directory"
     assert rows(new) == {"rate@node0-cpu0": ("passed", 7), "after": ("passed", 2)}
 
@@ -346,7 +346,7 @@ def test_store_of_an_earlier_run(starter: Starter, chosen: tuple[str, ...]) -> N
     assert rows(first, "first")["rate@node0-cpu0"] == ("passed", 5)
     second = starter.pytest(*chosen, "--gpucluster-results", "second", VALUE="0", **variables)
     assert second.end(within_s=100) != 0, second.output
-    second.gone(within_s=5)
+    second.gone()
     if (starter.folder / "second" / "results.json").exists():
         assert rows(second, "second")["rate@node0-cpu0"] in (("failed", 0), ("error", None), ("missing", None))
 
@@ -375,7 +375,7 @@ def test_restart_by_torchrun(starter: Starter, chosen: tuple[str, ...]) -> None:
     options = ("--master-port", str(free_port()), "--max-restarts=1", "--monitor-interval=0.1")
     launch = starter.torchrun(*chosen, options=options, VALUE="0")
     assert launch.end(within_s=90) != 0, launch.output
-    launch.gone(within_s=5)
+    launch.gone()
     assert launch.output.count("this is restart 1 of torchrun") == 1
     assert launch.output.count("test session starts") == 1
     assert rows(launch) == {"rate@node0-cpu0": ("failed", 0), "rate@node0-cpu1": ("failed", 0), "after": ("passed", 2)}

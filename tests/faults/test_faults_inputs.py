@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import jsonschema  # type: ignore[import-untyped]  # its stubs would be one more thing to install
 import pytest
 from e2e.harness import SCHEMA, entry, write_limits
-from starting import ACCEPTANCE
+from starting import ACCEPTANCE, GONE_S
 
 from pytest_gpucluster import cli
 
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from starting import Launch, Starter
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault]
-
-GONE_S = 5.0
-"""Two seconds are promised; on a busy machine of two cores torchrun alone takes two. Left alone it would be thirty."""
 
 # Row 9: fewer nodes and GPUs than expected
 
@@ -71,7 +68,7 @@ def test_fewer_nodes_and_gpus_than_expected(starter: Starter) -> None:
     limits = write_limits(starter.folder / "limits.yaml", PROMISES, extends=False)
     launch = starter.torchrun("--gpucluster", limits, "--gpucluster-expect", "nodes=2,gpus_per_node=4", "--junitxml=junit.xml")
     assert launch.end(within_s=60) != 0, launch.output  # and does not wait two minutes for those who were never started
-    launch.gone(within_s=3)
+    launch.gone()
     found = launch.results()
     jsonschema.validate(found, SCHEMA)
     told = {(row["criterion"], row["place"] and row["place"]["id"]): row for row in found["criteria"]}
@@ -210,7 +207,7 @@ def left_out(shared_starter: Starter) -> dict[str, Launch]:
         launches[what] = shared_starter.pytest(str(number), "--gpucluster", limits, *promised, *reports, *options)
     for launch in launches.values():
         launch.end(within_s=90)
-        launch.gone(within_s=3)
+        launch.gone()
     return launches
 
 

@@ -14,7 +14,7 @@ from xml.etree import ElementTree as ET
 import jsonschema  # type: ignore[import-untyped]  # its stubs would be one more thing to install
 import pytest
 from e2e.harness import SCHEMA, entry, write_limits
-from starting import PYTEST, REPOSITORY, free_port
+from starting import GONE_S, PYTEST, REPOSITORY, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from starting import Launch, Starter
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault]
-
-GONE_S = 5.0
-"""Two seconds are promised; on a busy machine of two cores torchrun alone takes two. Left alone it would be thirty."""
 
 # Row 24: another project's tests
 
@@ -69,7 +66,7 @@ def test_foreign_suite_is_not_touched(starter: Starter) -> None:
     )
     launch = starter.torchrun(ranks=2)
     assert launch.end(within_s=40) == 0, launch.output
-    launch.gone(within_s=2)
+    launch.gone()
     assert launch.output.count("4 passed") == 2
     for name in ("ran-0", "ran-1", "a-0", "a-1", "b-0", "b-1"):
         assert (starter.folder / name).exists(), name
@@ -158,7 +155,7 @@ def different(shared_starter: Starter) -> Launch:
     ]
     for launch in launches:
         assert launch.end(within_s=100) != 0, launches[0].output
-        launch.gone(within_s=5)
+        launch.gone()
     return launches[0]
 
 
@@ -286,7 +283,7 @@ def test_xdist_plainly(starter: Starter) -> None:
     limits = write_limits(starter.folder / "limits.yaml", HOUSE_LIMITS, extends=False)
     launch = starter.pytest("--gpucluster", limits, "--junitxml=junit.xml", "-n", "2")
     status = launch.end(within_s=90)
-    launch.gone(within_s=5)
+    launch.gone()
     if status == 4:
         assert launch.output.count("let several processes measure the same GPU") == 1
         assert "Traceback" not in launch.output
@@ -326,7 +323,7 @@ def test_run_with_the_others_installed(starter: Starter, beside: str, started: s
     theirs = ("--randomly-seed=5", "--timeout=60", "--html=report.html", "--report-log=log.jsonl")
     launch = getattr(starter, started)("--gpucluster", limits, "--junitxml=junit.xml", *theirs, PYTHONPATH=beside)
     assert launch.end(within_s=90) == 1, launch.output
-    launch.gone(within_s=3)
+    launch.gone()
     for name in NAMES:
         assert f"{name}-" in launch.output.partition("plugins: ")[2].partition("\n")[0], name
     assert outcomes(launch) == EXPECTED
@@ -369,7 +366,7 @@ def test_repeating_until_it_is_green(starter: Starter, beside: str, asked: str) 
     options = ("--reruns", "2") if asked == "option" else ()
     launch = starter.pytest("--gpucluster", limits, "--junitxml=junit.xml", "-p", "no:randomly", *options, PYTHONPATH=beside)
     status = launch.end(within_s=90)
-    launch.gone(within_s=3)
+    launch.gone()
     if status == 4:
         assert "rerun" in launch.output.partition("ERROR: ")[2], launch.output
         assert "verdict REHEARSED" not in launch.output
@@ -406,7 +403,7 @@ def test_a_time_limit_that_strikes(starter: Starter, beside: str) -> None:
     )
     launch = starter.pytest("--gpucluster", limits, "--junitxml=junit.xml", "-p", "no:randomly", PYTHONPATH=beside)
     assert launch.end(within_s=25) == 1, launch.output
-    launch.gone(within_s=3)
+    launch.gone()
     assert outcomes(launch) == {**EXPECTED, "slow": "error", "zz_after": "passed"}
     reason = next(row["reason"] for row in launch.results()["criteria"] if row["criterion"] == "slow")
     assert "Timeout" in reason

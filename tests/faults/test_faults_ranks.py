@@ -91,7 +91,7 @@ def faulty(shared_starter: Starter) -> tuple[Launch, int]:
 def ended(launch: Launch) -> tuple[Launch, int]:
     """The same launch when it is over and gone, with its exit status."""
     status = launch.end(within_s=120)
-    launch.gone(within_s=5)
+    launch.gone()
     return launch, status
 
 
@@ -206,6 +206,39 @@ def test_reports_are_whole(faulty: tuple[Launch, int]) -> None:
 def test_nothing_is_left_in_the_temporary_folder(faulty: tuple[Launch, int], shared_starter: Starter) -> None:
     """Agents take their folders along, also those whose workers were killed."""
     assert not [path.name for path in shared_starter.temporary_files() if path.name.startswith("gpucluster-")]
+
+
+UNREADY = """
+import os
+from pathlib import Path
+
+import planted_ranks
+
+if os.environ.get("RANK") == "1" and Path("planted").exists():
+    Path("planted").unlink()
+    planted_ranks.note("struck-unready")
+    raise ArithmeticError("planted: no way in")
+
+def add_up(*, case):
+    return planted_ranks.add_up()
+
+def test_unready(cluster):
+    Path("planted").touch()
+    planted_ranks.judge(cluster, add_up, "unready")
+"""
+
+
+def test_raised_before_its_peers_could_join_it(starter: Starter) -> None:
+    """They wait for it in the set-up, not in a collective: released at once all the same, and nobody else is blamed."""
+    starter.write(test_unready=UNREADY, planted_ranks=SUITE)
+    launch, status = ended(starter.torchrun("--gpucluster", "--junitxml=junit.xml", "test_unready.py", ranks=3))
+    assert status != 0
+    outcome, reason = reasons(launch)["unready"]
+    assert outcome == "error"
+    assert " was not measured: rank 1 (node0-" in reason.splitlines()[0]
+    assert "ArithmeticError: planted: no way in" in reason.splitlines()[0]
+    assert [culprit["place"]["rank"] for culprit in launch.results()["culprits"]] == [1]
+    assert 0 < time_s(launch, "ended-unready") - time_s(launch, "struck-unready") < AT_ONCE_S
 
 
 def test_healthy(starter: Starter) -> None:

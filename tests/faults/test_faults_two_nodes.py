@@ -46,7 +46,7 @@ def statuses(launches: list[Launch]) -> list[int]:
     """Exit statuses when both are over; no process of them is left."""
     found = [launch.end(within_s=120) for launch in launches]
     for launch in launches:
-        launch.gone(within_s=5)
+        launch.gone()
     return found
 
 

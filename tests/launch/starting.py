@@ -29,6 +29,8 @@ MARK = "GPUCLUSTER_LAUNCH_TEST"
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 PYTEST = ("pytest", "-p", "no:cacheprovider")
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+GONE_S = 15.0
+"""From the end to the last process's: 30 s are promised, 2 are usual, 8 were seen on an overloaded machine of two cores."""
 PLAINLY = ("GPUCLUSTER_SECRET", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", "CUDA_VISIBLE_DEVICES", "XDG_CONFIG_HOME")
 
 
@@ -102,7 +104,7 @@ class Launch:
         """Every process that carries this launch's mark, zombies apart."""
         return [pid for pid in processes() if pid != os.getpid() and environment_of(pid).get(MARK) == self.mark]
 
-    def gone(self, *, within_s: float) -> float:
+    def gone(self, *, within_s: float = GONE_S) -> float:
         """Wait until no process of it is left; the time of that (monotonic s)."""
         deadline_s = time.monotonic() + within_s
         while left := self.alive():
@@ -121,6 +123,19 @@ class Launch:
         first = [pid for pid in found if parent_of(pid) not in found]
         assert len(first) == 1, (found, parents)
         return first[0]
+
+    @contextlib.contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Every process of this launch is stopped meanwhile."""
+        stopped = self.alive()
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in stopped:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
 
     def kill_all(self) -> None:
         """SIGKILL to everything of this launch, by pid."""

@@ -25,4 +25,4 @@ def test_exit_codes_and_the_gate(starter: Starter) -> None:
     assert failed.end(within_s=40) == 1, failed.output
     assert failed.results("c")["verdict"] == "REJECTED"
     assert "handover REJECTED" in failed.output  # in torchrun's own banner
-    failed.gone(within_s=2)
+    failed.gone()

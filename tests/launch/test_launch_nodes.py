@@ -23,7 +23,7 @@ def ended(launches: list[Launch]) -> list[int]:
     """Exit statuses, every process gone."""
     codes = [launch.end(within_s=90) for launch in launches]
     for launch in launches:
-        launch.gone(within_s=3)
+        launch.gone()
     return codes
 
 

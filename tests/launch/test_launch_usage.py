@@ -41,7 +41,7 @@ def pytest_configure(config):
 def refused(launch: Launch, *, within_s: float = 30) -> str:
     """The text of a usage error of a plain start; nothing may be written or left running."""
     assert launch.end(within_s=within_s) == 4, launch.output
-    launch.gone(within_s=2)
+    launch.gone()
     assert not (launch.cwd / "gpucluster-results").exists()
     assert "Traceback" not in launch.output
     return launch.output
@@ -114,7 +114,7 @@ def test_looking_around_under_torchrun(starter: Starter) -> None:
     launches = {option: starter.torchrun(ACCEPTANCE, option, ranks=2) for option in LOOKING}
     for option, shown in LOOKING.items():
         assert launches[option].end(within_s=60) == 0, launches[option].output
-        launches[option].gone(within_s=2)
+        launches[option].gone()
         assert re.search(shown, launches[option].output), option
     assert not (starter.folder / "gpucluster-results").exists()
     assert not [path.name for path in starter.temporary_files() if path.name.startswith("gpucluster")]

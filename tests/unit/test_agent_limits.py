@@ -206,6 +206,16 @@ def test_too_late_for_a_call_in_which_a_peer_raised(served: Any) -> None:
     assert 0.6 <= answer["took_s"] < 0.6 + 0.2 + SLOW_S
 
 
+def test_waiting_for_a_peer_that_never_came_in(served: Any) -> None:
+    """A group joins as a whole: without that peer there is no way into the call, so nobody is waited for on the way."""
+    release = RELEASE.replace('"grace_s": 0.4}', '"grace_s": 0.4, "entered": False}')
+    assert release != RELEASE
+    program = "after(0.1, release); serve({**call(late_s=50.0), 'setup_s': 60.0})"
+    (answer,) = served(release + program)["answers"]
+    assert (answer["kind"], answer["entered"]) == ("released", False)
+    assert 0.5 <= answer["took_s"] < agent.LATEST_ENTRY_S
+
+
 def test_told_to_kill_and_cannot(served: Any) -> None:
     """The worker of a broken group that does not end costs the place, not the run."""
     told = served('survive_kills(); serve(call(), {"t": "kill", "ranks": [[1, 1]]}, call())')

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import time
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,19 +96,25 @@ def test_level_refused(text: str) -> None:
         parse_level(text)
 
 
-@pytest.mark.parametrize("version", ["2.4.0", "2.13.0+cu130", "3.0a1", "10.0"])
+@pytest.mark.parametrize("version", ["2.7.0", "2.13.0+cu130", "3.0a1", "10.0"])
 def test_torch_new_enough(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    """Compared as numbers: 2.13 is after 2.4."""
+    """Compared as numbers: 2.13 is after 2.7."""
     monkeypatch.setattr(metadata, "version", lambda name: version)
     session.require_torch()
 
 
-@pytest.mark.parametrize("version", ["2.3.1", "1.13.0+cu117", "2.0"])
+@pytest.mark.parametrize("version", ["2.6.0", "1.13.0+cu117", "2.0"])
 def test_torch_too_old(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     """Refused with the version that is there and the one that is needed."""
     monkeypatch.setattr(metadata, "version", lambda name: version)
-    with pytest.raises(ConfigurationError, match=rf"torch {version.replace('+', '.')} is too old: at least 2\.4"):
+    with pytest.raises(ConfigurationError, match=rf"torch {version.replace('+', '.')} is too old: at least 2\.7"):
         session.require_torch()
+
+
+def test_oldest_torch_is_the_one_that_is_installed_at_least() -> None:
+    """Said twice, because an older one may come in past pip; both must say the same."""
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'"torch>={".".join(map(str, session.OLDEST_TORCH))}",' in text
 
 
 def test_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -196,6 +196,24 @@ def test_reading_that_failed_stops_nothing(reply: dict[str, Any]) -> None:
     assert cluster.at_start[A].holders == 0
 
 
+def test_gpu_that_only_another_rank_could_have_read_is_not_called_idle() -> None:
+    """Ranks read each other's GPUs and one of them failed: what the other saw is of another GPU, and says nothing here."""
+    failed = {"ok": False, "kind": "raised", "type": "NvmlError", "error": "Driver Not Loaded"}
+    cluster, _ = bound({0: failed}, swapped=True)  # rank 0 would have read rank 1's GPU
+    with pytest.raises(MeasurementError, match=r"who is on the GPU was not read: rank 0 \(node0-gpu0, host0\).*Driver"):
+        cluster.at_start[B]
+    assert cluster.at_start[A].holders == 0
+
+
+def test_gpu_that_nobody_read() -> None:
+    """Two ranks looked at one GPU: of the other nothing is known, and its place is named."""
+    cluster, _ = bound({1: seen(0)})
+    with pytest.raises(MeasurementError, match="none looked at node0-gpu1") as caught:
+        cluster.at_start[B]
+    assert caught.value.culprits == (B,)
+    assert [cluster.at_start[place].holders for place in (A, C, D)] == [0, 0, 0]
+
+
 def test_call_that_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Under pytest-xdist the controller asks, and then each worker: they hear what was there before our own workers were."""
     controller = Controller(None, num_local=1, device="cuda", rootdir=tmp_path)

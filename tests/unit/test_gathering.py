@@ -1,0 +1,47 @@
+"""Who is released when: peers of a rank that failed, each kind of failure after its own moment."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from pytest_gpucluster import gathering
+from pytest_gpucluster.gathering import Gathering, Release, lost_reply
+
+
+def of_two_pairs() -> Gathering:
+    """Four ranks in two groups, nobody has answered."""
+    return Gathering(waiting={0, 1, 2, 3}, groups=[(0, 1), (2, 3)], give_up_s=time.monotonic() + 60)
+
+
+def failed(kind: str, **more: Any) -> dict[str, Any]:
+    """The answer of a rank that failed."""
+    return {**lost_reply("planted"), "kind": kind, **more}
+
+
+def test_nobody_is_released_while_all_is_well() -> None:
+    """An answer is no reason."""
+    one = of_two_pairs()
+    one.add(0, {"ok": True, "value": 1})
+    assert one.to_release() is None
+
+
+@pytest.mark.parametrize("entered", [True, False])
+def test_peers_of_one_that_raised(monkeypatch: pytest.MonkeyPatch, *, entered: bool) -> None:
+    """After a moment, its own group alone, once; and they are told whether it came into the call."""
+    monkeypatch.setitem(gathering.GRACE_S, "raised", 0.05)
+    one = of_two_pairs()
+    one.add(2, failed("raised", entered=entered))
+    assert one.to_release() is None
+    time.sleep(0.06)
+    assert one.to_release() == Release(ranks=[3], why="released, because rank 2 raised", grace_s=0.05, entered=entered)
+    assert one.to_release() is None
+
+
+def test_peers_of_one_that_died() -> None:
+    """At once; one that is lost never said whether it came in, and its peers need no moment."""
+    one = of_two_pairs()
+    one.add(1, lost_reply("its agent process has ended"))
+    assert one.to_release() == Release(ranks=[0], why="released, because rank 1 lost", grace_s=0.0, entered=False)
