@@ -41,10 +41,11 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works in a checkout that is not installed
 
 from pytest_gpucluster import channel
-from pytest_gpucluster.agent import BEAT_S, CONTROLLER, machine
+from pytest_gpucluster.agent import BEAT_S, CONTROLLER
 from pytest_gpucluster.channel import SECRET_VARIABLE, Address
 from pytest_gpucluster.controller import Call, Controller, address_of
 from pytest_gpucluster.launch import read_launch
+from pytest_gpucluster.rank import machine
 from pytest_gpucluster.spawner import die_with_parent
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ whatever its worker does. ``python -m pytest_gpucluster.agent`` is what every ra
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import os
 import queue
@@ -35,11 +34,12 @@ from pytest_gpucluster.channel import (
     connect_reader,
 )
 from pytest_gpucluster.estate import Estate, Heir
+from pytest_gpucluster.rank import Rank, machine
 from pytest_gpucluster.spawner import Spawner, describe_exit
 from pytest_gpucluster.worker_process import WorkerProcess
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 TICK_S = 0.5
 LATEST_ENTRY_S = 5.0
@@ -62,17 +62,6 @@ WORKER_DEFAULTS = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rank:
-    """Who this agent is, in torchrun's words."""
-
-    rank: int
-    world_size: int
-    local_rank: int
-    local_world_size: int
-    group_rank: int
-
-
 @dataclass(slots=True, kw_only=True)
 class _Running:
     """The call that the worker is busy with."""
@@ -82,26 +71,6 @@ class _Running:
     entered_s: float | None = None
     release: Message | None = None
     release_s: float = math.inf
-
-
-@functools.cache
-def machine() -> str:
-    """Where a pid means the same process: this boot of this machine, this pid namespace. Hostnames may be equal."""
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    return socket.gethostname()
-
-
-def spans(ranks: Iterable[int]) -> list[list[int]]:
-    """``[first, last]`` of each run of consecutive ranks: every agent reads every command, 1024 numbers would cost."""
-    found: list[list[int]] = []
-    for rank in sorted(ranks):
-        if found and found[-1][1] == rank - 1:
-            found[-1][1] = rank
-        else:
-            found.append([rank, rank])
-    return found
 
 
 class Agent:
@@ -126,6 +95,7 @@ class Agent:
         self._worker: WorkerProcess | None = None
         self._running: _Running | None = None
         self._lost: str | None = None
+        self._ended_idle: Message | None = None
         self._commands: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._terminated_s: float | None = None
         self._beats = 0
@@ -257,8 +227,14 @@ class Agent:
             if self._worker is not None and pid == self._worker.pid:
                 self._worker.ended()
                 result = self._worker.last_result() if self._running is not None else None
-                error = f"the worker {describe_exit(status)}"
-                self._finish(result or {"ok": False, "kind": "died", "error": error, "stacks": self._worker.crash()})
+                death = {
+                    "ok": False,
+                    "kind": "died",
+                    "error": f"the worker {describe_exit(status)}",
+                    "stacks": self._worker.crash(),
+                }
+                self._ended_idle = death if self._running is None else None
+                self._finish(result or death)
                 self._discard_worker()
 
     def _on_output(self) -> None:
@@ -309,6 +285,10 @@ class Agent:
         self._running = _Running(call=call, deadline_s=time.monotonic() + call["setup_s"])
         if self._lost is not None:
             self._finish({"ok": False, "kind": "lost", "error": self._lost})
+            return
+        if self._ended_idle is not None:  # its groups stand in the controller's books until an answer says what happened
+            death, self._ended_idle = self._ended_idle, None
+            self._finish({**death, "error": f"{death['error']}, between two calls"})
             return
         try:
             if self._worker is None:

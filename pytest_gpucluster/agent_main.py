@@ -12,9 +12,10 @@ import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.agent import Agent, Rank
+from pytest_gpucluster.agent import Agent
 from pytest_gpucluster.channel import Address, ChannelLostError
 from pytest_gpucluster.estate import Estate
+from pytest_gpucluster.rank import Rank
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster import channel, functions, plain, worker
-from pytest_gpucluster.agent import CONTROLLER, Rank, machine, spans
+from pytest_gpucluster.agent import CONTROLLER
 from pytest_gpucluster.channel import SECRET_VARIABLE, Address, Channel, ChannelLostError, Message
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.estate import Estate, Outbox
 from pytest_gpucluster.gathering import Gathering, forged_reply, lost_reply, released_reply
 from pytest_gpucluster.own_agents import OwnAgents
+from pytest_gpucluster.rank import Rank, machine, spans
 
 if TYPE_CHECKING:
     import socket

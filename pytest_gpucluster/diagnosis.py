@@ -62,13 +62,14 @@ def _cause(failed: Mapping[int, Reply], replies: Mapping[int, Reply]) -> tuple[t
 def _first_causes(failed: Mapping[int, Reply]) -> list[int]:
     """Who died or was lost; else who raised something that is not the echo of another's end."""
     for kinds in (("died", "lost"), ("refused", "raised")):
-        own = [rank for rank in sorted(failed) if failed[rank]["kind"] in kinds and not _is_consequence(failed[rank])]
+        own = [rank for rank in sorted(failed) if failed[rank]["kind"] in kinds and not is_consequence(failed[rank])]
         if own:
             return own
     return []
 
 
-def _is_consequence(reply: Reply) -> bool:
+def is_consequence(reply: Reply) -> bool:
+    """Whether a rank raised what somebody else's end does to it: a connection that closed, not an error of its own."""
     return reply["kind"] == "raised" and bool(CONSEQUENCE.search(str(reply.get("error", ""))))
 
 

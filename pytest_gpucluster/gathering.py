@@ -6,10 +6,14 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.diagnosis import is_consequence
+
 if TYPE_CHECKING:
     from pytest_gpucluster.channel import Message
 
 GRACE_S = {"raised": 0.4}  # a rank that raised may not be the only one; one that died will not get company
+ECHO_GRACE_S = 3.0
+"""Where only others' connections have closed so far: their cause may need a moment to tell what happened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +46,7 @@ class Gathering:
         self.replies[rank] = reply
         self.waiting.discard(rank)
         if not reply["ok"]:
-            release_s = time.monotonic() + GRACE_S.get(reply["kind"], 0.0)
+            release_s = time.monotonic() + _grace_s(reply)
             self.release_s = min(release_s, self.release_s or release_s)
 
     def to_release(self) -> Release | None:
@@ -59,6 +63,10 @@ class Gathering:
                 why = f"released, because rank {failed[0]} {kind}"
                 return Release(ranks=stuck, why=why, grace_s=GRACE_S.get(kind, 0.0), entered=entered)
         return None
+
+
+def _grace_s(reply: Message) -> float:
+    return ECHO_GRACE_S if is_consequence(reply) else GRACE_S.get(reply["kind"], 0.0)
 
 
 def lost_reply(why: str) -> Message:

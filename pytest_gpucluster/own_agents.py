@@ -14,9 +14,9 @@ from pytest_gpucluster import agent_main
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pytest_gpucluster.agent import Rank
     from pytest_gpucluster.channel import Address
     from pytest_gpucluster.estate import Estate
+    from pytest_gpucluster.rank import Rank
 
 LEAVE_S = 2.0
 

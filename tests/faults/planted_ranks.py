@@ -93,7 +93,7 @@ def strike_inside(case, names, fault):
     INSIDE[fault]()
 
 
-def add_over_sockets(*, case, victim):
+def add_over_sockets(*, case, victim, pause_s=0.0):
     """The victim closes its connections and tells why only when its peers have had their errors from that."""
     rank = int(os.environ["RANK"])
     peers = [peer for peer in range(dist.get_world_size()) if peer != victim]
@@ -104,6 +104,7 @@ def add_over_sockets(*, case, victim):
         dist.destroy_process_group(group)
         del group
         await_notes(*[f"suffered-{case}-{peer}" for peer in peers])
+        time.sleep(pause_s)
         raise ArithmeticError("planted: the cause")
     note(f"entered-{case}-{rank}")
     total = torch.ones(1)
@@ -202,6 +203,14 @@ def test_echoed(cluster):
 
 
 def test_after_echoed(cluster):
+    judge_healthy(cluster)
+
+
+def test_late(cluster):
+    judge(cluster, add_over_sockets, "late", victim=0, pause_s=1.5)
+
+
+def test_after_late(cluster):
     judge_healthy(cluster)
 
 

@@ -59,6 +59,13 @@ FAULTS = (
     ),
     Fault(case="echoed", victim=1, inside=(0, 2, 3), told=("ArithmeticError: planted: the cause", f"ranks 0, 2-3 {WAITED}")),
     Fault(
+        case="late",
+        victim=0,
+        inside=(1, 2, 3),
+        told=("ArithmeticError: planted: the cause", f"ranks 1-3 {WAITED}"),
+        within_s=1.5 + AT_ONCE_S,
+    ),
+    Fault(
         case="hung",
         victim=3,
         inside=(0, 1, 2),
@@ -208,8 +215,10 @@ def test_nothing_is_left_in_the_temporary_folder(faulty: tuple[Launch, int], sha
     assert not [path.name for path in shared_starter.temporary_files() if path.name.startswith("gpucluster-")]
 
 
-UNREADY = """
+OUTSIDE = """
 import os
+import signal
+import time
 from pathlib import Path
 
 import planted_ranks
@@ -222,23 +231,56 @@ if os.environ.get("RANK") == "1" and Path("planted").exists():
 def add_up(*, case):
     return planted_ranks.add_up()
 
+def own_pid():
+    return os.getpid()
+
 def test_unready(cluster):
     Path("planted").touch()
     planted_ranks.judge(cluster, add_up, "unready")
+
+def test_before_idle(cluster):
+    planted_ranks.judge_healthy(cluster)
+
+def test_idle(cluster):
+    os.kill(list(cluster.run(own_pid, per="gpu").values())[2], signal.SIGKILL)
+    planted_ranks.note("struck-idle")
+    time.sleep(1)
+    planted_ranks.judge(cluster, add_up, "idle")
+
+def test_after_idle(cluster):
+    planted_ranks.judge_healthy(cluster)
 """
 
 
-def test_raised_before_its_peers_could_join_it(starter: Starter) -> None:
-    """They wait for it in the set-up, not in a collective: released at once all the same, and nobody else is blamed."""
-    starter.write(test_unready=UNREADY, planted_ranks=SUITE)
-    launch, status = ended(starter.torchrun("--gpucluster", "--junitxml=junit.xml", "test_unready.py", ranks=3))
+@pytest.fixture(scope="module")
+def outside(shared_starter: Starter) -> Launch:
+    """Faults of ranks that are not inside a call: before they joined the group, and between two calls of it."""
+    shared_starter.write(test_outside=OUTSIDE, planted_ranks=SUITE)
+    arguments = ("--gpucluster", "--gpucluster-results=outside", "--junitxml=outside.xml", "test_outside.py")
+    launch, status = ended(shared_starter.torchrun(*arguments, ranks=3))
     assert status != 0
-    outcome, reason = reasons(launch)["unready"]
-    assert outcome == "error"
-    assert " was not measured: rank 1 (node0-" in reason.splitlines()[0]
-    assert "ArithmeticError: planted: no way in" in reason.splitlines()[0]
-    assert [culprit["place"]["rank"] for culprit in launch.results()["culprits"]] == [1]
-    assert 0 < time_s(launch, "ended-unready") - time_s(launch, "struck-unready") < AT_ONCE_S
+    return launch
+
+
+@pytest.mark.parametrize(
+    ("case", "victim", "told"),
+    [
+        ("unready", 1, "ArithmeticError: planted: no way in"),
+        ("idle", 2, "the worker died: SIGKILL, between two calls"),
+    ],
+)
+def test_struck_outside_a_call(outside: Launch, case: str, victim: int, told: str) -> None:
+    """Nobody waits for a set-up that cannot end, the cause is named and nobody else, and the next collective works."""
+    found = outside.results("outside")
+    (row,) = (row for row in found["criteria"] if row["criterion"] == case)
+    assert row["outcome"] == "error"
+    first = row["reason"].splitlines()[0]
+    assert f" was not measured: rank {victim} (node0-" in first
+    assert told in first
+    assert [culprit["place"]["rank"] for culprit in found["culprits"] if case in culprit["criteria"]] == [victim]
+    assert 0 < time_s(outside, f"ended-{case}") - time_s(outside, f"struck-{case}") < AT_ONCE_S + 1
+    passed = {name for name, outcome in outside.junit("outside.xml").items() if outcome == "passed"}
+    assert passed == {"test_before_idle", "test_after_idle"}
 
 
 def test_healthy(starter: Starter) -> None:

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from pytest_gpucluster import agent, controller, spawner, worker_process
 from pytest_gpucluster.controller import Call, Controller
 from pytest_gpucluster.diagnosis import diagnose
+from pytest_gpucluster.rank import spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -216,6 +217,22 @@ def test_waiting_for_a_peer_that_never_came_in(served: Any) -> None:
     assert 0.5 <= answer["took_s"] < agent.LATEST_ENTRY_S
 
 
+def test_a_worker_that_ends_between_two_calls(served: Any) -> None:
+    """The next call is told so, because its group does not stand any more; the one after that has a new worker."""
+    told = served("""
+def end_worker():
+    os.kill(one._worker.pid, signal.SIGKILL)
+    time.sleep(0.3)
+    one._on_exits()
+    return call()
+serve(call(), end_worker, call())
+""")
+    first, died, after = told["answers"]
+    assert (first["ok"], after["ok"]) == (True, True)
+    assert (died["kind"], died["error"], died["entered"]) == ("died", "the worker died: SIGKILL, between two calls", False)
+    assert after["value"] != first["value"]
+
+
 def test_told_to_kill_and_cannot(served: Any) -> None:
     """The worker of a broken group that does not end costs the place, not the run."""
     told = served('survive_kills(); serve(call(), {"t": "kill", "ranks": [[1, 1]]}, call())')
@@ -306,6 +323,6 @@ def test_beats_while_it_waits_for_a_kill(served: Any) -> None:
 @given(st.sets(st.integers(min_value=0, max_value=40)))
 def test_spans_name_the_ranks_and_no_others(ranks: set[int]) -> None:
     """In as few as there can be."""
-    found = agent.spans(ranks)
+    found = spans(ranks)
     assert {rank for first, last in found for rank in range(first, last + 1)} == ranks
     assert len(found) == sum(rank - 1 not in ranks for rank in ranks)

@@ -1,0 +1,44 @@
+"""Who a rank is, where pids mean the same, and how sets of ranks are written."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rank:
+    """Who this agent is, in torchrun's words."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    group_rank: int
+
+
+@functools.cache
+def machine() -> str:
+    """Where a pid means the same process: this boot of this machine, this pid namespace. Hostnames may be equal."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    return socket.gethostname()
+
+
+def spans(ranks: Iterable[int]) -> list[list[int]]:
+    """``[first, last]`` of each run of consecutive ranks: every agent reads every command, 1024 numbers would cost."""
+    found: list[list[int]] = []
+    for rank in sorted(ranks):
+        if found and found[-1][1] == rank - 1:
+            found[-1][1] = rank
+        else:
+            found.append([rank, rank])
+    return found
