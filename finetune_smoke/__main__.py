@@ -89,8 +89,11 @@ def _preprocess(arguments: Sequence[str], *, first: bool) -> int:
 
     begin = time.monotonic()
     step_rows = data.local_rows(config, int(ranks)) * int(ranks)
-    made = preprocess.cache(config, hub.codec_of(config), step_rows=step_rows)
+    codec = hub.codec_of(config)
+    made = preprocess.cache(config, codec, step_rows=step_rows)
     if first:
+        if codec.remark:
+            _say(codec.remark)
         _say(made.remark)
         told = {name: getattr(made, name) for name in ("train", "heldout", "tokens", "made")}
         seconds = time.monotonic() - begin

@@ -5,6 +5,7 @@ Imports nothing heavy, so that a wrong option is refused before torch is loaded.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 FAULTS: dict[str, str] = {
@@ -36,12 +37,23 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "base_dtype": ("auto", "fp8"),
     "compile": ("off", "layers"),
     "attention": ("auto", "cudnn"),
+    "resume": ("no", "auto"),
 }
 """Settings that name one of a few ways. What each does: Config."""
 
-AT_LEAST_ONE = (
-    "steps", "rows", "row_tokens", "window_steps", "heldout_rows", "lora_rank", "heads", "kv_heads", "accumulation",
-)  # fmt: skip
+LEAST: dict[str, int] = {
+    **dict.fromkeys(("steps", "rows", "row_tokens", "window_steps", "heldout_rows", "accumulation"), 1),
+    **dict.fromkeys(("hidden_size", "intermediate_size", "layers", "heads", "kv_heads", "lora_rank", "lora_alpha"), 1),
+    **dict.fromkeys(("vocab_size", "loader_workers", "prefetch", "warmup_steps", "greedy_rows"), 0),
+    **dict.fromkeys(("audit_every", "digest_every", "checkpoint_every", "keep_checkpoints"), 0),
+}
+"""The least that a count may be; where it is 0, 0 has a meaning of its own, which ``--help`` tells."""
+
+ABOVE_ZERO = ("clip_norm", "loss_limit", "spread_limit", "peak_bf16_tflops")
+SHARES = ("clustering",)
+
+MAX_NUMBER = 2**53
+"""No count is larger: what does not fit into a float64 is a slip of the keyboard, and torch's seeds end at 2^63."""
 
 
 class InputError(ValueError):
@@ -127,25 +139,19 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse what no run could use; raises InputError."""
-        if self.preset not in PRESETS:
-            raise InputError(f"unknown preset {self.preset!r}: one of {', '.join(PRESETS)}")
-        parse_fault(self.fault)
-        for name in AT_LEAST_ONE:
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}: at least 1 is needed")
+        for field in fields(self):
+            wrong = flaw(field.name, getattr(self, field.name))
+            if wrong is not None:
+                raise InputError(wrong)
         _check_ways(self)
         if self.hidden_size % self.heads or self.heads % self.kv_heads:
             raise InputError(
                 f"hidden_size {self.hidden_size} must be a multiple of heads {self.heads}, and that of kv_heads {self.kv_heads}"
             )
-        if self.resume not in {"no", "auto"}:
-            raise InputError(f"resume is {self.resume!r}: 'auto' or 'no'")
         if self.resume == "auto" and self.checkpoint_dir is None:
             raise InputError("--resume auto needs --checkpoint-dir")
         if self.checkpoint_every and self.checkpoint_dir is None:
             raise InputError("--checkpoint-every needs --checkpoint-dir")
-        if self.keep_checkpoints < 0:
-            raise InputError(f"keep_checkpoints is {self.keep_checkpoints}: 0 (all of them) or more is needed")
         if self.dataset is not None and self.model is None:
             raise InputError("--dataset needs --model: the random base knows only the tokens of its own data")
 
@@ -159,14 +165,52 @@ QWEN2_7B: dict[str, object] = {
 
 
 def _check_ways(config: Config) -> None:
-    """Refuse ways to compute that there are not, or that do not go together; raises InputError."""
-    for name, known in CHOICES.items():
-        if getattr(config, name) not in known:
-            raise InputError(f"{name} is {getattr(config, name)!r}: one of {', '.join(known)}")
+    """Refuse ways to compute that do not go together; raises InputError."""
     if config.base_dtype == "fp8" and (config.strategy == "fsdp" or not config.own_lora):
         raise InputError("base_dtype fp8 goes with own_lora and without strategy fsdp: float8 weights are not sharded")
-    if config.loader_workers < 0 or config.prefetch < 0:
-        raise InputError(f"loader_workers {config.loader_workers} and prefetch {config.prefetch} must not be negative")
+
+
+def flaw(name: str, value: object) -> str | None:
+    """Why no run could have ``value``, of the right type, in field ``name``; None if one could, as far as it alone tells."""
+    if name == "preset":
+        return None if value in PRESETS else f"unknown preset {value!r}: one of {', '.join(PRESETS)}"
+    if name == "fault":
+        return _fault_flaw(str(value))
+    if name in CHOICES and value not in CHOICES[name]:
+        return f"{name} is {value!r}: one of {', '.join(CHOICES[name])}"
+    if isinstance(value, str):
+        return None if value else f"{name} is empty: a name or path is needed"
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return _number_flaw(name, value)
+    return None
+
+
+def _number_flaw(name: str, value: float) -> str | None:
+    """What is wrong with a number in field ``name``."""
+    needed = None
+    if isinstance(value, int) and abs(value) > MAX_NUMBER:
+        needed = f"numbers end at {MAX_NUMBER}"
+    elif not math.isfinite(value):
+        needed = "a finite number is needed"
+    elif name in LEAST and value < LEAST[name]:
+        needed = f"at least {LEAST[name]} is needed"
+    elif name in ABOVE_ZERO and value <= 0:
+        needed = "more than 0 is needed"
+    elif name in SHARES and not 0 <= value <= 1:
+        needed = "0 to 1 is needed"
+    elif name == "beta2" and not 0 <= value < 1:
+        needed = "0 or more, and less than 1, is needed"
+    elif name == "learning_rate" and value < 0:
+        needed = "0 or more is needed"
+    return needed and f"{name} is {value}: {needed}"
+
+
+def _fault_flaw(text: str) -> str | None:
+    try:
+        parse_fault(text)
+    except InputError as error:
+        return str(error)
+    return None
 
 
 PRESETS: dict[str, dict[str, object]] = {

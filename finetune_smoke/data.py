@@ -27,7 +27,7 @@ PACKED_STRIDE = 4096
 class Codec:
     """What is needed of a tokenizer: text to tokens and back, the token that ends an answer, the one that fills a row.
 
-    ``digest`` stands for its vocabulary and rules.
+    ``digest`` stands for its vocabulary and rules, ``remark`` says what had to be chosen for it, if anything.
     """
 
     encode: Callable[[str], list[int]]
@@ -35,6 +35,7 @@ class Codec:
     end_id: int
     pad_id: int
     digest: int
+    remark: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

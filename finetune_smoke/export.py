@@ -1,7 +1,7 @@
 """The trained adapter in peft's own layout: ``final/`` in the checkpoint directory, or ``--output``.
 
 ``adapter_model.safetensors`` and ``adapter_config.json`` are what ``peft.PeftModel.from_pretrained`` reads;
-``finetune_smoke.json`` says which run made them, ``summary.txt`` what came out of it.
+``finetune_smoke.json`` says which run made them, ``config.yaml`` starts it again, ``summary.txt`` is what came out of it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import copy
 import dataclasses
 import json
 import shutil
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from finetune_smoke import checkpoint, checks, data, hub, report, saving
+from finetune_smoke import checkpoint, checks, configfile, data, hub, report, saving
 from finetune_smoke import model as models
 from finetune_smoke.config import InputError
 
@@ -82,6 +83,8 @@ def _claim(run: Run, folder: Path) -> None:
             raise InputError(f"{folder} holds the adapter of another run: {origin['fits']} there, {checkpoint.fits(run)} here")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent):
+            pass  # what is to be written there after hours of training can be
     except OSError as error:
         raise InputError(f"directory for the adapter cannot be written: {error}") from error
     if folder.exists() and not folder.is_dir():
@@ -101,6 +104,7 @@ def _write(run: Run, folder: Path) -> None:
         draft.mkdir()
         save_file(run.fault.truncate(weights(run)), str(draft / WEIGHTS), metadata={"format": "pt"})
         settings.save_pretrained(str(draft))
+        saving.write_synced(draft / configfile.NAME, configfile.text(run.config))
         saving.write_synced(draft / ORIGIN, json.dumps({**origin, "world_size": run.ranks.world_size}, indent=1) + "\n")
         saving.sync(draft)
         if folder.exists():

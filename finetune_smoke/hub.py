@@ -47,7 +47,7 @@ def load_model(name: str, *, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def load_codec(name: str) -> Codec:
-    """The tokenizer that comes with model ``name``; raises InputError if it cannot be had or has no pad token."""
+    """The tokenizer that comes with model ``name``; raises InputError if it cannot be had or has no end token."""
     _check_place("model", name)
     from transformers import AutoTokenizer  # noqa: PLC0415 -- seconds; only where a model is loaded
 
@@ -55,10 +55,6 @@ def load_codec(name: str) -> Codec:
         tokenizer = AutoTokenizer.from_pretrained(name)
     except (OSError, ValueError) as error:
         raise InputError(_reason("tokenizer of model", name, error)) from error
-    if tokenizer.pad_token_id is None:
-        raise InputError(
-            f"tokenizer of {name} has no pad token: set pad_token in its tokenizer_config.json, often to the end token"
-        )
     if tokenizer.eos_token_id is None:
         raise InputError(f"tokenizer of {name} has no end token: set eos_token in its tokenizer_config.json")
 
@@ -70,12 +66,15 @@ def load_codec(name: str) -> Codec:
         text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
+    # Fillers stand behind what is read and predicted in a row, or are masked, so any token would do.
+    unpadded = tokenizer.pad_token_id is None
     return Codec(
         encode=encode,
         decode=decode,
         end_id=tokenizer.eos_token_id,
-        pad_id=tokenizer.pad_token_id,
+        pad_id=tokenizer.eos_token_id if unpadded else tokenizer.pad_token_id,
         digest=_tokenizer_digest(tokenizer),
+        remark=f"tokenizer of {name} has no pad token: rows are filled with its end token" if unpadded else None,
     )
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 import time
 import typing
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from finetune_smoke.config import FAULTS, PRESETS, Config, preset
+from finetune_smoke import configfile
+from finetune_smoke.config import FAULTS, PRESETS, Config, InputError, OwnInputError, preset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,19 +55,33 @@ HELP = {
 def settings(
     arguments: Sequence[str] | None, *, quiet: bool = False, command: str = "", more: dict[str, str] | None = None
 ) -> dict[str, object]:
-    """What the command line says, by field of Config, and by name the options ``more`` (name and help) of ``command``.
+    """What --config's file and the command line say, by field of Config, and by name the options ``more`` of ``command``.
 
-    Exits with code 2 on wrong usage, silently if ``quiet``.
+    What the command line says wins. ``more`` is name and help. Exits with code 2 on wrong usage, silently if ``quiet``;
+    raises InputError for a file that cannot be used.
     """
     parser = _parser(command, quiet=quiet)
     for name, text in (more or {}).items():
         parser.add_argument("--" + name.replace("_", "-"), metavar=name.split("_")[-1].upper(), help=text)
-    return vars(parser.parse_args(arguments))
+    given = vars(parser.parse_args(arguments))
+    file = given.pop("config", None)
+    return given if file is None else {**_of_file(file, quiet=quiet), **given}
+
+
+def _of_file(file: str, *, quiet: bool) -> dict[str, object]:
+    """The settings in ``file``; the file of another node may be wrong on that node alone, whose rank then has to say it."""
+    try:
+        return configfile.read(Path(file))
+    except InputError as error:
+        if not quiet:
+            raise
+        let_rank_0_speak()  # torchrun ends this rank meanwhile if rank 0 found the same
+        raise OwnInputError(f"rank {os.environ.get('RANK')}: {error}") from error
 
 
 def config_of(given: dict[str, object]) -> Config:
     """The Config of these settings: of preset tiny if none is named, with a model of preset model."""
-    name = given.pop("preset", None) or ("model" if "model" in given else "tiny")
+    name = given.pop("preset", None) or ("tiny" if given.get("model") is None else "model")
     return preset(str(name), **given)
 
 
@@ -77,6 +94,7 @@ def _parser(command: str, *, quiet: bool) -> argparse.ArgumentParser:
     )
     if quiet:
         parser.error = lambda _message: _leave_quietly()  # type: ignore[method-assign,assignment]  # rank 0 says it
+    parser.add_argument("--config", metavar="FILE", help="YAML of settings, named as here with _ for -; options win")
     parser.add_argument("--preset", help=f"{', '.join(PRESETS)}; default: tiny, or model with --model")
     parser.add_argument("--fault", metavar="NAME[:RANK]", help="plant a fault and see which check finds it (self-test)")
     types = typing.get_type_hints(Config)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import os
 import traceback
+import zlib
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,10 +20,15 @@ from finetune_smoke.config import InputError, OwnInputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from finetune_smoke.config import Config
+
 Value = TypeVar("Value")
 
 SETUP_DEADLINE_S = 600.0
 """How long a rank waits for the others in a collective of a group made here; imports on a cold shared disk are slow."""
+
+PATHS = frozenset({"model", "dataset", "checkpoint_dir", "output", "tensorboard", "scratch"})
+"""Settings that a node may have of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +83,20 @@ class Ranks:
         if problem is not None and failed[0] == self.rank:
             raise OwnInputError(str(problem)) from problem
         raise InputError(f"rank {failed[0]} cannot go on; its message says why")
+
+
+def require_same_settings(config: Config, ranks: Ranks) -> None:
+    """Raises InputError on every rank if they were given other settings: each would wait for what the other never does.
+
+    Paths may differ; whether what lies there does, other checks see.
+    """
+    settings = {name: repr(value) for name, value in dataclasses.asdict(config).items() if name not in PATHS}
+    everyone = ranks.gather([zlib.crc32(value.encode()) for value in settings.values()])
+    for rank, numbers in enumerate(everyone):
+        other = [name for name, first, mine in zip(settings, everyone[0], numbers, strict=True) if first != mine]
+        if other:
+            what = f"rank {rank} was given another {' and '.join(other)} than rank 0"
+            raise InputError(f"{what}: all ranks need the same options and --config file")
 
 
 @contextmanager

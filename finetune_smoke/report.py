@@ -7,6 +7,8 @@ import json
 import math
 from typing import TYPE_CHECKING, Any
 
+from finetune_smoke.config import preset
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -20,10 +22,10 @@ def line(fields: Mapping[str, object]) -> str:
 
 
 def result(config: Config, outcome: Outcome) -> dict[str, object]:
-    """The outcome for RESULT; a run that was stopped has not passed, nor failed."""
+    """Outcome and settings for RESULT; a run that was stopped has not passed, nor failed."""
     passed = not outcome.problems() and not outcome.stopped
     fields: dict[str, object] = {"preset": config.preset, "fault": config.fault, "passed": passed}
-    return fields | dataclasses.asdict(outcome)
+    return fields | dataclasses.asdict(outcome) | {"config": dataclasses.asdict(config)}
 
 
 def _strict(value: Any) -> Any:
@@ -34,6 +36,13 @@ def _strict(value: Any) -> Any:
     if isinstance(value, list):
         return [_strict(item) for item in value]
     return value
+
+
+def _settings(config: Config) -> str:
+    """The preset, and what is otherwise than in it."""
+    usual = preset(config.preset)
+    given = {name: value for name, value in dataclasses.asdict(config).items() if value != getattr(usual, name)}
+    return ", ".join([f"preset {config.preset}", *(f"{name} {value}" for name, value in given.items())])
 
 
 def summary(config: Config, outcome: Outcome) -> str:
@@ -54,6 +63,7 @@ def summary(config: Config, outcome: Outcome) -> str:
     lines.append(
         f"strategy {outcome.strategy}: {outcome.step_rows} rows a step, {outcome.wire_gb_per_step:.2f} GB sent a GPU{peak}"
     )
+    lines.append(f"settings: {_settings(config)}")
     lines += outcome.notes
     for name, check in outcome.checks.items():
         lines.append(f"{'ok  ' if check['passed'] else 'FAIL'} {name}: {check['detail']}")

@@ -9,6 +9,7 @@ import torch
 from finetune_smoke import checks, data, faults, flops, gradients, hub, preprocess, strategy
 from finetune_smoke import model as models
 from finetune_smoke.config import Config, InputError
+from finetune_smoke.ranks import require_same_settings
 from finetune_smoke.state import Progress, Run
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 def prepare(config: Config, *, ranks: Ranks, progress: Progress) -> Run:
     """Everything in place for step 0; records ``base_digest`` and the first ``data_digest``. Raises InputError."""
+    require_same_settings(config, ranks)
     shared = ranks.together(lambda: _strategy(config, ranks))
     fault = ranks.together(lambda: faults.planted(config.fault, rank=ranks.rank, world_size=ranks.world_size))
     progress("preparing data", None)
@@ -65,6 +67,8 @@ def _source(config: Config, world_size: int, progress: Progress) -> data.Source:
     """The rows, and a look at the limit: it must be out of reach of a model that reads no prompt."""
     step_rows = data.local_rows(config, world_size) * world_size
     codec = hub.codec_of(config)
+    if codec.remark:
+        progress(codec.remark, None)
     source = preprocess.source(config, codec, step_rows=step_rows, say=lambda text: progress(text, None))
     floor = source.blind_floor_nats
     if config.loss_limit is not None and floor is not None and not config.loss_limit < 0.5 * floor:

@@ -102,6 +102,16 @@ def test_loss_that_is_no_number_is_null(capsys: pytest.CaptureFixture[str]) -> N
         (["--row-tokens", "20"], "more than row_tokens = 20"),
         (["--model", "/no/such/model"], "no such model directory: /no/such/model"),
         (["--model", "nobody/nothing"], "model nobody/nothing: not a directory here, and not to be had from the hub"),
+        (["--steps", "-3"], "steps is -3: at least 1 is needed"),
+        (["--lora-rank", "0"], "lora_rank is 0: at least 1 is needed"),
+        (["--learning-rate", "nan"], "learning_rate is nan: a finite number is needed"),
+        (["--base-dtype", "int3"], "base_dtype is 'int3': one of auto, fp8"),
+        (["--keep-checkpoints", "-1"], "keep_checkpoints is -1: at least 0 is needed"),
+        (["--model", ""], "model is empty: a name or path is needed"),
+        (["--output", "/dev/null/adapter", *OPTIONS], "directory for the adapter cannot be written: "),
+        (["--output", "/proc/adapter", *OPTIONS], "directory for the adapter cannot be written: "),
+        (["--checkpoint-dir", "/dev/null/run", *OPTIONS], "checkpoint directory cannot be written: "),
+        (["--config", "/no/such/file.yaml"], "/no/such/file.yaml: cannot be read: No such file or directory"),
     ],
 )
 def test_bad_input_leaves_2_with_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

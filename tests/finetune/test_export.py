@@ -35,7 +35,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_layout_is_pefts(exported: Path) -> None:
     """Its two files, and ours beside them."""
     assert sorted(path.name for path in exported.iterdir()) == [
-        "adapter_config.json", "adapter_model.safetensors", "finetune_smoke.json", "summary.txt",
+        "adapter_config.json", "adapter_model.safetensors", "config.yaml", "finetune_smoke.json", "summary.txt",
     ]  # fmt: skip
     assert json.loads((exported / "adapter_config.json").read_text())["r"] == 8
     summary = (exported / "summary.txt").read_text()

@@ -66,17 +66,37 @@ def test_ids_are_found_in_the_hub_cache_offline(real_model: Path, real_dataset: 
     assert done.stdout.splitlines()[-1].startswith("RESULT ")
 
 
-def test_tokenizer_without_a_pad_token_is_refused(real_model: Path, tmp_path: Path) -> None:
-    """Says what to set and where."""
-    shutil.copytree(real_model, tmp_path / "model")
+def without(model: Path, folder: Path, *tokens: str) -> Path:
+    """A copy of ``model`` whose tokenizer does not know these."""
+    shutil.copytree(model, folder)
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        path = tmp_path / "model" / name
+        path = folder / name
         if path.exists():
             content = json.loads(path.read_text())
-            content.pop("pad_token", None)
-            path.write_text(json.dumps(content))
-    with pytest.raises(InputError, match="has no pad token: set pad_token in its tokenizer_config"):
-        hub.load_codec(str(tmp_path / "model"))
+            path.write_text(json.dumps({key: value for key, value in content.items() if key not in tokens}))
+    return folder
+
+
+def test_tokenizer_without_a_pad_token_fills_with_its_end_token(
+    real_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It says so, and the losses are those of the tokenizer that has one: what fills a row is never read."""
+    unpadded = without(real_model, tmp_path / "model", "pad_token")
+    losses = []
+    for model in (real_model, unpadded):
+        assert main(["--model", str(model), *SETTINGS, "--row-tokens=256", "--rows=2", "--greedy-rows=2", "--steps=2"]) == 0
+        out = capsys.readouterr().out
+        assert (f"tokenizer of {model} has no pad token: rows are filled with its end token" in out) == (model == unpadded)
+        losses.append(json.loads(out.splitlines()[-1].removeprefix("RESULT "))["losses"])
+    assert losses[0] == losses[1]
+    codec = hub.load_codec(str(unpadded))
+    assert codec.pad_id == codec.end_id == hub.load_codec(str(real_model)).end_id
+
+
+def test_tokenizer_without_an_end_token_is_refused(real_model: Path, tmp_path: Path) -> None:
+    """Says what to set and where."""
+    with pytest.raises(InputError, match="has no end token: set eos_token in its tokenizer_config"):
+        hub.load_codec(str(without(real_model, tmp_path / "model", "pad_token", "eos_token")))
 
 
 def test_directory_without_a_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
