@@ -90,7 +90,7 @@ def _preprocess(arguments: Sequence[str], *, first: bool) -> int:
     begin = time.monotonic()
     step_rows = data.local_rows(config, int(ranks)) * int(ranks)
     codec = hub.codec_of(config)
-    made = preprocess.cache(config, codec, step_rows=step_rows)
+    made = preprocess.cache(config, codec, step_rows=step_rows, say=_say)
     if first:
         if codec.remark:
             _say(codec.remark)

@@ -3,25 +3,24 @@
 ``DIR/rows-KEY`` holds the tokens of all rows one after another, which of them are predicted, where each row ends (NumPy
 files, mapped into memory, shared by the node's ranks) and ``index.json``: what they were made of, and a digest of each
 file. KEY stands for data set, tokenizer and settings, so another of these is another folder. One process makes it, under
-a lock that the others wait for and that ends with its process; it gets its name when it is complete. A folder whose
+a lock (locking.py) that the others wait for; it gets its name when it is complete. A folder whose
 files are not what the index says is made again. Without a scratch folder the same rows are made in memory, as needed.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import hashlib
 import json
 import shutil
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from finetune_smoke import checkpoint, data, hub
+from finetune_smoke import checkpoint, data, hub, locking
 from finetune_smoke.config import InputError
 
 if TYPE_CHECKING:
@@ -31,6 +30,9 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 INDEX = "index.json"
+DEADLINE_S = 570.0
+"""How long to wait for who makes the rows: less than the 600 s after which the ranks of other nodes give up waiting for
+this one in their process group (ranks.py), so that the run ends with a message that says why."""
 ARRAYS = {"ids.npy": np.int32, "predicted.npy": np.bool_, "ends.npy": np.int64}
 
 
@@ -59,7 +61,7 @@ def source(config: Config, codec: data.Codec, *, step_rows: int, say: Callable[[
     """Where the rows of ``config`` come from; ``step_rows`` are those of all ranks in a pass. Raises InputError."""
     if config.scratch is None:
         return _in_memory(config, codec, step_rows)
-    made = cache(config, codec, step_rows=step_rows)
+    made = cache(config, codec, step_rows=step_rows, say=say)
     say(made.remark)
     if config.dataset is None:
         whole = data.synthetic(config, codec)
@@ -77,13 +79,16 @@ def source(config: Config, codec: data.Codec, *, step_rows: int, say: Callable[[
     )
 
 
-def cache(config: Config, codec: data.Codec, *, step_rows: int) -> Cache:
-    """The rows of ``config`` in its scratch folder, made if they are not there, or damaged; raises InputError."""
+def cache(config: Config, codec: data.Codec, *, step_rows: int, say: Callable[[str], None] = lambda _text: None) -> Cache:
+    """The rows of ``config`` in its scratch folder, made if they are not there, or damaged; raises InputError.
+
+    ``say`` hears for which process this one waits, which it does for at most 570 s.
+    """
     about = _about(config, codec, step_rows)
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
     scratch = Path(config.scratch or "")
     folder = scratch / f"rows-{key}"
-    with _locked(scratch, key):
+    with _locked(scratch, key, say):
         flaw = _flaw(folder, about)
         begin = time.monotonic()
         if flaw is not None:
@@ -125,15 +130,15 @@ def _rows_read(config: Config, step_rows: int) -> int:
 
 
 @contextmanager
-def _locked(scratch: Path, key: str) -> Iterator[None]:
-    """Hold the lock of ``key``; raises InputError if the folder cannot be written."""
-    try:
-        scratch.mkdir(parents=True, exist_ok=True)
-        lock = (scratch / f"rows-{key}.lock").open("a")
-    except OSError as error:
-        raise InputError(f"scratch folder cannot be written: {error}") from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # given back by the system however the process ends
+def _locked(scratch: Path, key: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of ``key``; raises InputError if the folder cannot be written, or another holds it too long."""
+    with ExitStack() as stack:
+        try:
+            scratch.mkdir(parents=True, exist_ok=True)
+            lock = locking.held(scratch / f"rows-{key}.lock", deadline_s=DEADLINE_S, doing="making the rows", say=say)
+            stack.enter_context(lock)
+        except OSError as error:
+            raise InputError(f"scratch folder cannot be written: {error}") from error
         yield
 
 
