@@ -284,7 +284,7 @@ def test_products_are_counted_by_two_n_cubed(reference: Any, fixed_spans: list[i
 def test_mamf_finder_flushes_before_each_product_and_not_in_its_time(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many flushes as products, none of them timed; mean, median and max of the rates."""
     before: list[Any] = []
-    assert reference.loops._alone_s(lambda: None, lambda: time.sleep(0.05)) < 0.04
+    assert reference.loops._alone_s(lambda: None, lambda: time.sleep(0.5)) < 0.4
     times_s = iter([0.1, 0.2, 0.4])
     monkeypatch.setattr(reference.loops, "_alone_s", lambda _multiply, first: (before.append(first()), next(times_s))[1])
     window = reference.loops.Window(products=3, bursts=1, rest_s=0.0, warmup_s=0.0, flush_bytes=16)
@@ -297,7 +297,7 @@ def test_mamf_finder_flushes_before_each_product_and_not_in_its_time(reference: 
 
 def test_a_span_holds_launch_and_wait(reference: Any) -> None:
     """Per operation, by the host's clock."""
-    assert 0.01 <= reference.loops.span_s(lambda: time.sleep(0.01), 3) < 0.05
+    assert 0.01 <= reference.loops.span_s(lambda: time.sleep(0.01), 30) < 0.2  # 0.3 undivided
 
 
 def test_a_copy_that_does_not_arrive_is_an_error(reference: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def test_every_call_is_timed() -> None:
 
 def test_span_is_per_launch() -> None:
     """A span's time is divided by its launches."""
-    assert 0.005 <= timing.time_span(lambda: time.sleep(0.005), launches=4) < 0.02
+    assert 0.005 <= timing.time_span(lambda: time.sleep(0.005), launches=40) < 0.1  # 0.2 undivided
 
 
 def test_keep_busy_runs_for_the_time() -> None:

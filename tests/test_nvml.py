@@ -164,7 +164,7 @@ def test_reading_is_fast_and_needs_no_torch(simulator: Path) -> None:
     )
     seconds, torch_loaded = run_python(["-c", program], environment(simulator))
     assert not torch_loaded
-    assert seconds < 2  # 0.06 s on an idle machine; the bound only catches a mistake in kind
+    assert seconds < 5  # 0.06 s on an idle machine; the bound only catches a mistake in kind
 
 
 def test_event_reasons_and_which_are_faults() -> None:

@@ -200,7 +200,7 @@ def test_usage_errors(refused: dict[str, Ran], name: str, told: str) -> None:
     assert "INTERNALERROR" not in ran.stdout
     assert not ran.results or ran.results["verdict"] == "INCOMPLETE"
     assert {row["outcome"] for row in ran.results.get("criteria", [])} <= {"missing"}
-    assert ran.wall_s < 15
+    assert ran.wall_s < 60  # 4 s on an idle machine; whoever waits for an agent waits longer
 
 
 def test_typing_mistake_is_guessed(refused: dict[str, Ran]) -> None:

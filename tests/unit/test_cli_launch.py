@@ -222,7 +222,7 @@ def test_a_node_alone_waits_for_nobody() -> None:
     began_s = time.monotonic()
     meeting.gather(within_s=60)
     assert meeting.is_complete
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 15
     meeting.close()
 
 
@@ -420,7 +420,7 @@ def test_node_0_goes_away(host: Host) -> None:
     began_s = time.monotonic()
     host.meeting.close()
     assert "node 0 was reached, and then its launcher went away" in str(other.ended())
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 15
 
 
 def test_node_0_never_decides(monkeypatch: pytest.MonkeyPatch) -> None:

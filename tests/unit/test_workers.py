@@ -150,7 +150,7 @@ tell(pids=[worker.pid, child], session=session, killed=killed, again=again, next
 time.sleep(60)
 """)
     )
-    assert ends(facts["pids"], within_s=2)
+    assert ends(facts["pids"], within_s=10)
     assert (facts["session"], facts["killed"], facts["again"]) == (True, True, True)
     assert facts["next"] == "left with exit code 0"
 
@@ -168,7 +168,7 @@ tell(pids=[child])
 time.sleep(60)
 """)
     )
-    assert ends(facts["pids"], within_s=2)
+    assert ends(facts["pids"], within_s=10)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -204,7 +204,7 @@ time.sleep(60)
     )
     assert facts["told"][0] == "the spawner of workers has ended"
     assert len(facts["told"]) == 2
-    assert ends(facts["pids"], within_s=2)
+    assert ends(facts["pids"], within_s=10)
 
 
 def test_a_stopped_worker(agent: Any) -> None:
@@ -221,8 +221,8 @@ tell(stacks=stacks, took_s=time.monotonic() - began_s, killed=worker.kill(), pid
 """)
     )
     assert (facts["stacks"], facts["killed"]) == ("", True)
-    assert facts["took_s"] < 2
-    assert ends(facts["pids"], within_s=2)
+    assert facts["took_s"] < 5  # 1 s is what it takes
+    assert ends(facts["pids"], within_s=10)
 
 
 def test_output_is_bounded(agent: Any) -> None:
