@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from nvml_simulator import build, environment
-from starting import ACCEPTANCE, Launch, Starter
+from starting import ACCEPTANCE, GONE_S, Launch, Starter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,12 +60,12 @@ def with_gpus(simulator: Path, scenario: str) -> Mapping[str, str]:
 
 
 def test_usage_error_after_the_agents_have_joined(starter: Starter) -> None:
-    """The same two seconds when the other rank serves already: it must not wait for a word that cannot come."""
+    """As soon when the other rank serves already: it must not wait for a word that cannot come."""
     starter.write(conftest=SLOW_TO_CONFIGURE, test_x="def test_x(criterion): pass\n")
     (starter.folder / "bad.yaml").write_text(BAD, encoding="utf-8")
     launch = starter.torchrun("--gpucluster-thresholds", "bad.yaml", ranks=2)
     said_s = launch.wait_for("bad.yaml:5", within_s=40)
-    assert launch.gone(within_s=40) - said_s < 2
+    assert launch.gone(within_s=40) - said_s < GONE_S  # torchrun by itself would take thirty
     assert launch.end(within_s=1) != 0
 
 
