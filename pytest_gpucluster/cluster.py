@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.noise import Repeats
+from pytest_gpucluster.outliers import OUTLIER_SIGMAS, shortfalls
 
 Value = TypeVar("Value")
-
-MAD_TO_SIGMA = 1.4826  # for normal data; Rousseeuw and Croux 1993
-OUTLIER_SIGMAS = 3.5  # Iglewicz and Hoaglin 1993
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,16 +188,12 @@ class Results(Mapping[Any, Any]):
         return {place: fastest_s / time_s for place, time_s in times_s.items()}
 
     def outliers(self, read: Callable[[Any], float], *, relative: float = 0.05) -> dict[Any, float]:
-        """Places whose rate lies below the median by more than ``relative`` and by 3.5 robust sigmas: ratio to the median.
+        """Places slower than the rest by more than ``relative`` and than the others' own spread: ratio to their median.
 
-        Sigma is 1.4826 times the median absolute deviation. The two conditions together keep a quiet cluster quiet and
-        still name one GPU that is 5 % slow.
+        See :mod:`outliers`; needs three places at least, because of two that differ neither is the slow one.
         """
-        rates = self.each(read)
-        median = statistics.median(rates.values())
-        sigma = MAD_TO_SIGMA * statistics.median(abs(rate - median) for rate in rates.values())
-        floor = min(median * (1 - relative), median - OUTLIER_SIGMAS * sigma)
-        return {place: rate / median for place, rate in rates.items() if rate < floor}
+        found = shortfalls(self.each(read), floor_spread=relative / OUTLIER_SIGMAS)
+        return {place: 1 - one.percent / 100 for place, one in found.items() if one.is_judged and one.unexplained_percent > 0}
 
     def _of_node(self, node: Place) -> Any:
         members = [place for place in self if isinstance(place, Place) and place.node == node.node]

@@ -13,10 +13,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from pytest_gpucluster.cluster import MAD_TO_SIGMA, OUTLIER_SIGMAS
-
 Member = TypeVar("Member", bound=Hashable)
 
+MAD_TO_SIGMA = 1.4826  # for normal data; Rousseeuw and Croux 1993
+OUTLIER_SIGMAS = 3.5  # Iglewicz and Hoaglin 1993
 FEWEST_SIBLINGS = 2
 """One sibling that differs cannot tell which of the two is slow."""
 

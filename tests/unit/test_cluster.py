@@ -79,7 +79,8 @@ def test_helpers() -> None:
     """Slowest rate, score relative to the fastest time, and who lies below the rest."""
     rates = Results(dict(zip((A, B, C, D), (100.0, 101.0, 99.0, 60.0), strict=True)), {})
     assert rates.slowest(float) == 60.0
-    assert rates.outliers(float) == {D: pytest.approx(0.603, abs=1e-3)}
+    assert rates.outliers(float) == {D: pytest.approx(0.6)}
+    assert Results({A: 100.0, B: 60.0}, {}).outliers(float) == {}
     assert rates.each(lambda rate: rate > 99.5) == {A: True, B: True, C: False, D: False}
     times = Results({A: 2.0, B: 1.0}, {})
     assert times.relative_to_fastest(float) == {A: 0.5, B: 1.0}
