@@ -69,12 +69,12 @@ class Config:
     """One fine-tune run. Every field can be overridden on the command line (``row_tokens`` as ``--row-tokens``).
 
     ``rows`` counts the rows of a pass: of all ranks together with ``rows_shared``, else of each rank; a step has
-    ``accumulation`` passes. ``strategy`` shares the base as it is (ddp) or in parts (fsdp); ``base_dtype`` fp8 rounds the
-    frozen linears to float8; ``own_lora`` off leaves LoRA to peft's forward under autocast; ``compile`` layers compiles
-    each decoder layer; ``attention`` cudnn prefers cuDNN's kernel; ``cuda_graph`` captures the step, for small models;
-    ``loader_workers`` threads make the rows of ``prefetch`` steps ahead. ``loss_limit``
-    is in nats per predicted token and None where the preset promises no loss. ``vocab_size`` 0 means the
-    tokenizer's. The fields from ``hidden_size`` to ``damping`` describe the random base and are unused with ``model``.
+    ``accumulation`` passes. ``strategy`` shares the base as it is (ddp) or in parts (fsdp), which ``cpu_offload`` keeps in
+    host memory; ``base_dtype`` fp8 rounds the frozen linears to float8; ``own_lora`` off leaves LoRA to peft's forward
+    under autocast; ``compile`` layers compiles each decoder layer; ``attention`` cudnn prefers cuDNN's kernel;
+    ``cuda_graph`` captures the step, for small models; ``loader_workers`` threads make the rows of ``prefetch`` steps
+    ahead. ``loss_limit`` is in nats per predicted token and None where the preset promises no loss. ``vocab_size`` 0 means
+    the tokenizer's. The fields from ``hidden_size`` to ``damping`` describe the random base and are unused with ``model``.
     """
 
     preset: str = "tiny"
@@ -97,6 +97,7 @@ class Config:
     lora_alpha: int = 128
     gradient_checkpointing: bool = False
     strategy: str = "auto"
+    cpu_offload: bool = False
     base_dtype: str = "auto"
     own_lora: bool = True
     compile: str = "off"
@@ -166,6 +167,10 @@ QWEN2_7B: dict[str, object] = {
 
 def _check_ways(config: Config) -> None:
     """Refuse ways to compute that do not go together; raises InputError."""
+    if config.cpu_offload and config.strategy != "fsdp":
+        raise InputError(
+            f"cpu_offload needs strategy fsdp, and it is {config.strategy}: with ddp every GPU holds the whole base"
+        )
     if config.base_dtype == "fp8" and (config.strategy == "fsdp" or not config.own_lora):
         raise InputError("base_dtype fp8 goes with own_lora and without strategy fsdp: float8 weights are not sharded")
 

@@ -40,7 +40,7 @@ def prepare(config: Config, *, ranks: Ranks, progress: Progress) -> Run:
     if config.compile == "layers":
         strategy.compile_layers(model)
     if shared == "fsdp":
-        strategy.shard(model, adapters, ranks)
+        strategy.shard(model, adapters, ranks, cpu_offload=config.cpu_offload)
     fault.freeze(adapters)
     fault.watch_gradients(adapters)
     return Run(

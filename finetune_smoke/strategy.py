@@ -5,7 +5,9 @@ the frozen weights of the decoder layers over the ranks and gathers each layer b
 backward. The adapters are ignored by it: they are float32 over a bf16 base, an FSDP group holds one type, and gathering
 1 % of the weights twice would cost more than one all-reduce of their gradients; so adapters, their gradients and the
 optimiser's state are plain tensors under either strategy, and so is what a checkpoint holds. Embedding, last norm and
-head stay whole on every rank: they are frozen, and the head is used in chunks outside any forward of its own.
+head stay whole on every rank: they are frozen, and the head is used in chunks outside any forward of its own. With
+``cpu_offload`` the shards lie in host memory, pinned where there is a GPU, and go to it for each gather; they are frozen,
+so nothing comes back.
 """
 
 from __future__ import annotations
@@ -60,10 +62,14 @@ def compile_layers(model: SummedLoss) -> None:
     model.terms = torch.compile(model.terms, backend=BACKEND)
 
 
-def shard(model: SummedLoss, adapters: dict[str, torch.nn.Parameter], ranks: Ranks) -> None:
+def shard(model: SummedLoss, adapters: dict[str, torch.nn.Parameter], ranks: Ranks, *, cpu_offload: bool) -> None:
     """Shard the frozen weights of every decoder layer over the ranks, in place."""
     from torch.distributed.device_mesh import DeviceMesh  # noqa: PLC0415 -- only for FSDP2
-    from torch.distributed.fsdp import fully_shard  # noqa: PLC0415 -- as above; torch 2.7 and newer has ignored_params
+    from torch.distributed.fsdp import (  # noqa: PLC0415 -- as above; torch 2.7 and newer has ignored_params
+        CPUOffloadPolicy,
+        OffloadPolicy,
+        fully_shard,
+    )
 
     group = ranks.group or dist.distributed_c10d._get_default_group()  # noqa: SLF001 -- as dist.group.WORLD, typed
     mesh = DeviceMesh.from_group(group, ranks.device.type)
@@ -72,8 +78,9 @@ def shard(model: SummedLoss, adapters: dict[str, torch.nn.Parameter], ranks: Ran
     layers = layers_of(model)
     inside = {parameter for layer in layers for parameter in layer.parameters()}
     outside = {parameter for parameter in root.parameters() if parameter not in inside}
+    place = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if cpu_offload else OffloadPolicy()
     for layer in layers:
-        fully_shard(layer, mesh=mesh, ignored_params=trained)
+        fully_shard(layer, mesh=mesh, ignored_params=trained, offload_policy=place)
     fully_shard(root, mesh=mesh, ignored_params=trained | outside)  # the common root lets gathers run ahead of layers
 
 

@@ -103,6 +103,7 @@ def _memory_named(config: Config, everyone: ranks.Ranks) -> Iterator[None]:
         smaller = [f"fewer --rows than {config.rows} with more --accumulation", f"--row-tokens below {config.row_tokens}"]
         smaller += [] if config.gradient_checkpointing else ["--gradient-checkpointing"]
         smaller += [] if config.strategy == "fsdp" else ["--strategy fsdp on several GPUs"]
+        smaller += ["--cpu-offload"] if config.strategy == "fsdp" and not config.cpu_offload else []
         reason = str(error).partition(". ")[0]
         raise OwnInputError(f"rank {everyone.rank}: out of memory ({reason}); try {', '.join(smaller)}") from error
 

@@ -59,6 +59,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "accumulation": 2,
         "gradient_checkpointing": True,
     },
+    "fsdp-offload": {"steps": 8, "layers": 2, "strategy": "fsdp", "cpu_offload": True},
     "fsdp-bitflip": {"strategy": "fsdp", "fault": "bitflip:1"},
     "fsdp-noallreduce": {"strategy": "fsdp", "fault": "noallreduce"},
     "fsdp-straggler": {"strategy": "fsdp", "fault": "straggler:1", "spread_limit": 1.75},

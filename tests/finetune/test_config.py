@@ -50,6 +50,8 @@ def test_presets_promise_a_loss_unless_they_are_for_throughput() -> None:
         ({"base_dtype": "int4"}, "base_dtype is 'int4': one of auto, fp8"),
         ({"compile": "all"}, "compile is 'all': one of off, layers"),
         ({"attention": "flash3"}, "attention is 'flash3': one of auto, cudnn"),
+        ({"cpu_offload": True}, "cpu_offload needs strategy fsdp, and it is auto: with ddp every GPU holds the whole base"),
+        ({"cpu_offload": True, "strategy": "ddp"}, "cpu_offload needs strategy fsdp, and it is ddp"),
         ({"base_dtype": "fp8", "strategy": "fsdp"}, "float8 weights are not sharded"),
         ({"base_dtype": "fp8", "own_lora": False}, "fp8 goes with own_lora"),
         ({"prefetch": -1}, "prefetch is -1: at least 0 is needed"),

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from finetune_runs import QUICK, torchrun
+from torch.distributed import device_mesh, fsdp
 
-from finetune_smoke import strategy
+from finetune_smoke import calls, model, strategy
 from finetune_smoke.config import InputError, preset
 from finetune_smoke.ranks import Ranks
 from finetune_smoke.train import finetune
@@ -51,6 +52,33 @@ def test_faults_are_caught_under_fsdp_too(outcomes: Outcomes, name: str, check: 
 def test_passes_are_summed_under_fsdp(outcomes: Outcomes) -> None:
     """With gradient checkpointing as well, which gathers a layer and runs it again."""
     assert outcomes["fsdp-passes"][0]["losses"] == pytest.approx(outcomes["eight-steps"][0]["losses"], rel=1e-5)
+
+
+def test_base_in_host_memory_changes_no_bit(outcomes: Outcomes) -> None:
+    """Two gloo ranks: the shards go another way to the same products."""
+    kept, offloaded = outcomes["fsdp"][0], outcomes["fsdp-offload"][0]
+    assert offloaded["losses"] == kept["losses"]
+    assert offloaded["adapter_digest"] == kept["adapter_digest"]
+    assert offloaded["strategy"] == "fsdp"
+    assert failed(offloaded) == set()
+    assert set(offloaded["checks"]) == set(kept["checks"])
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_every_layer_is_offloaded_if_asked_for(wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001 -- parametrised
+    """What FSDP2 is told, for each layer; pinned where there is a GPU."""
+    told: list[Any] = []
+    monkeypatch.setattr(device_mesh.DeviceMesh, "from_group", lambda *_: None)
+    monkeypatch.setattr(fsdp, "fully_shard", lambda _module, offload_policy=None, **_: told.append(offload_policy))
+    config = preset("tiny", **{**QUICK, "layers": 2}, strategy="fsdp", cpu_offload=wanted)
+    base = model.random_base(config, tokenizer=calls.Tokenizer(), device=torch.device("cpu"), dtype=torch.float32)
+    group: Any = object()
+    for device, pinned in (("cpu", False), ("cuda", True)):
+        told.clear()
+        ranks = Ranks(rank=0, world_size=2, device=torch.device(device), group=group)
+        strategy.shard(model.SummedLoss(base), {}, ranks, cpu_offload=config.cpu_offload)
+        policy = fsdp.CPUOffloadPolicy(pin_memory=pinned) if wanted else fsdp.OffloadPolicy()
+        assert told == [policy, policy, None]  # two layers, and the root, which holds nothing that is sharded
 
 
 def test_fsdp_of_one_rank_is_refused() -> None:
