@@ -96,15 +96,17 @@ def _start(run: Run) -> checkpoint.Resumed:
 
 @contextmanager
 def _memory_named(config: Config, everyone: ranks.Ranks) -> Iterator[None]:
-    """Say which settings make a run smaller where a GPU's memory does not suffice."""
+    """Say which settings make a run smaller where the memory of a GPU, or of a host that computes, does not suffice."""
     try:
         yield
-    except torch.cuda.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not isinstance(error, torch.cuda.OutOfMemoryError) and "DefaultCPUAllocator: can't allocate" not in str(error):
+            raise
         smaller = [f"fewer --rows than {config.rows} with more --accumulation", f"--row-tokens below {config.row_tokens}"]
         smaller += [] if config.gradient_checkpointing else ["--gradient-checkpointing"]
         smaller += [] if config.strategy == "fsdp" else ["--strategy fsdp on several GPUs"]
         smaller += ["--cpu-offload"] if config.strategy == "fsdp" and not config.cpu_offload else []
-        reason = str(error).partition(". ")[0]
+        reason = (str(error).partition("DefaultCPUAllocator: ")[2] or str(error)).partition(". ")[0]
         raise OwnInputError(f"rank {everyone.rank}: out of memory ({reason}); try {', '.join(smaller)}") from error
 
 

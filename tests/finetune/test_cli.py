@@ -7,9 +7,10 @@ import os
 from typing import Any
 
 import pytest
+import torch
 from finetune_runs import QUICK
 
-from finetune_smoke import options
+from finetune_smoke import options, steps
 from finetune_smoke.__main__ import main, parse
 from finetune_smoke.config import preset
 
@@ -121,6 +122,18 @@ def test_bad_input_leaves_2_with_one_line(arguments: list[str], message: str, ca
     assert message in captured.err
     assert len(captured.err.splitlines()) == 1
     assert "RESULT" not in captured.out
+
+
+def test_host_without_enough_memory_leaves_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the CPU computes; another RuntimeError stays what it is."""
+    monkeypatch.setattr(steps, "window", lambda *_: torch.empty(1 << 60, dtype=torch.uint8))
+    assert main(OPTIONS) == 2
+    error = capsys.readouterr().err
+    assert "rank 0: out of memory (can't allocate memory: you tried to allocate 1152921504606846976 bytes); try fewer" in error
+    assert len(error.splitlines()) == 1
+    monkeypatch.setattr(steps, "window", lambda *_: torch.ones(2) @ torch.ones(3))
+    with pytest.raises(RuntimeError, match="size"):
+        main(OPTIONS)
 
 
 def test_wrong_usage_leaves_2(capsys: pytest.CaptureFixture[str]) -> None:
