@@ -1,13 +1,18 @@
-"""How fast the fine-tune is: the 7B shape eager, compiled and over float8, and preset small with and without CUDA graphs.
+"""How fast the fine-tune is: the 7B shape eager, compiled and over float8, preset small, a published recipe, strategies.
 
     python3 benchmarks/finetune.py                                   (one GPU, about 150 s)
     python3 benchmarks/finetune.py --trainer                         (beside it: transformers' own Trainer, eager)
+    python3 benchmarks/finetune.py --cases 'recipe-*'                (the published recipe and what its variant changes)
+    python3 benchmarks/finetune.py --cases 7b-eager,7b-fp8 --steps 100 --learning-rate 2e-5
     torchrun --nproc-per-node=4 benchmarks/finetune.py               (ddp and fsdp, compiled, about 60 s)
+    torchrun --nproc-per-node=2 benchmarks/finetune.py --cases '7b-*-8-rows,7b-fsdp-offload'
     python3 benchmarks/finetune.py --cpu                             (rehearsal of every line with a tiny shape)
 
-One JSON line a case: tokens/s/GPU and step time as medians over windows of 4 steps, the first window (and compiling) left
-out; MFU by finetune_smoke/flops.py over ``--peak-tflops``; memory; seconds to a loss below 0.5; the first losses, and by
-how much they differ from those of the case they are compared with. Cases are named with ``--cases a,b``.
+One JSON line a case, and a table at the end: tokens/s/GPU and step time as medians over windows of 4 steps, the first
+window (and compiling) left out; MFU by finetune_smoke/flops.py over ``--peak-tflops``; memory; seconds to a loss below
+0.5; the first losses; and, beside the case it is compared with, the ratio of the rates and by how much the losses lie
+apart, where both saw the same rows. ``--json FILE`` is whole after every case, whatever ends the run. A case that fails
+is a line with ``error``, and the exit code 1; several ranks stop there, one goes on with the next case.
 """
 
 from __future__ import annotations
@@ -16,7 +21,6 @@ import argparse
 import gc
 import json
 import os
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -27,84 +31,138 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
 import torch.distributed as dist
+from finetune_cases import ALONE, REHEARSED, TOGETHER, Case, named
+from finetune_report import NOT_ENDED, NOT_RUN, Rows, compared, strict, table
 
-from finetune_smoke.config import preset
+from finetune_smoke.config import Config, preset
+from finetune_smoke.options import let_rank_0_speak
 from finetune_smoke.train import finetune
 
-QUIET: dict[str, Any] = {"audit_every": 0, "digest_every": 0, "restore_check": False, "greedy_rows": 0}
-SHAPE_7B: dict[str, Any] = {**QUIET, "steps": 16, "window_steps": 4, "heldout_rows": 4, "loader_workers": 1}
-COMPILED = {**SHAPE_7B, "compile": "layers"}
-
-ALONE: dict[str, tuple[str, dict[str, Any], str | None]] = {
-    "7b-peft-eager": ("7b-shape", {**SHAPE_7B, "own_lora": False, "compile": "off"}, None),
-    "7b-eager": ("7b-shape", {**SHAPE_7B, "compile": "off"}, "7b-peft-eager"),
-    "7b-compiled": ("7b-shape", COMPILED, "7b-peft-eager"),
-    "7b-compiled-cudnn": ("7b-shape", {**COMPILED, "attention": "cudnn"}, "7b-peft-eager"),
-    "7b-fp8": ("7b-shape", {**COMPILED, "base_dtype": "fp8"}, "7b-peft-eager"),
-    "small-eager": ("small", {"cuda_graph": False}, None),
-    "small-graph": ("small", {"cuda_graph": True}, "small-eager"),
-    "small-fp8": ("small", {"cuda_graph": True, "base_dtype": "fp8"}, "small-graph"),
-}
-"""Name of a case -> preset, settings, and the case whose losses it is compared with."""
-
-ON_REQUEST = {"7b-eager"}
-"""Cases that run only when named."""
-
-TOGETHER: dict[str, tuple[str, dict[str, Any], str | None]] = {
-    "7b-ddp": ("7b-shape", {**COMPILED, "strategy": "ddp"}, None),
-    "7b-fsdp": ("7b-shape", {**COMPILED, "strategy": "fsdp"}, "7b-ddp"),
-}
-
-REHEARSED: dict[str, Any] = {
-    "hidden_size": 64, "intermediate_size": 128, "layers": 2, "heads": 2, "kv_heads": 1, "lora_rank": 8, "vocab_size": 0,
-    "rows": 2, "steps": 8, "window_steps": 4, "heldout_rows": 4, "greedy_rows": 0, "loss_limit": None, "compile": "off",
-}  # fmt: skip
-"""What makes each case a matter of a second on a CPU."""
+TOLD_LOSSES = 8
+SAME_ROWS = ("rows", "rows_shared", "row_tokens", "packed", "accumulation", "seed", "steps", "learning_rate", "lora_rank")
+"""Settings that must agree for two curves to be the same training."""
 
 
 def main() -> int:
-    """Run the cases and print a line for each."""
+    """Run the cases; 0 if none failed."""
+    options = _options()
+    together = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    first = os.environ.get("RANK", "0") == "0"
+    cases = TOGETHER if together else ALONE
+    names = named(options.cases, cases)
+    if together:  # one group for all cases, which finetune uses as it is
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    file = Path(options.json) if options.json and first else None
+    rows = Rows(_about(options), file)
+    for name in [*names, *(["7b-trainer"] if options.trainer and not together else [])]:
+        rows.put(name, {"error": NOT_RUN})
+    curves: dict[str, tuple[Config, dict[str, Any]]] = {}
+    for name in list(rows.rows):
+        rows.put(name, {"error": NOT_ENDED})
+        try:
+            row = _row(name, cases, options, curves)
+        except Exception as error:  # noqa: BLE001 -- whatever it is, it is this case's result
+            row = {"error": f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"}
+        rows.put(name, row)
+        if first:
+            say({"case": name, **row})
+        if together and "error" in row:
+            return _stop(name, row["error"], rows, first=first)
+    if first:
+        sys.stdout.write("\n" + table(rows.rows) + "\n")
+    if together:
+        dist.destroy_process_group()
+    return int(any("error" in row for row in rows.rows.values()))
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--cases", help="comma-separated; default: all but 7b-eager; under torchrun ddp and fsdp")
+    parser.add_argument("--cases", help="comma-separated names or patterns (recipe-*); default: those that run unasked")
+    parser.add_argument("--steps", type=int, help="steps of every case; default: 16 (7B shape), 150 (small), 12 (recipe)")
+    parser.add_argument("--learning-rate", type=float, help="of every case; default: its preset's")
+    parser.add_argument("--json", metavar="FILE", help="all rows with their whole curves, written anew after every case")
     parser.add_argument("--peak-tflops", type=float, default=989.0, help="dense bf16 peak of a GPU; default: H100, H200")
     parser.add_argument("--trainer", action="store_true", help="also transformers' Trainer on the 7B shape, 10 steps")
     parser.add_argument("--cpu", action="store_true", help="rehearse with a tiny shape")
     options = parser.parse_args()
-    together = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if together and torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    if together:  # one group for all cases, which finetune uses as it is
-        dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
-    cases = TOGETHER if together else ALONE
-    names = options.cases.split(",") if options.cases else [name for name in cases if name not in ON_REQUEST]
-    curves: dict[str, list[float]] = {}
-    for name in names:
-        preset_name, settings, beside = cases[name]
-        shown = measured(preset_name, {**settings, **(REHEARSED if options.cpu else {})}, options.peak_tflops)
-        curves[name] = shown.pop("losses")
-        if beside in curves:
-            shown |= compared(curves[name], curves[beside])
-        say({"case": name, **shown})
-    if options.trainer and not together:
-        say({"case": "7b-trainer", **trainer(options.peak_tflops, tiny=options.cpu)})
-    if together:
-        dist.destroy_process_group()
-    return 0
+    try:
+        named(options.cases, TOGETHER if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ALONE)
+    except ValueError as error:
+        parser.error(str(error))
+    return options
 
 
-def say(line: dict[str, Any]) -> None:
-    """One JSON line, of rank 0."""
-    if os.environ.get("RANK", "0") == "0":
-        rounded = {name: round(value, 5) if isinstance(value, float) else value for name, value in line.items()}
-        sys.stdout.write(json.dumps(rounded) + "\n")
-        sys.stdout.flush()
+def _about(options: argparse.Namespace) -> dict[str, Any]:
+    """Where and with what the cases were run."""
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    return {"torch": torch.__version__, "gpu": gpu, "world_size": ranks, "options": vars(options)}
 
 
-def measured(preset_name: str, settings: dict[str, Any], peak_tflops: float) -> dict[str, Any]:
+def _row(
+    name: str, cases: dict[str, Case], options: argparse.Namespace, curves: dict[str, tuple[Config, dict[str, Any]]]
+) -> dict[str, Any]:
+    """What case ``name`` gave, compared with an earlier one; adds it to ``curves``."""
+    if name not in cases:
+        from finetune_trainer import trainer  # noqa: PLC0415 -- transformers' Trainer takes seconds to import
+
+        return trainer(options.peak_tflops, tiny=options.cpu)
+    config = _config(cases[name], options)
+    row = measured(config)
+    curves[name] = config, row
+    beside = next((other for other in cases[name].beside if other in curves), None)
+    if beside is None:
+        return row
+    other, reference = curves[beside]
+    row = {**row, "beside": beside, "rate_ratio": _ratio(row["tokens_per_s_per_gpu"], reference["tokens_per_s_per_gpu"])}
+    if all(getattr(config, field) == getattr(other, field) for field in SAME_ROWS):
+        row |= compared(row["losses"], reference["losses"])
+    return row
+
+
+def _config(case: Case, options: argparse.Namespace) -> Config:
+    """The settings of a case: its preset's, its own, those of a rehearsal, those of the command line; the last one wins."""
+    asked = {"steps": options.steps, "learning_rate": options.learning_rate}
+    given = {name: value for name, value in asked.items() if value is not None}
+    rehearsed = REHEARSED if options.cpu else {}
+    return preset(case.preset, **{**case.settings, **rehearsed, **given}, peak_bf16_tflops=options.peak_tflops)
+
+
+def _ratio(rate: float | None, other: float | None) -> float | None:
+    return rate / other if rate and other else None
+
+
+def _stop(name: str, error: str, rows: Rows, *, first: bool) -> int:
+    """End a run of several ranks whose case failed: the others may wait in a collective that nobody joins any more."""
+    for other, row in list(rows.rows.items()):
+        if row.get("error") == NOT_RUN:
+            rows.put(other, {"error": f"{NOT_RUN}: {name} failed before it"})
+            if first:
+                say({"case": other, **rows.rows[other]})
+    if first:
+        sys.stdout.write("\n" + table(rows.rows) + "\n")
+    else:
+        sys.stderr.write(f"rank {os.environ['RANK']}: case {name}: {error}\n")
+        let_rank_0_speak()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def say(row: dict[str, Any]) -> None:
+    """One line of strict JSON, the curve by its beginning."""
+    told = {name: round(value, 5) if isinstance(value, float) else value for name, value in row.items() if name != "losses"}
+    sys.stdout.write(json.dumps(strict(told), allow_nan=False) + "\n")
+    sys.stdout.flush()
+
+
+def measured(config: Config) -> dict[str, Any]:
     """The figures of one run."""
     torch._dynamo.reset()  # noqa: SLF001 -- each case pays for its own compiling
     begin = time.monotonic()
-    outcome = finetune(preset(preset_name, **settings, peak_bf16_tflops=peak_tflops))
+    outcome = finetune(config)
     gc.collect()
     peaks = outcome.memory_peak_gib
     return {
@@ -118,7 +176,7 @@ def measured(preset_name: str, settings: dict[str, Any], peak_tflops: float) -> 
         "below_limit_step": outcome.step_below_limit,
         "wire_gb_per_step": outcome.wire_gb_per_step,
         "step_rows": outcome.step_rows,
-        "first_losses": [round(loss, 4) for loss in outcome.losses[:8]],
+        "first_losses": [round(loss, 4) for loss in outcome.losses[:TOLD_LOSSES]],
         "last_loss": outcome.loss,
         "exact_match": outcome.exact_match,
         "problems": outcome.problems(),
@@ -126,66 +184,6 @@ def measured(preset_name: str, settings: dict[str, Any], peak_tflops: float) -> 
         "whole_s": time.monotonic() - begin,
         "losses": outcome.losses,
     }
-
-
-def compared(losses: list[float], reference: list[float]) -> dict[str, Any]:
-    """The largest relative difference of the first 100 losses, and the largest one of means of 10 (a band's usual form)."""
-    pairs = list(zip(losses[:100], reference[:100], strict=True))
-    tens = [pairs[first : first + 10] for first in range(0, len(pairs), 10)]
-    means = [tuple(map(statistics.fmean, zip(*ten, strict=True))) for ten in tens]
-    return {
-        "apart_max": max(abs(mine - other) / other for mine, other in pairs),
-        "apart_means_of_10": [round(abs(mine - other) / other, 4) for mine, other in means],
-    }
-
-
-def trainer(peak_tflops: float, *, tiny: bool) -> dict[str, Any]:
-    """The same shape, rows and adapters under transformers' Trainer, eager, 10 steps after 2."""
-    from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: PLC0415 -- only with --trainer
-
-    from finetune_smoke import calls, data, flops, model  # noqa: PLC0415 -- as above
-
-    config = preset("7b-shape", **(REHEARSED if tiny else {}))
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    base = model.random_base(config, tokenizer=calls.Tokenizer(), device=device, dtype=dtype)
-    shape = flops.shape_of(base.config)
-    source = data.synthetic(config, data.own_codec(calls.Tokenizer()))
-    items = [_item(source.row(number)) for number in range(12 * config.rows)]
-    ends: list[float] = []
-
-    class Clock(TrainerCallback):  # type: ignore[misc]  # transformers' types are not read
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            ends.append(time.monotonic())
-
-    arguments = TrainingArguments(
-        output_dir="unused",
-        per_device_train_batch_size=config.rows,
-        max_steps=12,
-        learning_rate=config.learning_rate,
-        bf16=device.type == "cuda",
-        use_cpu=device.type == "cpu",
-        save_strategy="no",
-        logging_strategy="no",
-        report_to=[],
-        optim="adamw_torch_fused",
-    )
-    adapted = model.add_adapters(base, config)
-    Trainer(model=adapted, args=arguments, train_dataset=items, callbacks=[Clock()]).train()
-    step_s = (ends[-1] - ends[1]) / (len(ends) - 2)
-    rate = config.rows * config.row_tokens / step_s
-    assert shape is not None
-    per_token = flops.flops_per_token(shape, row_tokens=config.row_tokens, rank=config.lora_rank)  # it computes all logits
-    peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
-    mfu = rate * per_token / (peak_tflops * 1e12)
-    return {"tokens_per_s_per_gpu": rate, "mfu": mfu, "step_ms": 1e3 * step_s, "memory_peak_gib": peak}
-
-
-def _item(row: Any) -> dict[str, list[int]]:
-    wanted = set(row.predicted)
-    return {"input_ids": row.ids, "labels": [token if at in wanted else -100 for at, token in enumerate(row.ids)]}
 
 
 if __name__ == "__main__":
