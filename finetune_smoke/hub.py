@@ -116,6 +116,8 @@ def _tokenizer_digest(tokenizer: Any) -> int:
 
 def _check_place(kind: str, name: str) -> None:
     """Refuse a path that is not there, and keep the hub out of it when a directory is given."""
+    if kind == "model" and Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+        raise InputError(f"model {name}: cannot be loaded: there is no config.json in that directory")
     if Path(name).is_dir():
         os.environ.setdefault("HF_HUB_OFFLINE", "1")
     elif name.startswith(("/", ".", "~")) or name.count("/") > 1:
@@ -140,7 +142,10 @@ def _reason(kind: str, name: str, error: Exception) -> str:
 
 def _rows(path: Path) -> Iterator[tuple[str, Any]]:
     """(where, row) of each row: a JSON array, or one JSON object a line."""
-    content = path.read_text(encoding="utf-8")
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as UTF-8 text: {error}") from error
     if content.lstrip().startswith("["):
         for number, row in enumerate(_parsed(content, str(path))):
             yield f"{path}, row {number}", row
@@ -153,7 +158,7 @@ def _rows(path: Path) -> Iterator[tuple[str, Any]]:
 def _parsed(content: str, where: str) -> Any:
     try:
         return json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON: {error}") from error
 
 

@@ -102,13 +102,15 @@ def test_tokenizer_without_an_end_token_is_refused(real_model: Path, tmp_path: P
 def test_directory_without_a_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In one line."""
     assert main(["--model", str(tmp_path)]) == 2
-    assert "cannot be loaded" in capsys.readouterr().err
+    assert f"model {tmp_path}: cannot be loaded: there is no config.json in that directory" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (None, "no .jsonl and no .json file"),
+        ('{"text": "\udcff"}', r"rows.jsonl: cannot be read as UTF-8 text: 'utf-8' codec can't decode byte 0xff"),
+        ("[" * 200_000, r"rows.jsonl: not JSON"),
         ('{"text": "a"}\nnonsense\n', r"rows.jsonl:2: not JSON"),
         ('{"question": "a"}\n', r"rows.jsonl:1: a row needs 'text', or 'chat'"),
         ('["a"]', r"rows.jsonl, row 0: a row needs 'text', or 'chat'"),
@@ -120,7 +122,7 @@ def test_unusable_data_set_is_refused(
 ) -> None:
     """With the file and the line."""
     if content is not None:
-        (tmp_path / "rows.jsonl").write_text(content)
+        (tmp_path / "rows.jsonl").write_bytes(content.encode(errors="surrogateescape"))
     assert main(["--model", str(real_model), "--dataset", str(tmp_path)]) == 2
     assert re.search(message, capsys.readouterr().err)
 
