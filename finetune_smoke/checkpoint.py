@@ -1,9 +1,10 @@
 """Checkpoints of adapters, optimiser and losses that a crash at any moment leaves either whole or without a marker.
 
-``DIR/step-N`` holds what torch.distributed.checkpoint (DCP) wrote and, last, ``_SUCCESS``: JSON with step, world size,
-settings, digests of the state and of each file, and what it fits to. Here is what is common to saving (saving.py) and
-loading, and the loading. Rows are a function of the step, so neither sampler nor random state is needed. Adapters and
-optimiser are whole on every rank under each strategy, so any number of ranks and any strategy can resume.
+``DIR/step-N`` holds what torch.distributed.checkpoint (DCP) wrote and, last, ``_SUCCESS``: JSON with step, place in the
+data, world size, settings, the failures of checks so far, digests of the state and of each file, and what it fits to
+(fitting.py). Here is what is common to saving (saving.py) and loading, and the loading. Rows are a function of the step,
+so neither sampler nor random state is needed. Adapters and optimiser are whole on every rank under each strategy, so any
+number of ranks and any strategy can resume.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ import dataclasses
 import enum
 import functools
 import hashlib
-import json
 import tempfile
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
-from finetune_smoke import data
+from finetune_smoke import data, fitting
 from finetune_smoke.checks import deterministic, digest, named, none_on_any_rank
 from finetune_smoke.config import InputError
 
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
 
     from finetune_smoke.state import Run
 
-FORMAT = 2
+FORMAT = fitting.FORMAT
 MARKER = "_SUCCESS"
 READ_BYTES = 1 << 20
+DAMAGED = (ValueError, KeyError, TypeError, AttributeError)
+"""What reading a marker raises that is not as it was written."""
 State = dict[str, torch.Tensor]
 """What a checkpoint holds: ``adapters/NAME``, ``optimizer/NAME/KEY`` and ``losses``."""
 
@@ -60,11 +63,17 @@ WHY = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """Where a run goes on: its first step, the losses before it, and which checkpoints were passed over and why."""
+    """Where a run goes on: ``run`` with the rows a step of the checkpoint, its first step and the losses before it.
 
+    ``notes`` say which checkpoints were passed over and why, and what the one that was taken brought along; ``damaged`` are
+    the steps of those that look whole by marker and sizes but are not.
+    """
+
+    run: Run
     step: int
     losses: list[float]
     notes: list[str]
+    damaged: frozenset[int] = frozenset()
 
 
 def folder_of(run: Run) -> Path:
@@ -81,7 +90,8 @@ def open_folder(run: Run) -> None:
     if blind:
         raise InputError(f"{named(blind)} cannot see what rank 0 writes to {folder_of(run)}: it must be shared")
     if run.ranks.rank == 0:
-        probe.rmdir()
+        with suppress(OSError):  # an empty folder that nobody reads must not part rank 0 from the others
+            probe.rmdir()
 
 
 def require_none(run: Run) -> None:
@@ -94,21 +104,26 @@ def require_none(run: Run) -> None:
 def resume(run: Run) -> Resumed:
     """Load the newest whole checkpoint, or none if there is none; those that are not whole are passed over.
 
-    Raises InputError on every rank if one was made for another base or other adapters: nothing of it is overwritten.
+    Raises InputError on every rank if one was made for another base, other data or settings: nothing of it is overwritten.
     """
     notes: list[str] = []
+    damaged: set[int] = set()
     for step, flaw in _seen(run):
         path = folder_of(run) / f"step-{step}"
         if flaw is Flaw.NONE:
             marker = run.ranks.together(functools.partial(_fitting, run, path))
             flaw, state = _loaded(run, path, marker)  # noqa: PLW2901 -- the look inside is the second half of the look
             if flaw is Flaw.NONE:
-                run.ranks.together(functools.partial(_put, run, path, state))
-                return Resumed(step=step, losses=state["losses"].tolist(), notes=notes)
+                same, kept = run.ranks.together(functools.partial(_taken, run, path, marker, state))
+                for note in (*kept, *fitting.carried(marker, path)):
+                    notes.append(note)
+                    run.progress(note, None)
+                return Resumed(run=same, step=step, losses=state["losses"].tolist(), notes=notes, damaged=frozenset(damaged))
+            damaged.add(step)
         name = f"{path.name}.tmp" if flaw is Flaw.DRAFT else path.name
         notes.append(f"checkpoint {name} is passed over: {WHY[flaw]}")
         run.progress(notes[-1], None)
-    return Resumed(step=0, losses=[], notes=notes)
+    return Resumed(run=run, step=0, losses=[], notes=notes, damaged=frozenset(damaged))
 
 
 def content(run: Run, losses: list[float]) -> State:
@@ -125,9 +140,14 @@ def plain(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
-def state_digest(state: State) -> str:
-    """64 bits, as hex, that stand for all tensors of ``state`` but the losses, by name."""
-    return f"{digest(state[name] for name in sorted(state) if name != 'losses') % 2**64:016x}"
+def state_number(state: State) -> int:
+    """64 bits that stand for all tensors of ``state`` but the losses, by name; signed, as ranks exchange them."""
+    return digest(state[name] for name in sorted(state) if name != "losses")
+
+
+def state_hex(number: int) -> str:
+    """The same as a marker tells it."""
+    return f"{number % 2**64:016x}"
 
 
 def file_digest(path: Path) -> int:
@@ -139,40 +159,40 @@ def file_digest(path: Path) -> int:
     return int.from_bytes(found.digest()[:8], "big", signed=True)
 
 
-def fits(run: Run) -> dict[str, object]:
-    """What a checkpoint has to have in common with a run that loads it."""
-    config = run.config
-    return {
-        "format": FORMAT,
-        "base": f"{run.base_digest % 2**64:016x}",
-        "lora_rank": config.lora_rank,
-        "lora_alpha": config.lora_alpha,
-    }
-
-
 def steps_in(folder: Path) -> list[int]:
     """The steps of all checkpoints in ``folder`` that are complete by their markers and sizes, newest first."""
     return [step for step, flaw in _look(folder) if flaw is Flaw.NONE]
 
 
 def read_marker(path: Path) -> dict[str, Any]:
-    """The marker of a checkpoint that is complete."""
-    marker: dict[str, Any] = json.loads((path / MARKER).read_text())
-    return marker
+    """The marker of a checkpoint that is complete; raises InputError if it cannot be read any more."""
+    try:
+        return fitting.read_marker(path / MARKER)
+    except (OSError, *DAMAGED) as error:
+        raise InputError(f"{path / MARKER} cannot be read: {error}") from error
 
 
 def read_state(path: Path, device: torch.device, *, prefix: str = "") -> State:
     """All tensors of a checkpoint whose names begin with ``prefix``, on ``device``; every rank has to call it."""
-    reader = dcp.FileSystemReader(path)
-    entries: dict[str, Any] = reader.read_metadata().state_dict_metadata  # all are tensors
-    state = {
+    state = _room(path, device, prefix=prefix)
+    _fill(state, path)
+    return state
+
+
+def _room(path: Path, device: torch.device, *, prefix: str) -> State:
+    """Empty tensors for what ``path`` holds; raises OSError."""
+    entries: dict[str, Any] = dcp.FileSystemReader(path).read_metadata().state_dict_metadata  # all are tensors
+    return {
         name: torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu" if name == "losses" else device)
         for name, entry in entries.items()
         if name.startswith(prefix)
     }
+
+
+def _fill(state: State, path: Path) -> None:
+    """Read the tensors of ``state``, all ranks together; raises CheckpointException on every rank."""
     with quiet():
-        dcp.load(state, storage_reader=reader)
-    return state
+        dcp.load(state, storage_reader=dcp.FileSystemReader(path))
 
 
 def put_adapters(adapters: Mapping[str, torch.nn.Parameter], state: State, path: Path) -> None:
@@ -254,11 +274,11 @@ def _look(folder: Path) -> list[tuple[int, Flaw]]:
 
 def _flaw_of(path: Path) -> Flaw:
     try:
-        marker = json.loads((path / MARKER).read_text())
+        marker = fitting.read_marker(path / MARKER)
         if marker["fits"].get("format") != FORMAT:
             return Flaw.NONE  # whole for all we know; what it fits to is looked at before it is loaded
         sizes = {name: int(entry["bytes"]) for name, entry in marker["files"].items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, *DAMAGED):
         return Flaw.MARKER
     try:
         same = all((path / name).stat().st_size == size for name, size in sizes.items())
@@ -270,10 +290,10 @@ def _flaw_of(path: Path) -> Flaw:
 def _fitting(run: Run, path: Path) -> dict[str, Any]:
     """The marker of ``path``; raises InputError if this run is not what it fits to."""
     marker = read_marker(path)
-    found, wanted = marker["fits"], fits(run)
-    other = [f"{name} {found.get(name)} there, {value} here" for name, value in wanted.items() if found.get(name) != value]
+    other = fitting.differences(marker["fits"], run)
     if other:
-        raise InputError(f"checkpoint {path} does not fit this run: {'; '.join(other)}")
+        raise InputError(f"checkpoint {path} does not fit this run: {other}")
+    fitting.continued(run, marker, path)  # before anything is read
     return marker
 
 
@@ -283,8 +303,16 @@ def _loaded(run: Run, path: Path, marker: Mapping[str, Any]) -> tuple[Flaw, Stat
     changed = sum(not is_unchanged(path / name, marker["files"][name]) for name in mine)
     if any(count for (count,) in run.ranks.gather([changed])):
         return Flaw.CHANGED, {}
-    state = read_state(path, run.ranks.device)
-    other = state_digest(state) != marker["state_digest"]
+    state: State = {}
+    with suppress(OSError):
+        state = _room(path, run.ranks.device, prefix="")
+    if not all(there for (there,) in run.ranks.gather([bool(state)])):
+        return Flaw.CHANGED, {}
+    try:
+        _fill(state, path)
+    except CheckpointException:  # what one rank could not read every rank hears of
+        return Flaw.CHANGED, {}
+    other = state_hex(state_number(state)) != marker["state_digest"]
     if any(count for (count,) in run.ranks.gather([other])):
         return Flaw.STATE, {}
     return Flaw.NONE, state
@@ -296,6 +324,13 @@ def is_unchanged(path: Path, entry: Mapping[str, Any]) -> bool:
         return bool(f"{file_digest(path) % 2**64:016x}" == entry["digest"])
     except OSError:
         return False
+
+
+def _taken(run: Run, path: Path, marker: Mapping[str, Any], state: State) -> tuple[Run, list[str]]:
+    """Take over ``state``, failures and rows a step of a checkpoint: the run that goes on, and a line if its batch changed."""
+    _put(run, path, state)
+    run.checks.recall(marker["failures"])
+    return fitting.continued(run, marker, path)
 
 
 def _put(run: Run, path: Path, state: State) -> None:

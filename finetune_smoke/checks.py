@@ -39,6 +39,10 @@ class Verdict(TypedDict):
     ranks: list[int]
 
 
+Failures = dict[str, list[tuple[str, list[int]]]]
+"""By check: what was wrong, and the ranks at fault."""
+
+
 @dataclass(slots=True)
 class Checks:
     """What was checked so far: passes are counted, of failures the first is told. Equal on every rank."""
@@ -47,17 +51,33 @@ class Checks:
     _passes: Counter[str] = field(default_factory=Counter)
     _remarks: dict[str, str] = field(default_factory=dict)
     _failures: dict[str, list[tuple[str, tuple[int, ...]]]] = field(default_factory=dict)
+    _latest: dict[str, str | None] = field(default_factory=dict)
 
     def record(self, name: str, *, problem: str | None, guilty: Sequence[int] = (), remark: str | None = None) -> None:
         """One more look by check ``name``: no problem, or what was wrong and with which ranks.
 
         ``remark`` is told in place of the number of looks where all was well.
         """
+        self._latest[name] = problem
         if problem is None:
             self._passes[name] += 1
             self._remarks[name] = remark or f"{self._passes[name]} of {self._passes[name]} looks"
         else:
             self._failures.setdefault(name, []).append((problem, tuple(guilty)))
+
+    def failures(self) -> Failures:
+        """Every failure so far, for a checkpoint to carry."""
+        return {name: [(problem, list(guilty)) for problem, guilty in found] for name, found in self._failures.items()}
+
+    def recall(self, failures: Failures) -> None:
+        """Count ``failures``, which a checkpoint carried, as this run's own."""
+        for name, found in failures.items():
+            before = [(problem, tuple(guilty)) for problem, guilty in found]
+            self._failures[name] = before + self._failures.get(name, [])
+
+    def failing(self, names: Iterable[str]) -> list[str]:
+        """What was wrong at the latest look of those checks among ``names`` that failed it, as ``name: problem``."""
+        return [f"{name}: {problem}" for name in names if (problem := self._latest.get(name)) is not None]
 
     def verdicts(self) -> dict[str, Verdict]:
         """Every check that looked at least once, by name."""

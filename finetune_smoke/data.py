@@ -2,7 +2,7 @@
 
 Step ``s`` trains on the rows ``s * G`` to ``(s + 1) * G - 1`` of one endless sequence, G being the rows of all ranks;
 a rank takes its slice. So the curve does not depend on the number of ranks where ``rows`` are shared, a resume needs
-only the step's number, and anybody can check what a rank has read.
+only the number of rows that were read (fitting.py), and anybody can check what a rank has read.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ class Outcome:
     and ``step_ms`` are medians over windows, the first left out, and None if no step was run; ``mfu`` also without a
     GPU or its peak rate. Seconds are those of the slowest rank. Of ``checks`` those that compare ranks are absent
     where there is one. ``stopped``: a signal ended the run early, with a checkpoint; what is told after the last step is
-    then NaN or None. ``resumed_at`` is the step a checkpoint was resumed at, ``notes`` say which were passed over.
+    then NaN or None. ``resumed_at`` is the step a checkpoint was resumed at, ``saved_step`` that of the newest one which this
+    run saved or resumed; ``notes`` say which were passed over, which were not saved, and what a resumed one carried.
 
     ``step_rows`` is the effective batch: rows of all ranks and passes of a step. ``wire_gb_per_step`` (10^9 bytes) is what
     each GPU has to send by ``flops.wire_bytes``, ``memory_peak_gib`` what each rank's training took, None on a CPU.
@@ -57,6 +58,7 @@ class Outcome:
     stopped: bool = False
     resumed_at: int | None = None
     notes: list[str] = field(default_factory=list)
+    saved_step: int | None = None
     strategy: str = "none"
     step_rows: int = 0
     trained_parameters: int = 0
@@ -80,6 +82,7 @@ class Log:
     losses: list[float]
     resumed_at: int | None = None
     notes: list[str] = field(default_factory=list)
+    saved_step: int | None = None
     stopped: bool = False
     compile_s: float | None = None
     rows_s: float = 0.0
@@ -147,7 +150,8 @@ def settle(run: Run, log: Log) -> Outcome:
         resumed_at=log.resumed_at,
         notes=log.notes,
         strategy=run.strategy,
-        step_rows=run.rows * run.config.accumulation * run.ranks.world_size,
+        step_rows=run.step_rows,
+        saved_step=log.saved_step,
         trained_parameters=run.gradients.flat.numel(),
         wire_gb_per_step=_wire_gb(run),
         memory_peak_gib=_memory_peaks(run, log),

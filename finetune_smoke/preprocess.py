@@ -124,6 +124,12 @@ def _about(config: Config, codec: data.Codec, step_rows: int) -> dict[str, objec
     }
 
 
+def data_digest(config: Config, codec: data.Codec) -> int:
+    """64 bits for data set (or seed) and tokenizer, whatever the settings and the number of ranks; raises InputError."""
+    content = config.seed if config.dataset is None else hub.dataset_digest(config.dataset)
+    return data.digest_bytes(repr([content, codec.digest, codec.end_id, codec.pad_id]).encode())
+
+
 def _rows_read(config: Config, step_rows: int) -> int:
     """How many rows a run of ``config`` reads."""
     return config.steps * config.accumulation * step_rows

@@ -69,5 +69,13 @@ def summary(config: Config, outcome: Outcome) -> str:
         lines.append(f"{'ok  ' if check['passed'] else 'FAIL'} {name}: {check['detail']}")
     lines += [f"NOT GOOD: {problem}" for problem in outcome.problems()]
     if outcome.stopped:
-        lines.append(f"STOPPED after step {outcome.steps} of {config.steps}, resumable: --resume auto goes on from there")
+        lines.append(f"STOPPED after step {outcome.steps} of {config.steps}, {_resumable(outcome)}")
     return "\n".join(lines)
+
+
+def _resumable(outcome: Outcome) -> str:
+    """Where --resume auto would go on."""
+    if outcome.saved_step is None:
+        return "without a checkpoint: --resume auto starts at step 0"
+    where = "there" if outcome.saved_step == outcome.steps else f"the checkpoint of step {outcome.saved_step}"
+    return f"resumable: --resume auto goes on from {where}"

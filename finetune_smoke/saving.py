@@ -1,8 +1,9 @@
 """Writing checkpoints, at once or beside the training, so that each is whole or has no marker.
 
-``DIR/step-N.tmp`` is written and synced by all ranks, renamed to ``DIR/step-N``, and only then gets its marker; older
-ones are removed after that. Beside the training means: copied to host memory, and written by a thread of its own over
-a gloo group of its own.
+Before anything is written all ranks decide whether the state is fit to be saved: finite, the same on every rank, and no
+check that watches over it failed at its latest look. ``DIR/step-N.tmp`` is written and synced by all ranks, renamed to
+``DIR/step-N``, and only then gets its marker; older ones are removed after that. Beside the training means: copied to host
+memory, and written by a thread of its own over a gloo group of its own.
 """
 
 from __future__ import annotations
@@ -10,10 +11,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import os
 import shutil
 import threading
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -23,61 +26,125 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from finetune_smoke import checkpoint
-from finetune_smoke.checks import digest
-from finetune_smoke.config import InputError
+from finetune_smoke import checkpoint, fitting
+from finetune_smoke.checks import difference, digest, named
+from finetune_smoke.config import InputError, OwnInputError
 from finetune_smoke.ranks import SETUP_DEADLINE_S, Ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from finetune_smoke.state import Run
 
+WRITING_DEADLINE_S = SETUP_DEADLINE_S
+"""How long training waits for a checkpoint that is written beside it: as long as its ranks wait for each other."""
+LEAVING_DEADLINE_S = 30.0
+"""How long a run that fails waits for it: torchrun kills the other ranks 30 s after one has left."""
+WATCHING = ("lock_step", "all_reduce", "adapter_digest", "finite")
+"""Checks of what made the state, or of the state; the others tell of data and speed, which a checkpoint carries."""
+
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Saver:
-    """Saves the state of ``run``; ``ranks`` is how the ranks speak while they write."""
+    """Saves the state of ``run``; ``ranks`` is how the ranks speak while they write.
+
+    ``damaged`` are steps of checkpoints that look whole and are not; ``saved`` is the step of the newest one saved.
+    """
 
     run: Run
     ranks: Ranks
+    damaged: frozenset[int] = frozenset()
+    saved: int | None = None
+    _unsaved: list[int] = dataclasses.field(default_factory=list)
+    _why: str = ""
     _writing: Future[None] | None = None
 
-    def save(self, *, step: int, losses: list[float]) -> None:
-        """Save the state after ``step`` steps, whose losses are ``losses``; waits for the one before.
+    def save(self, *, step: int, losses: list[float], norms: Sequence[float] = ()) -> None:
+        """Save the state after ``step`` steps, with these losses and gradient norms, if it is fit; waits for the one before.
 
         Returns when it is complete or, with ``checkpoint_async``, when it is copied. Raises InputError if it cannot be
         written, of an asynchronous one the next time that anything is saved or waited for.
         """
         self.wait()
         state = checkpoint.content(self.run, losses)
-        marker = self._marker(step, state)
+        number = checkpoint.state_number(state)
+        flaws = self._flaws(step, state, number, [*losses, *norms])
+        if flaws:
+            self._why = self._why or "; ".join(flaws)
+            self._unsaved.append(step)
+            self.run.progress(f"checkpoint of step {step} is not saved: {'; '.join(flaws)}", None)
+            return
+        self.saved, self.damaged = step, self.damaged - {step}
+        marker = self._marker(step, number)
         if not self.run.config.checkpoint_async:
-            _write(self.run, self.ranks, state, marker)
+            self._write(state, marker)
             return
         copy = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
-        self._writing = _in_background(functools.partial(_write, self.run, self.ranks, copy, marker))
+        self._writing = _in_background(functools.partial(self._write, copy, marker))
 
     def wait(self) -> None:
-        """Wait until what was saved last is complete on every rank."""
+        """Wait until what was saved last is complete on every rank; raises InputError if it is not within the deadline."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
+            if wait_for([writing], WRITING_DEADLINE_S).not_done:
+                raise OwnInputError(
+                    f"rank {self.ranks.rank}: the checkpoint of step {self.saved} was not written within "
+                    f"{WRITING_DEADLINE_S:.0f} s: does {checkpoint.folder_of(self.run)} still answer?"
+                )
             writing.result()
 
-    def _marker(self, step: int, state: checkpoint.State) -> dict[str, Any]:
+    def leave(self) -> None:
+        """Give a checkpoint that is being written a last chance, after an error that says more than its own would."""
+        if self._writing is not None:
+            wait_for([self._writing], LEAVING_DEADLINE_S)
+
+    def remarks(self) -> list[str]:
+        """One line if anything was not saved: of which steps, and why the first of them was not."""
+        if not self._unsaved:
+            return []
+        steps = ", ".join(map(str, self._unsaved))
+        return [f"state not fit to be saved, no checkpoint of step{'s' if len(self._unsaved) > 1 else ''} {steps}: {self._why}"]
+
+    def _flaws(self, step: int, state: checkpoint.State, number: int, values: Sequence[float]) -> list[str]:
+        """Why ``state`` is not to be saved, empty if it is; the same on every rank. What is found here fails its check."""
+        seen = self.run.checks
+        bad = _not_finite(state) + sum(not math.isfinite(value) for value in values)
+        everyone = self.run.ranks.gather([bad, number])
+        broken = [rank for rank, (count, _) in enumerate(everyone) if count]
+        if broken:
+            what = "values of adapters, optimiser, losses and gradient norms that are not finite"
+            problem = f"step {step}: {what}: {everyone[broken[0]][0]} on {named(broken)}"
+            seen.record("finite", problem=problem, guilty=broken)
+        differs, odd = difference([digest_ for _, digest_ in everyone])
+        if differs:
+            seen.record("adapter_digest", problem=f"adapters and optimiser after step {step}: {differs}", guilty=odd)
+        return seen.failing(WATCHING)
+
+    def _write(self, state: checkpoint.State, marker: dict[str, Any]) -> None:
+        """Write it; then remove what is older than is to be kept."""
+        _write(self.run, self.ranks, state, marker)
+        keep, rank, folder = self.run.config.keep_checkpoints, self.ranks.rank, checkpoint.folder_of(self.run)
+        work = functools.partial(_prune, folder, newest=marker["step"], keep=keep, damaged=self.damaged)
+        self.ranks.together(lambda: work() if rank == 0 else None)
+
+    def _marker(self, step: int, number: int) -> dict[str, Any]:
         """The marker, but for the files."""
         return {
             "step": step,
+            "next_row": step * self.run.step_rows,
+            "step_rows": self.run.step_rows,
+            "failures": self.run.checks.failures(),
             "world_size": self.run.ranks.world_size,
             "digest": f"{digest(self.run.adapters.values()) % 2**64:016x}",
-            "state_digest": checkpoint.state_digest(state),
-            "fits": checkpoint.fits(self.run),
+            "state_digest": checkpoint.state_hex(number),
+            "fits": fitting.fits(self.run),
             "config": dataclasses.asdict(self.run.config),
         }
 
 
 @contextmanager
-def saver(run: Run) -> Iterator[Saver | None]:
+def saver(run: Run, damaged: frozenset[int] = frozenset()) -> Iterator[Saver | None]:
     """What saves the checkpoints of ``run``, None if it has no directory; waits for the last one at the end."""
     if run.config.checkpoint_dir is None:
         yield None
@@ -86,9 +153,13 @@ def saver(run: Run) -> Iterator[Saver | None]:
     if run.config.checkpoint_async and run.ranks.world_size > 1:
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=SETUP_DEADLINE_S))
     beside = dataclasses.replace(run.ranks, device=torch.device("cpu"), group=group)
-    made = Saver(run=run, ranks=run.ranks if group is None else beside)
+    made = Saver(run=run, ranks=run.ranks if group is None else beside, damaged=damaged)
     with checkpoint.quiet():  # around the thread too: filters of warnings belong to the process
-        yield made
+        try:
+            yield made
+        except BaseException:
+            made.leave()
+            raise
         made.wait()
     if group is not None:
         dist.destroy_process_group(group)
@@ -111,7 +182,7 @@ def _in_background(work: Callable[[], None]) -> Future[None]:
 
 
 def _write(run: Run, ranks: Ranks, state: checkpoint.State, marker: dict[str, Any]) -> None:
-    """Write ``state`` and, when all ranks have, its marker; then remove what is older than is to be kept."""
+    """Write ``state`` and, when all ranks have, its marker; raises InputError on every rank if that fails on one."""
     folder = checkpoint.folder_of(run)
     final = folder / f"step-{marker['step']}"
     draft = final.with_suffix(".tmp")
@@ -120,15 +191,8 @@ def _write(run: Run, ranks: Ranks, state: checkpoint.State, marker: dict[str, An
             shutil.rmtree(remains, ignore_errors=True)
     ranks.gather([0])  # nobody writes before the remains of an earlier run are gone
     _write_files(draft, state, ranks)
-    files = _files(draft, ranks)
-    if ranks.rank == 0:
-        sync(draft)
-        draft.rename(final)
-        write_synced(final / checkpoint.MARKER, json.dumps({**marker, "files": files}))
-        sync(final)
-        sync(folder)
-        _prune(folder, newest=marker["step"], keep=run.config.keep_checkpoints)
-    ranks.gather([0])
+    (digests,) = zip(*ranks.gather([ranks.together(lambda: _own_digest(draft, ranks.rank))]), strict=True)
+    ranks.together(lambda: _complete(draft, final, marker, digests) if ranks.rank == 0 else None)
 
 
 def _write_files(draft: Path, state: checkpoint.State, ranks: Ranks) -> None:
@@ -144,14 +208,40 @@ def _write_files(draft: Path, state: checkpoint.State, ranks: Ranks) -> None:
         raise InputError(f"checkpoint {draft} cannot be written by rank {rank}: {cause}") from error
 
 
-def _files(draft: Path, ranks: Ranks) -> dict[str, dict[str, object]]:
-    """Size and digest of each file, on rank 0; every rank reads its own back."""
-    name = f"__{ranks.rank}_0.distcp"  # as DCP's writer calls it where one thread writes one file
-    mine = draft / name
-    digests = ranks.gather([checkpoint.file_digest(mine) if mine.exists() else 0])
-    if ranks.rank > 0:
-        return {}
-    known = {f"__{rank}_0.distcp": found for rank, (found,) in enumerate(digests)}
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """What the disk refuses as an InputError."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"checkpoint {path} cannot be written: {error}") from error
+
+
+def _file_of(rank: int) -> str:
+    return f"__{rank}_0.distcp"  # as DCP's writer calls it where one thread writes one file
+
+
+def _own_digest(draft: Path, rank: int) -> int:
+    """Of the file that ``rank`` wrote, read back by it; 0 if it had nothing to write. Raises InputError."""
+    mine = draft / _file_of(rank)
+    with _named(draft):
+        return checkpoint.file_digest(mine) if mine.exists() else 0
+
+
+def _complete(draft: Path, final: Path, marker: dict[str, Any], digests: Sequence[int]) -> None:
+    """Give ``draft``, which is synced, its name and then its marker; raises InputError."""
+    with _named(final):
+        files = _files(draft, digests)
+        sync(draft)
+        draft.rename(final)
+        write_synced(final / checkpoint.MARKER, json.dumps({**marker, "files": files}))
+        sync(final)
+        sync(final.parent)
+
+
+def _files(draft: Path, digests: Sequence[int]) -> dict[str, dict[str, object]]:
+    """Size and digest of each file; ``digests`` are those of the ranks' own."""
+    known = {_file_of(rank): found for rank, found in enumerate(digests)}
     result: dict[str, dict[str, object]] = {}
     for path in sorted(draft.iterdir()):
         found = known[path.name] if path.name in known else checkpoint.file_digest(path)
@@ -159,13 +249,26 @@ def _files(draft: Path, ranks: Ranks) -> dict[str, dict[str, object]]:
     return result
 
 
-def _prune(folder: Path, *, newest: int, keep: int) -> None:
-    """Remove all but ``keep`` complete checkpoints up to ``newest``; 0 keeps all. Markers first: no half one looks whole."""
-    older = [step for step in checkpoint.steps_in(folder) if step <= newest]
-    for step in older[keep:] if keep else []:
+def _prune(folder: Path, *, newest: int, keep: int, damaged: frozenset[int]) -> None:
+    """Remove all but ``keep`` complete checkpoints up to ``newest``; 0 keeps all. Markers first: no half one looks whole.
+
+    Those that carry a failure are counted for themselves, so that they displace none without; ``damaged`` ones not at all.
+    Raises InputError.
+    """
+    older = [step for step in checkpoint.steps_in(folder) if step <= newest and step not in damaged]
+    failed = {step for step in older if checkpoint.read_marker(folder / f"step-{step}").get("failures")}
+    good = [step for step in older if step not in failed]
+    for step in [*good[keep:], *sorted(failed, reverse=True)[keep:]] if keep else []:
         path = folder / f"step-{step}"
-        (path / checkpoint.MARKER).unlink()
-        shutil.rmtree(path)
+        with _named(path):
+            (path / checkpoint.MARKER).unlink()
+        shutil.rmtree(path, ignore_errors=True)  # without its marker it is none any more
+
+
+def _not_finite(state: checkpoint.State) -> int:
+    """How many values of ``state``, but for the losses, are NaN or infinite; one wait for the device."""
+    counts = [(~torch.isfinite(tensor)).sum() for name, tensor in state.items() if name != "losses"]
+    return int(torch.stack(counts).sum())
 
 
 def write_synced(path: Path, text: str) -> None:
@@ -177,7 +280,7 @@ def write_synced(path: Path, text: str) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Wait until the names in ``folder`` are on the disk."""
+    """Wait until the names in ``folder``, or the content of a file, are on the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

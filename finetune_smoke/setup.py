@@ -22,7 +22,7 @@ def prepare(config: Config, *, ranks: Ranks, progress: Progress) -> Run:
     shared = ranks.together(lambda: _strategy(config, ranks))
     fault = ranks.together(lambda: faults.planted(config.fault, rank=ranks.rank, world_size=ranks.world_size))
     progress("preparing data", None)
-    source = ranks.together(lambda: _source(config, ranks.world_size, progress))
+    source, data_digest = ranks.together(lambda: _source(config, ranks.world_size, progress))
     progress("preparing the base model", None)
     base = ranks.together(lambda: hub.base_of(config, ranks.device))
     shape = flops.shape_of(base.config)
@@ -57,14 +57,15 @@ def prepare(config: Config, *, ranks: Ranks, progress: Progress) -> Run:
         optimizer=_optimizer(config, adapters),
         shape=shape,
         base_digest=base_digest,
+        data_digest=data_digest,
         start=checks.fingerprints(adapters.values()),
         checks=record,
         progress=progress,
     )
 
 
-def _source(config: Config, world_size: int, progress: Progress) -> data.Source:
-    """The rows, and a look at the limit: it must be out of reach of a model that reads no prompt."""
+def _source(config: Config, world_size: int, progress: Progress) -> tuple[data.Source, int]:
+    """The rows and the digest of their data, and a look at the limit: out of reach of a model that reads no prompt."""
     step_rows = data.local_rows(config, world_size) * world_size
     codec = hub.codec_of(config)
     if codec.remark:
@@ -76,7 +77,7 @@ def _source(config: Config, world_size: int, progress: Progress) -> data.Source:
             f"loss limit {config.loss_limit} is not below half the blind floor of {floor:.3f} nats a token: a model "
             "that reads no prompt could come near it"
         )
-    return source
+    return source, preprocess.data_digest(config, codec)
 
 
 def _strategy(config: Config, ranks: Ranks) -> str:

@@ -28,7 +28,8 @@ class Run:
 
     ``adapters`` are the trained tensors by name, in the model's order, plain and whole under every strategy, and
     ``gradients`` theirs; ``autocasts`` says that some linear still runs peft's forward on a GPU. ``shape`` is None for an
-    unusual architecture; ``base_digest`` stands for the frozen weights and ``start`` for each adapter tensor as it began.
+    unusual architecture; ``base_digest`` stands for the frozen weights, ``data_digest`` for data set and tokenizer, whatever
+    the number of ranks, and ``start`` for each adapter tensor as it began.
     """
 
     config: Config
@@ -44,9 +45,15 @@ class Run:
     optimizer: torch.optim.Optimizer
     shape: Shape | None
     base_digest: int
+    data_digest: int
     start: torch.Tensor
     checks: Checks
     progress: Progress
+
+    @property
+    def step_rows(self) -> int:
+        """Rows of a step: of all ranks and passes."""
+        return self.rows * self.config.accumulation * self.ranks.world_size
 
     def autocast(self) -> AbstractContextManager[object]:
         """bf16 matmuls on a GPU for what is not computed in the base's type by itself."""

@@ -49,13 +49,16 @@ def finetune(config: Config, *, progress: Progress | None = None, alone: bool = 
 def _finetune(config: Config, everyone: ranks.Ranks, progress: Progress, stop: stopping.Stop) -> Outcome:
     begin = time.monotonic()
     run = prepare(config, ranks=everyone, progress=progress)
-    with _fewer_casts(run), boards.board(run) as board, saving.saver(run) as saver:
-        start = _start(run)
+    start = _start(run)
+    run = start.run
+    with _fewer_casts(run), boards.board(run) as board, saving.saver(run, start.damaged) as saver:
         export.claim(run)
         log = Log(losses=start.losses, resumed_at=start.step or None, notes=start.notes, setup_s=time.monotonic() - begin)
         begin = time.monotonic()
         _train(run, start.step, log, Between(saver=saver, stop=stop, board=board))
         log.train_s = time.monotonic() - begin
+        log.notes += saver.remarks() if saver else []
+        log.saved_step = saver.saved if saver and saver.saved is not None else log.resumed_at
         if log.stopped:
             return settle(run, log)
         begin = time.monotonic()
@@ -81,8 +84,8 @@ class Between:
 
 
 def _start(run: Run) -> checkpoint.Resumed:
-    """The first step to run, and the losses of those before it: from a checkpoint if one is asked for and there."""
-    nothing = checkpoint.Resumed(step=0, losses=[], notes=[])
+    """Where to begin, with the losses before it: from a checkpoint if one is asked for and there."""
+    nothing = checkpoint.Resumed(run=run, step=0, losses=[], notes=[])
     if run.config.checkpoint_dir is None:
         return nothing
     checkpoint.open_folder(run)
@@ -139,7 +142,7 @@ def _windows(at: steps.Steps, first: int, between: Between, begin: float) -> Non
         between.board(last, log)
         log.stopped = between.stop.agreed(run.ranks) and last < config.steps
         if between.saver and (log.stopped or last == config.steps or _due(last, config.checkpoint_every)):
-            between.saver.save(step=last, losses=log.losses)
+            between.saver.save(step=last, losses=log.losses, norms=log.norms)
         run.progress(_progress(config, last, log), last / config.steps)
         if log.stopped:
             return

@@ -1,12 +1,14 @@
 """Runs of several worlds one after another, each rank a fork of this process: torch and transformers are imported once.
 
 Reads worlds.json in the folder given: a list of runs with ``name``, ``world_size``, ``settings``, ``copy`` (a checkpoint to
-begin with, from and to) and ``signal`` (rank and step of a SIGUSR1 to itself). Writes NAME.json: the outcome of rank 0.
+begin with, from and to), ``signal`` (rank and step of a SIGUSR1 to itself) and ``full_disk`` (markers of checkpoints cannot be
+written). Writes NAME.json: the outcome of rank 0; NAME.RANK.json: the rows that a rank trained on by step, or what it was told.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import shutil
@@ -22,8 +24,27 @@ import torch.distributed as dist
 import transformers
 from transformers import AutoModelForCausalLM  # noqa: F401 -- as above
 
-from finetune_smoke.config import preset
+from finetune_smoke import saving, steps
+from finetune_smoke.config import InputError, preset
 from finetune_smoke.train import finetune
+
+read_rows, write_synced = steps.read_rows, saving.write_synced
+
+
+def noted(seen: dict[str, list[int]], run: Any, step: int) -> Any:
+    """The rows of a step, with their numbers in ``seen``: those that are really taken from the source."""
+    numbers = seen.setdefault(str(step), [])
+
+    def row(number: int) -> Any:
+        numbers.append(number)
+        return run.source.row(number)
+
+    return read_rows(dataclasses.replace(run, source=dataclasses.replace(run.source, row=row)), step)
+
+
+def refused(path: Path, _text: str) -> None:
+    """As a disk that is full."""
+    raise OSError(f"no space left for {path.name}")
 
 
 def rank_of(world: dict[str, Any], rank: int, folder: Path, meeting: str) -> None:
@@ -37,7 +58,16 @@ def rank_of(world: dict[str, Any], rank: int, folder: Path, meeting: str) -> Non
         if signalled and signalled["rank"] == rank and step.startswith(f"step {signalled['step']} "):
             os.kill(os.getpid(), signal.SIGUSR1)
 
-    outcome = dataclasses.asdict(finetune(preset("tiny", **world["settings"]), progress=progress))
+    seen: dict[str, list[int]] = {}
+    steps.read_rows = functools.partial(noted, seen)
+    saving.write_synced = refused if world.get("full_disk") else write_synced
+    told: dict[str, Any] = {"rows": seen}
+    try:
+        outcome = dataclasses.asdict(finetune(preset("tiny", **world["settings"]), progress=progress))
+    except InputError as error:
+        told["error"] = str(error)
+        outcome = {}
+    (folder / f"{world['name']}.{rank}.json").write_text(json.dumps(told))
     if rank == 0:
         (folder / f"{world['name']}.json").write_text(json.dumps(outcome))
     if size > 1:

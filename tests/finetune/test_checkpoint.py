@@ -108,6 +108,7 @@ SPOILT = {
     "no marker": "its saving was cut short",
     "half a marker": "its saving was cut short",
     "foreign marker": "its saving was cut short",
+    "other row": "its saving was cut short",
     "short file": "files are missing or have another size",
     "file gone": "files are missing or have another size",
     "flipped bit": "damaged: files cannot be read or have another content",
@@ -125,6 +126,7 @@ def test_incomplete_or_damaged_checkpoint_is_passed_over(copied: Path, spoil: st
         "no marker": (newest / "_SUCCESS").unlink,
         "half a marker": lambda: (newest / "_SUCCESS").write_text('{"step": 4'),
         "foreign marker": lambda: (newest / "_SUCCESS").write_text("[]"),
+        "other row": lambda: edit_marker(newest, next_row=31),
         "short file": lambda: data.write_bytes(data.read_bytes()[:-1]),
         "file gone": data.unlink,
         "flipped bit": lambda: flip_a_bit(data),
@@ -172,6 +174,10 @@ def test_remains_of_a_killed_save_are_replaced(copied: Path) -> None:
         ({"lora_alpha": 16}, "lora_alpha 128 there, 16 here"),
         ({"hidden_size": 32}, "does not fit this run: base"),
         ({"seed": 5}, "does not fit this run: base"),
+        ({"seed": 5}, "seed 1234 there, 5 here"),
+        ({"row_tokens": 64}, "does not fit this run: row_tokens 56 there, 64 here"),
+        ({"packed": True}, "does not fit this run: packed False there, True here"),
+        ({"learning_rate": 1e-3, "steps": 7}, "steps 6 there, 7 here; learning_rate 0.004 there, 0.001 here"),
     ],
 )
 def test_checkpoint_of_another_run_is_refused(copied: Path, settings: dict[str, Any], message: str) -> None:
@@ -185,8 +191,8 @@ def test_checkpoint_of_another_run_is_refused(copied: Path, settings: dict[str, 
 def test_checkpoint_of_another_version_is_refused(copied: Path) -> None:
     """Its files may mean something else; it is not taken for a damaged one, which would be overwritten."""
     marker = json.loads((copied / "step-4" / "_SUCCESS").read_text())
-    edit_marker(copied / "step-4", fits={**marker["fits"], "format": 1}, files={"a": 3})
-    with pytest.raises(InputError, match="does not fit this run: format 1 there, 2 here"):
+    edit_marker(copied / "step-4", fits={**marker["fits"], "format": 2}, files={"a": 3})
+    with pytest.raises(InputError, match=r"does not fit this run: format 2 there, 3 here$"):
         run(copied, resume="auto")
 
 

@@ -24,6 +24,15 @@ CHEAP = {
 WORLDS = {"one": (1, "auto"), "ddp2": (2, "ddp"), "fsdp2": (2, "fsdp"), "ddp3": (3, "ddp")}
 """Name -> ranks and strategy."""
 
+OWN = {
+    "two-one": ("ddp2", "one", {"rows": 6, "rows_shared": False}),
+    "one-two": ("one", "ddp2", {"rows": 12, "rows_shared": False}),
+    "two-three": ("ddp2", "ddp3", {"rows": 6, "rows_shared": False}),
+    "two-three-passes": ("ddp2", "ddp3", {"rows": 1, "rows_shared": False, "accumulation": 6}),
+    "passes": ("one", "one", {"rows": 5, "accumulation": 2}),
+}
+"""Changes after which the settings alone would make another batch: from, to, settings."""
+
 WHOLE = ("one", "ddp2", "fsdp2")
 CHANGES = [
     ("one", "ddp2"), ("ddp2", "one"), ("ddp2", "ddp3"), ("ddp2", "fsdp2"),
@@ -36,6 +45,12 @@ def world(name: str, kind: str, folder: Path, **settings: Any) -> dict[str, Any]
     size, strategy = WORLDS[kind]
     own = {"checkpoint_dir": str(folder / name), "strategy": strategy}
     return {"name": name, "world_size": size, "settings": {**CHEAP, **own, **settings}}
+
+
+def rows_of(folder: Path, name: str, ranks: int) -> dict[int, list[int]]:
+    """The rows that all ranks of a run trained on, by step, sorted."""
+    told = [json.loads((folder / f"{name}.{rank}.json").read_text())["rows"] for rank in range(ranks)]
+    return {int(step): sorted(number for rows in told for number in rows[step]) for step in told[0]}
 
 
 def run_worlds(folder: Path, worlds: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -55,14 +70,29 @@ def run_worlds(folder: Path, worlds: list[dict[str, Any]]) -> dict[str, dict[str
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where all of them save."""
+    return tmp_path_factory.mktemp("worlds")
+
+
+@pytest.fixture(scope="module")
+def outcomes(folder: Path) -> dict[str, dict[str, Any]]:
     """Whole runs, and each change from step 3 of one of them."""
-    folder = tmp_path_factory.mktemp("worlds")
     worlds = [world(name, name, folder, checkpoint_async=name == "ddp2") for name in WHOLE]
     for before, after in CHANGES:
         name = f"{before}-{after}"
         changed = world(name, after, folder, resume="auto")
         worlds.append({**changed, "copy": [(str(folder / before / "step-3"), str(folder / name / "step-3"))]})
+    for name, (before, after, settings) in OWN.items():
+        changed = world(name, after, folder, resume="auto", **settings)
+        worlds.append({**changed, "copy": [(str(folder / before / "step-3"), str(folder / name / "step-3"))]})
+    unshared = world("unshared", "ddp2", folder, resume="auto", rows=1, rows_shared=False)
+    odd = world("odd", "one", folder, rows=9, steps=3)
+    copy = [(str(folder / "odd" / "step-3"), str(folder / "unshared" / "step-3"))]
+    worlds += [odd, {**unshared, "settings": {**unshared["settings"], "steps": 3}, "copy": copy}]
+    apart = {"fault": "post-bitflip-once:1", "steps": 15, "digest_every": 0, "keep_checkpoints": 2}
+    worlds.append(world("apart", "ddp2", folder, **apart))
+    worlds.append({**world("full", "ddp2", folder), "full_disk": True})
     stopped = world("stopped", "ddp2", folder, steps=9, checkpoint_every=0, window_steps=3)
     worlds.append({**stopped, "signal": {"rank": 1, "step": 3}})
     worlds.append({**stopped, "name": "went-on", "settings": {**stopped["settings"], "resume": "auto"}})
@@ -78,6 +108,53 @@ def test_losses_go_on_in_another_world(outcomes: dict[str, dict[str, Any]], befo
     assert changed["losses"][:3] == whole["losses"][:3]
     assert changed["losses"][3:] == pytest.approx(whole["losses"][3:], rel=1e-5)
     assert [name for name, check in changed["checks"].items() if not check["passed"]] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"), [*((f"{a}-{b}", WORLDS[b][0]) for a, b in CHANGES), *((n, WORLDS[OWN[n][1]][0]) for n in OWN)]
+)
+def test_each_row_is_read_as_often_as_without_a_change(
+    outcomes: dict[str, dict[str, Any]], folder: Path, name: str, ranks: int
+) -> None:
+    """12 rows a step, one sequence: steps 3 to 5 read rows 36 to 71, once each, whoever reads them."""
+    assert outcomes["one"]["step_rows"] == 12
+    before = rows_of(folder, "one", 1)
+    assert [number for step in range(6) for number in before[step]] == list(range(72))
+    after = rows_of(folder, name, ranks)
+    assert {step: after[step] for step in sorted(after)} == {step: before[step] for step in (3, 4, 5)}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_rows_of_a_step_are_kept(outcomes: dict[str, dict[str, Any]], name: str) -> None:
+    """With the losses; and it is said."""
+    changed, whole = outcomes[name], outcomes[OWN[name][0]]
+    assert (changed["resumed_at"], changed["step_rows"]) == (3, 12)
+    assert changed["losses"] == pytest.approx(whole["losses"], rel=1e-5)
+    assert "checkpoint step-3 was trained on 12 rows a step, these settings make" in changed["notes"][0]
+
+
+def test_ranks_that_cannot_share_the_rows_of_a_step_are_refused(outcomes: dict[str, dict[str, Any]], folder: Path) -> None:
+    """9 rows and two ranks, on both; what is there stays."""
+    assert outcomes["unshared"] == {}
+    said, _ = (json.loads((folder / f"unshared.{rank}.json").read_text())["error"] for rank in (0, 1))
+    assert "trained on 9 rows a step, which 2 ranks cannot share: resume it with a number of ranks that divides 9" in said
+    assert [path.name for path in (folder / "unshared").iterdir()] == ["step-3"]
+
+
+def test_ranks_that_differ_are_not_saved(outcomes: dict[str, dict[str, Any]], folder: Path) -> None:
+    """From step 10 on, and no digest was due: the last two good ones stay."""
+    assert sorted(path.name for path in (folder / "apart").glob("step-*")) == ["step-6", "step-9"]
+    (note,) = outcomes["apart"]["notes"]
+    assert "no checkpoint of steps 12, 15: adapter_digest: adapters and optimiser after step 12: ranks 0 and 1 differ" in note
+    assert not outcomes["apart"]["checks"]["adapter_digest"]["passed"]
+
+
+def test_disk_that_refuses_the_marker_ends_all_ranks(outcomes: dict[str, dict[str, Any]], folder: Path) -> None:
+    """Rank 0 alone writes it; the other one must not wait for it."""
+    assert outcomes["full"] == {}
+    first, second = (json.loads((folder / f"full.{rank}.json").read_text())["error"] for rank in (0, 1))
+    assert "step-3 cannot be written: no space left for _SUCCESS" in first
+    assert second == "rank 0 cannot go on; its message says why"
 
 
 def test_worlds_agree_at_all(outcomes: dict[str, dict[str, Any]]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import sys
 import types
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -111,6 +113,96 @@ def test_own_adapter_is_replaced_on_resume_only(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds the adapter of another run"):
         finetune(preset("tiny", **{**other, "lora_rank": 4}))
     assert weights.read_bytes() == content
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A checkpoint directory with final/, and the settings that made it."""
+    folder = tmp_path_factory.mktemp("ended")
+    settings = {**CHEAP, "steps": 2, "restore_check": False, "heldout_rows": 4}
+    finetune(preset("tiny", **settings, checkpoint_dir=str(folder)))
+    return folder, settings
+
+
+NEW, OLD = ".final.finetune_smoke-new", ".final.finetune_smoke-old"
+
+
+@pytest.mark.parametrize("state", ["being written", "moved aside", "old one being removed", "half removed"])
+def test_run_killed_while_it_replaced_its_adapter_is_resumed(
+    state: str, ended: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    """Whatever it left; the last is what earlier versions left."""
+    folder = tmp_path / "checkpoints"
+    shutil.copytree(ended[0], folder)
+    final = folder / "final"
+    whole = (final / "adapter_model.safetensors").read_bytes()
+    names = sorted(path.name for path in final.iterdir())
+    if state == "being written":
+        (folder / NEW).mkdir()
+        (folder / NEW / "adapter_model.safetensors").write_bytes(b"half")
+    elif state == "moved aside":
+        shutil.copytree(final, folder / NEW)
+        final.rename(folder / OLD)
+    elif state == "old one being removed":
+        (folder / OLD).mkdir()
+        (folder / OLD / "adapter_config.json").write_text("{}")
+    else:
+        for name in ("finetune_smoke.json", "adapter_config.json"):
+            (final / name).unlink()
+    outcome = finetune(preset("tiny", **ended[1], checkpoint_dir=str(folder), resume="auto"))
+    assert outcome.resumed_at == 2
+    assert (final / "adapter_model.safetensors").read_bytes() == whole
+    assert sorted(path.name for path in final.iterdir()) == names
+    assert sorted(path.name for path in folder.iterdir()) == ["final", "step-2"]
+
+
+def test_each_moment_of_a_replacement_can_be_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed before its first, second, ... change of the disk: afterwards the old or the new adapter is there, whole."""
+
+    class Killed(BaseException):
+        """Nothing after it runs."""
+
+    def make(folder: Path, text: str) -> None:
+        folder.mkdir()
+        for name in ("finetune_smoke.json", "adapter_model.safetensors"):
+            (folder / name).write_text(json.dumps(text))
+
+    rename, rmtree = type(tmp_path).rename, shutil.rmtree
+    seen = []
+    for moment in range(8):
+        folder = tmp_path / str(moment) / "final"
+        folder.parent.mkdir()
+        draft, old = export._beside(folder)
+        make(folder, "old")
+        make(draft, "new")
+        left = iter([None] * moment)
+
+        def counted(work: Any, left: Any = left) -> Any:
+            def instead(*arguments: Any, **settings: Any) -> Any:
+                if next(left, "none") == "none":
+                    raise Killed
+                return work(*arguments, **settings)
+
+            return instead
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(tmp_path), "rename", counted(rename))
+            patch.setattr(export.shutil, "rmtree", counted(rmtree))
+            with contextlib.suppress(Killed):
+                export._replace(folder, draft, old)
+        export._mend(folder)
+        assert [path.name for path in folder.parent.iterdir()] == ["final"]
+        assert (folder / "finetune_smoke.json").read_text() == (folder / "adapter_model.safetensors").read_text()
+        seen.append(json.loads((folder / "finetune_smoke.json").read_text()))
+    assert seen == ["old", "old", "old", "new", "new", "new", "new", "new"]
+
+
+def test_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    """What only looks like remains beside --output: earlier versions wrote NAME.tmp."""
+    (tmp_path / "adapter.tmp").mkdir()
+    (tmp_path / "adapter.tmp" / "thesis.txt").write_text("x")
+    finetune(preset("tiny", **{**CHEAP, "steps": 1, "restore_check": False}, output=str(tmp_path / "adapter")))
+    assert (tmp_path / "adapter.tmp" / "thesis.txt").exists()
 
 
 def test_progress_tells_loss_speed_and_time_left(tmp_path: Path) -> None:

@@ -1,0 +1,211 @@
+"""What is not fit to be saved is not saved and displaces nothing; what failed is remembered; another run is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from finetune_runs import QUICK
+
+from finetune_smoke import saving, stopping, train
+from finetune_smoke.__main__ import main
+from finetune_smoke.config import InputError, preset
+from finetune_smoke.ranks import Ranks
+from finetune_smoke.setup import prepare
+from finetune_smoke.train import Outcome, finetune
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from finetune_smoke.state import Run
+
+CHEAP = {**QUICK, "steps": 8, "window_steps": 2, "audit_every": 0, "greedy_rows": 0, "restore_check": False}
+OFTEN = {**CHEAP, "checkpoint_every": 2, "keep_checkpoints": 1}
+
+
+def options(folder: Path, settings: dict[str, Any]) -> list[str]:
+    """``settings`` and a checkpoint directory as options of the command line."""
+    given = {name: value for name, value in settings.items() if not isinstance(value, bool)}
+    return [*(f"--{name.replace('_', '-')}={value}" for name, value in given.items()), f"--checkpoint-dir={folder}"]
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:
+    """What was printed, and RESULT."""
+    out = capsys.readouterr().out
+    found: dict[str, Any] = json.loads(out.splitlines()[-1].removeprefix("RESULT "))
+    return out, found
+
+
+def steps_in(folder: Path) -> list[str]:
+    """The checkpoints that are there."""
+    return sorted(path.name for path in folder.glob("step-*"))
+
+
+def unsteady_at(step: int) -> Callable[[Run, int], tuple[torch.Tensor, list[torch.Tensor]]]:
+    """In place of the audit's pass: one that does not repeat itself at ``step``, as a GPU that was wrong once."""
+    steady = train.steps.lock_step_pass
+
+    def work(run: Run, at: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        return (torch.rand(1), [torch.rand(1)]) if at == step else steady(run, at)
+
+    return work
+
+
+def test_failed_audit_is_remembered_over_a_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It fails at step 2 of 8 and never again: step 4 is not saved, 6 and 8 carry it, and 2 is not displaced by them."""
+    given = options(tmp_path, {**OFTEN, "audit_every": 2})
+    with monkeypatch.context() as patch:
+        patch.setattr(train.steps, "lock_step_pass", unsteady_at(2))
+        assert main(given) == 1
+    out, failed = told(capsys)
+    assert "checkpoint of step 4 is not saved: lock_step: gradients of the same rows at step 2" in out
+    assert "no checkpoint of step 4: lock_step" in failed["notes"][0]
+    assert failed["saved_step"] == 8
+    assert steps_in(tmp_path) == ["step-2", "step-8"]
+    assert main([*given, "--resume=auto"]) == 1
+    out, again = told(capsys)
+    assert again["resumed_at"] == 8
+    assert again["checks"]["lock_step"]["detail"].startswith("gradients of the same rows at step 2")
+    assert "checkpoint step-8, of 1 ranks, carries a failure of lock_step" in again["notes"]
+    assert "NOT GOOD: lock_step" in out
+    shutil.rmtree(tmp_path / "step-8")
+    assert main([*given, "--resume=auto"]) == 0  # from before the failure, whose steps are made and judged anew
+    assert told(capsys)[1]["resumed_at"] == 2
+
+
+def test_state_that_is_not_finite_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """NaN from step 5 on: the checkpoint of step 4 stays, though one only is kept."""
+    rate = train.steps.learning_rate
+    monkeypatch.setattr(train.steps, "learning_rate", lambda run, step: float("nan") if step >= 5 else rate(run, step))
+    assert main(options(tmp_path, OFTEN)) == 1
+    out, found = told(capsys)
+    assert steps_in(tmp_path) == ["step-4"]
+    assert (tmp_path / "step-4" / "_SUCCESS").exists()
+    assert "checkpoint of step 6 is not saved: finite: step 6: values of adapters" in out
+    assert "no checkpoint of steps 6, 8: finite: step 6" in "".join(found["notes"])
+    assert found["saved_step"] == 4
+    assert not found["checks"]["finite"]["passed"]
+
+
+def test_stop_with_a_state_that_is_not_finite_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not 3, which a scheduler would start again; and nothing is promised that is not there."""
+    monkeypatch.setattr(stopping.Stop, "agreed", lambda _stop, _ranks: True)
+    monkeypatch.setattr(train.steps, "learning_rate", lambda _run, _step: float("nan"))
+    assert main(options(tmp_path, OFTEN)) == 1
+    assert "STOPPED after step 2 of 8, without a checkpoint: --resume auto starts at step 0" in told(capsys)[0]
+    assert steps_in(tmp_path) == []
+
+
+def run(folder: Path, **settings: Any) -> Outcome:
+    """A quick run with checkpoints in ``folder``."""
+    return finetune(preset("tiny", **{**CHEAP, "checkpoint_dir": str(folder), **settings}))
+
+
+def test_damaged_checkpoint_is_not_counted(tmp_path: Path) -> None:
+    """Of two that are kept it would else be one, and the last that can be resumed would go."""
+    run(tmp_path, steps=4, checkpoint_every=2)
+    data = next((tmp_path / "step-4").glob("*.distcp"))
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    went_on = run(tmp_path, steps=4, checkpoint_every=3, keep_checkpoints=2, resume="auto")
+    assert went_on.resumed_at == 2
+    assert steps_in(tmp_path) == ["step-3", "step-4"]
+
+
+def test_healthy_checkpoint_carries_nothing(tmp_path: Path) -> None:
+    """And says where in the data it is."""
+    outcome = run(tmp_path, steps=2)
+    marker = json.loads((tmp_path / "step-2" / "_SUCCESS").read_text())
+    assert marker["failures"] == {}
+    assert (marker["next_row"], marker["step_rows"]) == (16, 8)
+    assert (outcome.saved_step, outcome.notes) == (2, [])
+
+
+def test_another_data_set_is_refused(tmp_path: Path, real_model: Path, real_dataset: Path) -> None:
+    """Other content under the same name, another share held out; nothing there is touched."""
+    texts = tmp_path / "texts"
+    shutil.copytree(real_dataset, texts)
+    settings = {"model": str(real_model), "dataset": str(texts), "checkpoint_dir": str(tmp_path / "run")}
+    real = {**settings, "steps": 2, "loss_limit": None, "heldout_rows": 4, "audit_every": 0, "restore_check": False}
+    finetune(preset("model", **real))
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match=r"does not fit this run: heldout_rows 4 there, 3 here$"):
+        finetune(preset("model", **{**real, "heldout_rows": 3}, resume="auto"))
+    calls = (texts / "calls.jsonl").read_text()
+    (texts / "calls.jsonl").write_text(calls.replace("city 7", "city 8"))
+    with pytest.raises(InputError, match=r"does not fit this run: data \w+ there, \w+ here$"):
+        finetune(preset("model", **real, resume="auto"))
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+    (texts / "calls.jsonl").write_text(calls)
+    assert finetune(preset("model", **real, resume="auto")).resumed_at == 2
+
+
+@pytest.fixture
+def prepared(tmp_path: Path) -> Run:
+    """A run before its first step that saves beside the training."""
+    config = preset("tiny", **CHEAP, checkpoint_dir=str(tmp_path), checkpoint_async=True)
+    ranks = Ranks(rank=0, world_size=1, device=torch.device("cpu"))
+    return prepare(config, ranks=ranks, progress=lambda _step, _part: None)
+
+
+def save(prepared: Run) -> None:
+    """Save once, and wait as a run does at its end."""
+    with saving.saver(prepared) as saver:
+        assert saver is not None
+        saver.save(step=1, losses=[0.5])
+
+
+def test_run_that_fails_lets_a_checkpoint_be_complete(prepared: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that writes it has begun nothing when training fails."""
+    failed, write = threading.Event(), saving._write
+
+    def late(*arguments: Any) -> None:
+        failed.wait(60)
+        write(*arguments)
+
+    monkeypatch.setattr(saving, "_write", late)
+
+    def train_and_fail() -> None:
+        with saving.saver(prepared) as saver:
+            assert saver is not None
+            saver.save(step=1, losses=[0.5])
+            threading.Timer(0.5, failed.set).start()
+            raise RuntimeError("out of memory")
+
+    with pytest.raises(RuntimeError, match="out of memory"):
+        train_and_fail()
+    assert (tmp_path / "step-1" / "_SUCCESS").exists()
+
+
+def test_disk_that_does_not_answer_ends_the_run(prepared: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a message, in place of a wait for ever."""
+    answers = threading.Event()
+    monkeypatch.setattr(saving, "WRITING_DEADLINE_S", 0.5)
+    monkeypatch.setattr(saving, "_write", lambda *_: answers.wait(60))
+    with pytest.raises(InputError, match="the checkpoint of step 1 was not written within"):
+        save(prepared)
+    answers.set()
+
+
+def test_marker_that_cannot_be_written_is_said(prepared: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is without it counts for nothing."""
+
+    def full(_path: Path, _text: str) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(saving, "write_synced", full)
+    with pytest.raises(InputError, match="step-1 cannot be written: No space left"):
+        save(prepared)
+    assert not (tmp_path / "step-1" / "_SUCCESS").exists()
