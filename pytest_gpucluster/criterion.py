@@ -23,16 +23,21 @@ RANKING = (PASSED, NOISY, FAILED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Settled:
-    """A value as it is judged, and the doubt that is left about it."""
+    """A value as it is judged, and the doubt that is left about it; ``is_final``: no more repeats could have settled it."""
 
     value: float
     doubt: str | None = None
+    is_final: bool = True
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True, kw_only=True)
 class Criterion:
-    """Compares measured values with the entry's limit, and remembers the worst it saw."""
+    """Compares measured values with the entry's limit, and remembers the worst it saw.
+
+    ``expected``: the GPUs and nodes that values by place must cover (empty: not known). ``unfit``: the first value that was
+    none, which no later one makes up for.
+    """
 
     threshold: Threshold
     limit: Limit
@@ -40,6 +45,8 @@ class Criterion:
     note: Callable[[str], None] = lambda _remark: None
     judged: Record | None = None
     message: str | None = None
+    expected: tuple[Place, ...] = ()
+    unfit: MeasurementError | None = None
 
     def require(
         self, value: float | Repeats | Mapping[Any, float | Repeats], *, evidence: Mapping[str, Any] | None = None
@@ -47,31 +54,66 @@ class Criterion:
         """Judge one value, or values by place (the worst decides).
 
         Args:
-            value: a finite number in the entry's unit; bool, text, None, NaN, infinity and an empty mapping never pass.
+            value: a finite number in the entry's unit; bool, text, None, NaN, infinity and an empty mapping never pass, nor
+                do values by place that leave out a place the criterion is about, or come from another one.
                 :class:`Repeats` (``results.repeated(...)``) are judged only if they agree well enough; if they do not,
                 they are measured again, with three times as many.
             evidence: what else was seen while measuring (clocks, event reasons), shown in a failure.
 
         Raises:
-            MeasurementError: the value is not a finite number: nothing was measured. Or (kind ``noisy``) the repeats
-                disagree, or the limit lies among them, also the second time.
+            MeasurementError: the value is not a finite number, or a place has none: nothing was measured. Or (kind
+                ``noisy``) the repeats disagree, or the limit lies among them, also the second time.
             CriterionFailedError: outside the limit, and the entry is not advisory.
         """
-        named = value if isinstance(value, Mapping) else {self.place: value}
-        if not named:
-            raise MeasurementError(f"{self.threshold.key}: no values at all were measured")
-        judged = {place: self._settled(one, place) for place, one in named.items()}
+        judged = self._measured(value)
         worst_of = min if self.limit.is_floor else max
         clear = {place: found.value for place, found in judged.items() if found.doubt is None}
         facts = dict(evidence or {})
         if clear:
             worst = worst_of(clear, key=lambda place: clear[place])
             if not self.limit.holds(clear[worst]) or len(clear) == len(judged):
-                self._judge(clear[worst], self._where(worst), {**facts, **judged[worst].evidence})
+                is_final = all(found.is_final for found in judged.values())
+                self._judge(clear[worst], self._where(worst), {**facts, **judged[worst].evidence}, is_final=is_final)
                 return
         doubtful = {place: found for place, found in judged.items() if found.doubt is not None}
         worst = worst_of(doubtful, key=lambda place: doubtful[place].value)
-        self._leave_open(doubtful[worst], self._where(worst), facts)
+        is_final = all(found.is_final for found in doubtful.values())
+        self._leave_open(replace(doubtful[worst], is_final=is_final), self._where(worst), facts)
+
+    def _measured(self, value: Any) -> dict[Any, _Settled]:
+        """The values as they are judged; that one is not fit to be judged is remembered, whatever the test does then."""
+        named = value if isinstance(value, Mapping) else {self.place: value}
+        try:
+            if isinstance(value, Mapping):
+                self._require_all(value)
+            return {place: self._settled(one, place) for place, one in named.items()}
+        except MeasurementError as error:
+            self.unfit = self.unfit or error
+            raise
+
+    def _require_all(self, named: Mapping[Any, Any]) -> None:
+        """Values by place (or pair of places) must be those of the places that this criterion is about, all of them."""
+        if not named:
+            raise MeasurementError(f"{self.threshold.key}: no values at all were measured")
+        by_id = {place.id: place for place in self.expected}
+        names = [by_id.get(name, name) if isinstance(name, str) else name for name in named]
+        found = {
+            place for name in names for place in (name if isinstance(name, tuple) else (name,)) if isinstance(place, Place)
+        }
+        if not found or not self.expected:
+            return
+        is_gpu = {place.gpu is not None for place in found}
+        owed = [place for place in self.expected if (place.gpu is not None) in is_gpu]
+        lacking = tuple(place for place in owed if place not in found)
+        if lacking:
+            told = ", ".join(place.id for place in lacking)
+            number = f"{len(owed) - len(lacking)} of {len(owed)} expected places have one"
+            raise MeasurementError(f"{self.threshold.key}: no value for {told}: {number}", culprits=lacking)
+        foreign = [name for name in names if isinstance(name, Place) and name not in owed]
+        if foreign:
+            told = ", ".join(place.id for place in foreign)
+            here = f"at {self.place}" if self.place is not None else "here"
+            raise MeasurementError(f"{self.threshold.key}: a value for {told}, which is not asked {here}")
 
     def _settled(self, measured: Any, place: Any) -> _Settled:
         """A value, measured again if its repeats leave a doubt, and what doubt is left then."""
@@ -82,20 +124,23 @@ class Criterion:
         if why is None:
             return _Settled(value=first)
         if measured.again is None:
-            return _Settled(value=first, doubt=why)
+            return _Settled(value=first, doubt=why, is_final=False)
         second = measured.again()
         value = self._number(second.value, place)
-        still = doubt(second, limit=self.limit, allowed=self.threshold.noise)
+        fewer = len(second.samples) < len(measured.samples)
+        lacking = f"measured again with {len(second.samples)} repeats, fewer than the {len(measured.samples)} before"
+        still = lacking if fewer else doubt(second, limit=self.limit, allowed=self.threshold.noise)
         evidence = {f"first measured {self.limit.unit}": first, "measured again because": why}
         told = f"{still}; measured first: {messages.format_number(first)} {self.limit.unit}, {why}" if still else None
-        return _Settled(value=value, doubt=told, evidence=evidence)
+        return _Settled(value=value, doubt=told, evidence=evidence, is_final=not fewer)
 
     def _leave_open(self, found: _Settled, where: tuple[Place, ...], evidence: dict[str, Any]) -> None:
         """Too close to call: neither passed nor failed, and never a coin-flip."""
         told = messages.describe_noise(self.threshold, self.limit, found.value, places=where, why=found.doubt or "")
         advisory = self.threshold.severity == "advisory"
         record = self._record(PASSED if advisory else NOISY, found.value, {**evidence, **found.evidence})
-        self._keep(replace(record, reason=f"advisory: {told}" if advisory else told), told)
+        waivable = found.is_final and not advisory
+        self._keep(replace(record, reason=f"advisory: {told}" if advisory else told, waivable=waivable), told)
         if advisory:
             self.note(told)
         else:
@@ -149,7 +194,7 @@ class Criterion:
             evidence=evidence,
         )
 
-    def _judge(self, value: float, where: tuple[Place, ...], evidence: dict[str, Any]) -> None:
+    def _judge(self, value: float, where: tuple[Place, ...], evidence: dict[str, Any], *, is_final: bool) -> None:
         holds = self.limit.holds(value)
         advisory = self.threshold.severity == "advisory"
         message = None
@@ -159,6 +204,7 @@ class Criterion:
             self._record(PASSED if holds or advisory else FAILED, value, evidence),
             reason=message if not advisory else message and f"advisory: {message}",
             culprits=() if holds else tuple(place.id for place in where),
+            waivable=is_final and not (holds or advisory),
         )
         self._keep(record, message)
         if message is not None and advisory:

@@ -69,6 +69,14 @@ def places_of(threshold: Threshold, inventory: Inventory) -> list[Place | None]:
     return list(inventory.nodes) if threshold.per == "node" else [None]
 
 
+def about(place: Place | None, inventory: Inventory) -> tuple[Place, ...]:
+    """The GPUs and nodes that a criterion judged at ``place`` is about: the GPU, the node and its GPUs, or everything."""
+    if place is not None and place.gpu is not None:
+        return (place,)
+    everything = (*inventory.places, *inventory.nodes)
+    return everything if place is None else tuple(one for one in everything if one.node == place.node)
+
+
 def rule_against(threshold: Threshold, inventory: Inventory) -> str | None:
     """Why the profile's rules say that this criterion does not apply here; None if it does."""
     if threshold.skip is not None:

@@ -122,7 +122,8 @@ def become_agent(launch: Launch, *, roots: list[Path]) -> None:
 def run_of(config: pytest.Config) -> Run:
     """The run, made at the first use."""
     if RUN not in config.stash:
-        from pytest_gpucluster.plugin_run import LastWords, Run
+        from pytest_gpucluster.plugin_last_words import LastWords
+        from pytest_gpucluster.plugin_run import Run
 
         launch = launch_or_usage_error()
         if hasattr(config, "workerinput") and not config.stash.get(ACTIVE, False):

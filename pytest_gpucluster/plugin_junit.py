@@ -28,9 +28,7 @@ class LiveJunit:
 
     def add_kept(self, nodeid: str, record: Record) -> None:
         """What a round of a soak found, where the run was ended before the test that would report it."""
-        if record.waiver is not None:
-            self._add(nodeid, "setup", "skipped", ("", 0, record.reason), [])
-        elif record.outcome == FAILED:
+        if record.outcome == FAILED:
             self._add(nodeid, "call", "failed", record.reason, [])
         else:
             self._add(nodeid, "setup", "failed", record.reason, [("failure_type", record.outcome)])

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError, RanksFailedError
-from pytest_gpucluster.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, Record
+from pytest_gpucluster.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, Record, worse
 
 if TYPE_CHECKING:
     import pytest
@@ -17,22 +17,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What is known about a test beside its report; ``kept`` is what a round of a soak found at its place before it ran."""
+    """What is known about a test beside its report.
+
+    ``kept`` is what was found at its place before it ran, by a round of a soak: nothing that it says makes that better.
+    ``unmeasured`` is what its soak owes, None if nothing.
+    """
 
     pair: Pair
     rule: str | None
     criterion: Criterion | None
     earlier: Record | None
     kept: Record | None = None
+    unmeasured: str | None = None
 
 
 def outcome_of(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record | None:
     """The outcome that this phase settles, None if it settles nothing; ``report`` is corrected to agree with it."""
-    if call.when == "setup":
-        return _after_setup(report, call, told)
-    if call.when == "call":
-        return _after_call(report, call, told)
-    return _after_teardown(report, call, told)
+    if call.when == "teardown":
+        return _after_teardown(report, call, told)
+    found = _after_setup(report, call, told) if call.when == "setup" else _after_call(report, call, told)
+    if found is None or told.kept is None:
+        return found
+    if worse(told.kept, found) is found or told.kept.outcome == found.outcome == FAILED:
+        return found  # what is judged at the end holds all rounds
+    return _as_kept(report, told.kept)
 
 
 def show_waived(report: pytest.TestReport, reason: str) -> None:
@@ -45,17 +53,15 @@ def show_waived(report: pytest.TestReport, reason: str) -> None:
 def _after_setup(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record | None:
     if report.outcome == "passed":
         return None
-    if told.kept is not None:
-        return _as_kept(report, told.kept)
     if told.rule is not None and report.outcome == "skipped":
         return _record(told, SKIPPED, told.rule)
     return _not_measured(report, call, told)
 
 
 def _as_kept(report: pytest.TestReport, kept: Record) -> Record:
-    """The soak was cut short; what it had found stays found."""
+    """Whatever became of the test, and of the rest of its soak: what was found stays found."""
     if kept.outcome == FAILED:
-        report.when = "call"
+        report.when = "call"  # also where the test was ended in its set-up
         _fail(report, kept.reason or kept.outcome)
     else:
         _make_error(report, kept.reason or kept.outcome)
@@ -67,28 +73,61 @@ def _after_call(report: pytest.TestReport, call: pytest.CallInfo[None], told: To
     error = call.excinfo.value if call.excinfo is not None else None
     if criterion is None or not told.pair.judges:
         return _plain_test(report, call, told)
-    judged = criterion.judged
-    if judged is not None and judged.outcome in (FAILED, NOISY):
-        (_fail if judged.outcome == FAILED else _make_error)(report, criterion.message or judged.outcome)
-        return judged
-    if isinstance(error, AssertionError) and not hasattr(report, "wasxfail"):
-        return _record(told, FAILED, report.longreprtext)
+    bad = _bad_by_value(report, error, told, criterion)
+    if bad is not None:
+        return bad
     if error is not None or report.outcome == "skipped":
         return _not_measured(report, call, told)
-    if judged is None:
-        return _never_judged(report, told)
+    lacking = _lacking(told, criterion)
+    if lacking is not None:
+        return _error(report, told, lacking)
+    assert criterion.judged is not None
     _pass(report)
-    return judged
+    return criterion.judged
+
+
+def _bad_by_value(report: pytest.TestReport, error: BaseException | None, told: Told, criterion: Criterion) -> Record | None:
+    """A failure, or too close to call; waivable where all that should be measured was, and nothing else went wrong."""
+    judged = criterion.judged
+    is_judgement = error is None or isinstance(error, CriterionFailedError) or getattr(error, "kind", None) == "noisy"
+    is_whole = is_judgement and criterion.unfit is None and told.unmeasured is None
+    if judged is not None and judged.outcome == FAILED:
+        _fail(report, criterion.message or judged.outcome)
+        return replace(judged, waivable=judged.waivable and is_whole)
+    if isinstance(error, AssertionError) and not hasattr(report, "wasxfail"):
+        return _record(told, FAILED, report.longreprtext)
+    if judged is not None and judged.outcome == NOISY and criterion.unfit is None:
+        _make_error(report, criterion.message or judged.outcome)
+        return replace(judged, waivable=judged.waivable and is_whole)
+    return None
+
+
+def _lacking(told: Told, criterion: Criterion) -> MeasurementError | None:
+    """What was not measured, or not judged, though the test passed."""
+    key = told.pair.criterion
+    if criterion.unfit is not None:
+        return criterion.unfit
+    if criterion.judged is None:
+        return MeasurementError(
+            f"{key} was never judged: its test has the criterion fixture and did not call criterion.require()"
+        )
+    return None if told.unmeasured is None else MeasurementError(f"{key} was not measured to its end: {told.unmeasured}")
 
 
 def _after_teardown(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record | None:
-    if report.outcome != "failed" or call.excinfo is None:
+    """A teardown that did not come to its end is an error, also where xfail or a skip in it would hide that."""
+    if call.excinfo is None:
         return None
+    _clear_xfail(report)
+    if report.outcome == "skipped":
+        report.outcome, report.longrepr = "failed", call.excinfo.exconly()
     reason = f"its teardown failed: {call.excinfo.exconly()}"
     waived = told.earlier is not None and told.earlier.waiver is not None
     if told.earlier is not None and told.earlier.outcome in (FAILED, ERROR, MISSING, NOISY) and not waived:
         return None
-    return replace(told.earlier, outcome=ERROR, reason=reason, waiver=None) if told.earlier else _record(told, ERROR, reason)
+    if told.earlier is None:
+        return _record(told, ERROR, reason)
+    return replace(told.earlier, outcome=ERROR, reason=reason, waiver=None, waivable=False)
 
 
 def _plain_test(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record:
@@ -109,11 +148,7 @@ def _plain_test(report: pytest.TestReport, call: pytest.CallInfo[None], told: To
 def _not_measured(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record:
     error = call.excinfo.value if call.excinfo is not None else None
     if isinstance(error, (MeasurementError, ConfigurationError)):
-        _make_error(report, str(error))
-        missing = isinstance(error, MeasurementError) and error.kind == "missing"
-        guilty = tuple(place.id for place in getattr(error, "culprits", ()))
-        refused = isinstance(error, MeasurementError) and error.kind in ("refused", "not_idle")
-        return replace(_record(told, MISSING if missing else ERROR, str(error)), culprits=guilty, refused=refused)
+        return _error(report, told, error)
     if report.outcome == "skipped":
         if not told.pair.judges:
             return _record(told, NOT_SELECTED, f"it skipped itself: {_skip_reason(report)}")
@@ -127,10 +162,12 @@ def _not_measured(report: pytest.TestReport, call: pytest.CallInfo[None], told: 
     return _record(told, ERROR, report.longreprtext)
 
 
-def _never_judged(report: pytest.TestReport, told: Told) -> Record:
-    reason = f"{told.pair.criterion} was never judged: its test has the criterion fixture and did not call criterion.require()"
-    _make_error(report, reason)
-    return _record(told, ERROR, reason)
+def _error(report: pytest.TestReport, told: Told, error: MeasurementError | ConfigurationError) -> Record:
+    _make_error(report, str(error))
+    missing = isinstance(error, MeasurementError) and error.kind == "missing"
+    guilty = tuple(place.id for place in getattr(error, "culprits", ()))
+    refused = isinstance(error, MeasurementError) and error.kind in ("refused", "not_idle")
+    return replace(_record(told, MISSING if missing else ERROR, str(error)), culprits=guilty, refused=refused)
 
 
 def _make_error(report: pytest.TestReport, text: str) -> None:

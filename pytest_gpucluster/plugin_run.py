@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-import json
-import os
 import signal
 import sys
 import threading
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,9 +17,10 @@ from pytest_gpucluster.controller import LAST_CALL_S
 from pytest_gpucluster.criterion import Criterion
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.pace import SUBJECTS
-from pytest_gpucluster.plan import rule_against
+from pytest_gpucluster.plan import about, rule_against
 from pytest_gpucluster.plugin_distributed import run_distributed_test
 from pytest_gpucluster.plugin_junit import LiveJunit
+from pytest_gpucluster.plugin_last_words import write_torchrun_error_file
 from pytest_gpucluster.plugin_outcome import Told, outcome_of, show_waived
 from pytest_gpucluster.plugin_terminal import Terminal
 from pytest_gpucluster.session import Session
@@ -46,6 +42,7 @@ LOOKING = ("collectonly", "showfixtures", "show_fixtures_per_test", "cacheshow",
 PATIENCE_S = 4.0
 """What runs when a SIGTERM comes (collection, a test's own loop) is interrupted after this; calls end at once."""
 BAD = (FAILED, ERROR, NOISY, MISSING)
+CAME_TO_ITS_END = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 ADVISORY = "advisory: "
 
 
@@ -159,7 +156,9 @@ class Run:
         except ConfigurationError as error:
             item.stash[NO_LIMIT] = str(error)
             return
-        item.stash[CRITERION] = Criterion(threshold=threshold, limit=limit, place=place, note=self._terminal.remark)
+        item.stash[CRITERION] = Criterion(
+            threshold=threshold, limit=limit, place=place, note=self._terminal.remark, expected=about(place, session.inventory)
+        )
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """The expected set is fixed here, before anything runs."""
@@ -287,7 +286,8 @@ class Run:
             rule=item.stash.get(RULE, None),
             criterion=item.stash.get(CRITERION, None),
             earlier=item.stash.get(RECORD, None),
-            kept=self._kept(item),
+            kept=self._found_before(item),
+            unmeasured=self._unmeasured(item),
         )
         record = outcome_of(report, call, told)
         if record is not None:
@@ -306,6 +306,21 @@ class Run:
         """A failure or an error that a round of a soak found at this test's place."""
         found = self.session.plan.record(*item.stash[PAIR].key)
         return found if found is not None and RECORD not in item.stash and found.outcome in (FAILED, ERROR) else None
+
+    def _found_before(self, item: pytest.Item) -> Record | None:
+        """What is bad on record already: a round of a soak found it, or another try of the same test."""
+        found = self.session.plan.record(*item.stash[PAIR].key)
+        return found if found is not None and found.outcome in BAD else None
+
+    def _unmeasured(self, item: pytest.Item) -> str | None:
+        """What the soak that this test judges by owes; None where nothing, or where it has none."""
+        if CRITERION not in item.stash:
+            return None
+        pair, soak = item.stash[PAIR], self.__dict__.get("soak")  # not begun by asking
+        if soak is None or not (soak.has_work(pair.criterion) or "soak" in getattr(item, "fixturenames", ())):
+            return None
+        found: str | None = soak.unmeasured(pair.criterion, pair.place)
+        return found
 
     def take(self, record: Record) -> None:
         """Take the outcome that a worker of pytest-xdist came to."""
@@ -343,6 +358,8 @@ class Run:
         self._terminal.close_line()
         outcome, why = self._why_unfinished(session)
         unrun = [*self.session.plan_unseen(why=why), *self.session.close_plan(outcome=outcome, why=why)]
+        if not unrun and (session.shouldstop or session.exitstatus not in CAME_TO_ITS_END):
+            self.session.objections.append(f"cut short after the last outcome: {why.removeprefix('not run: ')}")
         self.verdict = self.session.decide()
         junit = LiveJunit(self._config)
         junit.add_waivers(self.session.waivers.lines)
@@ -447,33 +464,3 @@ def refuse_reruns(config: pytest.Config, items: list[pytest.Item]) -> None:
             f"{told}: a criterion is judged once, and pytest-rerunfailures would repeat it until it is green; leave it out, or "
             "say -p no:rerunfailures"
         )
-
-
-class LastWords:
-    """Innermost around the other reporters: one that meets a full disk must not cost the terminal its verdict."""
-
-    def __init__(self, run: Run) -> None:
-        """``run`` tells the trouble."""
-        self._run = run
-
-    @pytest.hookimpl(wrapper=True, trylast=True)
-    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
-        """A report that could not be written is said beside the verdict, and is no success."""
-        try:
-            return (yield)
-        except OSError as error:
-            if self._run.verdict is None:
-                raise
-            self._run.note_trouble(f"{error.filename or 'a report'} could not be written: {error.strerror}")
-            session.exitstatus = int(session.exitstatus) or int(pytest.ExitCode.TESTS_FAILED)
-            return None
-
-
-def write_torchrun_error_file(line: str) -> None:
-    """What torchrun's closing banner shows as the cause, in its own format (torch.distributed.elastic error files)."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path:
-        return
-    message = {"message": f"handover {line}"[:120], "extraInfo": {"timestamp": str(int(time.time()))}}
-    with contextlib.suppress(OSError):
-        Path(path).write_text(json.dumps({"message": message}), encoding="utf-8")

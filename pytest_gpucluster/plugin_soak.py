@@ -12,7 +12,7 @@ from pytest_gpucluster.soak import Kept, Soak, Turn
 from pytest_gpucluster.verdict import ERROR, FAILED, PENDING, Record
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from pytest_gpucluster.criterion import Criterion
     from pytest_gpucluster.plan import Key
@@ -54,6 +54,13 @@ class Reports:
         """The progress line names it."""
         self._terminal.work_on(f"round {turn.round}: {turn.criterion}")
 
+    def seen(self, kept: Sequence[Kept]) -> None:
+        """What is bad is on record at once: the round may never be over."""
+        for one in kept:
+            criterion = self._criteria.get((one.criterion, one.place.id))
+            if criterion is not None:
+                self._note(one, criterion)
+
     def round_over(self, soak: Soak) -> None:
         """What is bad is on record from now on, whatever later rounds show; what is good so far is told."""
         judged = [(kept, self._criteria[key]) for kept in soak if (key := (kept.criterion, kept.place.id)) in self._criteria]
@@ -72,13 +79,16 @@ class Reports:
             self._terminal.say(f"  {line.splitlines()[0]}", red=True)
 
     def _note(self, kept: Kept, criterion: Criterion) -> None:
-        """A first failure or error is settled at once; a value so far waits for the end, and is in the reports meanwhile."""
+        """A first failure or error is settled at once; a value so far waits for the end, and is in the reports meanwhile.
+
+        Nobody can answer for it yet: a waiver is for a soak that was measured to its end.
+        """
         before = self._session.plan.record(kept.criterion, kept.place.id)
         if before is None or before.outcome in (FAILED, ERROR):
             return
-        record = _provisional(kept, criterion)
+        record = replace(_provisional(kept, criterion), waivable=False)
         if record.outcome in (FAILED, ERROR):
-            self._session.settle(self._session.waive(record))
+            self._session.settle(record)
         else:
             told = f"{kept.rounds} rounds of its soak so far"
             self._session.plan.settle(replace(record, outcome=PENDING, reason=told))
@@ -109,7 +119,7 @@ def _where(worst: Mapping[str, Any]) -> str:
 
 def _provisional(kept: Kept, criterion: Criterion) -> Record:
     """How it would be judged if the soak ended here."""
-    trial = replace(criterion, place=kept.place, judged=None, message=None, note=_unheard)
+    trial = replace(criterion, place=kept.place, judged=None, message=None, unfit=None, note=_unheard)
     reason: MeasurementError | None = None
     with contextlib.suppress(CriterionFailedError):
         try:

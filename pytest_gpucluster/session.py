@@ -25,18 +25,20 @@ from pytest_gpucluster.inventory.identity import read_versions
 from pytest_gpucluster.pace import Forecast, forecast
 from pytest_gpucluster.reporting.files import Journal, ResultsDirectory, require_writable
 from pytest_gpucluster.reporting.junit_file import Case
-from pytest_gpucluster.reporting.live import Files, Live, so_far
+from pytest_gpucluster.reporting.live import Files, Live, not_ended, so_far
 from pytest_gpucluster.reporting.results import place_facts
 from pytest_gpucluster.settings import DEADLINES_S, LEVELS, Expect, Settings
+from pytest_gpucluster.terms import changed_terms, short_soak, unexpected_gpus
 from pytest_gpucluster.thresholds import Profile, load
 from pytest_gpucluster.verdict import MISSING, PENDING, Record, Terms, Verdict, decide
 from pytest_gpucluster.waivers import Waivers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from pytest_gpucluster.launch import Launch
+    from pytest_gpucluster.terms import Promise
 
 OLDEST_TORCH = (2, 7)
 REHEARSAL_RANKS = 2
@@ -70,7 +72,7 @@ class Session:
         self._require_gpus(detected)
         self.waivers = self._read_waivers(start)
         self.plan = planning.Plan()
-        self.objections: list[str] = []
+        self.objections: list[str] = [*self._objections_at_once(detected)]
         self.selftest: dict[str, Any] | None = None
         self.asked: Callable[[], frozenset[Place] | None] = lambda: None
         self.terminated: str | None = None
@@ -138,6 +140,15 @@ class Session:
             gpu_names=tuple(self.profile.spec.names) if self.profile.spec is not None else (),
         )
 
+    def _objections_at_once(self, detected: Detected) -> Iterator[str]:
+        """What forbids an acceptance and is known before anything has run."""
+        short = short_soak(self.profile, level=self.settings.level, soak_s=self.settings.soak_s)
+        if short is not None:
+            yield short
+        due = self.inventory.gpus_per_node
+        if self.launch is not None and not self.rehearsal and detected.num_gpus > max(due, self.launch.local_world_size):
+            yield f"more GPUs than expected: this node has {detected.num_gpus}, {due} expected"
+
     def _num_local(self, detected: Detected) -> int:
         return self.inventory.gpus_per_node if self.rehearsal else detected.num_gpus
 
@@ -200,8 +211,9 @@ class Session:
         return self._cluster
 
     def _note_unexpected(self, cluster: Cluster) -> None:
-        if cluster.unexpected:
-            self.objections.append(f"more GPUs than expected: {', '.join(cluster.unexpected)}")
+        more = cluster.unexpected or unexpected_gpus(cluster.identities.values(), self.inventory)
+        if more and not self.settings.inline:
+            self.objections.append(f"more GPUs than expected: {', '.join(more)}")
 
     def fix_plan(self) -> None:
         """Add what the profile expects and nobody selected, and put the whole expected set on record."""
@@ -272,7 +284,8 @@ class Session:
     def _write_so_far(self) -> None:
         """The reports as they would stand if nothing more came."""
         records = so_far(self.plan)
-        self._write_files(records, decide(records, self.terms), junit=self._junit, unfinished=True)
+        verdict = decide(records, not_ended(self.terms))
+        self._write_files(records, verdict, junit=self._junit, unfinished=True)
 
     def _write_files(self, records: Iterable[Record], verdict: Verdict, *, junit: Path | None, **environment: bool) -> None:
         if self._directory is None:
@@ -297,6 +310,15 @@ class Session:
         """Criteria that are judged otherwise than by the packaged file."""
         return self.thresholds.changed_limits(self.profile)
 
+    @functools.cached_property
+    def changed_terms(self) -> list[str]:
+        """What is asked of the run otherwise than was promised elsewhere."""
+        standard = self.thresholds.standard(self.profile)
+        promises: dict[str, Promise] = {"the cluster section": self.thresholds.cluster, "the profile": self.profile}
+        if standard is not None:
+            promises["the packaged profile"] = standard
+        return changed_terms(self.profile, standard, self.inventory, promises)
+
     @property
     def terms(self) -> Terms:
         """What beside the outcomes decides."""
@@ -306,6 +328,7 @@ class Session:
             level_reached=reached,
             objections=tuple(self.objections),
             changed_limits=tuple(self.changed_limits),
+            changed_terms=tuple(self.changed_terms),
         )
 
     def places(self) -> Mapping[str, Place]:
@@ -342,6 +365,8 @@ class Session:
             "expected": {"nodes": facts["nodes"], "gpus_per_node": facts["gpus_per_node"]},
             "thresholds_sha256": self.thresholds.sha256,
             "changed_limits": self.changed_limits,
+            "changed_terms": self.changed_terms,
+            "soak_s": self.settings.soak_s,
             "waivers": self.waivers.facts,
             **({"selftest": self.selftest} if self.selftest is not None else {}),
         }

@@ -118,6 +118,7 @@ class Turn:
     places: tuple[Place, ...]
     _work: Work
     _kept: Mapping[Place, Kept]
+    _watch: Watch
 
     def keep(self, results: Results) -> None:
         """Fold a round's results into what is kept; those of other places than :attr:`places` are passed over."""
@@ -127,6 +128,7 @@ class Turn:
         for place, seen in self._work.read(results).items():
             if place in self.places:
                 self._kept[place].add(self.round, seen)
+        self._watch.seen([self._kept[place] for place in self.places])
 
     def close(self) -> None:
         """Whatever nobody kept in this turn was not measured."""
@@ -141,6 +143,9 @@ class Watch(Protocol):
 
     def turn(self, turn: Turn) -> None:
         """A kind of work begins."""
+
+    def seen(self, kept: Sequence[Kept]) -> None:
+        """A turn has brought something; its round is not over."""
 
     def round_over(self, soak: Soak) -> None:
         """A round is over."""
@@ -161,6 +166,8 @@ class Soak:
         """``places`` are all there are, ``wanted`` those that selected tests judge, by criterion."""
         self.duration_s = duration_s
         self.round = 0
+        self.num_whole_rounds = 0
+        self.is_over = False
         self._places = tuple(places)
         self._wanted = wanted
         self._watch = watch
@@ -181,6 +188,24 @@ class Soak:
         """Everything kept so far."""
         return (kept for places in self._kept.values() for kept in places.values())
 
+    def has_work(self, criterion: str) -> bool:
+        """Whether rounds bring values of this criterion."""
+        return criterion in self._kept
+
+    def unmeasured(self, criterion: str, place: Place | None) -> str | None:
+        """What a judgement lacks to be one of the whole soak; None if nothing."""
+        places = self._kept.get(criterion, {})
+        kept = [one for where, one in places.items() if place is None or where == place]
+        lost = next((one.error for one in kept if one.error is not None), None)
+        if lost is not None:
+            return str(lost)
+        if self.num_whole_rounds == 0 or any(one.rounds == 0 for one in kept):
+            return "no whole round of the soak was measured"
+        if not self.is_over:
+            told = f"{in_words(self.elapsed_s)} of {in_words(self.duration_s)}"
+            return f"the soak was left before its time was over, in round {self.round}, after {told}"
+        return None
+
     def rounds(self, works: Mapping[str, Work]) -> Iterator[Turn]:
         """The turns of every round: those of ``works`` (by criterion) that a selected test judges, in this order.
 
@@ -192,16 +217,22 @@ class Soak:
             places = self._places if work.compares else self._wanted[key]
             self._kept[key] = {place: Kept(criterion=key, place=place, keep=work.keep) for place in places}
         self._began_s, self.round = self._now(), 0
+        self.num_whole_rounds, self.is_over = 0, False
         while (self.round == 0 or self.elapsed_s < self.duration_s) and any(map(self._left, chosen)):
             self.round += 1
             for key, work in chosen.items():
                 places = self._left(key)
                 if places:
-                    turn = Turn(round=self.round, criterion=key, places=places, _work=work, _kept=self._kept[key])
+                    turn = self._turn(key, places, work)
                     self._watch.turn(turn)
                     yield turn
                     turn.close()
+            self.num_whole_rounds = self.round
             self._watch.round_over(self)
+        self.is_over = self.elapsed_s >= self.duration_s
+
+    def _turn(self, key: str, places: tuple[Place, ...], work: Work) -> Turn:
+        return Turn(round=self.round, criterion=key, places=places, _work=work, _kept=self._kept[key], _watch=self._watch)
 
     def _left(self, criterion: str) -> tuple[Place, ...]:
         return tuple(place for place, kept in self._kept[criterion].items() if kept.error is None)

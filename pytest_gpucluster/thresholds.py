@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.settings import SOAK_S
 from pytest_gpucluster.specs import GpuSpec, load_specs, spec_for_gpu
 from pytest_gpucluster.thresholds_merge import KINDS, Kind, chain_of, layers, merge_entry, packaged_path, read_source
 
@@ -89,13 +90,17 @@ class ClusterSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One kind of cluster. ``gpu`` is the id of a spec, None when the profile promises no GPU."""
+    """One kind of cluster. ``gpu`` is the id of a spec, None when the profile promises no GPU.
+
+    ``accept_soak_s`` is how long a soak must last where ``accept_at`` is soak.
+    """
 
     name: str
     gpu: str | None
     spec: GpuSpec | None
     chain: tuple[str, ...]
     accept_at: Level = "standard"
+    accept_soak_s: float = SOAK_S
     fabric: str = "none"
     rehearsal: bool = False
     nodes: int | None = None
@@ -235,20 +240,26 @@ class ThresholdsFile:
         keys = [str(key) for key in self.document.data.get("criteria", {})]
         return {key: resolve(self.document, key, profile=profile) for key in keys}
 
+    def standard(self, profile: Profile) -> Profile | None:
+        """The packaged profile that this one stands for.
+
+        The nearest packaged ancestor for the same GPU, else the packaged profile of that GPU, else the nearest ancestor;
+        never a rehearsal's for one that accepts. None where there is none.
+        """
+        packaged = load(None).profiles
+        known = [packaged[name] for name in (*reversed(profile.chain), profile.gpu) if name is not None and name in packaged]
+        fit = [one for one in known if one.rehearsal == profile.rehearsal]
+        return next((one for one in fit if one.gpu == profile.gpu), next(iter(fit), None))
+
     def changed_limits(self, profile: Profile) -> list[str]:
         """Entries of the packaged file that are judged otherwise here, or are not here any more.
 
-        A profile the packaged file does not know is compared with its nearest packaged ancestor, else with the packaged
-        profile of its GPU, else with the entries as they stand before any override.
+        Compared is with the profile's :meth:`standard`, else with the entries as they stand before any override.
         """
         if self.path.absolute() == packaged_path().absolute():
             return []
-        packaged = load(None)
-        known = [*reversed(profile.chain), profile.gpu]
-        name = next((name for name in known if name in packaged.profiles), None)
-        standard = packaged.profiles[name] if name else Profile(name="", gpu=None, spec=profile.spec, chain=())
         here = self.criteria(profile)
-        before = packaged.criteria(standard)
+        before = load(None).criteria(self.standard(profile) or Profile(name="", gpu=None, spec=profile.spec, chain=()))
         return [key for key, threshold in before.items() if key not in here or _judged(here[key]) != _judged(threshold)]
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError, WrapValidator
 from pydantic_core import PydanticCustomError
 
+from pytest_gpucluster.settings import SOAK_S
 from pytest_gpucluster.shape import Part
 
 Unit = Literal[
@@ -88,6 +89,7 @@ class ProfileEntry(_Strict):
     gpu: Text | None = None
     inherits: Text | None = None
     accept_at: Level = "standard"
+    accept_soak_s: Annotated[float, Field(gt=0)] = SOAK_S
     fabric: Fabric = "none"
     rehearsal: bool = False
     nodes: Count | None = None

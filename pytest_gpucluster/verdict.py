@@ -15,9 +15,11 @@ PENDING = "pending"  # expected, and no outcome yet: never in a verdict
 OUTCOMES = (PASSED, FAILED, ERROR, NOISY, SKIPPED, MISSING, NOT_SELECTED)
 WAIVED = "waived"  # in counts only: failed or noisy, and somebody answers for it
 WAIVABLE = (FAILED, NOISY)
+SEVERITY = (PENDING, PASSED, SKIPPED, NOT_SELECTED, NOISY, MISSING, ERROR, FAILED)
 
 ACCEPTED, WITH_WAIVERS = "ACCEPTED", "ACCEPTED_WITH_WAIVERS"
 REJECTED, INCOMPLETE, REHEARSED = "REJECTED", "INCOMPLETE", "REHEARSED"
+ACCEPTING = (ACCEPTED, WITH_WAIVERS, REHEARSED)
 
 SHOWN_LIMITS = 3
 WORDS = {
@@ -37,6 +39,7 @@ class Record:
     """What became of one expected (criterion, place). ``place`` is its id, None for cluster-wide criteria.
 
     ``waiver`` says who answers for a failure; ``refused``: what runs at the culprits is to blame, not their hardware.
+    ``waivable``: all of it was measured, and a value is to blame; decided where the outcome is made, never later.
     """
 
     criterion: str
@@ -51,6 +54,7 @@ class Record:
     evidence: Mapping[str, Any] = field(default_factory=dict)
     waiver: Mapping[str, Any] | None = None
     refused: bool = False
+    waivable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,21 +65,23 @@ class Verdict:
     counts: Mapping[str, int]
     reasons: tuple[str, ...]
     changed_limits: tuple[str, ...] = ()
+    changed_terms: tuple[str, ...] = ()
 
     @property
     def line(self) -> str:
-        """One line for people: the word, the counts, the reasons, and which limits are not the packaged ones."""
+        """One line for people: the word, the counts, the reasons, and which limits and terms are not the promised ones."""
         counted = ", ".join(f"{number} {WORDS[outcome]}" for outcome, number in self.counts.items() if number)
         why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
         return f"{self.word.replace('_', ' ')}: {counted or 'nothing was expected'}{why}{self._changed}"
 
     @property
     def _changed(self) -> str:
+        terms = f"; terms changed: {', '.join(self.changed_terms)}" if self.changed_terms else ""
         if not self.changed_limits:
-            return ""
+            return terms
         more = len(self.changed_limits) - SHOWN_LIMITS
         shown = ", ".join(self.changed_limits[:SHOWN_LIMITS]) + (f" and {more} more" if more > 0 else "")
-        return f"; limits changed: {shown}"
+        return f"; limits changed: {shown}{terms}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +92,15 @@ class Terms:
     level_reached: bool
     objections: Sequence[str] = ()
     changed_limits: Sequence[str] = ()
+    changed_terms: Sequence[str] = ()
 
 
 def decide(records: Iterable[Record], terms: Terms) -> Verdict:
     """The verdict over all expected (criterion, place).
 
     ``objections`` are facts that forbid an acceptance whatever was measured (more GPUs than expected, a debugging mode);
-    ``changed_limits`` are criteria judged otherwise than by the packaged file, which the verdict names.
+    ``changed_limits`` are criteria judged otherwise than by the packaged file, ``changed_terms`` what is asked of the whole
+    run otherwise than was promised elsewhere (fewer nodes, a lower level): the verdict names both.
     """
     outcomes = Counter(counted_as(record) for record in records)
     counts = {outcome: outcomes.get(outcome, 0) for outcome in (WAIVED, *OUTCOMES)}
@@ -108,12 +116,23 @@ def decide(records: Iterable[Record], terms: Terms) -> Verdict:
         word = REHEARSED
     else:
         word = WITH_WAIVERS if counts[WAIVED] else ACCEPTED
-    return Verdict(word=word, counts=counts, reasons=tuple(reasons), changed_limits=tuple(terms.changed_limits))
+    changed = {"changed_limits": tuple(terms.changed_limits), "changed_terms": tuple(terms.changed_terms)}
+    return Verdict(word=word, counts=counts, reasons=tuple(reasons), **changed)
 
 
 def counted_as(record: Record) -> str:
     """Under which word an outcome is counted: its own, or ``waived``."""
-    return WAIVED if record.waiver is not None and record.outcome in WAIVABLE else record.outcome
+    return WAIVED if record.waiver is not None and may_be_waived(record) else record.outcome
+
+
+def may_be_waived(record: Record) -> bool:
+    """Whether somebody may answer for it: measured as it should be, and bad or too close to call by its value."""
+    return record.waivable and record.outcome in WAIVABLE
+
+
+def worse(one: Record, other: Record) -> Record:
+    """The worse of two outcomes of the same; of equally bad ones the first."""
+    return other if SEVERITY.index(other.outcome) > SEVERITY.index(one.outcome) else one
 
 
 def _shortcomings(counts: Mapping[str, int], terms: Terms) -> list[str]:

@@ -1,7 +1,8 @@
 """``waivers.yaml``: failures that somebody answers for, each at one part and until one day. Pure but for reading the file.
 
 A waiver belongs to hardware, never to a place id: a GPU's UUID or serial number, a node's hostname. It covers what was
-measured and failed, or was too close to call; what was not measured cannot be waived.
+measured and failed by its value, or was too close to call; what was not measured, or not as often as it should be, cannot be
+waived. Whether a record is such a one was decided where it was made (``waivable``).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.shape import Part, did_you_mean, shape_problems
 from pytest_gpucluster.thresholds_merge import shown
-from pytest_gpucluster.verdict import WAIVABLE, Record
+from pytest_gpucluster.verdict import Record, may_be_waived
 from pytest_gpucluster.yaml_lines import Problem, parse, read_bytes
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Waiver:
 
     def covers(self, record: Record, place: Place | None) -> bool:
         """Whether it speaks of this outcome at this hardware."""
-        if record.criterion != self.criterion or record.outcome not in WAIVABLE:
+        if record.criterion != self.criterion or not may_be_waived(record):
             return False
         if record.place is None:
             return self.place is None

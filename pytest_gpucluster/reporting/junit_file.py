@@ -18,9 +18,11 @@ from pytest_gpucluster.verdict import (
     REHEARSED,
     REJECTED,
     SKIPPED,
+    WAIVED,
     WITH_WAIVERS,
     Record,
     Verdict,
+    counted_as,
 )
 
 if TYPE_CHECKING:
@@ -78,7 +80,7 @@ def split_nodeid(nodeid: str) -> tuple[str, str]:
 def _testcase(case: Case) -> TestCase:
     classname, name = split_nodeid(case.nodeid)
     testcase = TestCase(name, classname=classname)
-    outcome = SKIPPED if case.record.waiver is not None else case.record.outcome
+    outcome = SKIPPED if counted_as(case.record) == WAIVED else case.record.outcome
     _mark(testcase, outcome, case.record.reason or case.record.outcome)
     return testcase
 

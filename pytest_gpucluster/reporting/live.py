@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpucluster.cluster import Place
-    from pytest_gpucluster.verdict import Verdict
+    from pytest_gpucluster.verdict import Terms, Verdict
 
+NOT_ENDED = "the run has not ended"
 NOT_YET = "not run yet: the run goes on, or was killed with all that could finish its report"
 COST_SHARE = 0.05
 """Writing takes at most this part of a run's time, however large the cluster."""
@@ -93,6 +94,14 @@ class Live:
 def so_far(records: Iterable[Record]) -> list[Record]:
     """The records with what has no outcome yet as missing: the truth, should nobody write again."""
     return [_not_yet(one) if one.outcome == PENDING else one for one in records]
+
+
+def not_ended(terms: Terms) -> Terms:
+    """The terms of a report that is written while the run goes on: no acceptance, whatever has an outcome already.
+
+    A teardown may still fail, and what forbids an acceptance may still be found.
+    """
+    return replace(terms, objections=(*terms.objections, NOT_ENDED))
 
 
 def _not_yet(record: Record) -> Record:

@@ -12,7 +12,7 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.reporting.files import ResultsDirectory, write_atomically
 from pytest_gpucluster.reporting.junit_file import Case
 from pytest_gpucluster.reporting.live import Files
-from pytest_gpucluster.verdict import MISSING, PENDING, Record, Terms, Verdict, decide
+from pytest_gpucluster.verdict import ACCEPTING, MISSING, PENDING, Record, Terms, Verdict, decide
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -35,6 +35,7 @@ class Story:
     began_s: float = 0.0
     ended_s: float = 0.0
     finished: bool = False
+    told: str | None = None
     selftest: dict[str, Any] | None = None
 
     def take(self, event: dict[str, Any]) -> None:
@@ -69,7 +70,7 @@ class Story:
         self.records[record.criterion, record.place] = record
 
     def _on_verdict(self, event: dict[str, Any]) -> None:
-        self.finished = True
+        self.finished, self.told = True, event.get("verdict")
         self.terms = replace(self.terms, objections=tuple(event["objections"]))
 
     def close(self) -> Verdict:
@@ -81,7 +82,11 @@ class Story:
             self.terms = replace(self.terms, objections=("the run ended before anything was planned",))
         elif not self.finished:  # what forbids an acceptance may have been found after the plan, and is told with the verdict
             self.terms = replace(self.terms, objections=(*self.terms.objections, NO_VERDICT))
-        return decide(self.records.values(), self.terms)
+        verdict = decide(self.records.values(), self.terms)
+        if verdict.word in ACCEPTING and self.told not in (None, verdict.word):
+            self.terms = replace(self.terms, objections=(*self.terms.objections, f"the run itself said {self.told}"))
+            return decide(self.records.values(), self.terms)
+        return verdict
 
 
 def read_journal(path: Path) -> Story:

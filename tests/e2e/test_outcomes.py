@@ -18,7 +18,8 @@ NO_NUMBERS = ("nan", "inf", "none", "bool", "text", "empty", "list")
 JUDGED_ONCE = (
     "good", "never_judged", *(f"no_number[{name}]" for name in NO_NUMBERS), "xfail_mark", "xfail_mark_on_good",
     "xfail_mark_on_error", "swallowed", "second_value", "skips_afterwards", "xfails_afterwards", "skips_itself",
-    "skip_mark", "asserts", "crashes", "bad_teardown", "failed_and_bad_teardown",
+    "skip_mark", "asserts", "crashes", "bad_teardown", "failed_and_bad_teardown", "swallowed_nan", "some_places",
+    "xfail_mark_bad_teardown",
 )  # fmt: skip
 ORDER = {name: harness.entry() for name in ("first", "second", "third")}
 
@@ -87,7 +88,7 @@ def test_one_failed_value_stays_failed(honest: Ran, name: str) -> None:
     assert f"{name} at the cluster: 0 count, below 1 count" in case.text
 
 
-@pytest.mark.parametrize("name", ["skips_itself", "skip_mark", "xfail_mark_on_error", "crashes"])
+@pytest.mark.parametrize("name", ["skips_itself", "skip_mark", "xfail_mark_on_error", "crashes", "swallowed_nan"])
 def test_no_value_is_an_error(honest: Ran, name: str) -> None:
     """Skipped, marked as skipped or as xfail, or fallen over before there was a value."""
     assert honest.row(name)["outcome"] == "error"
@@ -136,6 +137,16 @@ def test_teardown(honest: Ran) -> None:
     assert honest.row("failed_and_bad_teardown")["outcome"] == "failed"
     both = [case.kind for case in honest.cases if case.name == "test_failed_and_bad_teardown"]
     assert both == ["failure", "error"]
+    assert honest.row("xfail_mark_bad_teardown")["outcome"] == "error"
+    assert honest.case("test_xfail_mark_bad_teardown").kind == "error"
+
+
+def test_a_place_that_was_left_out(honest: Ran) -> None:
+    """The test judges what it got, and it did not get all: an error that names the place."""
+    row = honest.row("some_places")
+    assert (row["outcome"], row["value"]) == ("error", None)
+    assert "some_places: no value for node0-cpu1: 1 of 2 expected places have one" in row["reason"]
+    assert "some_places" in honest.culprit("node0-cpu1")["criteria"]
 
 
 def test_tests_without_a_criterion_count(honest: Ran) -> None:
@@ -148,8 +159,8 @@ def test_tests_without_a_criterion_count(honest: Ran) -> None:
 def test_honest_verdict(honest: Ran) -> None:
     """One JUnit case and one row for each; the counts add up; exit 1."""
     assert (honest.returncode, honest.results["verdict"]) == (1, "REJECTED")
-    assert honest.verdict_line.startswith("verdict REJECTED: 5 passed, 8 failed, 15 not measured, 1 not selected")
-    assert len(honest.results["criteria"]) == 29
+    assert honest.verdict_line.startswith("verdict REJECTED: 5 passed, 8 failed, 18 not measured, 1 not selected")
+    assert len(honest.results["criteria"]) == 32
     assert honest.cases[-1].kind == "failure"
 
 

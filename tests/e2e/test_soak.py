@@ -151,6 +151,38 @@ def test_a_death_in_round_2_is_an_error_there(worn: Ran) -> None:
     assert worn.culprit(PLACES[1])["criteria"] == ["wear"]
 
 
+@pytest.fixture(scope="module")
+def taken_back(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, dict[str, Any]]:
+    """Rank 0 has errors in round 1; the tests skip, or judge another value. And results.json in the run's last teardown."""
+    folder, (first, _, *others) = start(tmp_path_factory.mktemp("taken"), {"0": {"1": 2}}, "--gpucluster-level", "soak:2s")
+    ran = harness.launch(folder, first, "test_taken_back.py", *others)
+    return ran, json.loads((folder / "at_the_last_teardown.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.fault
+def test_what_a_round_found_is_not_taken_back(taken_back: tuple[Ran, dict[str, Any]]) -> None:
+    """Not by a skip, a value of the test's own, xfail, or the good rounds that follow; without it a skip is an error."""
+    ran, _ = taken_back
+    assert len(rounds_of(ran)) >= 2
+    assert ran.outcomes("wear") == {PLACES[0]: "failed", PLACES[1]: "error"}
+    assert ran.outcomes("tear") == {PLACES[0]: "failed", PLACES[1]: "passed"}
+    assert [ran.case(f"test_{name}[{PLACES[0]}]").kind for name in ("wear", "tear")] == ["failure", "failure"]
+    assert ran.results["verdict"] == "REJECTED"
+    assert ran.results["soak_s"] == 2
+
+
+@pytest.mark.fault
+def test_a_soak_left_early_passes_nobody(tmp_path: Path) -> None:
+    """Good values of less than a round, of a soak of an hour."""
+    folder, (first, _, *others) = start(tmp_path, {}, "--gpucluster-level", "soak:1h")
+    ran = harness.launch(folder, first, "test_taken_back.py", *others, environment={"LEAVE_EARLY": "1"})
+    assert {**ran.outcomes("wear"), **ran.outcomes("tear")} == dict.fromkeys(PLACES, "error")
+    assert "not measured to its end: no whole round of the soak was measured" in ran.case(f"test_tear[{PLACES[0]}]").text
+    assert ran.results["verdict"] == "INCOMPLETE"
+    so_far = json.loads((folder / "at_the_last_teardown.json").read_text(encoding="utf-8"))
+    assert (so_far["verdict"], so_far["environment"]["unfinished"]) == ("INCOMPLETE", True)
+
+
 @pytest.fixture
 def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """A soak of an hour that has errors on rank 0 in its first round; ended after the test."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -14,7 +16,8 @@ from making import limit, threshold
 from pytest_gpucluster.cluster import Place
 from pytest_gpucluster.criterion import Criterion
 from pytest_gpucluster.errors import CriterionFailedError, MeasurementError
-from pytest_gpucluster.verdict import FAILED, PASSED
+from pytest_gpucluster.noise import Repeats
+from pytest_gpucluster.verdict import FAILED, NOISY, PASSED
 
 A = Place(id="node0-gpu0", node=0, gpu=0, rank=0, hostname="gpu-node-0")
 B = Place(id="node0-gpu1", node=0, gpu=1, rank=1, hostname="gpu-node-0")
@@ -145,3 +148,101 @@ def test_advisory_still_wants_a_number() -> None:
     """Not measured is not measured, whatever the severity."""
     with pytest.raises(MeasurementError):
         criterion(severity="advisory").require(math.nan)
+
+
+# Values that are none, and places that have none.
+
+C = Place(id="node1-gpu0", node=1, gpu=0)
+NODES = (Place(id="node0", node=0), Place(id="node1", node=1))
+EVERYTHING = (A, B, C, *NODES)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, None, True, "800", [], {}])
+def test_what_was_no_value_stays_on_record(bad: Any) -> None:
+    """Whatever the test does with the exception, and however good the next value is."""
+    judge = criterion()
+    with pytest.raises(MeasurementError) as caught:
+        judge.require(bad)
+    judge.require(800.0)
+    assert judge.unfit is caught.value
+
+
+@pytest.mark.parametrize(
+    ("values", "lacking"),
+    [
+        ({A: 800.0, B: 800.0}, (C,)),
+        ({NODES[1]: 800.0}, (NODES[0],)),
+        ({"node0-gpu0": 800.0, "node0-gpu1": 800.0}, (C,)),
+        ({(A, B): 800.0, (B, A): 800.0}, (C,)),
+        ({A: 100.0}, (B, C)),  # also where those that are there would fail
+    ],
+)
+def test_a_place_without_a_value_was_not_measured(values: dict[Any, float], lacking: tuple[Place, ...]) -> None:
+    """A test that judges what it got has to have got it from every place: those that have none are named."""
+    judge = replace(criterion(None), expected=EVERYTHING)
+    with pytest.raises(MeasurementError, match=f"no value for {lacking[0].id}") as caught:
+        judge.require(values)
+    assert caught.value.culprits == lacking
+    assert judge.judged is None
+    assert judge.unfit is caught.value
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {A: 800.0, B: 800.0, C: 800.0},
+        {NODES[0]: 800.0, NODES[1]: 800.0},
+        {"node0-gpu0": 800.0, "node0-gpu1": 800.0, "node1-gpu0": 800.0},
+        {(A, B): 800.0, (B, C): 800.0},
+        {"read": 800.0, "write": 900.0},
+        {4096: 800.0},
+    ],
+)
+def test_whole_values_pass(values: dict[Any, float]) -> None:
+    """Every place, by itself or in some pair; values by something else than places are as many as they are."""
+    judge = replace(criterion(None), expected=EVERYTHING)
+    judge.require(values)
+    assert judge.judged is not None
+    assert judge.judged.outcome == PASSED
+
+
+def test_a_value_of_another_place() -> None:
+    """It says nothing of this one."""
+    judge = replace(criterion(), expected=(A,))
+    with pytest.raises(MeasurementError, match="no value for node0-gpu0"):
+        judge.require({B: 800.0})
+    with pytest.raises(MeasurementError, match="a value for node0-gpu1, which is not asked at node0-gpu0"):
+        judge.require({A: 800.0, B: 800.0})
+
+
+@pytest.mark.parametrize(
+    ("repeats", "outcome", "waivable"),
+    [
+        ([900.0] * 9, PASSED, False),
+        ([500.0] * 9, FAILED, True),
+        ([500.0, 900.0] * 5, NOISY, True),
+        ([900.0], NOISY, False),  # as good as it is, it is no second look
+        ([500.0], NOISY, False),
+    ],
+)
+def test_fewer_repeats_settle_no_doubt(repeats: list[float], outcome: str, waivable: bool) -> None:  # noqa: FBT001
+    """Three repeats disagree; the second look has to have at least as many, or nobody can answer for it."""
+    judge = criterion(noise=0.05)
+    again = Repeats(value=repeats[0], samples=repeats)
+    with contextlib.suppress(CriterionFailedError, MeasurementError):
+        judge.require(Repeats(value=800.0, samples=[500.0, 800.0, 900.0], again=lambda: again))
+    assert judge.judged is not None
+    assert (judge.judged.outcome, judge.judged.waivable) == (outcome, waivable)
+
+
+def test_a_doubt_without_a_second_look_cannot_be_waived() -> None:
+    """Too few repeats were made; nor can a failure of one place stand for the doubt about another."""
+    doubtful = Repeats(value=800.0, samples=[500.0, 800.0, 900.0])
+    alone, beside = criterion(noise=0.05), criterion(None, noise=0.05)
+    with pytest.raises(MeasurementError):
+        alone.require(doubtful)
+    with pytest.raises(CriterionFailedError):
+        beside.require({A: doubtful, B: 500.0})
+    for judge, outcome in ((alone, NOISY), (beside, FAILED)):
+        assert judge.judged is not None
+        assert (judge.judged.outcome, judge.judged.waivable) == (outcome, False)

@@ -8,11 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.reporting.live import Live
+from pytest_gpucluster.reporting.live import Live, not_ended
 from pytest_gpucluster.reporting.rebuild import rebuild
+from pytest_gpucluster.verdict import Record, Terms, decide
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+@pytest.mark.parametrize("rehearsal", [False, True])
+@pytest.mark.parametrize(("outcome", "word"), [("passed", "INCOMPLETE"), ("skipped", "INCOMPLETE"), ("failed", "REJECTED")])
+def test_no_acceptance_before_the_end(outcome: str, word: str, rehearsal: bool) -> None:  # noqa: FBT001 -- a parameter
+    """Everything has its outcome, and a teardown may still fail; also with a waiver, and in a rehearsal."""
+    waived = Record(criterion="w", place=None, outcome="failed", waivable=True, waiver={"who": "J. Doe"})
+    records = [Record(criterion=key, place=None, outcome="passed") for key in "ab"]
+    terms = not_ended(Terms(rehearsal=rehearsal, level_reached=True))
+    for more in ([], [waived]):
+        found = decide([*records, *more, Record(criterion="c", place=None, outcome=outcome)], terms)
+        assert found.word == word
+        assert "the run has not ended" in found.line
 
 
 def test_costly_writing_is_rare() -> None:
@@ -77,9 +91,26 @@ def journal(folder: Path, *events: dict[str, Any]) -> None:
         ([], "INCOMPLETE"),
         ([{"event": "verdict", "objections": []}], "ACCEPTED"),
         ([{"event": "verdict", "objections": ["more GPUs than expected"]}], "INCOMPLETE"),
+        ([{"event": "verdict", "verdict": "ACCEPTED", "objections": []}], "ACCEPTED"),
+        ([{"event": "verdict", "verdict": "INCOMPLETE", "objections": []}], "INCOMPLETE"),
     ],
 )
 def test_no_acceptance_without_a_verdict(tmp_path: Path, events: list[dict[str, Any]], word: str) -> None:
-    """A controller that died when all was measured may have known what forbids an acceptance, and not have told."""
+    """A controller that died when all was measured may have known what forbids an acceptance, and not have told.
+
+    Nor does a rebuilt report accept what the run itself did not.
+    """
     journal(tmp_path, *events)
     assert rebuild(tmp_path).word == word
+
+
+@pytest.mark.parametrize(
+    ("told", "word"), [({"waivable": True}, "ACCEPTED_WITH_WAIVERS"), ({"waivable": False}, "REJECTED"), ({}, "REJECTED")]
+)
+def test_what_may_be_waived_is_in_the_journal(tmp_path: Path, told: dict[str, Any], word: str) -> None:
+    """A rebuilt report decides as the run did, and against a journal that does not say."""
+    waiver = {"criterion": "other", "place": None, "until": "2099-12-31", "who": "J", "why": "w", "where": "waivers.yaml:3"}
+    failed = {"criterion": "other", "place": None, "outcome": "failed", "culprits": [], "waiver": waiver, **told}
+    journal(tmp_path, {"event": "outcome", "record": failed}, {"event": "verdict", "objections": []})
+    assert rebuild(tmp_path).word == word
+    assert ("<failure" in (tmp_path / "junit.xml").read_text(encoding="utf-8")) == (word == "REJECTED")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,10 @@ import pytest
 from pytest_gpucluster.cluster import Inventory, Place
 from pytest_gpucluster.dispatch import Cluster
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.reporting.files import ResultsDirectory
 from pytest_gpucluster.session import Session
 from pytest_gpucluster.settings import Expect, Settings, parse_level
+from pytest_gpucluster.verdict import Record
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,6 +85,19 @@ def test_a_rehearsal_has_no_waivers(tmp_path: Path) -> None:
     assert made.waivers.facts == []
     record: Any = SimpleNamespace(place=None, criterion="finetune_loss", outcome="failed")
     assert made.waive(record) is record
+
+
+def test_a_report_while_the_run_goes_on_accepts_nothing(tmp_path: Path) -> None:
+    """Everything has passed, and the last teardown has not ended; at the end the same records are the verdict."""
+    made = session(tmp_path)
+    made._directory = ResultsDirectory(tmp_path / "results")
+    made._junit = tmp_path / "junit.xml"
+    made.settle(Record(criterion="finetune_loss", place=None, outcome="passed"))
+    so_far = json.loads((tmp_path / "results" / "results.json").read_text(encoding="utf-8"))
+    assert so_far["verdict"] == "INCOMPLETE"
+    assert so_far["verdict_line"] == "INCOMPLETE: 1 passed (the run has not ended)"
+    assert '<error type="error" message="INCOMPLETE: 1 passed' in made._junit.read_text(encoding="utf-8")
+    assert made.decide().word == "REHEARSED"
 
 
 def test_a_run_that_ended_before_its_tests_were_known(tmp_path: Path) -> None:

@@ -12,11 +12,14 @@ from making import limit, threshold
 from pytest_gpucluster.cluster import Place, Results
 from pytest_gpucluster.criterion import Criterion
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
-from pytest_gpucluster.plugin_soak import start, worst_of
-from pytest_gpucluster.soak import Seen, Soak, Work
+from pytest_gpucluster.plan import Plan
+from pytest_gpucluster.plugin_soak import Reports, start, worst_of
+from pytest_gpucluster.soak import Kept, Seen, Soak, Work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
+
+    from pytest_gpucluster.verdict import Record
 
 PLACES = tuple(Place(id=f"node0-gpu{gpu}", node=0, gpu=gpu, rank=gpu) for gpu in range(3))
 
@@ -37,6 +40,7 @@ class Script:
         self.now_s = 1000.0
         self.turn_s = turn_s
         self.turns: list[tuple[int, str, list[str]]] = []
+        self.told: list[tuple[int, str, list[str]]] = []
         self.rounds: list[int] = []
         self.soak = Soak(
             duration_s=duration_s,
@@ -49,6 +53,10 @@ class Script:
     def turn(self, turn: Any) -> None:
         """A kind of work begins."""
         self.turns.append((turn.round, turn.criterion, [place.id for place in turn.places]))
+
+    def seen(self, kept: Sequence[Kept]) -> None:
+        """A turn has brought something."""
+        self.told.append((self.soak.round, kept[0].criterion, [one.place.id for one in kept]))
 
     def round_over(self, soak: Soak) -> None:
         """A round is over."""
@@ -77,7 +85,9 @@ def test_rounds_are_whole_and_end_with_the_time() -> None:
         (number, key) for number in (1, 2, 3) for key in ("rate", "errors")
     ]
     assert script.rounds == [1, 2, 3]
+    assert script.told == script.turns  # at once, not when the round is over
     assert script.soak.elapsed_s == 6
+    assert script.soak.unmeasured("rate", PLACES[0]) is None
 
 
 def test_at_least_one_round() -> None:
@@ -185,6 +195,66 @@ def test_other_places_are_passed_over() -> None:
         turn.keep(Results({PLACES[0]: 1.0, PLACES[1]: 2.0}, {PLACES[2]: MeasurementError("no")}))
         script.now_s += 1
     assert [kept.place for kept in script.soak] == [PLACES[0]]
+
+
+@pytest.mark.parametrize(
+    ("turns", "told"),
+    [
+        (0, "no whole round of the soak was measured"),
+        (1, "no whole round of the soak was measured"),
+        (2, "no whole round of the soak was measured"),
+        (5, "the soak was left before its time was over, in round 3, after 5 s of 6 s"),
+        (7, None),
+    ],
+)
+def test_a_soak_that_was_left(turns: int, told: str | None) -> None:
+    """Whoever leaves the loop has measured no soak, however good the rounds were; that includes one whole round."""
+    script = Script(duration_s=6)
+    for number, turn in enumerate(script.soak.rounds({"rate": RATES, "errors": ERRORS}) if turns else (), start=1):
+        turn.keep(Results(dict.fromkeys(PLACES, 1.0), {}))
+        script.now_s += 1
+        if number == turns:
+            break
+    assert script.soak.unmeasured("rate", PLACES[0]) == told
+    assert script.soak.unmeasured("made of both", None) == told  # a criterion that is derived from them
+
+
+def test_a_lost_place_has_no_whole_soak() -> None:
+    """Also where its good rounds were bad enough to be a failure; the other places have theirs."""
+    found = Script(duration_s=6).run({"rate": RATES, "errors": ERRORS}, died)
+    assert "in round 2 of the soak" in str(found.unmeasured("rate", PLACES[1]))
+    assert "in round 2 of the soak" in str(found.unmeasured("rate", None))
+    assert found.unmeasured("rate", PLACES[0]) is None
+    assert found.unmeasured("errors", PLACES[1]) is None
+
+
+class Records:
+    """In the session's place: what was settled, with everybody answering for everything that can be answered for."""
+
+    def __init__(self) -> None:
+        self.plan = Plan()
+        self.plan.expect("tflops", PLACES[0].id, nodeid="t")
+        self.settled: list[Record] = []
+
+    def settle(self, record: Record) -> None:
+        """Take it."""
+        self.plan.settle(record)
+        self.settled.append(record)
+
+
+def test_a_bad_turn_is_on_record_before_its_round_is_over() -> None:
+    """And nobody can answer for it yet: the rest of the soak was not measured."""
+    session: Any = Records()
+    reports = Reports(session, session, {("tflops", PLACES[0].id): criterion()})
+    kept = Kept(criterion="tflops", place=PLACES[0], keep="lowest")
+    kept.add(1, Seen(value=750.0))
+    reports.seen([kept])
+    assert session.settled == []
+    kept.add(2, Seen(value=500.0))
+    reports.seen([kept])
+    kept.add(3, Seen(value=400.0))
+    reports.seen([kept])
+    assert [(one.outcome, one.value, one.waivable) for one in session.settled] == [("failed", 500.0, False)]
 
 
 def test_worst_of_all_places() -> None:

@@ -93,5 +93,12 @@ def test_changed_limits_are_in_the_line() -> None:
     passed = [Record(criterion="a", place=None, outcome=v.PASSED)]
     few = decide(passed, Terms(rehearsal=False, level_reached=True, changed_limits=("a", "b")))
     many = decide(passed, Terms(rehearsal=False, level_reached=True, changed_limits=tuple("abcde")))
+    asked = {
+        "changed_limits": ("a",),
+        "changed_terms": ("nodes 1 instead of 2 (the profile)", "accept_at quick instead of soak"),
+    }
+    less = decide(passed, Terms(rehearsal=False, level_reached=True, **asked))
     assert few.line == "ACCEPTED: 1 passed; limits changed: a, b"
+    terms = "nodes 1 instead of 2 (the profile), accept_at quick instead of soak"
+    assert less.line == f"ACCEPTED: 1 passed; limits changed: a; terms changed: {terms}"
     assert many.line == "ACCEPTED: 1 passed; limits changed: a, b, c and 2 more"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,9 +32,9 @@ def waiver(**changes: str | None) -> Waiver:
     return Waiver(**{**{name: getattr(WAIVER, name) for name in Waiver.__slots__}, **changes})
 
 
-def record(outcome: str = v.FAILED, *, place: str | None = GPU.id) -> Record:
-    """What became of the criterion there."""
-    return Record(criterion="tflops", place=place, outcome=outcome, reason="too slow")
+def record(outcome: str = v.FAILED, *, place: str | None = GPU.id, waivable: bool = True) -> Record:
+    """What became of the criterion there, all of it measured unless told otherwise."""
+    return Record(criterion="tflops", place=place, outcome=outcome, reason="too slow", waivable=waivable)
 
 
 @pytest.mark.parametrize(
@@ -66,6 +67,15 @@ def test_covers(changes: dict[str, str | None], outcome: str, where: Place | Non
         assert found.reason.endswith("too slow")
 
 
+@pytest.mark.parametrize("outcome", v.OUTCOMES)
+def test_what_was_not_measured_whole_is_not_covered(outcome: str) -> None:
+    """Rounds or repeats are lacking: whoever answers for the value does not answer for those."""
+    found = Waivers([waiver()], today=TODAY).apply(record(outcome, waivable=False), GPU)
+    assert found.waiver is None
+    forced = replace(record(outcome, waivable=False), waiver={"who": "J. Doe"})
+    assert v.counted_as(forced) == outcome
+
+
 def test_unbound_place_is_not_covered() -> None:
     """Hardware that never said hello has no UUID to be waived by."""
     assert Waivers([waiver()], today=TODAY).apply(record(), Place(id=GPU.id, node=0, gpu=3)).waiver is None
@@ -86,7 +96,7 @@ def test_all_are_named_the_used_ones_first() -> None:
 
 def waived(outcome: str) -> Record:
     """With a waiver, whether that outcome can have one or not."""
-    return Record(criterion="w", place=None, outcome=outcome, waiver={"who": "J. Doe"})
+    return Record(criterion="w", place=None, outcome=outcome, waiver={"who": "J. Doe"}, waivable=True)
 
 
 @given(

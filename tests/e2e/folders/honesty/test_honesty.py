@@ -70,6 +70,21 @@ def test_swallowed(criterion):
         criterion.require(0)
 
 
+def test_swallowed_nan(criterion):
+    with contextlib.suppress(Exception):
+        criterion.require(float("nan"))
+    criterion.require(1)
+
+
+def test_some_places(cluster, criterion):
+    criterion.require({cluster.places[0]: 1})
+
+
+@pytest.mark.xfail(reason="the probe cannot be put away")
+def test_xfail_mark_bad_teardown(breaks_afterwards, criterion):
+    criterion.require(1)
+
+
 def test_second_value(criterion):
     with contextlib.suppress(Exception):
         criterion.require(0)

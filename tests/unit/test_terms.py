@@ -1,0 +1,174 @@
+"""What is asked of a run as a whole: a shorter soak, a lower level, fewer GPUs than were promised, and what becomes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpucluster import session as sessions
+from pytest_gpucluster.cluster import Inventory
+from pytest_gpucluster.inventory.detect import Detected
+from pytest_gpucluster.launch import Launch
+from pytest_gpucluster.session import Session
+from pytest_gpucluster.settings import Expect, Settings, parse_level
+from pytest_gpucluster.terms import changed_terms, short_soak, unexpected_gpus
+from pytest_gpucluster.thresholds import Profile, load
+from pytest_gpucluster.verdict import Record
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+H200 = "NVIDIA H200"
+SITE = Profile(name="site", gpu="h200-sxm", spec=None, chain=("site",), accept_at="soak")
+STANDARD = Profile(name="h200-sxm", gpu="h200-sxm", spec=None, chain=("h200-sxm",), fabric="infiniband")
+TWO = Inventory(num_nodes=2, gpus_per_node=8, device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("level", "changes", "told"),
+    [
+        ("soak:45s", {}, "a soak of 45 s, and the profile asks for 8 h 0 min"),
+        ("soak", {}, None),
+        ("soak:2d", {}, None),
+        ("soak:45s", {"accept_soak_s": 45.0}, None),
+        ("soak:1h", {"accept_soak_s": 7200.0}, "a soak of 60 min, and the profile asks for 2 h 0 min"),
+        ("soak:45s", {"accept_at": "standard"}, None),
+        ("soak:45s", {"rehearsal": True}, None),
+        ("standard", {}, None),
+    ],
+)
+def test_a_soak_must_last_as_long_as_the_profile_asks(level: str, changes: dict[str, Any], told: str | None) -> None:
+    """Seconds of it are none; a profile that accepts below level soak asks for no duration."""
+    named, soak_s = parse_level(level)
+    assert short_soak(replace(SITE, **changes), level=named, soak_s=soak_s) == told
+
+
+@pytest.mark.parametrize(
+    ("profile", "expected", "told"),
+    [
+        ({}, TWO, []),
+        ({"accept_at": "soak"}, TWO, []),  # more than the packaged one asks
+        ({"accept_at": "quick"}, TWO, ["accept_at quick instead of standard"]),
+        ({"fabric": "sockets"}, TWO, ["fabric sockets instead of infiniband"]),
+        ({}, replace(TWO, num_nodes=3), []),
+        (
+            {},
+            replace(TWO, num_nodes=1, gpus_per_node=4),
+            ["nodes 1 instead of 2 (the file)", "gpus_per_node 4 instead of 8 (the file)"],
+        ),
+        ({"accept_at": "quick", "rehearsal": True}, replace(TWO, num_nodes=1), []),
+    ],
+)
+def test_whoever_asks_for_less_is_named(profile: dict[str, Any], expected: Inventory, told: list[str]) -> None:
+    """Not who asks for more; nothing in a rehearsal, which accepts nothing."""
+    promises: dict[str, Any] = {"the file": Expect(nodes=2, gpus_per_node=8), "the profile": Expect(nodes=1)}
+    assert changed_terms(replace(STANDARD, **profile), STANDARD, expected, promises) == told
+
+
+def test_a_shorter_soak_than_the_packaged_profiles() -> None:
+    """Named as well."""
+    less = replace(SITE, accept_soak_s=60.0)
+    assert changed_terms(less, SITE, TWO, {}) == ["a soak of 60 s instead of 8 h 0 min"]
+    assert changed_terms(SITE, None, TWO, {}) == []
+
+
+def launched(ranks: int) -> Launch:
+    """By torchrun, one node."""
+    shape = {"rank": 0, "world_size": ranks, "local_rank": 0, "local_world_size": ranks, "group_rank": 0}
+    store = {"master_addr": "127.0.0.1", "master_port": 1, "run_id": "run", "agent_hosts_store": True, "restart_count": 0}
+    return Launch(**{**shape, **store})
+
+
+def session(folder: Path, monkeypatch: pytest.MonkeyPatch, limits: str | None, **options: Any) -> Session:
+    """A run on a node of eight H200, which starts nothing."""
+    monkeypatch.setattr(sessions, "detect_gpus", lambda: Detected(names=(H200,) * 8))
+    ranks, profile = options.pop("ranks", None), options.pop("profile", None)
+    level, soak_s = parse_level(options.pop("level", "standard"))
+    file = folder / "site.yaml"
+    if limits is not None:
+        file.write_text(f"schema: 1\nextends: packaged\n{limits}", encoding="utf-8")
+    settings = Settings(
+        thresholds=None if limits is None else file,
+        profile=profile,
+        expect=Expect(**options),
+        level=level,
+        soak_s=soak_s,
+        results_dir=folder / "results",
+        gate=False,
+        inline=False,
+    )
+    return Session(settings, None if ranks is None else launched(ranks), rootdir=folder, start=folder)
+
+
+def decided(made: Session) -> str:
+    """The verdict's line when all that was selected has passed."""
+    made.plan.settle(Record(criterion="bf16_tflops", place="node0-gpu0", outcome="passed"))
+    return made.decide().line
+
+
+SOAKED = "profiles: {site: {inherits: h200-sxm, accept_at: soak}}\n"
+
+
+@pytest.mark.parametrize(
+    ("limits", "options", "line"),
+    [
+        (None, {}, "ACCEPTED: 1 passed"),
+        (None, {"gpus_per_node": 8}, "ACCEPTED: 1 passed"),
+        (None, {"ranks": 8}, "ACCEPTED: 1 passed"),
+        (None, {"ranks": 4}, "INCOMPLETE: 1 passed (more GPUs than expected: this node has 8, 4 expected)"),
+        ("cluster: {nodes: 4}\n", {}, "ACCEPTED: 1 passed"),
+        (
+            "cluster: {nodes: 4}\n",
+            {"nodes": 1},
+            "ACCEPTED: 1 passed; terms changed: nodes 1 instead of 4 (the cluster section)",
+        ),
+        (
+            "profiles: {h200-sxm: {accept_at: quick}}\n",
+            {"level": "quick"},
+            "ACCEPTED: 1 passed; terms changed: accept_at quick instead of standard",
+        ),
+        (
+            None,
+            {"profile": "lab-2x2", "nodes": 1, "ranks": 8},
+            "ACCEPTED: 1 passed; terms changed: nodes 1 instead of 2 (the profile)",
+        ),
+        (SOAKED, {"profile": "site", "level": "soak"}, "ACCEPTED: 1 passed"),
+        (
+            SOAKED,
+            {"profile": "site", "level": "soak:45s"},
+            "INCOMPLETE: 1 passed (a soak of 45 s, and the profile asks for 8 h 0 min)",
+        ),
+    ],
+)
+def test_in_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: str | None, options: dict[str, Any], line: str
+) -> None:
+    """GPUs that no rank was started for, fewer nodes than the file has, a lower level, seconds of soak: no plain ACCEPTED."""
+    made = session(tmp_path, monkeypatch, limits, **options)
+    assert decided(made) == line
+    facts = made.facts()
+    assert facts["soak_s"] == made.settings.soak_s
+    assert facts["changed_terms"] == list(made.decide().changed_terms)
+
+
+def test_gpus_of_other_nodes_that_no_rank_was_started_for() -> None:
+    """Each worker tells how many its PyTorch sees."""
+    seen: list[Any] = [
+        type("Identity", (), {"hostname": host, "torch_gpus": gpus}) for host, gpus in (("b", 8), ("a", 4), ("b", 8))
+    ]
+    assert unexpected_gpus(seen, replace(TWO, gpus_per_node=4)) == ["8 on b, 4 expected"]
+    assert unexpected_gpus(seen, TWO) == []
+
+
+def test_a_name_of_another_kind_does_not_hide_a_change(tmp_path: Path) -> None:
+    """An heir of the rehearsal that accepts, or of another GPU, is compared with the packaged profile of its own GPU."""
+    file = tmp_path / "site.yaml"
+    profiles = "{tame: {inherits: rehearsal, rehearsal: false, gpu: h200-sxm}, old: {inherits: h100-sxm, gpu: h200-sxm}}"
+    file.write_text(f"schema: 1\nextends: packaged\nprofiles: {profiles}\n", encoding="utf-8")
+    limits = load(file)
+    tame, old = (limits.profiles[name] for name in ("tame", "old"))
+    assert [one.name for one in map(limits.standard, (tame, old)) if one is not None] == ["h200-sxm", "h200-sxm"]
+    assert "bf16_tflops" in limits.changed_limits(tame)
+    assert limits.changed_limits(old) == ["hbm_bandwidth"]
