@@ -65,55 +65,58 @@ class Criterion:
                 ``noisy``) the repeats disagree, or the limit lies among them, also the second time.
             CriterionFailedError: outside the limit, and the entry is not advisory.
         """
-        judged = self._measured(value)
+        named = value if isinstance(value, Mapping) else {self.place: value}
+        lacking = self._lacking(named) if isinstance(value, Mapping) else None
+        self.unfit = self.unfit or lacking
+        judged = self._measured(named)
         worst_of = min if self.limit.is_floor else max
         clear = {place: found.value for place, found in judged.items() if found.doubt is None}
         facts = dict(evidence or {})
         if clear:
             worst = worst_of(clear, key=lambda place: clear[place])
-            if not self.limit.holds(clear[worst]) or len(clear) == len(judged):
+            if not self.limit.holds(clear[worst]) or (len(clear) == len(judged) and lacking is None):
                 is_final = all(found.is_final for found in judged.values())
                 self._judge(clear[worst], self._where(worst), {**facts, **judged[worst].evidence}, is_final=is_final)
                 return
+        if lacking is not None:
+            raise lacking
         doubtful = {place: found for place, found in judged.items() if found.doubt is not None}
         worst = worst_of(doubtful, key=lambda place: doubtful[place].value)
         is_final = all(found.is_final for found in doubtful.values())
         self._leave_open(replace(doubtful[worst], is_final=is_final), self._where(worst), facts)
 
-    def _measured(self, value: Any) -> dict[Any, _Settled]:
+    def _measured(self, named: Mapping[Any, Any]) -> dict[Any, _Settled]:
         """The values as they are judged; that one is not fit to be judged is remembered, whatever the test does then."""
-        named = value if isinstance(value, Mapping) else {self.place: value}
         try:
-            if isinstance(value, Mapping):
-                self._require_all(value)
             return {place: self._settled(one, place) for place, one in named.items()}
         except MeasurementError as error:
             self.unfit = self.unfit or error
             raise
 
-    def _require_all(self, named: Mapping[Any, Any]) -> None:
+    def _lacking(self, named: Mapping[Any, Any]) -> MeasurementError | None:
         """Values by place (or pair of places) must be those of the places that this criterion is about, all of them."""
         if not named:
-            raise MeasurementError(f"{self.threshold.key}: no values at all were measured")
+            return MeasurementError(f"{self.threshold.key}: no values at all were measured")
         by_id = {place.id: place for place in self.expected}
         names = [by_id.get(name, name) if isinstance(name, str) else name for name in named]
         found = {
             place for name in names for place in (name if isinstance(name, tuple) else (name,)) if isinstance(place, Place)
         }
         if not found or not self.expected:
-            return
+            return None
         is_gpu = {place.gpu is not None for place in found}
         owed = [place for place in self.expected if (place.gpu is not None) in is_gpu]
         lacking = tuple(place for place in owed if place not in found)
         if lacking:
             told = ", ".join(place.id for place in lacking)
             number = f"{len(owed) - len(lacking)} of {len(owed)} expected places have one"
-            raise MeasurementError(f"{self.threshold.key}: no value for {told}: {number}", culprits=lacking)
+            return MeasurementError(f"{self.threshold.key}: no value for {told}: {number}", culprits=lacking)
         foreign = [name for name in names if isinstance(name, Place) and name not in owed]
         if foreign:
             told = ", ".join(place.id for place in foreign)
             here = f"at {self.place}" if self.place is not None else "here"
-            raise MeasurementError(f"{self.threshold.key}: a value for {told}, which is not asked {here}")
+            return MeasurementError(f"{self.threshold.key}: a value for {told}, which is not asked {here}")
+        return None
 
     def _settled(self, measured: Any, place: Any) -> _Settled:
         """A value, measured again if its repeats leave a doubt, and what doubt is left then."""

@@ -28,7 +28,7 @@ from pytest_gpucluster.reporting.junit_file import Case
 from pytest_gpucluster.reporting.live import Files, Live, not_ended, so_far
 from pytest_gpucluster.reporting.results import place_facts
 from pytest_gpucluster.settings import DEADLINES_S, LEVELS, Expect, Settings
-from pytest_gpucluster.terms import changed_terms, short_soak, unexpected_gpus
+from pytest_gpucluster.terms import changed_terms, doubled_gpus, short_soak, unexpected_gpus
 from pytest_gpucluster.thresholds import Profile, load
 from pytest_gpucluster.verdict import MISSING, PENDING, Record, Terms, Verdict, decide
 from pytest_gpucluster.waivers import Waivers
@@ -214,6 +214,10 @@ class Session:
         more = cluster.unexpected or unexpected_gpus(cluster.identities.values(), self.inventory)
         if more and not self.settings.inline:
             self.objections.append(f"more GPUs than expected: {', '.join(more)}")
+        doubled = doubled_gpus(cluster.places)
+        if doubled:
+            more_told = f" and {len(doubled) - 1} more" if len(doubled) > 1 else ""
+            self.objections.append(f"one GPU in two places: {doubled[0]}{more_told}")
 
     def fix_plan(self) -> None:
         """Add what the profile expects and nobody selected, and put the whole expected set on record."""

@@ -13,7 +13,7 @@ from pytest_gpucluster.settings import LEVELS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from pytest_gpucluster.cluster import Inventory
+    from pytest_gpucluster.cluster import Inventory, Place
     from pytest_gpucluster.inventory.identity import Identity
     from pytest_gpucluster.thresholds import Profile
 
@@ -68,6 +68,15 @@ def _otherwise(profile: Profile, standard: Profile) -> Iterable[str]:
         yield f"a soak of {in_words(profile.accept_soak_s)} instead of {in_words(standard.accept_soak_s)}"
     if profile.fabric != standard.fabric:
         yield f"fabric {profile.fabric} instead of {standard.fabric}"
+
+
+def doubled_gpus(places: Iterable[Place]) -> list[str]:
+    """GPUs that answer at several places: two launches on one machine are not two nodes, and some GPU was never asked."""
+    found: dict[str, list[str]] = {}
+    for place in places:
+        if place.uuid is not None:
+            found.setdefault(place.uuid, []).append(place.id)
+    return [f"{uuid} answers at {' and '.join(ids)}" for uuid, ids in found.items() if len(ids) > 1]
 
 
 def unexpected_gpus(identities: Iterable[Identity], expected: Inventory) -> list[str]:

@@ -240,13 +240,17 @@ class ThresholdsFile:
         keys = [str(key) for key in self.document.data.get("criteria", {})]
         return {key: resolve(self.document, key, profile=profile) for key in keys}
 
+    @property
+    def _is_packaged(self) -> bool:
+        return self.path.absolute() == packaged_path().absolute()
+
     def standard(self, profile: Profile) -> Profile | None:
         """The packaged profile that this one stands for.
 
         The nearest packaged ancestor for the same GPU, else the packaged profile of that GPU, else the nearest ancestor;
         never a rehearsal's for one that accepts. None where there is none.
         """
-        packaged = load(None).profiles
+        packaged = self.profiles if self._is_packaged else load(None).profiles
         known = [packaged[name] for name in (*reversed(profile.chain), profile.gpu) if name is not None and name in packaged]
         fit = [one for one in known if one.rehearsal == profile.rehearsal]
         return next((one for one in fit if one.gpu == profile.gpu), next(iter(fit), None))
@@ -256,7 +260,7 @@ class ThresholdsFile:
 
         Compared is with the profile's :meth:`standard`, else with the entries as they stand before any override.
         """
-        if self.path.absolute() == packaged_path().absolute():
+        if self._is_packaged:
             return []
         here = self.criteria(profile)
         before = load(None).criteria(self.standard(profile) or Profile(name="", gpu=None, spec=profile.spec, chain=()))

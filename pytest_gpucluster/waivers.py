@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.shape import Part, did_you_mean, shape_problems
 from pytest_gpucluster.thresholds_merge import shown
-from pytest_gpucluster.verdict import Record, may_be_waived
+from pytest_gpucluster.verdict import WAIVED, Record, counted_as, may_be_waived
 from pytest_gpucluster.yaml_lines import Problem, parse, read_bytes
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def lines_of(facts: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def states_from(facts: Iterable[Mapping[str, Any]], records: Iterable[Record]) -> list[dict[str, Any]]:
     """The waivers as a run began with them, brought up to what its records say was needed; the used ones first."""
-    needed = [dict(record.waiver) for record in records if record.waiver is not None]
+    needed = [dict(record.waiver or {}) for record in records if counted_as(record) == WAIVED]
     rows = [
         {**row, "state": "used"} if {name: row[name] for name in Waiver.__slots__} in needed else dict(row) for row in facts
     ]

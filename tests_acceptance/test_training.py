@@ -56,8 +56,8 @@ def test_finetune_check(name, finetuned, criterion):
     if check is None:
         raise MeasurementError(f"the fine-tune made no check {name!r}: nothing was looked at")
     failed = int(not check["passed"])
-    guilty = {place: failed for rank, place in enumerate(finetuned) if rank in check["ranks"]}
-    is_some = 0 < len(guilty) < len(finetuned)
+    guilty = {place: failed * (rank in check["ranks"]) for rank, place in enumerate(finetuned)}
+    is_some = 0 < sum(guilty.values()) < len(finetuned)
     criterion.require(guilty if is_some else failed, evidence={"found": check["detail"]})
 
 

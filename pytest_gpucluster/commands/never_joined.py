@@ -146,7 +146,7 @@ def write_reports(session: Session, absence: Absence, *, junit: Path | None) -> 
     try:
         _write_journal(journal, session, absence)
         verdict = session.decide()
-        journal.write("verdict", verdict=verdict.word, line=verdict.line, objections=[])
+        journal.write("verdict", verdict=verdict.word, line=verdict.line, objections=session.objections)
         rebuild(directory.path)
         if junit is not None:
             rebuild(directory.path, junit=junit)

@@ -174,7 +174,6 @@ def test_what_was_no_value_stays_on_record(bad: Any) -> None:
         ({NODES[1]: 800.0}, (NODES[0],)),
         ({"node0-gpu0": 800.0, "node0-gpu1": 800.0}, (C,)),
         ({(A, B): 800.0, (B, A): 800.0}, (C,)),
-        ({A: 100.0}, (B, C)),  # also where those that are there would fail
     ],
 )
 def test_a_place_without_a_value_was_not_measured(values: dict[Any, float], lacking: tuple[Place, ...]) -> None:
@@ -204,6 +203,15 @@ def test_whole_values_pass(values: dict[Any, float]) -> None:
     judge.require(values)
     assert judge.judged is not None
     assert judge.judged.outcome == PASSED
+
+
+def test_a_failure_among_too_few_places_is_a_failure() -> None:
+    """Measured and bad comes before not measured; and nobody can answer for the places that have no value."""
+    judge = replace(criterion(None), expected=EVERYTHING)
+    with pytest.raises(CriterionFailedError):
+        judge.require({A: 100.0})
+    assert judge.unfit is not None
+    assert judge.unfit.culprits == (B, C)
 
 
 def test_a_value_of_another_place() -> None:

@@ -13,7 +13,7 @@ from pytest_gpucluster.inventory.detect import Detected
 from pytest_gpucluster.launch import Launch
 from pytest_gpucluster.session import Session
 from pytest_gpucluster.settings import Expect, Settings, parse_level
-from pytest_gpucluster.terms import changed_terms, short_soak, unexpected_gpus
+from pytest_gpucluster.terms import changed_terms, doubled_gpus, short_soak, unexpected_gpus
 from pytest_gpucluster.thresholds import Profile, load
 from pytest_gpucluster.verdict import Record
 
@@ -160,6 +160,17 @@ def test_gpus_of_other_nodes_that_no_rank_was_started_for() -> None:
     ]
     assert unexpected_gpus(seen, replace(TWO, gpus_per_node=4)) == ["8 on b, 4 expected"]
     assert unexpected_gpus(seen, TWO) == []
+
+
+def test_one_gpu_in_two_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two torchruns on one machine are not two nodes, however many ranks answer."""
+    made = session(tmp_path, monkeypatch, None, nodes=2, gpus_per_node=1)
+    uuids = ("GPU-1", "GPU-1"), ("GPU-1", "GPU-2"), (None, None)
+    places = [[replace(place, uuid=uuid) for place, uuid in zip(made.inventory.places, some, strict=True)] for some in uuids]
+    assert [doubled_gpus(some) for some in places] == [["GPU-1 answers at node0-gpu0 and node1-gpu0"], [], []]
+    bound: Any = type("Bound", (), {"places": places[0], "unexpected": [], "identities": {}})
+    made._note_unexpected(bound)
+    assert decided(made).endswith("(one GPU in two places: GPU-1 answers at node0-gpu0 and node1-gpu0)")
 
 
 def test_a_name_of_another_kind_does_not_hide_a_change(tmp_path: Path) -> None:
