@@ -90,7 +90,10 @@ FAULTS = "tests/faults"
 LAUNCHES = ("tests/launch", FAULTS)  # real torchruns by the dozen: minutes of their own, one after the other
 LONG = (  # whole runs: minutes of their own too, so that `tests` stays below eight
     *(f"tests/e2e/test_{name}.py" for name in ("plan", "selftest", "soak", "stragglers", "training_scaling")),
-    *(f"tests/finetune/test_{name}.py" for name in ("checkpoint", "elastic", "fitness", "kills", "ranks", "strategy")),
+    *(
+        f"tests/finetune/test_{name}.py"
+        for name in ("checkpoint", "elastic", "fitness", "kills", "ranks", "strategy", "three_ranks")
+    ),
     "tests/test_benchmark_finetune.py",
 )
 PARALLEL = ("-n", "2", "--dist", "loadfile")  # tests mostly wait for the ranks they started; a file shares its runs

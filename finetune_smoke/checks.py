@@ -52,6 +52,7 @@ class Checks:
     _remarks: dict[str, str] = field(default_factory=dict)
     _failures: dict[str, list[tuple[str, tuple[int, ...]]]] = field(default_factory=dict)
     _latest: dict[str, str | None] = field(default_factory=dict)
+    _left_out: dict[str, str] = field(default_factory=dict)
 
     def record(self, name: str, *, problem: str | None, guilty: Sequence[int] = (), remark: str | None = None) -> None:
         """One more look by check ``name``: no problem, or what was wrong and with which ranks.
@@ -79,10 +80,18 @@ class Checks:
         """What was wrong at the latest look of those checks among ``names`` that failed it, as ``name: problem``."""
         return [f"{name}: {problem}" for name in names if (problem := self._latest.get(name)) is not None]
 
+    def leave_out(self, name: str, *, why: str) -> None:
+        """Check ``name`` does not apply to this run: neither passed nor failed, but failed if it fails elsewhere in it."""
+        self._left_out[name] = why
+
+    def left_out(self) -> dict[str, str]:
+        """Why, of every check that was left out, by name."""
+        return {name: why for name, why in sorted(self._left_out.items()) if name not in self._failures}
+
     def verdicts(self) -> dict[str, Verdict]:
-        """Every check that looked at least once, by name."""
+        """Every check that looked at least once and was not left out, by name."""
         result: dict[str, Verdict] = {}
-        for name in sorted({*self._passes, *self._failures}):
+        for name in sorted({*self._passes, *self._failures} - set(self.left_out())):
             failures, passes = self._failures.get(name, []), self._passes[name]
             if not failures:
                 result[name] = {"passed": True, "detail": self._remarks[name], "ranks": []}
@@ -221,6 +230,34 @@ def _judge_lock_step(checks: Checks, step: int, once: list[list[int]], again: li
     checks.record("lock_step", problem=problem and f"{what}: {problem}", guilty=odd)
 
 
+def audit_replays(checks: Checks, *, step: int, work: Pass) -> None:
+    """``graph_lock_step``: as the audit, of steps that are replayed: what ``work`` replays twice must agree, on all ranks.
+
+    The kernels of a captured step are the fast ones, which need not repeat themselves to the bit. Where half of the ranks
+    or more do not, nobody can tell a GPU from its kernels: the check is left out, which is no pass.
+    """
+    digests = []
+    for _ in range(2):
+        loss, gradients = work()
+        digests.append(checks.ranks.gather([digest([loss]), digest(gradients)]))
+    _judge_replays(checks, step, *digests)
+
+
+def _judge_replays(checks: Checks, step: int, once: list[list[int]], again: list[list[int]]) -> None:
+    """``once`` and ``again`` hold the digests of loss and gradients by rank, of two replays of the same rows."""
+    unsteady = [rank for rank, (first, second) in enumerate(zip(once, again, strict=True)) if first != second]
+    what = f"replays of the same rows at step {step}"
+    if len(unsteady) * 2 >= len(once):
+        told = f"{what}: {named(unsteady)} of {len(once)} differ from themselves: the graph's kernels cannot be compared"
+        checks.leave_out("graph_lock_step", why=told)
+        return
+    if unsteady:
+        checks.record("graph_lock_step", problem=f"{what}: {named(unsteady)} does not repeat itself", guilty=unsteady)
+        return
+    problem, odd = difference([tuple(row) for row in once])
+    checks.record("graph_lock_step", problem=problem and f"{what}: {problem}", guilty=odd)
+
+
 def _audit_all_reduce(checks: Checks, step: int, vector: torch.Tensor) -> None:
     """The mean of equal vectors is that vector, to one rounding of 2^-24 a rank."""
     world_size = checks.ranks.world_size
@@ -241,12 +278,15 @@ def none_on_any_rank(checks: Checks, name: str, *, count: int, what: str) -> Non
     checks.record(name, problem=problem, guilty=bad)
 
 
-def rows_read(checks: Checks, *, step: int, read: int, demanded: int) -> None:
-    """``data_digest``: the digest of the rows this rank read is that of the rows the step demands, and no other's."""
-    everyone = checks.ranks.gather([read, demanded])
-    wrong = [rank for rank, (mine, right) in enumerate(everyone) if mine != right]
-    readers = Counter(mine for mine, _ in everyone)
-    doubled = [rank for rank, (mine, _) in enumerate(everyone) if readers[mine] > 1]
+def rows_read(checks: Checks, *, step: int, read: tuple[int, int], demanded: tuple[int, int]) -> None:
+    """``data_digest``: this rank read the rows that the step demands, and no rank those of another.
+
+    Both are (number of the first row, digest of the contents). Rows are told apart by their numbers: texts may be equal.
+    """
+    everyone = checks.ranks.gather([*read, *demanded])
+    wrong = [rank for rank, row in enumerate(everyone) if row[:2] != row[2:]]
+    readers = Counter(first for first, *_ in everyone)
+    doubled = [rank for rank, (first, *_) in enumerate(everyone) if readers[first] > 1]
     problem = None
     if wrong:
         problem = f"step {step}: {named(wrong)} read other rows than the step demands"
@@ -255,10 +295,12 @@ def rows_read(checks: Checks, *, step: int, read: int, demanded: int) -> None:
     checks.record("data_digest", problem=problem, guilty=wrong or doubled)
 
 
-def finite(checks: Checks, *, values: Sequence[float]) -> None:
-    """``finite``: each loss and gradient norm in ``values`` is a number, on every rank."""
+def finite(checks: Checks, *, values: Sequence[float], weights: Iterable[torch.Tensor] = ()) -> None:
+    """``finite``: each loss and gradient norm in ``values``, and each of ``weights``, is a number, on every rank."""
     count = sum(not math.isfinite(value) for value in values)
-    none_on_any_rank(checks, "finite", count=count, what="losses or gradient norms that are not finite")
+    counts = [(~tensor.detach().isfinite()).sum() for tensor in weights]
+    count += int(torch.stack(counts).sum()) if counts else 0
+    none_on_any_rank(checks, "finite", count=count, what="losses, gradient norms or adapter weights that are not finite")
 
 
 def moved(checks: Checks, *, before: torch.Tensor, now: torch.Tensor) -> None:

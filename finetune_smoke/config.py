@@ -16,6 +16,8 @@ FAULTS: dict[str, str] = {
     "base": "one rank: a bit of its base weights is wrong from the start",
     "bitflip": "one rank, before the all-reduce: one mantissa bit of one gradient, each step",
     "bitflip-exp": "one rank, before the all-reduce: one high exponent bit of one gradient, each step",
+    "bitflip-late": "one rank, before the all-reduce: one mantissa bit of one gradient, in the last step",
+    "graph-bitflip": "one rank: one mantissa bit of the gradients of each replayed CUDA graph",
     "scale": "one rank, before the all-reduce: gradients times 8",
     "zero": "one rank, before the all-reduce: gradients are 0",
     "noise": "one rank, before the all-reduce: noise of the gradient's size is added",
@@ -26,7 +28,7 @@ FAULTS: dict[str, str] = {
     "post-signflip": "one rank, after the all-reduce: gradients change sign",
     "wrongdata": "one rank: the answers of other prompts",
     "dupdata": "one rank: reads the rows of rank 0 again (rank 0 those of rank 1)",
-    "straggler": "one rank: 20 ms, or half a forward, slower in every forward",
+    "straggler": "one rank: 0.1 s, or three forwards, slower in every forward",
     "truncate-ckpt": "one rank: a tensor is missing from the adapter it saved",
 }
 """Faults that ``--fault NAME[:RANK]`` plants to show that the checks see them; default rank: the last one."""
@@ -121,7 +123,7 @@ class Config:
     loss_limit: float | None = 0.5
     spread_limit: float = 1.25
     heldout_rows: int = 256
-    greedy_rows: int = 8
+    greedy_rows: int = 32
     restore_check: bool = True
     window_steps: int = 10
     audit_every: int = 50

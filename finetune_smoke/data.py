@@ -158,14 +158,15 @@ def texts(config: Config, codec: Codec, content: Sequence[str], *, step_rows: in
     """Rows of running text, one a row, cut at ``row_tokens``, every token predicted; read in order, over and over.
 
     The last ``heldout_rows`` texts, at most a tenth, are held out. Raises InputError if what is left is fewer than
-    the ``step_rows`` rows of one step.
+    the rows of one step: ``step_rows`` of all ranks in each pass.
     """
+    needed = step_rows * config.accumulation
     held = min(config.heldout_rows, max(1, len(content) // 10))
     train = content[: len(content) - held]
-    if len(train) < step_rows:
+    if len(train) < needed:
         raise InputError(
-            f"data set {config.dataset}: {len(content)} rows, {held} of them held out, are fewer than one batch "
-            f"of {step_rows} rows"
+            f"data set {config.dataset}: {len(content)} rows, {held} of them held out, leave fewer than one step of {needed} "
+            "rows: it takes a larger data set, fewer --rows or less --accumulation"
         )
     return Source(
         row=lambda index: _text_row(train[index % len(train)], codec, config.row_tokens),

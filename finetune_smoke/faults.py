@@ -14,9 +14,10 @@ from finetune_smoke.config import InputError, parse_fault
 from finetune_smoke.data import Row, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-SLOWER_S = 0.02
+SLOWER_S = 0.1
+SLOWER_FORWARDS = 3
 GPU_CYCLES_PER_S = 1.8e9  # about an H200's SM clock
 SCALE = 8
 ONCE_AT_STEP = 10
@@ -29,10 +30,12 @@ class Fault:
 
     name: str
 
-    def slow_down(self, forward_s: float, device: torch.device) -> None:
-        """Lose time in the forward; ``forward_s`` is what a forward takes."""
+    def slow_down(self, seen_ms: Sequence[float], device: torch.device) -> None:
+        """Lose time in the forward; ``seen_ms`` is what forwards took so far, this fault's part included."""
         if self.name == "straggler":
-            seconds = max(SLOWER_S, forward_s / 2)
+            # Before anything was seen a forward was SLOWER_S longer than it had to be, and later ones no less.
+            healthy_s = max(0.0, min(seen_ms, default=0.0) / 1e3 - SLOWER_S)
+            seconds = max(SLOWER_S, SLOWER_FORWARDS * healthy_s)
             if device.type == "cuda":
                 torch.cuda._sleep(int(seconds * GPU_CYCLES_PER_S))  # type: ignore[no-untyped-call]  # noqa: SLF001 -- only waits
             else:
@@ -65,9 +68,15 @@ class Fault:
 
     def watch_gradients(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         """Corrupt this rank's own gradients from now on, before they are averaged with the others'."""
-        kinds = {"bitflip", "bitflip-exp", "scale", "zero", "noise", "signflip"}
-        if self.name not in kinds:
-            return
+        if self.name in {"bitflip", "bitflip-exp", "scale", "zero", "noise", "signflip"}:
+            self._corrupt(parameters)
+
+    def enter_step(self, parameters: Mapping[str, torch.nn.Parameter], *, step: int, last: int) -> None:
+        """Begin with the ``last`` step what begins late."""
+        if self.name == "bitflip-late" and step == last:
+            self._corrupt(parameters)
+
+    def _corrupt(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         rng = random.Random(0)
         everywhere = [parameter for parameter in parameters.values() if parameter.requires_grad]
         for parameter in everywhere[:1] if self.name.startswith("bitflip") else everywhere:
@@ -77,7 +86,7 @@ class Fault:
         if self.name == "noise":
             return gradient + torch.randn_like(gradient) * gradient.abs().mean()
         if self.name.startswith("bitflip"):
-            bit = rng.randrange(23) if self.name == "bitflip" else rng.choice([27, 28, 29])
+            bit = rng.choice([27, 28, 29]) if self.name == "bitflip-exp" else rng.randrange(23)
             return _flipped(gradient.clone(), rng.randrange(gradient.numel()), bit)
         return gradient * {"scale": SCALE, "zero": 0, "signflip": -1}[self.name]
 
@@ -92,6 +101,12 @@ class Fault:
             _flipped(gradients[0], step % gradients[0].numel(), step % 23)
         elif self.name == "post-bitflip-once" and step == ONCE_AT_STEP:
             _flipped(gradients[0], 0, 22)
+
+    @torch.no_grad()
+    def spoil_replay(self, gradients: torch.Tensor) -> None:
+        """Corrupt what a replayed pass left in ``gradients``; in the eager audit nothing is wrong."""
+        if self.name == "graph-bitflip":
+            _flipped(gradients, gradients.numel() // 2, 22)
 
     def truncate(self, adapter: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """The saved adapter, short of its first tensor."""

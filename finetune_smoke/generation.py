@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from finetune_smoke.config import Config
     from finetune_smoke.data import Codec
+    from finetune_smoke.ranks import Ranks
 
 ROWS = 64
 """Prompts decoded together."""
@@ -100,6 +101,15 @@ def judge(answer: str, given: str) -> tuple[bool, bool, bool, bool]:
         return False, False, False, False
     name, arguments = call[0] == right[0], call[1] == right[1]
     return True, name, arguments, name and arguments
+
+
+def shares(ranks: Ranks, asked: Sequence[Question], given: Sequence[str]) -> Shares:
+    """What is right of the answers ``given`` to the prompts ``asked`` of all ranks."""
+    judged = [judge(one.answer, written(text)) for one, text in zip(asked, given, strict=True)]
+    mine = [len(judged), *(sum(right[part] for right in judged) for part in range(4))]
+    total, *counts = (sum(column) for column in zip(*ranks.gather(mine), strict=True))
+    valid, name, arguments, exact = (count / total for count in counts)
+    return Shares(prompts=total, json_valid=valid, name=name, arguments=arguments, exact=exact)
 
 
 @torch.no_grad()

@@ -31,7 +31,7 @@ def obstacle(config: Config, ranks: Ranks) -> str | None:
     """Why this run cannot be captured, or None."""
     if ranks.device.type != "cuda":
         return "there is no GPU"
-    if config.fault != "none":
+    if config.fault.partition(":")[0] not in {"none", "graph-bitflip"}:
         return "a planted fault needs every step run afresh"
     if config.strategy == "fsdp":
         return "strategy fsdp has collectives in forward and backward"
@@ -79,7 +79,7 @@ class Captured:
 
 
 def filled(batch: data.Batch, room: int) -> data.Batch:
-    """``batch`` with predictions that count nothing up to ``room``."""
+    """``batch`` with exactly ``room`` predictions: those added count nothing, those too many are left out."""
     short = room - len(batch.targets)
     positions = torch.nn.functional.pad(batch.positions, (0, short))
     targets = torch.nn.functional.pad(batch.targets, (0, short), value=loss.IGNORED)

@@ -16,9 +16,12 @@ from finetune_smoke.config import InputError
 from finetune_smoke.data import Codec, digest_bytes, own_codec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from finetune_smoke.config import Config
+
+NAMED = 3
+"""Of the weights that are not there so many are named."""
 
 
 def base_of(config: Config, device: torch.device) -> Any:
@@ -35,15 +38,35 @@ def codec_of(config: Config) -> Codec:
 
 
 def load_model(name: str, *, device: torch.device, dtype: torch.dtype) -> Any:
-    """The causal language model in directory or hub repository ``name``; raises InputError."""
+    """The causal language model in directory or hub repository ``name``; raises InputError, also if weights are missing."""
     _check_place("model", name)
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 -- seconds; only where a model is loaded
 
     try:
         with torch.device(device):
-            return AutoModelForCausalLM.from_pretrained(name, dtype=dtype, attn_implementation="sdpa").to(device)
+            model, loading = AutoModelForCausalLM.from_pretrained(
+                name, dtype=dtype, attn_implementation="sdpa", output_loading_info=True, ignore_mismatched_sizes=True
+            )
     except (OSError, ValueError) as error:
         raise InputError(_reason("model", name, error)) from error
+    _require_whole(name, loading)
+    return model.to(device)
+
+
+def _require_whole(name: str, loading: Mapping[str, Any]) -> None:
+    """Raises InputError if weights were not in the files, or of another shape: transformers fills in random numbers."""
+    missing = sorted(loading["missing_keys"])
+    if missing:
+        raise InputError(f"model {name}: {len(missing)} weights are missing from its files: {_first(missing)}; fetch it again")
+    other = [f"{key} {list(there)} in place of {list(needed)}" for key, there, needed in sorted(loading["mismatched_keys"])]
+    if other:
+        raise InputError(
+            f"model {name}: {len(other)} weights have other shapes than its config.json says: {_first(other)}; fetch both again"
+        )
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
 
 
 def load_codec(name: str) -> Codec:

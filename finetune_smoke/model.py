@@ -123,6 +123,24 @@ def _shape(model: Any, config: Config, tokenizer: calls.Tokenizer) -> None:
         model.get_output_embeddings().weight.copy_(embedding)
 
 
+def without_dropout(model: Any) -> str | None:
+    """Switch off all dropout of ``model``, in place; says what was on, None if nothing was.
+
+    It draws other numbers on every rank and in every pass, which no comparison to the bit could tell from a fault. Not by
+    ``eval()``: gradient checkpointing needs a model in training.
+    """
+    found: dict[str, float] = {}
+    for owner in (*model.modules(), model.config):
+        names = ["p"] if isinstance(owner, nn.modules.dropout._DropoutNd) else [name for name in vars(owner) if "drop" in name]  # noqa: SLF001 -- the base of all of torch's
+        for name in names:
+            value = getattr(owner, name)
+            if isinstance(value, float) and value > 0:
+                found["dropout" if name == "p" else name] = value
+                setattr(owner, name, 0.0)
+    told = ", ".join(f"{name} {value:g}" for name, value in sorted(found.items()))
+    return f"dropout of the base ({told}) is off: ranks are compared to the bit" if found else None
+
+
 def add_adapters(model: Any, config: Config) -> Any:
     """The model with rank-``lora_rank`` adapters in float32 on all its linears but the head; the base is frozen."""
     from peft import LoraConfig, get_peft_model  # noqa: PLC0415 -- seconds; only where a model is made

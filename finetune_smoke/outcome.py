@@ -26,9 +26,10 @@ class Outcome:
     that of calls really generated. Rates count the tokens the kernels see, padding included; ``tokens_per_s_per_gpu``
     and ``step_ms`` are medians over windows, the first left out, and None if no step was run; ``mfu`` also without a
     GPU or its peak rate. Seconds are those of the slowest rank. Of ``checks`` those that compare ranks are absent
-    where there is one. ``stopped``: a signal ended the run early, with a checkpoint; what is told after the last step is
-    then NaN or None. ``resumed_at`` is the step a checkpoint was resumed at, ``saved_step`` that of the newest one which this
-    run saved or resumed; ``notes`` say which were passed over, which were not saved, and what a resumed one carried.
+    where there is one, and ``left_out`` says of others why they do not apply. ``stopped``: a signal ended the run early,
+    with a checkpoint; what is told after the last step is then NaN or None. ``resumed_at`` is the step a checkpoint was
+    resumed at, ``saved_step`` that of the newest one which this run saved or resumed; ``notes`` say which were passed over,
+    which were not saved, what a resumed one carried, and what was left out or changed.
 
     ``step_rows`` is the effective batch: rows of all ranks and passes of a step. ``wire_gb_per_step`` (10^9 bytes) is what
     each GPU has to send by ``flops.wire_bytes``, ``memory_peak_gib`` what each rank's training took, None on a CPU.
@@ -66,6 +67,7 @@ class Outcome:
     memory_peak_gib: list[float] | None = None
     compile_s: float | None = None
     rows_s: float = 0.0
+    left_out: dict[str, str] = field(default_factory=dict)
 
     def problems(self) -> list[str]:
         """One line for each promise that was not kept, empty if all was well."""
@@ -157,6 +159,7 @@ def settle(run: Run, log: Log) -> Outcome:
         memory_peak_gib=_memory_peaks(run, log),
         compile_s=None if log.compile_s is None else compile_s,
         rows_s=rows_s,
+        left_out=run.checks.left_out(),
     )
 
 

@@ -94,10 +94,11 @@ def cache(config: Config, codec: data.Codec, *, step_rows: int, say: Callable[[s
         if flaw is not None:
             _make(config, codec, folder, about, step_rows)
         found = _opened(folder, flaw, time.monotonic() - begin)
-    if found.train < step_rows:
+    needed = step_rows * config.accumulation
+    if found.train < needed:
         raise InputError(
             f"data set {config.dataset}: {found.train} training rows of up to {config.row_tokens} tokens are fewer than one "
-            f"batch of {step_rows} rows"
+            f"step of {needed} rows: it takes a larger data set, fewer --rows or less --accumulation"
         )
     return found
 
@@ -223,10 +224,11 @@ def _text_rows(config: Config, codec: data.Codec, step_rows: int) -> tuple[list[
     rows = [whole.row(index) for index in range(len(content) - len(whole.heldout))]
     if config.packed:
         rows = pack(rows, config.row_tokens, codec.pad_id)
-        if len(rows) < step_rows:
+        needed = step_rows * config.accumulation
+        if len(rows) < needed:
             raise InputError(
                 f"data set {config.dataset}: {len(content)} rows make {len(rows)} packed ones of {config.row_tokens} tokens, "
-                f"fewer than one batch of {step_rows} rows"
+                f"fewer than one step of {needed} rows: it takes a larger data set, fewer --rows or less --accumulation"
             )
     return rows, whole
 

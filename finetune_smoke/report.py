@@ -67,6 +67,7 @@ def summary(config: Config, outcome: Outcome) -> str:
     lines += outcome.notes
     for name, check in outcome.checks.items():
         lines.append(f"{'ok  ' if check['passed'] else 'FAIL'} {name}: {check['detail']}")
+    lines += [f"skip {name}: {why}" for name, why in outcome.left_out.items()]
     lines += [f"NOT GOOD: {problem}" for problem in outcome.problems()]
     if outcome.stopped:
         lines.append(f"STOPPED after step {outcome.steps} of {config.steps}, {_resumable(outcome)}")

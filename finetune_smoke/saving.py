@@ -41,7 +41,7 @@ WRITING_DEADLINE_S = SETUP_DEADLINE_S
 """How long training waits for a checkpoint that is written beside it: as long as its ranks wait for each other."""
 LEAVING_DEADLINE_S = 30.0
 """How long a run that fails waits for it: torchrun kills the other ranks 30 s after one has left."""
-WATCHING = ("lock_step", "all_reduce", "adapter_digest", "finite")
+WATCHING = ("lock_step", "graph_lock_step", "all_reduce", "adapter_digest", "finite")
 """Checks of what made the state, or of the state; the others tell of data and speed, which a checkpoint carries."""
 
 

@@ -17,12 +17,11 @@ import torch
 from finetune_smoke import checkpoint, checks, export, generation, hub, options
 from finetune_smoke import model as models
 from finetune_smoke.config import Config, InputError, preset
-from finetune_smoke.generation import Shares
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from finetune_smoke.generation import Question
+    from finetune_smoke.generation import Shares
     from finetune_smoke.ranks import Ranks
 
 UNUSED = (
@@ -100,7 +99,7 @@ def score(config: Config, place: Place, ranks: Ranks, *, progress: Callable[[str
         cuda = ranks.device.type == "cuda"
         with torch.autocast("cuda", dtype=torch.bfloat16) if cuda else nullcontext():
             given = generation.answers(model, mine, codec, ranks.device)
-        return _shares(ranks, mine, given)
+        return generation.shares(ranks, mine, given)
 
     progress(f"generating {len(asked)} calls with the base", None)
     before = shares(base)
@@ -169,12 +168,3 @@ def _adapted(config: Config, place: Place, base: Any, ranks: Ranks) -> tuple[Any
 def _as_saved(place: Place, adapters: Sequence[torch.Tensor]) -> None:
     if f"{checks.digest(adapters) % 2**64:016x}" != place.marker["digest"]:
         raise InputError(f"checkpoint {place.path} is damaged: its adapters have another digest than was saved")
-
-
-def _shares(ranks: Ranks, asked: Sequence[Question], given: Sequence[str]) -> Shares:
-    """Of all ranks' prompts."""
-    judged = [generation.judge(one.answer, generation.written(text)) for one, text in zip(asked, given, strict=True)]
-    mine = [len(judged), *(sum(right[part] for right in judged) for part in range(4))]
-    total, *counts = (sum(column) for column in zip(*ranks.gather(mine), strict=True))
-    valid, name, arguments, exact = (count / total for count in counts)
-    return Shares(prompts=total, json_valid=valid, name=name, arguments=arguments, exact=exact)

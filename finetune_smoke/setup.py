@@ -25,6 +25,7 @@ def prepare(config: Config, *, ranks: Ranks, progress: Progress) -> Run:
     source, data_digest = ranks.together(lambda: _source(config, ranks.world_size, progress))
     progress("preparing the base model", None)
     base = ranks.together(lambda: hub.base_of(config, ranks.device))
+    dropout = models.without_dropout(base)
     shape = flops.shape_of(base.config)
     fault.spoil_base(base.get_input_embeddings().weight)
     record = checks.Checks(ranks)
@@ -61,6 +62,7 @@ def prepare(config: Config, *, ranks: Ranks, progress: Progress) -> Run:
         start=checks.fingerprints(adapters.values()),
         checks=record,
         progress=progress,
+        notes=[] if dropout is None else [dropout],
     )
 
 

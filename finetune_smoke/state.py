@@ -29,7 +29,8 @@ class Run:
     ``adapters`` are the trained tensors by name, in the model's order, plain and whole under every strategy, and
     ``gradients`` theirs; ``autocasts`` says that some linear still runs peft's forward on a GPU. ``shape`` is None for an
     unusual architecture; ``base_digest`` stands for the frozen weights, ``data_digest`` for data set and tokenizer, whatever
-    the number of ranks, and ``start`` for each adapter tensor as it began.
+    the number of ranks, and ``start`` for each adapter tensor as it began; ``notes`` say what set-up had to
+    change.
     """
 
     config: Config
@@ -49,6 +50,7 @@ class Run:
     start: torch.Tensor
     checks: Checks
     progress: Progress
+    notes: list[str]
 
     @property
     def step_rows(self) -> int:

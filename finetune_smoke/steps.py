@@ -43,8 +43,11 @@ def steps_of(run: Run, log: Log) -> Iterator[Steps]:
     if why_not:
         log.notes.append(f"no CUDA graph: {why_not}; steps run eagerly")
         run.progress(log.notes[-1], None)
+        run.checks.leave_out("graph_lock_step", why=f"no CUDA graphs here: {why_not}")
     elif config.cuda_graph:
-        log.notes.append("steps run as CUDA graphs after the first window; lock-step audits run the same kernels eagerly")
+        log.notes.append("steps run as CUDA graphs after the first window; lock-step audits run eagerly, and replay them too")
+    else:
+        run.checks.leave_out("graph_lock_step", why="no CUDA graphs here: --cuda-graph is off")
     if config.compile == "layers":
         log.notes.append("steps run compiled decoder layers; lock-step audits and evaluation run them eagerly")
     run.gradients.bind()
@@ -112,8 +115,10 @@ def _passes(at: Steps, steps: range) -> tuple[list[list[data.Batch]], torch.Tens
     begin = time.monotonic()
     rows = [at.rows.take(step) for step in steps]
     log.rows_s += time.monotonic() - begin
-    again = data.digest_rows([run.source.row(index) for index in demanded(run, steps[0])])
-    checks.rows_read(run.checks, step=steps[0], read=data.digest_rows(rows[0]), demanded=again)
+    due = demanded(run, steps[0])
+    again = data.digest_rows([run.source.row(index) for index in due])
+    first = run.fault.wrong_indices(due, run.ranks.rank).start
+    checks.rows_read(run.checks, step=steps[0], read=(first, data.digest_rows(rows[0])), demanded=(due.start, again))
     width = run.config.row_tokens if at.capturing else None
     passes = [
         [data.batch(each[first : first + run.rows], run.source.pad_id, width) for first in range(0, len(each), run.rows)]
@@ -141,7 +146,8 @@ def _capture(at: Steps, batches: Sequence[data.Batch]) -> None:
     """Before the second window, where graphs are wanted: steps were made by then, so there is a state to step."""
     if not at.capturing or at.captured is not None or not at.log.step_s:
         return
-    room = graphs.capacity(batches, at.run.rows)
+    # The same on all ranks: kernels of another shape may round otherwise, and replays are compared.
+    room = max(most for (most,) in at.run.ranks.gather([graphs.capacity(batches, at.run.rows)]))
     at.captured = graphs.capture(at.run, graphs.filled(batches[0], room))
     at.run.progress("capturing the step as CUDA graphs", None)
 
@@ -151,11 +157,12 @@ def _step(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One step over ``batches``, a pass each: (summed loss of this rank, norm of the gradients of all ranks)."""
     run = at.run
+    run.fault.enter_step(run.adapters, step=step, last=run.config.steps - 1)
     run.gradients.zero()
     sums = []
     for batch in batches:
         if at.captured is not None and at.captured.holds(batch):
-            sums.append(at.captured.run_backward(batch, scale))
+            sums.append(_replayed(run, at.captured, batch, scale))
         else:
             summed, mark = _forward_backward(at, batch, scale)
             sums.append(summed)
@@ -176,12 +183,19 @@ def _forward_backward(at: Steps, batch: data.Batch, scale: torch.Tensor) -> tupl
     """Add this rank's gradients of one pass; its summed loss and when its forward ran."""
     run, seen_ms = at.run, at.log.forward_ms
     before = _mark(run.ranks.device)
-    run.fault.slow_down(seen_ms[-1] / 1e3 if seen_ms else 0.0, run.ranks.device)
+    run.fault.slow_down(seen_ms, run.ranks.device)
     with run.autocast():
         loss = run.model(batch.ids, batch.positions, batch.targets)
     after = _mark(run.ranks.device)
     run.gradients.add(torch.autograd.grad(loss * scale, run.gradients.parameters))
     return loss.detach(), (before, after)
+
+
+def _replayed(run: Run, captured: graphs.Captured, batch: data.Batch, scale: torch.Tensor) -> torch.Tensor:
+    """Add this rank's gradients of one replayed pass; its summed loss."""
+    summed = captured.run_backward(batch, scale)
+    run.fault.spoil_replay(run.gradients.flat)
+    return summed
 
 
 def _mark(device: torch.device) -> Any:
@@ -219,3 +233,22 @@ def lock_step_pass(run: Run, step: int) -> tuple[torch.Tensor, list[torch.Tensor
         loss = run.model(batch.ids, batch.positions, batch.targets)
         gradients = torch.autograd.grad(loss / batch.targets.numel(), run.gradients.parameters)
     return loss.detach(), list(gradients)
+
+
+def audit(at: Steps, step: int) -> None:
+    """``lock_step`` and ``all_reduce``, and ``graph_lock_step`` where steps are replayed by now."""
+    checks.audit(at.run.checks, step=step, work=functools.partial(lock_step_pass, at.run, step))
+    if at.captured is not None:
+        checks.audit_replays(at.run.checks, step=step, work=functools.partial(replayed_pass, at.run, at.captured, step))
+
+
+def replayed_pass(run: Run, captured: graphs.Captured, step: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """As ``lock_step_pass`` through the captured graph, over as many rows as it has."""
+    rows = [run.source.row(step * run.rows + number) for number in range(run.rows)]
+    batch = data.batch(rows, run.source.pad_id, captured.batch.ids.shape[1]).to(run.ranks.device)
+    full = graphs.filled(batch, len(captured.batch.targets))
+    run.gradients.zero()
+    loss = _replayed(run, captured, full, torch.full((), 1 / len(full.targets), device=run.ranks.device))
+    gradients = run.gradients.flat.clone()
+    run.gradients.zero()
+    return loss, [gradients]

@@ -7,7 +7,6 @@ end run eagerly and with whole layers, whatever training did.
 
 from __future__ import annotations
 
-import functools
 import os
 import time
 from contextlib import contextmanager
@@ -53,7 +52,12 @@ def _finetune(config: Config, everyone: ranks.Ranks, progress: Progress, stop: s
     run = start.run
     with _fewer_casts(run), boards.board(run) as board, saving.saver(run, start.damaged) as saver:
         export.claim(run)
-        log = Log(losses=start.losses, resumed_at=start.step or None, notes=start.notes, setup_s=time.monotonic() - begin)
+        log = Log(
+            losses=start.losses,
+            resumed_at=start.step or None,
+            notes=[*run.notes, *start.notes],
+            setup_s=time.monotonic() - begin,
+        )
         begin = time.monotonic()
         _train(run, start.step, log, Between(saver=saver, stop=stop, board=board))
         log.train_s = time.monotonic() - begin
@@ -131,22 +135,35 @@ def _train(run: Run, first: int, log: Log, between: Between) -> None:
 
 def _windows(at: steps.Steps, first: int, between: Between, begin: float) -> None:
     run, log, config = at.run, at.log, at.run.config
+    if first == config.steps:
+        _look_at_the_end(at, first)
     while first < config.steps:
         if _due(first, config.audit_every):
-            checks.audit(run.checks, step=first, work=functools.partial(steps.lock_step_pass, run, first))
+            steps.audit(at, first)
         last = _window_end(config, first)
         steps.window(at, range(first, last))
         log.note_limit(config.loss_limit, seconds=time.monotonic() - begin)
-        if last == config.steps or _due(last, config.digest_every):
-            _compare_adapters(run, last)
         between.board(last, log)
         log.stopped = between.stop.agreed(run.ranks) and last < config.steps
+        if log.stopped or last == config.steps:
+            _look_at_the_end(at, last)  # before it is saved: what is unfit is not
+        elif _due(last, config.digest_every):
+            _compare_adapters(run, last)
         if between.saver and (log.stopped or last == config.steps or _due(last, config.checkpoint_every)):
             between.saver.save(step=last, losses=log.losses, norms=log.norms)
         run.progress(_progress(config, last, log), last / config.steps)
         if log.stopped:
             return
         first = last
+
+
+def _look_at_the_end(at: steps.Steps, step: int) -> None:
+    """What is due between windows, once more after the last: a fault of the last steps would else be seen by nobody."""
+    run, log = at.run, at.log
+    if run.config.audit_every:
+        steps.audit(at, step)
+    _compare_adapters(run, step)
+    checks.finite(run.checks, values=[*log.losses, *log.norms], weights=run.adapters.values())
 
 
 def _progress(config: Config, step: int, log: Log) -> str:
@@ -180,7 +197,6 @@ def _compare_adapters(run: Run, step: int) -> None:
 
 def _last_checks(run: Run, log: Log) -> None:
     """What can be told only at the end."""
-    checks.finite(run.checks, values=[*log.losses, *log.norms])
     if run.config.steps > 1:  # the first step moves only the B matrices: A has no gradient while B is 0
         checks.moved(run.checks, before=run.start, now=checks.fingerprints(run.adapters.values()))
     if run.config.restore_check:

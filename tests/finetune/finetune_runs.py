@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -36,6 +37,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "base": {"fault": "base:1"},
     "bitflip": {"fault": "bitflip:1"},
     "bitflip-exp": {"fault": "bitflip-exp:0"},
+    "bitflip-late": {"fault": "bitflip-late:1"},
     "scale": {"fault": "scale"},
     "zero": {"fault": "zero"},
     "noise": {"fault": "noise"},
@@ -78,3 +80,19 @@ def torchrun(*arguments: str | Path, timeout_s: float = 300, **environment: str)
     return subprocess.run(
         command, env={**surroundings, **environment}, capture_output=True, text=True, timeout=timeout_s, check=False
     )
+
+
+def forked(folder: Path, worlds: list[dict[str, Any]], *, timeout_s: float = 300) -> dict[str, dict[str, Any]]:
+    """Run ``worlds`` in ``folder``, one after the other (forked_worlds.py); their outcomes by name."""
+    (folder / "worlds.json").write_text(json.dumps(worlds))
+    surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, Path(__file__).parent / "forked_worlds.py", folder],
+        env=surroundings,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {each["name"]: json.loads((folder / f"{each['name']}.json").read_text()) for each in worlds}

@@ -1,8 +1,9 @@
 """Runs of several worlds one after another, each rank a fork of this process: torch and transformers are imported once.
 
 Reads worlds.json in the folder given: a list of runs with ``name``, ``world_size``, ``settings``, ``copy`` (a checkpoint to
-begin with, from and to), ``signal`` (rank and step of a SIGUSR1 to itself) and ``full_disk`` (markers of checkpoints cannot be
-written). Writes NAME.json: the outcome of rank 0; NAME.RANK.json: the rows that a rank trained on by step, or what it was told.
+begin with, from and to), ``signal`` (rank and step of a SIGUSR1 to itself), ``full_disk`` (markers of checkpoints cannot be
+written) and ``graphs`` (a stand-in for CUDA graphs is used). Writes NAME.json: the outcome of rank 0; NAME.RANK.json: the
+rows that a rank trained on by step, or what it was told.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import graph_stand_in
 import peft  # noqa: F401 -- before forking
 import torch.distributed as dist
 import transformers
@@ -53,6 +55,8 @@ def rank_of(world: dict[str, Any], rank: int, folder: Path, meeting: str) -> Non
     if size > 1:
         dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
     signalled = world.get("signal")
+    if world.get("graphs"):
+        graph_stand_in.install()
 
     def progress(step: str, _part: float | None) -> None:
         if signalled and signalled["rank"] == rank and step.startswith(f"step {signalled['step']} "):

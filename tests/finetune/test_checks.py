@@ -206,14 +206,22 @@ def test_all_reduce_that_loses_a_bit_is_seen(monkeypatch: pytest.MonkeyPatch) ->
     assert counted[1] >= 100  # one of the 101 is 0
 
 
-def test_rows_other_than_demanded_name_their_reader() -> None:
-    """And rows read twice name both readers."""
-    cases = {((1, 1), (2, 2)): [], ((1, 1), (3, 2)): [1], ((5, 5), (5, 5), (6, 6)): [0, 1]}
-    for everyone, guilty in cases.items():
-        record = told(*everyone)
-        checks.rows_read(record, step=0, read=0, demanded=0)
-        assert only(record, "data_digest")["passed"] == (not guilty)
-        assert only(record, "data_digest")["ranks"] == guilty
+@pytest.mark.parametrize(
+    ("everyone", "guilty"),
+    [
+        ([(0, 11, 0, 11), (4, 12, 4, 12)], []),
+        ([(0, 11, 0, 11), (4, 11, 4, 11)], []),  # equal texts
+        ([(0, 11, 0, 11), (4, 13, 4, 12)], [1]),  # other contents
+        ([(0, 11, 0, 11), (0, 11, 4, 11)], [1]),  # another row with the same text
+        ([(0, 11, 0, 11), (0, 11, 0, 11), (8, 12, 8, 12)], [0, 1]),
+    ],
+)
+def test_rows_other_than_demanded_name_their_reader(everyone: list[tuple[int, ...]], guilty: list[int]) -> None:
+    """And rows read twice name both readers; they are told apart by number, since texts may be equal."""
+    record = told(*everyone)
+    checks.rows_read(record, step=0, read=(0, 0), demanded=(0, 0))
+    assert only(record, "data_digest")["passed"] == (not guilty)
+    assert only(record, "data_digest")["ranks"] == guilty
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -224,6 +232,59 @@ def test_loss_that_is_no_number_is_caught(value: float) -> None:
     assert only(record, "finite")["passed"]
     checks.finite(record, values=[1.0, value])
     assert not only(record, "finite")["passed"]
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_weight_that_is_no_number_is_caught(value: float) -> None:
+    """One of many, though every loss before it was fine."""
+    record = Checks(cast("Ranks", Alone()))
+    weights = [torch.ones(5, 5), torch.zeros(7)]
+    checks.finite(record, values=[1.0], weights=weights)
+    assert only(record, "finite")["passed"]
+    weights[1][6] = value
+    checks.finite(record, values=[1.0], weights=weights)
+    assert "not finite: 1 on rank 0" in only(record, "finite")["detail"]
+
+
+@pytest.mark.parametrize(
+    ("once", "again", "detail", "guilty"),
+    [
+        ([[1, 2]] * 3, None, None, []),
+        ([[1, 2], [1, 2], [1, 3]], None, "rank 2 of 3 not like the others", [2]),
+        ([[1, 2], [5, 2], [1, 2]], None, "rank 1 of 3 not like the others", [1]),
+        ([[1, 2], [1, 3]], None, "ranks 0 and 1 differ; it takes three to say which is wrong", []),
+        ([[1, 2]] * 3, [[1, 2], [1, 2], [1, 9]], "rank 2 does not repeat itself", [2]),
+    ],
+)
+def test_replays_name_the_odd_rank(
+    once: list[list[int]], again: list[list[int]] | None, detail: str | None, guilty: list[int]
+) -> None:
+    """As the audit does."""
+    record = told(0)
+    checks._judge_replays(record, 50, once, again or once)
+    found = only(record, "graph_lock_step")
+    assert found["passed"] == (detail is None)
+    assert found["ranks"] == guilty
+    assert detail is None or f"replays of the same rows at step 50: {detail}" in found["detail"]
+
+
+@pytest.mark.parametrize("again", [[[1, 9], [1, 2]], [[1, 9], [1, 8]]])
+def test_replays_that_repeat_on_no_majority_are_no_pass(again: list[list[int]]) -> None:
+    """Kernels that never repeat themselves look like this; a look before that chanced to agree does not count."""
+    record = told(0)
+    checks._judge_replays(record, 0, [[1, 2], [1, 2]], [[1, 2], [1, 2]])
+    checks._judge_replays(record, 50, [[1, 2], [1, 2]], again)
+    assert record.verdicts() == {}
+    assert "the graph's kernels cannot be compared" in record.left_out()["graph_lock_step"]
+
+
+def test_what_was_left_out_still_fails_if_it_failed() -> None:
+    """A reason not to look excuses nothing."""
+    record = told(0)
+    record.record("graph_lock_step", problem="rank 1", guilty=[1])
+    record.leave_out("graph_lock_step", why="cannot be compared")
+    assert not only(record, "graph_lock_step")["passed"]
+    assert record.left_out() == {}
 
 
 def test_adapter_that_never_changed_is_caught() -> None:

@@ -112,5 +112,14 @@ def test_long_text_is_cut() -> None:
 
 def test_data_set_smaller_than_a_batch_is_refused() -> None:
     """Says how many rows there are, are held out, and are needed."""
-    with pytest.raises(InputError, match="4 rows, 1 of them held out, are fewer than one batch of 4 rows"):
+    with pytest.raises(InputError, match="4 rows, 1 of them held out, leave fewer than one step of 4 rows"):
         texts(4)
+
+
+def test_data_set_smaller_than_a_step_of_several_passes_is_refused() -> None:
+    """Else ranks would read the same row in one step, which looks like a fault of theirs."""
+    assert len(texts(9, accumulation=2).heldout) == 1
+    with pytest.raises(
+        InputError, match=r"8 rows, 1 of them held out, leave fewer than one step of 8 rows: .* less --accumulation"
+    ):
+        texts(8, accumulation=2)

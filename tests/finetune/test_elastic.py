@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from finetune_runs import QUICK, REPOSITORY
+from finetune_runs import QUICK, forked
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CHEAP = {
     **QUICK,
@@ -53,22 +52,6 @@ def rows_of(folder: Path, name: str, ranks: int) -> dict[int, list[int]]:
     return {int(step): sorted(number for rows in told for number in rows[step]) for step in told[0]}
 
 
-def run_worlds(folder: Path, worlds: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Their outcomes by name."""
-    (folder / "worlds.json").write_text(json.dumps(worlds))
-    surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [sys.executable, Path(__file__).parent / "forked_worlds.py", folder],
-        env=surroundings,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return {each["name"]: json.loads((folder / f"{each['name']}.json").read_text()) for each in worlds}
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where all of them save."""
@@ -97,7 +80,7 @@ def outcomes(folder: Path) -> dict[str, dict[str, Any]]:
     worlds.append({**stopped, "signal": {"rank": 1, "step": 3}})
     worlds.append({**stopped, "name": "went-on", "settings": {**stopped["settings"], "resume": "auto"}})
     worlds.append(world("not-stopped", "ddp2", folder, steps=9))
-    return run_worlds(folder, worlds)
+    return forked(folder, worlds)
 
 
 @pytest.mark.parametrize(("before", "after"), CHANGES)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import shutil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
 from finetune_runs import QUICK
 
-from finetune_smoke import calls, data, generation, hub
+from finetune_smoke import calls, checks, data, evaluate, generation, hub
 from finetune_smoke.__main__ import main
 from finetune_smoke.config import InputError, preset
+from finetune_smoke.train import finetune
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from finetune_smoke.ranks import Ranks
 
 OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in {**QUICK, "audit_every": 0}.items()]
 RIGHT = '{"name": "f", "arguments": {"a": "1", "b": "2"}}'
@@ -95,6 +98,45 @@ def test_answers_are_read_up_to_the_end_token() -> None:
     given = generation.answers(Knows(said), asked, codec, torch.device("cpu"))
     assert given == [one.answer for one in asked]
     assert all(all(generation.judge(one.answer, text)) for one, text in zip(asked, given, strict=True))
+
+
+def shares(exact: float) -> generation.Shares:
+    """All calls are in JSON, and so many right."""
+    return generation.Shares(prompts=32, json_valid=1.0, name=1.0, arguments=exact, exact=exact)
+
+
+class Nobody:
+    """A rank without others, for checks that gather nothing."""
+
+
+@pytest.mark.parametrize(
+    ("base", "adapter", "detail"),
+    [
+        (0.0, 0.9, None),
+        (0.85, 1.0, None),
+        (0.0, 0.89, "89% of 32 generated calls are exact, below 90% (100% are calls in JSON, 100% have the right name, 89%"),
+        (0.95, 1.0, "the base alone generates 95% of the calls: these prompts show no learning"),
+    ],
+)
+def test_generation_is_judged(base: float, adapter: float, detail: str | None) -> None:
+    """The adapter at 0.9 and above, the base below it."""
+    record = checks.Checks(cast("Ranks", Nobody()))
+    evaluate.judge(record, shares(base), shares(adapter))
+    found = record.verdicts()["generation"]
+    assert found["passed"] == (detail is None)
+    assert (detail or f"{adapter:.0%} of 32 generated calls exact; {base:.0%} of those of the base alone") in found["detail"]
+
+
+def test_a_run_that_learned_nothing_generates_nothing_right() -> None:
+    """Though it evaluates by real generation; the base's turn leaves the adapters as they were."""
+    settings = {**QUICK, "audit_every": 0, "restore_check": False}
+    judged = finetune(preset("tiny", **{**settings, "loss_limit": 0.5}))
+    assert judged.checks["generation"]["detail"].startswith("0% of 2 generated calls are exact")
+    assert not judged.checks["generation"]["passed"]
+    left = finetune(preset("tiny", **settings))
+    assert left.left_out["generation"] == "no loss is promised, so no call either"
+    assert "generation" not in left.checks
+    assert left.adapter_digest == judged.adapter_digest
 
 
 @pytest.fixture(scope="module")

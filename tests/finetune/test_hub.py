@@ -8,12 +8,14 @@ import re
 import shutil
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 from finetune_runs import REPOSITORY
 
 from finetune_smoke import hub
+from finetune_smoke import model as models
 from finetune_smoke.__main__ import main
 from finetune_smoke.config import InputError
 
@@ -114,7 +116,7 @@ def test_directory_without_a_model_is_refused(tmp_path: Path, capsys: pytest.Cap
         ('{"text": "a"}\nnonsense\n', r"rows.jsonl:2: not JSON"),
         ('{"question": "a"}\n', r"rows.jsonl:1: a row needs 'text', or 'chat'"),
         ('["a"]', r"rows.jsonl, row 0: a row needs 'text', or 'chat'"),
-        ('{"text": "a"}\n', "1 rows, 1 of them held out, are fewer than one batch of 4 rows"),
+        ('{"text": "a"}\n', "1 rows, 1 of them held out, leave fewer than one step of 4 rows"),
     ],
 )
 def test_unusable_data_set_is_refused(
@@ -140,3 +142,76 @@ def test_rows_of_both_layouts(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps([{"system": "S", "chat": "C"}, {"chat": "only"}]))
     (tmp_path / "b.jsonl").write_text('{"text": "x\u2028y"}\n\n')
     assert hub.load_texts(str(tmp_path)) == ["S\nC", "only", "x\u2028y"]
+
+
+def spoiled(model: Path, copy: Path, change: Any) -> Path:
+    """A copy of ``model`` whose weights ``change`` has had in hand."""
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415 -- slow import
+
+    shutil.copytree(model, copy)
+    weights = load_file(copy / "model.safetensors")
+    change(weights)
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    return copy
+
+
+def test_model_with_missing_weights_is_refused(real_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They would be random numbers that transformers fills in, and the fine-tune would train on them."""
+
+    def forget(weights: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in weights if "self_attn" in name]:
+            del weights[name]
+
+    model = spoiled(real_model, tmp_path / "model", forget)
+    assert main(["--model", str(model), *SETTINGS, "--row-tokens=256"]) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert "4 weights are missing from its files: model.layers.0.self_attn.k_proj.weight, " in told
+    assert told.endswith("...; fetch it again")
+
+
+def test_model_with_weights_of_another_shape_is_refused(real_model: Path, tmp_path: Path) -> None:
+    """Both shapes are said."""
+
+    def shrink(weights: dict[str, torch.Tensor]) -> None:
+        weights["model.norm.weight"] = torch.ones(7)
+
+    model = spoiled(real_model, tmp_path / "model", shrink)
+    with pytest.raises(InputError, match=r"1 weights have other shapes than .*: model.norm.weight \[7\] in place of \[32\]"):
+        hub.load_model(str(model), device=torch.device("cpu"), dtype=torch.float32)
+
+
+def test_model_whose_head_is_its_embedding_misses_nothing(tmp_path: Path) -> None:
+    """A tied head is in no file; and what a file has beyond the model does no harm."""
+    from transformers import LlamaConfig, LlamaForCausalLM  # noqa: PLC0415 -- slow import
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=50, tie_word_embeddings=True, **sizes)).save_pretrained(tmp_path / "tied")
+    model = spoiled(tmp_path / "tied", tmp_path / "more", lambda weights: weights.update(extra=torch.ones(3)))
+    loaded = hub.load_model(str(model), device=torch.device("cpu"), dtype=torch.float32)
+    assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
+
+
+def test_dropout_of_the_base_is_off_and_said(real_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It would look like a GPU that does not repeat itself."""
+    shutil.copytree(real_model, tmp_path / "model")
+    settings = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**settings, "attention_dropout": 0.1}))
+    assert main(["--model", str(tmp_path / "model"), *SETTINGS, "--row-tokens=256", "--rows=2", "--audit-every=3"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1].removeprefix("RESULT "))
+    assert found["notes"][0] == "dropout of the base (attention_dropout 0.1) is off: ranks are compared to the bit"
+    assert found["checks"]["lock_step"]["passed"]
+    assert found["checks"]["restore"]["passed"]
+
+
+def test_every_kind_of_dropout_is_off() -> None:
+    """As modules (GPT-2) and as numbers; a model without any is left alone."""
+    from transformers import GPT2Config, GPT2LMHeadModel  # noqa: PLC0415 -- slow import
+
+    sizes = {"vocab_size": 50, "n_positions": 16, "n_embd": 32, "n_layer": 1, "n_head": 2}
+    gpt2 = GPT2LMHeadModel(GPT2Config(**sizes)).train()
+    told = models.without_dropout(gpt2)
+    assert told is not None
+    assert "attn_pdrop 0.1" in told
+    ids = torch.arange(12)[None]
+    assert torch.equal(gpt2(ids).logits, gpt2(ids).logits)
+    assert models.without_dropout(gpt2) is None

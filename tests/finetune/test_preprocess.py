@@ -285,13 +285,13 @@ def test_rows_made_for_a_smaller_batch_may_be_too_few(tmp_path: Path) -> None:
     """They are found, counted, and refused."""
     config = config_of(tmp_path)
     made(config)
-    with pytest.raises(InputError, match="36 training rows of up to 1024 tokens are fewer than one batch of 37 rows"):
+    with pytest.raises(InputError, match="36 training rows of up to 1024 tokens are fewer than one step of 37 rows"):
         preprocess.cache(config, CODEC, step_rows=37)
     assert preprocess.cache(config, CODEC, step_rows=36).train == 36
 
 
 def test_too_few_packed_rows_are_refused(tmp_path: Path) -> None:
     """With how many there are, and nothing is kept of it."""
-    with pytest.raises(InputError, match=r"40 rows make \d packed ones of 1024 tokens, fewer than one batch of 4 rows"):
+    with pytest.raises(InputError, match=r"40 rows make \d packed ones of 1024 tokens, fewer than one step of 4 rows"):
         made(config_of(tmp_path, packed=True, row_tokens=1024))
     assert [path.suffix for path in (tmp_path / "scratch").iterdir()] == [".lock"]

@@ -46,6 +46,7 @@ CAUGHT = {
     "base": {"base_digest"},
     "bitflip": {"lock_step"},
     "bitflip-exp": {"lock_step"},
+    "bitflip-late": {"lock_step"},
     "scale": {"lock_step"},
     "zero": {"lock_step"},
     "noise": {"lock_step"},

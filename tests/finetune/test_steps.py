@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+import graph_stand_in
 import pytest
 import torch
 from finetune_runs import QUICK
@@ -87,6 +88,8 @@ def test_graphs_that_cannot_be_are_left_out_with_a_note() -> None:
     assert outcome.notes == ["no CUDA graph: there is no GPU; steps run eagerly"]
     assert outcome.notes[0] in heard
     assert "8 rows a step: 1 ranks of 8 rows in 1 passes" in " ".join(heard)
+    assert outcome.left_out["graph_lock_step"] == "no CUDA graphs here: there is no GPU"
+    assert "graph_lock_step" not in outcome.checks
 
 
 @pytest.mark.parametrize(
@@ -102,6 +105,7 @@ def test_what_a_graph_cannot_hold_is_named(settings: dict[str, Any], why: str) -
     gpu = Ranks(rank=0, world_size=2, device=torch.device("cuda", 0))
     assert why in str(graphs.obstacle(preset("tiny", **settings), gpu))
     assert graphs.obstacle(preset("tiny"), gpu) is None
+    assert graphs.obstacle(preset("tiny", fault="graph-bitflip:1"), gpu) is None
 
 
 def test_filled_batch_has_the_same_loss() -> None:
@@ -199,3 +203,37 @@ def test_out_of_memory_leaves_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     monkeypatch.setattr(steps, "window", full)
     assert main([f"--{name.replace('_', '-')}={value}" for name, value in QUICK.items()]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_replayed_steps_are_audited(plain: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the first window, between windows and at the end, beside the eager ones; they move nothing."""
+    graph_stand_in.install(monkeypatch.setattr)
+    outcome = run(cuda_graph=True, audit_every=3, steps=6)
+    assert outcome.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert outcome.checks["lock_step"]["detail"] == "3 of 3 looks"
+    assert outcome.checks["graph_lock_step"] == {"passed": True, "detail": "1 of 1 looks", "ranks": []}
+    assert "graph_lock_step" not in outcome.left_out
+
+
+def test_batch_with_too_many_predictions_is_cut_to_the_room() -> None:
+    """The rows of an audit may have more of them than a graph has room for."""
+    rows = [data.Row([5, 6, 7, 8], [1, 2, 3]), data.Row([5, 6, 7, 8], [2, 3])]
+    full = graphs.filled(data.batch(rows, 0), 3)
+    assert full.positions.tolist() == [0, 1, 2]
+    assert full.targets.tolist() == [6, 7, 8]
+
+
+def test_fault_of_the_last_step_is_seen() -> None:
+    """Far from any multiple of --audit-every and --digest-every."""
+    late = run(fault="bitflip-late", audit_every=50, digest_every=50)
+    assert [name for name, check in late.checks.items() if not check["passed"]] == ["lock_step"]
+    assert "at step 6" in late.checks["lock_step"]["detail"]
+
+
+def test_weights_that_the_last_step_spoiled_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every loss and every norm is fine: nothing is computed with these weights any more."""
+    usual = steps.learning_rate
+    monkeypatch.setattr(steps, "learning_rate", lambda run, step: float("nan") if step == 5 else usual(run, step))
+    found = run().checks["finite"]
+    assert not found["passed"]
+    assert "adapter weights that are not finite" in found["detail"]

@@ -1,0 +1,95 @@
+"""Three ranks, the fault on the last: its check finds it and names that rank, and finds nothing where nothing is wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from finetune_runs import QUICK, forked
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+GUILTY = 2
+CAUGHT = {
+    "base": "base_digest",
+    "bitflip": "lock_step",
+    "bitflip-exp": "lock_step",
+    "bitflip-late": "lock_step",
+    "scale": "lock_step",
+    "zero": "lock_step",
+    "noise": "lock_step",
+    "signflip": "lock_step",
+    "graph-bitflip": "graph_lock_step",
+    "post-bitflip": "adapter_digest",
+    "post-bitflip-once": "adapter_digest",
+    "post-scale": "adapter_digest",
+    "post-signflip": "adapter_digest",
+    "wrongdata": "data_digest",
+    "dupdata": "data_digest",
+    "straggler": "step_time_spread",
+    "truncate-ckpt": "restore",
+}
+"""The table of docs/finetune.md, as far as one rank is at fault."""
+
+CHEAP = {**QUICK, "rows": 6, "heldout_rows": 3, "greedy_rows": 0, "restore_check": False}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "post-bitflip-once": {"steps": 12, "window_steps": 12},
+    "straggler": {"spread_limit": 1.75},
+    "graph-bitflip": {"cuda_graph": True},
+    "truncate-ckpt": {"restore_check": True},
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory, real_model: Path) -> dict[str, dict[str, Any]]:
+    """Every fault of the table, and runs without one: as it is, with replayed steps, and on equal texts."""
+    folder = tmp_path_factory.mktemp("three")
+    texts = folder / "texts"
+    texts.mkdir()
+    (texts / "same.jsonl").write_text((json.dumps({"text": "USER: what is the weather in Oslo"}) + "\n") * 40)
+    runs = {name: {"fault": f"{name}:{GUILTY}", **SETTINGS.get(name, {})} for name in CAUGHT}
+    runs |= {"clean": {"restore_check": True}, "replayed": {"cuda_graph": True}, "noallreduce": {"fault": "noallreduce"}}
+    runs["equal-texts"] = {"model": str(real_model), "dataset": str(texts)}
+    worlds = [
+        {"name": name, "world_size": 3, "settings": {**CHEAP, **settings}, "graphs": "cuda_graph" in settings}
+        for name, settings in runs.items()
+    ]
+    return forked(folder, worlds)
+
+
+def failed(outcome: dict[str, Any]) -> set[str]:
+    """Names of the checks that did not pass."""
+    return {name for name, check in outcome["checks"].items() if not check["passed"]}
+
+
+@pytest.mark.parametrize(("fault", "check"), CAUGHT.items())
+def test_fault_is_caught_and_its_rank_is_named(outcomes: dict[str, dict[str, Any]], fault: str, check: str) -> None:
+    """By the check of the table; weights that drifted apart fail the audit of a later step too."""
+    outcome = outcomes[fault]
+    assert {check} <= failed(outcome) <= {check, "lock_step"}
+    assert outcome["checks"][check]["ranks"] == [GUILTY]
+
+
+@pytest.mark.parametrize("name", ["clean", "replayed", "equal-texts"])
+def test_nothing_is_found_where_nothing_is_wrong(outcomes: dict[str, dict[str, Any]], name: str) -> None:
+    """Every check looked; how far apart the forwards were on this machine is not judged."""
+    outcome = outcomes[name]
+    assert failed(outcome) == set()
+    looked = {"adapter_digest", "adapters_moved", "all_reduce", "base_digest", "data_digest", "finite", "lock_step"}
+    assert looked <= set(outcome["checks"])
+    assert ("graph_lock_step" in outcome["checks"]) == (name == "replayed")
+    assert ("restore" in outcome["checks"]) == (name == "clean")
+
+
+def test_replayed_steps_learn_what_eager_ones_do(outcomes: dict[str, dict[str, Any]]) -> None:
+    """So what was compared are the steps of this run."""
+    assert outcomes["replayed"]["losses"] == pytest.approx(outcomes["clean"]["losses"], rel=1e-5)
+
+
+def test_ranks_that_never_exchange_gradients_blame_nobody(outcomes: dict[str, dict[str, Any]]) -> None:
+    """All three hold other adapters: none is in the majority."""
+    found = outcomes["noallreduce"]["checks"]["adapter_digest"]
+    assert not found["passed"]
+    assert found["ranks"] == []
