@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from pytest_gpucluster.thresholds import Limit, Threshold
     from pytest_gpucluster.verdict import Record
 
+SHOWN = 4
+"""Of a long list in the evidence so many are shown at either end."""
+
 NEGATED = {">": "not above", ">=": "below", "<": "not below", "<=": "above"}
 
 
@@ -127,5 +130,8 @@ def _show(value: Any) -> str:
     if isinstance(value, float):
         return format_number(value)
     if isinstance(value, (list, tuple)):
+        if len(value) > 2 * SHOWN:
+            left_out = f"... ({len(value) - 2 * SHOWN} more in results.json) ..."
+            value = [*value[:SHOWN], left_out, *value[-SHOWN:]]
         return " ".join(map(str, value)) or "none"
     return str(value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpucluster import MeasurementError
-from pytest_gpucluster.measurements.training import train
+from pytest_gpucluster.measurements.training import curve, require_limit_below_floor, train
 
 pytestmark = pytest.mark.training
 
@@ -18,6 +18,8 @@ CHECKS = (
     "finite",
     "adapters_moved",
     "restore",
+    "generation",
+    "graph_lock_step",
     "step_time_spread",
 )
 """Of finetune_smoke: all that a run without an output folder makes."""
@@ -26,12 +28,18 @@ CHECKS = (
 def test_finetune_loss(finetuned, criterion):
     """The loss falls below the limit, which lies well under what a model blind to its prompt could reach."""
     outcome = finetuned.value.outcome
+    try:
+        require_limit_below_floor(criterion.limit.value, outcome.blind_floor_nats)
+    except ValueError as error:
+        raise MeasurementError(str(error)) from error
     criterion.require(
         outcome.loss,
         evidence={
             "first": outcome.first_loss,
             "blind floor": outcome.blind_floor_nats,
             "below at step": outcome.step_below_limit,
+            "curve [step, loss]": curve(outcome.losses),
+            "notes": outcome.notes,
             **finetuned.value.seen,
         },
     )
@@ -54,7 +62,8 @@ def test_finetune_check(name, finetuned, criterion):
     """The check looked, and found nothing; else at a rank that it names, unless it names all of them."""
     check = finetuned.value.outcome.checks.get(name)
     if check is None:
-        raise MeasurementError(f"the fine-tune made no check {name!r}: nothing was looked at")
+        why = finetuned.value.outcome.left_out.get(name, "nothing was looked at")
+        raise MeasurementError(f"the fine-tune made no check {name!r}: {why}")
     failed = int(not check["passed"])
     guilty = {place: failed * (rank in check["ranks"]) for rank, place in enumerate(finetuned)}
     is_some = 0 < sum(guilty.values()) < len(finetuned)

@@ -13,6 +13,8 @@ from pytest_gpucluster.inventory.telemetry import Sampler
 from pytest_gpucluster.measurements import collectives, progress, timing
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from finetune_smoke.config import Config
     from finetune_smoke.train import Outcome
     from pytest_gpucluster.inventory.group_telemetry import GroupTelemetry
@@ -23,6 +25,9 @@ HELD_GIB = 0.5
 
 SPREAD = "step_time_spread"
 """The one check of a fine-tune that tells a slow rank, not a wrong one."""
+
+CURVE_POINTS = 100
+"""A loss curve told as evidence has no more points, however long the run was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +96,30 @@ class ShardedMemory:
     def peak_gib(self) -> float:
         """The highest of all ranks."""
         return max(self.peaks_gib)
+
+
+def curve(losses: Sequence[float]) -> list[list[float]]:
+    """[step, loss in nats per predicted token] of at most CURVE_POINTS steps, evenly spread, first and last among them."""
+    last = len(losses) - 1
+    kept = range(last + 1) if last < CURVE_POINTS else [round(at * last / (CURVE_POINTS - 1)) for at in range(CURVE_POINTS)]
+    return [[step, losses[step]] for step in kept]
+
+
+def require_limit_below_floor(limit: float, blind_floor_nats: float | None) -> None:
+    """Refuse to judge a loss by a ``limit`` that a model blind to its prompt could come near.
+
+    Args:
+        limit: what the loss has to be below, in nats per predicted token.
+        blind_floor_nats: what such a model reaches; None where nobody knows it, and nothing is refused.
+
+    Raises:
+        ValueError: the limit is half of the floor or more.
+    """
+    if blind_floor_nats is not None and not limit < 0.5 * blind_floor_nats:
+        raise ValueError(
+            f"the limit of {limit:g} nats is not below half of the blind floor of {blind_floor_nats:.3f}: a model that reads "
+            f"no prompt could come near it, so a loss below it proves nothing; set it below {0.5 * blind_floor_nats:.3f}"
+        )
 
 
 def finetune(*, preset: str, **overrides: Any) -> Finetuned:

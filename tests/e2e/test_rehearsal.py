@@ -28,7 +28,7 @@ MEASURED = {
 }
 CHECKS = (
     "base_digest", "data_digest", "lock_step", "all_reduce", "adapter_digest", "finite", "adapters_moved", "restore",
-    "step_time_spread",
+    "generation", "step_time_spread",
 )  # fmt: skip
 FINETUNE = (
     "finetune_loss", "finetune_exact_match", "finetune_checks", *(f"finetune_check[{name}]" for name in CHECKS),
@@ -139,6 +139,7 @@ def test_whole_rehearsal_through_torchrun(whole: Ran) -> None:
     assert whole.results["verdict"] == "REHEARSED"
     for criterion in (*MEASURED, *FINETUNE, *SPEED):
         assert set(whole.outcomes(criterion).values()) == {"passed"}, criterion
+    assert whole.row("finetune_check[graph_lock_step]")["reason"] == "a rehearsal has no CUDA graphs"
     assert whole.row("finetune_loss")["value"] < 0.5
     assert whole.row("finetune_exact_match")["value"] >= 0.9
     assert whole.results["changed_limits"] == []

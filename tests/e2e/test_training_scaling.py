@@ -24,6 +24,8 @@ CHECKS = {
     "finite": [0, 1],
     "adapters_moved": [0],
     "restore": [0, 1],
+    "generation": [],
+    "graph_lock_step": [1],
     "step_time_spread": [1],
 }
 """The ranks at which each check fails below; none where two ranks differ and nobody can say which is wrong.
@@ -105,12 +107,16 @@ def bad(planted: Any) -> Ran:
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Two ranks whose fine-tune learned, with checks as asked."""
+    """Two ranks whose fine-tune learned, with checks as asked, and steps that are replayed."""
 
-    def start(**values: Any) -> Ran:
+    def start(*, loss_below: float | None = None, **values: Any) -> Ran:
         folder = tmp_path_factory.mktemp("checked")
+        changed = {"finetune_check[graph_lock_step]": harness.in_rehearsal(skip=None)}
+        if loss_below is not None:
+            changed["finetune_loss"] = harness.in_rehearsal(below=loss_below)
+        limits = harness.write_limits(folder / "limits.yaml", changed)
         environment = {"E2E_TRAINED": json.dumps(values)}
-        return harness.launch(folder, harness.ACCEPTANCE, "-k", "finetune_", "-p", "trained", environment=environment)
+        return harness.launch(folder, harness.ACCEPTANCE, limits, "-k", "finetune_", "-p", "trained", environment=environment)
 
     return start
 
@@ -137,6 +143,10 @@ def test_each_check_fails_alone(wrong: Ran, name: str, ranks: list[int]) -> None
 def test_checks_in_sum(wrong: Ran) -> None:
     """As many as there are; the loss itself is fine, and that is the point of them."""
     assert wrong.row("finetune_checks")["value"] == len(CHECKS)
+    learned = wrong.row("finetune_loss")["evidence"]
+    curve = learned["curve [step, loss]"]
+    assert (len(curve), curve[0], curve[-1]) == (100, [0, 7.0], [149, 0.1])
+    assert learned["notes"] == ["a note of the run"]
     assert wrong.row("finetune_loss")["outcome"] == wrong.row("finetune_exact_match")["outcome"] == "passed"
 
 
@@ -150,12 +160,18 @@ def test_a_limit_near_the_blind_floor_fails(wrong: Ran) -> None:
 @pytest.mark.fault
 def test_a_check_that_was_not_made_is_an_error(checked: Any) -> None:
     """Neither green nor red, though the sum of failures is 0; the others pass."""
-    ran = checked(checks={"lock_step": None})
+    ran = checked(checks={"lock_step": None, "generation": None}, loss_below=0.675)
     assert ran.row("finetune_checks")["outcome"] == "passed"
     outcomes = {name: ran.row(f"finetune_check[{name}]")["outcome"] for name in CHECKS}
-    assert outcomes == {**dict.fromkeys(CHECKS, "passed"), "lock_step": "error"}
-    assert "made no check 'lock_step'" in ran.case("test_finetune_check[lock_step]").text
+    assert outcomes == {**dict.fromkeys(CHECKS, "passed"), "lock_step": "error", "generation": "error"}
+    text = ran.case("test_finetune_check[generation]").text
+    assert "made no check 'generation': generation does not apply" in text
     assert ran.results["verdict"] == "INCOMPLETE"
+    # The same run: a limit of one's own that lies at half of the blind floor of 1.35.
+    assert ran.row("finetune_loss")["outcome"] == "error"
+    text = ran.case("test_finetune_loss").text
+    assert "the limit of 0.675 nats is not below half of the blind floor of 1.350" in text
+    assert ran.row("finetune_loss_limit")["outcome"] == "passed"  # the run's own limit
 
 
 def test_a_rehearsal_trains_in_every_way(healthy: Ran) -> None:

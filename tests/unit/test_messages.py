@@ -33,6 +33,15 @@ def test_one_place() -> None:
     assert '-k "bf16_tflops and node1-gpu3"' in rest[-1]
 
 
+def test_long_evidence_is_shortened() -> None:
+    """Both ends of a loss curve are shown; all of it is in results.json."""
+    curve = [[step, 0.5] for step in range(100)]
+    text = messages.describe_failure(threshold("finetune_loss"), limit(), 1.0, places=[], evidence={"curve": curve})
+    assert "curve [0, 0.5] [1, 0.5] [2, 0.5] [3, 0.5] ... (92 more in results.json) ... [96, 0.5]" in text
+    text = messages.describe_failure(threshold("finetune_loss"), limit(), 1.0, places=[], evidence={"curve": curve[:8]})
+    assert "more" not in text
+
+
 def test_a_pair() -> None:
     """Both ends are named: the link between them is meant."""
     other = Place(id="node0-gpu0", node=0, gpu=0, rank=0, hostname="gpu-node-0")

@@ -79,7 +79,10 @@ class Learned:
     step_below_limit: int = 50
     exact_match: float = 1.0
     heldout_loss: float = 0.1
+    losses: tuple[float, ...] = (7.0, 0.1)
+    notes: tuple[str, ...] = ()
     checks: dict[str, Any] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 def _measure(name: str, recipe: dict[str, Any]) -> Any:
