@@ -70,6 +70,7 @@ class Session:
         self.criteria = self.thresholds.criteria(self.profile)
         self.inventory = self._expected(detected)
         self._require_gpus(detected)
+        self._detected = detected
         self.waivers = self._read_waivers(start)
         self.plan = planning.Plan()
         self.objections: list[str] = [*self._objections_at_once(detected)]
@@ -321,7 +322,10 @@ class Session:
         promises: dict[str, Promise] = {"the cluster section": self.thresholds.cluster, "the profile": self.profile}
         if standard is not None:
             promises["the packaged profile"] = standard
-        return changed_terms(self.profile, standard, self.inventory, promises)
+        found = changed_terms(self.profile, standard, self.inventory, promises)
+        hidden, shown = self._detected.num_hidden, self._detected.num_gpus
+        told = f"CUDA_VISIBLE_DEVICES hides {hidden} of {hidden + shown} GPUs here"
+        return [*found, told] if hidden and not self.rehearsal else found
 
     @property
     def terms(self) -> Terms:

@@ -130,6 +130,13 @@ def test_value_the_gpu_does_not_give_is_none(simulator: Path) -> None:
     assert gpu["clocks_event_reasons"] == ["sw_power_cap"]  # read under the name older drivers know
 
 
+@pytest.mark.parametrize(("variables", "hidden"), [({}, 0), ({"CUDA_VISIBLE_DEVICES": "5,1"}, 6)])
+def test_hidden_gpus_are_counted(simulator: Path, variables: dict[str, str], hidden: int) -> None:
+    """So that a verdict over the others can say so."""
+    code = "from pytest_gpucluster.inventory.detect import detect_gpus as d; f = d(); print([f.num_gpus, f.num_hidden])"
+    assert run_python(["-c", code], {**environment(simulator), **variables}) == [8 - hidden, hidden]
+
+
 def test_visible_devices_are_flagged(simulator: Path) -> None:
     """Hidden GPUs are listed and marked; CUDA's own numbering follows the variable's order."""
     gpus = survey(simulator, "", CUDA_VISIBLE_DEVICES="5,1")["gpus"]

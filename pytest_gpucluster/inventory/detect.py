@@ -18,10 +18,12 @@ class Detected:
     """NVML's names of the readable GPUs that a process started here may use, in PCI order.
 
     ``num_lost`` counts GPUs that NVML still lists and cannot read: they are places too, whose health is an error.
+    ``num_hidden`` counts those that ``CUDA_VISIBLE_DEVICES`` hides from this run.
     """
 
     names: tuple[str, ...]
     num_lost: int = 0
+    num_hidden: int = 0
 
     @property
     def num_gpus(self) -> int:
@@ -57,4 +59,5 @@ def detect_gpus() -> Detected:
             "to rehearse on the CPU all the same, say --gpucluster-profile rehearsal"
         )
     shown = [gpu["name"] for gpu in found["gpus"] if gpu["cuda_index"] is not None]
-    return Detected(names=tuple(shown), num_lost=found["count"] - len(found["gpus"]))
+    hidden = len(found["gpus"]) - len(shown)
+    return Detected(names=tuple(shown), num_lost=found["count"] - len(found["gpus"]), num_hidden=hidden)

@@ -83,7 +83,8 @@ def launched(ranks: int) -> Launch:
 
 def session(folder: Path, monkeypatch: pytest.MonkeyPatch, limits: str | None, **options: Any) -> Session:
     """A run on a node of eight H200, which starts nothing."""
-    monkeypatch.setattr(sessions, "detect_gpus", lambda: Detected(names=(H200,) * 8))
+    hidden = options.pop("hidden", 0)
+    monkeypatch.setattr(sessions, "detect_gpus", lambda: Detected(names=(H200,) * (8 - hidden), num_hidden=hidden))
     ranks, profile = options.pop("ranks", None), options.pop("profile", None)
     level, soak_s = parse_level(options.pop("level", "standard"))
     file = folder / "site.yaml"
@@ -118,6 +119,7 @@ SOAKED = "profiles: {site: {inherits: h200-sxm, accept_at: soak}}\n"
         (None, {"gpus_per_node": 8}, "ACCEPTED: 1 passed"),
         (None, {"ranks": 8}, "ACCEPTED: 1 passed"),
         (None, {"ranks": 4}, "INCOMPLETE: 1 passed (more GPUs than expected: this node has 8, 4 expected)"),
+        (None, {"hidden": 6}, "ACCEPTED: 1 passed; terms changed: CUDA_VISIBLE_DEVICES hides 6 of 8 GPUs here"),
         ("cluster: {nodes: 4}\n", {}, "ACCEPTED: 1 passed"),
         (
             "cluster: {nodes: 4}\n",
