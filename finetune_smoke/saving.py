@@ -35,12 +35,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from finetune_smoke.checks import Failures
     from finetune_smoke.state import Run
 
 WRITING_DEADLINE_S = SETUP_DEADLINE_S
 """How long training waits for a checkpoint that is written beside it: as long as its ranks wait for each other."""
 LEAVING_DEADLINE_S = 30.0
 """How long a run that fails waits for it: torchrun kills the other ranks 30 s after one has left."""
+UNREPEATED = ("step_time_spread",)
+"""Checks of the end that look at the steps of this process: a run resumed at its end has none to look at."""
 WATCHING = ("lock_step", "graph_lock_step", "all_reduce", "adapter_digest", "finite")
 """Checks of what made the state, or of the state; the others tell of data and speed, which a checkpoint carries."""
 
@@ -93,6 +96,18 @@ class Saver:
                     f"{WRITING_DEADLINE_S:.0f} s: does {checkpoint.folder_of(self.run)} still answer?"
                 )
             writing.result()
+
+    def amend(self) -> None:
+        """Let the checkpoint of the last step carry what failed after it and would not be looked at again by a restart.
+
+        Raises InputError on every rank if it cannot be written.
+        """
+        seen = self.run.checks.failures()
+        if self.saved != self.run.config.steps or not set(UNREPEATED) & set(seen):
+            return
+        self.wait()
+        path = checkpoint.folder_of(self.run) / f"step-{self.saved}"
+        self.run.ranks.together(lambda: _amend(path, seen) if self.run.ranks.rank == 0 else None)
 
     def leave(self) -> None:
         """Give a checkpoint that is being written a last chance, after an error that says more than its own would."""
@@ -237,6 +252,17 @@ def _complete(draft: Path, final: Path, marker: dict[str, Any], digests: Sequenc
         write_synced(final / checkpoint.MARKER, json.dumps({**marker, "files": files}))
         sync(final)
         sync(final.parent)
+
+
+def _amend(path: Path, failures: Failures) -> None:
+    """Put those of UNREPEATED among ``failures`` into the marker of ``path``, by a rename; raises InputError."""
+    marker = checkpoint.read_marker(path)
+    marker["failures"] |= {name: failures[name] for name in UNREPEATED if name in failures}
+    draft = path / f"{checkpoint.MARKER}.tmp"
+    with _named(path):
+        write_synced(draft, json.dumps(marker))
+        draft.rename(path / checkpoint.MARKER)
+        sync(path)
 
 
 def _files(draft: Path, digests: Sequence[int]) -> dict[str, dict[str, object]]:

@@ -71,6 +71,8 @@ def _finetune(config: Config, everyone: ranks.Ranks, progress: Progress, stop: s
             log.heldout_loss, log.exact_match = evaluate.heldout(run)
             log.greedy_exact_match = evaluate.greedy(run)
             _last_checks(run, log)
+            if saver:
+                saver.amend()
             export.final(run)
         log.eval_s = time.monotonic() - begin
         outcome = settle(run, log)

@@ -75,6 +75,9 @@ def outcomes(folder: Path) -> dict[str, dict[str, Any]]:
     worlds += [odd, {**unshared, "settings": {**unshared["settings"], "steps": 3}, "copy": copy}]
     apart = {"fault": "post-bitflip-once:1", "steps": 15, "digest_every": 0, "keep_checkpoints": 2}
     worlds.append(world("apart", "ddp2", folder, **apart))
+    slow = world("slow", "ddp2", folder, steps=3)
+    worlds.append({**slow, "settings": {**slow["settings"], "fault": "straggler:1", "spread_limit": 1.75}})
+    worlds.append({**slow, "name": "slow-again", "settings": {**slow["settings"], "resume": "auto"}})
     worlds.append({**world("full", "ddp2", folder), "full_disk": True})
     stopped = world("stopped", "ddp2", folder, steps=9, checkpoint_every=0, window_steps=3)
     worlds.append({**stopped, "signal": {"rank": 1, "step": 3}})
@@ -130,6 +133,16 @@ def test_ranks_that_differ_are_not_saved(outcomes: dict[str, dict[str, Any]], fo
     (note,) = outcomes["apart"]["notes"]
     assert "no checkpoint of steps 12, 15: adapter_digest: adapters and optimiser after step 12: ranks 0 and 1 differ" in note
     assert not outcomes["apart"]["checks"]["adapter_digest"]["passed"]
+
+
+def test_failure_of_the_end_is_remembered_over_a_restart(outcomes: dict[str, dict[str, Any]]) -> None:
+    """A slow rank is seen by its steps, and a run that is resumed at its end makes none."""
+    for name in ("slow", "slow-again"):
+        verdict = outcomes[name]["checks"]["step_time_spread"]
+        assert not verdict["passed"]
+        assert verdict["ranks"] == [1]
+    assert outcomes["slow-again"]["resumed_at"] == 3
+    assert "checkpoint step-3, of 2 ranks, carries a failure of step_time_spread" in outcomes["slow-again"]["notes"]
 
 
 def test_disk_that_refuses_the_marker_ends_all_ranks(outcomes: dict[str, dict[str, Any]], folder: Path) -> None:
