@@ -156,6 +156,14 @@ def test_run_killed_while_it_replaced_its_adapter_is_resumed(
     assert sorted(path.name for path in folder.iterdir()) == ["final", "step-2"]
 
 
+def test_older_adapter_that_was_moved_aside_comes_back(ended: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    """Also for a run that may not replace it, which is then refused."""
+    shutil.copytree(ended[0] / "final", tmp_path / ".adapter.finetune_smoke-old")
+    with pytest.raises(InputError, match="adapter is not empty: name another"):
+        finetune(preset("tiny", **ended[1], output=str(tmp_path / "adapter")))
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").exists()
+
+
 def test_each_moment_of_a_replacement_can_be_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed before its first, second, ... change of the disk: afterwards the old or the new adapter is there, whole."""
 

@@ -113,15 +113,16 @@ def run(folder: Path, **settings: Any) -> Outcome:
 
 
 def test_damaged_checkpoint_is_not_counted(tmp_path: Path) -> None:
-    """Of two that are kept it would else be one, and the last that can be resumed would go."""
-    run(tmp_path, steps=4, checkpoint_every=2)
+    """Three are kept that can be resumed; it would else displace one of them."""
+    run(tmp_path, steps=6, checkpoint_every=2)
+    shutil.rmtree(tmp_path / "step-6")
     data = next((tmp_path / "step-4").glob("*.distcp"))
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
-    went_on = run(tmp_path, steps=4, checkpoint_every=3, keep_checkpoints=2, resume="auto")
+    went_on = run(tmp_path, steps=6, checkpoint_every=5, keep_checkpoints=3, resume="auto")
     assert went_on.resumed_at == 2
-    assert steps_in(tmp_path) == ["step-3", "step-4"]
+    assert steps_in(tmp_path) == ["step-2", "step-4", "step-5", "step-6"]
 
 
 def test_healthy_checkpoint_carries_nothing(tmp_path: Path) -> None:
