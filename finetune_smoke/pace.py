@@ -3,7 +3,7 @@
 A small model is launch bound on a GPU: the time between two events around its forward is that of a host core issuing
 kernels, and healthy H200s of one host were 1.38 apart by it (2026-11-21). So on a GPU the forward is captured into a CUDA
 graph once, after training, and replayed: one launch, and only the GPU's own time is left. On a CPU it is the median
-over the steps.
+over the steps of the time that its thread had of a core: that another program had the core meanwhile is no slowness.
 """
 
 from __future__ import annotations
@@ -42,18 +42,19 @@ def forward_ms(run: Run, seen_ms: Sequence[float]) -> float:
 
 
 def _timed_ms(run: Run, call: Callable[[], None]) -> float:
-    """Median time of ``call`` in ms by the host's clock, the first run left out.
+    """Median time of ``call`` in ms by the host's clock (on a CPU, this thread's time of a core), the first run left out.
 
     FSDP's forward in training waits for its gathers, so it is run again here, with all layers there; its streams cannot be
     captured, but what is worth sharding is not launch bound.
     """
+    clock = time.perf_counter if run.ranks.device.type == "cuda" else time.thread_time
     times_s = []
     for _ in range(1 + REPLAYS):
         run.ranks.wait()
-        begin = time.perf_counter()
+        begin = clock()
         call()
         run.ranks.wait()
-        times_s.append(time.perf_counter() - begin)
+        times_s.append(clock() - begin)
     return 1e3 * statistics.median(times_s[1:])
 
 

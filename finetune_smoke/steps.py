@@ -199,9 +199,9 @@ def _replayed(run: Run, captured: graphs.Captured, batch: data.Batch, scale: tor
 
 
 def _mark(device: torch.device) -> Any:
-    """This moment: an event on the GPU's own time line, or seconds on a CPU."""
+    """This moment: an event on the GPU's own time line, or the seconds that this thread had of a CPU."""
     if device.type != "cuda":
-        return time.monotonic()
+        return time.thread_time()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's
     event.record()
     return event

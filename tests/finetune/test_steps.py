@@ -14,6 +14,7 @@ from finetune_smoke import data, graphs, loader, loss, model, steps, strategy
 from finetune_smoke.__main__ import main
 from finetune_smoke.calls import Tokenizer
 from finetune_smoke.config import OwnInputError, preset
+from finetune_smoke.faults import Fault
 from finetune_smoke.gradients import flat_gradients
 from finetune_smoke.ranks import Ranks
 from finetune_smoke.train import Outcome, finetune
@@ -32,6 +33,16 @@ def run(**settings: Any) -> Outcome:
 def plain() -> Outcome:
     """The quick run as it is."""
     return run()
+
+
+def test_time_without_a_core_is_no_slowness_of_a_rank() -> None:
+    """On a CPU that others use too: what the forward worked counts, what it waited does not."""
+    cpu = torch.device("cpu")
+    before = steps._mark(cpu)
+    time.sleep(0.5)
+    assert steps._elapsed_ms(before, steps._mark(cpu)) < 250
+    Fault("straggler").slow_down([], cpu)
+    assert steps._elapsed_ms(before, steps._mark(cpu)) >= 100
 
 
 def test_two_passes_of_half_the_rows_are_one_of_all(plain: Outcome) -> None:
