@@ -26,7 +26,7 @@ TIGHT = {
     "hbm_bandwidth": harness.in_rehearsal(above=0.001, recipe={"size_bytes": 16777216}),
     "busbw[all_reduce]": harness.in_rehearsal(above={"any": 0.02}, recipe={"size_bytes": 1048576}),
 }
-UNTAUGHT = {"preset": "tiny", "steps": 20, "fault": "lr0", "heldout_rows": 16, "greedy_rows": 0}
+UNTAUGHT = {"preset": "tiny", "steps": 20, "fault": "lr0", "heldout_rows": 16, "greedy_rows": 4}
 SLOW = {"gemm": "slow", "hbm_bandwidth": "slow", "all_reduce": "slow"}
 CORRUPT = {
     "silent_corruption": harness.in_rehearsal(recipe={"flips": [{"kind": "softmax", "bit": 5, "round": 1, "rank": 1}]}),
@@ -138,7 +138,7 @@ def test_slow_rank_is_the_culprit(slow: Ran) -> None:
 
 
 def test_untaught_model_fails_all_that_is_judged_from_it(slow: Ran) -> None:
-    """A learning rate of 0: the loss stays, nothing is answered, and the exact check says that no adapter moved."""
+    """A learning rate of 0: the loss stays, nothing is answered, no call is generated, and no adapter moved."""
     assert slow.row("finetune_loss")["value"] > 5
     assert slow.row("finetune_exact_match")["outcome"] == "failed"
     assert slow.row("finetune_checks")["outcome"] == "failed"
@@ -146,14 +146,14 @@ def test_untaught_model_fails_all_that_is_judged_from_it(slow: Ran) -> None:
     failed = [
         row["criterion"] for row in slow.results["criteria"] if row["outcome"] == "failed" and "_check[" in row["criterion"]
     ]
-    assert failed == ["finetune_check[adapters_moved]"]
+    assert failed == ["finetune_check[adapters_moved]", "finetune_check[generation]"]
 
 
 def test_failed_rehearsal_is_rejected(slow: Ran) -> None:
     """Never REHEARSED: exit 1, and the verdict's testcase is a failure."""
     assert slow.returncode == 1
     assert slow.results["verdict"] == "REJECTED"
-    assert re.match(r"verdict REJECTED: \d+ passed, 7 failed, \d+ do not apply", slow.verdict_line)
+    assert re.match(r"verdict REJECTED: \d+ passed, 8 failed, \d+ do not apply", slow.verdict_line)
     verdict = slow.cases[-1]
     assert (verdict.name, verdict.kind) == ("gpucluster.verdict", "failure")
 
