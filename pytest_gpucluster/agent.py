@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster import worker
+from pytest_gpucluster import stacks, worker
 from pytest_gpucluster.channel import (
     SECRET_VARIABLE,
     Address,
@@ -421,7 +421,7 @@ class Agent:
         self._worker = None
 
     def _clean_up(self) -> None:
-        for name in ("beacon", "stacks", "nccl.log", "flight.json", JOURNAL_COPY):
+        for name in ("beacon", "stacks", f"stacks{stacks.MARKS}", "nccl.log", "flight.json", JOURNAL_COPY):
             (self._folder / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._folder.rmdir()

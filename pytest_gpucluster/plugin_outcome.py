@@ -171,7 +171,7 @@ def _error(report: pytest.TestReport, told: Told, error: MeasurementError | Conf
 
 
 def _make_error(report: pytest.TestReport, text: str) -> None:
-    """Make a failure an ERROR: pytest calls it so when it ERROR when it did not happen in the call phase."""
+    """Make a failure an ERROR: pytest calls it so when it did not happen in the call phase."""
     _clear_xfail(report)
     report.outcome = "failed"
     report.longrepr = text

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
-import signal
 import socket
 import sys
 import time
@@ -13,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from pytest_gpucluster import flight, functions, plain
+from pytest_gpucluster import flight, functions, plain, stacks
 from pytest_gpucluster.beacon import Beacon
 from pytest_gpucluster.wire import Wire
 
@@ -26,9 +24,7 @@ def main(request: dict[str, Any], link_fd: int) -> None:
     wire = Wire(socket.socket(fileno=link_fd))
     os.environ.update(request["environment"])
     os.chdir(request["cwd"])
-    stacks = Path(request["stacks"]).open("w", encoding="utf-8")  # noqa: SIM115 -- open as long as the process lives
-    faulthandler.enable(stacks)
-    faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=True)
+    stacks.answer_requests(Path(request["stacks"]))
     flight.answer_requests(Path(request["flight"]))
     beacon = Beacon(Path(request["beacon"]))
     _Worker(wire, beacon).serve()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
-import signal
 import socket
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster import beacon, flight
+from pytest_gpucluster import beacon, flight, stacks
 from pytest_gpucluster.spawner import Spawner, kill_and_reap
 from pytest_gpucluster.wire import Wire
 
@@ -19,11 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 KILL_S = 10.0
-STACKS_S = 1.0
-STACKS_LOOKS = 2
 SEND_S = 8.0  # the agent does not beat meanwhile: less than the controller waits for a beat
 TAIL_BYTES = 64 * 1024
-STACKS_CHARACTERS = 6000
 
 
 class WorkerProcess:
@@ -40,6 +35,7 @@ class WorkerProcess:
         self._beacon_file = folder / "beacon"
         self._flight_file = folder / "flight.json"
         self._flight_file.unlink(missing_ok=True)
+        stacks.forget(self._stacks_file)
         self._dead = False
         self._survived_kill = False
         self.tail = bytearray()
@@ -102,30 +98,15 @@ class WorkerProcess:
         """What can be seen of it from outside while it hangs: process state, Python stacks, flight recorder."""
         state = self.state()
         flight.ask(self.pid)
-        stacks = self.stacks()
-        return {"state": state, "stacks": stacks, "flight": flight.summarize(self._flight_file)}
+        return {"state": state, "stacks": self.stacks(), "flight": flight.summarize(self._flight_file)}
 
     def stacks(self) -> str:
-        """Its Python stacks, which faulthandler writes on SIGUSR1 even inside a C++ wait; empty if it cannot answer."""
-        before = size = self._stacks_file.stat().st_size if self._stacks_file.exists() else 0
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGUSR1)
-        deadline_s, unchanged = time.monotonic() + STACKS_S, 0
-        while time.monotonic() < deadline_s and unchanged < STACKS_LOOKS:  # thread after thread comes, and no end is marked
-            time.sleep(0.05)
-            size, last = self._stacks_file.stat().st_size if self._stacks_file.exists() else before, size
-            unchanged = unchanged + 1 if before < size == last else 0
-        if size == before:
-            return ""
-        text = self._stacks_file.read_text(encoding="utf-8", errors="replace")
-        return _without_own_frames(text[before:])[-STACKS_CHARACTERS:]
+        """Its Python stacks; empty if it cannot answer, as one that is stopped cannot."""
+        return "" if self.state() == "T" else stacks.ask(self.pid, self._stacks_file)
 
     def crash(self) -> str:
-        """The Python stacks that faulthandler wrote when SIGSEGV, SIGBUS, SIGABRT, SIGFPE or SIGILL ended it; else empty."""
-        with contextlib.suppress(OSError):
-            text = self._stacks_file.read_text(encoding="utf-8", errors="replace")
-            return _without_own_frames(text)[-STACKS_CHARACTERS:] if text.startswith("Fatal Python error") else ""
-        return ""
+        """The Python stacks of the crash that ended it; empty if it ended otherwise."""
+        return stacks.of_crash(self._stacks_file)
 
     def kill(self, *, meanwhile: Callable[[], None] = lambda: None) -> bool:
         """Kill it and all it started; False when it did not end within :data:`KILL_S` (state D), which is waited for once.
@@ -147,19 +128,3 @@ class WorkerProcess:
         """Close both lines."""
         self.wire.close()
         os.close(self.output_fd)
-
-
-def _without_own_frames(stacks: str) -> str:
-    """The stacks up to where this package's worker called the function (the most recent call stands first).
-
-    Without the thread that waits to be asked for the flight recorder.
-    """
-    kept, hidden = [], False
-    for thread in stacks.split("\n\n"):
-        if 'flight.py", line' in thread:
-            continue
-        for line in [*thread.splitlines(), ""]:
-            hidden = (hidden and line.startswith("  File")) or ('worker.py"' in line and "in _reply" in line)
-            if not hidden:
-                kept.append(line)
-    return "\n".join(kept).strip()
