@@ -12,13 +12,18 @@ import json
 import os
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.stacks import is_gone
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 ASK = signal.SIGUSR2
 SHOWN = 4
+ANSWER_S = 2.0
+PAUSE_S = 0.02
 
 
 def answer_requests(path: Path) -> None:
@@ -46,10 +51,13 @@ def _dump() -> bytes:
     return b""
 
 
-def ask(pid: int) -> None:
-    """In the agent: ask for it; nothing happens where the process is gone."""
+def ask(pid: int, path: Path) -> None:
+    """In the agent: ask for it, and wait until it is in ``path``, :data:`ANSWER_S` at most; nothing if the process is gone."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, ASK)
+    deadline_s = time.monotonic() + ANSWER_S
+    while not path.exists() and time.monotonic() < deadline_s and not is_gone(pid):
+        time.sleep(PAUSE_S)
 
 
 def summarize(path: Path) -> str:

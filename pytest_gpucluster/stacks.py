@@ -19,6 +19,7 @@ ANSWER_S = 3.0
 PAUSE_S = 0.02
 SHOWN_CHARACTERS = 6000
 MARKS = ".marks"
+CRASH = b"Fatal Python error"
 
 
 def answer_requests(path: Path) -> None:
@@ -32,20 +33,32 @@ def answer_requests(path: Path) -> None:
 
 
 def ask(pid: int, path: Path) -> str:
-    """In the agent: the stacks of ``pid``; empty if it does not answer within :data:`ANSWER_S`, or is gone."""
+    """In the agent: the stacks of ``pid``; empty if it does not answer within :data:`ANSWER_S`, or is gone.
+
+    faulthandler reads the frames of threads that run meanwhile, and may crash over it (seen once in some 100 dumps while
+    another thread was in Python code): then what came before that.
+    """
     before, marks = _size(path), _marks(path)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, ASK)
     deadline_s = time.monotonic() + ANSWER_S
-    while _marks(path) == marks and time.monotonic() < deadline_s:
+    while _marks(path) == marks and time.monotonic() < deadline_s and not is_gone(pid):
         time.sleep(PAUSE_S)
-    return _without_own_frames(_text(path)[before:])[-SHOWN_CHARACTERS:]
+    return _without_own_frames(_text(path)[before:].partition(CRASH)[0])[-SHOWN_CHARACTERS:]
+
+
+def is_gone(pid: int) -> bool:
+    """Whether a process has ended, reaped or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0] in "ZX"
+    except (OSError, IndexError):
+        return Path("/proc/self").exists()
 
 
 def of_crash(path: Path) -> str:
     """What faulthandler wrote when SIGSEGV, SIGBUS, SIGABRT, SIGFPE or SIGILL ended the worker; else empty."""
-    text = _text(path).decode("utf-8", "replace")
-    return _without_own_frames(_text(path))[-SHOWN_CHARACTERS:] if text.startswith("Fatal Python error") else ""
+    text = _text(path)
+    return _without_own_frames(text)[-SHOWN_CHARACTERS:] if text.startswith(CRASH) else ""
 
 
 def forget(path: Path) -> None:

@@ -97,8 +97,10 @@ class WorkerProcess:
     def evidence(self) -> dict[str, str]:
         """What can be seen of it from outside while it hangs: process state, Python stacks, flight recorder."""
         state = self.state()
-        flight.ask(self.pid)
-        return {"state": state, "stacks": self.stacks(), "flight": flight.summarize(self._flight_file)}
+        found = self.stacks()  # first: faulthandler may crash over a thread that runs, as the recorder's does when it is asked
+        if state != "T":
+            flight.ask(self.pid, self._flight_file)
+        return {"state": state, "stacks": found, "flight": flight.summarize(self._flight_file)}
 
     def stacks(self) -> str:
         """Its Python stacks; empty if it cannot answer, as one that is stopped cannot."""

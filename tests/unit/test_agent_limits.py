@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster import agent, controller, spawner, stacks, worker_process
+from pytest_gpucluster import agent, controller, flight, spawner, stacks, worker_process
 from pytest_gpucluster.controller import Call, Controller
 from pytest_gpucluster.diagnosis import diagnose
 from pytest_gpucluster.rank import spans
@@ -31,7 +31,7 @@ SLOW_S = 4.0
 AGENT = """
 import json, os, select, signal, socket, sys, threading, time
 from pathlib import Path
-from pytest_gpucluster import agent, spawner, stacks, worker, worker_process
+from pytest_gpucluster import agent, flight, spawner, stacks, worker, worker_process
 from pytest_gpucluster.wire import Wire
 
 DEADLINE_S = 0.3
@@ -103,6 +103,7 @@ def after(seconds, action):
 worker.main = main
 worker_process.KILL_S = 0.5
 stacks.ANSWER_S = 0.2
+flight.ANSWER_S = 0.1
 worker_process.SEND_S = 0.5
 spawner.ANSWER_S = 0.5
 one = agent.Agent(agent.Rank(rank=1, world_size=2, local_rank=1, local_world_size=2, group_rank=0), controller_fd=None)
@@ -307,7 +308,7 @@ def test_a_worker_that_does_not_read(served: Any) -> None:
 
 def test_no_limit_is_longer_than_the_controllers_patience() -> None:
     """In these waits the agent does not beat: the controller must not take it for dead before it can say why."""
-    waits_s = {"stacks": stacks.ANSWER_S, "spawner": spawner.ANSWER_S, "worker": worker_process.SEND_S}
+    waits_s = {"evidence": stacks.ANSWER_S + flight.ANSWER_S, "spawner": spawner.ANSWER_S, "worker": worker_process.SEND_S}
     patience_s = controller.SILENT_S - agent.BEAT_S
     assert {what: wait_s for what, wait_s in waits_s.items() if wait_s > patience_s} == {}
 

@@ -41,7 +41,7 @@ def test_main_thread_in_a_wait(tmp_path: Path) -> None:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "hangs\n"
-            flight.ask(process.pid)
+            flight.ask(process.pid, file)
             deadline_s = time.monotonic() + 10
             while not (told := flight.summarize(file)) and time.monotonic() < deadline_s:
                 time.sleep(0.05)
@@ -77,4 +77,4 @@ def test_asking_nobody() -> None:
     """A process that is gone."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    flight.ask(gone.pid)
+    flight.ask(gone.pid, Path("absent"))

@@ -82,13 +82,30 @@ def test_a_process_that_is_held_up_while_it_writes(
     assert 0.9 < time.monotonic() - began_s < 40
 
 
+def test_a_process_that_crashes_over_it(hanging: Callable[..., tuple[int, Path]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faulthandler may, where a thread runs: nobody waits for a process that is gone, and the crash is not its stack."""
+    monkeypatch.setattr(stacks, "ANSWER_S", 60.0)
+    pid, path = hanging()
+
+    def strike(pid: int, _number: int) -> None:
+        with path.open("a") as file:
+            file.write("Thread 1:\n  File half\nFatal Python error: Segmentation fault\n")
+        killing(pid, signal.SIGKILL)
+
+    killing = os.kill
+    monkeypatch.setattr(stacks.os, "kill", strike)
+    began_s = time.monotonic()
+    assert stacks.ask(pid, path) == "Thread 1:\n  File half"
+    assert time.monotonic() - began_s < 30
+
+
 def test_half_a_dump_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Text without its mark is not the end; after the deadline what is there is better than nothing."""
     path = tmp_path / "stacks"
     monkeypatch.setattr(stacks, "ANSWER_S", 1.0)
     monkeypatch.setattr(stacks.os, "kill", lambda _pid, _number: path.write_text("Thread 1:\n  File half\n"))
     began_s = time.monotonic()
-    assert stacks.ask(1, path) == "Thread 1:\n  File half"
+    assert stacks.ask(os.getpid(), path) == "Thread 1:\n  File half"
     assert time.monotonic() - began_s >= 1.0
 
 
