@@ -71,15 +71,17 @@ class Ranks:
             torch.cuda.synchronize(self.device)
 
     def together(self, function: Callable[[], Value]) -> Value:
-        """What ``function`` returns here; raises InputError on every rank if it does on one of them."""
-        problem: InputError | None = None
+        """What ``function`` returns here; raises InputError on every rank if it raises that, or anything, on one of them."""
+        problem: Exception | None = None
         try:
             value = function()
-        except InputError as error:
+        except Exception as error:  # noqa: BLE001 -- whatever it is, the others must not wait for this rank
             problem = error
         failed = [rank for rank, (bad,) in enumerate(self.gather([problem is not None])) if bad]
         if not failed:
             return value
+        if problem is not None and not isinstance(problem, InputError):
+            raise problem
         if problem is not None and failed[0] == self.rank:
             raise OwnInputError(str(problem)) from problem
         raise InputError(f"rank {failed[0]} cannot go on; its message says why")

@@ -144,3 +144,17 @@ def test_problem_of_one_rank_is_raised_on_all(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Ranks, "gather", lambda _self, _values: [[1], [0]])
     with pytest.raises(InputError, match="rank 0 cannot go on; its message says why"):
         ranks.together(lambda: None)
+
+
+def test_no_rank_waits_for_one_that_met_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it raises: it tells the others first, and then raises what it met."""
+    told: list[list[int]] = []
+
+    def broken() -> None:
+        raise ZeroDivisionError("planted")
+
+    ranks = Ranks(rank=1, world_size=2, device=torch.device("cpu"))
+    monkeypatch.setattr(Ranks, "gather", lambda _self, values: told.append(list(values)) or [[0], [1]])
+    with pytest.raises(ZeroDivisionError, match="planted"):
+        ranks.together(broken)
+    assert told == [[1]]
