@@ -32,10 +32,11 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 import torch
 import torch.distributed as dist
 from finetune_cases import ALONE, REHEARSED, TOGETHER, Case, named
-from finetune_report import NOT_ENDED, NOT_RUN, Rows, compared, strict, table
+from finetune_report import NOT_ENDED, NOT_RUN, Rows, compared, table
 
 from finetune_smoke.config import Config, preset
 from finetune_smoke.options import let_rank_0_speak
+from finetune_smoke.report import strict
 from finetune_smoke.train import finetune
 
 TOLD_LOSSES = 8

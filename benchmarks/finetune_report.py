@@ -8,6 +8,8 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from finetune_smoke.report import strict
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
@@ -33,17 +35,6 @@ class Rows:
             draft = self.file.with_name(self.file.name + ".tmp")
             draft.write_text(json.dumps({**self.about, "cases": self.rows}, indent=1, allow_nan=False) + "\n")
             draft.replace(self.file)
-
-
-def strict(value: Any) -> Any:
-    """``value`` with NaN and infinity as None."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {name: strict(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [strict(item) for item in value]
-    return value
 
 
 def compared(losses: Sequence[float], reference: Sequence[float]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def line(fields: Mapping[str, object]) -> str:
     """``RESULT {json}``: strict JSON, NaN and infinity as null."""
-    return "RESULT " + json.dumps(_strict(fields), allow_nan=False)
+    return "RESULT " + json.dumps(strict(fields), allow_nan=False)
 
 
 def result(config: Config, outcome: Outcome) -> dict[str, object]:
@@ -28,13 +28,14 @@ def result(config: Config, outcome: Outcome) -> dict[str, object]:
     return fields | dataclasses.asdict(outcome) | {"config": dataclasses.asdict(config)}
 
 
-def _strict(value: Any) -> Any:
+def strict(value: Any) -> Any:
+    """``value`` with NaN and infinity, which JSON does not have, as None."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {name: _strict(item) for name, item in value.items()}
+        return {name: strict(item) for name, item in value.items()}
     if isinstance(value, list):
-        return [_strict(item) for item in value]
+        return [strict(item) for item in value]
     return value
 
 

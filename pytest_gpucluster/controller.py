@@ -20,7 +20,7 @@ from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.estate import Estate, Outbox
 from pytest_gpucluster.gathering import Gathering, forged_reply, lost_reply, released_reply
 from pytest_gpucluster.own_agents import OwnAgents
-from pytest_gpucluster.rank import Rank, machine, spans
+from pytest_gpucluster.rank import Rank, is_gone, machine, spans
 
 if TYPE_CHECKING:
     import socket
@@ -418,11 +418,7 @@ class Controller:
         who = self._who.get(rank)
         if who is None or who["machine"] != machine():
             return False
-        try:
-            state = Path(f"/proc/{who['pid']}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
-        except (OSError, IndexError):
-            return Path("/proc/self").exists()
-        return state in "ZX"
+        return is_gone(who["pid"])
 
     def _raise_if_terminated(self) -> None:
         if self._ending is not None and time.monotonic() > self._ending_s + LAST_CALL_S:

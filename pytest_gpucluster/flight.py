@@ -15,7 +15,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.stacks import is_gone
+from pytest_gpucluster.rank import is_gone
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -33,6 +33,14 @@ def machine() -> str:
     return socket.gethostname()
 
 
+def is_gone(pid: int) -> bool:
+    """Whether a process of this machine has ended, reaped or not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0] in "ZX"
+    except (OSError, IndexError):
+        return Path("/proc/self").exists()
+
+
 def spans(ranks: Iterable[int]) -> list[list[int]]:
     """``[first, last]`` of each run of consecutive ranks: every agent reads every command, 1024 numbers would cost."""
     found: list[list[int]] = []

@@ -14,6 +14,8 @@ import signal
 import time
 from pathlib import Path
 
+from pytest_gpucluster.rank import is_gone
+
 ASK = signal.SIGUSR1
 ANSWER_S = 3.0
 PAUSE_S = 0.02
@@ -24,7 +26,7 @@ CRASH = b"Fatal Python error"
 
 def answer_requests(path: Path) -> None:
     """In the worker's main thread: write all stacks to ``path`` at each :data:`ASK`, and at a crash."""
-    stacks = path.open("w", encoding="utf-8")
+    stacks = path.open("w", encoding="utf-8")  # faulthandler keeps it open as long as the process lives
     faulthandler.enable(stacks)
     signal.signal(ASK, lambda _number, _frame: None)  # whom faulthandler passes it on to
     marks = os.open(f"{path}{MARKS}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NONBLOCK, 0o600)
@@ -45,14 +47,6 @@ def ask(pid: int, path: Path) -> str:
     while _marks(path) == marks and time.monotonic() < deadline_s and not is_gone(pid):
         time.sleep(PAUSE_S)
     return _without_own_frames(_text(path)[before:].partition(CRASH)[0])[-SHOWN_CHARACTERS:]
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended, reaped or not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0] in "ZX"
-    except (OSError, IndexError):
-        return Path("/proc/self").exists()
 
 
 def of_crash(path: Path) -> str:
