@@ -15,7 +15,7 @@ import uuid
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -31,6 +31,9 @@ PYTEST = ("pytest", "-p", "no:cacheprovider")
 LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 GONE_S = 15.0
 """From the end to the last process's: 30 s are promised, 2 are usual, 8 were seen on an overloaded machine of two cores."""
+DUMP_S = 2.0
+NOT_FOR_RUNS = ("TORCHELASTIC_", "FAKE_NVML", "COVERAGE_PROCESS")
+"""coverage's tracer takes a lock in Python code: an interrupt there keeps it for ever, and the process it measures hangs."""
 PLAINLY = ("GPUCLUSTER_SECRET", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", "CUDA_VISIBLE_DEVICES", "XDG_CONFIG_HOME")
 
 
@@ -82,8 +85,7 @@ class Launch:
             return self._process.wait(within_s)
         except subprocess.TimeoutExpired:
             left = "\n".join(f"{pid}: {command_of(pid)[:150]}" for pid in self.alive())
-            self.kill_all()
-            raise AssertionError(f"{self.name} did not end in {within_s:g} s; alive were\n{left}\n{self.output}") from None
+            self._give_up(f"{self.name} did not end in {within_s:g} s; alive were\n{left}")
 
     def wait_for(self, text: str, *, within_s: float) -> float:
         """Wait until ``text`` was printed; the time it was seen (monotonic s)."""
@@ -94,9 +96,7 @@ class Launch:
         deadline_s = time.monotonic() + within_s
         while not holds():
             if time.monotonic() > deadline_s:
-                output = self.output
-                self.kill_all()
-                raise AssertionError(f"no {what} within {within_s:g} s:\n{output}")
+                self._give_up(f"no {what} within {within_s:g} s:")
             time.sleep(0.02)
         return time.monotonic()
 
@@ -110,8 +110,7 @@ class Launch:
         while left := self.alive():
             if time.monotonic() > deadline_s:
                 told = "; ".join(f"{pid} {command_of(pid)[-300:]}" for pid in left)
-                self.kill_all()
-                raise AssertionError(f"{within_s:g} s later there are still: {told}\n{self.output}")
+                self._give_up(f"{within_s:g} s later there are still: {told}")
             time.sleep(0.02)
         return time.monotonic()
 
@@ -136,6 +135,16 @@ class Launch:
             for pid in stopped:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
+
+    def _give_up(self, why: str) -> NoReturn:
+        """Kill it and fail with what it printed, the stacks of its pytests last: at SIGABRT pytest's own plugin dumps them."""
+        for pid in self.alive():
+            command = command_of(pid)
+            if "-m pytest " in command and TORCHRUN[-1] not in command:
+                os.kill(pid, signal.SIGABRT)
+        time.sleep(DUMP_S)
+        self.kill_all()
+        raise AssertionError(f"{why}\n{self.output}") from None
 
     def kill_all(self) -> None:
         """SIGKILL to everything of this launch, by pid."""
@@ -249,7 +258,7 @@ class Starter:
         """Launches start in ``folder``, with their temporary files below it."""
         self.folder = folder
         self._launches: list[Launch] = []
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC_", "FAKE_NVML"))}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(NOT_FOR_RUNS)}
         for name in (*LAUNCHED, *PLAINLY):
             kept.pop(name, None)
         temporary = folder / "tmp"
