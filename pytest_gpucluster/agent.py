@@ -421,7 +421,8 @@ class Agent:
         self._worker = None
 
     def _clean_up(self) -> None:
-        for name in ("beacon", "stacks", f"stacks{stacks.MARKS}", "nccl.log", "flight.json", JOURNAL_COPY):
+        stacks.forget(self._folder / "stacks")
+        for name in ("beacon", "nccl.log", "flight.json", JOURNAL_COPY):
             (self._folder / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             self._folder.rmdir()

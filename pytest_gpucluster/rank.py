@@ -33,12 +33,17 @@ def machine() -> str:
     return socket.gethostname()
 
 
+def state_of(pid: int) -> str | None:
+    """The state letter of a process of this machine (``T`` stopped, ``D`` uninterruptible wait, proc(5)); None if unknown."""
+    with contextlib.suppress(OSError, IndexError):  # its name stands before the letter, and may be anything
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
+    return None
+
+
 def is_gone(pid: int) -> bool:
     """Whether a process of this machine has ended, reaped or not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0] in "ZX"
-    except (OSError, IndexError):
-        return Path("/proc/self").exists()
+    state = state_of(pid)
+    return state in ("Z", "X") if state is not None else Path("/proc/self").exists()
 
 
 def spans(ranks: Iterable[int]) -> list[list[int]]:

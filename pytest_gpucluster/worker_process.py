@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster import beacon, flight, stacks
+from pytest_gpucluster.rank import state_of
 from pytest_gpucluster.spawner import Spawner, kill_and_reap
 from pytest_gpucluster.wire import Wire
 
@@ -89,10 +90,8 @@ class WorkerProcess:
         return None
 
     def state(self) -> str:
-        """The process state letter of /proc (``T`` stopped, ``D`` uninterruptible wait), or ``?``."""
-        with contextlib.suppress(OSError, IndexError):
-            return Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
-        return "?"
+        """The process state letter (``T`` stopped, ``D`` uninterruptible wait), or ``?``."""
+        return state_of(self.pid) or "?"
 
     def evidence(self) -> dict[str, str]:
         """What can be seen of it from outside while it hangs: process state, Python stacks, flight recorder."""
