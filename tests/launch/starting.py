@@ -33,7 +33,7 @@ GONE_S = 15.0
 """From the end to the last process's: 30 s are promised, 2 are usual, 8 were seen on an overloaded machine of two cores."""
 DUMP_S = 2.0
 NOT_FOR_RUNS = ("TORCHELASTIC_", "FAKE_NVML", "COVERAGE_PROCESS")
-"""coverage's tracer takes a lock in Python code: an interrupt there keeps it for ever, and the process it measures hangs."""
+"""COVERAGE_PROCESS: coverage's tracer takes a lock in Python code; an interrupt there keeps it, and the measured run hangs."""
 PLAINLY = ("GPUCLUSTER_SECRET", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", "CUDA_VISIBLE_DEVICES", "XDG_CONFIG_HOME")
 
 
@@ -141,7 +141,8 @@ class Launch:
         for pid in self.alive():
             command = command_of(pid)
             if "-m pytest " in command and TORCHRUN[-1] not in command:
-                os.kill(pid, signal.SIGABRT)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGABRT)
         time.sleep(DUMP_S)
         self.kill_all()
         raise AssertionError(f"{why}\n{self.output}") from None
