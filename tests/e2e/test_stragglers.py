@@ -19,8 +19,8 @@ TOLERANCES = {
     "bf16_sustained": 4,
     "bf16_at_clock": 5,
     "hbm_bandwidth": 3,
-    "host_to_device": 4.5,
-    "device_to_host": 4.5,
+    "host_to_device": 8,
+    "device_to_host": 8,
 }
 KEYS = {quantity: f"straggler[{quantity}]" for quantity in TOLERANCES}
 PLACES = [f"node0-cpu{number}" for number in range(4)]
@@ -43,8 +43,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def slow(ran: Any) -> Ran:
-    """Rank 2 is 8 % slower than its siblings in everything, which every floor of a rehearsal lets pass."""
-    return ran(slow={"2": 0.92})
+    """Rank 2 is 12 % slower than its siblings in everything, which every floor of a rehearsal lets pass."""
+    return ran(slow={"2": 0.88})
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +66,13 @@ def test_the_slow_one_is_named(slow: Ran, quantity: str) -> None:
     assert slow.outcomes(key) == {**HEALTHY, PLACES[2]: "failed"}
     row = slow.row(key, PLACES[2])
     assert (row["unit"], row["limit"]) == ("%", f"<= {TOLERANCES[quantity]} %")
-    assert row["value"] == pytest.approx(8, abs=0.2)
+    assert row["value"] == pytest.approx(12, abs=0.2)
     case = slow.case(f"test_straggler[{PLACES[2]}-{quantity}]")
     assert case.kind == "failure"
     assert f"{key} at {PLACES[2]}: " in case.text
     assert f"{PLACES[2]} (rank 2, {row['place']['hostname']})" in case.text
     evidence = row["evidence"]
-    assert evidence["own"] == pytest.approx(evidence["median of siblings"] * 0.92, rel=0.002)
+    assert evidence["own"] == pytest.approx(evidence["median of siblings"] * 0.88, rel=0.002)
     assert evidence["their MAD"] < 0.002 * evidence["median of siblings"]
     assert (evidence["siblings"], evidence["not measured"], evidence["SM MHz"]) == (3, 0, 1500)
 
