@@ -26,6 +26,7 @@ from finetune_smoke.data import digest_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from finetune_smoke.pace import Forward
     from finetune_smoke.ranks import Ranks
 
 BLOCK_BYTES = 1 << 26
@@ -309,17 +310,23 @@ def moved(checks: Checks, *, before: torch.Tensor, now: torch.Tensor) -> None:
     none_on_any_rank(checks, "adapters_moved", count=int((before == now).sum()), what=what)
 
 
-def spread(checks: Checks, *, forward_ms: float, limit: float) -> None:
-    """``step_time_spread``: each rank's forward time in ms (pace.py) over the median of all ranks.
+def spread(checks: Checks, *, forward: Forward, limit: float) -> None:
+    """``step_time_spread``: each rank's forward time (pace.py) over the median of all ranks.
 
     The forward holds no collective; of a whole step every rank shows the slowest one's time. With two ranks the
-    faster one is the measure, and one rank has no spread.
+    faster one is the measure, and one rank has no spread. Where launches bind a rank, its time says only that its GPU takes
+    no longer: others may be slow beside it, it is not blamed, and without one to blame the check is left out.
     """
-    everyone = [value for (value,) in checks.ranks.gather_floats([forward_ms])]
+    everyone = checks.ranks.gather_floats([forward.ms, float(forward.launch_bound)])
     if len(everyone) < 2:
         return
-    usual = statistics.median_low(everyone)
-    slow = [rank for rank, value in enumerate(everyone) if not value <= limit * usual]
-    times = f"{max(everyone):.1f} ms against {usual:.1f} ms, {max(everyone) / usual:.2f} times; limit {limit:.2f}"
+    times_ms = [ms for ms, _ in everyone]
+    usual = statistics.median_low(times_ms)
+    slow = [rank for rank, (ms, launch_bound) in enumerate(everyone) if not launch_bound and not ms <= limit * usual]
+    bound = [rank for rank, (_, launch_bound) in enumerate(everyone) if launch_bound]
+    if bound and not slow:
+        checks.leave_out("step_time_spread", why=f"launches bind the forward of {named(bound)}: a host core sets its time")
+        return
+    times = f"{max(times_ms):.1f} ms against {usual:.1f} ms, {max(times_ms) / usual:.2f} times; limit {limit:.2f}"
     problem = f"forward of {named(slow)}: {times}" if slow else None
     checks.record("step_time_spread", problem=problem, guilty=slow, remark=times)

@@ -204,4 +204,4 @@ def _last_checks(run: Run, log: Log) -> None:
     if run.config.restore_check:
         checkpoint.check_restore(run)
     if log.forward_ms:
-        checks.spread(run.checks, forward_ms=pace.forward_ms(run, log.forward_ms), limit=run.config.spread_limit)
+        checks.spread(run.checks, forward=pace.forward(run, log.forward_ms), limit=run.config.spread_limit)

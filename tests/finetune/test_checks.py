@@ -11,6 +11,7 @@ import torch
 from finetune_smoke import checks
 from finetune_smoke.checks import Checks, difference, digest, fingerprints
 from finetune_smoke.config import InputError
+from finetune_smoke.pace import Forward
 
 if TYPE_CHECKING:
     from finetune_smoke.ranks import Ranks
@@ -302,8 +303,8 @@ def test_adapter_that_never_changed_is_caught() -> None:
 )
 def test_slow_rank_is_named(forward_ms: list[float], guilty: list[int]) -> None:
     """Against the median rank; a time that is no number is no pass."""
-    record = told(*forward_ms)
-    checks.spread(record, forward_ms=0.0, limit=1.25)
+    record = told(*((ms, 0.0) for ms in forward_ms))
+    checks.spread(record, forward=Forward(ms=0.0), limit=1.25)
     found = only(record, "step_time_spread")
     assert found["passed"] == (not guilty)
     assert found["ranks"] == guilty
@@ -311,9 +312,25 @@ def test_slow_rank_is_named(forward_ms: list[float], guilty: list[int]) -> None:
 
 def test_one_rank_has_no_spread() -> None:
     """Not recorded at all."""
-    record = told(10.0)
-    checks.spread(record, forward_ms=10.0, limit=1.25)
+    record = told((10.0, 0.0))
+    checks.spread(record, forward=Forward(ms=10.0), limit=1.25)
     assert record.verdicts() == {}
+
+
+@pytest.mark.parametrize("bound", [[1], [0, 1]])
+def test_who_is_slow_by_its_launches_is_not_blamed(bound: list[int]) -> None:
+    """As two healthy H200s were (2026-11-22): nothing is told of their GPUs, and the reason names the ranks."""
+    record = told(*((ms, float(rank in bound)) for rank, ms in enumerate([26.3, 38.1])))
+    checks.spread(record, forward=Forward(ms=26.3), limit=1.25)
+    assert record.verdicts() == {}
+    assert f"launches bind the forward of {checks.named(bound)}" in record.left_out()["step_time_spread"]
+
+
+def test_who_is_slow_beside_a_launch_bound_rank_is_blamed() -> None:
+    """The GPU of the others takes no longer than their launches."""
+    record = told((26.3, 1.0), (60.0, 0.0), (26.9, 1.0))
+    checks.spread(record, forward=Forward(ms=26.3, launch_bound=True), limit=1.25)
+    assert only(record, "step_time_spread")["ranks"] == [1]
 
 
 def test_deterministic_switch_is_put_back() -> None:
