@@ -182,6 +182,9 @@ def measured(config: Config) -> dict[str, Any]:
         "exact_match": outcome.exact_match,
         "problems": outcome.problems(),
         "notes": outcome.notes,
+        "setup_s": outcome.setup_s,
+        "train_s": outcome.train_s,
+        "eval_s": outcome.eval_s,
         "whole_s": time.monotonic() - begin,
         "losses": outcome.losses,
     }
