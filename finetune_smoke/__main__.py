@@ -66,9 +66,9 @@ def _evaluate(arguments: Sequence[str], *, first: bool) -> int:
     given = options.settings(arguments, quiet=not first, command="evaluate", more=more)
     from finetune_smoke import ranks, scoring  # noqa: PLC0415 -- torch takes seconds; options are checked first
 
-    place = scoring.place_of(given)
-    config = scoring.config_of(place, given)
     with _shown(first=first) as progress, ranks.joined() as everyone:
+        place = everyone.together(lambda: scoring.place_of(given))
+        config = everyone.together(lambda: scoring.config_of(place, given))
         scores = scoring.score(config, place, everyone, progress=progress or (lambda _step, _fraction: None))
     if first:
         _say(scoring.table(scores))

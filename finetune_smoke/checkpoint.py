@@ -218,25 +218,30 @@ def quiet() -> Iterator[None]:
 
 def check_restore(run: Run) -> None:
     """``restore``: save the adapter, overwrite the weights, load it; the loss must come back to the bit."""
-    from peft import get_peft_model_state_dict, set_peft_model_state_dict  # noqa: PLC0415 -- slow import
-    from safetensors.torch import load_file, save_file  # noqa: PLC0415 -- as above
-
-    model = run.model.model
     kept = [adapter.detach().clone() for adapter in run.adapters.values()]
     before = probe_loss(run)
-    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        file = str(Path(folder) / "adapter_model.safetensors")
-        adapter = {name: tensor.contiguous() for name, tensor in get_peft_model_state_dict(model).items()}
-        save_file(run.fault.truncate(adapter), file)
-        for parameter in run.adapters.values():
-            parameter.fill_(0.5)
-        set_peft_model_state_dict(model, load_file(file, device=str(run.ranks.device)))
+    run.ranks.together(lambda: _save_and_load(run))
     same = probe_loss(run) == before
     with torch.no_grad():
         for parameter, value in zip(run.adapters.values(), kept, strict=True):
             parameter.copy_(value)
     what = "the loss of the adapter saved and loaded again is another one"
     none_on_any_rank(run.checks, "restore", count=int(not same), what=what)
+
+
+@torch.no_grad()
+def _save_and_load(run: Run) -> None:
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict  # noqa: PLC0415 -- slow import
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415 -- as above
+
+    model = run.model.model
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder) / "adapter_model.safetensors")
+        adapter = {name: tensor.contiguous() for name, tensor in get_peft_model_state_dict(model).items()}
+        save_file(run.fault.truncate(adapter), file)
+        for parameter in run.adapters.values():
+            parameter.fill_(0.5)
+        set_peft_model_state_dict(model, load_file(file, device=str(run.ranks.device)))
 
 
 @torch.no_grad()

@@ -9,7 +9,6 @@ there is one rank only, is not recorded: what was not tested must not look passe
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from finetune_smoke.config import InputError
 from finetune_smoke.data import digest_bytes
+from finetune_smoke.pace import MOST_ISSUING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -84,6 +84,10 @@ class Checks:
     def leave_out(self, name: str, *, why: str) -> None:
         """Check ``name`` does not apply to this run: neither passed nor failed, but failed if it fails elsewhere in it."""
         self._left_out[name] = why
+
+    def has_looked(self, name: str) -> bool:
+        """Whether check ``name`` passed, failed or was left out so far."""
+        return bool(self._passes[name]) or name in self._failures or name in self._left_out
 
     def left_out(self) -> dict[str, str]:
         """Why, of every check that was left out, by name."""
@@ -191,6 +195,10 @@ def deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(mode, warn_only=warn_only)
 
 
+FEWEST_REPLAYS = 2
+MOST_REPLAYS = 10
+"""Twice where all agree. A kernel that differs in one replay of ten does so in 10 replays on 2 of 3 ranks."""
+
 Pass = Callable[[], tuple[torch.Tensor, Sequence[torch.Tensor]]]
 """Forward and backward over rows that are the same on every rank: its loss and this rank's own gradients."""
 
@@ -234,28 +242,34 @@ def _judge_lock_step(checks: Checks, step: int, once: list[list[int]], again: li
 def audit_replays(checks: Checks, *, step: int, work: Pass) -> None:
     """``graph_lock_step``: as the audit, of steps that are replayed: what ``work`` replays twice must agree, on all ranks.
 
-    The kernels of a captured step are the fast ones, which need not repeat themselves to the bit. Where half of the ranks
-    or more do not, nobody can tell a GPU from its kernels: the check is left out, which is no pass.
+    The kernels of a captured step are the fast ones, which need not repeat themselves to the bit. So on a difference all
+    ranks replay it more often. Where several do not repeat themselves, or half of them, nobody can tell a GPU from its
+    kernels: the check is left out, which is no pass.
     """
-    digests = []
-    for _ in range(2):
+    looks: list[list[list[int]]] = []
+    while len(looks) < FEWEST_REPLAYS or (len(looks) < MOST_REPLAYS and _differ(looks)):
         loss, gradients = work()
-        digests.append(checks.ranks.gather([digest([loss]), digest(gradients)]))
-    _judge_replays(checks, step, *digests)
+        looks.append(checks.ranks.gather([digest([loss]), digest(gradients)]))
+    _judge_replays(checks, step, looks)
 
 
-def _judge_replays(checks: Checks, step: int, once: list[list[int]], again: list[list[int]]) -> None:
-    """``once`` and ``again`` hold the digests of loss and gradients by rank, of two replays of the same rows."""
-    unsteady = [rank for rank, (first, second) in enumerate(zip(once, again, strict=True)) if first != second]
+def _differ(looks: Sequence[Sequence[Sequence[int]]]) -> bool:
+    return len({tuple(row) for look in looks for row in look}) > 1
+
+
+def _judge_replays(checks: Checks, step: int, looks: Sequence[Sequence[Sequence[int]]]) -> None:
+    """``looks`` hold the digests of loss and gradients by rank, of one replay of the same rows each."""
+    by_rank = list(zip(*looks, strict=True))
+    unsteady = [rank for rank, seen in enumerate(by_rank) if _differ([seen])]
     what = f"replays of the same rows at step {step}"
-    if len(unsteady) * 2 >= len(once):
-        told = f"{what}: {named(unsteady)} of {len(once)} differ from themselves: the graph's kernels cannot be compared"
+    if len(unsteady) > 1 or len(unsteady) * 2 >= len(by_rank):
+        told = f"{what}: {named(unsteady)} of {len(by_rank)} differ from themselves: the graph's kernels cannot be compared"
         checks.leave_out("graph_lock_step", why=told)
         return
     if unsteady:
         checks.record("graph_lock_step", problem=f"{what}: {named(unsteady)} does not repeat itself", guilty=unsteady)
         return
-    problem, odd = difference([tuple(row) for row in once])
+    problem, odd = difference([tuple(row) for row in looks[0]])
     checks.record("graph_lock_step", problem=problem and f"{what}: {problem}", guilty=odd)
 
 
@@ -314,19 +328,27 @@ def spread(checks: Checks, *, forward: Forward, limit: float) -> None:
     """``step_time_spread``: each rank's forward time (pace.py) over the median of all ranks.
 
     The forward holds no collective; of a whole step every rank shows the slowest one's time. With two ranks the
-    faster one is the measure, and one rank has no spread. Where launches bind a rank, its time says only that its GPU takes
-    no longer: others may be slow beside it, it is not blamed, and without one to blame the check is left out.
+    faster one is the measure, and one rank has no spread. By how much longer a rank's host core issued kernels is no
+    fault of its GPU. Where that explains a slow rank, or fills a forward, nothing is told of GPUs: the check is left out,
+    unless another rank is slow beside.
     """
-    everyone = checks.ranks.gather_floats([forward.ms, float(forward.launch_bound)])
+    everyone = checks.ranks.gather_floats([forward.ms, forward.issuing_ms])
     if len(everyone) < 2:
         return
-    times_ms = [ms for ms, _ in everyone]
-    usual = statistics.median_low(times_ms)
-    slow = [rank for rank, (ms, launch_bound) in enumerate(everyone) if not launch_bound and not ms <= limit * usual]
-    bound = [rank for rank, (_, launch_bound) in enumerate(everyone) if launch_bound]
-    if bound and not slow:
-        checks.leave_out("step_time_spread", why=f"launches bind the forward of {named(bound)}: a host core sets its time")
+    usual, usually_issuing = sorted(everyone, key=lambda row: (math.isnan(row[0]), row[0]))[(len(everyone) - 1) // 2]
+    slow = [
+        rank
+        for rank, (ms, issuing_ms) in enumerate(everyone)
+        if not ms - max(0.0, issuing_ms - usually_issuing) <= limit * usual
+    ]
+    told_nothing = [
+        rank for rank, (ms, issuing_ms) in enumerate(everyone) if ms > limit * usual or issuing_ms > MOST_ISSUING * ms
+    ]
+    if told_nothing and not slow:
+        why = f"launches bind the forward of {named(told_nothing)}: a host core sets its time"
+        checks.leave_out("step_time_spread", why=why)
         return
-    times = f"{max(times_ms):.1f} ms against {usual:.1f} ms, {max(times_ms) / usual:.2f} times; limit {limit:.2f}"
+    worst = max(ms for ms, _ in everyone)
+    times = f"{worst:.1f} ms against {usual:.1f} ms, {worst / usual:.2f} times; limit {limit:.2f}"
     problem = f"forward of {named(slow)}: {times}" if slow else None
     checks.record("step_time_spread", problem=problem, guilty=slow, remark=times)

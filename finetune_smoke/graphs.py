@@ -86,6 +86,21 @@ def filled(batch: data.Batch, room: int) -> data.Batch:
     return data.Batch(batch.ids, positions, targets, batch.owners)
 
 
+def attempt(run: Run, batch: data.Batch) -> tuple[Captured | None, str | None]:
+    """What ``capture`` makes, on all ranks; else None on all of them and why, which is told of the first that could not."""
+    captured = problem = None
+    try:
+        captured = capture(run, batch)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # a model that asks its device for a number, say
+        problem = str(error).partition("\n")[0]
+    failed = [rank for rank, (bad,) in enumerate(run.ranks.gather([problem is not None])) if bad]
+    if not failed:
+        return captured, None
+    return None, problem or f"rank {failed[0]} could not capture a step"
+
+
 def capture(run: Run, batch: data.Batch) -> Captured:
     """Record the two graphs for batches like ``batch``, filled and on the device; no weight is moved by it.
 
@@ -109,11 +124,13 @@ def capture(run: Run, batch: data.Batch) -> Captured:
     before = [(group["lr"], group["capturable"]) for group in groups]
     for group in groups:
         group["lr"], group["capturable"] = rate, True
-    with torch.cuda.graph(update, stream=beside, capture_error_mode="thread_local"):
-        norm = run.gradients.clip(run.config.clip_norm)
-        run.optimizer.step()
-    for group, (learning_rate, capturable) in zip(groups, before, strict=True):
-        group["lr"], group["capturable"] = learning_rate, capturable  # what a checkpoint shall see
+    try:
+        with torch.cuda.graph(update, stream=beside, capture_error_mode="thread_local"):
+            norm = run.gradients.clip(run.config.clip_norm)
+            run.optimizer.step()
+    finally:
+        for group, (learning_rate, capturable) in zip(groups, before, strict=True):
+            group["lr"], group["capturable"] = learning_rate, capturable  # what a checkpoint shall see
     run.gradients.zero()
     return Captured(batch=batch, scale=scale, rate=rate, loss=summed, norm=norm, backward=backward, update=update)
 

@@ -17,6 +17,8 @@ import torch
 from finetune_smoke import checkpoint, checks, export, generation, hub, options
 from finetune_smoke import model as models
 from finetune_smoke.config import Config, InputError, preset
+from finetune_smoke.data import digest_bytes
+from finetune_smoke.ranks import require_same_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,6 +90,7 @@ def config_of(place: Place, given: dict[str, Any]) -> Config:
 
 def score(config: Config, place: Place, ranks: Ranks, *, progress: Callable[[str, float | None], None]) -> Scores:
     """Generate with the base, then with the adapter; raises InputError on every rank for what does not fit."""
+    require_same_settings(config, ranks)
     progress("preparing the base model", None)
     codec = ranks.together(lambda: hub.codec_of(config))
     asked = ranks.together(lambda: generation.questions(config, codec))
@@ -104,6 +107,8 @@ def score(config: Config, place: Place, ranks: Ranks, *, progress: Callable[[str
     progress(f"generating {len(asked)} calls with the base", None)
     before = shares(base)
     model, trained = _adapted(config, place, base, ranks)
+    step = -1 if place.step is None else place.step
+    _require_same_adapter(ranks, [checks.digest(trained), digest_bytes(repr(asked).encode()), step])
     progress(f"generating {len(asked)} calls with the adapter", None)
     return Scores(
         source=str(place.path),
@@ -163,6 +168,14 @@ def _adapted(config: Config, place: Place, base: Any, ranks: Ranks) -> tuple[Any
     ranks.together(lambda: checkpoint.put_adapters(adapters, state, place.path))
     ranks.together(lambda: _as_saved(place, list(adapters.values())))
     return wrapped.model, list(adapters.values())
+
+
+def _require_same_adapter(ranks: Ranks, mine: Sequence[int]) -> None:
+    """Raises InputError where ranks share prompts, but not the adapter that is to answer them."""
+    everyone = ranks.gather(mine)
+    for rank, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            raise InputError(f"rank {rank} has another adapter, or other prompts, than rank 0: a stale folder on its node?")
 
 
 def _as_saved(place: Place, adapters: Sequence[torch.Tensor]) -> None:

@@ -44,9 +44,7 @@ def steps_of(run: Run, log: Log) -> Iterator[Steps]:
         log.notes.append(f"no CUDA graph: {why_not}; steps run eagerly")
         run.progress(log.notes[-1], None)
         run.checks.leave_out("graph_lock_step", why=f"no CUDA graphs here: {why_not}")
-    elif config.cuda_graph:
-        log.notes.append("steps run as CUDA graphs after the first window; lock-step audits run eagerly, and replay them too")
-    else:
+    elif not config.cuda_graph:
         run.checks.leave_out("graph_lock_step", why="no CUDA graphs here: --cuda-graph is off")
     if config.compile == "layers":
         log.notes.append("steps run compiled decoder layers; lock-step audits and evaluation run them eagerly")
@@ -62,8 +60,19 @@ def steps_of(run: Run, log: Log) -> Iterator[Steps]:
         strategy.attention(config),
     ):
         yield Steps(run=run, log=log, rows=rows, capturing=config.cuda_graph and why_not is None)
+    _say_what_never_looked(run)
     if run.ranks.device.type == "cuda":
         log.memory_peak_gib = torch.cuda.max_memory_allocated(run.ranks.device) / 2**30
+
+
+def _say_what_never_looked(run: Run) -> None:
+    """Of audits that the settings, or too few steps, gave no occasion to look."""
+    no_audit = "--audit-every is 0" if not run.config.audit_every else None
+    why = {"lock_step": no_audit, "all_reduce": no_audit, "graph_lock_step": no_audit or "no step was replayed before an audit"}
+    several = run.ranks.world_size > 1
+    for name, reason in why.items():
+        if reason and (several or name != "all_reduce") and not run.checks.has_looked(name):
+            run.checks.leave_out(name, why=reason)
 
 
 def demanded(run: Run, step: int) -> range:
@@ -112,11 +121,11 @@ def window(at: Steps, steps: range) -> None:
 def _passes(at: Steps, steps: range) -> tuple[list[list[data.Batch]], torch.Tensor]:
     """Batches on the device, by step and pass, and the predicted tokens of all ranks by step; checks the first step's rows."""
     run, log = at.run, at.log
-    begin = time.monotonic()
-    rows = [at.rows.take(step) for step in steps]
-    log.rows_s += time.monotonic() - begin
     due = demanded(run, steps[0])
-    again = data.digest_rows([run.source.row(index) for index in due])
+    begin = time.monotonic()
+    rows = run.ranks.together(lambda: [at.rows.take(step) for step in steps])
+    log.rows_s += time.monotonic() - begin
+    again = run.ranks.together(lambda: data.digest_rows([run.source.row(index) for index in due]))
     first = run.fault.wrong_indices(due, run.ranks.rank).start
     checks.rows_read(run.checks, step=steps[0], read=(first, data.digest_rows(rows[0])), demanded=(due.start, again))
     width = run.config.row_tokens if at.capturing else None
@@ -148,8 +157,15 @@ def _capture(at: Steps, batches: Sequence[data.Batch]) -> None:
         return
     # The same on all ranks: kernels of another shape may round otherwise, and replays are compared.
     room = max(most for (most,) in at.run.ranks.gather([graphs.capacity(batches, at.run.rows)]))
-    at.captured = graphs.capture(at.run, graphs.filled(batches[0], room))
     at.run.progress("capturing the step as CUDA graphs", None)
+    captured, why_not = graphs.attempt(at.run, graphs.filled(batches[0], room))
+    if captured is None:
+        at.capturing = False
+        at.log.notes.append(f"no CUDA graph: {why_not}; steps run eagerly")
+        at.run.checks.leave_out("graph_lock_step", why=f"no CUDA graphs here: {why_not}")
+        return
+    at.captured = captured
+    at.log.notes.append("steps run as CUDA graphs after the first window; lock-step audits run eagerly, and replay them too")
 
 
 def _step(

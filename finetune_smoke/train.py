@@ -203,5 +203,5 @@ def _last_checks(run: Run, log: Log) -> None:
         checks.moved(run.checks, before=run.start, now=checks.fingerprints(run.adapters.values()))
     if run.config.restore_check:
         checkpoint.check_restore(run)
-    if log.forward_ms:
+    if log.forward_ms and run.ranks.world_size > 1:
         checks.spread(run.checks, forward=pace.forward(run, log.forward_ms), limit=run.config.spread_limit)

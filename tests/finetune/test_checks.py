@@ -262,7 +262,7 @@ def test_replays_name_the_odd_rank(
 ) -> None:
     """As the audit does."""
     record = told(0)
-    checks._judge_replays(record, 50, once, again or once)
+    checks._judge_replays(record, 50, [once, again or once])
     found = only(record, "graph_lock_step")
     assert found["passed"] == (detail is None)
     assert found["ranks"] == guilty
@@ -273,10 +273,44 @@ def test_replays_name_the_odd_rank(
 def test_replays_that_repeat_on_no_majority_are_no_pass(again: list[list[int]]) -> None:
     """Kernels that never repeat themselves look like this; a look before that chanced to agree does not count."""
     record = told(0)
-    checks._judge_replays(record, 0, [[1, 2], [1, 2]], [[1, 2], [1, 2]])
-    checks._judge_replays(record, 50, [[1, 2], [1, 2]], again)
+    checks._judge_replays(record, 0, [[[1, 2], [1, 2]], [[1, 2], [1, 2]]])
+    checks._judge_replays(record, 50, [[[1, 2], [1, 2]], again])
     assert record.verdicts() == {}
     assert "the graph's kernels cannot be compared" in record.left_out()["graph_lock_step"]
+
+
+def replays(*looks: list[int]) -> tuple[Checks, list[int]]:
+    """The checks after an audit whose replays give such digests by rank, and how many replays each took."""
+    record, left = told(*looks[0]), [list(look) for look in looks]
+    made: list[int] = []
+
+    def gather(_values: object) -> list[list[int]]:
+        return [[0, value] for value in left.pop(0)]
+
+    record.ranks.gather = gather  # type: ignore[method-assign]
+    checks.audit_replays(record, step=50, work=lambda: (torch.zeros(1), [made.append(1) or torch.zeros(1)]))  # type: ignore[func-returns-value]
+    return record, made
+
+
+def test_replays_that_agree_are_made_twice() -> None:
+    """What costs a healthy run no more."""
+    record, made = replays([7, 7, 7], [7, 7, 7])
+    assert only(record, "graph_lock_step")["passed"]
+    assert len(made) == checks.FEWEST_REPLAYS
+
+
+def test_kernels_that_differ_now_and_then_blame_nobody() -> None:
+    """One rank differs at first, another one later: so it is the kernels."""
+    record, made = replays([7, 7, 7, 9], [7, 7, 7, 7], [7, 7, 7, 7], [7, 8, 7, 7], *[[7, 7, 7, 7]] * 6)
+    assert record.verdicts() == {}
+    assert "ranks 1, 3 of 4 differ from themselves" in record.left_out()["graph_lock_step"]
+    assert len(made) == checks.MOST_REPLAYS
+
+
+def test_the_one_rank_that_does_not_repeat_itself_is_named() -> None:
+    """All others do, ten times."""
+    record, _ = replays([7, 7, 7, 9], *[[7, 7, 7, 7]] * 9)
+    assert only(record, "graph_lock_step")["ranks"] == [3]
 
 
 def test_what_was_left_out_still_fails_if_it_failed() -> None:
@@ -317,19 +351,27 @@ def test_one_rank_has_no_spread() -> None:
     assert record.verdicts() == {}
 
 
-@pytest.mark.parametrize("bound", [[1], [0, 1]])
-def test_who_is_slow_by_its_launches_is_not_blamed(bound: list[int]) -> None:
-    """As two healthy H200s were (2026-11-22): nothing is told of their GPUs, and the reason names the ranks."""
-    record = told(*((ms, float(rank in bound)) for rank, ms in enumerate([26.3, 38.1])))
+@pytest.mark.parametrize(
+    ("times", "named"),
+    [
+        (((26.3, 26.2), (38.1, 38.0)), "ranks 0, 1"),  # two healthy H200s of 2026-11-22
+        (((26.3, 26.2), (26.9, 26.8)), "ranks 0, 1"),  # alike, which says nothing of their GPUs
+        (((26.3, 18.0), (38.4, 30.1)), "rank 1"),  # a GPU that works on after the launches, and a slower host core
+    ],
+)
+def test_who_is_slow_by_its_launches_is_not_blamed(times: tuple[tuple[float, float], ...], named: str) -> None:
+    """Nothing is told of their GPUs, and the reason names the ranks."""
+    record = told(*times)
     checks.spread(record, forward=Forward(ms=26.3), limit=1.25)
     assert record.verdicts() == {}
-    assert f"launches bind the forward of {checks.named(bound)}" in record.left_out()["step_time_spread"]
+    assert f"launches bind the forward of {named}:" in record.left_out()["step_time_spread"]
 
 
-def test_who_is_slow_beside_a_launch_bound_rank_is_blamed() -> None:
-    """The GPU of the others takes no longer than their launches."""
-    record = told((26.3, 1.0), (60.0, 0.0), (26.9, 1.0))
-    checks.spread(record, forward=Forward(ms=26.3, launch_bound=True), limit=1.25)
+@pytest.mark.parametrize("issuing_ms", [5.0, 26.2])
+def test_who_is_slow_beside_a_launch_bound_rank_is_blamed(issuing_ms: float) -> None:
+    """The GPU of the others takes no longer than their launches, and those of this one took no longer than theirs."""
+    record = told((26.3, 26.2), (60.0, issuing_ms), (26.9, 26.8))
+    checks.spread(record, forward=Forward(ms=26.3, issuing_ms=26.2), limit=1.25)
     assert only(record, "step_time_spread")["ranks"] == [1]
 
 

@@ -35,12 +35,13 @@ def launched() -> None:
     time.sleep(ISSUED_S)
 
 
-@pytest.mark.parametrize(("gpu_s", "launch_bound"), [(0.0, True), (ISSUED_S, False)])
-def test_launches_bind_a_gpu_that_is_done_with_them(gpu_s: float, *, launch_bound: bool) -> None:
-    """Done at the last launch, or after as long again."""
+@pytest.mark.parametrize("gpu_s", [0.0, ISSUED_S])
+def test_issuing_is_told_apart(gpu_s: float) -> None:
+    """Of a GPU that is done at the last launch, and of one that works on as long again."""
     found = pace._timed(rank("cuda", gpu_s=gpu_s), launched)
-    assert found.launch_bound == launch_bound
     assert found.ms == pytest.approx(1e3 * (ISSUED_S + gpu_s), rel=0.5)
+    assert found.issuing_ms == pytest.approx(1e3 * ISSUED_S, rel=0.5)
+    assert (found.issuing_ms > pace.MOST_ISSUING * found.ms) == (gpu_s == 0)
 
 
 def test_a_cpu_has_no_launches() -> None:
@@ -52,5 +53,5 @@ def test_a_cpu_has_no_launches() -> None:
             pass
 
     found: Any = pace._timed(rank("cpu", gpu_s=0.0), busy)
-    assert not found.launch_bound
+    assert found.issuing_ms == 0
     assert found.ms == pytest.approx(1e3 * ISSUED_S, rel=0.5)

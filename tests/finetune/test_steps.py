@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import graph_stand_in
 import pytest
@@ -224,6 +225,47 @@ def test_replayed_steps_are_audited(plain: Outcome, monkeypatch: pytest.MonkeyPa
     assert outcome.checks["lock_step"]["detail"] == "3 of 3 looks"
     assert outcome.checks["graph_lock_step"] == {"passed": True, "detail": "1 of 1 looks", "ranks": []}
     assert "graph_lock_step" not in outcome.left_out
+
+
+@pytest.mark.parametrize(
+    ("settings", "left_out"),
+    [
+        ({"steps": 6, "audit_every": 0}, {"graph_lock_step": "--audit-every is 0", "lock_step": "--audit-every is 0"}),
+        ({"steps": 3, "audit_every": 3}, {"graph_lock_step": "no step was replayed before an audit"}),
+    ],
+)
+def test_audits_that_never_looked_are_left_out(
+    settings: dict[str, Any], left_out: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the reason; neither passed nor forgotten. That steps are replayed is noted only where they were."""
+    graph_stand_in.install(monkeypatch.setattr)
+    outcome = run(cuda_graph=True, **settings)
+    assert {name: why for name, why in outcome.left_out.items() if name.endswith("lock_step")} == left_out
+    assert any("steps run as CUDA graphs" in note for note in outcome.notes) == (settings["steps"] > 3)
+
+
+def test_model_that_cannot_be_captured_trains_eagerly(plain: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It asks its device for a number in the forward, say; that is seen at the capture only."""
+
+    def refuse(*_: object) -> graphs.Captured:
+        raise RuntimeError("operation not permitted when stream is capturing\nCUDA kernel errors might be reported later")
+
+    graph_stand_in.install(monkeypatch.setattr)
+    monkeypatch.setattr(graphs, "capture", refuse)
+    outcome = run(cuda_graph=True, audit_every=3, steps=6)
+    assert outcome.losses == pytest.approx(plain.losses, rel=1e-5)
+    why = "operation not permitted when stream is capturing"
+    assert outcome.left_out["graph_lock_step"] == f"no CUDA graphs here: {why}"
+    assert f"no CUDA graph: {why}; steps run eagerly" in outcome.notes
+
+
+def test_capture_that_another_rank_refuses_is_dropped() -> None:
+    """All ranks replay, or none."""
+    run = SimpleNamespace(ranks=SimpleNamespace(gather=lambda _: [[0], [1]]))
+    patch = pytest.MonkeyPatch()
+    with patch.context() as within:
+        within.setattr(graphs, "capture", lambda *_: "captured")
+        assert graphs.attempt(cast("Any", run), cast("Any", None)) == (None, "rank 1 could not capture a step")
 
 
 def test_batch_with_too_many_predictions_is_cut_to_the_room() -> None:

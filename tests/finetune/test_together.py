@@ -1,0 +1,67 @@
+"""What one rank alone meets ends all of them, and its words are said: nobody waits for it in a collective."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from finetune_runs import QUICK, forked
+
+ELSEWHERE = "rank 1 cannot go on; its message says why"
+CHEAP = {**QUICK, "audit_every": 0, "restore_check": False, "greedy_rows": 0}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """By run: what each of the two ranks was told."""
+    folder = tmp_path_factory.mktemp("together")
+    adapters = [f"--adapter={folder / name / 'final'}" for name in ("long", "other")]
+    copy = [(str(folder / "long" / "final"), str(folder / "twin"))]
+    worlds = [
+        {"name": "long", "world_size": 1, "settings": {**CHEAP, "output": str(folder / "long" / "final")}},
+        {"name": "other", "world_size": 1, "settings": {**CHEAP, "fault": "lr0", "output": str(folder / "other" / "final")}},
+        {"name": "row", "world_size": 2, "settings": CHEAP, "bad_row": 1},
+        {"name": "room", "world_size": 2, "settings": {**CHEAP, "restore_check": True}, "no_room": 1},
+        {"name": "stale", "world_size": 2, "evaluate": [[adapters[0]], [adapters[1]]]},
+        {"name": "absent", "world_size": 2, "evaluate": [[adapters[0]], [f"--checkpoint-dir={folder}"]]},
+        {"name": "twins", "world_size": 2, "evaluate": [[adapters[0]], [f"--adapter={folder / 'twin'}"]], "copy": copy},
+        {"name": "prompts", "world_size": 2, "evaluate": [[adapters[0]], [adapters[0], "--heldout-rows=18"]]},
+    ]
+    forked(folder, worlds)
+    pairs = [world["name"] for world in worlds if world["world_size"] == 2]
+    return {name: [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in (0, 1)] for name in pairs}
+
+
+def test_row_that_is_no_good(told: dict[str, list[dict[str, Any]]]) -> None:
+    """Met by one rank in the midst of the training."""
+    assert [rank["error"] for rank in told["row"]] == [ELSEWHERE, "an example has 99 tokens: more than row_tokens = 64"]
+
+
+def test_restore_that_cannot_be_tried(told: dict[str, list[dict[str, Any]]]) -> None:
+    """One node's temporary folder is full."""
+    assert [rank["error"] for rank in told["room"]] == [ELSEWHERE, "no room for a temporary folder"]
+
+
+def test_stale_adapter_on_a_node(told: dict[str, list[dict[str, Any]]]) -> None:
+    """The shares of two adapters are those of none."""
+    assert [rank["code"] for rank in told["stale"]] == [2, 2]
+    assert "rank 1 has another adapter, or other prompts, than rank 0" in told["stale"][0]["error"]
+
+
+def test_the_same_adapter_elsewhere(told: dict[str, list[dict[str, Any]]]) -> None:
+    """Each node may have its own copy."""
+    assert [rank["code"] for rank in told["twins"]] == [0, 0]
+
+
+def test_other_settings(told: dict[str, list[dict[str, Any]]]) -> None:
+    """Which would be other prompts."""
+    assert [rank["code"] for rank in told["prompts"]] == [2, 2]
+    assert "rank 1 was given another heldout_rows than rank 0" in told["prompts"][0]["error"]
+
+
+def test_checkpoints_that_one_node_does_not_have(told: dict[str, list[dict[str, Any]]]) -> None:
+    """Said by the rank that looked for them."""
+    assert [rank["code"] for rank in told["absent"]] == [2, 2]
+    assert ELSEWHERE in told["absent"][0]["error"]
+    assert "no complete checkpoint in" in told["absent"][1]["error"]
