@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -16,42 +15,44 @@ if TYPE_CHECKING:
 ISSUED_S = 0.02
 
 
-def rank(device: str, *, gpu_s: float) -> Run:
-    """A rank whose device goes on for so many seconds after the last launch."""
-    first = True
+class Rank:
+    """A rank whose device goes on for ``after_s`` after the last launch; a clock that only this moves."""
 
-    def wait() -> None:
-        nonlocal first
-        if not first:
-            time.sleep(gpu_s)
-        first = not first
+    def __init__(self, device: str, *, after_s: float) -> None:
+        self.device, self.after_s = SimpleNamespace(type=device), after_s
+        self.now_s = 0.0
+        self.busy = False
 
-    ranks = SimpleNamespace(device=SimpleNamespace(type=device), wait=wait)
-    return cast("Run", SimpleNamespace(ranks=ranks))
+    def clock(self) -> float:
+        """Seconds of either clock."""
+        return self.now_s
 
+    def forward(self) -> None:
+        """Issue the kernels."""
+        self.now_s += ISSUED_S
+        self.busy = True
 
-def launched() -> None:
-    """Work whose kernels take a host core so long to issue."""
-    time.sleep(ISSUED_S)
-
-
-@pytest.mark.parametrize("gpu_s", [0.0, ISSUED_S])
-def test_issuing_is_told_apart(gpu_s: float) -> None:
-    """Of a GPU that is done at the last launch, and of one that works on as long again."""
-    found = pace._timed(rank("cuda", gpu_s=gpu_s), launched)
-    assert found.ms == pytest.approx(1e3 * (ISSUED_S + gpu_s), rel=0.5)
-    assert found.issuing_ms == pytest.approx(1e3 * ISSUED_S, rel=0.5)
-    assert (found.issuing_ms > pace.MOST_ISSUING * found.ms) == (gpu_s == 0)
+    def wait(self) -> None:
+        """Until the device is done, if it is at work."""
+        self.now_s += self.after_s * self.busy
+        self.busy = False
 
 
-def test_a_cpu_has_no_launches() -> None:
-    """It computes while the call runs, and its own time of a core is what counts."""
+def timed(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> pace.Forward:
+    """What its forward takes."""
+    monkeypatch.setattr(pace, "time", SimpleNamespace(perf_counter=rank.clock, thread_time=rank.clock))
+    return pace._timed(cast("Run", SimpleNamespace(ranks=rank)), rank.forward)
 
-    def busy() -> None:
-        end = time.thread_time() + ISSUED_S
-        while time.thread_time() < end:
-            pass
 
-    found: Any = pace._timed(rank("cpu", gpu_s=0.0), busy)
-    assert found.issuing_ms == 0
-    assert found.ms == pytest.approx(1e3 * ISSUED_S, rel=0.5)
+@pytest.mark.parametrize(("after_s", "launch_bound"), [(0.0, True), (0.002, True), (0.01, False), (0.2, False)])
+def test_issuing_is_told_apart(after_s: float, *, launch_bound: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a GPU that is done soon after the last launch, and of one that works on."""
+    found = timed(Rank("cuda", after_s=after_s), monkeypatch)
+    assert found.ms == pytest.approx(1e3 * (ISSUED_S + after_s))
+    assert found.issuing_ms == pytest.approx(1e3 * ISSUED_S)
+    assert (found.issuing_ms > pace.MOST_ISSUING * found.ms) == launch_bound
+
+
+def test_a_cpu_has_no_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It computes while the call runs."""
+    assert timed(Rank("cpu", after_s=0.0), monkeypatch) == pace.Forward(ms=pytest.approx(1e3 * ISSUED_S))
