@@ -21,12 +21,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from finetune_smoke.config import InputError
 from finetune_smoke.data import digest_bytes
-from finetune_smoke.pace import MOST_ISSUING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from finetune_smoke.pace import Forward
     from finetune_smoke.ranks import Ranks
 
 BLOCK_BYTES = 1 << 26
@@ -322,33 +320,3 @@ def moved(checks: Checks, *, before: torch.Tensor, now: torch.Tensor) -> None:
     """``adapters_moved``: by their ``fingerprints`` before and now, no adapter tensor is as it was at the start."""
     what = f"adapter tensors of {now.numel()} that never changed"
     none_on_any_rank(checks, "adapters_moved", count=int((before == now).sum()), what=what)
-
-
-def spread(checks: Checks, *, forward: Forward, limit: float) -> None:
-    """``step_time_spread``: each rank's forward time (pace.py) over the median of all ranks.
-
-    The forward holds no collective; of a whole step every rank shows the slowest one's time. With two ranks the
-    faster one is the measure, and one rank has no spread. By how much longer a rank's host core issued kernels is no
-    fault of its GPU. Where that explains a slow rank, or fills a forward, nothing is told of GPUs: the check is left out,
-    unless another rank is slow beside.
-    """
-    everyone = checks.ranks.gather_floats([forward.ms, forward.issuing_ms])
-    if len(everyone) < 2:
-        return
-    usual, usually_issuing = sorted(everyone, key=lambda row: (math.isnan(row[0]), row[0]))[(len(everyone) - 1) // 2]
-    slow = [
-        rank
-        for rank, (ms, issuing_ms) in enumerate(everyone)
-        if not ms - max(0.0, issuing_ms - usually_issuing) <= limit * usual
-    ]
-    told_nothing = [
-        rank for rank, (ms, issuing_ms) in enumerate(everyone) if ms > limit * usual or issuing_ms > MOST_ISSUING * ms
-    ]
-    if told_nothing and not slow:
-        why = f"launches bind the forward of {named(told_nothing)}: a host core sets its time"
-        checks.leave_out("step_time_spread", why=why)
-        return
-    worst = max(ms for ms, _ in everyone)
-    times = f"{worst:.1f} ms against {usual:.1f} ms, {worst / usual:.2f} times; limit {limit:.2f}"
-    problem = f"forward of {named(slow)}: {times}" if slow else None
-    checks.record("step_time_spread", problem=problem, guilty=slow, remark=times)

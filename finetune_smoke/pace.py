@@ -9,6 +9,7 @@ FSDP's forward cannot be captured; where a host core set its time nothing is tol
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from dataclasses import dataclass
@@ -17,10 +18,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from finetune_smoke import data
+from finetune_smoke.checks import named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from finetune_smoke.checks import Checks
     from finetune_smoke.state import Run
 
 WARM_RUNS = 3
@@ -108,3 +111,33 @@ def _one_replay_ms(graph: torch.cuda.CUDAGraph) -> float:
     after.record()
     after.synchronize()
     return float(before.elapsed_time(after))
+
+
+def spread(checks: Checks, *, forward: Forward, limit: float) -> None:
+    """``step_time_spread``: each rank's ``forward`` time over the median of all ranks.
+
+    The forward holds no collective; of a whole step every rank shows the slowest one's time. With two ranks the
+    faster one is the measure, and one rank has no spread. By how much longer a rank's host core issued kernels is no
+    fault of its GPU. Where that explains a slow rank, or fills a forward, nothing is told of GPUs: the check is left out,
+    unless another rank is slow beside.
+    """
+    everyone = checks.ranks.gather_floats([forward.ms, forward.issuing_ms])
+    if len(everyone) < 2:
+        return
+    usual, usually_issuing = sorted(everyone, key=lambda row: (math.isnan(row[0]), row[0]))[(len(everyone) - 1) // 2]
+    slow = [
+        rank
+        for rank, (ms, issuing_ms) in enumerate(everyone)
+        if not ms - max(0.0, issuing_ms - usually_issuing) <= limit * usual
+    ]
+    told_nothing = [
+        rank for rank, (ms, issuing_ms) in enumerate(everyone) if ms > limit * usual or issuing_ms > MOST_ISSUING * ms
+    ]
+    if told_nothing and not slow:
+        why = f"launches bind the forward of {named(told_nothing)}: a host core sets its time"
+        checks.leave_out("step_time_spread", why=why)
+        return
+    worst = max(ms for ms, _ in everyone)
+    times = f"{worst:.1f} ms against {usual:.1f} ms, {worst / usual:.2f} times; limit {limit:.2f}"
+    problem = f"forward of {named(slow)}: {times}" if slow else None
+    checks.record("step_time_spread", problem=problem, guilty=slow, remark=times)

@@ -204,4 +204,4 @@ def _last_checks(run: Run, log: Log) -> None:
     if run.config.restore_check:
         checkpoint.check_restore(run)
     if log.forward_ms and run.ranks.world_size > 1:
-        checks.spread(run.checks, forward=pace.forward(run, log.forward_ms), limit=run.config.spread_limit)
+        pace.spread(run.checks, forward=pace.forward(run, log.forward_ms), limit=run.config.spread_limit)

@@ -7,41 +7,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
+from told_ranks import Told, only, told
 
 from finetune_smoke import checks
 from finetune_smoke.checks import Checks, difference, digest, fingerprints
 from finetune_smoke.config import InputError
-from finetune_smoke.pace import Forward
 
 if TYPE_CHECKING:
     from finetune_smoke.ranks import Ranks
-
-
-class Told:
-    """Ranks whose every gather gives what the test says."""
-
-    def __init__(self, *everyone: Any) -> None:
-        """``everyone``: per rank what it answers."""
-        self.everyone = [list(answer) if isinstance(answer, tuple) else [answer] for answer in everyone]
-        self.world_size = len(everyone)
-
-    def gather(self, _values: object) -> list[list[Any]]:
-        """The answers."""
-        return self.everyone
-
-    gather_floats = gather
-
-
-def told(*everyone: Any) -> Checks:
-    """Empty checks over such ranks."""
-    return Checks(cast("Ranks", Told(*everyone)))
-
-
-def only(record: Checks, name: str) -> checks.Verdict:
-    """The verdict of the one check that looked."""
-    (found,) = record.verdicts().items()
-    assert found[0] == name
-    return found[1]
 
 
 def test_majority_of_three_names_the_odd_rank() -> None:
@@ -330,49 +303,6 @@ def test_adapter_that_never_changed_is_caught() -> None:
     assert only(record, "adapters_moved")["passed"]
     checks.moved(record, before=start, now=fingerprints([torch.zeros(4), torch.ones(4) + 1e-3]))
     assert "adapter tensors of 2 that never changed: 1 on rank 0" in only(record, "adapters_moved")["detail"]
-
-
-@pytest.mark.parametrize(
-    ("forward_ms", "guilty"), [([10.0, 10.4], []), ([10.0, 14.0], [1]), ([10.0, 10.1, 15.0, 9.9], [2]), ([10.0, math.nan], [1])]
-)
-def test_slow_rank_is_named(forward_ms: list[float], guilty: list[int]) -> None:
-    """Against the median rank; a time that is no number is no pass."""
-    record = told(*((ms, 0.0) for ms in forward_ms))
-    checks.spread(record, forward=Forward(ms=0.0), limit=1.25)
-    found = only(record, "step_time_spread")
-    assert found["passed"] == (not guilty)
-    assert found["ranks"] == guilty
-
-
-def test_one_rank_has_no_spread() -> None:
-    """Not recorded at all."""
-    record = told((10.0, 0.0))
-    checks.spread(record, forward=Forward(ms=10.0), limit=1.25)
-    assert record.verdicts() == {}
-
-
-@pytest.mark.parametrize(
-    ("times", "named"),
-    [
-        (((26.3, 26.2), (38.1, 38.0)), "ranks 0, 1"),  # two healthy H200s of 2026-11-22
-        (((26.3, 26.2), (26.9, 26.8)), "ranks 0, 1"),  # alike, which says nothing of their GPUs
-        (((26.3, 18.0), (38.4, 30.1)), "rank 1"),  # a GPU that works on after the launches, and a slower host core
-    ],
-)
-def test_who_is_slow_by_its_launches_is_not_blamed(times: tuple[tuple[float, float], ...], named: str) -> None:
-    """Nothing is told of their GPUs, and the reason names the ranks."""
-    record = told(*times)
-    checks.spread(record, forward=Forward(ms=26.3), limit=1.25)
-    assert record.verdicts() == {}
-    assert f"launches bind the forward of {named}:" in record.left_out()["step_time_spread"]
-
-
-@pytest.mark.parametrize("issuing_ms", [5.0, 26.2])
-def test_who_is_slow_beside_a_launch_bound_rank_is_blamed(issuing_ms: float) -> None:
-    """The GPU of the others takes no longer than their launches, and those of this one took no longer than theirs."""
-    record = told((26.3, 26.2), (60.0, issuing_ms), (26.9, 26.8))
-    checks.spread(record, forward=Forward(ms=26.3, issuing_ms=26.2), limit=1.25)
-    assert only(record, "step_time_spread")["ranks"] == [1]
 
 
 def test_deterministic_switch_is_put_back() -> None:

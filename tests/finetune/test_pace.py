@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
+from told_ranks import only, told
 
 from finetune_smoke import pace
 
@@ -56,3 +58,46 @@ def test_issuing_is_told_apart(after_s: float, *, launch_bound: bool, monkeypatc
 def test_a_cpu_has_no_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """It computes while the call runs."""
     assert timed(Rank("cpu", after_s=0.0), monkeypatch) == pace.Forward(ms=pytest.approx(1e3 * ISSUED_S))
+
+
+@pytest.mark.parametrize(
+    ("forward_ms", "guilty"), [([10.0, 10.4], []), ([10.0, 14.0], [1]), ([10.0, 10.1, 15.0, 9.9], [2]), ([10.0, math.nan], [1])]
+)
+def test_slow_rank_is_named(forward_ms: list[float], guilty: list[int]) -> None:
+    """Against the median rank; a time that is no number is no pass."""
+    record = told(*((ms, 0.0) for ms in forward_ms))
+    pace.spread(record, forward=pace.Forward(ms=0.0), limit=1.25)
+    found = only(record, "step_time_spread")
+    assert found["passed"] == (not guilty)
+    assert found["ranks"] == guilty
+
+
+def test_one_rank_has_no_spread() -> None:
+    """Not recorded at all."""
+    record = told((10.0, 0.0))
+    pace.spread(record, forward=pace.Forward(ms=10.0), limit=1.25)
+    assert record.verdicts() == {}
+
+
+@pytest.mark.parametrize(
+    ("times", "named"),
+    [
+        (((26.3, 26.2), (38.1, 38.0)), "ranks 0, 1"),  # two healthy H200s of 2026-11-22
+        (((26.3, 26.2), (26.9, 26.8)), "ranks 0, 1"),  # alike, which says nothing of their GPUs
+        (((26.3, 18.0), (38.4, 30.1)), "rank 1"),  # a GPU that works on after the launches, and a slower host core
+    ],
+)
+def test_who_is_slow_by_its_launches_is_not_blamed(times: tuple[tuple[float, float], ...], named: str) -> None:
+    """Nothing is told of their GPUs, and the reason names the ranks."""
+    record = told(*times)
+    pace.spread(record, forward=pace.Forward(ms=26.3), limit=1.25)
+    assert record.verdicts() == {}
+    assert f"launches bind the forward of {named}:" in record.left_out()["step_time_spread"]
+
+
+@pytest.mark.parametrize("issuing_ms", [5.0, 26.2])
+def test_who_is_slow_beside_a_launch_bound_rank_is_blamed(issuing_ms: float) -> None:
+    """The GPU of the others takes no longer than their launches, and those of this one took no longer than theirs."""
+    record = told((26.3, 26.2), (60.0, issuing_ms), (26.9, 26.8))
+    pace.spread(record, forward=pace.Forward(ms=26.3, issuing_ms=26.2), limit=1.25)
+    assert only(record, "step_time_spread")["ranks"] == [1]
