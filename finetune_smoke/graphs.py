@@ -7,15 +7,18 @@ step with more of them runs eagerly, as do the steps before the capture, which w
 
 from __future__ import annotations
 
+import sys
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
 from finetune_smoke import data, loss
+from finetune_smoke.checks import named
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from finetune_smoke.config import Config
     from finetune_smoke.ranks import Ranks
@@ -87,18 +90,35 @@ def filled(batch: data.Batch, room: int) -> data.Batch:
 
 
 def attempt(run: Run, batch: data.Batch) -> tuple[Captured | None, str | None]:
-    """What ``capture`` makes, on all ranks; else None on all of them and why, which is told of the first that could not."""
+    """What ``capture`` makes, on all ranks; else None on all of them and why. A rank that could not says its reason."""
     captured = problem = None
     try:
         captured = capture(run, batch)
     except torch.cuda.OutOfMemoryError:
         raise
-    except RuntimeError as error:  # a model that asks its device for a number, say
-        problem = str(error).partition("\n")[0]
+    except RuntimeError as error:  # a model that asks its device for a number, say; leaving the capture fails after it
+        problem = str(error.__context__ or error).partition("\n")[0]
     failed = [rank for rank, (bad,) in enumerate(run.ranks.gather([problem is not None])) if bad]
     if not failed:
         return captured, None
-    return None, problem or f"rank {failed[0]} could not capture a step"
+    if problem is not None:
+        sys.stderr.write(f"rank {run.ranks.rank}: no CUDA graph: {problem}\n")
+    return None, f"{named(failed)} could not capture a step" + (f": {problem}" if run.ranks.world_size == 1 else "")
+
+
+@contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
+    """What is called within becomes ``graph``; the stream is put back also where that fails.
+
+    Not torch's default error mode "global": NCCL's watchdog and a checkpoint's thread ask for events meanwhile, which it
+    forbids.
+    """
+    # torch.cuda.graph leaves its stream only if the capture ends well
+    with (
+        torch.cuda.stream(torch.cuda.current_stream()),
+        torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+    ):
+        yield
 
 
 def capture(run: Run, batch: data.Batch) -> Captured:
@@ -116,8 +136,7 @@ def capture(run: Run, batch: data.Batch) -> Captured:
     torch.cuda.current_stream().wait_stream(beside)
     torch.cuda.synchronize()
     backward, update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-    # Not the default "global": NCCL's watchdog thread asks for events meanwhile, which that forbids.
-    with torch.cuda.graph(backward, stream=beside, capture_error_mode="thread_local"):
+    with capturing(backward, beside):
         summed = _pass(run, batch, scale)
     rate = torch.zeros((), device=run.ranks.device)
     groups = run.optimizer.param_groups
@@ -125,7 +144,7 @@ def capture(run: Run, batch: data.Batch) -> Captured:
     for group in groups:
         group["lr"], group["capturable"] = rate, True
     try:
-        with torch.cuda.graph(update, stream=beside, capture_error_mode="thread_local"):
+        with capturing(update, beside):
             norm = run.gradients.clip(run.config.clip_norm)
             run.optimizer.step()
     finally:

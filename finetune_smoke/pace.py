@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from finetune_smoke import data
+from finetune_smoke import data, graphs
 from finetune_smoke.checks import named
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _replayed_ms(call: Callable[[], None]) -> float | None:
     torch.cuda.current_stream().wait_stream(beside)
     graph = torch.cuda.CUDAGraph()
     try:
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):  # graphs.py says why
+        with graphs.capturing(graph):
             call()
     except torch.cuda.OutOfMemoryError:
         raise
@@ -117,27 +117,21 @@ def spread(checks: Checks, *, forward: Forward, limit: float) -> None:
     """``step_time_spread``: each rank's ``forward`` time over the median of all ranks.
 
     The forward holds no collective; of a whole step every rank shows the slowest one's time. With two ranks the
-    faster one is the measure, and one rank has no spread. By how much longer a rank's host core issued kernels is no
-    fault of its GPU. Where that explains a slow rank, or fills a forward, nothing is told of GPUs: the check is left out,
-    unless another rank is slow beside.
+    faster one is the measure, and one rank has no spread. Where a host core issued kernels for most of a forward, what it
+    took longer for that is no fault of the GPU. If that explains a slow rank, or fills a forward, nothing is told of
+    GPUs: the check is left out, unless another rank is slow beside.
     """
     everyone = checks.ranks.gather_floats([forward.ms, forward.issuing_ms])
     if len(everyone) < 2:
         return
     usual, usually_issuing = sorted(everyone, key=lambda row: (math.isnan(row[0]), row[0]))[(len(everyone) - 1) // 2]
-    slow = [
-        rank
-        for rank, (ms, issuing_ms) in enumerate(everyone)
-        if not ms - max(0.0, issuing_ms - usually_issuing) <= limit * usual
-    ]
-    told_nothing = [
-        rank for rank, (ms, issuing_ms) in enumerate(everyone) if ms > limit * usual or issuing_ms > MOST_ISSUING * ms
-    ]
-    if told_nothing and not slow:
-        why = f"launches bind the forward of {named(told_nothing)}: a host core sets its time"
-        checks.leave_out("step_time_spread", why=why)
+    bound = [rank for rank, (ms, issuing_ms) in enumerate(everyone) if issuing_ms > MOST_ISSUING * ms]
+    excused_ms = {rank: max(0.0, everyone[rank][1] - usually_issuing) for rank in bound}
+    slow = [rank for rank, (ms, _) in enumerate(everyone) if not ms - excused_ms.get(rank, 0.0) <= limit * usual]
+    if bound and not slow:
+        checks.leave_out("step_time_spread", why=f"{named(bound)} issued kernels for most of the forward: a host core's time")
         return
-    worst = max(ms for ms, _ in everyone)
+    worst = max(everyone[rank][0] for rank in slow or range(len(everyone)))
     times = f"{worst:.1f} ms against {usual:.1f} ms, {worst / usual:.2f} times; limit {limit:.2f}"
     problem = f"forward of {named(slow)}: {times}" if slow else None
     checks.record("step_time_spread", problem=problem, guilty=slow, remark=times)

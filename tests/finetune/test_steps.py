@@ -248,20 +248,23 @@ def test_model_that_cannot_be_captured_trains_eagerly(plain: Outcome, monkeypatc
     """It asks its device for a number in the forward, say; that is seen at the capture only."""
 
     def refuse(*_: object) -> graphs.Captured:
-        raise RuntimeError("operation not permitted when stream is capturing\nCUDA kernel errors might be reported later")
+        try:
+            raise RuntimeError("operation not permitted when stream is capturing\nCUDA kernel errors might be reported later")
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")  # as torch leaves the capture
 
     graph_stand_in.install(monkeypatch.setattr)
     monkeypatch.setattr(graphs, "capture", refuse)
     outcome = run(cuda_graph=True, audit_every=3, steps=6)
     assert outcome.losses == pytest.approx(plain.losses, rel=1e-5)
-    why = "operation not permitted when stream is capturing"
+    why = "rank 0 could not capture a step: operation not permitted when stream is capturing"
     assert outcome.left_out["graph_lock_step"] == f"no CUDA graphs here: {why}"
     assert f"no CUDA graph: {why}; steps run eagerly" in outcome.notes
 
 
 def test_capture_that_another_rank_refuses_is_dropped() -> None:
     """All ranks replay, or none."""
-    run = SimpleNamespace(ranks=SimpleNamespace(gather=lambda _: [[0], [1]]))
+    run = SimpleNamespace(ranks=SimpleNamespace(gather=lambda _: [[0], [1]], world_size=2))
     patch = pytest.MonkeyPatch()
     with patch.context() as within:
         within.setattr(graphs, "capture", lambda *_: "captured")
