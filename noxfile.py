@@ -89,10 +89,10 @@ FAST = "not slow and not soak"
 FAULTS = "tests/faults"
 LAUNCHES = ("tests/launch", FAULTS)  # real torchruns by the dozen: minutes of their own, one after the other
 LONG = (  # whole runs: minutes of their own too, so that `tests` stays below eight
-    *(f"tests/e2e/test_{name}.py" for name in ("plan", "selftest", "soak", "stragglers", "training_scaling")),
+    *(f"tests/e2e/test_{name}.py" for name in ("fails_by_value", "plan", "selftest", "soak", "stragglers", "training_scaling")),
     *(
         f"tests/finetune/test_{name}.py"
-        for name in ("checkpoint", "elastic", "fitness", "kills", "ranks", "strategy", "three_ranks")
+        for name in ("checkpoint", "elastic", "fitness", "kills", "ranks", "strategy", "three_ranks", "together")
     ),
     "tests/test_benchmark_finetune.py",
 )
