@@ -83,7 +83,7 @@ class Checks:
         """Check ``name`` does not apply to this run: neither passed nor failed, but failed if it fails elsewhere in it."""
         self._left_out[name] = why
 
-    def has_looked(self, name: str) -> bool:
+    def is_settled(self, name: str) -> bool:
         """Whether check ``name`` passed, failed or was left out so far."""
         return bool(self._passes[name]) or name in self._failures or name in self._left_out
 

@@ -89,15 +89,17 @@ def filled(batch: data.Batch, room: int) -> data.Batch:
     return data.Batch(batch.ids, positions, targets, batch.owners)
 
 
+class CaptureError(RuntimeError):
+    """A call did what a CUDA graph cannot hold: a model that asks its device for a number, say. The message tells what."""
+
+
 def attempt(run: Run, batch: data.Batch) -> tuple[Captured | None, str | None]:
     """What ``capture`` makes, on all ranks; else None on all of them and why. A rank that could not says its reason."""
     captured = problem = None
     try:
         captured = capture(run, batch)
-    except torch.cuda.OutOfMemoryError:
-        raise
-    except RuntimeError as error:  # a model that asks its device for a number, say; leaving the capture fails after it
-        problem = str(error.__context__ or error).partition("\n")[0]
+    except CaptureError as error:
+        problem = str(error)
     failed = [rank for rank, (bad,) in enumerate(run.ranks.gather([problem is not None])) if bad]
     if not failed:
         return captured, None
@@ -108,17 +110,22 @@ def attempt(run: Run, batch: data.Batch) -> tuple[Captured | None, str | None]:
 
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
-    """What is called within becomes ``graph``; the stream is put back also where that fails.
+    """What is called within becomes ``graph``; raises CaptureError, with the stream put back.
 
     Not torch's default error mode "global": NCCL's watchdog and a checkpoint's thread ask for events meanwhile, which it
     forbids.
     """
-    # torch.cuda.graph leaves its stream only if the capture ends well
-    with (
-        torch.cuda.stream(torch.cuda.current_stream()),
-        torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
-    ):
-        yield
+    try:
+        with (
+            torch.cuda.stream(torch.cuda.current_stream()),  # torch.cuda.graph leaves its own only if all ends well
+            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+        ):
+            yield
+    except RuntimeError as error:
+        cause = error.__context__ or error  # the end of a capture that failed within fails too
+        if isinstance(cause, torch.cuda.OutOfMemoryError):
+            raise cause from None
+        raise CaptureError(str(cause).partition("\n")[0]) from error
 
 
 def capture(run: Run, batch: data.Batch) -> Captured:

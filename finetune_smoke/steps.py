@@ -71,7 +71,7 @@ def _say_what_never_looked(run: Run) -> None:
     why = {"lock_step": no_audit, "all_reduce": no_audit, "graph_lock_step": no_audit or "no step was replayed before an audit"}
     several = run.ranks.world_size > 1
     for name, reason in why.items():
-        if reason and (several or name != "all_reduce") and not run.checks.has_looked(name):
+        if reason and (several or name != "all_reduce") and not run.checks.is_settled(name):
             run.checks.leave_out(name, why=reason)
 
 
@@ -122,10 +122,7 @@ def _passes(at: Steps, steps: range) -> tuple[list[list[data.Batch]], torch.Tens
     """Batches on the device, by step and pass, and the predicted tokens of all ranks by step; checks the first step's rows."""
     run, log = at.run, at.log
     due = demanded(run, steps[0])
-    begin = time.monotonic()
-    rows = run.ranks.together(lambda: [at.rows.take(step) for step in steps])
-    log.rows_s += time.monotonic() - begin
-    again = run.ranks.together(lambda: data.digest_rows([run.source.row(index) for index in due]))
+    rows, again = run.ranks.together(lambda: _taken(at, steps, due))
     first = run.fault.wrong_indices(due, run.ranks.rank).start
     checks.rows_read(run.checks, step=steps[0], read=(first, data.digest_rows(rows[0])), demanded=(due.start, again))
     width = run.config.row_tokens if at.capturing else None
@@ -138,6 +135,14 @@ def _passes(at: Steps, steps: range) -> tuple[list[list[data.Batch]], torch.Tens
     log.rows += sum(map(len, rows))
     device = run.ranks.device
     return [[batch.to(device) for batch in batches] for batches in passes], run.ranks.sum_(counts.to(device))
+
+
+def _taken(at: Steps, steps: range, due: range) -> tuple[list[list[data.Row]], int]:
+    """This rank's rows of ``steps``, the wait for them counted, and the digest of those that are ``due`` first."""
+    begin = time.monotonic()
+    rows = [at.rows.take(step) for step in steps]
+    at.log.rows_s += time.monotonic() - begin
+    return rows, data.digest_rows([at.run.source.row(index) for index in due])
 
 
 def _compile(at: Steps, batches: Sequence[data.Batch], scale: torch.Tensor) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from finetune_smoke import graphs
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Iterator
 
     from finetune_smoke.data import Batch
     from finetune_smoke.state import Run
@@ -43,3 +46,28 @@ def install(patch: Any = setattr) -> None:
     """From now on nothing hinders a capture, and StandIn is what it makes; ``patch`` may be a MonkeyPatch's."""
     patch(graphs, "obstacle", lambda _config, _ranks: None)
     patch(graphs, "capture", StandIn)
+
+
+def refuse_to_end(patch: Any) -> list[str]:
+    """From now on a capture fails as it does on a GPU: its end in turn, without leaving its stream. What was left, in order."""
+    left: list[str] = []
+
+    @contextmanager
+    def capture(*_: object, **_options: object) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            left.append("capture")
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    @contextmanager
+    def stream(_stream: object) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            left.append("stream")
+
+    patch.setattr(torch.cuda, "graph", capture)
+    patch.setattr(torch.cuda, "stream", stream)
+    patch.setattr(torch.cuda, "current_stream", lambda: None)
+    return left

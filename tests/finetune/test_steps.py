@@ -247,19 +247,28 @@ def test_audits_that_never_looked_are_left_out(
 def test_model_that_cannot_be_captured_trains_eagerly(plain: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
     """It asks its device for a number in the forward, say; that is seen at the capture only."""
 
-    def refuse(*_: object) -> graphs.Captured:
-        try:
+    def refuse(*_: object) -> None:
+        with graphs.capturing(cast("Any", None)):
             raise RuntimeError("operation not permitted when stream is capturing\nCUDA kernel errors might be reported later")
-        finally:
-            raise RuntimeError("operation failed due to a previous error during capture")  # as torch leaves the capture
 
     graph_stand_in.install(monkeypatch.setattr)
+    graph_stand_in.refuse_to_end(monkeypatch)
     monkeypatch.setattr(graphs, "capture", refuse)
     outcome = run(cuda_graph=True, audit_every=3, steps=6)
     assert outcome.losses == pytest.approx(plain.losses, rel=1e-5)
     why = "rank 0 could not capture a step: operation not permitted when stream is capturing"
     assert outcome.left_out["graph_lock_step"] == f"no CUDA graphs here: {why}"
     assert f"no CUDA graph: {why}; steps run eagerly" in outcome.notes
+
+
+def test_capture_that_fails_puts_the_stream_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which torch does not, where the end of the capture fails too. Too little memory stays what it is."""
+    left = graph_stand_in.refuse_to_end(monkeypatch)
+    with pytest.raises(graphs.CaptureError, match=r"^it asks its device$"), graphs.capturing(cast("Any", None)):
+        raise RuntimeError("it asks its device\nmore words")
+    assert left == ["capture", "stream"]
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="20 GiB"), graphs.capturing(cast("Any", None)):
+        raise torch.cuda.OutOfMemoryError("Tried to allocate 20 GiB")
 
 
 def test_capture_that_another_rank_refuses_is_dropped() -> None:
