@@ -8,7 +8,7 @@ step with more of them runs eagerly, as do the steps before the capture, which w
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -110,22 +110,41 @@ def attempt(run: Run, batch: data.Batch) -> tuple[Captured | None, str | None]:
 
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
-    """What is called within becomes ``graph``; raises CaptureError, with the stream put back.
+    """What is called within becomes ``graph``; raises CaptureError, with stream, random numbers and memory put back.
 
     Not torch's default error mode "global": NCCL's watchdog and a checkpoint's thread ask for events meanwhile, which it
     forbids.
     """
+    pool = torch.cuda.graph_pool_handle()
     try:
-        with (
-            torch.cuda.stream(torch.cuda.current_stream()),  # torch.cuda.graph leaves its own only if all ends well
-            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
-        ):
+        with _put_back(pool), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             yield
     except RuntimeError as error:
         cause = error.__context__ or error  # the end of a capture that failed within fails too
         if isinstance(cause, torch.cuda.OutOfMemoryError):
             raise cause from None
         raise CaptureError(str(cause).partition("\n")[0]) from error
+
+
+@contextmanager
+def _put_back(pool: tuple[int, int]) -> Iterator[None]:
+    """Put back what a capture over ``pool`` changes if it fails: torch does so only where its end succeeds.
+
+    On torch 2.11 every random number failed afterwards, the memory of the graph was never given back, and none that two
+    streams had used (an H200, 2026-11-22). Newer ones put back more of it by themselves (PyTorch pull request 176752).
+    """
+    device = torch.cuda.current_device()
+    generator = torch.cuda.default_generators[device]
+    before = generator.clone_state()
+    try:
+        with torch.cuda.stream(torch.cuda.current_stream()):
+            yield
+    except BaseException:
+        generator.graphsafe_set_state(before)
+        with suppress(RuntimeError):  # it was ended
+            torch._C._cuda_endAllocateToPool(device, pool)  # noqa: SLF001 -- as torch.cuda.use_mem_pool does
+            torch._C._cuda_releasePool(device, pool)  # noqa: SLF001
+        raise
 
 
 def capture(run: Run, batch: data.Batch) -> Captured:

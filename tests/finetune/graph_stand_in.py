@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -49,11 +50,13 @@ def install(patch: Any = setattr) -> None:
 
 
 def refuse_to_end(patch: Any) -> list[str]:
-    """From now on a capture fails as it does on a GPU: its end in turn, without leaving its stream. What was left, in order."""
+    """From now on a capture fails as it does on a GPU: its end in turn, and nothing is put back by it. What then was."""
     left: list[str] = []
+    random = SimpleNamespace(clone_state=lambda: "numbers", graphsafe_set_state=left.append)
 
     @contextmanager
-    def capture(*_: object, **_options: object) -> Iterator[None]:
+    def capture(_graph: object, *, pool: str, **_options: object) -> Iterator[None]:
+        assert pool == "pool"
         try:
             yield
         finally:
@@ -70,4 +73,9 @@ def refuse_to_end(patch: Any) -> list[str]:
     patch.setattr(torch.cuda, "graph", capture)
     patch.setattr(torch.cuda, "stream", stream)
     patch.setattr(torch.cuda, "current_stream", lambda: None)
+    patch.setattr(torch.cuda, "current_device", lambda: 1)
+    patch.setattr(torch.cuda, "default_generators", [None, random])
+    patch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+    patch.setattr(torch._C, "_cuda_endAllocateToPool", lambda *pool: left.append(f"end {pool}"), raising=False)
+    patch.setattr(torch._C, "_cuda_releasePool", lambda *pool: left.append(f"release {pool}"), raising=False)
     return left

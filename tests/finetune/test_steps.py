@@ -261,14 +261,55 @@ def test_model_that_cannot_be_captured_trains_eagerly(plain: Outcome, monkeypatc
     assert f"no CUDA graph: {why}; steps run eagerly" in outcome.notes
 
 
-def test_capture_that_fails_puts_the_stream_back(monkeypatch: pytest.MonkeyPatch) -> None:
+PUT_BACK = ["capture", "stream", "numbers", "end (1, 'pool')", "release (1, 'pool')"]
+
+
+def test_capture_that_fails_puts_back_what_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which torch does not, where the end of the capture fails too. Too little memory stays what it is."""
     left = graph_stand_in.refuse_to_end(monkeypatch)
     with pytest.raises(graphs.CaptureError, match=r"^it asks its device$"), graphs.capturing(cast("Any", None)):
         raise RuntimeError("it asks its device\nmore words")
-    assert left == ["capture", "stream"]
+    assert left == PUT_BACK
     with pytest.raises(torch.cuda.OutOfMemoryError, match="20 GiB"), graphs.capturing(cast("Any", None)):
         raise torch.cuda.OutOfMemoryError("Tried to allocate 20 GiB")
+    assert left == 2 * PUT_BACK
+
+
+def test_pool_that_torch_has_ended_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As newer versions do: to end it twice is an error, and to release it twice would free what is used."""
+
+    def ended(*_: object) -> None:
+        raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+
+    left = graph_stand_in.refuse_to_end(monkeypatch)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", ended)
+    with pytest.raises(graphs.CaptureError, match=r"^it asks its device$"), graphs.capturing(cast("Any", None)):
+        raise RuntimeError("it asks its device")
+    assert left == ["capture", "stream", "numbers"]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_failed_capture_on_a_gpu_leaves_nothing_behind() -> None:
+    """Neither memory nor a generator that waits for an end."""
+    number = torch.ones((), device="cuda")
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+
+    def ask() -> None:
+        with graphs.capturing(torch.cuda.CUDAGraph()):
+            torch.empty(2**30, dtype=torch.uint8, device="cuda").fill_(1)
+            number.item()
+
+    with pytest.raises(graphs.CaptureError, match="not permitted when stream is capturing"):
+        ask()
+    assert torch.rand((), device="cuda").item() < 1
+    beside = torch.cuda.Stream()
+    used = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    used.record_stream(beside)
+    del used
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() - before < 2**26
 
 
 def test_capture_that_another_rank_refuses_is_dropped() -> None:
