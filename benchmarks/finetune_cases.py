@@ -64,10 +64,22 @@ TOGETHER = {
         beside=("7b-fsdp", "7b-ddp"),
         on_request=True,
     ),
+    "7b-fsdp-copy-engines": Case(
+        preset="7b-shape",
+        settings={**COMPILED, "strategy": "fsdp", "fsdp_gather": "copy-engines"},
+        beside=("7b-ddp", "7b-fsdp"),
+        on_request=True,
+    ),
     "7b-ddp-8-rows": Case(preset="7b-shape", settings={**COMPILED, "strategy": "ddp", "rows": 8}, on_request=True),
     "7b-fsdp-8-rows": Case(
         preset="7b-shape",
         settings={**COMPILED, "strategy": "fsdp", "rows": 8},
+        beside=("7b-ddp-8-rows",),
+        on_request=True,
+    ),
+    "7b-fsdp-copy-engines-8-rows": Case(
+        preset="7b-shape",
+        settings={**COMPILED, "strategy": "fsdp", "fsdp_gather": "copy-engines", "rows": 8},
         beside=("7b-ddp-8-rows",),
         on_request=True,
     ),

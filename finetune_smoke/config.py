@@ -36,6 +36,7 @@ FAULTS: dict[str, str] = {
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "strategy": ("auto", "ddp", "fsdp"),
+    "fsdp_gather": ("kernels", "copy-engines"),
     "base_dtype": ("auto", "fp8"),
     "compile": ("off", "layers"),
     "attention": ("auto", "cudnn"),
@@ -72,11 +73,12 @@ class Config:
 
     ``rows`` counts the rows of a pass: of all ranks together with ``rows_shared``, else of each rank; a step has
     ``accumulation`` passes. ``strategy`` shares the base as it is (ddp) or in parts (fsdp), which ``cpu_offload`` keeps in
-    host memory; ``base_dtype`` fp8 rounds the frozen linears to float8; ``own_lora`` off leaves LoRA to peft's forward
-    under autocast; ``compile`` layers compiles each decoder layer; ``attention`` cudnn prefers cuDNN's kernel;
-    ``cuda_graph`` captures the step, for small models; ``loader_workers`` threads make the rows of ``prefetch`` steps
-    ahead. ``loss_limit`` is in nats per predicted token and None where the preset promises no loss. ``vocab_size`` 0 means
-    the tokenizer's. The fields from ``hidden_size`` to ``damping`` describe the random base and are unused with ``model``.
+    host memory and ``fsdp_gather`` copy-engines brings together without SMs; ``base_dtype`` fp8 rounds the frozen linears
+    to float8; ``own_lora`` off leaves LoRA to peft's forward under autocast; ``compile`` layers compiles each decoder
+    layer; ``attention`` cudnn prefers cuDNN's kernel; ``cuda_graph`` captures the step, for small models;
+    ``loader_workers`` threads make the rows of ``prefetch`` steps ahead. ``loss_limit`` is in nats per predicted token and
+    None where the preset promises no loss. ``vocab_size`` 0 means the tokenizer's. The fields from ``hidden_size`` to
+    ``damping`` describe the random base and are unused with ``model``.
     """
 
     preset: str = "tiny"
@@ -100,6 +102,7 @@ class Config:
     gradient_checkpointing: bool = False
     strategy: str = "auto"
     cpu_offload: bool = False
+    fsdp_gather: str = "kernels"
     base_dtype: str = "auto"
     own_lora: bool = True
     compile: str = "off"
@@ -173,6 +176,8 @@ def _check_ways(config: Config) -> None:
         raise InputError(
             f"cpu_offload needs strategy fsdp, and it is {config.strategy}: with ddp every GPU holds the whole base"
         )
+    if config.fsdp_gather != "kernels" and config.strategy != "fsdp":
+        raise InputError(f"fsdp_gather {config.fsdp_gather} needs strategy fsdp, and it is {config.strategy}")
     if config.base_dtype == "fp8" and (config.strategy == "fsdp" or not config.own_lora):
         raise InputError("base_dtype fp8 goes with own_lora and without strategy fsdp: float8 weights are not sharded")
 

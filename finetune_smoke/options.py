@@ -30,6 +30,8 @@ HELP = {
     "accumulation": "passes of a step, whose gradients are added up",
     "strategy": "ddp: every rank holds the base; fsdp: FSDP2 shards it; auto: ddp where there are ranks",
     "cpu_offload": "with strategy fsdp: shards lie in host memory and are copied to the GPU for each use",
+    "fsdp_gather": "with strategy fsdp: NCCL brings shards together by kernels or, on the GPUs of one host, by copy-engines, "
+    "which leave all SMs to compute",
     "base_dtype": "fp8: frozen linears in float8 (Hopper and newer); auto: bf16 on a GPU",
     "own_lora": "compute the adapters with fewer kernels than peft does; the layout stays peft's",
     "compile": "layers: torch.compile every decoder layer; off",

@@ -20,6 +20,7 @@ def prepare(config: Config, *, ranks: Ranks, progress: Progress) -> Run:
     """Everything in place for step 0; records ``base_digest`` and the first ``data_digest``. Raises InputError."""
     require_same_settings(config, ranks)
     shared = ranks.together(lambda: _strategy(config, ranks))
+    strategy.require_gathers(config, ranks)
     fault = ranks.together(lambda: faults.planted(config.fault, rank=ranks.rank, world_size=ranks.world_size))
     progress("preparing data", None)
     source, data_digest = ranks.together(lambda: _source(config, ranks.world_size, progress))

@@ -84,6 +84,32 @@ def shard(model: SummedLoss, adapters: dict[str, torch.nn.Parameter], ranks: Ran
     fully_shard(root, mesh=mesh, ignored_params=trained | outside)  # the common root lets gathers run ahead of layers
 
 
+def require_gathers(config: Config, ranks: Ranks) -> None:
+    """Raises InputError, on all ranks, if they cannot gather as ``fsdp_gather`` asks for."""
+    if config.fsdp_gather == "kernels":
+        return
+    from finetune_smoke import gathers  # noqa: PLC0415 -- only for this
+
+    why_not = gathers.obstacle(ranks)
+    if why_not:
+        raise InputError(f"fsdp_gather {config.fsdp_gather} cannot be had here: {why_not}")
+
+
+@contextmanager
+def gathering(run: Run) -> Iterator[None]:
+    """Within, sharded layers are gathered as ``fsdp_gather`` says."""
+    if run.config.fsdp_gather == "kernels":
+        yield
+        return
+    from finetune_smoke import gathers  # noqa: PLC0415 -- only for this
+
+    layers: list[Any] = layers_of(run.model)
+    with gathers.copy_engines(run.ranks) as gather:
+        for layer in layers:
+            layer.set_custom_all_gather(gather)
+        yield
+
+
 @contextmanager
 def plainly(run: Run) -> Iterator[None]:
     """Within, forwards run eagerly and hold no collective: for evaluation and checks, whose shapes and numbers differ.

@@ -50,7 +50,7 @@ def _finetune(config: Config, everyone: ranks.Ranks, progress: Progress, stop: s
     run = prepare(config, ranks=everyone, progress=progress)
     start = _start(run)
     run = start.run
-    with _fewer_casts(run), boards.board(run) as board, saving.saver(run, start.damaged) as saver:
+    with strategy.gathering(run), _fewer_casts(run), boards.board(run) as board, saving.saver(run, start.damaged) as saver:
         export.claim(run)
         log = Log(
             losses=start.losses,

@@ -3,9 +3,9 @@
 Reads worlds.json in the folder given: a list of runs with ``name``, ``world_size``, ``settings``, and where wanted
 ``copy`` (a checkpoint to begin with, from and to), ``signal`` (rank and step of a SIGUSR1 to itself), ``full_disk`` (markers
 of checkpoints cannot be written), ``bad_row`` and ``no_room`` (a rank whose rows are no good from step 3 on, or that has no
-temporary folder), ``graphs`` (a stand-in for CUDA graphs is used), ``evaluate`` (by rank, the arguments of that command,
-which is run instead). Writes NAME.json: the outcome of rank 0; NAME.RANK.json: the rows that a rank trained on by step, or
-what it was told.
+temporary folder), ``graphs`` (a stand-in for CUDA graphs is used), ``copy_engines`` (one for theirs), ``evaluate`` (by rank,
+the arguments of that command, which is run instead). Writes NAME.json: the outcome of rank 0; NAME.RANK.json: the rows that
+a rank trained on by step, what it was told, and what the stand-in for copy engines did.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gather_stand_in
 import graph_stand_in
 import peft  # noqa: F401 -- before forking
 import torch.distributed as dist
@@ -77,6 +78,8 @@ def plant(world: dict[str, Any], rank: int, seen: dict[str, list[int]]) -> None:
         checkpoint.tempfile = SimpleNamespace(TemporaryDirectory=NoFolder)
     if world.get("graphs"):
         graph_stand_in.install()
+    if world.get("copy_engines"):
+        gather_stand_in.install()
 
 
 def rank_of(world: dict[str, Any], rank: int, folder: Path, meeting: str) -> None:
@@ -92,7 +95,7 @@ def rank_of(world: dict[str, Any], rank: int, folder: Path, meeting: str) -> Non
 
     seen: dict[str, list[int]] = {}
     plant(world, rank, seen)
-    told: dict[str, Any] = {"rows": seen}
+    told: dict[str, Any] = {"rows": seen, "gathers": gather_stand_in.DONE}
     outcome: dict[str, Any] = {}
     try:
         if "evaluate" in world:

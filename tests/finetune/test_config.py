@@ -52,6 +52,8 @@ def test_presets_promise_a_loss_unless_they_are_for_throughput() -> None:
         ({"attention": "flash3"}, "attention is 'flash3': one of auto, cudnn"),
         ({"cpu_offload": True}, "cpu_offload needs strategy fsdp, and it is auto: with ddp every GPU holds the whole base"),
         ({"cpu_offload": True, "strategy": "ddp"}, "cpu_offload needs strategy fsdp, and it is ddp"),
+        ({"fsdp_gather": "multicast"}, "fsdp_gather is 'multicast': one of kernels, copy-engines"),
+        ({"fsdp_gather": "copy-engines"}, "fsdp_gather copy-engines needs strategy fsdp, and it is auto"),
         ({"base_dtype": "fp8", "strategy": "fsdp"}, "float8 weights are not sharded"),
         ({"base_dtype": "fp8", "own_lora": False}, "fp8 goes with own_lora"),
         ({"prefetch": -1}, "prefetch is -1: at least 0 is needed"),
