@@ -90,7 +90,7 @@ TOGETHER = {
 REHEARSED: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "layers": 2, "heads": 2, "kv_heads": 1, "lora_rank": 8, "vocab_size": 0,
     "rows": 2, "row_tokens": 256, "steps": 8, "window_steps": 4, "heldout_rows": 4, "greedy_rows": 0, "loss_limit": None,
-    "compile": "off",
+    "compile": "off", "fsdp_gather": "kernels",
 }  # fmt: skip
 """What makes each case a matter of a second on a CPU."""
 

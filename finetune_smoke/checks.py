@@ -316,6 +316,13 @@ def finite(checks: Checks, *, values: Sequence[float], weights: Iterable[torch.T
     none_on_any_rank(checks, "finite", count=count, what="losses, gradient norms or adapter weights that are not finite")
 
 
+def unchanged(checks: Checks, *, before: int, now: int) -> None:
+    """``base_digest``: what this rank holds of the frozen weights has the ``digest`` that it had before training."""
+    changed = [rank for rank, (differs,) in enumerate(checks.ranks.gather([before != now])) if differs]
+    problem = f"frozen weights of {named(changed)} have other bits than before training" if changed else None
+    checks.record("base_digest", problem=problem, guilty=changed)
+
+
 def moved(checks: Checks, *, before: torch.Tensor, now: torch.Tensor) -> None:
     """``adapters_moved``: by their ``fingerprints`` before and now, no adapter tensor is as it was at the start."""
     what = f"adapter tensors of {now.numel()} that never changed"

@@ -14,6 +14,7 @@ FAULTS: dict[str, str] = {
     "frozen": "all ranks: every adapter tensor but one is frozen",
     "noallreduce": "all ranks: gradients are never all-reduced",
     "base": "one rank: a bit of its base weights is wrong from the start",
+    "base-late": "one rank: a bit of its frozen weights changes in the last step",
     "bitflip": "one rank, before the all-reduce: one mantissa bit of one gradient, each step",
     "bitflip-exp": "one rank, before the all-reduce: one high exponent bit of one gradient, each step",
     "bitflip-late": "one rank, before the all-reduce: one mantissa bit of one gradient, in the last step",

@@ -14,7 +14,7 @@ from finetune_smoke.config import InputError, parse_fault
 from finetune_smoke.data import Row, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 SLOWER_S = 0.1
 SLOWER_FORWARDS = 3
@@ -71,10 +71,16 @@ class Fault:
         if self.name in {"bitflip", "bitflip-exp", "scale", "zero", "noise", "signflip"}:
             self._corrupt(parameters)
 
-    def enter_step(self, parameters: Mapping[str, torch.nn.Parameter], *, step: int, last: int) -> None:
-        """Begin with the ``last`` step what begins late."""
+    @torch.no_grad()
+    def enter_step(
+        self, parameters: Mapping[str, torch.nn.Parameter], frozen: Iterable[torch.Tensor], *, step: int, last: int
+    ) -> None:
+        """Begin with the ``last`` step what begins late; ``frozen`` are the weights that are not trained."""
         if self.name == "bitflip-late" and step == last:
             self._corrupt(parameters)
+        elif self.name == "base-late" and step == last:
+            weights = list(frozen)
+            weights[len(weights) // 2].view(-1)[:1].view(torch.uint8)[:1] ^= 1  # of a decoder layer
 
     def _corrupt(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
         rng = random.Random(0)

@@ -28,9 +28,9 @@ class Run:
 
     ``adapters`` are the trained tensors by name, in the model's order, plain and whole under every strategy, and
     ``gradients`` theirs; ``autocasts`` says that some linear still runs peft's forward on a GPU. ``shape`` is None for an
-    unusual architecture; ``base_digest`` stands for the frozen weights, ``data_digest`` for data set and tokenizer, whatever
-    the number of ranks, and ``start`` for each adapter tensor as it began; ``notes`` say what set-up had to
-    change.
+    unusual architecture; ``base_digest`` stands for the frozen weights, ``data_digest`` for data set and tokenizer,
+    whatever the number of ranks, ``held_digest`` for what this rank holds of those weights, and ``start`` for each adapter
+    tensor as it began; ``notes`` say what set-up had to change.
     """
 
     config: Config
@@ -46,6 +46,7 @@ class Run:
     optimizer: torch.optim.Optimizer
     shape: Shape | None
     base_digest: int
+    held_digest: int
     data_digest: int
     start: torch.Tensor
     checks: Checks

@@ -178,7 +178,7 @@ def _step(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One step over ``batches``, a pass each: (summed loss of this rank, norm of the gradients of all ranks)."""
     run = at.run
-    run.fault.enter_step(run.adapters, step=step, last=run.config.steps - 1)
+    run.fault.enter_step(run.adapters, strategy.frozen(run.model, run.adapters), step=step, last=run.config.steps - 1)
     run.gradients.zero()
     sums = []
     for batch in batches:

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from finetune_smoke import fp8
 from finetune_smoke.config import InputError
 
 if TYPE_CHECKING:
@@ -108,6 +110,17 @@ def gathering(run: Run) -> Iterator[None]:
         for layer in layers:
             layer.set_custom_all_gather(gather)
         yield
+
+
+def frozen(model: torch.nn.Module, adapters: dict[str, torch.nn.Parameter]) -> Iterator[torch.Tensor]:
+    """What this rank holds of the base, in order: weights or, between steps under FSDP, its shards of them."""
+    trained = set(adapters.values())
+    for weight in model.parameters():
+        if weight not in trained:
+            yield weight.to_local() if isinstance(weight, DTensor) else weight
+    for module in model.modules():
+        if isinstance(module, fp8.Frozen):
+            yield from module.buffers()
 
 
 @contextmanager

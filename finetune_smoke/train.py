@@ -67,6 +67,7 @@ def _finetune(config: Config, everyone: ranks.Ranks, progress: Progress, stop: s
             return settle(run, log)
         begin = time.monotonic()
         run.progress("evaluating", None)
+        _compare_base(run)
         with strategy.plainly(run):
             log.heldout_loss, log.exact_match = evaluate.heldout(run)
             log.greedy_exact_match = evaluate.greedy(run)
@@ -195,6 +196,12 @@ def _compare_adapters(run: Run, step: int) -> None:
         mine.append(checks.digest(value for entry in state for value in entry.values()))
         what = f"adapters and optimiser after step {step}"
     checks.equal(run.checks, "adapter_digest", values=mine, what=what)
+
+
+def _compare_base(run: Run) -> None:
+    """``base_digest`` once more: bits of the frozen weights after training, on each rank as it holds them."""
+    now = checks.digest(weight.to(run.ranks.device) for weight in strategy.frozen(run.model, run.adapters))
+    checks.unchanged(run.checks, before=run.held_digest, now=now)
 
 
 def _last_checks(run: Run, log: Log) -> None:

@@ -134,7 +134,6 @@ def test_a_rank_alone_makes_the_checks_that_need_no_other() -> None:
     assert {name for name, needs in checks.items() if needs == 1} == set(found.outcome.checks) | left_out
     assert set(found.outcome.left_out) == left_out
     assert {name for name, needs in checks.items() if needs == 2} == {
-        "base_digest",
         "all_reduce",
         "adapter_digest",
         "step_time_spread",

@@ -44,6 +44,7 @@ CAUGHT = {
     "frozen": {"adapters_moved"},
     "noallreduce": {"adapter_digest"},
     "base": {"base_digest"},
+    "base-late": {"base_digest"},
     "bitflip": {"lock_step"},
     "bitflip-exp": {"lock_step"},
     "bitflip-late": {"lock_step"},
@@ -70,7 +71,7 @@ def test_fault_is_caught_by_its_check(outcomes: Outcomes, fault: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "rank"), [("wrongdata", 1), ("dupdata-of-rank-0", 0), ("truncate-ckpt", 1), ("straggler", 1)]
+    ("fault", "rank"), [("base-late", 1), ("wrongdata", 1), ("dupdata-of-rank-0", 0), ("truncate-ckpt", 1), ("straggler", 1)]
 )
 def test_guilty_rank_is_named_where_it_can_be_told(outcomes: Outcomes, fault: str, rank: int) -> None:
     """These need no majority."""

@@ -49,6 +49,16 @@ def test_faults_are_caught_under_fsdp_too(outcomes: Outcomes, name: str, check: 
     assert check in failed(outcomes[name][0])
 
 
+def test_shard_that_changed_is_seen_and_its_rank_named(outcomes: Outcomes) -> None:
+    """All ranks compute with it alike, so nothing else can tell."""
+    outcome = outcomes["fsdp-base-late"][0]
+    assert failed(outcome) == {"base_digest"}
+    assert outcome["checks"]["base_digest"]["ranks"] == [1]
+    assert outcome["checks"]["base_digest"]["detail"].startswith(
+        "frozen weights of rank 1 have other bits than before training"
+    )
+
+
 def test_passes_are_summed_under_fsdp(outcomes: Outcomes) -> None:
     """With gradient checkpointing as well, which gathers a layer and runs it again."""
     assert outcomes["fsdp-passes"][0]["losses"] == pytest.approx(outcomes["eight-steps"][0]["losses"], rel=1e-5)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 GUILTY = 2
 CAUGHT = {
     "base": "base_digest",
+    "base-late": "base_digest",
     "bitflip": "lock_step",
     "bitflip-exp": "lock_step",
     "bitflip-late": "lock_step",
