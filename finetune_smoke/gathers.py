@@ -33,6 +33,8 @@ def obstacle(ranks: Ranks) -> str | None:
         return "there is no GPU"
     if len({host for (host,) in hosts}) > 1:
         return "the ranks are on several hosts"
+    if not hasattr(dist.ProcessGroupNCCL, "NCCL_CTA_POLICY_ZERO"):
+        return f"torch {torch.__version__} cannot ask NCCL for it, 2.11 can"
     nccl: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]  # torch's
     if nccl < OLDEST_NCCL:
         return f"NCCL is {'.'.join(map(str, nccl))}, and 2.28 is the first that can"
@@ -75,13 +77,16 @@ class CopyEngineGather:
 
 @contextmanager
 def copy_engines(ranks: Ranks) -> Iterator[CopyEngineGather]:
-    """The gather of these ranks, over a communicator of its own that is gone afterwards."""
+    """The gather of these ranks, over a communicator of its own that is gone afterwards.
+
+    After an error it is left to the end of the default group: peers that are still in a gather would not let it go. PyTorch
+    keeps the memory of the outputs, and which group has it registered by the group's name. So a process that ends its
+    default group and makes another one should gather so only once.
+    """
     settings = dist.ProcessGroupNCCL.Options()
     settings.config.cta_policy = dist.ProcessGroupNCCL.NCCL_CTA_POLICY_ZERO  # type: ignore[attr-defined]  # not in its stubs
     group = dist.new_group(pg_options=settings)
-    try:
-        dist.barrier(group, device_ids=[ranks.device.index])  # makes the communicator, which registering needs
-        yield CopyEngineGather(group, ranks.device)
-        ranks.wait()
-    finally:
-        dist.destroy_process_group(group)
+    dist.barrier(group, device_ids=[ranks.device.index])  # makes the communicator, which registering needs
+    yield CopyEngineGather(group, ranks.device)
+    ranks.wait()
+    dist.destroy_process_group(group)

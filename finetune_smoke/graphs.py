@@ -131,7 +131,8 @@ def _put_back(pool: tuple[int, int]) -> Iterator[None]:
     """Put back what a capture over ``pool`` changes if it fails: torch does so only where its end succeeds.
 
     On torch 2.11 every random number failed afterwards, the memory of the graph was never given back, and none that two
-    streams had used (an H200, 2026-11-22). Newer ones put back more of it by themselves (PyTorch pull request 176752).
+    streams had used (an H200, 2026-11-22). Newer ones put back more of it by themselves (PyTorch pull requests 176752 and
+    180395) and may keep the memory of the graph; they were not tried on a GPU.
     """
     device = torch.cuda.current_device()
     generator = torch.cuda.default_generators[device]

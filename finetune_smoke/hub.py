@@ -40,6 +40,7 @@ def codec_of(config: Config) -> Codec:
 def load_model(name: str, *, device: torch.device, dtype: torch.dtype) -> Any:
     """The causal language model in directory or hub repository ``name``; raises InputError, also if weights are missing."""
     _check_place("model", name)
+    from safetensors import SafetensorError  # noqa: PLC0415 -- as below
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 -- seconds; only where a model is loaded
 
     try:
@@ -49,6 +50,8 @@ def load_model(name: str, *, device: torch.device, dtype: torch.dtype) -> Any:
             )
     except (OSError, ValueError) as error:
         raise InputError(_reason("model", name, error)) from error
+    except SafetensorError as error:
+        raise InputError(f"model {name}: a file of weights cannot be read: {error}; fetch it again") from error
     _require_whole(name, loading)
     return model.to(device)
 
@@ -70,34 +73,48 @@ def _first(names: Sequence[str]) -> str:
 
 
 def load_codec(name: str) -> Codec:
-    """The tokenizer that comes with model ``name``; raises InputError if it cannot be had or has no end token."""
+    """The tokenizer that comes with model ``name``; raises InputError if it cannot be had or has no end token.
+
+    So does encoding a text to a token that the model has no embedding for.
+    """
     _check_place("model", name)
-    from transformers import AutoTokenizer  # noqa: PLC0415 -- seconds; only where a model is loaded
+    from transformers import AutoConfig, AutoTokenizer  # noqa: PLC0415 -- seconds; only where a model is loaded
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name).get_text_config()
     except (OSError, ValueError) as error:
         raise InputError(_reason("tokenizer of model", name, error)) from error
     if tokenizer.eos_token_id is None:
         raise InputError(f"tokenizer of {name} has no end token: set eos_token in its tokenizer_config.json")
+    known = getattr(config, "vocab_size", None) or len(tokenizer)
+
+    def checked(ids: list[int]) -> list[int]:
+        foreign = next((number for number in ids if number >= known), None)
+        if foreign is not None:
+            token = tokenizer.convert_ids_to_tokens(foreign)
+            raise InputError(f"tokenizer of {name} has token {foreign}, {token!r}, and the model's tokens end at {known - 1}")
+        return ids
 
     def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-        return ids
+        return checked(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def decode(ids: list[int]) -> str:
         text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
     # Fillers stand behind what is read and predicted in a row, or are masked, so any token would do.
-    unpadded = tokenizer.pad_token_id is None
+    # A class of transformers may add a pad token of its own to a vocabulary without one, behind the model's last.
+    unpadded = tokenizer.pad_token_id is None or tokenizer.pad_token_id >= known
     return Codec(
         encode=encode,
         decode=decode,
-        end_id=tokenizer.eos_token_id,
+        end_id=checked([tokenizer.eos_token_id])[0],
         pad_id=tokenizer.eos_token_id if unpadded else tokenizer.pad_token_id,
         digest=_tokenizer_digest(tokenizer),
-        remark=f"tokenizer of {name} has no pad token: rows are filled with its end token" if unpadded else None,
+        remark=f"tokenizer of {name} has no pad token that the model knows: rows are filled with its end token"
+        if unpadded
+        else None,
     )
 
 

@@ -45,7 +45,7 @@ LEAVING_DEADLINE_S = 30.0
 UNREPEATED = ("step_time_spread",)
 """Checks of the end that look at the steps of this process: a run resumed at its end has none to look at."""
 WATCHING = ("lock_step", "graph_lock_step", "all_reduce", "adapter_digest", "finite")
-"""Checks of what made the state, or of the state; the others tell of data and speed, which a checkpoint carries."""
+"""Checks of what made the state, or of the state; the others tell of base, data and speed, which a checkpoint carries."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)

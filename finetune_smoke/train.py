@@ -67,7 +67,6 @@ def _finetune(config: Config, everyone: ranks.Ranks, progress: Progress, stop: s
             return settle(run, log)
         begin = time.monotonic()
         run.progress("evaluating", None)
-        _compare_base(run)
         with strategy.plainly(run):
             log.heldout_loss, log.exact_match = evaluate.heldout(run)
             log.greedy_exact_match = evaluate.greedy(run)
@@ -165,6 +164,7 @@ def _look_at_the_end(at: steps.Steps, step: int) -> None:
     run, log = at.run, at.log
     if run.config.audit_every:
         steps.audit(at, step)
+    _compare_base(run)
     _compare_adapters(run, step)
     checks.finite(run.checks, values=[*log.losses, *log.norms], weights=run.adapters.values())
 

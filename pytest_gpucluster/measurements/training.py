@@ -49,7 +49,8 @@ class Trained:
 
     Rates count the tokens the kernels see. ``tokens_per_s_per_gpu`` and ``step_ms`` are medians over windows of steps, the
     first left out as compiling is. ``mfu_percent`` and ``memory_peak_gib`` (the highest of all ranks) are None on a CPU,
-    ``telemetry`` without NVML. ``wire_gb_per_step`` (10^9 bytes) is what each GPU has to send.
+    ``telemetry`` without NVML. ``wire_gb_per_step`` (10^9 bytes) is what each GPU has to send. ``notes`` say how steps ran,
+    ``left_out`` by name why a check was not made.
     """
 
     tokens_per_s_per_gpu: float
@@ -61,6 +62,8 @@ class Trained:
     world_size: int
     step_rows: int
     compile_s: float | None
+    notes: list[str]
+    left_out: dict[str, str]
     telemetry: GroupTelemetry | None
 
     @property
@@ -75,6 +78,8 @@ class Trained:
             "ranks": self.world_size,
             "rows a step": self.step_rows,
             "s compiling": self.compile_s,
+            "notes": self.notes,
+            "checks left out": self.left_out,
         }
         told = {name: value for name, value in known.items() if value is not None}
         return {**told, **group_telemetry.evidence(self.telemetry)}
@@ -168,6 +173,8 @@ def train(*, preset: str, alone: bool = False, **overrides: Any) -> Trained:
         world_size=outcome.world_size,
         step_rows=outcome.step_rows,
         compile_s=outcome.compile_s,
+        notes=outcome.notes,
+        left_out=outcome.left_out,
         telemetry=found.telemetry,
     )
 

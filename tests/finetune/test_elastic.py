@@ -78,6 +78,9 @@ def outcomes(folder: Path) -> dict[str, dict[str, Any]]:
     slow = world("slow", "ddp2", folder, steps=3)
     worlds.append({**slow, "settings": {**slow["settings"], "fault": "straggler:1", "spread_limit": 1.75}})
     worlds.append({**slow, "name": "slow-again", "settings": {**slow["settings"], "resume": "auto"}})
+    changed = world("changed", "fsdp2", folder, steps=3)
+    worlds.append({**changed, "settings": {**changed["settings"], "fault": "base-late:1"}})
+    worlds.append({**changed, "name": "changed-again", "settings": {**changed["settings"], "resume": "auto"}})
     worlds.append({**world("full", "ddp2", folder), "full_disk": True})
     stopped = world("stopped", "ddp2", folder, steps=9, checkpoint_every=0, window_steps=3)
     worlds.append({**stopped, "signal": {"rank": 1, "step": 3}})
@@ -125,6 +128,20 @@ def test_ranks_that_cannot_share_the_rows_of_a_step_are_refused(outcomes: dict[s
     said, _ = (json.loads((folder / f"unshared.{rank}.json").read_text())["error"] for rank in (0, 1))
     assert "trained on 9 rows a step, which 2 ranks cannot share: resume it with a number of ranks that divides 9" in said
     assert [path.name for path in (folder / "unshared").iterdir()] == ["step-3"]
+
+
+@pytest.mark.parametrize("name", ["changed", "changed-again"])
+def test_base_that_changed_is_no_less_changed_for_a_restart(outcomes: dict[str, dict[str, Any]], name: str) -> None:
+    """Which loads a fresh one, and finds nothing wrong with that."""
+    check = outcomes[name]["checks"]["base_digest"]
+    assert (check["passed"], check["ranks"]) == (False, [1])
+    assert check["detail"].startswith("frozen weights of rank 1 have other bits than before training")
+
+
+def test_run_that_was_stopped_has_looked_at_its_base(outcomes: dict[str, dict[str, Any]]) -> None:
+    """Between the ranks at its beginning, and once more when it stopped."""
+    assert outcomes["stopped"]["stopped"]
+    assert outcomes["stopped"]["checks"]["base_digest"] == {"passed": True, "detail": "2 of 2 looks", "ranks": []}
 
 
 def test_ranks_that_differ_are_not_saved(outcomes: dict[str, dict[str, Any]], folder: Path) -> None:

@@ -70,8 +70,16 @@ def test_what_is_in_the_way(
 ) -> None:
     """One host, GPUs, and an NCCL that can."""
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: nccl)
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(NCCL_CTA_POLICY_ZERO=2), raising=False)
     ranks = SimpleNamespace(device=torch.device(device), gather=lambda mine: [mine, [mine[0] + hosts - 1]])
     assert gathers.obstacle(cast("Any", ranks)) == why_not
+
+
+def test_torch_that_cannot_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever NCCL was put beside it."""
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(), raising=False)
+    ranks = SimpleNamespace(device=torch.device("cuda"), gather=lambda mine: [mine, mine])
+    assert gathers.obstacle(cast("Any", ranks)) == f"torch {torch.__version__} cannot ask NCCL for it, 2.11 can"
 
 
 class Steps:
@@ -117,11 +125,15 @@ def ranks_on_gpus() -> Ranks:
 
 
 def test_communicator_asks_for_no_ctas_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also if the training within ends badly."""
+    """Unless the training within ends badly: peers may still be in a gather."""
     steps = Steps(monkeypatch)
+    with gathers.copy_engines(ranks_on_gpus()):
+        pass
+    assert steps.done == ["no CTAs", "met on [1]", "NCCL", "ours gone"]
+    steps.done.clear()
     with pytest.raises(ValueError, match="training"), gathers.copy_engines(ranks_on_gpus()):
         raise ValueError("training")
-    assert steps.done == ["no CTAs", "met on [1]", "NCCL", "ours gone"]
+    assert steps.done == ["no CTAs", "met on [1]", "NCCL"]
 
 
 def test_output_lies_in_registered_memory(monkeypatch: pytest.MonkeyPatch) -> None:

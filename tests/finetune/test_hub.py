@@ -20,8 +20,10 @@ from finetune_smoke.__main__ import main
 from finetune_smoke.config import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+UNPADDED = "has no pad token that the model knows: rows are filled with its end token"
 SETTINGS = ["--steps=6", "--lora-rank=4", "--row-tokens=64", "--heldout-rows=4", "--loss-limit=none"]
 
 
@@ -88,11 +90,47 @@ def test_tokenizer_without_a_pad_token_fills_with_its_end_token(
     for model in (real_model, unpadded):
         assert main(["--model", str(model), *SETTINGS, "--row-tokens=256", "--rows=2", "--greedy-rows=2", "--steps=2"]) == 0
         out = capsys.readouterr().out
-        assert (f"tokenizer of {model} has no pad token: rows are filled with its end token" in out) == (model == unpadded)
+        assert (f"tokenizer of {model} {UNPADDED}" in out) == (model == unpadded)
         losses.append(json.loads(out.splitlines()[-1].removeprefix("RESULT "))["losses"])
     assert losses[0] == losses[1]
     codec = hub.load_codec(str(unpadded))
     assert codec.pad_id == codec.end_id == hub.load_codec(str(real_model)).end_id
+
+
+def extended(model: Path, folder: Path, add: Callable[[Any], object]) -> Path:
+    """A copy of ``model`` whose tokenizer was added to, behind the model's last embedding."""
+    from transformers import AutoTokenizer  # noqa: PLC0415 -- slow import
+
+    shutil.copytree(model, folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    add(tokenizer)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_pad_token_behind_the_embedding_is_not_used(
+    real_model: Path, real_dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As transformers' class for Qwen2 adds one to a vocabulary of one's own."""
+    model = extended(real_model, tmp_path / "model", lambda tokenizer: tokenizer.add_special_tokens({"pad_token": "<late>"}))
+    assert main(["--model", str(model), "--dataset", str(real_dataset), *SETTINGS]) == 0
+    assert f"tokenizer of {model} {UNPADDED}" in capsys.readouterr().out
+    codec = hub.load_codec(str(model))
+    assert codec.pad_id == codec.end_id
+
+
+def test_token_without_an_embedding_is_refused(
+    real_model: Path, real_dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A text that has it, and an end token that is one; by name, and not in the midst of a forward."""
+    model = extended(real_model, tmp_path / "model", lambda tokenizer: tokenizer.add_tokens(["weather"]))
+    last = json.loads((model / "config.json").read_text())["vocab_size"] - 1
+    assert main(["--model", str(model), "--dataset", str(real_dataset), *SETTINGS]) == 2
+    said = f"tokenizer of {model} has token {last + 1}, 'weather', and the model's tokens end at {last}"
+    assert said in capsys.readouterr().err
+    ends = extended(real_model, tmp_path / "ends", lambda tokenizer: tokenizer.add_special_tokens({"eos_token": "<last>"}))
+    with pytest.raises(InputError, match=f"has token {last + 1}, '<last>', and the model's tokens end at {last}"):
+        hub.load_codec(str(ends))
 
 
 def test_tokenizer_without_an_end_token_is_refused(real_model: Path, tmp_path: Path) -> None:
@@ -167,6 +205,17 @@ def test_model_with_missing_weights_is_refused(real_model: Path, tmp_path: Path,
     told = capsys.readouterr().err.splitlines()[-1]
     assert "4 weights are missing from its files: model.layers.0.self_attn.k_proj.weight, " in told
     assert told.endswith("...; fetch it again")
+
+
+def test_weights_that_were_cut_short_are_refused(real_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A download that broke off."""
+    shutil.copytree(real_model, tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert main(["--model", str(tmp_path / "model"), *SETTINGS, "--row-tokens=256"]) == 2
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert f"model {tmp_path / 'model'}: a file of weights cannot be read: " in told
+    assert told.endswith("; fetch it again")
 
 
 def test_model_with_weights_of_another_shape_is_refused(real_model: Path, tmp_path: Path) -> None:
