@@ -92,7 +92,7 @@ LONG = (  # whole runs: minutes of their own too, so that `tests` stays below ei
     *(f"tests/e2e/test_{name}.py" for name in ("fails_by_value", "plan", "selftest", "soak", "stragglers", "training_scaling")),
     *(
         f"tests/finetune/test_{name}.py"
-        for name in ("checkpoint", "elastic", "fitness", "kills", "ranks", "strategy", "three_ranks", "together")
+        for name in ("checkpoint", "elastic", "fitness", "gathers", "kills", "ranks", "strategy", "three_ranks", "together")
     ),
     "tests/test_benchmark_finetune.py",
 )
