@@ -81,7 +81,7 @@ def copy_engines(ranks: Ranks) -> Iterator[CopyEngineGather]:
 
     After an error it is left to the end of the default group: peers that are still in a gather would not let it go. PyTorch
     keeps the memory of the outputs, and which group has it registered by the group's name. So a process that ends its
-    default group and makes another one should gather so only once.
+    default group and makes another one should gather so only once. Its deadline is that of any NCCL group, 10 minutes.
     """
     settings = dist.ProcessGroupNCCL.Options()
     settings.config.cta_policy = dist.ProcessGroupNCCL.NCCL_CTA_POLICY_ZERO  # type: ignore[attr-defined]  # not in its stubs

@@ -59,7 +59,7 @@ def prepare(config: Config, *, ranks: Ranks, progress: Progress) -> Run:
         optimizer=_optimizer(config, adapters),
         shape=shape,
         base_digest=base_digest,
-        held_digest=checks.digest(weight.to(ranks.device) for weight in strategy.frozen(model, adapters)),
+        held_digest=strategy.held_digest(model, adapters, ranks.device),
         data_digest=data_digest,
         start=checks.fingerprints(adapters.values()),
         checks=record,

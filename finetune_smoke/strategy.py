@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from finetune_smoke import fp8
+from finetune_smoke import checks, fp8
 from finetune_smoke.config import InputError
 
 if TYPE_CHECKING:
@@ -121,6 +121,11 @@ def frozen(model: torch.nn.Module, adapters: dict[str, torch.nn.Parameter]) -> I
     for module in model.modules():
         if isinstance(module, fp8.Frozen):
             yield from module.buffers()
+
+
+def held_digest(model: torch.nn.Module, adapters: dict[str, torch.nn.Parameter], device: torch.device) -> int:
+    """The digest of what is ``frozen``, made on ``device`` also where it lies in host memory."""
+    return checks.digest(weight.to(device) for weight in frozen(model, adapters))
 
 
 @contextmanager

@@ -200,7 +200,7 @@ def _compare_adapters(run: Run, step: int) -> None:
 
 def _compare_base(run: Run) -> None:
     """``base_digest`` once more: bits of the frozen weights after training, on each rank as it holds them."""
-    now = checks.digest(weight.to(run.ranks.device) for weight in strategy.frozen(run.model, run.adapters))
+    now = strategy.held_digest(run.model, run.adapters, run.ranks.device)
     checks.unchanged(run.checks, before=run.held_digest, now=now)
 
 
