@@ -352,6 +352,19 @@ def test_the_handover_limits(key: str, gpus: int, expected: tuple[str, str]) -> 
     assert tuple(found) == expected
 
 
+def test_a_rehearsal_asks_of_a_rate_only_that_it_is_there() -> None:
+    """No floor on something that depends on the machine's speed is above zero."""
+    file = load(None)
+    judged = [entry for entry in file.criteria(file.profiles["rehearsal"]).values() if entry.skip is None]
+    rates = [entry for entry in judged if entry.unit in ("TFLOPS", "TOPS", "TB/s", "GB/s", "tokens/s/GPU", "%")]
+    assert len(rates) > 20
+    for entry in rates:
+        assert (entry.kind, set(entry.numbers.values())) == ("above", {0}), entry.key
+        assert entry.noise is None, entry.key
+    speeds = {entry.key for entry in judged if entry.unit in ("us", "ms", "s", "MHz")} | {"finetune_check[step_time_spread]"}
+    assert not speeds & {entry.key for entry in judged}
+
+
 def test_digest_is_that_of_the_file(write: Write) -> None:
     """As ``sha256sum`` prints it, overlay or not."""
     path = write(OVERLAY)

@@ -56,7 +56,7 @@ def struck_s(folder: Path, name: str) -> float:
 def test_raised(died: Ran) -> None:
     """Type, text, traceback and last output of rank 1; the other place keeps its value."""
     assert died.outcomes("bf16_tflops") == {"node0-cpu0": "passed", "node0-cpu1": "error"}
-    assert died.row("bf16_tflops", "node0-cpu0")["value"] > 0.001
+    assert died.row("bf16_tflops", "node0-cpu0")["value"] > 0
     assert died.row("bf16_tflops", "node0-cpu1")["value"] is None
     case = died.case("test_bf16_tflops[node0-cpu1]")
     assert (case.kind, case.properties["failure_type"]) == ("error", "error")
