@@ -40,13 +40,13 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works in a checkout that is not installed
 
-from pytest_gpucluster import channel
-from pytest_gpucluster.agent import BEAT_S, CONTROLLER
-from pytest_gpucluster.channel import SECRET_VARIABLE, Address
-from pytest_gpucluster.controller import Call, Controller, address_of
-from pytest_gpucluster.launch import read_launch
-from pytest_gpucluster.rank import machine
-from pytest_gpucluster.spawner import die_with_parent
+from pytest_gpucluster.agent.agent import BEAT_S, CONTROLLER
+from pytest_gpucluster.agent.spawner import die_with_parent
+from pytest_gpucluster.config.torchrun import read_launch
+from pytest_gpucluster.controller.controller import Call, Controller, address_of
+from pytest_gpucluster.protocol import channel
+from pytest_gpucluster.protocol.channel import SECRET_VARIABLE, Address
+from pytest_gpucluster.protocol.rank import machine
 
 if TYPE_CHECKING:
     import socket
@@ -128,7 +128,7 @@ def _die(stamp: Path) -> None:
 
 
 class SimulatedAgent(threading.Thread):
-    """One rank's connections and its blocked reader, as in :class:`pytest_gpucluster.agent.Agent`, without a worker."""
+    """One rank's connections and its blocked reader, as in :class:`pytest_gpucluster.agent.agent.Agent`, without a worker."""
 
     def __init__(self, rank: int, address: Address) -> None:
         """Ranks share nodes of eight; the controller is on rank 0's."""

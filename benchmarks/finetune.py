@@ -9,7 +9,7 @@
     python3 benchmarks/finetune.py --cpu                             (rehearsal of every line with a tiny shape)
 
 One JSON line a case, and a table at the end: tokens/s/GPU and step time as medians over windows of 4 steps, the first
-window (and compiling) left out; MFU by finetune_smoke/flops.py over ``--peak-tflops``; memory; seconds to a loss below
+window (and compiling) left out; MFU by finetune_smoke/model/flops.py over ``--peak-tflops``; memory; seconds to a loss below
 0.5; the first losses; and, beside the case it is compared with, the ratio of the rates and by how much the losses lie
 apart, where both saw the same rows. ``--json FILE`` is whole after every case, whatever ends the run. A case that fails
 is a line with ``error``, and the exit code 1; several ranks stop there, one goes on with the next case.
@@ -34,10 +34,10 @@ import torch.distributed as dist
 from finetune_cases import ALONE, REHEARSED, TOGETHER, Case, named
 from finetune_report import NOT_ENDED, NOT_RUN, Rows, compared, table
 
-from finetune_smoke.config import Config, preset
-from finetune_smoke.options import let_rank_0_speak
-from finetune_smoke.report import strict
-from finetune_smoke.train import finetune
+from finetune_smoke.reporting.report import strict
+from finetune_smoke.settings.config import Config, preset
+from finetune_smoke.settings.options import let_rank_0_speak
+from finetune_smoke.training.loop import finetune
 
 TOLD_LOSSES = 8
 SAME_ROWS = ("rows", "rows_shared", "row_tokens", "packed", "accumulation", "seed", "steps", "learning_rate", "lora_rank")

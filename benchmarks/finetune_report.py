@@ -8,7 +8,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from finetune_smoke.report import strict
+from finetune_smoke.reporting.report import strict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

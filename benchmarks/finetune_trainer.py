@@ -9,8 +9,9 @@ import torch
 from finetune_cases import REHEARSED
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from finetune_smoke import calls, data, flops, model
-from finetune_smoke.config import preset
+from finetune_smoke.data import batches, calls
+from finetune_smoke.model import build, flops
+from finetune_smoke.settings.config import preset
 
 
 def trainer(peak_tflops: float, *, tiny: bool) -> dict[str, Any]:
@@ -18,9 +19,9 @@ def trainer(peak_tflops: float, *, tiny: bool) -> dict[str, Any]:
     config = preset("7b-shape", **(REHEARSED if tiny else {}))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    base = model.random_base(config, tokenizer=calls.Tokenizer(), device=device, dtype=dtype)
+    base = build.random_base(config, tokenizer=calls.Tokenizer(), device=device, dtype=dtype)
     shape = flops.shape_of(base.config)
-    source = data.synthetic(config, data.own_codec(calls.Tokenizer()))
+    source = batches.synthetic(config, batches.own_codec(calls.Tokenizer()))
     items = [_item(source.row(number)) for number in range(12 * config.rows)]
     ends: list[float] = []
 
@@ -42,7 +43,7 @@ def trainer(peak_tflops: float, *, tiny: bool) -> dict[str, Any]:
         report_to=[],
         optim="adamw_torch_fused",
     )
-    adapted = model.add_adapters(base, config)
+    adapted = build.add_adapters(base, config)
     Trainer(model=adapted, args=arguments, train_dataset=items, callbacks=[Clock()]).train()
     step_s = (ends[-1] - ends[1]) / (len(ends) - 2)
     rate = config.rows * config.row_tokens / step_s

@@ -22,15 +22,17 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works in a checkout that is not installed
 
+from pytest_gpucluster.judging.noise import Repeats, doubt, spread_of
 from pytest_gpucluster.measurements import timing
 from pytest_gpucluster.measurements.gemm import gemm
 from pytest_gpucluster.measurements.hbm import hbm_bandwidth
 from pytest_gpucluster.measurements.host_link import host_link
-from pytest_gpucluster.noise import Repeats, doubt, spread_of
-from pytest_gpucluster.thresholds import Threshold, load
+from pytest_gpucluster.thresholds.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from pytest_gpucluster.thresholds.resolve import Threshold
 
 FOR_THE_CALL = ("at_once", "together")
 """Words of a recipe that say who measures beside, not what is measured."""

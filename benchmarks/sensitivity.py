@@ -34,11 +34,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works in a check
 
 from sensitivity_analysis import CANDIDATE, Round, analyse, draw, markdown
 
-from pytest_gpucluster.outliers import FEWEST_SIBLINGS
-from pytest_gpucluster.thresholds import Threshold, load
+from pytest_gpucluster.judging.outliers import FEWEST_SIBLINGS
+from pytest_gpucluster.thresholds.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from pytest_gpucluster.thresholds.resolve import Threshold
 
 LIMIT_S = 240.0
 SUSTAINED_S, SLICE_S = 1.5, 0.25

@@ -7,12 +7,12 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.outliers import shortfalls
+from pytest_gpucluster.judging.outliers import shortfalls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pytest_gpucluster.thresholds import Threshold
+    from pytest_gpucluster.thresholds.resolve import Threshold
 
 QUANTITIES = ("bf16_tflops", "fp32_tflops", "hbm_bandwidth", "bf16_sustained", "bf16_at_clock")
 CANDIDATE, CANDIDATE_SPREAD, CANDIDATE_PERCENT = "bf16_per_cycle", 0.005, 2.5

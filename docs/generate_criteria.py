@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pytest_gpucluster.thresholds import Limit, load  # noqa: E402 -- from this checkout, installed or not
+from pytest_gpucluster.thresholds.limit import Limit  # noqa: E402 -- from this checkout, installed or not
+from pytest_gpucluster.thresholds.load import load  # noqa: E402 -- from this checkout, installed or not
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from pytest_gpucluster.thresholds import Profile, Threshold, ThresholdsFile
+    from pytest_gpucluster.thresholds.load import ThresholdsFile
+    from pytest_gpucluster.thresholds.resolve import Profile, Threshold
 
 TARGET = ROOT / "docs" / "criteria.md"
 COMMAND = "python docs/generate_criteria.py"

@@ -15,13 +15,14 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from finetune_smoke import options, report
-from finetune_smoke.config import InputError, OwnInputError
+from finetune_smoke.reporting import report
+from finetune_smoke.settings import options
+from finetune_smoke.settings.config import InputError, OwnInputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from finetune_smoke.config import Config
+    from finetune_smoke.settings.config import Config
 
 GOOD, NOT_GOOD, BAD_INPUT, STOPPED = 0, 1, 2, 3
 
@@ -49,7 +50,7 @@ def parse(arguments: Sequence[str] | None, *, quiet: bool = False) -> Config:
 
 def _train(arguments: Sequence[str], *, first: bool) -> int:
     config = parse(arguments, quiet=not first)
-    from finetune_smoke.train import finetune  # noqa: PLC0415 -- torch takes seconds; options are checked first
+    from finetune_smoke.training.loop import finetune  # noqa: PLC0415 -- torch takes seconds; options are checked first
 
     with _shown(first=first) as progress:
         outcome = finetune(config, progress=progress)
@@ -64,14 +65,15 @@ def _train(arguments: Sequence[str], *, first: bool) -> int:
 def _evaluate(arguments: Sequence[str], *, first: bool) -> int:
     more = {"adapter": "directory of an adapter in peft's layout, as final/ is"}
     given = options.settings(arguments, quiet=not first, command="evaluate", more=more)
-    from finetune_smoke import ranks, scoring  # noqa: PLC0415 -- torch takes seconds; options are checked first
+    from finetune_smoke import ranks  # noqa: PLC0415 -- torch takes seconds; options are checked first
+    from finetune_smoke.evaluation import score_adapter  # noqa: PLC0415 -- torch takes seconds; options are checked first
 
     with _shown(first=first) as progress, ranks.joined() as everyone:
-        place = everyone.together(lambda: scoring.place_of(given))
-        config = everyone.together(lambda: scoring.config_of(place, given))
-        scores = scoring.score(config, place, everyone, progress=progress or (lambda _step, _fraction: None))
+        place = everyone.together(lambda: score_adapter.place_of(given))
+        config = everyone.together(lambda: score_adapter.config_of(place, given))
+        scores = score_adapter.score(config, place, everyone, progress=progress or (lambda _step, _fraction: None))
     if first:
-        _say(scoring.table(scores))
+        _say(score_adapter.table(scores))
         _say(report.line({"command": "evaluate", **dataclasses.asdict(scores)}))
     return GOOD
 
@@ -85,12 +87,16 @@ def _preprocess(arguments: Sequence[str], *, first: bool) -> int:
     config = options.config_of(given)
     if config.scratch is None:
         raise InputError("preprocess needs --scratch DIR")
-    from finetune_smoke import data, hub, preprocess  # noqa: PLC0415 -- torch takes seconds; options are checked first
+    from finetune_smoke.data import (  # noqa: PLC0415 -- torch takes seconds; options are checked first
+        batches,
+        cache,
+        hub,
+    )
 
     begin = time.monotonic()
-    step_rows = data.local_rows(config, int(ranks)) * int(ranks)
+    step_rows = batches.local_rows(config, int(ranks)) * int(ranks)
     codec = hub.codec_of(config)
-    made = preprocess.cache(config, codec, step_rows=step_rows, say=_say)
+    made = cache.cache(config, codec, step_rows=step_rows, say=_say)
     if first:
         if codec.remark:
             _say(codec.remark)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from finetune_smoke.config import InputError, OwnInputError
+from finetune_smoke.settings.config import InputError, OwnInputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from finetune_smoke.config import Config
+    from finetune_smoke.settings.config import Config
 
 Value = TypeVar("Value")
 
@@ -171,3 +171,8 @@ def _of_group(cuda: bool) -> Ranks:  # noqa: FBT001 -- the backend's kind, used 
 
 def _device(cuda: bool) -> torch.device:  # noqa: FBT001 -- as above
     return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+
+
+def named(ranks: Sequence[int]) -> str:
+    """``rank 3`` or ``ranks 3, 5``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

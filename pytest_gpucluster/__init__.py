@@ -5,21 +5,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.cluster import Place, Results
-    from pytest_gpucluster.dispatch import Cluster
+    from pytest_gpucluster.cluster.calls import Cluster
+    from pytest_gpucluster.cluster.results import Results
     from pytest_gpucluster.errors import MeasurementError
-    from pytest_gpucluster.functions import measurement
-    from pytest_gpucluster.noise import Repeats
+    from pytest_gpucluster.judging.noise import Repeats
+    from pytest_gpucluster.places import Place
+    from pytest_gpucluster.protocol.functions import measurement
 
 __all__ = ["Cluster", "MeasurementError", "Place", "Repeats", "Results", "measurement"]
 
 _HOMES = {
-    "Cluster": "pytest_gpucluster.dispatch",
+    "Cluster": "pytest_gpucluster.cluster.calls",
     "MeasurementError": "pytest_gpucluster.errors",
-    "Place": "pytest_gpucluster.cluster",
-    "Repeats": "pytest_gpucluster.noise",
-    "Results": "pytest_gpucluster.cluster",
-    "measurement": "pytest_gpucluster.functions",
+    "Place": "pytest_gpucluster.cluster.results",
+    "Repeats": "pytest_gpucluster.judging.noise",
+    "Results": "pytest_gpucluster.cluster.results",
+    "measurement": "pytest_gpucluster.protocol.functions",
 }
 
 

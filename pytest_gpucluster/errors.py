@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.cluster import Place
+    from pytest_gpucluster.places import Place
 
 
 class GpuclusterError(Exception):

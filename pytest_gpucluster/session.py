@@ -12,33 +12,34 @@ from dataclasses import asdict, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster import plan as planning
-from pytest_gpucluster import waivers
-from pytest_gpucluster.cluster import Inventory, Place
-from pytest_gpucluster.controller import Controller
-from pytest_gpucluster.dispatch import Cluster
+from pytest_gpucluster.agent.fallback_report import Estate
+from pytest_gpucluster.cluster.calls import Cluster
+from pytest_gpucluster.config.settings import DEADLINES_S, LEVELS, Expect, Settings
+from pytest_gpucluster.controller.controller import Controller
+from pytest_gpucluster.controller.inline import OBJECTION, InlineController
 from pytest_gpucluster.errors import ConfigurationError, GpuclusterError, MeasurementError
-from pytest_gpucluster.estate import Estate
-from pytest_gpucluster.inline import OBJECTION, InlineController
 from pytest_gpucluster.inventory.detect import Detected, detect_gpus
 from pytest_gpucluster.inventory.identity import read_versions
-from pytest_gpucluster.pace import Forecast, forecast
+from pytest_gpucluster.judging import plan as planning
+from pytest_gpucluster.judging import waivers
+from pytest_gpucluster.judging.forecast import Forecast, forecast
+from pytest_gpucluster.judging.promises import changed_terms, doubled_gpus, short_soak, unexpected_gpus
+from pytest_gpucluster.judging.verdict import MISSING, PENDING, Record, Terms, Verdict, decide
+from pytest_gpucluster.judging.waivers import Waivers
+from pytest_gpucluster.places import Inventory, Place
 from pytest_gpucluster.reporting.files import Journal, ResultsDirectory, require_writable
 from pytest_gpucluster.reporting.junit_file import Case
 from pytest_gpucluster.reporting.live import Files, Live, not_ended, so_far
 from pytest_gpucluster.reporting.results import place_facts
-from pytest_gpucluster.settings import DEADLINES_S, LEVELS, Expect, Settings
-from pytest_gpucluster.terms import changed_terms, doubled_gpus, short_soak, unexpected_gpus
-from pytest_gpucluster.thresholds import Profile, load
-from pytest_gpucluster.verdict import MISSING, PENDING, Record, Terms, Verdict, decide
-from pytest_gpucluster.waivers import Waivers
+from pytest_gpucluster.thresholds.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from pytest_gpucluster.launch import Launch
-    from pytest_gpucluster.terms import Promise
+    from pytest_gpucluster.config.torchrun import Launch
+    from pytest_gpucluster.judging.promises import Promise
+    from pytest_gpucluster.thresholds.resolve import Profile
 
 OLDEST_TORCH = (2, 7)
 REHEARSAL_RANKS = 2

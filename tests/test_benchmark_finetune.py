@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from finetune_smoke.config import preset
+from finetune_smoke.settings.config import preset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

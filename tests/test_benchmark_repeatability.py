@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.noise import Repeats
-from pytest_gpucluster.thresholds import load
+from pytest_gpucluster.judging.noise import Repeats
+from pytest_gpucluster.thresholds.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,8 +14,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from pytest_gpucluster.outliers import Shortfall
-from pytest_gpucluster.thresholds import load
+from pytest_gpucluster.judging.outliers import Shortfall
+from pytest_gpucluster.thresholds.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

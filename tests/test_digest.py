@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pytest_gpucluster.agreement import suspicions
+from pytest_gpucluster.judging.agreement import suspicions
 from pytest_gpucluster.measurements import digest, progress, timing
-from pytest_gpucluster.plain import from_plain, to_plain
+from pytest_gpucluster.protocol.plain_data import from_plain, to_plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pytest_gpucluster import plain
 from pytest_gpucluster.measurements import hbm, hbm_pattern, progress, timing
+from pytest_gpucluster.protocol import plain_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,7 +50,7 @@ def test_healthy_memory_has_no_error(free_memory: Callable[[int, int], None]) ->
     assert (found.share_of_free, found.share_of_total) == (0.25, 0.125)
     assert found.tb_s == pytest.approx(found.moved_bytes / found.seconds / 1e12)
     json.dumps(dataclasses.asdict(found), allow_nan=False)
-    assert plain.from_plain(plain.to_plain(found)) == found
+    assert plain_data.from_plain(plain_data.to_plain(found)) == found
 
 
 @pytest.mark.parametrize("kind", hbm_pattern.KINDS)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster import lint, yaml_lines
+from pytest_gpucluster.config import yaml_lines
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.thresholds import load
+from pytest_gpucluster.thresholds import lint
+from pytest_gpucluster.thresholds.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable

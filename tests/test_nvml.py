@@ -13,7 +13,7 @@ import pytest
 import torch
 from nvml_simulator import LIBRARY, build, environment, plant
 
-from pytest_gpucluster.inventory import nvml, software
+from pytest_gpucluster.inventory import nvml
 from pytest_gpucluster.inventory.telemetry import Sampler
 
 REPOSITORY = Path(__file__).parents[1]
@@ -285,17 +285,3 @@ def test_own_gpu_where_torch_sees_none(simulator: Path) -> None:
     assert "LOCAL_RANK 7 has no GPU" in absent["error"]
     assert hidden["gpu"]["index"] == 4
     assert (hidden["torch_sees"], hidden["torch_device_count"], hidden["nvml_device_count"]) == (False, 0, 8)
-
-
-def test_software_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Versions of this process; variables that change collectives are listed, those of one process are not."""
-    monkeypatch.setenv("NCCL_ALGO", "Ring")
-    monkeypatch.setenv("NCCL_DEBUG_FILE", "own.log")
-    found = software.read_software()
-    assert found.python == ".".join(str(part) for part in sys.version_info[:3])
-    assert found.torch
-    assert found.torch.startswith(torch.__version__.split("+", maxsplit=1)[0])
-    assert found.cuda == torch.version.cuda
-    assert found.pytest == pytest.__version__
-    assert found.environment["NCCL_ALGO"] == "Ring"
-    assert "NCCL_DEBUG_FILE" not in found.environment

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from nvml_simulator import build, environment
 
-from pytest_gpucluster import plain
 from pytest_gpucluster.inventory.occupancy import GpuProcess, Occupancy
+from pytest_gpucluster.protocol import plain_data
 
 REPOSITORY = Path(__file__).parents[1]
 READING = """
@@ -135,7 +135,7 @@ def test_many_processes_are_counted() -> None:
     """All count, three are named; the value crosses as plain data and back."""
     processes = [GpuProcess(pid=pid, name="python3", memory_gib=1.0) for pid in range(1, 6)]
     found = Occupancy(uuid="GPU-1", memory_used_gib=5.0, memory_limit_gib=0.25, processes=processes, utilization_percent=None)
-    again = plain.from_plain(json.loads(json.dumps(plain.to_plain(found))))
+    again = plain_data.from_plain(json.loads(json.dumps(plain_data.to_plain(found))))
     assert dataclasses.asdict(again) == dataclasses.asdict(found)
     assert again.holders == 5
     assert again.text.endswith("1.0 GiB held by pid 3 (python3), 2 more processes")

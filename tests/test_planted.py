@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from pytest_gpucluster.measurements import planted
+from pytest_gpucluster.selftest import planted
 
 RECIPE = {"iterations": 3, "warmup_s": 0.0, "rest_s": 0.0}
 

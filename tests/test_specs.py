@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpucluster import specs
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.specs import FIELD_UNITS, GpuSpec, load_specs, read_specs, spec_for_gpu
+from pytest_gpucluster.thresholds import specs
+from pytest_gpucluster.thresholds.specs import FIELD_UNITS, GpuSpec, load_specs, read_specs, spec_for_gpu
 
 FOLDER = Path(specs.__file__).parent
 
@@ -49,7 +49,7 @@ def test_any_other_part_is_unknown_and_the_error_says_how_to_add_it(name: str) -
     with pytest.raises(ConfigurationError) as caught:
         spec_for_gpu(name)
     assert f"unknown GPU {name!r}. Known: 'NVIDIA A100-SXM4-80GB' (a100-sxm)" in str(caught.value)
-    assert "To add it: copy pytest_gpucluster/specs/h200-sxm.yaml" in str(caught.value)
+    assert "To add it: copy pytest_gpucluster/thresholds/specs/h200-sxm.yaml" in str(caught.value)
 
 
 def test_h200_is_what_nvml_reports_here() -> None:

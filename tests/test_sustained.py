@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pytest_gpucluster import plain
 from pytest_gpucluster.inventory.telemetry import Telemetry
 from pytest_gpucluster.measurements import gemm, progress, sustained, timing
+from pytest_gpucluster.protocol import plain_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +104,7 @@ def test_really_measures() -> None:
     assert found.products > len(found.slices_tflops) >= 2
     assert 0 < found.tflops < 10_000
     json.dumps(dataclasses.asdict(found), allow_nan=False)
-    assert plain.from_plain(plain.to_plain(found)).repeats_tflops == found.repeats_tflops
+    assert plain_data.from_plain(plain_data.to_plain(found)).repeats_tflops == found.repeats_tflops
     if not torch.cuda.is_available():
         assert (found.sm_clock_mhz, found.event_reasons, found.of_peak_at_clock_ratio, found.nvml_error) == (None,) * 4
         assert found.telemetry_samples == 0

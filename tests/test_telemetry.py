@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from nvml_simulator import build, environment
 
-from pytest_gpucluster import plain
 from pytest_gpucluster.inventory import group_telemetry
 from pytest_gpucluster.inventory.telemetry import Snapshots, Telemetry, evidence
 from pytest_gpucluster.measurements import collectives, digest, hbm, hbm_pattern, host_link, timing, training
+from pytest_gpucluster.protocol import plain_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,7 +149,7 @@ def test_group_is_as_small_for_a_thousand_ranks() -> None:
     found = group_telemetry.from_rows([group_telemetry.to_row(rank, seen()) for rank in range(1024)])
     assert found is not None
     assert found.event_reasons == {"sw_power_cap": "0-1023"}
-    assert len(json.dumps(plain.to_plain(found))) < 600
+    assert len(json.dumps(plain_data.to_plain(found))) < 600
 
 
 # --- the measurements, each in a process of its own that sees simulated GPUs ---
@@ -192,7 +192,7 @@ def alone(simulator: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 @pytest.mark.parametrize("name", ALONE)
 def test_value_of_one_gpu_carries_its_telemetry(alone: dict[str, Any], name: str) -> None:
     """Clock, power, temperature and event reasons, as the failure message shows them."""
-    found = plain.from_plain(alone[name])
+    found = plain_data.from_plain(alone[name])
     if name == "digests":
         assert (found.sm_clock_mhz, found.power_w, found.temperature_c) == (1755, 691.5, 88)
         assert found.event_reasons == TOLD["event reasons"]
@@ -207,7 +207,7 @@ def test_value_of_one_gpu_carries_its_telemetry(alone: dict[str, Any], name: str
 @pytest.mark.e2e
 def test_each_kind_of_copy_has_its_own_window(alone: dict[str, Any]) -> None:
     """One reading each; the judged kind's is the evidence."""
-    found = plain.from_plain(alone["hbm"])
+    found = plain_data.from_plain(alone["hbm"])
     assert {kind: telemetry.samples for kind, telemetry in found.telemetry.items()} == dict.fromkeys(
         ("copy", "triad", "read", "write"), 1
     )
@@ -221,18 +221,18 @@ def test_value_of_a_group_carries_that_of_all_ranks(simulator: Path, tmp_path: P
     scenario = "0.clock.sm 1755\n1.temp 88\n1.throttle 0x40\n"
     both = measure(simulator, tmp_path, ["all_reduce", "finetune"], scenario, ranks=2)
     for name in ("all_reduce", "finetune"):
-        first, second = (plain.from_plain(rank[name]) for rank in both)
+        first, second = (plain_data.from_plain(rank[name]) for rank in both)
         assert first.seen == second.seen
         assert first.seen["SM MHz"] == "1755 (rank 0) to 1980"
         assert first.seen["C"] == "up to 88 (rank 1)"
         assert first.seen["event reasons"] == ["hw_thermal_slowdown (rank 1)"]
-    assert plain.from_plain(both[0]["finetune"]).outcome.steps == 2
+    assert plain_data.from_plain(both[0]["finetune"]).outcome.steps == 2
 
 
 @pytest.mark.e2e
 def test_gpu_that_gets_lost_costs_no_value(simulator: Path, tmp_path: Path) -> None:
     """NVML stops to answer: the measurement has its value, and no telemetry."""
-    found = plain.from_plain(measure(simulator, tmp_path, ["hbm"], "0.err.nvmlDeviceGetClockInfo 15", ranks=1)[0]["hbm"])
+    found = plain_data.from_plain(measure(simulator, tmp_path, ["hbm"], "0.err.nvmlDeviceGetClockInfo 15", ranks=1)[0]["hbm"])
     assert found.tb_s > 0
     assert found.seen == {}
 
@@ -244,7 +244,7 @@ def main() -> None:
     timing.gpu_uuid = lambda: UUIDS[rank]  # type: ignore[assignment]
     if ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    found = {name: plain.to_plain(SMALL[name]()) for name in names}
+    found = {name: plain_data.to_plain(SMALL[name]()) for name in names}
     (folder / f"rank{rank}.json").write_text(json.dumps(found))
     if ranks > 1:
         dist.destroy_process_group()

@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import pytest
 
-from pytest_gpucluster import lint, thresholds, thresholds_merge
-from pytest_gpucluster.cluster import Inventory
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.plan import rule_against
-from pytest_gpucluster.specs import GpuSpec
-from pytest_gpucluster.thresholds import Limit, at_or_below, load
+from pytest_gpucluster.judging.plan import rule_against
+from pytest_gpucluster.places import Inventory
+from pytest_gpucluster.thresholds import layers, lint, resolve
+from pytest_gpucluster.thresholds.limit import Limit
+from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.resolve import at_or_below
+from pytest_gpucluster.thresholds.specs import GpuSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pytest_gpucluster.thresholds import ThresholdsFile
+    from pytest_gpucluster.thresholds.load import ThresholdsFile
 
     Write = Callable[[str], Path]
 
@@ -49,7 +51,7 @@ def problems_of(path: Path) -> list[str]:
     return str(caught.value).splitlines()
 
 
-def resolved(file: ThresholdsFile, profile: str, key: str) -> thresholds.Threshold:
+def resolved(file: ThresholdsFile, profile: str, key: str) -> resolve.Threshold:
     """One entry for one profile."""
     return file.criteria(file.profiles[profile])[key]
 
@@ -313,7 +315,7 @@ def test_a_new_name_does_not_hide_a_change(write: Write) -> None:
 
 def test_a_comment_is_no_change(write: Write) -> None:
     """The packaged file under another name has the packaged limits."""
-    file = load(write(thresholds_merge.packaged_path().read_text() + "# the same\n"))
+    file = load(write(layers.packaged_path().read_text() + "# the same\n"))
     assert [file.changed_limits(profile) for profile in file.profiles.values()] == [[]] * len(file.profiles)
 
 
@@ -375,7 +377,7 @@ def test_the_packaged_file_extends_nothing(tmp_path: Path, monkeypatch: pytest.M
     """Else it would extend itself for ever."""
     path = tmp_path / "thresholds.yaml"
     path.write_text(OVERLAY)
-    for module in (thresholds_merge, thresholds):
+    for module in (layers, resolve):
         monkeypatch.setattr(module, "packaged_path", lambda: path)
     assert "thresholds.yaml:2: the packaged file extends nothing." in problems_of(path)[0]
 
@@ -384,7 +386,7 @@ def test_the_packaged_file_of_a_wheel_comes_first(tmp_path: Path, monkeypatch: p
     """Inside the package when it is there, beside it otherwise."""
     package = tmp_path / "pytest_gpucluster"
     package.mkdir()
-    monkeypatch.setattr(thresholds_merge, "__file__", str(package / "thresholds_merge.py"))
-    assert thresholds_merge.packaged_path() == tmp_path / "thresholds.yaml"
+    monkeypatch.setattr(layers, "__file__", str(package / "thresholds" / "layers.py"))
+    assert layers.packaged_path() == tmp_path / "thresholds.yaml"
     (package / "thresholds.yaml").touch()
-    assert thresholds_merge.packaged_path() == package / "thresholds.yaml"
+    assert layers.packaged_path() == package / "thresholds.yaml"

@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from finetune_smoke import train as finetune_smoke
+from finetune_smoke.training import loop as finetune_smoke
 from pytest_gpucluster.measurements import training
-from pytest_gpucluster.thresholds import load
+from pytest_gpucluster.thresholds.load import load
 
 SMALL = {
     "preset": "tiny", "steps": 4, "window_steps": 2, "rows": 2, "rows_shared": False, "heldout_rows": 2, "greedy_rows": 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpucluster import MeasurementError
-from pytest_gpucluster.agreement import suspicions
+from pytest_gpucluster.judging.agreement import suspicions
 from pytest_gpucluster.measurements.digest import digests
 from pytest_gpucluster.measurements.gemm import gemm
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pytest_gpucluster.judging.scaling import deviation_percent, efficiency_percent, group_sizes, sharded_peak_gib
 from pytest_gpucluster.measurements.collectives import all_reduce
 from pytest_gpucluster.measurements.training import sharded_memory
-from pytest_gpucluster.scaling import deviation_percent, efficiency_percent, group_sizes, sharded_peak_gib
 
 
 @pytest.mark.training

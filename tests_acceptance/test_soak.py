@@ -6,11 +6,11 @@ import functools
 
 import pytest
 
-from pytest_gpucluster.agreement import suspicions_in_round
+from pytest_gpucluster.cluster.soak import Seen, Work
+from pytest_gpucluster.judging.agreement import suspicions_in_round
 from pytest_gpucluster.measurements.digest import digests
 from pytest_gpucluster.measurements.hbm_pattern import hbm_pattern
 from pytest_gpucluster.measurements.sustained import sustained
-from pytest_gpucluster.soak import Seen, Work
 
 
 def rates(results):

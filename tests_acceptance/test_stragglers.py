@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster import MeasurementError
-from pytest_gpucluster.outliers import FEWEST_SIBLINGS, shortfalls
+from pytest_gpucluster.judging.outliers import FEWEST_SIBLINGS, shortfalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

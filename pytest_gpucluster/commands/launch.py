@@ -11,11 +11,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster import joining
-from pytest_gpucluster.commands import never_joined
+from pytest_gpucluster.commands import never_joined, rendezvous
 from pytest_gpucluster.commands.never_joined import Absence
+from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.launch import Launch
 from pytest_gpucluster.session import require_torch
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def read_job(chosen: argparse.Namespace) -> Job:
         raise ConfigurationError(f"--run needs --node-rank, from 0 to {chosen.nnodes - 1}, another one on each node")
     if not 0 < chosen.master_port < 65536:
         raise ConfigurationError(f"--master-port {chosen.master_port} is no TCP port")
-    if not 0 < chosen.join_deadline_s <= joining.MAX_WAIT_S:
+    if not 0 < chosen.join_deadline_s <= rendezvous.MAX_WAIT_S:
         raise ConfigurationError(f"--join-deadline-s {chosen.join_deadline_s:g} is not a time above zero (a week at most)")
     return Job(
         num_nodes=chosen.nnodes,
@@ -115,8 +114,8 @@ def read_job(chosen: argparse.Namespace) -> Job:
     )
 
 
-def _own_hello(job: Job) -> joining.Hello:
-    return joining.Hello(
+def _own_hello(job: Job) -> rendezvous.Hello:
+    return rendezvous.Hello(
         node_rank=job.node_rank, hostname=socket.gethostname(), num_nodes=job.num_nodes, num_local=job.num_local
     )
 
@@ -141,7 +140,7 @@ def _lead(job: Job) -> int:
     expected = never_joined.expect(
         job.rank_0, job.pytest_arguments
     )  # here, so that wrong options are said before anybody waits
-    meeting = joining.Meeting(_own_hello(job), host=job.master_addr, port=job.master_port, notice=_say)
+    meeting = rendezvous.Meeting(_own_hello(job), host=job.master_addr, port=job.master_port, notice=_say)
     if not meeting.is_complete:
         _say(f"waiting for {job.num_nodes - 1} other node(s) on port {job.master_port}, at most {job.within_s:g} s")
     began_s = time.monotonic()
@@ -163,7 +162,7 @@ def _lead(job: Job) -> int:
     return _report(expected, absence, job.pytest_arguments)
 
 
-def _gather(meeting: joining.Meeting, *, within_s: float) -> str | None:
+def _gather(meeting: rendezvous.Meeting, *, within_s: float) -> str | None:
     """Wait; the signal that ended it, None if none did."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -197,8 +196,8 @@ def _report(expected: Session, absence: Absence, pytest_arguments: Sequence[str]
 def _follow(job: Job) -> int:
     """Say hello to node 0; torchrun if all came."""
     try:
-        joining.join(_own_hello(job), host=job.master_addr, port=job.master_port, within_s=job.within_s, notice=_say)
-    except joining.NotJoinedError as error:
+        rendezvous.join(_own_hello(job), host=job.master_addr, port=job.master_port, within_s=job.within_s, notice=_say)
+    except rendezvous.NotJoinedError as error:
         _say(str(error))
         return NOT_GOOD
     return _become_torchrun(job)

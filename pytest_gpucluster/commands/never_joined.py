@@ -14,21 +14,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.diagnosis import ranges
-from pytest_gpucluster.dispatch import natural
-from pytest_gpucluster.plan import places_of, rule_against
+from pytest_gpucluster.cluster.calls import natural
+from pytest_gpucluster.config.settings import LEVELS, Settings, parse_expect, parse_level
+from pytest_gpucluster.judging.plan import places_of, rule_against
+from pytest_gpucluster.judging.verdict import MISSING, SKIPPED, Record, Verdict
+from pytest_gpucluster.protocol.rank import ranges
 from pytest_gpucluster.reporting.files import Journal, ResultsDirectory
 from pytest_gpucluster.reporting.rebuild import rebuild
 from pytest_gpucluster.reporting.results import place_facts
 from pytest_gpucluster.session import Session, record_facts
-from pytest_gpucluster.settings import LEVELS, Settings, parse_expect, parse_level
-from pytest_gpucluster.verdict import MISSING, SKIPPED, Record, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pytest_gpucluster.cluster import Place
-    from pytest_gpucluster.launch import Launch
+    from pytest_gpucluster.config.torchrun import Launch
+    from pytest_gpucluster.places import Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

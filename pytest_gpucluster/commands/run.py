@@ -18,25 +18,25 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pytest_gpucluster import dispatch
-from pytest_gpucluster.channel import ChannelLostError
-from pytest_gpucluster.cluster import Inventory, Place
+from pytest_gpucluster.cluster import calls
 from pytest_gpucluster.commands import words
-from pytest_gpucluster.controller import Controller
+from pytest_gpucluster.config.settings import parse_expect
+from pytest_gpucluster.config.torchrun import read_launch
+from pytest_gpucluster.controller.controller import Controller
+from pytest_gpucluster.controller.inline import InlineController
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
-from pytest_gpucluster.inline import InlineController
 from pytest_gpucluster.inventory.detect import Detected, detect_gpus
-from pytest_gpucluster.launch import read_launch
-from pytest_gpucluster.messages import summarize
+from pytest_gpucluster.judging.failure_text import summarize
+from pytest_gpucluster.places import Inventory, Place
+from pytest_gpucluster.protocol.channel import ChannelLostError
 from pytest_gpucluster.reporting.files import strict
 from pytest_gpucluster.session import JOIN_S, REHEARSAL_RANKS, require_torch
-from pytest_gpucluster.settings import parse_expect
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from pytest_gpucluster.cluster import Results
+    from pytest_gpucluster.cluster.results import Results
 
 NOT_GOOD = 1
 LINE_INTERVAL_S = 5.0
@@ -113,8 +113,8 @@ def _order(chosen: argparse.Namespace, inventory: Inventory) -> Order:
     unknown = [name for name in ids if name not in known]
     if unknown:
         raise ConfigurationError(f"there is no place {', '.join(unknown)}; places: {', '.join(known)}")
-    if chosen.per not in dispatch.PER:
-        raise ConfigurationError(f"--per {chosen.per} is not one of {', '.join(dispatch.PER)}")
+    if chosen.per not in calls.PER:
+        raise ConfigurationError(f"--per {chosen.per} is not one of {', '.join(calls.PER)}")
     if chosen.deadline_s is not None and not 0 < chosen.deadline_s < float("inf"):
         raise ConfigurationError(f"--deadline-s {chosen.deadline_s:g} is not a time above zero")
     function = words.find_function(chosen.function)
@@ -135,7 +135,7 @@ class _Measuring:
 
     def __init__(self, controller: Controller | InlineController, inventory: Inventory, *, logs: Path, as_json: bool) -> None:
         self._controller = controller
-        self._cluster = dispatch.Cluster(controller, inventory, asked=lambda: None)
+        self._cluster = calls.Cluster(controller, inventory, asked=lambda: None)
         self._logs = logs
         self._as_json = as_json
         self._progress = Progress(self._name)

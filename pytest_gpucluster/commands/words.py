@@ -11,8 +11,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster import functions, plain, yaml_lines
+from pytest_gpucluster.config import yaml_lines
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.protocol import functions, plain_data
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -48,8 +49,8 @@ def _value(key: str, text: str) -> Any:
             f"{key}={text}: {problem} Values are plain YAML: 5, 0.5, bfloat16, [4096, 8192], true, '\"5\"'"
         )
     try:
-        return plain.to_plain(document.data["value"])
-    except plain.NotPlainError as error:
+        return plain_data.to_plain(document.data["value"])
+    except plain_data.NotPlainError as error:
         raise ConfigurationError(f"{key}={text}: {error}") from None
 
 

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.diagnosis import ranges
 from pytest_gpucluster.inventory.nvml import EVENT_REASONS, event_reason_names
+from pytest_gpucluster.protocol.rank import ranges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

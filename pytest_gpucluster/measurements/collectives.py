@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from pytest_gpucluster.functions import beside_others
 from pytest_gpucluster.inventory import group_telemetry
 from pytest_gpucluster.inventory.telemetry import Snapshots
 from pytest_gpucluster.measurements import progress, timing
+from pytest_gpucluster.protocol.functions import beside_others
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -9,6 +9,7 @@ the clock's rate or the power limit's is measured (docs/decisions/0007).
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,6 @@ import torch
 from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry
 from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.measurements.timing import Timing
-from pytest_gpucluster.noise import percentile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -325,9 +325,10 @@ def _tflops(size: int, seconds: float) -> float:
 
 def _spread(size: int, timed: Timing) -> dict[str, float]:
     rates = [_tflops(size, seconds) for seconds in timed.samples_s]
+    deciles = statistics.quantiles(rates, n=10, method="inclusive") if len(rates) > 1 else rates
     return {
         "median": _tflops(size, timed.median_s),
-        "p10": percentile(rates, 10),
-        "p90": percentile(rates, 90),
+        "p10": deciles[0],
+        "p90": deciles[-1],
         "best": max(rates),
     }

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from pytest_gpucluster.functions import without_device
 from pytest_gpucluster.inventory import nvml
 from pytest_gpucluster.inventory.telemetry import Sampler
 from pytest_gpucluster.measurements import gemm, progress, timing
+from pytest_gpucluster.protocol.functions import without_device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,8 @@ from pytest_gpucluster.measurements import collectives, progress, timing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from finetune_smoke.config import Config
-    from finetune_smoke.train import Outcome
+    from finetune_smoke.settings.config import Config
+    from finetune_smoke.training.loop import Outcome
     from pytest_gpucluster.inventory.group_telemetry import GroupTelemetry
 
 BF16_BYTES = 2
@@ -131,11 +131,11 @@ def finetune(*, preset: str, **overrides: Any) -> Finetuned:
     """Fine-tune with LoRA on all ranks of the default process group; every rank returns the same.
 
     Args:
-        preset: one of ``finetune_smoke.config.PRESETS``.
-        overrides: further fields of ``finetune_smoke.config.Config``.
+        preset: one of ``finetune_smoke.settings.config.PRESETS``.
+        overrides: further fields of ``finetune_smoke.settings.config.Config``.
 
     Raises:
-        finetune_smoke.config.InputError: no such preset or field.
+        finetune_smoke.settings.config.InputError: no such preset or field.
     """
     return _run(_config(preset, overrides))
 
@@ -144,12 +144,12 @@ def train(*, preset: str, alone: bool = False, **overrides: Any) -> Trained:
     """Train at full speed on all ranks of the default process group.
 
     Args:
-        preset: one of ``finetune_smoke.config.PRESETS``.
+        preset: one of ``finetune_smoke.settings.config.PRESETS``.
         alone: this rank by itself, whatever group it is in.
-        overrides: further fields of ``finetune_smoke.config.Config``.
+        overrides: further fields of ``finetune_smoke.settings.config.Config``.
 
     Raises:
-        finetune_smoke.config.InputError: no such preset or field.
+        finetune_smoke.settings.config.InputError: no such preset or field.
         ValueError: too few steps for a window beside the first.
         ArithmeticError: the training went wrong (values that are not finite, ranks that differ), so its rate counts nothing.
     """
@@ -183,15 +183,15 @@ def sharded_memory(*, preset: str, alone: bool = False, **overrides: Any) -> Sha
     """Train a few steps under FSDP2 and tell the peak of every rank's memory.
 
     Args:
-        preset: one of ``finetune_smoke.config.PRESETS``, with a random base.
+        preset: one of ``finetune_smoke.settings.config.PRESETS``, with a random base.
         alone: this rank by itself, with nothing sharded: what the others are compared with.
-        overrides: further fields of ``finetune_smoke.config.Config``.
+        overrides: further fields of ``finetune_smoke.settings.config.Config``.
 
     Raises:
-        finetune_smoke.config.InputError: no such preset or field.
+        finetune_smoke.settings.config.InputError: no such preset or field.
         RuntimeError: there is no GPU whose memory could be counted, or an earlier call left something on it.
     """
-    from finetune_smoke import flops
+    from finetune_smoke.model import flops
 
     _require_free_memory()
     config = _config(preset, {**overrides, "strategy": "ddp" if alone else "fsdp"})
@@ -227,13 +227,13 @@ def _require_free_memory() -> None:
 
 
 def _config(preset: str, overrides: dict[str, Any]) -> Config:
-    from finetune_smoke.config import preset as config_of
+    from finetune_smoke.settings.config import preset as config_of
 
     return config_of(preset, **overrides)
 
 
 def _run(config: Config, *, alone: bool = False) -> Finetuned:
-    from finetune_smoke.train import finetune as run
+    from finetune_smoke.training.loop import finetune as run
 
     with Sampler(timing.gpu_uuid()) as sampler:  # about a millisecond ten times a second, hardly ever with the GIL
         outcome = run(config, progress=progress.report, alone=alone)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from junit_xml import TestCase, TestSuite, to_xml_report_string
 
-from pytest_gpucluster.selftest.assessment import lines
-from pytest_gpucluster.verdict import (
+from pytest_gpucluster.judging.verdict import (
     ACCEPTED,
     ERROR,
     FAILED,
@@ -24,11 +23,12 @@ from pytest_gpucluster.verdict import (
     Verdict,
     counted_as,
 )
+from pytest_gpucluster.reporting.results import lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from pytest_gpucluster.cluster import Place
+    from pytest_gpucluster.places import Place
 
 VERDICT_CASE = "gpucluster.verdict"
 SELFTEST_CASE = "gpucluster.selftest"

@@ -7,18 +7,18 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster import waivers
+from pytest_gpucluster.judging import waivers
+from pytest_gpucluster.judging.verdict import MISSING, PENDING, Record
 from pytest_gpucluster.reporting.files import write_atomically
 from pytest_gpucluster.reporting.junit_file import Case, junit_text
 from pytest_gpucluster.reporting.results import results_document, to_json
-from pytest_gpucluster.verdict import MISSING, PENDING, Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from pytest_gpucluster.cluster import Place
-    from pytest_gpucluster.verdict import Terms, Verdict
+    from pytest_gpucluster.judging.verdict import Terms, Verdict
+    from pytest_gpucluster.places import Place
 
 NOT_ENDED = "the run has not ended"
 NOT_YET = "not run yet: the run goes on, or was killed with all that could finish its report"

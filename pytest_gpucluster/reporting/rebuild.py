@@ -6,13 +6,13 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster import waivers
-from pytest_gpucluster.cluster import Place
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.judging import waivers
+from pytest_gpucluster.judging.verdict import ACCEPTING, MISSING, PENDING, Record, Terms, Verdict, decide
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.reporting.files import ResultsDirectory, write_atomically
 from pytest_gpucluster.reporting.junit_file import Case
 from pytest_gpucluster.reporting.live import Files
-from pytest_gpucluster.verdict import ACCEPTING, MISSING, PENDING, Record, Terms, Verdict, decide
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, Record, Verdict
 from pytest_gpucluster.reporting.files import strict
-from pytest_gpucluster.verdict import ERROR, FAILED, MISSING, Record, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from pytest_gpucluster.cluster import Place
+    from pytest_gpucluster.places import Place
 
 SCHEMA = 1
 SCHEMA_FILE = Path(__file__).with_name("results.schema.json")
@@ -89,3 +95,8 @@ def _row(record: Record, places: Mapping[str, Place]) -> dict[str, Any]:
 
 
 _PLACE_FIELDS = ("id", "node", "hostname", "gpu", "rank", "uuid", "serial", "pci")
+
+
+def lines(facts: Mapping[str, Any]) -> list[str]:
+    """What the terminal and the testcase tell of it."""
+    return [facts["statement"], *facts["remarks"], *facts["objections"]]

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from pytest_gpucluster.messages import summarize
-from pytest_gpucluster.verdict import (
+from pytest_gpucluster.judging.failure_text import summarize
+from pytest_gpucluster.judging.verdict import (
     ERROR,
     FAILED,
     MISSING,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
 SLOW, WRONG, DEAD, HUNG = "slow", "wrong", "dead", "hung"
 NAMES = {SLOW: "a slow GPU", WRONG: "a wrong bit", DEAD: "a dead rank", HUNG: "a hung rank"}
@@ -229,11 +229,6 @@ class Assessment:
             "seed": self.seed,
             "trials": [trial.facts for trial in self.trials],
         }
-
-
-def lines(facts: Mapping[str, Any]) -> list[str]:
-    """What the terminal and the testcase tell of it."""
-    return [facts["statement"], *facts["remarks"], *facts["objections"]]
 
 
 def _some(trials: Sequence[Trial]) -> str:

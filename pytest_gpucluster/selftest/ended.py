@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from pytest_gpucluster.errors import MeasurementError
-from pytest_gpucluster.measurements import planted
+from pytest_gpucluster.selftest import planted
 from pytest_gpucluster.selftest.assessment import DEAD, HUNG, Trial, Unshown
 from pytest_gpucluster.selftest.site import Site, ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pytest_gpucluster.cluster import Place, Results
+    from pytest_gpucluster.cluster.results import Results
+    from pytest_gpucluster.places import Place
     from pytest_gpucluster.selftest.site import Outcome
 
 Value = TypeVar("Value")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.controller import TerminatedError
+from pytest_gpucluster.controller.controller import TerminatedError
 from pytest_gpucluster.errors import GpuclusterError, MeasurementError
 from pytest_gpucluster.selftest.assessment import DEAD, HUNG, NAMES, SLOW, WRONG, Assessment, Trial, Unshown
 from pytest_gpucluster.selftest.ended import dead, hung

@@ -9,10 +9,11 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from pytest_gpucluster.cluster import Place, Results
-    from pytest_gpucluster.dispatch import Cluster
+    from pytest_gpucluster.cluster.calls import Cluster
+    from pytest_gpucluster.cluster.results import Results
+    from pytest_gpucluster.places import Place
     from pytest_gpucluster.selftest.assessment import Trial, Unshown
-    from pytest_gpucluster.thresholds import Threshold
+    from pytest_gpucluster.thresholds.resolve import Threshold
 
     Outcome = tuple[list[Trial], list[Unshown]]
 

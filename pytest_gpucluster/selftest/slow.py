@@ -6,13 +6,13 @@ import statistics
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.measurements import planted
-from pytest_gpucluster.selftest import straggling
+from pytest_gpucluster.selftest import planted, straggling
 from pytest_gpucluster.selftest.assessment import SLOW, Trial, Unshown
 from pytest_gpucluster.selftest.site import Effort, Site, ids
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.cluster import Place, Results
+    from pytest_gpucluster.cluster.results import Results
+    from pytest_gpucluster.places import Place
     from pytest_gpucluster.selftest.site import Outcome
 
 Plant = tuple[float, "Place | None"]

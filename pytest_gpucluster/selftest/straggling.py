@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.outliers import FEWEST_SIBLINGS, shortfalls
+from pytest_gpucluster.judging.outliers import FEWEST_SIBLINGS, shortfalls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pytest_gpucluster.cluster import Place
-    from pytest_gpucluster.thresholds import Limit, Threshold
+    from pytest_gpucluster.places import Place
+    from pytest_gpucluster.thresholds.limit import Limit
+    from pytest_gpucluster.thresholds.resolve import Threshold
 
 CRITERIA = {
     "bf16": "straggler[bf16_tflops]",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster import agreement
+from pytest_gpucluster.judging import agreement
 from pytest_gpucluster.measurements import digest
 from pytest_gpucluster.selftest.assessment import WRONG, Trial, Unshown
 from pytest_gpucluster.selftest.site import Site, ids
@@ -12,8 +12,8 @@ from pytest_gpucluster.selftest.site import Site, ids
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pytest_gpucluster.cluster import Place
     from pytest_gpucluster.measurements.digest import Digests
+    from pytest_gpucluster.places import Place
     from pytest_gpucluster.selftest.site import Outcome
 
 CRITERION = "silent_corruption"

@@ -123,7 +123,7 @@ def launch(
     *arguments: str,
     torchrun: Torchrun | None = None,
     environment: Mapping[str, str] | None = None,
-    timeout_s: float = 120,
+    timeout_s: float = 600,
 ) -> Ran:
     """Run pytest with ``arguments`` in ``folder``; fails when it takes longer or leaves a process behind.
 
@@ -199,11 +199,11 @@ def _environment() -> dict[str, str]:
 
 
 def _is_installed() -> bool:
-    return any(point.value == "pytest_gpucluster.plugin" for point in importlib.metadata.entry_points(group="pytest11"))
+    return any(point.value == "pytest_gpucluster.plugin.options" for point in importlib.metadata.entry_points(group="pytest11"))
 
 
 def _commands(torchrun: Torchrun | None, arguments: tuple[str, ...]) -> Iterator[list[str]]:
-    plugin = [] if _is_installed() else ["-p", "pytest_gpucluster.plugin"]
+    plugin = [] if _is_installed() else ["-p", "pytest_gpucluster.plugin.options"]
     run = ["-m", "pytest", "-p", "no:cacheprovider", *plugin, "--junitxml=junit.xml", *arguments]
     if torchrun is None:
         yield [sys.executable, *run]

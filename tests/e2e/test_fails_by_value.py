@@ -11,7 +11,7 @@ import torch
 from nvml_simulator import build, environment
 
 from e2e import harness
-from pytest_gpucluster.messages import negated
+from pytest_gpucluster.judging.failure_text import negated
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault]
 
-# A little above what one product, copy or launch can reach that loses 2 s (plants/planted.py), whatever the machine. A CPU
-# with all its cores busy is still 50 times better: 256^3 products take it 40 ms.
+# A little above what one product, copy or launch can reach that loses 0.5 s (plants/planted.py), whatever the machine. A
+# CPU is 30 times better or more.
 TIGHT = {
-    "bf16_tflops": harness.in_rehearsal(above=0.00002, recipe={"sizes": [256], "iterations": 3}),
-    "hbm_bandwidth": harness.in_rehearsal(above=0.00002, recipe={"size_bytes": 16777216}),
-    "busbw[all_reduce]": harness.in_rehearsal(above={"any": 0.0006}, recipe={"size_bytes": 1048576}),
+    "bf16_tflops": harness.in_rehearsal(above=0.000009, recipe={"sizes": [128], "iterations": 3}),
+    "hbm_bandwidth": harness.in_rehearsal(above=0.00011, recipe={"size_bytes": 16777216}),
+    "busbw[all_reduce]": harness.in_rehearsal(above={"any": 0.0022}, recipe={"size_bytes": 1048576}),
 }
 UNTAUGHT = {"preset": "tiny", "steps": 20, "fault": "lr0", "heldout_rows": 16, "greedy_rows": 4}
 SLOW = {"gemm": "slow", "hbm_bandwidth": "slow", "all_reduce": "slow"}
@@ -66,7 +66,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     folder = tmp_path_factory.mktemp("slow")
     limits = harness.write_limits(folder / "tight.yaml", {**TIGHT, "finetune_loss": harness.in_rehearsal(recipe=UNTAUGHT)})
     planted = {"E2E_PLANT": json.dumps(SLOW)}
-    return harness.launch(folder, harness.ACCEPTANCE, limits, "-p", "planted", environment=planted)
+    return harness.launch(folder, harness.ACCEPTANCE, limits, "-p", "planted", environment=planted, timeout_s=300)
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +98,9 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 @pytest.mark.parametrize(
     ("criterion", "test", "bad", "limit"),
     [
-        ("bf16_tflops", "test_bf16_tflops[node0-cpu1]", "node0-cpu1", "> 2e-05 TFLOPS"),
-        ("hbm_bandwidth", "test_hbm_bandwidth[node0-cpu1]", "node0-cpu1", "> 2e-05 TB/s"),
-        ("busbw[all_reduce]", "test_busbw[node0-all_reduce]", "node0", "> 0.0006 GB/s"),
+        ("bf16_tflops", "test_bf16_tflops[node0-cpu1]", "node0-cpu1", "> 9e-06 TFLOPS"),
+        ("hbm_bandwidth", "test_hbm_bandwidth[node0-cpu1]", "node0-cpu1", "> 0.00011 TB/s"),
+        ("busbw[all_reduce]", "test_busbw[node0-all_reduce]", "node0", "> 0.0022 GB/s"),
         ("finetune_loss", "test_finetune_loss", None, "< 0.5 nats/token"),
     ],
 )
@@ -161,7 +161,7 @@ def test_failed_rehearsal_is_rejected(slow: Ran) -> None:
 
 def test_all_places_stand_together_at_the_end(slow: Ran) -> None:
     """The closing report has one paragraph a criterion: the bad place, and the others beside it."""
-    told = r"\nbf16_tflops: 1 of 2 ranks not above 2e-05 TFLOPS \(tight.yaml:\d+\)\n  node0-cpu1 \(rank 1, "
+    told = r"\nbf16_tflops: 1 of 2 ranks not above 9e-06 TFLOPS \(tight.yaml:\d+\)\n  node0-cpu1 \(rank 1, "
     assert re.search(told, slow.stdout)
     assert "\n  the other 1: " in slow.stdout
 

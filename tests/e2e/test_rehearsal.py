@@ -42,7 +42,6 @@ SPEED = (
     "finetune_throughput", "finetune_throughput_healthy",
 )  # fmt: skip
 BY_RULE = {
-    "finetune_check[step_time_spread]": "the cores of a CPU share too much to be compared",
     "gpu_model": "a rehearsal has no GPU with a model",
     "ecc_uncorrected": "a rehearsal has no GPU memory with ECC",
     "fp8_tflops": "not every CPU build of torch has an FP8 product",
@@ -158,16 +157,16 @@ def test_rebuilt_from_its_journal(without_training: Ran, tmp_path: Path) -> None
 
 
 def test_whole_rehearsal_through_torchrun(whole: Ran) -> None:
-    """Everything passes, the fine-tune learns, the verdict is REHEARSED, within a minute or two."""
+    """Everything passes, the fine-tune learns, the verdict is REHEARSED."""
     assert whole.returncode == 0, whole.stdout
     assert whole.results["verdict"] == "REHEARSED"
     for criterion in (*MEASURED, *FINETUNE, *SPEED):
         assert set(whole.outcomes(criterion).values()) == {"passed"}, criterion
     assert whole.row("finetune_check[graph_lock_step]")["reason"] == "a rehearsal has no CUDA graphs"
+    assert whole.row("finetune_check[step_time_spread]")["reason"] == "the cores of a CPU share too much to be compared"
     assert whole.row("finetune_loss")["value"] < 0.5
     assert whole.row("finetune_exact_match")["value"] >= 0.9
     assert whole.results["changed_limits"] == []
-    assert whole.wall_s < 150  # 34 s on two idle cores; here others run beside it
 
 
 def test_a_rehearsal_is_never_a_pass_in_the_junit(whole: Ran) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from e2e import harness
-from pytest_gpucluster.thresholds import load
+from pytest_gpucluster.thresholds.load import load
 
 if TYPE_CHECKING:
     from e2e.harness import Ran

@@ -11,7 +11,7 @@ import pytest
 from e2e.harness import SCHEMA, entry, write_limits
 from starting import ACCEPTANCE, GONE_S
 
-from pytest_gpucluster import cli
+from pytest_gpucluster.commands import main
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -162,12 +162,12 @@ def test_bad_thresholds_and_the_command(
     good, bad, line, told = BAD[fault]
     file = tmp_path / "site.yaml"
     file.write_text(GOOD, encoding="utf-8")
-    assert cli.main(["lint", "site.yaml"]) == 0
+    assert main.main(["lint", "site.yaml"]) == 0
     assert good in GOOD
     file.write_text(GOOD.replace(good, bad), encoding="utf-8")
     capsys.readouterr()
     began_s = time.monotonic()
-    assert cli.main(["lint", "site.yaml"]) == 1
+    assert main.main(["lint", "site.yaml"]) == 1
     assert time.monotonic() - began_s < 5
     said = capsys.readouterr().out.splitlines()
     assert any(one.startswith(f"site.yaml:{line}: ") and told in one for one in said), said

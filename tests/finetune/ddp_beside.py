@@ -7,8 +7,10 @@ import torch.distributed as dist
 from finetune_runs import QUICK
 from torch.nn.parallel import DistributedDataParallel
 
-from finetune_smoke import data, ranks, setup, steps
-from finetune_smoke.config import preset
+from finetune_smoke import ranks
+from finetune_smoke.data import batches
+from finetune_smoke.settings.config import preset
+from finetune_smoke.training import setup, steps
 
 
 def main() -> None:
@@ -18,7 +20,7 @@ def main() -> None:
         with torch.no_grad():
             for parameter in run.adapters.values():
                 parameter.add_(0.01)  # B is 0 at first, and A without a gradient
-        batch = data.batch(steps.read_rows(run, 0), run.source.pad_id)
+        batch = batches.batch(steps.read_rows(run, 0), run.source.pad_id)
         count = run.ranks.sum_(torch.tensor(float(batch.targets.numel())))
         replica = DistributedDataParallel(run.model)
         (replica(batch.ids, batch.positions, batch.targets) * everyone.world_size / count).backward()

@@ -7,10 +7,10 @@ import signal
 import sys
 from typing import Any
 
-from finetune_smoke import train
 from finetune_smoke.__main__ import main
+from finetune_smoke.training import loop
 
-told = train._progress
+told = loop._progress
 
 
 def progress(config: Any, step: int, log: Any) -> str:
@@ -21,5 +21,5 @@ def progress(config: Any, step: int, log: Any) -> str:
 
 
 if __name__ == "__main__":
-    train._progress = progress
+    loop._progress = progress
     sys.exit(main())

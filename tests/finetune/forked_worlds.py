@@ -32,12 +32,13 @@ import torch.distributed as dist
 import transformers
 from transformers import AutoModelForCausalLM  # noqa: F401 -- as above
 
-from finetune_smoke import checkpoint, saving, steps
 from finetune_smoke.__main__ import main
-from finetune_smoke.config import InputError, preset
-from finetune_smoke.train import finetune
+from finetune_smoke.checkpoints import reading, writing
+from finetune_smoke.settings.config import InputError, preset
+from finetune_smoke.training import steps
+from finetune_smoke.training.loop import finetune
 
-read_rows, write_synced = steps.read_rows, saving.write_synced
+read_rows, write_synced = steps.read_rows, writing.write_synced
 
 
 def noted(seen: dict[str, list[int]], run: Any, step: int) -> Any:
@@ -73,9 +74,9 @@ def refused(path: Path, _text: str) -> None:
 def plant(world: dict[str, Any], rank: int, seen: dict[str, list[int]]) -> None:
     """What is wrong on this rank; the rows that it reads are noted in ``seen``."""
     steps.read_rows = bad_from_step_3 if world.get("bad_row") == rank else functools.partial(noted, seen)
-    saving.write_synced = refused if world.get("full_disk") else write_synced
+    writing.write_synced = refused if world.get("full_disk") else write_synced
     if world.get("no_room") == rank:
-        checkpoint.tempfile = SimpleNamespace(TemporaryDirectory=NoFolder)
+        reading.tempfile = SimpleNamespace(TemporaryDirectory=NoFolder)
     if world.get("graphs"):
         graph_stand_in.install()
     if world.get("copy_engines"):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from finetune_smoke import gathers
+from finetune_smoke.parallel import copy_engine_gather
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +24,7 @@ def count(what: str) -> None:
     DONE[what] = DONE.get(what, 0) + 1
 
 
-class Plain(gathers.CopyEngineGather):
+class Plain(copy_engine_gather.CopyEngineGather):
     """Memory is that of any tensor."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -47,6 +47,6 @@ def copy_engines(_ranks: Ranks) -> Iterator[Plain]:
 
 def install() -> None:
     """From now on nothing is in the way of copy engines."""
-    gathers.obstacle = lambda _ranks: None
-    gathers.copy_engines = copy_engines
-    gathers.symm_mem.rendezvous = lambda *_, **__: count("registered")
+    copy_engine_gather.obstacle = lambda _ranks: None
+    copy_engine_gather.copy_engines = copy_engines
+    copy_engine_gather.symm_mem.rendezvous = lambda *_, **__: count("registered")

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from finetune_smoke import graphs
+from finetune_smoke.parallel import cuda_graphs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from finetune_smoke.data import Batch
-    from finetune_smoke.state import Run
+    from finetune_smoke.data.batches import Batch
+    from finetune_smoke.run import Run
 
 
 @dataclass
@@ -32,7 +32,7 @@ class StandIn:
     def run_backward(self, batch: Batch, scale: torch.Tensor) -> torch.Tensor:
         """Add the gradients of ``batch``, which must fill the room; its summed loss."""
         assert len(batch.targets) == len(self.batch.targets)
-        return graphs._pass(self.run, batch, scale)
+        return cuda_graphs._pass(self.run, batch, scale)
 
     def run_update(self, learning_rate: float) -> torch.Tensor:
         """Clip and step; the norm before."""
@@ -45,8 +45,8 @@ class StandIn:
 
 def install(patch: Any = setattr) -> None:
     """From now on nothing hinders a capture, and StandIn is what it makes; ``patch`` may be a MonkeyPatch's."""
-    patch(graphs, "obstacle", lambda _config, _ranks: None)
-    patch(graphs, "capture", StandIn)
+    patch(cuda_graphs, "obstacle", lambda _config, _ranks: None)
+    patch(cuda_graphs, "capture", StandIn)
 
 
 def refuse_to_end(patch: Any) -> list[str]:

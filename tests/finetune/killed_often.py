@@ -20,8 +20,8 @@ from typing import Any
 import peft  # noqa: F401 -- before forking
 from transformers import AutoModelForCausalLM  # noqa: F401 -- as above
 
-from finetune_smoke.config import preset
-from finetune_smoke.train import finetune
+from finetune_smoke.settings.config import preset
+from finetune_smoke.training.loop import finetune
 
 
 def forked(folder: Path, settings: dict[str, Any]) -> int:

@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from finetune_smoke.calls import FUNCTIONS, VALUES, Tokenizer, entropy_nats, example
+from finetune_smoke.data.calls import FUNCTIONS, VALUES, Tokenizer, entropy_nats, example
 
 TOKENIZER = Tokenizer()
 

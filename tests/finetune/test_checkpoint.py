@@ -13,11 +13,11 @@ import pytest
 import torch
 from finetune_runs import QUICK
 
-from finetune_smoke import saving
-from finetune_smoke.config import InputError, preset
+from finetune_smoke.checkpoints import writing
 from finetune_smoke.ranks import Ranks
-from finetune_smoke.setup import prepare
-from finetune_smoke.train import Outcome, finetune
+from finetune_smoke.settings.config import InputError, preset
+from finetune_smoke.training.loop import Outcome, finetune
+from finetune_smoke.training.setup import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -209,20 +209,20 @@ def test_asynchronous_save_copies_before_it_returns(tmp_path: Path, monkeypatch:
     """What is written is the state at the time of the call, however late the thread comes to it."""
     saved: dict[str, torch.Tensor] = {}
     go = threading.Event()
-    write = saving._write
+    write = writing._write
 
     def late(run: Any, ranks: Any, state: dict[str, torch.Tensor], marker: dict[str, Any]) -> None:
         go.wait(60)
         saved.update({name: tensor.clone() for name, tensor in state.items()})
         write(run, ranks, state, marker)
 
-    monkeypatch.setattr(saving, "_write", late)
+    monkeypatch.setattr(writing, "_write", late)
     config = preset("tiny", **CHEAP, checkpoint_dir=str(tmp_path), checkpoint_async=True)
     prepared = prepare(
         config, ranks=Ranks(rank=0, world_size=1, device=torch.device("cpu")), progress=lambda _step, _part: None
     )
     before = {name: adapter.detach().clone() for name, adapter in prepared.adapters.items()}
-    with saving.saver(prepared) as saver:
+    with writing.saver(prepared) as saver:
         assert saver is not None
         saver.save(step=1, losses=[0.5])
         assert not (tmp_path / "step-1").exists()
@@ -241,7 +241,7 @@ def test_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, besi
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(saving.dcp.FileSystemWriter, "write_data", full)
+    monkeypatch.setattr(writing.dcp.FileSystemWriter, "write_data", full)
     with pytest.raises(InputError, match=r"step-6.tmp cannot be written by rank 0: .*No space left on device"):
         run(tmp_path, checkpoint_async=beside)
     assert not (tmp_path / "step-6").exists()

@@ -9,9 +9,11 @@ import pytest
 import torch
 from told_ranks import Told, only, told
 
-from finetune_smoke import checks
-from finetune_smoke.checks import Checks, difference, digest, fingerprints
-from finetune_smoke.config import InputError
+from finetune_smoke import digests
+from finetune_smoke.checks import exact
+from finetune_smoke.checks.exact import Checks, difference
+from finetune_smoke.digests import digest, fingerprints
+from finetune_smoke.settings.config import InputError
 
 if TYPE_CHECKING:
     from finetune_smoke.ranks import Ranks
@@ -36,7 +38,7 @@ def test_equal_values_pass_and_one_rank_is_not_compared() -> None:
     """What was not tested must not look passed."""
     alone, same, other = told(5), told(5, 5), told(5, 5, 6)
     for record in (alone, same, other):
-        checks.equal(record, "base_digest", values=[5], what="weights")
+        exact.equal(record, "base_digest", values=[5], what="weights")
     assert alone.verdicts() == {}
     assert only(same, "base_digest")["passed"]
     assert only(other, "base_digest") == {
@@ -88,7 +90,7 @@ def test_digest_sees_values_changing_places() -> None:
 
 def test_digest_of_large_tensors_is_taken_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts and their order matter; a bit at the end is seen."""
-    monkeypatch.setattr(checks, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(digests, "BLOCK_BYTES", 64)
     values = torch.arange(100, dtype=torch.float32)
     before = digest([values, values])
     changed = values.clone()
@@ -104,9 +106,9 @@ def test_audit_of_a_rank_alone_compares_it_with_itself() -> None:
         return torch.tensor(1.0), [torch.tensor([float(next(values))])]
 
     record = Checks(cast("Ranks", Alone()))
-    checks.audit(record, step=0, work=lambda: (torch.tensor(1.0), [torch.tensor([2.0])]))
+    exact.audit(record, step=0, work=lambda: (torch.tensor(1.0), [torch.tensor([2.0])]))
     assert only(record, "lock_step")["passed"]
-    checks.audit(record, step=50, work=unsteady)
+    exact.audit(record, step=50, work=unsteady)
     found = only(record, "lock_step")
     assert not found["passed"]
     assert "gradients of the same rows at step 50: rank 0 does not repeat itself" in found["detail"]
@@ -121,7 +123,7 @@ def test_kernel_without_a_repeatable_form_is_said() -> None:
             raise RuntimeError(message)
 
         with pytest.raises(expected, match=message):
-            checks.audit(Checks(cast("Ranks", Alone())), step=0, work=fail)
+            exact.audit(Checks(cast("Ranks", Alone())), step=0, work=fail)
 
 
 class Alone:
@@ -148,7 +150,7 @@ def test_audit_names_the_odd_rank_and_those_unlike_themselves(
 ) -> None:
     """Wrong arithmetic repeats itself; flaky arithmetic does not."""
     record = told(0)
-    checks._judge_lock_step(record, 0, once, again or once)
+    exact._judge_lock_step(record, 0, once, again or once)
     found = only(record, "lock_step")
     assert detail in found["detail"]
     assert found["ranks"] == guilty
@@ -157,7 +159,7 @@ def test_audit_names_the_odd_rank_and_those_unlike_themselves(
 def test_wrong_all_reduce_names_where_it_arrived_wrong() -> None:
     """Counts of wrong elements by rank: 0 passes, 3 on rank 1 does not."""
     record = told(0, 3)
-    checks.none_on_any_rank(record, "all_reduce", count=0, what="wrong elements")
+    exact.none_on_any_rank(record, "all_reduce", count=0, what="wrong elements")
     assert only(record, "all_reduce")["ranks"] == [1]
     assert "wrong elements: 3 on rank 1" in only(record, "all_reduce")["detail"]
 
@@ -175,7 +177,7 @@ def test_all_reduce_that_loses_a_bit_is_seen(monkeypatch: pytest.MonkeyPatch) ->
     vector = torch.linspace(-1, 1, 101)
     for factor in (2.0, 2.0 * (1 + 2**-20)):
         monkeypatch.setattr(torch.distributed, "all_reduce", lambda mean, factor=factor: mean.mul_(factor))
-        checks._audit_all_reduce(Checks(cast("Ranks", Counting(0, 0))), 0, vector)
+        exact._audit_all_reduce(Checks(cast("Ranks", Counting(0, 0))), 0, vector)
     assert counted[0] == 0
     assert counted[1] >= 100  # one of the 101 is 0
 
@@ -193,7 +195,7 @@ def test_all_reduce_that_loses_a_bit_is_seen(monkeypatch: pytest.MonkeyPatch) ->
 def test_rows_other_than_demanded_name_their_reader(everyone: list[tuple[int, ...]], guilty: list[int]) -> None:
     """And rows read twice name both readers; they are told apart by number, since texts may be equal."""
     record = told(*everyone)
-    checks.rows_read(record, step=0, read=(0, 0), demanded=(0, 0))
+    exact.rows_read(record, step=0, read=(0, 0), demanded=(0, 0))
     assert only(record, "data_digest")["passed"] == (not guilty)
     assert only(record, "data_digest")["ranks"] == guilty
 
@@ -202,9 +204,9 @@ def test_rows_other_than_demanded_name_their_reader(everyone: list[tuple[int, ..
 def test_loss_that_is_no_number_is_caught(value: float) -> None:
     """A NaN in one step is enough."""
     record = Checks(cast("Ranks", Alone()))
-    checks.finite(record, values=[1.0, 2.0])
+    exact.finite(record, values=[1.0, 2.0])
     assert only(record, "finite")["passed"]
-    checks.finite(record, values=[1.0, value])
+    exact.finite(record, values=[1.0, value])
     assert not only(record, "finite")["passed"]
 
 
@@ -213,10 +215,10 @@ def test_weight_that_is_no_number_is_caught(value: float) -> None:
     """One of many, though every loss before it was fine."""
     record = Checks(cast("Ranks", Alone()))
     weights = [torch.ones(5, 5), torch.zeros(7)]
-    checks.finite(record, values=[1.0], weights=weights)
+    exact.finite(record, values=[1.0], weights=weights)
     assert only(record, "finite")["passed"]
     weights[1][6] = value
-    checks.finite(record, values=[1.0], weights=weights)
+    exact.finite(record, values=[1.0], weights=weights)
     assert "not finite: 1 on rank 0" in only(record, "finite")["detail"]
 
 
@@ -235,7 +237,7 @@ def test_replays_name_the_odd_rank(
 ) -> None:
     """As the audit does."""
     record = told(0)
-    checks._judge_replays(record, 50, [once, again or once])
+    exact._judge_replays(record, 50, [once, again or once])
     found = only(record, "graph_lock_step")
     assert found["passed"] == (detail is None)
     assert found["ranks"] == guilty
@@ -246,8 +248,8 @@ def test_replays_name_the_odd_rank(
 def test_replays_that_repeat_on_no_majority_are_no_pass(again: list[list[int]]) -> None:
     """Kernels that never repeat themselves look like this; a look before that chanced to agree does not count."""
     record = told(0)
-    checks._judge_replays(record, 0, [[[1, 2], [1, 2]], [[1, 2], [1, 2]]])
-    checks._judge_replays(record, 50, [[[1, 2], [1, 2]], again])
+    exact._judge_replays(record, 0, [[[1, 2], [1, 2]], [[1, 2], [1, 2]]])
+    exact._judge_replays(record, 50, [[[1, 2], [1, 2]], again])
     assert record.verdicts() == {}
     assert "the graph's kernels cannot be compared" in record.left_out()["graph_lock_step"]
 
@@ -261,7 +263,7 @@ def replays(*looks: list[int]) -> tuple[Checks, list[int]]:
         return [[0, value] for value in left.pop(0)]
 
     record.ranks.gather = gather  # type: ignore[method-assign]
-    checks.audit_replays(record, step=50, work=lambda: (torch.zeros(1), [made.append(1) or torch.zeros(1)]))  # type: ignore[func-returns-value]
+    exact.audit_replays(record, step=50, work=lambda: (torch.zeros(1), [made.append(1) or torch.zeros(1)]))  # type: ignore[func-returns-value]
     return record, made
 
 
@@ -269,7 +271,7 @@ def test_replays_that_agree_are_made_twice() -> None:
     """What costs a healthy run no more."""
     record, made = replays([7, 7, 7], [7, 7, 7])
     assert only(record, "graph_lock_step")["passed"]
-    assert len(made) == checks.FEWEST_REPLAYS
+    assert len(made) == exact.FEWEST_REPLAYS
 
 
 def test_kernels_that_differ_now_and_then_blame_nobody() -> None:
@@ -277,7 +279,7 @@ def test_kernels_that_differ_now_and_then_blame_nobody() -> None:
     record, made = replays([7, 7, 7, 9], [7, 7, 7, 7], [7, 7, 7, 7], [7, 8, 7, 7], *[[7, 7, 7, 7]] * 6)
     assert record.verdicts() == {}
     assert "ranks 1, 3 of 4 differ from themselves" in record.left_out()["graph_lock_step"]
-    assert len(made) == checks.MOST_REPLAYS
+    assert len(made) == exact.MOST_REPLAYS
 
 
 def test_the_one_rank_that_does_not_repeat_itself_is_named() -> None:
@@ -299,9 +301,9 @@ def test_adapter_that_never_changed_is_caught() -> None:
     """By its fingerprint."""
     record = Checks(cast("Ranks", Alone()))
     start = fingerprints([torch.zeros(4), torch.ones(4)])
-    checks.moved(record, before=start, now=fingerprints([torch.full((4,), 1e-20), torch.ones(4) + 1e-3]))
+    exact.moved(record, before=start, now=fingerprints([torch.full((4,), 1e-20), torch.ones(4) + 1e-3]))
     assert only(record, "adapters_moved")["passed"]
-    checks.moved(record, before=start, now=fingerprints([torch.zeros(4), torch.ones(4) + 1e-3]))
+    exact.moved(record, before=start, now=fingerprints([torch.zeros(4), torch.ones(4) + 1e-3]))
     assert "adapter tensors of 2 that never changed: 1 on rank 0" in only(record, "adapters_moved")["detail"]
 
 
@@ -311,7 +313,7 @@ def test_deterministic_switch_is_put_back() -> None:
     within = []
 
     def fail() -> None:
-        with checks.deterministic():
+        with exact.deterministic():
             within.extend([torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()])
             within.append(torch.backends.cuda.cudnn_sdp_enabled())  # type: ignore[no-untyped-call]  # torch's
             raise RuntimeError

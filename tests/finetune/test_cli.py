@@ -10,9 +10,10 @@ import pytest
 import torch
 from finetune_runs import QUICK
 
-from finetune_smoke import options, steps
 from finetune_smoke.__main__ import main, parse
-from finetune_smoke.config import preset
+from finetune_smoke.settings import options
+from finetune_smoke.settings.config import preset
+from finetune_smoke.training import steps
 
 OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in QUICK.items()]
 

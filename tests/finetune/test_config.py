@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from finetune_smoke.config import FAULTS, PRESETS, Config, InputError, parse_fault, preset
+from finetune_smoke.settings.config import FAULTS, PRESETS, Config, InputError, parse_fault, preset
 
 
 def test_class_defaults_are_preset_tiny() -> None:
@@ -101,6 +101,6 @@ def test_every_fault_can_be_asked_for() -> None:
 
 def test_config_loads_no_torch() -> None:
     """A wrong option is refused at once, not after seconds of imports."""
-    program = "import sys, finetune_smoke.config, finetune_smoke.__main__; print('torch' in sys.modules)"
+    program = "import sys, finetune_smoke.settings.config, finetune_smoke.__main__; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from finetune_runs import QUICK
 
-from finetune_smoke import configfile, options
 from finetune_smoke.__main__ import main, parse
-from finetune_smoke.config import PRESETS, InputError, OwnInputError, preset
 from finetune_smoke.ranks import Ranks, require_same_settings
+from finetune_smoke.settings import configfile, options
+from finetune_smoke.settings.config import PRESETS, InputError, OwnInputError, preset
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,38 +8,38 @@ from typing import Any
 import pytest
 import torch
 
-from finetune_smoke import data
-from finetune_smoke.calls import Tokenizer
-from finetune_smoke.config import InputError, preset
+from finetune_smoke.data import batches
+from finetune_smoke.data.calls import Tokenizer
+from finetune_smoke.settings.config import InputError, preset
 
 TOKENIZER = Tokenizer()
-CODEC = data.own_codec(TOKENIZER)
+CODEC = batches.own_codec(TOKENIZER)
 
 
-def synthetic(**settings: Any) -> data.Source:
+def synthetic(**settings: Any) -> batches.Source:
     """The source of preset tiny with ``settings``."""
-    return data.synthetic(preset("tiny", **settings), CODEC)
+    return batches.synthetic(preset("tiny", **settings), CODEC)
 
 
 def test_ranks_share_the_rows_of_a_step_whatever_their_number() -> None:
     """32 rows a step: all of them once, in the same order, read by 1, 2 or 4 ranks."""
     for world_size in (1, 2, 4):
         rows = 32 // world_size
-        slices = [data.indices(5, rank=rank, world_size=world_size, rows=rows) for rank in range(world_size)]
+        slices = [batches.indices(5, rank=rank, world_size=world_size, rows=rows) for rank in range(world_size)]
         assert [index for each in slices for index in each] == list(range(160, 192))
 
 
 def test_rows_that_ranks_cannot_share_are_refused() -> None:
     """33 rows and two ranks; with rows of its own each rank takes them all."""
     with pytest.raises(InputError, match="33 rows a step cannot be shared by 2 ranks"):
-        data.local_rows(preset("tiny", rows=33), 2)
-    assert data.local_rows(preset("tiny", rows=33, rows_shared=False), 2) == 33
+        batches.local_rows(preset("tiny", rows=33), 2)
+    assert batches.local_rows(preset("tiny", rows=33, rows_shared=False), 2) == 33
 
 
 def test_batch_predicts_the_answer_from_the_token_before() -> None:
     """Positions point at the token before each target, padding is never predicted, owners are the rows."""
-    rows = [data.Row([5, 6, 7, 8], [2, 3]), data.Row([9, 10], [1])]
-    batch = data.batch(rows, pad_id=0)
+    rows = [batches.Row([5, 6, 7, 8], [2, 3]), batches.Row([9, 10], [1])]
+    batch = batches.batch(rows, pad_id=0)
     assert batch.ids.tolist() == [[5, 6, 7, 8], [9, 10, 0, 0]]
     assert batch.positions.tolist() == [1, 2, 4]
     assert batch.ids.flatten()[batch.positions].tolist() == [6, 7, 9]
@@ -82,15 +82,15 @@ def test_packed_rows_are_full_and_share_no_example() -> None:
 
 def test_digest_of_rows_sees_another_answer() -> None:
     """One token, or one predicted position more."""
-    row = data.Row([1, 2, 3], [2])
-    digests = {data.digest_rows([other]) for other in (row, data.Row([1, 2, 4], [2]), data.Row([1, 2, 3], [1, 2]))}
+    row = batches.Row([1, 2, 3], [2])
+    digests = {batches.digest_rows([other]) for other in (row, batches.Row([1, 2, 4], [2]), batches.Row([1, 2, 3], [1, 2]))}
     assert len(digests) == 3
 
 
-def texts(count: int, **settings: Any) -> data.Source:
+def texts(count: int, **settings: Any) -> batches.Source:
     """A source of ``count`` short texts for steps of 4 rows."""
     config = preset("model", model="m", dataset="d", **settings)
-    return data.texts(config, CODEC, [f"text {number}" for number in range(count)], step_rows=4)
+    return batches.texts(config, CODEC, [f"text {number}" for number in range(count)], step_rows=4)
 
 
 def test_texts_are_read_in_order_and_over_again() -> None:

@@ -10,10 +10,12 @@ import pytest
 import torch
 from finetune_runs import QUICK
 
-from finetune_smoke import calls, checks, data, evaluate, generation, hub
 from finetune_smoke.__main__ import main
-from finetune_smoke.config import InputError, preset
-from finetune_smoke.train import finetune
+from finetune_smoke.checks import exact
+from finetune_smoke.data import batches, calls, hub
+from finetune_smoke.evaluation import generation, heldout
+from finetune_smoke.settings.config import InputError, preset
+from finetune_smoke.training.loop import finetune
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +65,7 @@ def glaive(folder: Path, rows: int) -> None:
 def test_questions_come_from_the_held_out_rows(tmp_path: Path) -> None:
     """The last tenth, cut before the call."""
     glaive(tmp_path, 30)
-    codec = data.own_codec(calls.Tokenizer())
+    codec = batches.own_codec(calls.Tokenizer())
     asked = generation.questions(preset("model", model="m", dataset=str(tmp_path)), codec)
     assert [generation.call_of(one.answer) for one in asked] == [("w", {"city": f"c{number}"}) for number in (27, 28, 29)]
     assert codec.decode(asked[0].ids).endswith("<functioncall>")
@@ -120,8 +122,8 @@ class Nobody:
 )
 def test_generation_is_judged(base: float, adapter: float, detail: str | None) -> None:
     """The adapter at 0.9 and above, the base below it."""
-    record = checks.Checks(cast("Ranks", Nobody()))
-    evaluate.judge(record, shares(base), shares(adapter))
+    record = exact.Checks(cast("Ranks", Nobody()))
+    heldout.judge(record, shares(base), shares(adapter))
     found = record.verdicts()["generation"]
     assert found["passed"] == (detail is None)
     assert (detail or f"{adapter:.0%} of 32 generated calls exact; {base:.0%} of those of the base alone") in found["detail"]

@@ -14,10 +14,11 @@ import torch
 from finetune_runs import QUICK
 from peft import PeftModel
 
-from finetune_smoke import export, hub
 from finetune_smoke.__main__ import main
-from finetune_smoke.config import InputError, preset
-from finetune_smoke.train import finetune
+from finetune_smoke.checkpoints import export
+from finetune_smoke.model import build
+from finetune_smoke.settings.config import InputError, preset
+from finetune_smoke.training.loop import finetune
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,8 +52,8 @@ def test_peft_loads_it_and_it_changes_the_model(exported: Path) -> None:
     config = preset("tiny", **CHEAP)
     ids = torch.arange(12)[None]
     with torch.no_grad():
-        bare = hub.base_of(config, device)(input_ids=ids).logits
-        adapted = PeftModel.from_pretrained(hub.base_of(config, device), str(exported))(input_ids=ids).logits
+        bare = build.base_of(config, device)(input_ids=ids).logits
+        adapted = PeftModel.from_pretrained(build.base_of(config, device), str(exported))(input_ids=ids).logits
     assert not torch.allclose(bare, adapted)
 
 

@@ -11,18 +11,19 @@ import pytest
 import torch
 from finetune_runs import QUICK
 
-from finetune_smoke import saving, stopping, train
 from finetune_smoke.__main__ import main
-from finetune_smoke.config import InputError, preset
+from finetune_smoke.checkpoints import writing
 from finetune_smoke.ranks import Ranks
-from finetune_smoke.setup import prepare
-from finetune_smoke.train import Outcome, finetune
+from finetune_smoke.settings.config import InputError, preset
+from finetune_smoke.training import loop, stopping
+from finetune_smoke.training.loop import Outcome, finetune
+from finetune_smoke.training.setup import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from finetune_smoke.state import Run
+    from finetune_smoke.run import Run
 
 CHEAP = {**QUICK, "steps": 8, "window_steps": 2, "audit_every": 0, "greedy_rows": 0, "restore_check": False}
 OFTEN = {**CHEAP, "checkpoint_every": 2, "keep_checkpoints": 1}
@@ -48,7 +49,7 @@ def steps_in(folder: Path) -> list[str]:
 
 def unsteady_at(step: int) -> Callable[[Run, int], tuple[torch.Tensor, list[torch.Tensor]]]:
     """In place of the audit's pass: one that does not repeat itself at ``step``, as a GPU that was wrong once."""
-    steady = train.steps.lock_step_pass
+    steady = loop.steps.lock_step_pass
 
     def work(run: Run, at: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
         return (torch.rand(1), [torch.rand(1)]) if at == step else steady(run, at)
@@ -62,7 +63,7 @@ def test_failed_audit_is_remembered_over_a_restart(
     """It fails at step 2 of 8 and never again: step 4 is not saved, 6 and 8 carry it, and 2 is not displaced by them."""
     given = options(tmp_path, {**OFTEN, "audit_every": 2})
     with monkeypatch.context() as patch:
-        patch.setattr(train.steps, "lock_step_pass", unsteady_at(2))
+        patch.setattr(loop.steps, "lock_step_pass", unsteady_at(2))
         assert main(given) == 1
     out, failed = told(capsys)
     assert "checkpoint of step 4 is not saved: lock_step: gradients of the same rows at step 2" in out
@@ -84,8 +85,8 @@ def test_state_that_is_not_finite_is_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """NaN from step 5 on: the checkpoint of step 4 stays, though one only is kept."""
-    rate = train.steps.learning_rate
-    monkeypatch.setattr(train.steps, "learning_rate", lambda run, step: float("nan") if step >= 5 else rate(run, step))
+    rate = loop.steps.learning_rate
+    monkeypatch.setattr(loop.steps, "learning_rate", lambda run, step: float("nan") if step >= 5 else rate(run, step))
     assert main(options(tmp_path, OFTEN)) == 1
     out, found = told(capsys)
     assert steps_in(tmp_path) == ["step-4"]
@@ -101,7 +102,7 @@ def test_stop_with_a_state_that_is_not_finite_is_no_success(
 ) -> None:
     """Not 3, which a scheduler would start again; and nothing is promised that is not there."""
     monkeypatch.setattr(stopping.Stop, "agreed", lambda _stop, _ranks: True)
-    monkeypatch.setattr(train.steps, "learning_rate", lambda _run, _step: float("nan"))
+    monkeypatch.setattr(loop.steps, "learning_rate", lambda _run, _step: float("nan"))
     assert main(options(tmp_path, OFTEN)) == 1
     assert "STOPPED after step 2 of 8, without a checkpoint: --resume auto starts at step 0" in told(capsys)[0]
     assert steps_in(tmp_path) == []
@@ -163,23 +164,23 @@ def prepared(tmp_path: Path) -> Run:
 
 def save(prepared: Run) -> None:
     """Save once, and wait as a run does at its end."""
-    with saving.saver(prepared) as saver:
+    with writing.saver(prepared) as saver:
         assert saver is not None
         saver.save(step=1, losses=[0.5])
 
 
 def test_run_that_fails_lets_a_checkpoint_be_complete(prepared: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that writes it has begun nothing when training fails."""
-    failed, write = threading.Event(), saving._write
+    failed, write = threading.Event(), writing._write
 
     def late(*arguments: Any) -> None:
         failed.wait(60)
         write(*arguments)
 
-    monkeypatch.setattr(saving, "_write", late)
+    monkeypatch.setattr(writing, "_write", late)
 
     def train_and_fail() -> None:
-        with saving.saver(prepared) as saver:
+        with writing.saver(prepared) as saver:
             assert saver is not None
             saver.save(step=1, losses=[0.5])
             threading.Timer(0.5, failed.set).start()
@@ -193,8 +194,8 @@ def test_run_that_fails_lets_a_checkpoint_be_complete(prepared: Run, tmp_path: P
 def test_disk_that_does_not_answer_ends_the_run(prepared: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a message, in place of a wait for ever."""
     answers = threading.Event()
-    monkeypatch.setattr(saving, "WRITING_DEADLINE_S", 0.5)
-    monkeypatch.setattr(saving, "_write", lambda *_: answers.wait(60))
+    monkeypatch.setattr(writing, "WRITING_DEADLINE_S", 0.5)
+    monkeypatch.setattr(writing, "_write", lambda *_: answers.wait(60))
     with pytest.raises(InputError, match="the checkpoint of step 1 was not written within"):
         save(prepared)
     answers.set()
@@ -206,7 +207,7 @@ def test_marker_that_cannot_be_written_is_said(prepared: Run, tmp_path: Path, mo
     def full(_path: Path, _text: str) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(saving, "write_synced", full)
+    monkeypatch.setattr(writing, "write_synced", full)
     with pytest.raises(InputError, match="step-1 cannot be written: No space left"):
         save(prepared)
     assert not (tmp_path / "step-1" / "_SUCCESS").exists()

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from finetune_smoke import model
-from finetune_smoke.calls import Tokenizer
-from finetune_smoke.config import preset
-from finetune_smoke.flops import Shape, adapter_weights, flops_per_token, layer_weights, shape_of, wire_bytes
+from finetune_smoke.data.calls import Tokenizer
+from finetune_smoke.model import build
+from finetune_smoke.model.flops import Shape, adapter_weights, flops_per_token, layer_weights, shape_of, wire_bytes
+from finetune_smoke.settings.config import preset
 
 QWEN2_7B = Shape(hidden=3584, intermediate=18944, layers=28, vocab=152064, query=3584, key=512)
 
@@ -46,9 +46,9 @@ def test_head_counts_only_where_it_is_used() -> None:
 def test_adapter_weights_are_those_that_peft_makes() -> None:
     """Formula against the model itself."""
     config = preset("tiny")
-    made = model.random_base(config, tokenizer=Tokenizer(), device=torch.device("cpu"), dtype=torch.float32)
+    made = build.random_base(config, tokenizer=Tokenizer(), device=torch.device("cpu"), dtype=torch.float32)
     shape = shape_of(made.config)
-    adapted = model.add_adapters(made, config)
+    adapted = build.add_adapters(made, config)
     assert shape is not None
     assert sum(each.numel() for each in adapted.parameters() if each.requires_grad) == adapter_weights(shape, 64)
 
@@ -57,8 +57,8 @@ def test_adapter_weights_are_those_that_peft_makes() -> None:
 def test_presets_of_the_7b_shape_train_161_5_million(name: str) -> None:
     """As the reference says of rank 64 on Qwen2-7B: peft's own tensors, counted without allocating any."""
     config = preset(name)
-    made = model.random_base(config, tokenizer=Tokenizer(), device=torch.device("meta"), dtype=torch.bfloat16)
-    adapted = model.add_adapters(made, config)
+    made = build.random_base(config, tokenizer=Tokenizer(), device=torch.device("meta"), dtype=torch.bfloat16)
+    adapted = build.add_adapters(made, config)
     count = sum(each.numel() for each in adapted.parameters() if each.requires_grad)
     assert count == 161_480_704 == adapter_weights(QWEN2_7B, 64)
 

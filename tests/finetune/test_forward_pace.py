@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, cast
 import pytest
 from told_ranks import only, told
 
-from finetune_smoke import pace
+from finetune_smoke.evaluation import forward_time
 
 if TYPE_CHECKING:
-    from finetune_smoke.state import Run
+    from finetune_smoke.run import Run
 
 ISSUED_S = 0.02
 
@@ -40,10 +40,10 @@ class Rank:
         self.busy = False
 
 
-def timed(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> pace.Forward:
+def timed(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> forward_time.Forward:
     """What its forward takes."""
-    monkeypatch.setattr(pace, "time", SimpleNamespace(perf_counter=rank.clock, thread_time=rank.clock))
-    return pace._timed(cast("Run", SimpleNamespace(ranks=rank)), rank.forward)
+    monkeypatch.setattr(forward_time, "time", SimpleNamespace(perf_counter=rank.clock, thread_time=rank.clock))
+    return forward_time._timed(cast("Run", SimpleNamespace(ranks=rank)), rank.forward)
 
 
 @pytest.mark.parametrize(("after_s", "launch_bound"), [(0.0, True), (0.002, True), (0.01, False), (0.2, False)])
@@ -52,12 +52,12 @@ def test_issuing_is_told_apart(after_s: float, *, launch_bound: bool, monkeypatc
     found = timed(Rank("cuda", after_s=after_s), monkeypatch)
     assert found.ms == pytest.approx(1e3 * (ISSUED_S + after_s))
     assert found.issuing_ms == pytest.approx(1e3 * ISSUED_S)
-    assert (found.issuing_ms > pace.MOST_ISSUING * found.ms) == launch_bound
+    assert (found.issuing_ms > forward_time.MOST_ISSUING * found.ms) == launch_bound
 
 
 def test_a_cpu_has_no_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """It computes while the call runs."""
-    assert timed(Rank("cpu", after_s=0.0), monkeypatch) == pace.Forward(ms=pytest.approx(1e3 * ISSUED_S))
+    assert timed(Rank("cpu", after_s=0.0), monkeypatch) == forward_time.Forward(ms=pytest.approx(1e3 * ISSUED_S))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_cpu_has_no_launches(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_slow_rank_is_named(forward_ms: list[float], guilty: list[int]) -> None:
     """Against the median rank; a time that is no number is no pass."""
     record = told(*((ms, 0.0) for ms in forward_ms))
-    pace.spread(record, forward=pace.Forward(ms=0.0), limit=1.25)
+    forward_time.spread(record, forward=forward_time.Forward(ms=0.0), limit=1.25)
     found = only(record, "step_time_spread")
     assert found["passed"] == (not guilty)
     assert found["ranks"] == guilty
@@ -75,7 +75,7 @@ def test_slow_rank_is_named(forward_ms: list[float], guilty: list[int]) -> None:
 def test_one_rank_has_no_spread() -> None:
     """Not recorded at all."""
     record = told((10.0, 0.0))
-    pace.spread(record, forward=pace.Forward(ms=10.0), limit=1.25)
+    forward_time.spread(record, forward=forward_time.Forward(ms=10.0), limit=1.25)
     assert record.verdicts() == {}
 
 
@@ -90,7 +90,7 @@ def test_one_rank_has_no_spread() -> None:
 def test_who_is_slow_by_its_launches_is_not_blamed(times: tuple[tuple[float, float], ...], named: str) -> None:
     """Nothing is told of their GPUs, and the reason names the ranks."""
     record = told(*times)
-    pace.spread(record, forward=pace.Forward(ms=26.3), limit=1.25)
+    forward_time.spread(record, forward=forward_time.Forward(ms=26.3), limit=1.25)
     assert record.verdicts() == {}
     assert record.left_out()["step_time_spread"] == f"{named} issued kernels for most of the forward: a host core's time"
 
@@ -98,14 +98,14 @@ def test_who_is_slow_by_its_launches_is_not_blamed(times: tuple[tuple[float, flo
 def test_launches_that_wait_for_a_slow_gpu_excuse_nothing() -> None:
     """Of 2000 kernels a thousand can be queued, so a slower GPU holds the issuing up as well."""
     record = told((220.0, 107.0), (221.0, 108.0), (308.0, 165.0))
-    pace.spread(record, forward=pace.Forward(ms=220.0, issuing_ms=107.0), limit=1.25)
+    forward_time.spread(record, forward=forward_time.Forward(ms=220.0, issuing_ms=107.0), limit=1.25)
     assert only(record, "step_time_spread")["ranks"] == [2]
 
 
 def test_the_time_told_is_that_of_who_is_blamed() -> None:
     """Not that of a rank that is excused."""
     record = told((26.3, 26.2), (80.0, 79.9), (60.0, 26.0), (26.9, 26.8))
-    pace.spread(record, forward=pace.Forward(ms=26.3, issuing_ms=26.2), limit=1.25)
+    forward_time.spread(record, forward=forward_time.Forward(ms=26.3, issuing_ms=26.2), limit=1.25)
     assert only(record, "step_time_spread")["detail"].startswith("forward of rank 2: 60.0 ms against 26.9 ms")
 
 
@@ -113,5 +113,5 @@ def test_the_time_told_is_that_of_who_is_blamed() -> None:
 def test_who_is_slow_beside_a_launch_bound_rank_is_blamed(issuing_ms: float) -> None:
     """The GPU of the others takes no longer than their launches, and those of this one took no longer than theirs."""
     record = told((26.3, 26.2), (60.0, issuing_ms), (26.9, 26.8))
-    pace.spread(record, forward=pace.Forward(ms=26.3, issuing_ms=26.2), limit=1.25)
+    forward_time.spread(record, forward=forward_time.Forward(ms=26.3, issuing_ms=26.2), limit=1.25)
     assert only(record, "step_time_spread")["ranks"] == [1]

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from finetune_runs import QUICK, forked
 
-from finetune_smoke import gathers
+from finetune_smoke.parallel import copy_engine_gather
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,14 +72,14 @@ def test_what_is_in_the_way(
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: nccl)
     monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(NCCL_CTA_POLICY_ZERO=2), raising=False)
     ranks = SimpleNamespace(device=torch.device(device), gather=lambda mine: [mine, [mine[0] + hosts - 1]])
-    assert gathers.obstacle(cast("Any", ranks)) == why_not
+    assert copy_engine_gather.obstacle(cast("Any", ranks)) == why_not
 
 
 def test_torch_that_cannot_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever NCCL was put beside it."""
     monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(), raising=False)
     ranks = SimpleNamespace(device=torch.device("cuda"), gather=lambda mine: [mine, mine])
-    assert gathers.obstacle(cast("Any", ranks)) == f"torch {torch.__version__} cannot ask NCCL for it, 2.11 can"
+    assert copy_engine_gather.obstacle(cast("Any", ranks)) == f"torch {torch.__version__} cannot ask NCCL for it, 2.11 can"
 
 
 class Steps:
@@ -89,11 +89,11 @@ class Steps:
         self.done: list[str] = []
         policies = SimpleNamespace(Options=lambda: SimpleNamespace(config=SimpleNamespace()), NCCL_CTA_POLICY_ZERO="no CTAs")
         for place, name, stand_in in (
-            (gathers.symm_mem, "set_backend", self.done.append),
-            (gathers.symm_mem, "get_mem_pool", lambda device: f"pool of {device}"),
-            (gathers.symm_mem, "rendezvous", lambda _tensor, group: self.done.append(f"registered with {group}")),
+            (copy_engine_gather.symm_mem, "set_backend", self.done.append),
+            (copy_engine_gather.symm_mem, "get_mem_pool", lambda device: f"pool of {device}"),
+            (copy_engine_gather.symm_mem, "rendezvous", lambda _tensor, group: self.done.append(f"registered with {group}")),
             (torch.cuda, "use_mem_pool", self.use),
-            (gathers, "_all_gather", self.gather),
+            (copy_engine_gather, "_all_gather", self.gather),
             (dist, "ProcessGroupNCCL", policies),
             (dist, "new_group", self.new_group),
             (dist, "barrier", lambda _group, device_ids: self.done.append(f"met on {device_ids}")),
@@ -127,11 +127,11 @@ def ranks_on_gpus() -> Ranks:
 def test_communicator_asks_for_no_ctas_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unless the training within ends badly: peers may still be in a gather."""
     steps = Steps(monkeypatch)
-    with gathers.copy_engines(ranks_on_gpus()):
+    with copy_engine_gather.copy_engines(ranks_on_gpus()):
         pass
     assert steps.done == ["no CTAs", "met on [1]", "NCCL", "ours gone"]
     steps.done.clear()
-    with pytest.raises(ValueError, match="training"), gathers.copy_engines(ranks_on_gpus()):
+    with pytest.raises(ValueError, match="training"), copy_engine_gather.copy_engines(ranks_on_gpus()):
         raise ValueError("training")
     assert steps.done == ["no CTAs", "met on [1]", "NCCL"]
 
@@ -140,7 +140,7 @@ def test_output_lies_in_registered_memory(monkeypatch: pytest.MonkeyPatch) -> No
     """It is registered before it is gathered into, on NCCL's stream, by our group and not by FSDP2's."""
     steps = Steps(monkeypatch)
     theirs = cast("Any", SimpleNamespace(group_name="theirs"))
-    with gathers.copy_engines(ranks_on_gpus()) as gather:
+    with copy_engine_gather.copy_engines(ranks_on_gpus()) as gather:
         steps.done.clear()
         output = gather.allocate((6,), dtype=torch.float32, device=torch.device("cpu"))
         assert output.shape == (6,)

@@ -14,10 +14,10 @@ import pytest
 import torch
 from finetune_runs import REPOSITORY
 
-from finetune_smoke import hub
-from finetune_smoke import model as models
 from finetune_smoke.__main__ import main
-from finetune_smoke.config import InputError
+from finetune_smoke.data import hub
+from finetune_smoke.model import build
+from finetune_smoke.settings.config import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -226,7 +226,7 @@ def test_model_with_weights_of_another_shape_is_refused(real_model: Path, tmp_pa
 
     model = spoiled(real_model, tmp_path / "model", shrink)
     with pytest.raises(InputError, match=r"1 weights have other shapes than .*: model.norm.weight \[7\] in place of \[32\]"):
-        hub.load_model(str(model), device=torch.device("cpu"), dtype=torch.float32)
+        build.load_model(str(model), device=torch.device("cpu"), dtype=torch.float32)
 
 
 def test_model_whose_head_is_its_embedding_misses_nothing(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_model_whose_head_is_its_embedding_misses_nothing(tmp_path: Path) -> Non
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
     LlamaForCausalLM(LlamaConfig(vocab_size=50, tie_word_embeddings=True, **sizes)).save_pretrained(tmp_path / "tied")
     model = spoiled(tmp_path / "tied", tmp_path / "more", lambda weights: weights.update(extra=torch.ones(3)))
-    loaded = hub.load_model(str(model), device=torch.device("cpu"), dtype=torch.float32)
+    loaded = build.load_model(str(model), device=torch.device("cpu"), dtype=torch.float32)
     assert loaded.get_output_embeddings().weight is loaded.get_input_embeddings().weight
 
 
@@ -258,9 +258,9 @@ def test_every_kind_of_dropout_is_off() -> None:
 
     sizes = {"vocab_size": 50, "n_positions": 16, "n_embd": 32, "n_layer": 1, "n_head": 2}
     gpt2 = GPT2LMHeadModel(GPT2Config(**sizes)).train()
-    told = models.without_dropout(gpt2)
+    told = build.without_dropout(gpt2)
     assert told is not None
     assert "attn_pdrop 0.1" in told
     ids = torch.arange(12)[None]
     assert torch.equal(gpt2(ids).logits, gpt2(ids).logits)
-    assert models.without_dropout(gpt2) is None
+    assert build.without_dropout(gpt2) is None

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from finetune_runs import QUICK, REPOSITORY
 
-from finetune_smoke import calls, data, hub, locking, preprocess
 from finetune_smoke.__main__ import main
-from finetune_smoke.config import Config, InputError, preset
-from finetune_smoke.train import finetune
+from finetune_smoke.data import batches, cache, calls, hub, locking
+from finetune_smoke.settings.config import Config, InputError, preset
+from finetune_smoke.training.loop import finetune
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in {**QUICK, "audit_every": 0, "greedy_rows": 0}.items()]
-CODEC = data.own_codec(calls.Tokenizer())
+CODEC = batches.own_codec(calls.Tokenizer())
 
 
 def texts(folder: Path, count: int = 40) -> Path:
@@ -41,14 +41,14 @@ def config_of(tmp_path: Path, **settings: Any) -> Config:
     return preset("model", **given)
 
 
-def source(config: Config, heard: list[str] | None = None) -> data.Source:
+def source(config: Config, heard: list[str] | None = None) -> batches.Source:
     """The rows of ``config`` for steps of 4 rows."""
-    return preprocess.source(config, CODEC, step_rows=4, say=(heard if heard is not None else []).append)
+    return cache.source(config, CODEC, step_rows=4, say=(heard if heard is not None else []).append)
 
 
-def made(config: Config) -> preprocess.Cache:
+def made(config: Config) -> cache.Cache:
     """The folder of ``config``."""
-    return preprocess.cache(config, CODEC, step_rows=4)
+    return cache.cache(config, CODEC, step_rows=4)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -74,8 +74,8 @@ def test_rows_of_calls_are_those_made_in_memory(tmp_path: Path, packed: bool) ->
 
 def test_packed_texts_are_whole_and_full() -> None:
     """In order, no text cut, every row of one length."""
-    rows = [data.Row([number] * length, list(range(1, length))) for number, length in enumerate((3, 4, 2, 5, 1), start=1)]
-    packed = preprocess.pack(rows, 8, pad_id=0)
+    rows = [batches.Row([number] * length, list(range(1, length))) for number, length in enumerate((3, 4, 2, 5, 1), start=1)]
+    packed = cache.pack(rows, 8, pad_id=0)
     assert [row.ids for row in packed] == [[1, 1, 1, 2, 2, 2, 2, 0], [3, 3, 4, 4, 4, 4, 4, 5]]
     assert [row.predicted for row in packed] == [[1, 2, 4, 5, 6], [1, 3, 4, 5, 6]]
 
@@ -94,17 +94,17 @@ def test_second_reader_finds_what_the_first_made(tmp_path: Path) -> None:
 def test_other_rows_are_another_folder(tmp_path: Path, change: str) -> None:
     """Whatever the rows depend on."""
     config, codec = config_of(tmp_path, row_tokens=48), CODEC
-    first = preprocess.cache(config, codec, step_rows=4)
+    first = cache.cache(config, codec, step_rows=4)
     if change == "text":
         texts(tmp_path / "data", 41)
     elif change == "tokenizer":
         codec = dataclasses.replace(codec, digest=1)
     else:
         config = dataclasses.replace(config, **{change: {"row_tokens": 24, "packed": True, "heldout_rows": 2}[change]})
-    second = preprocess.cache(config, codec, step_rows=4)
+    second = cache.cache(config, codec, step_rows=4)
     assert second.made
     assert second.folder != first.folder
-    assert not preprocess.cache(config, codec, step_rows=4).made
+    assert not cache.cache(config, codec, step_rows=4).made
 
 
 def test_what_rows_do_not_depend_on_changes_nothing(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def holder(tmp_path: Path) -> Iterator[tuple[Path, int]]:
     """A lock that another process holds until it is killed, and its pid."""
     path = tmp_path / "held.lock"
     program = (
-        "import os, pathlib, sys, time\nfrom finetune_smoke import locking\n"
+        "import os, pathlib, sys, time\nfrom finetune_smoke.data import locking\n"
         "with locking.held(pathlib.Path(sys.argv[1]), deadline_s=5, doing='', say=print):\n"
         "    print('held', flush=True)\n    time.sleep(600)\n"
     )
@@ -213,7 +213,7 @@ def test_rows_that_another_process_makes_for_ever(
     (lock,) = (tmp_path / "s").glob("*.lock")
     lock.unlink()
     lock.hardlink_to(path)
-    monkeypatch.setattr(preprocess, "DEADLINE_S", 1.0)
+    monkeypatch.setattr(cache, "DEADLINE_S", 1.0)
     monkeypatch.setattr(locking, "SPEAK_AFTER_S", 0.2)
     assert main(["preprocess", *OPTIONS, f"--scratch={tmp_path / 's'}"]) == 2
     captured = capsys.readouterr()
@@ -286,8 +286,8 @@ def test_rows_made_for_a_smaller_batch_may_be_too_few(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     made(config)
     with pytest.raises(InputError, match="36 training rows of up to 1024 tokens are fewer than one step of 37 rows"):
-        preprocess.cache(config, CODEC, step_rows=37)
-    assert preprocess.cache(config, CODEC, step_rows=36).train == 36
+        cache.cache(config, CODEC, step_rows=37)
+    assert cache.cache(config, CODEC, step_rows=36).train == 36
 
 
 def test_too_few_packed_rows_are_refused(tmp_path: Path) -> None:

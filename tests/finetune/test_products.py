@@ -11,17 +11,17 @@ from finetune_runs import QUICK
 from torch import nn
 from torch.nn import functional
 
-from finetune_smoke import fp8, lora, loss, model
-from finetune_smoke.calls import Tokenizer
-from finetune_smoke.config import Config, InputError, preset
-from finetune_smoke.train import finetune
+from finetune_smoke.data.calls import Tokenizer
+from finetune_smoke.model import build, fp8, lora, loss
+from finetune_smoke.settings.config import Config, InputError, preset
+from finetune_smoke.training.loop import finetune
 
 
 def adapted(config: Config | None = None) -> Any:
     """A small model with peft's adapters, their B matrices filled so that they count."""
     config = config or preset("tiny", **QUICK)
-    base = model.random_base(config, tokenizer=Tokenizer(), device=torch.device("cpu"), dtype=torch.float32)
-    made = model.add_adapters(base, config)
+    base = build.random_base(config, tokenizer=Tokenizer(), device=torch.device("cpu"), dtype=torch.float32)
+    made = build.add_adapters(base, config)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in made.named_parameters():
@@ -35,7 +35,7 @@ def adapted(config: Config | None = None) -> Any:
 def loss_and_gradients(made: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Of some tokens."""
     ids = torch.arange(48).view(2, 24)
-    value = model.SummedLoss(made)(ids, torch.arange(30), torch.arange(1, 31))
+    value = build.SummedLoss(made)(ids, torch.arange(30), torch.arange(1, 31))
     return value, list(torch.autograd.grad(value, [each for each in made.parameters() if each.requires_grad]))
 
 
@@ -114,7 +114,7 @@ def test_factor_of_a_bf16_loss_keeps_its_precision() -> None:
 
 def test_head_with_a_bias_is_applied_as_it_is() -> None:
     """The chunked loss knows frozen heads without one."""
-    made = model.SummedLoss(adapted(preset("tiny", **{**QUICK, "tie_embeddings": False})))
+    made = build.SummedLoss(adapted(preset("tiny", **{**QUICK, "tie_embeddings": False})))
     ids, positions, targets = torch.arange(48).view(2, 24), torch.arange(30), torch.arange(1, 31)
     plain = made(ids, positions, targets)
     made.inner.lm_head.bias = nn.Parameter(torch.zeros(len(Tokenizer())), requires_grad=False)
@@ -125,14 +125,14 @@ def test_head_with_a_bias_is_applied_as_it_is() -> None:
 
 def test_rows_need_no_mask() -> None:
     """Qwen2 is told so, and computes what it would have found out; another architecture is left to look."""
-    made = model.SummedLoss(adapted())
+    made = build.SummedLoss(adapted())
     assert made.masks == {"full_attention": None}
     ids, positions = torch.arange(48).view(2, 24), torch.arange(48)
     told = made.logits(ids, positions)
     made.masks = None
     torch.testing.assert_close(made.logits(ids, positions), told)
     made.inner.config.model_type = "llama"
-    assert model.SummedLoss(made.model).masks is None
+    assert build.SummedLoss(made.model).masks is None
 
 
 def test_float8_rounds_each_row_to_three_bits() -> None:

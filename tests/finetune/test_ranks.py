@@ -9,9 +9,9 @@ import pytest
 import torch
 from finetune_runs import QUICK, torchrun
 
-from finetune_smoke.config import InputError, OwnInputError, preset
 from finetune_smoke.ranks import Ranks
-from finetune_smoke.train import finetune
+from finetune_smoke.settings.config import InputError, OwnInputError, preset
+from finetune_smoke.training.loop import finetune
 
 Outcomes = dict[str, list[dict[str, Any]]]
 

@@ -11,14 +11,17 @@ import pytest
 import torch
 from finetune_runs import QUICK
 
-from finetune_smoke import data, graphs, loader, loss, model, steps, strategy
 from finetune_smoke.__main__ import main
-from finetune_smoke.calls import Tokenizer
-from finetune_smoke.config import OwnInputError, preset
-from finetune_smoke.faults import Fault
-from finetune_smoke.gradients import flat_gradients
+from finetune_smoke.checks.faults import Fault
+from finetune_smoke.data import batches, loader
+from finetune_smoke.data.calls import Tokenizer
+from finetune_smoke.model import build, loss
+from finetune_smoke.model.gradients import flat_gradients
+from finetune_smoke.parallel import cuda_graphs, strategy
 from finetune_smoke.ranks import Ranks
-from finetune_smoke.train import Outcome, finetune
+from finetune_smoke.settings.config import OwnInputError, preset
+from finetune_smoke.training import steps
+from finetune_smoke.training.loop import Outcome, finetune
 
 CHEAP = {**QUICK, "audit_every": 0, "greedy_rows": 0, "restore_check": False}
 PACKED = {"packed": True, "row_tokens": 128, "rows": 2}
@@ -115,24 +118,24 @@ def test_graphs_that_cannot_be_are_left_out_with_a_note() -> None:
 def test_what_a_graph_cannot_hold_is_named(settings: dict[str, Any], why: str) -> None:
     """On a GPU; without any of it there is no obstacle."""
     gpu = Ranks(rank=0, world_size=2, device=torch.device("cuda", 0))
-    assert why in str(graphs.obstacle(preset("tiny", **settings), gpu))
-    assert graphs.obstacle(preset("tiny"), gpu) is None
-    assert graphs.obstacle(preset("tiny", fault="graph-bitflip:1"), gpu) is None
+    assert why in str(cuda_graphs.obstacle(preset("tiny", **settings), gpu))
+    assert cuda_graphs.obstacle(preset("tiny"), gpu) is None
+    assert cuda_graphs.obstacle(preset("tiny", fault="graph-bitflip:1"), gpu) is None
 
 
 def test_filled_batch_has_the_same_loss() -> None:
     """Predictions added to reach a graph's size count nothing, in value and gradient; its rows are as wide as any."""
     config = preset("tiny", **QUICK)
-    base = model.random_base(config, tokenizer=Tokenizer(), device=torch.device("cpu"), dtype=torch.float32)
-    network = model.SummedLoss(model.add_adapters(base, config))
+    base = build.random_base(config, tokenizer=Tokenizer(), device=torch.device("cpu"), dtype=torch.float32)
+    network = build.SummedLoss(build.add_adapters(base, config))
     trained = [parameter for parameter in network.parameters() if parameter.requires_grad]
-    source = data.synthetic(config, data.own_codec(Tokenizer()))
+    source = batches.synthetic(config, batches.own_codec(Tokenizer()))
     rows = [source.row(index) for index in range(4)]
-    short, wide = data.batch(rows, source.pad_id), data.batch(rows, source.pad_id, config.row_tokens)
-    room = graphs.capacity([short], rows=4)
-    assert room % graphs.ROUND_TO == 0
+    short, wide = batches.batch(rows, source.pad_id), batches.batch(rows, source.pad_id, config.row_tokens)
+    room = cuda_graphs.capacity([short], rows=4)
+    assert room % cuda_graphs.ROUND_TO == 0
     assert room >= 4 * max(len(row.predicted) for row in rows) > len(short.targets)
-    full = graphs.filled(wide, room)
+    full = cuda_graphs.filled(wide, room)
     assert full.ids.shape == (4, config.row_tokens)
     assert len(full.positions) == len(full.targets) == room
     assert (full.targets == loss.IGNORED).sum() == room - len(short.targets)
@@ -168,9 +171,9 @@ def test_loader_works_ahead_and_in_order() -> None:
     """While a step is taken those after it are made; never more than asked for, never past the last."""
     made: list[int] = []
 
-    def make(step: int) -> list[data.Row]:
+    def make(step: int) -> list[batches.Row]:
         made.append(step)
-        return [data.Row([step], [])]
+        return [batches.Row([step], [])]
 
     with loader.loading(make, workers=2, ahead=3, last=6) as rows:
         assert rows.take(0)[0].ids == [0]
@@ -185,7 +188,7 @@ def test_loader_works_ahead_and_in_order() -> None:
 def test_error_in_a_row_made_ahead_reaches_the_step() -> None:
     """Not lost in its thread."""
 
-    def make(step: int) -> list[data.Row]:
+    def make(step: int) -> list[batches.Row]:
         raise KeyError(step)
 
     with loader.loading(make, workers=1, ahead=1, last=3) as rows, pytest.raises(KeyError, match="0"):
@@ -249,12 +252,12 @@ def test_model_that_cannot_be_captured_trains_eagerly(plain: Outcome, monkeypatc
     """It asks its device for a number in the forward, say; that is seen at the capture only."""
 
     def refuse(*_: object) -> None:
-        with graphs.capturing(cast("Any", None)):
+        with cuda_graphs.capturing(cast("Any", None)):
             raise RuntimeError("operation not permitted when stream is capturing\nCUDA kernel errors might be reported later")
 
     graph_stand_in.install(monkeypatch.setattr)
     graph_stand_in.refuse_to_end(monkeypatch)
-    monkeypatch.setattr(graphs, "capture", refuse)
+    monkeypatch.setattr(cuda_graphs, "capture", refuse)
     outcome = run(cuda_graph=True, audit_every=3, steps=6)
     assert outcome.losses == pytest.approx(plain.losses, rel=1e-5)
     why = "rank 0 could not capture a step: operation not permitted when stream is capturing"
@@ -268,10 +271,10 @@ PUT_BACK = ["capture", "stream", "numbers", "end (1, 'pool')", "release (1, 'poo
 def test_capture_that_fails_puts_back_what_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which torch does not, where the end of the capture fails too. Too little memory stays what it is."""
     left = graph_stand_in.refuse_to_end(monkeypatch)
-    with pytest.raises(graphs.CaptureError, match=r"^it asks its device$"), graphs.capturing(cast("Any", None)):
+    with pytest.raises(cuda_graphs.CaptureError, match=r"^it asks its device$"), cuda_graphs.capturing(cast("Any", None)):
         raise RuntimeError("it asks its device\nmore words")
     assert left == PUT_BACK
-    with pytest.raises(torch.cuda.OutOfMemoryError, match="20 GiB"), graphs.capturing(cast("Any", None)):
+    with pytest.raises(torch.cuda.OutOfMemoryError, match="20 GiB"), cuda_graphs.capturing(cast("Any", None)):
         raise torch.cuda.OutOfMemoryError("Tried to allocate 20 GiB")
     assert left == 2 * PUT_BACK
 
@@ -284,7 +287,7 @@ def test_pool_that_torch_has_ended_is_left_alone(monkeypatch: pytest.MonkeyPatch
 
     left = graph_stand_in.refuse_to_end(monkeypatch)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", ended)
-    with pytest.raises(graphs.CaptureError, match=r"^it asks its device$"), graphs.capturing(cast("Any", None)):
+    with pytest.raises(cuda_graphs.CaptureError, match=r"^it asks its device$"), cuda_graphs.capturing(cast("Any", None)):
         raise RuntimeError("it asks its device")
     assert left == ["capture", "stream", "numbers"]
 
@@ -297,11 +300,11 @@ def test_failed_capture_on_a_gpu_leaves_nothing_behind() -> None:
     before = torch.cuda.memory_reserved()
 
     def ask() -> None:
-        with graphs.capturing(torch.cuda.CUDAGraph()):
+        with cuda_graphs.capturing(torch.cuda.CUDAGraph()):
             torch.empty(2**30, dtype=torch.uint8, device="cuda").fill_(1)
             number.item()
 
-    with pytest.raises(graphs.CaptureError, match="not permitted when stream is capturing"):
+    with pytest.raises(cuda_graphs.CaptureError, match="not permitted when stream is capturing"):
         ask()
     assert torch.rand((), device="cuda").item() < 1
     beside = torch.cuda.Stream()
@@ -318,14 +321,14 @@ def test_capture_that_another_rank_refuses_is_dropped() -> None:
     run = SimpleNamespace(ranks=SimpleNamespace(gather=lambda _: [[0], [1]], world_size=2))
     patch = pytest.MonkeyPatch()
     with patch.context() as within:
-        within.setattr(graphs, "capture", lambda *_: "captured")
-        assert graphs.attempt(cast("Any", run), cast("Any", None)) == (None, "rank 1 could not capture a step")
+        within.setattr(cuda_graphs, "capture", lambda *_: "captured")
+        assert cuda_graphs.attempt(cast("Any", run), cast("Any", None)) == (None, "rank 1 could not capture a step")
 
 
 def test_batch_with_too_many_predictions_is_cut_to_the_room() -> None:
     """The rows of an audit may have more of them than a graph has room for."""
-    rows = [data.Row([5, 6, 7, 8], [1, 2, 3]), data.Row([5, 6, 7, 8], [2, 3])]
-    full = graphs.filled(data.batch(rows, 0), 3)
+    rows = [batches.Row([5, 6, 7, 8], [1, 2, 3]), batches.Row([5, 6, 7, 8], [2, 3])]
+    full = cuda_graphs.filled(batches.batch(rows, 0), 3)
     assert full.positions.tolist() == [0, 1, 2]
     assert full.targets.tolist() == [6, 7, 8]
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from finetune_runs import QUICK
 
-from finetune_smoke import stopping, train
 from finetune_smoke.__main__ import main
 from finetune_smoke.ranks import Ranks
+from finetune_smoke.training import loop, stopping
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,7 +60,7 @@ def test_stopped_run_leaves_3_and_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """RESULT says so, a loss limit is not judged, and the next start goes on."""
-    told = train._progress
+    told = loop._progress
 
     def progress(config: Any, step: int, log: Any) -> str:
         if step == 3:
@@ -69,7 +69,7 @@ def test_stopped_run_leaves_3_and_is_resumed(
 
     options = [*OPTIONS, "--steps=9", "--window-steps=3", f"--checkpoint-dir={tmp_path}"]
     with monkeypatch.context() as patch:
-        patch.setattr(train, "_progress", progress)
+        patch.setattr(loop, "_progress", progress)
         assert main([*options, "--loss-limit=0.5", "--heldout-rows=128"]) == 3
     out = capsys.readouterr().out
     stopped = json.loads(out.splitlines()[-1].removeprefix("RESULT "))
@@ -91,7 +91,7 @@ def test_failed_check_of_a_stopped_run_leaves_1(
     """A scheduler that starts 3 again must not start broken hardware again."""
     monkeypatch.setattr(stopping.Stop, "agreed", lambda _stop, _ranks: True)
     # A repeat of the audit's pass differs: as a GPU that does not repeat itself.
-    monkeypatch.setattr(train.steps, "lock_step_pass", lambda _run, _step: (torch.rand(1), [torch.rand(1)]))
+    monkeypatch.setattr(loop.steps, "lock_step_pass", lambda _run, _step: (torch.rand(1), [torch.rand(1)]))
     assert main([*OPTIONS, f"--checkpoint-dir={tmp_path}"]) == 1
     out = capsys.readouterr().out
     assert "FAIL lock_step" in out

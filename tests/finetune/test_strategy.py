@@ -10,10 +10,12 @@ import torch
 from finetune_runs import QUICK, torchrun
 from torch.distributed import device_mesh, fsdp
 
-from finetune_smoke import calls, model, strategy
-from finetune_smoke.config import InputError, preset
+from finetune_smoke.data import calls
+from finetune_smoke.model import build
+from finetune_smoke.parallel import strategy
 from finetune_smoke.ranks import Ranks
-from finetune_smoke.train import finetune
+from finetune_smoke.settings.config import InputError, preset
+from finetune_smoke.training.loop import finetune
 
 Outcomes = dict[str, list[dict[str, Any]]]
 
@@ -81,12 +83,12 @@ def test_every_layer_is_offloaded_if_asked_for(wanted: bool, monkeypatch: pytest
     monkeypatch.setattr(device_mesh.DeviceMesh, "from_group", lambda *_: None)
     monkeypatch.setattr(fsdp, "fully_shard", lambda _module, offload_policy=None, **_: told.append(offload_policy))
     config = preset("tiny", **{**QUICK, "layers": 2}, strategy="fsdp", cpu_offload=wanted)
-    base = model.random_base(config, tokenizer=calls.Tokenizer(), device=torch.device("cpu"), dtype=torch.float32)
+    base = build.random_base(config, tokenizer=calls.Tokenizer(), device=torch.device("cpu"), dtype=torch.float32)
     group: Any = object()
     for device, pinned in (("cpu", False), ("cuda", True)):
         told.clear()
         ranks = Ranks(rank=0, world_size=2, device=torch.device(device), group=group)
-        strategy.shard(model.SummedLoss(base), {}, ranks, cpu_offload=config.cpu_offload)
+        strategy.shard(build.SummedLoss(base), {}, ranks, cpu_offload=config.cpu_offload)
         policy = fsdp.CPUOffloadPolicy(pin_memory=pinned) if wanted else fsdp.OffloadPolicy()
         assert told == [policy, policy, None]  # two layers, and the root, which holds nothing that is sharded
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from finetune_smoke.config import preset
-from finetune_smoke.train import finetune
+from finetune_smoke.settings.config import preset
+from finetune_smoke.training.loop import finetune
 
 
 @pytest.mark.slow

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
-from finetune_smoke.checks import Checks
+from finetune_smoke.checks.exact import Checks
 
 if TYPE_CHECKING:
-    from finetune_smoke import checks
+    from finetune_smoke.checks import exact
     from finetune_smoke.ranks import Ranks
 
 
@@ -31,7 +31,7 @@ def told(*everyone: Any) -> Checks:
     return Checks(cast("Ranks", Told(*everyone)))
 
 
-def only(record: Checks, name: str) -> checks.Verdict:
+def only(record: Checks, name: str) -> exact.Verdict:
     """The verdict of the one check that looked."""
     (found,) = record.verdicts().items()
     assert found[0] == name

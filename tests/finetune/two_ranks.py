@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from finetune_smoke.config import preset
-from finetune_smoke.train import finetune
+from finetune_smoke.settings.config import preset
+from finetune_smoke.training.loop import finetune
 
 
 def main(folder: Path) -> None:

@@ -117,7 +117,7 @@ class Launch:
     def agent_of(self, rank: int) -> int:
         """The process that is the agent of ``rank``."""
         wanted = f'"rank": {rank}, '
-        found = [pid for pid in self.alive() if "agent_main" in command_of(pid) and wanted in command_of(pid)]
+        found = [pid for pid in self.alive() if "pytest_gpucluster.agent.main" in command_of(pid) and wanted in command_of(pid)]
         parents = {parent_of(pid) for pid in found}
         first = [pid for pid in found if parent_of(pid) not in found]
         assert len(first) == 1, (found, parents)
@@ -247,7 +247,7 @@ def installed(folder: Path) -> str:
         facts = folder / "pytest_gpucluster-0.1.0.dist-info"
         facts.mkdir(parents=True, exist_ok=True)
         (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: pytest-gpucluster\nVersion: 0.1.0\n", encoding="utf-8")
-        (facts / "entry_points.txt").write_text("[pytest11]\ngpucluster = pytest_gpucluster.plugin\n", encoding="utf-8")
+        (facts / "entry_points.txt").write_text("[pytest11]\ngpucluster = pytest_gpucluster.plugin.options\n", encoding="utf-8")
         paths.append(str(folder))
     return os.pathsep.join(paths)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytest_gpucluster.thresholds import Limit, Threshold
+from pytest_gpucluster.thresholds.limit import Limit
+from pytest_gpucluster.thresholds.resolve import Threshold
 
 DEFAULTS: dict[str, Any] = {
     "criterion": "Every GPU reaches the rate.",

@@ -16,10 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster import agent, controller, flight, spawner, stacks, worker_process
-from pytest_gpucluster.controller import Call, Controller
-from pytest_gpucluster.diagnosis import diagnose
-from pytest_gpucluster.rank import spans
+from pytest_gpucluster.agent import agent, spawner, worker_process
+from pytest_gpucluster.controller import controller
+from pytest_gpucluster.controller.controller import Call, Controller
+from pytest_gpucluster.controller.diagnosis import diagnose
+from pytest_gpucluster.protocol.rank import spans
+from pytest_gpucluster.worker import flight_recorder, python_stacks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,8 +33,9 @@ SLOW_S = 4.0
 AGENT = """
 import json, os, select, signal, socket, sys, threading, time
 from pathlib import Path
-from pytest_gpucluster import agent, flight, spawner, stacks, worker, worker_process
-from pytest_gpucluster.wire import Wire
+from pytest_gpucluster.agent import agent, spawner, worker_process
+from pytest_gpucluster.worker import flight_recorder, python_stacks, worker
+from pytest_gpucluster.protocol.wire import Wire
 
 DEADLINE_S = 0.3
 CALL = {"function": {}, "ranks": [[1, 1]], "groups": None, "deadline_s": DEADLINE_S, "setup_s": 5.0, "device": "cpu",
@@ -40,7 +43,7 @@ CALL = {"function": {}, "ranks": [[1, 1]], "groups": None, "deadline_s": DEADLIN
 
 def main(request, link_fd):
     # A stand-in for worker.main, so that no torch is loaded here: does what the call's arguments say.
-    stacks.answer_requests(Path(request["stacks"]))
+    python_stacks.answer_requests(Path(request["stacks"]))
     wire = Wire(socket.socket(fileno=link_fd))
     while (messages := wire.receive()) is not None:
         for message in messages:
@@ -102,8 +105,8 @@ def after(seconds, action):
 
 worker.main = main
 worker_process.KILL_S = 0.5
-stacks.ANSWER_S = 0.2
-flight.ANSWER_S = 0.1
+python_stacks.ANSWER_S = 0.2
+flight_recorder.ANSWER_S = 0.1
 worker_process.SEND_S = 0.5
 spawner.ANSWER_S = 0.5
 one = agent.Agent(agent.Rank(rank=1, world_size=2, local_rank=1, local_world_size=2, group_rank=0), controller_fd=None)
@@ -308,7 +311,11 @@ def test_a_worker_that_does_not_read(served: Any) -> None:
 
 def test_no_limit_is_longer_than_the_controllers_patience() -> None:
     """In these waits the agent does not beat: the controller must not take it for dead before it can say why."""
-    waits_s = {"evidence": stacks.ANSWER_S + flight.ANSWER_S, "spawner": spawner.ANSWER_S, "worker": worker_process.SEND_S}
+    waits_s = {
+        "evidence": python_stacks.ANSWER_S + flight_recorder.ANSWER_S,
+        "spawner": spawner.ANSWER_S,
+        "worker": worker_process.SEND_S,
+    }
     patience_s = controller.SILENT_S - agent.BEAT_S
     assert {what: wait_s for what, wait_s in waits_s.items() if wait_s > patience_s} == {}
 

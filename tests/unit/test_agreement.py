@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster.agreement import Findings, disagreements, suspicions, suspicions_in_round
-from pytest_gpucluster.cluster import Place
+from pytest_gpucluster.judging.agreement import Findings, disagreements, suspicions, suspicions_in_round
+from pytest_gpucluster.places import Place
 
 if TYPE_CHECKING:
     from collections.abc import Collection

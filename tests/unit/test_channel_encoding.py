@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster import channel
-from pytest_gpucluster.channel import ForgedMessageError, decode, encode
+from pytest_gpucluster.protocol import channel
+from pytest_gpucluster.protocol.channel import ForgedMessageError, decode, encode
 
 MESSAGES = st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text()))
 SECRET = "s"  # noqa: S105 -- signs nothing but these tests

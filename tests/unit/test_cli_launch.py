@@ -20,13 +20,13 @@ sys.path.append(str(Path(__file__).parents[1] / "launch"))
 
 from starting import free_port
 
-from pytest_gpucluster import channel, cli, joining
-from pytest_gpucluster.cluster import Place
-from pytest_gpucluster.commands import launch, never_joined
+from pytest_gpucluster.commands import launch, main, never_joined, rendezvous
 from pytest_gpucluster.commands.launch import Job
 from pytest_gpucluster.commands.never_joined import Absence
+from pytest_gpucluster.commands.rendezvous import Hello, Meeting, NotJoinedError
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.joining import Hello, Meeting, NotJoinedError
+from pytest_gpucluster.places import Place
+from pytest_gpucluster.protocol import channel
 from pytest_gpucluster.reporting.rebuild import rebuild
 from pytest_gpucluster.reporting.results import SCHEMA_FILE
 
@@ -51,8 +51,8 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No secret, no pytest options from outside, and a folder to write into."""
     for name in (VARIABLE, "PYTEST_ADDOPTS", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(joining, "PAUSE_S", 0.02)
-    monkeypatch.setattr(joining, "LOOK_S", 0.02)
+    monkeypatch.setattr(rendezvous, "PAUSE_S", 0.02)
+    monkeypatch.setattr(rendezvous, "LOOK_S", 0.02)
     monkeypatch.chdir(tmp_path)
 
 
@@ -62,7 +62,7 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_lines_to_copy(capsys: pytest.CaptureFixture[str]) -> None:
     """One a node, quoted for a shell, with the host as a comment."""
     arguments = ["tests_acceptance", "-k", "bf16 and not node0", "--", "--run"]
-    assert cli.main(["launch", *NODES, "--hosts", "a, b", "--", *arguments]) == 0
+    assert main.main(["launch", *NODES, "--hosts", "a, b", "--", *arguments]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.rpartition("#")[2].strip() for line in lines] == ["a", "b"]
     for node, line in enumerate(lines):
@@ -73,7 +73,7 @@ def test_lines_to_copy(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_lines_without_hosts(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing but the command."""
-    assert cli.main(["launch", *NODES, "--master-port", "1234", "--", "-q"]) == 0
+    assert main.main(["launch", *NODES, "--master-port", "1234", "--", "-q"]) == 0
     assert capsys.readouterr().out.splitlines()[1] == (
         "torchrun --nnodes=2 --nproc-per-node=8 --node-rank=1 --master-addr=gpu-node-0 --master-port=1234 -m pytest -q"
     )
@@ -95,14 +95,14 @@ def test_lines_without_hosts(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_wrong_usage(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Exit code 2, before anything is opened."""
-    assert cli.main(["launch", *NODES, *options, "--", "-q"]) == 2
+    assert main.main(["launch", *NODES, *options, "--", "-q"]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_pytest_arguments_stand_behind_the_dashes(capsys: pytest.CaptureFixture[str]) -> None:
     """Before them they are a mistake: ``-k`` might be meant for us."""
     with pytest.raises(SystemExit) as left:
-        cli.main(["launch", *NODES, "tests_acceptance"])
+        main.main(["launch", *NODES, "tests_acceptance"])
     assert left.value.code == 2
     assert "unrecognized arguments: tests_acceptance" in capsys.readouterr().err
 
@@ -110,7 +110,7 @@ def test_pytest_arguments_stand_behind_the_dashes(capsys: pytest.CaptureFixture[
 def test_not_inside_torchrun(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Eight launchers on one node would all be that node."""
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
-    assert cli.main(["launch", *NODES, "--run", "--node-rank", "0", "--", "-q"]) == 2
+    assert main.main(["launch", *NODES, "--run", "--node-rank", "0", "--", "-q"]) == 2
     assert "this is a process of torchrun already" in capsys.readouterr().err
 
 
@@ -120,9 +120,9 @@ def test_wrong_pytest_options_are_said_before_waiting(
     """What pytest would refuse on every node is refused here, at once."""
     monkeypatch.setattr("pytest_gpucluster.session.detect_gpus", lambda: gpus(0))
     run = ["launch", "--nnodes", "2", "--nproc-per-node", "1", "--master-addr", HERE, "--run", "--node-rank", "0", "--"]
-    assert cli.main([*run, "--gpucluster-profile", "rehersal"]) == 2
+    assert main.main([*run, "--gpucluster-profile", "rehersal"]) == 2
     assert "Did you mean 'rehearsal'" in capsys.readouterr().err
-    assert cli.main([*run, "--gpucluster-profile", "rehearsal", "--gpucluster-expect", "2x8"]) == 2
+    assert main.main([*run, "--gpucluster-profile", "rehearsal", "--gpucluster-expect", "2x8"]) == 2
     assert "--gpucluster-expect: '2x8' is not understood" in capsys.readouterr().err
 
 
@@ -131,7 +131,7 @@ def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server((HERE, 0)) as other:
         port = str(other.getsockname()[1])
         run = ["launch", "--nnodes", "2", "--nproc-per-node", "1", "--master-addr", HERE, "--master-port", port, "--run"]
-        assert cli.main([*run, "--node-rank", "0", "--", "--gpucluster-profile", "rehearsal"]) == 2
+        assert main.main([*run, "--node-rank", "0", "--", "--gpucluster-profile", "rehearsal"]) == 2
     told = capsys.readouterr().err
     assert f"port {port} cannot be used on this node: Address already in use; say another --master-port" in told
 
@@ -142,7 +142,7 @@ def test_a_port_in_use(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_where_node_0_listens(host: str, family: socket.AddressFamily | None) -> None:
     """On all interfaces, as torchrun does, unless the loopback was asked for."""
-    with joining._listen(host, free_port()) as listener:
+    with rendezvous._listen(host, free_port()) as listener:
         address = listener.getsockname()[0]
         assert address == HERE if family is not None else address in ("::", "0.0.0.0")  # noqa: S104 -- what is tested
 
@@ -163,7 +163,7 @@ class Joining(threading.Thread):
     def run(self) -> None:
         """Join."""
         try:
-            joining.join(self._own, host=HERE, port=self._port, within_s=self._within_s, notice=self.notices.append)
+            rendezvous.join(self._own, host=HERE, port=self._port, within_s=self._within_s, notice=self.notices.append)
         except NotJoinedError as error:
             self.error = str(error)
         else:
@@ -270,7 +270,7 @@ def test_a_node_rank_is_taken_once(host: Host) -> None:
 def say_hello(port: int, own: Hello) -> socket.socket:
     """A connection that said a good hello and waits."""
     line = socket.create_connection((HERE, port), timeout=20)
-    threading.Thread(target=joining._hello, args=(line, own), daemon=True).start()
+    threading.Thread(target=rendezvous._hello, args=(line, own), daemon=True).start()
     return line
 
 
@@ -327,11 +327,11 @@ def test_strangers_change_nothing(host: Host, monkeypatch: pytest.MonkeyPatch, s
 
 def test_many_who_say_nothing(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """More connections than we hold are closed at once, silent ones after a while; a real node still gets in."""
-    monkeypatch.setattr(joining, "HELLO_S", 0.3)
-    lines = [socket.create_connection((HERE, host.port), timeout=20) for _ in range(joining.MAX_STRANGERS + 6)]
+    monkeypatch.setattr(rendezvous, "HELLO_S", 0.3)
+    lines = [socket.create_connection((HERE, host.port), timeout=20) for _ in range(rendezvous.MAX_STRANGERS + 6)]
     others = [Joining(hello(rank), host.port) for rank in (1, 2)]
     host.gather_until(lambda: host.meeting.is_complete)
-    assert len(host.meeting._guests) <= joining.MAX_STRANGERS + 2
+    assert len(host.meeting._guests) <= rendezvous.MAX_STRANGERS + 2
     host.meeting.end({"t": "go"})
     assert [other.ended() for other in others] == [None, None]
     for line in lines:
@@ -343,9 +343,9 @@ def test_a_hello_with_another_secret(host: Host, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv(VARIABLE, "of this run")
     line = socket.create_connection((HERE, host.port), timeout=20)
     host.meeting.gather(within_s=0.2)
-    challenge = joining._receive(line, key=joining.WELCOME, within_s=5)["challenge"]
+    challenge = rendezvous._receive(line, key=rendezvous.WELCOME, within_s=5)["challenge"]
     said = {"hello": {"node_rank": 1, "hostname": "x", "num_nodes": 3, "num_local": 2}, "nonce": "n"}
-    old = joining._frame(said, key="a challenge of long ago")
+    old = rendezvous._frame(said, key="a challenge of long ago")
     forged = channel.encode(said, key=f"joining/{challenge}", secret=ANOTHER) + b"\n"
     for frame in (old, forged):
         with socket.create_connection((HERE, host.port), timeout=20) as stranger:
@@ -373,7 +373,7 @@ def test_nobody_listens() -> None:
 def test_no_such_host() -> None:
     """A name that means nothing here is said as such."""
     with pytest.raises(NotJoinedError, match=r"no such host\n  address: .*nowhere\.invalid is unknown here"):
-        joining.join(hello(1), host="nowhere.invalid", port=1, within_s=0.3, notice=lambda _text: None)
+        rendezvous.join(hello(1), host="nowhere.invalid", port=1, within_s=0.3, notice=lambda _text: None)
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_no_such_host() -> None:
 )
 def test_something_else_answers(monkeypatch: pytest.MonkeyPatch, answer: bytes, problem: str) -> None:
     """Not waited for longer than the deadline, and told from a closed port."""
-    monkeypatch.setattr(joining, "CONNECT_S", 0.2)
+    monkeypatch.setattr(rendezvous, "CONNECT_S", 0.2)
     with socket.create_server((HERE, 0)) as server:
         held = []
 
@@ -407,7 +407,7 @@ def test_something_else_answers(monkeypatch: pytest.MonkeyPatch, answer: bytes, 
 
 def test_another_secret_on_another_node(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node without the run's secret is told so by what it reads."""
-    monkeypatch.setattr(joining, "_frame", lambda message, *, key: channel.encode(message, key=key, secret=ANOTHER) + b"\n")
+    monkeypatch.setattr(rendezvous, "_frame", lambda message, *, key: channel.encode(message, key=key, secret=ANOTHER) + b"\n")
     other = Joining(hello(1), host.port, within_s=0.5)
     host.gather_until(lambda: not other.is_alive())
     assert "another GPUCLUSTER_SECRET" in str(other.ended())
@@ -425,11 +425,11 @@ def test_node_0_goes_away(host: Host) -> None:
 
 def test_node_0_never_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node 0 that hangs is not waited for longer than it said, and a margin."""
-    monkeypatch.setattr(joining, "MARGIN_S", 0.2)
+    monkeypatch.setattr(rendezvous, "MARGIN_S", 0.2)
     with socket.create_server((HERE, 0)) as server:
         other = Joining(hello(1), server.getsockname()[1])
         line, _ = server.accept()
-        line.sendall(joining._frame({"challenge": "x", "left_s": 0.1}, key=joining.WELCOME))
+        line.sendall(rendezvous._frame({"challenge": "x", "left_s": 0.1}, key=rendezvous.WELCOME))
         assert "its launcher went away (timed out)" in str(other.ended())
         line.close()
 

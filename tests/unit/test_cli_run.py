@@ -19,14 +19,13 @@ sys.path.append(str(Path(__file__).parents[1] / "launch"))
 
 from starting import Launch, Starter, installed
 
-from pytest_gpucluster import cli
-from pytest_gpucluster.commands import run, words
+from pytest_gpucluster.commands import main, run, words
 from pytest_gpucluster.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-COMMAND = (sys.executable, "-m", "pytest_gpucluster.cli", "run")
+COMMAND = (sys.executable, "-m", "pytest_gpucluster.commands.main", "run")
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
 PROBES = """
 import os
@@ -104,7 +103,7 @@ def starter(tmp_path: Path) -> Iterator[Starter]:
 
 def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     """What a wrong command says; on a machine with GPUs too, nothing is asked of them."""
-    assert cli.main(["run", *arguments, "--device", "cpu"]) == 2
+    assert main.main(["run", *arguments, "--device", "cpu"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.startswith("gpucluster run: ")
@@ -192,7 +191,7 @@ def test_file_that_another_one_shadows() -> None:
     for name in ("__init__", "cluster"):
         Path("pytest_gpucluster", f"{name}.py").write_text("def f():\n    return 1\n", encoding="utf-8")
     with pytest.raises(ConfigurationError, match=r"is not what Python imports as pytest_gpucluster\.cluster"):
-        words.find_function("pytest_gpucluster/cluster.py:f")
+        words.find_function("pytest_gpucluster/cluster/results.py:f")
 
 
 @pytest.mark.parametrize(
@@ -237,7 +236,7 @@ def test_arguments_may_stand_anywhere(capsys: pytest.CaptureFixture[str]) -> Non
     text = refused(capsys, "probes.py:look", "a=1", "--place", "node0-cpu0", "b=2", "--per", "gpu", "c=3", "a=4")
     assert "a is given twice" in text
     with pytest.raises(SystemExit) as left:
-        cli.main(["run", "probes.py:look", "--nowhere"])
+        main.main(["run", "probes.py:look", "--nowhere"])
     assert left.value.code == 2
     assert "unrecognized arguments: --nowhere" in capsys.readouterr().err
 
@@ -254,7 +253,7 @@ def test_under_torchrun(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
 def test_cuda_without_a_gpu(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """No silent rehearsal for somebody who asked for GPUs."""
     monkeypatch.setattr(run, "detect_gpus", lambda: run.Detected(names=()))
-    assert cli.main(["run", "probes.py:look", "--device", "cuda"]) == 2
+    assert main.main(["run", "probes.py:look", "--device", "cuda"]) == 2
     assert "--device cuda: NVML shows no GPU here" in capsys.readouterr().err
 
 
@@ -267,7 +266,7 @@ def test_a_broken_driver_is_said_in_this_commands_words(
         raise ConfigurationError("NVML does not work; to rehearse all the same, say --gpucluster-profile rehearsal")
 
     monkeypatch.setattr(run, "detect_gpus", broken)
-    assert cli.main(["run", "probes.py:look"]) == 2
+    assert main.main(["run", "probes.py:look"]) == 2
     assert "NVML does not work; to rehearse all the same, say --device cpu" in capsys.readouterr().err
 
 

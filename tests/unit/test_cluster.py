@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster.cluster import Inventory, Place, Results, rounds_of_pairs
-from pytest_gpucluster.dispatch import natural
+from pytest_gpucluster.cluster.calls import natural
+from pytest_gpucluster.cluster.results import Results, rounds_of_pairs
 from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.places import Inventory, Place
 
 INVENTORY = Inventory(num_nodes=2, gpus_per_node=2, device="cuda")
 A, B, C, D = INVENTORY.places

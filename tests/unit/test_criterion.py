@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from making import limit, threshold
 
-from pytest_gpucluster.cluster import Place
-from pytest_gpucluster.criterion import Criterion
 from pytest_gpucluster.errors import CriterionFailedError, MeasurementError
-from pytest_gpucluster.noise import Repeats
-from pytest_gpucluster.verdict import FAILED, NOISY, PASSED
+from pytest_gpucluster.judging.criterion import Criterion
+from pytest_gpucluster.judging.noise import Repeats
+from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED
+from pytest_gpucluster.places import Place
 
 A = Place(id="node0-gpu0", node=0, gpu=0, rank=0, hostname="gpu-node-0")
 B = Place(id="node0-gpu1", node=0, gpu=1, rank=1, hostname="gpu-node-0")

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster.diagnosis import diagnose, ranges
+from pytest_gpucluster.controller.diagnosis import diagnose
+from pytest_gpucluster.protocol.rank import ranges
 
 OK = {"ok": True, "value": 1}
 ECHO = "[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"

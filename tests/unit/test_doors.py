@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from pytest_gpucluster import session
+from pytest_gpucluster.config.settings import Expect, parse_expect, parse_level
+from pytest_gpucluster.config.torchrun import read_launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory import detect
-from pytest_gpucluster.launch import read_launch
-from pytest_gpucluster.settings import Expect, parse_expect, parse_level
 
 TORCHRUN = {
     "RANK": "11",

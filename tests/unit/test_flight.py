@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpucluster import flight
+from pytest_gpucluster.worker import flight_recorder
 
 REPOSITORY = Path(__file__).parents[2]
 HANGS = """
@@ -20,8 +20,8 @@ import signal, sys
 from pathlib import Path
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
 import torch, torch.distributed as dist
-from pytest_gpucluster import flight
-flight.answer_requests(Path(sys.argv[1]))
+from pytest_gpucluster.worker import flight_recorder
+flight_recorder.answer_requests(Path(sys.argv[1]))
 store = dist.HashStore()
 dist.init_process_group("gloo", store=store, rank=0, world_size=1)
 for _ in range(2):
@@ -41,9 +41,9 @@ def test_main_thread_in_a_wait(tmp_path: Path) -> None:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "hangs\n"
-            flight.ask(process.pid, file)
+            flight_recorder.ask(process.pid, file)
             deadline_s = time.monotonic() + 10
-            while not (told := flight.summarize(file)) and time.monotonic() < deadline_s:
+            while not (told := flight_recorder.summarize(file)) and time.monotonic() < deadline_s:
                 time.sleep(0.05)
         finally:
             process.kill()
@@ -60,8 +60,8 @@ def test_the_last_few(tmp_path: Path) -> None:
     """The newest stands last."""
     file = tmp_path / "flight.json"
     file.write_text(json.dumps({"entries": [*(entry(number) for number in range(1, 6)), entry(6, state="started")]}))
-    assert flight.summarize(file).splitlines()[0] == "all_reduce 3: completed, Float [8]"
-    assert flight.summarize(file).splitlines()[-1] == "all_reduce 6: started, Float [8]"
+    assert flight_recorder.summarize(file).splitlines()[0] == "all_reduce 3: completed, Float [8]"
+    assert flight_recorder.summarize(file).splitlines()[-1] == "all_reduce 6: started, Float [8]"
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"entries": 1}', '{"entries": [{"profiling_name": "x"}]}', "null"])
@@ -69,12 +69,12 @@ def test_no_answer_is_no_evidence(tmp_path: Path, text: str) -> None:
     """A recorder that is off, or writes something else, adds nothing and breaks nothing."""
     file = tmp_path / "flight.json"
     file.write_text(text)
-    assert flight.summarize(file) == ""
-    assert flight.summarize(tmp_path / "absent") == ""
+    assert flight_recorder.summarize(file) == ""
+    assert flight_recorder.summarize(tmp_path / "absent") == ""
 
 
 def test_asking_nobody() -> None:
     """A process that is gone."""
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    flight.ask(gone.pid, Path("absent"))
+    flight_recorder.ask(gone.pid, Path("absent"))

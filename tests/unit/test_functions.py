@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.functions import RefusedError, digest_of, find_function, measurement, name_function
 from pytest_gpucluster.measurements.gemm import gemm
+from pytest_gpucluster.protocol.functions import RefusedError, digest_of, find_function, measurement, name_function
 
 if TYPE_CHECKING:
     from collections.abc import Callable

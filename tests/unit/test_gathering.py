@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytest_gpucluster import gathering
-from pytest_gpucluster.gathering import Gathering, Release, lost_reply
+from pytest_gpucluster.controller import replies
+from pytest_gpucluster.controller.replies import Gathering, Release, lost_reply
 
 
 def of_two_pairs() -> Gathering:
@@ -31,7 +31,7 @@ def test_nobody_is_released_while_all_is_well() -> None:
 @pytest.mark.parametrize("entered", [True, False])
 def test_peers_of_one_that_raised(monkeypatch: pytest.MonkeyPatch, *, entered: bool) -> None:
     """After a moment, its own group alone, once; and they are told whether it came into the call."""
-    monkeypatch.setitem(gathering.GRACE_S, "raised", 0.05)
+    monkeypatch.setitem(replies.GRACE_S, "raised", 0.05)
     one = of_two_pairs()
     one.add(2, failed("raised", entered=entered))
     assert one.to_release() is None
@@ -49,8 +49,8 @@ def test_peers_of_one_that_died() -> None:
 
 def test_peers_of_one_that_only_echoes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cause is given longer to tell; once it has, the ordinary moment counts for the rest."""
-    monkeypatch.setitem(gathering.GRACE_S, "raised", 0.05)
-    monkeypatch.setattr(gathering, "ECHO_GRACE_S", 0.3)
+    monkeypatch.setitem(replies.GRACE_S, "raised", 0.05)
+    monkeypatch.setattr(replies, "ECHO_GRACE_S", 0.3)
     one = Gathering(waiting={0, 1, 2}, groups=[(0, 1, 2)], give_up_s=time.monotonic() + 60)
     one.add(0, failed("raised", error="Connection closed by peer [127.0.0.1]:4711", entered=True))
     time.sleep(0.06)
@@ -66,7 +66,7 @@ def test_peers_of_one_that_only_echoes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_echoes_alone_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody tells more: the rest is released."""
-    monkeypatch.setattr(gathering, "ECHO_GRACE_S", 0.05)
+    monkeypatch.setattr(replies, "ECHO_GRACE_S", 0.05)
     one = of_two_pairs()
     one.add(0, failed("raised", error="Socket Timeout", entered=True))
     assert one.to_release() is None

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpucluster.judging.verdict import Record, Terms, decide
 from pytest_gpucluster.reporting.live import Live, not_ended
 from pytest_gpucluster.reporting.rebuild import rebuild
-from pytest_gpucluster.verdict import Record, Terms, decide
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from making import limit, threshold
 
-from pytest_gpucluster import messages
-from pytest_gpucluster.cluster import Place
-from pytest_gpucluster.verdict import FAILED, PASSED, Record
+from pytest_gpucluster.judging import failure_text
+from pytest_gpucluster.judging.verdict import FAILED, PASSED, Record
+from pytest_gpucluster.places import Place
 
 HOT = Place(id="node1-gpu3", node=1, gpu=3, rank=11, hostname="gpu-node-1", uuid="GPU-6f1c", pci="00000000:61:00.0")
 EVIDENCE = {"SM MHz": 1290, "event reasons": ["hw_thermal_slowdown"], "C": 91}
@@ -15,7 +15,7 @@ EVIDENCE = {"SM MHz": 1290, "event reasons": ["hw_thermal_slowdown"], "C": 91}
 
 def test_one_place() -> None:
     """Value, limit, by how much, file and line first; then the hardware, the evidence, why, and what to do next."""
-    text = messages.describe_failure(threshold("bf16_tflops"), limit(), 498.0, places=[HOT], evidence=EVIDENCE)
+    text = failure_text.describe_failure(threshold("bf16_tflops"), limit(), 498.0, places=[HOT], evidence=EVIDENCE)
     first, *rest = text.splitlines()
     assert first == "bf16_tflops at node1-gpu3: 498 TFLOPS, not above 700 TFLOPS (28.9 % short; thresholds.yaml:41)"
     body = "\n".join(rest)
@@ -36,16 +36,16 @@ def test_one_place() -> None:
 def test_long_evidence_is_shortened() -> None:
     """Both ends of a loss curve are shown; all of it is in results.json."""
     curve = [[step, 0.5] for step in range(100)]
-    text = messages.describe_failure(threshold("finetune_loss"), limit(), 1.0, places=[], evidence={"curve": curve})
+    text = failure_text.describe_failure(threshold("finetune_loss"), limit(), 1.0, places=[], evidence={"curve": curve})
     assert "curve [0, 0.5] [1, 0.5] [2, 0.5] [3, 0.5] ... (92 more in results.json) ... [96, 0.5]" in text
-    text = messages.describe_failure(threshold("finetune_loss"), limit(), 1.0, places=[], evidence={"curve": curve[:8]})
+    text = failure_text.describe_failure(threshold("finetune_loss"), limit(), 1.0, places=[], evidence={"curve": curve[:8]})
     assert "more" not in text
 
 
 def test_a_pair() -> None:
     """Both ends are named: the link between them is meant."""
     other = Place(id="node0-gpu0", node=0, gpu=0, rank=0, hostname="gpu-node-0")
-    text = messages.describe_failure(threshold("p2p"), limit(), 1.0, places=[other, HOT], evidence={})
+    text = failure_text.describe_failure(threshold("p2p"), limit(), 1.0, places=[other, HOT], evidence={})
     assert text.startswith("p2p at node0-gpu0 -> node1-gpu3: 1 TFLOPS")
     assert "gpu-node-0" in text
     assert "gpu-node-1" in text
@@ -53,7 +53,7 @@ def test_a_pair() -> None:
 
 def test_the_whole_cluster() -> None:
     """Without a place there is none to name, and parameters are no part of the -k expression."""
-    text = messages.describe_failure(threshold("busbw[all_reduce]"), limit(), 1.0, places=[], evidence={})
+    text = failure_text.describe_failure(threshold("busbw[all_reduce]"), limit(), 1.0, places=[], evidence={})
     assert "busbw[all_reduce] at the cluster: 1 TFLOPS" in text
     assert '-k "busbw"' in text
 
@@ -64,7 +64,7 @@ def test_the_whole_cluster() -> None:
 )
 def test_by_how_much(kind: str, number: float, value: float, text: str) -> None:
     """Percent of the limit; of a limit of 0 the difference."""
-    assert messages.shortfall(limit(kind, number), value) == text
+    assert failure_text.shortfall(limit(kind, number), value) == text
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_by_how_much(kind: str, number: float, value: float, text: str) -> None:
 )
 def test_numbers(value: float, text: str) -> None:
     """Short, and never more exact than the measurement."""
-    assert messages.format_number(value) == text
+    assert failure_text.format_number(value) == text
 
 
 def together(*values: float) -> list[str]:
@@ -101,11 +101,11 @@ def together(*values: float) -> list[str]:
             limit="> 700 TFLOPS",
             margin_percent=100 * (value - 700) / 700,
             evidence=EVIDENCE,
-            reason=messages.describe_failure(threshold("bf16_tflops"), limit(), value, places=[HOT], evidence=EVIDENCE),
+            reason=failure_text.describe_failure(threshold("bf16_tflops"), limit(), value, places=[HOT], evidence=EVIDENCE),
         )
         for i, value in enumerate(values)
     ]
-    return messages.describe_together([*good, *bad], {"node1-gpu0": HOT.label}, threshold=threshold("bf16_tflops"))
+    return failure_text.describe_together([*good, *bad], {"node1-gpu0": HOT.label}, threshold=threshold("bf16_tflops"))
 
 
 def test_all_places_together() -> None:
@@ -130,6 +130,6 @@ def test_all_places_together_say_where_the_limit_is_and_what_next() -> None:
 def test_one_of_one() -> None:
     """Nobody else to compare with is no sentence."""
     record = Record(criterion="x", place=None, outcome=FAILED, value=None, unit="u", limit="> 1 u")
-    lines = messages.describe_together([record], {})
+    lines = failure_text.describe_together([record], {})
     assert lines[0] == "x: 1 of 1 clusters not above 1 u"
     assert "the other" not in "\n".join(lines)

@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from making import limit, threshold
 
-from pytest_gpucluster.cluster import Place, Results
-from pytest_gpucluster.criterion import Criterion
+from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.errors import CriterionFailedError, MeasurementError
-from pytest_gpucluster.noise import Repeats, doubt, percentile, spread_of
-from pytest_gpucluster.verdict import FAILED, NOISY, PASSED
+from pytest_gpucluster.judging.criterion import Criterion
+from pytest_gpucluster.judging.noise import Repeats, Spread, doubt, spread_of
+from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED
+from pytest_gpucluster.places import Place
 
 A = Place(id="node0-gpu0", node=0, gpu=0, rank=0, hostname="gpu-node-0")
 B = Place(id="node0-gpu1", node=0, gpu=1, rank=1, hostname="gpu-node-0")
@@ -34,11 +35,11 @@ def criterion(**changes: Any) -> Criterion:
     return Criterion(threshold=threshold(**{"noise": 0.03, **changes}), limit=limit("above", 700), place=A)
 
 
-def test_percentile_interpolates() -> None:
-    """Between neighbours, ends included."""
-    assert percentile([4.0, 1.0, 3.0, 2.0], 50) == 2.5
-    assert [percentile([1.0, 2.0, 3.0], percent) for percent in (0, 100)] == [1.0, 3.0]
-    assert percentile([7.0], 90) == 7.0
+def test_deciles_are_interpolated() -> None:
+    """Between neighbours, both ends included; a repeat alone is all three."""
+    seen = spread_of([4.0, 1.0, 3.0, 2.0])
+    assert (seen.low, seen.median, seen.high) == pytest.approx((1.3, 2.5, 3.7))
+    assert spread_of([7.0]) == Spread(low=7.0, median=7.0, high=7.0, count=1)
 
 
 @given(st.lists(st.floats(min_value=0.1, max_value=1e6), min_size=1, max_size=50))

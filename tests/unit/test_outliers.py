@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster.outliers import FEWEST_SIBLINGS, Shortfall, shortfalls
-from pytest_gpucluster.thresholds import load
+from pytest_gpucluster.judging.outliers import FEWEST_SIBLINGS, Shortfall, shortfalls
+from pytest_gpucluster.thresholds.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_gpucluster.thresholds import Threshold
+    from pytest_gpucluster.thresholds.resolve import Threshold
 
 RATES = st.lists(st.floats(min_value=1e-6, max_value=1e12), min_size=2, max_size=12)
 FLOOR = 0.01

@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from making import threshold
 
-from pytest_gpucluster import pace
-from pytest_gpucluster.cluster import Inventory
-from pytest_gpucluster.plan import places_of, rule_against
-from pytest_gpucluster.plugin import MARKS
-from pytest_gpucluster.plugin_terminal import in_one_line
-from pytest_gpucluster.settings import DEADLINES_S
-from pytest_gpucluster.thresholds import at_or_below, load
+from pytest_gpucluster.config.settings import DEADLINES_S
+from pytest_gpucluster.judging import forecast
+from pytest_gpucluster.judging.plan import places_of, rule_against
+from pytest_gpucluster.places import Inventory
+from pytest_gpucluster.plugin.options import MARKS
+from pytest_gpucluster.plugin.terminal import in_one_line
+from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.resolve import at_or_below
 
 LIMITS_S = {"quick": 60.0, "standard": 300.0}
 SUBJECTS = {"tflops": "compute", "ratio": "compute", "copies": "links"}
@@ -27,19 +28,19 @@ CRITERIA = {
 }
 
 
-def forecast(selected: dict[str, int], *, soak_s: float | None = None, **criteria: pace.Threshold) -> pace.Forecast:
+def forecast_of(selected: dict[str, int], *, soak_s: float | None = None, **criteria: forecast.Threshold) -> forecast.Forecast:
     """Of the entries above on a node of 4."""
-    return pace.forecast(selected, {**CRITERIA, **criteria}, subjects=SUBJECTS, gpus_per_node=4, soak_s=soak_s)
+    return forecast.forecast(selected, {**CRITERIA, **criteria}, subjects=SUBJECTS, gpus_per_node=4, soak_s=soak_s)
 
 
-def whole(level: str, gpus: int) -> pace.Forecast:
+def whole(level: str, gpus: int) -> forecast.Forecast:
     """All that a level selects of the packaged file, for one node of H200."""
     file = load(None)
     criteria = file.criteria(file.profiles["h200-sxm"])
     inventory = Inventory(num_nodes=1, gpus_per_node=gpus, device="cuda")
     due = [one for one in criteria.values() if at_or_below(one.level, level) and rule_against(one, inventory) is None]  # type: ignore[arg-type]
     selected = {one.key: len(places_of(one, inventory)) for one in due}
-    return pace.forecast(selected, criteria, subjects={}, gpus_per_node=gpus, soak_s=None)
+    return forecast.forecast(selected, criteria, subjects={}, gpus_per_node=gpus, soak_s=None)
 
 
 @pytest.mark.parametrize("gpus", [4, 8])
@@ -71,29 +72,29 @@ def test_no_packaged_estimate_is_above_its_deadline() -> None:
 
 def test_a_measurement_counts_once() -> None:
     """For all tests that read it, also where only those that share it are selected."""
-    assert forecast({"tflops": 4, "ratio": 4}).total_s == pace.STARTUP_S + 20
-    assert forecast({"ratio": 4}).total_s == pace.STARTUP_S + 20
-    assert [step.takes_s for step in forecast({"ratio": 4, "tflops": 4}).steps] == [20, 0]
+    assert forecast_of({"tflops": 4, "ratio": 4}).total_s == forecast.STARTUP_S + 20
+    assert forecast_of({"ratio": 4}).total_s == forecast.STARTUP_S + 20
+    assert [step.takes_s for step in forecast_of({"ratio": 4, "tflops": 4}).steps] == [20, 0]
 
 
 @pytest.mark.parametrize(("places", "at_once", "seconds"), [(4, 1, 8), (8, 1, 8), (1, 1, 2), (4, 3, 4), (4, "all", 2)])
 def test_gpus_in_turn_take_turns(places: int, at_once: int | str, seconds: float) -> None:
     """One wave after the other on each node, all nodes at once; fewer GPUs, fewer waves."""
     copies = threshold("copies", takes_s=2.0, recipe={"at_once": at_once})
-    assert forecast({"copies": places}, copies=copies).total_s == pace.STARTUP_S + seconds
+    assert forecast_of({"copies": places}, copies=copies).total_s == forecast.STARTUP_S + seconds
 
 
 def test_a_soak_counts_by_its_duration() -> None:
     """Its works share it, and it ends half a round late on average; takes_s is one round's."""
     soaking = {name: threshold(name, level="soak", takes_s=20.0) for name in ("hot", "bits")}
-    found = forecast({"copies": 1, "hot": 4, "bits": 4}, soak_s=3600, **soaking)
-    assert found.total_s == pace.STARTUP_S + 2 + 3600 + 20
+    found = forecast_of({"copies": 1, "hot": 4, "bits": 4}, soak_s=3600, **soaking)
+    assert found.total_s == forecast.STARTUP_S + 2 + 3600 + 20
     assert [step.subject for step in found.steps] == ["links", "soak", "soak"]
 
 
 def test_the_plan_in_words() -> None:
     """Counts, time, and what has no estimate; one line a subject."""
-    lines = forecast({"tflops": 4, "ratio": 4, "copies": 4, "unknown": 4}).lines(level="quick", where="4 GPUs")
+    lines = forecast_of({"tflops": 4, "ratio": 4, "copies": 4, "unknown": 4}).lines(level="quick", where="4 GPUs")
     assert lines[0] == "plan: 4 criteria at 4 GPUs, 16 tests, level quick: about 32 s and 1 without an estimate"
     assert [line.split() for line in lines[1:]] == [
         ["compute", "2", "criteria", "8", "tests", "about", "20", "s"],
@@ -104,33 +105,36 @@ def test_the_plan_in_words() -> None:
 
 def test_the_plan_is_short() -> None:
     """At most eight lines, whatever the subjects; one where nothing has a subject."""
-    criteria = {name: threshold(name, takes_s=1.0) for name in (*pace.SUBJECTS, "more")}
+    criteria = {name: threshold(name, takes_s=1.0) for name in (*forecast.SUBJECTS, "more")}
     selected = dict.fromkeys(criteria, 1)
-    subjects = {name: name for name in pace.SUBJECTS}
-    found = pace.forecast(selected, criteria, subjects=subjects, gpus_per_node=1, soak_s=None)
+    subjects = {name: name for name in forecast.SUBJECTS}
+    found = forecast.forecast(selected, criteria, subjects=subjects, gpus_per_node=1, soak_s=None)
     lines = found.lines(level="quick", where="1 GPU")
     assert len(lines) == 8
     assert lines[-1].split()[:2] == ["others", "2"]
-    assert len(pace.forecast(selected, criteria, subjects={}, gpus_per_node=1, soak_s=None).lines(level="quick", where="")) == 1
+    assert (
+        len(forecast.forecast(selected, criteria, subjects={}, gpus_per_node=1, soak_s=None).lines(level="quick", where=""))
+        == 1
+    )
 
 
 def test_subjects_are_our_marks() -> None:
     """All of them but the one that is no subject."""
-    assert set(pace.SUBJECTS) == {mark for mark in MARKS if not mark.startswith("distributed")}
+    assert set(forecast.SUBJECTS) == {mark for mark in MARKS if not mark.startswith("distributed")}
 
 
-PLAN = forecast({"tflops": 2, "ratio": 2, "copies": 2})
-TOTAL_S = pace.STARTUP_S + 20 + 4
+PLAN = forecast_of({"tflops": 2, "ratio": 2, "copies": 2})
+TOTAL_S = forecast.STARTUP_S + 20 + 4
 
 
-def at(done: dict[str, int], current: str | None, *, in_current_s: float, elapsed_s: float) -> pace.Progress:
+def at(done: dict[str, int], current: str | None, *, in_current_s: float, elapsed_s: float) -> forecast.Progress:
     """Where the plan above stands."""
-    return pace.progress(PLAN, Counter(done), current=current, in_current_s=in_current_s, elapsed_s=elapsed_s)
+    return forecast.progress(PLAN, Counter(done), current=current, in_current_s=in_current_s, elapsed_s=elapsed_s)
 
 
 def test_progress_by_planned_time() -> None:
     """Start-up, then each measurement as its time passes, wholly once its first test is done."""
-    assert at({}, None, in_current_s=0, elapsed_s=0) == pace.Progress(
+    assert at({}, None, in_current_s=0, elapsed_s=0) == forecast.Progress(
         fraction=0, done=0, total=6, elapsed_s=0, remaining_s=TOTAL_S
     )
     assert at({}, "tflops", in_current_s=6, elapsed_s=10).remaining_s == TOTAL_S - 10
@@ -181,4 +185,4 @@ def test_one_line_of_a_terminal() -> None:
 )
 def test_times(seconds: float, words: str, clock: str) -> None:
     """As an estimate, and as a clock."""
-    assert (pace.in_words(seconds), pace.clock(seconds)) == (words, clock)
+    assert (forecast.in_words(seconds), forecast.clock(seconds)) == (words, clock)

@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster import plain
+from pytest_gpucluster.protocol import plain_data
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-KEYS = st.text().filter(lambda key: key != plain.MARK)
+KEYS = st.text().filter(lambda key: key != plain_data.MARK)
 DATA = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=20
 )
@@ -34,7 +34,7 @@ class Rate:
 
 def through(value: Any) -> Any:
     """What arrives at the other end of a process boundary."""
-    return plain.from_plain(json.loads(json.dumps(plain.to_plain(value))))
+    return plain_data.from_plain(json.loads(json.dumps(plain_data.to_plain(value))))
 
 
 @given(DATA)
@@ -75,29 +75,29 @@ def test_tuples_come_as_lists() -> None:
 )
 def test_what_cannot_cross_is_named(value: Any, named: str) -> None:
     """The message says which type it was."""
-    with pytest.raises(plain.NotPlainError, match=named):
-        plain.to_plain(value)
+    with pytest.raises(plain_data.NotPlainError, match=named):
+        plain_data.to_plain(value)
 
 
-@pytest.mark.parametrize("key", [1, None, plain.MARK])
+@pytest.mark.parametrize("key", [1, None, plain_data.MARK])
 def test_keys_are_text(key: Any) -> None:
     """Other keys would come back as text, and the mark would come back as an object."""
-    with pytest.raises(plain.NotPlainError, match="cannot be a key"):
-        plain.to_plain({key: 1})
+    with pytest.raises(plain_data.NotPlainError, match="cannot be a key"):
+        plain_data.to_plain({key: 1})
 
 
 def test_depth_is_bounded() -> None:
     """A value that contains itself ends in a message, not in a RecursionError."""
     endless: list[Any] = []
     endless.append(endless)
-    with pytest.raises(plain.NotPlainError, match="nested deeper"):
-        plain.to_plain(endless)
+    with pytest.raises(plain_data.NotPlainError, match="nested deeper"):
+        plain_data.to_plain(endless)
 
 
 def test_unknown_class_comes_as_attributes_and_imports_nothing() -> None:
     """A message can never cause an import."""
-    data = {plain.MARK: "antigravity:Flight", "fields": {"height_m": 3}}
-    assert plain.from_plain(data) == SimpleNamespace(height_m=3)
+    data = {plain_data.MARK: "antigravity:Flight", "fields": {"height_m": 3}}
+    assert plain_data.from_plain(data) == SimpleNamespace(height_m=3)
     assert "antigravity" not in sys.modules
 
 
@@ -105,11 +105,11 @@ def test_unknown_class_comes_as_attributes_and_imports_nothing() -> None:
 def test_only_dataclasses_are_rebuilt(name: str) -> None:
     """Neither another class nor a function behind the name is called."""
     assert "json" in sys.modules  # so it could be found
-    assert isinstance(plain.from_plain({plain.MARK: name, "fields": {"args": "true"}}), SimpleNamespace)
+    assert isinstance(plain_data.from_plain({plain_data.MARK: name, "fields": {"args": "true"}}), SimpleNamespace)
 
 
-@given(st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.just(plain.MARK), inner)))
+@given(st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.just(plain_data.MARK), inner)))
 def test_whatever_json_arrives_is_read(data: Any) -> None:
     """A message of another version or origin gives a value or a NotPlainError, nothing else."""
-    with contextlib.suppress(plain.NotPlainError):
-        plain.from_plain(data)
+    with contextlib.suppress(plain_data.NotPlainError):
+        plain_data.from_plain(data)

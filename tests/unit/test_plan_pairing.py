@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from making import threshold
 
-from pytest_gpucluster import pairing
-from pytest_gpucluster.cluster import Inventory, Place
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.plan import Plan, complete, places_of, rule_against
-from pytest_gpucluster.verdict import MISSING, NOT_SELECTED, PASSED, Record, Terms, decide
+from pytest_gpucluster.judging.plan import Plan, complete, places_of, rule_against
+from pytest_gpucluster.judging.verdict import MISSING, NOT_SELECTED, PASSED, Record, Terms, decide
+from pytest_gpucluster.places import Inventory, Place
+from pytest_gpucluster.plugin import pairing
 
 INVENTORY = Inventory(num_nodes=2, gpus_per_node=2, device="cuda")
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from making import limit, threshold
 
-from pytest_gpucluster.criterion import Criterion
-from pytest_gpucluster.noise import Repeats
-from pytest_gpucluster.pairing import Pair
-from pytest_gpucluster.plugin_outcome import Told, outcome_of
-from pytest_gpucluster.verdict import Record, Terms, decide
+from pytest_gpucluster.judging.criterion import Criterion
+from pytest_gpucluster.judging.noise import Repeats
+from pytest_gpucluster.judging.verdict import Record, Terms, decide
+from pytest_gpucluster.plugin.outcome import Told, outcome_of
+from pytest_gpucluster.plugin.pairing import Pair
 
 if TYPE_CHECKING:
     from collections.abc import Callable

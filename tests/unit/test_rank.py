@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.rank import is_gone, state_of
+from pytest_gpucluster.protocol.rank import is_gone, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster.cluster import Inventory, Place
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.judging.verdict import OUTCOMES, Record, Terms, decide
+from pytest_gpucluster.places import Inventory, Place
 from pytest_gpucluster.reporting.files import Journal, ResultsDirectory, write_atomically
 from pytest_gpucluster.reporting.results import SCHEMA_FILE, culprits, results_document, to_json
 from pytest_gpucluster.reporting.table import criteria_table
-from pytest_gpucluster.verdict import OUTCOMES, Record, Terms, decide
 
 INVENTORY = Inventory(num_nodes=1, gpus_per_node=2, device="cuda")
 PLACES = {place.id: place for place in (*INVENTORY.places, *INVENTORY.nodes)}

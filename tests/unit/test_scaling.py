@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finetune_smoke import flops
-from finetune_smoke.config import preset
-from pytest_gpucluster import scaling
+from finetune_smoke.model import flops
+from finetune_smoke.settings.config import preset
+from pytest_gpucluster.judging import scaling
 from pytest_gpucluster.measurements.collectives import busbw_gb_s
-from pytest_gpucluster.thresholds import Threshold, load
+from pytest_gpucluster.thresholds.load import load
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.thresholds.resolve import Threshold
 
 MIB_1000 = 1000 * 2**20
 QWEN2_7B = {"alone_gib": 20.0, "sharded_gib": 12.15, "layer_gib": 12.15 / 28}

@@ -10,12 +10,12 @@ from xml.etree import ElementTree as ET
 import jsonschema  # type: ignore[import-untyped]  # its stubs would be one more thing to install
 import pytest
 
-from pytest_gpucluster.cluster import Place
+from pytest_gpucluster.judging.verdict import Record, Terms, decide
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.reporting.junit_file import junit_text
 from pytest_gpucluster.reporting.rebuild import rebuild
-from pytest_gpucluster.reporting.results import SCHEMA_FILE
-from pytest_gpucluster.selftest.assessment import DEAD, HUNG, SLOW, WRONG, Assessment, Trial, Unshown, lines
-from pytest_gpucluster.verdict import Record, Terms, decide
+from pytest_gpucluster.reporting.results import SCHEMA_FILE, lines
+from pytest_gpucluster.selftest.assessment import DEAD, HUNG, SLOW, WRONG, Assessment, Trial, Unshown
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from making import threshold
 
-from pytest_gpucluster.cluster import Place, Results
+from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.selftest import slow as slowness
 from pytest_gpucluster.selftest.ended import Ended, dead, dead_trial, hung, hung_trial
 from pytest_gpucluster.selftest.site import ON_GPUS, Site

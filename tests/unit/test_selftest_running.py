@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.cluster import Place
-from pytest_gpucluster.controller import TerminatedError
+from pytest_gpucluster.controller.controller import TerminatedError
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.selftest import running
 from pytest_gpucluster.selftest.assessment import DEAD, HUNG, SLOW, WRONG, Trial
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.cluster import Inventory, Place
-from pytest_gpucluster.dispatch import Cluster
+from pytest_gpucluster.cluster.calls import Cluster
+from pytest_gpucluster.config.settings import Expect, Settings, parse_level
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.judging.verdict import Record
+from pytest_gpucluster.places import Inventory, Place
 from pytest_gpucluster.reporting.files import ResultsDirectory
 from pytest_gpucluster.session import Session
-from pytest_gpucluster.settings import Expect, Settings, parse_level
-from pytest_gpucluster.verdict import Record
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from making import limit, threshold
 
-from pytest_gpucluster.cluster import Place, Results
-from pytest_gpucluster.criterion import Criterion
+from pytest_gpucluster.cluster.results import Results
+from pytest_gpucluster.cluster.soak import Kept, Seen, Soak, Work
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
-from pytest_gpucluster.plan import Plan
-from pytest_gpucluster.plugin_soak import Reports, start, worst_of
-from pytest_gpucluster.soak import Kept, Seen, Soak, Work
+from pytest_gpucluster.judging.criterion import Criterion
+from pytest_gpucluster.judging.plan import Plan
+from pytest_gpucluster.places import Place
+from pytest_gpucluster.plugin.soak_reports import Reports, start, worst_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from pytest_gpucluster.verdict import Record
+    from pytest_gpucluster.judging.verdict import Record
 
 PLACES = tuple(Place(id=f"node0-gpu{gpu}", node=0, gpu=gpu, rank=gpu) for gpu in range(3))
 

@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster import session as sessions
-from pytest_gpucluster.cluster import Inventory
+from pytest_gpucluster.config.settings import Expect, Settings, parse_level
+from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.inventory.detect import Detected
-from pytest_gpucluster.launch import Launch
+from pytest_gpucluster.judging.promises import changed_terms, doubled_gpus, short_soak, unexpected_gpus
+from pytest_gpucluster.judging.verdict import Record
+from pytest_gpucluster.places import Inventory
 from pytest_gpucluster.session import Session
-from pytest_gpucluster.settings import Expect, Settings, parse_level
-from pytest_gpucluster.terms import changed_terms, doubled_gpus, short_soak, unexpected_gpus
-from pytest_gpucluster.thresholds import Profile, load
-from pytest_gpucluster.verdict import Record
+from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.resolve import Profile
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster import plain
-from pytest_gpucluster.cluster import Inventory
-from pytest_gpucluster.controller import Call, Controller
-from pytest_gpucluster.dispatch import Cluster
+from pytest_gpucluster.cluster.calls import Cluster
+from pytest_gpucluster.controller.controller import Call, Controller
 from pytest_gpucluster.errors import MeasurementError
-from pytest_gpucluster.functions import beside_others, without_device
 from pytest_gpucluster.inventory.identity import Identity
 from pytest_gpucluster.inventory.occupancy import GpuProcess, Occupancy
+from pytest_gpucluster.places import Inventory
+from pytest_gpucluster.protocol import plain_data
+from pytest_gpucluster.protocol.functions import beside_others, without_device
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,7 +75,7 @@ class FakeController:
         answer = {"read_occupancy": self._look, "identity": self._identity}.get(call.function["qualname"], lambda rank: rank)
         replies = {rank: answer(rank) for rank in call.ranks}
         return {
-            rank: reply if isinstance(reply, dict) else {"ok": True, "value": plain.to_plain(reply)}
+            rank: reply if isinstance(reply, dict) else {"ok": True, "value": plain_data.to_plain(reply)}
             for rank, reply in replies.items()
         }
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster import verdict as v
-from pytest_gpucluster.verdict import OUTCOMES, Record, Terms, decide
+from pytest_gpucluster.judging import verdict as v
+from pytest_gpucluster.judging.verdict import OUTCOMES, Record, Terms, decide
 
 GOOD = Terms(rehearsal=False, level_reached=True)
 REHEARSAL = Terms(rehearsal=True, level_reached=True)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster import verdict as v
-from pytest_gpucluster import waivers
-from pytest_gpucluster.cluster import Place
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.verdict import OUTCOMES, Record, Terms, decide
-from pytest_gpucluster.waivers import Waiver, Waivers
+from pytest_gpucluster.judging import verdict as v
+from pytest_gpucluster.judging import waivers
+from pytest_gpucluster.judging.verdict import OUTCOMES, Record, Terms, decide
+from pytest_gpucluster.judging.waivers import Waiver, Waivers
+from pytest_gpucluster.places import Place
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster import beacon
-from pytest_gpucluster.spawner import describe_exit
-from pytest_gpucluster.wire import Wire
+from pytest_gpucluster.agent.spawner import describe_exit
+from pytest_gpucluster.protocol.wire import Wire
+from pytest_gpucluster.worker import last_collective
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,8 +27,8 @@ REPOSITORY = Path(__file__).parents[2]
 AGENT = """
 import json, os, signal, socket, subprocess, sys, time
 from pathlib import Path
-from pytest_gpucluster.spawner import Spawner, describe_exit, kill_and_reap
-from pytest_gpucluster.worker_process import WorkerProcess
+from pytest_gpucluster.agent.spawner import Spawner, describe_exit, kill_and_reap
+from pytest_gpucluster.agent.worker_process import WorkerProcess
 
 def main(request, link_fd):
     # A stand-in for worker.main: does what its environment says, so that no torch is loaded here.
@@ -255,23 +255,25 @@ def test_exit_by_a_real_time_signal_has_words_too() -> None:
 def test_beacon(tmp_path: Path) -> None:
     """Counts what is entered, before it returns; starts again at each call; unreadable is zero, never an exception."""
     path = tmp_path / "beacon"
-    beacon.create(path)
-    assert beacon.read(path) == (0, "")
-    watch = beacon.Beacon(path)
+    last_collective.create(path)
+    assert last_collective.read(path) == (0, "")
+    watch = last_collective.Beacon(path)
     seen: list[tuple[int, str]] = []
-    module = SimpleNamespace(all_reduce=lambda: seen.append(beacon.read(path)), barrier=lambda value: value, other=lambda: 1)
+    module = SimpleNamespace(
+        all_reduce=lambda: seen.append(last_collective.read(path)), barrier=lambda value: value, other=lambda: 1
+    )
     untouched = module.other
     watch.watch(module)
     module.all_reduce()
     assert module.barrier(7) == 7
     assert module.other is untouched
     assert seen == [(1, "all_reduce")]
-    assert beacon.read(path) == (2, "barrier")
+    assert last_collective.read(path) == (2, "barrier")
     watch.restart()
-    assert beacon.read(path) == (0, "")
+    assert last_collective.read(path) == (0, "")
     path.write_bytes(b"short")
-    assert beacon.read(path) == (0, "")
-    assert beacon.read(tmp_path / "none") == (0, "")
+    assert last_collective.read(path) == (0, "")
+    assert last_collective.read(tmp_path / "none") == (0, "")
 
 
 def test_wire() -> None:

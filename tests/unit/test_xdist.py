@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from xdist.remote import Producer  # type: ignore[import-untyped]  # xdist ships no types
 
-from pytest_gpucluster.controller import Call
+from pytest_gpucluster.controller.controller import Call
+from pytest_gpucluster.controller.relay import Relay, RelayedController
 from pytest_gpucluster.errors import MeasurementError
-from pytest_gpucluster.plugin_xdist import PlaceScheduling, XdistController
-from pytest_gpucluster.relay import Relay, RelayedController
+from pytest_gpucluster.plugin.xdist import PlaceScheduling, XdistController
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

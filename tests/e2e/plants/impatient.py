@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from pytest_gpucluster import dispatch
+from pytest_gpucluster.cluster import calls
 
-dispatch.LOOK_S = 3.0
+calls.LOOK_S = 3.0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from types import ModuleType
 
-SLOWER_S = 2.0
+SLOWER_S = 0.5
 GUILTY = 1
 MODULES = {"gemm": "gemm", "hbm_bandwidth": "hbm", "finetune": "training"}
 

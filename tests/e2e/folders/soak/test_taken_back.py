@@ -10,7 +10,7 @@ import shutil
 import pytest
 from test_wear import read, wear
 
-from pytest_gpucluster.soak import Work
+from pytest_gpucluster.cluster.soak import Work
 
 
 @pytest.fixture(scope="session")

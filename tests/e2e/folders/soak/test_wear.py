@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpucluster.soak import Seen, Work
+from pytest_gpucluster.cluster.soak import Seen, Work
 
 
 def wear(*, round_number, pause_s):

@@ -1,0 +1,1 @@
+"""Checkpoints: written, read back by any number of ranks, and the adapter exported."""

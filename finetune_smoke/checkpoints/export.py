@@ -1,0 +1,223 @@
+"""The trained adapter in peft's own layout: ``final/`` in the checkpoint directory, or ``--output``.
+
+It is written beside, and an older one is moved aside before the new one takes the name and is removed after that. A run
+that was killed in between leaves the two hidden names of ``_beside``, which the next one puts right (``_mend``).
+
+``adapter_model.safetensors`` and ``adapter_config.json`` are what ``peft.PeftModel.from_pretrained`` reads;
+``finetune_smoke.json`` says which run made them, ``config.yaml`` starts it again, ``summary.txt`` is what came out of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from finetune_smoke import digests
+from finetune_smoke.checkpoints import compatibility, reading, writing
+from finetune_smoke.checks import exact
+from finetune_smoke.data import batches
+from finetune_smoke.model import build
+from finetune_smoke.reporting import report
+from finetune_smoke.settings import configfile
+from finetune_smoke.settings.config import InputError
+
+if TYPE_CHECKING:
+    from finetune_smoke.reporting.outcome import Outcome
+    from finetune_smoke.run import Run
+    from finetune_smoke.settings.config import Config
+
+ORIGIN = "finetune_smoke.json"
+WEIGHTS = "adapter_model.safetensors"
+ADAPTER = "adapter_config.json"
+SUMMARY = "summary.txt"
+TOLERANCE = {"cpu": 1e-4, "cuda": 0.1}
+"""How far the loss through peft's own modules may be from that of training, which may use other kernels, in bf16 or
+float8: in nats, and as much again of the loss. Without the adapter, or with another scale, it is nats away."""
+
+
+def destination(config: Config) -> Path | None:
+    """Where the adapter goes, None if nowhere."""
+    if config.output is not None:
+        return Path(config.output)
+    return None if config.checkpoint_dir is None else Path(config.checkpoint_dir) / "final"
+
+
+def claim(run: Run) -> None:
+    """Raises InputError on every rank if the adapter of ``run`` would overwrite anything but its own earlier self."""
+    folder = destination(run.config)
+    if folder is not None:
+        run.ranks.together(lambda: _claim(run, folder) if run.ranks.rank == 0 else None)
+
+
+def _beside(folder: Path) -> tuple[Path, Path]:
+    """Where a new adapter is written before it takes the name ``folder``, and where the older one lies meanwhile.
+
+    No names that anybody else would give: what lies there is removed.
+    """
+    return folder.with_name(f".{folder.name}.finetune_smoke-new"), folder.with_name(f".{folder.name}.finetune_smoke-old")
+
+
+def _mend(folder: Path) -> None:
+    """Undo a replacement that was cut short; raises OSError.
+
+    Without ``folder`` the older adapter was just moved aside: it goes back. With it the older one was being removed, or the
+    new one written.
+    """
+    new, old = _beside(folder)
+    if not folder.exists() and origin_of(old) is not None:
+        old.rename(folder)
+    for remains in (new, old):
+        shutil.rmtree(remains, ignore_errors=True)
+
+
+def _is_remains(run: Run, folder: Path) -> bool:
+    """Whether ``folder`` is ``final/`` with nothing but files of ours: one that an earlier version was removing."""
+    ours = {WEIGHTS, ADAPTER, ORIGIN, SUMMARY, configfile.NAME}
+    return run.config.output is None and all(path.is_file() and path.name in ours for path in folder.iterdir())
+
+
+def final(run: Run) -> None:
+    """Write the adapter, and with ``restore_check`` load it back; raises InputError if it cannot be written."""
+    folder = destination(run.config)
+    if folder is None:
+        return
+    run.progress(f"writing the adapter to {folder}", None)
+    run.ranks.together(lambda: _write(run, folder) if run.ranks.rank == 0 else None)
+    if run.config.restore_check:
+        _check(run, folder)
+
+
+def summarize(run: Run, outcome: Outcome) -> None:
+    """Put what is printed at the end beside the adapter, too."""
+    folder = destination(run.config)
+    if folder is not None and run.ranks.rank == 0:
+        try:
+            writing.write_synced(folder / SUMMARY, report.summary(run.config, outcome) + "\n")
+        except OSError as error:  # the adapter is there and RESULT still to be told
+            run.progress(f"{folder / SUMMARY} cannot be written: {error}", None)
+
+
+def origin_of(folder: Path) -> dict[str, Any] | None:
+    """Which run made the adapter in ``folder``: its settings, and what it fits to; None for one from elsewhere."""
+    try:
+        origin: dict[str, Any] = json.loads((folder / ORIGIN).read_text())
+    except (OSError, ValueError):
+        return None
+    return origin
+
+
+def _claim(run: Run, folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder} is a file: the adapter needs a directory")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent):
+            pass  # what is to be written there after hours of training can be
+        _mend(folder)
+        filled = folder.is_dir() and any(folder.iterdir())
+    except OSError as error:
+        raise InputError(f"directory for the adapter cannot be written: {error}") from error
+    if filled:
+        _refuse_another(run, folder)
+
+
+def _refuse_another(run: Run, folder: Path) -> None:
+    """Raises InputError unless the adapter in ``folder`` is this run's own earlier one."""
+    origin = origin_of(folder)
+    if run.config.resume == "auto" and origin is None and _is_remains(run, folder):
+        run.progress(f"{folder} holds the remains of an adapter: it is replaced at the end", None)
+        return
+    if origin is None or run.config.resume != "auto":
+        raise InputError(f"{folder} is not empty: name another, or move it away (--resume auto replaces its own adapter)")
+    if other := compatibility.differences(origin["fits"], run):
+        raise InputError(f"{folder} holds the adapter of another run: {other}")
+
+
+def _write(run: Run, folder: Path) -> None:
+    """Beside it first, then by renames: what lies under the name is always whole."""
+    from safetensors import SafetensorError  # noqa: PLC0415 -- slow import
+    from safetensors.torch import save_file  # noqa: PLC0415 -- as above
+
+    draft, old = _beside(folder)
+    settings = copy.copy(run.model.model.peft_config["default"])
+    settings.inference_mode = True
+    origin = {"fits": compatibility.fits(run), "config": dataclasses.asdict(run.config)}
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        save_file(run.fault.truncate(weights(run)), str(draft / WEIGHTS), metadata={"format": "pt"})
+        settings.save_pretrained(str(draft))
+        writing.write_synced(draft / configfile.NAME, configfile.text(run.config))
+        writing.write_synced(draft / ORIGIN, json.dumps({**origin, "world_size": run.ranks.world_size}, indent=1) + "\n")
+        for path in draft.iterdir():
+            writing.sync(path)
+        writing.sync(draft)
+        _replace(folder, draft, old)
+    except (OSError, SafetensorError) as error:  # the latter where the disk is full
+        raise InputError(f"the adapter cannot be written to {folder}: {error}") from error
+
+
+def _replace(folder: Path, draft: Path, old: Path) -> None:
+    """Let ``draft`` take the name ``folder``, at each moment of which ``_mend`` finds a whole adapter."""
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    draft.rename(folder)
+    writing.sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def weights(run: Run) -> dict[str, torch.Tensor]:
+    """The adapters under the names that peft gives them in a file."""
+    from peft import get_peft_model_state_dict  # noqa: PLC0415 -- slow import
+
+    inside = {
+        reading.plain(name).removeprefix("model."): value.detach().cpu().contiguous() for name, value in run.adapters.items()
+    }
+    named: dict[str, torch.Tensor] = get_peft_model_state_dict(run.model.model, state_dict=inside, save_embedding_layers=False)
+    return named
+
+
+def _check(run: Run, folder: Path) -> None:
+    """``export``: rank 0 loads the adapter onto a new base, as a user would; its bits and its loss must be those trained."""
+    trained = reading.probe_loss(run)
+    expected = digests.digest(run.adapters.values())
+
+    def differs() -> bool:
+        loaded = load(build.base_of(run.config, run.ranks.device), folder)
+        found = [value for name, value in loaded.named_parameters() if ".lora_" in name]
+        loss = _loss(run, loaded)
+        tolerance = TOLERANCE[run.ranks.device.type] * (1 + trained)
+        return digests.digest(found) != expected or not abs(loss - trained) <= tolerance
+
+    problems = int(run.ranks.together(lambda: run.ranks.rank == 0 and differs()))
+    what = f"the adapter in {folder}, loaded by peft, is not the one that was trained"
+    exact.none_on_any_rank(run.checks, "export", count=problems, what=what)
+
+
+def load(base: Any, folder: Path) -> Any:
+    """``base`` with the adapter in ``folder``, by peft's own loader, in float32; raises InputError."""
+    from peft import PeftModel  # noqa: PLC0415 -- slow import
+
+    missing = [name for name in (WEIGHTS, ADAPTER) if not (folder / name).is_file()]
+    if missing:
+        raise InputError(f"no adapter in {folder}: {' and '.join(missing)} missing")
+    try:
+        return PeftModel.from_pretrained(base, str(folder))
+    except (OSError, ValueError, RuntimeError) as error:
+        raise InputError(f"adapter {folder} cannot be loaded onto this base: {str(error).partition(chr(10))[0]}") from error
+
+
+@torch.no_grad()
+def _loss(run: Run, model: Any) -> float:
+    rows = [run.source.row(index) for index in range(min(run.rows, 16))]
+    batch = batches.batch(rows, run.source.pad_id).to(run.ranks.device)
+    with exact.deterministic(), run.autocast():
+        return float(build.SummedLoss(model)(batch.ids, batch.positions, batch.targets))

@@ -1,0 +1,335 @@
+"""Checkpoints of adapters, optimiser and losses that a crash at any moment leaves either whole or without a marker.
+
+``DIR/step-N`` holds what torch.distributed.checkpoint (DCP) wrote and, last, ``_SUCCESS``: JSON with step, place in the
+data, world size, settings, the failures of checks so far, digests of the state and of each file, and what it fits to
+(fitting.py). Here is what is common to saving (saving.py) and loading, and the loading. Rows are a function of the step,
+so neither sampler nor random state is needed. Adapters and optimiser are whole on every rank under each strategy, so any
+number of ranks and any strategy can resume.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import tempfile
+import warnings
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+from finetune_smoke.checkpoints import compatibility
+from finetune_smoke.checks.exact import deterministic, none_on_any_rank
+from finetune_smoke.data import batches
+from finetune_smoke.digests import digest, is_unchanged
+from finetune_smoke.ranks import named
+from finetune_smoke.settings.config import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from finetune_smoke.run import Run
+
+FORMAT = compatibility.FORMAT
+MARKER = "_SUCCESS"
+DAMAGED = (ValueError, KeyError, TypeError, AttributeError)
+"""What reading a marker raises that is not as it was written."""
+State = dict[str, torch.Tensor]
+"""What a checkpoint holds: ``adapters/NAME``, ``optimizer/NAME/KEY`` and ``losses``."""
+
+
+class Flaw(enum.IntEnum):
+    """Why a checkpoint cannot be used; numbers, because ranks exchange them."""
+
+    NONE = 0
+    DRAFT = 1
+    MARKER = 2
+    FILES = 3
+    CHANGED = 4
+    STATE = 5
+
+
+WHY = {
+    Flaw.DRAFT: "its saving was cut short",
+    Flaw.MARKER: f"it has no {MARKER} or a damaged one: its saving was cut short",
+    Flaw.FILES: "files are missing or have another size than was written",
+    Flaw.CHANGED: "damaged: files cannot be read or have another content than was written",
+    Flaw.STATE: "damaged: adapters or optimiser have another digest than was saved",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """Where a run goes on: ``run`` with the rows a step of the checkpoint, its first step and the losses before it.
+
+    ``notes`` say which checkpoints were passed over and why, and what the one that was taken brought along; ``damaged`` are
+    the steps of those that look whole by marker and sizes but are not.
+    """
+
+    run: Run
+    step: int
+    losses: list[float]
+    notes: list[str]
+    damaged: frozenset[int] = frozenset()
+
+
+def folder_of(run: Run) -> Path:
+    """The checkpoint directory of ``run``, which has one."""
+    return Path(run.config.checkpoint_dir or "")
+
+
+def open_folder(run: Run) -> None:
+    """Make the checkpoint directory; raises InputError on every rank unless all ranks see the same one."""
+    probe = folder_of(run) / "starting.tmp"
+    run.ranks.together(lambda: _make(probe) if run.ranks.rank == 0 else None)
+    seen = run.ranks.gather([probe.is_dir()])
+    blind = [rank for rank, (sees,) in enumerate(seen) if not sees]
+    if blind:
+        raise InputError(f"{named(blind)} cannot see what rank 0 writes to {folder_of(run)}: it must be shared")
+    if run.ranks.rank == 0:
+        with suppress(OSError):  # an empty folder that nobody reads must not part rank 0 from the others
+            probe.rmdir()
+
+
+def require_none(run: Run) -> None:
+    """Raises InputError on every rank if the directory holds a checkpoint: another run's would be taken for this one's."""
+    step = next((step for step, flaw in _seen(run) if flaw is Flaw.NONE), None)
+    if step is not None:
+        raise InputError(f"{folder_of(run)} holds a checkpoint of step {step}: --resume auto goes on from it, or name another")
+
+
+def resume(run: Run) -> Resumed:
+    """Load the newest whole checkpoint, or none if there is none; those that are not whole are passed over.
+
+    Raises InputError on every rank if one was made for another base, other data or settings: nothing of it is overwritten.
+    """
+    notes: list[str] = []
+    damaged: set[int] = set()
+    for step, flaw in _seen(run):
+        path = folder_of(run) / f"step-{step}"
+        if flaw is Flaw.NONE:
+            marker = run.ranks.together(functools.partial(_fitting, run, path))
+            flaw, state = _loaded(run, path, marker)  # noqa: PLW2901 -- the look inside is the second half of the look
+            if flaw is Flaw.NONE:
+                same, kept = run.ranks.together(functools.partial(_taken, run, path, marker, state))
+                for note in (*kept, *compatibility.carried(marker, path)):
+                    notes.append(note)
+                    run.progress(note, None)
+                return Resumed(run=same, step=step, losses=state["losses"].tolist(), notes=notes, damaged=frozenset(damaged))
+            damaged.add(step)
+        name = f"{path.name}.tmp" if flaw is Flaw.DRAFT else path.name
+        notes.append(f"checkpoint {name} is passed over: {WHY[flaw]}")
+        run.progress(notes[-1], None)
+    return Resumed(run=run, step=0, losses=[], notes=notes, damaged=frozenset(damaged))
+
+
+def content(run: Run, losses: list[float]) -> State:
+    """The state of ``run`` as it is; the tensors are the run's own, not copies."""
+    state = {f"adapters/{plain(name)}": adapter.detach() for name, adapter in run.adapters.items()}
+    for name, adapter in run.adapters.items():
+        for key, value in run.optimizer.state.get(adapter, {}).items():
+            state[f"optimizer/{plain(name)}/{key}"] = value
+    return {**state, "losses": torch.tensor(losses, dtype=torch.float64)}
+
+
+def plain(name: str) -> str:
+    """The name of a parameter without what compiling its module puts into it."""
+    return name.replace("_orig_mod.", "")
+
+
+def state_number(state: State) -> int:
+    """64 bits that stand for all tensors of ``state`` but the losses, by name; signed, as ranks exchange them."""
+    return digest(state[name] for name in sorted(state) if name != "losses")
+
+
+def state_hex(number: int) -> str:
+    """The same as a marker tells it."""
+    return f"{number % 2**64:016x}"
+
+
+def steps_in(folder: Path) -> list[int]:
+    """The steps of all checkpoints in ``folder`` that are complete by their markers and sizes, newest first."""
+    return [step for step, flaw in _look(folder) if flaw is Flaw.NONE]
+
+
+def read_marker(path: Path) -> dict[str, Any]:
+    """The marker of a checkpoint that is complete; raises InputError if it cannot be read any more."""
+    try:
+        return compatibility.read_marker(path / MARKER)
+    except (OSError, *DAMAGED) as error:
+        raise InputError(f"{path / MARKER} cannot be read: {error}") from error
+
+
+def read_state(path: Path, device: torch.device, *, prefix: str = "") -> State:
+    """All tensors of a checkpoint whose names begin with ``prefix``, on ``device``; every rank has to call it."""
+    state = _room(path, device, prefix=prefix)
+    _fill(state, path)
+    return state
+
+
+def _room(path: Path, device: torch.device, *, prefix: str) -> State:
+    """Empty tensors for what ``path`` holds; raises OSError."""
+    entries: dict[str, Any] = dcp.FileSystemReader(path).read_metadata().state_dict_metadata  # all are tensors
+    return {
+        name: torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu" if name == "losses" else device)
+        for name, entry in entries.items()
+        if name.startswith(prefix)
+    }
+
+
+def _fill(state: State, path: Path) -> None:
+    """Read the tensors of ``state``, all ranks together; raises CheckpointException on every rank."""
+    with quiet():
+        dcp.load(state, storage_reader=dcp.FileSystemReader(path))
+
+
+def put_adapters(adapters: Mapping[str, torch.nn.Parameter], state: State, path: Path) -> None:
+    """Copy the adapters of ``state`` into ``adapters``; raises InputError if they are not the same tensors."""
+    wanted = {f"adapters/{plain(name)}": adapter for name, adapter in adapters.items()}
+    there = {name: tensor.shape for name, tensor in state.items() if name.startswith("adapters/")}
+    if there != {name: adapter.shape for name, adapter in wanted.items()}:
+        raise InputError(
+            f"checkpoint {path} does not fit this run: it holds {len(there)} adapter tensors of other names or sizes"
+        )
+    with torch.no_grad():
+        for name, adapter in wanted.items():
+            adapter.copy_(state[name])
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """DCP warns where there is no process group; a run alone is meant to have none."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def check_restore(run: Run) -> None:
+    """``restore``: save the adapter, overwrite the weights, load it; the loss must come back to the bit."""
+    kept = [adapter.detach().clone() for adapter in run.adapters.values()]
+    before = probe_loss(run)
+    run.ranks.together(lambda: _save_and_load(run))
+    same = probe_loss(run) == before
+    with torch.no_grad():
+        for parameter, value in zip(run.adapters.values(), kept, strict=True):
+            parameter.copy_(value)
+    what = "the loss of the adapter saved and loaded again is another one"
+    none_on_any_rank(run.checks, "restore", count=int(not same), what=what)
+
+
+@torch.no_grad()
+def _save_and_load(run: Run) -> None:
+    from peft import get_peft_model_state_dict, set_peft_model_state_dict  # noqa: PLC0415 -- slow import
+    from safetensors.torch import load_file, save_file  # noqa: PLC0415 -- as above
+
+    model = run.model.model
+    with tempfile.TemporaryDirectory() as folder:
+        file = str(Path(folder) / "adapter_model.safetensors")
+        adapter = {name: tensor.contiguous() for name, tensor in get_peft_model_state_dict(model).items()}
+        save_file(run.fault.truncate(adapter), file)
+        for parameter in run.adapters.values():
+            parameter.fill_(0.5)
+        set_peft_model_state_dict(model, load_file(file, device=str(run.ranks.device)))
+
+
+@torch.no_grad()
+def probe_loss(run: Run) -> float:
+    """The loss of this rank over a few rows that are the same on every rank, with repeatable kernels."""
+    rows = [run.source.row(index) for index in range(min(run.rows, 16))]
+    batch = batches.batch(rows, run.source.pad_id).to(run.ranks.device)
+    with deterministic(), run.autocast():
+        return float(run.model(batch.ids, batch.positions, batch.targets))
+
+
+def _make(probe: Path) -> None:
+    try:
+        probe.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"checkpoint directory cannot be written: {error}") from error
+
+
+def _seen(run: Run) -> list[tuple[int, Flaw]]:
+    """What rank 0 sees in the directory, newest first, on every rank."""
+    found = _look(folder_of(run)) if run.ranks.rank == 0 else []
+    count = run.ranks.gather([len(found)])[0][0]
+    numbers = [number for pair in found for number in pair] or [0] * 2 * count
+    numbers = run.ranks.gather(numbers)[0] if count else []
+    return [(step, Flaw(flaw)) for step, flaw in zip(numbers[::2], numbers[1::2], strict=True)]
+
+
+def _look(folder: Path) -> list[tuple[int, Flaw]]:
+    """(step, what is wrong as far as marker and sizes tell) of all checkpoints and drafts, newest first."""
+    drafts = [int(path.name[5:-4]) for path in folder.glob("step-*.tmp") if path.name[5:-4].isdecimal()]
+    whole = [int(path.name[5:]) for path in folder.glob("step-*") if path.name[5:].isdecimal()]
+    found = [(step, Flaw.DRAFT) for step in drafts] + [(step, _flaw_of(folder / f"step-{step}")) for step in whole]
+    return sorted(found, reverse=True)
+
+
+def _flaw_of(path: Path) -> Flaw:
+    try:
+        marker = compatibility.read_marker(path / MARKER)
+        if marker["fits"].get("format") != FORMAT:
+            return Flaw.NONE  # whole for all we know; what it fits to is looked at before it is loaded
+        sizes = {name: int(entry["bytes"]) for name, entry in marker["files"].items()}
+    except (OSError, *DAMAGED):
+        return Flaw.MARKER
+    try:
+        same = all((path / name).stat().st_size == size for name, size in sizes.items())
+    except OSError:
+        same = False
+    return Flaw.NONE if same else Flaw.FILES
+
+
+def _fitting(run: Run, path: Path) -> dict[str, Any]:
+    """The marker of ``path``; raises InputError if this run is not what it fits to."""
+    marker = read_marker(path)
+    other = compatibility.differences(marker["fits"], run)
+    if other:
+        raise InputError(f"checkpoint {path} does not fit this run: {other}")
+    compatibility.continued(run, marker, path)  # before anything is read
+    return marker
+
+
+def _loaded(run: Run, path: Path, marker: Mapping[str, Any]) -> tuple[Flaw, State]:
+    """What is in ``path``, beside the run's own tensors, and what is wrong with it; the same flaw on every rank."""
+    mine = sorted(marker["files"])[run.ranks.rank :: run.ranks.world_size]
+    changed = sum(not is_unchanged(path / name, marker["files"][name]) for name in mine)
+    if any(count for (count,) in run.ranks.gather([changed])):
+        return Flaw.CHANGED, {}
+    state: State = {}
+    with suppress(OSError):
+        state = _room(path, run.ranks.device, prefix="")
+    if not all(there for (there,) in run.ranks.gather([bool(state)])):
+        return Flaw.CHANGED, {}
+    try:
+        _fill(state, path)
+    except CheckpointException:  # what one rank could not read every rank hears of
+        return Flaw.CHANGED, {}
+    other = state_hex(state_number(state)) != marker["state_digest"]
+    if any(count for (count,) in run.ranks.gather([other])):
+        return Flaw.STATE, {}
+    return Flaw.NONE, state
+
+
+def _taken(run: Run, path: Path, marker: Mapping[str, Any], state: State) -> tuple[Run, list[str]]:
+    """Take over ``state``, failures and rows a step of a checkpoint: the run that goes on, and a line if its batch changed."""
+    _put(run, path, state)
+    run.checks.recall(marker["failures"])
+    return compatibility.continued(run, marker, path)
+
+
+def _put(run: Run, path: Path, state: State) -> None:
+    """Copy ``state`` into adapters and optimiser; raises InputError if they are not the same tensors."""
+    put_adapters(run.adapters, state, path)
+    names = {id(adapter): plain(name) for name, adapter in run.adapters.items()}
+    parameters = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
+    entries: dict[int, State] = {}
+    for number, parameter in enumerate(parameters):
+        start = f"optimizer/{names[id(parameter)]}/"
+        entries[number] = {name.removeprefix(start): value for name, value in state.items() if name.startswith(start)}
+    groups = run.optimizer.state_dict()["param_groups"]
+    run.optimizer.load_state_dict({"state": entries, "param_groups": groups})

@@ -1,0 +1,316 @@
+"""Writing checkpoints, at once or beside the training, so that each is whole or has no marker.
+
+Before anything is written all ranks decide whether the state is fit to be saved: finite, the same on every rank, and no
+check that watches over it failed at its latest look. ``DIR/step-N.tmp`` is written and synced by all ranks, renamed to
+``DIR/step-N``, and only then gets its marker; older ones are removed after that. Beside the training means: copied to host
+memory, and written by a thread of its own over a gloo group of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import shutil
+import threading
+from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+
+from finetune_smoke import digests
+from finetune_smoke.checkpoints import compatibility, reading
+from finetune_smoke.checks.exact import difference
+from finetune_smoke.digests import digest
+from finetune_smoke.ranks import SETUP_DEADLINE_S, Ranks, named
+from finetune_smoke.settings.config import InputError, OwnInputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from finetune_smoke.checks.exact import Failures
+    from finetune_smoke.run import Run
+
+WRITING_DEADLINE_S = SETUP_DEADLINE_S
+"""How long training waits for a checkpoint that is written beside it: as long as its ranks wait for each other."""
+LEAVING_DEADLINE_S = 30.0
+"""How long a run that fails waits for it: torchrun kills the other ranks 30 s after one has left."""
+UNREPEATED = ("step_time_spread",)
+"""Checks of the end that look at the steps of this process: a run resumed at its end has none to look at."""
+WATCHING = ("lock_step", "graph_lock_step", "all_reduce", "adapter_digest", "finite")
+"""Checks of what made the state, or of the state; the others tell of base, data and speed, which a checkpoint carries."""
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Saver:
+    """Saves the state of ``run``; ``ranks`` is how the ranks speak while they write.
+
+    ``damaged`` are steps of checkpoints that look whole and are not; ``saved`` is the step of the newest one saved.
+    """
+
+    run: Run
+    ranks: Ranks
+    damaged: frozenset[int] = frozenset()
+    saved: int | None = None
+    _unsaved: list[int] = dataclasses.field(default_factory=list)
+    _why: str = ""
+    _writing: Future[None] | None = None
+
+    def save(self, *, step: int, losses: list[float], norms: Sequence[float] = ()) -> None:
+        """Save the state after ``step`` steps, with these losses and gradient norms, if it is fit; waits for the one before.
+
+        Returns when it is complete or, with ``checkpoint_async``, when it is copied. Raises InputError if it cannot be
+        written, of an asynchronous one the next time that anything is saved or waited for.
+        """
+        self.wait()
+        state = reading.content(self.run, losses)
+        number = reading.state_number(state)
+        flaws = self._flaws(step, state, number, [*losses, *norms])
+        if flaws:
+            self._why = self._why or "; ".join(flaws)
+            self._unsaved.append(step)
+            self.run.progress(f"checkpoint of step {step} is not saved: {'; '.join(flaws)}", None)
+            return
+        self.saved, self.damaged = step, self.damaged - {step}
+        marker = self._marker(step, number)
+        if not self.run.config.checkpoint_async:
+            self._write(state, marker)
+            return
+        copy = {name: tensor.detach().to("cpu", copy=True) for name, tensor in state.items()}
+        self._writing = _in_background(functools.partial(self._write, copy, marker))
+
+    def wait(self) -> None:
+        """Wait until what was saved last is complete on every rank; raises InputError if it is not within the deadline."""
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            if wait_for([writing], WRITING_DEADLINE_S).not_done:
+                raise OwnInputError(
+                    f"rank {self.ranks.rank}: the checkpoint of step {self.saved} was not written within "
+                    f"{WRITING_DEADLINE_S:.0f} s: does {reading.folder_of(self.run)} still answer?"
+                )
+            writing.result()
+
+    def amend(self) -> None:
+        """Let the checkpoint of the last step carry what failed after it and would not be looked at again by a restart.
+
+        Raises InputError on every rank if it cannot be written.
+        """
+        seen = self.run.checks.failures()
+        if self.saved != self.run.config.steps or not set(UNREPEATED) & set(seen):
+            return
+        self.wait()
+        path = reading.folder_of(self.run) / f"step-{self.saved}"
+        self.run.ranks.together(lambda: _amend(path, seen) if self.run.ranks.rank == 0 else None)
+
+    def leave(self) -> None:
+        """Give a checkpoint that is being written a last chance, after an error that says more than its own would."""
+        if self._writing is not None:
+            wait_for([self._writing], LEAVING_DEADLINE_S)
+
+    def remarks(self) -> list[str]:
+        """One line if anything was not saved: of which steps, and why the first of them was not."""
+        if not self._unsaved:
+            return []
+        steps = ", ".join(map(str, self._unsaved))
+        return [f"state not fit to be saved, no checkpoint of step{'s' if len(self._unsaved) > 1 else ''} {steps}: {self._why}"]
+
+    def _flaws(self, step: int, state: reading.State, number: int, values: Sequence[float]) -> list[str]:
+        """Why ``state`` is not to be saved, empty if it is; the same on every rank. What is found here fails its check."""
+        seen = self.run.checks
+        bad = _not_finite(state) + sum(not math.isfinite(value) for value in values)
+        everyone = self.run.ranks.gather([bad, number])
+        broken = [rank for rank, (count, _) in enumerate(everyone) if count]
+        if broken:
+            what = "values of adapters, optimiser, losses and gradient norms that are not finite"
+            problem = f"step {step}: {what}: {everyone[broken[0]][0]} on {named(broken)}"
+            seen.record("finite", problem=problem, guilty=broken)
+        differs, odd = difference([digest_ for _, digest_ in everyone])
+        if differs:
+            seen.record("adapter_digest", problem=f"adapters and optimiser after step {step}: {differs}", guilty=odd)
+        return seen.failing(WATCHING)
+
+    def _write(self, state: reading.State, marker: dict[str, Any]) -> None:
+        """Write it; then remove what is older than is to be kept."""
+        _write(self.run, self.ranks, state, marker)
+        keep, rank, folder = self.run.config.keep_checkpoints, self.ranks.rank, reading.folder_of(self.run)
+        work = functools.partial(_prune, folder, newest=marker["step"], keep=keep, damaged=self.damaged)
+        self.ranks.together(lambda: work() if rank == 0 else None)
+
+    def _marker(self, step: int, number: int) -> dict[str, Any]:
+        """The marker, but for the files."""
+        return {
+            "step": step,
+            "next_row": step * self.run.step_rows,
+            "step_rows": self.run.step_rows,
+            "failures": self.run.checks.failures(),
+            "world_size": self.run.ranks.world_size,
+            "digest": f"{digest(self.run.adapters.values()) % 2**64:016x}",
+            "state_digest": reading.state_hex(number),
+            "fits": compatibility.fits(self.run),
+            "config": dataclasses.asdict(self.run.config),
+        }
+
+
+@contextmanager
+def saver(run: Run, damaged: frozenset[int] = frozenset()) -> Iterator[Saver | None]:
+    """What saves the checkpoints of ``run``, None if it has no directory; waits for the last one at the end."""
+    if run.config.checkpoint_dir is None:
+        yield None
+        return
+    group = None
+    if run.config.checkpoint_async and run.ranks.world_size > 1:
+        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=SETUP_DEADLINE_S))
+    beside = dataclasses.replace(run.ranks, device=torch.device("cpu"), group=group)
+    made = Saver(run=run, ranks=run.ranks if group is None else beside, damaged=damaged)
+    with reading.quiet():  # around the thread too: filters of warnings belong to the process
+        try:
+            yield made
+        except BaseException:
+            made.leave()
+            raise
+        made.wait()
+    if group is not None:
+        dist.destroy_process_group(group)
+
+
+def _in_background(work: Callable[[], None]) -> Future[None]:
+    """``work`` in a thread that does not keep the process alive: after an error nobody waits for it."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 -- raised again where the result is asked for
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    threading.Thread(target=run, name="checkpoint", daemon=True).start()
+    return future
+
+
+def _write(run: Run, ranks: Ranks, state: reading.State, marker: dict[str, Any]) -> None:
+    """Write ``state`` and, when all ranks have, its marker; raises InputError on every rank if that fails on one."""
+    folder = reading.folder_of(run)
+    final = folder / f"step-{marker['step']}"
+    draft = final.with_suffix(".tmp")
+    if ranks.rank == 0:
+        for remains in [*folder.glob("step-*.tmp"), final]:
+            shutil.rmtree(remains, ignore_errors=True)
+    ranks.gather([0])  # nobody writes before the remains of an earlier run are gone
+    _write_files(draft, state, ranks)
+    (digests,) = zip(*ranks.gather([ranks.together(lambda: _own_digest(draft, ranks.rank))]), strict=True)
+    ranks.together(lambda: _complete(draft, final, marker, digests) if ranks.rank == 0 else None)
+
+
+def _write_files(draft: Path, state: reading.State, ranks: Ranks) -> None:
+    """This rank's share of ``state``; raises InputError on every rank if the files of one cannot be written."""
+    try:
+        writer = dcp.FileSystemWriter(draft, sync_files=True)
+        dcp.save(state, storage_writer=writer, process_group=ranks.group)
+    except CheckpointException as error:
+        causes = {rank: failure[0] for rank, failure in error.failures.items()}
+        if not all(isinstance(cause, OSError) for cause in causes.values()):
+            raise
+        rank, cause = min(causes.items())
+        raise InputError(f"checkpoint {draft} cannot be written by rank {rank}: {cause}") from error
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """What the disk refuses as an InputError."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(f"checkpoint {path} cannot be written: {error}") from error
+
+
+def _file_of(rank: int) -> str:
+    return f"__{rank}_0.distcp"  # as DCP's writer calls it where one thread writes one file
+
+
+def _own_digest(draft: Path, rank: int) -> int:
+    """Of the file that ``rank`` wrote, read back by it; 0 if it had nothing to write. Raises InputError."""
+    mine = draft / _file_of(rank)
+    with _named(draft):
+        return digests.file_digest(mine) if mine.exists() else 0
+
+
+def _complete(draft: Path, final: Path, marker: dict[str, Any], digests: Sequence[int]) -> None:
+    """Give ``draft``, which is synced, its name and then its marker; raises InputError."""
+    with _named(final):
+        files = _files(draft, digests)
+        sync(draft)
+        draft.rename(final)
+        write_synced(final / reading.MARKER, json.dumps({**marker, "files": files}))
+        sync(final)
+        sync(final.parent)
+
+
+def _amend(path: Path, failures: Failures) -> None:
+    """Put those of UNREPEATED among ``failures`` into the marker of ``path``, by a rename; raises InputError."""
+    marker = reading.read_marker(path)
+    marker["failures"] |= {name: failures[name] for name in UNREPEATED if name in failures}
+    draft = path / f"{reading.MARKER}.tmp"
+    with _named(path):
+        write_synced(draft, json.dumps(marker))
+        draft.rename(path / reading.MARKER)
+        sync(path)
+
+
+def _files(draft: Path, own: Sequence[int]) -> dict[str, dict[str, object]]:
+    """Size and digest of each file; ``own`` are the digests of the ranks' own."""
+    known = {_file_of(rank): found for rank, found in enumerate(own)}
+    result: dict[str, dict[str, object]] = {}
+    for path in sorted(draft.iterdir()):
+        found = known[path.name] if path.name in known else digests.file_digest(path)
+        result[path.name] = {"bytes": path.stat().st_size, "digest": f"{found % 2**64:016x}"}
+    return result
+
+
+def _prune(folder: Path, *, newest: int, keep: int, damaged: frozenset[int]) -> None:
+    """Remove all but ``keep`` complete checkpoints up to ``newest``; 0 keeps all. Markers first: no half one looks whole.
+
+    Those that carry a failure are counted for themselves, so that they displace none without; ``damaged`` ones not at all.
+    Raises InputError.
+    """
+    older = [step for step in reading.steps_in(folder) if step <= newest and step not in damaged]
+    failed = {step for step in older if reading.read_marker(folder / f"step-{step}").get("failures")}
+    good = [step for step in older if step not in failed]
+    for step in [*good[keep:], *sorted(failed, reverse=True)[keep:]] if keep else []:
+        path = folder / f"step-{step}"
+        with _named(path):
+            (path / reading.MARKER).unlink()
+        shutil.rmtree(path, ignore_errors=True)  # without its marker it is none any more
+
+
+def _not_finite(state: reading.State) -> int:
+    """How many values of ``state``, but for the losses, are NaN or infinite; one wait for the device."""
+    counts = [(~torch.isfinite(tensor)).sum() for name, tensor in state.items() if name != "losses"]
+    return int(torch.stack(counts).sum())
+
+
+def write_synced(path: Path, text: str) -> None:
+    """Write ``text`` and wait until it is on the disk."""
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync(folder: Path) -> None:
+    """Wait until the names in ``folder``, or the content of a file, are on the disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,278 @@
+"""Exact checks beside the loss: what a smooth curve does not show.
+
+Loss alone sees 5 of 15 planted numeric faults. The lock-step audit sees one rank's wrong arithmetic, the digests see
+what goes wrong after the all-reduce, the row check sees wrong or doubled data, and so on; each names the ranks at
+fault where they can be told: exactly, or by majority of three and more. A check that has nothing to compare, because
+there is one rank only, is not recorded: what was not tested must not look passed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypedDict
+
+import torch
+import torch.distributed as dist
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from finetune_smoke.digests import digest
+from finetune_smoke.ranks import named
+from finetune_smoke.settings.config import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from finetune_smoke.ranks import Ranks
+
+
+class Verdict(TypedDict):
+    """Outcome of one check; ``ranks`` are those at fault, empty where they cannot be told."""
+
+    passed: bool
+    detail: str
+    ranks: list[int]
+
+
+Failures = dict[str, list[tuple[str, list[int]]]]
+"""By check: what was wrong, and the ranks at fault."""
+
+
+@dataclass(slots=True)
+class Checks:
+    """What was checked so far: passes are counted, of failures the first is told. Equal on every rank."""
+
+    ranks: Ranks
+    _passes: Counter[str] = field(default_factory=Counter)
+    _remarks: dict[str, str] = field(default_factory=dict)
+    _failures: dict[str, list[tuple[str, tuple[int, ...]]]] = field(default_factory=dict)
+    _latest: dict[str, str | None] = field(default_factory=dict)
+    _left_out: dict[str, str] = field(default_factory=dict)
+
+    def record(self, name: str, *, problem: str | None, guilty: Sequence[int] = (), remark: str | None = None) -> None:
+        """One more look by check ``name``: no problem, or what was wrong and with which ranks.
+
+        ``remark`` is told in place of the number of looks where all was well.
+        """
+        self._latest[name] = problem
+        if problem is None:
+            self._passes[name] += 1
+            self._remarks[name] = remark or f"{self._passes[name]} of {self._passes[name]} looks"
+        else:
+            self._failures.setdefault(name, []).append((problem, tuple(guilty)))
+
+    def failures(self) -> Failures:
+        """Every failure so far, for a checkpoint to carry."""
+        return {name: [(problem, list(guilty)) for problem, guilty in found] for name, found in self._failures.items()}
+
+    def recall(self, failures: Failures) -> None:
+        """Count ``failures``, which a checkpoint carried, as this run's own."""
+        for name, found in failures.items():
+            before = [(problem, tuple(guilty)) for problem, guilty in found]
+            self._failures[name] = before + self._failures.get(name, [])
+
+    def failing(self, names: Iterable[str]) -> list[str]:
+        """What was wrong at the latest look of those checks among ``names`` that failed it, as ``name: problem``."""
+        return [f"{name}: {problem}" for name in names if (problem := self._latest.get(name)) is not None]
+
+    def leave_out(self, name: str, *, why: str) -> None:
+        """Check ``name`` does not apply to this run: neither passed nor failed, but failed if it fails elsewhere in it."""
+        self._left_out[name] = why
+
+    def is_settled(self, name: str) -> bool:
+        """Whether check ``name`` passed, failed or was left out so far."""
+        return bool(self._passes[name]) or name in self._failures or name in self._left_out
+
+    def left_out(self) -> dict[str, str]:
+        """Why, of every check that was left out, by name."""
+        return {name: why for name, why in sorted(self._left_out.items()) if name not in self._failures}
+
+    def verdicts(self) -> dict[str, Verdict]:
+        """Every check that looked at least once and was not left out, by name."""
+        result: dict[str, Verdict] = {}
+        for name in sorted({*self._passes, *self._failures} - set(self.left_out())):
+            failures, passes = self._failures.get(name, []), self._passes[name]
+            if not failures:
+                result[name] = {"passed": True, "detail": self._remarks[name], "ranks": []}
+                continue
+            looks = f" ({len(failures)} of {len(failures) + passes} looks failed)"
+            guilty = sorted({rank for _, ranks in failures for rank in ranks})
+            result[name] = {"passed": False, "detail": failures[0][0] + looks, "ranks": guilty}
+        return result
+
+
+def equal(checks: Checks, name: str, *, values: Sequence[int], what: str) -> None:
+    """Record under ``name`` whether ``values`` are the same on all ranks; ``what`` begins the sentence if not."""
+    everyone = checks.ranks.gather(values)
+    if len(everyone) > 1:
+        problem, odd = difference([tuple(row) for row in everyone])
+        checks.record(name, problem=problem and f"{what}: {problem}", guilty=odd)
+
+
+def difference(values: Sequence[object]) -> tuple[str | None, tuple[int, ...]]:
+    """How ``values``, one a rank, differ (None if they do not), and the ranks outside a majority of three or more."""
+    (usual, votes), *others = Counter(values).most_common()
+    if not others:
+        return None, ()
+    if len(values) == 2:
+        return "ranks 0 and 1 differ; it takes three to say which is wrong", ()
+    if votes * 2 <= len(values):
+        return f"{len(values)} ranks hold {len(others) + 1} different values, none of them in the majority", ()
+    odd = tuple(rank for rank, value in enumerate(values) if value != usual)
+    return f"{named(odd)} of {len(values)} not like the others", odd
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """Repeatable kernels within; what was set before comes back.
+
+    Not ``warn_only``: with it the backward of a fused attention only warns and stays unrepeatable (2 different results
+    in 6 at rows of 2048 tokens on an H200, 1 with this). cuDNN's attention is left out: it need not have a repeatable
+    backward. Raises RuntimeError where a kernel has no repeatable form.
+    """
+    mode, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(mode=True)
+    try:
+        with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            yield
+    finally:
+        torch.use_deterministic_algorithms(mode, warn_only=warn_only)
+
+
+FEWEST_REPLAYS = 2
+MOST_REPLAYS = 10
+"""Twice where all agree. A kernel that differs in one replay of ten does so in 10 replays on 2 of 3 ranks."""
+
+Pass = Callable[[], tuple[torch.Tensor, Sequence[torch.Tensor]]]
+"""Forward and backward over rows that are the same on every rank: its loss and this rank's own gradients."""
+
+
+def audit(checks: Checks, *, step: int, work: Pass) -> None:
+    """Lock-step audit: every rank does the same ``work``; bits of loss and gradients must agree. Then ``all_reduce``.
+
+    Records ``lock_step`` and, with several ranks, ``all_reduce``. On a difference the work is repeated, to say which
+    ranks do not even agree with themselves. A rank alone is compared with itself. Raises InputError if the model has
+    a kernel that no setting makes repeatable.
+    """
+    try:
+        with deterministic():
+            loss, gradients = work()
+            once = checks.ranks.gather([digest([loss]), digest(gradients)])
+            again = once
+            if len(once) == 1 or len(set(map(tuple, once))) > 1:
+                repeated_loss, repeated_gradients = work()
+                again = checks.ranks.gather([digest([repeated_loss]), digest(repeated_gradients)])
+    except RuntimeError as error:
+        if "deterministic" not in str(error):
+            raise
+        raise InputError(f"the lock-step audit (--audit-every 0 leaves it out) needs repeatable kernels: {error}") from error
+    _judge_lock_step(checks, step, once, again)
+    if checks.ranks.world_size > 1:
+        _audit_all_reduce(checks, step, torch.cat([gradient.reshape(-1) for gradient in gradients]))
+
+
+def _judge_lock_step(checks: Checks, step: int, once: list[list[int]], again: list[list[int]]) -> None:
+    """``once`` and ``again`` hold the digests of loss and gradients by rank, of the first pass and of its repeat."""
+    unsteady = [rank for rank, (first, second) in enumerate(zip(once, again, strict=True)) if first != second]
+    part = 0 if len({row[0] for row in once}) > 1 else 1
+    problem, odd = difference([row[part] for row in once])
+    if unsteady:
+        repeat = f"{named(unsteady)} does not repeat itself"
+        problem, odd = (f"{problem}; {repeat}", odd) if problem else (repeat, tuple(unsteady))
+    what = f"{('loss', 'gradients')[part]} of the same rows at step {step}"
+    checks.record("lock_step", problem=problem and f"{what}: {problem}", guilty=odd)
+
+
+def audit_replays(checks: Checks, *, step: int, work: Pass) -> None:
+    """``graph_lock_step``: as the audit, of steps that are replayed: what ``work`` replays twice must agree, on all ranks.
+
+    The kernels of a captured step are the fast ones, which need not repeat themselves to the bit. So on a difference all
+    ranks replay it more often. Where several do not repeat themselves, or half of them, nobody can tell a GPU from its
+    kernels: the check is left out, which is no pass.
+    """
+    looks: list[list[list[int]]] = []
+    while len(looks) < FEWEST_REPLAYS or (len(looks) < MOST_REPLAYS and _differ(looks)):
+        loss, gradients = work()
+        looks.append(checks.ranks.gather([digest([loss]), digest(gradients)]))
+    _judge_replays(checks, step, looks)
+
+
+def _differ(looks: Sequence[Sequence[Sequence[int]]]) -> bool:
+    return len({tuple(row) for look in looks for row in look}) > 1
+
+
+def _judge_replays(checks: Checks, step: int, looks: Sequence[Sequence[Sequence[int]]]) -> None:
+    """``looks`` hold the digests of loss and gradients by rank, of one replay of the same rows each."""
+    by_rank = list(zip(*looks, strict=True))
+    unsteady = [rank for rank, seen in enumerate(by_rank) if _differ([seen])]
+    what = f"replays of the same rows at step {step}"
+    if len(unsteady) > 1 or len(unsteady) * 2 >= len(by_rank):
+        told = f"{what}: {named(unsteady)} of {len(by_rank)} differ from themselves: the graph's kernels cannot be compared"
+        checks.leave_out("graph_lock_step", why=told)
+        return
+    if unsteady:
+        checks.record("graph_lock_step", problem=f"{what}: {named(unsteady)} does not repeat itself", guilty=unsteady)
+        return
+    problem, odd = difference([tuple(row) for row in looks[0]])
+    checks.record("graph_lock_step", problem=problem and f"{what}: {problem}", guilty=odd)
+
+
+def _audit_all_reduce(checks: Checks, step: int, vector: torch.Tensor) -> None:
+    """The mean of equal vectors is that vector, to one rounding of 2^-24 a rank."""
+    world_size = checks.ranks.world_size
+    dist.broadcast(vector, 0)
+    mean = vector.clone()
+    dist.all_reduce(mean)
+    mean /= world_size
+    within = (mean - vector).abs() <= vector.abs() * (world_size * 2.0**-24)
+    what = f"step {step}: wrong elements in a mean of equal gradients"
+    none_on_any_rank(checks, "all_reduce", count=int((~within).sum()), what=what)
+
+
+def none_on_any_rank(checks: Checks, name: str, *, count: int, what: str) -> None:
+    """Record under ``name`` whether ``count`` of ``what`` is 0 on every rank."""
+    counts = [number for (number,) in checks.ranks.gather([count])]
+    bad = [rank for rank, number in enumerate(counts) if number]
+    problem = f"{what}: {counts[bad[0]]} on {named(bad)}" if bad else None
+    checks.record(name, problem=problem, guilty=bad)
+
+
+def rows_read(checks: Checks, *, step: int, read: tuple[int, int], demanded: tuple[int, int]) -> None:
+    """``data_digest``: this rank read the rows that the step demands, and no rank those of another.
+
+    Both are (number of the first row, digest of the contents). Rows are told apart by their numbers: texts may be equal.
+    """
+    everyone = checks.ranks.gather([*read, *demanded])
+    wrong = [rank for rank, row in enumerate(everyone) if row[:2] != row[2:]]
+    readers = Counter(first for first, *_ in everyone)
+    doubled = [rank for rank, (first, *_) in enumerate(everyone) if readers[first] > 1]
+    problem = None
+    if wrong:
+        problem = f"step {step}: {named(wrong)} read other rows than the step demands"
+    elif doubled:
+        problem = f"step {step}: {named(doubled)} read the same rows"
+    checks.record("data_digest", problem=problem, guilty=wrong or doubled)
+
+
+def finite(checks: Checks, *, values: Sequence[float], weights: Iterable[torch.Tensor] = ()) -> None:
+    """``finite``: each loss and gradient norm in ``values``, and each of ``weights``, is a number, on every rank."""
+    count = sum(not math.isfinite(value) for value in values)
+    counts = [(~tensor.detach().isfinite()).sum() for tensor in weights]
+    count += int(torch.stack(counts).sum()) if counts else 0
+    none_on_any_rank(checks, "finite", count=count, what="losses, gradient norms or adapter weights that are not finite")
+
+
+def unchanged(checks: Checks, *, before: int, now: int) -> None:
+    """``base_digest``: what this rank holds of the frozen weights has the ``digest`` that it had before training."""
+    changed = [rank for rank, (differs,) in enumerate(checks.ranks.gather([before != now])) if differs]
+    problem = f"frozen weights of {named(changed)} have other bits than before training" if changed else None
+    checks.record("base_digest", problem=problem, guilty=changed)
+
+
+def moved(checks: Checks, *, before: torch.Tensor, now: torch.Tensor) -> None:
+    """``adapters_moved``: by their ``fingerprints`` before and now, no adapter tensor is as it was at the start."""
+    what = f"adapter tensors of {now.numel()} that never changed"
+    none_on_any_rank(checks, "adapters_moved", count=int((before == now).sum()), what=what)

@@ -1,0 +1,150 @@
+"""Faults planted on purpose (``--fault NAME[:RANK]``): the self-test of the checks. What each does: config.FAULTS."""
+
+from __future__ import annotations
+
+import functools
+import random
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from finetune_smoke.data.batches import Row, Source
+from finetune_smoke.settings.config import InputError, parse_fault
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+SLOWER_S = 0.1
+SLOWER_FORWARDS = 3
+GPU_CYCLES_PER_S = 1.8e9  # about an H200's SM clock
+SCALE = 8
+ONCE_AT_STEP = 10
+FAR = 77_777
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """The fault of this run as this rank sees it: ``name`` is "none" on ranks that it does not touch."""
+
+    name: str
+
+    def slow_down(self, seen_ms: Sequence[float], device: torch.device) -> None:
+        """Lose time in the forward; ``seen_ms`` is what forwards took so far, this fault's part included."""
+        if self.name == "straggler":
+            # Before anything was seen a forward was SLOWER_S longer than it had to be, and later ones no less.
+            healthy_s = max(0.0, min(seen_ms, default=0.0) / 1e3 - SLOWER_S)
+            seconds = max(SLOWER_S, SLOWER_FORWARDS * healthy_s)
+            if device.type == "cuda":
+                torch.cuda._sleep(int(seconds * GPU_CYCLES_PER_S))  # type: ignore[no-untyped-call]  # noqa: SLF001 -- only waits
+            else:
+                _work(seconds)
+
+    @torch.no_grad()
+    def spoil_base(self, weight: torch.Tensor) -> None:
+        """One bit of one base weight is wrong."""
+        if self.name == "base":
+            weight.view(-1)[:1].view(torch.uint8)[:1] ^= 1
+
+    def freeze(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """All adapters but the last stop learning."""
+        if self.name == "frozen":
+            for parameter in list(parameters.values())[:-1]:
+                parameter.requires_grad = False
+
+    def wrong_indices(self, demanded: range, rank: int) -> range:
+        """The rows to read in place of ``demanded``: those of rank 0, or of rank 1 for rank 0."""
+        if self.name != "dupdata":
+            return demanded
+        shift = -rank if rank else 1
+        return range(demanded.start + shift * len(demanded), demanded.stop + shift * len(demanded))
+
+    def wrong_answers(self, rows: list[Row], demanded: range, source: Source) -> list[Row]:
+        """``rows``, each with the answer of a prompt far away."""
+        if self.name != "wrongdata":
+            return rows
+        return [_answered_by(row, source.row(index + FAR)) for row, index in zip(rows, demanded, strict=True)]
+
+    def watch_gradients(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        """Corrupt this rank's own gradients from now on, before they are averaged with the others'."""
+        if self.name in {"bitflip", "bitflip-exp", "scale", "zero", "noise", "signflip"}:
+            self._corrupt(parameters)
+
+    @torch.no_grad()
+    def enter_step(
+        self, parameters: Mapping[str, torch.nn.Parameter], frozen: Iterable[torch.Tensor], *, step: int, last: int
+    ) -> None:
+        """Begin with the ``last`` step what begins late; ``frozen`` are the weights that are not trained."""
+        if self.name == "bitflip-late" and step == last:
+            self._corrupt(parameters)
+        elif self.name == "base-late" and step == last:
+            weights = list(frozen)
+            weights[len(weights) // 2].view(-1)[:1].view(torch.uint8)[:1] ^= 1  # of a decoder layer
+
+    def _corrupt(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
+        rng = random.Random(0)
+        everywhere = [parameter for parameter in parameters.values() if parameter.requires_grad]
+        for parameter in everywhere[:1] if self.name.startswith("bitflip") else everywhere:
+            parameter.register_hook(functools.partial(self._corrupted, rng=rng))  # type: ignore[no-untyped-call]  # torch's
+
+    def _corrupted(self, gradient: torch.Tensor, rng: random.Random) -> torch.Tensor:
+        if self.name == "noise":
+            return gradient + torch.randn_like(gradient) * gradient.abs().mean()
+        if self.name.startswith("bitflip"):
+            bit = rng.choice([27, 28, 29]) if self.name == "bitflip-exp" else rng.randrange(23)
+            return _flipped(gradient.clone(), rng.randrange(gradient.numel()), bit)
+        return gradient * {"scale": SCALE, "zero": 0, "signflip": -1}[self.name]
+
+    @torch.no_grad()
+    def spoil_averages(self, parameters: Mapping[str, torch.nn.Parameter], step: int) -> None:
+        """Corrupt the averaged gradients as this rank received them."""
+        gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
+        if self.name in {"post-scale", "post-signflip"}:
+            for gradient in gradients:
+                gradient.mul_(SCALE if self.name == "post-scale" else -1)
+        elif self.name == "post-bitflip":
+            _flipped(gradients[0], step % gradients[0].numel(), step % 23)
+        elif self.name == "post-bitflip-once" and step == ONCE_AT_STEP:
+            _flipped(gradients[0], 0, 22)
+
+    @torch.no_grad()
+    def spoil_replay(self, gradients: torch.Tensor) -> None:
+        """Corrupt what a replayed pass left in ``gradients``; in the eager audit nothing is wrong."""
+        if self.name == "graph-bitflip":
+            _flipped(gradients, gradients.numel() // 2, 22)
+
+    def truncate(self, adapter: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The saved adapter, short of its first tensor."""
+        return dict(list(adapter.items())[1:]) if self.name == "truncate-ckpt" else adapter
+
+
+GLOBAL = frozenset({"none", "lr0", "frozen", "noallreduce"})
+
+
+def planted(text: str, *, rank: int, world_size: int) -> Fault:
+    """``NAME[:RANK]`` as ``rank`` sees it; raises InputError for a rank that is not there."""
+    name, guilty = parse_fault(text)
+    if guilty is not None and guilty >= world_size:
+        raise InputError(f"fault {text!r}: there are ranks 0 to {world_size - 1}")
+    here = name in GLOBAL or rank == (world_size - 1 if guilty is None else guilty)
+    return Fault(name if here else "none")
+
+
+def _answered_by(row: Row, other: Row) -> Row:
+    """The prompt of ``row`` with the answer of ``other``."""
+    begin, cut = row.predicted[0], other.predicted[0]
+    return Row(row.ids[:begin] + other.ids[cut:], [at - cut + begin for at in other.predicted])
+
+
+def _flipped(values: torch.Tensor, index: int, bit: int) -> torch.Tensor:
+    """``values`` (float32) with one bit of one element flipped in place."""
+    values.view(-1)[index : index + 1].view(torch.int32).bitwise_xor_(1 << bit)
+    return values
+
+
+def _work(seconds: float) -> None:
+    """Keep this thread's core busy for so long: a wait would not count as time of the forward, and is none of it."""
+    end_s = time.thread_time() + seconds
+    while time.thread_time() < end_s:
+        pass

@@ -1,0 +1,1 @@
+"""Rows: generated calls or real texts, tokenised, cached and loaded in the background."""

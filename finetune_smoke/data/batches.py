@@ -1,0 +1,205 @@
+"""Rows as a function of the step: which rows a rank reads, as tokens, and batches of them.
+
+Step ``s`` trains on the rows ``s * G`` to ``(s + 1) * G - 1`` of one endless sequence, G being the rows of all ranks;
+a rank takes its slice. So the curve does not depend on the number of ranks where ``rows`` are shared, a resume needs
+only the number of rows that were read (fitting.py), and anybody can check what a rank has read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from finetune_smoke.data import calls
+from finetune_smoke.digests import digest_bytes
+from finetune_smoke.settings.config import Config, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+PACKED_STRIDE = 4096
+"""Examples set aside for one packed row; more than fit into it, so rows never share an example."""
+
+
+@dataclass(frozen=True, slots=True)
+class Codec:
+    """What is needed of a tokenizer: text to tokens and back, the token that ends an answer, the one that fills a row.
+
+    ``digest`` stands for its vocabulary and rules, ``remark`` says what had to be chosen for it, if anything.
+    """
+
+    encode: Callable[[str], list[int]]
+    decode: Callable[[list[int]], str]
+    end_id: int
+    pad_id: int
+    digest: int
+    remark: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Tokens of a row, and the positions (1 and up) of those that the model has to predict."""
+
+    ids: list[int]
+    predicted: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Rows as tensors: ``ids`` [rows, tokens], and one entry per predicted token in each of the others.
+
+    ``positions`` is where the token before it lies in the flattened ``ids``, ``targets`` the token itself, ``owners``
+    the number of its row.
+    """
+
+    ids: torch.Tensor
+    positions: torch.Tensor
+    targets: torch.Tensor
+    owners: torch.Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on ``device``."""
+        tensors = (self.ids, self.positions, self.targets, self.owners)
+        return Batch(*(tensor.to(device, non_blocking=True) for tensor in tensors))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Where rows come from. ``row`` gives training row ``index``; ``answers`` says that held-out rows hold one call.
+
+    ``blind_floor_nats`` is the loss per predicted token of a model that has learnt the format and reads nothing of
+    the prompt, None where nobody knows it. ``digest`` stands for the content: equal on ranks that read the same data.
+    """
+
+    row: Callable[[int], Row]
+    heldout: tuple[Row, ...]
+    pad_id: int
+    end_id: int
+    answers: bool
+    blind_floor_nats: float | None
+    digest: int
+
+
+def own_codec(tokenizer: calls.Tokenizer) -> Codec:
+    """The tokenizer in code as a Codec."""
+    return Codec(
+        encode=tokenizer.encode,
+        decode=tokenizer.decode,
+        end_id=tokenizer.end_id,
+        pad_id=tokenizer.pad_id,
+        digest=digest_bytes("\0".join(tokenizer.fragments).encode()),
+    )
+
+
+def local_rows(config: Config, world_size: int) -> int:
+    """Rows of a pass on each rank; raises InputError if the ranks cannot share the rows evenly."""
+    if not config.rows_shared:
+        return config.rows
+    if config.rows % world_size:
+        raise InputError(f"{config.rows} rows a step cannot be shared by {world_size} ranks: not divisible")
+    return config.rows // world_size
+
+
+def indices(step: int, *, rank: int, world_size: int, rows: int) -> range:
+    """The rows that ``rank`` reads at ``step`` where each rank reads ``rows``."""
+    first = (step * world_size + rank) * rows
+    return range(first, first + rows)
+
+
+def batch(rows: Sequence[Row], pad_id: int, width: int | None = None) -> Batch:
+    """``rows`` as one batch, filled at the right to ``width`` tokens, which none exceeds, or to the longest."""
+    width = width or max(len(row.ids) for row in rows)
+    positions = [number * width + at - 1 for number, row in enumerate(rows) for at in row.predicted]
+    targets = [row.ids[at] for row in rows for at in row.predicted]
+    owners = [number for number, row in enumerate(rows) for _ in row.predicted]
+    return Batch(
+        ids=torch.tensor([row.ids + [pad_id] * (width - len(row.ids)) for row in rows]),
+        positions=torch.tensor(positions, dtype=torch.int64),
+        targets=torch.tensor(targets, dtype=torch.int64),
+        owners=torch.tensor(owners, dtype=torch.int64),
+    )
+
+
+def digest_rows(rows: Sequence[Row]) -> int:
+    """64 bits that stand for the tokens of ``rows`` and for which of them are predicted."""
+    return digest_bytes(repr([(row.ids, row.predicted) for row in rows]).encode())
+
+
+def synthetic(config: Config, codec: Codec) -> Source:
+    """Function calls from the seed. Loss on the answers only; raises InputError if one is longer than a row."""
+    examples = [calls.example(config.seed, "heldout", index) for index in range(config.heldout_rows)]
+    heldout = tuple(_answer_row(example, codec) for example in examples)
+    answer_tokens = sum(len(row.predicted) for row in heldout)
+
+    def row(index: int) -> Row:
+        if config.packed:
+            return _packed_row(config, codec, index)
+        return _fitting(_answer_row(calls.example(config.seed, "train", index), codec), config)
+
+    return Source(
+        row=row,
+        heldout=tuple(_fitting(row, config) for row in heldout),
+        pad_id=codec.pad_id,
+        end_id=codec.end_id,
+        answers=True,
+        blind_floor_nats=sum(example.entropy_nats for example in examples) / answer_tokens,
+        digest=digest_rows(heldout),
+    )
+
+
+def texts(config: Config, codec: Codec, content: Sequence[str], *, step_rows: int) -> Source:
+    """Rows of running text, one a row, cut at ``row_tokens``, every token predicted; read in order, over and over.
+
+    The last ``heldout_rows`` texts, at most a tenth, are held out. Raises InputError if what is left is fewer than
+    the rows of one step: ``step_rows`` of all ranks in each pass.
+    """
+    needed = step_rows * config.accumulation
+    held = min(config.heldout_rows, max(1, len(content) // 10))
+    train = content[: len(content) - held]
+    if len(train) < needed:
+        raise InputError(
+            f"data set {config.dataset}: {len(content)} rows, {held} of them held out, leave fewer than one step of {needed} "
+            "rows: it takes a larger data set, fewer --rows or less --accumulation"
+        )
+    return Source(
+        row=lambda index: _text_row(train[index % len(train)], codec, config.row_tokens),
+        heldout=tuple(_text_row(text, codec, config.row_tokens) for text in content[len(train) :]),
+        pad_id=codec.pad_id,
+        end_id=codec.end_id,
+        answers=False,
+        blind_floor_nats=None,
+        digest=digest_bytes("\0".join(content).encode()),
+    )
+
+
+def _answer_row(example: calls.Example, codec: Codec) -> Row:
+    """Prompt and answer as one row; the answer and the end are predicted."""
+    prompt = codec.encode(example.prompt)
+    ids = [*prompt, *codec.encode(example.response), codec.end_id]
+    return Row(ids, list(range(len(prompt), len(ids))))
+
+
+def _fitting(row: Row, config: Config) -> Row:
+    if len(row.ids) > config.row_tokens:
+        raise InputError(f"an example has {len(row.ids)} tokens: more than row_tokens = {config.row_tokens}")
+    return row
+
+
+def _packed_row(config: Config, codec: Codec, index: int) -> Row:
+    """Whole examples, one after another, filled to exactly ``row_tokens`` tokens."""
+    ids: list[int] = []
+    predicted: list[int] = []
+    for number in range(index * PACKED_STRIDE, (index + 1) * PACKED_STRIDE):
+        row = _answer_row(calls.example(config.seed, "train", number), codec)
+        if len(ids) + len(row.ids) > config.row_tokens:
+            break
+        predicted += [len(ids) + at for at in row.predicted]
+        ids += row.ids
+    return Row(ids + [codec.pad_id] * (config.row_tokens - len(ids)), predicted)
+
+
+def _text_row(text: str, codec: Codec, row_tokens: int) -> Row:
+    ids = [*codec.encode(text), codec.end_id][:row_tokens]
+    return Row(ids, list(range(1, len(ids))))

@@ -1,0 +1,250 @@
+"""Rows made once per node: tokenised, packed where asked for, and kept in a scratch folder (``--scratch DIR``).
+
+``DIR/rows-KEY`` holds the tokens of all rows one after another, which of them are predicted, where each row ends (NumPy
+files, mapped into memory, shared by the node's ranks) and ``index.json``: what they were made of, and a digest of each
+file. KEY stands for data set, tokenizer and settings, so another of these is another folder. One process makes it, under
+a lock (locking.py) that the others wait for; it gets its name when it is complete. A folder whose
+files are not what the index says is made again. Without a scratch folder the same rows are made in memory, as needed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from finetune_smoke import digests
+from finetune_smoke.data import batches, hub, locking
+from finetune_smoke.settings.config import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from finetune_smoke.settings.config import Config
+
+FORMAT = 1
+INDEX = "index.json"
+DEADLINE_S = 570.0
+"""How long to wait for who makes the rows: less than the 600 s after which the ranks of other nodes give up waiting for
+this one in their process group (ranks.py), so that the run ends with a message that says why."""
+ARRAYS = {"ids.npy": np.int32, "predicted.npy": np.bool_, "ends.npy": np.int64}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Cache:
+    """Rows in a folder: ``train`` of them, then ``heldout``. ``remark`` says whether they were found or made, and why."""
+
+    folder: Path
+    train: int
+    heldout: int
+    tokens: int
+    made: bool
+    remark: str
+    digest: int
+    arrays: dict[str, Any]
+
+    def row(self, number: int) -> batches.Row:
+        """Row ``number`` of all."""
+        ends = self.arrays["ends.npy"]
+        first, last = int(ends[number - 1]) if number else 0, int(ends[number])
+        predicted = np.flatnonzero(self.arrays["predicted.npy"][first:last])
+        return batches.Row(self.arrays["ids.npy"][first:last].tolist(), predicted.tolist())
+
+
+def source(config: Config, codec: batches.Codec, *, step_rows: int, say: Callable[[str], None]) -> batches.Source:
+    """Where the rows of ``config`` come from; ``step_rows`` are those of all ranks in a pass. Raises InputError."""
+    if config.scratch is None:
+        return _in_memory(config, codec, step_rows)
+    made = cache(config, codec, step_rows=step_rows, say=say)
+    say(made.remark)
+    if config.dataset is None:
+        whole = batches.synthetic(config, codec)
+        row = whole.row
+        # What a check wants to see beyond the last step's rows is made as it always was.
+        return dataclasses.replace(whole, row=lambda index: made.row(index) if index < made.train else row(index))
+    return batches.Source(
+        row=lambda index: made.row(index % made.train),
+        heldout=tuple(made.row(made.train + number) for number in range(made.heldout)),
+        pad_id=codec.pad_id,
+        end_id=codec.end_id,
+        answers=False,
+        blind_floor_nats=None,
+        digest=made.digest,
+    )
+
+
+def cache(config: Config, codec: batches.Codec, *, step_rows: int, say: Callable[[str], None] = lambda _text: None) -> Cache:
+    """The rows of ``config`` in its scratch folder, made if they are not there, or damaged; raises InputError.
+
+    ``say`` hears for which process this one waits, which it does for at most 570 s.
+    """
+    about = _about(config, codec, step_rows)
+    key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+    scratch = Path(config.scratch or "")
+    folder = scratch / f"rows-{key}"
+    with _locked(scratch, key, say):
+        flaw = _flaw(folder, about)
+        begin = time.monotonic()
+        if flaw is not None:
+            _make(config, codec, folder, about, step_rows)
+        found = _opened(folder, flaw, time.monotonic() - begin)
+    needed = step_rows * config.accumulation
+    if found.train < needed:
+        raise InputError(
+            f"data set {config.dataset}: {found.train} training rows of up to {config.row_tokens} tokens are fewer than one "
+            f"step of {needed} rows: it takes a larger data set, fewer --rows or less --accumulation"
+        )
+    return found
+
+
+def _in_memory(config: Config, codec: batches.Codec, step_rows: int) -> batches.Source:
+    if config.dataset is None:
+        return batches.synthetic(config, codec)
+    if not config.packed:
+        return batches.texts(config, codec, hub.load_texts(config.dataset), step_rows=step_rows)
+    train, whole = _text_rows(config, codec, step_rows)
+    return dataclasses.replace(whole, row=lambda index: train[index % len(train)])
+
+
+def _about(config: Config, codec: batches.Codec, step_rows: int) -> dict[str, object]:
+    """What the rows depend on."""
+    synthetic = {"seed": config.seed, "rows": _rows_read(config, step_rows)}
+    return {
+        "format": FORMAT,
+        "data": synthetic if config.dataset is None else hub.dataset_digest(config.dataset),
+        "tokenizer": [codec.digest, codec.end_id, codec.pad_id],
+        "row_tokens": config.row_tokens,
+        "packed": config.packed,
+        "heldout_rows": config.heldout_rows,
+    }
+
+
+def data_digest(config: Config, codec: batches.Codec) -> int:
+    """64 bits for data set (or seed) and tokenizer, whatever the settings and the number of ranks; raises InputError."""
+    content = config.seed if config.dataset is None else hub.dataset_digest(config.dataset)
+    return digests.digest_bytes(repr([content, codec.digest, codec.end_id, codec.pad_id]).encode())
+
+
+def _rows_read(config: Config, step_rows: int) -> int:
+    """How many rows a run of ``config`` reads."""
+    return config.steps * config.accumulation * step_rows
+
+
+@contextmanager
+def _locked(scratch: Path, key: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock of ``key``; raises InputError if the folder cannot be written, or another holds it too long."""
+    with ExitStack() as stack:
+        try:
+            scratch.mkdir(parents=True, exist_ok=True)
+            lock = locking.held(scratch / f"rows-{key}.lock", deadline_s=DEADLINE_S, doing="making the rows", say=say)
+            stack.enter_context(lock)
+        except OSError as error:
+            raise InputError(f"scratch folder cannot be written: {error}") from error
+        yield
+
+
+def _flaw(folder: Path, about: dict[str, object]) -> str | None:
+    """Why the rows in ``folder`` cannot be used, None if they can."""
+    if not folder.exists():
+        return "new"
+    try:
+        index = json.loads((folder / INDEX).read_text())
+        entries = {name: index["files"][name] for name in ARRAYS}
+        same = index["about"] == json.loads(json.dumps(about))
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"{INDEX} was damaged"
+    changed = [name for name, entry in entries.items() if not digests.is_unchanged(folder / name, entry)]
+    if not same or changed:
+        return f"{' and '.join(changed) or INDEX} was damaged"
+    return None
+
+
+def _make(config: Config, codec: batches.Codec, folder: Path, about: dict[str, object], step_rows: int) -> None:
+    """Make all rows, write them beside ``folder`` and give them its name; raises InputError."""
+    if config.dataset is None:
+        whole = batches.synthetic(config, codec)
+        train = [whole.row(index) for index in range(_rows_read(config, step_rows))]
+    else:
+        train, whole = _text_rows(config, codec, step_rows)
+    rows = [*train, *whole.heldout]
+    draft = folder.with_suffix(".tmp")
+    try:
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir()
+        for name, array in _arrays(rows).items():
+            np.save(draft / name, array)
+        digests = {name: {"digest": f"{digests.file_digest(draft / name) % 2**64:016x}"} for name in ARRAYS}
+        index = {"about": about, "train": len(train), "heldout": len(whole.heldout), "files": digests}
+        (draft / INDEX).write_text(json.dumps(index, indent=1) + "\n")
+        shutil.rmtree(folder, ignore_errors=True)
+        draft.rename(folder)
+    except OSError as error:
+        raise InputError(f"scratch folder cannot be written: {error}") from error
+
+
+def _opened(folder: Path, flaw: str | None, seconds: float) -> Cache:
+    index = json.loads((folder / INDEX).read_text())
+    arrays = {name: np.load(folder / name, mmap_mode="r") for name in ARRAYS}
+    rows, tokens = index["train"] + index["heldout"], len(arrays["ids.npy"])
+    how = f"found in {folder}" if flaw is None else f"made in {folder} in {seconds:.1f} s ({flaw})"
+    return Cache(
+        folder=folder,
+        train=index["train"],
+        heldout=index["heldout"],
+        tokens=tokens,
+        made=flaw is not None,
+        remark=f"{rows} rows of {tokens} tokens {how}",
+        digest=digests.digest_bytes(json.dumps(index["files"], sort_keys=True).encode()),
+        arrays=arrays,
+    )
+
+
+def _arrays(rows: Sequence[batches.Row]) -> dict[str, Any]:
+    """``rows`` as the three arrays of a folder."""
+    ends = np.cumsum([len(row.ids) for row in rows])
+    starts = [0, *ends.tolist()[:-1]]
+    predicted = np.zeros(int(ends[-1]), dtype=np.bool_)
+    for start, row in zip(starts, rows, strict=True):
+        predicted[[start + at for at in row.predicted]] = True
+    ids = np.fromiter((token for row in rows for token in row.ids), dtype=np.int64, count=int(ends[-1]))
+    found = {"ids.npy": ids, "predicted.npy": predicted, "ends.npy": ends}
+    return {name: array.astype(ARRAYS[name]) for name, array in found.items()}
+
+
+def _text_rows(config: Config, codec: batches.Codec, step_rows: int) -> tuple[list[batches.Row], batches.Source]:
+    """All training rows of the data set, packed if asked for, and the source that has its held-out rows."""
+    content = hub.load_texts(config.dataset or "")
+    whole = batches.texts(config, codec, content, step_rows=1 if config.packed else step_rows)
+    rows = [whole.row(index) for index in range(len(content) - len(whole.heldout))]
+    if config.packed:
+        rows = pack(rows, config.row_tokens, codec.pad_id)
+        needed = step_rows * config.accumulation
+        if len(rows) < needed:
+            raise InputError(
+                f"data set {config.dataset}: {len(content)} rows make {len(rows)} packed ones of {config.row_tokens} tokens, "
+                f"fewer than one step of {needed} rows: it takes a larger data set, fewer --rows or less --accumulation"
+            )
+    return rows, whole
+
+
+def pack(rows: Sequence[batches.Row], row_tokens: int, pad_id: int) -> list[batches.Row]:
+    """Whole rows one after another, in their order, in rows of exactly ``row_tokens`` tokens, padded at the end."""
+    packed: list[batches.Row] = []
+    ids: list[int] = []
+    predicted: list[int] = []
+    for row in rows:
+        if len(ids) + len(row.ids) > row_tokens:
+            packed.append(batches.Row(ids + [pad_id] * (row_tokens - len(ids)), predicted))
+            ids, predicted = [], []
+        predicted = predicted + [len(ids) + at for at in row.predicted]
+        ids = ids + row.ids
+    if ids:
+        packed.append(batches.Row(ids + [pad_id] * (row_tokens - len(ids)), predicted))
+    return packed

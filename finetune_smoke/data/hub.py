@@ -1,0 +1,162 @@
+"""A tokenizer and a data set, the real ones from a directory or from the hub's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from finetune_smoke.data import calls
+from finetune_smoke.data.batches import Codec, own_codec
+from finetune_smoke.digests import digest_bytes
+from finetune_smoke.settings.config import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from finetune_smoke.settings.config import Config
+
+
+def codec_of(config: Config) -> Codec:
+    """The tokenizer of the base; raises InputError."""
+    return own_codec(calls.Tokenizer()) if config.model is None else load_codec(config.model)
+
+
+def load_codec(name: str) -> Codec:
+    """The tokenizer that comes with model ``name``; raises InputError if it cannot be had or has no end token.
+
+    So does encoding a text to a token that the model has no embedding for.
+    """
+    check_place("model", name)
+    from transformers import AutoConfig, AutoTokenizer  # noqa: PLC0415 -- seconds; only where a model is loaded
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        config = AutoConfig.from_pretrained(name).get_text_config()
+    except (OSError, ValueError) as error:
+        raise InputError(reason("tokenizer of model", name, error)) from error
+    if tokenizer.eos_token_id is None:
+        raise InputError(f"tokenizer of {name} has no end token: set eos_token in its tokenizer_config.json")
+    known = getattr(config, "vocab_size", None) or len(tokenizer)
+
+    def checked(ids: list[int]) -> list[int]:
+        foreign = next((number for number in ids if number >= known), None)
+        if foreign is not None:
+            token = tokenizer.convert_ids_to_tokens(foreign)
+            raise InputError(f"tokenizer of {name} has token {foreign}, {token!r}, and the model's tokens end at {known - 1}")
+        return ids
+
+    def encode(text: str) -> list[int]:
+        return checked(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def decode(ids: list[int]) -> str:
+        text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return text
+
+    # Fillers stand behind what is read and predicted in a row, or are masked, so any token would do.
+    # A class of transformers may add a pad token of its own to a vocabulary without one, behind the model's last.
+    unpadded = tokenizer.pad_token_id is None or tokenizer.pad_token_id >= known
+    return Codec(
+        encode=encode,
+        decode=decode,
+        end_id=checked([tokenizer.eos_token_id])[0],
+        pad_id=tokenizer.eos_token_id if unpadded else tokenizer.pad_token_id,
+        digest=_tokenizer_digest(tokenizer),
+        remark=f"tokenizer of {name} has no pad token that the model knows: rows are filled with its end token"
+        if unpadded
+        else None,
+    )
+
+
+def load_texts(name: str) -> list[str]:
+    """The texts of the JSON and JSONL files of a data set, in the files' natural order; raises InputError.
+
+    A row holds ``text``, or ``system`` and ``chat`` as glaive-function-calling-v2 does; all of it is one text.
+    """
+    return [_text(row, where) for path in _files(name) for where, row in _rows(path)]
+
+
+def dataset_digest(name: str) -> str:
+    """SHA-256, as hex, of the names and contents of the files that ``load_texts`` reads; raises InputError."""
+    found = hashlib.sha256()
+    for path in _files(name):
+        found.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                found.update(block)
+    return found.hexdigest()
+
+
+def _files(name: str) -> list[Path]:
+    check_place("data set", name)
+    folder = Path(name) if Path(name).is_dir() else _snapshot(name)
+    files = sorted(path for path in folder.rglob("*") if path.suffix in {".json", ".jsonl"} and path.is_file())
+    files = [path for path in files if path.name not in {"dataset_infos.json", "dataset_info.json", "state.json"}]
+    if not files:
+        raise InputError(f"data set {name}: no .jsonl and no .json file in {folder}")
+    return files
+
+
+def _tokenizer_digest(tokenizer: Any) -> int:
+    """64 bits for all rules of a fast tokenizer; of a slow one for its vocabulary."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    rules = json.dumps(tokenizer.get_vocab(), sort_keys=True) if backend is None else backend.to_str()
+    return digest_bytes(rules.encode())
+
+
+def check_place(kind: str, name: str) -> None:
+    """Refuse a path that is not there, and keep the hub out of it when a directory is given."""
+    if kind == "model" and Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+        raise InputError(f"model {name}: cannot be loaded: there is no config.json in that directory")
+    if Path(name).is_dir():
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    elif name.startswith(("/", ".", "~")) or name.count("/") > 1:
+        raise InputError(f"no such {kind} directory: {name}")
+
+
+def _snapshot(name: str) -> Path:
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 -- slow import, only for a hub repository
+
+    try:
+        return Path(snapshot_download(name, repo_type="dataset", allow_patterns=["*.json", "*.jsonl"]))
+    except (OSError, ValueError) as error:
+        raise InputError(reason("data set", name, error)) from error
+
+
+def reason(kind: str, name: str, error: Exception) -> str:
+    """One line out of the many that the hub's errors have."""
+    first = str(error).strip().partition("\n")[0]
+    where = "cannot be loaded" if Path(name).is_dir() else "not a directory here, and not to be had from the hub or its cache"
+    return f"{kind} {name}: {where}: {first}"
+
+
+def _rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """(where, row) of each row: a JSON array, or one JSON object a line."""
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+    if content.lstrip().startswith("["):
+        for number, row in enumerate(_parsed(content, str(path))):
+            yield f"{path}, row {number}", row
+        return
+    for number, line in enumerate(content.split("\n"), start=1):
+        if line.strip():
+            yield f"{path}:{number}", _parsed(line, f"{path}:{number}")
+
+
+def _parsed(content: str, where: str) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: not JSON: {error}") from error
+
+
+def _text(row: Any, where: str) -> str:
+    if isinstance(row, dict):
+        parts = [row["text"]] if "text" in row else [row.get("system", ""), row.get("chat")]
+        if all(isinstance(part, str) for part in parts):
+            return "\n".join(part for part in parts if part)
+    raise InputError(f"{where}: a row needs 'text', or 'chat' with or without 'system'")

@@ -1,0 +1,123 @@
+"""What the adapters learnt, on prompts whose answers never occurred in training."""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from finetune_smoke.data import batches, hub
+from finetune_smoke.evaluation import generation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from finetune_smoke.checks import exact
+    from finetune_smoke.evaluation.generation import Shares
+    from finetune_smoke.run import Run
+
+ROWS = 64
+"""Held-out calls in one forward; of running text, as many rows as a training step has."""
+
+EXACT = 0.9
+"""The share of generated calls that has to be exact, and that the base stays below. Preset tiny: 1.0 at three seeds, base 0."""
+
+
+@torch.no_grad()
+def heldout(run: Run) -> tuple[float, float | None]:
+    """(loss per predicted token in nats, share of calls exact to the last token) over the held-out rows of all ranks.
+
+    Greedy decoding gives exactly the target if and only if every teacher-forced argmax does, so one forward tells.
+    The share is None where rows are running text.
+    """
+    run.model.eval()
+    mine = run.source.heldout[run.ranks.rank :: run.ranks.world_size]
+    loss, tokens, wrong = 0.0, 0, 0
+    size = ROWS if run.source.answers else run.rows
+    for first in range(0, len(mine), size):
+        batch = batches.batch(mine[first : first + size], run.source.pad_id).to(run.ranks.device)
+        with run.autocast():
+            logits = run.model.logits(batch.ids, batch.positions).float()
+        loss += float(torch.nn.functional.cross_entropy(logits, batch.targets, reduction="sum"))
+        tokens += batch.targets.numel()
+        wrong += len(set(batch.owners[logits.argmax(-1) != batch.targets].tolist()))
+    run.model.train()
+    everyone = run.ranks.gather_floats([loss, tokens, wrong])
+    loss_all, tokens_all, wrong_all = (sum(column) for column in zip(*everyone, strict=True))
+    exact = 1 - wrong_all / len(run.source.heldout) if run.source.answers else None
+    return loss_all / tokens_all, exact
+
+
+@torch.no_grad()
+def greedy(run: Run) -> float | None:
+    """Share of exact calls among ``greedy_rows`` prompts really decoded, through the cache; the ranks share them.
+
+    Where the preset promises that they are learnt, the base does the same and ``generation`` is recorded.
+    """
+    unjudged = _unjudged(run)
+    if unjudged is not None:
+        run.checks.leave_out("generation", why=unjudged)
+    if not run.config.greedy_rows or not run.source.answers:
+        return None
+    codec = hub.codec_of(run.config)
+    rows = min(run.config.greedy_rows, run.config.heldout_rows)
+    asked = generation.questions(dataclasses.replace(run.config, heldout_rows=rows), codec)
+    run.model.eval()
+    adapter = _generated(run, asked, codec)
+    if unjudged is None:
+        with _base_alone(run):
+            base = _generated(run, asked, codec)
+        judge(run.checks, base, adapter)
+    run.model.train()
+    return adapter.exact
+
+
+def judge(record: exact.Checks, base: Shares, adapter: Shares) -> None:
+    """``generation``: the adapter writes the calls, to the last argument, and the base alone does not."""
+    problem = None
+    if adapter.exact < EXACT:
+        problem = (
+            f"{adapter.exact:.0%} of {adapter.prompts} generated calls are exact, below {EXACT:.0%} "
+            f"({adapter.json_valid:.0%} are calls in JSON, {adapter.name:.0%} have the right name, "
+            f"{adapter.arguments:.0%} the right arguments)"
+        )
+    elif base.exact >= EXACT:
+        problem = f"the base alone generates {base.exact:.0%} of the calls: these prompts show no learning"
+    told = f"{adapter.exact:.0%} of {adapter.prompts} generated calls exact; {base.exact:.0%} of those of the base alone"
+    record.record("generation", problem=problem, remark=told)
+
+
+def _unjudged(run: Run) -> str | None:
+    """Why nobody promises that the calls are learnt, None if it is promised."""
+    if not run.source.answers:
+        return "rows are running text: there is no call to generate"
+    if not run.config.greedy_rows:
+        return "greedy_rows is 0: no call is generated"
+    if run.config.model is not None:
+        return "nobody knows how many calls a real model has to get right; see `evaluate`"
+    if run.config.loss_limit is None:
+        return "no loss is promised, so no call either"
+    return None
+
+
+@contextmanager
+def _base_alone(run: Run) -> Iterator[None]:
+    """Within, the adapters add nothing: of B A, B is 0. Own forwards know no other way to leave them out."""
+    kept = {name: adapter.detach().clone() for name, adapter in run.adapters.items() if ".lora_B." in name}
+    for name in kept:
+        run.adapters[name].zero_()
+    try:
+        yield
+    finally:
+        for name, values in kept.items():
+            run.adapters[name].copy_(values)
+
+
+def _generated(run: Run, asked: Sequence[generation.Question], codec: batches.Codec) -> Shares:
+    """What is right of the model's answers; the ranks share the prompts."""
+    mine = asked[run.ranks.rank :: run.ranks.world_size]
+    with run.autocast():
+        given = generation.answers(run.model.model, mine, codec, run.ranks.device)
+    return generation.shares(run.ranks, mine, given)

@@ -1,0 +1,187 @@
+"""``evaluate``: an adapter against its base, by calls that are really generated.
+
+The adapter is one in peft's layout (``--adapter``), loaded by peft, or that of the newest whole checkpoint
+(``--checkpoint-dir``). What it was trained with stands beside it, so nothing else has to be said; settings on the
+command line win. The ranks, if there are several, share the prompts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from finetune_smoke import digests
+from finetune_smoke.checkpoints import export, reading
+from finetune_smoke.data import hub
+from finetune_smoke.digests import digest_bytes
+from finetune_smoke.evaluation import generation
+from finetune_smoke.model import build
+from finetune_smoke.ranks import require_same_settings
+from finetune_smoke.settings import options
+from finetune_smoke.settings.config import Config, InputError, preset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from finetune_smoke.evaluation.generation import Shares
+    from finetune_smoke.ranks import Ranks
+
+UNUSED = (
+    "checkpoint_dir",
+    "checkpoint_every",
+    "checkpoint_async",
+    "keep_checkpoints",
+    "resume",
+    "output",
+    "tensorboard",
+    "fault",
+)
+"""Settings of a training that an evaluation does not take over."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where an adapter lies: in peft's layout (``step`` None), or in a checkpoint with this ``marker``."""
+
+    path: Path
+    step: int | None
+    settings: dict[str, Any]
+    marker: dict[str, Any]
+    notes: list[str]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """What base and adapter make of the same prompts."""
+
+    source: str
+    step: int | None
+    base: Shares
+    adapter: Shares
+    adapter_digest: str
+    world_size: int
+    notes: list[str]
+
+
+def place_of(given: dict[str, Any]) -> Place:
+    """The adapter that the settings ``given`` name; raises InputError unless it is exactly one."""
+    adapter, folder = given.pop("adapter", None), given.pop("checkpoint_dir", None)
+    if (adapter is None) == (folder is None):
+        raise InputError("evaluate needs --adapter DIR or --checkpoint-dir DIR, one of them")
+    if adapter is not None:
+        path = Path(adapter)
+        origin = export.origin_of(path) or {}
+        if not origin and path.is_dir() and not {"preset", "model"} & set(given):
+            raise InputError(
+                f"{path} does not say which base its adapter is for: --model or --preset and its settings are needed"
+            )
+        return Place(path=path, step=None, settings=origin.get("config", {}), marker=origin, notes=[])
+    return _newest(Path(folder))
+
+
+def config_of(place: Place, given: dict[str, Any]) -> Config:
+    """The settings that the adapter was trained with, those ``given`` over them."""
+    if not place.settings:
+        return options.config_of(dict(given))
+    kept = {name: value for name, value in place.settings.items() if name not in {*UNUSED, "preset"}}
+    named = str(given.get("preset", place.settings["preset"]))
+    return preset(named, **{**kept, **{name: value for name, value in given.items() if name != "preset"}})
+
+
+def score(config: Config, place: Place, ranks: Ranks, *, progress: Callable[[str, float | None], None]) -> Scores:
+    """Generate with the base, then with the adapter; raises InputError on every rank for what does not fit."""
+    require_same_settings(config, ranks)
+    progress("preparing the base model", None)
+    codec = ranks.together(lambda: hub.codec_of(config))
+    asked = ranks.together(lambda: generation.questions(config, codec))
+    base = ranks.together(lambda: build.base_of(config, ranks.device)).eval()
+    ranks.together(lambda: _same_base(place, base))
+
+    def shares(model: Any) -> Shares:
+        mine = asked[ranks.rank :: ranks.world_size]
+        cuda = ranks.device.type == "cuda"
+        with torch.autocast("cuda", dtype=torch.bfloat16) if cuda else nullcontext():
+            given = generation.answers(model, mine, codec, ranks.device)
+        return generation.shares(ranks, mine, given)
+
+    progress(f"generating {len(asked)} calls with the base", None)
+    before = shares(base)
+    model, trained = _adapted(config, place, base, ranks)
+    step = -1 if place.step is None else place.step
+    _require_same_adapter(ranks, [digests.digest(trained), digest_bytes(repr(asked).encode()), step])
+    progress(f"generating {len(asked)} calls with the adapter", None)
+    return Scores(
+        source=str(place.path),
+        step=place.step,
+        base=before,
+        adapter=shares(model.eval()),
+        adapter_digest=f"{digests.digest(trained) % 2**64:016x}",
+        world_size=ranks.world_size,
+        notes=place.notes,
+    )
+
+
+def table(scores: Scores) -> str:
+    """Base against adapter, for people."""
+    what = f"adapter of step {scores.step}" if scores.step is not None else "adapter"
+    lines = [f"{what} in {scores.source}, {scores.base.prompts} held-out prompts", *scores.notes]
+    lines.append(f"{'':24}{'base':>8}{'adapter':>9}")
+    titles = {"json_valid": "calls in JSON", "name": "right name", "arguments": "right arguments", "exact": "both: exact"}
+    for name, title in titles.items():
+        lines.append(f"{title:24}{getattr(scores.base, name):8.1%}{getattr(scores.adapter, name):9.1%}")
+    return "\n".join(lines)
+
+
+def _newest(folder: Path) -> Place:
+    """The newest checkpoint in ``folder`` whose files are as they were written; raises InputError if there is none."""
+    notes: list[str] = []
+    for step in reading.steps_in(folder):
+        path = folder / f"step-{step}"
+        marker = reading.read_marker(path)
+        if marker["fits"].get("format") != reading.FORMAT:
+            raise InputError(f"checkpoint {path} was written by another version of this tool")
+        if all(digests.is_unchanged(path / name, entry) for name, entry in marker["files"].items()):
+            return Place(path=path, step=step, settings=marker["config"], marker=marker, notes=notes)
+        notes.append(f"checkpoint {path.name} is passed over: {reading.WHY[reading.Flaw.CHANGED]}")
+    raise InputError(f"no complete checkpoint in {folder}" + "".join(f"; {note}" for note in notes))
+
+
+def _same_base(place: Place, base: Any) -> None:
+    """Raises InputError if the adapter says that it is for another base than this one."""
+    wanted = place.marker.get("fits", {}).get("base")
+    found = f"{digests.digest(base.parameters()) % 2**64:016x}"
+    if wanted not in {None, found}:
+        raise InputError(
+            f"{place.path} does not fit this base: it has digest {found}, the adapter was trained on {wanted} (a random base "
+            "is another one on a CPU than on a GPU)"
+        )
+
+
+def _adapted(config: Config, place: Place, base: Any, ranks: Ranks) -> tuple[Any, Sequence[torch.Tensor]]:
+    """The base with the adapter, and the adapter's tensors; raises InputError on every rank."""
+    if place.step is None:
+        model = ranks.together(lambda: export.load(base, place.path))
+        return model, [value for name, value in model.named_parameters() if ".lora_" in name]
+    state = reading.read_state(place.path, ranks.device, prefix="adapters/")
+    wrapped = build.SummedLoss(build.add_adapters(base, config))
+    adapters = {name: value for name, value in wrapped.named_parameters() if value.requires_grad}
+    ranks.together(lambda: reading.put_adapters(adapters, state, place.path))
+    ranks.together(lambda: _as_saved(place, list(adapters.values())))
+    return wrapped.model, list(adapters.values())
+
+
+def _require_same_adapter(ranks: Ranks, mine: Sequence[int]) -> None:
+    """Raises InputError where ranks share prompts, but not the adapter that is to answer them."""
+    everyone = ranks.gather(mine)
+    for rank, theirs in enumerate(everyone):
+        if theirs != everyone[0]:
+            raise InputError(f"rank {rank} has another adapter, or other prompts, than rank 0: a stale folder on its node?")
+
+
+def _as_saved(place: Place, adapters: Sequence[torch.Tensor]) -> None:
+    if f"{digests.digest(adapters) % 2**64:016x}" != place.marker["digest"]:
+        raise InputError(f"checkpoint {place.path} is damaged: its adapters have another digest than was saved")

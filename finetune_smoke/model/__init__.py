@@ -1,0 +1,1 @@
+"""The base model, its LoRA adapters, and how they compute."""

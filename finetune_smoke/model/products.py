@@ -1,0 +1,68 @@
+"""A frozen product and a narrow one in one result: x W + n S + b, where n has as many columns as the adapter's rank.
+
+The narrow product is memory bound: it writes as much as the wide one and computes a fiftieth. So it goes first, and the
+wide one is accumulated onto it: cuBLAS reads the result it adds to while it computes. Each comes as an operator of its
+own, because torch.compile would take the addition out again: as a pass of its own over the widest activations there are,
+with both sums written for the backward (7 passes over gate and up in place of 3).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from finetune_smoke.model import fp8
+
+
+def joined(
+    x: torch.Tensor, weight: torch.Tensor, narrow: torch.Tensor, side: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """``x`` [n, i] times ``weight`` [i, o], plus ``narrow`` [n, r] times ``side`` [r, o], plus ``bias`` [o]."""
+    result: torch.Tensor = _joined(x, weight, narrow, side, bias)
+    return result
+
+
+@torch.library.custom_op(
+    "finetune_smoke::joined",
+    mutates_args=(),
+    schema="(Tensor x, Tensor weight, Tensor narrow, Tensor side, Tensor? bias) -> Tensor",
+)
+def _joined(
+    x: torch.Tensor, weight: torch.Tensor, narrow: torch.Tensor, side: torch.Tensor, bias: torch.Tensor | None
+) -> torch.Tensor:
+    out = narrow @ side if bias is None else torch.addmm(bias, narrow, side)
+    return out.addmm_(x, weight)
+
+
+@_joined.register_fake
+def _(x: torch.Tensor, weight: torch.Tensor, *_others: torch.Tensor | None) -> torch.Tensor:
+    return x.new_empty(x.shape[0], weight.shape[1])
+
+
+def joined_fp8(x: torch.Tensor, weight: fp8.Rounded, narrow: torch.Tensor, side: torch.Tensor) -> torch.Tensor:
+    """``x`` [n, i] times the transpose of ``weight`` [o, i], in float8, plus ``narrow`` [n, r] times ``side`` [r, o]."""
+    small, scale = fp8.rounded(x)
+    result: torch.Tensor = _joined_fp8(small, scale, weight[0], weight[1], narrow, side)
+    return result
+
+
+@torch.library.custom_op(
+    "finetune_smoke::joined_fp8",
+    mutates_args=(),
+    schema="(Tensor x, Tensor x_scale, Tensor weight, Tensor weight_scale, Tensor narrow, Tensor side) -> Tensor",
+)
+def _joined_fp8(  # noqa: PLR0913, PLR0917 -- an operator takes tensors
+    x: torch.Tensor,
+    x_scale: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    narrow: torch.Tensor,
+    side: torch.Tensor,
+) -> torch.Tensor:
+    return fp8.product((x, x_scale), (weight, weight_scale), narrow.dtype).addmm_(narrow, side)
+
+
+@_joined_fp8.register_fake
+def _(
+    x: torch.Tensor, _x_scale: torch.Tensor, weight: torch.Tensor, _scale: torch.Tensor, narrow: torch.Tensor, *_: torch.Tensor
+) -> torch.Tensor:
+    return narrow.new_empty(x.shape[0], weight.shape[0])

@@ -1,0 +1,190 @@
+"""A step as two CUDA graphs: forward and backward, then clip and optimiser. Between them lies the all-reduce.
+
+A small model is launch bound: its step keeps a host core busy for 70 ms issuing kernels that take a GPU 10. A graph
+issues them at once. Shapes must stay: rows are filled up to ``row_tokens``, predictions to the most that were seen; a
+step with more of them runs eagerly, as do the steps before the capture, which warm everything up.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from finetune_smoke.data import batches
+from finetune_smoke.model import loss
+from finetune_smoke.ranks import named
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from finetune_smoke.ranks import Ranks
+    from finetune_smoke.run import Run
+    from finetune_smoke.settings.config import Config
+
+WARM_RUNS = 2
+"""Passes on a stream of their own before a capture, as PyTorch's notes on CUDA graphs ask for."""
+
+ROUND_TO = 64
+
+
+def obstacle(config: Config, ranks: Ranks) -> str | None:
+    """Why this run cannot be captured, or None."""
+    if ranks.device.type != "cuda":
+        return "there is no GPU"
+    if config.fault.partition(":")[0] not in {"none", "graph-bitflip"}:
+        return "a planted fault needs every step run afresh"
+    if config.strategy == "fsdp":
+        return "strategy fsdp has collectives in forward and backward"
+    if config.gradient_checkpointing:
+        return "gradient checkpointing asks the host for random state"
+    return None
+
+
+def capacity(batches: Sequence[batches.Batch], rows: int) -> int:
+    """Predictions to make room for: the most that a row of ``batches`` has, in every one of ``rows``."""
+    most = max(int(batch.owners.bincount().max()) for batch in batches)
+    return -(-most * rows // ROUND_TO) * ROUND_TO
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Captured:
+    """The graphs, and the tensors that they read and write."""
+
+    batch: batches.Batch
+    scale: torch.Tensor
+    rate: torch.Tensor
+    loss: torch.Tensor
+    norm: torch.Tensor
+    backward: torch.cuda.CUDAGraph
+    update: torch.cuda.CUDAGraph
+
+    def holds(self, batch: batches.Batch) -> bool:
+        """Whether ``batch`` has the shape of the graph and no more predictions than it has room for."""
+        return batch.ids.shape == self.batch.ids.shape and len(batch.targets) <= len(self.batch.targets)
+
+    def run_backward(self, batch: batches.Batch, scale: torch.Tensor) -> torch.Tensor:
+        """Add the gradients of ``batch``, on the device and already ``filled``; its summed loss."""
+        self.batch.ids.copy_(batch.ids)
+        self.batch.positions.copy_(batch.positions)
+        self.batch.targets.copy_(batch.targets)
+        self.scale.copy_(scale)
+        self.backward.replay()
+        return self.loss.clone()
+
+    def run_update(self, learning_rate: float) -> torch.Tensor:
+        """Clip and step; the norm of the gradients before."""
+        self.rate.fill_(learning_rate)
+        self.update.replay()
+        return self.norm.clone()
+
+
+def filled(batch: batches.Batch, room: int) -> batches.Batch:
+    """``batch`` with exactly ``room`` predictions: those added count nothing, those too many are left out."""
+    short = room - len(batch.targets)
+    positions = torch.nn.functional.pad(batch.positions, (0, short))
+    targets = torch.nn.functional.pad(batch.targets, (0, short), value=loss.IGNORED)
+    return batches.Batch(batch.ids, positions, targets, batch.owners)
+
+
+class CaptureError(RuntimeError):
+    """A call did what a CUDA graph cannot hold: a model that asks its device for a number, say. The message tells what."""
+
+
+def attempt(run: Run, batch: batches.Batch) -> tuple[Captured | None, str | None]:
+    """What ``capture`` makes, on all ranks; else None on all of them and why. A rank that could not says its reason."""
+    captured = problem = None
+    try:
+        captured = capture(run, batch)
+    except CaptureError as error:
+        problem = str(error)
+    failed = [rank for rank, (bad,) in enumerate(run.ranks.gather([problem is not None])) if bad]
+    if not failed:
+        return captured, None
+    if problem is not None:
+        sys.stderr.write(f"rank {run.ranks.rank}: no CUDA graph: {problem}\n")
+    return None, f"{named(failed)} could not capture a step" + (f": {problem}" if run.ranks.world_size == 1 else "")
+
+
+@contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
+    """What is called within becomes ``graph``; raises CaptureError, with stream, random numbers and memory put back.
+
+    Not torch's default error mode "global": NCCL's watchdog and a checkpoint's thread ask for events meanwhile, which it
+    forbids.
+    """
+    pool = torch.cuda.graph_pool_handle()
+    try:
+        with _put_back(pool), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            yield
+    except RuntimeError as error:
+        cause = error.__context__ or error  # the end of a capture that failed within fails too
+        if isinstance(cause, torch.cuda.OutOfMemoryError):
+            raise cause from None
+        raise CaptureError(str(cause).partition("\n")[0]) from error
+
+
+@contextmanager
+def _put_back(pool: tuple[int, int]) -> Iterator[None]:
+    """Put back what a capture over ``pool`` changes if it fails: torch does so only where its end succeeds.
+
+    On torch 2.11 every random number failed afterwards, the memory of the graph was never given back, and none that two
+    streams had used (an H200, 2026-11-22). Newer ones put back more of it by themselves (PyTorch pull requests 176752 and
+    180395) and may keep the memory of the graph; they were not tried on a GPU.
+    """
+    device = torch.cuda.current_device()
+    generator = torch.cuda.default_generators[device]
+    before = generator.clone_state()
+    try:
+        with torch.cuda.stream(torch.cuda.current_stream()):
+            yield
+    except BaseException:
+        generator.graphsafe_set_state(before)
+        with suppress(RuntimeError):  # it was ended
+            torch._C._cuda_endAllocateToPool(device, pool)  # noqa: SLF001 -- as torch.cuda.use_mem_pool does
+            torch._C._cuda_releasePool(device, pool)  # noqa: SLF001
+        raise
+
+
+def capture(run: Run, batch: batches.Batch) -> Captured:
+    """Record the two graphs for batches like ``batch``, filled and on the device; no weight is moved by it.
+
+    The optimiser must have stepped before, so that its state is there.
+    """
+    batch = batches.Batch(batch.ids.clone(), batch.positions.clone(), batch.targets.clone(), batch.owners)
+    scale = torch.ones((), device=run.ranks.device)
+    beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(WARM_RUNS):
+            _pass(run, batch, scale)
+    torch.cuda.current_stream().wait_stream(beside)
+    torch.cuda.synchronize()
+    backward, update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
+    with capturing(backward, beside):
+        summed = _pass(run, batch, scale)
+    rate = torch.zeros((), device=run.ranks.device)
+    groups = run.optimizer.param_groups
+    before = [(group["lr"], group["capturable"]) for group in groups]
+    for group in groups:
+        group["lr"], group["capturable"] = rate, True
+    try:
+        with capturing(update, beside):
+            norm = run.gradients.clip(run.config.clip_norm)
+            run.optimizer.step()
+    finally:
+        for group, (learning_rate, capturable) in zip(groups, before, strict=True):
+            group["lr"], group["capturable"] = learning_rate, capturable  # what a checkpoint shall see
+    run.gradients.zero()
+    return Captured(batch=batch, scale=scale, rate=rate, loss=summed, norm=norm, backward=backward, update=update)
+
+
+def _pass(run: Run, batch: batches.Batch, scale: torch.Tensor) -> torch.Tensor:
+    with run.autocast():
+        summed = run.model(batch.ids, batch.positions, batch.targets)
+    run.gradients.add(torch.autograd.grad(summed * scale, run.gradients.parameters))
+    result: torch.Tensor = summed.detach()
+    return result

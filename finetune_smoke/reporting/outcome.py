@@ -1,0 +1,205 @@
+"""What came out of a run, as plain data that is the same on every rank."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from finetune_smoke import digests
+from finetune_smoke.model import flops
+from finetune_smoke.parallel import strategy
+
+if TYPE_CHECKING:
+    from finetune_smoke.checks.exact import Verdict
+    from finetune_smoke.run import Run
+
+LAST = 10
+"""The loss of a run is the mean of this many last steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run gave; plain data, the same on every rank. Losses are global means in nats per predicted token.
+
+    ``loss`` is the mean of the last 10 steps, ``losses`` the whole curve, ``step_below_limit`` the first step at
+    which the mean of 10 was below ``loss_limit``, ``seconds_below_limit`` when that was seen, counted from the first
+    step of this process. ``exact_match`` is the share of held-out calls right to the last token, ``greedy_exact_match``
+    that of calls really generated. Rates count the tokens the kernels see, padding included; ``tokens_per_s_per_gpu``
+    and ``step_ms`` are medians over windows, the first left out, and None if no step was run; ``mfu`` also without a
+    GPU or its peak rate. Seconds are those of the slowest rank. Of ``checks`` those that compare ranks are absent
+    where there is one, and ``left_out`` says of others why they do not apply. ``stopped``: a signal ended the run early,
+    with a checkpoint; what is told after the last step is then NaN or None. ``resumed_at`` is the step a checkpoint was
+    resumed at, ``saved_step`` that of the newest one which this run saved or resumed; ``notes`` say which were passed over,
+    which were not saved, what a resumed one carried, and what was left out or changed.
+
+    ``step_rows`` is the effective batch: rows of all ranks and passes of a step. ``wire_gb_per_step`` (10^9 bytes) is what
+    each GPU has to send by ``flops.wire_bytes``, ``memory_peak_gib`` what each rank's training took, None on a CPU.
+    ``compile_s`` lies outside the rates; ``rows_s`` is how long training waited for rows to be made.
+    """
+
+    loss: float
+    first_loss: float
+    losses: list[float]
+    loss_limit: float | None
+    step_below_limit: int | None
+    seconds_below_limit: float | None
+    blind_floor_nats: float | None
+    exact_match: float | None
+    greedy_exact_match: float | None
+    heldout_loss: float
+    steps: int
+    world_size: int
+    tokens_per_s_per_gpu: float | None
+    mfu: float | None
+    step_ms: float | None
+    adapter_digest: str
+    checks: dict[str, Verdict]
+    train_s: float
+    setup_s: float
+    eval_s: float
+    stopped: bool = False
+    resumed_at: int | None = None
+    notes: list[str] = field(default_factory=list)
+    saved_step: int | None = None
+    strategy: str = "none"
+    step_rows: int = 0
+    trained_parameters: int = 0
+    wire_gb_per_step: float = 0.0
+    memory_peak_gib: list[float] | None = None
+    compile_s: float | None = None
+    rows_s: float = 0.0
+    left_out: dict[str, str] = field(default_factory=dict)
+
+    def problems(self) -> list[str]:
+        """One line for each promise that was not kept, empty if all was well."""
+        bad = [f"{name}: {check['detail']}" for name, check in self.checks.items() if not check["passed"]]
+        if self.loss_limit is not None and not self.stopped and not self.loss < self.loss_limit:
+            bad.insert(0, f"loss {self.loss:.4f} is not below {self.loss_limit}")
+        return bad
+
+
+@dataclass(slots=True)
+class Log:
+    """What training and evaluation noted on this rank; losses and what was learnt are global."""
+
+    losses: list[float]
+    resumed_at: int | None = None
+    notes: list[str] = field(default_factory=list)
+    saved_step: int | None = None
+    stopped: bool = False
+    compile_s: float | None = None
+    rows_s: float = 0.0
+    memory_peak_gib: float | None = None
+    norms: list[float] = field(default_factory=list)
+    forward_ms: list[float] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+    tokens_per_s: list[float] = field(default_factory=list)
+    tokens: int = 0
+    predicted: int = 0
+    rows: int = 0
+    step_below_limit: int | None = None
+    seconds_below_limit: float = 0.0
+    heldout_loss: float = float("nan")
+    exact_match: float | None = None
+    greedy_exact_match: float | None = None
+    setup_s: float = 0.0
+    train_s: float = 0.0
+    eval_s: float = 0.0
+
+    def note_limit(self, limit: float | None, *, seconds: float) -> None:
+        """Note the first step whose mean of 10 is below ``limit``, and that it was seen after ``seconds``."""
+        if limit is None or self.step_below_limit is not None:
+            return
+        for step in range(LAST - 1, len(self.losses)):
+            if statistics.fmean(self.losses[step + 1 - LAST : step + 1]) < limit:
+                self.step_below_limit, self.seconds_below_limit = step, seconds
+                return
+
+
+def mean_last(losses: list[float]) -> float:
+    """The mean of the last 10 losses."""
+    return statistics.fmean(losses[-LAST:])
+
+
+def settle(run: Run, log: Log) -> Outcome:
+    """``log`` as an Outcome: seconds of the slowest rank, rates as the mean of the ranks."""
+    seconds = [log.setup_s, log.train_s, log.eval_s, log.seconds_below_limit, log.rows_s, log.compile_s or 0.0]
+    slowest = [max(column) for column in zip(*run.ranks.gather_floats(seconds), strict=True)]
+    setup_s, train_s, eval_s, seconds_below, rows_s, compile_s = slowest
+    rate, step_ms = _rates(run, log)
+    digest = run.ranks.gather([digests.digest(run.adapters.values())])[0][0]
+    return Outcome(
+        loss=mean_last(log.losses),
+        first_loss=log.losses[0],
+        losses=log.losses,
+        loss_limit=run.config.loss_limit,
+        step_below_limit=log.step_below_limit,
+        seconds_below_limit=None if log.step_below_limit is None else seconds_below,
+        blind_floor_nats=run.source.blind_floor_nats,
+        exact_match=log.exact_match,
+        greedy_exact_match=log.greedy_exact_match,
+        heldout_loss=log.heldout_loss,
+        steps=len(log.losses),
+        world_size=run.ranks.world_size,
+        tokens_per_s_per_gpu=rate,
+        mfu=_mfu(run, log, rate),
+        step_ms=step_ms,
+        adapter_digest=f"{digest % 2**64:016x}",
+        checks=run.checks.verdicts(),
+        train_s=train_s,
+        setup_s=setup_s,
+        eval_s=eval_s,
+        stopped=log.stopped,
+        resumed_at=log.resumed_at,
+        notes=log.notes,
+        strategy=run.strategy,
+        step_rows=run.step_rows,
+        saved_step=log.saved_step,
+        trained_parameters=run.gradients.flat.numel(),
+        wire_gb_per_step=_wire_gb(run),
+        memory_peak_gib=_memory_peaks(run, log),
+        compile_s=None if log.compile_s is None else compile_s,
+        rows_s=rows_s,
+        left_out=run.checks.left_out(),
+    )
+
+
+def _memory_peaks(run: Run, log: Log) -> list[float] | None:
+    """GiB by rank."""
+    if log.memory_peak_gib is None:
+        return None
+    return [peak for (peak,) in run.ranks.gather_floats([log.memory_peak_gib])]
+
+
+def _wire_gb(run: Run) -> float:
+    """What a GPU sends a step."""
+    sharded = 0
+    if run.strategy == "fsdp":
+        layers = strategy.layers_of(run.model)
+        frozen = {parameter for layer in layers for parameter in layer.parameters()} - set(run.adapters.values())
+        sharded = sum(parameter.numel() * parameter.element_size() for parameter in frozen)
+    reduced = run.gradients.flat.numel() * run.gradients.flat.element_size()
+    gathers = 2 * run.config.accumulation  # before each forward and before each backward
+    return flops.wire_bytes(reduced, world_size=run.ranks.world_size, sharded_bytes=sharded, gathers=gathers) / 1e9
+
+
+def _rates(run: Run, log: Log) -> tuple[float | None, float | None]:
+    """(tokens per second and GPU, milliseconds a step), or None each if no step was run."""
+    if not log.step_s:
+        return None, None
+    settled = slice(1 if len(log.step_s) > 1 else 0, None)
+    medians = [statistics.median(log.tokens_per_s[settled]), statistics.median(log.step_s[settled])]
+    rates, steps = zip(*run.ranks.gather_floats(medians), strict=True)
+    return statistics.fmean(rates), 1e3 * max(steps)
+
+
+def _mfu(run: Run, log: Log, rate: float | None) -> float | None:
+    """Model FLOPs utilization by ``flops.flops_per_token`` over the given dense bf16 peak."""
+    peak = run.config.peak_bf16_tflops
+    if rate is None or peak is None or run.shape is None or run.ranks.device.type != "cuda":
+        return None
+    tokens, predicted, rows = map(sum, zip(*run.ranks.gather([log.tokens, log.predicted, log.rows]), strict=True))
+    rank = run.config.lora_rank
+    per_token = flops.flops_per_token(run.shape, row_tokens=tokens / rows, rank=rank, predicted=predicted / tokens)
+    return rate * per_token / (peak * 1e12)

@@ -1,0 +1,83 @@
+"""What a run prints at its end: a few lines for people, one of strict JSON for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from finetune_smoke.settings.config import preset
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from finetune_smoke.reporting.outcome import Outcome
+    from finetune_smoke.settings.config import Config
+
+
+def line(fields: Mapping[str, object]) -> str:
+    """``RESULT {json}``: strict JSON, NaN and infinity as null."""
+    return "RESULT " + json.dumps(strict(fields), allow_nan=False)
+
+
+def result(config: Config, outcome: Outcome) -> dict[str, object]:
+    """Outcome and settings for RESULT; a run that was stopped has not passed, nor failed."""
+    passed = not outcome.problems() and not outcome.stopped
+    fields: dict[str, object] = {"preset": config.preset, "fault": config.fault, "passed": passed}
+    return fields | dataclasses.asdict(outcome) | {"config": dataclasses.asdict(config)}
+
+
+def strict(value: Any) -> Any:
+    """``value`` with NaN and infinity, which JSON does not have, as None."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {name: strict(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [strict(item) for item in value]
+    return value
+
+
+def _settings(config: Config) -> str:
+    """The preset, and what is otherwise than in it."""
+    usual = preset(config.preset)
+    given = {name: value for name, value in dataclasses.asdict(config).items() if value != getattr(usual, name)}
+    return ", ".join([f"preset {config.preset}", *(f"{name} {value}" for name, value in given.items())])
+
+
+def summary(config: Config, outcome: Outcome) -> str:
+    """A few lines for people: what was learnt, how fast, which check saw what."""
+    limit = "no limit" if outcome.loss_limit is None else f"limit {outcome.loss_limit}"
+    floor = "" if outcome.blind_floor_nats is None else f", {outcome.blind_floor_nats:.2f} without reading the prompt"
+    scope = "all tokens" if config.dataset else "answers only"
+    fall = f"loss {outcome.first_loss:.3f} -> {outcome.loss:.4f} in {outcome.steps} steps ({limit}{floor}; {scope})"
+    lines = [fall if outcome.stopped else f"{fall}, held-out {outcome.heldout_loss:.4f}"]
+    if outcome.exact_match is not None:
+        drawn = "" if outcome.greedy_exact_match is None else f", {outcome.greedy_exact_match:.0%} of those generated"
+        lines.append(f"held-out calls exact: {outcome.exact_match:.1%}{drawn}")
+    if outcome.tokens_per_s_per_gpu is not None and outcome.step_ms is not None:
+        mfu = "" if outcome.mfu is None else f", MFU {outcome.mfu:.1%}"
+        lines.append(f"{outcome.step_ms:.1f} ms a step, {outcome.tokens_per_s_per_gpu:.0f} tokens/s/GPU{mfu}")
+    lines.append(f"set-up {outcome.setup_s:.1f} s, training {outcome.train_s:.1f} s, evaluation {outcome.eval_s:.1f} s")
+    peak = f", peak memory {max(outcome.memory_peak_gib):.1f} GiB" if outcome.memory_peak_gib else ""
+    lines.append(
+        f"strategy {outcome.strategy}: {outcome.step_rows} rows a step, {outcome.wire_gb_per_step:.2f} GB sent a GPU{peak}"
+    )
+    lines.append(f"settings: {_settings(config)}")
+    lines += outcome.notes
+    for name, check in outcome.checks.items():
+        lines.append(f"{'ok  ' if check['passed'] else 'FAIL'} {name}: {check['detail']}")
+    lines += [f"skip {name}: {why}" for name, why in outcome.left_out.items()]
+    lines += [f"NOT GOOD: {problem}" for problem in outcome.problems()]
+    if outcome.stopped:
+        lines.append(f"STOPPED after step {outcome.steps} of {config.steps}, {_resumable(outcome)}")
+    return "\n".join(lines)
+
+
+def _resumable(outcome: Outcome) -> str:
+    """Where --resume auto would go on."""
+    if outcome.saved_step is None:
+        return "without a checkpoint: --resume auto starts at step 0"
+    where = "there" if outcome.saved_step == outcome.steps else f"the checkpoint of step {outcome.saved_step}"
+    return f"resumable: --resume auto goes on from {where}"

@@ -1,0 +1,66 @@
+"""Curves for TensorBoard (``--tensorboard DIR``), written by rank 0. RESULT holds the same numbers without it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from finetune_smoke.reporting.outcome import Log
+from finetune_smoke.settings.config import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from finetune_smoke.run import Run
+
+Board = Callable[[int, Log], None]
+"""Told after each window: the step it ended at, and what was noted so far."""
+
+
+@contextmanager
+def board(run: Run) -> Iterator[Board]:
+    """What writes the curves of ``run``, or does nothing; raises InputError on every rank if they cannot be written."""
+    folder = run.config.tensorboard
+    if folder is None:
+        yield lambda _step, _log: None
+        return
+    writer = run.ranks.together(lambda: _writer(folder) if run.ranks.rank == 0 else None)
+    if writer is None:
+        yield lambda _step, _log: None
+        return
+    try:
+        yield _Curves(writer)
+    finally:
+        writer.close()
+
+
+def _writer(folder: str) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 -- only there with the tensorboard package
+    except ImportError as error:
+        raise InputError(f"--tensorboard needs the package tensorboard (pip install tensorboard): {error}") from error
+    try:
+        return SummaryWriter(folder)
+    except OSError as error:
+        raise InputError(f"directory for TensorBoard cannot be written: {error}") from error
+
+
+@dataclass(slots=True)
+class _Curves:
+    """Writes what is new in a log; ``told`` are the steps of this process that were written before."""
+
+    writer: Any
+    told: int = 0
+
+    def __call__(self, step: int, log: Log) -> None:
+        """Norms are those of this process, losses those of the run: a resumed one goes on where the curve ended."""
+        for number in range(self.told, len(log.norms)):
+            at = step - len(log.norms) + number
+            self.writer.add_scalar("loss", log.losses[at], at)
+            self.writer.add_scalar("gradient_norm", log.norms[number], at)
+        self.told = len(log.norms)
+        self.writer.add_scalar("tokens_per_s_per_gpu", log.tokens_per_s[-1], step - 1)
+        self.writer.add_scalar("step_ms", 1e3 * log.step_s[-1], step - 1)
+        self.writer.flush()

@@ -1,0 +1,1 @@
+"""The settings of a run: defaults, presets, a YAML file, the command line."""

@@ -1,0 +1,86 @@
+"""Settings in a YAML file (``--config FILE``): the fields of Config by name, and nothing else.
+
+Read as hostile: plain data only, every key known, every value of its field's type and in its range, and each complaint
+with file and line. ``text`` writes the settings of a run so that the same run can be started from them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import typing
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from finetune_smoke.settings.config import Config, InputError, flaw
+from pytest_gpucluster.config import yaml_lines
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NAME = "config.yaml"
+HEADER = """\
+# The settings of the run that made this folder. To repeat it: python -m finetune_smoke --config THIS_FILE, with
+# --output or --checkpoint-dir naming another folder, since nothing is overwritten.
+"""
+WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "text (in quotes if it looks like a number)"}
+
+
+def read(path: Path) -> dict[str, object]:
+    """The settings in ``path`` by field of Config; raises InputError with file and line for what does not belong there."""
+    file = str(path)
+    content, problems = yaml_lines.read_bytes(path, file=file)
+    if not problems:
+        document = yaml_lines.parse(content, file=file)
+        problems = document.problems or _problems(document)
+        if not problems:
+            types = typing.get_type_hints(Config)
+            return {str(name): _value(types[str(name)], value) for name, value in document.data.items()}
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    raise InputError(f"{problems[0]}{more}")
+
+
+def text(config: Config) -> str:
+    """``config`` as a file that ``read`` turns into the same settings."""
+    lines = [f"{name}: {_written(value)}\n" for name, value in dataclasses.asdict(config).items()]
+    return HEADER + "".join(lines)
+
+
+def _problems(document: yaml_lines.Document) -> tuple[yaml_lines.Problem, ...]:
+    types = typing.get_type_hints(Config)
+    found = []
+    for name, value in document.data.items():
+        wrong = _flaw(str(name), types.get(str(name)), value)
+        if wrong is not None:
+            found.append(document.problem((name,), wrong))
+    return tuple(found)
+
+
+def _flaw(name: str, kind: object, value: object) -> str | None:
+    if kind is None:
+        known = sorted(field.name for field in dataclasses.fields(Config))
+        near = difflib.get_close_matches(name, known, n=1)
+        return f"no such setting: {name}; " + (f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}")
+    inner = next((part for part in typing.get_args(kind) if part is not type(None)), None)
+    if value is None and inner is not None:
+        return None
+    wanted = inner or kind
+    fitting = type(value) is wanted or (wanted is float and type(value) is int)
+    if not fitting:
+        shown = "nothing" if value is None else repr(value)[:60]
+        or_null = " or null" if inner is not None else ""
+        return f"{name} is {shown}: {WANTED[typing.cast('type', wanted)]}{or_null} is needed"
+    return flaw(name, value)
+
+
+def _value(kind: object, value: object) -> object:
+    """A whole number where a float is wanted as one."""
+    return float(value) if type(value) is int and float in (kind, *typing.get_args(kind)) else value
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, str):  # in quotes, whatever it looks like, and in ASCII
+        return yaml.safe_dump(value, default_style='"', width=float("inf")).rstrip("\n")
+    return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)

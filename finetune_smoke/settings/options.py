@@ -1,0 +1,143 @@
+"""The command line as settings: one option for each field of Config. Loads nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+import time
+import typing
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from finetune_smoke.settings import configfile
+from finetune_smoke.settings.config import FAULTS, PRESETS, Config, InputError, OwnInputError, preset
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+BAD_USAGE = 2
+SPEAKING_S = 10.0
+"""Rank 0 may be so much behind; torchrun ends whoever still waits when it has left."""
+
+HELP = {
+    "model": "directory or hub id of any causal language model; default: the shaped random base",
+    "dataset": "directory or hub id with .jsonl or .json rows of 'text' or 'system' and 'chat', trained on in full; "
+    "default: synthetic function calls, loss on the answers only",
+    "steps": "training steps; the learning rate falls to a tenth over them",
+    "rows": "rows of a pass, of which a step has --accumulation: of all ranks with --rows-shared, else of each",
+    "accumulation": "passes of a step, whose gradients are added up",
+    "strategy": "ddp: every rank holds the base; fsdp: FSDP2 shards it; auto: ddp where there are ranks",
+    "cpu_offload": "with strategy fsdp: shards lie in host memory and are copied to the GPU for each use",
+    "fsdp_gather": "with strategy fsdp: NCCL brings shards together by kernels or, on the GPUs of one host, by copy-engines, "
+    "which leave all SMs to compute",
+    "base_dtype": "fp8: frozen linears in float8 (Hopper and newer); auto: bf16 on a GPU",
+    "own_lora": "compute the adapters with fewer kernels than peft does; the layout stays peft's",
+    "compile": "layers: torch.compile every decoder layer; off",
+    "attention": "cudnn: prefer cuDNN's kernel; auto: what torch chooses",
+    "cuda_graph": "capture a step as CUDA graphs, for models that launches slow down",
+    "loader_workers": "threads that make rows ahead; 0: none",
+    "prefetch": "steps whose rows are made ahead",
+    "packed": "put whole examples or texts one after another into rows of exactly --row-tokens tokens",
+    "loss_limit": "nats per predicted token that the loss must be below, or 'none'",
+    "peak_bf16_tflops": "dense bf16 peak of one GPU in TFLOPS, for MFU",
+    "checkpoint_dir": "directory, shared by all ranks, for checkpoints and the adapter in final/; SIGTERM or SIGUSR1 to any "
+    "rank ends the run with a checkpoint and exit code 3",
+    "checkpoint_every": "steps between checkpoints; 0: only after the last step",
+    "checkpoint_async": "write checkpoints beside the training, from a copy in host memory",
+    "keep_checkpoints": "how many checkpoints to keep, the newest; 0: all",
+    "resume": "'auto' goes on from the newest complete checkpoint in --checkpoint-dir, saved by any number of ranks",
+    "output": "directory for the adapter in peft's layout; default: final/ in --checkpoint-dir, if there is one",
+    "tensorboard": "directory for TensorBoard's curves; needs the package tensorboard",
+    "scratch": "folder of the node for rows tokenised once, used again by whoever has the same data and settings",
+    "spread_limit": "slowest rank's forward time over the median rank's",
+}
+
+
+def settings(
+    arguments: Sequence[str] | None, *, quiet: bool = False, command: str = "", more: dict[str, str] | None = None
+) -> dict[str, object]:
+    """What --config's file and the command line say, by field of Config, and by name the options ``more`` of ``command``.
+
+    What the command line says wins. ``more`` is name and help. Exits with code 2 on wrong usage, silently if ``quiet``;
+    raises InputError for a file that cannot be used.
+    """
+    parser = _parser(command, quiet=quiet)
+    for name, text in (more or {}).items():
+        parser.add_argument("--" + name.replace("_", "-"), metavar=name.split("_")[-1].upper(), help=text)
+    given = vars(parser.parse_args(arguments))
+    file = given.pop("config", None)
+    return given if file is None else {**_of_file(file, quiet=quiet), **given}
+
+
+def _of_file(file: str, *, quiet: bool) -> dict[str, object]:
+    """The settings in ``file``; the file of another node may be wrong on that node alone, whose rank then has to say it."""
+    try:
+        return configfile.read(Path(file))
+    except InputError as error:
+        if not quiet:
+            raise
+        let_rank_0_speak()  # torchrun ends this rank meanwhile if rank 0 found the same
+        raise OwnInputError(f"rank {os.environ.get('RANK')}: {error}") from error
+
+
+def config_of(given: dict[str, object]) -> Config:
+    """The Config of these settings: of preset tiny if none is named, with a model of preset model."""
+    name = given.pop("preset", None) or ("tiny" if given.get("model") is None else "model")
+    return preset(str(name), **given)
+
+
+def _parser(command: str, *, quiet: bool) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"finetune_smoke {command}".strip(),
+        description=COMMANDS[command],
+        epilog="faults, for the self-test: " + "; ".join(f"{name}: {what}" for name, what in FAULTS.items()),
+        argument_default=argparse.SUPPRESS,
+    )
+    if quiet:
+        parser.error = lambda _message: _leave_quietly()  # type: ignore[method-assign,assignment]  # rank 0 says it
+    parser.add_argument("--config", metavar="FILE", help="YAML of settings, named as here with _ for -; options win")
+    parser.add_argument("--preset", help=f"{', '.join(PRESETS)}; default: tiny, or model with --model")
+    parser.add_argument("--fault", metavar="NAME[:RANK]", help="plant a fault and see which check finds it (self-test)")
+    types = typing.get_type_hints(Config)
+    for field in dataclasses.fields(Config):
+        if field.name in {"preset", "fault"}:
+            continue
+        kind, option = types[field.name], "--" + field.name.replace("_", "-")
+        text = HELP.get(field.name, f"default of tiny: {field.default}")
+        if kind is bool:
+            parser.add_argument(option, action=argparse.BooleanOptionalAction, help=text)
+        else:
+            parser.add_argument(option, type=_reader(kind), metavar=field.name.split("_")[-1].upper(), help=text)
+    return parser
+
+
+COMMANDS = {
+    "": "Does this cluster really train? A LoRA fine-tune with exact checks. Other commands: evaluate, preprocess.",
+    "evaluate": "Which held-out function calls come out right, by real generation: the base against the adapter.",
+    "preprocess": "Tokenise and pack the rows of a run into a folder of this node (--scratch), before it starts.",
+}
+"""What can stand first on the command line, and what it does; training is what happens without it."""
+
+
+def _reader(kind: object) -> Callable[[str], object]:
+    """What turns text into a value of ``kind``: str, int, float, or one of them or None, spelled 'none'."""
+    inner = [part for part in typing.get_args(kind) if part is not type(None)]
+    convert: Callable[[str], object] = inner[0] if inner else typing.cast("Callable[[str], object]", kind)
+
+    def read(text: str) -> object:
+        return None if inner and text.lower() == "none" else convert(text)
+
+    read.__name__ = getattr(convert, "__name__", "value")  # argparse names it: "invalid int value"
+    return read
+
+
+def let_rank_0_speak() -> None:
+    """Wait before leaving without a word: torchrun ends the other ranks as soon as one has left, and with them their words."""
+    time.sleep(SPEAKING_S)
+
+
+def _leave_quietly() -> NoReturn:
+    let_rank_0_speak()
+    sys.exit(BAD_USAGE)

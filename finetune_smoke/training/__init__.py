@@ -1,0 +1,1 @@
+"""The training: set-up, steps, the loop, and an early stop."""

@@ -1,0 +1,109 @@
+"""From a Config to a Run: data, base, adapters, strategy and optimiser on this rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from finetune_smoke import digests
+from finetune_smoke.checks import exact, faults
+from finetune_smoke.data import batches, cache, hub
+from finetune_smoke.model import build, flops, gradients
+from finetune_smoke.parallel import strategy
+from finetune_smoke.ranks import require_same_settings
+from finetune_smoke.run import Progress, Run
+from finetune_smoke.settings.config import Config, InputError
+
+if TYPE_CHECKING:
+    from finetune_smoke.ranks import Ranks
+
+
+def prepare(config: Config, *, ranks: Ranks, progress: Progress) -> Run:
+    """Everything in place for step 0; records ``base_digest`` and the first ``data_digest``. Raises InputError."""
+    require_same_settings(config, ranks)
+    shared = ranks.together(lambda: _strategy(config, ranks))
+    strategy.require_gathers(config, ranks)
+    fault = ranks.together(lambda: faults.planted(config.fault, rank=ranks.rank, world_size=ranks.world_size))
+    progress("preparing data", None)
+    source, data_digest = ranks.together(lambda: _source(config, ranks.world_size, progress))
+    progress("preparing the base model", None)
+    base = ranks.together(lambda: build.base_of(config, ranks.device))
+    dropout = build.without_dropout(base)
+    shape = flops.shape_of(base.config)
+    fault.spoil_base(base.get_input_embeddings().weight)
+    record = exact.Checks(ranks)
+    # Before anything is sharded or rounded.
+    base_digest = digests.digest(base.parameters())
+    exact.equal(record, "base_digest", values=[base_digest], what="weights of the frozen base")
+    exact.equal(record, "data_digest", values=[source.digest], what="content of the data set")
+
+    model = build.SummedLoss(build.add_adapters(base, config))
+    model.train()
+    adapters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    ours = ranks.together(lambda: _own_forward(config, model))
+    if config.compile == "layers":
+        strategy.compile_layers(model)
+    if shared == "fsdp":
+        strategy.shard(model, adapters, ranks, cpu_offload=config.cpu_offload)
+    fault.freeze(adapters)
+    fault.watch_gradients(adapters)
+    return Run(
+        config=config,
+        ranks=ranks,
+        source=source,
+        rows=batches.local_rows(config, ranks.world_size),
+        fault=fault,
+        model=model,
+        strategy=shared,
+        autocasts=ranks.device.type == "cuda" and not ours,
+        adapters=adapters,
+        gradients=gradients.flat_gradients(adapters.values()),
+        optimizer=_optimizer(config, adapters),
+        shape=shape,
+        base_digest=base_digest,
+        held_digest=strategy.held_digest(model, adapters, ranks.device),
+        data_digest=data_digest,
+        start=digests.fingerprints(adapters.values()),
+        checks=record,
+        progress=progress,
+        notes=[] if dropout is None else [dropout],
+    )
+
+
+def _source(config: Config, world_size: int, progress: Progress) -> tuple[batches.Source, int]:
+    """The rows and the digest of their data, and a look at the limit: out of reach of a model that reads no prompt."""
+    step_rows = batches.local_rows(config, world_size) * world_size
+    codec = hub.codec_of(config)
+    if codec.remark:
+        progress(codec.remark, None)
+    source = cache.source(config, codec, step_rows=step_rows, say=lambda text: progress(text, None))
+    floor = source.blind_floor_nats
+    if config.loss_limit is not None and floor is not None and not config.loss_limit < 0.5 * floor:
+        raise InputError(
+            f"loss limit {config.loss_limit} is not below half the blind floor of {floor:.3f} nats a token: a model "
+            "that reads no prompt could come near it"
+        )
+    return source, cache.data_digest(config, codec)
+
+
+def _strategy(config: Config, ranks: Ranks) -> str:
+    """The strategy, and a look at whether this GPU has what the settings need."""
+    if config.base_dtype == "fp8" and ranks.device.type == "cuda" and torch.cuda.get_device_capability(ranks.device) < (8, 9):
+        raise InputError(f"base_dtype fp8 needs a GPU with float8 products, and {torch.cuda.get_device_name()} has none")
+    return strategy.chosen(config, ranks)
+
+
+def _own_forward(config: Config, model: build.SummedLoss) -> bool:
+    """Whether no LoRA linear is left to peft's own forward, which needs autocast."""
+    if not config.own_lora:
+        return False
+    from finetune_smoke.model import lora  # noqa: PLC0415 -- brings peft
+
+    return lora.take_over(model, fp8_base=config.base_dtype == "fp8")
+
+
+def _optimizer(config: Config, adapters: dict[str, torch.nn.Parameter]) -> torch.optim.Optimizer:
+    trained = [parameter for parameter in adapters.values() if parameter.requires_grad]
+    betas = (0.9, config.beta2)
+    return torch.optim.AdamW(trained, lr=config.learning_rate, betas=betas, weight_decay=0.0, fused=True)

@@ -1,0 +1,277 @@
+"""Steps, window by window: rows, forward and backward, one all-reduce, clip, optimiser.
+
+Nothing waits for the device inside a window; losses and norms are collected there and read at its end. Compiling and
+capturing lie before the timed part of a window.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from finetune_smoke.checks import exact
+from finetune_smoke.data import batches, loader
+from finetune_smoke.parallel import cuda_graphs, strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from finetune_smoke.reporting.outcome import Log
+    from finetune_smoke.run import Run
+
+
+@dataclass(slots=True, kw_only=True)
+class Steps:
+    """What the windows of a run share. ``captured`` is None until the graphs are made, and where there are none."""
+
+    run: Run
+    log: Log
+    rows: loader.Loader
+    capturing: bool
+    captured: cuda_graphs.Captured | None = None
+
+
+@contextmanager
+def steps_of(run: Run, log: Log) -> Iterator[Steps]:
+    """Gradients bound, rows in the making, the peak of memory counted from here on; says what it had to leave out."""
+    config = run.config
+    why_not = cuda_graphs.obstacle(config, run.ranks) if config.cuda_graph else None
+    if why_not:
+        log.notes.append(f"no CUDA graph: {why_not}; steps run eagerly")
+        run.progress(log.notes[-1], None)
+        run.checks.leave_out("graph_lock_step", why=f"no CUDA graphs here: {why_not}")
+    elif not config.cuda_graph:
+        run.checks.leave_out("graph_lock_step", why="no CUDA graphs here: --cuda-graph is off")
+    if config.compile == "layers":
+        log.notes.append("steps run compiled decoder layers; lock-step audits and evaluation run them eagerly")
+    run.gradients.bind()
+    ranks, passes = run.ranks.world_size, config.accumulation
+    batch = f"{ranks * run.rows * passes} rows a step: {ranks} ranks of {run.rows} rows in {passes} passes"
+    run.progress(f"{batch}; {run.gradients.flat.numel() / 1e6:.1f} M trained parameters, strategy {run.strategy}", None)
+    if run.ranks.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(run.ranks.device)
+    make = functools.partial(read_rows, run)
+    with (
+        loader.loading(make, workers=config.loader_workers, ahead=config.prefetch, last=config.steps) as rows,
+        strategy.attention(config),
+    ):
+        yield Steps(run=run, log=log, rows=rows, capturing=config.cuda_graph and why_not is None)
+    _say_what_never_looked(run)
+    if run.ranks.device.type == "cuda":
+        log.memory_peak_gib = torch.cuda.max_memory_allocated(run.ranks.device) / 2**30
+
+
+def _say_what_never_looked(run: Run) -> None:
+    """Of audits that the settings, or too few steps, gave no occasion to look."""
+    no_audit = "--audit-every is 0" if not run.config.audit_every else None
+    why = {"lock_step": no_audit, "all_reduce": no_audit, "graph_lock_step": no_audit or "no step was replayed before an audit"}
+    several = run.ranks.world_size > 1
+    for name, reason in why.items():
+        if reason and (several or name != "all_reduce") and not run.checks.is_settled(name):
+            run.checks.leave_out(name, why=reason)
+
+
+def demanded(run: Run, step: int) -> range:
+    """The rows that this rank has to read at ``step``, for all its passes."""
+    rows = run.rows * run.config.accumulation
+    return batches.indices(step, rank=run.ranks.rank, world_size=run.ranks.world_size, rows=rows)
+
+
+def read_rows(run: Run, step: int) -> list[batches.Row]:
+    """The rows that this rank reads at ``step``."""
+    indices = demanded(run, step)
+    rows = [run.source.row(index) for index in run.fault.wrong_indices(indices, run.ranks.rank)]
+    return run.fault.wrong_answers(rows, indices, run.source)
+
+
+def window(at: Steps, steps: range) -> None:
+    """Make the rows of ``steps``, train on them without waiting in between, and note losses and times."""
+    run, log = at.run, at.log
+    passes, counts = _passes(at, steps)
+    tokens = sum(batch.ids.numel() for batches in passes for batch in batches)
+    scales = (1.0 / counts).float()
+    _compile(at, passes[0], scales[0])
+    _capture(at, [batch for each in passes for batch in each])
+    if at.captured is not None:
+        room = len(at.captured.batch.targets)
+        passes = [[cuda_graphs.filled(batch, room) if at.captured.holds(batch) else batch for batch in each] for each in passes]
+    sums: list[torch.Tensor] = []
+    norms: list[torch.Tensor] = []
+    marks: list[tuple[Any, Any]] = []
+    run.ranks.wait()
+    begin = time.monotonic()
+    for step, its_batches, scale in zip(steps, passes, scales, strict=True):
+        summed, norm = _step(at, step, its_batches, scale, marks)
+        sums.append(summed)
+        norms.append(norm)
+    run.ranks.wait()
+    seconds = time.monotonic() - begin
+    log.losses += (run.ranks.sum_(torch.stack(sums).double()) / counts).tolist()
+    log.norms += torch.stack(norms).tolist()
+    log.forward_ms += [_elapsed_ms(*mark) for mark in marks]
+    log.step_s.append(seconds / len(steps))
+    log.tokens_per_s.append(tokens / seconds)
+    log.tokens += tokens
+
+
+def _passes(at: Steps, steps: range) -> tuple[list[list[batches.Batch]], torch.Tensor]:
+    """Batches on the device, by step and pass, and the predicted tokens of all ranks by step; checks the first step's rows."""
+    run, log = at.run, at.log
+    due = demanded(run, steps[0])
+    rows, again = run.ranks.together(lambda: _taken(at, steps, due))
+    first = run.fault.wrong_indices(due, run.ranks.rank).start
+    exact.rows_read(run.checks, step=steps[0], read=(first, batches.digest_rows(rows[0])), demanded=(due.start, again))
+    width = run.config.row_tokens if at.capturing else None
+    passes = [
+        [batches.batch(each[first : first + run.rows], run.source.pad_id, width) for first in range(0, len(each), run.rows)]
+        for each in rows
+    ]
+    counts = torch.tensor([sum(batch.targets.numel() for batch in batches) for batches in passes], dtype=torch.float64)
+    log.predicted += int(counts.sum())
+    log.rows += sum(map(len, rows))
+    device = run.ranks.device
+    return [[batch.to(device) for batch in batches] for batches in passes], run.ranks.sum_(counts.to(device))
+
+
+def _taken(at: Steps, steps: range, due: range) -> tuple[list[list[batches.Row]], int]:
+    """This rank's rows of ``steps``, the wait for them counted, and the digest of those that are ``due`` first."""
+    begin = time.monotonic()
+    rows = [at.rows.take(step) for step in steps]
+    at.log.rows_s += time.monotonic() - begin
+    return rows, batches.digest_rows([at.run.source.row(index) for index in due])
+
+
+def _compile(at: Steps, batches: Sequence[batches.Batch], scale: torch.Tensor) -> None:
+    """In the first window, where layers are compiled: one pass whose gradients are thrown away, and how long it took."""
+    if at.run.config.compile == "off" or at.log.compile_s is not None:
+        return
+    at.run.progress("compiling the decoder layers", None)
+    begin = time.monotonic()
+    _forward_backward(at, batches[0], scale)
+    at.run.ranks.wait()
+    at.log.compile_s = time.monotonic() - begin
+
+
+def _capture(at: Steps, batches: Sequence[batches.Batch]) -> None:
+    """Before the second window, where graphs are wanted: steps were made by then, so there is a state to step."""
+    if not at.capturing or at.captured is not None or not at.log.step_s:
+        return
+    # The same on all ranks: kernels of another shape may round otherwise, and replays are compared.
+    room = max(most for (most,) in at.run.ranks.gather([cuda_graphs.capacity(batches, at.run.rows)]))
+    at.run.progress("capturing the step as CUDA graphs", None)
+    captured, why_not = cuda_graphs.attempt(at.run, cuda_graphs.filled(batches[0], room))
+    if captured is None:
+        at.capturing = False
+        at.log.notes.append(f"no CUDA graph: {why_not}; steps run eagerly")
+        at.run.checks.leave_out("graph_lock_step", why=f"no CUDA graphs here: {why_not}")
+        return
+    at.captured = captured
+    at.log.notes.append("steps run as CUDA graphs after the first window; lock-step audits run eagerly, and replay them too")
+
+
+def _step(
+    at: Steps, step: int, batches: Sequence[batches.Batch], scale: torch.Tensor, marks: list[tuple[Any, Any]]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One step over ``batches``, a pass each: (summed loss of this rank, norm of the gradients of all ranks)."""
+    run = at.run
+    run.fault.enter_step(run.adapters, strategy.frozen(run.model, run.adapters), step=step, last=run.config.steps - 1)
+    run.gradients.zero()
+    sums = []
+    for batch in batches:
+        if at.captured is not None and at.captured.holds(batch):
+            sums.append(_replayed(run, at.captured, batch, scale))
+        else:
+            summed, mark = _forward_backward(at, batch, scale)
+            sums.append(summed)
+            marks.append(mark)
+    if run.fault.name != "noallreduce":
+        run.ranks.sum_(run.gradients.flat)
+    if at.captured is not None:
+        return sum(sums[1:], sums[0]), at.captured.run_update(learning_rate(run, step))
+    run.fault.spoil_averages(run.adapters, step)
+    norm = run.gradients.clip(run.config.clip_norm)
+    for group in run.optimizer.param_groups:
+        group["lr"] = learning_rate(run, step)
+    run.optimizer.step()
+    return sum(sums[1:], sums[0]), norm
+
+
+def _forward_backward(at: Steps, batch: batches.Batch, scale: torch.Tensor) -> tuple[torch.Tensor, tuple[Any, Any]]:
+    """Add this rank's gradients of one pass; its summed loss and when its forward ran."""
+    run, seen_ms = at.run, at.log.forward_ms
+    before = _mark(run.ranks.device)
+    run.fault.slow_down(seen_ms, run.ranks.device)
+    with run.autocast():
+        loss = run.model(batch.ids, batch.positions, batch.targets)
+    after = _mark(run.ranks.device)
+    run.gradients.add(torch.autograd.grad(loss * scale, run.gradients.parameters))
+    return loss.detach(), (before, after)
+
+
+def _replayed(run: Run, captured: cuda_graphs.Captured, batch: batches.Batch, scale: torch.Tensor) -> torch.Tensor:
+    """Add this rank's gradients of one replayed pass; its summed loss."""
+    summed = captured.run_backward(batch, scale)
+    run.fault.spoil_replay(run.gradients.flat)
+    return summed
+
+
+def _mark(device: torch.device) -> Any:
+    """This moment: an event on the GPU's own time line, or the seconds that this thread had of a CPU."""
+    if device.type != "cuda":
+        return time.thread_time()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's
+    event.record()
+    return event
+
+
+def _elapsed_ms(before: Any, after: Any) -> float:
+    return 1e3 * (after - before) if isinstance(before, float) else float(before.elapsed_time(after))
+
+
+def learning_rate(run: Run, step: int) -> float:
+    """Linear warm-up, then cosine to a tenth of the peak at the last step."""
+    config = run.config
+    if run.fault.name == "lr0":
+        return 0.0
+    warmup = min(1.0, (step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+    cosine = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * step / config.steps))
+    return config.learning_rate * warmup * cosine
+
+
+def lock_step_pass(run: Run, step: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Loss and this rank's own gradients over rows that are the same on every rank; leaves the model as it was.
+
+    Eager, where layers are compiled: a compiled layer would be compiled again with repeatable kernels.
+    """
+    count = min(run.rows, 16)
+    rows = [run.source.row(step * count + number) for number in range(count)]
+    batch = batches.batch(rows, run.source.pad_id).to(run.ranks.device)
+    with strategy.eagerly(run), run.autocast():
+        loss = run.model(batch.ids, batch.positions, batch.targets)
+        gradients = torch.autograd.grad(loss / batch.targets.numel(), run.gradients.parameters)
+    return loss.detach(), list(gradients)
+
+
+def audit(at: Steps, step: int) -> None:
+    """``lock_step`` and ``all_reduce``, and ``graph_lock_step`` where steps are replayed by now."""
+    exact.audit(at.run.checks, step=step, work=functools.partial(lock_step_pass, at.run, step))
+    if at.captured is not None:
+        exact.audit_replays(at.run.checks, step=step, work=functools.partial(replayed_pass, at.run, at.captured, step))
+
+
+def replayed_pass(run: Run, captured: cuda_graphs.Captured, step: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """As ``lock_step_pass`` through the captured graph, over as many rows as it has."""
+    rows = [run.source.row(step * run.rows + number) for number in range(run.rows)]
+    batch = batches.batch(rows, run.source.pad_id, captured.batch.ids.shape[1]).to(run.ranks.device)
+    full = cuda_graphs.filled(batch, len(captured.batch.targets))
+    run.gradients.zero()
+    loss = _replayed(run, captured, full, torch.full((), 1 / len(full.targets), device=run.ranks.device))
+    gradients = run.gradients.flat.clone()
+    run.gradients.zero()
+    return loss, [gradients]

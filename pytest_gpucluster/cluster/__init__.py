@@ -1,0 +1,1 @@
+"""``cluster.run``: a function on many places, and its results by place."""

@@ -1,0 +1,163 @@
+"""What we run on, as data: places, and the results measured at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.judging.noise import Repeats
+from pytest_gpucluster.judging.outliers import OUTLIER_SIGMAS, shortfalls
+from pytest_gpucluster.places import Place
+
+Value = TypeVar("Value")
+
+
+class Results(Mapping[Any, Any]):
+    """What each place returned. Reading a place that could not be measured raises :class:`MeasurementError`.
+
+    Keys are places; ``per="pair"`` has ordered pairs of places. A node's place gives the value of that node's first rank,
+    provided that all its ranks were measured: collective measurements return the same value on each.
+    """
+
+    def __init__(
+        self,
+        values: Mapping[Any, Any],
+        errors: Mapping[Any, MeasurementError],
+        *,
+        ran_beside: tuple[Place, ...] = (),
+        again: Callable[[], Results] | None = None,
+    ) -> None:
+        """Keep values and errors by place; a place is in one of the two. ``again`` measures all of it with more repeats."""
+        self._values = dict(values)
+        self._errors = dict(errors)
+        self.ran_beside = ran_beside
+        self._again = again
+        self._second: Results | None = None
+
+    @property
+    def errors(self) -> Mapping[Any, MeasurementError]:
+        """The places that could not be measured, and why."""
+        return dict(self._errors)
+
+    def __getitem__(self, place: Any) -> Any:
+        """The value measured there; raises MeasurementError if there is none, KeyError for a place that was not asked."""
+        if isinstance(place, Place) and place.gpu is None:
+            return self._of_node(place)
+        if place in self._errors:
+            raise self._errors[place]
+        return self._values[place]
+
+    def __contains__(self, place: object) -> bool:
+        """Whether the place was asked, measured or not."""
+        return place in self._values or place in self._errors
+
+    def __iter__(self) -> Iterator[Any]:
+        """All places asked, in order, measured or not."""
+        return iter(sorted([*self._values, *self._errors], key=_order))
+
+    def __len__(self) -> int:
+        """How many places were asked."""
+        return len(self._values) + len(self._errors)
+
+    @property
+    def value(self) -> Any:
+        """The value of a measurement that all places made together: rank by rank the same, so the first one's.
+
+        Raises:
+            MeasurementError: any of the places was not measured; the cause, not a consequence of it.
+        """
+        self._raise_if_any(list(self))
+        return self._values[next(iter(self))]
+
+    def repeated(self, place: Any, value: str, repeats: str) -> Repeats:
+        """What ``criterion.require`` needs to tell noise from a fault.
+
+        Args:
+            place: where; None for what all places measured together.
+            value: the name of the judged field (a key, where the measurement returned a dict).
+            repeats: the name of the field that lists its repeats.
+        """
+        measured = self.value if place is None else self[place]
+        again = None if self._again is None else lambda: self._remeasured().repeated(place, value, repeats)
+        return Repeats(value=_field(measured, value), samples=_field(measured, repeats), again=again)
+
+    def _remeasured(self) -> Results:
+        """All places once more, under the same conditions, however many of them were doubtful."""
+        if self._second is None:
+            assert self._again is not None
+            self._second = self._again()
+        return self._second
+
+    def first_of(self, node: Place) -> Any:
+        """The value of the first rank of a node that was measured: what is true of the node whoever of it says so.
+
+        Raises:
+            MeasurementError: none of its ranks was measured.
+        """
+        members = [place for place in self if isinstance(place, Place) and place.node == node.node]
+        measured = next((place for place in members if place in self._values), None)
+        if measured is None:
+            self._raise_if_any(members)
+        return self._values[measured]
+
+    def each(self, read: Callable[[Any], Value]) -> dict[Any, Value]:
+        """``read(value)`` by place; raises MeasurementError if a place has none."""
+        self._raise_if_any(list(self))
+        return {place: read(self._values[place]) for place in self}
+
+    def slowest(self, read: Callable[[Any], float]) -> float:
+        """The lowest ``read(value)`` of all places, for rates: higher is better."""
+        return min(self.each(read).values())
+
+    def relative_to_fastest(self, read_time: Callable[[Any], float]) -> dict[Any, float]:
+        """``relative_perf_score`` by place: fastest time / own time, 1.0 is best (term of nvidia-resiliency-ext)."""
+        times_s = self.each(read_time)
+        fastest_s = min(times_s.values())
+        return {place: fastest_s / time_s for place, time_s in times_s.items()}
+
+    def outliers(self, read: Callable[[Any], float], *, relative: float = 0.05) -> dict[Any, float]:
+        """Places slower than the rest by more than ``relative`` and than the others' own spread: ratio to their median.
+
+        See :mod:`outliers`; needs three places at least, because of two that differ neither is the slow one.
+        """
+        found = shortfalls(self.each(read), floor_spread=relative / OUTLIER_SIGMAS)
+        return {place: 1 - one.percent / 100 for place, one in found.items() if one.is_judged and one.unexplained_percent > 0}
+
+    def _of_node(self, node: Place) -> Any:
+        members = [place for place in self if isinstance(place, Place) and place.node == node.node]
+        if not members:
+            raise KeyError(node)
+        self._raise_if_any(members)
+        return self._values[members[0]]
+
+    def _raise_if_any(self, places: list[Any]) -> None:
+        if not places:
+            raise MeasurementError("nothing was measured: no place was asked")
+        for place in places:
+            if place in self._errors:
+                raise self._errors[place]
+
+
+def _field(measured: Any, name: str) -> Any:
+    return measured[name] if isinstance(measured, Mapping) else getattr(measured, name)
+
+
+def _order(place: Any) -> tuple[Any, ...]:
+    if isinstance(place, tuple):
+        return tuple(_order(member) for member in place)
+    return (place.node, -1 if place.gpu is None else place.gpu)
+
+
+def rounds_of_pairs(members: list[Value]) -> list[list[tuple[Value, Value]]]:
+    """Every pair once, in rounds of disjoint pairs (the circle method): n members need n - 1 rounds, n if n is odd."""
+    ring: list[Value | None] = [*members]
+    if len(ring) % 2:
+        ring.append(None)
+    rounds = []
+    for _ in range(len(ring) - 1):
+        half = len(ring) // 2
+        pairs = zip(ring[:half], reversed(ring[half:]), strict=True)
+        rounds.append([(first, second) for first, second in pairs if first is not None and second is not None])
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+    return rounds

@@ -1,0 +1,245 @@
+"""A soak: small pieces of work in turn, round after round, until the time is over. Knows no GPU and no limit.
+
+Each piece is an ordinary call with an ordinary deadline, so nothing can hang for hours, and what goes wrong has a round.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.judging.forecast import in_words
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from pytest_gpucluster.cluster.results import Results
+    from pytest_gpucluster.judging.criterion import Criterion
+    from pytest_gpucluster.places import Place
+
+Keep = Literal["lowest", "highest", "total"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What one round showed at one place."""
+
+    value: float
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One kind of work.
+
+    ``read`` takes the values of all measured places out of a round's results. ``keep`` says which value stands for all
+    rounds: the lowest, the highest, or (counts) the total. ``compares``: GPUs are compared with each other, so all of them take
+    part, whichever tests were selected.
+    """
+
+    read: Callable[[Results], Mapping[Place, Seen]]
+    keep: Keep
+    compares: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Kept:
+    """What is kept of one kind of work at one place. ``worst`` is the worst round's, the first of equally bad ones."""
+
+    criterion: str
+    place: Place
+    keep: Keep
+    rounds: int = 0
+    value: float | None = None
+    worst: Seen | None = None
+    worst_round: int = 0
+    first: float = 0.0
+    last: float = 0.0
+    error: MeasurementError | None = None
+    latest_round: int = 0
+
+    def add(self, number: int, seen: Seen) -> None:
+        """One more round; a value that is no finite number was not measured."""
+        if isinstance(seen.value, bool) or not math.isfinite(seen.value):
+            self.fail(number, MeasurementError(f"{seen.value!r} is not a finite number", culprits=(self.place,)))
+            return
+        if self.worst is None or self.value is None:
+            self.first = self.value = seen.value
+            self.worst, self.worst_round = seen, number
+        else:
+            lowest = self.keep == "lowest"
+            extreme = min(self.value, seen.value) if lowest else max(self.value, seen.value)
+            self.value = self.value + seen.value if self.keep == "total" else extreme
+            is_worse = seen.value < self.worst.value if lowest else seen.value > self.worst.value
+            if is_worse:
+                self.worst, self.worst_round = seen, number
+        self.last = seen.value
+        self.rounds += 1
+        self.latest_round = number
+
+    def fail(self, number: int, error: MeasurementError) -> None:
+        """It could not be measured in this round, and is out of this kind of work from here on."""
+        told = f"in round {number} of the soak, after {self.rounds} good ones: {error}"
+        self.error, self.latest_round = MeasurementError(told, culprits=error.culprits, kind=error.kind), number
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """The worst round, what it showed, and how the rounds went."""
+        assert self.worst is not None
+        return {
+            "rounds": self.rounds,
+            "worst in round": self.worst_round,
+            "first round": self.first,
+            "last round": self.last,
+            **self.worst.evidence,
+        }
+
+    def judge(self, criterion: Criterion) -> None:
+        """Judge what was measured, then tell what was not.
+
+        Raises:
+            CriterionFailedError: a value outside the limit, whatever else happened.
+            MeasurementError: a round could not be measured here.
+        """
+        if self.value is not None:
+            criterion.require(self.value, evidence=self.evidence)
+        if self.error is not None:
+            raise self.error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One kind of work in one round: measure ``criterion`` at ``places``, then :meth:`keep` the results."""
+
+    round: int
+    criterion: str
+    places: tuple[Place, ...]
+    _work: Work
+    _kept: Mapping[Place, Kept]
+    _watch: Watch
+
+    def keep(self, results: Results) -> None:
+        """Fold a round's results into what is kept; those of other places than :attr:`places` are passed over."""
+        for place, error in results.errors.items():
+            if place in self.places:
+                self._kept[place].fail(self.round, error)
+        for place, seen in self._work.read(results).items():
+            if place in self.places:
+                self._kept[place].add(self.round, seen)
+        self._watch.seen([self._kept[place] for place in self.places])
+
+    def close(self) -> None:
+        """Whatever nobody kept in this turn was not measured."""
+        for place in self.places:
+            if self._kept[place].latest_round != self.round:
+                nothing = f"{place}: {self.criterion} kept no value"
+                self._kept[place].fail(self.round, MeasurementError(nothing))
+
+
+class Watch(Protocol):
+    """Who is told how a soak goes."""
+
+    def turn(self, turn: Turn) -> None:
+        """A kind of work begins."""
+
+    def seen(self, kept: Sequence[Kept]) -> None:
+        """A turn has brought something; its round is not over."""
+
+    def round_over(self, soak: Soak) -> None:
+        """A round is over."""
+
+
+class Soak:
+    """What the ``soak`` fixture gives: ``for turn in soak.rounds(works)``, then ``soak[criterion, place]``."""
+
+    def __init__(
+        self,
+        *,
+        duration_s: float,
+        places: Sequence[Place],
+        wanted: Mapping[str, Sequence[Place]],
+        watch: Watch,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``places`` are all there are, ``wanted`` those that selected tests judge, by criterion."""
+        self.duration_s = duration_s
+        self.round = 0
+        self.num_whole_rounds = 0
+        self.is_over = False
+        self._places = tuple(places)
+        self._wanted = wanted
+        self._watch = watch
+        self._now = now
+        self._began_s = now()
+        self._kept: dict[str, dict[Place, Kept]] = {}
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the first round began."""
+        return self._now() - self._began_s
+
+    def __getitem__(self, key: tuple[str, Place]) -> Kept:
+        """What is kept of a criterion at a place."""
+        return self._kept[key[0]][key[1]]
+
+    def __iter__(self) -> Iterator[Kept]:
+        """Everything kept so far."""
+        return (kept for places in self._kept.values() for kept in places.values())
+
+    def has_work(self, criterion: str) -> bool:
+        """Whether rounds bring values of this criterion."""
+        return criterion in self._kept
+
+    def unmeasured(self, criterion: str, place: Place | None) -> str | None:
+        """What a judgement lacks to be one of the whole soak; None if nothing."""
+        places = self._kept.get(criterion, {})
+        kept = [one for where, one in places.items() if place is None or where == place]
+        lost = next((one.error for one in kept if one.error is not None), None)
+        if lost is not None:
+            return str(lost)
+        if self.num_whole_rounds == 0 or any(one.rounds == 0 for one in kept):
+            return "no whole round of the soak was measured"
+        if not self.is_over:
+            told = f"{in_words(self.elapsed_s)} of {in_words(self.duration_s)}"
+            return f"the soak was left before its time was over, in round {self.round}, after {told}"
+        return None
+
+    def rounds(self, works: Mapping[str, Work]) -> Iterator[Turn]:
+        """The turns of every round: those of ``works`` (by criterion) that a selected test judges, in this order.
+
+        Rounds are whole, and none begins once the time is over; there is at least one. A place that could not be measured
+        has no more turns at that work; when nobody has any, the soak is over.
+        """
+        chosen = {key: work for key, work in works.items() if self._wanted.get(key)}
+        for key, work in chosen.items():
+            places = self._places if work.compares else self._wanted[key]
+            self._kept[key] = {place: Kept(criterion=key, place=place, keep=work.keep) for place in places}
+        self._began_s, self.round = self._now(), 0
+        self.num_whole_rounds, self.is_over = 0, False
+        while (self.round == 0 or self.elapsed_s < self.duration_s) and any(map(self._left, chosen)):
+            self.round += 1
+            for key, work in chosen.items():
+                places = self._left(key)
+                if places:
+                    turn = self._turn(key, places, work)
+                    self._watch.turn(turn)
+                    yield turn
+                    turn.close()
+            self.num_whole_rounds = self.round
+            self._watch.round_over(self)
+        self.is_over = self.elapsed_s >= self.duration_s
+
+    def _turn(self, key: str, places: tuple[Place, ...], work: Work) -> Turn:
+        return Turn(round=self.round, criterion=key, places=places, _work=work, _kept=self._kept[key], _watch=self._watch)
+
+    def _left(self, criterion: str) -> tuple[Place, ...]:
+        return tuple(place for place, kept in self._kept[criterion].items() if kept.error is None)
+
+    @property
+    def line(self) -> str:
+        """How far it is, in words."""
+        left_s = max(0.0, self.duration_s - self.elapsed_s)
+        return f"round {self.round}: {in_words(self.elapsed_s)} of {in_words(self.duration_s)}, {in_words(left_s)} left"

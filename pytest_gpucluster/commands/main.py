@@ -1,0 +1,145 @@
+"""The ``gpucluster`` command: everything around a run that is not the run. Exit 2 for wrong usage, 1 for "not good"."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+WRONG_USAGE = 2
+INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code."""
+    chosen = _parse(list(sys.argv[1:] if arguments is None else arguments))
+    try:
+        return int(chosen.act(chosen))
+    except (ConfigurationError, OSError) as error:
+        sys.stderr.write(f"gpucluster {chosen.command}: {error}\n")
+        return WRONG_USAGE
+    except KeyboardInterrupt:
+        sys.stderr.write(f"gpucluster {chosen.command}: interrupted\n")
+        return INTERRUPTED
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    """The command; what stands after ``--`` in ``beyond``, untouched, because argparse loses track of it in subcommands.
+
+    ``run`` may have its ``key=value`` anywhere between its options, so what argparse could not place is added there.
+    """
+    end = words.index("--") if "--" in words else len(words)
+    parser = _parser()
+    chosen, extra = parser.parse_known_args(words[:end])
+    chosen.beyond = words[end + 1 :]
+    if chosen.command == "run":
+        chosen.words += [word for word in extra if not word.startswith("-")]
+        extra = [word for word in extra if word.startswith("-")]
+    if chosen.command != "launch":
+        extra += chosen.beyond
+    if extra:
+        parser.error(f"unrecognized arguments: {' '.join(extra)}")
+    return chosen
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gpucluster", description="Around the acceptance of a GPU cluster.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    report = commands.add_parser("report", help="write JUnit and results.json again, from the journal of a run")
+    report.add_argument("folder", type=Path, metavar="DIR", help="the results directory of the run")
+    report.add_argument("--junitxml", type=Path, metavar="FILE", help="default: DIR/junit.xml")
+    report.add_argument("--journal", type=Path, metavar="FILE", help="a copy of the journal, for a DIR that lost its own")
+    report.add_argument("--run", help=argparse.SUPPRESS)
+    report.set_defaults(act=_report)
+    lint = commands.add_parser("lint", help="check a thresholds file; nothing is run")
+    lint.add_argument("file", type=Path, nargs="?", metavar="FILE", help="default: the packaged file")
+    lint.add_argument("--schema", action="store_true", help="print the JSON schema for editors instead")
+    lint.set_defaults(act=_lint)
+    _add_run(commands.add_parser("run", help="one measurement on this machine, outside pytest", allow_abbrev=False))
+    _add_launch(commands.add_parser("launch", help="torchrun on every node, with a deadline for joining", allow_abbrev=False))
+    return parser
+
+
+def _add_run(run: argparse.ArgumentParser) -> None:
+    run.add_argument("function", metavar="MODULE:FUNCTION", help="or path/to/file.py:FUNCTION")
+    run.add_argument("words", nargs="*", metavar="KEY=VALUE", help="its arguments; values as in YAML: sizes=[4096,8192]")
+    run.add_argument("--place", nargs="+", action="extend", default=[], metavar="ID", help="node0-gpu3 ...; default: all")
+    run.add_argument(
+        "--per", default="gpu", metavar="WHAT", help="who shares a process group: gpu (default), node, cluster, pair"
+    )
+    run.add_argument("--deadline-s", type=float, metavar="S", help="how long one call may take (default: 300)")
+    run.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="cpu: rehearse, whatever is here")
+    run.add_argument("--expect", metavar="nodes=1,gpus_per_node=M", help="how many GPUs (ranks on the CPU) there should be")
+    run.add_argument("--inline", action="store_true", help="in this process, one place, no deadline: for a debugger")
+    run.add_argument("--json", action="store_true", help="the values as one JSON object by place id")
+    run.set_defaults(act=_run)
+
+
+def _add_launch(launch: argparse.ArgumentParser) -> None:
+    launch.usage = "gpucluster launch --nnodes N --nproc-per-node M --master-addr HOST [options] -- PYTEST ARGUMENTS"
+    launch.add_argument("--nnodes", type=int, required=True, metavar="N", help="how many nodes")
+    launch.add_argument("--nproc-per-node", type=int, required=True, metavar="M", help="how many GPUs on each")
+    launch.add_argument("--node-rank", type=int, metavar="R", help="which node this is, 0 to N - 1; needed with --run")
+    launch.add_argument("--master-addr", required=True, metavar="HOST", help="node 0, as the others reach it")
+    launch.add_argument("--master-port", type=int, default=29500, metavar="P", help="default: 29500")
+    launch.add_argument("--hosts", metavar="A,B,...", help="hostnames in the order of node ranks, for messages")
+    launch.add_argument(
+        "--join-deadline-s", type=float, default=120.0, metavar="S", help="until all nodes are there; default: 120"
+    )
+    launch.add_argument("--run", action="store_true", help="start it here; without it, the lines for all nodes are printed")
+    launch.set_defaults(act=_launch)
+
+
+def _report(chosen: argparse.Namespace) -> int:
+    from pytest_gpucluster.reporting.files import held
+    from pytest_gpucluster.reporting.rebuild import rebuild, require_journal_of, take_over
+
+    if chosen.journal is not None:
+        take_over(chosen.folder, chosen.journal)
+    with held(chosen.folder) if chosen.run is not None else contextlib.nullcontext():
+        if chosen.run is not None:
+            require_journal_of(chosen.run, chosen.folder)
+        verdict = rebuild(chosen.folder, junit=chosen.junitxml)
+    sys.stdout.write(f"verdict {verdict.line}\n")
+    return 0 if verdict.word in ("ACCEPTED", "ACCEPTED_WITH_WAIVERS", "REHEARSED") else 1
+
+
+def _lint(chosen: argparse.Namespace) -> int:
+    import json
+
+    from pytest_gpucluster.thresholds import lint
+    from pytest_gpucluster.thresholds.layers import packaged_path
+
+    if chosen.schema:
+        sys.stdout.write(json.dumps(lint.schema(), indent=1) + "\n")
+        return 0
+    path = chosen.file or packaged_path()
+    problems = lint.lint(path)
+    for problem in problems:
+        sys.stdout.write(f"{problem.file}:{problem.line}: {problem.message}\n")
+    if not problems:
+        sys.stdout.write(f"{path}: no problems\n")
+    return 1 if problems else 0
+
+
+def _run(chosen: argparse.Namespace) -> int:
+    from pytest_gpucluster.commands import run
+
+    return run.main(chosen)
+
+
+def _launch(chosen: argparse.Namespace) -> int:
+    from pytest_gpucluster.commands import launch
+
+    return launch.main(chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

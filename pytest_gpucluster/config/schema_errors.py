@@ -1,0 +1,100 @@
+"""Pydantic's complaints about a document, in our words and at the document's lines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem
+
+_TYPES = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+    "dataclass_type": "a mapping",
+    "greater_than": "above {gt:g}",
+    "greater_than_equal": "at least {ge:g}",
+    "less_than": "below {lt:g}",
+    "less_than_equal": "at most {le:g}",
+    "string_too_short": "text that is not empty",
+    "string_pattern_mismatch": "text that is not empty",
+    "too_short": "a list that is not empty",
+    "expected": "{words}",
+}
+_UNKNOWN_KEY = {"extra_forbidden", "unexpected_keyword_argument"}
+_CLOSE = 0.55
+"""difflib's ratio: 'minimum' is 0.6 from 'min'."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A mapping of the file, for messages: what it is, where it is (``" (in 'bf16_tflops')"``) and its keys."""
+
+    noun: str
+    inside: str
+    keys: tuple[str, ...]
+
+
+def did_you_mean(word: str, known: Sequence[str]) -> str:
+    """`` Did you mean 'min'?`` or nothing."""
+    close = get_close_matches(word, known, n=1, cutoff=_CLOSE)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def described(value: object) -> str:
+    """A wrong value in a few characters."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, (dict, list, tuple)):
+        return "a mapping" if isinstance(value, dict) else "a list"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def shape_problems(errors: Sequence[Any], document: Document, *, part_of: Callable[[KeyPath], Part]) -> list[Problem]:
+    """Turn ``ValidationError.errors()`` into problems, one per key, in the file's order.
+
+    Args:
+        errors: what pydantic found.
+        document: the data that was validated.
+        part_of: names the mapping that a path points to.
+    """
+    found: dict[tuple[KeyPath, str], Problem] = {}
+    for error in errors:
+        path: KeyPath = tuple(error["loc"])
+        message = _message(error, path, part_of=part_of)
+        found.setdefault((path, error["type"]), document.problem(path, message))
+    return sorted(found.values(), key=lambda problem: (problem.file, problem.line))
+
+
+def _message(error: Any, path: KeyPath, *, part_of: Callable[[KeyPath], Part]) -> str:
+    kind, context = error["type"], error.get("ctx", {})
+    if not path:
+        return f"must be {_TYPES.get(kind, error['msg'])}."
+    if path[-1] == "[key]":
+        return f"the key {path[-2]!r} must be text{part_of(path[:-2]).inside}."
+    name, part = path[-1], part_of(path[:-1])
+    if kind in _UNKNOWN_KEY:
+        hint = did_you_mean(str(name), part.keys)
+        return f"{name!r} is not a key of {part.noun}{part.inside}. Keys: {', '.join(part.keys)}.{hint}"
+    if kind in {"missing", "missing_keyword_only_argument", "missing_argument"}:
+        return f"{name!r} is missing{part.inside}."
+    if kind == "literal_error":
+        choices = context["expected"].replace(" or ", ", ").replace("'", "")
+        hint = did_you_mean(str(error["input"]), choices.split(", "))
+        return f"{name!r} is {described(error['input'])}{part.inside}. Choose from: {choices}.{hint}"
+    expected = _TYPES[kind].format(**context) if kind in _TYPES else f"otherwise ({error['msg']})"
+    found = "" if kind == "expected" and isinstance(error["input"], (dict, list)) else described(error["input"])
+    return f"{name!r} must be {expected}{found and f', not {found}'}{part.inside}."

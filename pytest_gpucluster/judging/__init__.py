@@ -1,0 +1,1 @@
+"""From values to outcomes to a verdict. Pure: no torch, no NVML, no pytest."""

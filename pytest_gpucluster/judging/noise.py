@@ -1,0 +1,84 @@
+"""Whether repeats of a measurement can be judged at all. Pure: numbers in, a reason for doubt out."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.errors import MeasurementError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pytest_gpucluster.thresholds.limit import Limit
+
+FEWEST = 3
+MORE = 3
+"""A doubtful value is measured again with this many times the repeats, then judged or given up as noisy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeats:
+    """A value and the repeats it is the middle of, in one unit; ``again`` measures both with more repeats."""
+
+    value: float
+    samples: Sequence[float]
+    again: Callable[[], Repeats] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse repeats that are not numbers.
+
+        Raises:
+            MeasurementError: a repeat is no finite number.
+        """
+        wrong = [sample for sample in self.samples if isinstance(sample, bool) or not _is_finite(sample)]
+        if wrong:
+            raise MeasurementError(f"a repeat is {wrong[0]!r}, not a finite number")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """10th percentile, median and 90th percentile of repeats."""
+
+    low: float
+    median: float
+    high: float
+    count: int
+
+    @property
+    def relative(self) -> float:
+        """(90th - 10th percentile) / median; infinite when the median is 0 and the repeats differ."""
+        width = self.high - self.low
+        if width == 0:
+            return 0.0
+        return width / abs(self.median) if self.median else math.inf
+
+
+def spread_of(samples: Sequence[float]) -> Spread:
+    """The spread of at least one repeat."""
+    deciles = statistics.quantiles(samples, n=10, method="inclusive") if len(samples) > 1 else samples
+    return Spread(low=deciles[0], median=statistics.median(samples), high=deciles[-1], count=len(samples))
+
+
+def doubt(repeats: Repeats, *, limit: Limit, allowed: float | None) -> str | None:
+    """Why these repeats are not to be judged; None if they are.
+
+    Args:
+        repeats: fewer than :data:`FEWEST` say nothing about their spread and are judged as they are.
+        limit: what the value is compared with.
+        allowed: the entry's ``noise``: relative spread from the 10th to the 90th percentile; None: any.
+    """
+    if allowed is None or len(repeats.samples) < FEWEST:
+        return None
+    seen = spread_of(repeats.samples)
+    if seen.relative > allowed:
+        return f"{seen.count} repeats spread over {100 * seen.relative:.1f} %, and {100 * allowed:g} % are allowed"
+    if seen.low < limit.value < seen.high:
+        return f"the limit lies inside the 10th to 90th percentile of {seen.count} repeats, {seen.low:.6g} to {seen.high:.6g}"
+    return None
+
+
+def _is_finite(sample: object) -> bool:
+    return isinstance(sample, (int, float)) and math.isfinite(sample)

@@ -1,0 +1,202 @@
+"""``waivers.yaml``: failures that somebody answers for, each at one part and until one day. Pure but for reading the file.
+
+A waiver belongs to hardware, never to a place id: a GPU's UUID or serial number, a node's hostname. It covers what was
+measured and failed by its value, or was too close to call; what was not measured, or not as often as it should be, cannot be
+waived. Whether a record is such a one was decided where it was made (``waivable``).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from pytest_gpucluster.config.schema_errors import Part, did_you_mean, shape_problems
+from pytest_gpucluster.config.yaml_lines import Problem, parse, read_bytes
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.judging.verdict import WAIVED, Record, counted_as, may_be_waived
+from pytest_gpucluster.thresholds.layers import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from pytest_gpucluster.config.yaml_lines import Document, KeyPath
+    from pytest_gpucluster.places import Place
+
+NAME = "waivers.yaml"
+PLACE_ID = re.compile(r"node\d+(-(gpu|cpu)\d+)?\Z")
+
+WORDS = {"used": "waived", "unused": "waiver not needed", "expired": "waiver has expired, as if absent"}
+State = Literal["used", "unused", "expired"]
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiver:
+    """One of them. ``place`` is a UUID, serial number or hostname, None for criteria of the whole cluster."""
+
+    criterion: str
+    place: str | None
+    until: str
+    who: str
+    why: str
+    where: str
+
+    @property
+    def text(self) -> str:
+        """For people: what, where, until when, who, why."""
+        at = f" at {self.place}" if self.place is not None else ""
+        return f"{self.criterion}{at} until {self.until} by {self.who}: {self.why} ({self.where})"
+
+    def has_expired(self, today: dt.date) -> bool:
+        """Its last day is over."""
+        return dt.date.fromisoformat(self.until) < today
+
+    def covers(self, record: Record, place: Place | None) -> bool:
+        """Whether it speaks of this outcome at this hardware."""
+        if record.criterion != self.criterion or not may_be_waived(record):
+            return False
+        if record.place is None:
+            return self.place is None
+        if place is None or self.place is None:
+            return False
+        return self.place in ((place.uuid, place.serial) if place.gpu is not None else (place.hostname,))
+
+
+class Waivers:
+    """Those of one run, and which of them were needed."""
+
+    def __init__(self, waivers: Sequence[Waiver], *, today: dt.date) -> None:
+        """Expired ones are kept to be named, and cover nothing."""
+        self._all = tuple(waivers)
+        self._valid = [waiver for waiver in waivers if not waiver.has_expired(today)]
+        self._used: set[Waiver] = set()
+
+    def apply(self, record: Record, place: Place | None) -> Record:
+        """The record, waived if one of them covers it."""
+        waiver = next((waiver for waiver in self._valid if waiver.covers(record, place)), None)
+        if waiver is None:
+            return record
+        self._used.add(waiver)
+        return replace(record, waiver=asdict(waiver), reason=f"waived: {waiver.text}\n{record.reason or ''}".rstrip())
+
+    def state(self, waiver: Waiver) -> State:
+        """What became of it."""
+        return "used" if waiver in self._used else "unused" if waiver in self._valid else "expired"
+
+    @property
+    def facts(self) -> list[dict[str, Any]]:
+        """For results.json, the used ones first."""
+        rows = [{**asdict(waiver), "state": self.state(waiver)} for waiver in self._all]
+        return sorted(rows, key=lambda row: row["state"] != "used")
+
+    @property
+    def lines(self) -> list[str]:
+        """For the terminal, the used ones first."""
+        return lines_of(self.facts)
+
+
+def lines_of(facts: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A line about each waiver of a results.json."""
+    return [f"{WORDS[row['state']]}: {Waiver(**{name: row[name] for name in Waiver.__slots__}).text}" for row in facts]
+
+
+def states_from(facts: Iterable[Mapping[str, Any]], records: Iterable[Record]) -> list[dict[str, Any]]:
+    """The waivers as a run began with them, brought up to what its records say was needed; the used ones first."""
+    needed = [dict(record.waiver or {}) for record in records if counted_as(record) == WAIVED]
+    rows = [
+        {**row, "state": "used"} if {name: row[name] for name in Waiver.__slots__} in needed else dict(row) for row in facts
+    ]
+    return sorted(rows, key=lambda row: row["state"] != "used")
+
+
+def find(thresholds: Path | None, start: Path) -> Path | None:
+    """The run's waivers.yaml: beside the thresholds file that was asked for, or in the folder the run starts in.
+
+    Raises:
+        ConfigurationError: both are there, and are not the same file.
+    """
+    folders = [start] if thresholds is None else [thresholds.absolute().parent, start]
+    files = {(folder / NAME).resolve(): folder / NAME for folder in folders if (folder / NAME).exists()}
+    if len(files) > 1:
+        both = " and ".join(shown(file) for file in files.values())
+        raise ConfigurationError(f"two files with waivers: {both}. Keep one of them")
+    return next(iter(files.values()), None)
+
+
+def load(path: Path, *, criteria: Collection[str]) -> list[Waiver]:
+    """Read and check a file of waivers.
+
+    Raises:
+        ConfigurationError: one line per problem, ``file:line`` first.
+    """
+    file = shown(path)
+    content, problems = read_bytes(path, file=file)
+    document = None if problems else parse(content, file=file)
+    found = list(problems) if document is None else [*document.problems] or [*_check(document, criteria)]
+    if found or document is None:
+        raise ConfigurationError("\n".join(map(str, found)))
+    return [
+        Waiver(
+            criterion=row["criterion"],
+            place=row.get("place"),
+            until=row["until"],
+            who=row["who"],
+            why=row["why"],
+            where=f"{path.name}:{document.find(('waivers', index)).line}",
+        )
+        for index, row in enumerate(document.data["waivers"])
+    ]
+
+
+def _a_day(text: str) -> str:
+    if not re.fullmatch(r"\d{4}-\d{2}-\d{2}", text):
+        raise ValueError("a day")
+    dt.date.fromisoformat(text)
+    return text
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    criterion: Text
+    place: Text | None = None
+    until: Annotated[str, AfterValidator(_a_day)]
+    who: Text
+    why: Text
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    schema_: Annotated[Literal[1], Field(alias="schema")]
+    waivers: list[_Entry]
+
+
+def _check(document: Document, criteria: Collection[str]) -> Iterator[Problem]:
+    try:
+        _File.model_validate(document.data)
+    except ValidationError as error:
+        days = [one for one in error.errors() if one["type"] == "value_error"]
+        yield from shape_problems([one for one in error.errors() if one not in days], document, part_of=_part_of)
+        for one in days:
+            yield document.problem(tuple(one["loc"]), f"'until' must be a day like 2026-12-31, not {one['input']!r}.")
+        return
+    for index, row in enumerate(document.data["waivers"]):
+        if row["criterion"] not in criteria:
+            hint = did_you_mean(row["criterion"], list(criteria))
+            yield document.problem(("waivers", index, "criterion"), f"there is no criterion {row['criterion']!r}.{hint}")
+        if PLACE_ID.match(row.get("place") or ""):
+            message = "a place id may mean another part tomorrow: say the GPU's UUID or serial number, the node's hostname."
+            yield document.problem(("waivers", index, "place"), message)
+
+
+def _part_of(path: KeyPath) -> Part:
+    if path[:1] == ("waivers",):
+        inside = f" (in waiver {int(path[1]) + 1})" if len(path) > 1 else ""
+        return Part(noun="a waiver", inside=inside, keys=tuple(_Entry.model_fields))
+    return Part(noun="a file of waivers", inside="", keys=("schema", "waivers"))

@@ -1,0 +1,76 @@
+"""What a run is about, as data: places (GPUs and nodes) and the inventory that was promised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """One GPU of the expected inventory (or one node, with ``gpu`` None), bound to hardware once that said hello.
+
+    Two places are equal when their ids are. ``rank`` is None while the place is unbound: nothing answers there.
+    """
+
+    id: str
+    node: int = field(compare=False)
+    gpu: int | None = field(compare=False, default=None)
+    rank: int | None = field(compare=False, default=None)
+    hostname: str | None = field(compare=False, default=None)
+    uuid: str | None = field(compare=False, default=None)
+    serial: str | None = field(compare=False, default=None)
+    pci: str | None = field(compare=False, default=None)
+
+    def __str__(self) -> str:
+        """The id, as in testcase names."""
+        return self.id
+
+    @property
+    def label(self) -> str:
+        """For messages: id, rank, hostname, UUID, as far as they are known."""
+        known = (
+            f"rank {self.rank}" if self.rank is not None else "no rank",
+            self.hostname,
+            self.uuid,
+            f"PCI {self.pci}" if self.pci else None,
+        )
+        return f"{self.id} ({', '.join(part for part in known if part)})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inventory:
+    """What was promised: ``num_nodes`` times ``gpus_per_node`` places, ids counted from 0.
+
+    ``device`` is ``cuda``, or ``cpu`` in a rehearsal; ``fabric`` is what connects the nodes (the profile's word);
+    ``gpu_names`` are the names by which NVML may call the promised GPU.
+    """
+
+    num_nodes: int
+    gpus_per_node: int
+    device: str
+    fabric: str = "none"
+    gpu_names: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """One place for each expected GPU (for each rank of a rehearsal), unbound."""
+        kind = "cpu" if self.device == "cpu" else "gpu"
+        return tuple(
+            Place(id=f"node{node}-{kind}{gpu}", node=node, gpu=gpu)
+            for node in range(self.num_nodes)
+            for gpu in range(self.gpus_per_node)
+        )
+
+    @property
+    def nodes(self) -> tuple[Place, ...]:
+        """One place for each expected node."""
+        return tuple(Place(id=f"node{node}", node=node) for node in range(self.num_nodes))
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """What a limit may refer to as ``cluster.<name>``."""
+        return {
+            "nodes": self.num_nodes,
+            "gpus_per_node": self.gpus_per_node,
+            "world_size": self.num_nodes * self.gpus_per_node,
+        }

@@ -1,0 +1,147 @@
+"""Whether a pytest session is an acceptance run, and who becomes an agent in it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpucluster.config.settings import Settings, parse_expect, parse_level
+from pytest_gpucluster.config.torchrun import Launch, read_launch
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.plugin.pairing import TEST_ARGUMENTS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pytest_gpucluster.plugin.run import Run
+
+
+RUN = pytest.StashKey["Run"]()
+
+ACTIVE = pytest.StashKey[bool]()
+
+UNASKED = "under torchrun or pytest-xdist, fixtures of gpucluster need --gpucluster or the ini option gpucluster=true"
+
+FIXTURES = "pytest_gpucluster.plugin.fixtures"
+OWN_FIXTURES = ("cluster", "criterion", "place", "node", "recipe", "soak")
+
+
+def is_activated(config: pytest.Config, args: Sequence[str]) -> bool:
+    """Whether this run is ours: ``tests_acceptance`` named, the ini option set, or one of our options given."""
+    options = vars(getattr(config, "known_args_namespace", config.option))
+    if any(value for name, value in options.items() if name.startswith("gpucluster")):
+        return True
+    if any("tests_acceptance" in re.split(r"[/.\\]", str(arg).partition("::")[0]) for arg in args):
+        return True
+    return bool(config.getini("gpucluster"))
+
+
+def launch_or_usage_error() -> Launch | None:
+    """How this process was started; half of torchrun's environment is a usage error."""
+    try:
+        return read_launch()
+    except ConfigurationError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
+def become_agent(launch: Launch, *, roots: list[Path]) -> None:
+    """Replace this process by its agent: same pid for torchrun, and nothing of pytest left."""
+    from pytest_gpucluster.agent import main
+    from pytest_gpucluster.controller.controller import address_of, rank_of
+
+    command = main.command([rank_of(launch)], address_of(launch), roots=roots)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(command[0], command)  # noqa: S606 -- this very interpreter
+
+
+def run_of(config: pytest.Config) -> Run:
+    """The run, made at the first use."""
+    if RUN not in config.stash:
+        from pytest_gpucluster.plugin.late_errors import LastWords
+        from pytest_gpucluster.plugin.run import Run
+
+        launch = launch_or_usage_error()
+        if hasattr(config, "workerinput") and not config.stash.get(ACTIVE, False):
+            pytest.fail(UNASKED, pytrace=False)  # a usage error would only crash this worker of pytest-xdist
+        if launch is not None and not config.stash.get(ACTIVE, False):
+            raise pytest.UsageError(UNASKED)
+        refuse_mixed_starts(config, launch)
+        try:
+            config.stash[RUN] = Run(config, read_settings(config), launch)
+        except ConfigurationError as error:
+            raise pytest.UsageError(str(error)) from None
+        config.pluginmanager.register(config.stash[RUN], "gpucluster-run")
+        config.pluginmanager.register(LastWords(config.stash[RUN]), "gpucluster-last-words")
+        if is_under_xdist(config):
+            from pytest_gpucluster.plugin import xdist
+
+            xdist.join(config, config.stash[RUN], uses_us)
+    return config.stash[RUN]
+
+
+def is_under_xdist(config: pytest.Config) -> bool:
+    """Whether pytest-xdist distributes this session's tests (``-n``), or this is one of its workers."""
+    return bool(getattr(config.option, "numprocesses", None)) or hasattr(config, "workerinput")
+
+
+def refuse_mixed_starts(config: pytest.Config, launch: Launch | None) -> None:
+    """pytest-xdist (``-n``) works on one node alone, with its own processes; a self-test needs workers that may die."""
+    if config.option.gpucluster_selftest and config.option.gpucluster_inline:
+        raise pytest.UsageError("--gpucluster-selftest kills workers, and --gpucluster-inline has none; leave one of them out")
+    if is_under_xdist(config):
+        if launch is not None:
+            raise pytest.UsageError(
+                "pytest-xdist (-n) cannot be used under torchrun: each rank has its GPU already; leave -n out"
+            )
+        if config.option.gpucluster_inline:
+            raise pytest.UsageError("--gpucluster-inline runs in one process; leave -n out")
+        if (config.option.gpucluster_level or "").startswith("soak"):
+            raise pytest.UsageError("a soak measures all GPUs in turns of its own; leave -n out")
+        if config.option.gpucluster_selftest:
+            raise pytest.UsageError("--gpucluster-selftest needs all GPUs at once; leave -n out")
+    elif getattr(config.option, "tx", None) and config.option.dist != "no":
+        raise pytest.UsageError("pytest-xdist's --tx cannot be used here: one process for each GPU of this machine is -n auto")
+
+
+def read_settings(config: pytest.Config) -> Settings:
+    """The options as one frozen object.
+
+    Raises:
+        ConfigurationError: an option's value is not understood.
+    """
+    level, soak_s = parse_level(config.option.gpucluster_level or "standard")
+    return Settings(
+        thresholds=config.option.gpucluster_thresholds,
+        profile=config.option.gpucluster_profile,
+        expect=parse_expect(config.option.gpucluster_expect),
+        level=level,
+        soak_s=soak_s,
+        results_dir=(config.invocation_params.dir / (config.option.gpucluster_results or "gpucluster-results")),
+        gate=config.option.gpucluster_gate,
+        inline=config.option.gpucluster_inline,
+        selftest=config.option.gpucluster_selftest,
+    )
+
+
+def uses_us(item: pytest.Item) -> bool:
+    """Whether a test has our mark or one of our fixtures."""
+    if item.get_closest_marker("distributed") is not None:
+        return any(_is_ours(item, name) for name in TEST_ARGUMENTS)
+    return any(_is_ours(item, name) for name in OWN_FIXTURES if name in getattr(item, "fixturenames", ()))
+
+
+def _is_ours(item: pytest.Item, name: str) -> bool:
+    definitions: Any = getattr(item, "_fixtureinfo", None)
+    found = definitions.name2fixturedefs.get(name) if definitions is not None else None
+    return is_own_fixture(found)
+
+
+def is_own_fixture(found: Sequence[Any] | None) -> bool:
+    """Whether a fixture's last definition is ours: a project's own comes last."""
+    return found is not None and len(found) > 0 and found[-1].func.__module__ == FIXTURES

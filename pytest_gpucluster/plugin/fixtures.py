@@ -1,0 +1,92 @@
+"""The fixtures: ``cluster``, ``criterion``, ``place``, ``node``, ``recipe``, ``soak``; and those of distributed tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpucluster.plugin.activation import is_own_fixture, run_of
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.cluster.calls import Cluster
+    from pytest_gpucluster.cluster.soak import Soak
+    from pytest_gpucluster.judging.criterion import Criterion
+    from pytest_gpucluster.places import Place
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """``place`` and ``node`` stand for every GPU and every node of the expected inventory."""
+    for name in ("place", "node"):
+        if is_own_fixture(metafunc._arg2fixturedefs.get(name)):  # noqa: SLF001 -- no public way
+            inventory = run_of(metafunc.config).session.inventory
+            places = inventory.places if name == "place" else inventory.nodes
+            metafunc.parametrize(name, places, ids=[place.id for place in places], indirect=True)
+
+
+@pytest.fixture(scope="session")
+def cluster(pytestconfig: pytest.Config) -> Cluster:
+    """Everything we run on: ``run(function, per=...)``, ``places``, ``nodes``, ``world_size``, ``device``."""
+    return run_of(pytestconfig).session.cluster
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> Place:
+    """One expected GPU; an ERROR in set-up when nothing answers for it."""
+    found: Place = run_of(request.config).session.cluster.require_present(request.param)
+    return found
+
+
+@pytest.fixture
+def node(request: pytest.FixtureRequest) -> Place:
+    """One expected node; an ERROR in set-up when nothing answers for it."""
+    found: Place = run_of(request.config).session.cluster.require_present(request.param)
+    return found
+
+
+@pytest.fixture
+def criterion(request: pytest.FixtureRequest) -> Criterion:
+    """The entry of thresholds.yaml with this test's name: ``criterion.require(value)``."""
+    return run_of(request.config).criterion_of(request.node)
+
+
+@pytest.fixture(scope="session")
+def recipe(pytestconfig: pytest.Config) -> Any:
+    """``recipe(key)``: how the entry ``key`` wants its value measured, as keyword arguments for ``cluster.run``."""
+    return run_of(pytestconfig).recipe
+
+
+@pytest.fixture(scope="session")
+def soak(pytestconfig: pytest.Config) -> Soak:
+    """Rounds of work for as long as ``--gpucluster-level soak:8h`` says: ``for turn in soak.rounds(works)``."""
+    return run_of(pytestconfig).soak
+
+
+def _only_in_workers(request: pytest.FixtureRequest) -> None:
+    run_of(request.config)
+    if request.node.get_closest_marker("distributed") is None:
+        pytest.fail(f"the fixture {request.fixturename!r} exists in @pytest.mark.distributed tests only", pytrace=False)
+
+
+@pytest.fixture
+def process_group(request: pytest.FixtureRequest) -> None:
+    """In a distributed test: the default process group."""
+    _only_in_workers(request)
+
+
+@pytest.fixture
+def rank(request: pytest.FixtureRequest) -> None:
+    """In a distributed test: the rank in the process group."""
+    _only_in_workers(request)
+
+
+@pytest.fixture
+def world_size(request: pytest.FixtureRequest) -> None:
+    """In a distributed test: the size of the process group."""
+    _only_in_workers(request)
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> None:
+    """In a distributed test: this rank's ``torch.device``."""
+    _only_in_workers(request)

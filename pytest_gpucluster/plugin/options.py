@@ -1,0 +1,106 @@
+"""The plugin's hooks that pytest calls in every project: options, marks, and the start of a run if this is one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpucluster.config.torchrun import read_launch
+from pytest_gpucluster.plugin.activation import ACTIVE, RUN, become_agent, is_activated, launch_or_usage_error, run_of, uses_us
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+
+MARKS = {
+    "distributed(per='cluster')": "the test's body runs on every rank, in a worker, with torch.distributed set up",
+    "health": "GPU health, read through NVML",
+    "compute": "matrix products",
+    "memory": "GPU memory",
+    "links": "links inside a node",
+    "fabric": "links between nodes",
+    "training": "real training",
+    "platform": "host, scheduler, file system",
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The whole command line; a test freezes it."""
+    group = parser.getgroup("gpucluster", "GPU cluster acceptance")
+    group.addoption("--gpucluster", action="store_true", help="treat these tests as an acceptance run")
+    group.addoption("--gpucluster-thresholds", metavar="FILE", type=Path, help="limits to judge by, instead of the packaged")
+    group.addoption("--gpucluster-profile", metavar="NAME", help="profile of the thresholds file (default: by GPU name)")
+    group.addoption("--gpucluster-expect", metavar="nodes=N,gpus_per_node=M", help="the inventory that was promised")
+    group.addoption("--gpucluster-level", metavar="LEVEL", help="quick, standard (default), soak or soak:8h")
+    group.addoption("--gpucluster-results", metavar="DIR", type=Path, help="results directory (default: gpucluster-results)")
+    group.addoption("--gpucluster-gate", action="store_true", help="exit 0 only for the verdict ACCEPTED")
+    group.addoption("--gpucluster-inline", action="store_true", help="run functions in this process, for one place (pdb)")
+    group.addoption("--gpucluster-selftest", action="store_true", help="plant faults before the run, and say which it finds")
+    parser.addini("gpucluster", "treat every run here as an acceptance run", type="bool", default=False)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) -> Generator[None, None, None]:
+    """Under torchrun, every rank but 0 becomes an agent here, before any conftest or reporter acts."""
+    early_config.stash[ACTIVE] = is_activated(early_config, args)  # args hold what addopts adds; later hooks lack that
+    if early_config.stash[ACTIVE]:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+        launch = launch_or_usage_error()
+        if launch is not None and launch.rank > 0:
+            become_agent(launch, roots=[early_config.rootpath, early_config.invocation_params.dir])
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
+    """Where rank 0 leaves with 0 and never measured, nobody else tells the agents."""
+    code = yield
+    if int(code or 0) == 0:
+        _say_goodbye(config)
+    return code
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """``-n auto`` is one process for each GPU."""
+    return run_of(config).session.inventory.gpus_per_node if config.stash.get(ACTIVE, False) else None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marks; start the run if this is one."""
+    for mark, meaning in MARKS.items():
+        config.addinivalue_line("markers", f"{mark}: {meaning}")
+    if config.stash.get(ACTIVE, False):
+        run_of(config)
+
+
+def _say_goodbye(config: pytest.Config) -> None:
+    """Help, markers, fixtures and collection end with 0, so torchrun waits for the other ranks: send them home.
+
+    A usage error needs no word: torchrun ends the other ranks of this node, and its end closes the store. Not at exit:
+    a connection made while the interpreter shuts down aborts the process.
+    """
+    run = config.stash.get(RUN, None)
+    if run is not None and run.session.launch is not None and not run.session.is_open:
+        run.session.controller.quit(0)
+        return
+    launch = read_launch() if run is None and config.stash.get(ACTIVE, False) else None
+    if launch is not None:  # pytest 8 answers --version here, before anything is configured
+        from pytest_gpucluster.controller.controller import Controller
+
+        Controller(launch, num_local=1, device="cpu", rootdir=config.rootpath).quit(0)
+
+
+# Fixtures.
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A run begins at the latest when a test asks for one of our fixtures."""
+    if hasattr(config, "workerinput"):
+        return  # its controller would have to begin it: the fixtures tell
+    if RUN not in config.stash and any(uses_us(item) for item in items):
+        run_of(config).start_late()

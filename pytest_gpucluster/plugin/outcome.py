@@ -1,0 +1,221 @@
+"""From pytest's report to an outcome, and back into the report: what the verdict says and what pytest shows agree."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError, RanksFailedError
+from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, Record, worse
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_gpucluster.judging.criterion import Criterion
+    from pytest_gpucluster.plugin.pairing import Pair
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What is known about a test beside its report.
+
+    ``kept`` is what was found at its place before it ran, by a round of a soak: nothing that it says makes that better.
+    ``unmeasured`` is what its soak owes, None if nothing.
+    """
+
+    pair: Pair
+    rule: str | None
+    criterion: Criterion | None
+    earlier: Record | None
+    kept: Record | None = None
+    unmeasured: str | None = None
+
+
+def outcome_of(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record | None:
+    """The outcome that this phase settles, None if it settles nothing; ``report`` is corrected to agree with it."""
+    if call.when == "teardown":
+        return _after_teardown(report, call, told)
+    found = _after_setup(report, call, told) if call.when == "setup" else _after_call(report, call, told)
+    if found is None or told.kept is None:
+        return found
+    if worse(told.kept, found) is found or told.kept.outcome == found.outcome == FAILED:
+        return found  # what is judged at the end holds all rounds
+    return _as_kept(report, told.kept)
+
+
+def show_waived(report: pytest.TestReport, reason: str) -> None:
+    """A waived failure is neither red nor green: pytest's xfailed, in the JUnit file a skip with the reason."""
+    report.outcome = "skipped"
+    report.wasxfail = reason
+    report.longrepr = reason
+
+
+def _after_setup(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record | None:
+    if report.outcome == "passed":
+        return None
+    if told.rule is not None and report.outcome == "skipped":
+        return _record(told, SKIPPED, told.rule)
+    return _not_measured(report, call, told)
+
+
+def _as_kept(report: pytest.TestReport, kept: Record) -> Record:
+    """Whatever became of the test, and of the rest of its soak: what was found stays found."""
+    if kept.outcome == FAILED:
+        report.when = "call"  # also where the test was ended in its set-up
+        _fail(report, kept.reason or kept.outcome)
+    else:
+        _make_error(report, kept.reason or kept.outcome)
+    return kept
+
+
+def _after_call(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record:
+    criterion = told.criterion
+    error = call.excinfo.value if call.excinfo is not None else None
+    if criterion is None or not told.pair.judges:
+        return _plain_test(report, call, told)
+    bad = _bad_by_value(report, error, told, criterion)
+    if bad is not None:
+        return bad
+    if error is not None or report.outcome == "skipped":
+        return _not_measured(report, call, told)
+    lacking = _lacking(told, criterion)
+    if lacking is not None:
+        return _error(report, told, lacking)
+    assert criterion.judged is not None
+    _pass(report)
+    return criterion.judged
+
+
+def _bad_by_value(report: pytest.TestReport, error: BaseException | None, told: Told, criterion: Criterion) -> Record | None:
+    """A failure, or too close to call; waivable where all that should be measured was, and nothing else went wrong."""
+    judged = criterion.judged
+    is_judgement = error is None or isinstance(error, CriterionFailedError) or getattr(error, "kind", None) == "noisy"
+    is_whole = is_judgement and criterion.unfit is None and told.unmeasured is None
+    if judged is not None and judged.outcome == FAILED:
+        _fail(report, criterion.message or judged.outcome)
+        return replace(judged, waivable=judged.waivable and is_whole)
+    if isinstance(error, AssertionError) and not hasattr(report, "wasxfail"):
+        return _record(told, FAILED, report.longreprtext)
+    if judged is not None and judged.outcome == NOISY and criterion.unfit is None:
+        _make_error(report, criterion.message or judged.outcome)
+        return replace(judged, waivable=judged.waivable and is_whole)
+    return None
+
+
+def _lacking(told: Told, criterion: Criterion) -> MeasurementError | None:
+    """What was not measured, or not judged, though the test passed."""
+    key = told.pair.criterion
+    if criterion.unfit is not None:
+        return criterion.unfit
+    if criterion.judged is None:
+        return MeasurementError(
+            f"{key} was never judged: its test has the criterion fixture and did not call criterion.require()"
+        )
+    return None if told.unmeasured is None else MeasurementError(f"{key} was not measured to its end: {told.unmeasured}")
+
+
+def _after_teardown(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record | None:
+    """A teardown that did not come to its end is an error, also where xfail or a skip in it would hide that."""
+    if call.excinfo is None:
+        return None
+    _clear_xfail(report)
+    if report.outcome == "skipped":
+        report.outcome, report.longrepr = "failed", call.excinfo.exconly()
+    reason = f"its teardown failed: {call.excinfo.exconly()}"
+    waived = told.earlier is not None and told.earlier.waiver is not None
+    if told.earlier is not None and told.earlier.outcome in (FAILED, ERROR, MISSING, NOISY) and not waived:
+        return None
+    if told.earlier is None:
+        return _record(told, ERROR, reason)
+    return replace(told.earlier, outcome=ERROR, reason=reason, waiver=None, waivable=False)
+
+
+def _plain_test(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record:
+    """A test without a criterion counts by what pytest says of it."""
+    error = call.excinfo.value if call.excinfo is not None else None
+    if isinstance(error, (MeasurementError, ConfigurationError)):
+        return _not_measured(report, call, told)
+    if isinstance(error, RanksFailedError):
+        _fail(report, str(error))
+        return replace(_record(told, FAILED, str(error)), culprits=tuple(place.id for place in error.culprits))
+    if report.outcome == "failed":
+        return _record(told, FAILED, report.longreprtext)
+    if report.outcome == "skipped":
+        return _record(told, NOT_SELECTED, f"it skipped itself: {_skip_reason(report)}")
+    return _record(told, PASSED, None)
+
+
+def _not_measured(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record:
+    error = call.excinfo.value if call.excinfo is not None else None
+    if isinstance(error, (MeasurementError, ConfigurationError)):
+        return _error(report, told, error)
+    if report.outcome == "skipped":
+        if not told.pair.judges:
+            return _record(told, NOT_SELECTED, f"it skipped itself: {_skip_reason(report)}")
+        reason = f"{told.pair.criterion} was not measured: its test skipped itself ({_skip_reason(report)})"
+        _make_error(report, reason)
+        return _record(told, ERROR, reason)
+    if call.when == "call" and not isinstance(error, CriterionFailedError):
+        report.when = "setup"
+    _clear_xfail(report)
+    report.outcome = "failed"
+    return _record(told, ERROR, report.longreprtext)
+
+
+def _error(report: pytest.TestReport, told: Told, error: MeasurementError | ConfigurationError) -> Record:
+    _make_error(report, str(error))
+    missing = isinstance(error, MeasurementError) and error.kind == "missing"
+    guilty = tuple(place.id for place in getattr(error, "culprits", ()))
+    refused = isinstance(error, MeasurementError) and error.kind in ("refused", "not_idle")
+    return replace(_record(told, MISSING if missing else ERROR, str(error)), culprits=guilty, refused=refused)
+
+
+def _make_error(report: pytest.TestReport, text: str) -> None:
+    """Make a failure an ERROR: pytest calls it so when it did not happen in the call phase."""
+    _clear_xfail(report)
+    report.outcome = "failed"
+    report.longrepr = text
+    if report.when == "call":
+        report.when = "setup"
+
+
+def _fail(report: pytest.TestReport, text: str) -> None:
+    _clear_xfail(report)
+    report.outcome = "failed"
+    report.longrepr = text
+
+
+def _pass(report: pytest.TestReport) -> None:
+    _clear_xfail(report)
+    report.outcome = "passed"
+    report.longrepr = None
+
+
+def _clear_xfail(report: pytest.TestReport) -> None:
+    if hasattr(report, "wasxfail"):
+        del report.wasxfail
+
+
+def _record(told: Told, outcome: str, reason: str | None) -> Record:
+    criterion, place = told.pair.key
+    known = told.criterion
+    return Record(
+        criterion=criterion,
+        place=place,
+        outcome=outcome,
+        unit=known.limit.unit if known is not None else None,
+        limit=known.limit.text if known is not None else None,
+        reason=reason,
+    )
+
+
+def _skip_reason(report: pytest.TestReport) -> str:
+    """What ``pytest.skip`` was told, without file and line."""
+    if isinstance(report.longrepr, tuple):
+        return report.longrepr[2].removeprefix("Skipped: ")
+    return _last_line(report.longreprtext)
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.strip().splitlines() if line.strip()]
+    return lines[-1].strip() if lines else ""

@@ -1,0 +1,94 @@
+"""Which test judges which entry of thresholds.yaml at which place: by name, checked both ways."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from pytest_gpucluster.places import Place
+
+TEST_ARGUMENTS = ("process_group", "rank", "world_size", "device")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One test item: the criterion it judges (``judges``), or a plain test that counts by its outcome."""
+
+    criterion: str
+    place: Place | None
+    judges: bool
+
+    @property
+    def key(self) -> tuple[str, str | None]:
+        """(criterion, place id), as the plan has it."""
+        return self.criterion, self.place.id if self.place is not None else None
+
+
+def criterion_key(name: str, original_name: str, place: Place | None) -> str:
+    """The entry's key for an item: its name without ``test_``, its parameters kept, the place's left out.
+
+    ``test_busbw[all_reduce-node0]`` at ``node0`` is ``busbw[all_reduce]``.
+    """
+    base = original_name.removeprefix("test_")
+    parameters = name[len(original_name) :].removeprefix("[").removesuffix("]")
+    if place is not None:
+        parameters = _without(parameters, place.id)
+    return f"{base}[{parameters}]" if parameters else base
+
+
+def _without(parameters: str, place_id: str) -> str:
+    if parameters == place_id:
+        return ""
+    if parameters.endswith(f"-{place_id}"):
+        return parameters.removesuffix(f"-{place_id}")
+    if parameters.startswith(f"{place_id}-"):
+        return parameters.removeprefix(f"{place_id}-")
+    return parameters.replace(f"-{place_id}-", "-", 1)
+
+
+def require_entry(key: str, known: Collection[str], *, nodeid: str, file: str) -> None:
+    """A test that judges needs an entry to judge by.
+
+    Raises:
+        ConfigurationError: there is none; names the nearest ones.
+    """
+    if key in known:
+        return
+    near = get_close_matches(key, known, n=3)
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
+    raise ConfigurationError(
+        f"{nodeid} judges the criterion {key!r}, which {file} does not have; add it under criteria:, or rename the test.{hint}"
+    )
+
+
+def require_place(key: str, per: str, place: Place | None, *, nodeid: str) -> None:
+    """A criterion per GPU is judged with ``place``, one per node with ``node``, one per cluster with neither.
+
+    Raises:
+        ConfigurationError: the test asks for another fixture than the entry's ``per`` wants.
+    """
+    actual = "cluster" if place is None else "node" if place.gpu is None else "gpu"
+    if actual == per:
+        return
+    fixture = {"gpu": "the place fixture", "node": "the node fixture", "cluster": "neither place nor node"}[per]
+    raise ConfigurationError(f"{nodeid}: criterion {key!r} is per {per}, so its test takes {fixture}")
+
+
+def require_test_arguments(names: Collection[str], parameters: Collection[str], *, nodeid: str) -> None:
+    """The body of a distributed test runs in the workers, where pytest's fixtures do not exist.
+
+    Raises:
+        ConfigurationError: it asks for a fixture that cannot cross, by name.
+    """
+    foreign = [name for name in names if name not in TEST_ARGUMENTS and name not in parameters]
+    if foreign:
+        raise ConfigurationError(
+            f"{nodeid}: a distributed test runs in the workers and cannot have the fixture{'s' if len(foreign) > 1 else ''} "
+            f"{', '.join(foreign)}; it may take {', '.join(TEST_ARGUMENTS)} and parametrize values"
+        )

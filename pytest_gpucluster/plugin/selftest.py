@@ -1,0 +1,31 @@
+"""``--gpucluster-selftest`` in a run: before the first test, on the terminal, in the reports. Glue only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.plugin.junit import LiveJunit
+from pytest_gpucluster.plugin.pairing import Pair
+from pytest_gpucluster.reporting.results import lines
+from pytest_gpucluster.selftest.running import carry_out
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_gpucluster.plugin.terminal import Terminal
+    from pytest_gpucluster.session import Session
+
+NAME = "self-test"
+BEGINS = f"gpucluster: {NAME}: planting a slow, a wrong, a dead and a hung rank in software"
+
+
+def run_selftest(config: pytest.Config, session: Session, terminal: Terminal) -> None:
+    """Carry it out once, tell it, and put it on record."""
+    terminal.begin(Pair(criterion=NAME, place=None, judges=False))
+    terminal.say(BEGINS)
+    facts = carry_out(session, lambda step, fraction: terminal.progress(0, step, fraction)).facts
+    terminal.say(f"gpucluster: {NAME}: {facts['places']} places, {facts['seconds']:.1f} s")
+    for line in lines(facts):
+        terminal.say(f"gpucluster: {NAME}: {line}", red=line in facts["objections"])
+    LiveJunit(config).add_selftest(facts)
+    session.take_selftest(facts)

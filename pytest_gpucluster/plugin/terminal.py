@@ -1,0 +1,220 @@
+"""What a run shows: one line per criterion as it runs, live progress, and at the end a table and the verdict."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.judging import failure_text, forecast
+from pytest_gpucluster.judging.verdict import FAILED, PASSED, SHOWN_LIMITS, SKIPPED, WORDS, Record, Verdict, counted_as
+from pytest_gpucluster.reporting.table import criteria_table
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_gpucluster.plugin.pairing import Pair
+    from pytest_gpucluster.session import Session
+
+PLAIN_INTERVAL_S = 5.0
+PLAIN_LINES = 100
+"""About so many progress lines are written elsewhere than on a terminal, in a run that takes longer than 500 s."""
+BAR_WIDTH, NARROW_BAR_WIDTH, NARROW_WIDTH = 20, 10, 110
+NAME_WIDTH = 34
+PLAIN_WIDTH = 132
+
+
+class Terminal:
+    """Writes through pytest's own terminal reporter; silent where that is switched off."""
+
+    def __init__(self, config: pytest.Config, session: Session) -> None:
+        """Nothing is shown before :meth:`take_over`."""
+        self._config = config
+        self._session = session
+        self._lines = False
+        self._criterion: str | None = None
+        self._records: list[Record] = []
+        self._remarks: list[str] = []
+        self._forecast: forecast.Forecast | None = None
+        self._done: Counter[str] = Counter()
+        self._work: str | None = None
+        self._began_s = self._last_s = time.monotonic()
+        self._transient = False
+
+    @property
+    def _reporter(self) -> Any:
+        return self._config.pluginmanager.get_plugin("terminalreporter")
+
+    def take_over(self) -> None:
+        """In normal verbosity our lines stand in the place of pytest's dots."""
+        reporter = self._reporter
+        if reporter is not None and self._config.get_verbosity() == 0:
+            self._lines = True
+            reporter.showfspath = False
+            reporter._show_progress_info = False  # noqa: SLF001 -- there is no public switch at run time
+
+    def status(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Category and no letter, where our lines tell the same."""
+        if not self._lines:
+            return None
+        if report.when in ("setup", "teardown") and report.outcome == "passed":
+            return ("", "", "")
+        if report.outcome == "failed" and report.when != "call":
+            return ("error", "", "ERROR")
+        return (report.outcome, "", report.outcome.upper())
+
+    def announce(self, session: Session, forecast: forecast.Forecast) -> None:
+        """What is about to be measured, against which limits, and how long it takes, about."""
+        self._forecast = forecast
+        facts = session.inventory.facts
+        unit = "ranks on the CPU" if session.rehearsal else "GPUs"
+        self._write(
+            f"gpucluster: {facts['nodes']} node(s) x {facts['gpus_per_node']} {unit} expected; profile "
+            f"{session.profile.name}, level {session.settings.level}, limits from {session.thresholds.path.name}"
+        )
+        if not session.controller.is_signed:
+            self._write("gpucluster: messages between ranks are not signed; set GPUCLUSTER_SECRET on every node to sign them")
+        if session.rehearsal:
+            self._write("gpucluster: REHEARSAL on the CPU: it tries the procedure and accepts nothing")
+        if self._config.get_verbosity() >= 0:
+            where = f"{facts['world_size']} {unit}"
+            for line in forecast.lines(level=session.settings.level, where=where):
+                self._write(f"gpucluster: {line}")
+
+    def say(self, text: str, **markup: bool) -> None:
+        """One line of its own."""
+        self._write(text, **markup)
+
+    def begin(self, pair: Pair) -> None:
+        """A test begins; a new criterion closes the line of the one before."""
+        if pair.criterion != self._criterion:
+            self.close_line()
+            self._criterion, self._work = pair.criterion, None
+            self._began_s = self._last_s = time.monotonic()
+            self._draw(pair.criterion)
+
+    def work_on(self, work: str) -> None:
+        """What the progress line names in the place of the criterion, until the next one begins."""
+        self._work = work
+
+    def done(self, record: Record) -> None:
+        """A test has its outcome."""
+        self._records.append(record)
+        self._done[record.criterion] += 1
+
+    def remark(self, text: str) -> None:
+        """An advisory limit was missed: said at the end, never a failure."""
+        self._remarks.append(text)
+
+    def progress(self, rank: int, step: str, fraction: float | None) -> None:
+        """How far the run is and what one rank does now: rewritten in place on a terminal, now and then elsewhere."""
+        share = f" {100 * fraction:3.0f} %" if fraction is not None else ""
+        doing = f"{self._work or self._criterion or 'starting':<{NAME_WIDTH}} rank {rank}: {step}{share}"
+        if self._draw(doing) or self._reporter is None or self._config.get_verbosity() < 0:
+            return
+        if time.monotonic() - self._last_s > self._interval_s:
+            self._last_s = time.monotonic()
+            now = self._progress()
+            with self._uncaptured():
+                self._reporter.write_line(f"{doing}; {now.percent} % of all, {now.left}" if now is not None else doing)
+
+    def _draw(self, doing: str) -> bool:
+        """Rewrite the terminal's last line; False where there is no terminal to rewrite, or pytest's own lines stand there."""
+        reporter = self._reporter
+        if reporter is None or not reporter.isatty or not self._lines:
+            return False
+        with self._uncaptured():
+            width = reporter._tw.fullwidth  # noqa: SLF001 -- pytest's own width
+            reporter.rewrite(in_one_line(self._progress(), doing, width=width), erase=True)
+            self._transient = True
+        return True
+
+    def _progress(self) -> forecast.Progress | None:
+        """None before the plan is fixed."""
+        if self._forecast is None:
+            return None
+        now_s = time.monotonic()
+        return forecast.progress(
+            self._forecast,
+            self._done,
+            current=self._criterion,
+            in_current_s=now_s - self._began_s,
+            elapsed_s=now_s - self._session.started_s,
+        )
+
+    @property
+    def _interval_s(self) -> float:
+        return max(PLAIN_INTERVAL_S, self._forecast.total_s / PLAIN_LINES if self._forecast is not None else 0.0)
+
+    def output(self, rank: int, text: str) -> None:
+        """What a rank printed in a call, after it (``-s``): each line behind its place."""
+        places = self._session.places().values()
+        where = next((place.id for place in places if place.rank == rank), f"rank {rank}")
+        for line in text.splitlines():
+            self._write(f"[{where}] {line}")
+
+    def summary(self, reporter: pytest.TerminalReporter, session: Session, verdict: Verdict, *, trouble: str | None) -> None:
+        """Table, failures over all places, remarks, verdict."""
+        self.close_line()
+        records = list(session.plan)
+        reporter.section("gpucluster")
+        for line in session.waivers.lines:
+            reporter.write_line(line, bold=True)
+        width = reporter._tw.fullwidth if reporter.isatty else PLAIN_WIDTH  # noqa: SLF001 -- pytest's own width
+        reporter.write(criteria_table(records, width=width, color=reporter.hasmarkup))
+        names = {place.id: place.label for place in session.places().values()}
+        for criterion in dict.fromkeys(row.criterion for row in records if counted_as(row) == FAILED and row.limit):
+            rows = [record for record in records if record.criterion == criterion]
+            for line in failure_text.describe_together(rows, names, threshold=session.criteria.get(criterion)):
+                reporter.write_line(line)
+        for remark in self._remarks:
+            reporter.write_line(f"advisory: {remark}")
+        changed = verdict.changed_limits
+        if len(changed) > SHOWN_LIMITS:
+            reporter.write_line(f"limits changed from the packaged ones: {', '.join(changed)}")
+        if trouble is not None:
+            reporter.write_line(f"results are incomplete on disk: {trouble}", red=True)
+        timings = session.timings()
+        reporter.write_line(
+            f"{timings['total_s']:.1f} s: {timings['startup_s']:.1f} start-up, {timings['measuring_s']:.1f} measuring, "
+            f"{timings['other_s']:.1f} else; results in {session.settings.results_dir}"
+        )
+        good = verdict.word in ("ACCEPTED", "ACCEPTED_WITH_WAIVERS")
+        reporter.write_line(f"verdict {verdict.line}", bold=True, green=good, red=verdict.word == "REJECTED")
+
+    def close_line(self) -> None:
+        """Write the line of the criterion that ends here."""
+        if not self._lines or not self._records:
+            self._records = []
+            return
+        records, self._records = self._records, []
+        values = [record.value for record in records if record.value is not None]
+        counts = [f"{number} {WORDS[word]}" for word, number in Counter(counted_as(record) for record in records).items()]
+        shown = f"{failure_text.summarize(values)} {records[0].unit}" if values else ""
+        limit = f"  ({records[0].limit})" if values and records[0].limit else ""
+        good = all(record.outcome in (PASSED, SKIPPED) for record in records)
+        self._write(f"{records[0].criterion:<{NAME_WIDTH}} {', '.join(counts):<22} {shown}{limit}", red=not good)
+
+    def _write(self, text: str, **markup: bool) -> None:
+        reporter = self._reporter
+        if reporter is None:
+            return
+        with self._uncaptured():
+            if self._transient:
+                reporter.rewrite("", erase=True)
+                reporter.rewrite("")  # back to the first column
+                self._transient = False
+            reporter.ensure_newline()
+            reporter.write_line(text, **markup)
+
+    def _uncaptured(self) -> Any:
+        capture: Any = self._config.pluginmanager.get_plugin("capturemanager")
+        return capture.global_and_fixture_disabled()
+
+
+def in_one_line(now: forecast.Progress | None, doing: str, *, width: int) -> str:
+    """The bar and what is done now, cut to one line of a terminal: a longer one could not be rewritten."""
+    if now is None:
+        return doing[: width - 1]
+    bar = now.bar(NARROW_BAR_WIDTH if width < NARROW_WIDTH else BAR_WIDTH)
+    return f"{bar}  {' '.join(doing.split())}"[: width - 1]

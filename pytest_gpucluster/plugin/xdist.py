@@ -1,0 +1,201 @@
+"""``pytest -n``: the controller of pytest-xdist has the run and its agents; its workers judge, one GPU's tests in each.
+
+It brings no speed, as all GPUs are measured at once anyway. What needs all GPUs together is left out, with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # xdist ships no types
+
+from pytest_gpucluster.agent.spawner import die_with_parent
+from pytest_gpucluster.controller.relay import Relay, RelayedController
+from pytest_gpucluster.errors import GpuclusterError
+from pytest_gpucluster.judging.verdict import ERROR, NOT_SELECTED, Record
+from pytest_gpucluster.plugin.run import PAIR, RECORD, RULE, expected_of
+from pytest_gpucluster.reporting.files import strict
+from pytest_gpucluster.session import record_facts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Mapping
+
+    from pytest_gpucluster.controller.controller import Controller
+    from pytest_gpucluster.plugin.run import Run
+
+INPUT = "gpucluster"
+OBJECTION = "run by pytest-xdist (-n), which judges one GPU at a time"
+NEEDS_ALL = "needs all GPUs at once; run without -n"
+
+
+def join(config: pytest.Config, run: Run, uses_us: Callable[[pytest.Item], bool]) -> None:
+    """Let this run take its part under pytest-xdist: that of the controller, or of a worker."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(XdistController(config, run), "gpucluster-xdist")
+        return
+    die_with_parent()  # pytest-xdist alone would let it finish its test, however long that takes
+    try:
+        relayed = RelayedController(**config.workerinput[INPUT], rootdir=config.rootpath)
+    except OSError:
+        pytest.exit("the run has ended already", returncode=int(pytest.ExitCode.USAGE_ERROR))
+    run.session.controller = cast("Controller", relayed)
+    config.pluginmanager.register(XdistWorker(relayed, uses_us), "gpucluster-xdist")
+
+
+class XdistController:
+    """Has the expected set from its workers, makes their calls, and takes their outcomes; runs no test itself."""
+
+    def __init__(self, config: pytest.Config, run: Run) -> None:
+        """Start nothing yet."""
+        self._config = config
+        self._run = run
+        self._crashed: pytest.TestReport | None = None
+        self._relay: Relay | None = None
+        self._is_planned = False
+        self._keys: dict[str, tuple[str, str | None]] = {}
+        run.session.objections.append(OBJECTION)
+        controller = run.session.controller  # calls come from other threads here
+        controller.on_progress = controller.on_output = controller.on_call = None
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tell a worker where calls go."""
+        controller = self._run.session.controller
+        if self._relay is None:
+            self._relay = Relay(controller)
+        node.workerinput[INPUT] = {"address": self._relay.address, "world_size": controller.world_size}
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_node_collection_finished(self) -> None:
+        """The first worker that has collected fixes the expected set; what it refused ends the run, said once."""
+        assert self._relay is not None
+        assert self._relay.collected is not None
+        if self._is_planned:
+            return
+        self._is_planned = True
+        if self._relay.collected["refused"] is not None:
+            raise pytest.UsageError(self._relay.collected["refused"])
+        self._keys.update({nodeid: (criterion, place) for nodeid, criterion, place in self._relay.collected["expected"]})
+        self._run.expect(self._keys)
+        with contextlib.suppress(GpuclusterError):  # kept: every measurement will tell it
+            _ = self._run.session.cluster
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> PlaceScheduling:
+        """One GPU's tests stay together, whatever ``--dist`` says."""
+        return PlaceScheduling(config, log, keys=self._keys)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
+        """The test that ran when its worker died was not judged: an ERROR at its place."""
+        criterion, place = self._keys[crashitem]
+        where = () if place is None else (place,)
+        reason = f"not judged: pytest-xdist's {report.longrepr}"
+        report.when, report.longrepr = "setup", reason
+        report.location = (report.location[0], None, crashitem.partition("::")[2])
+        report.user_properties = [*(("place", one) for one in where), ("failure_type", ERROR)]
+        attach(report, Record(criterion=criterion, place=place, outcome=ERROR, reason=reason, culprits=where))
+        self._crashed = report
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, object, object]:
+        """Take the outcome that a report brings; end the report of a test that did not live to its teardown."""
+        result = yield
+        if hasattr(report, INPUT):
+            found = json.loads(getattr(report, INPUT))
+            self._run.take(Record(**{**found, "culprits": tuple(found["culprits"])}))
+        if report is self._crashed:
+            end = copy.copy(report)
+            end.when, end.outcome, end.longrepr = "teardown", "passed", None
+            delattr(end, INPUT)
+            self._config.hook.pytest_runtest_logreport(report=end)
+        return result
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
+        """``-x`` and ``--maxfail``: pytest-xdist says so by an interruption, which it is not."""
+        try:
+            return (yield)
+        except KeyboardInterrupt as told:
+            if 0 < (session.config.option.maxfail or 0) <= session.testsfailed:
+                session.shouldfail = str(told)
+            raise
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self) -> None:
+        """Free workers that still wait for a call, so that pytest-xdist can end them."""
+        if self._relay is not None:
+            self._relay.close()
+
+
+class PlaceScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
+    """By place; and a test that took its worker with it is not run again."""
+
+    def __init__(self, config: pytest.Config, log: Any, *, keys: Mapping[str, tuple[str, str | None]]) -> None:
+        """``keys`` tells criterion and place id of each test, once the first worker has collected."""
+        super().__init__(config, log)
+        self._keys = keys
+
+    def _split_scope(self, nodeid: str) -> str:
+        return self._keys[nodeid][1] or "all GPUs"
+
+    def remove_node(self, node: Any) -> str | None:
+        """Give back what a worker has not done; returns the test it ran when it died, None if it ran none."""
+        work = self.assigned_work.pop(node)
+        crashed: str | None = next((test for unit in work.values() for test, is_done in unit.items() if not is_done), None)
+        if crashed is not None:
+            work[self._split_scope(crashed)][crashed] = True
+            self.workqueue.update({scope: unit for scope, unit in work.items() if not all(unit.values())})
+            for other in self.assigned_work:
+                self._reschedule(other)
+        return crashed
+
+
+class XdistWorker:
+    """Collects, judges and reports to the controller; writes nothing itself."""
+
+    def __init__(self, relayed: RelayedController, uses_us: Callable[[pytest.Item], bool]) -> None:
+        """``uses_us`` tells whether a test has our fixtures."""
+        self._relayed = relayed
+        self._uses_us = uses_us
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, object, None]:
+        """Tell what will be judged. A usage error here would only crash this worker: the controller says it."""
+        told: dict[str, Any] = {"t": "collected", "expected": [], "refused": None}
+        try:
+            yield
+            told["expected"] = [(nodeid, *key) for nodeid, key in expected_of(items).items()]
+        except pytest.UsageError as error:
+            told["refused"] = str(error)
+            items.clear()
+        for item in items:
+            if self._needs_all(item):
+                item.stash.setdefault(RULE, NEEDS_ALL)
+        self._relayed.ask(told)
+
+    def _needs_all(self, item: pytest.Item) -> bool:
+        place = item.stash[PAIR].place
+        alone = place is not None and place.gpu is not None
+        return item.get_closest_marker("distributed") is not None or (not alone and self._uses_us(item))
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Send a new outcome along with the report."""
+        before = item.stash.get(RECORD, None)
+        report = yield
+        record = item.stash.get(RECORD, None)
+        if record is not None and record is not before:
+            left_out = record.reason == NEEDS_ALL
+            attach(report, replace(record, outcome=NOT_SELECTED) if left_out else record)
+        return report
+
+
+def attach(report: pytest.TestReport, record: Record) -> None:
+    """Put the outcome into the report, as text: what crosses from worker to controller is plain."""
+    setattr(report, INPUT, json.dumps(strict(record_facts(record))))

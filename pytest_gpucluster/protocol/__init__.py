@@ -1,0 +1,1 @@
+"""What crosses processes: messages, functions by name, values as plain data."""

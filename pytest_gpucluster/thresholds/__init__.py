@@ -1,0 +1,1 @@
+"""thresholds.yaml: read, checked, and resolved for one profile."""

@@ -1,0 +1,56 @@
+"""One number to compare a value with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.thresholds.layers import Kind
+
+_SIGNS = {"above": ">", "below": "<", "min": ">=", "max": "<="}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """One number to compare with. ``above`` and ``below`` are strict, ``min`` and ``max`` inclusive."""
+
+    kind: Kind
+    value: float
+    unit: str
+
+    @property
+    def is_floor(self) -> bool:
+        """Whether higher is better."""
+        return self.kind in {"above", "min"}
+
+    @property
+    def text(self) -> str:
+        """``> 700 TFLOPS``."""
+        return f"{_SIGNS[self.kind]} {_number(self.value)} {self.unit}"
+
+    def holds(self, value: object) -> bool:
+        """Whether a value is within the limit. Anything but a finite int or float is not."""
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            return False
+        return {
+            "above": value > self.value,
+            "below": value < self.value,
+            "min": value >= self.value,
+            "max": value <= self.value,
+        }[self.kind]
+
+    def margin_percent(self, value: float) -> float | None:
+        """How far inside the limit (above 0) or outside (below 0) a value is, in percent of the limit.
+
+        None when the limit is 0 or the value is not finite.
+        """
+        if self.value == 0 or not math.isfinite(value):
+            return None
+        distance = value - self.value if self.is_floor else self.value - value
+        return 100.0 * distance / abs(self.value)
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:.6g}"

@@ -1,0 +1,170 @@
+"""The shape of thresholds.yaml: its keys, their types and their choices. Also the source of its JSON schema."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError, WrapValidator
+from pydantic_core import PydanticCustomError
+
+from pytest_gpucluster.config.schema_errors import Part
+from pytest_gpucluster.config.settings import SOAK_S
+
+Unit = Literal[
+    "TFLOPS",
+    "TOPS",
+    "TB/s",
+    "GB/s",
+    "us",
+    "ms",
+    "s",
+    "%",
+    "ratio",
+    "GiB",
+    "W",
+    "C",
+    "MHz",
+    "GPUs",
+    "nodes",
+    "errors",
+    "rows",
+    "reasons",
+    "nats/token",
+    "tokens/s/GPU",
+    "links",
+    "count",
+]
+Level = Literal["quick", "standard", "soak"]
+Fabric = Literal["infiniband", "roce", "sockets", "none"]
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+
+
+def _expecting(words: str) -> WrapValidator:
+    """Say what was expected in our words instead of one complaint for each member of a union."""
+
+    def validate(value: Any, handler: Any) -> Any:
+        try:
+            return handler(value)
+        except ValidationError as error:
+            raise PydanticCustomError("expected", "{words}", {"words": words}) from error
+
+    return WrapValidator(validate)
+
+
+_Size = Annotated[int, Field(ge=1)]
+Numbers = Annotated[
+    float | Annotated[dict[_Size | Literal["any"], float], Field(min_length=1)],
+    _expecting("a number or a table of numbers by GPUs in the group, such as {2: 310, 8: 400, any: 300}"),
+]
+Count = Annotated[int, Field(ge=1), _expecting("a whole number above 0")]
+AutoCount = Annotated[Literal["auto"] | _Size, _expecting("'auto' or a whole number above 0")]
+Recipe = Annotated[dict[str, JsonValue], _expecting("a mapping of plain data with text keys")]
+
+
+def _without_default(field: dict[str, Any]) -> None:
+    field.pop("default", None)
+
+
+_LEFT_OUT: Any = Field(default=None, json_schema_extra=_without_default)
+"""For keys that may be left out, but not be null."""
+
+
+class _Strict(BaseModel):
+    """Known keys only, and no conversion of types."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class Cluster(_Strict):
+    """``cluster:``."""
+
+    nodes: AutoCount = "auto"
+    gpus_per_node: AutoCount = "auto"
+    shared_paths: list[Text] = []
+
+
+class ProfileEntry(_Strict):
+    """One of ``profiles:``."""
+
+    gpu: Text | None = None
+    inherits: Text | None = None
+    accept_at: Level = "standard"
+    accept_soak_s: Annotated[float, Field(gt=0)] = SOAK_S
+    fabric: Fabric = "none"
+    rehearsal: bool = False
+    nodes: Count | None = None
+    gpus_per_node: Count | None = None
+
+
+class _Judged(_Strict):
+    """What an entry and an override of it share."""
+
+    above: Numbers = _LEFT_OUT
+    below: Numbers = _LEFT_OUT
+    min: Numbers = _LEFT_OUT
+    max: Numbers = _LEFT_OUT
+    of: Text = _LEFT_OUT
+    level: Level = "standard"
+    severity: Literal["required", "advisory"] = "required"
+    recipe: Recipe = {}
+    needs: Count = 1
+    needs_nodes: Count = 1
+    requires: Text | None = None
+    noise: Annotated[float, Field(gt=0, lt=1)] | None = None
+    deadline_s: Annotated[float, Field(gt=0)] | None = None
+    takes_s: Annotated[float, Field(gt=0, le=86400)] | None = None
+    bound: Text | None = None
+    bound_waived: Text | None = None
+
+
+class Override(_Judged):
+    """One of an entry's ``profiles:``."""
+
+    unit: Unit = _LEFT_OUT
+    skip: Text | None = None
+    why: Text = _LEFT_OUT
+    source: Text = _LEFT_OUT
+
+
+class Entry(_Judged):
+    """One of ``criteria:``."""
+
+    criterion: Text
+    per: Literal["gpu", "node", "cluster"]
+    measured_with: Text = _LEFT_OUT
+    unit: Unit
+    why: Text
+    source: Text
+    profiles: dict[str, Override] = {}
+
+
+class File(_Strict):
+    """A whole file, after ``extends`` has been followed."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", title="thresholds.yaml of pytest-gpucluster")
+
+    schema_: Annotated[Literal[1], Field(alias="schema")]
+    extends: Literal["packaged"] | None = None
+    cluster: Cluster = Cluster()
+    profiles: Annotated[dict[str, ProfileEntry], Field(min_length=1)]
+    criteria: dict[str, Entry] = {}
+
+
+_TOP_KEYS = ("schema", "extends", "cluster", "profiles", "criteria")
+
+
+def part_of(path: tuple[str | int, ...]) -> Part:
+    """The mapping a path of keys points to, for messages."""
+    match path:
+        case ("cluster", *_):
+            return Part(noun="the cluster section", inside=" (in 'cluster')", keys=tuple(Cluster.model_fields))
+        case ("profiles", name, *_):
+            inside = f" (in profile {str(name)!r})"
+            return Part(noun="a profile", inside=inside, keys=tuple(ProfileEntry.model_fields))
+        case ("criteria", key, "profiles", name, *_):
+            inside = f" (in {str(key)!r}, profile {str(name)!r})"
+            return Part(noun="an override", inside=inside, keys=tuple(Override.model_fields))
+        case ("criteria", key, *_):
+            return Part(noun="a threshold", inside=f" (in {str(key)!r})", keys=tuple(Entry.model_fields))
+        case _:
+            return Part(noun="a thresholds file", inside="", keys=_TOP_KEYS)

@@ -1,0 +1,74 @@
+"""What PyTorch's flight recorder knows of the last collectives of a worker, asked for while its main thread hangs.
+
+The recorder keeps the state of each collective (scheduled, started, completed) where the backend tells it; NCCL does,
+gloo says scheduled for all. It is read by a thread of its own, which a signal wakes: Python runs signal handlers in the
+main thread only, and that one is inside a C++ wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.protocol.rank import is_gone
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+ASK = signal.SIGUSR2
+SHOWN = 4
+ANSWER_S = 2.0
+PAUSE_S = 0.02
+
+
+def answer_requests(path: Path) -> None:
+    """In the worker, where :data:`ASK` is blocked from the start: write the recorder to ``path`` at each."""
+    threading.Thread(target=_serve, args=(path,), daemon=True).start()
+
+
+def _serve(path: Path) -> None:
+    while True:
+        signal.sigwait({ASK})
+        fresh = path.with_suffix(".new")
+        fresh.write_bytes(_dump())
+        fresh.replace(path)
+
+
+def _dump() -> bytes:
+    """The recorder as JSON; empty where this torch has none, or its name for it is another."""
+    from torch._C import _distributed_c10d as c10d
+
+    for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):  # NCCL has a recorder of its own
+        dump: Any = getattr(c10d, name, None)
+        data = bytes(dump()) if dump is not None else b""
+        if b'"entries"' in data:
+            return data
+    return b""
+
+
+def ask(pid: int, path: Path) -> None:
+    """In the agent: ask for it, and wait until it is in ``path``, :data:`ANSWER_S` at most; nothing if the process is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, ASK)
+    deadline_s = time.monotonic() + ANSWER_S
+    while not path.exists() and time.monotonic() < deadline_s and not is_gone(pid):
+        time.sleep(PAUSE_S)
+
+
+def summarize(path: Path) -> str:
+    """The last collectives as lines, the newest last: ``all_reduce 2: started, Float [4]``; empty if there is no answer."""
+    try:
+        entries = json.loads(path.read_bytes())["entries"][-SHOWN:]
+        return "\n".join(_line(entry) for entry in entries)
+    except (OSError, ValueError, KeyError, TypeError, IndexError):
+        return ""
+
+
+def _line(entry: dict[str, Any]) -> str:
+    name = str(entry["profiling_name"]).rpartition(":")[2]
+    return f"{name} {entry['collective_seq_id']}: {entry['state']}, {entry['input_dtypes'][0]} {entry['input_sizes'][0]}"

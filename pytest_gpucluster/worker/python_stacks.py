@@ -1,0 +1,94 @@
+"""The Python stacks of a worker, asked for while it hangs, and those of a crash.
+
+faulthandler writes them from inside a signal handler, also in a C++ wait, thread after thread, and marks no end. So it
+passes the signal on to Python's own handler, which puts a byte into a second file at once (``set_wakeup_fd``): that is
+the end. Where a test has taken that mark away (asyncio does), what is there after :data:`ANSWER_S` counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import time
+from pathlib import Path
+
+from pytest_gpucluster.protocol.rank import is_gone
+from pytest_gpucluster.worker import flight_recorder
+
+ASK = signal.SIGUSR1
+ANSWER_S = 3.0
+PAUSE_S = 0.02
+SHOWN_CHARACTERS = 6000
+MARKS = ".marks"
+CRASH = b"Fatal Python error"
+OWN_WORKER = Path(__file__).with_name("worker.py")
+
+
+def answer_requests(path: Path) -> None:
+    """In the worker's main thread: write all stacks to ``path`` at each :data:`ASK`, and at a crash."""
+    stacks = path.open("w", encoding="utf-8")  # faulthandler keeps it open as long as the process lives
+    faulthandler.enable(stacks)
+    signal.signal(ASK, lambda _number, _frame: None)  # whom faulthandler passes it on to
+    marks = os.open(f"{path}{MARKS}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NONBLOCK, 0o600)
+    signal.set_wakeup_fd(marks, warn_on_full_buffer=False)
+    faulthandler.register(ASK, file=stacks, all_threads=True, chain=True)
+
+
+def ask(pid: int, path: Path) -> str:
+    """In the agent: the stacks of ``pid``; empty if it does not answer within :data:`ANSWER_S`, or is gone.
+
+    faulthandler reads the frames of threads that run meanwhile, and may crash over it (seen once in some 100 dumps while
+    another thread was in Python code): then what came before that.
+    """
+    before, marks = _size(path), _marks(path)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, ASK)
+    deadline_s = time.monotonic() + ANSWER_S
+    while _marks(path) == marks and time.monotonic() < deadline_s and not is_gone(pid):
+        time.sleep(PAUSE_S)
+    return _without_own_frames(_text(path)[before:].partition(CRASH)[0])[-SHOWN_CHARACTERS:]
+
+
+def of_crash(path: Path) -> str:
+    """What faulthandler wrote when SIGSEGV, SIGBUS, SIGABRT, SIGFPE or SIGILL ended the worker; else empty."""
+    text = _text(path)
+    return _without_own_frames(text)[-SHOWN_CHARACTERS:] if text.startswith(CRASH) else ""
+
+
+def forget(path: Path) -> None:
+    """Remove both files."""
+    path.unlink(missing_ok=True)
+    Path(f"{path}{MARKS}").unlink(missing_ok=True)
+
+
+def _marks(path: Path) -> int:
+    """How often :data:`ASK` was answered to the end; other signals leave other bytes."""
+    return _text(Path(f"{path}{MARKS}")).count(ASK)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _text(path: Path) -> bytes:
+    with contextlib.suppress(OSError):
+        return path.read_bytes()
+    return b""
+
+
+def _without_own_frames(stacks: bytes) -> str:
+    """The stacks up to where this package's worker called the function (the most recent call stands first).
+
+    Without the thread that waits to be asked for the flight recorder.
+    """
+    kept, hidden = [], False
+    for thread in stacks.decode("utf-8", "replace").split("\n\n"):
+        if f'"{flight_recorder.__file__}", line' in thread:
+            continue
+        for line in [*thread.splitlines(), ""]:
+            hidden = (hidden and line.startswith("  File")) or (f'"{OWN_WORKER}"' in line and "in _reply" in line)
+            if not hidden:
+                kept.append(line)
+    return "\n".join(kept).strip()
