@@ -37,7 +37,7 @@ NO_VENV_MODULE = """\
 NO_NOX = """\
 pip could not fetch nox (its message is above). Without an index, but with the dependencies installed, start pytest
 yourself from this folder:
-  python3 -m pytest -p pytest_gpucluster.plugin.options tests_acceptance"""
+  python3 -m pytest -p pytest_gpucluster.plugin tests_acceptance"""
 
 
 # --- Before nox is there: only the standard library ---

@@ -17,7 +17,7 @@ __all__ = ["Cluster", "MeasurementError", "Place", "Repeats", "Results", "measur
 _HOMES = {
     "Cluster": "pytest_gpucluster.cluster.calls",
     "MeasurementError": "pytest_gpucluster.errors",
-    "Place": "pytest_gpucluster.cluster.results",
+    "Place": "pytest_gpucluster.places",
     "Repeats": "pytest_gpucluster.judging.noise",
     "Results": "pytest_gpucluster.cluster.results",
     "measurement": "pytest_gpucluster.protocol.functions",

@@ -70,7 +70,7 @@ def dead_links(folder: Path) -> list[str]:
 def pytest_command(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run pytest with our plugin, installed or not, in ``folder``."""
     installed = any(point.name == "gpucluster" for point in metadata.entry_points(group="pytest11"))
-    plugin = [] if installed else ["-p", "pytest_gpucluster.plugin.options"]
+    plugin = [] if installed else ["-p", "pytest_gpucluster.plugin"]
     path = {} if installed else {"PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "pytest", *plugin, *arguments]
     environment = {**os.environ, **path, "OMP_NUM_THREADS": "1"}

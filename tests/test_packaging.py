@@ -76,7 +76,7 @@ def shipped_sources() -> list[Path]:
 
 def test_entry_point_is_the_plugin() -> None:
     """Pytest finds the plugin under the name users write in `-p no:gpucluster`, and the module exists."""
-    assert PYPROJECT["project"]["entry-points"]["pytest11"] == {"gpucluster": "pytest_gpucluster.plugin.options"}
+    assert PYPROJECT["project"]["entry-points"]["pytest11"] == {"gpucluster": "pytest_gpucluster.plugin"}
     assert (ROOT / "pytest_gpucluster" / "plugin.py").is_file()
 
 
@@ -178,7 +178,7 @@ def test_oversize_is_found() -> None:
 def test_the_plugin_loads_no_torch() -> None:
     """`pytest --help` stays fast in every project that has us installed: importing the plugin loads nothing heavy."""
     heavy = ("torch", "transformers", "peft", "pynvml", "numpy")
-    program = f"import sys, pytest_gpucluster.plugin.options; print([name for name in {heavy!r} if name in sys.modules])"
+    program = f"import sys, pytest_gpucluster.plugin; print([name for name in {heavy!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -210,7 +210,7 @@ def test_wheel_holds_everything(built: Path) -> None:
     assert "pytest_gpucluster/thresholds.yaml" in names
     assert any(name.startswith("pytest_gpucluster/thresholds/specs/") and name.endswith(".yaml") for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert "gpucluster = pytest_gpucluster.plugin.options" in entry_points
+    assert "gpucluster = pytest_gpucluster.plugin" in entry_points
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(SHIPPED)
 

@@ -377,8 +377,8 @@ def test_the_packaged_file_extends_nothing(tmp_path: Path, monkeypatch: pytest.M
     """Else it would extend itself for ever."""
     path = tmp_path / "thresholds.yaml"
     path.write_text(OVERLAY)
-    for module in (layers, resolve):
-        monkeypatch.setattr(module, "packaged_path", lambda: path)
+    for module in ("layers", "load"):
+        monkeypatch.setattr(f"pytest_gpucluster.thresholds.{module}.packaged_path", lambda: path)
     assert "thresholds.yaml:2: the packaged file extends nothing." in problems_of(path)[0]
 
 

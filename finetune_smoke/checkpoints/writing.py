@@ -245,10 +245,10 @@ def _own_digest(draft: Path, rank: int) -> int:
         return digests.file_digest(mine) if mine.exists() else 0
 
 
-def _complete(draft: Path, final: Path, marker: dict[str, Any], digests: Sequence[int]) -> None:
+def _complete(draft: Path, final: Path, marker: dict[str, Any], own: Sequence[int]) -> None:
     """Give ``draft``, which is synced, its name and then its marker; raises InputError."""
     with _named(final):
-        files = _files(draft, digests)
+        files = _files(draft, own)
         sync(draft)
         draft.rename(final)
         write_synced(final / reading.MARKER, json.dumps({**marker, "files": files}))

@@ -180,8 +180,8 @@ def _make(config: Config, codec: batches.Codec, folder: Path, about: dict[str, o
         draft.mkdir()
         for name, array in _arrays(rows).items():
             np.save(draft / name, array)
-        digests = {name: {"digest": f"{digests.file_digest(draft / name) % 2**64:016x}"} for name in ARRAYS}
-        index = {"about": about, "train": len(train), "heldout": len(whole.heldout), "files": digests}
+        made = {name: {"digest": f"{digests.file_digest(draft / name) % 2**64:016x}"} for name in ARRAYS}
+        index = {"about": about, "train": len(train), "heldout": len(whole.heldout), "files": made}
         (draft / INDEX).write_text(json.dumps(index, indent=1) + "\n")
         shutil.rmtree(folder, ignore_errors=True)
         draft.rename(folder)

@@ -1,7 +1,7 @@
 """The agent: one rank. Owns a worker, enforces the deadline, kills and respawns, and always answers.
 
 It calls neither CUDA nor NVML, and its main thread never waits in the store for long, so it can report and leave
-whatever its worker does. ``python -m pytest_gpucluster.agent.agent`` is what every rank but the controller's becomes.
+whatever its worker does. ``python -m pytest_gpucluster.agent.main`` is what every rank but the controller's becomes.
 """
 
 from __future__ import annotations

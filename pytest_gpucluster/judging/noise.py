@@ -59,7 +59,8 @@ class Spread:
 def spread_of(samples: Sequence[float]) -> Spread:
     """The spread of at least one repeat."""
     deciles = statistics.quantiles(samples, n=10, method="inclusive") if len(samples) > 1 else samples
-    return Spread(low=deciles[0], median=statistics.median(samples), high=deciles[-1], count=len(samples))
+    median = statistics.median(samples)
+    return Spread(low=min(deciles[0], median), median=median, high=max(deciles[-1], median), count=len(samples))
 
 
 def doubt(repeats: Repeats, *, limit: Limit, allowed: float | None) -> str | None:

@@ -199,11 +199,11 @@ def _environment() -> dict[str, str]:
 
 
 def _is_installed() -> bool:
-    return any(point.value == "pytest_gpucluster.plugin.options" for point in importlib.metadata.entry_points(group="pytest11"))
+    return any(point.value == "pytest_gpucluster.plugin" for point in importlib.metadata.entry_points(group="pytest11"))
 
 
 def _commands(torchrun: Torchrun | None, arguments: tuple[str, ...]) -> Iterator[list[str]]:
-    plugin = [] if _is_installed() else ["-p", "pytest_gpucluster.plugin.options"]
+    plugin = [] if _is_installed() else ["-p", "pytest_gpucluster.plugin"]
     run = ["-m", "pytest", "-p", "no:cacheprovider", *plugin, "--junitxml=junit.xml", *arguments]
     if torchrun is None:
         yield [sys.executable, *run]

@@ -75,7 +75,7 @@ def lasting(folder: Path, seconds: int) -> str:
 
 def in_terminal(folder: Path, *arguments: str, columns: int) -> str:
     """What a run writes to a terminal of this width."""
-    plugin = [] if harness._is_installed() else ["-p", "pytest_gpucluster.plugin.options"]
+    plugin = [] if harness._is_installed() else ["-p", "pytest_gpucluster.plugin"]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", *plugin, *arguments]
     environment = {**harness._environment(), "COLUMNS": str(columns), "TERM": "xterm"}
     ours, theirs = pty.openpty()

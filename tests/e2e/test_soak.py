@@ -187,7 +187,7 @@ def test_a_soak_left_early_passes_nobody(tmp_path: Path) -> None:
 def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """A soak of an hour that has errors on rank 0 in its first round; ended after the test."""
     folder, arguments = start(tmp_path, {"0": {"1": 2}}, "--gpucluster-level", "soak:1h")
-    installed = [] if harness._is_installed() else ["-p", "pytest_gpucluster.plugin.options"]
+    installed = [] if harness._is_installed() else ["-p", "pytest_gpucluster.plugin"]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *installed, "--junitxml=junit.xml", *arguments]
     with (folder / "terminal.log").open("wb") as log:
         process = subprocess.Popen(

@@ -35,7 +35,7 @@ def launcher(
 ) -> Launch:
     """``gpucluster launch --run`` of one of two nodes on this machine."""
     where = ["--nnodes", "2", "--nproc-per-node", str(ranks), "--node-rank", str(node), "--master-addr", HERE]
-    command = [sys.executable, "-m", "pytest_gpucluster.commands.main", "launch", "--run", *where, "--master-port", str(port)]
+    command = [sys.executable, "-m", "pytest_gpucluster.cli", "launch", "--run", *where, "--master-port", str(port)]
     return starter._start([*command, *options, "--", *pytest_arguments], {}, name=f"node{node}")
 
 

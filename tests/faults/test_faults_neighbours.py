@@ -113,7 +113,7 @@ def other_versions(folder: Path, known: str) -> list[object]:
     facts = folder / "pytest_gpucluster-99.0.dist-info"
     facts.mkdir(parents=True)
     (facts / "METADATA").write_text(METADATA, encoding="utf-8")
-    (facts / "entry_points.txt").write_text("[pytest11]\ngpucluster = pytest_gpucluster.plugin.options\n", encoding="utf-8")
+    (facts / "entry_points.txt").write_text("[pytest11]\ngpucluster = pytest_gpucluster.plugin\n", encoding="utf-8")
     (folder / "sitecustomize.py").write_text(OTHER_PYTHON, encoding="utf-8")
     return [folder, *(path for path in known.split(os.pathsep) if not list(Path(path).glob("pytest_gpucluster-*.dist-info")))]
 

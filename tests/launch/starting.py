@@ -247,7 +247,7 @@ def installed(folder: Path) -> str:
         facts = folder / "pytest_gpucluster-0.1.0.dist-info"
         facts.mkdir(parents=True, exist_ok=True)
         (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: pytest-gpucluster\nVersion: 0.1.0\n", encoding="utf-8")
-        (facts / "entry_points.txt").write_text("[pytest11]\ngpucluster = pytest_gpucluster.plugin.options\n", encoding="utf-8")
+        (facts / "entry_points.txt").write_text("[pytest11]\ngpucluster = pytest_gpucluster.plugin\n", encoding="utf-8")
         paths.append(str(folder))
     return os.pathsep.join(paths)
 

@@ -25,7 +25,7 @@ from pytest_gpucluster.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-COMMAND = (sys.executable, "-m", "pytest_gpucluster.commands.main", "run")
+COMMAND = (sys.executable, "-m", "pytest_gpucluster.cli", "run")
 TORCHRUN = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
 PROBES = """
 import os
@@ -188,10 +188,10 @@ def test_function_of_a_package_by_file() -> None:
 def test_file_that_another_one_shadows() -> None:
     """What Python imports under that name is another file: said, not measured."""
     Path("pytest_gpucluster").mkdir()
-    for name in ("__init__", "cluster"):
+    for name in ("__init__", "places"):
         Path("pytest_gpucluster", f"{name}.py").write_text("def f():\n    return 1\n", encoding="utf-8")
-    with pytest.raises(ConfigurationError, match=r"is not what Python imports as pytest_gpucluster\.cluster"):
-        words.find_function("pytest_gpucluster/cluster/results.py:f")
+    with pytest.raises(ConfigurationError, match=r"is not what Python imports as pytest_gpucluster\.places"):
+        words.find_function("pytest_gpucluster/places.py:f")
 
 
 @pytest.mark.parametrize(

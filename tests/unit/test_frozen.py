@@ -37,8 +37,8 @@ def python(*arguments: str) -> str:
 
 def test_options(tmp_path: Path) -> None:
     """``pytest --help`` shows exactly the options of the contract; a new one is a decision."""
-    installed = any(point.value == "pytest_gpucluster.plugin.options" for point in metadata.entry_points(group="pytest11"))
-    plugin = [] if installed else ["-p", "pytest_gpucluster.plugin.options"]
+    installed = any(point.value == "pytest_gpucluster.plugin" for point in metadata.entry_points(group="pytest11"))
+    plugin = [] if installed else ["-p", "pytest_gpucluster.plugin"]
     shown = python("-m", "pytest", *plugin, "--rootdir", str(tmp_path), "--help")
     assert set(re.findall(r"--gpucluster[a-z-]*", shown)) == OPTIONS
     assert re.search(r"^ *gpucluster \(bool\)", shown, re.MULTILINE)
@@ -55,7 +55,7 @@ def test_public_names() -> None:
 
 def test_importing_the_plugin_is_light() -> None:
     """Every project in this environment imports it with pytest: nothing heavy comes along."""
-    program = f"import sys, pytest_gpucluster.plugin.options; print([name for name in {HEAVY!r} if name in sys.modules])"
+    program = f"import sys, pytest_gpucluster.plugin; print([name for name in {HEAVY!r} if name in sys.modules])"
     assert python("-c", program).strip() == "[]"
 
 

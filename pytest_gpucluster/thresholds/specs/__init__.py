@@ -115,8 +115,8 @@ def _unknown(nvml_name: str, by_name: Mapping[str, str]) -> str:
     hint = f" It is not {close[0]!r}: another form factor or memory has other limits." if close else ""
     return (
         f"unknown GPU {nvml_name!r}. Known: {known}.{hint} To add it: copy "
-        "pytest_gpucluster/thresholds/specs/h200-sxm.yaml to a file named after the GPU, put this name under 'names' and the numbers of its data sheet below, then add a "
-        "profile of that name with measured limits to thresholds.yaml."
+        "pytest_gpucluster/thresholds/specs/h200-sxm.yaml to a file named after the GPU, put this name under 'names' and the "
+        "numbers of its data sheet below, then add a profile of that name with measured limits to thresholds.yaml."
     )
 
 
