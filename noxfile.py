@@ -86,16 +86,10 @@ nox.options.sessions = ["lint", "types", "imports", "tests"]
 
 PYPROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 FAST = "not slow and not soak"
+SHORT = f"{FAST} and not long"
+LONG = f"{FAST} and long"  # whole runs: minutes of their own, so that `tests` stays below eight
 FAULTS = "tests/faults"
 LAUNCHES = ("tests/launch", FAULTS)  # real torchruns by the dozen: minutes of their own, one after the other
-LONG = (  # whole runs: minutes of their own too, so that `tests` stays below eight
-    *(f"tests/e2e/test_{name}.py" for name in ("fails_by_value", "plan", "selftest", "soak", "stragglers", "training_scaling")),
-    *(
-        f"tests/finetune/test_{name}.py"
-        for name in ("checkpoint", "elastic", "fitness", "gathers", "kills", "ranks", "strategy", "three_ranks", "together")
-    ),
-    "tests/test_benchmark_finetune.py",
-)
 PARALLEL = ("-n", "2", "--dist", "loadfile")  # tests mostly wait for the ranks they started; a file shares its runs
 # A dump of every thread after this long in one test, then the end of the session: a hang must not cost the CI its hour.
 HANG = ("-o", "faulthandler_timeout=240", "-o", "faulthandler_exit_on_timeout=true")
@@ -245,9 +239,9 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         venv.test("pytest", *HANG, *session.posargs)
         return
-    ignored = [f"--ignore={path}" for path in (*LAUNCHES, *LONG)]
+    ignored = [f"--ignore={path}" for path in LAUNCHES]
     venv.run("-m", "coverage", "erase")
-    venv.test("coverage", "run", "-m", "pytest", *HANG, *PARALLEL, "-m", FAST, "-ra", "--durations=15", *ignored, "tests")
+    venv.test("coverage", "run", "-m", "pytest", *HANG, *PARALLEL, "-m", SHORT, "-ra", "--durations=15", *ignored, "tests")
 
 
 @nox.session(python=False)
@@ -255,10 +249,13 @@ def launches(session: nox.Session) -> None:
     """Start real runs and plant the faults they have to survive (minutes, no GPU); adds to what `tests` measured."""
     venv = Venv(session)
     venv.install("tests")
-    chosen = ("pytest", *HANG, "-m", FAST, "-ra", "--durations=15")
+    told = ("pytest", *HANG, "-ra", "--durations=15")
     if not session.posargs:
-        venv.test("coverage", "run", "-m", *chosen, *PARALLEL, *LONG)
-    venv.test(*chosen, *(session.posargs or LAUNCHES))  # unmeasured: NOT_FOR_RUNS in tests/launch/starting.py says why
+        ignored = [f"--ignore={path}" for path in LAUNCHES]
+        venv.test("coverage", "run", "-m", *told, "-m", LONG, *PARALLEL, *ignored, "tests")
+    venv.test(
+        *told, "-m", FAST, *(session.posargs or LAUNCHES)
+    )  # unmeasured: NOT_FOR_RUNS in tests/support/launching.py says why
 
 
 @nox.session(python=False)
@@ -307,7 +304,7 @@ def build(session: nox.Session) -> None:
     venv.install("build")
     shutil.rmtree(ROOT / "dist", ignore_errors=True)
     venv.run("-m", "build", "--outdir", "dist", ".")  # the wheel from the sdist: what is not in the one fails the other
-    venv.test("pytest", "tests/test_packaging.py", "-m", "slow", "-q")
+    venv.test("pytest", "tests/project/test_packaging.py", "-m", "slow", "-q")
     session.notify("wheel")
 
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e import harness
+from tests.support import harness
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from e2e.harness import Ran
+    from tests.support.harness import Ran
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault]
 

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from nvml_simulator import build, environment
 
-from e2e import harness
 from pytest_gpucluster.judging.failure_text import negated
+from tests.support import harness
+from tests.support.nvml_simulator import build, environment
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from e2e.harness import Ran
+    from tests.support.harness import Ran
 
-pytestmark = [pytest.mark.e2e, pytest.mark.fault]
+pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
 # A little above what one product, copy or launch can reach that loses 0.5 s (plants/planted.py), whatever the machine. A
 # CPU is 30 times better or more.

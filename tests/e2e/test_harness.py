@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e import harness
+from tests.support import harness
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e import harness
+from tests.support import harness
 
 if TYPE_CHECKING:
-    from e2e.harness import Ran
+    from tests.support.harness import Ran
 
 pytestmark = pytest.mark.e2e
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from nvml_simulator import build, environment
 
-from e2e import harness
+from tests.support import harness
+from tests.support.nvml_simulator import build, environment
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from e2e.harness import Ran
+    from tests.support.harness import Ran
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault]
 

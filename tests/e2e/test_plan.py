@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e import harness
+from tests.support import harness
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 SELECTED = ("-k", "bf16 and not straggler or nodes_reachable")
 HEAD = "gpucluster: plan: "

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e import harness
-from e2e.test_fails_by_value import TIGHT
 from pytest_gpucluster.reporting.rebuild import rebuild
+from tests.e2e.test_fails_by_value import TIGHT
+from tests.support import harness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from e2e.harness import Ran
+    from tests.support.harness import Ran
 
 pytestmark = pytest.mark.e2e
 
@@ -76,6 +76,7 @@ def busy_cores() -> Iterator[None]:
             loop.wait(10)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("busy_cores")
 def test_a_busy_machine_rehearses_all_the_same(tmp_path: Path) -> None:
     """Eight ranks on cores that three other programs want too: slow is no reason to reject a rehearsal."""

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from e2e import harness
 from pytest_gpucluster.reporting.rebuild import rebuild
+from tests.support import harness
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from e2e.harness import Ran
+    from tests.support.harness import Ran
 
-pytestmark = [pytest.mark.e2e, pytest.mark.fault]
+pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
 STRAGGLERS = {
     f"straggler[{quantity}]": harness.entry(max=3, unit="%", recipe={"floor_spread": 0.005})

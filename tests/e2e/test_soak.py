@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from e2e import harness
+from tests.support import harness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from e2e.harness import Ran
+    from tests.support.harness import Ran
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 PACKAGED = ("bf16_soak", "silent_corruption_soak", "hbm_pattern_soak")
 PLACES = ("node0-cpu0", "node0-cpu1")

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from e2e import harness
 from pytest_gpucluster.thresholds.load import load
+from tests.support import harness
 
 if TYPE_CHECKING:
-    from e2e.harness import Ran
+    from tests.support.harness import Ran
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 CHECKS = {
     "base_digest": [],

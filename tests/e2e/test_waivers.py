@@ -9,15 +9,15 @@ from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
-from nvml_simulator import build, environment
 
-from e2e import harness
 from pytest_gpucluster.reporting.rebuild import rebuild
+from tests.support import REPOSITORY, harness
+from tests.support.nvml_simulator import build, environment
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from e2e.harness import Ran
+    from tests.support.harness import Ran
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault]
 
@@ -33,7 +33,7 @@ def _alone(entry: dict[str, Any]) -> dict[str, Any]:
 
 def launch(folder: Path, library: Path, *arguments: str, until: str) -> Ran:
     """Only NVML's criteria, under a file that waives the two failures."""
-    packaged = yaml.safe_load((harness.REPOSITORY / "thresholds.yaml").read_text(encoding="utf-8"))
+    packaged = yaml.safe_load((REPOSITORY / "thresholds.yaml").read_text(encoding="utf-8"))
     limits = {
         "schema": 1,
         "profiles": {"h200-sxm": {"gpu": "h200-sxm", "accept_at": "quick"}},

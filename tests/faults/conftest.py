@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-sys.path.append(str(Path(__file__).parents[1] / "launch"))
-sys.path.append(str(Path(__file__).parents[1]))  # nvml_simulator
-
-from starting import python_path, shared_starter, starter
+from tests.support.launching import python_path, shared_starter, starter
 
 __all__ = ["python_path", "shared_starter", "starter"]

@@ -9,10 +9,11 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from starting import environment_of, parent_of
+
+from tests.support.launching import environment_of, parent_of
 
 if TYPE_CHECKING:
-    from starting import Launch, Starter
+    from tests.support.launching import Launch, Starter
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault]
 

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 import jsonschema  # type: ignore[import-untyped]  # its stubs would be one more thing to install
 import pytest
-from e2e.harness import SCHEMA, entry, write_limits
-from starting import PYTEST, command_of, environment_of, free_port, parent_of, state_of
+
+from tests.support.harness import SCHEMA, entry, write_limits
+from tests.support.launching import PYTEST, command_of, environment_of, free_port, parent_of, state_of
 
 if TYPE_CHECKING:
-    from starting import Launch, Starter
+    from tests.support.launching import Launch, Starter
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault]
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import jsonschema  # type: ignore[import-untyped]  # its stubs would be one more thing to install
 import pytest
-from e2e.harness import SCHEMA, entry, write_limits
-from starting import ACCEPTANCE, GONE_S
 
 from pytest_gpucluster.commands import main
+from tests.support.harness import SCHEMA, entry, write_limits
+from tests.support.launching import ACCEPTANCE, GONE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from starting import Launch, Starter
+    from tests.support.launching import Launch, Starter
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault]
 

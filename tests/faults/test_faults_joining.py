@@ -10,7 +10,8 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from starting import ACCEPTANCE, Launch, Starter, free_port
+
+from tests.support.launching import ACCEPTANCE, Launch, Starter, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

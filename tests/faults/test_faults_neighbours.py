@@ -13,13 +13,15 @@ from xml.etree import ElementTree as ET
 
 import jsonschema  # type: ignore[import-untyped]  # its stubs would be one more thing to install
 import pytest
-from e2e.harness import SCHEMA, entry, write_limits
-from starting import GONE_S, PYTEST, REPOSITORY, free_port
+
+from tests.support import REPOSITORY
+from tests.support.harness import SCHEMA, entry, write_limits
+from tests.support.launching import GONE_S, PYTEST, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from starting import Launch, Starter
+    from tests.support.launching import Launch, Starter
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault]
 

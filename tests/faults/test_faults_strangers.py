@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import jsonschema  # type: ignore[import-untyped]  # its stubs would be one more thing to install
 import pytest
-from e2e.harness import SCHEMA, entry, write_limits
-from starting import command_of, free_port, state_of
+
+from tests.support.harness import SCHEMA, entry, write_limits
+from tests.support.launching import command_of, free_port, state_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from starting import Launch, Starter
     from torch.distributed import PrefixStore
+
+    from tests.support.launching import Launch, Starter
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault]
 

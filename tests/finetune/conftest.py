@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from finetune_runs import QUICK, RUNS, torchrun
+
+from tests.support.finetune.runs import QUICK, RUNS, SCRIPTS, torchrun
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when huggingface_hub is imported: no test may need the network
 
@@ -35,7 +38,7 @@ def outcomes(shared_folder: Path) -> dict[str, list[dict[str, Any]]]:
     for name in ("checkpointed", "resumed"):
         runs[name]["checkpoint_dir"] = str(folder / "checkpoints")
     (folder / "runs.json").write_text(json.dumps(runs))
-    done = torchrun(Path(__file__).parent / "two_ranks.py", folder)
+    done = torchrun(SCRIPTS / "two_ranks.py", folder)
     assert done.returncode == 0, done.stderr[-4000:]
     by_rank = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in (0, 1)]
     return {name: [outcome[name] for outcome in by_rank] for name in runs}

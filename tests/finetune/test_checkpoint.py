@@ -11,17 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from finetune_runs import QUICK
 
 from finetune_smoke.checkpoints import writing
 from finetune_smoke.ranks import Ranks
 from finetune_smoke.settings.config import InputError, preset
 from finetune_smoke.training.loop import Outcome, finetune
 from finetune_smoke.training.setup import prepare
+from tests.support.finetune.runs import QUICK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+pytestmark = pytest.mark.long
 
 CHEAP = {**QUICK, "audit_every": 0, "greedy_rows": 0, "restore_check": False}
 

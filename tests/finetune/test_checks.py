@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
-from told_ranks import Told, only, told
 
 from finetune_smoke import digests
 from finetune_smoke.checks import exact
 from finetune_smoke.checks.exact import Checks, difference
 from finetune_smoke.digests import digest, fingerprints
 from finetune_smoke.settings.config import InputError
+from tests.support.finetune.told_ranks import Told, only, told
 
 if TYPE_CHECKING:
     from finetune_smoke.ranks import Ranks

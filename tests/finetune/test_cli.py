@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from finetune_runs import QUICK
 
 from finetune_smoke.__main__ import main, parse
 from finetune_smoke.settings import options
 from finetune_smoke.settings.config import preset
 from finetune_smoke.training import steps
+from tests.support.finetune.runs import QUICK
 
 OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in QUICK.items()]
 

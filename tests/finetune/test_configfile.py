@@ -7,12 +7,12 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from finetune_runs import QUICK
 
 from finetune_smoke.__main__ import main, parse
 from finetune_smoke.ranks import Ranks, require_same_settings
 from finetune_smoke.settings import configfile, options
 from finetune_smoke.settings.config import PRESETS, InputError, OwnInputError, preset
+from tests.support.finetune.runs import QUICK
 
 if TYPE_CHECKING:
     from pathlib import Path

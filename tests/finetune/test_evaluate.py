@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
-from finetune_runs import QUICK
 
 from finetune_smoke.__main__ import main
 from finetune_smoke.checks import exact
@@ -16,6 +15,7 @@ from finetune_smoke.data import batches, calls, hub
 from finetune_smoke.evaluation import generation, heldout
 from finetune_smoke.settings.config import InputError, preset
 from finetune_smoke.training.loop import finetune
+from tests.support.finetune.runs import QUICK
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 import torch
-from finetune_runs import QUICK
 from peft import PeftModel
 
 from finetune_smoke.__main__ import main
@@ -19,6 +18,7 @@ from finetune_smoke.checkpoints import export
 from finetune_smoke.model import build
 from finetune_smoke.settings.config import InputError, preset
 from finetune_smoke.training.loop import finetune
+from tests.support.finetune.runs import QUICK
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from finetune_runs import QUICK
 
 from finetune_smoke.__main__ import main
 from finetune_smoke.checkpoints import writing
@@ -18,12 +17,15 @@ from finetune_smoke.settings.config import InputError, preset
 from finetune_smoke.training import loop, stopping
 from finetune_smoke.training.loop import Outcome, finetune
 from finetune_smoke.training.setup import prepare
+from tests.support.finetune.runs import QUICK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from finetune_smoke.run import Run
+
+pytestmark = pytest.mark.long
 
 CHEAP = {**QUICK, "steps": 8, "window_steps": 2, "audit_every": 0, "greedy_rows": 0, "restore_check": False}
 OFTEN = {**CHEAP, "checkpoint_every": 2, "keep_checkpoints": 1}

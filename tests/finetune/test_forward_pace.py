@@ -7,9 +7,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from told_ranks import only, told
 
 from finetune_smoke.evaluation import forward_time
+from tests.support.finetune.told_ranks import only, told
 
 if TYPE_CHECKING:
     from finetune_smoke.run import Run

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 import torch
 import torch.distributed as dist
-from finetune_runs import QUICK, forked
 
 from finetune_smoke.parallel import copy_engine_gather
+from tests.support.finetune.runs import QUICK, forked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from finetune_smoke.ranks import Ranks
+
+pytestmark = pytest.mark.long
 
 SHARDED = {**QUICK, "layers": 2, "strategy": "fsdp", "greedy_rows": 0}
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from finetune_runs import REPOSITORY
 
 from finetune_smoke.__main__ import main
 from finetune_smoke.data import hub
 from finetune_smoke.model import build
 from finetune_smoke.settings.config import InputError
+from tests.support import REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable

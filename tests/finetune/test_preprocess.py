@@ -12,12 +12,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from finetune_runs import QUICK, REPOSITORY
 
 from finetune_smoke.__main__ import main
 from finetune_smoke.data import batches, cache, calls, hub, locking
 from finetune_smoke.settings.config import Config, InputError, preset
 from finetune_smoke.training.loop import finetune
+from tests.support import REPOSITORY
+from tests.support.finetune.runs import QUICK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

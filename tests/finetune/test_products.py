@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from finetune_runs import QUICK
 from torch import nn
 from torch.nn import functional
 
@@ -15,6 +14,7 @@ from finetune_smoke.data.calls import Tokenizer
 from finetune_smoke.model import build, fp8, lora, loss
 from finetune_smoke.settings.config import Config, InputError, preset
 from finetune_smoke.training.loop import finetune
+from tests.support.finetune.runs import QUICK
 
 
 def adapted(config: Config | None = None) -> Any:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from finetune_runs import QUICK, torchrun
 
 from finetune_smoke.ranks import Ranks
 from finetune_smoke.settings.config import InputError, OwnInputError, preset
 from finetune_smoke.training.loop import finetune
+from tests.support.finetune.runs import QUICK, torchrun
+
+pytestmark = pytest.mark.long
 
 Outcomes = dict[str, list[dict[str, Any]]]
 

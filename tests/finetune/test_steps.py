@@ -6,10 +6,8 @@ import time
 from types import SimpleNamespace
 from typing import Any, cast
 
-import graph_stand_in
 import pytest
 import torch
-from finetune_runs import QUICK
 
 from finetune_smoke.__main__ import main
 from finetune_smoke.checks.faults import Fault
@@ -22,6 +20,8 @@ from finetune_smoke.ranks import Ranks
 from finetune_smoke.settings.config import OwnInputError, preset
 from finetune_smoke.training import steps
 from finetune_smoke.training.loop import Outcome, finetune
+from tests.support.finetune import graph_stand_in
+from tests.support.finetune.runs import QUICK
 
 CHEAP = {**QUICK, "audit_every": 0, "greedy_rows": 0, "restore_check": False}
 PACKED = {"packed": True, "row_tokens": 128, "rows": 2}

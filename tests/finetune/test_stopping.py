@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from finetune_runs import QUICK
 
 from finetune_smoke.__main__ import main
 from finetune_smoke.ranks import Ranks
 from finetune_smoke.training import loop, stopping
+from tests.support.finetune.runs import QUICK
 
 if TYPE_CHECKING:
     from pathlib import Path

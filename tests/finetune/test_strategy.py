@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from finetune_runs import QUICK, torchrun
 from torch.distributed import device_mesh, fsdp
 
 from finetune_smoke.data import calls
@@ -16,6 +14,9 @@ from finetune_smoke.parallel import strategy
 from finetune_smoke.ranks import Ranks
 from finetune_smoke.settings.config import InputError, preset
 from finetune_smoke.training.loop import finetune
+from tests.support.finetune.runs import QUICK, SCRIPTS, torchrun
+
+pytestmark = pytest.mark.long
 
 Outcomes = dict[str, list[dict[str, Any]]]
 
@@ -27,7 +28,7 @@ def failed(outcome: dict[str, Any]) -> set[str]:
 
 def test_flat_all_reduce_gives_the_gradients_of_ddp() -> None:
     """Torch's own DistributedDataParallel beside it, on two ranks with rows of their own."""
-    done = torchrun(Path(__file__).parent / "ddp_beside.py")
+    done = torchrun(SCRIPTS / "ddp_beside.py")
     assert done.returncode == 0, done.stderr[-4000:]
 
 

@@ -6,10 +6,13 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from finetune_runs import QUICK, forked
+
+from tests.support.finetune.runs import QUICK, forked
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+pytestmark = pytest.mark.long
 
 GUILTY = 2
 CAUGHT = {

@@ -6,7 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from finetune_runs import QUICK, forked
+
+from tests.support.finetune.runs import QUICK, forked
+
+pytestmark = pytest.mark.long
 
 ELSEWHERE = "rank 1 cannot go on; its message says why"
 CHEAP = {**QUICK, "audit_every": 0, "restore_check": False, "greedy_rows": 0}

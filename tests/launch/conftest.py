@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
-from starting import python_path, shared_starter, starter
+from tests.support.launching import python_path, shared_starter, starter
 
 __all__ = ["python_path", "shared_starter", "starter"]
-
-sys.path.append(str(Path(__file__).parents[1]))  # nvml_simulator lies beside this folder

@@ -12,12 +12,13 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from starting import MARK, PYTEST, TORCHRUN, free_port
+
+from tests.support.launching import MARK, PYTEST, TORCHRUN, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from starting import Starter
+    from tests.support.launching import Starter
 
 pytestmark = pytest.mark.e2e
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from starting import Starter
+    from tests.support.launching import Starter
 
 pytestmark = pytest.mark.e2e
 

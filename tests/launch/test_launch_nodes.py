@@ -6,7 +6,8 @@ import socket
 import subprocess
 
 import pytest
-from starting import ACCEPTANCE, Launch, Starter
+
+from tests.support.launching import ACCEPTANCE, Launch, Starter
 
 pytestmark = pytest.mark.e2e
 

@@ -6,8 +6,9 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from nvml_simulator import build, environment
-from starting import ACCEPTANCE, GONE_S, Launch, Starter
+
+from tests.support.launching import ACCEPTANCE, GONE_S, Launch, Starter
+from tests.support.nvml_simulator import build, environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
 
 import pytest
-from starting import Starter
+
+from tests.support.launching import Starter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from starting import Launch
+    from tests.support.launching import Launch
 
 pytestmark = pytest.mark.e2e
 

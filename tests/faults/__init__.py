@@ -1,0 +1,1 @@
+"""Faults planted in real launches."""

@@ -1,0 +1,1 @@
+"""Real launches by torchrun and pytest."""

@@ -1,0 +1,1 @@
+"""The repository itself: packaging, docs, noxfile, public names."""

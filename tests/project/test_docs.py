@@ -1,0 +1,139 @@
+"""The documentation: generated pages are fresh, links lead somewhere, and the example runs as printed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support import REPOSITORY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import ModuleType
+
+DOCS = REPOSITORY / "docs"
+EXAMPLE = DOCS / "writing-a-criterion.md"
+FENCE = re.compile(r"(?ms)^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```[ ]*$")
+
+
+@pytest.fixture
+def generator() -> ModuleType:
+    """docs/generate_criteria.py as a module of its own."""
+    spec = importlib.util.spec_from_file_location("generate_criteria", DOCS / "generate_criteria.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def runnable_blocks(text: str) -> dict[str, str]:
+    """Bodies of the fenced blocks marked ``runnable``, by ``file=NAME``, else by their language."""
+    found = {}
+    for fence in FENCE.finditer(text):
+        language, *marks = fence["info"].split() or [""]
+        if "runnable" in marks:
+            names = [mark.removeprefix("file=") for mark in marks if mark.startswith("file=")]
+            found[names[0] if names else language] = fence["body"]
+    return found
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"(?m)^#{1,6} +(.*)$", FENCE.sub("", text))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def dead_links(folder: Path) -> list[str]:
+    """``file: target`` for each relative link below ``folder`` whose file or heading does not exist."""
+    dead = []
+    for file in sorted(folder.rglob("*.md")):
+        prose = FENCE.sub("", file.read_text(encoding="utf-8"))
+        for target in re.findall(r"\]\(([^)\s]+)\)", prose):
+            path, _, anchor = target.partition("#")
+            page = file.parent / path if path else file
+            if "://" in target or target.startswith("mailto:"):
+                continue
+            if not page.exists() or (anchor and anchor not in anchors(page.read_text(encoding="utf-8"))):
+                dead.append(f"{file.relative_to(folder)}: {target}")
+    return dead
+
+
+def pytest_command(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run pytest with our plugin, installed or not, in ``folder``."""
+    installed = any(point.name == "gpucluster" for point in metadata.entry_points(group="pytest11"))
+    plugin = [] if installed else ["-p", "pytest_gpucluster.plugin"]
+    path = {} if installed else {"PYTHONPATH": str(REPOSITORY)}
+    command = [sys.executable, "-m", "pytest", *plugin, *arguments]
+    environment = {**os.environ, **path, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=90, check=False)
+
+
+def test_criteria_page_is_fresh(generator: ModuleType) -> None:
+    """docs/criteria.md is what thresholds.yaml says; otherwise run ``python docs/generate_criteria.py``."""
+    assert generator.main(["--check"]) == 0
+
+
+def test_stale_criteria_page_is_seen(
+    generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An absent page and one with another limit fail the check; writing it makes it pass."""
+    page = tmp_path / "criteria.md"
+    monkeypatch.setattr(generator, "TARGET", page)
+    assert generator.main(["--check"]) == 1
+    assert generator.main([]) == 0
+    assert generator.main(["--check"]) == 0
+    page.write_text(page.read_text(encoding="utf-8").replace("> 700 TFLOPS", "> 600 TFLOPS"), encoding="utf-8")
+    assert generator.main(["--check"]) == 1
+    assert "python docs/generate_criteria.py" in capsys.readouterr().err
+
+
+def test_generator_refuses_other_arguments(generator: ModuleType) -> None:
+    """A misspelt --check must not rewrite the page and look like success."""
+    assert generator.main(["--chek"]) == 2
+
+
+def test_links_of_the_documentation_lead_somewhere() -> None:
+    """Every relative link under docs/ has its file, and its heading where it names one."""
+    assert dead_links(DOCS) == []
+
+
+def test_dead_links_are_seen(tmp_path: Path) -> None:
+    """A missing file and a missing heading are told; a link inside a code block and a web address are not ours."""
+    (tmp_path / "a.md").write_text(
+        "# One `key[x]`\n[b](b.md) [c](#two) [d](#one-keyx) [e](https://example.org)\n```\n[f](f.md)\n```\n"
+    )
+    assert dead_links(tmp_path) == ["a.md: b.md", "a.md: #two"]
+
+
+def test_index_names_every_page() -> None:
+    """No page under docs/ is unreachable from docs/README.md, but for the folder of results."""
+    index = (DOCS / "README.md").read_text(encoding="utf-8")
+    pages = [file.relative_to(DOCS).as_posix() for file in DOCS.rglob("*.md") if file.name != "README.md"]
+    assert [page for page in pages if not page.startswith("results/") and f"({page})" not in index] == []
+
+
+@pytest.mark.e2e
+def test_example_runs_as_printed(tmp_path: Path) -> None:
+    """The files and the command of writing-a-criterion.md, taken from the page, rehearsed with 2 ranks."""
+    blocks = runnable_blocks(EXAMPLE.read_text(encoding="utf-8"))
+    for name in ("test_site.py", "site.yaml"):
+        (tmp_path / name).write_text(blocks[name], encoding="utf-8")
+    program, *arguments = shlex.split(blocks["sh"])
+    assert program == "pytest"
+    done = pytest_command([*arguments, "--gpucluster-profile", "rehearsal", "--junitxml=junit.xml"], tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads((tmp_path / "gpucluster-results" / "results.json").read_text(encoding="utf-8"))
+    outcomes = {row["criterion"]: row["outcome"] for row in results["criteria"] if row["outcome"] != "not_selected"}
+    assert outcomes == {"scratch_free": "passed", "sum_of_ranks": "passed"}
+    assert results["verdict"] == "INCOMPLETE"
+    assert "gpucluster.verdict" in (tmp_path / "junit.xml").read_text(encoding="utf-8")

@@ -1,0 +1,229 @@
+"""What is shipped and how it is checked: metadata, contents, the promises of pyproject.toml and CI, size budgets."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support import REPOSITORY
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PYPROJECT_TEXT = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+PYPROJECT: dict[str, Any] = tomllib.loads(PYPROJECT_TEXT)
+SHIPPED = ("pytest_gpucluster", "tests_acceptance", "finetune_smoke")
+MAX_FUNCTION_LINES = 50
+MAX_MODULE_LINES = 500
+
+
+def uncommented(text: str, key: str) -> list[str]:
+    """The entries of the TOML list ``key = [`` (each on a line of its own) with a comment neither beside nor above."""
+    body = re.search(rf"(?ms)^{re.escape(key)} = \[\n(.*?)^\]", text)
+    assert body is not None, f"no list {key} in this text"
+    found, above = [], ""
+    for line in body[1].splitlines():
+        entry = re.match(r'\s*"([^"]+)",?\s*(#.*)?$', line)
+        if entry and not entry[2] and not above:
+            found.append(entry[1])
+        above = line if line.strip().startswith("#") else ""
+    return found
+
+
+def sessions_of_noxfile() -> set[str]:
+    """The names of the functions under @nox.session."""
+    tree = ast.parse((REPOSITORY / "noxfile.py").read_text(encoding="utf-8"))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.decorator_list]
+    return {function.name for function in functions if "nox.session" in ast.unparse(function.decorator_list[0])}
+
+
+def sessions_named_in(text: str) -> set[str]:
+    """The sessions that a text asks for: ``noxfile.py -s NAME NAME``, and ``session NAME`` as .ci/run has it."""
+    calls = re.findall(r"(?:noxfile\.py -s|^session) ((?:[a-z]\w* ?)+)", text, flags=re.MULTILINE)
+    return {name for call in calls for name in call.split()}
+
+
+def oversized(source: str, name: str) -> list[str]:
+    """Where a file breaks the hard budgets: lines of a function without its docstring, lines of the module."""
+    lines = source.count("\n")
+    found = [f"{name}: {lines} lines"] if lines > MAX_MODULE_LINES else []
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    long = [function for function in functions if _length(function) > MAX_FUNCTION_LINES]
+    return found + [f"{name}:{function.lineno} {function.name}: {_length(function)} lines" for function in long]
+
+
+def _length(function: ast.FunctionDef) -> int:
+    first = function.body[0]
+    docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
+    skipped = (first.end_lineno or first.lineno) - first.lineno + 1 if docstring else 0
+    return (function.end_lineno or function.lineno) - function.lineno + 1 - skipped
+
+
+def shipped_sources() -> list[Path]:
+    """Every Python file that is shipped."""
+    return sorted(file for package in SHIPPED for file in (REPOSITORY / package).rglob("*.py"))
+
+
+def test_entry_point_is_the_plugin() -> None:
+    """Pytest finds the plugin under the name users write in `-p no:gpucluster`, and the module exists."""
+    assert PYPROJECT["project"]["entry-points"]["pytest11"] == {"gpucluster": "pytest_gpucluster.plugin"}
+    assert (REPOSITORY / "pytest_gpucluster" / "plugin.py").is_file()
+
+
+def test_everything_shipped_is_listed() -> None:
+    """The wheel takes the three packages and the thresholds, and each package can be found by `--pyargs`."""
+    wheel = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert set(wheel["packages"]) == set(SHIPPED)
+    assert wheel["force-include"] == {"thresholds.yaml": "pytest_gpucluster/thresholds.yaml"}
+    assert [name for name in SHIPPED if not (REPOSITORY / name / "__init__.py").is_file()] == []
+    assert (REPOSITORY / "pytest_gpucluster" / "py.typed").is_file()
+
+
+def test_reasons_are_given() -> None:
+    """Every runtime dependency and every ignored rule says why."""
+    assert uncommented(PYPROJECT_TEXT, "dependencies") == []
+    assert uncommented(PYPROJECT_TEXT, "ignore") == []
+    assert uncommented(PYPROJECT_TEXT, '"tests/**"') == []
+
+
+def test_a_missing_reason_is_found() -> None:
+    """The check above sees an entry without a comment, and accepts one beside it or above it."""
+    text = 'ignore = [\n    "A1",  # why\n    "B2",\n    # why\n    "C3",\n    "D4",\n]\n'
+    assert uncommented(text, "ignore") == ["B2", "D4"]
+
+
+def test_dependencies_are_those_argued_for() -> None:
+    """A new dependency is a decision: it is added here on purpose."""
+    names = [re.split(r"[<>=\[; ]", text)[0] for text in PYPROJECT["project"]["dependencies"]]
+    given = ["pytest", "torch", "pytest-xdist", "pyyaml", "junit-xml", "transformers", "peft"]
+    assert names == [*given, "pydantic", "rich", "numpy", "nvidia-ml-py"]
+
+
+def test_pinned_torch_is_exact() -> None:
+    """Only an exact pin without a local version takes the CPU build where there is one, and any build elsewhere."""
+    assert re.search(r"(?m)^torch==\d+\.\d+\.\d+$", (REPOSITORY / "constraints.txt").read_text(encoding="utf-8"))
+
+
+def test_ci_calls_the_runner() -> None:
+    """The workflow runs what a person can run: .ci/run and sessions that exist."""
+    workflow = (REPOSITORY / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    assert re.search(r"(?m)^\s+- run: \.ci/run$", workflow)
+    assert sessions_named_in(workflow) <= sessions_of_noxfile()
+    assert re.findall(r"uses: (?!actions/[a-z-]+@v\d+$)(.*)$", workflow, flags=re.MULTILINE) == []
+
+
+def test_the_runner_is_sound() -> None:
+    """.ci/run can be executed, parses, and asks for every gate there is."""
+    runner = REPOSITORY / ".ci" / "run"
+    assert os.access(runner, os.X_OK)
+    subprocess.run(["bash", "-n", str(runner)], check=True)
+    named = sessions_named_in(runner.read_text(encoding="utf-8"))
+    assert {"lint", "types", "imports", "tests", "coverage", "build"} <= named <= sessions_of_noxfile()
+
+
+def test_readme_commands_exist() -> None:
+    """What the README tells a newcomer to run is there: at least `accept` and `tests`."""
+    readme = REPOSITORY / "README.md"
+    if not readme.is_file():
+        pytest.skip("no README.md yet")
+    named = sessions_named_in(readme.read_text(encoding="utf-8"))
+    assert {"accept", "tests"} <= named <= sessions_of_noxfile()
+
+
+def test_no_index_is_named() -> None:
+    """Where packages come from is the machine's matter, never a file's."""
+    files = ["pyproject.toml", "noxfile.py", "constraints.txt", ".ci/run", ".github/workflows/ci.yml"]
+    named = re.compile(r"index-url|find-links|https?://")
+    assert [file for file in files if named.search((REPOSITORY / file).read_text(encoding="utf-8"))] == []
+
+
+def test_licence_is_complete() -> None:
+    """The whole Apache License 2.0, as the metadata say."""
+    text = (REPOSITORY / "LICENSE").read_text(encoding="utf-8")
+    assert PYPROJECT["project"]["license"] == "Apache-2.0"
+    assert "Version 2.0, January 2004" in text
+    assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_changelog_knows_the_version() -> None:
+    """The version has its heading, or stands under Unreleased."""
+    text = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.search(r"(?m)^## \[Unreleased\]$", text)
+
+
+@pytest.mark.parametrize("file", shipped_sources(), ids=lambda file: str(file.relative_to(REPOSITORY)))
+def test_sizes_are_within_budget(file: Path) -> None:
+    """No shipped function is longer than 50 lines, no module longer than 500."""
+    assert oversized(file.read_text(encoding="utf-8"), str(file.relative_to(REPOSITORY))) == []
+
+
+def test_oversize_is_found() -> None:
+    """The check above counts what it should: a docstring is free, the 51st line is not."""
+    body = "    x = 1\n" * 49
+    assert oversized(f'def f():\n    """Long.\n\n    Text.\n    """\n{body}', "a.py") == []
+    assert oversized(f"def f():\n{body}    x = 1\n", "a.py") == ["a.py:1 f: 51 lines"]
+    assert oversized("x = 1\n" * 501, "a.py") == ["a.py: 501 lines"]
+
+
+def test_the_plugin_loads_no_torch() -> None:
+    """`pytest --help` stays fast in every project that has us installed: importing the plugin loads nothing heavy."""
+    heavy = ("torch", "transformers", "peft", "pynvml", "numpy")
+    program = f"import sys, pytest_gpucluster.plugin; print([name for name in {heavy!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a fresh wheel and sdist, built without a network."""
+    pytest.importorskip("hatchling", reason="the build backend is needed to build")
+    folder = tmp_path_factory.mktemp("dist")
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "--directory", str(folder)], cwd=REPOSITORY, check=True)
+    return folder
+
+
+def relative_files(package: str) -> set[str]:
+    """Files of a package in this checkout that must be shipped."""
+    files = (file for file in (REPOSITORY / package).rglob("*") if file.is_file() and "__pycache__" not in file.parts)
+    return {str(file.relative_to(REPOSITORY)) for file in files}
+
+
+@pytest.mark.slow
+def test_wheel_holds_everything(built: Path) -> None:
+    """All files of the three packages, the thresholds inside the package, the licence, the entry point; no more."""
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        (entry_points,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
+    expected = {file for package in SHIPPED for file in relative_files(package)}
+    assert expected <= names
+    assert "pytest_gpucluster/thresholds.yaml" in names
+    assert any(name.startswith("pytest_gpucluster/thresholds/specs/") and name.endswith(".yaml") for name in names)
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+    assert "gpucluster = pytest_gpucluster.plugin" in entry_points
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(SHIPPED)
+
+
+@pytest.mark.slow
+def test_sdist_holds_everything(built: Path) -> None:
+    """What one needs to build, test and judge from the sources alone."""
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    expected = {file for package in (*SHIPPED, "tests") for file in relative_files(package)}
+    tops = {"thresholds.yaml", "noxfile.py", "conftest.py", "constraints.txt", ".ci/run", "LICENSE", "README.md"}
+    assert (expected | tops) - names == set()

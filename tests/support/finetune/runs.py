@@ -1,0 +1,103 @@
+"""What the tests of finetune_smoke run: a quick run's settings, the list for the pair of ranks, and torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.support import REPOSITORY
+
+SCRIPTS = Path(__file__).parent
+
+QUICK: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "layers": 1,
+    "heads": 2,
+    "kv_heads": 1,
+    "lora_rank": 8,
+    "rows": 8,
+    "steps": 6,
+    "window_steps": 3,
+    "audit_every": 3,
+    "digest_every": 3,
+    "heldout_rows": 16,
+    "greedy_rows": 2,
+    "loss_limit": None,
+    "spread_limit": 100.0,
+}
+"""A run of a second that learns nothing yet; on a busy machine its forwards of 3 ms spread widely."""
+
+RUNS: dict[str, dict[str, Any]] = {
+    "clean": {},
+    "lr0": {"fault": "lr0"},
+    "frozen": {"fault": "frozen"},
+    "noallreduce": {"fault": "noallreduce"},
+    "base": {"fault": "base:1"},
+    "base-late": {"fault": "base-late:1"},
+    "bitflip": {"fault": "bitflip:1"},
+    "bitflip-exp": {"fault": "bitflip-exp:0"},
+    "bitflip-late": {"fault": "bitflip-late:1"},
+    "scale": {"fault": "scale"},
+    "zero": {"fault": "zero"},
+    "noise": {"fault": "noise"},
+    "signflip": {"fault": "signflip"},
+    "post-bitflip": {"fault": "post-bitflip:1"},
+    "post-bitflip-once": {"fault": "post-bitflip-once:1", "steps": 12, "window_steps": 12},
+    "post-scale": {"fault": "post-scale"},
+    "post-signflip": {"fault": "post-signflip"},
+    "wrongdata": {"fault": "wrongdata:1"},
+    "dupdata": {"fault": "dupdata:1"},
+    "dupdata-of-rank-0": {"fault": "dupdata:0"},
+    "straggler": {"fault": "straggler:1", "spread_limit": 1.75},
+    "truncate-ckpt": {"fault": "truncate-ckpt:1"},
+    "eight-steps": {"steps": 8, "layers": 2},
+    "fsdp": {"steps": 8, "layers": 2, "strategy": "fsdp"},
+    "fsdp-passes": {
+        "steps": 8,
+        "layers": 2,
+        "strategy": "fsdp",
+        "rows": 4,
+        "accumulation": 2,
+        "gradient_checkpointing": True,
+    },
+    "fsdp-offload": {"steps": 8, "layers": 2, "strategy": "fsdp", "cpu_offload": True},
+    "fsdp-bitflip": {"strategy": "fsdp", "fault": "bitflip:1"},
+    "fsdp-base-late": {"strategy": "fsdp", "fault": "base-late:1"},
+    "fsdp-noallreduce": {"strategy": "fsdp", "fault": "noallreduce"},
+    "fsdp-straggler": {"strategy": "fsdp", "fault": "straggler:1", "spread_limit": 1.75},
+    "packed": {"packed": True, "row_tokens": 128, "rows": 2, "rows_shared": False},
+    "checkpointed": {"checkpoint_every": 3},
+    "resumed": {"checkpoint_every": 3, "resume": "auto"},
+}
+"""What the pair of ranks runs, one after the other; `resumed` goes on where `checkpointed` was at step 3."""
+
+
+def torchrun(*arguments: str | Path, timeout_s: float = 300, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a module or script as two gloo ranks on this machine."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *map(str, arguments)]
+    ours = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPOSITORY), "PYTHONFAULTHANDLER": "1"}
+    surroundings = {**os.environ, **ours}
+    return subprocess.run(
+        command, env={**surroundings, **environment}, capture_output=True, text=True, timeout=timeout_s, check=False
+    )
+
+
+def forked(folder: Path, worlds: list[dict[str, Any]], *, timeout_s: float = 300) -> dict[str, dict[str, Any]]:
+    """Run ``worlds`` in ``folder``, one after the other (forked_worlds.py); their outcomes by name."""
+    (folder / "worlds.json").write_text(json.dumps(worlds))
+    surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / "forked_worlds.py", folder],
+        env=surroundings,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {each["name"]: json.loads((folder / f"{each['name']}.json").read_text()) for each in worlds}

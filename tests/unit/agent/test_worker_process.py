@@ -1,0 +1,294 @@
+"""Workers: started by copying a process, watched through a small file, ended with all they started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpucluster.agent.spawner import describe_exit
+from pytest_gpucluster.protocol.wire import Wire
+from pytest_gpucluster.worker import last_collective
+from tests.support import REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+AGENT = """
+import json, os, signal, socket, subprocess, sys, time
+from pathlib import Path
+from pytest_gpucluster.agent.spawner import Spawner, describe_exit, kill_and_reap
+from pytest_gpucluster.agent.worker_process import WorkerProcess
+
+def main(request, link_fd):
+    # A stand-in for worker.main: does what its environment says, so that no torch is loaded here.
+    link = socket.socket(fileno=link_fd)
+    exec(request["environment"]["DO"], {"link": link, "request": request, "os": os, "subprocess": subprocess,
+                                        "time": time, "signal": signal, "sys": sys})
+
+def start(do, **more):
+    return WorkerProcess(spawner, Path(sys.argv[1]), cwd=more.get("cwd", "/"), environment={"DO": do})
+
+def tell(**facts):
+    print(json.dumps(facts), flush=True)
+
+spawner = Spawner(main)
+GRANDCHILD = (
+    "pid = subprocess.Popen(['sleep', '600']).pid\\n"
+    "link.sendall(b'{\\"t\\": \\"pid\\", \\"pid\\": %d}\\\\n' % pid)\\n"
+    "time.sleep(600)"
+)
+"""
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
+    """Start a process that plays the agent; whatever it leaves is killed by its mark."""
+    started: list[subprocess.Popen[str]] = []
+    mark = f"{os.getpid()}-{tmp_path.name}"
+
+    def start(program: str) -> subprocess.Popen[str]:
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "GPUCLUSTER_UNIT_TEST": mark}
+        command = [sys.executable, "-c", AGENT + program, str(tmp_path)]
+        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+    for pid in marked(mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def marked(mark: str) -> list[int]:
+    """Living processes that carry the mark of one test."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and f"GPUCLUSTER_UNIT_TEST={mark}".encode() in (entry / "environ").read_bytes().split(
+                b"\0"
+            ):
+                found.append(int(entry.name))
+    return found
+
+
+def alive(pid: int) -> bool:
+    """Whether there is such a process, a zombie not counted."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def ends(pids: list[int], *, within_s: float) -> bool:
+    """Whether they are all gone in time."""
+    deadline_s = time.monotonic() + within_s
+    while any(alive(pid) for pid in pids):
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def said(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """The next line of the agent."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, "the agent ended without a word"
+    answer: dict[str, Any] = json.loads(line)
+    return answer
+
+
+def test_spawn_and_exit_status(agent: Any) -> None:
+    """A worker that leaves, one that raises and one that is shot are told apart; output and messages arrive."""
+    facts = said(
+        agent("""
+worker = start("link.sendall(b'{\\"t\\": \\"result\\", \\"ok\\": true}\\\\n'); print('hello'); sys.stdout.flush()")
+status = dict(spawner.exits(within_s=10))[worker.pid]
+worker.drain()
+left = [describe_exit(status), worker.tail.decode(), worker.last_result(), worker.state()]
+bad = start("1/0")
+raised = describe_exit(dict(spawner.exits(within_s=10))[bad.pid])
+shot = start("os.kill(os.getpid(), signal.SIGSEGV)")
+died = describe_exit(dict(spawner.exits(within_s=10))[shot.pid])
+tell(left=left, raised=raised, died=died, cwd=os.getcwd())
+""")
+    )
+    assert facts["left"][0] == "left with exit code 0"
+    assert facts["left"][1] == "hello\n"
+    assert facts["left"][2] == {"t": "result", "ok": True}
+    assert (facts["raised"], facts["died"]) == ("left with exit code 1", "died: SIGSEGV")
+
+
+def test_workers_lead_a_session_and_die_with_what_they_started(agent: Any) -> None:
+    """Killed by its agent: the worker and its child are gone; the spawner starts the next one."""
+    facts = said(
+        agent("""
+worker = start(GRANDCHILD)
+child = None
+while child is None:
+    for message in worker.wire.receive(): child = message["pid"]
+session = os.getsid(worker.pid) == worker.pid
+killed = worker.kill()
+again = worker.kill()
+next_one = start("pass")
+status = dict(spawner.exits(within_s=10))[next_one.pid]
+tell(pids=[worker.pid, child], session=session, killed=killed, again=again, next=describe_exit(status))
+time.sleep(60)
+""")
+    )
+    assert ends(facts["pids"], within_s=10)
+    assert (facts["session"], facts["killed"], facts["again"]) == (True, True, True)
+    assert facts["next"] == "left with exit code 0"
+
+
+def test_a_worker_that_ends_takes_its_children_along(agent: Any) -> None:
+    """What a measurement forgot to end does not stay on the node."""
+    facts = said(
+        agent("""
+worker = start(GRANDCHILD.replace("time.sleep(600)", "pass"))
+child = None
+while child is None:
+    for message in worker.wire.receive() or (): child = message["pid"]
+spawner.exits(within_s=10)
+tell(pids=[child])
+time.sleep(60)
+""")
+    )
+    assert ends(facts["pids"], within_s=10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_survives_its_agent(agent: Any, number: int) -> None:
+    """The agent is shot: spawner, worker and the worker's own child are gone without anybody's help."""
+    process = agent("""
+worker = start(GRANDCHILD)
+child = None
+while child is None:
+    for message in worker.wire.receive(): child = message["pid"]
+tell(pids=[spawner.pid, worker.pid, child])
+time.sleep(60)
+""")
+    pids = said(process)["pids"]
+    assert all(alive(pid) for pid in pids)
+    os.kill(process.pid, number)
+    assert ends(pids, within_s=3), [pid for pid in pids if alive(pid)]
+
+
+def test_a_spawner_that_is_gone_is_an_error(agent: Any) -> None:
+    """The agent hears of it at once, and can answer; the workers do not stay."""
+    facts = said(
+        agent("""
+worker = start("time.sleep(600)")
+os.kill(spawner.pid, signal.SIGKILL)
+told = []
+for call in (lambda: spawner.exits(within_s=10), lambda: start("pass")):
+    try: call()
+    except OSError as error: told.append(str(error))
+tell(told=told, pids=[worker.pid])
+time.sleep(60)
+""")
+    )
+    assert facts["told"][0] == "the spawner of workers has ended"
+    assert len(facts["told"]) == 2
+    assert ends(facts["pids"], within_s=10)
+
+
+def test_a_stopped_worker(agent: Any) -> None:
+    """State T is seen; it gives no stacks, within a bound; SIGKILL ends it all the same."""
+    facts = said(
+        agent("""
+worker = start("time.sleep(600)")
+time.sleep(0.3)
+os.kill(worker.pid, signal.SIGSTOP)
+while worker.state() != "T": time.sleep(0.01)
+began_s = time.monotonic()
+stacks = worker.stacks()
+tell(stacks=stacks, took_s=time.monotonic() - began_s, killed=worker.kill(), pids=[worker.pid])
+""")
+    )
+    assert (facts["stacks"], facts["killed"]) == ("", True)
+    assert facts["took_s"] < 5  # 1 s is what it takes
+    assert ends(facts["pids"], within_s=10)
+
+
+def test_output_is_bounded(agent: Any) -> None:
+    """A worker that prints for ever costs its agent 64 KiB, and the end of it is kept."""
+    facts = said(
+        agent("""
+worker = start("sys.stdout.write('x' * 3_000_000 + 'the end'); sys.stdout.flush()")
+while not any(pid == worker.pid for pid, _ in spawner.exits(within_s=0.01)):
+    worker.drain()
+worker.drain()
+tell(length=len(worker.tail), end=worker.tail[-7:].decode(), more=worker.drain())
+""")
+    )
+    assert (facts["length"], facts["end"], facts["more"]) == (65536, "the end", False)
+
+
+@pytest.mark.parametrize(
+    ("status", "text"), [(0, "left with exit code 0"), (256, "left with exit code 1"), (9, "died: SIGKILL")]
+)
+def test_exit_in_words(status: int, text: str) -> None:
+    """A wait status as people say it."""
+    assert describe_exit(status) == text
+
+
+def test_exit_by_a_real_time_signal_has_words_too() -> None:
+    """Numbers without a name of their own do not raise."""
+    assert "died" in describe_exit(signal.SIGRTMIN + 3)
+
+
+def test_beacon(tmp_path: Path) -> None:
+    """Counts what is entered, before it returns; starts again at each call; unreadable is zero, never an exception."""
+    path = tmp_path / "beacon"
+    last_collective.create(path)
+    assert last_collective.read(path) == (0, "")
+    watch = last_collective.Beacon(path)
+    seen: list[tuple[int, str]] = []
+    module = SimpleNamespace(
+        all_reduce=lambda: seen.append(last_collective.read(path)), barrier=lambda value: value, other=lambda: 1
+    )
+    untouched = module.other
+    watch.watch(module)
+    module.all_reduce()
+    assert module.barrier(7) == 7
+    assert module.other is untouched
+    assert seen == [(1, "all_reduce")]
+    assert last_collective.read(path) == (2, "barrier")
+    watch.restart()
+    assert last_collective.read(path) == (0, "")
+    path.write_bytes(b"short")
+    assert last_collective.read(path) == (0, "")
+    assert last_collective.read(tmp_path / "none") == (0, "")
+
+
+def test_wire() -> None:
+    """Messages come whole however the stream cuts them; a closed end is None, not an exception."""
+    left, right = socket.socketpair()
+    here, there = Wire(left), Wire(right)
+    there.send({"a": "ä\n"})
+    right.sendall(b'{"b": 1}\n{"c"')
+    assert here.receive() == [{"a": "ä\n"}, {"b": 1}]
+    right.sendall(b": 2}")
+    assert here.receive() == []
+    right.sendall(b"\n")
+    assert here.receive() == [{"c": 2}]
+    there.close()
+    assert here.receive() is None
+    with pytest.raises(OSError, match="Broken pipe"):
+        here.send({})
+    here.close()

@@ -1,0 +1,289 @@
+"""NVML as the inventory reads it: the real binding over the simulated library, in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from pytest_gpucluster.inventory import nvml
+from pytest_gpucluster.inventory.telemetry import Sampler
+from tests.support import REPOSITORY
+from tests.support.nvml_simulator import LIBRARY, build, environment, plant
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+UUIDS = [f"GPU-{index:08x}-0000-0000-0000-{index:012x}" for index in range(8)]
+
+
+@pytest.fixture(scope="module")
+def simulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the simulated library."""
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+def run_python(arguments: list[str], environment: dict[str, str]) -> Any:
+    """What a Python process started with ``environment`` prints as JSON on its last line."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=environment,
+        cwd=REPOSITORY,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def survey(folder: Path, scenario: str, **variables: str) -> dict[str, Any]:
+    """The inventory's answer over the GPUs of ``scenario``."""
+    answer = run_python(["-m", "pytest_gpucluster.inventory.nvml"], {**environment(folder, scenario), **variables})
+    assert isinstance(answer, dict)
+    return answer
+
+
+def test_healthy_node(simulator: Path) -> None:
+    """Eight GPUs, in PCI order, with everything a health criterion reads."""
+    answer = survey(simulator, "")
+    assert (answer["status"], answer["error"], len(answer["gpus"])) == ("ok", None, 8)
+    gpu = answer["gpus"][3]
+    assert gpu["uuid"] == UUIDS[3]
+    assert (gpu["index"], gpu["cuda_index"], gpu["visible"]) == (3, 3, True)
+    assert (gpu["name"], gpu["driver"], gpu["serial"]) == ("NVIDIA H200", "570.133.20", "1654024000003")
+    assert gpu["pci"] == "00000000:61:00.0"
+    assert gpu["memory_gib"] == pytest.approx(140.4, abs=0.01)
+    assert (gpu["ecc_enabled"], gpu["mig"], gpu["persistence"]) == (True, False, True)
+    assert (gpu["ecc_uncorrected_volatile"], gpu["ecc_uncorrected_aggregate"]) == (0, 0)
+    assert (gpu["pcie_gen"], gpu["pcie_width"], gpu["nvlink_active_links"]) == (5, 16, 18)
+    assert (gpu["sm_clock_mhz"], gpu["temperature_c"], gpu["power_w"]) == (1980, 41, 115.2)
+    assert gpu["clocks_event_reasons"] == []
+
+
+@pytest.mark.parametrize(
+    ("scenario", "gpu", "field", "value"),
+    [
+        ("3.ecc.unc.vol 2", 3, "ecc_uncorrected_volatile", 2),
+        ("3.ecc.unc.agg 4", 3, "ecc_uncorrected_aggregate", 4),
+        ("0.ecc 0", 0, "ecc_enabled", False),
+        ("5.remap.failed 1", 5, "remapped_rows_failed", True),
+        ("5.remap.pending 1", 5, "remapped_rows_pending", True),
+        ("4.throttle 0x44", 4, "clocks_event_reasons", ["sw_power_cap", "hw_thermal_slowdown"]),
+        ("6.pcie.width 8", 6, "pcie_width", 8),
+        ("2.nvlink.4 0", 2, "nvlink_active_links", 17),
+        ("1.mig 1", 1, "mig", True),
+        ("7.serial none of ours", 7, "serial", "none of ours"),
+    ],
+)
+def test_fault_is_read_on_the_right_gpu(simulator: Path, scenario: str, gpu: int, field: str, value: object) -> None:
+    """Each planted fault shows in its field, on its GPU and on no other."""
+    gpus = survey(simulator, scenario)["gpus"]
+    assert gpus[gpu][field] == value
+    assert all(other[field] != value for other in gpus if other["index"] != gpu)
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetTemperature", "nvmlDeviceGetHandleByIndex"])
+def test_lost_gpu_is_an_error_that_names_it(simulator: Path, function: str) -> None:
+    """The lost GPU is named in NVML's words; the others are still described."""
+    answer = survey(simulator, f"2.err.{function} 15")
+    assert answer["status"] == "error"
+    assert answer["error"].startswith("GPU 2: GPU is lost")
+    assert answer["count"] == 8
+    assert [gpu["index"] for gpu in answer["gpus"]] == [0, 1, 3, 4, 5, 6, 7]
+
+
+def test_driver_not_loaded(simulator: Path) -> None:
+    """A driver that does not start is an error, not a machine without GPUs."""
+    answer = survey(simulator, "init 9")
+    assert answer["status"] == "error"
+    assert "Driver Not Loaded" in answer["error"]
+
+
+def test_missing_gpu(simulator: Path) -> None:
+    """Seven GPUs are seven, without an error: only the expected inventory knows that one is missing."""
+    answer = survey(simulator, "count 7")
+    assert (answer["status"], len(answer["gpus"])) == ("ok", 7)
+
+
+def test_no_library(tmp_path: Path) -> None:
+    """No driver library (here: a file that is none) is a status of its own."""
+    (tmp_path / LIBRARY).touch()
+    answer = survey(tmp_path, "")
+    assert (answer["status"], answer["gpus"]) == ("no_library", [])
+    assert "Not Found" in answer["error"]
+
+
+def test_value_the_gpu_does_not_give_is_none(simulator: Path) -> None:
+    """Not supported (3), no permission (4) and an unknown function (13) give None, never 0."""
+    answer = survey(
+        simulator,
+        "0.err.nvmlDeviceGetTotalEccErrors 3\n0.err.nvmlDeviceGetSerial 4\n0.err.nvmlDeviceGetMigMode 13\n"
+        "0.err.nvmlDeviceGetNvLinkState 3\n0.err.nvmlDeviceGetCurrentClocksEventReasons 13\n0.throttle 0x4",
+    )
+    gpu = answer["gpus"][0]
+    assert answer["status"] == "ok"
+    assert [gpu[key] for key in ("ecc_uncorrected_volatile", "serial", "mig", "nvlink_active_links")] == [None] * 4
+    assert gpu["clocks_event_reasons"] == ["sw_power_cap"]  # read under the name older drivers know
+
+
+@pytest.mark.parametrize(("variables", "hidden"), [({}, 0), ({"CUDA_VISIBLE_DEVICES": "5,1"}, 6)])
+def test_hidden_gpus_are_counted(simulator: Path, variables: dict[str, str], hidden: int) -> None:
+    """So that a verdict over the others can say so."""
+    code = "from pytest_gpucluster.inventory.detect import detect_gpus as d; f = d(); print([f.num_gpus, f.num_hidden])"
+    assert run_python(["-c", code], {**environment(simulator), **variables}) == [8 - hidden, hidden]
+
+
+def test_visible_devices_are_flagged(simulator: Path) -> None:
+    """Hidden GPUs are listed and marked; CUDA's own numbering follows the variable's order."""
+    gpus = survey(simulator, "", CUDA_VISIBLE_DEVICES="5,1")["gpus"]
+    assert [gpu["cuda_index"] for gpu in gpus] == [None, 1, None, None, None, 0, None, None]
+    assert [gpu["visible"] for gpu in gpus].count(True) == 2
+
+
+@pytest.mark.parametrize(
+    ("setting", "shown"),
+    [
+        (None, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ("", []),
+        ("-1", []),
+        ("2,0", [2, 0]),
+        ("2,9,0", [2]),
+        ("1,1", []),
+        ("GPU-00000006-0000,GPU-00000001", [6, 1]),
+        ("GPU-0000000", []),
+        ("MIG-00000001-0000", []),
+    ],
+)
+def test_visible_gpus_as_cuda_reads_them(setting: str | None, shown: list[int]) -> None:
+    """The list ends at its first invalid entry; a repeated entry shows none; an ambiguous UUID is invalid."""
+    assert nvml.visible_gpus(UUIDS, setting) == shown
+
+
+def test_reading_is_fast_and_needs_no_torch(simulator: Path) -> None:
+    """The controller reads GPUs before it starts anything: no torch, and no more than a moment."""
+    program = (
+        "import json, sys, time; start = time.perf_counter(); from pytest_gpucluster.inventory import nvml;"
+        "nvml.survey(); print(json.dumps([time.perf_counter() - start, 'torch' in sys.modules]))"
+    )
+    seconds, torch_loaded = run_python(["-c", program], environment(simulator))
+    assert not torch_loaded
+    assert seconds < 5  # 0.06 s on an idle machine; the bound only catches a mistake in kind
+
+
+def test_event_reasons_and_which_are_faults() -> None:
+    """Power capping and idling are normal; slowdowns and the power brake are not; unknown bits are shown."""
+    assert nvml.event_reason_names(0) == []
+    names = nvml.event_reason_names(0x1 | 0x4 | 0x8 | 0x20 | 0x40 | 0x80 | 0x4000)
+    assert names[-1] == "unknown_0x4000"
+    faults = ["hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"]
+    assert nvml.fault_reasons(names) == faults
+    assert nvml.fault_reasons(["gpu_idle", "sw_power_cap", "applications_clocks_setting", "sync_boost"]) == []
+
+
+SAMPLING = """
+import dataclasses, json, sys, time
+from pytest_gpucluster.inventory.telemetry import Sampler
+with Sampler(sys.argv[1], interval_s=0.02) as sampler:
+    print("started", flush=True)
+    sys.stdin.readline()
+    since = time.monotonic()
+    sys.stdin.readline()
+    summary = sampler.summary(since_s=since)
+print(json.dumps([summary and dataclasses.asdict(summary), sampler.error]))
+"""
+
+
+def sample(environment: dict[str, str], *scenarios: str) -> Any:
+    """What a sampler of GPU 4 says after each of ``scenarios`` was in force for a while."""
+    watching = subprocess.Popen(
+        [sys.executable, "-c", SAMPLING, UUIDS[4]],
+        env=environment,
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with watching:
+        assert watching.stdin is not None
+        assert watching.stdout is not None
+        watching.stdout.readline()
+        time.sleep(0.2)
+        for scenario in scenarios:
+            plant(environment, scenario)
+            time.sleep(0.2)
+            watching.stdin.write("\n")
+            watching.stdin.flush()
+            time.sleep(0.2)
+        return json.loads(watching.stdout.readline())
+
+
+def test_sampler_keeps_a_short_fault_and_the_window_s_clocks(simulator: Path) -> None:
+    """Event reasons are the union over everything seen; clocks are of the asked window."""
+    hot = "4.throttle 0x40\n4.clock.sm 345\n4.temp 91\n"
+    busy = "4.throttle 0x4\n4.clock.sm 1485\npower_mw 691000"
+    summary, error = sample(environment(simulator, "throttle 4"), hot, busy)
+    assert error is None
+    assert summary["event_reasons"] == ["sw_power_cap", "hw_thermal_slowdown"]
+    assert summary["fault_reasons"] == ["hw_thermal_slowdown"]
+    assert summary["sm_clock_max_mhz"] == 1485
+    assert summary["sm_clock_min_mhz"] == 345  # the window opened while the GPU was hot
+    assert summary["temperature_max_c"] == 91
+    assert summary["power_max_w"] == 691
+    assert (summary["pcie_gen_max"], summary["pcie_width_min"]) == (5, 16)
+    assert summary["samples"] >= 2
+
+
+def test_sampler_survives_a_gpu_that_gets_lost(simulator: Path) -> None:
+    """What was seen before stays, and the reason why there is no more is kept; nothing is raised."""
+    summary, error = sample(environment(simulator), "4.err 15", "4.err 15")
+    assert summary["sm_clock_max_mhz"] == 1980
+    assert "GPU is lost" in error
+
+
+def test_sampler_of_nothing_says_nothing(simulator: Path) -> None:
+    """No GPU, an unknown GPU or no NVML: the summary is None, never an exception."""
+    with Sampler(None) as sampler:
+        assert sampler.summary() is None
+    summary, error = sample(environment(simulator, "count 2"), "count 2", "count 2")
+    assert summary is None
+    assert UUIDS[4] in error
+
+
+HEALTH = """
+import dataclasses, json, os, sys
+from pathlib import Path
+from pytest_gpucluster.inventory import nvml
+from pytest_gpucluster.measurements import health
+answers = []
+for variables, scenario in json.loads(sys.argv[1]):
+    os.environ.update(variables)
+    Path(os.environ["FAKE_NVML"]).write_text(scenario)
+    try:
+        answers.append(dataclasses.asdict(health.gpu_state()))
+    except nvml.NvmlError as error:
+        answers.append({"raised": type(error).__name__, "text": str(error)})
+print(json.dumps(answers))
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch sees real GPUs, which the simulator does not know")
+def test_own_gpu_where_torch_sees_none(simulator: Path) -> None:
+    """Without torch's word, LOCAL_RANK counts through what CUDA should show; lost or absent GPUs are errors."""
+    cases = [
+        ({"LOCAL_RANK": "2"}, "2.err 15"),
+        ({"LOCAL_RANK": "7"}, "count 7"),
+        ({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "6,4"}, ""),
+    ]
+    lost, absent, hidden = run_python(["-c", HEALTH, json.dumps(cases)], environment(simulator))
+    assert (lost["gpu"], lost["nvml_device_count"]) == (None, 8)
+    assert "GPU 2: GPU is lost" in lost["error"]
+    assert absent["gpu"] is None
+    assert "LOCAL_RANK 7 has no GPU" in absent["error"]
+    assert hidden["gpu"]["index"] == 4
+    assert (hidden["torch_sees"], hidden["torch_device_count"], hidden["nvml_device_count"]) == (False, 0, 8)

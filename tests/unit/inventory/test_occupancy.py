@@ -1,0 +1,143 @@
+"""Who is on a GPU: NVML as the simulator answers it, read in processes of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpucluster.inventory.occupancy import GpuProcess, Occupancy
+from pytest_gpucluster.protocol import plain_data
+from tests.support import REPOSITORY
+from tests.support.nvml_simulator import build, environment
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+READING = """
+import dataclasses, json, sys, time
+from pytest_gpucluster.inventory import nvml
+from pytest_gpucluster.inventory.occupancy import read_occupancy
+start_s = time.monotonic()
+try:
+    found = dataclasses.asdict(read_occupancy(**json.loads(sys.argv[1])))
+except nvml.NvmlError as error:
+    found = {"raised": str(error)}
+print(json.dumps([found, time.monotonic() - start_s, "torch" in sys.modules]))
+"""
+GIB = 2**30
+HIDDEN = "held by nobody who can be seen from here (another container?)"
+
+
+@pytest.fixture(scope="module")
+def simulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the simulated library."""
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+def read(folder: Path, scenario: str, *, local_rank: int = 3, **arguments: Any) -> tuple[Any, float]:
+    """What the worker of ``local_rank`` reads in ``scenario``, and in how many seconds; an Occupancy, or what was raised."""
+    variables = {**environment(folder, scenario), "LOCAL_RANK": str(local_rank)}
+    command = [sys.executable, "-c", READING, json.dumps({"pause_s": 0.05, **arguments})]
+    done = subprocess.run(command, env=variables, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    found, seconds, torch_loaded = json.loads(done.stdout.splitlines()[-1])
+    assert not torch_loaded
+    if "raised" in found:
+        return found["raised"], seconds
+    found["processes"] = found["processes"] and [GpuProcess(**process) for process in found["processes"]]
+    return Occupancy(**found), seconds
+
+
+def test_idle(simulator: Path) -> None:
+    """What the driver reserves is no work of anybody's; one look is enough."""
+    found, seconds = read(simulator, "", pause_s=30)
+    assert (found.holders, found.text, found.processes, found.utilization_percent) == (0, "", [], 0)
+    assert found.memory_used_gib < 0.01 < found.memory_limit_gib == 0.25
+    assert found.uuid.startswith("GPU-00000003")
+    assert seconds < 20
+
+
+def test_process_is_named(simulator: Path) -> None:
+    """By pid, program and memory; the neighbours are idle."""
+    scenario = f"3.process.0 4711 {25 * GIB}\nprogram.4711 /usr/bin/python3 train.py\n3.mem.used {26 * GIB}\n3.util 97"
+    found, _ = read(simulator, scenario)
+    assert found.holders == 1
+    told = ("25.0 GiB held by pid 4711 (python3)", f"1.0 GiB {HIDDEN}", "97 % busy")
+    assert found.text == ", ".join(told)
+    assert read(simulator, scenario, local_rank=2)[0].holders == 0
+
+
+def test_processes_that_nvml_does_not_tell(simulator: Path) -> None:
+    """In a container: memory in use decides."""
+    found, _ = read(simulator, f"3.mem.used {24 * GIB}\nerr.nvmlDeviceGetComputeRunningProcesses 3")
+    assert (found.processes, found.holders) == (None, 1)
+    assert found.text == f"24.0 GiB {HIDDEN}"
+
+
+def test_process_of_which_little_is_told(simulator: Path) -> None:
+    """Neither program nor memory: the pid is enough, and memory is not blamed on anybody else."""
+    found, _ = read(simulator, f"3.process.0 4711 -1\n3.mem.used {24 * GIB}")
+    assert found.holders == 1
+    assert found.text == "memory held by pid 4711 (its program cannot be seen from here)"
+
+
+def test_bare_context_of_another(simulator: Path) -> None:
+    """Half a GiB is a CUDA context: somebody may begin to compute at any moment."""
+    assert read(simulator, f"3.mem.used {GIB // 2}")[0].holders == 1
+    assert read(simulator, f"3.mem.used {GIB // 5}")[0].holders == 0
+
+
+def test_work_without_memory(simulator: Path) -> None:
+    """Utilization alone decides where nothing else is seen; a monitor's few per cent do not."""
+    assert read(simulator, "3.util 60")[0].text == "60 % busy"
+    assert read(simulator, "3.util 4")[0].holders == 0
+
+
+def test_driver_that_counts_its_own_as_used(simulator: Path) -> None:
+    """Before 510 there is one number for both: the limit allows for it."""
+    old = "err.nvmlDeviceGetMemoryInfo_v2 13\n"
+    found, _ = read(simulator, old)
+    assert (found.holders, found.memory_limit_gib) == (0, 1.25)
+    assert found.memory_used_gib > 0.5
+    assert read(simulator, f"{old}3.mem.used {GIB}")[0].holders == 1
+
+
+def test_nothing_is_told(simulator: Path) -> None:
+    """Unknown is not idle; and a GPU that is lost is NVML's error."""
+    silent = "".join(f"err.nvmlDeviceGet{name} 3\n" for name in ("MemoryInfo", "ComputeRunningProcesses", "UtilizationRates"))
+    assert "tells neither memory in use" in read(simulator, silent)[0]
+    assert "GPU is lost" in read(simulator, "3.err.nvmlDeviceGetMemoryInfo 15")[0]
+
+
+def test_busy_gpu_is_looked_at_again(simulator: Path) -> None:
+    """Somebody who has just ended holds memory a moment longer; three looks, two pauses, and no more."""
+    found, seconds = read(simulator, f"3.mem.used {24 * GIB}", looks=3, pause_s=0.3)
+    assert found.holders == 1
+    assert 0.6 <= seconds < 20
+
+
+def test_gpu_that_becomes_idle_is_idle(simulator: Path) -> None:
+    """The last look counts."""
+    variables = {**environment(simulator, f"3.mem.used {24 * GIB}"), "LOCAL_RANK": "3"}
+    freed = READING.replace("start_s =", "FREE; start_s =").replace(
+        "FREE", "import os, threading; threading.Timer(0.5, lambda: open(os.environ['FAKE_NVML'], 'w').close()).start()"
+    )
+    command = [sys.executable, "-c", freed, json.dumps({"looks": 200, "pause_s": 0.1})]
+    done = subprocess.run(command, env=variables, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    found, seconds, _ = json.loads(done.stdout.splitlines()[-1])
+    assert found["memory_used_gib"] < 0.01
+    assert 0.3 < seconds < 15
+
+
+def test_many_processes_are_counted() -> None:
+    """All count, three are named; the value crosses as plain data and back."""
+    processes = [GpuProcess(pid=pid, name="python3", memory_gib=1.0) for pid in range(1, 6)]
+    found = Occupancy(uuid="GPU-1", memory_used_gib=5.0, memory_limit_gib=0.25, processes=processes, utilization_percent=None)
+    again = plain_data.from_plain(json.loads(json.dumps(plain_data.to_plain(found))))
+    assert dataclasses.asdict(again) == dataclasses.asdict(found)
+    assert again.holders == 5
+    assert again.text.endswith("1.0 GiB held by pid 3 (python3), 2 more processes")

@@ -1,0 +1,254 @@
+"""What a GPU did while it was measured, as it stands beside the value: the real binding over the simulated NVML."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from pytest_gpucluster.inventory import group_telemetry
+from pytest_gpucluster.inventory.telemetry import Snapshots, Telemetry, evidence
+from pytest_gpucluster.measurements import collectives, digest, hbm, hbm_pattern, host_link, timing, training
+from pytest_gpucluster.protocol import plain_data
+from tests.support import REPOSITORY
+from tests.support.nvml_simulator import build, environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+UUIDS = [f"GPU-{index:08x}-0000-0000-0000-{index:012x}" for index in range(8)]
+HOT = "clock.sm 1755\npower_mw 691500\ntemp 88\nthrottle 0x24\npcie.gen 4\n"
+TOLD = {"SM MHz": 1755, "W": 691.5, "C": 88, "event reasons": ["sw_power_cap", "sw_thermal_slowdown"]}
+SMALL: dict[str, Callable[[], Any]] = {
+    "hbm": lambda: hbm.hbm_bandwidth(size_bytes=1 << 16, iterations=2, warmup=0),
+    "host_link": lambda: host_link.host_link(size_bytes=1 << 16, iterations=3, warmup=0),
+    "hbm_pattern": lambda: hbm_pattern.hbm_pattern(limit_bytes=1 << 16, chunk_bytes=1 << 14, reserve_bytes=0),
+    "digests": lambda: digest.digests(rounds=2, size=16, seed=1, kinds=["softmax"]),
+    "all_reduce": lambda: collectives.all_reduce(size_bytes=4096, iterations=10, warmup=0),
+    "finetune": lambda: training.finetune(preset="tiny", steps=2, heldout_rows=4, greedy_rows=0, restore_check=False),
+}
+ALONE = ("hbm", "host_link", "hbm_pattern", "digests")
+
+
+def seen(**changes: Any) -> Telemetry:
+    """A GPU at its power limit."""
+    fields: dict[str, Any] = {
+        "samples": 3,
+        "sm_clock_min_mhz": 1455.0,
+        "sm_clock_mean_mhz": 1500.0,
+        "sm_clock_max_mhz": 1980.0,
+        "temperature_max_c": 59.0,
+        "power_mean_w": 691.7,
+        "power_max_w": 694.0,
+        "pcie_gen_max": 5,
+        "pcie_width_min": 16,
+        "event_reasons": ["sw_power_cap"],
+        "fault_reasons": [],
+    }
+    return Telemetry(**{**fields, **changes})
+
+
+# --- inside a window ---
+
+
+def test_timed_calls_are_watched_while_they_run() -> None:
+    """Once, and for nothing on the way: what is timed is the calls."""
+    done: list[str] = []
+    timed = timing.time_each(lambda: done.append("call"), iterations=3, meanwhile=lambda: done.append("look"))
+    assert (done.count("call"), done.count("look"), len(timed.samples_s)) == (3, 1, 3)
+    timing.time_span(lambda: done.append("call"), launches=4, meanwhile=lambda: done.append("look"))
+    assert (done.count("call"), done.count("look")) == (7, 2)
+
+
+def test_gpu_is_looked_at_when_all_is_queued_and_the_first_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking delays no launch, and what is seen is the window and not the warm-up before it."""
+    done: list[str] = []
+
+    class Event:
+        def __init__(self, *, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            done.append("record")
+
+        def synchronize(self) -> None:
+            done.append("wait")
+
+        def elapsed_time(self, _other: Event) -> float:
+            return 2.0
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    timed = timing.time_each(lambda: done.append("call"), iterations=2, meanwhile=lambda: done.append("look"))
+    assert done == [*["record", "call", "record"] * 2, "wait", "look", "wait"]
+    assert timed.samples_s == [0.002, 0.002]
+
+
+def test_nothing_is_read_without_a_gpu() -> None:
+    """On a CPU: no thread, no NVML, no value."""
+    threads = threading.active_count()
+    with Snapshots(None) as snapshots:
+        snapshots.of("copy")()
+        assert threading.active_count() == threads
+    assert snapshots.summary("copy") is None
+    assert evidence(None) == group_telemetry.evidence(None) == {}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has telemetry")
+@pytest.mark.parametrize("name", ALONE)
+def test_measurement_on_a_cpu_has_no_telemetry(name: str) -> None:
+    """And is otherwise as it was."""
+    found = SMALL[name]()
+    if name == "digests":
+        assert (found.sm_clock_mhz, found.power_w, found.temperature_c, found.event_reasons) == (None,) * 4
+    else:
+        assert (found.seen("h2d") if name == "host_link" else found.seen) == {}
+
+
+# --- a group, in brief ---
+
+
+def test_group_in_brief() -> None:
+    """The slowest clock and the hottest GPU by rank, who was held back by what; what one rank lacks costs nothing."""
+    of_rank = {
+        4: seen(),
+        5: seen(sm_clock_mean_mhz=1200.0, event_reasons=["sw_power_cap", "hw_slowdown"]),
+        6: seen(temperature_max_c=91.0, power_mean_w=None),
+        7: None,
+    }
+    found = group_telemetry.from_rows([group_telemetry.to_row(rank, own) for rank, own in of_rank.items()])
+    assert group_telemetry.evidence(found) == {
+        "SM MHz": "1200 (rank 5) to 1500",
+        "W": "692 to 692",
+        "C": "up to 91 (rank 6)",
+        "event reasons": ["sw_power_cap (rank 4-6)", "hw_slowdown (rank 5)"],
+    }
+
+
+def test_group_of_which_little_is_known() -> None:
+    """Nobody saw anything: nothing. Some values are not given: the others are told."""
+    assert group_telemetry.from_rows([group_telemetry.to_row(rank, None) for rank in range(3)]) is None
+    bare = seen(sm_clock_mean_mhz=None, power_mean_w=None, temperature_max_c=None, event_reasons=["unknown_0x4000"])
+    row = group_telemetry.to_row(0, bare)
+    assert [math.isnan(value) for value in row] == [False, False, False, True, True, True]
+    assert group_telemetry.evidence(group_telemetry.from_rows([row])) == {"event reasons": ["unknown_0x4000 (rank 0)"]}
+
+
+def test_group_is_as_small_for_a_thousand_ranks() -> None:
+    """Every rank of every group returns it."""
+    found = group_telemetry.from_rows([group_telemetry.to_row(rank, seen()) for rank in range(1024)])
+    assert found is not None
+    assert found.event_reasons == {"sw_power_cap": "0-1023"}
+    assert len(json.dumps(plain_data.to_plain(found))) < 600
+
+
+# --- the measurements, each in a process of its own that sees simulated GPUs ---
+
+
+@pytest.fixture(scope="module")
+def simulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the simulated library."""
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+def measure(simulator: Path, folder: Path, names: list[str], scenario: str, *, ranks: int) -> list[dict[str, Any]]:
+    """What the named measurements return on each of some CPU ranks that take a simulated GPU each for theirs."""
+    variables = {**environment(simulator, scenario), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    variables["PYTHONPATH"] = os.pathsep.join(
+        [str(REPOSITORY), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    )
+    started = [
+        subprocess.Popen(
+            [sys.executable, __file__, str(folder), str(ranks), *names], env={**variables, "RANK": str(rank)}, cwd=REPOSITORY
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        assert [process.wait(timeout=150) for process in started] == [0] * ranks
+        return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture(scope="module")
+def alone(simulator: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Everything that a GPU measures by itself, the GPU being hot."""
+    return measure(simulator, tmp_path_factory.mktemp("alone"), [*ALONE], HOT, ranks=1)[0]
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("name", ALONE)
+def test_value_of_one_gpu_carries_its_telemetry(alone: dict[str, Any], name: str) -> None:
+    """Clock, power, temperature and event reasons, as the failure message shows them."""
+    found = plain_data.from_plain(alone[name])
+    if name == "digests":
+        assert (found.sm_clock_mhz, found.power_w, found.temperature_c) == (1755, 691.5, 88)
+        assert found.event_reasons == TOLD["event reasons"]
+    elif name == "host_link":
+        for way in ("h2d", "d2h", "both"):
+            assert found.seen(way) == {"PCIe gen": 4, "PCIe width": 16, **TOLD}
+            assert found.telemetry[way].samples == 3  # one in each span
+    else:
+        assert found.seen == TOLD
+
+
+@pytest.mark.e2e
+def test_each_kind_of_copy_has_its_own_window(alone: dict[str, Any]) -> None:
+    """One reading each; the judged kind's is the evidence."""
+    found = plain_data.from_plain(alone["hbm"])
+    assert {kind: telemetry.samples for kind, telemetry in found.telemetry.items()} == dict.fromkeys(
+        ("copy", "triad", "read", "write"), 1
+    )
+    other = dataclasses.replace(found, telemetry={**found.telemetry, found.judged: None})
+    assert other.seen == {}
+
+
+@pytest.mark.e2e
+def test_value_of_a_group_carries_that_of_all_ranks(simulator: Path, tmp_path: Path) -> None:
+    """The same on every rank: whose clock is low, who is hot."""
+    scenario = "0.clock.sm 1755\n1.temp 88\n1.throttle 0x40\n"
+    both = measure(simulator, tmp_path, ["all_reduce", "finetune"], scenario, ranks=2)
+    for name in ("all_reduce", "finetune"):
+        first, second = (plain_data.from_plain(rank[name]) for rank in both)
+        assert first.seen == second.seen
+        assert first.seen["SM MHz"] == "1755 (rank 0) to 1980"
+        assert first.seen["C"] == "up to 88 (rank 1)"
+        assert first.seen["event reasons"] == ["hw_thermal_slowdown (rank 1)"]
+    assert plain_data.from_plain(both[0]["finetune"]).outcome.steps == 2
+
+
+@pytest.mark.e2e
+def test_gpu_that_gets_lost_costs_no_value(simulator: Path, tmp_path: Path) -> None:
+    """NVML stops to answer: the measurement has its value, and no telemetry."""
+    found = plain_data.from_plain(measure(simulator, tmp_path, ["hbm"], "0.err.nvmlDeviceGetClockInfo 15", ranks=1)[0]["hbm"])
+    assert found.tb_s > 0
+    assert found.seen == {}
+
+
+def main() -> None:
+    """What a rank runs: take the simulated GPU of its number for its own, and measure on the CPU."""
+    folder, ranks, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    rank = int(os.environ["RANK"])
+    timing.gpu_uuid = lambda: UUIDS[rank]  # type: ignore[assignment]
+    if ranks > 1:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    found = {name: plain_data.to_plain(SMALL[name]()) for name in names}
+    (folder / f"rank{rank}.json").write_text(json.dumps(found))
+    if ranks > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

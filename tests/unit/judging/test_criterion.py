@@ -1,0 +1,256 @@
+"""One value against one limit: what passes, what fails, what was not measured."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_gpucluster.errors import CriterionFailedError, MeasurementError
+from pytest_gpucluster.judging.criterion import Criterion
+from pytest_gpucluster.judging.noise import Repeats
+from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED
+from pytest_gpucluster.places import Place
+from tests.support.entries import limit, threshold
+
+A = Place(id="node0-gpu0", node=0, gpu=0, rank=0, hostname="gpu-node-0")
+B = Place(id="node0-gpu1", node=0, gpu=1, rank=1, hostname="gpu-node-0")
+
+
+def criterion(place: Place | None = A, *, kind: str = "above", value: float = 700, **changes: Any) -> Criterion:
+    """As the fixture gives it."""
+    return Criterion(threshold=threshold(**changes), limit=limit(kind, value), place=place)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "good"),
+    [
+        ("above", 700.0, False),
+        ("above", math.nextafter(700, 800), True),
+        ("min", 700, True),
+        ("min", 699, False),
+        ("below", 700, False),
+        ("below", 699.9, True),
+        ("max", 700, True),
+        ("max", 701, False),
+        ("above", Fraction(1401, 2), True),
+    ],
+)
+def test_limits(kind: str, value: float, good: bool) -> None:  # noqa: FBT001 -- a parameter
+    """Above and below are strict, min and max inclusive; the outcome is on record either way."""
+    judge = criterion(kind=kind)
+    if good:
+        judge.require(value)
+    else:
+        with pytest.raises(CriterionFailedError):
+            judge.require(value)
+    assert judge.judged is not None
+    assert judge.judged.outcome == (PASSED if good else FAILED)
+    assert (judge.judged.value, judge.judged.unit, judge.judged.place) == (float(value), "TFLOPS", "node0-gpu0")
+
+
+NOT_MEASURED: list[Any] = [math.nan, math.inf, -math.inf, True, False, None, "800", b"8", [], {}, [800], 1j, 10**400, object]
+
+
+@pytest.mark.parametrize("value", NOT_MEASURED, ids=lambda value: repr(value)[:12])
+@pytest.mark.parametrize("kind", ["above", "max"])
+def test_what_is_no_finite_number_was_not_measured(value: Any, kind: str) -> None:
+    """Neither passed nor failed: an ERROR that shows what came, and nothing is judged."""
+    judge = criterion(kind=kind)
+    with pytest.raises(MeasurementError, match=r"^tflops"):
+        judge.require(value)
+    assert judge.judged is None
+
+
+@pytest.mark.parametrize("value", [math.nan, True, None, "800"])
+def test_one_bad_value_among_good_ones(value: Any) -> None:
+    """All places must have a number; the message names the one that has none."""
+    judge = criterion(None)
+    with pytest.raises(MeasurementError, match="at node0-gpu1"):
+        judge.require({A: 800.0, B: value})
+    assert judge.judged is None
+
+
+@pytest.mark.parametrize(("kind", "worst"), [("above", B), ("max", A)])
+def test_the_worst_place_decides(kind: str, worst: Place) -> None:
+    """The lowest where higher is better, the highest where lower is; it is the culprit."""
+    judge = criterion(None, kind=kind, value=700)
+    with pytest.raises(CriterionFailedError, match=worst.id):
+        judge.require({A: 900.0, B: 500.0})
+    assert judge.judged is not None
+    assert (judge.judged.culprits, judge.judged.place) == ((worst.id,), None)
+
+
+def test_the_worst_pair_names_both_ends() -> None:
+    """A value of an ordered pair belongs to two places."""
+    judge = criterion(None)
+    with pytest.raises(CriterionFailedError, match="node0-gpu1 -> node0-gpu0"):
+        judge.require({(A, B): 800.0, (B, A): 20.0})
+    assert judge.judged is not None
+    assert judge.judged.culprits == (B.id, A.id)
+
+
+def test_once_failed_stays_failed() -> None:
+    """A second, better value does not heal it, and the first message stays."""
+    judge = criterion()
+    with pytest.raises(CriterionFailedError, match="498"):
+        judge.require(498.0)
+    judge.require(800.0)
+    assert judge.judged is not None
+    assert (judge.judged.outcome, judge.judged.value) == (FAILED, 498.0)
+    assert "498" in str(judge.message)
+
+
+@given(st.lists(st.floats(min_value=1, max_value=1000), min_size=1, max_size=5))
+def test_the_worst_of_several_calls_is_on_record(values: list[float]) -> None:
+    """Whatever the order: one call outside is enough, and of those inside the nearest to the limit is kept."""
+    judge = criterion(value=500)
+    for value in values:
+        try:
+            judge.require(value)
+        except CriterionFailedError:
+            assert value <= 500
+    assert judge.judged is not None
+    assert (judge.judged.outcome == FAILED) == any(value <= 500 for value in values)
+    if min(values) > 500:
+        assert judge.judged.value == min(values)
+
+
+def test_advisory_passes_with_a_remark() -> None:
+    """Outside an advisory limit: said, on record, not failed."""
+    remarks: list[str] = []
+    judge = criterion(severity="advisory")
+    judge.note = remarks.append
+    judge.require(498.0)
+    assert judge.judged is not None
+    assert judge.judged.outcome == PASSED
+    assert str(judge.judged.reason).startswith("advisory: ")
+    assert len(remarks) == 1
+    assert "498" in remarks[0]
+
+
+def test_advisory_remark_survives_a_better_value() -> None:
+    """The record keeps the worst value also where it does not fail."""
+    judge = criterion(severity="advisory")
+    judge.require(498.0)
+    judge.require(900.0)
+    assert judge.judged is not None
+    assert judge.judged.value == 498.0
+
+
+def test_advisory_still_wants_a_number() -> None:
+    """Not measured is not measured, whatever the severity."""
+    with pytest.raises(MeasurementError):
+        criterion(severity="advisory").require(math.nan)
+
+
+# Values that are none, and places that have none.
+
+C = Place(id="node1-gpu0", node=1, gpu=0)
+NODES = (Place(id="node0", node=0), Place(id="node1", node=1))
+EVERYTHING = (A, B, C, *NODES)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, None, True, "800", [], {}])
+def test_what_was_no_value_stays_on_record(bad: Any) -> None:
+    """Whatever the test does with the exception, and however good the next value is."""
+    judge = criterion()
+    with pytest.raises(MeasurementError) as caught:
+        judge.require(bad)
+    judge.require(800.0)
+    assert judge.unfit is caught.value
+
+
+@pytest.mark.parametrize(
+    ("values", "lacking"),
+    [
+        ({A: 800.0, B: 800.0}, (C,)),
+        ({NODES[1]: 800.0}, (NODES[0],)),
+        ({"node0-gpu0": 800.0, "node0-gpu1": 800.0}, (C,)),
+        ({(A, B): 800.0, (B, A): 800.0}, (C,)),
+    ],
+)
+def test_a_place_without_a_value_was_not_measured(values: dict[Any, float], lacking: tuple[Place, ...]) -> None:
+    """A test that judges what it got has to have got it from every place: those that have none are named."""
+    judge = replace(criterion(None), expected=EVERYTHING)
+    with pytest.raises(MeasurementError, match=f"no value for {lacking[0].id}") as caught:
+        judge.require(values)
+    assert caught.value.culprits == lacking
+    assert judge.judged is None
+    assert judge.unfit is caught.value
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {A: 800.0, B: 800.0, C: 800.0},
+        {NODES[0]: 800.0, NODES[1]: 800.0},
+        {"node0-gpu0": 800.0, "node0-gpu1": 800.0, "node1-gpu0": 800.0},
+        {(A, B): 800.0, (B, C): 800.0},
+        {"read": 800.0, "write": 900.0},
+        {4096: 800.0},
+    ],
+)
+def test_whole_values_pass(values: dict[Any, float]) -> None:
+    """Every place, by itself or in some pair; values by something else than places are as many as they are."""
+    judge = replace(criterion(None), expected=EVERYTHING)
+    judge.require(values)
+    assert judge.judged is not None
+    assert judge.judged.outcome == PASSED
+
+
+def test_a_failure_among_too_few_places_is_a_failure() -> None:
+    """Measured and bad comes before not measured; and nobody can answer for the places that have no value."""
+    judge = replace(criterion(None), expected=EVERYTHING)
+    with pytest.raises(CriterionFailedError):
+        judge.require({A: 100.0})
+    assert judge.unfit is not None
+    assert judge.unfit.culprits == (B, C)
+
+
+def test_a_value_of_another_place() -> None:
+    """It says nothing of this one."""
+    judge = replace(criterion(), expected=(A,))
+    with pytest.raises(MeasurementError, match="no value for node0-gpu0"):
+        judge.require({B: 800.0})
+    with pytest.raises(MeasurementError, match="a value for node0-gpu1, which is not asked at node0-gpu0"):
+        judge.require({A: 800.0, B: 800.0})
+
+
+@pytest.mark.parametrize(
+    ("repeats", "outcome", "waivable"),
+    [
+        ([900.0] * 9, PASSED, False),
+        ([500.0] * 9, FAILED, True),
+        ([500.0, 900.0] * 5, NOISY, True),
+        ([900.0], NOISY, False),  # as good as it is, it is no second look
+        ([500.0], NOISY, False),
+    ],
+)
+def test_fewer_repeats_settle_no_doubt(repeats: list[float], outcome: str, waivable: bool) -> None:  # noqa: FBT001
+    """Three repeats disagree; the second look has to have at least as many, or nobody can answer for it."""
+    judge = criterion(noise=0.05)
+    again = Repeats(value=repeats[0], samples=repeats)
+    with contextlib.suppress(CriterionFailedError, MeasurementError):
+        judge.require(Repeats(value=800.0, samples=[500.0, 800.0, 900.0], again=lambda: again))
+    assert judge.judged is not None
+    assert (judge.judged.outcome, judge.judged.waivable) == (outcome, waivable)
+
+
+def test_a_doubt_without_a_second_look_cannot_be_waived() -> None:
+    """Too few repeats were made; nor can a failure of one place stand for the doubt about another."""
+    doubtful = Repeats(value=800.0, samples=[500.0, 800.0, 900.0])
+    alone, beside = criterion(noise=0.05), criterion(None, noise=0.05)
+    with pytest.raises(MeasurementError):
+        alone.require(doubtful)
+    with pytest.raises(CriterionFailedError):
+        beside.require({A: doubtful, B: 500.0})
+    for judge, outcome in ((alone, NOISY), (beside, FAILED)):
+        assert judge.judged is not None
+        assert (judge.judged.outcome, judge.judged.waivable) == (outcome, False)

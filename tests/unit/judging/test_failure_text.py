@@ -1,0 +1,135 @@
+"""What a failure says: what, where, how much, where the limit is written, evidence, what next."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_gpucluster.judging import failure_text
+from pytest_gpucluster.judging.verdict import FAILED, PASSED, Record
+from pytest_gpucluster.places import Place
+from tests.support.entries import limit, threshold
+
+HOT = Place(id="node1-gpu3", node=1, gpu=3, rank=11, hostname="gpu-node-1", uuid="GPU-6f1c", pci="00000000:61:00.0")
+EVIDENCE = {"SM MHz": 1290, "event reasons": ["hw_thermal_slowdown"], "C": 91}
+
+
+def test_one_place() -> None:
+    """Value, limit, by how much, file and line first; then the hardware, the evidence, why, and what to do next."""
+    text = failure_text.describe_failure(threshold("bf16_tflops"), limit(), 498.0, places=[HOT], evidence=EVIDENCE)
+    first, *rest = text.splitlines()
+    assert first == "bf16_tflops at node1-gpu3: 498 TFLOPS, not above 700 TFLOPS (28.9 % short; thresholds.yaml:41)"
+    body = "\n".join(rest)
+    for part in (
+        "gpu-node-1",
+        "rank 11",
+        "GPU-6f1c",
+        "SM MHz 1290",
+        "hw_thermal_slowdown",
+        "C 91",
+        "why: the handover's limit",
+    ):
+        assert part in body
+    assert rest[-1].strip().startswith("next: ")
+    assert '-k "bf16_tflops and node1-gpu3"' in rest[-1]
+
+
+def test_long_evidence_is_shortened() -> None:
+    """Both ends of a loss curve are shown; all of it is in results.json."""
+    curve = [[step, 0.5] for step in range(100)]
+    text = failure_text.describe_failure(threshold("finetune_loss"), limit(), 1.0, places=[], evidence={"curve": curve})
+    assert "curve [0, 0.5] [1, 0.5] [2, 0.5] [3, 0.5] ... (92 more in results.json) ... [96, 0.5]" in text
+    text = failure_text.describe_failure(threshold("finetune_loss"), limit(), 1.0, places=[], evidence={"curve": curve[:8]})
+    assert "more" not in text
+
+
+def test_a_pair() -> None:
+    """Both ends are named: the link between them is meant."""
+    other = Place(id="node0-gpu0", node=0, gpu=0, rank=0, hostname="gpu-node-0")
+    text = failure_text.describe_failure(threshold("p2p"), limit(), 1.0, places=[other, HOT], evidence={})
+    assert text.startswith("p2p at node0-gpu0 -> node1-gpu3: 1 TFLOPS")
+    assert "gpu-node-0" in text
+    assert "gpu-node-1" in text
+
+
+def test_the_whole_cluster() -> None:
+    """Without a place there is none to name, and parameters are no part of the -k expression."""
+    text = failure_text.describe_failure(threshold("busbw[all_reduce]"), limit(), 1.0, places=[], evidence={})
+    assert "busbw[all_reduce] at the cluster: 1 TFLOPS" in text
+    assert '-k "busbw"' in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "value", "text"),
+    [("above", 700, 498.0, "28.9 % short"), ("max", 10, 15.0, "50.0 % over"), ("max", 0, 3.0, "3 TFLOPS off")],
+)
+def test_by_how_much(kind: str, number: float, value: float, text: str) -> None:
+    """Percent of the limit; of a limit of 0 the difference."""
+    assert failure_text.shortfall(limit(kind, number), value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (498.0, "498"),
+        (498.04, "498"),
+        (0.61803, "0.618"),
+        (1234.56, "1234.6"),
+        (3e-05, "3e-05"),
+        (0, "0"),
+        (-3.0, "-3"),
+        (1e9, "1000000000.0"),
+    ],
+)
+def test_numbers(value: float, text: str) -> None:
+    """Short, and never more exact than the measurement."""
+    assert failure_text.format_number(value) == text
+
+
+def together(*values: float) -> list[str]:
+    """The closing paragraph over 16 GPUs of which the last ones have ``values``."""
+    good = [
+        Record(criterion="bf16_tflops", place=f"node0-gpu{i}", outcome=PASSED, value=731.2 + i, unit="TFLOPS")
+        for i in range(15)
+    ]
+    bad = [
+        Record(
+            criterion="bf16_tflops",
+            place=f"node1-gpu{i}",
+            outcome=FAILED,
+            value=value,
+            unit="TFLOPS",
+            limit="> 700 TFLOPS",
+            margin_percent=100 * (value - 700) / 700,
+            evidence=EVIDENCE,
+            reason=failure_text.describe_failure(threshold("bf16_tflops"), limit(), value, places=[HOT], evidence=EVIDENCE),
+        )
+        for i, value in enumerate(values)
+    ]
+    return failure_text.describe_together([*good, *bad], {"node1-gpu0": HOT.label}, threshold=threshold("bf16_tflops"))
+
+
+def test_all_places_together() -> None:
+    """Counts, each bad place with its hardware, how far off and evidence, and how the others are."""
+    first, place, others, *_ = together(498.0)
+    assert first.startswith("bf16_tflops: 1 of 16 ")
+    assert first.startswith("bf16_tflops: 1 of 16 GPUs not above 700 TFLOPS")
+    assert "gpu-node-1" in place
+    assert "498 TFLOPS, 28.9 %" in place
+    assert "hw_thermal_slowdown" in place
+    assert others.strip() == "the other 15: min 731.2, median 738.2, max 745.2"
+
+
+def test_all_places_together_say_where_the_limit_is_and_what_next() -> None:
+    """The paragraph alone is enough to act on: file and line, and the next step, once for all places."""
+    text = "\n".join(together(498.0, 500.0))
+    assert text.count("thresholds.yaml:41") == 1
+    assert text.count("next: ") == 1
+    assert "-k" in text
+
+
+def test_one_of_one() -> None:
+    """Nobody else to compare with is no sentence."""
+    record = Record(criterion="x", place=None, outcome=FAILED, value=None, unit="u", limit="> 1 u")
+    lines = failure_text.describe_together([record], {})
+    assert lines[0] == "x: 1 of 1 clusters not above 1 u"
+    assert "the other" not in "\n".join(lines)

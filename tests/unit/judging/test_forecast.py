@@ -1,0 +1,188 @@
+"""How long a run takes, about: the estimate, where a run stands, and what the levels promise."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_gpucluster.config.settings import DEADLINES_S
+from pytest_gpucluster.judging import forecast
+from pytest_gpucluster.judging.plan import places_of, rule_against
+from pytest_gpucluster.places import Inventory
+from pytest_gpucluster.plugin.options import MARKS
+from pytest_gpucluster.plugin.terminal import in_one_line
+from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.resolve import at_or_below
+from tests.support.entries import threshold
+
+LIMITS_S = {"quick": 60.0, "standard": 300.0}
+SUBJECTS = {"tflops": "compute", "ratio": "compute", "copies": "links"}
+CRITERIA = {
+    "tflops": threshold("tflops", takes_s=20.0),
+    "ratio": threshold("ratio", measured_with="tflops"),
+    "copies": threshold("copies", takes_s=2.0, recipe={"at_once": 1}),
+    "unknown": threshold("unknown"),
+}
+
+
+def forecast_of(selected: dict[str, int], *, soak_s: float | None = None, **criteria: forecast.Threshold) -> forecast.Forecast:
+    """Of the entries above on a node of 4."""
+    return forecast.forecast(selected, {**CRITERIA, **criteria}, subjects=SUBJECTS, gpus_per_node=4, soak_s=soak_s)
+
+
+def whole(level: str, gpus: int) -> forecast.Forecast:
+    """All that a level selects of the packaged file, for one node of H200."""
+    file = load(None)
+    criteria = file.criteria(file.profiles["h200-sxm"])
+    inventory = Inventory(num_nodes=1, gpus_per_node=gpus, device="cuda")
+    due = [one for one in criteria.values() if at_or_below(one.level, level) and rule_against(one, inventory) is None]  # type: ignore[arg-type]
+    selected = {one.key: len(places_of(one, inventory)) for one in due}
+    return forecast.forecast(selected, criteria, subjects={}, gpus_per_node=gpus, soak_s=None)
+
+
+@pytest.mark.parametrize("gpus", [4, 8])
+@pytest.mark.parametrize("level", ["quick", "standard"])
+def test_a_level_keeps_its_promise(level: str, gpus: int) -> None:
+    """Quick is a minute and standard five for everything on one node, by what each entry says it takes."""
+    found = whole(level, gpus)
+    longest = sorted(((step.takes_s or 0.0, step.criterion) for step in found.steps), reverse=True)[:5]
+    assert found.total_s <= LIMITS_S[level], f"{found.total_s:.1f} s; the longest: {longest}"
+
+
+def test_every_packaged_entry_has_an_estimate() -> None:
+    """Else the plan's time would be a part of the truth: give it takes_s, or measured_with."""
+    assert [step.criterion for step in whole("standard", 8).steps if step.takes_s is None] == []
+    file = load(None)
+    soaking = [one for one in file.criteria(file.profiles["h200-sxm"]).values() if one.level == "soak"]
+    assert soaking
+    assert [one.key for one in soaking if one.takes_s is None] == []
+
+
+def test_no_packaged_estimate_is_above_its_deadline() -> None:
+    """What takes so long would be cut off; for every profile, since an override may change either."""
+    file = load(None)
+    resolved = [(name, one) for name, profile in file.profiles.items() for one in file.criteria(profile).values()]
+    assert [
+        (name, one.key) for name, one in resolved if (one.takes_s or 0.0) >= (one.deadline_s or DEADLINES_S[one.level])
+    ] == []
+
+
+def test_a_measurement_counts_once() -> None:
+    """For all tests that read it, also where only those that share it are selected."""
+    assert forecast_of({"tflops": 4, "ratio": 4}).total_s == forecast.STARTUP_S + 20
+    assert forecast_of({"ratio": 4}).total_s == forecast.STARTUP_S + 20
+    assert [step.takes_s for step in forecast_of({"ratio": 4, "tflops": 4}).steps] == [20, 0]
+
+
+@pytest.mark.parametrize(("places", "at_once", "seconds"), [(4, 1, 8), (8, 1, 8), (1, 1, 2), (4, 3, 4), (4, "all", 2)])
+def test_gpus_in_turn_take_turns(places: int, at_once: int | str, seconds: float) -> None:
+    """One wave after the other on each node, all nodes at once; fewer GPUs, fewer waves."""
+    copies = threshold("copies", takes_s=2.0, recipe={"at_once": at_once})
+    assert forecast_of({"copies": places}, copies=copies).total_s == forecast.STARTUP_S + seconds
+
+
+def test_a_soak_counts_by_its_duration() -> None:
+    """Its works share it, and it ends half a round late on average; takes_s is one round's."""
+    soaking = {name: threshold(name, level="soak", takes_s=20.0) for name in ("hot", "bits")}
+    found = forecast_of({"copies": 1, "hot": 4, "bits": 4}, soak_s=3600, **soaking)
+    assert found.total_s == forecast.STARTUP_S + 2 + 3600 + 20
+    assert [step.subject for step in found.steps] == ["links", "soak", "soak"]
+
+
+def test_the_plan_in_words() -> None:
+    """Counts, time, and what has no estimate; one line a subject."""
+    lines = forecast_of({"tflops": 4, "ratio": 4, "copies": 4, "unknown": 4}).lines(level="quick", where="4 GPUs")
+    assert lines[0] == "plan: 4 criteria at 4 GPUs, 16 tests, level quick: about 32 s and 1 without an estimate"
+    assert [line.split() for line in lines[1:]] == [
+        ["compute", "2", "criteria", "8", "tests", "about", "20", "s"],
+        ["links", "1", "criterion", "4", "tests", "about", "8", "s"],
+        ["others", "1", "criterion", "4", "tests", "no", "estimate"],
+    ]
+
+
+def test_the_plan_is_short() -> None:
+    """At most eight lines, whatever the subjects; one where nothing has a subject."""
+    criteria = {name: threshold(name, takes_s=1.0) for name in (*forecast.SUBJECTS, "more")}
+    selected = dict.fromkeys(criteria, 1)
+    subjects = {name: name for name in forecast.SUBJECTS}
+    found = forecast.forecast(selected, criteria, subjects=subjects, gpus_per_node=1, soak_s=None)
+    lines = found.lines(level="quick", where="1 GPU")
+    assert len(lines) == 8
+    assert lines[-1].split()[:2] == ["others", "2"]
+    assert (
+        len(forecast.forecast(selected, criteria, subjects={}, gpus_per_node=1, soak_s=None).lines(level="quick", where=""))
+        == 1
+    )
+
+
+def test_subjects_are_our_marks() -> None:
+    """All of them but the one that is no subject."""
+    assert set(forecast.SUBJECTS) == {mark for mark in MARKS if not mark.startswith("distributed")}
+
+
+PLAN = forecast_of({"tflops": 2, "ratio": 2, "copies": 2})
+TOTAL_S = forecast.STARTUP_S + 20 + 4
+
+
+def at(done: dict[str, int], current: str | None, *, in_current_s: float, elapsed_s: float) -> forecast.Progress:
+    """Where the plan above stands."""
+    return forecast.progress(PLAN, Counter(done), current=current, in_current_s=in_current_s, elapsed_s=elapsed_s)
+
+
+def test_progress_by_planned_time() -> None:
+    """Start-up, then each measurement as its time passes, wholly once its first test is done."""
+    assert at({}, None, in_current_s=0, elapsed_s=0) == forecast.Progress(
+        fraction=0, done=0, total=6, elapsed_s=0, remaining_s=TOTAL_S
+    )
+    assert at({}, "tflops", in_current_s=6, elapsed_s=10).remaining_s == TOTAL_S - 10
+    assert at({"tflops": 1}, "tflops", in_current_s=9, elapsed_s=13).remaining_s == 4
+    assert at({"tflops": 2, "ratio": 2, "copies": 2}, "copies", in_current_s=1, elapsed_s=15).fraction == 1
+
+
+def test_longer_than_estimated() -> None:
+    """What hangs does not move the bar on; when the whole estimate is used up, no time is left to tell."""
+    stuck = at({}, "tflops", in_current_s=21, elapsed_s=25)
+    assert stuck.remaining_s == 4
+    late = at({}, "tflops", in_current_s=60, elapsed_s=64)
+    assert late.remaining_s is None
+    assert late.fraction == stuck.fraction < 1
+    assert late.left == "longer than estimated"
+    last = at({"tflops": 2, "ratio": 2}, "copies", in_current_s=6, elapsed_s=20)
+    assert (last.remaining_s, last.percent) == (None, 99)
+
+
+@given(st.dictionaries(st.sampled_from(["tflops", "ratio", "copies", "strange"]), st.integers(0, 2)), st.floats(0, 1e6))
+def test_progress_never_lies(done: dict[str, int], elapsed_s: float) -> None:
+    """Between 0 and 1, and 1 only when all is done; no negative time; the bar keeps its width."""
+    now = at(done, "copies", in_current_s=elapsed_s, elapsed_s=elapsed_s)
+    assert 0 <= now.fraction <= 1
+    assert (now.fraction == 1) == (now.done == 6)
+    assert now.remaining_s is None or now.remaining_s >= 0
+    assert now.bar(20).index("]") == 21
+
+
+def test_one_line_of_a_terminal() -> None:
+    """Bar, count, times, then what is done now, cut to the width."""
+    now = at({"tflops": 2}, "ratio", in_current_s=1, elapsed_s=65)
+    shown = in_one_line(now, "ratio                  rank 0: 4.1 of 20 s", width=200)
+    assert shown == "[#################---] 85 % 2/6 1:05, longer than estimated  ratio rank 0: 4.1 of 20 s"
+    assert in_one_line(now, "ratio rank 0", width=60) == "[########--] 85 % 2/6 1:05, longer than estimated  ratio ra"
+    assert in_one_line(None, "starting rank 0: hello", width=10) == "starting "
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words", "clock"),
+    [
+        (0.4, "0 s", "0:00"),
+        (48.4, "48 s", "0:48"),
+        (110, "110 s", "1:50"),
+        (720, "12 min", "12:00"),
+        (29100, "8 h 5 min", "8:05:00"),
+    ],
+)
+def test_times(seconds: float, words: str, clock: str) -> None:
+    """As an estimate, and as a clock."""
+    assert (forecast.in_words(seconds), forecast.clock(seconds)) == (words, clock)

@@ -1,0 +1,125 @@
+"""Stacks of a process that hangs: all of them, however long it takes to write them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpucluster.worker import python_stacks
+from tests.support import REPOSITORY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+HANGING = """
+import sys, threading, time
+from pathlib import Path
+from pytest_gpucluster.worker import python_stacks
+
+def waits_in_a_thread():
+    time.sleep(600)
+
+def hangs_in_the_main_thread():
+    print("ready", flush=True)
+    time.sleep(600)
+
+python_stacks.answer_requests(Path(sys.argv[1]))
+MORE
+for _ in range(10):
+    threading.Thread(target=waits_in_a_thread, daemon=True).start()
+hangs_in_the_main_thread()
+"""
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Iterator[Callable[..., tuple[int, Path]]]:
+    """Start a process of many threads that hangs; its pid and the file for its stacks."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(more: str = "") -> tuple[int, Path]:
+        path = tmp_path / "stacks"
+        command = [sys.executable, "-c", HANGING.replace("MORE", more), str(path)]
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+        started.append(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process.pid, path
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate(timeout=30)
+
+
+def test_every_thread_is_there(hanging: Callable[..., tuple[int, Path]]) -> None:
+    """The main thread's stack, which comes last, too; and again when it is asked again."""
+    pid, path = hanging()
+    for _ in range(3):
+        told = python_stacks.ask(pid, path)
+        assert told.count("in waits_in_a_thread") == 10
+        assert told.count("in hangs_in_the_main_thread") == 1
+
+
+def test_a_process_that_is_held_up_while_it_writes(
+    hanging: Callable[..., tuple[int, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine takes its core away for a while: it is waited for, until it is done and no longer."""
+    monkeypatch.setattr(python_stacks, "ANSWER_S", 60.0)
+    pid, path = hanging()
+    os.kill(pid, signal.SIGSTOP)
+    threading.Timer(1.0, os.kill, (pid, signal.SIGCONT)).start()
+    began_s = time.monotonic()
+    assert python_stacks.ask(pid, path).count("in hangs_in_the_main_thread") == 1
+    assert 0.9 < time.monotonic() - began_s < 40
+
+
+def test_a_process_that_crashes_over_it(hanging: Callable[..., tuple[int, Path]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Faulthandler may, where a thread runs: nobody waits for a process that is gone, and the crash is not its stack."""
+    monkeypatch.setattr(python_stacks, "ANSWER_S", 60.0)
+    pid, path = hanging()
+
+    def strike(pid: int, _number: int) -> None:
+        with path.open("a") as file:
+            file.write("Thread 1:\n  File half\nFatal Python error: Segmentation fault\n")
+        killing(pid, signal.SIGKILL)
+
+    killing = os.kill
+    monkeypatch.setattr(python_stacks.os, "kill", strike)
+    began_s = time.monotonic()
+    assert python_stacks.ask(pid, path) == "Thread 1:\n  File half"
+    assert time.monotonic() - began_s < 30
+
+
+def test_half_a_dump_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Text without its mark is not the end; after the deadline what is there is better than nothing."""
+    path = tmp_path / "stacks"
+    monkeypatch.setattr(python_stacks, "ANSWER_S", 1.0)
+    monkeypatch.setattr(python_stacks.os, "kill", lambda _pid, _number: path.write_text("Thread 1:\n  File half\n"))
+    began_s = time.monotonic()
+    assert python_stacks.ask(os.getpid(), path) == "Thread 1:\n  File half"
+    assert time.monotonic() - began_s >= 1.0
+
+
+def test_a_test_that_took_the_mark_away(hanging: Callable[..., tuple[int, Path]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As asyncio does: the stacks come all the same."""
+    monkeypatch.setattr(python_stacks, "ANSWER_S", 2.0)
+    pid, path = hanging("import signal; signal.set_wakeup_fd(-1)")
+    assert python_stacks.ask(pid, path).count("in hangs_in_the_main_thread") == 1
+
+
+def test_a_process_that_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No stacks, and no error."""
+    monkeypatch.setattr(python_stacks, "ANSWER_S", 0.1)
+    process = subprocess.Popen(["true"])
+    process.wait()
+    assert python_stacks.ask(process.pid, tmp_path / "stacks") == ""
+    assert python_stacks.of_crash(tmp_path / "stacks") == ""
