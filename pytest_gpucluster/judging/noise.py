@@ -59,8 +59,13 @@ class Spread:
 def spread_of(samples: Sequence[float]) -> Spread:
     """The spread of at least one repeat."""
     deciles = statistics.quantiles(samples, n=10, method="inclusive") if len(samples) > 1 else samples
-    median = statistics.median(samples)
-    return Spread(low=min(deciles[0], median), median=median, high=max(deciles[-1], median), count=len(samples))
+    lowest, median, highest = min(samples), statistics.median(samples), max(samples)
+    return Spread(  # interpolation rounds: between equal samples it may leave them by a last digit
+        low=min(max(deciles[0], lowest), median),
+        median=median,
+        high=max(min(deciles[-1], highest), median),
+        count=len(samples),
+    )
 
 
 def doubt(repeats: Repeats, *, limit: Limit, allowed: float | None) -> str | None:

@@ -80,7 +80,7 @@ def shipped_sources() -> list[Path]:
 def test_entry_point_is_the_plugin() -> None:
     """Pytest finds the plugin under the name users write in `-p no:gpucluster`, and the module exists."""
     assert PYPROJECT["project"]["entry-points"]["pytest11"] == {"gpucluster": "pytest_gpucluster.plugin"}
-    assert (REPOSITORY / "pytest_gpucluster" / "plugin.py").is_file()
+    assert (REPOSITORY / "pytest_gpucluster" / "plugin" / "__init__.py").is_file()
 
 
 def test_everything_shipped_is_listed() -> None:
