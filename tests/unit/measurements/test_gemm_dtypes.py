@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pytest_gpucluster.measurements import gemm, sustained, timing
+from tests.support.products import skip_without_cpu_product
 
 
 def a_gpu(monkeypatch: pytest.MonkeyPatch, *, capability: tuple[int, int]) -> None:
@@ -96,9 +97,7 @@ def test_a_wrong_product_is_an_error(monkeypatch: pytest.MonkeyPatch, dtype: str
         harm(out)
 
     monkeypatch.setattr(torch, function, wrong)
-    if dtype == "float8_e4m3fn" and not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_scaled_mm", "CPU"):
-        pytest.skip("torch has no float8 product for CPUs here")
-    with pytest.raises(ArithmeticError, match="the 64 product is wrong"):
+    with skip_without_cpu_product(dtype), pytest.raises(ArithmeticError, match="the 64 product is wrong"):
         gemm.gemm(dtype=dtype, sizes=[64], iterations=1, warmup_s=0)
 
 

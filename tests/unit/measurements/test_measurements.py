@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from pytest_gpucluster.measurements import collectives, gemm, hbm, health, progress, timing, transport
 from tests.support import REPOSITORY
+from tests.support.products import skip_without_cpu_product
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -106,10 +107,8 @@ def test_gemm_really_measures() -> None:
 def test_gemm_of_every_dtype_is_right(dtype: str) -> None:
     """Each dtype's product lies within its own rounding; float32 stays float32 afterwards."""
     before = torch.get_float32_matmul_precision()
-    try:
+    with skip_without_cpu_product(dtype):
         assert small_gemm(dtype=dtype, sizes=[32], iterations=1).dtype == dtype
-    except RuntimeError as error:  # a CPU build need not have the int8 or float8 product
-        pytest.skip(f"torch has no {dtype} product here: {error}")
     assert torch.get_float32_matmul_precision() == before
 
 

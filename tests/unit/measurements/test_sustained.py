@@ -12,6 +12,7 @@ import torch
 from pytest_gpucluster.inventory.telemetry import Telemetry
 from pytest_gpucluster.measurements import gemm, progress, sustained, timing
 from pytest_gpucluster.protocol import plain_data
+from tests.support.products import skip_without_cpu_product
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -217,10 +218,8 @@ def test_without_a_clock_there_is_no_ratio(said_to_take: Slices, watched: type[W
 def test_every_dtype_is_loaded_and_checked(dtype: str) -> None:
     """Each dtype's product lies within its own rounding; float32 stays float32 afterwards."""
     before = torch.get_float32_matmul_precision()
-    try:
+    with skip_without_cpu_product(dtype):
         assert small(dtype=dtype, seconds=0.02, slice_s=0.01).dtype == dtype
-    except RuntimeError as error:  # a CPU build need not have the int8 or float8 product
-        pytest.skip(f"torch has no {dtype} product here: {error}")
     assert torch.get_float32_matmul_precision() == before
 
 
