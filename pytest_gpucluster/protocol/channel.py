@@ -1,11 +1,24 @@
-"""What lies between controller, agents and workers: addresses, encoding, liveness.
+"""The store through which controller, agents and journal replica exchange messages.
 
-The medium is torchrun's own TCPStore, used through blocked readers (docs/decisions/0002-channel.md). Only JSON crosses;
-every message carries an HMAC when the run has a secret. This is the only module that knows the store.
+The store is torchrun's own TCPStore, read by blocked readers (docs/decisions/0002-channel.md). Only JSON crosses. Every
+message carries an HMAC when the run has a secret.
 
-Keys, below ``gpucluster/<run id>/``: ``cmd/<n>`` (one ordered sequence from the controller), ``who/<rank>`` (hello),
-``res/<call>/<rank>`` (replies), ``fault/<call>/<rank>`` (a reply that is bad news), ``hb/<rank>`` (a count, not a time),
-``prog/<rank>`` (what it does now), ``jrn/<n>`` (the journal, for the heir), ``bye/<rank>``. None is ever reused.
+Each key lies below ``gpucluster/<run id>/`` and has one purpose. These keys are written once:
+
+* ``cmd/<n>``: the commands, one ordered sequence. The controller writes them. If the controller dies, an agent of its node
+  writes the last one (quit).
+* ``who/<rank>``: the agent's hello; ``bye/<rank>``: its goodbye.
+* ``res/<call>/<rank>``: the agent's reply to one call.
+* ``jrn/<n>``: the lines of the journal, for the journal replica.
+
+These keys are overwritten, and only their newest value counts:
+
+* ``hb/<rank>``: the heartbeat, a count and not a time.
+* ``prog/<rank>``: the step that the rank works on.
+* ``fault/<call>``: exists as soon as any rank of the call has failed; each rank that fails writes it.
+
+Process groups have a store prefix of their own (``worker/worker.py``); call and group ids are never
+used again.
 """
 
 from __future__ import annotations
