@@ -2,7 +2,7 @@
 
 A Hopper GPU multiplies float8 about twice as fast as bf16. Activations and their gradients are rounded row by row as
 they come: the compiler does it while it makes them. One scale for a whole tensor was tried too; it has to be known before the
-first number is rounded, costs passes over all of them, and was slower in all (docs/finetune.md).
+first number is rounded, costs passes over all of them, and was slower in all (docs/finetune/results.md).
 ``torch._scaled_mm`` takes its second operand in column-major order only, so a weight lies here both as it is, for the
 forward, and turned, for the gradient of the input; together they are as large as the bf16 weight was.
 On a CPU the same rounded numbers are multiplied in the type of the activations.

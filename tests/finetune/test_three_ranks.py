@@ -35,7 +35,7 @@ CAUGHT = {
     "straggler": "step_time_spread",
     "truncate-ckpt": "restore",
 }
-"""The table of docs/finetune.md, as far as one rank is at fault."""
+"""The table of docs/finetune/checks.md, as far as one rank is at fault."""
 
 CHEAP = {**QUICK, "rows": 6, "heldout_rows": 3, "greedy_rows": 0, "restore_check": False}
 SETTINGS: dict[str, dict[str, Any]] = {
