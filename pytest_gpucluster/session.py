@@ -8,7 +8,7 @@ import os
 import secrets
 import time
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -27,14 +27,12 @@ from pytest_gpucluster.judging.promises import changed_terms, doubled_gpus, shor
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, Record, Terms, Verdict, decide
 from pytest_gpucluster.judging.waivers import Waivers
 from pytest_gpucluster.places import Inventory, Place
-from pytest_gpucluster.reporting.files import Journal, ResultsDirectory, require_writable
-from pytest_gpucluster.reporting.junit_file import Case
-from pytest_gpucluster.reporting.live import Files, Live, not_ended, so_far
+from pytest_gpucluster.reporting.recorder import Recorder, RunStatus
 from pytest_gpucluster.reporting.results import place_facts
 from pytest_gpucluster.thresholds.load import load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from pytest_gpucluster.config.torchrun import Launch
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
 
 OLDEST_TORCH = (2, 7)
 REHEARSAL_RANKS = 2
-PLANNED = ("criterion", "place", "outcome", "reason")
 JOIN_S = 120.0
 
 
@@ -85,12 +82,9 @@ class Session:
         if settings.inline:
             self._go_inline(rootdir)
         self._cluster: Cluster | None = None
-        self._directory: ResultsDirectory | None = None
-        self._journal: Journal | None = None
         self._bind_error: Exception | None = None
-        self._junit: Path | None = None
         self._is_planned = False
-        self._live = Live(self._write_so_far)
+        self.recorder = Recorder(self.plan, status=self._status)
 
     def _go_inline(self, rootdir: Path) -> None:
         """One place, in this process, for a debugger."""
@@ -169,22 +163,13 @@ class Session:
 
         ``junit``: the JUnit file that pytest will write, which a deputy writes should this process die.
         """
-        if junit is not None:
-            require_writable(junit)
-        self._directory = ResultsDirectory(self.settings.results_dir)
-        self._junit = junit
-        self._journal = Journal(self._directory.path / "journal.jsonl", copy=self.controller.keep_copy)
+        self.recorder.open(self.settings.results_dir, junit=junit, replicate=self.controller.keep_copy)
         run = secrets.token_hex(8)
-        self._journal.write("started", run=run, **self.started())
-        folder = self._directory.path.absolute()
+        self.recorder.write("started", run=run, **self.started())
+        folder = self.settings.results_dir.absolute()
         estate = Estate(folder=str(folder), junit=str(junit.absolute()) if junit is not None else None, run=run)
-        self.controller.on_call = self._live.catch_up  # something long may begin now
+        self.controller.on_call = self.recorder.catch_up  # something long may begin now
         self.controller.start(log=folder / "logs" / "agents.log", estate=estate)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether this run measures (and does not only collect)."""
-        return self._directory is not None
 
     @property
     def cluster(self) -> Cluster:
@@ -209,7 +194,7 @@ class Session:
             self._cluster = cluster
             self._note_unexpected(cluster)
             places, nodes = ([place_facts(place) for place in some] for some in (cluster.places, cluster.nodes))
-            self._write("bound", places=places, nodes=nodes, unheard=cluster.unheard)
+            self.recorder.write("bound", places=places, nodes=nodes, unheard=cluster.unheard)
         return self._cluster
 
     def _note_unexpected(self, cluster: Cluster) -> None:
@@ -226,9 +211,7 @@ class Session:
         self._is_planned = True
         accept_at = self.profile.accept_at
         planning.complete(self.plan, self.criteria, self.inventory, level=self.settings.level, accept_at=accept_at)
-        self._write("planned", **self.planned())
-        if self.is_open:
-            self._live.note()
+        self.recorder.record_plan()
 
     def forecast(self, subjects: Mapping[str, str]) -> Forecast:
         """How long what is selected and applies here takes, about; ``subjects``: the mark of each criterion's test."""
@@ -242,11 +225,6 @@ class Session:
             soak_s=self.settings.soak_s,
         )
 
-    def planned(self) -> dict[str, Any]:
-        """The expected set and the terms of the verdict, for the journal."""
-        rows = [{"nodeid": self.plan.nodeid(row), **{name: getattr(row, name) for name in PLANNED}} for row in self.plan]
-        return {"expected": rows, "terms": asdict(self.terms)}
-
     def started(self) -> dict[str, Any]:
         """What a run is, before anything is planned, for the journal."""
         return {"versions": read_versions(), "settings": _shown(self.settings), "facts": self.facts()}
@@ -258,52 +236,14 @@ class Session:
         self.fix_plan()
         unseen = [replace(record, outcome=MISSING, reason=why) for record in self.plan]
         for record in unseen:
-            self.settle(record)
+            self.recorder.record_outcome(record)
         return unseen
-
-    def close_plan(self, *, outcome: str, why: str) -> list[Record]:
-        """Give everything that never got an outcome this one, and write it down; returns those records."""
-        closed = self.plan.close(outcome=outcome, why=why)
-        for record in closed:
-            self._write("outcome", record=record_facts(record))
-        return closed
-
-    def settle(self, record: Record) -> None:
-        """Take one outcome and write it down at once."""
-        self.plan.settle(record)
-        self._write("outcome", record=record_facts(record))
-        self._live.note()
-
-    def note_round(self, **facts: Any) -> None:
-        """A round of a soak is over: on record at once, and the reports as they would stand if nothing more came."""
-        self._write("soak_round", **facts)
-        self._live.note()
-        self._live.catch_up()
 
     def take_selftest(self, facts: dict[str, Any]) -> None:
         """Take what the self-test found; what it missed forbids an acceptance."""
         self.selftest = facts
         self.objections += facts["objections"]
-        self._write("selftest", selftest=facts)
-        self._live.note()
-
-    def _write_so_far(self) -> None:
-        """The reports as they would stand if nothing more came."""
-        records = so_far(self.plan)
-        verdict = decide(records, not_ended(self.terms))
-        self._write_files(records, verdict, junit=self._junit, unfinished=True)
-
-    def _write_files(self, records: Iterable[Record], verdict: Verdict, *, junit: Path | None, **environment: bool) -> None:
-        if self._directory is None:
-            return
-        cases = [Case(nodeid=self.plan.nodeid(record), record=record) for record in records]
-        files = Files(results=self._directory.path / "results.json", junit=junit)
-        facts = {**self.facts(), "environment": {**self._environment(), **environment}, "timings": self.timings()}
-        files.write(cases, verdict, self.places(), facts=facts, rehearsal=self.rehearsal)
-
-    def _write(self, event: str, **facts: Any) -> None:
-        if self._journal is not None:
-            self._journal.write(event, **facts)
+        self.recorder.record_selftest(facts)
 
     # The end.
 
@@ -346,24 +286,14 @@ class Session:
             return {place.id: place for place in (*self.inventory.places, *self.inventory.nodes)}
         return {place.id: place for place in (*self._cluster.places, *self._cluster.nodes)}
 
-    def write_results(self, verdict: Verdict) -> str | None:
-        """Write results.json and close the journal; what went wrong with the disk, if anything did."""
-        if self._directory is None or self._journal is None:
-            return None
-        self._write("verdict", verdict=verdict.word, line=verdict.line, objections=self.objections)
-        try:
-            self._write_files(self.plan, verdict, junit=None)  # pytest writes its own
-        except OSError as error:
-            return f"results.json could not be written: {error.strerror}"
-        return self._journal.failed
-
     def close(self, code: int) -> None:
         """Send the agents home and free the results directory."""
         self.controller.quit(code)
-        if self._journal is not None:
-            self._journal.close()
-        if self._directory is not None:
-            self._directory.close()
+        self.recorder.close()
+
+    def _status(self) -> RunStatus:
+        facts = {**self.facts(), "environment": self._environment(), "timings": self.timings()}
+        return RunStatus(terms=self.terms, places=self.places(), facts=facts)
 
     def facts(self) -> dict[str, Any]:
         """What the verdict is about: level, profile, expected inventory, which limits."""
@@ -417,11 +347,6 @@ def require_torch() -> None:
     if found < OLDEST_TORCH:
         wanted = ".".join(map(str, OLDEST_TORCH))
         raise ConfigurationError(f"torch {version} is too old: at least {wanted} is needed (2.11 and 2.13 were run)")
-
-
-def record_facts(record: Record) -> dict[str, Any]:
-    """A record as plain data, for the journal."""
-    return {name: getattr(record, name) for name in record.__slots__}
 
 
 def _shown(settings: Settings) -> dict[str, Any]:

@@ -21,8 +21,9 @@ from pytest_gpucluster.judging.verdict import MISSING, SKIPPED, Record, Verdict
 from pytest_gpucluster.protocol.rank import ranges
 from pytest_gpucluster.reporting.files import Journal, ResultsDirectory
 from pytest_gpucluster.reporting.rebuild import rebuild
+from pytest_gpucluster.reporting.recorder import planned_facts, record_facts
 from pytest_gpucluster.reporting.results import place_facts
-from pytest_gpucluster.session import Session, record_facts
+from pytest_gpucluster.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -158,7 +159,7 @@ def write_reports(session: Session, absence: Absence, *, junit: Path | None) -> 
 
 def _write_journal(journal: Journal, session: Session, absence: Absence) -> None:
     journal.write("started", **session.started())
-    journal.write("planned", **session.planned())
+    journal.write("planned", **planned_facts(session.plan, session.terms))
     places = {place.id: place for place in _named(session, absence)}
     journal.write("bound", places=[place_facts(place) for place in places.values()], nodes=[], unheard={})
     for row in session.plan.pending():

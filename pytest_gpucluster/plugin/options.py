@@ -84,7 +84,7 @@ def _say_goodbye(config: pytest.Config) -> None:
     a connection made while the interpreter shuts down aborts the process.
     """
     run = config.stash.get(RUN, None)
-    if run is not None and run.session.launch is not None and not run.session.is_open:
+    if run is not None and run.session.launch is not None and not run.session.recorder.is_open:
         run.session.controller.quit(0)
         return
     launch = read_launch() if run is None and config.stash.get(ACTIVE, False) else None

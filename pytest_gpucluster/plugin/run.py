@@ -174,7 +174,7 @@ class Run:
         for nodeid, (criterion, place) in keys.items():
             self.session.plan.expect(criterion, place, nodeid=nodeid)
         self.session.fix_plan()
-        if self.session.is_open:
+        if self.session.recorder.is_open:
             self._terminal.announce(self.session, self.session.forecast(subjects_of(self._items)))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
@@ -230,7 +230,7 @@ class Run:
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         """Keep the session at hand, so that a signal can stop it between two tests; the self-test comes before the first."""
         self._session = session
-        if self.session.settings.selftest and self.session.is_open and session.items:
+        if self.session.settings.selftest and self.session.recorder.is_open and session.items:
             from pytest_gpucluster.plugin.selftest import run_selftest  # noqa: PLC0415 -- loads torch
 
             run_selftest(self._config, self.session, self._terminal)
@@ -296,7 +296,7 @@ class Run:
                 show_waived(report, record.reason or "waived")
             item.stash[RECORD] = record
             self._add_properties(item, record)
-            self.session.settle(record)
+            self.session.recorder.record_outcome(record)
             report.user_properties = list(item.user_properties)
         if call.when == "teardown" and RECORD in item.stash:
             self._terminal.done(item.stash[RECORD])
@@ -324,7 +324,7 @@ class Run:
 
     def take(self, record: Record) -> None:
         """Take the outcome that a worker of pytest-xdist came to."""
-        self.session.settle(record)
+        self.session.recorder.record_outcome(record)
         if record.outcome == PASSED and (record.reason or "").startswith(ADVISORY):
             self._terminal.remark((record.reason or "").removeprefix(ADVISORY))
 
@@ -345,7 +345,7 @@ class Run:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
         """Close the plan, decide, write; pytest's own reporters follow."""
-        if self.session.is_open:
+        if self.session.recorder.is_open:
             self._finish(session)
         result = yield
         self.exit_code = int(session.exitstatus)
@@ -357,7 +357,7 @@ class Run:
             self._impatience.cancel()
         self._terminal.close_line()
         outcome, why = self._why_unfinished(session)
-        unrun = [*self.session.plan_unseen(why=why), *self.session.close_plan(outcome=outcome, why=why)]
+        unrun = [*self.session.plan_unseen(why=why), *self.session.recorder.close_pending(outcome=outcome, why=why)]
         if not unrun and (session.shouldstop or session.exitstatus not in CAME_TO_ITS_END):
             self.session.objections.append(f"cut short after the last outcome: {why.removeprefix('not run: ')}")
         self.verdict = self.session.decide()
@@ -368,7 +368,7 @@ class Run:
         for record in filter(None, map(self._kept, self._items)):
             junit.add_kept(self.session.plan.nodeid(record), record)
         junit.add_verdict(self.verdict, rehearsal=self.session.rehearsal)
-        self._trouble = self.session.write_results(self.verdict)
+        self._trouble = self.session.recorder.finish(self.verdict)
         session.exitstatus = self._exit_status(session)
         if session.exitstatus != 0:
             write_torchrun_error_file(self.verdict.line)
@@ -413,7 +413,7 @@ class Run:
         """End everything this run started; safe to call again."""
         if not self._closed:
             self._closed = True
-            if self.session.is_open:
+            if self.session.recorder.is_open:
                 self.session.close(self.exit_code)
 
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:

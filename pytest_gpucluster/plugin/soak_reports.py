@@ -70,7 +70,7 @@ class Reports:
         lost = [
             f"{kept.place}: {kept.error}" for kept, _ in judged if kept.error is not None and kept.latest_round == soak.round
         ]
-        self._session.note_round(
+        self._session.recorder.record_soak_round(
             round=soak.round, elapsed_s=round(soak.elapsed_s, 3), duration_s=soak.duration_s, worst=worst, lost=lost
         )
         told = [f"{key} {format_number(one['value'])} {one['unit']}{_where(one)}" for key, one in worst.items()]
@@ -88,7 +88,7 @@ class Reports:
             return
         record = replace(_provisional(kept, criterion), waivable=False)
         if record.outcome in (FAILED, ERROR):
-            self._session.settle(record)
+            self._session.recorder.record_outcome(record)
         else:
             told = f"{kept.rounds} rounds of its soak so far"
             self._session.plan.settle(replace(record, outcome=PENDING, reason=told))

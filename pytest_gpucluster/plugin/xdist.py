@@ -20,7 +20,7 @@ from pytest_gpucluster.errors import GpuclusterError
 from pytest_gpucluster.judging.verdict import ERROR, NOT_SELECTED, Record
 from pytest_gpucluster.plugin.run import PAIR, RECORD, RULE, expected_of
 from pytest_gpucluster.reporting.files import strict
-from pytest_gpucluster.session import record_facts
+from pytest_gpucluster.reporting.recorder import record_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping

@@ -14,7 +14,6 @@ from pytest_gpucluster.config.settings import Expect, Settings, parse_level
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.places import Inventory, Place
-from pytest_gpucluster.reporting.files import ResultsDirectory
 from pytest_gpucluster.session import Session
 
 if TYPE_CHECKING:
@@ -90,14 +89,14 @@ def test_a_rehearsal_has_no_waivers(tmp_path: Path) -> None:
 def test_a_report_while_the_run_goes_on_accepts_nothing(tmp_path: Path) -> None:
     """Everything has passed, and the last teardown has not ended; at the end the same records are the verdict."""
     made = session(tmp_path)
-    made._directory = ResultsDirectory(tmp_path / "results")
-    made._junit = tmp_path / "junit.xml"
-    made.settle(Record(criterion="finetune_loss", place=None, outcome="passed"))
+    made.recorder.open(tmp_path / "results", junit=tmp_path / "junit.xml")
+    made.recorder.record_outcome(Record(criterion="finetune_loss", place=None, outcome="passed"))
     so_far = json.loads((tmp_path / "results" / "results.json").read_text(encoding="utf-8"))
     assert so_far["verdict"] == "INCOMPLETE"
     assert so_far["verdict_line"] == "INCOMPLETE: 1 passed (the run has not ended)"
-    assert '<error type="error" message="INCOMPLETE: 1 passed' in made._junit.read_text(encoding="utf-8")
+    assert '<error type="error" message="INCOMPLETE: 1 passed' in (tmp_path / "junit.xml").read_text(encoding="utf-8")
     assert made.decide().word == "REHEARSED"
+    made.recorder.close()
 
 
 def test_a_run_that_ended_before_its_tests_were_known(tmp_path: Path) -> None:

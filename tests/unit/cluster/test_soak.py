@@ -236,8 +236,9 @@ class Records:
         self.plan = Plan()
         self.plan.expect("tflops", PLACES[0].id, nodeid="t")
         self.settled: list[Record] = []
+        self.recorder = self
 
-    def settle(self, record: Record) -> None:
+    def record_outcome(self, record: Record) -> None:
         """Take it."""
         self.plan.settle(record)
         self.settled.append(record)

@@ -1,0 +1,155 @@
+"""The recorder of a run: writes each outcome into the journal at once, and the reports while the run goes on."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.judging.verdict import Record, Terms, Verdict, decide
+from pytest_gpucluster.reporting.files import Journal, ResultsDirectory, require_writable
+from pytest_gpucluster.reporting.junit_file import Case
+from pytest_gpucluster.reporting.live import Files, Live, not_ended, so_far
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from pytest_gpucluster.judging.plan import Plan
+    from pytest_gpucluster.places import Place
+
+PLANNED = ("criterion", "place", "outcome", "reason")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """What the reports say about a run besides its records, at one moment.
+
+    ``places`` are the expected GPUs and nodes by id. ``facts`` are those of results.json, with ``environment`` and ``timings``.
+    """
+
+    terms: Terms
+    places: Mapping[str, Place]
+    facts: Mapping[str, Any]
+
+
+class Recorder:
+    """Writes the journal, results.json and the JUnit file of one run. Before :meth:`open` it only fills the plan."""
+
+    def __init__(self, plan: Plan, *, status: Callable[[], RunStatus]) -> None:
+        """``plan`` receives the outcomes; ``status`` is called before each report is written."""
+        self._plan = plan
+        self._status = status
+        self._directory: ResultsDirectory | None = None
+        self._journal: Journal | None = None
+        self._junit: Path | None = None
+        self._live = Live(self._write_unfinished)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the run has a results directory, so that it measures."""
+        return self._directory is not None
+
+    def open(self, folder: Path, *, junit: Path | None, replicate: Callable[[str], None] = lambda _line: None) -> None:
+        """Take the results directory ``folder`` and begin the journal.
+
+        Args:
+            folder: made if it does not exist; an older run's files move into ``previous/``.
+            junit: the JUnit file that is rewritten while the run goes on; pytest writes the final one.
+            replicate: gets every line of the journal.
+
+        Raises:
+            ConfigurationError: one of the two cannot be written, or another run holds the directory.
+        """
+        if junit is not None:
+            require_writable(junit)
+        self._directory = ResultsDirectory(folder)
+        self._junit = junit
+        self._journal = Journal(folder / "journal.jsonl", copy=replicate)
+
+    def write(self, event: str, **facts: Any) -> None:
+        """Append one event to the journal, if there is one."""
+        if self._journal is not None:
+            self._journal.write(event, **facts)
+
+    def record_plan(self) -> None:
+        """Write the expected set and the terms of the verdict."""
+        if self.is_open:
+            self.write("planned", **planned_facts(self._plan, self._status().terms))
+            self._live.note()
+
+    def record_outcome(self, record: Record) -> None:
+        """Take one outcome and write it at once."""
+        self._plan.settle(record)
+        if self.is_open:
+            self.write("outcome", record=record_facts(record))
+            self._live.note()
+
+    def close_pending(self, *, outcome: str, why: str) -> list[Record]:
+        """Give this outcome to every record that has none, write them, and return them."""
+        closed = self._plan.close(outcome=outcome, why=why)
+        for record in closed:
+            self.write("outcome", record=record_facts(record))
+        return closed
+
+    def record_soak_round(self, **facts: Any) -> None:
+        """Write that a round of a soak has ended, and bring the reports up to date."""
+        self.write("soak_round", **facts)
+        self._live.note()
+        self.catch_up()
+
+    def record_selftest(self, facts: Mapping[str, Any]) -> None:
+        """Write what the self-test found."""
+        self.write("selftest", selftest=facts)
+        self._live.note()
+
+    def catch_up(self) -> None:
+        """Write the reports if a record changed since the last time. Called before every call to the ranks."""
+        self._live.catch_up()
+
+    def finish(self, verdict: Verdict) -> str | None:
+        """Write the verdict and results.json; returns what the disk refused, None if it took everything.
+
+        pytest writes the final JUnit file itself.
+        """
+        if self._journal is None:
+            return None
+        status = self._status()
+        self.write("verdict", verdict=verdict.word, line=verdict.line, objections=status.terms.objections)
+        try:
+            self._write_reports(self._plan, verdict, status, junit=None)
+        except OSError as error:
+            return f"results.json could not be written: {error.strerror}"
+        return self._journal.failed
+
+    def close(self) -> None:
+        """Close the journal and free the results directory."""
+        if self._journal is not None:
+            self._journal.close()
+        if self._directory is not None:
+            self._directory.close()
+
+    def _write_unfinished(self) -> None:
+        """Write the reports as they would stand if the run ended now. Called by the live reports, at most 5 % of the time."""
+        status, records = self._status(), so_far(self._plan)
+        verdict = decide(records, not_ended(status.terms))
+        self._write_reports(records, verdict, status, junit=self._junit, unfinished=True)
+
+    def _write_reports(
+        self, records: Iterable[Record], verdict: Verdict, status: RunStatus, *, junit: Path | None, **environment: bool
+    ) -> None:
+        assert self._directory is not None
+        cases = [Case(nodeid=self._plan.nodeid(record), record=record) for record in records]
+        facts = {**status.facts, "environment": {**status.facts["environment"], **environment}}
+        files = Files(results=self._directory.path / "results.json", junit=junit)
+        files.write(cases, verdict, status.places, facts=facts, rehearsal=status.terms.rehearsal)
+
+
+def planned_facts(plan: Plan, terms: Terms) -> dict[str, Any]:
+    """The expected set and the terms of the verdict, for the journal."""
+    rows = [{"nodeid": plan.nodeid(row), **{name: getattr(row, name) for name in PLANNED}} for row in plan]
+    return {"expected": rows, "terms": asdict(terms)}
+
+
+def record_facts(record: Record) -> dict[str, Any]:
+    """A record as plain data, for the journal."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
