@@ -138,10 +138,9 @@ def measure(thief: Thief, tick: Any, recipes: Mapping[str, Any], together: Calla
         CANDIDATE: cycles,
     }
     seen = {"copy_tb_s": memory.copy_tb_s, "triad_tb_s": memory.triad_tb_s, "counted_mhz": counted_mhz}
-    seen |= {name: getattr(held, name) for name in ("sm_clock_mhz", "power_w", "temperature_c", "event_reasons")}
     shares = {"bf16_tflops": in_burst, "fp32_tflops": in_plain, "hbm_bandwidth": in_memory}
     shares |= {"bf16_sustained": in_held, CANDIDATE: in_cycles}
-    return {"rates": rates, "taken_ratio": shares, "seen": {**seen, "burst_mhz": burst.sm_clock_mhz}}
+    return {"rates": rates, "taken_ratio": shares, "seen": {**seen, **held.evidence, "burst": burst.evidence}}
 
 
 def per_cycle(tick: Any) -> tuple[float, float]:

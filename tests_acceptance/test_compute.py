@@ -13,19 +13,10 @@ pytestmark = pytest.mark.compute
 
 
 def require_rate(rates, place, criterion):
-    """Judge the best size; show every size, and what the GPU did meanwhile."""
+    """Judge the best size; show every size and the GPU's telemetry."""
     rate = rates[place]
     sizes = {f"n={size}": round(spread["median"], 1) for size, spread in rate.by_size.items()}
-    criterion.require(
-        rates.repeated(place, "tflops", "bursts_tflops"),
-        evidence={
-            **sizes,
-            "SM MHz": rate.sm_clock_mhz,
-            "event reasons": rate.event_reasons,
-            "C": rate.temperature_c,
-            "W": rate.power_w,
-        },
-    )
+    criterion.require(rates.repeated(place, "tflops", "bursts_tflops"), evidence={**sizes, **rate.evidence})
 
 
 def test_bf16_tflops(gemm_bf16, place, criterion):
@@ -80,21 +71,13 @@ def test_int8_tops(gemm_int8, place, criterion):
     require_rate(gemm_int8, place, criterion)
 
 
-def under_load(rate):
-    """Why a rate is what it is."""
-    return {
-        "SM MHz": rate.sm_clock_mhz,
-        "of peak at this clock": rate.of_peak_at_clock_ratio,
-        "event reasons": rate.event_reasons,
-        "C": rate.temperature_c,
-        "W": rate.power_w,
-    }
-
-
 def test_bf16_sustained(gemm_sustained, place, criterion):
     """The GPU holds its rate: the median of the last half."""
-    repeats = gemm_sustained.repeated(place, "tflops", "repeats_tflops")
-    criterion.require(repeats, evidence=under_load(gemm_sustained[place]))
+    rate = gemm_sustained[place]
+    criterion.require(
+        gemm_sustained.repeated(place, "tflops", "repeats_tflops"),
+        evidence={"of peak at this clock": rate.of_peak_at_clock_ratio, **rate.evidence},
+    )
 
 
 def test_bf16_at_clock(gemm_sustained, place, criterion):
@@ -102,7 +85,8 @@ def test_bf16_at_clock(gemm_sustained, place, criterion):
     rate = gemm_sustained[place]
     if rate.of_peak_at_clock_ratio is None:
         raise MeasurementError(f"{place.label}: the SM clock could not be read: {rate.nvml_error or 'no NVML'}")
-    criterion.require(rate.of_peak_at_clock_ratio, evidence={"TFLOPS": rate.tflops, **under_load(rate)})
+    ratio = rate.of_peak_at_clock_ratio
+    criterion.require(ratio, evidence={"TFLOPS": rate.tflops, "of peak at this clock": ratio, **rate.evidence})
 
 
 @pytest.fixture(scope="session")
@@ -126,10 +110,7 @@ def test_silent_corruption(computed, place, criterion):
             "others of its model": [*models.values()].count(own.model) - 1,
             "rounds": own.rounds,
             "of them hot": own.hot_rounds,
-            "SM MHz": own.sm_clock_mhz,
-            "event reasons": own.event_reasons,
-            "C": own.temperature_c,
-            "W": own.power_w,
+            **own.evidence,
             **own.excluded,
         },
     )

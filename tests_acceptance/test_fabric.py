@@ -55,6 +55,6 @@ def test_inter_node_busbw(collective, all_reduce_in_cluster, criterion):
             "NCCL": timing.nccl_version,
             "us": timing.time_us,
             "ranks": timing.world_size,
-            **timing.seen,
+            **timing.evidence,
         },
     )

@@ -28,7 +28,7 @@ def judge(criterion, results, place, way):
             "both ways GB/s": link.both_gb_s,
             "remote h2d GB/s": link.h2d_remote_gb_s,
             "remote d2h GB/s": link.d2h_remote_gb_s,
-            **link.seen(way),
+            **link.evidence(way),
         },
     )
 

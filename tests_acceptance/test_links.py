@@ -27,6 +27,6 @@ def test_busbw(collective, all_reduce_in_node, node, criterion):
             "NCCL": timing.nccl_version,
             "us": timing.time_us,
             "ranks": timing.world_size,
-            **timing.seen,
+            **timing.evidence,
         },
     )

@@ -15,7 +15,9 @@ def test_hbm_bandwidth(hbm, place, criterion):
     """Copy or triad, read plus written bytes, whichever is better."""
     moved = hbm[place]
     repeats = hbm.repeated(place, "tb_s", "repeats_tb_s")
-    criterion.require(repeats, evidence={**{f"{kind} TB/s": getattr(moved, f"{kind}_tb_s") for kind in KINDS}, **moved.seen})
+    criterion.require(
+        repeats, evidence={**{f"{kind} TB/s": getattr(moved, f"{kind}_tb_s") for kind in KINDS}, **moved.evidence}
+    )
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +31,7 @@ def test_hbm_pattern(pattern, place, criterion):
     found = pattern[place]
     first = [error.text for error in found.first_errors[:1]]
     tested = {"first": first, "GB tested": found.tested_bytes / 1e9}
-    criterion.require(found.errors, evidence={**found.errors_by_kind, **tested, **found.seen})
+    criterion.require(found.errors, evidence={**found.errors_by_kind, **tested, **found.evidence})
 
 
 def test_hbm_pattern_coverage(pattern, place, criterion):

@@ -16,7 +16,7 @@ def test_training_scaling_node(trained_alone, trained_in_node, cluster, node, cr
     together = trained_in_node[node]
     criterion.require(
         efficiency_percent(together.tokens_per_s_per_gpu, of=[*alone.values()]),
-        evidence={"tokens/s/GPU": together.tokens_per_s_per_gpu, "alone": alone, **together.seen},
+        evidence={"tokens/s/GPU": together.tokens_per_s_per_gpu, "alone": alone, **together.evidence},
     )
 
 
@@ -27,7 +27,7 @@ def test_training_scaling_cluster(trained_in_node, trained_in_cluster, cluster, 
     together = trained_in_cluster.value
     criterion.require(
         efficiency_percent(together.tokens_per_s_per_gpu, of=[*alone.values()]),
-        evidence={"tokens/s/GPU": together.tokens_per_s_per_gpu, "alone": alone, **together.seen},
+        evidence={"tokens/s/GPU": together.tokens_per_s_per_gpu, "alone": alone, **together.evidence},
     )
 
 
@@ -45,7 +45,7 @@ def test_busbw_scaling(all_reduced, cluster, criterion):
     together = in_cluster.value
     criterion.require(
         efficiency_percent(together.busbw_gb_s, of=[*by_node.values()]),
-        evidence={"GB/s": together.busbw_gb_s, "alone": by_node, "bytes": together.size_bytes, **together.seen},
+        evidence={"GB/s": together.busbw_gb_s, "alone": by_node, "bytes": together.size_bytes, **together.evidence},
     )
 
 

@@ -16,16 +16,7 @@ from pytest_gpucluster.measurements.sustained import sustained
 def rates(results):
     """The median of a round's last half, and its worst slice."""
     return {
-        place: Seen(
-            value=rate.tflops,
-            evidence={
-                "lowest slice TFLOPS": min(rate.slices_tflops),
-                "SM MHz": rate.sm_clock_mhz,
-                "event reasons": rate.event_reasons,
-                "C": rate.temperature_c,
-                "W": rate.power_w,
-            },
-        )
+        place: Seen(value=rate.tflops, evidence={"lowest slice TFLOPS": min(rate.slices_tflops), **rate.evidence})
         for place, rate in measured(results).items()
     }
 

@@ -6,27 +6,21 @@ What is compared, why with these tolerances, and how slow a GPU has to be to be 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_gpucluster import MeasurementError
 from pytest_gpucluster.judging.outliers import FEWEST_SIBLINGS, shortfalls
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-SHOWN = {"SM MHz": "sm_clock_mhz", "C": "temperature_c", "W": "power_w", "event reasons": "event_reasons"}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """The fixture and the field that hold a quantity, and how to read from a value what explains it."""
+    """The fixture and the field that hold a quantity; ``way`` is the direction of a host link."""
 
     fixture: str
     field: str
     mark: pytest.MarkDecorator
-    seen: Callable[[Any], Mapping[str, Any]] = lambda own: {name: getattr(own, shown) for name, shown in SHOWN.items()}
+    way: str | None = None
 
 
 compute, links = pytest.mark.compute, pytest.mark.links
@@ -35,9 +29,9 @@ COMPARED = {
     "bf16_sustained": Compared(fixture="gemm_sustained", field="tflops", mark=compute),
     "fp32_tflops": Compared(fixture="gemm_fp32", field="tflops", mark=compute),
     "bf16_at_clock": Compared(fixture="gemm_sustained", field="of_peak_at_clock_ratio", mark=compute),
-    "hbm_bandwidth": Compared(fixture="hbm", field="tb_s", mark=pytest.mark.memory, seen=lambda own: own.seen),
-    "host_to_device": Compared(fixture="host_link_alone", field="h2d_gb_s", mark=links, seen=lambda own: own.seen("h2d")),
-    "device_to_host": Compared(fixture="host_link_alone", field="d2h_gb_s", mark=links, seen=lambda own: own.seen("d2h")),
+    "hbm_bandwidth": Compared(fixture="hbm", field="tb_s", mark=pytest.mark.memory),
+    "host_to_device": Compared(fixture="host_link_alone", field="h2d_gb_s", mark=links, way="h2d"),
+    "device_to_host": Compared(fixture="host_link_alone", field="d2h_gb_s", mark=links, way="d2h"),
 }
 """Not the host link with all GPUs at once: who shares a switch is slower."""
 
@@ -51,7 +45,7 @@ def siblings(request, quantity):
 @pytest.mark.parametrize("quantity", [pytest.param(name, marks=one.mark) for name, one in COMPARED.items()])
 def test_straggler(quantity, siblings, place, recipe, criterion):
     """The GPU lies no further below the median of its siblings than healthy GPUs differ."""
-    own, field = siblings[place], COMPARED[quantity].field
+    own, field, way = siblings[place], COMPARED[quantity].field, COMPARED[quantity].way
     measured = {one: siblings[one] for one in siblings if one not in siblings.errors}
     rates = {one: rate for one, found in measured.items() if (rate := getattr(found, field)) is not None}
     if place not in rates:
@@ -72,6 +66,6 @@ def test_straggler(quantity, siblings, place, recipe, criterion):
             "robust sigmas": short.score,
             "siblings": short.siblings,
             "not measured": len(siblings) - len(rates),
-            **COMPARED[quantity].seen(own),
+            **(own.evidence if way is None else own.evidence(way)),
         },
     )

@@ -40,7 +40,7 @@ def test_finetune_loss(finetuned, criterion):
             "below at step": outcome.step_below_limit,
             "curve [step, loss]": curve(outcome.losses),
             "notes": outcome.notes,
-            **finetuned.value.seen,
+            **finetuned.value.evidence,
         },
     )
 
@@ -103,7 +103,7 @@ def trained_by_all(request, cluster):
 
 def require_rate(trained, criterion):
     """Judge the rate; show what it is to be read with."""
-    criterion.require(trained.tokens_per_s_per_gpu, evidence=trained.seen)
+    criterion.require(trained.tokens_per_s_per_gpu, evidence=trained.evidence)
 
 
 def test_training_throughput_gpu(trained_alone, place, criterion):

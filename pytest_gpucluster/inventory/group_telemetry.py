@@ -50,11 +50,6 @@ class GroupTelemetry:
         return found
 
 
-def evidence(telemetry: GroupTelemetry | None) -> dict[str, Any]:
-    """Its evidence; nothing where nothing was seen (CPUs, no NVML)."""
-    return {} if telemetry is None else telemetry.evidence
-
-
 def to_row(rank: int, telemetry: Telemetry | None) -> list[float]:
     """One rank's telemetry as numbers, for a collective; NaN where there is none."""
     if telemetry is None:

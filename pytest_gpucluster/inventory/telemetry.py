@@ -19,6 +19,8 @@ from pytest_gpucluster.inventory import nvml
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pytest_gpucluster.inventory.group_telemetry import GroupTelemetry
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Telemetry:
@@ -42,7 +44,7 @@ class Telemetry:
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """What explains a value, in a few words."""
+        """What explains a measured value, by the names that a report shows."""
         return {
             "SM MHz": self.sm_clock_mean_mhz,
             "W": self.power_mean_w,
@@ -51,8 +53,8 @@ class Telemetry:
         }
 
 
-def evidence(telemetry: Telemetry | None) -> dict[str, Any]:
-    """Its evidence; nothing where nothing was seen (a CPU, no NVML)."""
+def evidence(telemetry: Telemetry | GroupTelemetry | None) -> dict[str, Any]:
+    """The evidence of one GPU's or a group's telemetry; empty without telemetry (a CPU, no NVML)."""
     return {} if telemetry is None else telemetry.evidence
 
 

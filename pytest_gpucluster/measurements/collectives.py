@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_gpucluster.inventory import group_telemetry
-from pytest_gpucluster.inventory.telemetry import Snapshots
+from pytest_gpucluster.inventory.telemetry import Snapshots, evidence
 from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.protocol.functions import beside_others
 
@@ -84,9 +84,9 @@ class CollectiveTiming:
     telemetry: GroupTelemetry | None = None
 
     @property
-    def seen(self) -> dict[str, Any]:
-        """What explains a slow collective: the slowest clock, the hottest GPU, and whose they are."""
-        return group_telemetry.evidence(self.telemetry)
+    def evidence(self) -> dict[str, Any]:
+        """The slowest clock and the hottest GPU with their ranks, for the report."""
+        return evidence(self.telemetry)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry
+from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry, evidence
 from pytest_gpucluster.measurements import gemm, progress, timing
 
 if TYPE_CHECKING:
@@ -63,8 +63,8 @@ class Digests:
     ``digests`` holds the first round's digest by kind, ``differing`` in how many later rounds a kind had another one (0
     where all is well), ``differing_rounds`` the first :data:`ROUNDS_LISTED` of these. Of ``rounds``, which count from 0, the
     last ``hot_rounds`` ran right after ``heat_s`` seconds of products. ``excluded``: kinds that were asked for and cannot
-    run here, with the reason. ``model``: what the bits may depend on besides the inputs. Temperature, power, clock and
-    event reasons are of the hot rounds, of all if none were hot; None without NVML.
+    run here, with the reason. ``model``: what the bits may depend on besides the inputs. ``telemetry`` covers the hot
+    rounds, or all rounds if none were hot; None without NVML.
     """
 
     digests: dict[str, str]
@@ -77,12 +77,14 @@ class Digests:
     seed: int
     seconds: float
     heat_s: float
-    temperature_c: float | None
-    power_w: float | None
-    sm_clock_mhz: float | None
-    event_reasons: list[str] | None
     model: str
     device: str
+    telemetry: Telemetry | None
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """Clock, power, temperature and event reasons of the GPU, for the report."""
+        return evidence(self.telemetry)
 
     @property
     def unsteady(self) -> dict[str, str]:
@@ -220,9 +222,9 @@ def digests(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         seed=seed,
         seconds=time.perf_counter() - start_s,
         heat_s=heat_s,
-        **_seen(sampler.summary()),
         model=_model(),
         device=timing.device_name(),
+        telemetry=sampler.summary(),
     )
 
 
@@ -387,15 +389,6 @@ def _model() -> str:
     else:
         hardware = f"CPU, {torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
     return f"{hardware}, torch {torch.__version__}"
-
-
-def _seen(telemetry: Telemetry | None) -> dict[str, Any]:
-    return {
-        "temperature_c": telemetry.temperature_max_c if telemetry else None,
-        "power_w": telemetry.power_mean_w if telemetry else None,
-        "sm_clock_mhz": telemetry.sm_clock_mean_mhz if telemetry else None,
-        "event_reasons": telemetry.event_reasons if telemetry else None,
-    }
 
 
 @contextmanager

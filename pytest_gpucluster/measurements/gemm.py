@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry
+from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry, evidence
 from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.measurements.timing import Timing
 
@@ -82,8 +82,8 @@ class GemmRate:
 
     ``tflops`` is the judged size's statistic, ``bursts_tflops`` the same of each of its bursts alone (each cold, so the
     clock's boost at its start is part of every one), ``samples_tflops`` its single products; ``by_size`` holds
-    ``median p10 p90 best`` TFLOPS under each size. Clock, temperature, power and event reasons are of the
-    whole measurement, rests included, sampled at 100 Hz; None without NVML.
+    ``median p10 p90 best`` TFLOPS under each size. ``telemetry`` covers the whole measurement, rests included, sampled
+    at 100 Hz; None without NVML.
     """
 
     tflops: float
@@ -92,14 +92,16 @@ class GemmRate:
     by_size: dict[str, dict[str, float]]
     bursts_tflops: list[float]
     samples_tflops: list[float]
-    sm_clock_mhz: float | None
-    event_reasons: list[str] | None
-    temperature_c: float | None
-    power_w: float | None
     warmup_s: float
     rest_s: float
     bursts: int
     device: str
+    telemetry: Telemetry | None
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """Clock, power, temperature and event reasons of the GPU, for the report."""
+        return evidence(self.telemetry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +196,7 @@ def gemm(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         rest_s=rest_s,
         bursts=bursts,
         device=timing.device_name(),
-        **_seen(telemetry),
+        telemetry=telemetry,
     )
 
 
@@ -207,15 +209,6 @@ def _require_known(**words: tuple[str, Any]) -> None:
     for name, (word, valid) in words.items():
         if word not in valid:
             raise ValueError(f"unknown {name} {word!r}; valid: {', '.join(valid)}")
-
-
-def _seen(telemetry: Telemetry | None) -> dict[str, Any]:
-    return {
-        "sm_clock_mhz": telemetry.sm_clock_mean_mhz if telemetry else None,
-        "event_reasons": telemetry.event_reasons if telemetry else None,
-        "temperature_c": telemetry.temperature_max_c if telemetry else None,
-        "power_w": telemetry.power_mean_w if telemetry else None,
-    }
 
 
 def require_units(dtype: str) -> None:

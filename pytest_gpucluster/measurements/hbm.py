@@ -62,8 +62,8 @@ class HbmBandwidth:
         return self.samples_copy_tb_s if self.judged == "copy" else self.samples_triad_tb_s
 
     @property
-    def seen(self) -> dict[str, Any]:
-        """What explains the judged kind's rate."""
+    def evidence(self) -> dict[str, Any]:
+        """Clock, power, temperature and event reasons while the judged kind was timed, for the report."""
         return evidence(self.telemetry.get(self.judged))
 
 

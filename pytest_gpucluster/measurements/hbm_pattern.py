@@ -110,8 +110,8 @@ class PatternResult:
     telemetry: Telemetry | None = None
 
     @property
-    def seen(self) -> dict[str, Any]:
-        """What the GPU did meanwhile: a hot memory loses bits that a cool one keeps."""
+    def evidence(self) -> dict[str, Any]:
+        """Clock, power, temperature and event reasons, for the report: a hot memory loses bits that a cool one keeps."""
         return evidence(self.telemetry)
 
 

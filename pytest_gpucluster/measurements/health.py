@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pytest_gpucluster.inventory import nvml
-from pytest_gpucluster.inventory.telemetry import Sampler
+from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry, evidence
 from pytest_gpucluster.measurements import gemm, progress, timing
 from pytest_gpucluster.protocol.functions import without_device
 
@@ -34,26 +34,21 @@ class GpuHealth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClocksUnderLoad:
-    """What NVML saw of the GPU while a bfloat16 product kept it busy.
+    """What NVML reported of the GPU while a bfloat16 product kept it busy.
 
-    ``event_reasons`` and ``fault_reasons`` are the union of all samples, so one short slowdown shows; ``pcie_gen`` is
-    the fastest seen (an idle link slows down), ``pcie_width`` the narrowest. All these are None without NVML.
-    ``tflops`` is the mean over the whole time by the host's clock.
+    ``telemetry`` is None without NVML; on a GPU ``nvml_error`` says why. ``tflops`` is the mean rate over all
+    ``seconds`` by the host's clock.
     """
 
-    event_reasons: list[str] | None
-    fault_reasons: list[str] | None
-    sm_clock_min_mhz: float | None
-    sm_clock_mean_mhz: float | None
-    temperature_max_c: float | None
-    power_mean_w: float | None
-    power_max_w: float | None
-    pcie_gen: int | None
-    pcie_width: int | None
-    samples: int
     seconds: float
     tflops: float
     nvml_error: str | None
+    telemetry: Telemetry | None
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """Clock, power, temperature and event reasons of the GPU, for the report."""
+        return evidence(self.telemetry)
 
 
 @without_device
@@ -99,17 +94,8 @@ def clocks_under_load(*, seconds: float, size: int = 8192) -> ClocksUnderLoad:
         elapsed_s = time.perf_counter() - start_s
         telemetry = sampler.summary()
     return ClocksUnderLoad(
-        event_reasons=telemetry.event_reasons if telemetry else None,
-        fault_reasons=telemetry.fault_reasons if telemetry else None,
-        sm_clock_min_mhz=telemetry.sm_clock_min_mhz if telemetry else None,
-        sm_clock_mean_mhz=telemetry.sm_clock_mean_mhz if telemetry else None,
-        temperature_max_c=telemetry.temperature_max_c if telemetry else None,
-        power_mean_w=telemetry.power_mean_w if telemetry else None,
-        power_max_w=telemetry.power_max_w if telemetry else None,
-        pcie_gen=telemetry.pcie_gen_max if telemetry else None,
-        pcie_width=telemetry.pcie_width_min if telemetry else None,
-        samples=telemetry.samples if telemetry else 0,
         seconds=elapsed_s,
         tflops=launched * 2 * size**3 / elapsed_s / 1e12,
         nvml_error=sampler.error,
+        telemetry=telemetry,
     )

@@ -84,8 +84,8 @@ class HostLink:
     device: str
     telemetry: dict[str, Telemetry | None] = field(default_factory=dict)
 
-    def seen(self, way: str) -> dict[str, Any]:
-        """What explains the rate of one way."""
+    def evidence(self, way: str) -> dict[str, Any]:
+        """The link's PCIe state and the GPU's clock, power, temperature and event reasons in one direction."""
         found = self.telemetry.get(way)
         link = {} if found is None else {"PCIe gen": found.pcie_gen_max, "PCIe width": found.pcie_width_min}
         return {**link, **evidence(found)}

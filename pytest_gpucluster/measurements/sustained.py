@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry
+from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry, evidence
 from pytest_gpucluster.measurements import gemm, progress, timing
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 class Sustained:
     """Dense matrix product rate under lasting load; 1 TFLOPS is 10^12 FLOP/s.
 
-    ``tflops`` is the median of the last half of ``slices_tflops`` (``repeats_tflops``). Clock, power and temperature
-    are of that half too, sampled at 10 Hz; event reasons are of the whole load. All of them are None without NVML
-    (``nvml_error`` says why, where there was a GPU). ``peak_at_clock_tflops`` is the peak at the mean SM clock,
-    ``of_peak_at_clock_ratio`` the rate over it: None without a clock or without a peak to begin with.
+    ``tflops`` is the median of the last half of ``slices_tflops`` (``repeats_tflops``). ``telemetry`` covers that half,
+    sampled at 10 Hz; its event reasons cover the whole load. It is None without NVML; on a GPU ``nvml_error`` says why.
+    ``peak_at_clock_tflops`` is the peak at the mean SM clock and ``of_peak_at_clock_ratio`` the rate over that peak:
+    None without a clock or a peak at a known clock.
     """
 
     tflops: float
@@ -40,16 +40,14 @@ class Sustained:
     slices_tflops: list[float]
     peak_at_clock_tflops: float | None
     of_peak_at_clock_ratio: float | None
-    sm_clock_mhz: float | None
-    sm_clock_min_mhz: float | None
-    power_w: float | None
-    power_max_w: float | None
-    temperature_c: float | None
-    event_reasons: list[str] | None
-    fault_reasons: list[str] | None
-    telemetry_samples: int
     nvml_error: str | None
     device: str
+    telemetry: Telemetry | None
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """Clock, power, temperature and event reasons of the GPU, for the report."""
+        return evidence(self.telemetry)
 
     @property
     def repeats_tflops(self) -> list[float]:
@@ -121,7 +119,7 @@ def sustained(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         of_peak_at_clock_ratio=tflops / peak if peak else None,
         nvml_error=sampler.error,
         device=timing.device_name(),
-        **_seen(telemetry),
+        telemetry=telemetry,
     )
 
 
@@ -165,16 +163,3 @@ def _run_slice(product: Callable[[], None], slice_s: float) -> _Slice:
     launched: list[int] = []
     timed = timing.time_each(lambda: launched.append(timing.keep_busy(product, seconds=slice_s)), iterations=1)
     return _Slice(products=launched[0], seconds=timed.samples_s[0], ended_s=time.monotonic())
-
-
-def _seen(telemetry: Telemetry | None) -> dict[str, Any]:
-    return {
-        "sm_clock_mhz": telemetry.sm_clock_mean_mhz if telemetry else None,
-        "sm_clock_min_mhz": telemetry.sm_clock_min_mhz if telemetry else None,
-        "power_w": telemetry.power_mean_w if telemetry else None,
-        "power_max_w": telemetry.power_max_w if telemetry else None,
-        "temperature_c": telemetry.temperature_max_c if telemetry else None,
-        "event_reasons": telemetry.event_reasons if telemetry else None,
-        "fault_reasons": telemetry.fault_reasons if telemetry else None,
-        "telemetry_samples": telemetry.samples if telemetry else 0,
-    }

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_gpucluster.inventory import group_telemetry
-from pytest_gpucluster.inventory.telemetry import Sampler
+from pytest_gpucluster.inventory.telemetry import Sampler, evidence
 from pytest_gpucluster.measurements import collectives, progress, timing
 
 if TYPE_CHECKING:
@@ -38,9 +37,9 @@ class Finetuned:
     telemetry: GroupTelemetry | None
 
     @property
-    def seen(self) -> dict[str, Any]:
-        """What explains a slow training: the slowest clock, the hottest GPU, and whose they are."""
-        return group_telemetry.evidence(self.telemetry)
+    def evidence(self) -> dict[str, Any]:
+        """The slowest clock and the hottest GPU with their ranks, for the report."""
+        return evidence(self.telemetry)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,8 +66,8 @@ class Trained:
     telemetry: GroupTelemetry | None
 
     @property
-    def seen(self) -> dict[str, Any]:
-        """What a rate is to be read with, and what explains it."""
+    def evidence(self) -> dict[str, Any]:
+        """How the steps ran, and the telemetry of all ranks' GPUs, for the report."""
         known = {
             "MFU %": self.mfu_percent,
             "ms a step": self.step_ms,
@@ -81,8 +80,8 @@ class Trained:
             "notes": self.notes,
             "checks left out": self.left_out,
         }
-        told = {name: value for name, value in known.items() if value is not None}
-        return {**told, **group_telemetry.evidence(self.telemetry)}
+        shown = {name: value for name, value in known.items() if value is not None}
+        return {**shown, **evidence(self.telemetry)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,29 +33,25 @@ class Rates:
     h2d_gb_s: float
     d2h_gb_s: float
     device: str
-    sm_clock_mhz: float = 1500.0
-    temperature_c: float = 60.0
-    power_w: float = 690.0
-    event_reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory(Rates):
-    """With what explains a bandwidth."""
+class Watched(Rates):
+    """The rates of a watched GPU."""
 
     @property
-    def seen(self) -> dict[str, Any]:
-        """A clock."""
-        return {"SM MHz": self.sm_clock_mhz}
+    def evidence(self) -> dict[str, Any]:
+        """A clock, a temperature and a power."""
+        return {"SM MHz": 1500.0, "C": 60.0, "W": 690.0, "event reasons": []}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link(Rates):
-    """With what explains the rate of a way."""
+    """The rates of a watched link."""
 
-    def seen(self, way: str) -> dict[str, Any]:
-        """A clock, and which way."""
-        return {"SM MHz": self.sm_clock_mhz, "way": way}
+    def evidence(self, way: str) -> dict[str, Any]:
+        """A clock, and the direction."""
+        return {"SM MHz": 1500.0, "way": way}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -65,19 +61,19 @@ def pytest_load_initial_conftests() -> None:
         setattr(importlib.import_module(f"pytest_gpucluster.measurements.{module}"), name, globals()[name])
 
 
-def gemm(**_recipe: Any) -> Rates:
+def gemm(**_recipe: Any) -> Watched:
     """Matrix products."""
-    return _rates()
+    return _rates(Watched)
 
 
-def sustained(**_recipe: Any) -> Rates:
+def sustained(**_recipe: Any) -> Watched:
     """Matrix products for long."""
-    return _rates()
+    return _rates(Watched)
 
 
-def hbm_bandwidth(**_recipe: Any) -> Memory:
+def hbm_bandwidth(**_recipe: Any) -> Watched:
     """Memory bandwidth."""
-    return _rates(Memory)
+    return _rates(Watched)
 
 
 def host_link(**_recipe: Any) -> Link:
@@ -85,7 +81,7 @@ def host_link(**_recipe: Any) -> Link:
     return _rates(Link)
 
 
-def _rates(kind: Any = Rates) -> Any:
+def _rates(kind: Any) -> Any:
     wanted = json.loads(os.environ["E2E_SIBLINGS"])
     rank = int(os.environ["RANK"])
     if rank in wanted.get("dies", ()):

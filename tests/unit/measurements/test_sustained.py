@@ -107,8 +107,7 @@ def test_really_measures() -> None:
     json.dumps(dataclasses.asdict(found), allow_nan=False)
     assert plain_data.from_plain(plain_data.to_plain(found)).repeats_tflops == found.repeats_tflops
     if not torch.cuda.is_available():
-        assert (found.sm_clock_mhz, found.event_reasons, found.of_peak_at_clock_ratio, found.nvml_error) == (None,) * 4
-        assert found.telemetry_samples == 0
+        assert (found.telemetry, found.of_peak_at_clock_ratio, found.nvml_error) == (None,) * 3
 
 
 def test_last_half_is_judged(said_to_take: Slices) -> None:
@@ -192,10 +191,12 @@ def test_telemetry_is_of_the_judged_half(said_to_take: Slices, watched: type[Wat
     found = small(seconds=6.0, slice_s=1.0)
     assert len(found.slices_tflops) == 6
     assert watched.since_s == 102.0
-    assert (found.sm_clock_mhz, found.sm_clock_min_mhz, found.temperature_c) == (1484.85, 1455.0, 59.0)
-    assert (found.power_w, found.power_max_w, found.telemetry_samples) == (691.7, 694.0, 100)
-    assert found.event_reasons == ["sw_power_cap", "hw_thermal_slowdown"]
-    assert found.fault_reasons == ["hw_thermal_slowdown"]
+    seen = found.telemetry
+    assert seen is not None
+    assert (seen.sm_clock_mean_mhz, seen.sm_clock_min_mhz, seen.temperature_max_c) == (1484.85, 1455.0, 59.0)
+    assert (seen.power_mean_w, seen.power_max_w, seen.samples) == (691.7, 694.0, 100)
+    assert seen.event_reasons == ["sw_power_cap", "hw_thermal_slowdown"]
+    assert seen.fault_reasons == ["hw_thermal_slowdown"]
     assert found.of_peak_at_clock_ratio is None  # no peak was given
 
 
@@ -206,9 +207,10 @@ def test_without_a_clock_there_is_no_ratio(said_to_take: Slices, watched: type[W
     for name, value in harm.items():
         setattr(watched, name, value)
     found = small(seconds=2.0, slice_s=1.0, peak_tflops=989, peak_clock_mhz=1830)
-    assert (found.sm_clock_mhz, found.peak_at_clock_tflops, found.of_peak_at_clock_ratio) == (None, None, None)
+    assert found.evidence.get("SM MHz") is None
+    assert (found.peak_at_clock_tflops, found.of_peak_at_clock_ratio) == (None, None)
     assert found.nvml_error == harm.get("error")
-    assert (found.event_reasons is None) == ("error" in harm)
+    assert (found.telemetry is None) == ("error" in harm)
 
 
 # --- the product ---

@@ -67,14 +67,14 @@ def test_train_really_trains(crowd: None) -> None:
 def test_what_explains_a_rate(told: Any) -> None:
     """MFU in per cent, the highest peak, the volume on the wire, what was not checked; nothing that is not known."""
     told()
-    seen = training.train(**SMALL).seen
+    seen = training.train(**SMALL).evidence
     assert (seen["notes"], seen["checks left out"]) == (["steps run compiled"], {"lock_step": "--audit-every is 0"})
     assert {"MFU %": 56.0, "peak GiB": 54.2, "GB sent a step": 0.65, "strategy": "ddp", "ranks": 2}.items() <= {
         **seen,
         "MFU %": round(seen["MFU %"], 6),
     }.items()
     told(mfu=None, memory_peak_gib=None, compile_s=None)
-    assert {"MFU %", "peak GiB", "s compiling"}.isdisjoint(training.train(**SMALL).seen)
+    assert {"MFU %", "peak GiB", "s compiling"}.isdisjoint(training.train(**SMALL).evidence)
 
 
 def test_a_single_window_is_no_rate() -> None:
