@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.agent.fallback_report import Estate
 from pytest_gpucluster.cluster.calls import Cluster
-from pytest_gpucluster.config.settings import DEADLINES_S, LEVELS, Expect, Settings
+from pytest_gpucluster.config.settings import DEADLINES_S, Expect, Settings, reaches
 from pytest_gpucluster.controller.controller import Controller
 from pytest_gpucluster.controller.inline import OBJECTION, InlineController
 from pytest_gpucluster.errors import ConfigurationError, GpuclusterError, MeasurementError
@@ -271,10 +271,9 @@ class Session:
     @property
     def terms(self) -> Terms:
         """What beside the outcomes decides."""
-        reached = LEVELS.index(self.settings.level) >= LEVELS.index(self.profile.accept_at)
         return Terms(
             rehearsal=self.rehearsal,
-            level_reached=reached,
+            level_reached=reaches(self.settings.level, self.profile.accept_at),
             objections=tuple(self.objections),
             changed_limits=tuple(self.changed_limits),
             changed_terms=tuple(self.changed_terms),

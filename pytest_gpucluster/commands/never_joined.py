@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.cluster.calls import natural
-from pytest_gpucluster.config.settings import LEVELS, Settings, parse_expect, parse_level
+from pytest_gpucluster.config.settings import Settings, parse_expect, parse_level, reaches
 from pytest_gpucluster.judging.plan import places_of, rule_against
 from pytest_gpucluster.judging.verdict import MISSING, SKIPPED, Record, Verdict
 from pytest_gpucluster.protocol.rank import ranges
@@ -88,7 +88,7 @@ def expect(launch: Launch, pytest_arguments: Sequence[str]) -> Session:
     here = Path.cwd()
     session = Session(read_settings(pytest_arguments), launch, rootdir=here, start=here)
     for threshold in session.criteria.values():
-        if LEVELS.index(threshold.level) <= LEVELS.index(session.settings.level):
+        if reaches(session.settings.level, threshold.level):
             for place in places_of(threshold, session.inventory):
                 name = f"{threshold.key}[{place.id}]" if place is not None else threshold.key
                 session.plan.expect(threshold.key, place.id if place is not None else None, nodeid=name)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem
 
@@ -38,11 +38,15 @@ _CLOSE = 0.55
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A mapping of the file, for messages: what it is, where it is (``" (in 'bf16_tflops')"``) and its keys."""
+    """A mapping of the file, for messages: what it is, where it is (``" (in 'bf16_tflops')"``) and its keys.
+
+    ``refused``: keys that are none of these, with what to tell whoever writes them.
+    """
 
     noun: str
     inside: str
     keys: tuple[str, ...]
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
@@ -87,8 +91,7 @@ def _message(error: Any, path: KeyPath, *, part_of: Callable[[KeyPath], Part]) -
         return f"the key {path[-2]!r} must be text{part_of(path[:-2]).inside}."
     name, part = path[-1], part_of(path[:-1])
     if kind in _UNKNOWN_KEY:
-        hint = did_you_mean(str(name), part.keys)
-        return f"{name!r} is not a key of {part.noun}{part.inside}. Keys: {', '.join(part.keys)}.{hint}"
+        return _unknown_key(str(name), part)
     if kind in {"missing", "missing_keyword_only_argument", "missing_argument"}:
         return f"{name!r} is missing{part.inside}."
     if kind == "literal_error":
@@ -98,3 +101,9 @@ def _message(error: Any, path: KeyPath, *, part_of: Callable[[KeyPath], Part]) -
     expected = _TYPES[kind].format(**context) if kind in _TYPES else f"otherwise ({error['msg']})"
     found = "" if kind == "expected" and isinstance(error["input"], (dict, list)) else described(error["input"])
     return f"{name!r} must be {expected}{found and f', not {found}'}{part.inside}."
+
+
+def _unknown_key(name: str, part: Part) -> str:
+    if name in part.refused:
+        return f"{name!r}{part.inside}: {part.refused[name]}."
+    return f"{name!r} is not a key of {part.noun}{part.inside}. Keys: {', '.join(part.keys)}.{did_you_mean(name, part.keys)}"

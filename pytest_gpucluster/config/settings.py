@@ -19,6 +19,11 @@ DEADLINES_S = {"quick": 120.0, "standard": 300.0, "soak": 600.0}
 """What a call may take whose recipe does not say, by level."""
 
 
+def reaches(level: str, other: str) -> bool:
+    """Whether a run at ``level`` includes what belongs to the level ``other``."""
+    return LEVELS.index(level) >= LEVELS.index(other)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expect:
     """The inventory somebody promised; None where nobody said."""

@@ -42,53 +42,31 @@ class Group(Generic[Member]):
         return digest if 2 * votes > len(self.digests) else None
 
     @property
-    def guilty(self) -> tuple[Member, ...]:
-        """The members outside the majority; nobody where there is none."""
+    def outvoted(self) -> tuple[Member, ...]:
+        """The members outside the majority; empty without a majority."""
         usual = self.majority
         return () if usual is None else tuple(member for member, digest in self.digests.items() if digest != usual)
 
     def describe(self) -> str:
         """What was found, in words: ``1 of 8 is not like the others``, or that nobody can be named."""
-        size, guilty = len(self.digests), len(self.guilty)
+        size, outvoted = len(self.digests), len(self.outvoted)
         if size == 1:
             return f"the only {self.name}: nothing to compare with"
         if not self.differs:
             return f"{size} of {size} are alike"
-        if guilty:
-            return f"{guilty} of {size} {'is' if guilty == 1 else 'are'} not like the others"
+        if outvoted:
+            return f"{outvoted} of {size} {'is' if outvoted == 1 else 'are'} not like the others"
         if size == 2:
             return f"{' and '.join(map(str, self.members))} differ; it takes three to say which is wrong"
         return f"{size} hold {len(set(self.digests.values()))} different digests, none of them in the majority"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Findings(Generic[Member]):
-    """What a comparison within groups found."""
-
-    groups: tuple[Group[Member], ...]
-
-    @property
-    def guilty(self) -> tuple[Member, ...]:
-        """Everyone outside the strict majority of a group of three or more."""
-        return tuple(member for group in self.groups for member in group.guilty)
-
-    @property
-    def unresolved(self) -> tuple[Group[Member], ...]:
-        """Groups that differ and in which nobody can be named."""
-        return tuple(group for group in self.groups if group.differs and not group.guilty)
-
-    @property
-    def incomparable(self) -> tuple[Member, ...]:
-        """Members alone in their group."""
-        return tuple(group.members[0] for group in self.groups if len(group.digests) == 1)
-
-
-def disagreements(digests_by_member: Mapping[Member, str], group_of: Mapping[Member, str]) -> Findings[Member]:
-    """Compare the digests within each group.
+def groups_of(digests_by_member: Mapping[Member, str], group_of: Mapping[Member, str]) -> tuple[Group[Member], ...]:
+    """Put members into the groups whose digests should be equal.
 
     Args:
         digests_by_member: one digest each; members that could not be measured are left out.
-        group_of: whose digests should be equal: the GPU's model. May know more members.
+        group_of: the group of each member, such as the GPU's model. May know more members.
 
     Raises:
         ValueError: a member has no group.
@@ -98,7 +76,7 @@ def disagreements(digests_by_member: Mapping[Member, str], group_of: Mapping[Mem
         if member not in group_of:
             raise ValueError(f"{member} has a digest and no group")
         groups.setdefault(group_of[member], {})[member] = digest
-    return Findings(groups=tuple(Group(name=name, digests=digests) for name, digests in groups.items()))
+    return tuple(Group(name=name, digests=digests) for name, digests in groups.items())
 
 
 def suspicions(
@@ -110,7 +88,7 @@ def suspicions(
 
     Args:
         digests_by_member: each member's digests by kind. A kind that a member lacks is not compared there.
-        group_of: as for :func:`disagreements`.
+        group_of: as for :func:`groups_of`.
 
     Raises:
         ValueError: a member has no group.
@@ -119,8 +97,8 @@ def suspicions(
     kinds = dict.fromkeys(kind for digests in digests_by_member.values() for kind in digests)
     for kind in kinds:
         held = {member: digests[kind] for member, digests in digests_by_member.items() if kind in digests}
-        for group in disagreements(held, group_of).groups:
-            for member in group.guilty or (group.members if group.differs else ()):
+        for group in groups_of(held, group_of):
+            for member in group.outvoted or (group.members if group.differs else ()):
                 against[member][kind] = group.describe()
     return against
 
@@ -136,7 +114,7 @@ def suspicions_in_round(
 
     Args:
         digests_by_member: as for :func:`suspicions`.
-        group_of: as for :func:`disagreements`.
+        group_of: as for :func:`groups_of`.
         first: each member's digests in its first round, for one that is alone in its group has only itself to be like.
         unsteady: the kinds that did not repeat within this round, in words.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.config.settings import LEVELS
+from pytest_gpucluster.config.settings import reaches
 from pytest_gpucluster.judging.verdict import NOT_SELECTED, PENDING, Record
 
 if TYPE_CHECKING:
@@ -93,12 +93,11 @@ def rule_against(threshold: Threshold, inventory: Inventory) -> str | None:
 
 def complete(plan: Plan, criteria: Mapping[str, Threshold], inventory: Inventory, *, level: str, accept_at: str) -> None:
     """Add what the profile expects and no selected test will judge."""
-    due = max(LEVELS.index(level), LEVELS.index(accept_at))
     for threshold in criteria.values():
-        if LEVELS.index(threshold.level) > due:
+        is_in_run = reaches(level, threshold.level)
+        if not is_in_run and not reaches(accept_at, threshold.level):
             continue
-        above = LEVELS.index(threshold.level) > LEVELS.index(level)
-        why = f"the level {level} leaves it out" if above else "not among the tests that were selected"
+        why = "not among the tests that were selected" if is_in_run else f"the level {level} leaves it out"
         rule = rule_against(threshold, inventory)
         for place in places_of(threshold, inventory):
             if rule is None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from pytest_gpucluster.config.settings import LEVELS
+from pytest_gpucluster.config.settings import reaches
 from pytest_gpucluster.judging.forecast import in_words
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def changed_terms(
 
 
 def _otherwise(profile: Profile, standard: Profile) -> Iterable[str]:
-    if LEVELS.index(profile.accept_at) < LEVELS.index(standard.accept_at):
+    if not reaches(profile.accept_at, standard.accept_at):
         yield f"accept_at {profile.accept_at} instead of {standard.accept_at}"
     elif profile.accept_at == standard.accept_at == "soak" and profile.accept_soak_s < standard.accept_soak_s:
         yield f"a soak of {in_words(profile.accept_soak_s)} instead of {in_words(standard.accept_soak_s)}"

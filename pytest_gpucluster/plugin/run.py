@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.config.settings import LEVELS, Settings
+from pytest_gpucluster.config.settings import Settings, reaches
 from pytest_gpucluster.controller.controller import LAST_CALL_S
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.judging.criterion import Criterion
@@ -122,7 +122,7 @@ class Run:
         items.sort(key=lambda item: pairs[item].judges and self.session.criteria[pairs[item].criterion].level == "soak")
 
     def _is_above(self, key: str) -> bool:
-        return LEVELS.index(self.session.criteria[key].level) > LEVELS.index(self.session.settings.level)
+        return not reaches(self.session.settings.level, self.session.criteria[key].level)
 
     def _pair(self, item: pytest.Item) -> pairing.Pair:
         names = getattr(item, "fixturenames", ())

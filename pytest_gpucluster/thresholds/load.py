@@ -31,7 +31,6 @@ class ClusterSection:
 
     nodes: int | None = None
     gpus_per_node: int | None = None
-    shared_paths: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ class ThresholdsFile:
         section = self.document.data.get("cluster", {})
         sizes = {name: section.get(name, "auto") for name in ("nodes", "gpus_per_node")}
         numbers = {name: None if size == "auto" else size for name, size in sizes.items()}
-        return ClusterSection(**numbers, shared_paths=tuple(section.get("shared_paths", ())))
+        return ClusterSection(**numbers)
 
     @cached_property
     def profiles(self) -> Mapping[str, Profile]:

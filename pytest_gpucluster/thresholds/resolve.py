@@ -25,13 +25,6 @@ Per: TypeAlias = Literal["gpu", "node", "cluster"]
 Level: TypeAlias = Literal["quick", "standard", "soak"]
 Severity: TypeAlias = Literal["required", "advisory"]
 
-LEVELS: tuple[Level, ...] = ("quick", "standard", "soak")
-
-
-def at_or_below(level: Level, wanted: Level) -> bool:
-    """Whether a criterion of ``level`` is part of a run at ``wanted``."""
-    return LEVELS.index(level) <= LEVELS.index(wanted)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:

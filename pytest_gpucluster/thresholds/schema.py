@@ -80,7 +80,6 @@ class Cluster(_Strict):
 
     nodes: AutoCount = "auto"
     gpus_per_node: AutoCount = "auto"
-    shared_paths: list[Text] = []
 
 
 class ProfileEntry(_Strict):
@@ -157,7 +156,9 @@ def part_of(path: tuple[str | int, ...]) -> Part:
     """The mapping a path of keys points to, for messages."""
     match path:
         case ("cluster", *_):
-            return Part(noun="the cluster section", inside=" (in 'cluster')", keys=tuple(Cluster.model_fields))
+            refused = {"shared_paths": "no criterion looks at shared paths yet; remove the key"}
+            keys = tuple(Cluster.model_fields)
+            return Part(noun="the cluster section", inside=" (in 'cluster')", keys=keys, refused=refused)
         case ("profiles", name, *_):
             inside = f" (in profile {str(name)!r})"
             return Part(noun="a profile", inside=inside, keys=tuple(ProfileEntry.model_fields))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from pytest_gpucluster import session
-from pytest_gpucluster.config.settings import Expect, parse_expect, parse_level
+from pytest_gpucluster.config.settings import Expect, parse_expect, parse_level, reaches
 from pytest_gpucluster.config.torchrun import read_launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory import detect
@@ -140,3 +140,10 @@ def test_a_driver_that_hangs_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) 
     assert time.monotonic() - began_s < 5
     asleep.terminate()
     asleep.communicate(timeout=10)
+
+
+def test_levels() -> None:
+    """A quick criterion is part of every run, a soak one only of a soak."""
+    assert reaches("standard", "quick")
+    assert reaches("soak", "soak")
+    assert not reaches("standard", "soak")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster.judging.agreement import Findings, disagreements, suspicions, suspicions_in_round
+from pytest_gpucluster.judging.agreement import Group, groups_of, suspicions, suspicions_in_round
 from pytest_gpucluster.places import Place
 
 if TYPE_CHECKING:
@@ -17,12 +17,27 @@ if TYPE_CHECKING:
 GOOD = "good"
 
 
-def compared(*digests: str) -> Findings[int]:
+def compared(*digests: str) -> tuple[Group[int], ...]:
     """Members 0, 1, 2 .. of one model with these digests."""
-    return disagreements(dict(enumerate(digests)), dict.fromkeys(range(len(digests)), "H200"))
+    return groups_of(dict(enumerate(digests)), dict.fromkeys(range(len(digests)), "H200"))
 
 
-def with_liars(size: int, liars: Collection[int], *, agreed: bool) -> Findings[int]:
+def outvoted(groups: tuple[Group[Any], ...]) -> tuple[Any, ...]:
+    """All members outside the majority of their group."""
+    return tuple(member for group in groups for member in group.outvoted)
+
+
+def unresolved(groups: tuple[Group[Any], ...]) -> tuple[Group[Any], ...]:
+    """Groups that differ and in which no member is outvoted."""
+    return tuple(group for group in groups if group.differs and not group.outvoted)
+
+
+def single(groups: tuple[Group[Any], ...]) -> tuple[Any, ...]:
+    """The members of groups of one."""
+    return tuple(group.members[0] for group in groups if len(group.digests) == 1)
+
+
+def with_liars(size: int, liars: Collection[int], *, agreed: bool) -> tuple[Group[int], ...]:
     """``size`` members of which ``liars`` are wrong, all in the same way or each in its own."""
     return compared(*(("bad" if agreed else f"bad {member}") if member in liars else GOOD for member in range(size)))
 
@@ -32,49 +47,49 @@ def with_liars(size: int, liars: Collection[int], *, agreed: bool) -> Findings[i
 
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_alike_is_quiet(size: int) -> None:
-    """Equal digests: nobody guilty, nothing unresolved, nobody alone."""
+    """Equal digests: no member outvoted, no group unresolved, no group of one."""
     found = compared(*[GOOD] * size)
-    assert (found.guilty, found.unresolved, found.incomparable) == ((), (), ())
-    assert found.groups[0].describe() == f"{size} of {size} are alike"
+    assert (outvoted(found), unresolved(found), single(found)) == ((), (), ())
+    assert found[0].describe() == f"{size} of {size} are alike"
 
 
 def test_one_of_three_is_named() -> None:
     """The smallest group in which somebody can be named."""
     found = compared(GOOD, "bad", GOOD)
-    assert found.guilty == (1,)
-    assert found.unresolved == ()
-    assert found.groups[0].describe() == "1 of 3 is not like the others"
-    assert compared(GOOD, "a", "b", GOOD, GOOD).groups[0].describe() == "2 of 5 are not like the others"
+    assert outvoted(found) == (1,)
+    assert unresolved(found) == ()
+    assert found[0].describe() == "1 of 3 is not like the others"
+    assert compared(GOOD, "a", "b", GOOD, GOOD)[0].describe() == "2 of 5 are not like the others"
 
 
 def test_two_that_differ_name_nobody() -> None:
     """It takes three."""
     found = compared(GOOD, "bad")
-    assert found.guilty == ()
-    assert [group.members for group in found.unresolved] == [(0, 1)]
-    assert found.unresolved[0].describe() == "0 and 1 differ; it takes three to say which is wrong"
+    assert outvoted(found) == ()
+    assert [group.members for group in unresolved(found)] == [(0, 1)]
+    assert unresolved(found)[0].describe() == "0 and 1 differ; it takes three to say which is wrong"
 
 
 @pytest.mark.parametrize("digests", [("a", "b", "c"), ("a", "a", "b", "b"), ("a", "a", "b", "c")])
 def test_without_a_strict_majority_nobody_is_named(digests: tuple[str, ...]) -> None:
     """Half is not a majority, and the commonest digest is not one either."""
     found = compared(*digests)
-    assert found.guilty == ()
-    assert [group.members for group in found.unresolved] == [tuple(range(len(digests)))]
+    assert outvoted(found) == ()
+    assert [group.members for group in unresolved(found)] == [tuple(range(len(digests)))]
     words = f"{len(digests)} hold {len(set(digests))} different digests, none of them in the majority"
-    assert found.unresolved[0].describe() == words
+    assert unresolved(found)[0].describe() == words
 
 
 def test_one_alone_is_incomparable() -> None:
-    """Not guilty, and not found alike either."""
+    """A single member is neither outvoted nor found alike."""
     found = compared(GOOD)
-    assert (found.guilty, found.unresolved, found.incomparable) == ((), (), (0,))
-    assert found.groups[0].describe() == "the only H200: nothing to compare with"
+    assert (outvoted(found), unresolved(found), single(found)) == ((), (), (0,))
+    assert found[0].describe() == "the only H200: nothing to compare with"
 
 
 def test_nobody_at_all() -> None:
     """No digest, no finding."""
-    assert disagreements({}, {}) == Findings(groups=())
+    assert groups_of({}, {}) == ()
 
 
 @given(st.data())
@@ -83,8 +98,8 @@ def test_one_liar_is_always_named_and_nobody_else(data: st.DataObject) -> None:
     size = data.draw(st.integers(3, 200))
     liar = data.draw(st.integers(0, size - 1))
     found = with_liars(size, {liar}, agreed=True)
-    assert found.guilty == (liar,)
-    assert found.unresolved == found.incomparable == ()
+    assert outvoted(found) == (liar,)
+    assert unresolved(found) == single(found) == ()
 
 
 @given(st.data())
@@ -94,22 +109,23 @@ def test_liars_below_half_are_all_named_and_nobody_else(data: st.DataObject) -> 
     most = (size - 1) // 2
     liars = data.draw(st.sets(st.integers(0, size - 1), max_size=most))
     found = with_liars(size, liars, agreed=data.draw(st.booleans()))
-    assert found.guilty == tuple(sorted(liars))
-    assert found.unresolved == ()
+    assert outvoted(found) == tuple(sorted(liars))
+    assert unresolved(found) == ()
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=2, max_size=12))
 def test_a_difference_is_never_silent(digests: list[str]) -> None:
     """Whatever the digests: they are all equal, or somebody is named, or the group is said to differ; never two of these."""
     found = compared(*digests)
-    assert [len(set(digests)) == 1, bool(found.guilty), bool(found.unresolved)].count(True) == 1
-    assert 2 * len(found.guilty) < len(digests)
+    assert [len(set(digests)) == 1, bool(outvoted(found)), bool(unresolved(found))].count(True) == 1
+    assert 2 * len(outvoted(found)) < len(digests)
 
 
 @given(st.permutations([GOOD, GOOD, GOOD, "bad", "worse"]))
 def test_order_does_not_matter(digests: list[str]) -> None:
     """Nobody is right for having come first."""
-    assert [digests[member] == GOOD for member in range(5)] == [member not in compared(*digests).guilty for member in range(5)]
+    found = outvoted(compared(*digests))
+    assert [digests[member] == GOOD for member in range(5)] == [member not in found for member in range(5)]
 
 
 # --- several groups ---
@@ -121,31 +137,31 @@ def test_models_are_not_mixed(h100: int, h200: int, data: st.DataObject) -> None
     liars = {data.draw(st.integers(0, h100 - 1)), h100 + data.draw(st.integers(0, h200 - 1))}
     members = range(h100 + h200)
     group_of = {member: "H100" if member < h100 else "H200" for member in members}
-    found = disagreements({member: "bad" if member in liars else group_of[member] for member in members}, group_of)
-    assert set(found.guilty) == liars
-    assert [len(group.members) for group in found.groups] == [h100, h200]
+    found = groups_of({member: "bad" if member in liars else group_of[member] for member in members}, group_of)
+    assert set(outvoted(found)) == liars
+    assert [len(group.members) for group in found] == [h100, h200]
 
 
 def test_every_state_at_once() -> None:
     """Three H200 with a liar, two H100 that differ, one A100; a member without a digest does not count."""
     group_of = {"a": "H200", "b": "H200", "c": "H200", "d": "H100", "e": "H100", "f": "A100", "lost": "H100"}
-    found = disagreements({"a": "1", "b": "2", "c": "1", "d": "3", "e": "4", "f": "5"}, group_of)
-    assert found.guilty == ("b",)
-    assert [group.members for group in found.unresolved] == [("d", "e")]
-    assert found.incomparable == ("f",)
+    found = groups_of({"a": "1", "b": "2", "c": "1", "d": "3", "e": "4", "f": "5"}, group_of)
+    assert outvoted(found) == ("b",)
+    assert [group.members for group in unresolved(found)] == [("d", "e")]
+    assert single(found) == ("f",)
 
 
 def test_a_member_without_a_group_is_refused() -> None:
     """It would be compared with nobody, in silence."""
     with pytest.raises(ValueError, match="gpu1 has a digest and no group"):
-        disagreements({"gpu0": "a", "gpu1": "a"}, {"gpu0": "H200"})
+        groups_of({"gpu0": "a", "gpu1": "a"}, {"gpu0": "H200"})
 
 
 # --- what there is against each member, by kind ---
 
 
 def test_suspicions_name_the_kind() -> None:
-    """Only the guilty one has an entry, under the kind it got wrong; everybody is in the table."""
+    """Only the outvoted member has an entry, under the kind it got wrong; every member is in the table."""
     places = [Place(id=f"node0-gpu{gpu}", node=0, gpu=gpu) for gpu in range(4)]
     held = {place: {"bf16": GOOD, "fp8": "bad" if place == places[2] else GOOD} for place in places}
     found = suspicions(held, dict.fromkeys(places, "H200"))

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster.config.settings import DEADLINES_S
+from pytest_gpucluster.config.settings import DEADLINES_S, reaches
 from pytest_gpucluster.judging import forecast
 from pytest_gpucluster.judging.plan import places_of, rule_against
 from pytest_gpucluster.places import Inventory
 from pytest_gpucluster.plugin.options import MARKS
 from pytest_gpucluster.plugin.terminal import in_one_line
 from pytest_gpucluster.thresholds.load import load
-from pytest_gpucluster.thresholds.resolve import at_or_below
 from tests.support.entries import threshold
 
 LIMITS_S = {"quick": 60.0, "standard": 300.0}
@@ -38,7 +37,7 @@ def whole(level: str, gpus: int) -> forecast.Forecast:
     file = load(None)
     criteria = file.criteria(file.profiles["h200-sxm"])
     inventory = Inventory(num_nodes=1, gpus_per_node=gpus, device="cuda")
-    due = [one for one in criteria.values() if at_or_below(one.level, level) and rule_against(one, inventory) is None]  # type: ignore[arg-type]
+    due = [one for one in criteria.values() if reaches(level, one.level) and rule_against(one, inventory) is None]
     selected = {one.key: len(places_of(one, inventory)) for one in due}
     return forecast.forecast(selected, criteria, subjects={}, gpus_per_node=gpus, soak_s=None)
 

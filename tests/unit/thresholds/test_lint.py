@@ -54,7 +54,11 @@ def problems_of(path: Path) -> list[str]:
         ("schema: 1", "", "site.yaml:2: 'schema' is missing."),
         ("nodes: 2, gpus_per_node: auto", "nodes: all", "site.yaml:2: 'nodes' must be 'auto' or a whole number"),
         ("{nodes: 2,", "{hosts: 2,", "site.yaml:2: 'hosts' is not a key of the cluster section (in 'cluster')"),
-        ("[/mnt/shared]", "/mnt/shared", "site.yaml:2: 'shared_paths' must be a list, not '/mnt/shared' (in"),
+        (
+            "auto}",
+            "auto, shared_paths: []}",
+            "site.yaml:2: 'shared_paths' (in 'cluster'): no criterion looks at shared paths",
+        ),
         ("fabric: infiniband", "fabric: infinband", "is 'infinband' (in profile 'h200-sxm'). Choose from: infiniband,"),
         ("fabric: infiniband", "fabrik: roce", "site.yaml:4: 'fabrik' is not a key of a profile (in profile"),
         ("accept_at: quick", "accept_at: fast", "site.yaml:5: 'accept_at' is 'fast' (in profile 'lab'). Choose from:"),

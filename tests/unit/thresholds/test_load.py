@@ -15,7 +15,6 @@ from pytest_gpucluster.places import Inventory
 from pytest_gpucluster.thresholds import layers, lint, resolve
 from pytest_gpucluster.thresholds.limit import Limit
 from pytest_gpucluster.thresholds.load import load
-from pytest_gpucluster.thresholds.resolve import at_or_below
 from pytest_gpucluster.thresholds.specs import GpuSpec
 
 if TYPE_CHECKING:
@@ -129,7 +128,7 @@ def test_profiles_inherit(write: Write) -> None:
     assert (lab.nodes, lab.gpus_per_node, lab.chain) == (2, 2, ("h200-sxm", "lab"))
     assert lab.spec is not None
     assert (rehearsal.spec, rehearsal.rehearsal, rehearsal.nodes) == (None, True, None)
-    assert (file.cluster.nodes, file.cluster.gpus_per_node, file.cluster.shared_paths) == (2, None, ("/mnt/shared",))
+    assert (file.cluster.nodes, file.cluster.gpus_per_node) == (2, None)
 
 
 def test_limit_by_group_size(write: Write) -> None:
@@ -174,13 +173,6 @@ def test_what_is_no_number_never_holds(value: object) -> None:
 def test_no_margin_to_zero() -> None:
     """A percentage of nothing means nothing."""
     assert Limit(kind="max", value=0, unit="errors").margin_percent(3) is None
-
-
-def test_levels() -> None:
-    """A quick criterion is part of every run, a soak one only of a soak."""
-    assert at_or_below("quick", "standard")
-    assert at_or_below("soak", "soak")
-    assert not at_or_below("soak", "standard")
 
 
 # Which profile
