@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 DOCS = REPOSITORY / "docs"
 EXAMPLE = DOCS / "writing-a-criterion.md"
+MAX_WIDTH = 100
+MAX_LINES = 250
+MARKDOWN = sorted([*DOCS.rglob("*.md"), *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))])
 FENCE = re.compile(r"(?ms)^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```[ ]*$")
 
 
@@ -66,6 +69,23 @@ def dead_links(folder: Path) -> list[str]:
             if not page.exists() or (anchor and anchor not in anchors(page.read_text(encoding="utf-8"))):
                 dead.append(f"{file.relative_to(folder)}: {target}")
     return dead
+
+
+def wide_lines(text: str) -> list[int]:
+    """Numbers of the lines of prose wider than MAX_WIDTH. Not prose: code, tables and a link that fills its line."""
+    kept = re.sub(r"(?ms)^ *```.*?^ *```$", lambda fence: "\n" * fence[0].count("\n"), text)
+    not_prose = re.compile(r"\s*(\||<!--|(?:[-*] )?\S*\]\(\S+\)\S*$)")
+    lines = enumerate(kept.splitlines(), start=1)
+    return [number for number, line in lines if len(line) > MAX_WIDTH and not not_prose.match(line)]
+
+
+def sources_without_a_page(text: str) -> list[str]:
+    """What a thresholds file says of its sources wrongly: pages that do not exist, and dates of runs without a page."""
+    named = set(re.findall(r"docs/[\w./-]*\w", text))
+    gone = sorted(name for name in named if not (REPOSITORY / name).is_file())
+    sources = re.findall(r"(?m)^ +source: (?:>-\n)?(.*(?:\n {6,}(?!\w+:)\S.*)*)", text)
+    undated = [source for source in sources if re.search(r"20\d\d-\d\d-\d\d|h200x|h100x", source) and "docs/" not in source]
+    return gone + undated
 
 
 def pytest_command(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
@@ -120,6 +140,34 @@ def test_index_names_every_page() -> None:
     index = (DOCS / "README.md").read_text(encoding="utf-8")
     pages = [file.relative_to(DOCS).as_posix() for file in DOCS.rglob("*.md") if file.name != "README.md"]
     assert [page for page in pages if not page.startswith("results/") and f"({page})" not in index] == []
+
+
+@pytest.mark.parametrize("file", MARKDOWN, ids=lambda file: str(file.relative_to(REPOSITORY)))
+def test_pages_are_short_and_narrow(file: Path) -> None:
+    """Prose is wrapped at 100 columns, and no page is longer than 250 lines."""
+    text = file.read_text(encoding="utf-8")
+    assert wide_lines(text) == []
+    assert text.count("\n") <= MAX_LINES
+
+
+def test_wide_lines_are_seen() -> None:
+    """Prose counts; a table, a code block and a bare link do not."""
+    wide = "word " * 30
+    assert wide_lines(f"short\n{wide}\n| {wide} |\n```sh\n{wide}\n```\n* {wide}\n") == [2, 7]
+
+
+def test_sources_name_pages_that_exist() -> None:
+    """Every page that thresholds.yaml names is there, and a source with the date of a run names its page."""
+    text = (REPOSITORY / "thresholds.yaml").read_text(encoding="utf-8")
+    assert text.count("docs/results/") > 50
+    assert sources_without_a_page(text) == []
+
+
+def test_sources_without_a_page_are_seen() -> None:
+    """A page that is gone and a run that is only dated are found, in one line and in folded text."""
+    folded = "H200 7\n      (2026-11-20, h200x1-peers)"
+    text = f"  a:\n    source: seen (docs/results/gone.md)\n    why: x\n  b:\n    source: >-\n      {folded}\n"
+    assert sources_without_a_page(text) == ["docs/results/gone.md", f"      {folded}"]
 
 
 @pytest.mark.e2e

@@ -227,3 +227,4 @@ def test_sdist_holds_everything(built: Path) -> None:
     expected = {file for package in (*SHIPPED, "tests") for file in relative_files(package)}
     tops = {"thresholds.yaml", "noxfile.py", "conftest.py", "constraints.txt", ".ci/run", "LICENSE", "README.md"}
     assert (expected | tops) - names == set()
+    assert [name for name in names if name.startswith("docs/results/")] == []
