@@ -19,7 +19,7 @@ from pytest_gpucluster.session import require_torch
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from pathlib import Path
 
     from pytest_gpucluster.session import Session
 
@@ -137,9 +137,8 @@ def _become_torchrun(job: Job) -> int:
 
 def _lead(job: Job) -> int:
     """Wait for the others; torchrun if all came, reports if not."""
-    expected = never_joined.expect(
-        job.rank_0, job.pytest_arguments
-    )  # here, so that wrong options are said before anybody waits
+    settings, junit = never_joined.read_options(job.pytest_arguments)
+    expected = never_joined.expect(job.rank_0, settings)  # here, so that wrong options are said before anybody waits
     meeting = rendezvous.Meeting(_own_hello(job), host=job.master_addr, port=job.master_port, notice=_say)
     if not meeting.is_complete:
         _say(f"waiting for {job.num_nodes - 1} other node(s) on port {job.master_port}, at most {job.within_s:g} s")
@@ -159,7 +158,7 @@ def _lead(job: Job) -> int:
     _say(absence.told)
     if ended_by is None:
         _say(f"on a node that is absent: does its launcher run, and does it reach {job.master_addr}:{job.master_port}?")
-    return _report(expected, absence, job.pytest_arguments)
+    return _report(expected, absence, junit=junit)
 
 
 def _gather(meeting: rendezvous.Meeting, *, within_s: float) -> str | None:
@@ -178,10 +177,10 @@ def _interrupt(number: int, _frame: Any) -> None:
     raise KeyboardInterrupt(signal.Signals(number).name)
 
 
-def _report(expected: Session, absence: Absence, pytest_arguments: Sequence[str]) -> int:
+def _report(expected: Session, absence: Absence, *, junit: Path | None) -> int:
     """Write the reports of a run that never began. A full disk does not change the outcome."""
     try:
-        written = never_joined.write_reports(expected, absence, junit=never_joined.junit_of(pytest_arguments))
+        written = never_joined.write_reports(expected, absence, junit=junit)
     except (ConfigurationError, OSError) as error:
         _say(f"no reports: {error}")
         return NOT_GOOD

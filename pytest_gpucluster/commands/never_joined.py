@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.cluster.calls import natural
-from pytest_gpucluster.config.settings import Settings, parse_expect, parse_level, reaches
+from pytest_gpucluster.config.options import OPTIONS, settings_from
+from pytest_gpucluster.config.settings import reaches
 from pytest_gpucluster.judging.plan import places_of, rule_against
 from pytest_gpucluster.judging.verdict import MISSING, SKIPPED, Record, Verdict
 from pytest_gpucluster.protocol.rank import ranges
@@ -28,6 +29,7 @@ from pytest_gpucluster.session import Session
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from pytest_gpucluster.config.settings import Settings
     from pytest_gpucluster.config.torchrun import Launch
     from pytest_gpucluster.places import Place
 
@@ -79,14 +81,14 @@ class Absence:
         return dict(enumerate(ordered))
 
 
-def expect(launch: Launch, pytest_arguments: Sequence[str]) -> Session:
+def expect(launch: Launch, settings: Settings) -> Session:
     """The run that was meant, with its expected set; nothing of it is started. ``launch``: what its rank 0 would be told.
 
     Raises:
         ConfigurationError: options, thresholds or GPUs do not fit; the same that pytest would say.
     """
     here = Path.cwd()
-    session = Session(read_settings(pytest_arguments), launch, rootdir=here, start=here)
+    session = Session(settings, launch, rootdir=here, start=here)
     for threshold in session.criteria.values():
         if reaches(session.settings.level, threshold.level):
             for place in places_of(threshold, session.inventory):
@@ -96,43 +98,22 @@ def expect(launch: Launch, pytest_arguments: Sequence[str]) -> Session:
     return session
 
 
-def read_settings(pytest_arguments: Sequence[str]) -> Settings:
-    """Our options among pytest's, as pytest itself would give them to us (those in an ini file apart).
+def read_options(pytest_arguments: Sequence[str]) -> tuple[Settings, Path | None]:
+    """Read our settings and the path of the JUnit file from pytest's arguments, as pytest would read them.
+
+    ``PYTEST_ADDOPTS`` counts; options in an ini file do not.
 
     Raises:
         ConfigurationError: a value is not understood.
     """
-    given = _options(pytest_arguments)
-    level, soak_s = parse_level(given.gpucluster_level or "standard")
-    return Settings(
-        thresholds=given.gpucluster_thresholds,
-        profile=given.gpucluster_profile,
-        expect=parse_expect(given.gpucluster_expect),
-        level=level,
-        soak_s=soak_s,
-        results_dir=Path.cwd() / given.gpucluster_results,
-        gate=given.gpucluster_gate,
-        inline=given.gpucluster_inline,
-    )
-
-
-def junit_of(pytest_arguments: Sequence[str]) -> Path | None:
-    """The JUnit file that pytest would have written."""
-    given = _options(pytest_arguments).junitxml
-    return Path.cwd() / os.path.expandvars(Path(given).expanduser()) if given else None
-
-
-def _options(pytest_arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="gpucluster launch ... -- pytest", add_help=False, allow_abbrev=False)
-    for name in ("profile", "expect", "level"):
-        parser.add_argument(f"--gpucluster-{name}")
-    parser.add_argument("--gpucluster-thresholds", type=Path)
-    parser.add_argument("--gpucluster-results", type=Path, default=Path("gpucluster-results"))
-    parser.add_argument("--gpucluster-gate", action="store_true")
-    parser.add_argument("--gpucluster-inline", action="store_true")
+    for option in OPTIONS:
+        parser.add_argument(option.name, **option.keywords)
     parser.add_argument("--junitxml", "--junit-xml")
     added = shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))
-    return parser.parse_known_args([*added, *pytest_arguments])[0]
+    given = parser.parse_known_args([*added, *pytest_arguments])[0]
+    here, junit = Path.cwd(), given.junitxml
+    return settings_from(given, start=here), here / os.path.expandvars(Path(junit).expanduser()) if junit else None
 
 
 def write_reports(session: Session, absence: Absence, *, junit: Path | None) -> Verdict:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.config.settings import Settings, parse_expect, parse_level
+from pytest_gpucluster.config.options import settings_from
 from pytest_gpucluster.config.torchrun import Launch, read_launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.plugin.pairing import TEST_ARGUMENTS
@@ -73,7 +73,8 @@ def run_of(config: pytest.Config) -> Run:
             raise pytest.UsageError(UNASKED)
         refuse_mixed_starts(config, launch)
         try:
-            config.stash[RUN] = Run(config, read_settings(config), launch)
+            settings = settings_from(config.option, start=config.invocation_params.dir)
+            config.stash[RUN] = Run(config, settings, launch)
         except ConfigurationError as error:
             raise pytest.UsageError(str(error)) from None
         config.pluginmanager.register(config.stash[RUN], "gpucluster-run")
@@ -107,26 +108,6 @@ def refuse_mixed_starts(config: pytest.Config, launch: Launch | None) -> None:
             raise pytest.UsageError("--gpucluster-selftest needs all GPUs at once; leave -n out")
     elif getattr(config.option, "tx", None) and config.option.dist != "no":
         raise pytest.UsageError("pytest-xdist's --tx cannot be used here: one process for each GPU of this machine is -n auto")
-
-
-def read_settings(config: pytest.Config) -> Settings:
-    """The options as one frozen object.
-
-    Raises:
-        ConfigurationError: an option's value is not understood.
-    """
-    level, soak_s = parse_level(config.option.gpucluster_level or "standard")
-    return Settings(
-        thresholds=config.option.gpucluster_thresholds,
-        profile=config.option.gpucluster_profile,
-        expect=parse_expect(config.option.gpucluster_expect),
-        level=level,
-        soak_s=soak_s,
-        results_dir=(config.invocation_params.dir / (config.option.gpucluster_results or "gpucluster-results")),
-        gate=config.option.gpucluster_gate,
-        inline=config.option.gpucluster_inline,
-        selftest=config.option.gpucluster_selftest,
-    )
 
 
 def uses_us(item: pytest.Item) -> bool:

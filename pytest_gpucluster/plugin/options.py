@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpucluster.config.options import INI_HELP, OPTIONS
 from pytest_gpucluster.config.torchrun import read_launch
 from pytest_gpucluster.plugin.activation import ACTIVE, RUN, become_agent, is_activated, launch_or_usage_error, run_of, uses_us
 
@@ -28,18 +28,11 @@ MARKS = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The whole command line; a test freezes it."""
+    """Add every option and the ini value."""
     group = parser.getgroup("gpucluster", "GPU cluster acceptance")
-    group.addoption("--gpucluster", action="store_true", help="treat these tests as an acceptance run")
-    group.addoption("--gpucluster-thresholds", metavar="FILE", type=Path, help="limits to judge by, instead of the packaged")
-    group.addoption("--gpucluster-profile", metavar="NAME", help="profile of the thresholds file (default: by GPU name)")
-    group.addoption("--gpucluster-expect", metavar="nodes=N,gpus_per_node=M", help="the inventory that was promised")
-    group.addoption("--gpucluster-level", metavar="LEVEL", help="quick, standard (default), soak or soak:8h")
-    group.addoption("--gpucluster-results", metavar="DIR", type=Path, help="results directory (default: gpucluster-results)")
-    group.addoption("--gpucluster-gate", action="store_true", help="exit 0 only for the verdict ACCEPTED")
-    group.addoption("--gpucluster-inline", action="store_true", help="run functions in this process, for one place (pdb)")
-    group.addoption("--gpucluster-selftest", action="store_true", help="plant faults before the run, and say which it finds")
-    parser.addini("gpucluster", "treat every run here as an acceptance run", type="bool", default=False)
+    for option in OPTIONS:
+        group.addoption(option.name, **option.keywords)
+    parser.addini("gpucluster", INI_HELP, type="bool", default=False)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

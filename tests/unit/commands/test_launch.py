@@ -445,7 +445,7 @@ def meant(*arguments: str, num_local: int = 2, profile: str = "rehearsal") -> Se
         within_s=3.0,
         pytest_arguments=(f"--gpucluster-profile={profile}", *arguments),
     )
-    return never_joined.expect(job.rank_0, job.pytest_arguments)
+    return never_joined.expect(job.rank_0, never_joined.read_options(job.pytest_arguments)[0])
 
 
 def absence(**changes: Any) -> Absence:
@@ -493,13 +493,15 @@ def test_which_places_are_whose(changes: dict[str, Any], ranks: list[int]) -> No
 def test_options_among_pytests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In both spellings, from PYTEST_ADDOPTS too, the last one counts; what is not ours is passed over."""
     monkeypatch.setenv("PYTEST_ADDOPTS", "-q --gpucluster-level=soak --junitxml first.xml")
-    found = never_joined.read_settings(["-k", "x y", "--gpucluster-expect", "nodes=2", "-x", "--gpucluster-results=r", "a.py"])
+    found, junit = never_joined.read_options(
+        ["-k", "x y", "--gpucluster-expect", "nodes=2", "-x", "--gpucluster-results=r", "a.py"]
+    )
     assert (found.level, found.expect.nodes, found.results_dir) == ("soak", 2, tmp_path / "r")
-    assert never_joined.junit_of([]) == tmp_path / "first.xml"
-    assert never_joined.junit_of(["--junit-xml=sub/x.xml"]) == tmp_path / "sub/x.xml"
+    assert junit == tmp_path / "first.xml"
+    assert never_joined.read_options(["--junit-xml=sub/x.xml"])[1] == tmp_path / "sub/x.xml"
     monkeypatch.delenv("PYTEST_ADDOPTS")
-    assert never_joined.junit_of(["-q"]) is None
-    assert never_joined.read_settings([]).results_dir == tmp_path / "gpucluster-results"
+    assert never_joined.read_options(["-q"])[1] is None
+    assert never_joined.read_options([])[0].results_dir == tmp_path / "gpucluster-results"
 
 
 def test_reports(tmp_path: Path) -> None:
@@ -565,9 +567,8 @@ def test_the_expected_set_is_that_of_a_run(tmp_path: Path) -> None:
 def test_a_results_directory_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The absent node is named all the same, and the exit code is no better."""
     (tmp_path / "file").touch()
-    arguments = ("--gpucluster-results=file/r",)
-    session = meant(*arguments)
-    assert launch._report(session, absence(), arguments) == 1
+    session = meant("--gpucluster-results=file/r")
+    assert launch._report(session, absence(), junit=None) == 1
     assert "no reports: the results directory" in capsys.readouterr().err
 
 
