@@ -144,7 +144,7 @@ class Criterion:
         advisory = self.threshold.severity == "advisory"
         record = self._record(PASSED if advisory else NOISY, found.value, {**evidence, **found.evidence})
         waivable = found.is_final and not advisory
-        self._keep(replace(record, reason=f"advisory: {told}" if advisory else told, waivable=waivable), told)
+        self._keep(replace(record, reason=told, advisory=advisory, waivable=waivable), told)
         if advisory:
             self.note(told)
         else:
@@ -192,8 +192,7 @@ class Criterion:
             place=self.place.id if self.place is not None else None,
             outcome=outcome,
             value=value,
-            unit=self.limit.unit,
-            limit=self.limit.text,
+            limit=self.limit,
             margin_percent=self.limit.margin_percent(value),
             evidence=evidence,
         )
@@ -206,7 +205,8 @@ class Criterion:
             message = failure_text.describe_failure(self.threshold, self.limit, value, places=where, evidence=evidence)
         record = replace(
             self._record(PASSED if holds or advisory else FAILED, value, evidence),
-            reason=message if not advisory else message and f"advisory: {message}",
+            reason=message,
+            advisory=advisory and not holds,
             culprits=() if holds else tuple(place.id for place in where),
             waivable=is_final and not (holds or advisory),
         )

@@ -17,20 +17,12 @@ if TYPE_CHECKING:
 SHOWN = 4
 """Of a long list in the evidence so many are shown at either end."""
 
-NEGATED = {">": "not above", ">=": "below", "<": "not below", "<=": "above"}
-
 
 def format_number(value: float) -> str:
     """Four significant digits, whole numbers as such."""
     if float(value).is_integer() and abs(value) < 1e7:
         return str(int(value))
     return f"{value:.4g}" if abs(value) < 1000 else f"{value:.1f}"
-
-
-def negated(limit: str) -> str:
-    """What a value outside a limit is: ``> 700 TFLOPS`` becomes ``not above 700 TFLOPS``."""
-    sign, _, rest = limit.partition(" ")
-    return f"{NEGATED[sign]} {rest}" if sign in NEGATED else "within the limit"
 
 
 def where_written(threshold: Threshold) -> str:
@@ -53,7 +45,7 @@ def describe_failure(
     where = " -> ".join(place.id for place in places) or "the cluster"
     lines = [
         (
-            f"{threshold.key} at {where}: {format_number(value)} {limit.unit}, {negated(limit.text)} "
+            f"{threshold.key} at {where}: {format_number(value)} {limit.unit}, {limit.missed_text} "
             f"({shortfall(limit, value)}; {where_written(threshold)})"
         ),
         f"  {threshold.criterion}",
@@ -79,12 +71,10 @@ def describe_noise(threshold: Threshold, limit: Limit, value: float, *, places: 
 
 
 def next_step(threshold: Threshold, place: Place | None) -> str:
-    """What to do about it: the entry's own advice, then how to measure just this again."""
+    """How to measure just this criterion again."""
     own_name = threshold.key.partition("[")[0]
     select = f"{own_name} and {place.id}" if place is not None else own_name
-    again = f'measure this again: the same command with -k "{select}"'
-    advice = getattr(threshold, "advice", None)
-    return f"{advice}; then {again}" if advice else again
+    return f'measure this again: the same command with -k "{select}"'
 
 
 def summarize(values: Sequence[float]) -> str:
@@ -95,22 +85,29 @@ def summarize(values: Sequence[float]) -> str:
     return f"min {format_number(low)}, median {format_number(middle)}, max {format_number(high)}"
 
 
-def describe_together(records: Sequence[Record], names: Mapping[str, str], *, threshold: Threshold | None = None) -> list[str]:
-    """One criterion's failures over all places, with the others beside them, for the end of the report.
+def describe_together(
+    records: Sequence[Record], places: Mapping[str, Place], *, device: str, threshold: Threshold | None = None
+) -> list[str]:
+    """One criterion's failures over all places, with a summary of the places that passed, for the end of the report.
 
-    ``threshold`` adds where the limit is written and what to do next.
+    Args:
+        records: all outcomes of one criterion with a limit; at least one failed.
+        places: every expected place by id.
+        device: ``cuda``, or ``cpu`` in a rehearsal, where a place with a number is a rank.
+        threshold: adds where the limit is written and what to do next.
     """
     failed = [record for record in records if record.outcome == "failed" and record.waiver is None]
     passed = [record.value for record in records if record.outcome == "passed" and record.value is not None]
-    kind = _kind(records)
     first = failed[0]
+    missed = first.limit.missed_text if first.limit is not None else "failed"
     written = f" ({where_written(threshold)})" if threshold is not None else ""
-    lines = [f"{first.criterion}: {len(failed)} of {len(records)} {kind} {negated(first.limit or '')}{written}"]
+    lines = [f"{first.criterion}: {len(failed)} of {len(records)} {_noun(first, places, device)} {missed}{written}"]
     for record in failed:
         shown = format_number(record.value) if record.value is not None else "?"
         margin = f", {abs(record.margin_percent):.1f} % off" if record.margin_percent is not None else ""
         evidence = "  " + ", ".join(f"{name} {_show(told)}" for name, told in record.evidence.items())
-        where = names.get(record.place or "", record.place or "cluster")
+        place = places.get(record.place or "")
+        where = place.label if place is not None else record.place or "cluster"
         lines.append(f"  {where}  {shown} {record.unit}{margin}{evidence.rstrip()}")
     if passed:
         lines.append(f"  the other {len(passed)}: {summarize(passed)}")
@@ -119,12 +116,14 @@ def describe_together(records: Sequence[Record], names: Mapping[str, str], *, th
     return lines
 
 
-def _kind(records: Sequence[Record]) -> str:
-    """What was judged, for ``1 of 16 GPUs``: a place's id tells."""
-    places = [record.place for record in records if record.place]
-    if not places:
+def _noun(record: Record, places: Mapping[str, Place], device: str) -> str:
+    """What was judged, for ``1 of 16 GPUs``."""
+    if record.place is None:
         return "clusters"
-    return "GPUs" if "-gpu" in places[0] else "ranks" if "-cpu" in places[0] else "nodes"
+    place = places.get(record.place)
+    if place is None or place.gpu is None:
+        return "nodes"
+    return "GPUs" if device == "cuda" else "ranks"
 
 
 def _show(value: Any) -> str:

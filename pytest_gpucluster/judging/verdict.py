@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from pytest_gpucluster.thresholds.limit import Limit
+
 PASSED, FAILED, ERROR, NOISY = "passed", "failed", "error", "noisy"
 SKIPPED, MISSING, NOT_SELECTED = "skipped", "missing", "not_selected"
 PENDING = "pending"  # expected, and no outcome yet: never in a verdict
@@ -36,25 +38,42 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What became of one expected (criterion, place). ``place`` is its id, None for cluster-wide criteria.
+    """What became of one expected (criterion, place).
 
-    ``waiver`` says who answers for a failure; ``refused``: what runs at the culprits is to blame, not their hardware.
-    ``waivable``: all of it was measured, and a value is to blame; decided where the outcome is made, never later.
+    Attributes:
+        place: the id of the place; None for a criterion of the whole cluster.
+        value: what was measured, in the unit of ``limit``.
+        advisory: the value misses an advisory limit, so it passed with ``reason`` as a remark.
+        margin_percent: how far inside (above 0) or outside (below 0) its limit the value is.
+        culprits: the ids of the places that are to blame.
+        waiver: who answers for the failure.
+        refused: what runs at the culprits is to blame, not their hardware.
+        waivable: everything was measured, and a value is to blame. Decided where the outcome is made, never later.
     """
 
     criterion: str
     place: str | None
     outcome: str
     value: float | None = None
-    unit: str | None = None
-    limit: str | None = None
+    limit: Limit | None = None
     reason: str | None = None
+    advisory: bool = False
     margin_percent: float | None = None
     culprits: tuple[str, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)
     waiver: Mapping[str, Any] | None = None
     refused: bool = False
     waivable: bool = False
+
+    @property
+    def unit(self) -> str | None:
+        """The unit of the value."""
+        return self.limit.unit if self.limit is not None else None
+
+    @property
+    def text(self) -> str | None:
+        """The reason as people read it: a missed advisory limit says that it is one."""
+        return f"advisory: {self.reason}" if self.advisory else self.reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

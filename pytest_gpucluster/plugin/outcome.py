@@ -198,15 +198,8 @@ def _clear_xfail(report: pytest.TestReport) -> None:
 
 def _record(told: Told, outcome: str, reason: str | None) -> Record:
     criterion, place = told.pair.key
-    known = told.criterion
-    return Record(
-        criterion=criterion,
-        place=place,
-        outcome=outcome,
-        unit=known.limit.unit if known is not None else None,
-        limit=known.limit.text if known is not None else None,
-        reason=reason,
-    )
+    limit = told.criterion.limit if told.criterion is not None else None
+    return Record(criterion=criterion, place=place, outcome=outcome, limit=limit, reason=reason)
 
 
 def _skip_reason(report: pytest.TestReport) -> str:

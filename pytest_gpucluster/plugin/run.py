@@ -17,7 +17,7 @@ from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.judging.criterion import Criterion
 from pytest_gpucluster.judging.forecast import SUBJECTS
 from pytest_gpucluster.judging.plan import about, rule_against
-from pytest_gpucluster.judging.verdict import ACCEPTED, ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, Record, Verdict
+from pytest_gpucluster.judging.verdict import ACCEPTED, ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, Record, Verdict
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.plugin import pairing, soak_reports
 from pytest_gpucluster.plugin.distributed import run_distributed_test
@@ -43,7 +43,6 @@ PATIENCE_S = 4.0
 """What runs when a SIGTERM comes (collection, a test's own loop) is interrupted after this; calls end at once."""
 BAD = (FAILED, ERROR, NOISY, MISSING)
 CAME_TO_ITS_END = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
-ADVISORY = "advisory: "
 
 
 class Run:
@@ -325,8 +324,8 @@ class Run:
     def take(self, record: Record) -> None:
         """Take the outcome that a worker of pytest-xdist came to."""
         self.session.recorder.record_outcome(record)
-        if record.outcome == PASSED and (record.reason or "").startswith(ADVISORY):
-            self._terminal.remark((record.reason or "").removeprefix(ADVISORY))
+        if record.advisory:
+            self._terminal.remark(record.reason or "")
 
     def _add_properties(self, item: pytest.Item, record: Record) -> None:
         place = self.session.places().get(record.place or "")
@@ -334,7 +333,7 @@ class Run:
         for name in ("hostname", "rank", "uuid", "serial", "pci"):
             if getattr(place, name, None) is not None:
                 facts[name] = getattr(place, name)
-        facts.update({"value": record.value, "unit": record.unit, "limit": record.limit})
+        facts.update({"value": record.value, "unit": record.unit, "limit": record.limit and record.limit.text})
         if record.outcome in (ERROR, NOISY, MISSING):
             facts["failure_type"] = record.outcome
         known = {name for name, _ in item.user_properties}

@@ -132,8 +132,7 @@ def _provisional(kept: Kept, criterion: Criterion) -> Record:
         criterion=kept.criterion,
         place=kept.place.id,
         outcome=ERROR if reason is not None else PENDING,
-        unit=criterion.limit.unit,
-        limit=criterion.limit.text,
+        limit=criterion.limit,
         reason=str(reason) if reason is not None else None,
         culprits=tuple(place.id for place in reason.culprits) if reason is not None else (),
     )

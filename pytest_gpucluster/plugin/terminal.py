@@ -162,10 +162,10 @@ class Terminal:
             reporter.write_line(line, bold=True)
         width = reporter._tw.fullwidth if reporter.isatty else PLAIN_WIDTH  # noqa: SLF001 -- pytest's own width
         reporter.write(criteria_table(records, width=width, color=reporter.hasmarkup))
-        names = {place.id: place.label for place in session.places().values()}
         for criterion in dict.fromkeys(row.criterion for row in records if counted_as(row) == FAILED and row.limit):
             rows = [record for record in records if record.criterion == criterion]
-            for line in failure_text.describe_together(rows, names, threshold=session.criteria.get(criterion)):
+            threshold, device = session.criteria.get(criterion), session.inventory.device
+            for line in failure_text.describe_together(rows, session.places(), device=device, threshold=threshold):
                 reporter.write_line(line)
         for remark in self._remarks:
             reporter.write_line(f"advisory: {remark}")
@@ -191,7 +191,7 @@ class Terminal:
         values = [record.value for record in records if record.value is not None]
         counts = [f"{number} {WORDS[word]}" for word, number in Counter(counted_as(record) for record in records).items()]
         shown = f"{failure_text.summarize(values)} {records[0].unit}" if values else ""
-        limit = f"  ({records[0].limit})" if values and records[0].limit else ""
+        limit = f"  ({records[0].limit.text})" if values and records[0].limit else ""
         good = all(record.outcome in (PASSED, SKIPPED) for record in records)
         self._write(f"{records[0].criterion:<{NAME_WIDTH}} {', '.join(counts):<22} {shown}{limit}", red=not good)
 

@@ -20,7 +20,7 @@ from pytest_gpucluster.errors import GpuclusterError
 from pytest_gpucluster.judging.verdict import ERROR, NOT_SELECTED, Record
 from pytest_gpucluster.plugin.run import PAIR, RECORD, RULE, expected_of
 from pytest_gpucluster.reporting.files import strict
-from pytest_gpucluster.reporting.recorder import record_facts
+from pytest_gpucluster.reporting.journal import record_facts, record_from_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
@@ -107,8 +107,7 @@ class XdistController:
         """Take the outcome that a report brings; end the report of a test that did not live to its teardown."""
         result = yield
         if hasattr(report, INPUT):
-            found = json.loads(getattr(report, INPUT))
-            self._run.take(Record(**{**found, "culprits": tuple(found["culprits"])}))
+            self._run.take(record_from_facts(json.loads(getattr(report, INPUT))))
         if report is self._crashed:
             end = copy.copy(report)
             end.when, end.outcome, end.longrepr = "teardown", "passed", None

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.verdict import ACCEPTING, MISSING, PENDING, Record, Terms, Verdict, decide
-from pytest_gpucluster.places import Place
+from pytest_gpucluster.places import Inventory, Place
 from pytest_gpucluster.reporting.files import ResultsDirectory, write_atomically
+from pytest_gpucluster.reporting.journal import record_from_facts
 from pytest_gpucluster.reporting.junit_file import Case
 from pytest_gpucluster.reporting.live import Files
 
@@ -65,8 +66,7 @@ class Story:
         self.terms = replace(self.terms, objections=(*self.terms.objections, *event["selftest"]["objections"]))
 
     def _on_outcome(self, event: dict[str, Any]) -> None:
-        told = event["record"]
-        record = Record(**{**told, "culprits": tuple(told["culprits"])})
+        record = record_from_facts(event["record"])
         self.records[record.criterion, record.place] = record
 
     def _on_verdict(self, event: dict[str, Any]) -> None:
@@ -134,7 +134,7 @@ def rebuild(folder: Path, *, junit: Path | None = None) -> Verdict:
         **({"selftest": story.selftest} if story.selftest is not None else {}),
     }
     cases = [Case(nodeid=story.nodeids.get(key, key[0]), record=record) for key, record in story.records.items()]
-    places = story.places or _unbound(story.records.values())
+    places = story.places or _unbound(story)
     files = Files(results=folder / "results.json", junit=junit if junit is not None else folder / "junit.xml")
     files.write(cases, verdict, places, facts=facts, rehearsal=story.terms.rehearsal)
     return verdict
@@ -170,13 +170,11 @@ def take_over(folder: Path, copy: Path) -> None:
     write_atomically(journal, text)
 
 
-def _unbound(records: Iterable[Record]) -> dict[str, Place]:
-    """Places of a run that ended before any said hello: their ids are all that is known."""
-    ids = {record.place for record in records if record.place is not None}
-    return {name: Place(id=name, **_numbers(name)) for name in ids}
-
-
-def _numbers(name: str) -> dict[str, Any]:
-    node, _, gpu = name.partition("-")
-    digits = gpu.lstrip("cgpu")
-    return {"node": int(node.removeprefix("node")), "gpu": int(digits) if digits else None}
+def _unbound(story: Story) -> dict[str, Place]:
+    """The expected places of a run that ended before any rank said hello."""
+    expected = story.facts.get("expected")
+    if expected is None:
+        return {}
+    device = "cpu" if story.terms.rehearsal else "cuda"
+    inventory = Inventory(num_nodes=expected["nodes"], gpus_per_node=expected["gpus_per_node"], device=device)
+    return {place.id: place for place in (*inventory.places, *inventory.nodes)}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.judging.verdict import Record, Terms, Verdict, decide
 from pytest_gpucluster.reporting.files import Journal, ResultsDirectory, require_writable
+from pytest_gpucluster.reporting.journal import record_facts
 from pytest_gpucluster.reporting.junit_file import Case
 from pytest_gpucluster.reporting.live import Files, Live, not_ended, so_far
 
@@ -148,8 +149,3 @@ def planned_facts(plan: Plan, terms: Terms) -> dict[str, Any]:
     """The expected set and the terms of the verdict, for the journal."""
     rows = [{"nodeid": plan.nodeid(row), **{name: getattr(row, name) for name in PLANNED}} for row in plan]
     return {"expected": rows, "terms": asdict(terms)}
-
-
-def record_facts(record: Record) -> dict[str, Any]:
-    """A record as plain data, for the journal."""
-    return {field.name: getattr(record, field.name) for field in fields(record)}

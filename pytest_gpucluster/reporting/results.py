@@ -87,8 +87,11 @@ def _row(record: Record, places: Mapping[str, Place]) -> dict[str, Any]:
         "outcome": record.outcome,
         "value": record.value,
         "unit": record.unit,
-        "limit": record.limit,
-        "reason": record.reason,
+        "limit": record.limit.text if record.limit is not None else None,
+        "limit_kind": record.limit.kind if record.limit is not None else None,
+        "limit_value": record.limit.value if record.limit is not None else None,
+        "advisory": record.advisory,
+        "reason": record.text,
         "waiver": dict(record.waiver) if record.waiver is not None else None,
         "evidence": dict(record.evidence),
     }

@@ -58,7 +58,7 @@ def criteria_table(records: Iterable[Record], *, width: int, color: bool) -> str
 def _cells(rows: list[Record]) -> list[str]:
     values = [row.value for row in rows if row.value is not None]
     margins = [row.margin_percent for row in rows if row.margin_percent is not None]
-    limits = list(dict.fromkeys(row.limit for row in rows if row.limit))
+    limits = list(dict.fromkeys(row.limit.text for row in rows if row.limit))
     worst = next(outcome for outcome in SEVEREST_FIRST if any(counted_as(row) == outcome for row in rows))
     number = sum(counted_as(row) == worst for row in rows)
     told = WORDS[worst] if number == len(rows) else f"{number} of {len(rows)} {WORDS[worst]}"

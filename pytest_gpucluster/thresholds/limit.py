@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.layers import Kind
 
-_SIGNS = {"above": ">", "below": "<", "min": ">=", "max": "<="}
+SIGNS: dict[Kind, str] = {"above": ">", "below": "<", "min": ">=", "max": "<="}
+_MISSED: dict[Kind, str] = {"above": "not above", "below": "not below", "min": "below", "max": "above"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,12 @@ class Limit:
     @property
     def text(self) -> str:
         """``> 700 TFLOPS``."""
-        return f"{_SIGNS[self.kind]} {_number(self.value)} {self.unit}"
+        return f"{SIGNS[self.kind]} {_number(self.value)} {self.unit}"
+
+    @property
+    def missed_text(self) -> str:
+        """What a value outside the limit is: ``not above 700 TFLOPS``."""
+        return f"{_MISSED[self.kind]} {_number(self.value)} {self.unit}"
 
     def holds(self, value: object) -> bool:
         """Whether a value is within the limit. Anything but a finite int or float is not."""

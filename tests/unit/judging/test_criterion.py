@@ -130,7 +130,8 @@ def test_advisory_passes_with_a_remark() -> None:
     judge.require(498.0)
     assert judge.judged is not None
     assert judge.judged.outcome == PASSED
-    assert str(judge.judged.reason).startswith("advisory: ")
+    assert judge.judged.advisory
+    assert str(judge.judged.text).startswith("advisory: tflops at node0-gpu0: 498 TFLOPS")
     assert len(remarks) == 1
     assert "498" in remarks[0]
 

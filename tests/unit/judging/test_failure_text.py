@@ -88,7 +88,7 @@ def test_numbers(value: float, text: str) -> None:
 def together(*values: float) -> list[str]:
     """The closing paragraph over 16 GPUs of which the last ones have ``values``."""
     good = [
-        Record(criterion="bf16_tflops", place=f"node0-gpu{i}", outcome=PASSED, value=731.2 + i, unit="TFLOPS")
+        Record(criterion="bf16_tflops", place=f"node0-gpu{i}", outcome=PASSED, value=731.2 + i, limit=limit())
         for i in range(15)
     ]
     bad = [
@@ -97,15 +97,15 @@ def together(*values: float) -> list[str]:
             place=f"node1-gpu{i}",
             outcome=FAILED,
             value=value,
-            unit="TFLOPS",
-            limit="> 700 TFLOPS",
+            limit=limit(),
             margin_percent=100 * (value - 700) / 700,
             evidence=EVIDENCE,
             reason=failure_text.describe_failure(threshold("bf16_tflops"), limit(), value, places=[HOT], evidence=EVIDENCE),
         )
         for i, value in enumerate(values)
     ]
-    return failure_text.describe_together([*good, *bad], {"node1-gpu0": HOT.label}, threshold=threshold("bf16_tflops"))
+    places = {"node1-gpu0": HOT}
+    return failure_text.describe_together([*good, *bad], places, device="cuda", threshold=threshold("bf16_tflops"))
 
 
 def test_all_places_together() -> None:
@@ -129,7 +129,7 @@ def test_all_places_together_say_where_the_limit_is_and_what_next() -> None:
 
 def test_one_of_one() -> None:
     """Nobody else to compare with is no sentence."""
-    record = Record(criterion="x", place=None, outcome=FAILED, value=None, unit="u", limit="> 1 u")
-    lines = failure_text.describe_together([record], {})
+    record = Record(criterion="x", place=None, outcome=FAILED, value=None, limit=limit("above", 1, "u"))
+    lines = failure_text.describe_together([record], {}, device="cuda")
     assert lines[0] == "x: 1 of 1 clusters not above 1 u"
     assert "the other" not in "\n".join(lines)

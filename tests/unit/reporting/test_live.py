@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
+from pytest_gpucluster.reporting.files import strict
+from pytest_gpucluster.reporting.journal import record_facts, record_from_facts
 from pytest_gpucluster.reporting.live import Live, not_ended
 from pytest_gpucluster.reporting.rebuild import rebuild
+from tests.support.entries import limit
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,3 +117,46 @@ def test_what_may_be_waived_is_in_the_journal(tmp_path: Path, told: dict[str, An
     journal(tmp_path, {"event": "outcome", "record": failed}, {"event": "verdict", "objections": []})
     assert rebuild(tmp_path).word == word
     assert ("<failure" in (tmp_path / "junit.xml").read_text(encoding="utf-8")) == (word == "REJECTED")
+
+
+def test_a_record_survives_the_journal() -> None:
+    """Every field, the limit among them."""
+    record = Record(
+        criterion="tflops",
+        place="node0-gpu1",
+        outcome="passed",
+        value=498.0,
+        limit=limit(),
+        reason="below",
+        advisory=True,
+        margin_percent=-28.9,
+        culprits=("node0-gpu1",),
+        evidence={"C": 91},
+    )
+    assert record_from_facts(json.loads(json.dumps(strict(record_facts(record))))) == record
+
+
+def test_a_journal_of_version_0_1_is_read(tmp_path: Path) -> None:
+    """Its limits and advisory remarks are text, it has no bound places, and the results have all facts as fields."""
+    told = {"place": None, "culprits": [], "evidence": {}, "waiver": None, "refused": False, "waivable": False}
+    rows = [
+        {**told, "criterion": "rate", "outcome": "failed", "value": 498.0, "unit": "TFLOPS", "limit": "> 700 TFLOPS"},
+        {**told, "criterion": "size", "outcome": "passed", "value": 1e7, "unit": "B a row", "limit": ">= 10000000 B a row"},
+        {
+            **told,
+            "criterion": "hint",
+            "outcome": "passed",
+            "reason": "advisory: 3 %, above 2 %",
+            "limit": "<= 2.5 %",
+            "unit": "%",
+        },
+        {**told, "criterion": "link", "outcome": "error", "place": "node0-gpu0", "limit": None, "unit": None, "value": None},
+    ]
+    journal(tmp_path, *({"event": "outcome", "record": {"reason": None, **row}} for row in rows))
+    assert rebuild(tmp_path).word == "REJECTED"
+    results = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    _, rate, size, hint, link = results["criteria"]
+    assert (rate["limit"], rate["unit"], rate["limit_kind"], rate["limit_value"]) == ("> 700 TFLOPS", "TFLOPS", "above", 700)
+    assert (size["limit"], size["unit"], size["limit_kind"]) == (">= 10000000 B a row", "B a row", "min")
+    assert (hint["limit"], hint["advisory"], hint["reason"]) == ("<= 2.5 %", True, "advisory: 3 %, above 2 %")
+    assert (link["place"]["id"], link["place"]["gpu"], link["limit"]) == ("node0-gpu0", 0, None)

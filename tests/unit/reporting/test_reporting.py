@@ -22,6 +22,9 @@ from pytest_gpucluster.places import Inventory, Place
 from pytest_gpucluster.reporting.files import Journal, ResultsDirectory, write_atomically
 from pytest_gpucluster.reporting.results import SCHEMA_FILE, culprits, results_document, to_json
 from pytest_gpucluster.reporting.table import criteria_table
+from pytest_gpucluster.thresholds.layers import KINDS
+from pytest_gpucluster.thresholds.limit import Limit
+from tests.support.entries import limit
 
 INVENTORY = Inventory(num_nodes=1, gpus_per_node=2, device="cuda")
 PLACES = {place.id: place for place in (*INVENTORY.places, *INVENTORY.nodes)}
@@ -83,7 +86,7 @@ def validate(found: Any) -> None:
 @pytest.mark.parametrize("evidence", EVIDENCES, ids=["none", "not finite", "objects", "keys", "surrogates"])
 def test_evidence_of_any_kind_is_strict_json(evidence: dict[Any, Any]) -> None:
     """Whatever a test hands over as evidence, results.json can be read by everybody."""
-    validate(document([record(evidence=evidence, value=1.5, unit="TFLOPS", limit="> 2 TFLOPS", reason="r")]))
+    validate(document([record(evidence=evidence, value=1.5, limit=limit(value=2), reason="r")]))
 
 
 RECORDS = st.builds(
@@ -92,8 +95,7 @@ RECORDS = st.builds(
     place=st.none() | st.sampled_from(sorted(PLACES)),
     outcome=st.sampled_from(OUTCOMES),
     value=st.none() | st.floats(),
-    unit=st.none() | st.text(),
-    limit=st.none() | st.text(),
+    limit=st.none() | st.builds(Limit, kind=st.sampled_from(KINDS), value=st.floats(), unit=st.text()),
     reason=st.none() | st.text(),
     culprits=st.lists(st.sampled_from([*sorted(PLACES), "nobody"]), max_size=2).map(tuple),
     evidence=st.dictionaries(st.text(), st.floats() | st.text() | st.lists(st.integers()), max_size=2),
@@ -109,7 +111,7 @@ def test_every_run_fits_the_schema(records: list[Record]) -> None:
 def test_rows() -> None:
     """Place with its hardware, null for the cluster; number, unit, limit, reason as they are."""
     bound = {**PLACES, "node0-gpu1": Place(id="node0-gpu1", node=0, gpu=1, rank=1, hostname="h", uuid="GPU-1", pci="p")}
-    rows = [record(value=498.0, unit="TFLOPS", limit="> 700 TFLOPS"), record(criterion="loss", place=None, culprits=())]
+    rows = [record(value=498.0, limit=limit()), record(criterion="loss", place=None, culprits=())]
     found = results_document(records=rows, places=bound, verdict=decide(rows, TERMS), facts=FACTS)
     first, second = found["criteria"]
     assert first["place"] == {
@@ -123,6 +125,7 @@ def test_rows() -> None:
         "pci": "p",
     }
     assert (first["value"], first["unit"], first["limit"]) == (498.0, "TFLOPS", "> 700 TFLOPS")
+    assert (first["limit_kind"], first["limit_value"], first["advisory"]) == ("above", 700, False)
     assert second["place"] is None
     assert (found["verdict"], found["schema"]) == ("REJECTED", 1)
 
@@ -248,8 +251,8 @@ def table(*records: Record, width: int = 132) -> str:
 
 def test_the_table_shows_the_worst() -> None:
     """One row a criterion: how many places, values, limit, least margin, severest outcome."""
-    good = record(outcome="passed", value=742.0, unit="TFLOPS", limit="> 700 TFLOPS", margin_percent=6.0)
-    bad = record(value=498.0, unit="TFLOPS", limit="> 700 TFLOPS", margin_percent=-28.9)
+    good = record(outcome="passed", value=742.0, limit=limit(), margin_percent=6.0)
+    bad = record(value=498.0, limit=limit(), margin_percent=-28.9)
     lines = table(good, good, bad, record(criterion="x[y]", outcome="missing")).splitlines()
     assert re.search(r"^tflops +3 +min 498, median 742, max 742 TFLOPS +> 700 TFLOPS +-28.9 % +1 of 3 failed", lines[1])
     assert re.search(r"^x\[y\] +1 +- +- +- +missing", lines[2])
