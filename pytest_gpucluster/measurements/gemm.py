@@ -65,25 +65,15 @@ Tolerances are a few roundings of the output (unit roundoff 2^-8 for bfloat16, 2
 float32 lies between its own error (1e-5) and that of TF32 (1e-3), so that one is never taken for the other; float8's fast
 accumulation keeps about 14 bits of a sum."""
 
-JUDGED: Mapping[str, Callable[[Mapping[int, float]], int]] = {
-    "best size": lambda rates: max(rates, key=rates.__getitem__),
-    "largest size": max,
-}
-STATISTICS: Mapping[str, Callable[[Timing], float]] = {
-    "median": lambda timed: timed.median_s,
-    "mean": lambda timed: timed.mean_s,
-}
-DATA = ("randn",)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmRate:
     """Dense matrix product rate; 1 TFLOPS is 10^12 FLOP/s, and of int8 10^12 integer operations a second (1 TOPS).
 
-    ``tflops`` is the judged size's statistic, ``bursts_tflops`` the same of each of its bursts alone (each cold, so the
-    clock's boost at its start is part of every one), ``samples_tflops`` its single products; ``by_size`` holds
-    ``median p10 p90 best`` TFLOPS under each size. ``telemetry`` covers the whole measurement, rests included, sampled
-    at 100 Hz; None without NVML.
+    ``tflops`` is the median rate of the size with the best one. ``bursts_tflops`` holds that size's median rate of each
+    burst (each burst starts cold, so each includes the clock's boost), ``samples_tflops`` its single products. ``by_size``
+    holds ``median p10 p90 best`` TFLOPS under each size. ``telemetry`` covers the whole measurement, rests included,
+    sampled at 100 Hz; None without NVML.
     """
 
     tflops: float
@@ -143,9 +133,6 @@ def gemm(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     warmup_s: float,
     rest_s: float = 0.0,
     bursts: int = 1,
-    judged: str = "best size",
-    statistic: str = "median",
-    data: str = "randn",
 ) -> GemmRate:
     """Rate of the square products ``sizes`` in ``dtype`` on the current device.
 
@@ -157,16 +144,13 @@ def gemm(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
             acts after some 50 ms, so this decides what is measured: the clock's rate (short) or the power cap's (long).
         rest_s: seconds without work before each warm-up.
         bursts: into how many equal parts, each with its own rest and warm-up, the timed products of a size are split.
-        judged: which size gives ``tflops``: one of :data:`JUDGED`.
-        statistic: which of its times: one of :data:`STATISTICS`.
-        data: what the operands hold: one of :data:`DATA`.
 
     Raises:
-        ValueError: an unknown word, with the valid ones, no size, or one that is no multiple of the dtype's step.
+        ValueError: an unknown dtype, with the valid ones; no size, or a size that is no multiple of the dtype's step.
         RuntimeError: the GPU has no matrix units for this dtype.
         ArithmeticError: a product lies outside the dtype's rounding error of a float64 reference.
     """
-    _require_known(dtype=(dtype, KINDS), judged=(judged, JUDGED), statistic=(statistic, STATISTICS), data=(data, DATA))
+    require_known(dtype)
     if not sizes or min(sizes) < 1 or not 1 <= bursts <= iterations:
         raise ValueError(f"at least one size n >= 1 and 1 <= bursts <= iterations: {sizes}, {bursts}, {iterations}")
     kind = KINDS[dtype]
@@ -180,17 +164,14 @@ def gemm(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
             check(product, kind)
     finally:
         torch.set_float32_matmul_precision(precision)
-    rates = {size: _tflops(size, STATISTICS[statistic](one)) for size, one in timed.items()}
-    best = JUDGED[judged](rates)
+    rates = {size: _tflops(size, one.median_s) for size, one in timed.items()}
+    best = max(rates, key=rates.__getitem__)
     return GemmRate(
         tflops=rates[best],
         dtype=dtype,
         best_size=best,
         by_size={str(size): _spread(size, one) for size, one in timed.items()},
-        bursts_tflops=[
-            round(_tflops(best, STATISTICS[statistic](Timing(samples_s=part))), 4)
-            for part in _in_parts(timed[best].samples_s, bursts)
-        ],
+        bursts_tflops=[round(_tflops(best, statistics.median(part)), 4) for part in _in_parts(timed[best].samples_s, bursts)],
         samples_tflops=[round(_tflops(best, seconds), 4) for seconds in timed[best].samples_s],
         warmup_s=warmup_s,
         rest_s=rest_s,
@@ -205,10 +186,14 @@ def bf16_product(size: int) -> Callable[[], None]:
     return product_of(size, KINDS["bfloat16"])
 
 
-def _require_known(**words: tuple[str, Any]) -> None:
-    for name, (word, valid) in words.items():
-        if word not in valid:
-            raise ValueError(f"unknown {name} {word!r}; valid: {', '.join(valid)}")
+def require_known(dtype: str) -> None:
+    """Refuse a dtype that is none of :data:`KINDS`.
+
+    Raises:
+        ValueError: with the valid dtypes.
+    """
+    if dtype not in KINDS:
+        raise ValueError(f"unknown dtype {dtype!r}; valid: {', '.join(KINDS)}")
 
 
 def require_units(dtype: str) -> None:

@@ -131,8 +131,7 @@ def peak_at_clock_tflops(*, peak_tflops: float | None, peak_clock_mhz: float | N
 
 
 def _require_sense(dtype: str, size: int, seconds: float, slice_s: float, peak_at: tuple[float | None, float | None]) -> None:
-    if dtype not in gemm.KINDS:
-        raise ValueError(f"unknown dtype {dtype!r}; valid: {', '.join(gemm.KINDS)}")
+    gemm.require_known(dtype)
     if size < 1 or not 0 < 2 * slice_s <= seconds < math.inf:
         raise ValueError(f"size >= 1, slice_s > 0 and at least two slices: not {size}, {slice_s}, {seconds}")
     if (peak_at[0] is None) != (peak_at[1] is None) or any(number is not None and number <= 0 for number in peak_at):

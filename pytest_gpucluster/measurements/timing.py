@@ -32,11 +32,6 @@ class Timing:
         """The middle sample in seconds."""
         return statistics.median(self.samples_s)
 
-    @property
-    def mean_s(self) -> float:
-        """The mean sample in seconds."""
-        return statistics.fmean(self.samples_s)
-
 
 def current_device() -> torch.device:
     """The GPU this process has set, else the CPU."""

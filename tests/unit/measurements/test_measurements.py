@@ -33,7 +33,6 @@ def test_every_call_is_timed() -> None:
     assert len(timed.samples_s) == 3
     assert min(timed.samples_s) >= 0.01
     assert timed.median_s >= 0.01
-    assert timed.mean_s >= 0.01
 
 
 def test_span_is_per_launch() -> None:
@@ -87,7 +86,7 @@ def test_gemm_arithmetic(fixed_times: None) -> None:
     assert rate.by_size["64"]["best"] == pytest.approx(2 * 64**3 / 0.001 / 1e12)
     assert rate.by_size["32"]["p10"] < rate.by_size["32"]["median"] < rate.by_size["32"]["p90"]
     assert len(rate.samples_tflops) == 3
-    assert small_gemm(statistic="mean", iterations=4).tflops == pytest.approx(2 * 64**3 / 0.0025 / 1e12)
+    assert small_gemm(iterations=4).tflops == pytest.approx(2 * 64**3 / 0.0025 / 1e12)
 
 
 def test_gemm_really_measures() -> None:
@@ -112,16 +111,15 @@ def test_gemm_of_every_dtype_is_right(dtype: str) -> None:
     assert torch.get_float32_matmul_precision() == before
 
 
-def test_gemm_judges_the_largest_size_if_asked(fixed_times: None) -> None:
-    """The word of the recipe decides, not the order of the sizes."""
-    assert small_gemm(sizes=[64, 32], judged="largest size").best_size == 64
+def test_gemm_judges_the_best_size_wherever_it_stands(fixed_times: None) -> None:
+    """The order of the sizes does not matter."""
+    assert small_gemm(sizes=[64, 32]).best_size == 64
 
 
-@pytest.mark.parametrize("word", ["judged", "statistic", "data", "dtype"])
-def test_gemm_refuses_unknown_words(word: str) -> None:
-    """A recipe nobody knows is an error that names the valid words."""
-    with pytest.raises(ValueError, match=f"unknown {word} 'zeros'; valid"):
-        small_gemm(**{word: "zeros"})
+def test_gemm_refuses_an_unknown_dtype() -> None:
+    """The error names the valid dtypes."""
+    with pytest.raises(ValueError, match="unknown dtype 'zeros'; valid"):
+        small_gemm(dtype="zeros")
 
 
 @pytest.mark.parametrize("changes", [{"sizes": []}, {"sizes": [0]}, {"iterations": 0}])
