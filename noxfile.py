@@ -255,7 +255,7 @@ def launches(session: nox.Session) -> None:
         venv.test("coverage", "run", "-m", *told, "-m", LONG, *PARALLEL, *ignored, "tests")
     venv.test(
         *told, "-m", FAST, *(session.posargs or LAUNCHES)
-    )  # unmeasured: NOT_FOR_RUNS in tests/support/launching.py says why
+    )  # unmeasured: environment() in tests/support/launching.py says why
 
 
 @nox.session(python=False)

@@ -9,40 +9,39 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.support import harness
+from tests.support.launching import ACCEPTANCE
 from tests.support.nvml_simulator import build, environment
+from tests.support.runs import Torchrun, run_pytest
+from tests.support.thresholds_files import in_rehearsal, write_limits
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.harness import Ran
+    from tests.support.runs import FinishedRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
 # A little above what one product, copy or launch can reach that loses 0.5 s (plants/planted.py), whatever the machine. A
 # CPU is 30 times better or more.
 TIGHT = {
-    "bf16_tflops": harness.in_rehearsal(above=0.000009, recipe={"sizes": [128], "iterations": 3}),
-    "hbm_bandwidth": harness.in_rehearsal(above=0.00011, recipe={"size_bytes": 16777216}),
-    "busbw[all_reduce]": harness.in_rehearsal(above={"any": 0.0022}, recipe={"size_bytes": 1048576}),
+    "bf16_tflops": in_rehearsal(above=0.000009, recipe={"sizes": [128], "iterations": 3}),
+    "hbm_bandwidth": in_rehearsal(above=0.00011, recipe={"size_bytes": 16777216}),
+    "busbw[all_reduce]": in_rehearsal(above={"any": 0.0022}, recipe={"size_bytes": 1048576}),
 }
 UNTAUGHT = {"preset": "tiny", "steps": 20, "fault": "lr0", "heldout_rows": 16, "greedy_rows": 4}
 SLOW = {"gemm": "slow", "hbm_bandwidth": "slow", "all_reduce": "slow"}
 CORRUPT = {
-    "silent_corruption": harness.in_rehearsal(recipe={"flips": [{"kind": "softmax", "bit": 5, "round": 1, "rank": 1}]}),
-    "hbm_pattern": harness.in_rehearsal(recipe={"flip": 4096}),
-    "hbm_pattern_coverage": harness.in_rehearsal(skip=None),
-    "bf16_sustained": harness.in_rehearsal(above=1000),
-    "bf16_at_clock": harness.in_rehearsal(skip=None),
-    **{
-        key: harness.in_rehearsal(above=1000)
-        for key in ("fp16_tflops", "tf32_tflops", "fp32_tflops", "fp64_tflops", "int8_tops")
-    },
-    "fp8_tflops": harness.in_rehearsal(above=1000, skip=None, recipe={"sizes": [64], "iterations": 1, "bursts": 1}),
-    "host_to_device": harness.in_rehearsal(above=1e6),
-    "device_to_host": harness.in_rehearsal(above=1e6),
-    "host_to_device_all": harness.in_rehearsal(above=1e6),
-    "device_to_host_all": harness.in_rehearsal(above=1e6),
+    "silent_corruption": in_rehearsal(recipe={"flips": [{"kind": "softmax", "bit": 5, "round": 1, "rank": 1}]}),
+    "hbm_pattern": in_rehearsal(recipe={"flip": 4096}),
+    "hbm_pattern_coverage": in_rehearsal(skip=None),
+    "bf16_sustained": in_rehearsal(above=1000),
+    "bf16_at_clock": in_rehearsal(skip=None),
+    **{key: in_rehearsal(above=1000) for key in ("fp16_tflops", "tf32_tflops", "fp32_tflops", "fp64_tflops", "int8_tops")},
+    "fp8_tflops": in_rehearsal(above=1000, skip=None, recipe={"sizes": [64], "iterations": 1, "bursts": 1}),
+    "host_to_device": in_rehearsal(above=1e6),
+    "device_to_host": in_rehearsal(above=1e6),
+    "host_to_device_all": in_rehearsal(above=1e6),
+    "device_to_host_all": in_rehearsal(above=1e6),
 }
 NEEDS_FP8 = pytest.mark.skipif(
     not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_scaled_mm", "CPU"),
@@ -60,38 +59,38 @@ ANOTHER_NODE = """count 2
 
 
 @pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def slow(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """Rank 1 loses time in everything it measures, and the fine-tune cannot learn."""
     folder = tmp_path_factory.mktemp("slow")
-    limits = harness.write_limits(folder / "tight.yaml", {**TIGHT, "finetune_loss": harness.in_rehearsal(recipe=UNTAUGHT)})
+    limits = write_limits(folder / "tight.yaml", {**TIGHT, "finetune_loss": in_rehearsal(recipe=UNTAUGHT)})
     planted = {"E2E_PLANT": json.dumps(SLOW)}
-    return harness.launch(folder, harness.ACCEPTANCE, limits, "-p", "planted", environment=planted, timeout_s=300)
+    return run_pytest(folder, ACCEPTANCE, limits, "-p", "planted", variables=planted, timeout_s=300)
 
 
 @pytest.fixture(scope="module")
-def corrupt(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def corrupt(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """Flipped bits in memory and in a result of rank 1, and limits that no link and no CPU reaches."""
     folder = tmp_path_factory.mktemp("corrupt")
-    limits = harness.write_limits(folder / "corrupt.yaml", CORRUPT)
-    return harness.launch(folder, harness.ACCEPTANCE, limits, "-k", " or ".join(CORRUPT))
+    limits = write_limits(folder / "corrupt.yaml", CORRUPT)
+    return run_pytest(folder, ACCEPTANCE, limits, "-k", " or ".join(CORRUPT))
 
 
 @pytest.fixture(scope="module")
-def sick(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def sick(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """A simulated node of four H200: two healthy, one with broken memory, one with too little of it."""
     folder = tmp_path_factory.mktemp("sick")
     simulated = environment(build(tmp_path_factory.mktemp("nvml")), SCENARIO)
-    return harness.launch(folder, harness.ACCEPTANCE, environment=simulated)
+    return run_pytest(folder, ACCEPTANCE, variables=simulated)
 
 
 @pytest.fixture(scope="module")
-def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """Two simulated nodes of two GPUs: the first healthy, on the second a GPU of another model and a lost one."""
     folder = tmp_path_factory.mktemp("two-nodes")
     library = build(tmp_path_factory.mktemp("nvml2"))
     nodes = (environment(library, "count 2\n"), environment(library, ANOTHER_NODE))
-    arguments = (harness.ACCEPTANCE, "--gpucluster-profile=lab-2x2", "-k", "health and not clocks")
-    return harness.launch(folder, *arguments, torchrun=harness.Torchrun(ranks=2, nodes=nodes))
+    arguments = (ACCEPTANCE, "--gpucluster-profile=lab-2x2", "-k", "health and not clocks")
+    return run_pytest(folder, *arguments, torchrun=Torchrun(ranks=2, nodes=nodes))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +102,7 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         ("finetune_loss", "test_finetune_loss", None, "< 0.5 nats/token"),
     ],
 )
-def test_fails_by_its_value(slow: Ran, criterion: str, test: str, bad: str | None, limit: str) -> None:
+def test_fails_by_its_value(slow: FinishedRun, criterion: str, test: str, bad: str | None, limit: str) -> None:
     """Failed with value, limit and margin at the guilty place, passed beside it."""
     row = slow.row(criterion, bad)
     unit = limit.rsplit(maxsplit=1)[-1]
@@ -111,7 +110,7 @@ def test_fails_by_its_value(slow: Ran, criterion: str, test: str, bad: str | Non
     if bad == "node0-cpu1":
         assert slow.outcomes(criterion) == {"node0-cpu0": "passed", "node0-cpu1": "failed"}
     case = slow.case(test)
-    assert case.kind == "failure"
+    assert case.outcome == "failure"
     assert f"{criterion} at {bad or 'the cluster'}: " in case.text
     missed = limit.replace(">", "not above").replace("<", "not below")
     assert f" {unit}, {missed} (" in case.text
@@ -121,7 +120,7 @@ def test_fails_by_its_value(slow: Ran, criterion: str, test: str, bad: str | Non
     assert f"::{test}" in slow.stdout
 
 
-def test_failure_says_where_the_limit_is_written(slow: Ran) -> None:
+def test_failure_says_where_the_limit_is_written(slow: FinishedRun) -> None:
     """The overlay's file and line, for a limit of the overlay; hostname and rank of the place."""
     text = slow.case("test_bf16_tflops[node0-cpu1]").text
     assert "tight.yaml:" in text
@@ -129,7 +128,7 @@ def test_failure_says_where_the_limit_is_written(slow: Ran) -> None:
     assert f"node0-cpu1 (rank 1, {hostname})" in text
 
 
-def test_slow_rank_is_the_culprit(slow: Ran) -> None:
+def test_slow_rank_is_the_culprit(slow: FinishedRun) -> None:
     """The place that is slow alone is named, with high confidence and both findings; the healthy one is not."""
     culprit = slow.culprit("node0-cpu1")
     assert (culprit["kind"], culprit["confidence"]) == ("gpu", "high")
@@ -138,7 +137,7 @@ def test_slow_rank_is_the_culprit(slow: Ran) -> None:
     assert "node0-cpu0" not in {one["place"]["id"] for one in slow.results["culprits"]}
 
 
-def test_untaught_model_fails_all_that_is_judged_from_it(slow: Ran) -> None:
+def test_untaught_model_fails_all_that_is_judged_from_it(slow: FinishedRun) -> None:
     """A learning rate of 0: the loss stays, nothing is answered, no call is generated, and no adapter moved."""
     assert slow.row("finetune_loss")["value"] > 5
     assert slow.row("finetune_exact_match")["outcome"] == "failed"
@@ -150,16 +149,16 @@ def test_untaught_model_fails_all_that_is_judged_from_it(slow: Ran) -> None:
     assert failed == ["finetune_check[adapters_moved]", "finetune_check[generation]"]
 
 
-def test_failed_rehearsal_is_rejected(slow: Ran) -> None:
+def test_failed_rehearsal_is_rejected(slow: FinishedRun) -> None:
     """Never REHEARSED: exit 1, and the verdict's testcase is a failure."""
     assert slow.returncode == 1
     assert slow.results["verdict"] == "REJECTED"
     assert re.match(r"verdict REJECTED: \d+ passed, 8 failed, \d+ do not apply", slow.verdict_line)
     verdict = slow.cases[-1]
-    assert (verdict.name, verdict.kind) == ("gpucluster.verdict", "failure")
+    assert (verdict.name, verdict.outcome) == ("gpucluster.verdict", "failure")
 
 
-def test_all_places_stand_together_at_the_end(slow: Ran) -> None:
+def test_all_places_stand_together_at_the_end(slow: FinishedRun) -> None:
     """The closing report has one paragraph a criterion: the bad place, and the others beside it."""
     told = r"\nbf16_tflops: 1 of 2 ranks not above 9e-06 TFLOPS \(tight.yaml:\d+\)\n  node0-cpu1 \(rank 1, "
     assert re.search(told, slow.stdout)
@@ -174,7 +173,7 @@ def test_all_places_stand_together_at_the_end(slow: Ran) -> None:
         ("gpu_memory", "node0-gpu2", 80, ">= 137.592 GiB"),
     ],
 )
-def test_sick_gpu(sick: Ran, criterion: str, bad: str, value: float, limit: str) -> None:
+def test_sick_gpu(sick: FinishedRun, criterion: str, bad: str, value: float, limit: str) -> None:
     """NVML's finding fails at its own GPU and passes at the others."""
     row = sick.row(criterion, bad)
     assert (row["outcome"], row["value"], row["limit"]) == ("failed", value, limit)
@@ -182,13 +181,13 @@ def test_sick_gpu(sick: Ran, criterion: str, bad: str, value: float, limit: str)
     number = int(bad[-1])
     uuid = f"GPU-{number:08x}-0000-0000-0000-{number:012x}"
     case = sick.case(f"test_{criterion}[{bad}]")
-    assert case.kind == "failure"
+    assert case.outcome == "failure"
     assert case.properties["uuid"] == uuid
     assert uuid in case.text
-    assert sick.case(f"test_{criterion}[node0-gpu0]").kind == "passed"
+    assert sick.case(f"test_{criterion}[node0-gpu0]").outcome == "passed"
 
 
-def test_sick_gpu_is_the_culprit_with_its_uuid(sick: Ran) -> None:
+def test_sick_gpu_is_the_culprit_with_its_uuid(sick: FinishedRun) -> None:
     """Both findings point at GPU 1, by UUID, serial and PCI address, and are told before what could not be measured."""
     culprit = sick.culprit("node0-gpu1")
     assert (culprit["kind"], culprit["confidence"]) == ("gpu", "high")
@@ -198,7 +197,7 @@ def test_sick_gpu_is_the_culprit_with_its_uuid(sick: Ran) -> None:
     assert culprit["evidence"][0].startswith("ecc_uncorrected at node0-gpu1: 2 errors")
 
 
-def test_gpus_that_torch_cannot_use(sick: Ran) -> None:
+def test_gpus_that_torch_cannot_use(sick: FinishedRun) -> None:
     """Shown by NVML and closed to torch: a failure of its own, and errors at every place that needs the GPU."""
     assert sick.row("gpu_count", "node0")["outcome"] == "passed"
     row = sick.row("torch_sees_gpus", "node0")
@@ -208,12 +207,12 @@ def test_gpus_that_torch_cannot_use(sick: Ran) -> None:
     for criterion in ("busbw[all_reduce]", "nodes_reachable", "finetune_loss"):
         assert set(sick.outcomes(criterion).values()) == {"error"}, criterion
     case = sick.case("test_bf16_tflops[node0-gpu1]")
-    assert case.kind == "error"
+    assert case.outcome == "error"
     assert "rank 1 (node0-gpu1, " in case.text
     assert "torch sees 0 GPUs" in case.text
 
 
-def test_sick_node_is_no_rehearsal(sick: Ran) -> None:
+def test_sick_node_is_no_rehearsal(sick: FinishedRun) -> None:
     """Found by NVML: the profile of its GPUs, the real suite, REJECTED, exit 1."""
     assert (sick.results["profile"], sick.results["expected"]["gpus_per_node"]) == ("h200-sxm", 4)
     assert sick.junit is not None
@@ -242,7 +241,7 @@ def test_sick_node_is_no_rehearsal(sick: Ran) -> None:
         ("device_to_host_all", ("passed", "passed"), None),
     ],
 )
-def test_corruption_and_slow_links(corrupt: Ran, criterion: str, outcomes: tuple[str, str], told: str | None) -> None:
+def test_corruption_and_slow_links(corrupt: FinishedRun, criterion: str, outcomes: tuple[str, str], told: str | None) -> None:
     """Each fails (or says why it was not measured) with its evidence, at its place; the advisory ones remark."""
     assert tuple(corrupt.outcomes(criterion).values()) == outcomes
     if told is None:
@@ -255,8 +254,8 @@ def test_a_gpu_fewer_than_promised_fails(tmp_path: Path) -> None:
     """The count is measured, by the GPUs that are there: a failure of the node, beside the place that is missing."""
     simulated = environment(build(tmp_path), "count 3\n")
     (tmp_path / "run").mkdir()
-    chosen = (harness.ACCEPTANCE, "-k", "gpu_count or gpu_model", "--gpucluster-expect=nodes=1,gpus_per_node=4")
-    ran = harness.launch(tmp_path / "run", *chosen, environment=simulated)
+    chosen = (ACCEPTANCE, "-k", "gpu_count or gpu_model", "--gpucluster-expect=nodes=1,gpus_per_node=4")
+    ran = run_pytest(tmp_path / "run", *chosen, variables=simulated)
     row = ran.row("gpu_count", "node0")
     assert (row["outcome"], row["value"], row["limit"]) == ("failed", 3, ">= 4 GPUs")
     assert ran.outcomes("gpu_model")["node0-gpu3"] == "missing"
@@ -264,7 +263,7 @@ def test_a_gpu_fewer_than_promised_fails(tmp_path: Path) -> None:
     assert {culprit["place"]["id"] for culprit in ran.results["culprits"]} == {"node0", "node0-gpu3"}
 
 
-def test_another_model_on_another_node(two_nodes: Ran) -> None:
+def test_another_model_on_another_node(two_nodes: FinishedRun) -> None:
     """One NVL among SXM on the second node fails there only."""
     assert two_nodes.outcomes("gpu_model") == {
         "node0-gpu0": "passed",
@@ -273,25 +272,25 @@ def test_another_model_on_another_node(two_nodes: Ran) -> None:
         "node1-gpu1": "error",
     }
     case = two_nodes.case("test_gpu_model[node1-gpu0]")
-    assert case.kind == "failure"
+    assert case.outcome == "failure"
     assert "found NVIDIA H200 NVL" in case.text
     assert "node1-gpu0 (rank 2, " in case.text
     assert two_nodes.row("gpu_count", "node0")["outcome"] == "passed"
 
 
-def test_lost_gpu_is_an_error_at_its_place(two_nodes: Ran) -> None:
+def test_lost_gpu_is_an_error_at_its_place(two_nodes: FinishedRun) -> None:
     """What cannot be read was not measured: an error that names rank, place and GPU; its neighbour keeps its values."""
     for criterion in ("ecc_uncorrected", "remapped_rows", "gpu_memory"):
         assert two_nodes.row(criterion, "node1-gpu1")["outcome"] == "error"
         assert two_nodes.row(criterion, "node1-gpu0")["outcome"] == "passed"
     case = two_nodes.case("test_ecc_uncorrected[node1-gpu1]")
-    assert (case.kind, case.properties["failure_type"]) == ("error", "error")
+    assert (case.outcome, case.properties["failure_type"]) == ("error", "error")
     assert "node1-gpu1 (rank 3, " in case.text
     assert "GPU 1: GPU is lost" in case.text
     assert two_nodes.row("gpu_count", "node1")["outcome"] == "passed"  # NVML still lists it
 
 
-def test_lost_gpu_takes_no_uuid_away(two_nodes: Ran) -> None:
+def test_lost_gpu_takes_no_uuid_away(two_nodes: FinishedRun) -> None:
     """Every place keeps its identity beside a lost GPU, and the lost one has what NVML still tells of it."""
     uuids = {
         row["place"]["id"]: row["place"]["uuid"] for row in two_nodes.results["criteria"] if row["criterion"] == "gpu_model"
@@ -300,7 +299,7 @@ def test_lost_gpu_takes_no_uuid_away(two_nodes: Ran) -> None:
     assert uuids == {"node0-gpu0": first, "node0-gpu1": second, "node1-gpu0": first, "node1-gpu1": second}
 
 
-def test_every_node_leaves_with_an_error(two_nodes: Ran) -> None:
+def test_every_node_leaves_with_an_error(two_nodes: FinishedRun) -> None:
     """REJECTED is told by the exit code on both nodes, and torchrun's banner carries the verdict."""
     assert two_nodes.results["verdict"] == "REJECTED"
     assert all(code != 0 for code in two_nodes.returncodes)

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import harness
+from tests.support.runs import run_pytest, user_folder
+from tests.support.thresholds_files import entry, write_limits
 
 if TYPE_CHECKING:
-    from tests.support.harness import Ran
+    from tests.support.runs import FinishedRun
 
 pytestmark = pytest.mark.e2e
 
@@ -18,17 +19,17 @@ CASES = ("quiet", "calm_at_last", "wild", "on_the_limit", "clearly_slow")
 
 
 @pytest.fixture(scope="module")
-def noisy(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def noisy(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """folders/noise in one run."""
-    folder = harness.user_folder("noise", tmp_path_factory.mktemp("user") / "noise")
+    folder = user_folder("noise", tmp_path_factory.mktemp("user") / "noise")
     criteria = {
-        **{f"rate[{name}]": harness.entry(**LIMIT) for name in CASES},
-        "advised": harness.entry(**LIMIT, severity="advisory"),
-        "swallowed": harness.entry(**LIMIT),
-        "fails_later": harness.entry(**LIMIT),
+        **{f"rate[{name}]": entry(**LIMIT) for name in CASES},
+        "advised": entry(**LIMIT, severity="advisory"),
+        "swallowed": entry(**LIMIT),
+        "fails_later": entry(**LIMIT),
     }
-    limits = harness.write_limits(folder / "limits.yaml", criteria, extends=False)
-    return harness.launch(folder, "--gpucluster", "test_noise.py", limits)
+    limits = write_limits(folder / "limits.yaml", criteria, extends=False)
+    return run_pytest(folder, "--gpucluster", "test_noise.py", limits)
 
 
 @pytest.mark.parametrize(
@@ -41,13 +42,13 @@ def noisy(tmp_path_factory: pytest.TempPathFactory) -> Ran:
         ("clearly_slow", "failed", "failure"),
     ],
 )
-def test_outcome(noisy: Ran, name: str, outcome: str, kind: str) -> None:
+def test_outcome(noisy: FinishedRun, name: str, outcome: str, kind: str) -> None:
     """Only what was doubtful twice is noisy; what is clear is judged."""
     assert set(noisy.outcomes(f"rate[{name}]").values()) == {outcome}
-    assert noisy.case(f"test_rate[node0-cpu0-{name}]").kind == kind
+    assert noisy.case(f"test_rate[node0-cpu0-{name}]").outcome == kind
 
 
-def test_doubt_is_told_with_both_numbers(noisy: Ran) -> None:
+def test_doubt_is_told_with_both_numbers(noisy: FinishedRun) -> None:
     """In the JUnit file: what was seen first, what then, why; and its type is noisy."""
     case = noisy.case("test_rate[node0-cpu1-wild]")
     assert case.properties["failure_type"] == "noisy"
@@ -58,14 +59,14 @@ def test_doubt_is_told_with_both_numbers(noisy: Ran) -> None:
     assert "the limit lies inside the 10th to 90th percentile of 30 repeats, 98.9 to 102.1" in limit.text
 
 
-def test_a_second_look_is_on_record(noisy: Ran) -> None:
+def test_a_second_look_is_on_record(noisy: FinishedRun) -> None:
     """A value that was measured again says why and what it was first."""
     evidence = noisy.row("rate[calm_at_last]", "node0-cpu0")["evidence"]
     assert evidence["first measured TFLOPS"] == 120
     assert "10 repeats spread" in evidence["measured again because"]
 
 
-def test_noise_is_no_way_out(noisy: Ran) -> None:
+def test_noise_is_no_way_out(noisy: FinishedRun) -> None:
     """Swallowed noise stays noise, a clear failure after it wins, an advisory entry only remarks."""
     assert set(noisy.outcomes("swallowed").values()) == {"noisy"}
     assert set(noisy.outcomes("fails_later").values()) == {"failed"}
@@ -75,7 +76,7 @@ def test_noise_is_no_way_out(noisy: Ran) -> None:
     assert "6 too close to call" in noisy.verdict_line
 
 
-def test_noise_blames_nobody(noisy: Ran) -> None:
+def test_noise_blames_nobody(noisy: FinishedRun) -> None:
     """Disagreeing repeats are no reason to replace a part."""
     criteria = {name for culprit in noisy.results["culprits"] for name in culprit["criteria"]}
     assert criteria == {"rate[clearly_slow]", "fails_later"}

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import harness
+from tests.support.launching import ACCEPTANCE
 from tests.support.nvml_simulator import build, environment
+from tests.support.runs import run_pytest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.harness import Ran
+    from tests.support.runs import FinishedRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault]
 
@@ -26,46 +27,46 @@ HUNG = "count 2\n1.delay_ms.nvmlDeviceGetUtilizationRates 600000\n"
 CHOSEN = ("no_foreign_process", "gpu_model", "ecc_uncorrected", "bf16_tflops", "hbm_bandwidth", "busbw")
 
 
-def launch(folder: Path, scenario: str, *arguments: str) -> Ran:
+def launch(folder: Path, scenario: str, *arguments: str) -> FinishedRun:
     """Some criteria of the packaged suite on the simulated node; torch sees no GPU, so nothing can really be measured."""
     simulated = environment(build(folder), scenario)
     (folder / "run").mkdir()
-    return harness.launch(
+    return run_pytest(
         folder / "run",
-        harness.ACCEPTANCE,
+        ACCEPTANCE,
         "--gpucluster-level=quick",
         "-k",
         " or ".join(CHOSEN),
         *arguments,
-        environment=simulated,
+        variables=simulated,
     )
 
 
 @pytest.fixture(scope="module")
-def busy(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def busy(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """The second GPU has a process of 25 GiB."""
     return launch(tmp_path_factory.mktemp("busy"), BUSY)
 
 
 @pytest.mark.parametrize("criterion", ["no_foreign_process", "bf16_tflops", "hbm_bandwidth"])
-def test_busy_gpu_is_not_measured(busy: Ran, criterion: str) -> None:
+def test_busy_gpu_is_not_measured(busy: FinishedRun, criterion: str) -> None:
     """An error that names process, host, place and UUID."""
     row = busy.row(criterion, "node0-gpu1")
     assert (row["outcome"], row["value"]) == ("error", None)
     case = busy.case(f"test_{criterion}[node0-gpu1]")
-    assert (case.kind, case.properties["failure_type"]) == ("error", "error")
+    assert (case.outcome, case.properties["failure_type"]) == ("error", "error")
     assert "GPU not idle: 25.0 GiB held by pid 4711 (python3) on node0-gpu1 (rank 1, " in case.text
     assert UUID in case.text
 
 
-def test_idle_neighbour_is_no_part_of_it(busy: Ran) -> None:
+def test_idle_neighbour_is_no_part_of_it(busy: FinishedRun) -> None:
     """Its own check passes; what it cannot measure has its own reason (here: torch sees no GPU)."""
     assert busy.row("no_foreign_process", "node0-gpu0")["outcome"] == "passed"
     assert "torch sees 0 GPUs" in busy.case("test_bf16_tflops[node0-gpu0]").text
     assert "not idle" not in busy.case("test_bf16_tflops[node0-gpu0]").text
 
 
-def test_group_with_it_is_not_measured(busy: Ran) -> None:
+def test_group_with_it_is_not_measured(busy: FinishedRun) -> None:
     """The node's collectives: an error that names the busy GPU."""
     assert busy.row("busbw[all_reduce]", "node0")["outcome"] == "error"
     assert (
@@ -74,13 +75,13 @@ def test_group_with_it_is_not_measured(busy: Ran) -> None:
     )
 
 
-def test_health_is_read_all_the_same(busy: Ran) -> None:
+def test_health_is_read_all_the_same(busy: FinishedRun) -> None:
     """By NVML, which nobody disturbs."""
     for criterion in ("gpu_model", "ecc_uncorrected"):
         assert busy.outcomes(criterion) == {"node0-gpu0": "passed", "node0-gpu1": "passed"}
 
 
-def test_it_is_no_hardware_failure(busy: Ran) -> None:
+def test_it_is_no_hardware_failure(busy: FinishedRun) -> None:
     """INCOMPLETE and not REJECTED; what runs there is to blame, and ending it is the advice."""
     assert "failed" not in {row["outcome"] for row in busy.results["criteria"]}
     assert busy.results["verdict"] == "INCOMPLETE"

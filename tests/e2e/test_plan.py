@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import pty
 import re
-import subprocess
-import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import harness
+from tests.support.launching import ACCEPTANCE, PYTEST, environment
+from tests.support.runs import run_pytest
+from tests.support.terminal import at_terminal
+from tests.support.thresholds_files import in_rehearsal, write_limits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +23,7 @@ HEAD = "gpucluster: plan: "
 
 def test_the_plan_is_printed_first(tmp_path: Path) -> None:
     """Criteria and tests that apply, the level, the time; by subject; before anything was measured."""
-    ran = harness.launch(tmp_path, harness.ACCEPTANCE, *SELECTED)
+    ran = run_pytest(tmp_path, ACCEPTANCE, *SELECTED)
     lines = ran.stdout.splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith(HEAD))
     assert re.fullmatch(
@@ -40,21 +37,21 @@ def test_the_plan_is_printed_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize("option", ["-q", "--collect-only"])
 def test_quiet_stays_quiet(tmp_path: Path, option: str) -> None:
     """Who asked for less is told less."""
-    ran = harness.launch(tmp_path, harness.ACCEPTANCE, "-k", "nodes_reachable", option)
+    ran = run_pytest(tmp_path, ACCEPTANCE, "-k", "nodes_reachable", option)
     assert ran.returncode == 0
     assert "plan:" not in ran.stdout
 
 
 def test_a_line_now_and_then_where_there_is_no_terminal(tmp_path: Path) -> None:
     """With the share of the whole run, and what is left."""
-    ran = harness.launch(tmp_path, harness.ACCEPTANCE, lasting(tmp_path, 7), "-k", "bf16_sustained and not straggler")
+    ran = run_pytest(tmp_path, ACCEPTANCE, lasting(tmp_path, 7), "-k", "bf16_sustained and not straggler")
     line = r"(?m)^bf16_sustained +rank \d: \d\.\d of 7 s +\d+ %; \d+ % of all, (about \d:\d\d left|longer than estimated)$"
     assert re.search(line, ran.stdout)
 
 
 def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
     """One line, rewritten in place: never wider than the terminal, never above 99 % before the end."""
-    shown = in_terminal(tmp_path, harness.ACCEPTANCE, lasting(tmp_path, 3), *SELECTED, columns=100)
+    shown = in_terminal(tmp_path, ACCEPTANCE, lasting(tmp_path, 3), *SELECTED, columns=100)
     drawn = re.findall(r"\r(\[[#-]{10}\] +(\d+) % (\d+)/5 [^\r\n]*)", shown)
     assert len(drawn) > 3
     assert max(len(line) for line, *_ in drawn) <= 100  # erased to the end of the line
@@ -69,27 +66,13 @@ def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
 def lasting(folder: Path, seconds: int) -> str:
     """The option for limits under which one criterion takes so long."""
     recipe = {"seconds": seconds, "slice_s": 0.2}
-    criteria = {"bf16_sustained": harness.in_rehearsal(recipe=recipe, takes_s=seconds, above=1e-5)}
-    return harness.write_limits(folder / "lasting.yaml", criteria)
+    criteria = {"bf16_sustained": in_rehearsal(recipe=recipe, takes_s=seconds, above=1e-5)}
+    return write_limits(folder / "lasting.yaml", criteria)
 
 
 def in_terminal(folder: Path, *arguments: str, columns: int) -> str:
     """What a run writes to a terminal of this width."""
-    plugin = [] if harness._is_installed() else ["-p", "pytest_gpucluster.plugin"]
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", *plugin, *arguments]
-    environment = {**harness._environment(), "COLUMNS": str(columns), "TERM": "xterm"}
-    ours, theirs = pty.openpty()
-    process = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    read, deadline_s = b"", time.monotonic() + 120
-    try:
-        with contextlib.suppress(OSError):  # the last process has closed it
-            while chunk := os.read(ours, 65536):
-                read += chunk
-                assert time.monotonic() < deadline_s, read.decode()
-        assert process.wait(30) == 0, read.decode()
-    finally:
-        process.kill()
-        process.wait(10)
-        os.close(ours)
-    return read.decode()
+    variables = {**environment(measured=True), "COLUMNS": str(columns), "TERM": "xterm"}
+    with at_terminal([*PYTEST, "--color=no", *arguments], cwd=folder, environment=variables) as terminal:
+        assert terminal.end() == 0, terminal.seen
+        return terminal.seen

@@ -12,13 +12,15 @@ import pytest
 
 from pytest_gpucluster.reporting.rebuild import rebuild
 from tests.e2e.test_fails_by_value import TIGHT
-from tests.support import harness
+from tests.support.launching import ACCEPTANCE
+from tests.support.runs import Torchrun, run_pytest
+from tests.support.thresholds_files import write_limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.harness import Ran
+    from tests.support.runs import FinishedRun
 
 pytestmark = pytest.mark.e2e
 
@@ -50,18 +52,18 @@ BY_RULE = {
 
 
 @pytest.fixture(scope="module")
-def without_training(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def without_training(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """Plain pytest, two ranks, under the limits that the planted faults of test_fails_by_value.py miss."""
     folder = tmp_path_factory.mktemp("healthy")
-    limits = harness.write_limits(folder / "tight.yaml", TIGHT)
-    return harness.launch(folder, harness.ACCEPTANCE, limits, "-k", "not training")
+    limits = write_limits(folder / "tight.yaml", TIGHT)
+    return run_pytest(folder, ACCEPTANCE, limits, "-k", "not training")
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """The handover's line with two ranks: everything, the fine-tune included, by the packaged limits."""
     folder = tmp_path_factory.mktemp("whole")
-    return harness.launch(folder, harness.ACCEPTANCE, torchrun=harness.Torchrun(ranks=2))
+    return run_pytest(folder, ACCEPTANCE, torchrun=Torchrun(ranks=2))
 
 
 @pytest.fixture
@@ -80,12 +82,12 @@ def busy_cores() -> Iterator[None]:
 @pytest.mark.usefixtures("busy_cores")
 def test_a_busy_machine_rehearses_all_the_same(tmp_path: Path) -> None:
     """Eight ranks on cores that three other programs want too: slow is no reason to reject a rehearsal."""
-    busy = harness.launch(tmp_path, harness.ACCEPTANCE, "--gpucluster-expect=nodes=1,gpus_per_node=8", timeout_s=900)
+    busy = run_pytest(tmp_path, ACCEPTANCE, "--gpucluster-expect=nodes=1,gpus_per_node=8", timeout_s=900)
     assert busy.results["verdict"] == "REHEARSED", busy.stdout[-4000:]
     assert busy.returncode == 0
 
 
-def test_all_that_was_selected_is_green(without_training: Ran) -> None:
+def test_all_that_was_selected_is_green(without_training: FinishedRun) -> None:
     """Every measured criterion passes at every place, under the tight limits too."""
     for criterion, places in MEASURED.items():
         assert without_training.outcomes(criterion) == dict.fromkeys(places, "passed"), criterion
@@ -95,7 +97,7 @@ def test_all_that_was_selected_is_green(without_training: Ran) -> None:
     assert without_training.results["culprits"] == []
 
 
-def test_what_was_left_out_makes_it_incomplete_and_nothing_else(without_training: Ran) -> None:
+def test_what_was_left_out_makes_it_incomplete_and_nothing_else(without_training: FinishedRun) -> None:
     """The verdict says what was not selected; without the gate that is no failure of the command."""
     for criterion in FINETUNE:
         assert without_training.row(criterion)["outcome"] == "not_selected"
@@ -108,35 +110,35 @@ def test_what_was_left_out_makes_it_incomplete_and_nothing_else(without_training
     assert without_training.returncode == 0
 
 
-def test_junit_of_a_rehearsal(without_training: Ran) -> None:
+def test_junit_of_a_rehearsal(without_training: FinishedRun) -> None:
     """The suite's name tells a rehearsal, values are properties, and the last testcase is the verdict."""
     assert without_training.junit is not None
     assert without_training.junit.get("name") == "gpucluster-rehearsal"
     assert [case.name for case in without_training.cases][-1] == "gpucluster.verdict"
     verdict = without_training.case("gpucluster.verdict")
-    assert (verdict.kind, verdict.properties["verdict"]) == ("error", "INCOMPLETE")
+    assert (verdict.outcome, verdict.properties["verdict"]) == ("error", "INCOMPLETE")
     one = without_training.case("test_bf16_tflops[node0-cpu1]")
-    assert one.kind == "passed"
+    assert one.outcome == "passed"
     assert (one.properties["place"], one.properties["rank"], one.properties["unit"]) == ("node0-cpu1", "1", "TFLOPS")
     assert float(one.properties["value"]) == without_training.row("bf16_tflops", "node0-cpu1")["value"]
-    assert without_training.case("test_gpu_model[node0-cpu0]").kind == "skipped"
+    assert without_training.case("test_gpu_model[node0-cpu0]").outcome == "skipped"
     assert not [case for case in without_training.cases if "finetune" in case.name or "throughput" in case.name]
 
 
-def test_terminal_of_a_rehearsal(without_training: Ran) -> None:
+def test_terminal_of_a_rehearsal(without_training: FinishedRun) -> None:
     """It is said before anything runs, and changed limits are named at the end."""
     assert "gpucluster: REHEARSAL on the CPU: it tries the procedure and accepts nothing" in without_training.stdout
     assert without_training.verdict_line.endswith("; limits changed: bf16_tflops, hbm_bandwidth, busbw[all_reduce]")
     assert without_training.results["changed_limits"] == ["bf16_tflops", "hbm_bandwidth", "busbw[all_reduce]"]
 
 
-def test_lines_stand_before_the_last_words(without_training: Ran) -> None:
+def test_lines_stand_before_the_last_words(without_training: FinishedRun) -> None:
     """The line of the last criterion is not torn away from the others by pytest's closing messages."""
     text = without_training.stdout
     assert text.index("\nhbm_bandwidth  ") < text.index("generated xml file")
 
 
-def test_journal(without_training: Ran) -> None:
+def test_journal(without_training: FinishedRun) -> None:
     """The journal has the expected set before the first outcome, and the verdict last."""
     events = [event["event"] for event in without_training.journal]
     assert events[0] == "started"
@@ -146,7 +148,7 @@ def test_journal(without_training: Ran) -> None:
     assert len(planned) == len(without_training.results["criteria"])
 
 
-def test_rebuilt_from_its_journal(without_training: Ran, tmp_path: Path) -> None:
+def test_rebuilt_from_its_journal(without_training: FinishedRun, tmp_path: Path) -> None:
     """Rows, places and verdict are those of the run, nodes included."""
     lines = "".join(json.dumps(event) + "\n" for event in without_training.journal)
     (tmp_path / "journal.jsonl").write_text(lines, encoding="utf-8")
@@ -157,7 +159,7 @@ def test_rebuilt_from_its_journal(without_training: Ran, tmp_path: Path) -> None
     assert nodes == [socket.gethostname()]
 
 
-def test_whole_rehearsal_through_torchrun(whole: Ran) -> None:
+def test_whole_rehearsal_through_torchrun(whole: FinishedRun) -> None:
     """Everything passes, the fine-tune learns, the verdict is REHEARSED."""
     assert whole.returncode == 0, whole.stdout
     assert whole.results["verdict"] == "REHEARSED"
@@ -170,10 +172,10 @@ def test_whole_rehearsal_through_torchrun(whole: Ran) -> None:
     assert whole.results["changed_limits"] == []
 
 
-def test_a_rehearsal_is_never_a_pass_in_the_junit(whole: Ran) -> None:
+def test_a_rehearsal_is_never_a_pass_in_the_junit(whole: FinishedRun) -> None:
     """Whoever reads only the JUnit sees a skipped verdict, not a green one."""
     verdict = whole.cases[-1]
-    assert (verdict.name, verdict.kind) == ("gpucluster.verdict", "skipped")
+    assert (verdict.name, verdict.outcome) == ("gpucluster.verdict", "skipped")
     assert "REHEARSED" in verdict.text
     assert whole.junit is not None
     assert (whole.junit.get("name"), whole.junit.get("failures"), whole.junit.get("errors")) == (
@@ -183,7 +185,7 @@ def test_a_rehearsal_is_never_a_pass_in_the_junit(whole: Ran) -> None:
     )
 
 
-def test_one_session_under_torchrun(whole: Ran) -> None:
+def test_one_session_under_torchrun(whole: FinishedRun) -> None:
     """Rank 1 is an agent: it collects, prints and reports nothing."""
     assert whole.stdout.count("test session starts") == 1
     assert whole.stdout.count("verdict REHEARSED") == 1

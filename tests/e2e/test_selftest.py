@@ -8,57 +8,58 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.reporting.rebuild import rebuild
-from tests.support import harness
+from tests.support.runs import Torchrun, run_pytest, user_folder
+from tests.support.thresholds_files import entry, write_limits
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.harness import Ran
+    from tests.support.runs import FinishedRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
 STRAGGLERS = {
-    f"straggler[{quantity}]": harness.entry(max=3, unit="%", recipe={"floor_spread": 0.005})
+    f"straggler[{quantity}]": entry(max=3, unit="%", recipe={"floor_spread": 0.005})
     for quantity in ("bf16_tflops", "hbm_bandwidth")
 }
-LIMITS = {**STRAGGLERS, "silent_corruption": harness.entry(max=0)}
+LIMITS = {**STRAGGLERS, "silent_corruption": entry(max=0)}
 AT_ONCE_S = 3.0
 """As in tests/faults: 0.03 to 0.3 s were measured, the rest is for a busy machine."""
 
 
-def launched(folder: Path, *arguments: str, ranks: int, torchrun: harness.Torchrun | None = None) -> Ran:
+def launched(folder: Path, *arguments: str, ranks: int, torchrun: Torchrun | None = None) -> FinishedRun:
     """The folder of the self-test, with so many ranks on the CPU."""
-    limits = harness.write_limits(folder / "limits.yaml", LIMITS, extends=False)
+    limits = write_limits(folder / "limits.yaml", LIMITS, extends=False)
     expect = f"--gpucluster-expect=nodes=1,gpus_per_node={ranks}"
     given = ("--gpucluster-selftest", expect, limits, *arguments, "test_looking.py")
-    return harness.launch(folder, *given, torchrun=torchrun, timeout_s=90)
+    return run_pytest(folder, *given, torchrun=torchrun, timeout_s=90)
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def four(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """Four ranks."""
-    return launched(harness.user_folder("selftest", tmp_path_factory.mktemp("user") / "four"), ranks=4)
+    return launched(user_folder("selftest", tmp_path_factory.mktemp("user") / "four"), ranks=4)
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def two(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """Two ranks of torchrun, which cannot show everything."""
-    folder = harness.user_folder("selftest", tmp_path_factory.mktemp("user") / "two")
-    return launched(folder, ranks=2, torchrun=harness.Torchrun(ranks=2))
+    folder = user_folder("selftest", tmp_path_factory.mktemp("user") / "two")
+    return launched(folder, ranks=2, torchrun=Torchrun(ranks=2))
 
 
 @pytest.fixture(scope="module")
-def blind(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def blind(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """Two ranks, and nothing that is wrong is seen."""
-    return launched(harness.user_folder("selftest", tmp_path_factory.mktemp("user") / "blind"), "-p", "blind", ranks=2)
+    return launched(user_folder("selftest", tmp_path_factory.mktemp("user") / "blind"), "-p", "blind", ranks=2)
 
 
-def trials(ran: Ran, kind: str) -> list[dict[str, Any]]:
+def trials(ran: FinishedRun, kind: str) -> list[dict[str, Any]]:
     """The trials of a kind with a plant."""
     return [trial for trial in ran.results["selftest"]["trials"] if trial["kind"] == kind and trial["victim"] is not None]
 
 
-def test_wrong_bits_are_found(four: Ran) -> None:
+def test_wrong_bits_are_found(four: FinishedRun) -> None:
     """Each kind of output once, at places in turn; nobody in the clean round."""
     found = trials(four, "wrong")
     assert {trial["where"] for trial in found} >= {"bf16", "fp32", "attention", "softmax", "reduction"}
@@ -68,7 +69,7 @@ def test_wrong_bits_are_found(four: Ran) -> None:
     assert (four.results["selftest"]["clean_repeats"], four.results["selftest"]["false_alarms"]) == (1, 0)
 
 
-def test_a_dead_rank_is_found(four: Ran) -> None:
+def test_a_dead_rank_is_found(four: FinishedRun) -> None:
     """By name, at once, and the next collective works."""
     (trial,) = trials(four, "dead")
     assert (trial["found"], trial["named"], trial["fault"]) == (True, [trial["victim"]], None)
@@ -76,7 +77,7 @@ def test_a_dead_rank_is_found(four: Ran) -> None:
     assert trial["measured"]["next_collective_s"] > 0
 
 
-def test_a_hung_rank_is_found(four: Ran) -> None:
+def test_a_hung_rank_is_found(four: FinishedRun) -> None:
     """By name, at the deadline."""
     (trial,) = trials(four, "hung")
     assert (trial["found"], trial["named"], trial["fault"]) == (True, [trial["victim"]], None)
@@ -84,7 +85,7 @@ def test_a_hung_rank_is_found(four: Ran) -> None:
     assert "a hung rank at its deadline of 3 s, named" in four.results["selftest"]["statement"]
 
 
-def test_slow_ranks_are_planted_and_not_judged(four: Ran) -> None:
+def test_slow_ranks_are_planted_and_not_judged(four: FinishedRun) -> None:
     """On a CPU, where each operation of the victim was made twice as long."""
     found = trials(four, "slow")
     assert {trial["where"] for trial in found} == {"bf16", "copy"}
@@ -93,7 +94,7 @@ def test_slow_ranks_are_planted_and_not_judged(four: Ran) -> None:
     assert "(not judged)" in four.results["selftest"]["statement"]
 
 
-def test_it_is_told(four: Ran) -> None:
+def test_it_is_told(four: FinishedRun) -> None:
     """Before the first test on the terminal; in the journal; as the first testcase, skipped as a rehearsal's verdict is."""
     statement = four.results["selftest"]["statement"]
     told = f"gpucluster: self-test: {statement}"
@@ -102,16 +103,16 @@ def test_it_is_told(four: Ran) -> None:
     assert events.index("planned") < events.index("selftest") < events.index("outcome")
     assert next(case.name for case in four.cases) == "gpucluster.selftest"
     case = four.case("gpucluster.selftest")
-    assert (case.kind, case.properties["statement"]) == ("skipped", statement)
+    assert (case.outcome, case.properties["statement"]) == ("skipped", statement)
 
 
-def test_it_leaves_a_sound_cluster(four: Ran) -> None:
+def test_it_leaves_a_sound_cluster(four: FinishedRun) -> None:
     """Everything after it passes, and the verdict is what it would have been."""
     assert (four.returncode, four.results["verdict"], four.results["culprits"]) == (0, "REHEARSED", [])
     assert four.results["selftest"]["objections"] == []
 
 
-def test_it_is_rebuilt(four: Ran, tmp_path: Path) -> None:
+def test_it_is_rebuilt(four: FinishedRun, tmp_path: Path) -> None:
     """From the journal alone, word for word."""
     lines = "".join(json.dumps(event) + "\n" for event in four.journal)
     (tmp_path / "journal.jsonl").write_text(lines, encoding="utf-8")
@@ -120,18 +121,18 @@ def test_it_is_rebuilt(four: Ran, tmp_path: Path) -> None:
     assert told["selftest"] == four.results["selftest"]
 
 
-def test_what_two_ranks_cannot_show(two: Ran) -> None:
+def test_what_two_ranks_cannot_show(two: FinishedRun) -> None:
     """Who is slow of two; a wrong bit names both; dead and hung are found as ever."""
     statement = two.results["selftest"]["statement"]
     assert "a slow GPU cannot be shown: it takes 3 places to say which is slow, and 2 answer" in statement
     assert all(set(trial["named"]) == {"node0-cpu0", "node0-cpu1"} for trial in trials(two, "wrong"))
     assert [trial["found"] for kind in ("dead", "hung") for trial in trials(two, kind)] == [True, True]
     assert "and nobody can say which is wrong: both are named" in two.stdout
-    assert two.case("gpucluster.selftest").kind == "skipped"
+    assert two.case("gpucluster.selftest").outcome == "skipped"
     assert (two.returncode, two.results["verdict"]) == (0, "REHEARSED")
 
 
-def test_a_broken_detection_is_told(blind: Ran) -> None:
+def test_a_broken_detection_is_told(blind: FinishedRun) -> None:
     """Which plants were missed: on the terminal, as an error in the JUnit file, and in the verdict, which is INCOMPLETE."""
     missed = len(trials(blind, "wrong"))
     assert missed >= 5
@@ -141,7 +142,7 @@ def test_a_broken_detection_is_told(blind: Ran) -> None:
         "the self-test missed 1 of 1 plants of a hung rank (node0-cpu",
     )
     case = blind.case("gpucluster.selftest")
-    assert case.kind == "error"
+    assert case.outcome == "error"
     for told in words:
         assert f"gpucluster: self-test: {told}" in blind.stdout
         assert told in blind.verdict_line
@@ -161,6 +162,6 @@ def test_a_broken_detection_is_told(blind: Ran) -> None:
 )
 def test_refused(tmp_path: Path, option: str, told: str) -> None:
     """Where there are no workers of its own that may die."""
-    ran = launched(harness.user_folder("selftest", tmp_path / "refused"), option, ranks=2)
+    ran = launched(user_folder("selftest", tmp_path / "refused"), option, ranks=2)
     assert ran.returncode == 4
     assert told in ran.stdout

@@ -6,55 +6,56 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support import harness
+from tests.support.runs import Torchrun, run_pytest, user_folder
+from tests.support.thresholds_files import entry, write_limits
 
 if TYPE_CHECKING:
-    from tests.support.harness import Ran
+    from tests.support.runs import FinishedRun
 
 pytestmark = pytest.mark.e2e
 
 LIMITS = {
-    "site_rate": harness.entry(per="gpu", min=90, unit="GB/s"),
-    "site_sum": harness.entry(per="node", min=20),
-    "site_ranks": harness.entry(min=4),
-    "site_worst": harness.entry(min=90, unit="GB/s"),
-    "site_pairs": harness.entry(min=1),
+    "site_rate": entry(per="gpu", min=90, unit="GB/s"),
+    "site_sum": entry(per="node", min=20),
+    "site_ranks": entry(min=4),
+    "site_worst": entry(min=90, unit="GB/s"),
+    "site_pairs": entry(min=1),
 }
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def site(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """folders/site with four ranks."""
-    folder = harness.user_folder("site", tmp_path_factory.mktemp("user") / "site")
-    limits = harness.write_limits(folder / "limits.yaml", LIMITS, extends=False)
+    folder = user_folder("site", tmp_path_factory.mktemp("user") / "site")
+    limits = write_limits(folder / "limits.yaml", LIMITS, extends=False)
     arguments = ("--gpucluster", "test_site.py", "test_spmd.py", limits)
-    return harness.launch(folder, *arguments, torchrun=harness.Torchrun(ranks=4))
+    return run_pytest(folder, *arguments, torchrun=Torchrun(ranks=4))
 
 
-def test_function_in_the_test_file_per_gpu(site: Ran) -> None:
+def test_function_in_the_test_file_per_gpu(site: FinishedRun) -> None:
     """A number of each place; the slow one fails, with the evidence that the test gave."""
     expected = {f"node0-cpu{number}": "passed" for number in (0, 1, 3)}
     assert site.outcomes("site_rate") == {**expected, "node0-cpu2": "failed"}
     case = site.case("test_site_rate[node0-cpu2]")
-    assert case.kind == "failure"
+    assert case.outcome == "failure"
     assert "site_rate at node0-cpu2: 80 GB/s, below 90 GB/s (11.1 % short; limits.yaml:" in case.text
     assert "median 100" in case.text
 
 
-def test_function_in_conftest_per_node(site: Ran) -> None:
+def test_function_in_conftest_per_node(site: FinishedRun) -> None:
     """A dict, summed over the ranks of the node."""
     row = site.row("site_sum", "node0")
     assert (row["outcome"], row["value"]) == ("passed", 20)
     assert row["evidence"] == {"sum": 20.0, "size": 4.0}
 
 
-def test_function_in_a_module_beside_per_cluster(site: Ran) -> None:
+def test_function_in_a_module_beside_per_cluster(site: FinishedRun) -> None:
     """A dataclass, rebuilt as the user's own class."""
     row = site.row("site_ranks")
     assert (row["outcome"], row["value"]) == ("passed", 4)
 
 
-def test_values_by_place_name_the_worst(site: Ran) -> None:
+def test_values_by_place_name_the_worst(site: FinishedRun) -> None:
     """Judged once for the cluster from values by place: the worst decides and is named, in the message and as culprit."""
     row = site.row("site_worst")
     assert (row["outcome"], row["value"]) == ("failed", 80)
@@ -62,7 +63,7 @@ def test_values_by_place_name_the_worst(site: Ran) -> None:
     assert {"site_rate", "site_worst"} <= set(site.culprit("node0-cpu2")["criteria"])
 
 
-def test_values_by_pair_name_the_worst(site: Ran) -> None:
+def test_values_by_pair_name_the_worst(site: FinishedRun) -> None:
     """The same for pairs, both of whose members are named."""
     row = site.row("site_pairs")
     assert (row["outcome"], row["value"]) == ("failed", 0)
@@ -72,17 +73,17 @@ def test_values_by_pair_name_the_worst(site: Ran) -> None:
 
 
 @pytest.mark.parametrize("name", ["pairs_in_both_directions", "helpers", "places_and_at_once"])
-def test_results_in_a_users_hands(site: Ran, name: str) -> None:
+def test_results_in_a_users_hands(site: FinishedRun, name: str) -> None:
     """Pairs in both directions, each, slowest, relative_to_fastest, outliers, places and at_once (see folders/site)."""
     case = site.case(f"test_{name}")
-    assert case.kind == "passed", case.text
+    assert case.outcome == "passed", case.text
 
 
 @pytest.mark.parametrize("name", ["lambda", "method", "partial", "local", "builtin", "torch"])
-def test_refused_functions(site: Ran, name: str) -> None:
+def test_refused_functions(site: FinishedRun, name: str) -> None:
     """Not at module level: nothing was measured, so an error, in one sentence that says what to do."""
     case = site.case(f"test_refused_function[{name}]")
-    assert case.kind == "error"
+    assert case.outcome == "error"
     assert "cannot run in a worker: it must be a function at module level" in case.text
     assert "dispatch.py" not in case.text
 
@@ -97,31 +98,31 @@ def test_refused_functions(site: Ran, name: str) -> None:
         ("deadline", "deadline_s=0 is not a time above zero"),
     ],
 )
-def test_refused_arguments(site: Ran, name: str, told: str) -> None:
+def test_refused_arguments(site: FinishedRun, name: str, told: str) -> None:
     """Wrong use of ``cluster.run`` measures nothing: an error with the reason."""
     case = site.case(f"test_refused_argument[{name}]")
-    assert case.kind == "error"
+    assert case.outcome == "error"
     assert told in case.text
 
 
-def test_refused_result(site: Ran) -> None:
+def test_refused_result(site: FinishedRun) -> None:
     """A tensor cannot cross: an error that says what can."""
     case = site.case("test_refused_result")
-    assert case.kind == "error"
+    assert case.outcome == "error"
     assert "torch.Tensor is not plain data; numbers, text, lists, dicts of text and dataclasses of these can cross" in case.text
 
 
 @pytest.mark.parametrize("name", ["sum", "alone", "in_node", "parameters[twice-2]", "after_death"])
-def test_distributed_passes(site: Ran, name: str) -> None:
+def test_distributed_passes(site: FinishedRun, name: str) -> None:
     """Over the cluster, alone, in the node, with parametrize values, and after a rank has died in the test before."""
     case = site.case(f"test_{name}")
-    assert case.kind == "passed", case.text
+    assert case.outcome == "passed", case.text
 
 
-def test_distributed_one_rank_wrong(site: Ran) -> None:
+def test_distributed_one_rank_wrong(site: FinishedRun) -> None:
     """The values of the failing assert, the rank and its place; a failure, and the place is a culprit."""
     case = site.case("test_one_wrong")
-    assert case.kind == "failure"
+    assert case.outcome == "failure"
     assert "rank 2 (node0-cpu2, " in case.text
     assert "assert 42 == 41" in case.text
     assert not any(f"rank {rank} (" in case.text for rank in (0, 1, 3))
@@ -131,29 +132,29 @@ def test_distributed_one_rank_wrong(site: Ran) -> None:
 @pytest.mark.parametrize(
     ("name", "said"), [("all_wrong", "assert 5 == 4"), ("parameters[twice-3]", "assert (18, 'twice') == (12,")]
 )
-def test_distributed_all_ranks_wrong(site: Ran, name: str, said: str) -> None:
+def test_distributed_all_ranks_wrong(site: FinishedRun, name: str, said: str) -> None:
     """Equal failures are told once, one headline and one traceback; what all see alike is nobody's fault."""
     case = site.case(f"test_{name}")
-    assert case.kind == "failure"
+    assert case.outcome == "failure"
     assert "ranks 0-3 (rank 0 (node0-cpu0, " in case.text
     assert said in case.text
     assert case.body.count("Traceback (most recent call last)") == 1
     assert not [one for one in site.results["culprits"] if name in one["criteria"]]
 
 
-def test_distributed_skips(site: Ran) -> None:
+def test_distributed_skips(site: FinishedRun) -> None:
     """One rank that skips is a failure that names it; if all skip, the test is not selected."""
     case = site.case("test_one_skips")
-    assert case.kind == "failure"
+    assert case.outcome == "failure"
     assert "3 skipped" in case.text
-    assert site.case("test_all_skip").kind == "skipped"
+    assert site.case("test_all_skip").outcome == "skipped"
     assert site.outcomes("all_skip") == {None: "not_selected"}
 
 
-def test_distributed_rank_dies(site: Ran) -> None:
+def test_distributed_rank_dies(site: FinishedRun) -> None:
     """An error that names the dead rank first and those that waited below."""
     case = site.case("test_one_dies")
-    assert (case.kind, case.properties["failure_type"]) == ("error", "error")
+    assert (case.outcome, case.properties["failure_type"]) == ("error", "error")
     assert "rank 1 (node0-cpu1, " in case.text
     assert "died: SIGKILL" in case.text
     assert "ranks 0, 2-3 waited in barrier" in case.text
@@ -162,14 +163,14 @@ def test_distributed_rank_dies(site: Ran) -> None:
     assert not [one for one in others if "one_dies" in one["criteria"]]
 
 
-def test_distributed_wrong_mark(site: Ran) -> None:
+def test_distributed_wrong_mark(site: FinishedRun) -> None:
     """A word that the mark does not know could not be carried out: an error with the valid ones."""
     case = site.case("test_wrong_mark")
-    assert case.kind == "error"
+    assert case.outcome == "error"
     assert "takes per='cluster', 'node' or 'gpu' and deadline_s, not 'rack'" in case.text
 
 
-def test_site_verdict(site: Ran) -> None:
+def test_site_verdict(site: FinishedRun) -> None:
     """REJECTED, exit non-zero; the error file gives torchrun's banner the verdict."""
     assert site.returncode == 1
     assert site.results["verdict"] == "REJECTED"

@@ -6,21 +6,20 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-import time
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 
-from tests.support import harness
+from tests.support.launching import ACCEPTANCE
+from tests.support.runs import collect, run_pytest, start_pytest, user_folder
+from tests.support.thresholds_files import entry, in_rehearsal, write_limits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from tests.support.harness import Ran
+    from tests.support.launching import Launch
+    from tests.support.runs import FinishedRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -29,43 +28,43 @@ PLACES = ("node0-cpu0", "node0-cpu1")
 SOAK_S = 10
 """Long enough for two rounds on a machine that is busy with other things."""
 LIMITS: dict[str, Any] = {
-    key: harness.entry(
+    key: entry(
         max=0, per="gpu", level="soak", deadline_s=5, takes_s=0.2, unit="errors", recipe={"pause_s": 0.1}, criterion="It holds."
     )
     for key in ("wear", "tear")
 }
-LIMITS["zeal"] = harness.entry()
+LIMITS["zeal"] = entry()
 
 
 def start(folder: Path, planted: dict[str, dict[str, Any]], *arguments: str) -> tuple[Path, tuple[str, ...]]:
     """A user's folder with this plan of faults, and the arguments of a soak in it."""
-    user = harness.user_folder("soak", folder / "soak")
+    user = user_folder("soak", folder / "soak")
     (user / "planted").write_text(json.dumps(planted), encoding="utf-8")
-    limits = harness.write_limits(user / "limits.yaml", LIMITS, extends=False)
+    limits = write_limits(user / "limits.yaml", LIMITS, extends=False)
     return user, ("--gpucluster", "test_wear.py", limits, *arguments)
 
 
-def rounds_of(ran: Ran) -> list[dict[str, Any]]:
+def rounds_of(ran: FinishedRun) -> list[dict[str, Any]]:
     """What the journal has of each round."""
     return [event for event in ran.journal if event["event"] == "soak_round"]
 
 
 @pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """The packaged soak for some seconds, with nothing else."""
     folder = tmp_path_factory.mktemp("healthy")
-    return harness.launch(folder, harness.ACCEPTANCE, "--gpucluster-level", f"soak:{SOAK_S}s", "-k", "soak")
+    return run_pytest(folder, ACCEPTANCE, "--gpucluster-level", f"soak:{SOAK_S}s", "-k", "soak")
 
 
 @pytest.fixture(scope="module")
-def worn(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def worn(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """Rank 0 has errors in round 2 alone, the worker of rank 1 is killed in round 2."""
     planted = {"0": {"2": 3}, "1": {"2": "kill"}}
     folder, arguments = start(tmp_path_factory.mktemp("worn"), planted, "--gpucluster-level", "soak:5s")
-    return harness.launch(folder, *arguments)
+    return run_pytest(folder, *arguments)
 
 
-def test_the_packaged_soak(healthy: Ran) -> None:
+def test_the_packaged_soak(healthy: FinishedRun) -> None:
     """Several rounds of three works, on each rank; the soak lasts as long as it should; all pass."""
     rounds = rounds_of(healthy)
     assert len(rounds) >= 2
@@ -79,14 +78,14 @@ def test_the_packaged_soak(healthy: Ran) -> None:
     assert min(evidence["first round"], evidence["last round"]) >= healthy.row("bf16_soak", PLACES[0])["value"]
 
 
-def test_a_line_a_round(healthy: Ran) -> None:
+def test_a_line_a_round(healthy: FinishedRun) -> None:
     """Round, time, what is left, the worst so far."""
     line = rf"(?m)^soak round (\d+): \d+ s of {SOAK_S} s, \d+ s left; worst so far: bf16_soak .* TFLOPS \(node0-"
     lines = re.findall(line, healthy.stdout)
     assert lines == [str(one["round"]) for one in rounds_of(healthy)]
 
 
-def test_the_plan_of_a_soak(healthy: Ran) -> None:
+def test_the_plan_of_a_soak(healthy: FinishedRun) -> None:
     """The duration is in the estimate."""
     plan = re.search(r"gpucluster: plan: 3 criteria at 2 ranks on the CPU, 6 tests, level soak: about (\d+) s", healthy.stdout)
     assert plan is not None
@@ -98,14 +97,12 @@ def test_the_plan_of_a_soak(healthy: Ran) -> None:
 def test_each_packaged_work_can_fail(tmp_path: Path) -> None:
     """A bit flipped on rank 1 in every round's second repetition, a byte flipped in memory, a rate that nobody has."""
     planted = {
-        "silent_corruption_soak": harness.in_rehearsal(
-            recipe={"flips": [{"kind": "softmax", "bit": 5, "round": 1, "rank": 1}]}
-        ),
-        "hbm_pattern_soak": harness.in_rehearsal(recipe={"flip": 4096}),
-        "bf16_soak": harness.in_rehearsal(above=1000),
+        "silent_corruption_soak": in_rehearsal(recipe={"flips": [{"kind": "softmax", "bit": 5, "round": 1, "rank": 1}]}),
+        "hbm_pattern_soak": in_rehearsal(recipe={"flip": 4096}),
+        "bf16_soak": in_rehearsal(above=1000),
     }
-    limits = harness.write_limits(tmp_path / "planted.yaml", planted)
-    ran = harness.launch(tmp_path, harness.ACCEPTANCE, limits, "--gpucluster-level", "soak:1s", "-k", "soak")
+    limits = write_limits(tmp_path / "planted.yaml", planted)
+    ran = run_pytest(tmp_path, ACCEPTANCE, limits, "--gpucluster-level", "soak:1s", "-k", "soak")
     assert ran.outcomes("bf16_soak") == ran.outcomes("hbm_pattern_soak") == dict.fromkeys(PLACES, "failed")
     assert ran.outcomes("silent_corruption_soak") == {PLACES[0]: "passed", PLACES[1]: "failed"}
     bits = ran.row("silent_corruption_soak", PLACES[1])
@@ -115,7 +112,7 @@ def test_each_packaged_work_can_fail(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault
-def test_a_fault_in_round_2_is_kept(worn: Ran) -> None:
+def test_a_fault_in_round_2_is_kept(worn: FinishedRun) -> None:
     """Later rounds are clean; the errors of round 2 are judged, with their round, and were on record at once."""
     rounds = rounds_of(worn)
     assert len(rounds) >= 3
@@ -123,23 +120,23 @@ def test_a_fault_in_round_2_is_kept(worn: Ran) -> None:
     assert (row["outcome"], row["value"]) == ("failed", 3)
     assert (row["evidence"]["worst in round"], row["evidence"]["last round"]) == (2, 0)
     assert row["evidence"]["rounds"] == len(rounds)
-    assert worn.case(f"test_wear[{PLACES[0]}]").kind == "failure"
+    assert worn.case(f"test_wear[{PLACES[0]}]").outcome == "failure"
     assert worn.results["verdict"] == "REJECTED"
     outcomes = [event for event in worn.journal if event["event"] == "outcome" and event["record"]["outcome"] == "failed"]
     assert worn.journal.index(outcomes[0]) < worn.journal.index(rounds[2])
 
 
-def test_the_soak_comes_last(worn: Ran) -> None:
+def test_the_soak_comes_last(worn: FinishedRun) -> None:
     """What is quick is on record before hours begin, wherever its test stands."""
     events = [event["record"]["criterion"] if event["event"] == "outcome" else event["event"] for event in worn.journal]
     assert events.index("zeal") < events.index("soak_round")
 
 
 @pytest.mark.fault
-def test_a_death_in_round_2_is_an_error_there(worn: Ran) -> None:
+def test_a_death_in_round_2_is_an_error_there(worn: FinishedRun) -> None:
     """With its round; the other place went on in that work, and this one in the other work."""
     case = worn.case(f"test_wear[{PLACES[1]}]")
-    assert case.kind == "error"
+    assert case.outcome == "error"
     assert "in round 2 of the soak, after 1 good ones: wear was not measured: rank 1 (node0-cpu1, " in case.text
     assert "SIGKILL" in case.text
     assert worn.outcomes("wear") == {PLACES[0]: "failed", PLACES[1]: "error"}
@@ -152,21 +149,21 @@ def test_a_death_in_round_2_is_an_error_there(worn: Ran) -> None:
 
 
 @pytest.fixture(scope="module")
-def taken_back(tmp_path_factory: pytest.TempPathFactory) -> tuple[Ran, dict[str, Any]]:
+def taken_back(tmp_path_factory: pytest.TempPathFactory) -> tuple[FinishedRun, dict[str, Any]]:
     """Rank 0 has errors in round 1; the tests skip, or judge another value. And results.json in the run's last teardown."""
     folder, (first, _, *others) = start(tmp_path_factory.mktemp("taken"), {"0": {"1": 2}}, "--gpucluster-level", "soak:2s")
-    ran = harness.launch(folder, first, "test_taken_back.py", *others)
+    ran = run_pytest(folder, first, "test_taken_back.py", *others)
     return ran, json.loads((folder / "at_the_last_teardown.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.fault
-def test_what_a_round_found_is_not_taken_back(taken_back: tuple[Ran, dict[str, Any]]) -> None:
+def test_what_a_round_found_is_not_taken_back(taken_back: tuple[FinishedRun, dict[str, Any]]) -> None:
     """Not by a skip, a value of the test's own, xfail, or the good rounds that follow; without it a skip is an error."""
     ran, _ = taken_back
     assert len(rounds_of(ran)) >= 2
     assert ran.outcomes("wear") == {PLACES[0]: "failed", PLACES[1]: "error"}
     assert ran.outcomes("tear") == {PLACES[0]: "failed", PLACES[1]: "passed"}
-    assert [ran.case(f"test_{name}[{PLACES[0]}]").kind for name in ("wear", "tear")] == ["failure", "failure"]
+    assert [ran.case(f"test_{name}[{PLACES[0]}]").outcome for name in ("wear", "tear")] == ["failure", "failure"]
     assert ran.results["verdict"] == "REJECTED"
     assert ran.results["soak_s"] == 2
 
@@ -175,7 +172,7 @@ def test_what_a_round_found_is_not_taken_back(taken_back: tuple[Ran, dict[str, A
 def test_a_soak_left_early_passes_nobody(tmp_path: Path) -> None:
     """Good values of less than a round, of a soak of an hour."""
     folder, (first, _, *others) = start(tmp_path, {}, "--gpucluster-level", "soak:1h")
-    ran = harness.launch(folder, first, "test_taken_back.py", *others, environment={"LEAVE_EARLY": "1"})
+    ran = run_pytest(folder, first, "test_taken_back.py", *others, variables={"LEAVE_EARLY": "1"})
     assert {**ran.outcomes("wear"), **ran.outcomes("tear")} == dict.fromkeys(PLACES, "error")
     assert "not measured to its end: no whole round of the soak was measured" in ran.case(f"test_tear[{PLACES[0]}]").text
     assert ran.results["verdict"] == "INCOMPLETE"
@@ -184,59 +181,43 @@ def test_a_soak_left_early_passes_nobody(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+def running(tmp_path: Path) -> Iterator[Launch]:
     """A soak of an hour that has errors on rank 0 in its first round; ended after the test."""
     folder, arguments = start(tmp_path, {"0": {"1": 2}}, "--gpucluster-level", "soak:1h")
-    installed = [] if harness._is_installed() else ["-p", "pytest_gpucluster.plugin"]
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *installed, "--junitxml=junit.xml", *arguments]
-    with (folder / "terminal.log").open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=folder, env=harness._environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log
-        )
-    yield process, folder
-    children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
-    for one in children:
-        one.kill()
-    process.kill()
-    process.wait(10)
-
-
-def wait_for_round(folder: Path, number: int) -> None:
-    """Until the journal has it."""
-    journal = folder / "gpucluster-results" / "journal.jsonl"
-    deadline_s = time.monotonic() + 60
-    while not (journal.exists() and f'"event": "soak_round", "round": {number},' in journal.read_text(encoding="utf-8")):
-        assert time.monotonic() < deadline_s, (folder / "terminal.log").read_text(encoding="utf-8")
-        time.sleep(0.05)
+    (launch,) = start_pytest(folder, *arguments)
+    yield launch
+    launch.kill_all()
 
 
 @pytest.mark.fault
-def test_reports_while_it_runs_and_when_it_is_ended(running: tuple[subprocess.Popen[bytes], Path]) -> None:
+def test_reports_while_it_runs_and_when_it_is_ended(running: Launch) -> None:
     """After a round the reports are there, with the failure and the values so far; SIGTERM does not take the failure back."""
-    process, folder = running
-    wait_for_round(folder, 2)
-    so_far = json.loads((folder / "gpucluster-results" / "results.json").read_text(encoding="utf-8"))
+    running.until(
+        lambda: any(event["event"] == "soak_round" and event["round"] == 2 for event in running.journal()), what="round 2"
+    )
+    so_far = running.results()
     rows = {(row["criterion"], (row["place"] or {"id": None})["id"]): row for row in so_far["criteria"]}
     assert rows["wear", PLACES[0]]["outcome"] == "failed"
     waiting = rows["wear", PLACES[1]]
     assert (waiting["outcome"], waiting["value"]) == ("missing", 0)
     assert re.match(r"\d+ rounds of its soak so far; not run yet", waiting["reason"])
     assert so_far["verdict"] == "REJECTED"
-    assert "test_wear[node0-cpu0]" in (folder / "junit.xml").read_text(encoding="utf-8")
-    os.kill(process.pid, signal.SIGTERM)
-    assert process.wait(60) != 0
-    ran = harness._collect(folder, (process.returncode,), (folder / "terminal.log").read_text(encoding="utf-8"), 0.0)
+    assert "test_wear[node0-cpu0]" in running.junit()
+    os.kill(running.pid, signal.SIGTERM)
+    assert running.end() != 0
+    running.gone()
+    ran = collect([running])
     assert ran.outcomes("wear") == {PLACES[0]: "failed", PLACES[1]: "missing"}
     assert ran.outcomes("tear") == dict.fromkeys(PLACES, "missing")
-    assert ran.case(f"test_wear[{PLACES[0]}]").kind == "failure"
-    assert ran.case(f"test_wear[{PLACES[1]}]").kind == "error"
+    assert ran.case(f"test_wear[{PLACES[0]}]").outcome == "failure"
+    assert ran.case(f"test_wear[{PLACES[1]}]").outcome == "error"
     assert ran.results["verdict"] == "REJECTED"
 
 
 def test_not_with_xdist(tmp_path: Path) -> None:
     """Each of its processes would soak for itself."""
     folder, arguments = start(tmp_path, {}, "--gpucluster-level", "soak:3s", "-n", "2")
-    ran = harness.launch(folder, *arguments)
+    ran = run_pytest(folder, *arguments)
     assert ran.returncode == 4
     assert "a soak measures all GPUs in turns of its own; leave -n out" in ran.stdout
 
@@ -244,6 +225,6 @@ def test_not_with_xdist(tmp_path: Path) -> None:
 def test_a_soak_at_another_level_is_left_out(tmp_path: Path) -> None:
     """Its tests are deselected, and nothing runs."""
     folder, arguments = start(tmp_path, {})
-    ran = harness.launch(folder, *arguments)
+    ran = run_pytest(folder, *arguments)
     assert "4 deselected" in ran.stdout
     assert "soak round" not in ran.stdout

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support import harness
+from tests.support.launching import ACCEPTANCE
+from tests.support.runs import run_pytest
+from tests.support.thresholds_files import in_rehearsal, write_limits
 
 if TYPE_CHECKING:
-    from tests.support.harness import Ran
+    from tests.support.runs import FinishedRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
@@ -31,24 +33,24 @@ HEALTHY = dict.fromkeys(PLACES, "passed")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Start a rehearsal of some ranks in which the comparisons apply, with these siblings."""
 
-    def start(*, ranks: int = 4, select: str = "straggler", level: str = "standard", **siblings: Any) -> Ran:
+    def start(*, ranks: int = 4, select: str = "straggler", level: str = "standard", **siblings: Any) -> FinishedRun:
         folder = tmp_path_factory.mktemp("siblings")
-        limits = harness.write_limits(folder / "compare.yaml", dict.fromkeys(KEYS.values(), harness.in_rehearsal(skip=None)))
+        limits = write_limits(folder / "compare.yaml", dict.fromkeys(KEYS.values(), in_rehearsal(skip=None)))
         arguments = [f"--gpucluster-expect=nodes=1,gpus_per_node={ranks}", f"--gpucluster-level={level}", "-k", select]
         planted = {"E2E_SIBLINGS": json.dumps(siblings)}
-        return harness.launch(folder, harness.ACCEPTANCE, limits, *arguments, "-p", "siblings", environment=planted)
+        return run_pytest(folder, ACCEPTANCE, limits, *arguments, "-p", "siblings", variables=planted)
 
     return start
 
 
 @pytest.fixture(scope="module")
-def slow(ran: Any) -> Ran:
+def slow(ran: Any) -> FinishedRun:
     """Rank 2 is 12 % slower than its siblings in everything, which every floor of a rehearsal lets pass."""
     return ran(slow={"2": 0.88})
 
 
 @pytest.fixture(scope="module")
-def mixed(ran: Any) -> Ran:
+def mixed(ran: Any) -> FinishedRun:
     """Of six, three are of a model that is half as fast; one of these is slow. One of the others cannot be measured."""
     return ran(
         ranks=6,
@@ -60,7 +62,7 @@ def mixed(ran: Any) -> Ran:
 
 
 @pytest.mark.parametrize("quantity", TOLERANCES)
-def test_the_slow_one_is_named(slow: Ran, quantity: str) -> None:
+def test_the_slow_one_is_named(slow: FinishedRun, quantity: str) -> None:
     """Failed at its own place with value, limit and what it was compared with; its siblings pass."""
     key = KEYS[quantity]
     assert slow.outcomes(key) == {**HEALTHY, PLACES[2]: "failed"}
@@ -68,7 +70,7 @@ def test_the_slow_one_is_named(slow: Ran, quantity: str) -> None:
     assert (row["unit"], row["limit"]) == ("%", f"<= {TOLERANCES[quantity]} %")
     assert row["value"] == pytest.approx(12, abs=0.2)
     case = slow.case(f"test_straggler[{PLACES[2]}-{quantity}]")
-    assert case.kind == "failure"
+    assert case.outcome == "failure"
     assert f"{key} at {PLACES[2]}: " in case.text
     assert f"{PLACES[2]} (rank 2, {row['place']['hostname']})" in case.text
     evidence = row["evidence"]
@@ -77,7 +79,7 @@ def test_the_slow_one_is_named(slow: Ran, quantity: str) -> None:
     assert (evidence["siblings"], evidence["not measured"], evidence["SM MHz"]) == (3, 0, 1500)
 
 
-def test_the_slow_one_is_the_culprit(slow: Ran) -> None:
+def test_the_slow_one_is_the_culprit(slow: FinishedRun) -> None:
     """All comparisons point at one GPU, and the run is rejected."""
     culprit = slow.culprit(PLACES[2])
     assert culprit["kind"] == "gpu"
@@ -86,7 +88,7 @@ def test_the_slow_one_is_the_culprit(slow: Ran) -> None:
     assert (slow.returncode, slow.results["verdict"]) == (1, "REJECTED")
 
 
-def test_the_fast_ones_have_nothing_to_explain(slow: Ran) -> None:
+def test_the_fast_ones_have_nothing_to_explain(slow: FinishedRun) -> None:
     """A value of 0 at a healthy place, with what was seen beside it."""
     row = slow.row(KEYS["hbm_bandwidth"], PLACES[0])
     assert row["value"] == 0
@@ -108,7 +110,7 @@ def test_level_quick_does_not_load_for_long(ran: Any) -> None:
         assert set(quick.outcomes(key).values()) <= {outcome}, key
 
 
-def test_each_model_is_compared_with_its_like(mixed: Ran) -> None:
+def test_each_model_is_compared_with_its_like(mixed: FinishedRun) -> None:
     """Half the rate of another model is no shortfall; a tenth less than its own model is."""
     outcomes = mixed.outcomes(KEYS["hbm_bandwidth"])
     assert {place[-1]: outcome for place, outcome in outcomes.items()} == {
@@ -123,7 +125,7 @@ def test_each_model_is_compared_with_its_like(mixed: Ran) -> None:
     assert mixed.row(KEYS["hbm_bandwidth"], "node0-cpu5")["evidence"]["not measured"] == 1
 
 
-def test_too_few_siblings_is_not_measured(mixed: Ran) -> None:
+def test_too_few_siblings_is_not_measured(mixed: FinishedRun) -> None:
     """An error that says how many there were; who was measured is not blamed for it."""
     text = mixed.case("test_straggler[node0-cpu2-hbm_bandwidth]").text
     assert "of its siblings (NVIDIA H200) 1 could be measured, and it takes 2" in text
@@ -131,7 +133,7 @@ def test_too_few_siblings_is_not_measured(mixed: Ran) -> None:
     assert "node0-cpu2" not in {culprit["place"]["id"] for culprit in mixed.results["culprits"]}
 
 
-def test_what_was_not_measured_says_why(mixed: Ran) -> None:
+def test_what_was_not_measured_says_why(mixed: FinishedRun) -> None:
     """The cause of the measurement, and a clock that could not be read."""
     assert "planted: the product is wrong" in mixed.case("test_straggler[node0-cpu4-bf16_tflops]").text
     assert "bf16_at_clock has no value here" in mixed.case("test_straggler[node0-cpu0-bf16_at_clock]").text
@@ -165,7 +167,7 @@ def test_two_are_too_few_by_rule(ran: Any, ranks: int) -> None:
 def test_a_rehearsal_compares_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
     """By the packaged rules, whatever the number of ranks."""
     folder = tmp_path_factory.mktemp("rehearsal")
-    plain = harness.launch(folder, harness.ACCEPTANCE, "--gpucluster-expect=nodes=1,gpus_per_node=4", "-k", "straggler")
+    plain = run_pytest(folder, ACCEPTANCE, "--gpucluster-expect=nodes=1,gpus_per_node=4", "-k", "straggler")
     for key in KEYS.values():
         assert plain.outcomes(key) == dict.fromkeys(PLACES, "skipped")
     assert plain.row(KEYS["bf16_tflops"], PLACES[0])["reason"] == "the cores of a CPU share too much to be compared"

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.thresholds.load import load
-from tests.support import harness
+from tests.support.launching import ACCEPTANCE
+from tests.support.runs import Torchrun, run_pytest
+from tests.support.thresholds_files import in_rehearsal, write_limits
 
 if TYPE_CHECKING:
-    from tests.support.harness import Ran
+    from tests.support.runs import FinishedRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
@@ -55,18 +57,18 @@ SELECTED = "throughput or scaling or busbw"  # the all-reduce comes first, and l
 
 
 @pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """Two ranks, real trainings, the packaged limits."""
-    return harness.launch(tmp_path_factory.mktemp("trained"), harness.ACCEPTANCE, "-k", SELECTED)
+    return run_pytest(tmp_path_factory.mktemp("trained"), ACCEPTANCE, "-k", SELECTED)
 
 
 @pytest.fixture(scope="module")
-def slow(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def slow(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """Two ranks, real trainings, limits that no CPU reaches."""
     folder = tmp_path_factory.mktemp("slow-training")
-    above = {key: harness.in_rehearsal(above=1e7) for key in RATES if key != "training_scaling_node"}
-    limits = harness.write_limits(folder / "limits.yaml", above)
-    return harness.launch(folder, harness.ACCEPTANCE, limits, "-k", "throughput")
+    above = {key: in_rehearsal(above=1e7) for key in RATES if key != "training_scaling_node"}
+    limits = write_limits(folder / "limits.yaml", above)
+    return run_pytest(folder, ACCEPTANCE, limits, "-k", "throughput")
 
 
 @pytest.fixture(scope="module")
@@ -75,27 +77,27 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Any:
     file = load(None)
     packaged = file.criteria(file.profiles["h200-sxm"])
     keys = [key for key in packaged if "throughput" in key or "scaling" in key]
-    limits = {key: harness.in_rehearsal(**{packaged[key].kind: packaged[key].numbers["any"]}, skip=None) for key in keys}
+    limits = {key: in_rehearsal(**{packaged[key].kind: packaged[key].numbers["any"]}, skip=None) for key in keys}
 
-    def start(**values: Any) -> Ran:
+    def start(**values: Any) -> FinishedRun:
         folder = tmp_path_factory.mktemp("planted-training")
-        option = harness.write_limits(folder / "limits.yaml", limits)
+        option = write_limits(folder / "limits.yaml", limits)
         arguments = ["--gpucluster-expect=nodes=2,gpus_per_node=2", "-k", "throughput or scaling", "-p", "trained"]
         environment = {"E2E_TRAINED": json.dumps(values)}
-        two = harness.Torchrun(ranks=2, nodes=({}, {}))
-        return harness.launch(folder, harness.ACCEPTANCE, option, *arguments, torchrun=two, environment=environment)
+        two = Torchrun(ranks=2, nodes=({}, {}))
+        return run_pytest(folder, ACCEPTANCE, option, *arguments, torchrun=two, variables=environment)
 
     return start
 
 
 @pytest.fixture(scope="module")
-def good(planted: Any) -> Ran:
+def good(planted: Any) -> FinishedRun:
     """The rates of healthy GPUs, and the bus bandwidths of the client's report."""
     return planted()
 
 
 @pytest.fixture(scope="module")
-def bad(planted: Any) -> Ran:
+def bad(planted: Any) -> FinishedRun:
     """The client's own training on several nodes, a collapsed fabric, and layers that are never sharded."""
     return planted(
         rate={"1": 50_000, "2": 41_480, "4": 8_561},
@@ -109,27 +111,27 @@ def bad(planted: Any) -> Ran:
 def checked(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Two ranks whose fine-tune learned, with checks as asked, and steps that are replayed."""
 
-    def start(*, loss_below: float | None = None, **values: Any) -> Ran:
+    def start(*, loss_below: float | None = None, **values: Any) -> FinishedRun:
         folder = tmp_path_factory.mktemp("checked")
-        changed = {"finetune_check[graph_lock_step]": harness.in_rehearsal(skip=None)}
+        changed = {"finetune_check[graph_lock_step]": in_rehearsal(skip=None)}
         if loss_below is not None:
-            changed["finetune_loss"] = harness.in_rehearsal(below=loss_below)
-        limits = harness.write_limits(folder / "limits.yaml", changed)
+            changed["finetune_loss"] = in_rehearsal(below=loss_below)
+        limits = write_limits(folder / "limits.yaml", changed)
         environment = {"E2E_TRAINED": json.dumps(values)}
-        return harness.launch(folder, harness.ACCEPTANCE, limits, "-k", "finetune_", "-p", "trained", environment=environment)
+        return run_pytest(folder, ACCEPTANCE, limits, "-k", "finetune_", "-p", "trained", variables=environment)
 
     return start
 
 
 @pytest.fixture(scope="module")
-def wrong(checked: Any) -> Ran:
+def wrong(checked: Any) -> FinishedRun:
     """Every check failed, and the limit lies where a model that reads no prompt could come."""
     return checked(checks=CHECKS, loss_limit=0.7)
 
 
 @pytest.mark.fault
 @pytest.mark.parametrize(("name", "ranks"), CHECKS.items())
-def test_each_check_fails_alone(wrong: Ran, name: str, ranks: list[int]) -> None:
+def test_each_check_fails_alone(wrong: FinishedRun, name: str, ranks: list[int]) -> None:
     """1 of at most 0, at a rank that the check names, with what it found."""
     row = wrong.row(f"finetune_check[{name}]")
     assert (row["outcome"], row["value"], row["limit"]) == ("failed", 1, "<= 0 count")
@@ -140,7 +142,7 @@ def test_each_check_fails_alone(wrong: Ran, name: str, ranks: list[int]) -> None
 
 
 @pytest.mark.fault
-def test_checks_in_sum(wrong: Ran) -> None:
+def test_checks_in_sum(wrong: FinishedRun) -> None:
     """As many as there are; the loss itself is fine, and that is the point of them."""
     assert wrong.row("finetune_checks")["value"] == len(CHECKS)
     learned = wrong.row("finetune_loss")["evidence"]
@@ -151,7 +153,7 @@ def test_checks_in_sum(wrong: Ran) -> None:
 
 
 @pytest.mark.fault
-def test_a_limit_near_the_blind_floor_fails(wrong: Ran) -> None:
+def test_a_limit_near_the_blind_floor_fails(wrong: FinishedRun) -> None:
     """0.7 of 1.35 nats."""
     row = wrong.row("finetune_loss_limit")
     assert (row["outcome"], row["value"], row["limit"]) == ("failed", pytest.approx(0.5185, abs=1e-4), "< 0.5 ratio")
@@ -174,7 +176,7 @@ def test_a_check_that_was_not_made_is_an_error(checked: Any) -> None:
     assert ran.row("finetune_loss_limit")["outcome"] == "passed"  # the run's own limit
 
 
-def test_a_rehearsal_trains_in_every_way(healthy: Ran) -> None:
+def test_a_rehearsal_trains_in_every_way(healthy: FinishedRun) -> None:
     """All that two ranks can show passes; the rest is skipped by rule, with its reason."""
     for criterion, places in RATES.items():
         assert healthy.outcomes(criterion) == dict.fromkeys(places, "passed"), criterion
@@ -193,14 +195,14 @@ def test_a_rehearsal_trains_in_every_way(healthy: Ran) -> None:
         ("finetune_throughput", None, 2, "ddp"),
     ],
 )
-def test_who_trained_and_how(healthy: Ran, criterion: str, place: str | None, ranks: int, strategy: str) -> None:
+def test_who_trained_and_how(healthy: FinishedRun, criterion: str, place: str | None, ranks: int, strategy: str) -> None:
     """A GPU alone is alone though its worker was in a group before; the same rows for each, and what went over the wire."""
     evidence = healthy.row(criterion, place)["evidence"]
     assert (evidence["ranks"], evidence["strategy"], evidence["rows a step"]) == (ranks, strategy, 4 * ranks)
     assert (evidence["GB sent a step"] > 0) == (ranks > 1)
 
 
-def test_sharding_sends_more(healthy: Ran) -> None:
+def test_sharding_sends_more(healthy: FinishedRun) -> None:
     """FSDP gathers the base twice beside the all-reduce of the adapters."""
     ddp, fsdp = (
         healthy.row(f"training_throughput_{way}_node", "node0")["evidence"]["GB sent a step"] for way in ("ddp", "fsdp")
@@ -208,7 +210,7 @@ def test_sharding_sends_more(healthy: Ran) -> None:
     assert fsdp > ddp
 
 
-def test_scaling_is_the_ratio_of_the_two_rates(healthy: Ran) -> None:
+def test_scaling_is_the_ratio_of_the_two_rates(healthy: FinishedRun) -> None:
     """Of what was measured for the throughput, not of another measurement."""
     alone = [healthy.row("training_throughput_gpu", place)["value"] for place in PLACES]
     together = healthy.row("training_throughput_ddp_node", "node0")["value"]
@@ -219,7 +221,7 @@ def test_scaling_is_the_ratio_of_the_two_rates(healthy: Ran) -> None:
 @pytest.mark.parametrize(
     "criterion", [key for key in RATES if key not in {"training_scaling_node", "finetune_throughput_healthy"}]
 )
-def test_too_slow_fails(slow: Ran, criterion: str) -> None:
+def test_too_slow_fails(slow: FinishedRun, criterion: str) -> None:
     """With the rate, and what explains it."""
     assert set(slow.outcomes(criterion).values()) == {"failed"}
     rows = [row for row in slow.results["criteria"] if row["criterion"] == criterion]
@@ -227,13 +229,13 @@ def test_too_slow_fails(slow: Ran, criterion: str) -> None:
 
 
 @pytest.mark.fault
-def test_what_a_healthy_cluster_does_is_a_remark(slow: Ran) -> None:
+def test_what_a_healthy_cluster_does_is_a_remark(slow: FinishedRun) -> None:
     """Slower than it should be and fast enough for the contract: no failure."""
     assert slow.outcomes("finetune_throughput_healthy") == {None: "passed"}
     assert "advisory: finetune_throughput_healthy at the cluster: " in slow.stdout
 
 
-def test_healthy_nodes_pass(good: Ran) -> None:
+def test_healthy_nodes_pass(good: FinishedRun) -> None:
     """By the limits of H200; the bus bandwidth by the arithmetic of the client's report."""
     judged = [row for row in good.results["criteria"] if row["outcome"] != "not_selected"]
     assert {row["outcome"] for row in judged} == {"passed"}
@@ -256,7 +258,9 @@ def test_healthy_nodes_pass(good: Ran) -> None:
         ("training_throughput_fsdp_cluster", (None,), 500, "> 500 tokens/s/GPU"),
     ],
 )
-def test_what_does_not_scale_fails(bad: Ran, criterion: str, places: tuple[str | None, ...], value: float, limit: str) -> None:
+def test_what_does_not_scale_fails(
+    bad: FinishedRun, criterion: str, places: tuple[str | None, ...], value: float, limit: str
+) -> None:
     """The client's own run is one of these: 8,561 of 41,480 tokens/s/GPU is 20.6 %."""
     assert bad.outcomes(criterion) == dict.fromkeys(places, "failed")
     for place in places:
@@ -265,7 +269,7 @@ def test_what_does_not_scale_fails(bad: Ran, criterion: str, places: tuple[str |
 
 
 @pytest.mark.fault
-def test_a_rate_that_keeps_the_contract_still_fails_to_scale(bad: Ran) -> None:
+def test_a_rate_that_keeps_the_contract_still_fails_to_scale(bad: FinishedRun) -> None:
     """8,561 is far above 500 and above 2000: only the ratio shows that the fabric is not used."""
     for criterion in ("training_throughput_ddp_cluster", "finetune_throughput", "training_throughput_ddp_node"):
         assert set(bad.outcomes(criterion).values()) == {"passed"}
@@ -273,7 +277,7 @@ def test_a_rate_that_keeps_the_contract_still_fails_to_scale(bad: Ran) -> None:
 
 
 @pytest.mark.fault
-def test_memory_tells_what_it_should_be(bad: Ran) -> None:
+def test_memory_tells_what_it_should_be(bad: FinishedRun) -> None:
     """Measured and due, for each size of group."""
     evidence = bad.row("memory_scaling_cluster")["evidence"]
     assert evidence["GiB at 4"] == "20.00 of 12.00"

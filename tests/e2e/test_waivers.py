@@ -5,19 +5,21 @@ from __future__ import annotations
 import json
 import shutil
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree as ET
 
 import pytest
 import yaml
 
 from pytest_gpucluster.reporting.rebuild import rebuild
-from tests.support import REPOSITORY, harness
+from tests.support import REPOSITORY
+from tests.support.launching import ACCEPTANCE
 from tests.support.nvml_simulator import build, environment
+from tests.support.reports import properties_of, read_suite
+from tests.support.runs import run_pytest
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.support.harness import Ran
+    from tests.support.runs import FinishedRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault]
 
@@ -31,7 +33,7 @@ def _alone(entry: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in entry.items() if name != "measured_with"}
 
 
-def launch(folder: Path, library: Path, *arguments: str, until: str) -> Ran:
+def launch(folder: Path, library: Path, *arguments: str, until: str) -> FinishedRun:
     """Only NVML's criteria, under a file that waives the two failures."""
     packaged = yaml.safe_load((REPOSITORY / "thresholds.yaml").read_text(encoding="utf-8"))
     limits = {
@@ -48,8 +50,8 @@ def launch(folder: Path, library: Path, *arguments: str, until: str) -> Ran:
     folder.mkdir()
     (folder / "limits.yaml").write_text(json.dumps(limits), encoding="utf-8")
     (folder / "waivers.yaml").write_text(json.dumps({"schema": 1, "waivers": waivers}), encoding="utf-8")
-    chosen = (f"{harness.ACCEPTANCE}/test_health.py", "-k", " or ".join(JUDGED), "--gpucluster-thresholds=limits.yaml")
-    return harness.launch(folder, *chosen, *arguments, environment=environment(library, SCENARIO))
+    chosen = (f"{ACCEPTANCE}/test_health.py", "-k", " or ".join(JUDGED), "--gpucluster-thresholds=limits.yaml")
+    return run_pytest(folder, *chosen, *arguments, variables=environment(library, SCENARIO))
 
 
 @pytest.fixture(scope="module")
@@ -59,30 +61,30 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def waived(tmp_path_factory: pytest.TempPathFactory, library: Path) -> Ran:
+def waived(tmp_path_factory: pytest.TempPathFactory, library: Path) -> FinishedRun:
     """Both failures are answered for."""
     return launch(tmp_path_factory.mktemp("waived") / "run", library, until="2099-12-31")
 
 
-def test_accepted_with_waivers(waived: Ran) -> None:
+def test_accepted_with_waivers(waived: FinishedRun) -> None:
     """Said in the verdict, its line, the exit code and the last testcase."""
     assert (waived.results["verdict"], waived.returncode) == ("ACCEPTED_WITH_WAIVERS", 0), waived.stdout
     assert "ACCEPTED WITH WAIVERS: 2 waived, 10 passed" in waived.verdict_line
     assert waived.cases[-1].properties["verdict"] == "ACCEPTED_WITH_WAIVERS"
 
 
-def test_waived_is_neither_red_nor_green(waived: Ran) -> None:
+def test_waived_is_neither_red_nor_green(waived: FinishedRun) -> None:
     """Failed with its waiver in results.json, a skip with the reason in the JUnit file; the other GPUs pass."""
     row = waived.row("ecc_uncorrected", "node0-gpu1")
     assert (row["outcome"], row["value"], row["waiver"]["who"]) == ("failed", 2, "J. Doe, ACME")
     case = waived.case("test_ecc_uncorrected[node0-gpu1]")
-    assert case.kind == "skipped"
+    assert case.outcome == "skipped"
     assert "waived: ecc_uncorrected" in case.message
     assert waived.row("gpu_memory", "node0-gpu2")["waiver"]["place"] == SERIAL
-    assert waived.case("test_ecc_uncorrected[node0-gpu0]").kind == "passed"
+    assert waived.case("test_ecc_uncorrected[node0-gpu0]").outcome == "passed"
 
 
-def test_waivers_are_listed_first(waived: Ran) -> None:
+def test_waivers_are_listed_first(waived: FinishedRun) -> None:
     """On the terminal before the table, in the JUnit file at its top, in results.json; the unneeded one is named."""
     shown = waived.stdout.index("waived: ecc_uncorrected at GPU-00000001")
     assert shown < waived.stdout.index("criterion ", shown - 200)
@@ -97,7 +99,7 @@ def test_waivers_are_listed_first(waived: Ran) -> None:
     assert [fact["state"] for fact in waived.results["waivers"]] == ["used", "used", "unused"]
 
 
-def test_rebuilt_report_says_the_same(waived: Ran, tmp_path: Path) -> None:
+def test_rebuilt_report_says_the_same(waived: FinishedRun, tmp_path: Path) -> None:
     """From the journal alone."""
     lines = "".join(json.dumps(event) + "\n" for event in waived.journal)
     (tmp_path / "journal.jsonl").write_text(lines, encoding="utf-8")
@@ -106,8 +108,7 @@ def test_rebuilt_report_says_the_same(waived: Ran, tmp_path: Path) -> None:
     told = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert told["criteria"] == waived.results["criteria"]
     assert told["waivers"] == waived.results["waivers"]
-    suite = ET.parse(tmp_path / "junit.xml").getroot()  # noqa: S314 -- our own file
-    properties = [one.attrib["value"] for one in suite.iter("property")]
+    properties = properties_of(read_suite(tmp_path / "junit.xml")).values()
     assert [text.partition(" at ")[0] for text in properties if "waive" in text] == [
         "waived: ecc_uncorrected",
         "waived: gpu_memory",
@@ -119,7 +120,7 @@ def test_expired_is_as_if_absent(tmp_path: Path, library: Path) -> None:
     """Rejected, and the reader is told that there was one; the gate knows ACCEPTED only."""
     ran = launch(tmp_path / "run", library, until="2026-01-01")
     assert (ran.results["verdict"], ran.returncode) == ("REJECTED", 1)
-    assert ran.case("test_ecc_uncorrected[node0-gpu1]").kind == "failure"
+    assert ran.case("test_ecc_uncorrected[node0-gpu1]").outcome == "failure"
     assert "waiver has expired, as if absent: ecc_uncorrected" in ran.stdout
     shutil.rmtree(tmp_path / "run")
     gated = launch(tmp_path / "run", library, "--gpucluster-gate", until="2099-12-31")

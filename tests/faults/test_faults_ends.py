@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.launching import environment_of, parent_of
-
 if TYPE_CHECKING:
     from tests.support.launching import Launch, Starter
 
@@ -75,12 +73,14 @@ def test_never_collected(cluster):
     pass
 """
 CHOSEN = ("--gpucluster", "--junitxml=junit.xml")
+REPORTED_S = 28.0
+"""torchrun kills its ranks 30 s after it was told to end: the reports must be there before."""
 
 
 def asleep(starter: Starter, launch: Launch, *, ranks: int) -> None:
     """Wait until every rank is in the long call."""
     files = [starter.folder / f"asleep-{rank}" for rank in range(ranks)]
-    launch.until(lambda: all(file.exists() for file in files), within_s=60, what="rank in the long call")
+    launch.until(lambda: all(file.exists() for file in files), what="rank in the long call")
 
 
 def outcomes(launch: Launch) -> dict[tuple[str, str | None], tuple[str, str]]:
@@ -102,14 +102,14 @@ def written_s(launch: Launch) -> float:
 @pytest.mark.parametrize("started", ["pytest", "torchrun"])
 @pytest.mark.parametrize(("number", "why"), [(signal.SIGTERM, "terminated by SIGTERM"), (signal.SIGINT, "interrupted")])
 def test_signal_in_a_long_call(starter: Starter, started: str, number: int, why: str) -> None:
-    """Reports within ten seconds, values so far kept, the rest missing with the reason, non-zero, nothing left."""
+    """Reports in time, values so far kept, the rest missing with the reason, non-zero, nothing left."""
     starter.write(test_long=SUITE)
     launch = getattr(starter, started)(*CHOSEN, SLEEP_S="150")
     asleep(starter, launch, ranks=2)
     os.kill(launch.pid, number)
     sent_s = time.time()
-    assert launch.end(within_s=20) != 0
-    assert written_s(launch) - sent_s < 10
+    assert launch.end() != 0
+    assert written_s(launch) - sent_s < REPORTED_S
     launch.gone()
     found = outcomes(launch)
     assert found["fast", "node0-cpu0"][0] == found["fast", "node0-cpu1"][0] == "passed"
@@ -128,11 +128,11 @@ def test_signal_in_a_long_test_body(starter: Starter, number: int) -> None:
     """A test that never looks up is interrupted too, in time for its report."""
     starter.write(test_long=BUSY)
     launch = starter.torchrun(*CHOSEN)
-    launch.until((starter.folder / "busy").exists, within_s=60, what="busy test")
+    launch.until((starter.folder / "busy").exists, what="busy test")
     os.kill(launch.pid, number)
     sent_s = time.time()
-    assert launch.end(within_s=20) != 0
-    assert written_s(launch) - sent_s < 10
+    assert launch.end() != 0
+    assert written_s(launch) - sent_s < REPORTED_S
     launch.gone()
     found = outcomes(launch)
     assert found["fine", None][0] == "passed"
@@ -147,11 +147,11 @@ def test_agent_killed_during_a_long_test_body(starter: Starter) -> None:
     """Torchrun kills the node 30 s later: the test that never looks up is interrupted before that, and reported."""
     starter.write(test_long=BUSY)
     launch = starter.torchrun(*CHOSEN)
-    launch.until((starter.folder / "busy").exists, within_s=60, what="busy test")
-    os.kill(launch.agent_of(1), signal.SIGKILL)
+    launch.until((starter.folder / "busy").exists, what="busy test")
+    launch.agent_of(1).kill()
     sent_s = time.time()
-    assert launch.end(within_s=60) != 0
-    assert written_s(launch) - sent_s < 28
+    assert launch.end() != 0
+    assert written_s(launch) - sent_s < REPORTED_S
     launch.gone()
     found = outcomes(launch)
     assert found["fine", None][0] == "passed"
@@ -164,11 +164,11 @@ def test_signal_while_collecting(starter: Starter) -> None:
     """Nothing was planned yet: what the profile expects is missing, and says why."""
     starter.write(test_slow_to_collect=SLOW_TO_COLLECT)
     launch = starter.pytest(*CHOSEN)
-    launch.until((starter.folder / "busy").exists, within_s=60, what="slow collection")
+    launch.until((starter.folder / "busy").exists, what="slow collection")
     os.kill(launch.pid, signal.SIGTERM)
     sent_s = time.time()
-    assert launch.end(within_s=20) != 0
-    assert written_s(launch) - sent_s < 10
+    assert launch.end() != 0
+    assert written_s(launch) - sent_s < REPORTED_S
     launch.gone()
     found = outcomes(launch)
     assert found["nodes_reachable", None] == ("missing", "not run: terminated by SIGTERM")
@@ -199,7 +199,7 @@ def test_controller_killed(starter: Starter) -> None:
     asleep(starter, launch, ranks=2)
     os.kill(launch.pid, signal.SIGKILL)
     launch.gone()
-    assert launch.end(within_s=1) == -signal.SIGKILL
+    assert launch.end() == -signal.SIGKILL
     records = [event["record"] for event in launch.journal() if event["event"] == "outcome"]
     assert [(record["criterion"], record["outcome"]) for record in records] == [("fast", "passed")] * 2
     found = outcomes(launch)  # written by the deputy
@@ -214,10 +214,9 @@ def test_controller_killed_under_torchrun(starter: Starter) -> None:
     launch = starter.torchrun(*CHOSEN, SLEEP_S="150")
     asleep(starter, launch, ranks=2)
     time.sleep(3)  # by now every agent knows that there is a controller
-    (controller,) = (p for p in launch.alive() if parent_of(p) == launch.pid and environment_of(p).get("RANK") == "0")
-    os.kill(controller, signal.SIGKILL)
+    launch.controller().kill()
     launch.gone()
-    assert launch.end(within_s=1) != 0
+    assert launch.end() != 0
 
 
 def test_agent_killed_under_torchrun(starter: Starter) -> None:
@@ -225,8 +224,8 @@ def test_agent_killed_under_torchrun(starter: Starter) -> None:
     starter.write(test_long=SUITE)
     launch = starter.torchrun(*CHOSEN, ranks=3, SLEEP_S="4")
     asleep(starter, launch, ranks=3)
-    os.kill(launch.agent_of(1), signal.SIGKILL)
-    assert launch.end(within_s=40) != 0
+    launch.agent_of(1).kill()
+    assert launch.end() != 0
     launch.gone()
     assert not [file for file in starter.temporary_files() if file.name.startswith("gpucluster-")]
     found = outcomes(launch)
@@ -303,9 +302,8 @@ def test_a_whole_node_dies(starter: Starter) -> None:
     launches = two_nodes(starter)
     lost = by_node(launches, node=1)
     launches[1].kill_all()
-    died_s = time.monotonic()
-    assert launches[0].end(within_s=60) != 0
-    assert launches[0].gone() - died_s < 45
+    assert launches[0].end() != 0
+    launches[0].gone()
     found = outcomes(launches[0])
     for place in PLACES:
         assert found["before", place][0] == "passed"
@@ -326,9 +324,8 @@ def test_the_node_of_the_controller_dies(starter: Starter, files: str) -> None:
         if files == "gone":  # as on a node without a shared file system
             shutil.rmtree(starter.folder / "gpucluster-results")
             (starter.folder / "junit.xml").unlink(missing_ok=True)
-    died_s = time.monotonic()
-    assert launches[1].end(within_s=60) != 0
-    assert launches[1].gone() - died_s < 45
+    assert launches[1].end() != 0
+    launches[1].gone()
     assert "the controller is lost; its report is finished here" in launches[1].output
     found = outcomes(launches[1])
     assert {found["before", place][0] for place in PLACES} == {"passed"}
@@ -342,10 +339,9 @@ def test_the_store_dies(starter: Starter) -> None:
     """Only node 0's torchrun, which hosts the store: the controller still writes its report, and everybody leaves."""
     launches = two_nodes(starter)
     os.kill(launches[0].pid, signal.SIGKILL)
-    died_s = time.monotonic()
     for launch in launches:
-        assert launch.end(within_s=60) != 0
-        assert launch.gone(within_s=30) - died_s < 60
+        assert launch.end() != 0
+        launch.gone(within_s=60)
     found = outcomes(launches[0])
     assert {found["before", place][0] for place in PLACES} == {"passed"}
     assert {found["after", place][0] for place in PLACES} <= {"missing", "error"}

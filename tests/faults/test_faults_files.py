@@ -7,15 +7,16 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from typing import TYPE_CHECKING
 
 import jsonschema  # type: ignore[import-untyped]  # its stubs would be one more thing to install
 import pytest
 
-from tests.support.harness import SCHEMA, entry, write_limits
-from tests.support.launching import PYTEST, command_of, environment_of, free_port, parent_of, state_of
+from tests.support.launching import PYTEST
+from tests.support.processes import command_of, free_port
+from tests.support.reports import SCHEMA
+from tests.support.thresholds_files import entry, write_limits
 
 if TYPE_CHECKING:
     from tests.support.launching import Launch, Starter
@@ -81,9 +82,9 @@ def can_mount() -> bool:
 def mounted(starter: Starter, mount: str, *arguments: str, kept: str = "kept") -> Launch:
     """Start pytest where ``mount`` (shell) was done for it alone; what is then in ``disk`` is copied to ``kept``."""
     script = f'mkdir -p {kept} && {mount} || exit 99; "$@"; code=$?; cp -r disk/. {kept}/; exit $code'
-    command = ["unshare", "-rm", "sh", "-c", script, "sh", sys.executable, "-m", *PYTEST, *arguments]
+    command = ["unshare", "-rm", "sh", "-c", script, "sh", *PYTEST, *arguments]
     (starter.folder / "disk").mkdir(exist_ok=True)
-    return starter._start(command, {}, name="mounted")
+    return starter.start(command, name="mounted")
 
 
 def full(size: str) -> str:
@@ -243,7 +244,7 @@ def test_disk_that_fills_during_the_run(where: str, filled: dict[str, Launch]) -
 
 def in_its_call(launch: Launch, named: str) -> None:
     """Wait until the run is in the middle of its measurement."""
-    launch.until((launch.cwd / f"asleep-{named}").exists, within_s=60, what="measurement")
+    launch.until((launch.cwd / f"asleep-{named}").exists, what="measurement")
 
 
 def test_directory_of_another_run_and_of_an_older_one(starter: Starter, chosen: tuple[str, ...]) -> None:
@@ -261,12 +262,12 @@ def test_directory_of_another_run_and_of_an_older_one(starter: Starter, chosen: 
     first = starter.pytest(*chosen, *ONE_PLACE, VALUE="5", WAIT_AS="first")
     in_its_call(first, "first")
     second = starter.pytest(*chosen, "--junitxml=second.xml")
-    assert second.end(within_s=40) == 4, second.output
+    assert second.end() == 4, second.output
     second.gone()
     assert said_once(second, IN_USE), second.output
     assert RESULTS in second.output
     (starter.folder / "go").touch()
-    assert first.end(within_s=40) == 0, first.output
+    assert first.end() == 0, first.output
     first.gone()
     assert rows(first) == {"rate@node0-cpu0": ("passed", 5), "after": ("passed", 2)}
     assert first.junit()["gpucluster.verdict"] == "skipped"
@@ -303,23 +304,22 @@ def test_ranks_of_a_dead_job_are_still_alive(starter: Starter, chosen: tuple[str
     path = os.pathsep.join((str(starter.folder / "late_report"), starter.environment["PYTHONPATH"]))
     dead = starter.torchrun(*chosen, ranks=1, VALUE="5", WAIT_AS="dead", PYTHONPATH=path)
     in_its_call(dead, "dead")
-    (controller,) = (p for p in dead.alive() if parent_of(p) == dead.pid and environment_of(p).get("RANK") == "0")
-    os.kill(controller, signal.SIGKILL)
-    dead.until(lambda: any(" report " in command_of(p) for p in dead.alive()), within_s=20, what="deputy at work")
+    dead.controller().kill()
+    dead.until(lambda: any(" report " in command_of(p) for p in dead.alive()), what="deputy at work")
     os.kill(dead.pid, signal.SIGKILL)
     new = starter.pytest(*chosen, *ONE_PLACE, VALUE="7", WAIT_AS="new")
     asleep = starter.folder / "asleep-new"
-    new.until(lambda: asleep.exists() or state_of(new.pid) in "ZX", within_s=60, what="measurement or refusal")
+    new.until(lambda: asleep.exists() or new.has_ended, what="measurement or refusal")
     (starter.folder / "late").touch()
     dead.gone(within_s=40)
     if not asleep.exists():
-        assert new.end(within_s=10) == 4, new.output
+        assert new.end() == 4, new.output
         assert said_once(new, IN_USE), new.output
         assert rows(dead)["after"] == ("missing", None)
         return
     text = (starter.folder / RESULTS / "results.json").read_text(encoding="utf-8")
     (starter.folder / "go").touch()
-    assert new.end(within_s=40) == 0, new.output
+    assert new.end() == 0, new.output
     new.gone()
     assert not json.loads(text)["environment"].get("rebuilt_from_journal"), "the dead job wrote into the new one's directory"
     assert rows(new) == {"rate@node0-cpu0": ("passed", 7), "after": ("passed", 2)}

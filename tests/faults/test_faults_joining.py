@@ -6,12 +6,12 @@ import os
 import signal
 import socket
 import sys
-import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.launching import ACCEPTANCE, Launch, Starter, free_port
+from tests.support.launching import ACCEPTANCE, Launch, Starter
+from tests.support.processes import free_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.fault]
 
 HERE = "127.0.0.1"
-WITHIN_S = 15.0
 TINY = """
 import os
 
@@ -37,25 +36,23 @@ def launcher(
     """``gpucluster launch --run`` of one of two nodes on this machine."""
     where = ["--nnodes", "2", "--nproc-per-node", str(ranks), "--node-rank", str(node), "--master-addr", HERE]
     command = [sys.executable, "-m", "pytest_gpucluster.cli", "launch", "--run", *where, "--master-port", str(port)]
-    return starter._start([*command, *options, "--", *pytest_arguments], {}, name=f"node{node}")
+    return starter.start([*command, *options, "--", *pytest_arguments], name=f"node{node}")
 
 
-def ended_badly(launch: Launch, *, began_s: float) -> str:
-    """Exit code 1 within 15 s, nothing left behind, no traceback; what it said."""
-    assert launch.end(within_s=WITHIN_S) == 1, launch.output
+def ended_badly(launch: Launch) -> str:
+    """Exit code 1, nothing left behind, no traceback; what it said."""
+    assert launch.end() == 1, launch.output
     launch.gone()
-    assert time.monotonic() - began_s < WITHIN_S
     assert "Traceback" not in launch.output
     return launch.output
 
 
 def test_a_node_never_joins(starter: Starter) -> None:
     """Named, with INCOMPLETE reports in which its places are missing; who did join gives up too."""
-    began_s = time.monotonic()
     options = ("--join-deadline-s", "3", "--hosts", f"{socket.gethostname()},gpu-node-1")
     arguments = (ACCEPTANCE, "--gpucluster-profile=rehearsal", "--junitxml=sub/handover.xml", "--gpucluster-results=r")
     launch = launcher(starter, 0, free_port(), *arguments, ranks=2, options=options)
-    output = ended_badly(launch, began_s=began_s)
+    output = ended_badly(launch)
     assert "node 1 (gpu-node-1) never joined within 3 s" in output
     assert "verdict INCOMPLETE: " in output
     found = launch.results("r")
@@ -77,29 +74,27 @@ def test_the_others_are_told(starter: Starter) -> None:
     """Of three nodes the third never comes: the second learns it from node 0 and ends with it."""
     port = free_port()
     second = launcher(starter, 1, port, "--gpucluster", options=("--nnodes", "3"))
-    second.wait_for("waiting for node 0 at", within_s=30)
-    began_s = time.monotonic()
+    second.wait_for("waiting for node 0 at")
     first = launcher(starter, 0, port, "--gpucluster", options=("--nnodes", "3", "--join-deadline-s", "2"))
-    assert "is here: 2 of 3" in ended_badly(first, began_s=began_s)
-    assert "nothing was started: node 2 never joined within 2 s" in ended_badly(second, began_s=began_s)
+    assert "is here: 2 of 3" in ended_badly(first)
+    assert "nothing was started: node 2 never joined within 2 s" in ended_badly(second)
 
 
 def test_node_0_is_told_to_end(starter: Starter) -> None:
     """SIGTERM while it waits: the reports say so, as those of a run would."""
     launch = launcher(starter, 0, free_port(), "--gpucluster-profile=rehearsal")
-    launch.wait_for("waiting for 1 other node(s)", within_s=30)
-    began_s = time.monotonic()
+    launch.wait_for("waiting for 1 other node(s)")
     os.kill(launch.pid, signal.SIGTERM)
-    ended_badly(launch, began_s=began_s)
+    ended_badly(launch)
     reasons = {row["reason"] for row in launch.results()["criteria"] if row["outcome"] == "missing"}
     assert "not run: terminated by SIGTERM before all nodes had joined" in reasons
 
 
 def test_a_wrong_address(starter: Starter) -> None:
     """Nobody listens there: said with host, port and what to check; torchrun is not started."""
-    began_s, port = time.monotonic(), free_port()
+    port = free_port()
     launch = launcher(starter, 1, port, "--gpucluster", options=("--join-deadline-s", "2"))
-    output = ended_badly(launch, began_s=began_s)
+    output = ended_badly(launch)
     assert f"node 0's launcher was not reached at {HERE}:{port} within 2 s: connection refused" in output
     assert [word for word in ("address:", "port:", "firewall:") if word not in output] == []
     assert not (starter.folder / "gpucluster-results").exists()

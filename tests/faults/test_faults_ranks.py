@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -21,8 +20,8 @@ RANKS = 4
 SHORT_S = 3.0
 """The deadline of the calls that hang, as in the suite."""
 
-AT_ONCE_S = 3.0
-"""0.03 to 0.3 s were measured on a busy machine of two cores; the rest is for a busier one."""
+AT_ONCE_S = 30.0
+"""Far below the deadline of a call (120 s): the other ranks were released, and did not wait for the dead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,16 +106,11 @@ def time_s(launch: Launch, name: str) -> float:
     return float((launch.cwd / name).read_text(encoding="ascii"))
 
 
-def cases_of(launch: Launch) -> list[ET.Element]:
-    """The testcases of the JUnit file, which is read as strict XML."""
-    return list(ET.parse(launch.cwd / "junit.xml").getroot().iter("testcase"))  # noqa: S314 -- our own file
-
-
 def text_of(launch: Launch, case: str) -> str:
     """What the JUnit file says of the error of a test."""
-    (found,) = (element for element in cases_of(launch) if element.get("name") == f"test_{case}")
-    (error,) = found.iter("error")
-    return f"{error.get('message')}\n{error.text}"
+    (found,) = (one for one in launch.cases() if one.name == f"test_{case}")
+    assert found.outcome == "error"
+    return found.text
 
 
 def reasons(launch: Launch) -> dict[str, tuple[str, str]]:
@@ -202,7 +196,7 @@ def test_reports_are_whole(faulty: tuple[Launch, int]) -> None:
     """Every planned test stands once in the JUnit file and in results.json, the verdict last; the status is not 0."""
     launch, status = faulty
     assert status != 0
-    names = [element.get("name") for element in cases_of(launch)]
+    names = [case.name for case in launch.cases()]
     assert names == [*PLANNED, "gpucluster.verdict"]
     assert set(reasons(launch)) == {name.removeprefix("test_") for name in PLANNED}
     errors = {f"test_{fault.case}" for fault in FAULTS}

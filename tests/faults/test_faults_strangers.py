@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import jsonschema  # type: ignore[import-untyped]  # its stubs would be one more thing to install
 import pytest
 
-from tests.support.harness import SCHEMA, entry, write_limits
-from tests.support.launching import command_of, free_port, state_of
+from tests.support.processes import command_of, free_port
+from tests.support.reports import SCHEMA
+from tests.support.thresholds_files import entry, write_limits
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -196,7 +197,7 @@ def attacked(shared_starter: Starter) -> Launch:
         go_on(launch, "second")
         go_on(launch, "third")
         fourth = starter.folder / "in-fourth"
-        launch.until(lambda: fourth.exists() or state_of(launch.pid) in "ZX", within_s=40, what="worker in fourth")
+        launch.until(lambda: fourth.exists() or launch.has_ended, within_s=40, what="worker in fourth")
         if fourth.exists():
             forge_commands(store, executed)
         (starter.folder / "go").touch()

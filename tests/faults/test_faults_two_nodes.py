@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.fault]
 SUITE = Path(__file__).with_name("planted_ranks.py").read_text(encoding="utf-8")
 HOSTS = ("host10", "host9")  # natural order is host9, host10: torchrun's second node is node 0 of the report
 SHORTENED = "raised or killed or hung"
-AT_ONCE_S = 3.0
+AT_ONCE_S = 30.0
 PLACED = {
     "raised": (1, 1, "host10", AT_ONCE_S),
     "killed": (2, 0, "host9", AT_ONCE_S),
@@ -44,7 +44,7 @@ def launches(shared_starter: Starter) -> list[Launch]:
 @pytest.fixture(scope="module")
 def statuses(launches: list[Launch]) -> list[int]:
     """Exit statuses when both are over; no process of them is left."""
-    found = [launch.end(within_s=120) for launch in launches]
+    found = [launch.end() for launch in launches]
     for launch in launches:
         launch.gone()
     return found

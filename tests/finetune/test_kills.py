@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 
 from tests.support import REPOSITORY
 from tests.support.finetune.runs import QUICK, SCRIPTS, torchrun
+from tests.support.processes import free_port
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -134,14 +134,6 @@ def test_torchrun_starts_again_and_the_run_goes_on(tmp_path: Path) -> None:
     assert ours["resumed_at"] == 4
     assert ours["losses"] == theirs["losses"]
     assert ours["adapter_digest"] == theirs["adapter_digest"]
-
-
-def free_port() -> int:
-    """A port of the loopback that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.mark.slow

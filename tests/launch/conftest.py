@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.support.launching import python_path, shared_starter, starter
+from tests.support.launching import shared_starter, starter
 
-__all__ = ["python_path", "shared_starter", "starter"]
+__all__ = ["shared_starter", "starter"]

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import select
-import signal
-import subprocess
-import sys
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.launching import MARK, PYTEST, TORCHRUN, free_port
+from tests.support.launching import PYTEST, TORCHRUN
+from tests.support.processes import free_port
+from tests.support.terminal import Terminal, at_terminal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from tests.support.launching import Starter
 
@@ -47,62 +43,16 @@ def test_look(cluster):
 """
 
 
-class Terminal:
-    """A person at a terminal: reads what appears, types lines."""
-
-    def __init__(self, starter: Starter, command: Sequence[str]) -> None:
-        """Start the command with a pseudo-terminal as stdin, stdout and stderr."""
-        self._own, theirs = pty.openpty()
-        environment = {**starter.environment, MARK: "terminal", "TERM": "dumb"}
-        self._process = subprocess.Popen(
-            command, cwd=starter.folder, env=environment, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-        )
-        os.close(theirs)
-        self.seen = ""
-
-    def wait_for(self, text: str, *, within_s: float = 60) -> None:
-        """Read until ``text`` appears after what was typed last."""
-        deadline_s, start = time.monotonic() + within_s, len(self.seen)
-        while text not in self.seen[start:]:
-            if not self._read(deadline_s):
-                raise AssertionError(f"no {text!r} in:\n{self.seen}")
-
-    def type(self, line: str) -> None:
-        """One line."""
-        os.write(self._own, line.encode() + b"\n")
-
-    def end(self, *, within_s: float = 60) -> int:
-        """Its exit status."""
-        deadline_s = time.monotonic() + within_s
-        while self._process.poll() is None and self._read(deadline_s):
-            pass
-        return self._process.wait(max(0.1, deadline_s - time.monotonic()))
-
-    def close(self) -> None:
-        """End what is left of it."""
-        if self._process.poll() is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        os.close(self._own)
-
-    def _read(self, deadline_s: float) -> bool:
-        ready, _, _ = select.select([self._own], [], [], max(0.0, deadline_s - time.monotonic()))
-        if not ready:
-            return False
-        try:
-            data = os.read(self._own, 65536)
-        except OSError:  # Linux says EIO when the other side is closed
-            return False
-        self.seen += data.decode(errors="replace")
-        return bool(data)
+def typed(starter: Starter, *command: str) -> AbstractContextManager[Terminal]:
+    """The command at a terminal."""
+    return at_terminal(command, cwd=starter.folder, environment={**starter.environment, "TERM": "dumb"})
 
 
 def test_pdb_under_torchrun(starter: Starter) -> None:
     """The prompt is rank 0's; agents and workers wait for as long as it takes, and the next test still measures."""
     starter.write(test_fails=FAILS)
     where = ("--nproc-per-node=2", "--master-port", str(free_port()))
-    terminal = Terminal(starter, [*TORCHRUN, *where, "-m", *PYTEST, "--gpucluster", "--pdb", "test_fails.py"])
-    try:
+    with typed(starter, *TORCHRUN, *where, *PYTEST[1:], "--gpucluster", "--pdb", "test_fails.py") as terminal:
         terminal.wait_for("(Pdb)")
         terminal.type("p 'ranks are', ranks")
         terminal.wait_for("('ranks are', [0, 1])")
@@ -111,16 +61,12 @@ def test_pdb_under_torchrun(starter: Starter) -> None:
         assert terminal.end() != 0
         assert "1 failed, 1 passed" in terminal.seen
         assert terminal.seen.count("(Pdb)") == 2
-    finally:
-        terminal.close()
 
 
 def test_breakpoint_inline(starter: Starter) -> None:
     """It stops inside the measured function, with its variables, in the pytest process."""
     starter.write(test_stops=STOPS)
-    command = [sys.executable, "-m", *PYTEST, "--gpucluster", "--gpucluster-inline", "test_stops.py"]
-    terminal = Terminal(starter, command)
-    try:
+    with typed(starter, *PYTEST, "--gpucluster", "--gpucluster-inline", "test_stops.py") as terminal:
         terminal.wait_for("(Pdb)")
         terminal.type("p 'secret is', secret")
         terminal.wait_for("('secret is'")
@@ -128,8 +74,6 @@ def test_breakpoint_inline(starter: Starter) -> None:
         terminal.type("continue")
         assert terminal.end() == 0, terminal.seen
         assert "run inline, for a debugger" in terminal.seen
-    finally:
-        terminal.close()
 
 
 def test_output_by_place(starter: Starter) -> None:

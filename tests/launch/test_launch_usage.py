@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.launching import ACCEPTANCE, GONE_S, Launch, Starter
+from tests.support.launching import ACCEPTANCE, Launch, Starter
 from tests.support.nvml_simulator import build, environment
 
 if TYPE_CHECKING:
@@ -65,9 +65,9 @@ def test_usage_error_after_the_agents_have_joined(starter: Starter) -> None:
     starter.write(conftest=SLOW_TO_CONFIGURE, test_x="def test_x(criterion): pass\n")
     (starter.folder / "bad.yaml").write_text(BAD, encoding="utf-8")
     launch = starter.torchrun("--gpucluster-thresholds", "bad.yaml", ranks=2)
-    said_s = launch.wait_for("bad.yaml:5", within_s=40)
-    assert launch.gone(within_s=40) - said_s < GONE_S  # torchrun by itself would take thirty
-    assert launch.end(within_s=1) != 0
+    launch.wait_for("bad.yaml:5")
+    launch.gone()  # torchrun by itself would take thirty seconds
+    assert launch.end() != 0
 
 
 def test_plain_starts_that_cannot_work(starter: Starter) -> None:

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.launching import Starter
+from tests.support.launching import environment
+from tests.support.runs import run_pytest
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.support.launching import Starter
 
 HANGING = """
 import time
@@ -18,6 +21,7 @@ def test_that_hangs():
     open("inside", "w").close()
     time.sleep(150)
 """
+LEAVES = "import subprocess\n\ndef test_leaves():\n    subprocess.Popen(['sleep', '300'], start_new_session=True)\n"
 
 
 @pytest.mark.e2e
@@ -25,7 +29,7 @@ def test_a_run_that_does_not_end_tells_where_it_stood(starter: Starter) -> None:
     """Without that, a hang which nobody can repeat could not be explained either."""
     starter.write(test_hanging=HANGING)
     launch = starter.pytest("-p", "no:gpucluster")
-    launch.until((starter.folder / "inside").exists, within_s=60, what="hanging test")
+    launch.until((starter.folder / "inside").exists, what="hanging test")
     with pytest.raises(
         AssertionError, match=r"(?s)pytest did not end in 0.1 s.*File .*test_hanging.py\", line 6 in test_that_hangs"
     ):
@@ -33,7 +37,26 @@ def test_a_run_that_does_not_end_tells_where_it_stood(starter: Starter) -> None:
     assert launch.alive() == []
 
 
-def test_runs_are_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.e2e
+def test_a_run_that_takes_too_long(tmp_path: Path) -> None:
+    """A run beyond its time fails the test and is killed."""
+    (tmp_path / "test_hanging.py").write_text(HANGING, encoding="utf-8")
+    with pytest.raises(AssertionError, match=r"did not end in 4 s; alive were\n.* -m pytest "):
+        run_pytest(tmp_path, "test_hanging.py", timeout_s=4)
+
+
+@pytest.mark.e2e
+def test_a_process_that_outlives_its_run(starter: Starter) -> None:
+    """The test fails with its command line, in whatever session the process hides."""
+    starter.write(test_leaves=LEAVES)
+    launch = starter.pytest("-p", "no:gpucluster")
+    assert launch.end() == 0
+    with pytest.raises(AssertionError, match=r"left processes behind: .*sleep 300"):
+        launch.gone(within_s=1)
+
+
+def test_runs_are_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupt may leave the lock of coverage's tracer locked: the run that it measured never ended."""
     monkeypatch.setenv("COVERAGE_PROCESS_CONFIG", "...")
-    assert "COVERAGE_PROCESS_CONFIG" not in Starter(tmp_path, "").environment
+    assert "COVERAGE_PROCESS_CONFIG" not in environment(measured=False)
+    assert "COVERAGE_PROCESS_CONFIG" in environment(measured=True)

@@ -1,13 +1,10 @@
-"""Starts real runs, as a user would, and looks after every process of them by a mark in its environment."""
+"""Starts real runs as a user would, waits for conditions, and finds every process of a run by its mark."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,26 +13,53 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
-from xml.etree import ElementTree as ET
 
+import psutil
 import pytest
 
-from tests.support import REPOSITORY
+from tests.support import REPOSITORY, processes, reports
+from tests.support.processes import MARK, POLL_S, command_of, free_port
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 ACCEPTANCE = str(REPOSITORY / "tests_acceptance")
-MARK = "GPUCLUSTER_LAUNCH_TEST"
+INSTALLED = Path(__file__).with_name("installed")
+"""Makes the plugin count as installed where it is not: a folder with its entry point."""
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
-PYTEST = ("pytest", "-p", "no:cacheprovider")
-LAUNCHED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-GONE_S = 15.0
-"""From the end to the last process's: 30 s are promised, 2 are usual, 8 were seen on an overloaded machine of two cores."""
+PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
+FOREIGN = ("PYTEST_", "TORCHELASTIC_", "GPUCLUSTER_", "NCCL_", "FAKE_NVML", "XDG_CONFIG_HOME")
+FOREIGN_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+MEASURING = "COVERAGE_PROCESS"
+DEADLINE_S = 120.0
+"""For what takes seconds: only a run that hangs takes so long, on a busy machine too."""
+GONE_S = 28.0
+"""From the end of a run to the end of its last process. torchrun kills what is left after 30 s; a run ends by itself."""
 DUMP_S = 2.0
-NOT_FOR_RUNS = ("TORCHELASTIC_", "FAKE_NVML", "COVERAGE_PROCESS")
-"""COVERAGE_PROCESS: coverage's tracer takes a lock in Python code; an interrupt there keeps it, and the measured run hangs."""
-PLAINLY = ("GPUCLUSTER_SECRET", "PYTEST_ADDOPTS", "PYTEST_CURRENT_TEST", "CUDA_VISIBLE_DEVICES", "XDG_CONFIG_HOME")
+
+
+def environment(*, measured: bool) -> dict[str, str]:
+    """The variables of this process without those of the pytest or torchrun that runs these tests.
+
+    ``measured`` keeps what makes coverage measure a child. Coverage's tracer takes a lock in Python code: a signal there may
+    leave the lock locked, and the run hangs. So a run that gets signals is not measured.
+    """
+    foreign = FOREIGN if measured else (*FOREIGN, MEASURING)
+    kept = {name: value for name, value in os.environ.items() if name not in FOREIGN_NAMES and not name.startswith(foreign)}
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": python_path()}
+
+
+def python_path(*folders: Path) -> str:
+    """A PYTHONPATH with ``folders`` first, under which pytest finds the plugin by its entry point, installed or not."""
+    is_installed = any(point.name == "gpucluster" for point in metadata.entry_points(group="pytest11"))
+    paths = [*folders, REPOSITORY, *filter(None, [os.environ.get("PYTHONPATH")]), *([] if is_installed else [INSTALLED])]
+    return os.pathsep.join(map(str, paths))
+
+
+def under_torchrun(*arguments: str, ranks: int, nodes: int = 1) -> list[list[str]]:
+    """The command of each node that runs pytest under torchrun, all nodes on this machine."""
+    shape = (f"--nproc-per-node={ranks}", f"--nnodes={nodes}", "--master-addr=127.0.0.1", f"--master-port={free_port()}")
+    return [[*TORCHRUN, *shape, f"--node-rank={node}", *PYTEST[1:], *arguments] for node in range(nodes)]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,7 +71,6 @@ class Launch:
     environment: Mapping[str, str]
     name: str = "launch"
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
-    started_s: float = field(default_factory=time.monotonic)
     _process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Launch:
@@ -79,161 +102,110 @@ class Launch:
         """Everything printed so far, by all ranks."""
         return self._file().read_text(encoding="utf-8", errors="replace")
 
-    def end(self, *, within_s: float) -> int:
-        """Its exit status; a run that does not end in time is killed and fails the test."""
+    @property
+    def has_ended(self) -> bool:
+        """Whether the first process has ended."""
+        assert self._process is not None
+        return self._process.poll() is not None
+
+    # Waiting. Where the time is up, the run is killed and the test fails with what the run printed.
+
+    def end(self, *, within_s: float = DEADLINE_S) -> int:
+        """Wait for the first process to end; its exit status."""
         assert self._process is not None
         try:
             return self._process.wait(within_s)
         except subprocess.TimeoutExpired:
-            left = "\n".join(f"{pid}: {command_of(pid)[:150]}" for pid in self.alive())
-            self._give_up(f"{self.name} did not end in {within_s:g} s; alive were\n{left}")
+            left = "\n".join(f"{process.pid}: {command_of(process)[:150]}" for process in self.alive())
+            self._give_up(f"{self.name} did not end in {within_s:.3g} s; alive were\n{left}")
 
-    def wait_for(self, text: str, *, within_s: float) -> float:
-        """Wait until ``text`` was printed; the time it was seen (monotonic s)."""
-        return self.until(lambda: text in self.output, within_s=within_s, what=f"{text!r} in the output")
+    def wait_for(self, text: str, *, within_s: float = DEADLINE_S) -> None:
+        """Wait until ``text`` was printed."""
+        self.until(lambda: text in self.output, what=f"{text!r} in the output", within_s=within_s)
 
-    def until(self, holds: Callable[[], bool], *, within_s: float, what: str) -> float:
-        """Wait until something holds; the time it did (monotonic s)."""
+    def until(self, holds: Callable[[], bool], *, what: str, within_s: float = DEADLINE_S) -> None:
+        """Wait until a condition holds."""
         deadline_s = time.monotonic() + within_s
         while not holds():
             if time.monotonic() > deadline_s:
                 self._give_up(f"no {what} within {within_s:g} s:")
-            time.sleep(0.02)
-        return time.monotonic()
+            time.sleep(POLL_S)
 
-    def alive(self) -> list[int]:
-        """Every process that carries this launch's mark, zombies apart."""
-        return [pid for pid in processes() if pid != os.getpid() and environment_of(pid).get(MARK) == self.mark]
-
-    def gone(self, *, within_s: float = GONE_S) -> float:
-        """Wait until no process of it is left; the time of that (monotonic s)."""
+    def gone(self, *, within_s: float = GONE_S) -> None:
+        """Wait until no process of this launch is left."""
         deadline_s = time.monotonic() + within_s
         while left := self.alive():
             if time.monotonic() > deadline_s:
-                told = "; ".join(f"{pid} {command_of(pid)[-300:]}" for pid in left)
-                self._give_up(f"{within_s:g} s later there are still: {told}")
-            time.sleep(0.02)
-        return time.monotonic()
+                told = "; ".join(f"{process.pid} {command_of(process)[-300:]}" for process in left)
+                self._give_up(f"{within_s:g} s later it left processes behind: {told}")
+            time.sleep(POLL_S)
 
-    def agent_of(self, rank: int) -> int:
-        """The process that is the agent of ``rank``."""
-        wanted = f'"rank": {rank}, '
-        found = [pid for pid in self.alive() if "pytest_gpucluster.agent.main" in command_of(pid) and wanted in command_of(pid)]
-        parents = {parent_of(pid) for pid in found}
-        first = [pid for pid in found if parent_of(pid) not in found]
-        assert len(first) == 1, (found, parents)
+    # Its processes.
+
+    def alive(self) -> list[psutil.Process]:
+        """Every live process of this launch."""
+        return processes.marked(self.mark)
+
+    def agent_of(self, rank: int) -> psutil.Process:
+        """The process that is the agent of ``rank``; what it forked has the same command line."""
+        words = ("pytest_gpucluster.agent.main", f'"rank": {rank}, ')
+        found = {process.pid: process for process in self.alive() if all(word in command_of(process) for word in words)}
+        first = [process for process in found.values() if process.ppid() not in found]
+        assert len(first) == 1, found
         return first[0]
+
+    def controller(self) -> psutil.Process:
+        """The process of rank 0 under torchrun."""
+        (found,) = (one for one in self.alive() if one.ppid() == self.pid and one.environ().get("RANK") == "0")
+        return found
 
     @contextlib.contextmanager
     def standing_still(self) -> Iterator[None]:
         """Every process of this launch is stopped meanwhile."""
         stopped = self.alive()
-        for pid in stopped:
-            os.kill(pid, signal.SIGSTOP)
+        for process in stopped:
+            process.suspend()
         try:
             yield
         finally:
-            for pid in stopped:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
+            for process in stopped:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.resume()
+
+    def kill_all(self) -> None:
+        """SIGKILL every process of this launch, by pid."""
+        processes.kill_marked(self.mark)
+        if self._process is not None:
+            self._process.wait()
 
     def _give_up(self, why: str) -> NoReturn:
-        """Kill it and fail with what it printed, the stacks of its pytests last: at SIGABRT pytest's own plugin dumps them."""
-        for pid in self.alive():
-            command = command_of(pid)
+        """Kill the run and fail with its output, the stacks of its pytests last: pytest dumps them at SIGABRT."""
+        for process in self.alive():
+            command = command_of(process)
             if "-m pytest " in command and TORCHRUN[-1] not in command:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGABRT)
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.send_signal(signal.SIGABRT)
         time.sleep(DUMP_S)
         self.kill_all()
         raise AssertionError(f"{why}\n{self.output}") from None
 
-    def kill_all(self) -> None:
-        """SIGKILL to everything of this launch, by pid."""
-        while left := self.alive():
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.05)
-        if self._process is not None:
-            self._process.wait()
-
     # What it left behind.
 
-    def results(self, folder: str = "gpucluster-results") -> dict[str, Any]:
-        """results.json; a number that is not finite is an error."""
-        text = (self.cwd / folder / "results.json").read_text(encoding="utf-8")
-        found: dict[str, Any] = json.loads(text, parse_constant=_refuse)
-        return found
+    def results(self, folder: str = reports.RESULTS) -> dict[str, Any]:
+        """results.json."""
+        return reports.read_results(self.cwd / folder)
 
-    def journal(self, folder: str = "gpucluster-results") -> list[dict[str, Any]]:
-        """The events of journal.jsonl so far; a full disk may tear the last one."""
-        file = self.cwd / folder / "journal.jsonl"
-        lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+    def journal(self, folder: str = reports.RESULTS) -> list[dict[str, Any]]:
+        """The events of the journal so far."""
+        return reports.read_journal(self.cwd / folder)
+
+    def cases(self, file: str = "junit.xml") -> list[reports.Case]:
+        """The testcases of the JUnit file, in its order."""
+        return reports.cases_of(reports.read_suite(self.cwd / file))
 
     def junit(self, file: str = "junit.xml") -> dict[str, str]:
-        """Outcome of each testcase of the JUnit file by name: passed, failure, error or skipped."""
-        suite = ET.parse(self.cwd / file).getroot()  # noqa: S314 -- our own file
-        return {case.get("name", ""): _outcome(case) for case in suite.iter("testcase")}
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
-def _outcome(case: ET.Element) -> str:
-    words = [child.tag for child in case if child.tag in ("failure", "error", "skipped")]
-    return words[0] if words else "passed"
-
-
-def processes() -> list[int]:
-    """All processes of this machine that are not zombies."""
-    return [
-        int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and state_of(int(entry.name)) not in "ZX"
-    ]
-
-
-def _stat(pid: int) -> list[str]:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return ["X", "0"]
-
-
-def state_of(pid: int) -> str:
-    """The process state letter; ``X`` when there is no such process."""
-    return _stat(pid)[0]
-
-
-def parent_of(pid: int) -> int:
-    """Pid of its parent."""
-    return int(_stat(pid)[1])
-
-
-def command_of(pid: int) -> str:
-    """Its command line."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    return ""
-
-
-def environment_of(pid: int) -> dict[str, str]:
-    """The environment it was started with; empty when it may not be read."""
-    try:
-        data = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return {}
-    pairs = (entry.decode(errors="replace").partition("=") for entry in data.split(b"\0") if entry)
-    return {name: value for name, _, value in pairs}
-
-
-def free_port() -> int:
-    """A TCP port that nobody uses just now, below those that the kernel gives to outgoing connections."""
-    for port in random.sample(range(20_000, 32_000), 100):
-        with contextlib.suppress(OSError), socket.create_server(("", port)):
-            return port
-    raise OSError("no free port")
+        """Outcome of each testcase of the JUnit file by name."""
+        return {case.name: case.outcome for case in self.cases(file)}
 
 
 def _hear_interrupts() -> None:
@@ -241,65 +213,48 @@ def _hear_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def installed(folder: Path) -> str:
-    """A PYTHONPATH under which pytest finds the plugin by its entry point, whether it is installed here or not."""
-    paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-    if not any(point.name == "gpucluster" for point in metadata.entry_points(group="pytest11")):
-        facts = folder / "pytest_gpucluster-0.1.0.dist-info"
-        facts.mkdir(parents=True, exist_ok=True)
-        (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: pytest-gpucluster\nVersion: 0.1.0\n", encoding="utf-8")
-        (facts / "entry_points.txt").write_text("[pytest11]\ngpucluster = pytest_gpucluster.plugin\n", encoding="utf-8")
-        paths.append(str(folder))
-    return os.pathsep.join(paths)
-
-
 class Starter:
     """Makes launches in one folder and ends whatever is left of them."""
 
-    def __init__(self, folder: Path, python_path: str) -> None:
+    def __init__(self, folder: Path) -> None:
         """Launches start in ``folder``, with their temporary files below it."""
         self.folder = folder
         self._launches: list[Launch] = []
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(NOT_FOR_RUNS)}
-        for name in (*LAUNCHED, *PLAINLY):
-            kept.pop(name, None)
         temporary = folder / "tmp"
         temporary.mkdir()
-        self.environment = {**kept, "PYTHONPATH": python_path, "OMP_NUM_THREADS": "1", "TMPDIR": str(temporary)}
+        self.environment = {**environment(measured=False), "TMPDIR": str(temporary)}
+        self.environment.pop("CUDA_VISIBLE_DEVICES", None)
 
     def write(self, **files: str) -> None:
         """Files of the suite: ``write(test_x="...")`` makes ``test_x.py``."""
         for name, text in files.items():
             (self.folder / f"{name}.py").write_text(text, encoding="utf-8")
 
-    def pytest(self, *arguments: str, **variables: str) -> Launch:
-        """Start ``python -m pytest`` plainly."""
-        return self._start([sys.executable, "-m", *PYTEST, *arguments], variables, name="pytest")
-
-    def torchrun(self, *arguments: str, ranks: int = 2, options: Sequence[str] = (), **variables: str) -> Launch:
-        """Start pytest under torchrun on this machine; ``options`` are torchrun's."""
-        chosen = options or ("--master-port", str(free_port()))
-        command = [*TORCHRUN, f"--nproc-per-node={ranks}", *chosen, "-m", *PYTEST, *arguments]
-        return self._start(command, variables, name="torchrun")
-
-    def nodes(self, *arguments: str, ranks: int, prefixes: Sequence[Sequence[str]]) -> list[Launch]:
-        """Start one torchrun a node, each behind a command of its own (``unshare ...``)."""
-        port = str(free_port())
-        launches = []
-        for node, prefix in enumerate(prefixes):
-            where = (f"--nnodes={len(prefixes)}", f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}")
-            command = [*prefix, *TORCHRUN, f"--nproc-per-node={ranks}", *where, "-m", *PYTEST, *arguments]
-            launches.append(self._start(command, {}, name=f"node{node}"))
-        return launches
-
-    def _start(self, command: Sequence[str], variables: Mapping[str, str], *, name: str) -> Launch:
+    def start(self, command: Sequence[str], *, name: str, **variables: str) -> Launch:
+        """Start any command; ``variables`` are added to the environment."""
         launch = Launch(command=command, cwd=self.folder, environment={**self.environment, **variables}, name=name)
         self._launches.append(launch)
         return launch.start()
 
+    def pytest(self, *arguments: str, **variables: str) -> Launch:
+        """Start ``python -m pytest``, without torchrun."""
+        return self.start([*PYTEST, *arguments], name="pytest", **variables)
+
+    def torchrun(self, *arguments: str, ranks: int = 2, options: Sequence[str] = (), **variables: str) -> Launch:
+        """Start pytest under torchrun on this machine; ``options`` are torchrun's."""
+        chosen = options or ("--master-port", str(free_port()))
+        command = [*TORCHRUN, f"--nproc-per-node={ranks}", *chosen, *PYTEST[1:], *arguments]
+        return self.start(command, name="torchrun", **variables)
+
+    def nodes(self, *arguments: str, ranks: int, prefixes: Sequence[Sequence[str]]) -> list[Launch]:
+        """Start one torchrun a node, each behind a command of its own (``unshare ...``)."""
+        commands = under_torchrun(*arguments, ranks=ranks, nodes=len(prefixes))
+        paired = enumerate(zip(prefixes, commands, strict=True))
+        return [self.start([*prefix, *command], name=f"node{node}") for node, (prefix, command) in paired]
+
     def end_all(self) -> list[str]:
         """Kill what still runs; the command lines of that."""
-        left = [command_of(pid) for launch in self._launches for pid in launch.alive()]
+        left = [command_of(process) for launch in self._launches for process in launch.alive()]
         for launch in self._launches:
             launch.kill_all()
         return left
@@ -309,25 +264,24 @@ class Starter:
         return (self.folder / "tmp").iterdir()
 
 
-@pytest.fixture(scope="session")
-def python_path(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Under which the plugin counts as installed."""
-    return installed(tmp_path_factory.mktemp("installed"))
-
-
-@pytest.fixture
-def starter(tmp_path: Path, python_path: str) -> Iterator[Starter]:
-    """Starts runs in a folder of its own; a process left behind fails the test and is ended."""
-    yield from _watched(Starter(tmp_path, python_path))
-
-
-@pytest.fixture(scope="module")
-def shared_starter(tmp_path_factory: pytest.TempPathFactory, python_path: str) -> Iterator[Starter]:
-    """The same for a launch that several tests of a module look at."""
-    yield from _watched(Starter(tmp_path_factory.mktemp("shared"), python_path))
-
-
-def _watched(made: Starter) -> Iterator[Starter]:
+@contextlib.contextmanager
+def starter_in(folder: Path) -> Iterator[Starter]:
+    """A starter whose launches are over at the end; a process left behind fails the test and is killed."""
+    made = Starter(folder)
     yield made
     left = made.end_all()
     assert not left, f"left behind: {left}"
+
+
+@pytest.fixture
+def starter(tmp_path: Path) -> Iterator[Starter]:
+    """Starts runs in a folder of its own."""
+    with starter_in(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared_starter(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Starter]:
+    """The same for a launch that several tests of a module look at."""
+    with starter_in(tmp_path_factory.mktemp("shared")) as made:
+        yield made

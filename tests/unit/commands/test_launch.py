@@ -9,7 +9,6 @@ import socket
 import threading
 import time
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree as ET
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
@@ -23,7 +22,8 @@ from pytest_gpucluster.places import Place
 from pytest_gpucluster.protocol import channel
 from pytest_gpucluster.reporting.rebuild import rebuild
 from pytest_gpucluster.reporting.results import SCHEMA_FILE
-from tests.support.launching import free_port
+from tests.support.processes import free_port
+from tests.support.reports import cases_of, read_suite
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -529,7 +529,7 @@ def test_reports(tmp_path: Path) -> None:
         ("node", "node1", "b")
     ]
     for file in (tmp_path / "new" / "x.xml", tmp_path / "r" / "junit.xml"):
-        names = [case.get("name") for case in ET.parse(file).iter("testcase")]  # noqa: S314 -- our own file
+        names = [case.name for case in cases_of(read_suite(file))]
         assert len(names) == len(set(names)) == len(found["criteria"]) + 1
         assert "bf16_tflops[node1-cpu1]" in names
         assert names[-1] == "gpucluster.verdict"
