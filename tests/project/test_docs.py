@@ -17,6 +17,7 @@ import pytest
 from tests.support import REPOSITORY
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
     from types import ModuleType
 
@@ -77,6 +78,12 @@ def wide_lines(text: str) -> list[int]:
     not_prose = re.compile(r"\s*(\||<!--|(?:[-*] )?\S*\]\(\S+\)\S*$)")
     lines = enumerate(kept.splitlines(), start=1)
     return [number for number, line in lines if len(line) > MAX_WIDTH and not not_prose.match(line)]
+
+
+def unknown_files(text: str, sources: Sequence[str]) -> list[str]:
+    """Python files named in backquotes of which ``sources``, paths in this checkout, have none that ends so."""
+    named = set(re.findall(r"`([\w./-]+\.py)`", text))
+    return sorted(name for name in named if not any(f"/{source}".endswith(f"/{name}") for source in sources))
 
 
 def sources_without_a_page(text: str) -> list[str]:
@@ -154,6 +161,20 @@ def test_wide_lines_are_seen() -> None:
     """Prose counts; a table, a code block and a bare link do not."""
     wide = "word " * 30
     assert wide_lines(f"short\n{wide}\n| {wide} |\n```sh\n{wide}\n```\n* {wide}\n") == [2, 7]
+
+
+@pytest.mark.parametrize("file", [*DOCS.glob("architecture/*.md"), *DOCS.glob("decisions/*.md")], ids=lambda file: file.name)
+def test_files_named_in_pages_about_the_code_exist(file: Path) -> None:
+    """A page that names a module which moved is corrected in the same commit."""
+    folders = ("pytest_gpucluster", "finetune_smoke", "tests_acceptance", "tests", "benchmarks", "docs")
+    sources = [path.relative_to(REPOSITORY).as_posix() for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
+    assert unknown_files(file.read_text(encoding="utf-8"), sources) == []
+
+
+def test_unknown_files_are_seen() -> None:
+    """A name counts with or without its folder, and as a whole."""
+    text = "`worker.py`, `a/worker.py`, `orker.py` and `gone.py`"
+    assert unknown_files(text, ["package/a/worker.py"]) == ["gone.py", "orker.py"]
 
 
 def test_sources_name_pages_that_exist() -> None:

@@ -136,10 +136,7 @@ def test_the_runner_is_sound() -> None:
 
 def test_readme_commands_exist() -> None:
     """What the README tells a newcomer to run is there: at least `accept` and `tests`."""
-    readme = REPOSITORY / "README.md"
-    if not readme.is_file():
-        pytest.skip("no README.md yet")
-    named = sessions_named_in(readme.read_text(encoding="utf-8"))
+    named = sessions_named_in((REPOSITORY / "README.md").read_text(encoding="utf-8"))
     assert {"accept", "tests"} <= named <= sessions_of_noxfile()
 
 
@@ -159,9 +156,10 @@ def test_licence_is_complete() -> None:
 
 
 def test_changelog_knows_the_version() -> None:
-    """The version has its heading, or stands under Unreleased."""
+    """The version has its heading, with a date, below Unreleased."""
     text = (REPOSITORY / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert re.search(r"(?m)^## \[Unreleased\]$", text)
+    version = re.escape(PYPROJECT["project"]["version"])
+    assert re.search(rf"(?ms)^## \[Unreleased\]$.*^## \[{version}\] - \d{{4}}-\d\d-\d\d$", text)
 
 
 @pytest.mark.parametrize("file", shipped_sources(), ids=lambda file: str(file.relative_to(REPOSITORY)))
