@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.inventory.telemetry import Telemetry
 
 UNKNOWN = "unknown_"
-_BITS = {reason.name: bit for bit, reason in EVENT_REASONS.items()}
+_BITS = {name: bit for bit, name in EVENT_REASONS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

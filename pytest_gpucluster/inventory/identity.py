@@ -1,4 +1,4 @@
-"""Who answers at a place: host, GPU and software versions, asked of each worker when it says hello."""
+"""Identity of a worker: host, GPU and software versions. Each worker reads it when it says hello."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VERSIONED = ("pytest-gpucluster", "torch", "pytest")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What a worker found out about itself. GPU fields are None without CUDA."""
+    """Host, ranks, versions and GPU of one worker. GPU fields are None without CUDA."""
 
     hostname: str
     group_rank: int
@@ -56,7 +56,7 @@ def identity(*, device: str) -> Identity:
 
 
 def _by_nvml(local_rank: int) -> dict[str, str | None]:
-    """The GPU that this place should have had, where torch cannot open it; nothing if NVML cannot tell either."""
+    """NVML's label of the GPU that this place should have; empty if NVML cannot read it either."""
     from pytest_gpucluster.inventory import nvml
 
     try:
@@ -89,13 +89,11 @@ def digest_of_package() -> str:
 
 
 def read_serial(uuid: str) -> str | None:
-    """The board's serial number by NVML, or None where NVML does not tell."""
-    try:
-        import pynvml
+    """The serial number of the GPU's board by NVML; None if NVML does not give it."""
+    from pytest_gpucluster.inventory import nvml
 
-        pynvml.nvmlInit()
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        serial = pynvml.nvmlDeviceGetSerial(handle)
-    except Exception:  # noqa: BLE001 -- a serial is good to have; its absence is no finding
+    try:
+        with nvml.session():
+            return nvml.read_serial(uuid)
+    except nvml.NvmlError:
         return None
-    return serial if isinstance(serial, str) else serial.decode()

@@ -14,23 +14,30 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pynvml
+
 from pytest_gpucluster.errors import GpuclusterError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-_ABSENT = frozenset({3, 4, 13, 21, 22})
-"""NVML codes of "it does not say": NOT_SUPPORTED, NO_PERMISSION, FUNCTION_NOT_FOUND, NO_DATA, VGPU_ECC_..."""
-_INVALID_ARGUMENT = 2
-_LIBRARY_NOT_FOUND = 12
-_GPU_IS_LOST = 15
+_NO_VALUE = frozenset(
+    {
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_NO_PERMISSION,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_NO_DATA,
+        pynvml.NVML_ERROR_VGPU_ECC_NOT_SUPPORTED,
+    }
+)
+"""Errors by which NVML says that this GPU, driver or permission does not give the value."""
 
 
 class NvmlError(GpuclusterError):
     """NVML answered with an error; the text is NVML's own, ``code`` its ``nvmlReturn_t`` (None: not NVML's)."""
 
     def __init__(self, message: str, *, code: int | None = None) -> None:
-        """Keep NVML's code beside its text."""
+        """Keep NVML's text and code."""
         super().__init__(message)
         self.code = code
 
@@ -43,39 +50,31 @@ class GpuLostError(NvmlError):
     """The GPU has fallen off the bus or cannot be reached any more (``NVML_ERROR_GPU_IS_LOST``)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventReason:
-    """One bit of the clocks event reasons: why a GPU does not run at its highest clock."""
-
-    name: str
-    fault: bool
-    meaning: str
-
-
-EVENT_REASONS: dict[int, EventReason] = {
-    0x1: EventReason(name="gpu_idle", fault=False, meaning="nothing runs"),
-    0x2: EventReason(name="applications_clocks_setting", fault=False, meaning="clocks limited by a setting"),
-    0x4: EventReason(name="sw_power_cap", fault=False, meaning="at its power limit: normal under a large GEMM"),
-    0x8: EventReason(name="hw_slowdown", fault=True, meaning="hardware halves the clocks or worse"),
-    0x10: EventReason(name="sync_boost", fault=False, meaning="held to the clock of its sync boost group"),
-    0x20: EventReason(name="sw_thermal_slowdown", fault=True, meaning="above its highest operating temperature"),
-    0x40: EventReason(name="hw_thermal_slowdown", fault=True, meaning="too hot: hardware halves the clocks or worse"),
-    0x80: EventReason(name="hw_power_brake_slowdown", fault=True, meaning="the server asserts the power brake"),
-    0x100: EventReason(name="display_clock_setting", fault=False, meaning="clocks limited by a display"),
+EVENT_REASONS: Mapping[int, str] = {
+    pynvml.nvmlClocksEventReasonGpuIdle: "gpu_idle",
+    pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "applications_clocks_setting",
+    pynvml.nvmlClocksEventReasonSwPowerCap: "sw_power_cap",
+    pynvml.nvmlClocksThrottleReasonHwSlowdown: "hw_slowdown",
+    pynvml.nvmlClocksEventReasonSyncBoost: "sync_boost",
+    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "sw_thermal_slowdown",
+    pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "hw_thermal_slowdown",
+    pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "hw_power_brake_slowdown",
+    pynvml.nvmlClocksEventReasonDisplayClockSetting: "display_clock_setting",
 }
-"""Bits and meanings of ``nvmlClocksEventReasons`` (NVML reference); ``fault`` is ours: power capping is no fault."""
+"""Names of the bits that say why a GPU does not run at its highest clock (``nvmlClocksEventReasons``)."""
+FAULT_REASONS = frozenset({"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"})
+"""Reasons that show a fault of the GPU, its cooling or its power supply. The power cap is normal under a large GEMM."""
 
 
 def event_reason_names(bits: int) -> list[str]:
     """Names of the set bits, lowest first; a bit NVML has not documented is shown as ``unknown_0x...``."""
     single = [1 << shift for shift in range(bits.bit_length()) if bits >> shift & 1]
-    return [EVENT_REASONS[bit].name if bit in EVENT_REASONS else f"unknown_{bit:#x}" for bit in single]
+    return [EVENT_REASONS.get(bit, f"unknown_{bit:#x}") for bit in single]
 
 
 def fault_reasons(names: list[str]) -> list[str]:
-    """Those of ``names`` that mean something is wrong with the GPU, its cooling or its power supply."""
-    faults = {reason.name for reason in EVENT_REASONS.values() if reason.fault}
-    return [name for name in names if name in faults]
+    """The names that are in :data:`FAULT_REASONS`."""
+    return [name for name in names if name in FAULT_REASONS]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,19 +118,9 @@ class GpuState:
     persistence: bool | None
 
 
-def read_gpus() -> list[GpuState]:
-    """Every GPU of this machine in PCI order, hidden ones included.
-
-    Raises:
-        NvmlError: a GPU, or NVML as a whole, cannot be read; the text names the GPU and carries NVML's words.
-    """
-    with session():
-        return [read_gpu(index) for index in range(gpu_count())]
-
-
 def gpu_count() -> int:
     """Number of GPUs NVML knows; inside :func:`session`."""
-    return int(_required("nvmlDeviceGetCount"))
+    return int(_required(pynvml.nvmlDeviceGetCount))
 
 
 def read_uuids() -> list[str]:
@@ -147,16 +136,16 @@ def read_gpu(index: int) -> GpuState:
         NvmlError: NVML cannot read it for another reason.
     """
     with _naming(f"GPU {index}"):
-        handle = _required("nvmlDeviceGetHandleByIndex", index)
-        uuid = _text(_required("nvmlDeviceGetUUID", handle))
+        handle = _required(pynvml.nvmlDeviceGetHandleByIndex, index)
+        uuid = _text(_required(pynvml.nvmlDeviceGetUUID, handle))
         shown = visible_gpus(read_uuids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-        memory = _required("nvmlDeviceGetMemoryInfo", handle)
+        memory = _required(pynvml.nvmlDeviceGetMemoryInfo, handle)
         return GpuState(
             index=index,
             uuid=uuid,
-            pci=_text(_required("nvmlDeviceGetPciInfo", handle).busId),
-            name=_text(_required("nvmlDeviceGetName", handle)),
-            driver=_text(_required("nvmlSystemGetDriverVersion")),
+            pci=_text(_required(pynvml.nvmlDeviceGetPciInfo, handle).busId),
+            name=_text(_required(pynvml.nvmlDeviceGetName, handle)),
+            driver=_text(_required(pynvml.nvmlSystemGetDriverVersion)),
             visible=index in shown,
             cuda_index=shown.index(index) if index in shown else None,
             memory_gib=round(int(memory.total) / 2**30, 3),
@@ -169,18 +158,28 @@ def read_gpu(index: int) -> GpuState:
 
 
 def read_label(index: int) -> dict[str, str | None]:
-    """Name, UUID, PCI address and serial, as far as NVML tells them: also of a GPU that is lost; inside :func:`session`."""
-    handle = _if_told("nvmlDeviceGetHandleByIndex", index)
+    """Name, UUID, PCI address and serial, as far as NVML gives them, of a lost GPU too; inside :func:`session`."""
+    handle = _or_none(pynvml.nvmlDeviceGetHandleByIndex, index)
     if handle is None:
         return {}
-    pci = _if_told("nvmlDeviceGetPciInfo", handle)
-    told = {
-        "gpu_name": _if_told("nvmlDeviceGetName", handle),
-        "uuid": _if_told("nvmlDeviceGetUUID", handle),
+    pci = _or_none(pynvml.nvmlDeviceGetPciInfo, handle)
+    label = {
+        "gpu_name": _or_none(pynvml.nvmlDeviceGetName, handle),
+        "uuid": _or_none(pynvml.nvmlDeviceGetUUID, handle),
         "pci": None if pci is None else pci.busId,
-        "serial": _if_told("nvmlDeviceGetSerial", handle),
+        "serial": _or_none(pynvml.nvmlDeviceGetSerial, handle),
     }
-    return {name: None if value is None else _text(value) for name, value in told.items()}
+    return {name: None if value is None else _text(value) for name, value in label.items()}
+
+
+def read_serial(uuid: str) -> str | None:
+    """The board's serial number, None if NVML does not give it; inside :func:`session`.
+
+    Raises:
+        NvmlError: no such GPU.
+    """
+    serial = _optional(pynvml.nvmlDeviceGetSerial, handle_of(uuid))
+    return None if serial is None else _text(serial)
 
 
 def visible_gpus(uuids: list[str], setting: str | None) -> list[int]:
@@ -211,7 +210,7 @@ def read_driver_version() -> str | None:
     """
     try:
         with session():
-            return _text(_required("nvmlSystemGetDriverVersion"))
+            return _text(_required(pynvml.nvmlSystemGetDriverVersion))
     except NvmlLibraryNotFoundError:
         return None
 
@@ -224,11 +223,11 @@ def session() -> Iterator[None]:
         NvmlLibraryNotFoundError: no driver library here.
         NvmlError: the library is there and cannot start, for example ``Driver Not Loaded``.
     """
-    _required("nvmlInit")
+    _required(pynvml.nvmlInit)
     try:
         yield
     finally:
-        _required("nvmlShutdown")
+        _required(pynvml.nvmlShutdown)
 
 
 def handle_of(uuid: str) -> Any:
@@ -240,31 +239,31 @@ def handle_of(uuid: str) -> Any:
     uuids = read_uuids()
     if uuid not in uuids:
         raise NvmlError(f"NVML shows no GPU {uuid}")
-    return _required("nvmlDeviceGetHandleByIndex", uuids.index(uuid))
+    return _required(pynvml.nvmlDeviceGetHandleByIndex, uuids.index(uuid))
 
 
 def read_event_reasons(handle: Any) -> int | None:
     """Bits of the clocks event reasons right now, under either name the drivers have given them."""
-    bits = _optional("nvmlDeviceGetCurrentClocksEventReasons", handle)
+    bits = _optional(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
     if bits is None:
-        bits = _optional("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        bits = _optional(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
     return None if bits is None else int(bits)
 
 
 def read_link(handle: Any) -> dict[str, int | None]:
     """Generation and width of the PCIe link right now; an idle link slows down to save power."""
     return {
-        "pcie_gen": _optional("nvmlDeviceGetCurrPcieLinkGeneration", handle),
-        "pcie_width": _optional("nvmlDeviceGetCurrPcieLinkWidth", handle),
+        "pcie_gen": _optional(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+        "pcie_width": _optional(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
     }
 
 
 def read_clocks(handle: Any) -> dict[str, float | None]:
     """SM clock (MHz), temperature (degrees C) and power draw (W, NVML's own average of about a second) right now."""
-    power_mw = _optional("nvmlDeviceGetPowerUsage", handle)
+    power_mw = _optional(pynvml.nvmlDeviceGetPowerUsage, handle)
     return {
-        "sm_clock_mhz": _optional("nvmlDeviceGetClockInfo", handle, 1),
-        "temperature_c": _optional("nvmlDeviceGetTemperature", handle, 0),
+        "sm_clock_mhz": _optional(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
+        "temperature_c": _optional(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
         "power_w": None if power_mw is None else power_mw / 1000,
     }
 
@@ -288,33 +287,33 @@ def own_index(uuid: str | None) -> int:
 
 
 def read_used_bytes(handle: Any) -> tuple[int, bool] | None:
-    """Memory in use, and whether that holds what the driver reserves for itself (before driver 510); None: not told."""
-    memory = _optional("nvmlDeviceGetMemoryInfo", handle, _binding().nvmlMemory_v2)
+    """Bytes in use, and whether they include the driver's own (before driver 510); None if NVML gives neither."""
+    memory = _optional(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
     if memory is not None:
         return int(memory.used), False
-    memory = _optional("nvmlDeviceGetMemoryInfo", handle)
+    memory = _optional(pynvml.nvmlDeviceGetMemoryInfo, handle)
     return None if memory is None else (int(memory.used), True)
 
 
 def read_compute_processes(handle: Any) -> list[tuple[int, int | None]] | None:
-    """(pid, bytes) of the processes with a CUDA context on the GPU; bytes None: not told; None: no list is given.
+    """(pid, bytes) of each process with a CUDA context on the GPU; None instead of what NVML does not give.
 
-    A list may be empty, and pids those of the host, in a container.
+    In a container the list may be empty, and the pids are the host's.
     """
-    found = _optional("nvmlDeviceGetComputeRunningProcesses_v3", handle)
+    found = _optional(pynvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
     return None if found is None else [(int(one.pid), one.usedGpuMemory) for one in found]
 
 
 def read_process_name(pid: int) -> str | None:
-    """The file name of the program that a process runs, None where NVML cannot see that."""
-    name = _if_told("nvmlSystemGetProcessName", pid)
+    """The file name of the program that a process runs; None if NVML cannot see the program."""
+    name = _or_none(pynvml.nvmlSystemGetProcessName, pid)
     words = _text(name).split() if name else []
     return words[0].rpartition("/")[2] if words else None
 
 
 def read_utilization_percent(handle: Any) -> int | None:
-    """Share of the last moment (a sixth of a second to one second) in which a kernel ran, None where not told."""
-    rates = _optional("nvmlDeviceGetUtilizationRates", handle)
+    """Share of the last 1/6 s to 1 s in which a kernel ran; None if NVML does not give it."""
+    rates = _optional(pynvml.nvmlDeviceGetUtilizationRates, handle)
     return None if rates is None else int(rates.gpu)
 
 
@@ -355,16 +354,16 @@ def _gpu_or_error(index: int) -> GpuState | NvmlError:
 
 def _uuid_or_nothing(index: int) -> str:
     try:
-        return _text(_required("nvmlDeviceGetUUID", _required("nvmlDeviceGetHandleByIndex", index)))
+        return _text(_required(pynvml.nvmlDeviceGetUUID, _required(pynvml.nvmlDeviceGetHandleByIndex, index)))
     except NvmlError:
         return ""
 
 
 def _identity(handle: Any) -> dict[str, Any]:
-    serial = _optional("nvmlDeviceGetSerial", handle)
-    vbios = _optional("nvmlDeviceGetVbiosVersion", handle)
-    mig = _optional("nvmlDeviceGetMigMode", handle)
-    persistence = _optional("nvmlDeviceGetPersistenceMode", handle)
+    serial = _optional(pynvml.nvmlDeviceGetSerial, handle)
+    vbios = _optional(pynvml.nvmlDeviceGetVbiosVersion, handle)
+    mig = _optional(pynvml.nvmlDeviceGetMigMode, handle)
+    persistence = _optional(pynvml.nvmlDeviceGetPersistenceMode, handle)
     return {
         "serial": None if serial is None else _text(serial),
         "vbios": None if vbios is None else _text(vbios),
@@ -374,13 +373,15 @@ def _identity(handle: Any) -> dict[str, Any]:
 
 
 def _memory_faults(handle: Any) -> dict[str, Any]:
-    enabled = _optional("nvmlDeviceGetEccMode", handle)
-    rows = _optional("nvmlDeviceGetRemappedRows", handle) or (None, None, None, None)
+    count_errors = pynvml.nvmlDeviceGetTotalEccErrors
+    corrected, uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+    enabled = _optional(pynvml.nvmlDeviceGetEccMode, handle)
+    rows = _optional(pynvml.nvmlDeviceGetRemappedRows, handle) or (None, None, None, None)
     return {
         "ecc_enabled": None if enabled is None else bool(enabled[0]),
-        "ecc_uncorrected_volatile": _optional("nvmlDeviceGetTotalEccErrors", handle, 1, 0),
-        "ecc_uncorrected_aggregate": _optional("nvmlDeviceGetTotalEccErrors", handle, 1, 1),
-        "ecc_corrected_volatile": _optional("nvmlDeviceGetTotalEccErrors", handle, 0, 0),
+        "ecc_uncorrected_volatile": _optional(count_errors, handle, uncorrected, pynvml.NVML_VOLATILE_ECC),
+        "ecc_uncorrected_aggregate": _optional(count_errors, handle, uncorrected, pynvml.NVML_AGGREGATE_ECC),
+        "ecc_corrected_volatile": _optional(count_errors, handle, corrected, pynvml.NVML_VOLATILE_ECC),
         "remapped_rows_correctable": rows[0],
         "remapped_rows_uncorrectable": rows[1],
         "remapped_rows_pending": None if rows[2] is None else bool(rows[2]),
@@ -391,9 +392,9 @@ def _memory_faults(handle: Any) -> dict[str, Any]:
 def _links(handle: Any) -> dict[str, Any]:
     return {
         **read_link(handle),
-        "pcie_gen_max": _optional("nvmlDeviceGetMaxPcieLinkGeneration", handle),
-        "pcie_width_max": _optional("nvmlDeviceGetMaxPcieLinkWidth", handle),
-        "pcie_replay_count": _optional("nvmlDeviceGetPcieReplayCounter", handle),
+        "pcie_gen_max": _optional(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+        "pcie_width_max": _optional(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        "pcie_replay_count": _optional(pynvml.nvmlDeviceGetPcieReplayCounter, handle),
         "nvlink_active_links": _active_nvlinks(handle),
     }
 
@@ -406,11 +407,11 @@ def _running(handle: Any) -> dict[str, Any]:
 def _active_nvlinks(handle: Any) -> int | None:
     """Links that are up; None where the GPU has no NVLink. NVML refuses the first link number beyond the last."""
     states: list[int] = []
-    for link in range(_binding().NVML_NVLINK_MAX_LINKS):
+    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
-            state = _optional("nvmlDeviceGetNvLinkState", handle, link)
+            state = _optional(pynvml.nvmlDeviceGetNvLinkState, handle, link)
         except NvmlError as error:
-            if error.code != _INVALID_ARGUMENT:
+            if error.code != pynvml.NVML_ERROR_INVALID_ARGUMENT:
                 raise
             break
         if state is not None:
@@ -425,38 +426,32 @@ def _index_of(entry: str, uuids: list[str]) -> int | None:
     return matches[0] if len(matches) == 1 else None
 
 
-def _binding() -> Any:
+def _required(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's value; every error of NVML is raised as :class:`NvmlError`."""
     try:
-        import pynvml  # noqa: PLC0415 - lazy: most processes of a run never ask NVML
-    except ModuleNotFoundError as error:
-        raise NvmlError("nvidia-ml-py, the Python binding of NVML, is not installed") from error
-    return pynvml
-
-
-def _required(function: str, *arguments: Any) -> Any:
-    binding = _binding()
-    try:
-        return getattr(binding, function)(*arguments)
-    except binding.NVMLError as error:
+        return function(*arguments)
+    except pynvml.NVMLError as error:
         kinds: dict[int, Callable[..., NvmlError]] = {
-            _LIBRARY_NOT_FOUND: NvmlLibraryNotFoundError,
-            _GPU_IS_LOST: GpuLostError,
+            pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: NvmlLibraryNotFoundError,
+            pynvml.NVML_ERROR_GPU_IS_LOST: GpuLostError,
         }
-        raise kinds.get(error.value, NvmlError)(f"{error} ({function})", code=error.value) from error
+        raise kinds.get(error.value, NvmlError)(f"{error} ({function.__name__})", code=error.value) from error
 
 
-def _if_told(function: str, *arguments: Any) -> Any:
+def _or_none(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's value; None for every error of NVML."""
     try:
         return _required(function, *arguments)
     except NvmlError:
         return None
 
 
-def _optional(function: str, *arguments: Any) -> Any:
+def _optional(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's value; None if NVML says that it does not give one."""
     try:
         return _required(function, *arguments)
     except NvmlError as error:
-        if error.code in _ABSENT:
+        if error.code in _NO_VALUE:
             return None
         raise
 

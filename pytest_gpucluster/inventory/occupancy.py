@@ -1,25 +1,23 @@
-"""Who is on a GPU before this run is: memory in use, processes with a CUDA context, utilization."""
+"""Occupancy of a GPU before this run: memory in use, processes with a CUDA context, utilization."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
 
-from pytest_gpucluster.inventory import nvml
-
 GIB = 2**30
 IDLE_GIB = 0.25
-"""An idle GPU has a few MiB in use, a bare CUDA context on Hopper takes some 0.5 GiB: whoever may compute is above this."""
+"""Memory in use on an idle GPU at most. Idle takes a few MiB; a bare CUDA context on Hopper takes about 0.5 GiB."""
 RESERVED_GIB = 1.0
-"""What a driver reserves for itself (on an H200 some 0.6 GiB), where NVML counts that as used (before driver 510)."""
+"""What a driver reserves for itself (on an H200 about 0.6 GiB), where NVML counts that as used (before driver 510)."""
 IDLE_PERCENT = 10
-"""Utilization that may be a monitor's."""
+"""Utilization that a monitor may cause."""
 SHOWN_PROCESSES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuProcess:
-    """A process with a CUDA context; in a container the pid is the host's. None: NVML does not tell."""
+    """A process with a CUDA context; in a container the pid is the host's. None: NVML does not give the value."""
 
     pid: int
     name: str | None
@@ -28,13 +26,13 @@ class GpuProcess:
     @property
     def text(self) -> str:
         """``23.4 GiB held by pid 4711 (python3)``."""
-        who = f"pid {self.pid} ({self.name or 'its program cannot be seen from here'})"
-        return f"memory held by {who}" if self.memory_gib is None else f"{self.memory_gib:.1f} GiB held by {who}"
+        holder = f"pid {self.pid} ({self.name or 'its program cannot be seen from here'})"
+        return f"memory held by {holder}" if self.memory_gib is None else f"{self.memory_gib:.1f} GiB held by {holder}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occupancy:
-    """What was on a GPU when nothing of this run was. None: NVML does not tell.
+    """What was on a GPU before anything of this run was. None: NVML does not give the value.
 
     ``memory_used_gib`` may be up to ``memory_limit_gib`` on an idle GPU. ``processes`` may be incomplete: NVML hides those
     of other containers.
@@ -48,59 +46,63 @@ class Occupancy:
 
     @property
     def holders(self) -> int:
-        """Foreign processes; one that is not seen itself shows by its memory or its work, and counts as one."""
-        return len(self.processes or ()) or int(self._holds_memory or self._works)
+        """Number of foreign processes. An invisible process that shows by memory or utilization counts as one."""
+        return len(self.processes or ()) or int(self._holds_memory or self._is_busy)
 
     @property
     def text(self) -> str:
-        """Who holds what, in one line; empty for an idle GPU."""
-        told = [process.text for process in (self.processes or ())[:SHOWN_PROCESSES]]
+        """Each process and what it holds, in one line; empty for an idle GPU."""
+        parts = [process.text for process in (self.processes or ())[:SHOWN_PROCESSES]]
         more = len(self.processes or ()) - SHOWN_PROCESSES
         if more > 0:
-            told.append(f"{more} more processes")
+            parts.append(f"{more} more processes")
         if self._holds_memory and self._unseen_gib > self.memory_limit_gib:
-            told.append(f"{self._unseen_gib:.1f} GiB held by nobody who can be seen from here (another container?)")
-        if self._works:
-            told.append(f"{self.utilization_percent} % busy")
-        return ", ".join(told)
+            parts.append(f"{self._unseen_gib:.1f} GiB held by nobody who can be seen from here (another container?)")
+        if self._is_busy:
+            parts.append(f"{self.utilization_percent} % busy")
+        return ", ".join(parts)
 
     @property
     def _holds_memory(self) -> bool:
         return self.memory_used_gib is not None and self.memory_used_gib > self.memory_limit_gib
 
     @property
-    def _works(self) -> bool:
+    def _is_busy(self) -> bool:
         return self.utilization_percent is not None and self.utilization_percent > IDLE_PERCENT
 
     @property
     def _unseen_gib(self) -> float:
-        """Memory in use that no visible process accounts for; none where one of them does not tell how much it holds."""
+        """Memory in use that no visible process accounts for; 0 if one of them does not give its memory."""
         shares = [process.memory_gib for process in self.processes or ()]
-        seen = [share for share in shares if share is not None]
-        return 0.0 if len(seen) < len(shares) else (self.memory_used_gib or 0.0) - sum(seen)
+        given = [share for share in shares if share is not None]
+        return 0.0 if len(given) < len(shares) else (self.memory_used_gib or 0.0) - sum(given)
 
 
 def read_occupancy(*, looks: int = 3, pause_s: float = 1.0) -> Occupancy:
-    """Read NVML for this worker's GPU; to be called before anything of this run has touched a GPU.
+    """Read NVML for this worker's GPU; call it before anything of this run has touched a GPU.
 
-    A GPU that is not idle is looked at again, at most ``looks`` times: a process that has just ended holds its memory for
-    another moment, and utilization is of the last second.
+    A process that has just ended holds its memory for another moment, and utilization is of the last second. So a busy
+    GPU is read up to ``looks`` times, with ``pause_s`` between.
 
     Raises:
-        NvmlError: NVML does not answer, or tells neither memory nor processes nor utilization.
+        NvmlError: NVML does not answer, or gives neither memory nor processes nor utilization.
     """
+    from pytest_gpucluster.inventory import nvml  # noqa: PLC0415 -- loads pynvml, which the controller does without
+
     with nvml.session():
         index = nvml.own_index(None)
         for look in range(looks):
             if look:
                 time.sleep(pause_s)
-            seen = _look(index)
-            if not seen.holders:
+            found = _read_once(index)
+            if not found.holders:
                 break
-    return seen
+    return found
 
 
-def _look(index: int) -> Occupancy:
+def _read_once(index: int) -> Occupancy:
+    from pytest_gpucluster.inventory import nvml  # noqa: PLC0415 -- loads pynvml, which the controller does without
+
     uuid = nvml.read_uuids()[index]
     handle = nvml.handle_of(uuid)
     used = nvml.read_used_bytes(handle)
@@ -112,10 +114,11 @@ def _look(index: int) -> Occupancy:
         uuid=uuid,
         memory_used_gib=None if used is None else used[0] / GIB,
         memory_limit_gib=IDLE_GIB + (RESERVED_GIB if used is not None and used[1] else 0.0),
-        processes=None if processes is None else [_process(pid, held) for pid, held in processes],
+        processes=None
+        if processes is None
+        else [
+            GpuProcess(pid=pid, name=nvml.read_process_name(pid), memory_gib=None if held is None else held / GIB)
+            for pid, held in processes
+        ],
         utilization_percent=percent,
     )
-
-
-def _process(pid: int, held_bytes: int | None) -> GpuProcess:
-    return GpuProcess(pid=pid, name=nvml.read_process_name(pid), memory_gib=None if held_bytes is None else held_bytes / GIB)

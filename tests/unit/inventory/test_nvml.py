@@ -98,6 +98,16 @@ def test_lost_gpu_is_an_error_that_names_it(simulator: Path, function: str) -> N
     assert [gpu["index"] for gpu in answer["gpus"]] == [0, 1, 3, 4, 5, 6, 7]
 
 
+def test_serial_of_one_gpu(simulator: Path) -> None:
+    """By UUID; None if NVML does not give it, knows no such GPU, or is not there."""
+    code = f"import json; from pytest_gpucluster.inventory.identity import read_serial as r; print(json.dumps(r({UUIDS[3]!r})))"
+    serials = [
+        run_python(["-c", code], environment(simulator, scenario))
+        for scenario in ("", "3.err.nvmlDeviceGetSerial 3", "count 2", "init 9")
+    ]
+    assert serials == ["1654024000003", None, None, None]
+
+
 def test_driver_not_loaded(simulator: Path) -> None:
     """A driver that does not start is an error, not a machine without GPUs."""
     answer = survey(simulator, "init 9")
