@@ -13,7 +13,8 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.agent.fallback_report import Estate
-from pytest_gpucluster.cluster.calls import Cluster
+from pytest_gpucluster.cluster.binding import Binding, bind
+from pytest_gpucluster.cluster.calls import Cluster, WantedPlaces, every_place
 from pytest_gpucluster.config.settings import DEADLINES_S, Expect, Settings, reaches
 from pytest_gpucluster.controller.controller import Controller
 from pytest_gpucluster.controller.inline import OBJECTION, InlineController
@@ -32,7 +33,7 @@ from pytest_gpucluster.reporting.results import place_facts
 from pytest_gpucluster.thresholds.load import load
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from pytest_gpucluster.config.torchrun import Launch
@@ -47,8 +48,18 @@ JOIN_S = 120.0
 class Session:
     """What a run knows. Made once, at configuration time; starts processes only when asked."""
 
-    def __init__(self, settings: Settings, launch: Launch | None, *, rootdir: Path, start: Path) -> None:
-        """Check everything that can be checked before any GPU work; ``start`` is the folder the run was started in.
+    def __init__(
+        self,
+        settings: Settings,
+        launch: Launch | None,
+        *,
+        rootdir: Path,
+        start: Path,
+        wanted: WantedPlaces = every_place,
+    ) -> None:
+        """Check everything that can be checked before any GPU work.
+
+        ``start`` is the folder the run was started in; ``wanted`` returns the places that the tests need, None for all.
 
         Raises:
             ConfigurationError: torch too old, thresholds wrong, no profile for these GPUs, more ranks than GPUs, ...
@@ -73,7 +84,6 @@ class Session:
         self.plan = planning.Plan()
         self.objections: list[str] = [*self._objections_at_once(detected)]
         self.selftest: dict[str, Any] | None = None
-        self.asked: Callable[[], frozenset[Place] | None] = lambda: None
         self.terminated: str | None = None
         num_local = launch.local_world_size if launch is not None else self._num_local(detected)
         self.controller: Controller | InlineController = Controller(
@@ -81,7 +91,9 @@ class Session:
         )
         if settings.inline:
             self._go_inline(rootdir)
+        self._wanted = wanted
         self._cluster: Cluster | None = None
+        self._binding: Binding | None = None
         self._bind_error: Exception | None = None
         self._is_planned = False
         self.recorder = Recorder(self.plan, status=self._status)
@@ -181,27 +193,26 @@ class Session:
         if self._cluster is None:
             if self._bind_error is not None:
                 raise self._bind_error
-            asked = lambda: self.asked()  # noqa: E731, PLW0108 -- replaced later
-            cluster = Cluster(self.controller, self.inventory, asked=asked, deadline_s=self.deadline_s)
             try:
-                cluster.bind(within_s=JOIN_S)
+                binding = bind(self.controller, self.inventory, within_s=JOIN_S)
             except GpuclusterError as error:
                 self._bind_error = error
                 raise
             except Exception as error:
                 self._bind_error = MeasurementError(f"no rank can be reached: {error}", kind="lost")
                 raise self._bind_error from error
-            self._cluster = cluster
-            self._note_unexpected(cluster)
-            places, nodes = ([place_facts(place) for place in some] for some in (cluster.places, cluster.nodes))
-            self.recorder.write("bound", places=places, nodes=nodes, unheard=cluster.unheard)
+            self._binding = binding
+            self._cluster = Cluster(self.controller, binding, wanted=self._wanted, deadline_s=self.deadline_s)
+            self._note_unexpected(binding)
+            places, nodes = ([place_facts(place) for place in some] for some in (binding.places, binding.nodes))
+            self.recorder.write("bound", places=places, nodes=nodes, unheard=binding.unidentified)
         return self._cluster
 
-    def _note_unexpected(self, cluster: Cluster) -> None:
-        more = cluster.unexpected or unexpected_gpus(cluster.identities.values(), self.inventory)
+    def _note_unexpected(self, binding: Binding) -> None:
+        more = binding.unexpected or unexpected_gpus(binding.identities.values(), self.inventory)
         if more and not self.settings.inline:
             self.objections.append(f"more GPUs than expected: {', '.join(more)}")
-        doubled = doubled_gpus(cluster.places)
+        doubled = doubled_gpus(binding.places)
         if doubled:
             more_told = f" and {len(doubled) - 1} more" if len(doubled) > 1 else ""
             self.objections.append(f"one GPU in two places: {doubled[0]}{more_told}")
@@ -281,9 +292,8 @@ class Session:
 
     def places(self) -> Mapping[str, Place]:
         """Every expected place and node by id, bound as far as anything said hello."""
-        if self._cluster is None:
-            return {place.id: place for place in (*self.inventory.places, *self.inventory.nodes)}
-        return {place.id: place for place in (*self._cluster.places, *self._cluster.nodes)}
+        known = self._binding if self._binding is not None else self.inventory
+        return {place.id: place for place in (*known.places, *known.nodes)}
 
     def close(self, code: int) -> None:
         """Send the agents home and free the results directory."""
@@ -312,7 +322,7 @@ class Session:
     def timings(self) -> dict[str, float]:
         """Seconds: the whole session so far, starting the ranks, waiting for measurements, everything else."""
         total_s = time.monotonic() - self.started_s
-        startup_s = self._cluster.startup_s if self._cluster is not None else 0.0
+        startup_s = self._binding.startup_s if self._binding is not None else 0.0
         measuring_s = self.controller.measuring_s
         return {
             "total_s": round(total_s, 3),
@@ -322,7 +332,7 @@ class Session:
         }
 
     def _environment(self) -> dict[str, Any]:
-        identities = self._cluster.identities if self._cluster is not None else {}
+        identities = self._binding.identities if self._binding is not None else {}
         return {
             "versions": read_versions(),
             "gpus": sorted({who.gpu_name for who in identities.values() if who.gpu_name}),

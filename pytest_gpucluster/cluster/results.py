@@ -25,13 +25,11 @@ class Results(Mapping[Any, Any]):
         values: Mapping[Any, Any],
         errors: Mapping[Any, MeasurementError],
         *,
-        ran_beside: tuple[Place, ...] = (),
         again: Callable[[], Results] | None = None,
     ) -> None:
         """Keep values and errors by place; a place is in one of the two. ``again`` measures all of it with more repeats."""
         self._values = dict(values)
         self._errors = dict(errors)
-        self.ran_beside = ran_beside
         self._again = again
         self._second: Results | None = None
 

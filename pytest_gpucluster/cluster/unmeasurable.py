@@ -1,13 +1,14 @@
-"""Places that cannot be measured, and what that means for the others. Pure: places and errors in, errors out."""
+"""Errors of places that cannot be measured, and of the groups they belong to. Pure: places and replies in, errors out."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.controller.diagnosis import diagnose
 from pytest_gpucluster.errors import MeasurementError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from pytest_gpucluster.inventory.occupancy import Occupancy
     from pytest_gpucluster.places import Place
@@ -15,48 +16,92 @@ if TYPE_CHECKING:
 Errors = dict[Any, MeasurementError]
 
 
-def not_idle(place: Place, found: Occupancy) -> MeasurementError:
-    """The error of everything that would measure this GPU: it has other work, which is no fault of it."""
+def rank_of(place: Place) -> int:
+    """The rank bound to a place.
+
+    Raises:
+        ValueError: no rank is.
+    """
+    if place.rank is None:
+        raise ValueError(f"{place.id} is not bound")
+    return place.rank
+
+
+def hostname_of(place: Place, places: Iterable[Place]) -> str | None:
+    """The hostname of a place's node, None where no GPU of that node answers."""
+    return next((member.hostname for member in places if member.node == place.node and member.hostname), None)
+
+
+def missing_error(place: Place, places: Collection[Place]) -> MeasurementError:
+    """The error of a GPU or node at which no rank answers; ``places`` are all expected GPUs, as far as they are bound."""
+    hostname = hostname_of(place, places)
+    what = "node" if place.gpu is None or not hostname else "GPU"
+    answering = sum(one.rank is not None for one in places)
+    count = f"{answering} of {len(places)} expected places answer"
+    here = f" on {hostname}" if hostname else ""
+    return MeasurementError(
+        f"not run: {place.id} is missing: no such {what} joined{here} ({count})", culprits=(place,), kind="missing"
+    )
+
+
+def not_idle_error(place: Place, found: Occupancy) -> MeasurementError:
+    """The error of every measurement on a GPU that other work uses; the GPU itself has no fault."""
     limit = f"an idle GPU: up to {found.memory_limit_gib:g}"
     used = "" if found.memory_used_gib is None else f"{found.memory_used_gib:.1f} GiB in use ({limit})"
     busy = "" if found.utilization_percent is None else f"{found.utilization_percent} % busy"
-    told = ", ".join(part for part in (used, busy) if part)
+    usage = ", ".join(part for part in (used, busy) if part)
     return MeasurementError(
         f"GPU not idle: {found.text} on {place.label}\n"
-        f"  before anything of this run was on it: {told or 'NVML tells no more'}\n"
+        f"  before anything of this run was on it: {usage or 'NVML tells no more'}\n"
         "  next: end that process, or wait for its job, and start again; what is measured beside it would be wrong",
         culprits=(place,),
         kind="not_idle",
     )
 
 
-def spread(unfit: Mapping[Place, MeasurementError], chosen: Sequence[Place], *, pairs: bool) -> Errors:
-    """The errors of these places, or of every ordered pair that one of them belongs to."""
-    if not pairs:
-        return dict(unfit)
-    together = [(first, second) for first in chosen for second in chosen if first != second]
-    return {pair: unfit.get(pair[0]) or unfit[pair[1]] for pair in together if pair[0] in unfit or pair[1] in unfit}
+def error_for(replies: Mapping[int, Any], places: Iterable[Place], *, what: str) -> MeasurementError:
+    """The error of a group of ranks of which at least one failed; ``what`` did not work, in words."""
+    by_rank = {place.rank: place for place in places if place.rank is not None}
+
+    def name(rank: int) -> str:
+        place = by_rank.get(rank)
+        return f"rank {rank} ({place.id}, {place.hostname})" if place is not None else f"rank {rank}"
+
+    found = diagnose(replies, name=name, what=what)
+    culprits = tuple(place for rank, place in by_rank.items() if rank in found.culprits)
+    return MeasurementError(found.text, culprits=culprits, kind=found.kind)
 
 
-def whole_groups(
-    chosen: Sequence[Place], unfit: Mapping[Place, MeasurementError], *, per: str
+def errors_of_pairs(unmeasurable: Mapping[Place, MeasurementError], chosen: Sequence[Place]) -> Errors:
+    """The error of every ordered pair of ``chosen`` that has an unmeasurable member."""
+    pairs = [(first, second) for first in chosen for second in chosen if first != second]
+    errors = {pair: unmeasurable.get(pair[0]) or unmeasurable.get(pair[1]) for pair in pairs}
+    return {pair: error for pair, error in errors.items() if error is not None}
+
+
+def complete_groups(
+    chosen: Sequence[Place], unmeasurable: Mapping[Place, MeasurementError], *, per: str
 ) -> tuple[list[list[Place]], Errors]:
-    """Groups (nodes, or the cluster) of which every member can be measured, and the errors of all members of the others.
+    """The groups (nodes, or the cluster) without an unmeasurable member, and the errors of all members of the others.
 
-    What a part of a group measures is another thing than what was asked.
+    A result from an incomplete group would answer a different question, so all its members get the error.
     """
     groups: dict[int, list[Place]] = {}
     for place in chosen:
         groups.setdefault(place.node if per == "node" else 0, []).append(place)
+    complete: list[list[Place]] = []
     errors: Errors = {}
     for group in groups.values():
-        why = [unfit[place] for place in group if place in unfit]
-        errors.update(dict.fromkeys(group, _of_all(why)) if why else {})
-    return [group for group in groups.values() if not any(place in unfit for place in group)], errors
+        reasons = [unmeasurable[place] for place in group if place in unmeasurable]
+        if reasons:
+            errors.update(dict.fromkeys(group, _merged(reasons)))
+        else:
+            complete.append(group)
+    return complete, errors
 
 
-def _of_all(errors: Sequence[MeasurementError]) -> MeasurementError:
-    """The first; where several GPUs are not idle, and nothing else is wrong, one error that names them all."""
+def _merged(errors: Sequence[MeasurementError]) -> MeasurementError:
+    """The first error; where all of them are about GPUs that are not idle, one error that names every such GPU."""
     if len(errors) < 2 or any(error.kind != "not_idle" for error in errors):
         return errors[0]
     culprits = tuple(place for error in errors for place in error.culprits)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.cluster.calls import natural
+from pytest_gpucluster.cluster.binding import natural_sort_key
 from pytest_gpucluster.config.options import OPTIONS, settings_from
 from pytest_gpucluster.config.settings import reaches
 from pytest_gpucluster.judging.plan import places_of, rule_against
@@ -78,7 +78,9 @@ class Absence:
     def places(self) -> dict[int, int]:
         """Node rank by the node number of its places."""
         named = dict(enumerate(self.hosts)) or dict(self.hostnames)
-        ordered = sorted(range(self.num_nodes), key=lambda rank: (rank not in named, natural(named.get(rank, "")), rank))
+        ordered = sorted(
+            range(self.num_nodes), key=lambda rank: (rank not in named, natural_sort_key(named.get(rank, "")), rank)
+        )
         return dict(enumerate(ordered))
 
 

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pytest_gpucluster.cluster import calls
+from pytest_gpucluster.cluster.binding import Binding, bind
 from pytest_gpucluster.commands import words
 from pytest_gpucluster.config.settings import parse_expect
 from pytest_gpucluster.config.torchrun import read_launch
@@ -135,7 +136,8 @@ class _Measuring:
 
     def __init__(self, controller: Controller | InlineController, inventory: Inventory, *, logs: Path, as_json: bool) -> None:
         self._controller = controller
-        self._cluster = calls.Cluster(controller, inventory, asked=lambda: None)
+        self._inventory = inventory
+        self._places = inventory.places
         self._logs = logs
         self._as_json = as_json
         self._progress = Progress(self._name)
@@ -161,27 +163,29 @@ class _Measuring:
     def _measure(self, order: Order) -> Results:
         inline_output = sys.stderr if self._as_json else sys.stdout
         self._controller.start(log=self._logs / "agents.log")
-        self._cluster.bind(within_s=JOIN_S)
-        self._announce(order)
+        binding = bind(self._controller, self._inventory, within_s=JOIN_S)
+        self._places = binding.places
+        cluster = calls.Cluster(self._controller, binding)
+        self._announce(order, cluster, binding)
         with contextlib.redirect_stdout(inline_output):
-            results = self._cluster.run(
+            results = cluster.run(
                 order.function, per=order.per, places=order.places, deadline_s=order.deadline_s, **order.arguments
             )
         if not len(results):
             raise ConfigurationError(f"--per {order.per}: nothing to measure among {len(order.places or ())} places")
         return results
 
-    def _announce(self, order: Order) -> None:
-        on = "GPU(s)" if self._cluster.device == "cuda" else "rank(s) on the CPU (a rehearsal: no number of it counts)"
-        name, number = order.function.__name__, self._cluster.world_size
+    def _announce(self, order: Order, cluster: calls.Cluster, binding: Binding) -> None:
+        on = "GPU(s)" if cluster.device == "cuda" else "rank(s) on the CPU (a rehearsal: no number of it counts)"
+        name, number = order.function.__name__, cluster.world_size
         sys.stderr.write(f"gpucluster run: {name} per {order.per}; {number} {on} answer here\n")
-        for reason in (*self._cluster.unheard.values(), *(f"not expected: {who}" for who in self._cluster.unexpected)):
+        for reason in (*binding.unidentified.values(), *(f"not expected: {rank}" for rank in binding.unexpected)):
             sys.stderr.write(f"{reason}\n")
-        if self._cluster.unheard and (log := self._logs / "agents.log").is_file():
+        if binding.unidentified and (log := self._logs / "agents.log").is_file():
             sys.stderr.write(log.read_text(encoding="utf-8", errors="replace")[-4000:])
 
     def _name(self, rank: int) -> str:
-        return next((place.id for place in self._cluster.places if place.rank == rank), f"rank {rank}")
+        return next((place.id for place in self._places if place.rank == rank), f"rank {rank}")
 
     def _show(self, results: Results) -> int:
         values = {_key(place): _as_data(results[place]) for place in results if place not in results.errors}
@@ -199,7 +203,7 @@ class _Measuring:
         """What the function printed, as the controller kept it: call by call, below a heading."""
         sink = sys.stderr if self._as_json else sys.stdout
         headings = [f"--- {name}" for name in (order.function.__qualname__, *OWN_CALLS)]
-        for place in self._cluster.places:
+        for place in self._places:
             log = self._logs / f"rank{place.rank}.log"
             text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
             sink.writelines(f"{place.id} | {line}\n" for line in text.splitlines() if line not in headings)

@@ -8,7 +8,7 @@ import secrets
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,8 @@ class Call:
     test_arguments: Sequence[str] | None = None
     once: bool = False
     """Later calls of the function get the first one's replies: what it reads, this run itself changes afterwards."""
+    is_startup: bool = False
+    """The call belongs to the start-up, so its time does not count as measuring."""
 
 
 class TerminatedError(MeasurementError):
@@ -69,7 +71,7 @@ class Controller:
         self.device = device
         self.rootdir = rootdir
         self.world_size = launch.world_size if launch is not None else num_local
-        self.nodes: dict[int, int] = {}
+        self._nodes: Mapping[int, int] = {}
         self.terminated: str | None = None
         self._ending: str | None = None
         self._ending_s = 0.0
@@ -150,6 +152,10 @@ class Controller:
     def refuse(self, rank: int, why: str) -> None:
         """Measure nothing at this rank, whose software does not fit: every call answers with the reason."""
         self._lost[rank] = {**lost_reply(why), "kind": "refused"}
+
+    def assign_nodes(self, nodes: Mapping[int, int]) -> None:
+        """Tell every later call which node each rank is on: by rank, the number of its node, from 0."""
+        self._nodes = nodes
 
     def keep_copy(self, line: str) -> None:
         """Send one line of the journal to the heir, an agent on another node."""
@@ -259,7 +265,8 @@ class Controller:
             replies.update(self._exchange(call, ranks, groups))
         except ChannelLostError as lost:
             raise MeasurementError(f"not run: {lost}; nothing can be measured without it", kind="missing") from lost
-        self.measuring_s += time.monotonic() - started_s
+        if not call.is_startup:
+            self.measuring_s += time.monotonic() - started_s
         self._keep_output(call, replies)
         self._bury(replies)
         return replies
@@ -325,7 +332,7 @@ class Controller:
                 "test_arguments": list(call.test_arguments or ()),
                 "sys_path": [path for path in sys.path if path],
                 "cwd": str(Path.cwd()),
-                "nodes": {str(self._who[rank]["group_rank"]): node for rank, node in self.nodes.items()},
+                "nodes": {str(self._who[rank]["group_rank"]): node for rank, node in self._nodes.items()},
             }
         )
         return number

@@ -16,7 +16,7 @@ from pytest_gpucluster.protocol import functions, plain_data
 from pytest_gpucluster.worker import worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from pytest_gpucluster.agent.fallback_report import Estate
@@ -44,7 +44,6 @@ class InlineController:
         """Prepare this process as a worker would be prepared."""
         self.device = device
         self.rootdir = rootdir
-        self.nodes: dict[int, int] = {}
         self.terminated: str | None = None
         self.measuring_s = 0.0
         self.on_progress: Progress | None = None
@@ -71,6 +70,10 @@ class InlineController:
     def refuse(self, rank: int, why: str) -> None:
         """One process cannot differ from itself."""
         raise AssertionError(f"rank {rank} of an inline run: {why}")
+
+    def assign_nodes(self, nodes: Mapping[int, int]) -> None:
+        """There is one node, and :data:`ENVIRONMENT` has its number."""
+        del nodes
 
     def name(self, function: Callable[..., Any]) -> Message:
         """How ``function`` is named; the same rules as for workers."""
@@ -104,7 +107,8 @@ class InlineController:
                 "error": str(error),
                 "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
             }
-        self.measuring_s += time.monotonic() - started_s
+        if not call.is_startup:
+            self.measuring_s += time.monotonic() - started_s
         return {0: {"output": "", "collectives": 0, "collective": "", **reply}}
 
     def quit(self, code: int) -> None:

@@ -24,7 +24,7 @@ from pytest_gpucluster.protocol import functions, plain_data
 from pytest_gpucluster.protocol.wire import Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from pytest_gpucluster.controller.controller import Controller
@@ -99,7 +99,6 @@ class RelayedController:
         """Connect."""
         self.world_size = world_size
         self.rootdir = rootdir
-        self.nodes: dict[int, int] = {}
         self.measuring_s = 0.0
         self._asked = 0
         self._made: Counter[str] = Counter()
@@ -129,6 +128,10 @@ class RelayedController:
     def refuse(self, rank: int, why: str) -> None:
         """The ranks of one node have the same software."""
         raise AssertionError(f"rank {rank} of this node: {why}")
+
+    def assign_nodes(self, nodes: Mapping[int, int]) -> None:
+        """The controller, which makes the calls, knows the nodes."""
+        del nodes
 
     def name(self, function: Callable[..., Any]) -> Message:
         """How ``function`` is named to the agents' workers."""

@@ -13,7 +13,7 @@ from pytest_gpucluster.protocol.plain_data import NotPlainError
 from pytest_gpucluster.protocol.rank import ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pytest_gpucluster.session import Session
 
@@ -37,7 +37,7 @@ def run_distributed_test(item: pytest.Function, session: Session) -> None:
         replies = cluster.run_test(name, per=per, arguments=arguments, parameters=parameters, deadline_s=deadline_s)
     except (RefusedError, NotPlainError) as refused:
         raise ConfigurationError(f"{item.nodeid}: {refused}") from None
-    _conclude(replies, cluster.blame, item.name)
+    _conclude(replies, cluster.error_for, item.name)
 
 
 def _read_mark(item: pytest.Function) -> tuple[str, float | None]:
@@ -54,7 +54,7 @@ def _read_mark(item: pytest.Function) -> tuple[str, float | None]:
     return per, None if deadline_s is None else float(deadline_s)
 
 
-def _conclude(replies: Mapping[int, Any], blame: Any, name: str) -> None:
+def _conclude(replies: Mapping[int, Any], error_for: Callable[..., MeasurementError], name: str) -> None:
     bad = {rank: reply for rank, reply in replies.items() if not reply["ok"]}
     if not bad:
         return
@@ -65,7 +65,7 @@ def _conclude(replies: Mapping[int, Any], blame: Any, name: str) -> None:
         who = f"rank{'s' if len(skipped) > 1 else ''} {ranges(list(skipped))}"
         raise RanksFailedError(f"{name}: {who} skipped, the others did not")
     stopped = any(reply["kind"] in ("died", "lost", "hung", "refused") for reply in bad.values())
-    error: MeasurementError = blame(replies, f"{name} could not run to its end" if stopped else f"{name} failed")
+    error = error_for(replies, f"{name} could not run to its end" if stopped else f"{name} failed")
     if stopped:
         raise error
     raise RanksFailedError(str(error), culprits=error.culprits if len(bad) < len(replies) else ())

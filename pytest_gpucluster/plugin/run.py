@@ -55,8 +55,9 @@ class Run:
             ConfigurationError: see :class:`Session`.
         """
         self._config = config
-        self.session = Session(settings, launch, rootdir=config.rootpath, start=config.invocation_params.dir)
-        self.session.asked = self._asked_places
+        self.session = Session(
+            settings, launch, rootdir=config.rootpath, start=config.invocation_params.dir, wanted=self._wanted_places
+        )
         self.verdict: Verdict | None = None
         self.exit_code = int(pytest.ExitCode.USAGE_ERROR)
         self._items: list[pytest.Item] = []
@@ -88,7 +89,7 @@ class Run:
             found.place = self.session.places()[found.place.id]
         return found
 
-    def _asked_places(self) -> frozenset[Place] | None:
+    def _wanted_places(self) -> frozenset[Place] | None:
         """The places that the selected tests want from the fixture being set up; None: all."""
         if self._fixtures:
             wanting = [item for item in self._items if self._fixtures[-1] in getattr(item, "fixturenames", ())]

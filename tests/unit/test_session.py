@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpucluster.cluster.binding import Binding
 from pytest_gpucluster.cluster.calls import Cluster
 from pytest_gpucluster.config.settings import Expect, Settings, parse_level
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import Record
-from pytest_gpucluster.places import Inventory, Place
+from pytest_gpucluster.places import Inventory
 from pytest_gpucluster.session import Session
 
 if TYPE_CHECKING:
@@ -61,8 +62,9 @@ class Recorder:
 def test_a_call_may_bring_its_own_deadline_and_a_second_look_gets_three_times_as_long() -> None:
     """Else it has that of the level."""
     controller: Any = Recorder()
-    cluster = Cluster(controller, Inventory(num_nodes=1, gpus_per_node=1, device="cpu"), asked=lambda: None, deadline_s=120)
-    cluster._bound = {"node0-cpu0": Place(id="node0-cpu0", node=0, gpu=0, rank=0)}
+    inventory = Inventory(num_nodes=1, gpus_per_node=1, device="cpu")
+    binding = Binding(inventory=inventory, places=(replace(inventory.places[0], rank=0),))
+    cluster = Cluster(controller, binding, deadline_s=120)
     first = cluster.run(sorted, per="gpu", iterations=10)
     cluster.run(sorted, per="gpu", deadline_s=7)
     first._remeasured()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster.cluster.calls import natural
+from pytest_gpucluster.cluster.binding import natural_sort_key
 from pytest_gpucluster.cluster.results import Results, rounds_of_pairs
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.places import Inventory, Place
@@ -117,11 +117,11 @@ def test_every_pair_once_in_disjoint_rounds(size: int) -> None:
 @given(st.lists(st.from_regex(r"[a-z]{0,3}-?[0-9]{0,4}", fullmatch=True)))
 def test_natural_order_is_an_order(names: list[str]) -> None:
     """Any mix of letters and digits can be sorted."""
-    found = sorted(names, key=natural)
-    assert all(natural(first) <= natural(second) for first, second in itertools.pairwise(found))
+    found = sorted(names, key=natural_sort_key)
+    assert all(natural_sort_key(first) <= natural_sort_key(second) for first, second in itertools.pairwise(found))
 
 
 def test_natural_order() -> None:
     """node2 before node10."""
     names: list[Any] = ["node10", "node2", "node2a", "gpu-1-10", "gpu-1-9"]
-    assert sorted(names, key=natural) == ["gpu-1-9", "gpu-1-10", "node2", "node2a", "node10"]
+    assert sorted(names, key=natural_sort_key) == ["gpu-1-9", "gpu-1-10", "node2", "node2a", "node10"]

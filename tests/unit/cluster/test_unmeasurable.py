@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpucluster.cluster.binding import bind
 from pytest_gpucluster.cluster.calls import Cluster
 from pytest_gpucluster.controller.controller import Call, Controller
 from pytest_gpucluster.errors import MeasurementError
@@ -53,8 +54,6 @@ class FakeController:
 
     def __init__(self, looks: dict[int, Any], *, swapped: bool = False) -> None:
         """``looks``: what each rank answers when asked who is on its GPU; ``swapped``: ranks 0 and 1 read each other's."""
-        self.nodes: dict[int, int] = {}
-        self.measuring_s = 0.0
         self.calls: list[Call] = []
         self._looks = looks
         self._swapped = {0: 1, 1: 0} if swapped else {}
@@ -65,6 +64,9 @@ class FakeController:
 
     def meet(self, *, within_s: float) -> None:
         """All are there."""
+
+    def assign_nodes(self, _nodes: dict[int, int]) -> None:
+        """Nothing depends on it here."""
 
     def who(self, _rank: int) -> None:
         """Nobody says more."""
@@ -92,9 +94,7 @@ def bound(looks: dict[int, Any] | None = None, *, swapped: bool = False) -> tupl
     """A cluster of which rank 1's GPU is not idle, unless told otherwise."""
     fake = FakeController({1: seen(1, gib=23.4)} if looks is None else looks, swapped=swapped)
     controller: Any = fake
-    cluster = Cluster(controller, INVENTORY, asked=lambda: None)
-    cluster.bind(within_s=1)
-    return cluster, fake
+    return Cluster(controller, bind(controller, INVENTORY, within_s=1)), fake
 
 
 def test_gpus_are_looked_at_before_anything_touches_them() -> None:
@@ -116,8 +116,7 @@ def test_busy_gpu_is_an_error_that_names_it() -> None:
     assert "23.4 GiB in use (an idle GPU: up to 0.25), 0 % busy" in str(caught.value)
     assert (caught.value.kind, caught.value.culprits) == ("not_idle", (B,))
     assert [results[place] for place in (A, C, D)] == [0, 2, 3]
-    assert results.ran_beside == (A, C, D)
-    assert 1 not in controller.calls[-1].ranks
+    assert controller.calls[-1].ranks == [0, 2, 3]
 
 
 @pytest.mark.parametrize("function", [reads_gpu, shares_gpu])
@@ -156,8 +155,9 @@ def test_pairs_with_a_busy_gpu() -> None:
 
 def test_absent_member_of_a_pair_is_missing() -> None:
     """As it is everywhere else."""
-    cluster, _ = bound({})
-    cluster._bound["node1-gpu1"] = replace(D, rank=None)
+    controller: Any = FakeController({})
+    binding = bind(controller, INVENTORY, within_s=1)
+    cluster = Cluster(controller, replace(binding, places=(*binding.places[:3], D)))
     results = cluster.run(uses_gpu, per="pair")
     assert results.errors[A, D].kind == results.errors[D, A].kind == "missing"
     assert results[A, C] == 0
@@ -229,7 +229,6 @@ def test_rehearsal_has_nothing_to_look_at() -> None:
     """No call is made."""
     fake = FakeController({1: seen(1, gib=23.4)})
     controller: Any = fake
-    cluster = Cluster(controller, replace(INVENTORY, device="cpu"), asked=lambda: None)
-    cluster.bind(within_s=1)
+    cluster = Cluster(controller, bind(controller, replace(INVENTORY, device="cpu"), within_s=1))
     assert [call.function["qualname"] for call in fake.calls] == ["identity"]
     assert cluster.run(uses_gpu, per="gpu").errors == {}

@@ -85,7 +85,6 @@ def test_helpers(rates, cluster):
     assert rates.each(lambda value: value > 90)[slow] is False
     assert rates.relative_to_fastest(lambda value: 1 / value)[slow] == pytest.approx(0.8)
     assert rates.outliers(float) == {slow: 0.8}
-    assert rates.ran_beside == cluster.places
 
 
 def test_places_and_at_once(cluster):

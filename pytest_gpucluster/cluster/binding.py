@@ -1,0 +1,193 @@
+"""Binding: which GPU, of which rank and host, answers at each expected place. Done once, before anything is measured."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.cluster.results import Results
+from pytest_gpucluster.cluster.unmeasurable import error_for, hostname_of, missing_error, not_idle_error, rank_of
+from pytest_gpucluster.controller.controller import Call
+from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.inventory.identity import Identity, identity
+from pytest_gpucluster.inventory.occupancy import read_occupancy
+from pytest_gpucluster.protocol import plain_data
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.controller.controller import Controller
+    from pytest_gpucluster.controller.inline import InlineController
+    from pytest_gpucluster.places import Inventory, Place
+
+OCCUPANCY_DEADLINE_S = 30.0
+IDENTITY_DEADLINE_S = 60.0
+Replies = Mapping[int, Any]
+"""The reply of each rank to one call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """The expected places, each with the hardware that answers there; a place with ``rank`` None is missing.
+
+    Attributes:
+        places: the expected GPUs, in the order of ``inventory.places``.
+        identities: what each rank reported about itself, by place id.
+        unexpected: the ranks for which no place was expected, in words.
+        unidentified: by rank, why it did not report its identity.
+        at_start: by place, what used the GPU before this run; an error (kind ``not_idle``) where that was too much.
+        startup_s: how long the ranks took to join and to be identified.
+    """
+
+    inventory: Inventory
+    places: tuple[Place, ...]
+    identities: Mapping[str, Identity] = field(default_factory=dict)
+    unexpected: tuple[str, ...] = ()
+    unidentified: Mapping[int, str] = field(default_factory=dict)
+    at_start: Results = field(default_factory=lambda: Results({}, {}))
+    startup_s: float = 0.0
+
+    @property
+    def nodes(self) -> tuple[Place, ...]:
+        """The expected nodes, each with the hostname that one of its GPUs has."""
+        return tuple(replace(node, hostname=hostname_of(node, self.places)) for node in self.inventory.nodes)
+
+
+def bind(controller: Controller | InlineController, inventory: Inventory, *, within_s: float) -> Binding:
+    """Wait ``within_s`` for every rank to join, and bind each expected place to the GPU that answers for it.
+
+    Ranks whose software differs from the first one's are refused: every later call answers there with the difference.
+
+    Raises:
+        MeasurementError: the ranks cannot be reached at all, or the run was terminated.
+    """
+    started_s = time.monotonic()
+    controller.meet(within_s=within_s)
+    occupancies = _read_occupancies(controller) if inventory.device == "cuda" else {}
+    replies = _read_identities(controller, inventory.device)
+    found = {rank: plain_data.from_plain(reply["value"]) for rank, reply in replies.items() if reply["ok"]}
+    _refuse_other_versions(controller, found)
+    found.update(_refuse_other_files(controller, replies))
+    by_position = _by_position(found)
+    controller.assign_nodes({rank: node for (node, _), rank in by_position.items()})
+    ranks = {place: by_position.pop((place.node, place.gpu), None) for place in inventory.places}
+    places = tuple(place if rank is None else _bound(place, rank, found[rank]) for place, rank in ranks.items())
+    return Binding(
+        inventory=inventory,
+        places=places,
+        identities={place.id: found[rank] for place, rank in ranks.items() if rank is not None},
+        unexpected=tuple(f"rank {rank} on {found[rank].hostname}" for rank in by_position.values()),
+        unidentified={rank: str(reply["error"]) for rank, reply in replies.items() if not reply["ok"]},
+        at_start=_judge_idle(places, occupancies) if occupancies else Results({}, {}),
+        startup_s=time.monotonic() - started_s,
+    )
+
+
+def _read_occupancies(controller: Controller | InlineController) -> Replies:
+    """What uses the GPUs, read before a worker of this run uses one: whatever is there belongs to somebody else."""
+    call = Call(
+        function=controller.name(read_occupancy),
+        ranks=range(controller.world_size),
+        deadline_s=OCCUPANCY_DEADLINE_S,
+        any_device=True,
+        once=True,
+        is_startup=True,
+    )
+    return controller.call(call)
+
+
+def _read_identities(controller: Controller | InlineController, device: str) -> Replies:
+    call = Call(
+        function=controller.name(identity),
+        ranks=range(controller.world_size),
+        deadline_s=IDENTITY_DEADLINE_S,
+        kwargs={"device": device},
+        any_device=True,
+        is_startup=True,
+    )
+    return controller.call(call)
+
+
+def _by_position(found: Mapping[int, Identity]) -> dict[tuple[int, int | None], int]:
+    """The rank at each (node, GPU), both counted from 0.
+
+    Nodes are in the natural order of their hostnames, then by torchrun's group rank; the GPUs of a node by PCI address.
+    """
+    nodes = sorted({_node_key(one) for one in found.values()})
+    positions: dict[tuple[int, int | None], int] = {}
+    for node, key in enumerate(nodes):
+        ranks = [rank for rank, one in found.items() if _node_key(one) == key]
+        ranks.sort(key=lambda rank: (found[rank].pci or "", found[rank].local_rank))
+        positions.update({(node, gpu): rank for gpu, rank in enumerate(ranks)})
+    return positions
+
+
+def _node_key(one: Identity) -> tuple[tuple[tuple[int, int, str], ...], int, str]:
+    return natural_sort_key(one.hostname), one.group_rank, one.hostname
+
+
+def _bound(place: Place, rank: int, one: Identity) -> Place:
+    return replace(place, rank=rank, hostname=one.hostname, uuid=one.uuid, serial=one.serial, pci=one.pci)
+
+
+def _refuse_other_versions(controller: Controller | InlineController, found: Mapping[int, Identity]) -> None:
+    """Refuse ranks with other versions than the first rank's: what they measure could not be compared."""
+    if not found:
+        return
+    ours = found[min(found)].versions
+    for rank, one in found.items():
+        other = {name: version for name, version in one.versions.items() if ours[name] != version}
+        if other:
+            difference = ", ".join(f"{name} {version} instead of {ours[name]}" for name, version in other.items())
+            controller.refuse(rank, f"rank {rank} on {one.hostname} runs {difference}: bring every node to one version")
+
+
+def _refuse_other_files(controller: Controller | InlineController, replies: Replies) -> dict[int, Identity]:
+    """Refuse ranks whose copy of this package differs. They are bound by what their agents said about themselves."""
+    refused: dict[int, Identity] = {}
+    for rank, reply in replies.items():
+        agent = controller.who(rank) if reply.get("type") == "RefusedError" else None
+        if agent is not None:
+            names = {name: agent[name] for name in ("hostname", "group_rank", "local_rank")}
+            refused[rank] = Identity(**names, versions={}, torch_gpus=0)
+            controller.refuse(rank, f"rank {rank} on {agent['hostname']}: {reply['error']}")
+    return refused
+
+
+def _judge_idle(places: Sequence[Place], occupancies: Replies) -> Results:
+    """What used each place's GPU. Matched by UUID, because ranks may count GPUs in another order than CUDA."""
+    values: dict[Any, Any] = {}
+    errors: dict[Any, MeasurementError] = {place: missing_error(place, places) for place in places if place.rank is None}
+    read = {rank: plain_data.from_plain(reply["value"]) for rank, reply in occupancies.items() if reply["ok"]}
+    present = [place for place in places if place.rank is not None]
+    by_uuid = {(place.node, read[place.rank].uuid): read[place.rank] for place in present if place.rank in read}
+    for place in present:
+        found = by_uuid.get((place.node, place.uuid)) if place.uuid else read.get(rank_of(place))
+        if found is None:
+            errors[place] = _unread_error(place, places, occupancies)
+        elif found.holders:
+            errors[place] = not_idle_error(place, found)
+        else:
+            values[place] = found
+    return Results(values, errors)
+
+
+def _unread_error(place: Place, places: Iterable[Place], occupancies: Replies) -> MeasurementError:
+    """Why nobody read this GPU: its own rank failed, or another rank of its node, or two ranks read one GPU."""
+    others = [other for other in places if other.node == place.node and other.rank is not None]
+    failed = next((one for one in (place, *others) if not occupancies[rank_of(one)]["ok"]), None)
+    if failed is not None:
+        replies = {rank_of(failed): occupancies[rank_of(failed)]}
+        return error_for(replies, places, what="who is on the GPU was not read")
+    return MeasurementError(
+        f"who is on the GPU was not read: of the ranks of {place.hostname} none looked at {place.label}; do two share one?",
+        culprits=(place,),
+        kind="raised",
+    )
+
+
+def natural_sort_key(text: str) -> tuple[tuple[int, int, str], ...]:
+    """A sort key under which ``node2`` comes before ``node10``."""
+    parts = [part for part in re.split(r"(\d+)", text) if part]
+    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)
