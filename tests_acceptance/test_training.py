@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from finetune_smoke.settings.config import require_limit_below_floor
 from pytest_gpucluster import MeasurementError
-from pytest_gpucluster.measurements.training import curve, require_limit_below_floor, train
+from pytest_gpucluster.measurements.training import curve, train
 
 pytestmark = pytest.mark.training
 

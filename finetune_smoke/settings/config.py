@@ -272,6 +272,23 @@ def preset(name: str, **overrides: object) -> Config:
     return Config(**{"preset": name, **PRESETS[name], **overrides})  # type: ignore[arg-type]  # names checked above
 
 
+def require_limit_below_floor(limit: float | None, blind_floor_nats: float | None) -> None:
+    """Refuse to judge a loss by a ``limit`` that a model blind to its prompt could come near.
+
+    Args:
+        limit: what the loss has to be below, in nats per predicted token; None where no loss is promised.
+        blind_floor_nats: the loss of a model that reads no prompt; None where it is unknown, and nothing is refused.
+
+    Raises:
+        InputError: the limit is half of the floor or more.
+    """
+    if limit is not None and blind_floor_nats is not None and not limit < 0.5 * blind_floor_nats:
+        raise InputError(
+            f"the limit of {limit:g} nats is not below half of the blind floor of {blind_floor_nats:.3f}: a model that reads "
+            f"no prompt could come near it, so a loss below it proves nothing; set it below {0.5 * blind_floor_nats:.3f}"
+        )
+
+
 def parse_fault(text: str) -> tuple[str, int | None]:
     """``NAME[:RANK]`` as (name, rank or None for the last rank); raises InputError."""
     name, colon, rank = text.partition(":")

@@ -13,7 +13,7 @@ from finetune_smoke.model import build, flops, gradients
 from finetune_smoke.parallel import strategy
 from finetune_smoke.ranks import require_same_settings
 from finetune_smoke.run import Progress, Run
-from finetune_smoke.settings.config import Config, InputError
+from finetune_smoke.settings.config import Config, InputError, require_limit_below_floor
 
 if TYPE_CHECKING:
     from finetune_smoke.ranks import Ranks
@@ -72,18 +72,13 @@ def prepare(config: Config, *, ranks: Ranks, progress: Progress) -> Run:
 
 
 def _source(config: Config, world_size: int, progress: Progress) -> tuple[batches.Source, int]:
-    """The rows and the digest of their data, and a look at the limit: out of reach of a model that reads no prompt."""
+    """The rows and the digest of their data, checked against the loss limit."""
     step_rows = batches.local_rows(config, world_size) * world_size
     codec = hub.codec_of(config)
     if codec.remark:
         progress(codec.remark, None)
     source = cache.source(config, codec, step_rows=step_rows, say=lambda text: progress(text, None))
-    floor = source.blind_floor_nats
-    if config.loss_limit is not None and floor is not None and not config.loss_limit < 0.5 * floor:
-        raise InputError(
-            f"loss limit {config.loss_limit} is not below half the blind floor of {floor:.3f} nats a token: a model "
-            "that reads no prompt could come near it"
-        )
+    require_limit_below_floor(config.loss_limit, source.blind_floor_nats)
     return source, cache.data_digest(config, codec)
 
 

@@ -31,7 +31,7 @@ CURVE_POINTS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finetuned:
-    """What came out of a fine-tune, the same on every rank, and what all ranks' GPUs did meanwhile (None without NVML)."""
+    """The outcome of a fine-tune, the same on every rank, and what all GPUs did meanwhile (None without NVML)."""
 
     outcome: Outcome
     telemetry: GroupTelemetry | None
@@ -43,42 +43,30 @@ class Finetuned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
-    """How fast a group trained, and what it took; the same on every rank of it.
+class Trained(Finetuned):
+    """A training that was made for its rate. Its outcome has a rate and a step time: at least two windows were run."""
 
-    Rates count the tokens the kernels see. ``tokens_per_s_per_gpu`` and ``step_ms`` are medians over windows of steps, the
-    first left out as compiling is. ``mfu_percent`` and ``memory_peak_gib`` (the highest of all ranks) are None on a CPU,
-    ``telemetry`` without NVML. ``wire_gb_per_step`` (10^9 bytes) is what each GPU has to send. ``notes`` say how steps ran,
-    ``left_out`` by name why a check was not made.
-    """
-
-    tokens_per_s_per_gpu: float
-    step_ms: float
-    mfu_percent: float | None
-    memory_peak_gib: float | None
-    wire_gb_per_step: float
-    strategy: str
-    world_size: int
-    step_rows: int
-    compile_s: float | None
-    notes: list[str]
-    left_out: dict[str, str]
-    telemetry: GroupTelemetry | None
+    @property
+    def tokens_per_s_per_gpu(self) -> float:
+        """Tokens per second and GPU, padding included: the median over windows of steps without the first."""
+        assert self.outcome.tokens_per_s_per_gpu is not None
+        return self.outcome.tokens_per_s_per_gpu
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """How the steps ran, and the telemetry of all ranks' GPUs, for the report."""
+        """What a rate has to be read with: how the steps ran, and the telemetry of all ranks' GPUs, for the report."""
+        outcome = self.outcome
         known = {
-            "MFU %": self.mfu_percent,
-            "ms a step": self.step_ms,
-            "peak GiB": self.memory_peak_gib,
-            "GB sent a step": self.wire_gb_per_step,
-            "strategy": self.strategy,
-            "ranks": self.world_size,
-            "rows a step": self.step_rows,
-            "s compiling": self.compile_s,
-            "notes": self.notes,
-            "checks left out": self.left_out,
+            "MFU %": None if outcome.mfu is None else 100 * outcome.mfu,
+            "ms a step": outcome.step_ms,
+            "peak GiB": None if outcome.memory_peak_gib is None else max(outcome.memory_peak_gib),
+            "GB sent a step": outcome.wire_gb_per_step,
+            "strategy": outcome.strategy,
+            "ranks": outcome.world_size,
+            "rows a step": outcome.step_rows,
+            "s compiling": outcome.compile_s,
+            "notes": outcome.notes,
+            "checks left out": outcome.left_out,
         }
         shown = {name: value for name, value in known.items() if value is not None}
         return {**shown, **evidence(self.telemetry)}
@@ -107,23 +95,6 @@ def curve(losses: Sequence[float]) -> list[list[float]]:
     last = len(losses) - 1
     kept = range(last + 1) if last < CURVE_POINTS else [round(at * last / (CURVE_POINTS - 1)) for at in range(CURVE_POINTS)]
     return [[step, losses[step]] for step in kept]
-
-
-def require_limit_below_floor(limit: float, blind_floor_nats: float | None) -> None:
-    """Refuse to judge a loss by a ``limit`` that a model blind to its prompt could come near.
-
-    Args:
-        limit: what the loss has to be below, in nats per predicted token.
-        blind_floor_nats: what such a model reaches; None where nobody knows it, and nothing is refused.
-
-    Raises:
-        ValueError: the limit is half of the floor or more.
-    """
-    if blind_floor_nats is not None and not limit < 0.5 * blind_floor_nats:
-        raise ValueError(
-            f"the limit of {limit:g} nats is not below half of the blind floor of {blind_floor_nats:.3f}: a model that reads "
-            f"no prompt could come near it, so a loss below it proves nothing; set it below {0.5 * blind_floor_nats:.3f}"
-        )
 
 
 def finetune(*, preset: str, **overrides: Any) -> Finetuned:
@@ -156,26 +127,11 @@ def train(*, preset: str, alone: bool = False, **overrides: Any) -> Trained:
     if config.steps < 2 * config.window_steps:
         raise ValueError(f"{config.steps} steps are fewer than two windows of {config.window_steps}: the first is left out")
     found = _run(config, alone=alone)
-    outcome = found.outcome
-    wrong = [f"{name}: {check['detail']}" for name, check in outcome.checks.items() if not check["passed"] and name != SPREAD]
+    checks = found.outcome.checks
+    wrong = [f"{name}: {check['detail']}" for name, check in checks.items() if not check["passed"] and name != SPREAD]
     if wrong:
         raise ArithmeticError(f"the training went wrong: {'; '.join(wrong)}")
-    assert outcome.tokens_per_s_per_gpu is not None
-    assert outcome.step_ms is not None
-    return Trained(
-        tokens_per_s_per_gpu=outcome.tokens_per_s_per_gpu,
-        step_ms=outcome.step_ms,
-        mfu_percent=None if outcome.mfu is None else 100 * outcome.mfu,
-        memory_peak_gib=None if outcome.memory_peak_gib is None else max(outcome.memory_peak_gib),
-        wire_gb_per_step=outcome.wire_gb_per_step,
-        strategy=outcome.strategy,
-        world_size=outcome.world_size,
-        step_rows=outcome.step_rows,
-        compile_s=outcome.compile_s,
-        notes=outcome.notes,
-        left_out=outcome.left_out,
-        telemetry=found.telemetry,
-    )
+    return Trained(outcome=found.outcome, telemetry=found.telemetry)
 
 
 def sharded_memory(*, preset: str, alone: bool = False, **overrides: Any) -> ShardedMemory:

@@ -100,7 +100,7 @@ def test_loss_that_is_no_number_is_null(capsys: pytest.CaptureFixture[str]) -> N
         (["--preset", "huge"], "unknown preset 'huge'"),
         (["--fault", "gremlin"], "unknown fault 'gremlin'"),
         (["--fault", "bitflip:5", *OPTIONS], "there are ranks 0 to 0"),
-        (["--loss-limit", "0.7"], "not below half the blind floor"),
+        (["--loss-limit", "0.7"], "the limit of 0.7 nats is not below half of the blind floor"),
         (["--row-tokens", "20"], "more than row_tokens = 20"),
         (["--model", "/no/such/model"], "no such model directory: /no/such/model"),
         (["--model", "nobody/nothing"], "model nobody/nothing: not a directory here, and not to be had from the hub"),

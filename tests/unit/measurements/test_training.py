@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from finetune_smoke.settings.config import require_limit_below_floor
 from finetune_smoke.training import loop as finetune_smoke
 from pytest_gpucluster.measurements import training
 from pytest_gpucluster.thresholds.load import load
@@ -56,11 +57,13 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_train_really_trains(crowd: None) -> None:
     """Alone, though its worker is in a group; all of it can be told as JSON."""
     found = training.train(alone=True, **SMALL)
-    assert (found.world_size, found.strategy, found.step_rows) == (1, "none", 2)
+    outcome = found.outcome
+    assert (outcome.world_size, outcome.strategy, outcome.step_rows) == (1, "none", 2)
     assert found.tokens_per_s_per_gpu > 0
-    assert found.step_ms > 0
-    assert found.wire_gb_per_step == 0
-    assert (found.mfu_percent, found.memory_peak_gib, found.compile_s, found.telemetry) == (None, None, None, None)
+    assert outcome.step_ms is not None
+    assert outcome.step_ms > 0
+    assert outcome.wire_gb_per_step == 0
+    assert (outcome.mfu, outcome.memory_peak_gib, outcome.compile_s, found.telemetry) == (None, None, None, None)
     json.dumps(dataclasses.asdict(found), allow_nan=False)
 
 
@@ -158,9 +161,9 @@ def test_a_limit_that_a_blind_model_could_come_near_is_refused() -> None:
     for name, profile in file.profiles.items():
         entry = file.criteria(profile)["finetune_loss"]
         for limit in entry.numbers.values():
-            training.require_limit_below_floor(limit, 1.33)
+            require_limit_below_floor(limit, 1.33)
             assert limit < 0.5 * 1.33, name
-    training.require_limit_below_floor(5.0, None)
+    require_limit_below_floor(5.0, None)
     for limit in (0.665, 0.7, float("nan")):
         with pytest.raises(ValueError, match=r"not below half of the blind floor of 1\.330"):
-            training.require_limit_below_floor(limit, 1.33)
+            require_limit_below_floor(limit, 1.33)
