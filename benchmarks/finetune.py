@@ -36,7 +36,7 @@ from finetune_report import NOT_ENDED, NOT_RUN, Rows, compared, table
 
 from finetune_smoke.reporting.report import strict
 from finetune_smoke.settings.config import Config, preset
-from finetune_smoke.settings.options import let_rank_0_speak
+from finetune_smoke.settings.options import wait_for_rank_0
 from finetune_smoke.training.loop import finetune
 
 TOLD_LOSSES = 8
@@ -146,7 +146,7 @@ def _stop(name: str, error: str, rows: Rows, *, first: bool) -> int:
         sys.stdout.write("\n" + table(rows.rows) + "\n")
     else:
         sys.stderr.write(f"rank {os.environ['RANK']}: case {name}: {error}\n")
-        let_rank_0_speak()
+        wait_for_rank_0()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(1)

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if first or isinstance(error, OwnInputError):
             sys.stderr.write(f"finetune_smoke: {error}\n")
         else:
-            options.let_rank_0_speak()
+            options.wait_for_rank_0()
         return BAD_INPUT
 
 
@@ -52,11 +52,11 @@ def _train(arguments: Sequence[str], *, first: bool) -> int:
     config = parse(arguments, quiet=not first)
     from finetune_smoke.training.loop import finetune  # noqa: PLC0415 -- torch takes seconds; options are checked first
 
-    with _shown(first=first) as progress:
+    with _progress_display(first=first) as progress:
         outcome = finetune(config, progress=progress)
     if first:
-        _say(report.summary(config, outcome))
-        _say(report.line(report.result(config, outcome)))
+        _print_line(report.summary(config, outcome))
+        _print_line(report.line(report.result(config, outcome)))
     if outcome.problems():
         return NOT_GOOD
     return STOPPED if outcome.stopped else GOOD
@@ -68,13 +68,13 @@ def _evaluate(arguments: Sequence[str], *, first: bool) -> int:
     from finetune_smoke import ranks  # noqa: PLC0415 -- torch takes seconds; options are checked first
     from finetune_smoke.evaluation import score_adapter  # noqa: PLC0415 -- torch takes seconds; options are checked first
 
-    with _shown(first=first) as progress, ranks.joined() as everyone:
-        place = everyone.together(lambda: score_adapter.place_of(given))
-        config = everyone.together(lambda: score_adapter.config_of(place, given))
-        scores = score_adapter.score(config, place, everyone, progress=progress or (lambda _step, _fraction: None))
+    with _progress_display(first=first) as progress, ranks.all_ranks() as members:
+        source = members.run_on_all_ranks(lambda: score_adapter.find_adapter(given))
+        config = members.run_on_all_ranks(lambda: score_adapter.config_of(source, given))
+        scores = score_adapter.score(config, source, members, progress=progress or (lambda _step, _fraction: None))
     if first:
-        _say(score_adapter.table(scores))
-        _say(report.line({"command": "evaluate", **dataclasses.asdict(scores)}))
+        _print_line(score_adapter.table(scores))
+        _print_line(report.line({"command": "evaluate", **dataclasses.asdict(scores)}))
     return GOOD
 
 
@@ -96,29 +96,29 @@ def _preprocess(arguments: Sequence[str], *, first: bool) -> int:
     begin = time.monotonic()
     step_rows = batches.local_rows(config, int(ranks)) * int(ranks)
     codec = hub.codec_of(config)
-    made = cache.cache(config, codec, step_rows=step_rows, say=_say)
+    made = cache.open_rows(config, codec, step_rows=step_rows, say=_print_line)
     if first:
         if codec.remark:
-            _say(codec.remark)
-        _say(made.remark)
+            _print_line(codec.remark)
+        _print_line(made.remark)
         told = {name: getattr(made, name) for name in ("train", "heldout", "tokens", "made")}
         seconds = time.monotonic() - begin
-        _say(report.line({"command": "preprocess", "folder": str(made.folder), **told, "seconds": seconds}))
+        _print_line(report.line({"command": "preprocess", "folder": str(made.folder), **told, "seconds": seconds}))
     return GOOD
 
 
-def _say(text: str) -> None:
+def _print_line(text: str) -> None:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 @contextmanager
-def _shown(*, first: bool) -> Iterator[Callable[[str, float | None], None] | None]:
+def _progress_display(*, first: bool) -> Iterator[Callable[[str, float | None], None] | None]:
     """Who hears the progress: a bar on a terminal, else plain lines, and nobody on other ranks than the first."""
     if not first:
         yield None
     elif not sys.stderr.isatty():
-        yield lambda step, _fraction: _say(step)
+        yield lambda step, _fraction: _print_line(step)
     else:
         from rich.console import Console  # noqa: PLC0415 -- only where somebody looks
         from rich.progress import Progress  # noqa: PLC0415 -- as above
@@ -128,7 +128,7 @@ def _shown(*, first: bool) -> Iterator[Callable[[str, float | None], None] | Non
             yield lambda step, fraction: bar.update(task, description=step, completed=fraction or 0.0)
 
 
-def _leave(code: int) -> NoReturn:
+def _exit_now(code: int) -> NoReturn:
     """End at once: as Python shuts down, a thread of torch's that wakes up aborts the process (one exit in thirty, gloo)."""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -136,4 +136,4 @@ def _leave(code: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    _leave(main())
+    _exit_now(main())

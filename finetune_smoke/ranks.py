@@ -70,7 +70,7 @@ class Ranks:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
-    def together(self, function: Callable[[], Value]) -> Value:
+    def run_on_all_ranks(self, function: Callable[[], Value]) -> Value:
         """What ``function`` returns here; raises InputError on every rank if it raises that, or anything, on one of them."""
         problem: Exception | None = None
         try:
@@ -102,7 +102,7 @@ def require_same_settings(config: Config, ranks: Ranks) -> None:
 
 
 @contextmanager
-def joined() -> Iterator[Ranks]:
+def all_ranks() -> Iterator[Ranks]:
     """The ranks of this run; leaves as it was found what was there before.
 
     An initialised default group is used as it is. Otherwise torchrun's variables make one if WORLD_SIZE is above 1
@@ -114,16 +114,18 @@ def joined() -> Iterator[Ranks]:
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if dist.is_initialized():
         try:
-            yield _of_group("nccl" in str(dist.get_backend()))
+            yield _default_group("nccl" in str(dist.get_backend()))
         finally:
             _release()
     elif world_size > 1:
         cuda = torch.cuda.is_available()
         if cuda:
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=SETUP_DEADLINE_S), **_meeting(world_size))
+        dist.init_process_group(
+            "nccl" if cuda else "gloo", timeout=timedelta(seconds=SETUP_DEADLINE_S), **_rendezvous(world_size)
+        )
         try:
-            yield _of_group(cuda)
+            yield _default_group(cuda)
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)
             raise
@@ -131,12 +133,12 @@ def joined() -> Iterator[Ranks]:
             _release()
             dist.destroy_process_group()
     else:
-        with alone() as nobody_else:
-            yield nobody_else
+        with single_rank() as ranks:
+            yield ranks
 
 
 @contextmanager
-def alone() -> Iterator[Ranks]:
+def single_rank() -> Iterator[Ranks]:
     """This process by itself, whatever group it is in and whatever torchrun's variables promise."""
     try:
         yield Ranks(rank=0, world_size=1, device=_device(torch.cuda.is_available()))
@@ -144,7 +146,7 @@ def alone() -> Iterator[Ranks]:
         _release()
 
 
-def _meeting(world_size: int) -> dict[str, Any]:
+def _rendezvous(world_size: int) -> dict[str, Any]:
     """Where the ranks meet, if not where torch says: under names of its own for each start of torchrun's workers.
 
     From 2.5 on torchrun keeps its store over its restarts, and torch no longer tells them apart in it: a rank would dial
@@ -165,7 +167,7 @@ def _release() -> None:
     torch.cuda.empty_cache()  # does nothing where CUDA was not started
 
 
-def _of_group(cuda: bool) -> Ranks:  # noqa: FBT001 -- the backend's kind, used twice above
+def _default_group(cuda: bool) -> Ranks:  # noqa: FBT001 -- the backend's kind, used twice above
     return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), device=_device(cuda))
 
 
@@ -173,6 +175,6 @@ def _device(cuda: bool) -> torch.device:  # noqa: FBT001 -- as above
     return torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
 
 
-def named(ranks: Sequence[int]) -> str:
+def rank_list(ranks: Sequence[int]) -> str:
     """``rank 3`` or ``ranks 3, 5``."""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

@@ -1,4 +1,4 @@
-"""A run in progress: what set-up made and every later part works on."""
+"""A training run in progress: what set-up made, and what every later part works on."""
 
 from __future__ import annotations
 
@@ -19,18 +19,33 @@ if TYPE_CHECKING:
     from finetune_smoke.ranks import Ranks
     from finetune_smoke.settings.config import Config
 
-Progress = Callable[[str, "float | None"], None]
+ProgressCallback = Callable[[str, "float | None"], None]
+"""Called with what happens, and with the share of the run that is done (0 to 1) or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """Everything a step needs. ``rows`` are those of one pass on each rank, ``strategy`` is none, ddp or fsdp.
+class InitialState:
+    """Digests (64 bits each) taken before training; later states are compared with them.
 
-    ``adapters`` are the trained tensors by name, in the model's order, plain and whole under every strategy, and
-    ``gradients`` theirs; ``autocasts`` says that some linear still runs peft's forward on a GPU. ``shape`` is None for an
-    unusual architecture; ``base_digest`` stands for the frozen weights, ``data_digest`` for data set and tokenizer,
-    whatever the number of ranks, ``held_digest`` for what this rank holds of those weights, and ``start`` for each adapter
-    tensor as it began; ``notes`` say what set-up had to change.
+    ``base`` stands for the whole frozen base, ``local_base`` for the weights or shards of it that this rank holds.
+    ``data`` stands for data set and tokenizer, whatever the number of ranks. ``adapters`` [tensors] has one number for
+    each adapter tensor.
+    """
+
+    base: int
+    local_base: int
+    data: int
+    adapters: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun:
+    """Everything that a step needs.
+
+    ``rows`` is the number of rows of one pass on each rank. ``strategy`` is none, ddp or fsdp. ``adapters`` holds the
+    trained tensors by name, in the model's order, unsharded under every strategy; ``gradients`` holds their gradients.
+    ``autocasts``: some linear still runs peft's forward on a GPU. ``shape`` is None for an unusual architecture.
+    ``notes`` say what set-up had to change.
     """
 
     config: Config
@@ -45,12 +60,9 @@ class Run:
     gradients: Gradients
     optimizer: torch.optim.Optimizer
     shape: Shape | None
-    base_digest: int
-    held_digest: int
-    data_digest: int
-    start: torch.Tensor
+    initial: InitialState
     checks: Checks
-    progress: Progress
+    progress: ProgressCallback
     notes: list[str]
 
     @property
@@ -59,7 +71,7 @@ class Run:
         return self.rows * self.config.accumulation * self.ranks.world_size
 
     def autocast(self) -> AbstractContextManager[object]:
-        """bf16 matmuls on a GPU for what is not computed in the base's type by itself."""
+        """bf16 products on a GPU for the modules that do not choose their type themselves."""
         if self.autocasts:
             return torch.autocast("cuda", dtype=torch.bfloat16)
         return nullcontext()

@@ -27,7 +27,7 @@ def finetuned(cluster, recipe):
 @pytest.fixture(scope="session")
 def trained_alone(cluster, recipe):
     """A training on every GPU by itself, all at once."""
-    return cluster.run(train, per="gpu", alone=True, **recipe("training_throughput_gpu"))
+    return cluster.run(train, per="gpu", single_rank=True, **recipe("training_throughput_gpu"))
 
 
 @pytest.fixture(scope="session")

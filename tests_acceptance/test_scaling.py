@@ -53,7 +53,7 @@ def test_busbw_scaling(all_reduced, cluster, criterion):
 def memory_alone(cluster, recipe):
     """Peak memory of one GPU of each node that trains the whole model."""
     first = [place for place in cluster.places if place.gpu == 0]
-    return cluster.run(sharded_memory, per="gpu", places=first, alone=True, **recipe("memory_scaling_node"))
+    return cluster.run(sharded_memory, per="gpu", places=first, single_rank=True, **recipe("memory_scaling_node"))
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
-from finetune_smoke.ranks import named
+from finetune_smoke.ranks import rank_list
 from finetune_smoke.settings.config import InputError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from finetune_smoke.checks.exact import Failures
-    from finetune_smoke.run import Run
+    from finetune_smoke.run import TrainingRun
 
 FORMAT = 3
 SETTINGS = (
@@ -29,19 +29,19 @@ SETTINGS = (
 """Settings that decide the losses, beside base, data and the rows of a step."""
 
 
-def fits(run: Run) -> dict[str, object]:
+def fits(run: TrainingRun) -> dict[str, object]:
     """What a checkpoint or an adapter has to have in common with a run that goes on from it or replaces it."""
     return {
         "format": FORMAT,
-        "base": f"{run.base_digest % 2**64:016x}",
-        "data": f"{run.data_digest % 2**64:016x}",
+        "base": f"{run.initial.base % 2**64:016x}",
+        "data": f"{run.initial.data % 2**64:016x}",
         # They decide which rows of a data set are trained on; calls are drawn for each part by itself.
         "heldout_rows": None if run.config.dataset is None else len(run.source.heldout),
         **{name: getattr(run.config, name) for name in SETTINGS},
     }
 
 
-def differences(found: Mapping[str, object], run: Run) -> str:
+def differences(found: Mapping[str, object], run: TrainingRun) -> str:
     """In what the ``fits`` that was ``found`` is not that of ``run``, empty if in nothing."""
     wanted = fits(run)
     names = ("format",) if found.get("format") != FORMAT else tuple(wanted)  # another format tells other things
@@ -62,11 +62,11 @@ def read_marker(path: Path) -> dict[str, Any]:
     if step < 1 or rows < 1 or next_row != step * rows:
         raise ValueError(f"next row {next_row} after {step} steps of {rows} rows")
     _ = [int(entry["bytes"]) for entry in marker["files"].values()], str(marker["state_digest"]), marker["config"]
-    _ = [str(problem) + named(guilty) for found in marker["failures"].values() for problem, guilty in found]
+    _ = [str(problem) + rank_list(at_fault) for found in marker["failures"].values() for problem, at_fault in found]
     return marker
 
 
-def continued(run: Run, marker: Mapping[str, Any], path: Path) -> tuple[Run, list[str]]:
+def continued(run: TrainingRun, marker: Mapping[str, Any], path: Path) -> tuple[TrainingRun, list[str]]:
     """``run`` with the checkpoint's rows a step, and a line if that changed it.
 
     No rank takes more rows a pass than it was to take. Raises InputError if the ranks cannot share the rows of a step.

@@ -1,7 +1,7 @@
 """The trained adapter in peft's own layout: ``final/`` in the checkpoint directory, or ``--output``.
 
 It is written beside, and an older one is moved aside before the new one takes the name and is removed after that. A run
-that was killed in between leaves the two hidden names of ``_beside``, which the next one puts right (``_mend``).
+that was killed in between leaves the two hidden names of ``_draft_and_old``, which the next one puts right (``_repair``).
 
 ``adapter_model.safetensors`` and ``adapter_config.json`` are what ``peft.PeftModel.from_pretrained`` reads;
 ``finetune_smoke.json`` says which run made them, ``config.yaml`` starts it again, ``summary.txt`` is what came out of it.
@@ -30,7 +30,7 @@ from finetune_smoke.settings.config import InputError
 
 if TYPE_CHECKING:
     from finetune_smoke.reporting.outcome import Outcome
-    from finetune_smoke.run import Run
+    from finetune_smoke.run import TrainingRun
     from finetune_smoke.settings.config import Config
 
 ORIGIN = "finetune_smoke.json"
@@ -49,14 +49,14 @@ def destination(config: Config) -> Path | None:
     return None if config.checkpoint_dir is None else Path(config.checkpoint_dir) / "final"
 
 
-def claim(run: Run) -> None:
+def claim_folder(run: TrainingRun) -> None:
     """Raises InputError on every rank if the adapter of ``run`` would overwrite anything but its own earlier self."""
     folder = destination(run.config)
     if folder is not None:
-        run.ranks.together(lambda: _claim(run, folder) if run.ranks.rank == 0 else None)
+        run.ranks.run_on_all_ranks(lambda: _claim(run, folder) if run.ranks.rank == 0 else None)
 
 
-def _beside(folder: Path) -> tuple[Path, Path]:
+def _draft_and_old(folder: Path) -> tuple[Path, Path]:
     """Where a new adapter is written before it takes the name ``folder``, and where the older one lies meanwhile.
 
     No names that anybody else would give: what lies there is removed.
@@ -64,37 +64,37 @@ def _beside(folder: Path) -> tuple[Path, Path]:
     return folder.with_name(f".{folder.name}.finetune_smoke-new"), folder.with_name(f".{folder.name}.finetune_smoke-old")
 
 
-def _mend(folder: Path) -> None:
+def _repair(folder: Path) -> None:
     """Undo a replacement that was cut short; raises OSError.
 
     Without ``folder`` the older adapter was just moved aside: it goes back. With it the older one was being removed, or the
     new one written.
     """
-    new, old = _beside(folder)
+    new, old = _draft_and_old(folder)
     if not folder.exists() and origin_of(old) is not None:
         old.rename(folder)
     for remains in (new, old):
         shutil.rmtree(remains, ignore_errors=True)
 
 
-def _is_remains(run: Run, folder: Path) -> bool:
+def _is_remains(run: TrainingRun, folder: Path) -> bool:
     """Whether ``folder`` is ``final/`` with nothing but files of ours: one that an earlier version was removing."""
     ours = {WEIGHTS, ADAPTER, ORIGIN, SUMMARY, configfile.NAME}
     return run.config.output is None and all(path.is_file() and path.name in ours for path in folder.iterdir())
 
 
-def final(run: Run) -> None:
+def write_final(run: TrainingRun) -> None:
     """Write the adapter, and with ``restore_check`` load it back; raises InputError if it cannot be written."""
     folder = destination(run.config)
     if folder is None:
         return
     run.progress(f"writing the adapter to {folder}", None)
-    run.ranks.together(lambda: _write(run, folder) if run.ranks.rank == 0 else None)
+    run.ranks.run_on_all_ranks(lambda: _write(run, folder) if run.ranks.rank == 0 else None)
     if run.config.restore_check:
         _check(run, folder)
 
 
-def summarize(run: Run, outcome: Outcome) -> None:
+def write_summary(run: TrainingRun, outcome: Outcome) -> None:
     """Put what is printed at the end beside the adapter, too."""
     folder = destination(run.config)
     if folder is not None and run.ranks.rank == 0:
@@ -113,14 +113,14 @@ def origin_of(folder: Path) -> dict[str, Any] | None:
     return origin
 
 
-def _claim(run: Run, folder: Path) -> None:
+def _claim(run: TrainingRun, folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: the adapter needs a directory")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent):
             pass  # what is to be written there after hours of training can be
-        _mend(folder)
+        _repair(folder)
         filled = folder.is_dir() and any(folder.iterdir())
     except OSError as error:
         raise InputError(f"directory for the adapter cannot be written: {error}") from error
@@ -128,7 +128,7 @@ def _claim(run: Run, folder: Path) -> None:
         _refuse_another(run, folder)
 
 
-def _refuse_another(run: Run, folder: Path) -> None:
+def _refuse_another(run: TrainingRun, folder: Path) -> None:
     """Raises InputError unless the adapter in ``folder`` is this run's own earlier one."""
     origin = origin_of(folder)
     if run.config.resume == "auto" and origin is None and _is_remains(run, folder):
@@ -140,12 +140,12 @@ def _refuse_another(run: Run, folder: Path) -> None:
         raise InputError(f"{folder} holds the adapter of another run: {other}")
 
 
-def _write(run: Run, folder: Path) -> None:
+def _write(run: TrainingRun, folder: Path) -> None:
     """Beside it first, then by renames: what lies under the name is always whole."""
     from safetensors import SafetensorError  # noqa: PLC0415 -- slow import
     from safetensors.torch import save_file  # noqa: PLC0415 -- as above
 
-    draft, old = _beside(folder)
+    draft, old = _draft_and_old(folder)
     settings = copy.copy(run.model.model.peft_config["default"])
     settings.inference_mode = True
     origin = {"fits": compatibility.fits(run), "config": dataclasses.asdict(run.config)}
@@ -165,7 +165,7 @@ def _write(run: Run, folder: Path) -> None:
 
 
 def _replace(folder: Path, draft: Path, old: Path) -> None:
-    """Let ``draft`` take the name ``folder``, at each moment of which ``_mend`` finds a whole adapter."""
+    """Let ``draft`` take the name ``folder``, at each moment of which ``_repair`` finds a whole adapter."""
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
@@ -174,18 +174,19 @@ def _replace(folder: Path, draft: Path, old: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def weights(run: Run) -> dict[str, torch.Tensor]:
+def weights(run: TrainingRun) -> dict[str, torch.Tensor]:
     """The adapters under the names that peft gives them in a file."""
     from peft import get_peft_model_state_dict  # noqa: PLC0415 -- slow import
 
     inside = {
-        reading.plain(name).removeprefix("model."): value.detach().cpu().contiguous() for name, value in run.adapters.items()
+        reading.plain_name(name).removeprefix("model."): value.detach().cpu().contiguous()
+        for name, value in run.adapters.items()
     }
     named: dict[str, torch.Tensor] = get_peft_model_state_dict(run.model.model, state_dict=inside, save_embedding_layers=False)
     return named
 
 
-def _check(run: Run, folder: Path) -> None:
+def _check(run: TrainingRun, folder: Path) -> None:
     """``export``: rank 0 loads the adapter onto a new base, as a user would; its bits and its loss must be those trained."""
     trained = reading.probe_loss(run)
     expected = digests.digest(run.adapters.values())
@@ -197,9 +198,9 @@ def _check(run: Run, folder: Path) -> None:
         tolerance = TOLERANCE[run.ranks.device.type] * (1 + trained)
         return digests.digest(found) != expected or not abs(loss - trained) <= tolerance
 
-    problems = int(run.ranks.together(lambda: run.ranks.rank == 0 and differs()))
+    problems = int(run.ranks.run_on_all_ranks(lambda: run.ranks.rank == 0 and differs()))
     what = f"the adapter in {folder}, loaded by peft, is not the one that was trained"
-    exact.none_on_any_rank(run.checks, "export", count=problems, what=what)
+    exact.record_zero(run.checks, "export", count=problems, what=what)
 
 
 def load(base: Any, folder: Path) -> Any:
@@ -216,7 +217,7 @@ def load(base: Any, folder: Path) -> Any:
 
 
 @torch.no_grad()
-def _loss(run: Run, model: Any) -> float:
+def _loss(run: TrainingRun, model: Any) -> float:
     rows = [run.source.row(index) for index in range(min(run.rows, 16))]
     batch = batches.batch(rows, run.source.pad_id).to(run.ranks.device)
     with exact.deterministic(), run.autocast():

@@ -23,16 +23,16 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from finetune_smoke.checkpoints import compatibility
-from finetune_smoke.checks.exact import deterministic, none_on_any_rank
+from finetune_smoke.checks.exact import deterministic, record_zero
 from finetune_smoke.data import batches
 from finetune_smoke.digests import digest, is_unchanged
-from finetune_smoke.ranks import named
+from finetune_smoke.ranks import rank_list
 from finetune_smoke.settings.config import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from finetune_smoke.run import Run
+    from finetune_smoke.run import TrainingRun
 
 FORMAT = compatibility.FORMAT
 MARKER = "_SUCCESS"
@@ -70,52 +70,52 @@ class Resumed:
     the steps of those that look whole by marker and sizes but are not.
     """
 
-    run: Run
+    run: TrainingRun
     step: int
     losses: list[float]
     notes: list[str]
     damaged: frozenset[int] = frozenset()
 
 
-def folder_of(run: Run) -> Path:
+def folder_of(run: TrainingRun) -> Path:
     """The checkpoint directory of ``run``, which has one."""
     return Path(run.config.checkpoint_dir or "")
 
 
-def open_folder(run: Run) -> None:
+def open_folder(run: TrainingRun) -> None:
     """Make the checkpoint directory; raises InputError on every rank unless all ranks see the same one."""
     probe = folder_of(run) / "starting.tmp"
-    run.ranks.together(lambda: _make(probe) if run.ranks.rank == 0 else None)
+    run.ranks.run_on_all_ranks(lambda: _make(probe) if run.ranks.rank == 0 else None)
     seen = run.ranks.gather([probe.is_dir()])
     blind = [rank for rank, (sees,) in enumerate(seen) if not sees]
     if blind:
-        raise InputError(f"{named(blind)} cannot see what rank 0 writes to {folder_of(run)}: it must be shared")
+        raise InputError(f"{rank_list(blind)} cannot see what rank 0 writes to {folder_of(run)}: it must be shared")
     if run.ranks.rank == 0:
         with suppress(OSError):  # an empty folder that nobody reads must not part rank 0 from the others
             probe.rmdir()
 
 
-def require_none(run: Run) -> None:
+def require_none(run: TrainingRun) -> None:
     """Raises InputError on every rank if the directory holds a checkpoint: another run's would be taken for this one's."""
-    step = next((step for step, flaw in _seen(run) if flaw is Flaw.NONE), None)
+    step = next((step for step, flaw in _scan_on_all_ranks(run) if flaw is Flaw.NONE), None)
     if step is not None:
         raise InputError(f"{folder_of(run)} holds a checkpoint of step {step}: --resume auto goes on from it, or name another")
 
 
-def resume(run: Run) -> Resumed:
+def resume(run: TrainingRun) -> Resumed:
     """Load the newest whole checkpoint, or none if there is none; those that are not whole are passed over.
 
     Raises InputError on every rank if one was made for another base, other data or settings: nothing of it is overwritten.
     """
     notes: list[str] = []
     damaged: set[int] = set()
-    for step, flaw in _seen(run):
+    for step, flaw in _scan_on_all_ranks(run):
         path = folder_of(run) / f"step-{step}"
         if flaw is Flaw.NONE:
-            marker = run.ranks.together(functools.partial(_fitting, run, path))
+            marker = run.ranks.run_on_all_ranks(functools.partial(_fitting_marker, run, path))
             flaw, state = _loaded(run, path, marker)  # noqa: PLW2901 -- the look inside is the second half of the look
             if flaw is Flaw.NONE:
-                same, kept = run.ranks.together(functools.partial(_taken, run, path, marker, state))
+                same, kept = run.ranks.run_on_all_ranks(functools.partial(_take_over, run, path, marker, state))
                 for note in (*kept, *compatibility.carried(marker, path)):
                     notes.append(note)
                     run.progress(note, None)
@@ -127,16 +127,16 @@ def resume(run: Run) -> Resumed:
     return Resumed(run=run, step=0, losses=[], notes=notes, damaged=frozenset(damaged))
 
 
-def content(run: Run, losses: list[float]) -> State:
+def state_of(run: TrainingRun, losses: list[float]) -> State:
     """The state of ``run`` as it is; the tensors are the run's own, not copies."""
-    state = {f"adapters/{plain(name)}": adapter.detach() for name, adapter in run.adapters.items()}
+    state = {f"adapters/{plain_name(name)}": adapter.detach() for name, adapter in run.adapters.items()}
     for name, adapter in run.adapters.items():
         for key, value in run.optimizer.state.get(adapter, {}).items():
-            state[f"optimizer/{plain(name)}/{key}"] = value
+            state[f"optimizer/{plain_name(name)}/{key}"] = value
     return {**state, "losses": torch.tensor(losses, dtype=torch.float64)}
 
 
-def plain(name: str) -> str:
+def plain_name(name: str) -> str:
     """The name of a parameter without what compiling its module puts into it."""
     return name.replace("_orig_mod.", "")
 
@@ -153,7 +153,7 @@ def state_hex(number: int) -> str:
 
 def steps_in(folder: Path) -> list[int]:
     """The steps of all checkpoints in ``folder`` that are complete by their markers and sizes, newest first."""
-    return [step for step, flaw in _look(folder) if flaw is Flaw.NONE]
+    return [step for step, flaw in _scan(folder) if flaw is Flaw.NONE]
 
 
 def read_marker(path: Path) -> dict[str, Any]:
@@ -166,12 +166,12 @@ def read_marker(path: Path) -> dict[str, Any]:
 
 def read_state(path: Path, device: torch.device, *, prefix: str = "") -> State:
     """All tensors of a checkpoint whose names begin with ``prefix``, on ``device``; every rank has to call it."""
-    state = _room(path, device, prefix=prefix)
-    _fill(state, path)
+    state = _empty_state(path, device, prefix=prefix)
+    _read_into(state, path)
     return state
 
 
-def _room(path: Path, device: torch.device, *, prefix: str) -> State:
+def _empty_state(path: Path, device: torch.device, *, prefix: str) -> State:
     """Empty tensors for what ``path`` holds; raises OSError."""
     entries: dict[str, Any] = dcp.FileSystemReader(path).read_metadata().state_dict_metadata  # all are tensors
     return {
@@ -181,15 +181,15 @@ def _room(path: Path, device: torch.device, *, prefix: str) -> State:
     }
 
 
-def _fill(state: State, path: Path) -> None:
+def _read_into(state: State, path: Path) -> None:
     """Read the tensors of ``state``, all ranks together; raises CheckpointException on every rank."""
-    with quiet():
+    with without_dcp_warnings():
         dcp.load(state, storage_reader=dcp.FileSystemReader(path))
 
 
-def put_adapters(adapters: Mapping[str, torch.nn.Parameter], state: State, path: Path) -> None:
+def copy_adapters(adapters: Mapping[str, torch.nn.Parameter], state: State, path: Path) -> None:
     """Copy the adapters of ``state`` into ``adapters``; raises InputError if they are not the same tensors."""
-    wanted = {f"adapters/{plain(name)}": adapter for name, adapter in adapters.items()}
+    wanted = {f"adapters/{plain_name(name)}": adapter for name, adapter in adapters.items()}
     there = {name: tensor.shape for name, tensor in state.items() if name.startswith("adapters/")}
     if there != {name: adapter.shape for name, adapter in wanted.items()}:
         raise InputError(
@@ -201,28 +201,28 @@ def put_adapters(adapters: Mapping[str, torch.nn.Parameter], state: State, path:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def without_dcp_warnings() -> Iterator[None]:
     """DCP warns where there is no process group; a run alone is meant to have none."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
 
 
-def check_restore(run: Run) -> None:
+def check_restore(run: TrainingRun) -> None:
     """``restore``: save the adapter, overwrite the weights, load it; the loss must come back to the bit."""
     kept = [adapter.detach().clone() for adapter in run.adapters.values()]
     before = probe_loss(run)
-    run.ranks.together(lambda: _save_and_load(run))
+    run.ranks.run_on_all_ranks(lambda: _save_and_load(run))
     same = probe_loss(run) == before
     with torch.no_grad():
         for parameter, value in zip(run.adapters.values(), kept, strict=True):
             parameter.copy_(value)
     what = "the loss of the adapter saved and loaded again is another one"
-    none_on_any_rank(run.checks, "restore", count=int(not same), what=what)
+    record_zero(run.checks, "restore", count=int(not same), what=what)
 
 
 @torch.no_grad()
-def _save_and_load(run: Run) -> None:
+def _save_and_load(run: TrainingRun) -> None:
     from peft import get_peft_model_state_dict, set_peft_model_state_dict  # noqa: PLC0415 -- slow import
     from safetensors.torch import load_file, save_file  # noqa: PLC0415 -- as above
 
@@ -237,7 +237,7 @@ def _save_and_load(run: Run) -> None:
 
 
 @torch.no_grad()
-def probe_loss(run: Run) -> float:
+def probe_loss(run: TrainingRun) -> float:
     """The loss of this rank over a few rows that are the same on every rank, with repeatable kernels."""
     rows = [run.source.row(index) for index in range(min(run.rows, 16))]
     batch = batches.batch(rows, run.source.pad_id).to(run.ranks.device)
@@ -252,16 +252,16 @@ def _make(probe: Path) -> None:
         raise InputError(f"checkpoint directory cannot be written: {error}") from error
 
 
-def _seen(run: Run) -> list[tuple[int, Flaw]]:
+def _scan_on_all_ranks(run: TrainingRun) -> list[tuple[int, Flaw]]:
     """What rank 0 sees in the directory, newest first, on every rank."""
-    found = _look(folder_of(run)) if run.ranks.rank == 0 else []
+    found = _scan(folder_of(run)) if run.ranks.rank == 0 else []
     count = run.ranks.gather([len(found)])[0][0]
     numbers = [number for pair in found for number in pair] or [0] * 2 * count
     numbers = run.ranks.gather(numbers)[0] if count else []
     return [(step, Flaw(flaw)) for step, flaw in zip(numbers[::2], numbers[1::2], strict=True)]
 
 
-def _look(folder: Path) -> list[tuple[int, Flaw]]:
+def _scan(folder: Path) -> list[tuple[int, Flaw]]:
     """(step, what is wrong as far as marker and sizes tell) of all checkpoints and drafts, newest first."""
     drafts = [int(path.name[5:-4]) for path in folder.glob("step-*.tmp") if path.name[5:-4].isdecimal()]
     whole = [int(path.name[5:]) for path in folder.glob("step-*") if path.name[5:].isdecimal()]
@@ -284,7 +284,7 @@ def _flaw_of(path: Path) -> Flaw:
     return Flaw.NONE if same else Flaw.FILES
 
 
-def _fitting(run: Run, path: Path) -> dict[str, Any]:
+def _fitting_marker(run: TrainingRun, path: Path) -> dict[str, Any]:
     """The marker of ``path``; raises InputError if this run is not what it fits to."""
     marker = read_marker(path)
     other = compatibility.differences(marker["fits"], run)
@@ -294,7 +294,7 @@ def _fitting(run: Run, path: Path) -> dict[str, Any]:
     return marker
 
 
-def _loaded(run: Run, path: Path, marker: Mapping[str, Any]) -> tuple[Flaw, State]:
+def _loaded(run: TrainingRun, path: Path, marker: Mapping[str, Any]) -> tuple[Flaw, State]:
     """What is in ``path``, beside the run's own tensors, and what is wrong with it; the same flaw on every rank."""
     mine = sorted(marker["files"])[run.ranks.rank :: run.ranks.world_size]
     changed = sum(not is_unchanged(path / name, marker["files"][name]) for name in mine)
@@ -302,11 +302,11 @@ def _loaded(run: Run, path: Path, marker: Mapping[str, Any]) -> tuple[Flaw, Stat
         return Flaw.CHANGED, {}
     state: State = {}
     with suppress(OSError):
-        state = _room(path, run.ranks.device, prefix="")
+        state = _empty_state(path, run.ranks.device, prefix="")
     if not all(there for (there,) in run.ranks.gather([bool(state)])):
         return Flaw.CHANGED, {}
     try:
-        _fill(state, path)
+        _read_into(state, path)
     except CheckpointException:  # what one rank could not read every rank hears of
         return Flaw.CHANGED, {}
     other = state_hex(state_number(state)) != marker["state_digest"]
@@ -315,17 +315,17 @@ def _loaded(run: Run, path: Path, marker: Mapping[str, Any]) -> tuple[Flaw, Stat
     return Flaw.NONE, state
 
 
-def _taken(run: Run, path: Path, marker: Mapping[str, Any], state: State) -> tuple[Run, list[str]]:
+def _take_over(run: TrainingRun, path: Path, marker: Mapping[str, Any], state: State) -> tuple[TrainingRun, list[str]]:
     """Take over ``state``, failures and rows a step of a checkpoint: the run that goes on, and a line if its batch changed."""
-    _put(run, path, state)
-    run.checks.recall(marker["failures"])
+    _copy_state(run, path, state)
+    run.checks.carry_over(marker["failures"])
     return compatibility.continued(run, marker, path)
 
 
-def _put(run: Run, path: Path, state: State) -> None:
+def _copy_state(run: TrainingRun, path: Path, state: State) -> None:
     """Copy ``state`` into adapters and optimiser; raises InputError if they are not the same tensors."""
-    put_adapters(run.adapters, state, path)
-    names = {id(adapter): plain(name) for name, adapter in run.adapters.items()}
+    copy_adapters(run.adapters, state, path)
+    names = {id(adapter): plain_name(name) for name, adapter in run.adapters.items()}
     parameters = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
     entries: dict[int, State] = {}
     for number, parameter in enumerate(parameters):

@@ -30,7 +30,7 @@ from finetune_smoke import digests
 from finetune_smoke.checkpoints import compatibility, reading
 from finetune_smoke.checks.exact import difference
 from finetune_smoke.digests import digest
-from finetune_smoke.ranks import SETUP_DEADLINE_S, Ranks, named
+from finetune_smoke.ranks import SETUP_DEADLINE_S, Ranks, rank_list
 from finetune_smoke.settings.config import InputError, OwnInputError
 
 if TYPE_CHECKING:
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from finetune_smoke.checks.exact import Failures
-    from finetune_smoke.run import Run
+    from finetune_smoke.run import TrainingRun
 
 WRITING_DEADLINE_S = SETUP_DEADLINE_S
 """How long training waits for a checkpoint that is written beside it: as long as its ranks wait for each other."""
-LEAVING_DEADLINE_S = 30.0
+FAILED_RUN_DEADLINE_S = 30.0
 """How long a run that fails waits for it: torchrun kills the other ranks 30 s after one has left."""
-UNREPEATED = ("step_time_spread",)
+CHECKS_OF_THIS_PROCESS = ("step_time_spread",)
 """Checks of the end that look at the steps of this process: a run resumed at its end has none to look at."""
-WATCHING = ("lock_step", "graph_lock_step", "all_reduce", "adapter_digest", "finite")
+STATE_CHECKS = ("lock_step", "graph_lock_step", "all_reduce", "adapter_digest", "finite")
 """Checks of what made the state, or of the state; the others tell of base, data and speed, which a checkpoint carries."""
 
 
@@ -57,7 +57,7 @@ class Saver:
     ``damaged`` are steps of checkpoints that look whole and are not; ``saved`` is the step of the newest one saved.
     """
 
-    run: Run
+    run: TrainingRun
     ranks: Ranks
     damaged: frozenset[int] = frozenset()
     saved: int | None = None
@@ -72,9 +72,9 @@ class Saver:
         written, of an asynchronous one the next time that anything is saved or waited for.
         """
         self.wait()
-        state = reading.content(self.run, losses)
+        state = reading.state_of(self.run, losses)
         number = reading.state_number(state)
-        flaws = self._flaws(step, state, number, [*losses, *norms])
+        flaws = self._why_not_saved(step, state, number, [*losses, *norms])
         if flaws:
             self._why = self._why or "; ".join(flaws)
             self._unsaved.append(step)
@@ -99,31 +99,31 @@ class Saver:
                 )
             writing.result()
 
-    def amend(self) -> None:
+    def add_late_failures(self) -> None:
         """Let the checkpoint of the last step carry what failed after it and would not be looked at again by a restart.
 
         Raises InputError on every rank if it cannot be written.
         """
         seen = self.run.checks.failures()
-        if self.saved != self.run.config.steps or not set(UNREPEATED) & set(seen):
+        if self.saved != self.run.config.steps or not set(CHECKS_OF_THIS_PROCESS) & set(seen):
             return
         self.wait()
         path = reading.folder_of(self.run) / f"step-{self.saved}"
-        self.run.ranks.together(lambda: _amend(path, seen) if self.run.ranks.rank == 0 else None)
+        self.run.ranks.run_on_all_ranks(lambda: _add_late_failures(path, seen) if self.run.ranks.rank == 0 else None)
 
-    def leave(self) -> None:
+    def wait_briefly(self) -> None:
         """Give a checkpoint that is being written a last chance, after an error that says more than its own would."""
         if self._writing is not None:
-            wait_for([self._writing], LEAVING_DEADLINE_S)
+            wait_for([self._writing], FAILED_RUN_DEADLINE_S)
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         """One line if anything was not saved: of which steps, and why the first of them was not."""
         if not self._unsaved:
             return []
         steps = ", ".join(map(str, self._unsaved))
         return [f"state not fit to be saved, no checkpoint of step{'s' if len(self._unsaved) > 1 else ''} {steps}: {self._why}"]
 
-    def _flaws(self, step: int, state: reading.State, number: int, values: Sequence[float]) -> list[str]:
+    def _why_not_saved(self, step: int, state: reading.State, number: int, values: Sequence[float]) -> list[str]:
         """Why ``state`` is not to be saved, empty if it is; the same on every rank. What is found here fails its check."""
         seen = self.run.checks
         bad = _not_finite(state) + sum(not math.isfinite(value) for value in values)
@@ -131,19 +131,19 @@ class Saver:
         broken = [rank for rank, (count, _) in enumerate(everyone) if count]
         if broken:
             what = "values of adapters, optimiser, losses and gradient norms that are not finite"
-            problem = f"step {step}: {what}: {everyone[broken[0]][0]} on {named(broken)}"
-            seen.record("finite", problem=problem, guilty=broken)
+            problem = f"step {step}: {what}: {everyone[broken[0]][0]} on {rank_list(broken)}"
+            seen.record("finite", problem=problem, at_fault=broken)
         differs, odd = difference([digest_ for _, digest_ in everyone])
         if differs:
-            seen.record("adapter_digest", problem=f"adapters and optimiser after step {step}: {differs}", guilty=odd)
-        return seen.failing(WATCHING)
+            seen.record("adapter_digest", problem=f"adapters and optimiser after step {step}: {differs}", at_fault=odd)
+        return seen.latest_problems(STATE_CHECKS)
 
     def _write(self, state: reading.State, marker: dict[str, Any]) -> None:
         """Write it; then remove what is older than is to be kept."""
         _write(self.run, self.ranks, state, marker)
         keep, rank, folder = self.run.config.keep_checkpoints, self.ranks.rank, reading.folder_of(self.run)
         work = functools.partial(_prune, folder, newest=marker["step"], keep=keep, damaged=self.damaged)
-        self.ranks.together(lambda: work() if rank == 0 else None)
+        self.ranks.run_on_all_ranks(lambda: work() if rank == 0 else None)
 
     def _marker(self, step: int, number: int) -> dict[str, Any]:
         """The marker, but for the files."""
@@ -161,7 +161,7 @@ class Saver:
 
 
 @contextmanager
-def saver(run: Run, damaged: frozenset[int] = frozenset()) -> Iterator[Saver | None]:
+def saver(run: TrainingRun, damaged: frozenset[int] = frozenset()) -> Iterator[Saver | None]:
     """What saves the checkpoints of ``run``, None if it has no directory; waits for the last one at the end."""
     if run.config.checkpoint_dir is None:
         yield None
@@ -171,11 +171,11 @@ def saver(run: Run, damaged: frozenset[int] = frozenset()) -> Iterator[Saver | N
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=SETUP_DEADLINE_S))
     beside = dataclasses.replace(run.ranks, device=torch.device("cpu"), group=group)
     made = Saver(run=run, ranks=run.ranks if group is None else beside, damaged=damaged)
-    with reading.quiet():  # around the thread too: filters of warnings belong to the process
+    with reading.without_dcp_warnings():  # around the thread too: filters of warnings belong to the process
         try:
             yield made
         except BaseException:
-            made.leave()
+            made.wait_briefly()
             raise
         made.wait()
     if group is not None:
@@ -198,7 +198,7 @@ def _in_background(work: Callable[[], None]) -> Future[None]:
     return future
 
 
-def _write(run: Run, ranks: Ranks, state: reading.State, marker: dict[str, Any]) -> None:
+def _write(run: TrainingRun, ranks: Ranks, state: reading.State, marker: dict[str, Any]) -> None:
     """Write ``state`` and, when all ranks have, its marker; raises InputError on every rank if that fails on one."""
     folder = reading.folder_of(run)
     final = folder / f"step-{marker['step']}"
@@ -208,8 +208,8 @@ def _write(run: Run, ranks: Ranks, state: reading.State, marker: dict[str, Any])
             shutil.rmtree(remains, ignore_errors=True)
     ranks.gather([0])  # nobody writes before the remains of an earlier run are gone
     _write_files(draft, state, ranks)
-    (digests,) = zip(*ranks.gather([ranks.together(lambda: _own_digest(draft, ranks.rank))]), strict=True)
-    ranks.together(lambda: _complete(draft, final, marker, digests) if ranks.rank == 0 else None)
+    (digests,) = zip(*ranks.gather([ranks.run_on_all_ranks(lambda: _own_digest(draft, ranks.rank))]), strict=True)
+    ranks.run_on_all_ranks(lambda: _complete(draft, final, marker, digests) if ranks.rank == 0 else None)
 
 
 def _write_files(draft: Path, state: reading.State, ranks: Ranks) -> None:
@@ -226,7 +226,7 @@ def _write_files(draft: Path, state: reading.State, ranks: Ranks) -> None:
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _as_input_error(path: Path) -> Iterator[None]:
     """What the disk refuses as an InputError."""
     try:
         yield
@@ -241,13 +241,13 @@ def _file_of(rank: int) -> str:
 def _own_digest(draft: Path, rank: int) -> int:
     """Of the file that ``rank`` wrote, read back by it; 0 if it had nothing to write. Raises InputError."""
     mine = draft / _file_of(rank)
-    with _named(draft):
+    with _as_input_error(draft):
         return digests.file_digest(mine) if mine.exists() else 0
 
 
 def _complete(draft: Path, final: Path, marker: dict[str, Any], own: Sequence[int]) -> None:
     """Give ``draft``, which is synced, its name and then its marker; raises InputError."""
-    with _named(final):
+    with _as_input_error(final):
         files = _files(draft, own)
         sync(draft)
         draft.rename(final)
@@ -256,12 +256,12 @@ def _complete(draft: Path, final: Path, marker: dict[str, Any], own: Sequence[in
         sync(final.parent)
 
 
-def _amend(path: Path, failures: Failures) -> None:
-    """Put those of UNREPEATED among ``failures`` into the marker of ``path``, by a rename; raises InputError."""
+def _add_late_failures(path: Path, failures: Failures) -> None:
+    """Put those of CHECKS_OF_THIS_PROCESS among ``failures`` into the marker of ``path``, by a rename; raises InputError."""
     marker = reading.read_marker(path)
-    marker["failures"] |= {name: failures[name] for name in UNREPEATED if name in failures}
+    marker["failures"] |= {name: failures[name] for name in CHECKS_OF_THIS_PROCESS if name in failures}
     draft = path / f"{reading.MARKER}.tmp"
-    with _named(path):
+    with _as_input_error(path):
         write_synced(draft, json.dumps(marker))
         draft.rename(path / reading.MARKER)
         sync(path)
@@ -288,7 +288,7 @@ def _prune(folder: Path, *, newest: int, keep: int, damaged: frozenset[int]) -> 
     good = [step for step in older if step not in failed]
     for step in [*good[keep:], *sorted(failed, reverse=True)[keep:]] if keep else []:
         path = folder / f"step-{step}"
-        with _named(path):
+        with _as_input_error(path):
             (path / reading.MARKER).unlink()
         shutil.rmtree(path, ignore_errors=True)  # without its marker it is none any more
 

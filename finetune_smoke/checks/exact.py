@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from finetune_smoke.digests import digest
-from finetune_smoke.ranks import named
+from finetune_smoke.ranks import rank_list
 from finetune_smoke.settings.config import InputError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from finetune_smoke.ranks import Ranks
 
 
-class Verdict(TypedDict):
+class CheckResult(TypedDict):
     """Outcome of one check; ``ranks`` are those at fault, empty where they cannot be told."""
 
     passed: bool
@@ -52,7 +52,7 @@ class Checks:
     _latest: dict[str, str | None] = field(default_factory=dict)
     _left_out: dict[str, str] = field(default_factory=dict)
 
-    def record(self, name: str, *, problem: str | None, guilty: Sequence[int] = (), remark: str | None = None) -> None:
+    def record(self, name: str, *, problem: str | None, at_fault: Sequence[int] = (), remark: str | None = None) -> None:
         """One more look by check ``name``: no problem, or what was wrong and with which ranks.
 
         ``remark`` is told in place of the number of looks where all was well.
@@ -62,19 +62,19 @@ class Checks:
             self._passes[name] += 1
             self._remarks[name] = remark or f"{self._passes[name]} of {self._passes[name]} looks"
         else:
-            self._failures.setdefault(name, []).append((problem, tuple(guilty)))
+            self._failures.setdefault(name, []).append((problem, tuple(at_fault)))
 
     def failures(self) -> Failures:
         """Every failure so far, for a checkpoint to carry."""
-        return {name: [(problem, list(guilty)) for problem, guilty in found] for name, found in self._failures.items()}
+        return {name: [(problem, list(at_fault)) for problem, at_fault in found] for name, found in self._failures.items()}
 
-    def recall(self, failures: Failures) -> None:
+    def carry_over(self, failures: Failures) -> None:
         """Count ``failures``, which a checkpoint carried, as this run's own."""
         for name, found in failures.items():
-            before = [(problem, tuple(guilty)) for problem, guilty in found]
+            before = [(problem, tuple(at_fault)) for problem, at_fault in found]
             self._failures[name] = before + self._failures.get(name, [])
 
-    def failing(self, names: Iterable[str]) -> list[str]:
+    def latest_problems(self, names: Iterable[str]) -> list[str]:
         """What was wrong at the latest look of those checks among ``names`` that failed it, as ``name: problem``."""
         return [f"{name}: {problem}" for name in names if (problem := self._latest.get(name)) is not None]
 
@@ -82,7 +82,7 @@ class Checks:
         """Check ``name`` does not apply to this run: neither passed nor failed, but failed if it fails elsewhere in it."""
         self._left_out[name] = why
 
-    def is_settled(self, name: str) -> bool:
+    def has_result(self, name: str) -> bool:
         """Whether check ``name`` passed, failed or was left out so far."""
         return bool(self._passes[name]) or name in self._failures or name in self._left_out
 
@@ -90,26 +90,26 @@ class Checks:
         """Why, of every check that was left out, by name."""
         return {name: why for name, why in sorted(self._left_out.items()) if name not in self._failures}
 
-    def verdicts(self) -> dict[str, Verdict]:
+    def results(self) -> dict[str, CheckResult]:
         """Every check that looked at least once and was not left out, by name."""
-        result: dict[str, Verdict] = {}
+        result: dict[str, CheckResult] = {}
         for name in sorted({*self._passes, *self._failures} - set(self.left_out())):
             failures, passes = self._failures.get(name, []), self._passes[name]
             if not failures:
                 result[name] = {"passed": True, "detail": self._remarks[name], "ranks": []}
                 continue
             looks = f" ({len(failures)} of {len(failures) + passes} looks failed)"
-            guilty = sorted({rank for _, ranks in failures for rank in ranks})
-            result[name] = {"passed": False, "detail": failures[0][0] + looks, "ranks": guilty}
+            at_fault = sorted({rank for _, ranks in failures for rank in ranks})
+            result[name] = {"passed": False, "detail": failures[0][0] + looks, "ranks": at_fault}
         return result
 
 
-def equal(checks: Checks, name: str, *, values: Sequence[int], what: str) -> None:
+def record_equal(checks: Checks, name: str, *, values: Sequence[int], what: str) -> None:
     """Record under ``name`` whether ``values`` are the same on all ranks; ``what`` begins the sentence if not."""
     everyone = checks.ranks.gather(values)
     if len(everyone) > 1:
         problem, odd = difference([tuple(row) for row in everyone])
-        checks.record(name, problem=problem and f"{what}: {problem}", guilty=odd)
+        checks.record(name, problem=problem and f"{what}: {problem}", at_fault=odd)
 
 
 def difference(values: Sequence[object]) -> tuple[str | None, tuple[int, ...]]:
@@ -122,7 +122,7 @@ def difference(values: Sequence[object]) -> tuple[str | None, tuple[int, ...]]:
     if votes * 2 <= len(values):
         return f"{len(values)} ranks hold {len(others) + 1} different values, none of them in the majority", ()
     odd = tuple(rank for rank, value in enumerate(values) if value != usual)
-    return f"{named(odd)} of {len(values)} not like the others", odd
+    return f"{rank_list(odd)} of {len(values)} not like the others", odd
 
 
 @contextmanager
@@ -180,10 +180,10 @@ def _judge_lock_step(checks: Checks, step: int, once: list[list[int]], again: li
     part = 0 if len({row[0] for row in once}) > 1 else 1
     problem, odd = difference([row[part] for row in once])
     if unsteady:
-        repeat = f"{named(unsteady)} does not repeat itself"
+        repeat = f"{rank_list(unsteady)} does not repeat itself"
         problem, odd = (f"{problem}; {repeat}", odd) if problem else (repeat, tuple(unsteady))
     what = f"{('loss', 'gradients')[part]} of the same rows at step {step}"
-    checks.record("lock_step", problem=problem and f"{what}: {problem}", guilty=odd)
+    checks.record("lock_step", problem=problem and f"{what}: {problem}", at_fault=odd)
 
 
 def audit_replays(checks: Checks, *, step: int, work: Pass) -> None:
@@ -210,14 +210,14 @@ def _judge_replays(checks: Checks, step: int, looks: Sequence[Sequence[Sequence[
     unsteady = [rank for rank, seen in enumerate(by_rank) if _differ([seen])]
     what = f"replays of the same rows at step {step}"
     if len(unsteady) > 1 or len(unsteady) * 2 >= len(by_rank):
-        told = f"{what}: {named(unsteady)} of {len(by_rank)} differ from themselves: the graph's kernels cannot be compared"
+        told = f"{what}: {rank_list(unsteady)} of {len(by_rank)} differ from themselves: the graph's kernels cannot be compared"
         checks.leave_out("graph_lock_step", why=told)
         return
     if unsteady:
-        checks.record("graph_lock_step", problem=f"{what}: {named(unsteady)} does not repeat itself", guilty=unsteady)
+        checks.record("graph_lock_step", problem=f"{what}: {rank_list(unsteady)} does not repeat itself", at_fault=unsteady)
         return
     problem, odd = difference([tuple(row) for row in looks[0]])
-    checks.record("graph_lock_step", problem=problem and f"{what}: {problem}", guilty=odd)
+    checks.record("graph_lock_step", problem=problem and f"{what}: {problem}", at_fault=odd)
 
 
 def _audit_all_reduce(checks: Checks, step: int, vector: torch.Tensor) -> None:
@@ -229,18 +229,18 @@ def _audit_all_reduce(checks: Checks, step: int, vector: torch.Tensor) -> None:
     mean /= world_size
     within = (mean - vector).abs() <= vector.abs() * (world_size * 2.0**-24)
     what = f"step {step}: wrong elements in a mean of equal gradients"
-    none_on_any_rank(checks, "all_reduce", count=int((~within).sum()), what=what)
+    record_zero(checks, "all_reduce", count=int((~within).sum()), what=what)
 
 
-def none_on_any_rank(checks: Checks, name: str, *, count: int, what: str) -> None:
+def record_zero(checks: Checks, name: str, *, count: int, what: str) -> None:
     """Record under ``name`` whether ``count`` of ``what`` is 0 on every rank."""
     counts = [number for (number,) in checks.ranks.gather([count])]
     bad = [rank for rank, number in enumerate(counts) if number]
-    problem = f"{what}: {counts[bad[0]]} on {named(bad)}" if bad else None
-    checks.record(name, problem=problem, guilty=bad)
+    problem = f"{what}: {counts[bad[0]]} on {rank_list(bad)}" if bad else None
+    checks.record(name, problem=problem, at_fault=bad)
 
 
-def rows_read(checks: Checks, *, step: int, read: tuple[int, int], demanded: tuple[int, int]) -> None:
+def record_rows_read(checks: Checks, *, step: int, read: tuple[int, int], demanded: tuple[int, int]) -> None:
     """``data_digest``: this rank read the rows that the step demands, and no rank those of another.
 
     Both are (number of the first row, digest of the contents). Rows are told apart by their numbers: texts may be equal.
@@ -251,28 +251,28 @@ def rows_read(checks: Checks, *, step: int, read: tuple[int, int], demanded: tup
     doubled = [rank for rank, (first, *_) in enumerate(everyone) if readers[first] > 1]
     problem = None
     if wrong:
-        problem = f"step {step}: {named(wrong)} read other rows than the step demands"
+        problem = f"step {step}: {rank_list(wrong)} read other rows than the step demands"
     elif doubled:
-        problem = f"step {step}: {named(doubled)} read the same rows"
-    checks.record("data_digest", problem=problem, guilty=wrong or doubled)
+        problem = f"step {step}: {rank_list(doubled)} read the same rows"
+    checks.record("data_digest", problem=problem, at_fault=wrong or doubled)
 
 
-def finite(checks: Checks, *, values: Sequence[float], weights: Iterable[torch.Tensor] = ()) -> None:
+def record_finite(checks: Checks, *, values: Sequence[float], weights: Iterable[torch.Tensor] = ()) -> None:
     """``finite``: each loss and gradient norm in ``values``, and each of ``weights``, is a number, on every rank."""
     count = sum(not math.isfinite(value) for value in values)
     counts = [(~tensor.detach().isfinite()).sum() for tensor in weights]
     count += int(torch.stack(counts).sum()) if counts else 0
-    none_on_any_rank(checks, "finite", count=count, what="losses, gradient norms or adapter weights that are not finite")
+    record_zero(checks, "finite", count=count, what="losses, gradient norms or adapter weights that are not finite")
 
 
-def unchanged(checks: Checks, *, before: int, now: int) -> None:
+def record_unchanged(checks: Checks, *, before: int, now: int) -> None:
     """``base_digest``: what this rank holds of the frozen weights has the ``digest`` that it had before training."""
     changed = [rank for rank, (differs,) in enumerate(checks.ranks.gather([before != now])) if differs]
-    problem = f"frozen weights of {named(changed)} have other bits than before training" if changed else None
-    checks.record("base_digest", problem=problem, guilty=changed)
+    problem = f"frozen weights of {rank_list(changed)} have other bits than before training" if changed else None
+    checks.record("base_digest", problem=problem, at_fault=changed)
 
 
-def moved(checks: Checks, *, before: torch.Tensor, now: torch.Tensor) -> None:
+def record_moved(checks: Checks, *, before: torch.Tensor, now: torch.Tensor) -> None:
     """``adapters_moved``: by their ``fingerprints`` before and now, no adapter tensor is as it was at the start."""
     what = f"adapter tensors of {now.numel()} that never changed"
-    none_on_any_rank(checks, "adapters_moved", count=int((before == now).sum()), what=what)
+    record_zero(checks, "adapters_moved", count=int((before == now).sum()), what=what)

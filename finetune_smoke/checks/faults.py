@@ -39,7 +39,7 @@ class Fault:
             if device.type == "cuda":
                 torch.cuda._sleep(int(seconds * GPU_CYCLES_PER_S))  # type: ignore[no-untyped-call]  # noqa: SLF001 -- only waits
             else:
-                _work(seconds)
+                _keep_core_busy(seconds)
 
     @torch.no_grad()
     def spoil_base(self, weight: torch.Tensor) -> None:
@@ -124,10 +124,10 @@ GLOBAL = frozenset({"none", "lr0", "frozen", "noallreduce"})
 
 def planted(text: str, *, rank: int, world_size: int) -> Fault:
     """``NAME[:RANK]`` as ``rank`` sees it; raises InputError for a rank that is not there."""
-    name, guilty = parse_fault(text)
-    if guilty is not None and guilty >= world_size:
+    name, at_fault = parse_fault(text)
+    if at_fault is not None and at_fault >= world_size:
         raise InputError(f"fault {text!r}: there are ranks 0 to {world_size - 1}")
-    here = name in GLOBAL or rank == (world_size - 1 if guilty is None else guilty)
+    here = name in GLOBAL or rank == (world_size - 1 if at_fault is None else at_fault)
     return Fault(name if here else "none")
 
 
@@ -143,7 +143,7 @@ def _flipped(values: torch.Tensor, index: int, bit: int) -> torch.Tensor:
     return values
 
 
-def _work(seconds: float) -> None:
+def _keep_core_busy(seconds: float) -> None:
     """Keep this thread's core busy for so long: a wait would not count as time of the forward, and is none of it."""
     end_s = time.thread_time() + seconds
     while time.thread_time() < end_s:

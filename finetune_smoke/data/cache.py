@@ -62,7 +62,7 @@ def source(config: Config, codec: batches.Codec, *, step_rows: int, say: Callabl
     """Where the rows of ``config`` come from; ``step_rows`` are those of all ranks in a pass. Raises InputError."""
     if config.scratch is None:
         return _in_memory(config, codec, step_rows)
-    made = cache(config, codec, step_rows=step_rows, say=say)
+    made = open_rows(config, codec, step_rows=step_rows, say=say)
     say(made.remark)
     if config.dataset is None:
         whole = batches.synthetic(config, codec)
@@ -80,7 +80,9 @@ def source(config: Config, codec: batches.Codec, *, step_rows: int, say: Callabl
     )
 
 
-def cache(config: Config, codec: batches.Codec, *, step_rows: int, say: Callable[[str], None] = lambda _text: None) -> Cache:
+def open_rows(
+    config: Config, codec: batches.Codec, *, step_rows: int, say: Callable[[str], None] = lambda _text: None
+) -> Cache:
     """The rows of ``config`` in its scratch folder, made if they are not there, or damaged; raises InputError.
 
     ``say`` hears for which process this one waits, which it does for at most 570 s.
@@ -143,7 +145,7 @@ def _locked(scratch: Path, key: str, say: Callable[[str], None]) -> Iterator[Non
     with ExitStack() as stack:
         try:
             scratch.mkdir(parents=True, exist_ok=True)
-            lock = locking.held(scratch / f"rows-{key}.lock", deadline_s=DEADLINE_S, doing="making the rows", say=say)
+            lock = locking.file_lock(scratch / f"rows-{key}.lock", deadline_s=DEADLINE_S, activity="making the rows", say=say)
             stack.enter_context(lock)
         except OSError as error:
             raise InputError(f"scratch folder cannot be written: {error}") from error

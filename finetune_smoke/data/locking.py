@@ -1,6 +1,8 @@
 """A lock between the processes of a node: a file with ``flock``, waited for with a deadline.
 
-The system takes the lock back however its holder ends, so a holder is alive. The file says who that is.
+The system releases the lock however its holder ends, so a holder is alive. The file names the holder. The package
+filelock is not used: its older releases truncate the file while they wait, which erases that name, and without ``flock``
+its newer ones fall back to a lock file, which a killed holder leaves behind.
 """
 
 from __future__ import annotations
@@ -19,19 +21,26 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SPEAK_AFTER_S = 3.0
-"""Who waits longer says for whom; shorter waits are nobody's business."""
+"""A process that waits longer reports whom it waits for."""
 POLL_S = 0.1
 
 
 @contextmanager
-def held(path: Path, *, deadline_s: float, doing: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock ``path``, in whose folder files can be written; ``doing`` names what its holder is doing.
+def file_lock(path: Path, *, deadline_s: float, activity: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold the lock ``path``.
 
-    Raises InputError if it is still held after ``deadline_s``, or on a file system without locks, and OSError if the
-    file cannot be written.
+    Args:
+        path: the lock file, in a folder that exists.
+        deadline_s: how long to wait for another holder.
+        activity: what a holder does meanwhile, for messages: "making the rows".
+        say: called once with the holder's name if the wait is long.
+
+    Raises:
+        InputError: another process still holds it after ``deadline_s``, or the file system has no locks.
+        OSError: the file cannot be written.
     """
     with path.open("a+") as lock:
-        _take(lock, path, deadline_s, doing, say)
+        _take(lock, path, deadline_s, activity, say)
         lock.truncate(0)
         lock.write(f"process {os.getpid()} on {socket.gethostname()}")
         lock.flush()
@@ -39,17 +48,17 @@ def held(path: Path, *, deadline_s: float, doing: str, say: Callable[[str], None
         lock.truncate(0)
 
 
-def _take(lock: TextIO, path: Path, deadline_s: float, doing: str, say: Callable[[str], None]) -> None:
+def _take(lock: TextIO, path: Path, deadline_s: float, activity: str, say: Callable[[str], None]) -> None:
     begin, spoken = time.monotonic(), False
     while not _taken(lock, path):
         waited_s = time.monotonic() - begin
         if waited_s >= deadline_s:
             raise InputError(
-                f"{_holder(path)} is {doing} and has held {path} for more than {deadline_s:.0f} s: wait until it is done and "
-                "start again, end it if it hangs (its lock goes with it), or name another folder"
+                f"{_holder(path)} is {activity} and has held {path} for more than {deadline_s:.0f} s: wait until it is done "
+                "and start again, end it if it hangs (its lock goes with it), or name another folder"
             )
         if waited_s >= SPEAK_AFTER_S and not spoken:
-            say(f"waiting for {_holder(path)}, which is {doing} and holds {path}; at most {deadline_s:.0f} s")
+            say(f"waiting for {_holder(path)}, which is {activity} and holds {path}; at most {deadline_s:.0f} s")
             spoken = True
         time.sleep(POLL_S)
 
@@ -65,7 +74,7 @@ def _taken(lock: TextIO, path: Path) -> bool:
 
 
 def _holder(path: Path) -> str:
-    """What the holder wrote, which it does right after taking the lock."""
+    """The name that the holder wrote right after it took the lock."""
     try:
         return path.read_text()[:200] or "another process"
     except (OSError, ValueError):

@@ -19,13 +19,13 @@ import torch
 
 from finetune_smoke.data import batches
 from finetune_smoke.parallel import cuda_graphs
-from finetune_smoke.ranks import named
+from finetune_smoke.ranks import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from finetune_smoke.checks.exact import Checks
-    from finetune_smoke.run import Run
+    from finetune_smoke.run import TrainingRun
 
 WARM_RUNS = 3
 REPLAYS = 11
@@ -39,17 +39,17 @@ model of 4,000 kernels.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forward:
+class ForwardTime:
     """How long one forward of this rank takes, and for how much of that a host core was issuing kernels, in ms."""
 
     ms: float
     issuing_ms: float = 0.0
 
 
-def forward(run: Run, seen_ms: Sequence[float]) -> Forward:
+def measure(run: TrainingRun, seen_ms: Sequence[float]) -> ForwardTime:
     """How long one forward of this rank takes; ``seen_ms`` are those of the steps so far in ms, at least one."""
     if run.ranks.device.type != "cuda" and run.strategy != "fsdp":
-        return Forward(ms=statistics.median(seen_ms[min(SETTLING_STEPS, len(seen_ms) // 2) :]))
+        return ForwardTime(ms=statistics.median(seen_ms[min(SETTLING_STEPS, len(seen_ms) // 2) :]))
     rows = [run.source.row(number) for number in range(run.rows)]  # the same on every rank
     batch = batches.batch(rows, run.source.pad_id).to(run.ranks.device)
 
@@ -62,10 +62,10 @@ def forward(run: Run, seen_ms: Sequence[float]) -> Forward:
     if any(cannot for (cannot,) in run.ranks.gather([replayed_ms is None])):
         return _timed(run, once)
     assert replayed_ms is not None
-    return Forward(ms=replayed_ms)
+    return ForwardTime(ms=replayed_ms)
 
 
-def _timed(run: Run, call: Callable[[], None]) -> Forward:
+def _timed(run: TrainingRun, call: Callable[[], None]) -> ForwardTime:
     """Median time of ``call`` by the host's clock (on a CPU, this thread's time of a core), the first run left out.
 
     FSDP's forward in training waits for its gathers, so it is run again here, with all layers there; its streams cannot be
@@ -83,7 +83,7 @@ def _timed(run: Run, call: Callable[[], None]) -> Forward:
         run.ranks.wait()
         times_s.append(clock() - begin)
     issuing_s = statistics.median(issued_s[1:]) if on_gpu else 0.0
-    return Forward(ms=1e3 * statistics.median(times_s[1:]), issuing_ms=1e3 * issuing_s)
+    return ForwardTime(ms=1e3 * statistics.median(times_s[1:]), issuing_ms=1e3 * issuing_s)
 
 
 def _replayed_ms(call: Callable[[], None]) -> float | None:
@@ -112,7 +112,7 @@ def _one_replay_ms(graph: torch.cuda.CUDAGraph) -> float:
     return float(before.elapsed_time(after))
 
 
-def spread(checks: Checks, *, forward: Forward, limit: float) -> None:
+def record_spread(checks: Checks, *, forward: ForwardTime, limit: float) -> None:
     """``step_time_spread``: each rank's ``forward`` time over the median of all ranks.
 
     The forward holds no collective; of a whole step every rank shows the slowest one's time. With two ranks the
@@ -128,9 +128,11 @@ def spread(checks: Checks, *, forward: Forward, limit: float) -> None:
     excused_ms = {rank: max(0.0, everyone[rank][1] - usually_issuing) for rank in bound}
     slow = [rank for rank, (ms, _) in enumerate(everyone) if not ms - excused_ms.get(rank, 0.0) <= limit * usual]
     if bound and not slow:
-        checks.leave_out("step_time_spread", why=f"{named(bound)} issued kernels for most of the forward: a host core's time")
+        checks.leave_out(
+            "step_time_spread", why=f"{rank_list(bound)} issued kernels for most of the forward: a host core's time"
+        )
         return
     worst = max(everyone[rank][0] for rank in slow or range(len(everyone)))
     times = f"{worst:.1f} ms against {usual:.1f} ms, {worst / usual:.2f} times; limit {limit:.2f}"
-    problem = f"forward of {named(slow)}: {times}" if slow else None
-    checks.record("step_time_spread", problem=problem, guilty=slow, remark=times)
+    problem = f"forward of {rank_list(slow)}: {times}" if slow else None
+    checks.record("step_time_spread", problem=problem, at_fault=slow, remark=times)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from finetune_smoke.checks import exact
     from finetune_smoke.evaluation.generation import Shares
-    from finetune_smoke.run import Run
+    from finetune_smoke.run import TrainingRun
 
 ROWS = 64
 """Held-out calls in one forward; of running text, as many rows as a training step has."""
@@ -26,7 +26,7 @@ EXACT = 0.9
 
 
 @torch.no_grad()
-def heldout(run: Run) -> tuple[float, float | None]:
+def evaluate(run: TrainingRun) -> tuple[float, float | None]:
     """(loss per predicted token in nats, share of calls exact to the last token) over the held-out rows of all ranks.
 
     Greedy decoding gives exactly the target if and only if every teacher-forced argmax does, so one forward tells.
@@ -51,12 +51,12 @@ def heldout(run: Run) -> tuple[float, float | None]:
 
 
 @torch.no_grad()
-def greedy(run: Run) -> float | None:
+def generate(run: TrainingRun) -> float | None:
     """Share of exact calls among ``greedy_rows`` prompts really decoded, through the cache; the ranks share them.
 
     Where the preset promises that they are learnt, the base does the same and ``generation`` is recorded.
     """
-    unjudged = _unjudged(run)
+    unjudged = _why_not_judged(run)
     if unjudged is not None:
         run.checks.leave_out("generation", why=unjudged)
     if not run.config.greedy_rows or not run.source.answers:
@@ -67,7 +67,7 @@ def greedy(run: Run) -> float | None:
     run.model.eval()
     adapter = _generated(run, asked, codec)
     if unjudged is None:
-        with _base_alone(run):
+        with _without_adapters(run):
             base = _generated(run, asked, codec)
         judge(run.checks, base, adapter)
     run.model.train()
@@ -89,7 +89,7 @@ def judge(record: exact.Checks, base: Shares, adapter: Shares) -> None:
     record.record("generation", problem=problem, remark=told)
 
 
-def _unjudged(run: Run) -> str | None:
+def _why_not_judged(run: TrainingRun) -> str | None:
     """Why nobody promises that the calls are learnt, None if it is promised."""
     if not run.source.answers:
         return "rows are running text: there is no call to generate"
@@ -103,7 +103,7 @@ def _unjudged(run: Run) -> str | None:
 
 
 @contextmanager
-def _base_alone(run: Run) -> Iterator[None]:
+def _without_adapters(run: TrainingRun) -> Iterator[None]:
     """Within, the adapters add nothing: of B A, B is 0. Own forwards know no other way to leave them out."""
     kept = {name: adapter.detach().clone() for name, adapter in run.adapters.items() if ".lora_B." in name}
     for name in kept:
@@ -115,7 +115,7 @@ def _base_alone(run: Run) -> Iterator[None]:
             run.adapters[name].copy_(values)
 
 
-def _generated(run: Run, asked: Sequence[generation.Question], codec: batches.Codec) -> Shares:
+def _generated(run: TrainingRun, asked: Sequence[generation.Question], codec: batches.Codec) -> Shares:
     """What is right of the model's answers; the ranks share the prompts."""
     mine = asked[run.ranks.rank :: run.ranks.world_size]
     with run.autocast():

@@ -44,7 +44,7 @@ UNUSED = (
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class AdapterSource:
     """Where an adapter lies: in peft's layout (``step`` None), or in a checkpoint with this ``marker``."""
 
     path: Path
@@ -67,7 +67,7 @@ class Scores:
     notes: list[str]
 
 
-def place_of(given: dict[str, Any]) -> Place:
+def find_adapter(given: dict[str, Any]) -> AdapterSource:
     """The adapter that the settings ``given`` name; raises InputError unless it is exactly one."""
     adapter, folder = given.pop("adapter", None), given.pop("checkpoint_dir", None)
     if (adapter is None) == (folder is None):
@@ -79,27 +79,27 @@ def place_of(given: dict[str, Any]) -> Place:
             raise InputError(
                 f"{path} does not say which base its adapter is for: --model or --preset and its settings are needed"
             )
-        return Place(path=path, step=None, settings=origin.get("config", {}), marker=origin, notes=[])
-    return _newest(Path(folder))
+        return AdapterSource(path=path, step=None, settings=origin.get("config", {}), marker=origin, notes=[])
+    return _newest_checkpoint(Path(folder))
 
 
-def config_of(place: Place, given: dict[str, Any]) -> Config:
+def config_of(source: AdapterSource, given: dict[str, Any]) -> Config:
     """The settings that the adapter was trained with, those ``given`` over them."""
-    if not place.settings:
+    if not source.settings:
         return options.config_of(dict(given))
-    kept = {name: value for name, value in place.settings.items() if name not in {*UNUSED, "preset"}}
-    named = str(given.get("preset", place.settings["preset"]))
+    kept = {name: value for name, value in source.settings.items() if name not in {*UNUSED, "preset"}}
+    named = str(given.get("preset", source.settings["preset"]))
     return preset(named, **{**kept, **{name: value for name, value in given.items() if name != "preset"}})
 
 
-def score(config: Config, place: Place, ranks: Ranks, *, progress: Callable[[str, float | None], None]) -> Scores:
+def score(config: Config, source: AdapterSource, ranks: Ranks, *, progress: Callable[[str, float | None], None]) -> Scores:
     """Generate with the base, then with the adapter; raises InputError on every rank for what does not fit."""
     require_same_settings(config, ranks)
     progress("preparing the base model", None)
-    codec = ranks.together(lambda: hub.codec_of(config))
-    asked = ranks.together(lambda: generation.questions(config, codec))
-    base = ranks.together(lambda: build.base_of(config, ranks.device)).eval()
-    ranks.together(lambda: _same_base(place, base))
+    codec = ranks.run_on_all_ranks(lambda: hub.codec_of(config))
+    asked = ranks.run_on_all_ranks(lambda: generation.questions(config, codec))
+    base = ranks.run_on_all_ranks(lambda: build.base_of(config, ranks.device)).eval()
+    ranks.run_on_all_ranks(lambda: _same_base(source, base))
 
     def shares(model: Any) -> Shares:
         mine = asked[ranks.rank :: ranks.world_size]
@@ -110,18 +110,18 @@ def score(config: Config, place: Place, ranks: Ranks, *, progress: Callable[[str
 
     progress(f"generating {len(asked)} calls with the base", None)
     before = shares(base)
-    model, trained = _adapted(config, place, base, ranks)
-    step = -1 if place.step is None else place.step
+    model, trained = _adapted(config, source, base, ranks)
+    step = -1 if source.step is None else source.step
     _require_same_adapter(ranks, [digests.digest(trained), digest_bytes(repr(asked).encode()), step])
     progress(f"generating {len(asked)} calls with the adapter", None)
     return Scores(
-        source=str(place.path),
-        step=place.step,
+        source=str(source.path),
+        step=source.step,
         base=before,
         adapter=shares(model.eval()),
         adapter_digest=f"{digests.digest(trained) % 2**64:016x}",
         world_size=ranks.world_size,
-        notes=place.notes,
+        notes=source.notes,
     )
 
 
@@ -136,7 +136,7 @@ def table(scores: Scores) -> str:
     return "\n".join(lines)
 
 
-def _newest(folder: Path) -> Place:
+def _newest_checkpoint(folder: Path) -> AdapterSource:
     """The newest checkpoint in ``folder`` whose files are as they were written; raises InputError if there is none."""
     notes: list[str] = []
     for step in reading.steps_in(folder):
@@ -145,32 +145,32 @@ def _newest(folder: Path) -> Place:
         if marker["fits"].get("format") != reading.FORMAT:
             raise InputError(f"checkpoint {path} was written by another version of this tool")
         if all(digests.is_unchanged(path / name, entry) for name, entry in marker["files"].items()):
-            return Place(path=path, step=step, settings=marker["config"], marker=marker, notes=notes)
+            return AdapterSource(path=path, step=step, settings=marker["config"], marker=marker, notes=notes)
         notes.append(f"checkpoint {path.name} is passed over: {reading.WHY[reading.Flaw.CHANGED]}")
     raise InputError(f"no complete checkpoint in {folder}" + "".join(f"; {note}" for note in notes))
 
 
-def _same_base(place: Place, base: Any) -> None:
+def _same_base(source: AdapterSource, base: Any) -> None:
     """Raises InputError if the adapter says that it is for another base than this one."""
-    wanted = place.marker.get("fits", {}).get("base")
+    wanted = source.marker.get("fits", {}).get("base")
     found = f"{digests.digest(base.parameters()) % 2**64:016x}"
     if wanted not in {None, found}:
         raise InputError(
-            f"{place.path} does not fit this base: it has digest {found}, the adapter was trained on {wanted} (a random base "
+            f"{source.path} does not fit this base: it has digest {found}, the adapter was trained on {wanted} (a random base "
             "is another one on a CPU than on a GPU)"
         )
 
 
-def _adapted(config: Config, place: Place, base: Any, ranks: Ranks) -> tuple[Any, Sequence[torch.Tensor]]:
+def _adapted(config: Config, source: AdapterSource, base: Any, ranks: Ranks) -> tuple[Any, Sequence[torch.Tensor]]:
     """The base with the adapter, and the adapter's tensors; raises InputError on every rank."""
-    if place.step is None:
-        model = ranks.together(lambda: export.load(base, place.path))
+    if source.step is None:
+        model = ranks.run_on_all_ranks(lambda: export.load(base, source.path))
         return model, [value for name, value in model.named_parameters() if ".lora_" in name]
-    state = reading.read_state(place.path, ranks.device, prefix="adapters/")
+    state = reading.read_state(source.path, ranks.device, prefix="adapters/")
     wrapped = build.SummedLoss(build.add_adapters(base, config))
     adapters = {name: value for name, value in wrapped.named_parameters() if value.requires_grad}
-    ranks.together(lambda: reading.put_adapters(adapters, state, place.path))
-    ranks.together(lambda: _as_saved(place, list(adapters.values())))
+    ranks.run_on_all_ranks(lambda: reading.copy_adapters(adapters, state, source.path))
+    ranks.run_on_all_ranks(lambda: _as_saved(source, list(adapters.values())))
     return wrapped.model, list(adapters.values())
 
 
@@ -182,6 +182,6 @@ def _require_same_adapter(ranks: Ranks, mine: Sequence[int]) -> None:
             raise InputError(f"rank {rank} has another adapter, or other prompts, than rank 0: a stale folder on its node?")
 
 
-def _as_saved(place: Place, adapters: Sequence[torch.Tensor]) -> None:
-    if f"{digests.digest(adapters) % 2**64:016x}" != place.marker["digest"]:
-        raise InputError(f"checkpoint {place.path} is damaged: its adapters have another digest than was saved")
+def _as_saved(source: AdapterSource, adapters: Sequence[torch.Tensor]) -> None:
+    if f"{digests.digest(adapters) % 2**64:016x}" != source.marker["digest"]:
+        raise InputError(f"checkpoint {source.path} is damaged: its adapters have another digest than was saved")

@@ -35,7 +35,7 @@ class Product(torch.autograd.Function):
         """[..., in] -> [..., out]; keeps x and the narrow product."""
         rows = x.reshape(-1, x.shape[-1])
         narrow = (rows @ a.to(x.dtype).t()) * scale
-        out = products.joined(rows, weight.t(), narrow, b.to(x.dtype).t(), bias)
+        out = products.fused_product(rows, weight.t(), narrow, b.to(x.dtype).t(), bias)
         ctx.save_for_backward(rows, narrow, weight, a, b)
         ctx.scale = scale
         return out.view(*x.shape[:-1], weight.shape[0])
@@ -48,7 +48,7 @@ class Product(torch.autograd.Function):
         inner = (gradient @ b.to(gradient.dtype)) * ctx.scale
         to_x = None
         if ctx.needs_input_grad[0]:
-            to_x = products.joined(gradient, weight, inner, a.to(gradient.dtype), None)
+            to_x = products.fused_product(gradient, weight, inner, a.to(gradient.dtype), None)
             to_x = to_x.view(*gradients[0].shape[:-1], rows.shape[-1])
         return to_x, None, None, (inner.t() @ rows).to(a.dtype), (gradient.t() @ narrow).to(b.dtype), None
 
@@ -72,7 +72,7 @@ class Fp8Product(torch.autograd.Function):
         """``weight`` and ``turned`` are W and W' in float8, each with the scales of its rows."""
         rows = x.reshape(-1, x.shape[-1])
         narrow = (rows @ a.to(x.dtype).t()) * scale
-        out = products.joined_fp8(rows, (weight, weight_scale), narrow, b.to(x.dtype).t())
+        out = products.fused_product_fp8(rows, (weight, weight_scale), narrow, b.to(x.dtype).t())
         ctx.save_for_backward(rows, narrow, turned, turned_scale, a, b)
         ctx.scale = scale
         return (out if bias is None else out + bias).view(*x.shape[:-1], weight.shape[0])
@@ -85,7 +85,7 @@ class Fp8Product(torch.autograd.Function):
         inner = (gradient @ b.to(gradient.dtype)) * ctx.scale
         to_x = None
         if ctx.needs_input_grad[0]:
-            to_x = products.joined_fp8(gradient, (turned, turned_scale), inner, a.to(gradient.dtype))
+            to_x = products.fused_product_fp8(gradient, (turned, turned_scale), inner, a.to(gradient.dtype))
             to_x = to_x.view(*gradients[0].shape[:-1], rows.shape[-1])
         trained = (inner.t() @ rows).to(a.dtype), (gradient.t() @ narrow).to(b.dtype)
         return to_x, None, None, None, None, None, *trained, None

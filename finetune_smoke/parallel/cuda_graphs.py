@@ -16,13 +16,13 @@ import torch
 
 from finetune_smoke.data import batches
 from finetune_smoke.model import loss
-from finetune_smoke.ranks import named
+from finetune_smoke.ranks import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from finetune_smoke.ranks import Ranks
-    from finetune_smoke.run import Run
+    from finetune_smoke.run import TrainingRun
     from finetune_smoke.settings.config import Config
 
 WARM_RUNS = 2
@@ -62,12 +62,12 @@ class Captured:
     backward: torch.cuda.CUDAGraph
     update: torch.cuda.CUDAGraph
 
-    def holds(self, batch: batches.Batch) -> bool:
+    def fits(self, batch: batches.Batch) -> bool:
         """Whether ``batch`` has the shape of the graph and no more predictions than it has room for."""
         return batch.ids.shape == self.batch.ids.shape and len(batch.targets) <= len(self.batch.targets)
 
     def run_backward(self, batch: batches.Batch, scale: torch.Tensor) -> torch.Tensor:
-        """Add the gradients of ``batch``, on the device and already ``filled``; its summed loss."""
+        """Add the gradients of ``batch``, on the device and already ``padded``; its summed loss."""
         self.batch.ids.copy_(batch.ids)
         self.batch.positions.copy_(batch.positions)
         self.batch.targets.copy_(batch.targets)
@@ -82,7 +82,7 @@ class Captured:
         return self.norm.clone()
 
 
-def filled(batch: batches.Batch, room: int) -> batches.Batch:
+def padded(batch: batches.Batch, room: int) -> batches.Batch:
     """``batch`` with exactly ``room`` predictions: those added count nothing, those too many are left out."""
     short = room - len(batch.targets)
     positions = torch.nn.functional.pad(batch.positions, (0, short))
@@ -94,7 +94,7 @@ class CaptureError(RuntimeError):
     """A call did what a CUDA graph cannot hold: a model that asks its device for a number, say. The message tells what."""
 
 
-def attempt(run: Run, batch: batches.Batch) -> tuple[Captured | None, str | None]:
+def try_capture(run: TrainingRun, batch: batches.Batch) -> tuple[Captured | None, str | None]:
     """What ``capture`` makes, on all ranks; else None on all of them and why. A rank that could not says its reason."""
     captured = problem = None
     try:
@@ -106,7 +106,7 @@ def attempt(run: Run, batch: batches.Batch) -> tuple[Captured | None, str | None
         return captured, None
     if problem is not None:
         sys.stderr.write(f"rank {run.ranks.rank}: no CUDA graph: {problem}\n")
-    return None, f"{named(failed)} could not capture a step" + (f": {problem}" if run.ranks.world_size == 1 else "")
+    return None, f"{rank_list(failed)} could not capture a step" + (f": {problem}" if run.ranks.world_size == 1 else "")
 
 
 @contextmanager
@@ -118,7 +118,7 @@ def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None = No
     """
     pool = torch.cuda.graph_pool_handle()
     try:
-        with _put_back(pool), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+        with _restore_after_failure(pool), torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             yield
     except RuntimeError as error:
         cause = error.__context__ or error  # the end of a capture that failed within fails too
@@ -128,7 +128,7 @@ def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None = No
 
 
 @contextmanager
-def _put_back(pool: tuple[int, int]) -> Iterator[None]:
+def _restore_after_failure(pool: tuple[int, int]) -> Iterator[None]:
     """Put back what a capture over ``pool`` changes if it fails: torch does so only where its end succeeds.
 
     On torch 2.11 every random number failed afterwards, the memory of the graph was never given back, and none that two
@@ -149,7 +149,7 @@ def _put_back(pool: tuple[int, int]) -> Iterator[None]:
         raise
 
 
-def capture(run: Run, batch: batches.Batch) -> Captured:
+def capture(run: TrainingRun, batch: batches.Batch) -> Captured:
     """Record the two graphs for batches like ``batch``, filled and on the device; no weight is moved by it.
 
     The optimiser must have stepped before, so that its state is there.
@@ -182,7 +182,7 @@ def capture(run: Run, batch: batches.Batch) -> Captured:
     return Captured(batch=batch, scale=scale, rate=rate, loss=summed, norm=norm, backward=backward, update=update)
 
 
-def _pass(run: Run, batch: batches.Batch, scale: torch.Tensor) -> torch.Tensor:
+def _pass(run: TrainingRun, batch: batches.Batch, scale: torch.Tensor) -> torch.Tensor:
     with run.autocast():
         summed = run.model(batch.ids, batch.positions, batch.targets)
     run.gradients.add(torch.autograd.grad(summed * scale, run.gradients.parameters))

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
     from finetune_smoke.model.build import SummedLoss
     from finetune_smoke.ranks import Ranks
-    from finetune_smoke.run import Run
+    from finetune_smoke.run import TrainingRun
     from finetune_smoke.settings.config import Config
 
 BACKEND = "inductor"
 """What torch.compile hands a layer to."""
 
 
-def chosen(config: Config, ranks: Ranks) -> str:
+def choose(config: Config, ranks: Ranks) -> str:
     """One of none (a rank alone), ddp and fsdp; raises InputError for FSDP without other ranks."""
     if config.strategy == "fsdp":
         if ranks.world_size == 1:
@@ -99,7 +99,7 @@ def require_gathers(config: Config, ranks: Ranks) -> None:
 
 
 @contextmanager
-def gathering(run: Run) -> Iterator[None]:
+def fsdp_gathers(run: TrainingRun) -> Iterator[None]:
     """Within, sharded layers are gathered as ``fsdp_gather`` says."""
     if run.config.fsdp_gather == "kernels":
         yield
@@ -124,13 +124,13 @@ def frozen(model: torch.nn.Module, adapters: dict[str, torch.nn.Parameter]) -> I
             yield from module.buffers()
 
 
-def held_digest(model: torch.nn.Module, adapters: dict[str, torch.nn.Parameter], device: torch.device) -> int:
+def local_base_digest(model: torch.nn.Module, adapters: dict[str, torch.nn.Parameter], device: torch.device) -> int:
     """The digest of what is ``frozen``, made on ``device`` also where it lies in host memory."""
     return digests.digest(weight.to(device) for weight in frozen(model, adapters))
 
 
 @contextmanager
-def plainly(run: Run) -> Iterator[None]:
+def unsharded_eager(run: TrainingRun) -> Iterator[None]:
     """Within, forwards run eagerly and hold no collective: for evaluation and checks, whose shapes and numbers differ.
 
     Under FSDP every rank holds all layers meanwhile, so the memory for a whole base must be there.
@@ -140,7 +140,7 @@ def plainly(run: Run) -> Iterator[None]:
         layer.set_reshard_after_forward(False)
         layer.unshard()
     try:
-        with eagerly(run):
+        with eager(run):
             yield
     finally:
         for layer in layers:
@@ -148,7 +148,7 @@ def plainly(run: Run) -> Iterator[None]:
             layer.reshard()
 
 
-def eagerly(run: Run) -> AbstractContextManager[object]:
+def eager(run: TrainingRun) -> AbstractContextManager[object]:
     """Within, compiled layers run uncompiled."""
     return nullcontext() if run.config.compile == "off" else torch.compiler.set_stance("force_eager")
 

@@ -11,8 +11,8 @@ from finetune_smoke.model import flops
 from finetune_smoke.parallel import strategy
 
 if TYPE_CHECKING:
-    from finetune_smoke.checks.exact import Verdict
-    from finetune_smoke.run import Run
+    from finetune_smoke.checks.exact import CheckResult
+    from finetune_smoke.run import TrainingRun
 
 LAST = 10
 """The loss of a run is the mean of this many last steps."""
@@ -54,7 +54,7 @@ class Outcome:
     mfu: float | None
     step_ms: float | None
     adapter_digest: str
-    checks: dict[str, Verdict]
+    checks: dict[str, CheckResult]
     train_s: float
     setup_s: float
     eval_s: float
@@ -122,7 +122,7 @@ def mean_last(losses: list[float]) -> float:
     return statistics.fmean(losses[-LAST:])
 
 
-def settle(run: Run, log: Log) -> Outcome:
+def collect_outcome(run: TrainingRun, log: Log) -> Outcome:
     """``log`` as an Outcome: seconds of the slowest rank, rates as the mean of the ranks."""
     seconds = [log.setup_s, log.train_s, log.eval_s, log.seconds_below_limit, log.rows_s, log.compile_s or 0.0]
     slowest = [max(column) for column in zip(*run.ranks.gather_floats(seconds), strict=True)]
@@ -146,7 +146,7 @@ def settle(run: Run, log: Log) -> Outcome:
         mfu=_mfu(run, log, rate),
         step_ms=step_ms,
         adapter_digest=f"{digest % 2**64:016x}",
-        checks=run.checks.verdicts(),
+        checks=run.checks.results(),
         train_s=train_s,
         setup_s=setup_s,
         eval_s=eval_s,
@@ -165,14 +165,14 @@ def settle(run: Run, log: Log) -> Outcome:
     )
 
 
-def _memory_peaks(run: Run, log: Log) -> list[float] | None:
+def _memory_peaks(run: TrainingRun, log: Log) -> list[float] | None:
     """GiB by rank."""
     if log.memory_peak_gib is None:
         return None
     return [peak for (peak,) in run.ranks.gather_floats([log.memory_peak_gib])]
 
 
-def _wire_gb(run: Run) -> float:
+def _wire_gb(run: TrainingRun) -> float:
     """What a GPU sends a step."""
     sharded = 0
     if run.strategy == "fsdp":
@@ -184,7 +184,7 @@ def _wire_gb(run: Run) -> float:
     return flops.wire_bytes(reduced, world_size=run.ranks.world_size, sharded_bytes=sharded, gathers=gathers) / 1e9
 
 
-def _rates(run: Run, log: Log) -> tuple[float | None, float | None]:
+def _rates(run: TrainingRun, log: Log) -> tuple[float | None, float | None]:
     """(tokens per second and GPU, milliseconds a step), or None each if no step was run."""
     if not log.step_s:
         return None, None
@@ -194,7 +194,7 @@ def _rates(run: Run, log: Log) -> tuple[float | None, float | None]:
     return statistics.fmean(rates), 1e3 * max(steps)
 
 
-def _mfu(run: Run, log: Log, rate: float | None) -> float | None:
+def _mfu(run: TrainingRun, log: Log, rate: float | None) -> float | None:
     """Model FLOPs utilization by ``flops.flops_per_token`` over the given dense bf16 peak."""
     peak = run.config.peak_bf16_tflops
     if rate is None or peak is None or run.shape is None or run.ranks.device.type != "cuda":

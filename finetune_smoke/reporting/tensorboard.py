@@ -13,20 +13,20 @@ from finetune_smoke.settings.config import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from finetune_smoke.run import Run
+    from finetune_smoke.run import TrainingRun
 
-Board = Callable[[int, Log], None]
+CurveWriter = Callable[[int, Log], None]
 """Told after each window: the step it ended at, and what was noted so far."""
 
 
 @contextmanager
-def board(run: Run) -> Iterator[Board]:
+def curve_writer(run: TrainingRun) -> Iterator[CurveWriter]:
     """What writes the curves of ``run``, or does nothing; raises InputError on every rank if they cannot be written."""
     folder = run.config.tensorboard
     if folder is None:
         yield lambda _step, _log: None
         return
-    writer = run.ranks.together(lambda: _writer(folder) if run.ranks.rank == 0 else None)
+    writer = run.ranks.run_on_all_ranks(lambda: _writer(folder) if run.ranks.rank == 0 else None)
     if writer is None:
         yield lambda _step, _log: None
         return

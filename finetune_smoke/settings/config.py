@@ -45,7 +45,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 """Settings that name one of a few ways. What each does: Config."""
 
-LEAST: dict[str, int] = {
+MINIMUM: dict[str, int] = {
     **dict.fromkeys(("steps", "rows", "row_tokens", "window_steps", "heldout_rows", "accumulation"), 1),
     **dict.fromkeys(("hidden_size", "intermediate_size", "layers", "heads", "kv_heads", "lora_rank", "lora_alpha"), 1),
     **dict.fromkeys(("vocab_size", "loader_workers", "prefetch", "warmup_steps", "greedy_rows"), 0),
@@ -150,7 +150,7 @@ class Config:
             wrong = flaw(field.name, getattr(self, field.name))
             if wrong is not None:
                 raise InputError(wrong)
-        _check_ways(self)
+        _check_combinations(self)
         if self.hidden_size % self.heads or self.heads % self.kv_heads:
             raise InputError(
                 f"hidden_size {self.hidden_size} must be a multiple of heads {self.heads}, and that of kv_heads {self.kv_heads}"
@@ -171,7 +171,7 @@ QWEN2_7B: dict[str, object] = {
 """The shape of Qwen2-7B with random weights and 161.5 M trained ones: throughput and memory. It promises no loss."""
 
 
-def _check_ways(config: Config) -> None:
+def _check_combinations(config: Config) -> None:
     """Refuse ways to compute that do not go together; raises InputError."""
     if config.cpu_offload and config.strategy != "fsdp":
         raise InputError(
@@ -205,8 +205,8 @@ def _number_flaw(name: str, value: float) -> str | None:
         needed = f"numbers end at {MAX_NUMBER}"
     elif not math.isfinite(value):
         needed = "a finite number is needed"
-    elif name in LEAST and value < LEAST[name]:
-        needed = f"at least {LEAST[name]} is needed"
+    elif name in MINIMUM and value < MINIMUM[name]:
+        needed = f"at least {MINIMUM[name]} is needed"
     elif name in ABOVE_ZERO and value <= 0:
         needed = "more than 0 is needed"
     elif name in SHARES and not 0 <= value <= 1:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 BAD_USAGE = 2
-SPEAKING_S = 10.0
+RANK_0_LEAD_S = 10.0
 """Rank 0 may be so much behind; torchrun ends whoever still waits when it has left."""
 
 HELP = {
@@ -78,7 +78,7 @@ def _of_file(file: str, *, quiet: bool) -> dict[str, object]:
     except InputError as error:
         if not quiet:
             raise
-        let_rank_0_speak()  # torchrun ends this rank meanwhile if rank 0 found the same
+        wait_for_rank_0()  # torchrun ends this rank meanwhile if rank 0 found the same
         raise OwnInputError(f"rank {os.environ.get('RANK')}: {error}") from error
 
 
@@ -133,11 +133,11 @@ def _reader(kind: object) -> Callable[[str], object]:
     return read
 
 
-def let_rank_0_speak() -> None:
+def wait_for_rank_0() -> None:
     """Wait before leaving without a word: torchrun ends the other ranks as soon as one has left, and with them their words."""
-    time.sleep(SPEAKING_S)
+    time.sleep(RANK_0_LEAD_S)
 
 
 def _leave_quietly() -> NoReturn:
-    let_rank_0_speak()
+    wait_for_rank_0()
     sys.exit(BAD_USAGE)

@@ -21,7 +21,7 @@ from finetune_smoke.checks import exact
 from finetune_smoke.evaluation import forward_time, heldout
 from finetune_smoke.parallel import strategy
 from finetune_smoke.reporting import tensorboard
-from finetune_smoke.reporting.outcome import Log, Outcome, mean_last, settle
+from finetune_smoke.reporting.outcome import Log, Outcome, collect_outcome, mean_last
 from finetune_smoke.settings.config import OwnInputError
 from finetune_smoke.training import steps, stopping
 from finetune_smoke.training.setup import prepare
@@ -29,40 +29,48 @@ from finetune_smoke.training.setup import prepare
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from finetune_smoke.run import Progress, Run
+    from finetune_smoke.run import ProgressCallback, TrainingRun
     from finetune_smoke.settings.config import Config
 
 __all__ = ["Outcome", "finetune"]
 
 
-def finetune(config: Config, *, progress: Progress | None = None, alone: bool = False) -> Outcome:
-    """Run ``config`` on this rank and tell the outcome, equal on every rank.
+def finetune(config: Config, *, progress: ProgressCallback | None = None, single_rank: bool = False) -> Outcome:
+    """Run ``config`` on this rank and return the outcome, which is equal on every rank.
 
-    Uses an initialised default process group as it is; else makes one from torchrun's variables if WORLD_SIZE is
-    above 1, and takes it down again; else runs alone, and with ``alone`` in any case. ``progress(step, fraction)`` hears
-    what happens on this rank.
-    Audits are repeatable on CUDA only if cuBLAS has not started without CUBLAS_WORKSPACE_CONFIG. Raises InputError
-    (a ValueError) for a model, data set, checkpoint or setting that cannot be used, also if it concerns another rank,
-    and for a run that does not fit into a GPU's memory.
+    An initialised default process group is used as it is. Otherwise torchrun's variables make a group if WORLD_SIZE is
+    above 1, and the group is destroyed at the end. Without either, the run has a single rank.
+
+    Args:
+        config: what to train.
+        progress: called as ``progress(step, fraction)`` with what happens on this rank.
+        single_rank: train on this rank by itself, whatever group it is in.
+
+    Raises:
+        InputError: (a ValueError) the model, data set, checkpoint or a setting cannot be used, on this or on another rank,
+            or the run does not fit into a GPU's memory.
+
+    Audits are repeatable on CUDA only if CUBLAS_WORKSPACE_CONFIG was set before cuBLAS started.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    listening = stopping.listening(wanted=config.checkpoint_dir is not None)
-    with listening as stop, ranks.alone() if alone else ranks.joined() as everyone, _memory_named(config, everyone):
-        return _finetune(config, everyone, progress or (lambda _step, _fraction: None), stop)
+    signals = stopping.handle_signals(wanted=config.checkpoint_dir is not None)
+    group = ranks.single_rank() if single_rank else ranks.all_ranks()
+    with signals as stop, group as members, _explain_out_of_memory(config, members):
+        return _finetune(config, members, progress or (lambda _step, _fraction: None), stop)
 
 
-def _finetune(config: Config, everyone: ranks.Ranks, progress: Progress, stop: stopping.Stop) -> Outcome:
+def _finetune(config: Config, members: ranks.Ranks, progress: ProgressCallback, stop: stopping.StopRequest) -> Outcome:
     begin = time.monotonic()
-    run = prepare(config, ranks=everyone, progress=progress)
-    start = _start(run)
+    run = prepare(config, ranks=members, progress=progress)
+    start = _starting_point(run)
     run = start.run
     with (
-        strategy.gathering(run),
-        _fewer_casts(run),
-        tensorboard.board(run) as board,
+        strategy.fsdp_gathers(run),
+        _without_input_casts(run),
+        tensorboard.curve_writer(run) as board,
         writing.saver(run, start.damaged) as saver,
     ):
-        export.claim(run)
+        export.claim_folder(run)
         log = Log(
             losses=start.losses,
             resumed_at=start.step or None,
@@ -70,37 +78,37 @@ def _finetune(config: Config, everyone: ranks.Ranks, progress: Progress, stop: s
             setup_s=time.monotonic() - begin,
         )
         begin = time.monotonic()
-        _train(run, start.step, log, Between(saver=saver, stop=stop, board=board))
+        _train(run, start.step, log, WindowEnd(saver=saver, stop=stop, board=board))
         log.train_s = time.monotonic() - begin
-        log.notes += saver.remarks() if saver else []
+        log.notes += saver.notes() if saver else []
         log.saved_step = saver.saved if saver and saver.saved is not None else log.resumed_at
         if log.stopped:
-            return settle(run, log)
+            return collect_outcome(run, log)
         begin = time.monotonic()
         run.progress("evaluating", None)
-        with strategy.plainly(run):
-            log.heldout_loss, log.exact_match = heldout.heldout(run)
-            log.greedy_exact_match = heldout.greedy(run)
-            _last_checks(run, log)
+        with strategy.unsharded_eager(run):
+            log.heldout_loss, log.exact_match = heldout.evaluate(run)
+            log.greedy_exact_match = heldout.generate(run)
+            _end_checks(run, log)
             if saver:
-                saver.amend()
-            export.final(run)
+                saver.add_late_failures()
+            export.write_final(run)
         log.eval_s = time.monotonic() - begin
-        outcome = settle(run, log)
-    export.summarize(run, outcome)
+        outcome = collect_outcome(run, log)
+    export.write_summary(run, outcome)
     return outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Between:
+class WindowEnd:
     """What is there for the time between two windows; no saver without a checkpoint directory."""
 
     saver: writing.Saver | None
-    stop: stopping.Stop
-    board: tensorboard.Board
+    stop: stopping.StopRequest
+    board: tensorboard.CurveWriter
 
 
-def _start(run: Run) -> reading.Resumed:
+def _starting_point(run: TrainingRun) -> reading.Resumed:
     """Where to begin, with the losses before it: from a checkpoint if one is asked for and there."""
     nothing = reading.Resumed(run=run, step=0, losses=[], notes=[])
     if run.config.checkpoint_dir is None:
@@ -115,7 +123,7 @@ def _start(run: Run) -> reading.Resumed:
 
 
 @contextmanager
-def _memory_named(config: Config, everyone: ranks.Ranks) -> Iterator[None]:
+def _explain_out_of_memory(config: Config, members: ranks.Ranks) -> Iterator[None]:
     """Say which settings make a run smaller where the memory of a GPU, or of a host that computes, does not suffice."""
     try:
         yield
@@ -127,11 +135,11 @@ def _memory_named(config: Config, everyone: ranks.Ranks) -> Iterator[None]:
         smaller += [] if config.strategy == "fsdp" else ["--strategy fsdp on several GPUs"]
         smaller += ["--cpu-offload"] if config.strategy == "fsdp" and not config.cpu_offload else []
         reason = (str(error).partition("DefaultCPUAllocator: ")[2] or str(error)).partition(". ")[0]
-        raise OwnInputError(f"rank {everyone.rank}: out of memory ({reason}); try {', '.join(smaller)}") from error
+        raise OwnInputError(f"rank {members.rank}: out of memory ({reason}); try {', '.join(smaller)}") from error
 
 
 @contextmanager
-def _fewer_casts(run: Run) -> Iterator[None]:
+def _without_input_casts(run: TrainingRun) -> Iterator[None]:
     """Under autocast peft's own cast of every input to float32 is undone at once: leave it out, it costs launches."""
     from peft.helpers import disable_input_dtype_casting  # noqa: PLC0415 -- peft is loaded only with a model
 
@@ -139,48 +147,48 @@ def _fewer_casts(run: Run) -> Iterator[None]:
         yield
 
 
-def _train(run: Run, first: int, log: Log, between: Between) -> None:
+def _train(run: TrainingRun, first: int, log: Log, window_end: WindowEnd) -> None:
     """All steps from ``first`` on, window by window, with what is due between them."""
     begin = time.monotonic()
-    with steps.steps_of(run, log) as at:
-        _windows(at, first, between, begin)
+    with steps.open_steps(run, log) as at:
+        _windows(at, first, window_end, begin)
 
 
-def _windows(at: steps.Steps, first: int, between: Between, begin: float) -> None:
+def _windows(at: steps.Steps, first: int, window_end: WindowEnd, begin: float) -> None:
     run, log, config = at.run, at.log, at.run.config
     if first == config.steps:
-        _look_at_the_end(at, first)
+        _audit_at_end(at, first)
     while first < config.steps:
         if _due(first, config.audit_every):
             steps.audit(at, first)
         last = _window_end(config, first)
         steps.window(at, range(first, last))
         log.note_limit(config.loss_limit, seconds=time.monotonic() - begin)
-        between.board(last, log)
-        log.stopped = between.stop.agreed(run.ranks) and last < config.steps
+        window_end.board(last, log)
+        log.stopped = window_end.stop.on_any_rank(run.ranks) and last < config.steps
         if log.stopped or last == config.steps:
-            _look_at_the_end(at, last)  # before it is saved: what is unfit is not
+            _audit_at_end(at, last)  # before it is saved: what is unfit is not
         elif _due(last, config.digest_every):
             _compare_adapters(run, last)
-        if between.saver and (log.stopped or last == config.steps or _due(last, config.checkpoint_every)):
-            between.saver.save(step=last, losses=log.losses, norms=log.norms)
-        run.progress(_progress(config, last, log), last / config.steps)
+        if window_end.saver and (log.stopped or last == config.steps or _due(last, config.checkpoint_every)):
+            window_end.saver.save(step=last, losses=log.losses, norms=log.norms)
+        run.progress(_progress_text(config, last, log), last / config.steps)
         if log.stopped:
             return
         first = last
 
 
-def _look_at_the_end(at: steps.Steps, step: int) -> None:
+def _audit_at_end(at: steps.Steps, step: int) -> None:
     """What is due between windows, once more after the last: a fault of the last steps would else be seen by nobody."""
     run, log = at.run, at.log
     if run.config.audit_every:
         steps.audit(at, step)
     _compare_base(run)
     _compare_adapters(run, step)
-    exact.finite(run.checks, values=[*log.losses, *log.norms], weights=run.adapters.values())
+    exact.record_finite(run.checks, values=[*log.losses, *log.norms], weights=run.adapters.values())
 
 
-def _progress(config: Config, step: int, log: Log) -> str:
+def _progress_text(config: Config, step: int, log: Log) -> str:
     """Where the run is after ``step`` steps, how fast this rank is and how long it will take, by its last window."""
     left_s = (config.steps - step) * log.step_s[-1]
     speed = f"{log.tokens_per_s[-1]:.0f} tokens/s/GPU, {left_s:.0f} s left"
@@ -198,7 +206,7 @@ def _window_end(config: Config, first: int) -> int:
     return min(config.steps, *((first // every + 1) * every for every in intervals if every))
 
 
-def _compare_adapters(run: Run, step: int) -> None:
+def _compare_adapters(run: TrainingRun, step: int) -> None:
     """``adapter_digest``: bits of the adapters on every rank; at the end those of the optimiser's state too."""
     mine = [digests.digest(run.adapters.values())]
     what = f"adapters after step {step}"
@@ -206,20 +214,20 @@ def _compare_adapters(run: Run, step: int) -> None:
         state = run.optimizer.state_dict()["state"].values()
         mine.append(digests.digest(value for entry in state for value in entry.values()))
         what = f"adapters and optimiser after step {step}"
-    exact.equal(run.checks, "adapter_digest", values=mine, what=what)
+    exact.record_equal(run.checks, "adapter_digest", values=mine, what=what)
 
 
-def _compare_base(run: Run) -> None:
+def _compare_base(run: TrainingRun) -> None:
     """``base_digest`` once more: bits of the frozen weights after training, on each rank as it holds them."""
-    now = strategy.held_digest(run.model, run.adapters, run.ranks.device)
-    exact.unchanged(run.checks, before=run.held_digest, now=now)
+    now = strategy.local_base_digest(run.model, run.adapters, run.ranks.device)
+    exact.record_unchanged(run.checks, before=run.initial.local_base, now=now)
 
 
-def _last_checks(run: Run, log: Log) -> None:
+def _end_checks(run: TrainingRun, log: Log) -> None:
     """What can be told only at the end."""
     if run.config.steps > 1:  # the first step moves only the B matrices: A has no gradient while B is 0
-        exact.moved(run.checks, before=run.start, now=digests.fingerprints(run.adapters.values()))
+        exact.record_moved(run.checks, before=run.initial.adapters, now=digests.fingerprints(run.adapters.values()))
     if run.config.restore_check:
         reading.check_restore(run)
     if log.forward_ms and run.ranks.world_size > 1:
-        forward_time.spread(run.checks, forward=forward_time.forward(run, log.forward_ms), limit=run.config.spread_limit)
+        forward_time.record_spread(run.checks, forward=forward_time.measure(run, log.forward_ms), limit=run.config.spread_limit)

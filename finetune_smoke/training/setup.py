@@ -12,43 +12,43 @@ from finetune_smoke.data import batches, cache, hub
 from finetune_smoke.model import build, flops, gradients
 from finetune_smoke.parallel import strategy
 from finetune_smoke.ranks import require_same_settings
-from finetune_smoke.run import Progress, Run
+from finetune_smoke.run import InitialState, ProgressCallback, TrainingRun
 from finetune_smoke.settings.config import Config, InputError, require_limit_below_floor
 
 if TYPE_CHECKING:
     from finetune_smoke.ranks import Ranks
 
 
-def prepare(config: Config, *, ranks: Ranks, progress: Progress) -> Run:
+def prepare(config: Config, *, ranks: Ranks, progress: ProgressCallback) -> TrainingRun:
     """Everything in place for step 0; records ``base_digest`` and the first ``data_digest``. Raises InputError."""
     require_same_settings(config, ranks)
-    shared = ranks.together(lambda: _strategy(config, ranks))
+    shared = ranks.run_on_all_ranks(lambda: _strategy(config, ranks))
     strategy.require_gathers(config, ranks)
-    fault = ranks.together(lambda: faults.planted(config.fault, rank=ranks.rank, world_size=ranks.world_size))
+    fault = ranks.run_on_all_ranks(lambda: faults.planted(config.fault, rank=ranks.rank, world_size=ranks.world_size))
     progress("preparing data", None)
-    source, data_digest = ranks.together(lambda: _source(config, ranks.world_size, progress))
+    source, data_digest = ranks.run_on_all_ranks(lambda: _source(config, ranks.world_size, progress))
     progress("preparing the base model", None)
-    base = ranks.together(lambda: build.base_of(config, ranks.device))
+    base = ranks.run_on_all_ranks(lambda: build.base_of(config, ranks.device))
     dropout = build.without_dropout(base)
     shape = flops.shape_of(base.config)
     fault.spoil_base(base.get_input_embeddings().weight)
     record = exact.Checks(ranks)
     # Before anything is sharded or rounded.
     base_digest = digests.digest(base.parameters())
-    exact.equal(record, "base_digest", values=[base_digest], what="weights of the frozen base")
-    exact.equal(record, "data_digest", values=[source.digest], what="content of the data set")
+    exact.record_equal(record, "base_digest", values=[base_digest], what="weights of the frozen base")
+    exact.record_equal(record, "data_digest", values=[source.digest], what="content of the data set")
 
     model = build.SummedLoss(build.add_adapters(base, config))
     model.train()
     adapters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    ours = ranks.together(lambda: _own_forward(config, model))
+    ours = ranks.run_on_all_ranks(lambda: _own_forward(config, model))
     if config.compile == "layers":
         strategy.compile_layers(model)
     if shared == "fsdp":
         strategy.shard(model, adapters, ranks, cpu_offload=config.cpu_offload)
     fault.freeze(adapters)
     fault.watch_gradients(adapters)
-    return Run(
+    return TrainingRun(
         config=config,
         ranks=ranks,
         source=source,
@@ -61,17 +61,19 @@ def prepare(config: Config, *, ranks: Ranks, progress: Progress) -> Run:
         gradients=gradients.flat_gradients(adapters.values()),
         optimizer=_optimizer(config, adapters),
         shape=shape,
-        base_digest=base_digest,
-        held_digest=strategy.held_digest(model, adapters, ranks.device),
-        data_digest=data_digest,
-        start=digests.fingerprints(adapters.values()),
+        initial=InitialState(
+            base=base_digest,
+            local_base=strategy.local_base_digest(model, adapters, ranks.device),
+            data=data_digest,
+            adapters=digests.fingerprints(adapters.values()),
+        ),
         checks=record,
         progress=progress,
         notes=[] if dropout is None else [dropout],
     )
 
 
-def _source(config: Config, world_size: int, progress: Progress) -> tuple[batches.Source, int]:
+def _source(config: Config, world_size: int, progress: ProgressCallback) -> tuple[batches.Source, int]:
     """The rows and the digest of their data, checked against the loss limit."""
     step_rows = batches.local_rows(config, world_size) * world_size
     codec = hub.codec_of(config)
@@ -86,7 +88,7 @@ def _strategy(config: Config, ranks: Ranks) -> str:
     """The strategy, and a look at whether this GPU has what the settings need."""
     if config.base_dtype == "fp8" and ranks.device.type == "cuda" and torch.cuda.get_device_capability(ranks.device) < (8, 9):
         raise InputError(f"base_dtype fp8 needs a GPU with float8 products, and {torch.cuda.get_device_name()} has none")
-    return strategy.chosen(config, ranks)
+    return strategy.choose(config, ranks)
 
 
 def _own_forward(config: Config, model: build.SummedLoss) -> bool:

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from finetune_smoke.reporting.outcome import Log
-    from finetune_smoke.run import Run
+    from finetune_smoke.run import TrainingRun
 
 
 @dataclass(slots=True, kw_only=True)
 class Steps:
     """What the windows of a run share. ``captured`` is None until the graphs are made, and where there are none."""
 
-    run: Run
+    run: TrainingRun
     log: Log
     rows: loader.Loader
     capturing: bool
@@ -38,7 +38,7 @@ class Steps:
 
 
 @contextmanager
-def steps_of(run: Run, log: Log) -> Iterator[Steps]:
+def open_steps(run: TrainingRun, log: Log) -> Iterator[Steps]:
     """Gradients bound, rows in the making, the peak of memory counted from here on; says what it had to leave out."""
     config = run.config
     why_not = cuda_graphs.obstacle(config, run.ranks) if config.cuda_graph else None
@@ -62,30 +62,30 @@ def steps_of(run: Run, log: Log) -> Iterator[Steps]:
         strategy.attention(config),
     ):
         yield Steps(run=run, log=log, rows=rows, capturing=config.cuda_graph and why_not is None)
-    _say_what_never_looked(run)
+    _record_skipped_audits(run)
     if run.ranks.device.type == "cuda":
         log.memory_peak_gib = torch.cuda.max_memory_allocated(run.ranks.device) / 2**30
 
 
-def _say_what_never_looked(run: Run) -> None:
+def _record_skipped_audits(run: TrainingRun) -> None:
     """Of audits that the settings, or too few steps, gave no occasion to look."""
     no_audit = "--audit-every is 0" if not run.config.audit_every else None
     why = {"lock_step": no_audit, "all_reduce": no_audit, "graph_lock_step": no_audit or "no step was replayed before an audit"}
     several = run.ranks.world_size > 1
     for name, reason in why.items():
-        if reason and (several or name != "all_reduce") and not run.checks.is_settled(name):
+        if reason and (several or name != "all_reduce") and not run.checks.has_result(name):
             run.checks.leave_out(name, why=reason)
 
 
-def demanded(run: Run, step: int) -> range:
+def demanded_rows(run: TrainingRun, step: int) -> range:
     """The rows that this rank has to read at ``step``, for all its passes."""
     rows = run.rows * run.config.accumulation
     return batches.indices(step, rank=run.ranks.rank, world_size=run.ranks.world_size, rows=rows)
 
 
-def read_rows(run: Run, step: int) -> list[batches.Row]:
+def read_rows(run: TrainingRun, step: int) -> list[batches.Row]:
     """The rows that this rank reads at ``step``."""
-    indices = demanded(run, step)
+    indices = demanded_rows(run, step)
     rows = [run.source.row(index) for index in run.fault.wrong_indices(indices, run.ranks.rank)]
     return run.fault.wrong_answers(rows, indices, run.source)
 
@@ -100,7 +100,7 @@ def window(at: Steps, steps: range) -> None:
     _capture(at, [batch for each in passes for batch in each])
     if at.captured is not None:
         room = len(at.captured.batch.targets)
-        passes = [[cuda_graphs.filled(batch, room) if at.captured.holds(batch) else batch for batch in each] for each in passes]
+        passes = [[cuda_graphs.padded(batch, room) if at.captured.fits(batch) else batch for batch in each] for each in passes]
     sums: list[torch.Tensor] = []
     norms: list[torch.Tensor] = []
     marks: list[tuple[Any, Any]] = []
@@ -123,10 +123,10 @@ def window(at: Steps, steps: range) -> None:
 def _passes(at: Steps, steps: range) -> tuple[list[list[batches.Batch]], torch.Tensor]:
     """Batches on the device, by step and pass, and the predicted tokens of all ranks by step; checks the first step's rows."""
     run, log = at.run, at.log
-    due = demanded(run, steps[0])
-    rows, again = run.ranks.together(lambda: _taken(at, steps, due))
+    due = demanded_rows(run, steps[0])
+    rows, again = run.ranks.run_on_all_ranks(lambda: _take_rows(at, steps, due))
     first = run.fault.wrong_indices(due, run.ranks.rank).start
-    exact.rows_read(run.checks, step=steps[0], read=(first, batches.digest_rows(rows[0])), demanded=(due.start, again))
+    exact.record_rows_read(run.checks, step=steps[0], read=(first, batches.digest_rows(rows[0])), demanded=(due.start, again))
     width = run.config.row_tokens if at.capturing else None
     passes = [
         [batches.batch(each[first : first + run.rows], run.source.pad_id, width) for first in range(0, len(each), run.rows)]
@@ -139,7 +139,7 @@ def _passes(at: Steps, steps: range) -> tuple[list[list[batches.Batch]], torch.T
     return [[batch.to(device) for batch in batches] for batches in passes], run.ranks.sum_(counts.to(device))
 
 
-def _taken(at: Steps, steps: range, due: range) -> tuple[list[list[batches.Row]], int]:
+def _take_rows(at: Steps, steps: range, due: range) -> tuple[list[list[batches.Row]], int]:
     """This rank's rows of ``steps``, the wait for them counted, and the digest of those that are ``due`` first."""
     begin = time.monotonic()
     rows = [at.rows.take(step) for step in steps]
@@ -165,7 +165,7 @@ def _capture(at: Steps, batches: Sequence[batches.Batch]) -> None:
     # The same on all ranks: kernels of another shape may round otherwise, and replays are compared.
     room = max(most for (most,) in at.run.ranks.gather([cuda_graphs.capacity(batches, at.run.rows)]))
     at.run.progress("capturing the step as CUDA graphs", None)
-    captured, why_not = cuda_graphs.attempt(at.run, cuda_graphs.filled(batches[0], room))
+    captured, why_not = cuda_graphs.try_capture(at.run, cuda_graphs.padded(batches[0], room))
     if captured is None:
         at.capturing = False
         at.log.notes.append(f"no CUDA graph: {why_not}; steps run eagerly")
@@ -184,7 +184,7 @@ def _step(
     run.gradients.zero()
     sums = []
     for batch in batches:
-        if at.captured is not None and at.captured.holds(batch):
+        if at.captured is not None and at.captured.fits(batch):
             sums.append(_replayed(run, at.captured, batch, scale))
         else:
             summed, mark = _forward_backward(at, batch, scale)
@@ -214,7 +214,7 @@ def _forward_backward(at: Steps, batch: batches.Batch, scale: torch.Tensor) -> t
     return loss.detach(), (before, after)
 
 
-def _replayed(run: Run, captured: cuda_graphs.Captured, batch: batches.Batch, scale: torch.Tensor) -> torch.Tensor:
+def _replayed(run: TrainingRun, captured: cuda_graphs.Captured, batch: batches.Batch, scale: torch.Tensor) -> torch.Tensor:
     """Add this rank's gradients of one replayed pass; its summed loss."""
     summed = captured.run_backward(batch, scale)
     run.fault.spoil_replay(run.gradients.flat)
@@ -234,7 +234,7 @@ def _elapsed_ms(before: Any, after: Any) -> float:
     return 1e3 * (after - before) if isinstance(before, float) else float(before.elapsed_time(after))
 
 
-def learning_rate(run: Run, step: int) -> float:
+def learning_rate(run: TrainingRun, step: int) -> float:
     """Linear warm-up, then cosine to a tenth of the peak at the last step."""
     config = run.config
     if run.fault.name == "lr0":
@@ -244,7 +244,7 @@ def learning_rate(run: Run, step: int) -> float:
     return config.learning_rate * warmup * cosine
 
 
-def lock_step_pass(run: Run, step: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def lock_step_pass(run: TrainingRun, step: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Loss and this rank's own gradients over rows that are the same on every rank; leaves the model as it was.
 
     Eager, where layers are compiled: a compiled layer would be compiled again with repeatable kernels.
@@ -252,7 +252,7 @@ def lock_step_pass(run: Run, step: int) -> tuple[torch.Tensor, list[torch.Tensor
     count = min(run.rows, 16)
     rows = [run.source.row(step * count + number) for number in range(count)]
     batch = batches.batch(rows, run.source.pad_id).to(run.ranks.device)
-    with strategy.eagerly(run), run.autocast():
+    with strategy.eager(run), run.autocast():
         loss = run.model(batch.ids, batch.positions, batch.targets)
         gradients = torch.autograd.grad(loss / batch.targets.numel(), run.gradients.parameters)
     return loss.detach(), list(gradients)
@@ -265,11 +265,11 @@ def audit(at: Steps, step: int) -> None:
         exact.audit_replays(at.run.checks, step=step, work=functools.partial(replayed_pass, at.run, at.captured, step))
 
 
-def replayed_pass(run: Run, captured: cuda_graphs.Captured, step: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+def replayed_pass(run: TrainingRun, captured: cuda_graphs.Captured, step: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """As ``lock_step_pass`` through the captured graph, over as many rows as it has."""
     rows = [run.source.row(step * run.rows + number) for number in range(run.rows)]
     batch = batches.batch(rows, run.source.pad_id, captured.batch.ids.shape[1]).to(run.ranks.device)
-    full = cuda_graphs.filled(batch, len(captured.batch.targets))
+    full = cuda_graphs.padded(batch, len(captured.batch.targets))
     run.gradients.zero()
     loss = _replayed(run, captured, full, torch.full((), 1 / len(full.targets), device=run.ranks.device))
     gradients = run.gradients.flat.clone()

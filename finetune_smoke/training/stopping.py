@@ -22,30 +22,30 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 @dataclass(slots=True)
-class Stop:
+class StopRequest:
     """Whether this rank was asked to stop; ``listens`` is equal on all ranks."""
 
     listens: bool
-    asked: bool = False
+    received: bool = False
 
-    def agreed(self, ranks: Ranks) -> bool:
+    def on_any_rank(self, ranks: Ranks) -> bool:
         """Whether any rank was asked; all ranks have to call it, and get the same answer."""
-        return self.listens and any(asked for (asked,) in ranks.gather([self.asked]))
+        return self.listens and any(received for (received,) in ranks.gather([self.received]))
 
 
 @contextmanager
-def listening(*, wanted: bool) -> Iterator[Stop]:
+def handle_signals(*, wanted: bool) -> Iterator[StopRequest]:
     """Take the signals until the end, if ``wanted``; then what was there before takes them again.
 
     Python lets only the main thread install handlers: from another one the signals do what they did before.
     """
-    stop = Stop(listens=wanted)
+    stop = StopRequest(listens=wanted)
     if not wanted or threading.current_thread() is not threading.main_thread():
         yield stop
         return
 
     def hear(_number: int, _frame: Any) -> None:
-        stop.asked = True
+        stop.received = True
 
     before = {number: signal.signal(number, hear) for number in SIGNALS}
     try:

@@ -110,12 +110,12 @@ def finetune(*, preset: str, **overrides: Any) -> Finetuned:
     return _run(_config(preset, overrides))
 
 
-def train(*, preset: str, alone: bool = False, **overrides: Any) -> Trained:
+def train(*, preset: str, single_rank: bool = False, **overrides: Any) -> Trained:
     """Train at full speed on all ranks of the default process group.
 
     Args:
         preset: one of ``finetune_smoke.settings.config.PRESETS``.
-        alone: this rank by itself, whatever group it is in.
+        single_rank: this rank by itself, whatever group it is in.
         overrides: further fields of ``finetune_smoke.settings.config.Config``.
 
     Raises:
@@ -126,7 +126,7 @@ def train(*, preset: str, alone: bool = False, **overrides: Any) -> Trained:
     config = _config(preset, overrides)
     if config.steps < 2 * config.window_steps:
         raise ValueError(f"{config.steps} steps are fewer than two windows of {config.window_steps}: the first is left out")
-    found = _run(config, alone=alone)
+    found = _run(config, single_rank=single_rank)
     checks = found.outcome.checks
     wrong = [f"{name}: {check['detail']}" for name, check in checks.items() if not check["passed"] and name != SPREAD]
     if wrong:
@@ -134,12 +134,12 @@ def train(*, preset: str, alone: bool = False, **overrides: Any) -> Trained:
     return Trained(outcome=found.outcome, telemetry=found.telemetry)
 
 
-def sharded_memory(*, preset: str, alone: bool = False, **overrides: Any) -> ShardedMemory:
+def sharded_memory(*, preset: str, single_rank: bool = False, **overrides: Any) -> ShardedMemory:
     """Train a few steps under FSDP2 and tell the peak of every rank's memory.
 
     Args:
         preset: one of ``finetune_smoke.settings.config.PRESETS``, with a random base.
-        alone: this rank by itself, with nothing sharded: what the others are compared with.
+        single_rank: this rank by itself, with nothing sharded: what the others are compared with.
         overrides: further fields of ``finetune_smoke.settings.config.Config``.
 
     Raises:
@@ -149,8 +149,8 @@ def sharded_memory(*, preset: str, alone: bool = False, **overrides: Any) -> Sha
     from finetune_smoke.model import flops
 
     _require_free_memory()
-    config = _config(preset, {**overrides, "strategy": "ddp" if alone else "fsdp"})
-    outcome = _run(config, alone=alone).outcome
+    config = _config(preset, {**overrides, "strategy": "ddp" if single_rank else "fsdp"})
+    outcome = _run(config, single_rank=single_rank).outcome
     if outcome.memory_peak_gib is None:
         raise RuntimeError("torch counts the memory of GPUs only, and there is none")
     shape = flops.Shape(
@@ -187,9 +187,9 @@ def _config(preset: str, overrides: dict[str, Any]) -> Config:
     return config_of(preset, **overrides)
 
 
-def _run(config: Config, *, alone: bool = False) -> Finetuned:
+def _run(config: Config, *, single_rank: bool = False) -> Finetuned:
     from finetune_smoke.training.loop import finetune as run
 
     with Sampler(timing.gpu_uuid()) as sampler:  # about a millisecond ten times a second, hardly ever with the GIL
-        outcome = run(config, progress=progress.report, alone=alone)
-    return Finetuned(outcome=outcome, telemetry=collectives.gather_telemetry(sampler.summary(), alone=alone))
+        outcome = run(config, progress=progress.report, single_rank=single_rank)
+    return Finetuned(outcome=outcome, telemetry=collectives.gather_telemetry(sampler.summary(), alone=single_rank))

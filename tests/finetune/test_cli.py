@@ -154,7 +154,7 @@ def test_wrong_usage_is_said_by_rank_0_only(monkeypatch: pytest.MonkeyPatch, cap
     with pytest.raises(SystemExit) as left:
         main(["--stepz", "3"])
     assert left.value.code == 2
-    assert waited_s == [options.SPEAKING_S]
+    assert waited_s == [options.RANK_0_LEAD_S]
     assert capsys.readouterr().err == ""
 
 

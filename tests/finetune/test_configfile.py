@@ -150,7 +150,7 @@ def test_file_that_is_wrong_on_one_node_is_said_there(tmp_path: Path, monkeypatc
     monkeypatch.setattr(options.time, "sleep", waited_s.append)
     with pytest.raises(OwnInputError, match=r"rank 5: .*cannot be read"):
         parse(["--config", str(tmp_path / "none.yaml")], quiet=True)
-    assert waited_s == [options.SPEAKING_S]
+    assert waited_s == [options.RANK_0_LEAD_S]
 
 
 class Others(Ranks):

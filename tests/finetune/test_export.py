@@ -181,7 +181,7 @@ def test_each_moment_of_a_replacement_can_be_mended(tmp_path: Path, monkeypatch:
     for moment in range(8):
         folder = tmp_path / str(moment) / "final"
         folder.parent.mkdir()
-        draft, old = export._beside(folder)
+        draft, old = export._draft_and_old(folder)
         make(folder, "old")
         make(draft, "new")
         left = iter([None] * moment)
@@ -199,7 +199,7 @@ def test_each_moment_of_a_replacement_can_be_mended(tmp_path: Path, monkeypatch:
             patch.setattr(export.shutil, "rmtree", counted(rmtree))
             with contextlib.suppress(Killed):
                 export._replace(folder, draft, old)
-        export._mend(folder)
+        export._repair(folder)
         assert [path.name for path in folder.parent.iterdir()] == ["final"]
         assert (folder / "finetune_smoke.json").read_text() == (folder / "adapter_model.safetensors").read_text()
         seen.append(json.loads((folder / "finetune_smoke.json").read_text()))

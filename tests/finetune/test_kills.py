@@ -53,9 +53,9 @@ def result(output: str) -> dict[str, Any]:
 
 
 def killed(folder: Path, kills: int, **settings: Any) -> dict[str, Any]:
-    """Run killed_often.py; it fails by itself if an end differs."""
+    """Run kill_and_resume.py; it fails by itself if an end differs."""
     done = subprocess.run(
-        [sys.executable, SCRIPTS / "killed_often.py", folder, json.dumps({**OFTEN, **settings}), str(kills), "7"],
+        [sys.executable, SCRIPTS / "kill_and_resume.py", folder, json.dumps({**OFTEN, **settings}), str(kills), "7"],
         env=SURROUNDINGS,
         capture_output=True,
         text=True,
@@ -127,7 +127,7 @@ def test_torchrun_starts_again_and_the_run_goes_on(tmp_path: Path) -> None:
     settings = options({**OFTEN, "steps": 6, "checkpoint_every": 2, "window_steps": 2})
     whole = torchrun("-m", "finetune_smoke", *settings, "--checkpoint-dir", tmp_path / "whole")
     again = torchrun(
-        "--max-restarts=1", SCRIPTS / "dies_once.py", *settings, "--checkpoint-dir", tmp_path / "dies", "--resume=auto"
+        "--max-restarts=1", SCRIPTS / "rank_dies_once.py", *settings, "--checkpoint-dir", tmp_path / "dies", "--resume=auto"
     )
     assert (whole.returncode, again.returncode) == (0, 0), again.stderr[-4000:]
     ours, theirs = result(again.stdout), result(whole.stdout)

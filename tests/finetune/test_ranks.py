@@ -143,10 +143,10 @@ def test_problem_of_one_rank_is_raised_on_all(monkeypatch: pytest.MonkeyPatch) -
     ranks = Ranks(rank=1, world_size=2, device=torch.device("cpu"))
     monkeypatch.setattr(Ranks, "gather", lambda _self, _values: [[0], [1]])
     with pytest.raises(OwnInputError, match="no such directory: /data"):
-        ranks.together(refuse)
+        ranks.run_on_all_ranks(refuse)
     monkeypatch.setattr(Ranks, "gather", lambda _self, _values: [[1], [0]])
     with pytest.raises(InputError, match="rank 0 cannot go on; its message says why"):
-        ranks.together(lambda: None)
+        ranks.run_on_all_ranks(lambda: None)
 
 
 def test_no_rank_waits_for_one_that_met_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,5 +159,5 @@ def test_no_rank_waits_for_one_that_met_a_bug(monkeypatch: pytest.MonkeyPatch) -
     ranks = Ranks(rank=1, world_size=2, device=torch.device("cpu"))
     monkeypatch.setattr(Ranks, "gather", lambda _self, values: told.append(list(values)) or [[0], [1]])
     with pytest.raises(ZeroDivisionError, match="planted"):
-        ranks.together(broken)
+        ranks.run_on_all_ranks(broken)
     assert told == [[1]]

@@ -135,7 +135,7 @@ def test_filled_batch_has_the_same_loss() -> None:
     room = cuda_graphs.capacity([short], rows=4)
     assert room % cuda_graphs.ROUND_TO == 0
     assert room >= 4 * max(len(row.predicted) for row in rows) > len(short.targets)
-    full = cuda_graphs.filled(wide, room)
+    full = cuda_graphs.padded(wide, room)
     assert full.ids.shape == (4, config.row_tokens)
     assert len(full.positions) == len(full.targets) == room
     assert (full.targets == loss.IGNORED).sum() == room - len(short.targets)
@@ -322,13 +322,13 @@ def test_capture_that_another_rank_refuses_is_dropped() -> None:
     patch = pytest.MonkeyPatch()
     with patch.context() as within:
         within.setattr(cuda_graphs, "capture", lambda *_: "captured")
-        assert cuda_graphs.attempt(cast("Any", run), cast("Any", None)) == (None, "rank 1 could not capture a step")
+        assert cuda_graphs.try_capture(cast("Any", run), cast("Any", None)) == (None, "rank 1 could not capture a step")
 
 
 def test_batch_with_too_many_predictions_is_cut_to_the_room() -> None:
     """The rows of an audit may have more of them than a graph has room for."""
     rows = [batches.Row([5, 6, 7, 8], [1, 2, 3]), batches.Row([5, 6, 7, 8], [2, 3])]
-    full = cuda_graphs.filled(batches.batch(rows, 0), 3)
+    full = cuda_graphs.padded(batches.batch(rows, 0), 3)
     assert full.positions.tolist() == [0, 1, 2]
     assert full.targets.tolist() == [6, 7, 8]
 

@@ -27,19 +27,19 @@ OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in QUICK.items(
 def test_signal_is_remembered_and_handlers_come_back(number: signal.Signals) -> None:
     """The process goes on; what was there before is there afterwards."""
     before = signal.getsignal(number)
-    with stopping.listening(wanted=True) as stop:
-        assert not stop.agreed(ALONE)
+    with stopping.handle_signals(wanted=True) as stop:
+        assert not stop.on_any_rank(ALONE)
         os.kill(os.getpid(), number)
-        assert stop.agreed(ALONE)
+        assert stop.on_any_rank(ALONE)
     assert signal.getsignal(number) == before
 
 
 def test_nothing_is_touched_without_a_place_to_save() -> None:
     """A run that could not be resumed ends as it always did."""
     before = signal.getsignal(signal.SIGTERM)
-    with stopping.listening(wanted=False) as stop:
+    with stopping.handle_signals(wanted=False) as stop:
         assert signal.getsignal(signal.SIGTERM) == before
-        assert not stop.agreed(ALONE)
+        assert not stop.on_any_rank(ALONE)
 
 
 def test_other_threads_may_run_it_too() -> None:
@@ -47,8 +47,8 @@ def test_other_threads_may_run_it_too() -> None:
     heard: list[bool] = []
 
     def listen() -> None:
-        with stopping.listening(wanted=True) as stop:
-            heard.append(stop.agreed(ALONE))
+        with stopping.handle_signals(wanted=True) as stop:
+            heard.append(stop.on_any_rank(ALONE))
 
     thread = threading.Thread(target=listen)
     thread.start()
@@ -60,7 +60,7 @@ def test_stopped_run_leaves_3_and_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """RESULT says so, a loss limit is not judged, and the next start goes on."""
-    told = loop._progress
+    told = loop._progress_text
 
     def progress(config: Any, step: int, log: Any) -> str:
         if step == 3:
@@ -69,7 +69,7 @@ def test_stopped_run_leaves_3_and_is_resumed(
 
     options = [*OPTIONS, "--steps=9", "--window-steps=3", f"--checkpoint-dir={tmp_path}"]
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "_progress", progress)
+        patch.setattr(loop, "_progress_text", progress)
         assert main([*options, "--loss-limit=0.5", "--heldout-rows=128"]) == 3
     out = capsys.readouterr().out
     stopped = json.loads(out.splitlines()[-1].removeprefix("RESULT "))
@@ -89,7 +89,7 @@ def test_failed_check_of_a_stopped_run_leaves_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A scheduler that starts 3 again must not start broken hardware again."""
-    monkeypatch.setattr(stopping.Stop, "agreed", lambda _stop, _ranks: True)
+    monkeypatch.setattr(stopping.StopRequest, "on_any_rank", lambda _stop, _ranks: True)
     # A repeat of the audit's pass differs: as a GPU that does not repeat itself.
     monkeypatch.setattr(loop.steps, "lock_step_pass", lambda _run, _step: (torch.rand(1), [torch.rand(1)]))
     assert main([*OPTIONS, f"--checkpoint-dir={tmp_path}"]) == 1

@@ -28,7 +28,7 @@ def failed(outcome: dict[str, Any]) -> set[str]:
 
 def test_flat_all_reduce_gives_the_gradients_of_ddp() -> None:
     """Torch's own DistributedDataParallel beside it, on two ranks with rows of their own."""
-    done = torchrun(SCRIPTS / "ddp_beside.py")
+    done = torchrun(SCRIPTS / "ddp_reference.py")
     assert done.returncode == 0, done.stderr[-4000:]
 
 
@@ -104,4 +104,4 @@ def test_fsdp_of_one_rank_is_refused() -> None:
 def test_strategy_by_the_number_of_ranks(wanted: str, world_size: int, found: str) -> None:
     """A rank alone shares nothing; many do the plain thing unless told otherwise."""
     ranks = Ranks(rank=0, world_size=world_size, device=torch.device("cpu"))
-    assert strategy.chosen(preset("tiny", strategy=wanted), ranks) == found
+    assert strategy.choose(preset("tiny", strategy=wanted), ranks) == found

@@ -99,27 +99,27 @@ def finetune(**_recipe: Any) -> Finetuned:
     return Finetuned(outcome=Outcome(checks=checks, loss_limit=wanted.get("loss_limit", 0.5), left_out=left_out))
 
 
-def train(*, alone: bool = False, strategy: str = "auto", **_recipe: Any) -> Group:
+def train(*, single_rank: bool = False, strategy: str = "auto", **_recipe: Any) -> Group:
     """A training."""
     kind = "sharded_rate" if strategy == "fsdp" else "rate"
-    return Group(world_size=_ranks(alone=alone), tokens_per_s_per_gpu=_value(kind, alone=alone))
+    return Group(world_size=_ranks(single_rank=single_rank), tokens_per_s_per_gpu=_value(kind, single_rank=single_rank))
 
 
-def sharded_memory(*, alone: bool = False, **_recipe: Any) -> Group:
+def sharded_memory(*, single_rank: bool = False, **_recipe: Any) -> Group:
     """The memory of a training."""
-    return Group(world_size=_ranks(alone=alone), peak_gib=_value("peak_gib", alone=alone))
+    return Group(world_size=_ranks(single_rank=single_rank), peak_gib=_value("peak_gib", single_rank=single_rank))
 
 
 def all_reduce(*, size_bytes: int, **_recipe: Any) -> Group:
     """Bus bandwidth."""
-    value = _value("busbw_gb_s", alone=False)
-    return Group(world_size=_ranks(alone=False), busbw_gb_s=value, size_bytes=size_bytes)
+    value = _value("busbw_gb_s", single_rank=False)
+    return Group(world_size=_ranks(single_rank=False), busbw_gb_s=value, size_bytes=size_bytes)
 
 
-def _ranks(*, alone: bool) -> int:
-    return 1 if alone else int(importlib.import_module("torch.distributed").get_world_size())
+def _ranks(*, single_rank: bool) -> int:
+    return 1 if single_rank else int(importlib.import_module("torch.distributed").get_world_size())
 
 
-def _value(kind: str, *, alone: bool) -> float:
+def _value(kind: str, *, single_rank: bool) -> float:
     wanted = {**HEALTHY[kind], **json.loads(os.environ["E2E_TRAINED"]).get(kind, {})}
-    return float(wanted[str(_ranks(alone=alone))])
+    return float(wanted[str(_ranks(single_rank=single_rank))])

@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from finetune_smoke.data.batches import Batch
-    from finetune_smoke.run import Run
+    from finetune_smoke.run import TrainingRun
 
 
 @dataclass
 class StandIn:
     """Used as ``graphs.Captured``: what it replays is the run's own eager step."""
 
-    run: Run
+    run: TrainingRun
     batch: Batch
 
-    def holds(self, batch: Batch) -> bool:
+    def fits(self, batch: Batch) -> bool:
         """As a graph: one shape, and no more predictions than there is room for."""
         return batch.ids.shape == self.batch.ids.shape and len(batch.targets) <= len(self.batch.targets)
 

@@ -56,7 +56,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_train_really_trains(crowd: None) -> None:
     """Alone, though its worker is in a group; all of it can be told as JSON."""
-    found = training.train(alone=True, **SMALL)
+    found = training.train(single_rank=True, **SMALL)
     outcome = found.outcome
     assert (outcome.world_size, outcome.strategy, outcome.step_rows) == (1, "none", 2)
     assert found.tokens_per_s_per_gpu > 0
@@ -104,7 +104,7 @@ def test_memory_of_a_rank_alone_and_of_many(told: Any) -> None:
     seen = told()
     shape = {"preset": "7b-shape", "steps": 2}
     many = training.sharded_memory(**shape)
-    alone = training.sharded_memory(alone=True, **shape)
+    alone = training.sharded_memory(single_rank=True, **shape)
     assert [config.strategy for config in seen] == ["fsdp", "ddp"]
     assert (many.peak_gib, many.world_size) == (54.2, 2)
     assert (alone.sharded_gib, alone.layer_gib) == (many.sharded_gib, many.layer_gib)
@@ -126,7 +126,7 @@ def test_memory_of_an_earlier_call_is_not_counted(monkeypatch: pytest.MonkeyPatc
 def test_memory_needs_a_gpu() -> None:
     """Never a number that nobody counted."""
     with pytest.raises(RuntimeError, match="there is none"):
-        training.sharded_memory(alone=True, **SMALL)
+        training.sharded_memory(single_rank=True, **SMALL)
 
 
 def test_a_rank_alone_makes_the_checks_that_need_no_other() -> None:

@@ -124,7 +124,7 @@ def test_generation_is_judged(base: float, adapter: float, detail: str | None) -
     """The adapter at 0.9 and above, the base below it."""
     record = exact.Checks(cast("Ranks", Nobody()))
     heldout.judge(record, shares(base), shares(adapter))
-    found = record.verdicts()["generation"]
+    found = record.results()["generation"]
     assert found["passed"] == (detail is None)
     assert (detail or f"{adapter:.0%} of 32 generated calls exact; {base:.0%} of those of the base alone") in found["detail"]
 

@@ -1,6 +1,6 @@
 """Kill -9 a run at random moments, let it resume, and tell how it ended, beside a run that nobody touched.
 
-``killed_often.py FOLDER SETTINGS KILLS SEED``: each run is a fork of this process, so that a start costs a second. The last
+``kill_and_resume.py FOLDER SETTINGS KILLS SEED``: each run is a fork of this process, so that a start costs a second. The last
 line is JSON: how often it was killed, and the newest checkpoint that there was each time.
 """
 

@@ -181,7 +181,7 @@ def test_worlds_agree_at_all(outcomes: dict[str, dict[str, Any]]) -> None:
 
 
 def test_signal_to_one_rank_stops_all_with_a_checkpoint(outcomes: dict[str, dict[str, Any]]) -> None:
-    """Heard by rank 1 after step 3, agreed on after the next window, saved at its end."""
+    """Heard by rank 1 after step 3, on_any_rank on after the next window, saved at its end."""
     stopped = outcomes["stopped"]
     assert stopped["stopped"]
     assert stopped["steps"] == 6

@@ -13,7 +13,7 @@ from finetune_smoke.checks import exact
 from finetune_smoke.checks.exact import Checks, difference
 from finetune_smoke.digests import digest, fingerprints
 from finetune_smoke.settings.config import InputError
-from tests.support.finetune.told_ranks import Told, only, told
+from tests.support.finetune.fixed_ranks import FixedRanks, checks_over, only_result
 
 if TYPE_CHECKING:
     from finetune_smoke.ranks import Ranks
@@ -36,12 +36,12 @@ def test_without_a_majority_nobody_is_named(values: list[int]) -> None:
 
 def test_equal_values_pass_and_one_rank_is_not_compared() -> None:
     """What was not tested must not look passed."""
-    alone, same, other = told(5), told(5, 5), told(5, 5, 6)
+    alone, same, other = checks_over(5), checks_over(5, 5), checks_over(5, 5, 6)
     for record in (alone, same, other):
-        exact.equal(record, "base_digest", values=[5], what="weights")
-    assert alone.verdicts() == {}
-    assert only(same, "base_digest")["passed"]
-    assert only(other, "base_digest") == {
+        exact.record_equal(record, "base_digest", values=[5], what="weights")
+    assert alone.results() == {}
+    assert only_result(same, "base_digest")["passed"]
+    assert only_result(other, "base_digest") == {
         "passed": False,
         "detail": "weights: rank 2 of 3 not like the others (1 of 1 looks failed)",
         "ranks": [2],
@@ -50,12 +50,12 @@ def test_equal_values_pass_and_one_rank_is_not_compared() -> None:
 
 def test_one_failure_among_passes_is_kept() -> None:
     """A check that failed once has failed, whatever comes after; the first problem is told."""
-    record = told(0)
+    record = checks_over(0)
     record.record("data_digest", problem=None)
-    record.record("data_digest", problem="step 10: rank 1", guilty=[1])
-    record.record("data_digest", problem="step 20: rank 0", guilty=[0])
+    record.record("data_digest", problem="step 10: rank 1", at_fault=[1])
+    record.record("data_digest", problem="step 20: rank 0", at_fault=[0])
     record.record("data_digest", problem=None)
-    assert only(record, "data_digest") == {
+    assert only_result(record, "data_digest") == {
         "passed": False, "detail": "step 10: rank 1 (2 of 4 looks failed)", "ranks": [0, 1],
     }  # fmt: skip
 
@@ -107,9 +107,9 @@ def test_audit_of_a_rank_alone_compares_it_with_itself() -> None:
 
     record = Checks(cast("Ranks", Alone()))
     exact.audit(record, step=0, work=lambda: (torch.tensor(1.0), [torch.tensor([2.0])]))
-    assert only(record, "lock_step")["passed"]
+    assert only_result(record, "lock_step")["passed"]
     exact.audit(record, step=50, work=unsteady)
-    found = only(record, "lock_step")
+    found = only_result(record, "lock_step")
     assert not found["passed"]
     assert "gradients of the same rows at step 50: rank 0 does not repeat itself" in found["detail"]
     assert found["ranks"] == [0]
@@ -137,7 +137,7 @@ class Alone:
 
 
 @pytest.mark.parametrize(
-    ("once", "again", "detail", "guilty"),
+    ("once", "again", "detail", "at_fault"),
     [
         ([[1, 2], [1, 2], [1, 3]], None, "gradients of the same rows at step 0: rank 2 of 3 not like", [2]),
         ([[1, 2], [4, 2], [1, 2]], None, "loss of the same rows at step 0: rank 1 of 3 not like", [1]),
@@ -146,22 +146,22 @@ class Alone:
     ],
 )
 def test_audit_names_the_odd_rank_and_those_unlike_themselves(
-    once: list[list[int]], again: list[list[int]] | None, detail: str, guilty: list[int]
+    once: list[list[int]], again: list[list[int]] | None, detail: str, at_fault: list[int]
 ) -> None:
     """Wrong arithmetic repeats itself; flaky arithmetic does not."""
-    record = told(0)
+    record = checks_over(0)
     exact._judge_lock_step(record, 0, once, again or once)
-    found = only(record, "lock_step")
+    found = only_result(record, "lock_step")
     assert detail in found["detail"]
-    assert found["ranks"] == guilty
+    assert found["ranks"] == at_fault
 
 
 def test_wrong_all_reduce_names_where_it_arrived_wrong() -> None:
     """Counts of wrong elements by rank: 0 passes, 3 on rank 1 does not."""
-    record = told(0, 3)
-    exact.none_on_any_rank(record, "all_reduce", count=0, what="wrong elements")
-    assert only(record, "all_reduce")["ranks"] == [1]
-    assert "wrong elements: 3 on rank 1" in only(record, "all_reduce")["detail"]
+    record = checks_over(0, 3)
+    exact.record_zero(record, "all_reduce", count=0, what="wrong elements")
+    assert only_result(record, "all_reduce")["ranks"] == [1]
+    assert "wrong elements: 3 on rank 1" in only_result(record, "all_reduce")["detail"]
 
 
 def test_all_reduce_that_loses_a_bit_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_all_reduce_that_loses_a_bit_is_seen(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch.distributed, "broadcast", lambda _vector, _source: None)
     counted: list[int] = []
 
-    class Counting(Told):
+    class Counting(FixedRanks):
         def gather(self, values: Any) -> list[list[Any]]:
             counted.extend(values)
             return [list(values), [0]]
@@ -183,7 +183,7 @@ def test_all_reduce_that_loses_a_bit_is_seen(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("everyone", "guilty"),
+    ("everyone", "at_fault"),
     [
         ([(0, 11, 0, 11), (4, 12, 4, 12)], []),
         ([(0, 11, 0, 11), (4, 11, 4, 11)], []),  # equal texts
@@ -192,22 +192,22 @@ def test_all_reduce_that_loses_a_bit_is_seen(monkeypatch: pytest.MonkeyPatch) ->
         ([(0, 11, 0, 11), (0, 11, 0, 11), (8, 12, 8, 12)], [0, 1]),
     ],
 )
-def test_rows_other_than_demanded_name_their_reader(everyone: list[tuple[int, ...]], guilty: list[int]) -> None:
+def test_rows_other_than_demanded_name_their_reader(everyone: list[tuple[int, ...]], at_fault: list[int]) -> None:
     """And rows read twice name both readers; they are told apart by number, since texts may be equal."""
-    record = told(*everyone)
-    exact.rows_read(record, step=0, read=(0, 0), demanded=(0, 0))
-    assert only(record, "data_digest")["passed"] == (not guilty)
-    assert only(record, "data_digest")["ranks"] == guilty
+    record = checks_over(*everyone)
+    exact.record_rows_read(record, step=0, read=(0, 0), demanded=(0, 0))
+    assert only_result(record, "data_digest")["passed"] == (not at_fault)
+    assert only_result(record, "data_digest")["ranks"] == at_fault
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_loss_that_is_no_number_is_caught(value: float) -> None:
     """A NaN in one step is enough."""
     record = Checks(cast("Ranks", Alone()))
-    exact.finite(record, values=[1.0, 2.0])
-    assert only(record, "finite")["passed"]
-    exact.finite(record, values=[1.0, value])
-    assert not only(record, "finite")["passed"]
+    exact.record_finite(record, values=[1.0, 2.0])
+    assert only_result(record, "finite")["passed"]
+    exact.record_finite(record, values=[1.0, value])
+    assert not only_result(record, "finite")["passed"]
 
 
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
@@ -215,15 +215,15 @@ def test_weight_that_is_no_number_is_caught(value: float) -> None:
     """One of many, though every loss before it was fine."""
     record = Checks(cast("Ranks", Alone()))
     weights = [torch.ones(5, 5), torch.zeros(7)]
-    exact.finite(record, values=[1.0], weights=weights)
-    assert only(record, "finite")["passed"]
+    exact.record_finite(record, values=[1.0], weights=weights)
+    assert only_result(record, "finite")["passed"]
     weights[1][6] = value
-    exact.finite(record, values=[1.0], weights=weights)
-    assert "not finite: 1 on rank 0" in only(record, "finite")["detail"]
+    exact.record_finite(record, values=[1.0], weights=weights)
+    assert "not finite: 1 on rank 0" in only_result(record, "finite")["detail"]
 
 
 @pytest.mark.parametrize(
-    ("once", "again", "detail", "guilty"),
+    ("once", "again", "detail", "at_fault"),
     [
         ([[1, 2]] * 3, None, None, []),
         ([[1, 2], [1, 2], [1, 3]], None, "rank 2 of 3 not like the others", [2]),
@@ -233,30 +233,30 @@ def test_weight_that_is_no_number_is_caught(value: float) -> None:
     ],
 )
 def test_replays_name_the_odd_rank(
-    once: list[list[int]], again: list[list[int]] | None, detail: str | None, guilty: list[int]
+    once: list[list[int]], again: list[list[int]] | None, detail: str | None, at_fault: list[int]
 ) -> None:
     """As the audit does."""
-    record = told(0)
+    record = checks_over(0)
     exact._judge_replays(record, 50, [once, again or once])
-    found = only(record, "graph_lock_step")
+    found = only_result(record, "graph_lock_step")
     assert found["passed"] == (detail is None)
-    assert found["ranks"] == guilty
+    assert found["ranks"] == at_fault
     assert detail is None or f"replays of the same rows at step 50: {detail}" in found["detail"]
 
 
 @pytest.mark.parametrize("again", [[[1, 9], [1, 2]], [[1, 9], [1, 8]]])
 def test_replays_that_repeat_on_no_majority_are_no_pass(again: list[list[int]]) -> None:
     """Kernels that never repeat themselves look like this; a look before that chanced to agree does not count."""
-    record = told(0)
+    record = checks_over(0)
     exact._judge_replays(record, 0, [[[1, 2], [1, 2]], [[1, 2], [1, 2]]])
     exact._judge_replays(record, 50, [[[1, 2], [1, 2]], again])
-    assert record.verdicts() == {}
+    assert record.results() == {}
     assert "the graph's kernels cannot be compared" in record.left_out()["graph_lock_step"]
 
 
 def replays(*looks: list[int]) -> tuple[Checks, list[int]]:
     """The checks after an audit whose replays give such digests by rank, and how many replays each took."""
-    record, left = told(*looks[0]), [list(look) for look in looks]
+    record, left = checks_over(*looks[0]), [list(look) for look in looks]
     made: list[int] = []
 
     def gather(_values: object) -> list[list[int]]:
@@ -270,14 +270,14 @@ def replays(*looks: list[int]) -> tuple[Checks, list[int]]:
 def test_replays_that_agree_are_made_twice() -> None:
     """What costs a healthy run no more."""
     record, made = replays([7, 7, 7], [7, 7, 7])
-    assert only(record, "graph_lock_step")["passed"]
+    assert only_result(record, "graph_lock_step")["passed"]
     assert len(made) == exact.FEWEST_REPLAYS
 
 
 def test_kernels_that_differ_now_and_then_blame_nobody() -> None:
     """One rank differs at first, another one later: so it is the kernels."""
     record, made = replays([7, 7, 7, 9], [7, 7, 7, 7], [7, 7, 7, 7], [7, 8, 7, 7], *[[7, 7, 7, 7]] * 6)
-    assert record.verdicts() == {}
+    assert record.results() == {}
     assert "ranks 1, 3 of 4 differ from themselves" in record.left_out()["graph_lock_step"]
     assert len(made) == exact.MOST_REPLAYS
 
@@ -285,15 +285,15 @@ def test_kernels_that_differ_now_and_then_blame_nobody() -> None:
 def test_the_one_rank_that_does_not_repeat_itself_is_named() -> None:
     """All others do, ten times."""
     record, _ = replays([7, 7, 7, 9], *[[7, 7, 7, 7]] * 9)
-    assert only(record, "graph_lock_step")["ranks"] == [3]
+    assert only_result(record, "graph_lock_step")["ranks"] == [3]
 
 
 def test_what_was_left_out_still_fails_if_it_failed() -> None:
     """A reason not to look excuses nothing."""
-    record = told(0)
-    record.record("graph_lock_step", problem="rank 1", guilty=[1])
+    record = checks_over(0)
+    record.record("graph_lock_step", problem="rank 1", at_fault=[1])
     record.leave_out("graph_lock_step", why="cannot be compared")
-    assert not only(record, "graph_lock_step")["passed"]
+    assert not only_result(record, "graph_lock_step")["passed"]
     assert record.left_out() == {}
 
 
@@ -301,10 +301,10 @@ def test_adapter_that_never_changed_is_caught() -> None:
     """By its fingerprint."""
     record = Checks(cast("Ranks", Alone()))
     start = fingerprints([torch.zeros(4), torch.ones(4)])
-    exact.moved(record, before=start, now=fingerprints([torch.full((4,), 1e-20), torch.ones(4) + 1e-3]))
-    assert only(record, "adapters_moved")["passed"]
-    exact.moved(record, before=start, now=fingerprints([torch.zeros(4), torch.ones(4) + 1e-3]))
-    assert "adapter tensors of 2 that never changed: 1 on rank 0" in only(record, "adapters_moved")["detail"]
+    exact.record_moved(record, before=start, now=fingerprints([torch.full((4,), 1e-20), torch.ones(4) + 1e-3]))
+    assert only_result(record, "adapters_moved")["passed"]
+    exact.record_moved(record, before=start, now=fingerprints([torch.zeros(4), torch.ones(4) + 1e-3]))
+    assert "adapter tensors of 2 that never changed: 1 on rank 0" in only_result(record, "adapters_moved")["detail"]
 
 
 def test_deterministic_switch_is_put_back() -> None:

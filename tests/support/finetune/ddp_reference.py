@@ -15,15 +15,15 @@ from tests.support.finetune.runs import QUICK
 
 def main() -> None:
     """Raises AssertionError where they differ."""
-    with ranks.joined() as everyone:
-        run = setup.prepare(preset("tiny", **QUICK), ranks=everyone, progress=lambda _step, _fraction: None)
+    with ranks.all_ranks() as members:
+        run = setup.prepare(preset("tiny", **QUICK), ranks=members, progress=lambda _step, _fraction: None)
         with torch.no_grad():
             for parameter in run.adapters.values():
                 parameter.add_(0.01)  # B is 0 at first, and A without a gradient
         batch = batches.batch(steps.read_rows(run, 0), run.source.pad_id)
         count = run.ranks.sum_(torch.tensor(float(batch.targets.numel())))
         replica = DistributedDataParallel(run.model)
-        (replica(batch.ids, batch.positions, batch.targets) * everyone.world_size / count).backward()
+        (replica(batch.ids, batch.positions, batch.targets) * members.world_size / count).backward()
         expected = [parameter.grad.clone() for parameter in run.gradients.parameters if parameter.grad is not None]
         loss = run.model(batch.ids, batch.positions, batch.targets) / count
         mine = torch.autograd.grad(loss, run.gradients.parameters)

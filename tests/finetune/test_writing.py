@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from finetune_smoke.run import Run
+    from finetune_smoke.run import TrainingRun
 
 pytestmark = pytest.mark.long
 
@@ -49,11 +49,11 @@ def steps_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("step-*"))
 
 
-def unsteady_at(step: int) -> Callable[[Run, int], tuple[torch.Tensor, list[torch.Tensor]]]:
+def unsteady_at(step: int) -> Callable[[TrainingRun, int], tuple[torch.Tensor, list[torch.Tensor]]]:
     """In place of the audit's pass: one that does not repeat itself at ``step``, as a GPU that was wrong once."""
     steady = loop.steps.lock_step_pass
 
-    def work(run: Run, at: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    def work(run: TrainingRun, at: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
         return (torch.rand(1), [torch.rand(1)]) if at == step else steady(run, at)
 
     return work
@@ -103,7 +103,7 @@ def test_stop_with_a_state_that_is_not_finite_is_no_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not 3, which a scheduler would start again; and nothing is promised that is not there."""
-    monkeypatch.setattr(stopping.Stop, "agreed", lambda _stop, _ranks: True)
+    monkeypatch.setattr(stopping.StopRequest, "on_any_rank", lambda _stop, _ranks: True)
     monkeypatch.setattr(loop.steps, "learning_rate", lambda _run, _step: float("nan"))
     assert main(options(tmp_path, OFTEN)) == 1
     assert "STOPPED after step 2 of 8, without a checkpoint: --resume auto starts at step 0" in told(capsys)[0]
@@ -157,21 +157,23 @@ def test_another_data_set_is_refused(tmp_path: Path, real_model: Path, real_data
 
 
 @pytest.fixture
-def prepared(tmp_path: Path) -> Run:
+def prepared(tmp_path: Path) -> TrainingRun:
     """A run before its first step that saves beside the training."""
     config = preset("tiny", **CHEAP, checkpoint_dir=str(tmp_path), checkpoint_async=True)
     ranks = Ranks(rank=0, world_size=1, device=torch.device("cpu"))
     return prepare(config, ranks=ranks, progress=lambda _step, _part: None)
 
 
-def save(prepared: Run) -> None:
+def save(prepared: TrainingRun) -> None:
     """Save once, and wait as a run does at its end."""
     with writing.saver(prepared) as saver:
         assert saver is not None
         saver.save(step=1, losses=[0.5])
 
 
-def test_run_that_fails_lets_a_checkpoint_be_complete(prepared: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_that_fails_lets_a_checkpoint_be_complete(
+    prepared: TrainingRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The thread that writes it has begun nothing when training fails."""
     failed, write = threading.Event(), writing._write
 
@@ -193,7 +195,7 @@ def test_run_that_fails_lets_a_checkpoint_be_complete(prepared: Run, tmp_path: P
     assert (tmp_path / "step-1" / "_SUCCESS").exists()
 
 
-def test_disk_that_does_not_answer_ends_the_run(prepared: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_that_does_not_answer_ends_the_run(prepared: TrainingRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a message, in place of a wait for ever."""
     answers = threading.Event()
     monkeypatch.setattr(writing, "WRITING_DEADLINE_S", 0.5)
@@ -203,7 +205,7 @@ def test_disk_that_does_not_answer_ends_the_run(prepared: Run, monkeypatch: pyte
     answers.set()
 
 
-def test_marker_that_cannot_be_written_is_said(prepared: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_marker_that_cannot_be_written_is_said(prepared: TrainingRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is without it counts for nothing."""
 
     def full(_path: Path, _text: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from finetune_smoke.__main__ import main
 from finetune_smoke.training import loop
 
-told = loop._progress
+told = loop._progress_text
 
 
 def progress(config: Any, step: int, log: Any) -> str:
@@ -21,5 +21,5 @@ def progress(config: Any, step: int, log: Any) -> str:
 
 
 if __name__ == "__main__":
-    loop._progress = progress
+    loop._progress_text = progress
     sys.exit(main())

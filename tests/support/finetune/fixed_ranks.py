@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from finetune_smoke.ranks import Ranks
 
 
-class Told:
+class FixedRanks:
     """Ranks whose every gather gives what the test says."""
 
     def __init__(self, *everyone: Any) -> None:
@@ -26,13 +26,13 @@ class Told:
     gather_floats = gather
 
 
-def told(*everyone: Any) -> Checks:
+def checks_over(*everyone: Any) -> Checks:
     """Empty checks over such ranks."""
-    return Checks(cast("Ranks", Told(*everyone)))
+    return Checks(cast("Ranks", FixedRanks(*everyone)))
 
 
-def only(record: Checks, name: str) -> exact.Verdict:
+def only_result(record: Checks, name: str) -> exact.CheckResult:
     """The verdict of the one check that looked."""
-    (found,) = record.verdicts().items()
+    (found,) = record.results().items()
     assert found[0] == name
     return found[1]

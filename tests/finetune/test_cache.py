@@ -49,7 +49,7 @@ def source(config: Config, heard: list[str] | None = None) -> batches.Source:
 
 def made(config: Config) -> cache.Cache:
     """The folder of ``config``."""
-    return cache.cache(config, CODEC, step_rows=4)
+    return cache.open_rows(config, CODEC, step_rows=4)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -95,17 +95,17 @@ def test_second_reader_finds_what_the_first_made(tmp_path: Path) -> None:
 def test_other_rows_are_another_folder(tmp_path: Path, change: str) -> None:
     """Whatever the rows depend on."""
     config, codec = config_of(tmp_path, row_tokens=48), CODEC
-    first = cache.cache(config, codec, step_rows=4)
+    first = cache.open_rows(config, codec, step_rows=4)
     if change == "text":
         texts(tmp_path / "data", 41)
     elif change == "tokenizer":
         codec = dataclasses.replace(codec, digest=1)
     else:
         config = dataclasses.replace(config, **{change: {"row_tokens": 24, "packed": True, "heldout_rows": 2}[change]})
-    second = cache.cache(config, codec, step_rows=4)
+    second = cache.open_rows(config, codec, step_rows=4)
     assert second.made
     assert second.folder != first.folder
-    assert not cache.cache(config, codec, step_rows=4).made
+    assert not cache.open_rows(config, codec, step_rows=4).made
 
 
 def test_what_rows_do_not_depend_on_changes_nothing(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def holder(tmp_path: Path) -> Iterator[tuple[Path, int]]:
     path = tmp_path / "held.lock"
     program = (
         "import os, pathlib, sys, time\nfrom finetune_smoke.data import locking\n"
-        "with locking.held(pathlib.Path(sys.argv[1]), deadline_s=5, doing='', say=print):\n"
+        "with locking.file_lock(pathlib.Path(sys.argv[1]), deadline_s=5, activity='', say=print):\n"
         "    print('held', flush=True)\n    time.sleep(600)\n"
     )
     command = [sys.executable, "-c", program, str(path)]
@@ -193,13 +193,13 @@ def test_who_waits_says_for_whom_and_gives_up_at_the_deadline(
     heard: list[str] = []
     with (
         pytest.raises(InputError, match=f"process {pid} on .* is working and has held {path} for more than 1 s: wait"),
-        locking.held(path, deadline_s=1, doing="working", say=heard.append),
+        locking.file_lock(path, deadline_s=1, activity="working", say=heard.append),
     ):
         pytest.fail("it was held")
     assert len(heard) == 1
     assert heard[0].startswith(f"waiting for process {pid} on ")
     os.kill(pid, signal.SIGKILL)
-    with locking.held(path, deadline_s=60, doing="working", say=heard.append):
+    with locking.file_lock(path, deadline_s=60, activity="working", say=heard.append):
         assert path.read_text().startswith(f"process {os.getpid()} on ")
     assert path.read_text() == ""
 
@@ -287,8 +287,8 @@ def test_rows_made_for_a_smaller_batch_may_be_too_few(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     made(config)
     with pytest.raises(InputError, match="36 training rows of up to 1024 tokens are fewer than one step of 37 rows"):
-        cache.cache(config, CODEC, step_rows=37)
-    assert cache.cache(config, CODEC, step_rows=36).train == 36
+        cache.open_rows(config, CODEC, step_rows=37)
+    assert cache.open_rows(config, CODEC, step_rows=36).train == 36
 
 
 def test_too_few_packed_rows_are_refused(tmp_path: Path) -> None:

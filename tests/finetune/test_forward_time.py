@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, cast
 import pytest
 
 from finetune_smoke.evaluation import forward_time
-from tests.support.finetune.told_ranks import only, told
+from tests.support.finetune.fixed_ranks import checks_over, only_result
 
 if TYPE_CHECKING:
-    from finetune_smoke.run import Run
+    from finetune_smoke.run import TrainingRun
 
 ISSUED_S = 0.02
 
@@ -40,10 +40,10 @@ class Rank:
         self.busy = False
 
 
-def timed(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> forward_time.Forward:
+def timed(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> forward_time.ForwardTime:
     """What its forward takes."""
     monkeypatch.setattr(forward_time, "time", SimpleNamespace(perf_counter=rank.clock, thread_time=rank.clock))
-    return forward_time._timed(cast("Run", SimpleNamespace(ranks=rank)), rank.forward)
+    return forward_time._timed(cast("TrainingRun", SimpleNamespace(ranks=rank)), rank.forward)
 
 
 @pytest.mark.parametrize(("after_s", "launch_bound"), [(0.0, True), (0.002, True), (0.01, False), (0.2, False)])
@@ -57,26 +57,27 @@ def test_issuing_is_told_apart(after_s: float, *, launch_bound: bool, monkeypatc
 
 def test_a_cpu_has_no_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """It computes while the call runs."""
-    assert timed(Rank("cpu", after_s=0.0), monkeypatch) == forward_time.Forward(ms=pytest.approx(1e3 * ISSUED_S))
+    assert timed(Rank("cpu", after_s=0.0), monkeypatch) == forward_time.ForwardTime(ms=pytest.approx(1e3 * ISSUED_S))
 
 
 @pytest.mark.parametrize(
-    ("forward_ms", "guilty"), [([10.0, 10.4], []), ([10.0, 14.0], [1]), ([10.0, 10.1, 15.0, 9.9], [2]), ([10.0, math.nan], [1])]
+    ("forward_ms", "at_fault"),
+    [([10.0, 10.4], []), ([10.0, 14.0], [1]), ([10.0, 10.1, 15.0, 9.9], [2]), ([10.0, math.nan], [1])],
 )
-def test_slow_rank_is_named(forward_ms: list[float], guilty: list[int]) -> None:
+def test_slow_rank_is_named(forward_ms: list[float], at_fault: list[int]) -> None:
     """Against the median rank; a time that is no number is no pass."""
-    record = told(*((ms, 0.0) for ms in forward_ms))
-    forward_time.spread(record, forward=forward_time.Forward(ms=0.0), limit=1.25)
-    found = only(record, "step_time_spread")
-    assert found["passed"] == (not guilty)
-    assert found["ranks"] == guilty
+    record = checks_over(*((ms, 0.0) for ms in forward_ms))
+    forward_time.record_spread(record, forward=forward_time.ForwardTime(ms=0.0), limit=1.25)
+    found = only_result(record, "step_time_spread")
+    assert found["passed"] == (not at_fault)
+    assert found["ranks"] == at_fault
 
 
 def test_one_rank_has_no_spread() -> None:
     """Not recorded at all."""
-    record = told((10.0, 0.0))
-    forward_time.spread(record, forward=forward_time.Forward(ms=10.0), limit=1.25)
-    assert record.verdicts() == {}
+    record = checks_over((10.0, 0.0))
+    forward_time.record_spread(record, forward=forward_time.ForwardTime(ms=10.0), limit=1.25)
+    assert record.results() == {}
 
 
 @pytest.mark.parametrize(
@@ -89,29 +90,29 @@ def test_one_rank_has_no_spread() -> None:
 )
 def test_who_is_slow_by_its_launches_is_not_blamed(times: tuple[tuple[float, float], ...], named: str) -> None:
     """Nothing is told of their GPUs, and the reason names the ranks."""
-    record = told(*times)
-    forward_time.spread(record, forward=forward_time.Forward(ms=26.3), limit=1.25)
-    assert record.verdicts() == {}
+    record = checks_over(*times)
+    forward_time.record_spread(record, forward=forward_time.ForwardTime(ms=26.3), limit=1.25)
+    assert record.results() == {}
     assert record.left_out()["step_time_spread"] == f"{named} issued kernels for most of the forward: a host core's time"
 
 
 def test_launches_that_wait_for_a_slow_gpu_excuse_nothing() -> None:
     """Of 2000 kernels a thousand can be queued, so a slower GPU holds the issuing up as well."""
-    record = told((220.0, 107.0), (221.0, 108.0), (308.0, 165.0))
-    forward_time.spread(record, forward=forward_time.Forward(ms=220.0, issuing_ms=107.0), limit=1.25)
-    assert only(record, "step_time_spread")["ranks"] == [2]
+    record = checks_over((220.0, 107.0), (221.0, 108.0), (308.0, 165.0))
+    forward_time.record_spread(record, forward=forward_time.ForwardTime(ms=220.0, issuing_ms=107.0), limit=1.25)
+    assert only_result(record, "step_time_spread")["ranks"] == [2]
 
 
 def test_the_time_told_is_that_of_who_is_blamed() -> None:
     """Not that of a rank that is excused."""
-    record = told((26.3, 26.2), (80.0, 79.9), (60.0, 26.0), (26.9, 26.8))
-    forward_time.spread(record, forward=forward_time.Forward(ms=26.3, issuing_ms=26.2), limit=1.25)
-    assert only(record, "step_time_spread")["detail"].startswith("forward of rank 2: 60.0 ms against 26.9 ms")
+    record = checks_over((26.3, 26.2), (80.0, 79.9), (60.0, 26.0), (26.9, 26.8))
+    forward_time.record_spread(record, forward=forward_time.ForwardTime(ms=26.3, issuing_ms=26.2), limit=1.25)
+    assert only_result(record, "step_time_spread")["detail"].startswith("forward of rank 2: 60.0 ms against 26.9 ms")
 
 
 @pytest.mark.parametrize("issuing_ms", [5.0, 26.2])
 def test_who_is_slow_beside_a_launch_bound_rank_is_blamed(issuing_ms: float) -> None:
     """The GPU of the others takes no longer than their launches, and those of this one took no longer than theirs."""
-    record = told((26.3, 26.2), (60.0, issuing_ms), (26.9, 26.8))
-    forward_time.spread(record, forward=forward_time.Forward(ms=26.3, issuing_ms=26.2), limit=1.25)
-    assert only(record, "step_time_spread")["ranks"] == [1]
+    record = checks_over((26.3, 26.2), (60.0, issuing_ms), (26.9, 26.8))
+    forward_time.record_spread(record, forward=forward_time.ForwardTime(ms=26.3, issuing_ms=26.2), limit=1.25)
+    assert only_result(record, "step_time_spread")["ranks"] == [1]
