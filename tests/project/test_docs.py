@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gpucluster.thresholds.load import load
 from tests.support import REPOSITORY
 
 if TYPE_CHECKING:
@@ -182,6 +183,13 @@ def test_sources_name_pages_that_exist() -> None:
     text = (REPOSITORY / "thresholds.yaml").read_text(encoding="utf-8")
     assert text.count("docs/results/") > 50
     assert sources_without_a_page(text) == []
+
+
+def test_reasons_name_no_page() -> None:
+    """A failure shows the reason of its limit also where a wheel is installed, which has no docs."""
+    file = load(None)
+    entries = [entry for profile in file.profiles.values() for entry in file.criteria(profile).values()]
+    assert [entry.key for entry in entries if "docs/" in entry.why + entry.criterion] == []
 
 
 def test_sources_without_a_page_are_seen() -> None:
