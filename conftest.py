@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ["pytester"]
-
 OWN_TESTS = Path(__file__).parent / "tests"
 
 # A warning in our own tests is an error. Not in pyproject.toml: a warning of torch must not reject a cluster.

@@ -59,9 +59,10 @@ def anchors(text: str) -> set[str]:
 
 
 def dead_links(folder: Path) -> list[str]:
-    """``file: target`` for each relative link below ``folder`` whose file or heading does not exist."""
+    """``file: target`` for each relative link below ``folder`` without its file or heading; hidden folders are left out."""
     dead = []
-    for file in sorted(folder.rglob("*.md")):
+    pages = [file for file in folder.rglob("*.md") if not any(part[0] == "." for part in file.relative_to(folder).parts)]
+    for file in sorted(pages):
         prose = FENCE.sub("", file.read_text(encoding="utf-8"))
         for target in re.findall(r"\]\(([^)\s]+)\)", prose):
             path, _, anchor = target.partition("#")
@@ -131,12 +132,14 @@ def test_generator_refuses_other_arguments(generator: ModuleType) -> None:
 
 
 def test_links_of_the_documentation_lead_somewhere() -> None:
-    """Every relative link under docs/ has its file, and its heading where it names one."""
-    assert dead_links(DOCS) == []
+    """Every relative link of a Markdown file has its file, and its heading where it names one."""
+    assert dead_links(REPOSITORY) == []
 
 
 def test_dead_links_are_seen(tmp_path: Path) -> None:
-    """A missing file and a missing heading are told; a link inside a code block and a web address are not ours."""
+    """A missing file and a missing heading are found; code blocks, web addresses and hidden folders are left alone."""
+    (tmp_path / ".nox").mkdir()
+    (tmp_path / ".nox" / "a.md").write_text("[x](gone.md)")
     (tmp_path / "a.md").write_text(
         "# One `key[x]`\n[b](b.md) [c](#two) [d](#one-keyx) [e](https://example.org)\n```\n[f](f.md)\n```\n"
     )

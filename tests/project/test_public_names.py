@@ -29,7 +29,7 @@ OPTIONS = {
     "--gpucluster-inline",
     "--gpucluster-selftest",
 }
-HEAVY = ("torch", "pydantic", "rich", "pynvml", "yaml", "numpy", "transformers", "junit_xml")
+HEAVY = ("torch", "pydantic", "rich", "pynvml", "yaml", "numpy", "transformers", "peft", "junit_xml")
 
 
 def python(*arguments: str) -> str:
