@@ -15,7 +15,7 @@ from pytest_gpucluster.thresholds.load import load  # noqa: E402 -- from this ch
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pytest_gpucluster.thresholds.load import ThresholdsFile
+    from pytest_gpucluster.thresholds.file import ThresholdsFile
     from pytest_gpucluster.thresholds.resolve import Profile, Threshold
 
 TARGET = ROOT / "docs" / "criteria.md"

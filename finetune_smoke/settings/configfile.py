@@ -31,13 +31,11 @@ WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: 
 def read(path: Path) -> dict[str, object]:
     """The settings in ``path`` by field of Config; raises InputError with file and line for what does not belong there."""
     file = str(path)
-    content, problems = yaml_lines.read_bytes(path, file=file)
+    document = yaml_lines.read(path, file=file)
+    problems = document.problems or _problems(document)
     if not problems:
-        document = yaml_lines.parse(content, file=file)
-        problems = document.problems or _problems(document)
-        if not problems:
-            types = typing.get_type_hints(Config)
-            return {str(name): _value(types[str(name)], value) for name, value in document.data.items()}
+        types = typing.get_type_hints(Config)
+        return {str(name): _value(types[str(name)], value) for name, value in document.data.items()}
     more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
     raise InputError(f"{problems[0]}{more}")
 

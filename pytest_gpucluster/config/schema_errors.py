@@ -21,7 +21,6 @@ _TYPES = {
     "tuple_type": "a list",
     "dict_type": "a mapping",
     "model_type": "a mapping",
-    "dataclass_type": "a mapping",
     "greater_than": "above {gt:g}",
     "greater_than_equal": "at least {ge:g}",
     "less_than": "below {lt:g}",
@@ -31,9 +30,10 @@ _TYPES = {
     "too_short": "a list that is not empty",
     "expected": "{words}",
 }
-_UNKNOWN_KEY = {"extra_forbidden", "unexpected_keyword_argument"}
+_ABSENT = {"missing": "missing", "empty": "empty"}
 _CLOSE = 0.55
 """difflib's ratio: 'minimum' is 0.6 from 'min'."""
+_MAX_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +49,14 @@ class Part:
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
+def closest(word: str, known: Sequence[str], *, most: int = 1) -> list[str]:
+    """The known words that ``word`` is probably meant to be, nearest first; empty where none is near."""
+    return get_close_matches(word, known, n=most, cutoff=_CLOSE)
+
+
 def did_you_mean(word: str, known: Sequence[str]) -> str:
     """`` Did you mean 'min'?`` or nothing."""
-    close = get_close_matches(word, known, n=1, cutoff=_CLOSE)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    return "".join(f" Did you mean {close!r}?" for close in closest(word, known))
 
 
 def described(value: object) -> str:
@@ -65,6 +69,13 @@ def described(value: object) -> str:
         return str(value).lower()
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def listed(problems: Sequence[Problem]) -> str:
+    """The text of an error: one problem a line, at most 10 of them."""
+    lines = [str(problem) for problem in problems[:_MAX_SHOWN]]
+    more = len(problems) - len(lines)
+    return "\n".join([*lines, f"... and {more} more problems."] if more else lines)
 
 
 def shape_problems(errors: Sequence[Any], document: Document, *, part_of: Callable[[KeyPath], Part]) -> list[Problem]:
@@ -90,10 +101,10 @@ def _message(error: Any, path: KeyPath, *, part_of: Callable[[KeyPath], Part]) -
     if path[-1] == "[key]":
         return f"the key {path[-2]!r} must be text{part_of(path[:-2]).inside}."
     name, part = path[-1], part_of(path[:-1])
-    if kind in _UNKNOWN_KEY:
+    if kind == "extra_forbidden":
         return _unknown_key(str(name), part)
-    if kind in {"missing", "missing_keyword_only_argument", "missing_argument"}:
-        return f"{name!r} is missing{part.inside}."
+    if kind in _ABSENT:
+        return f"{name!r} is {_ABSENT[kind]}{part.inside}."
     if kind == "literal_error":
         choices = context["expected"].replace(" or ", ", ").replace("'", "")
         hint = did_you_mean(str(error["input"]), choices.split(", "))

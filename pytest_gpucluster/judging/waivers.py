@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from pytest_gpucluster.config.schema_errors import Part, did_you_mean, shape_problems
-from pytest_gpucluster.config.yaml_lines import Problem, parse, read_bytes
+from pytest_gpucluster.config.schema_errors import Part, did_you_mean, listed, shape_problems
+from pytest_gpucluster.config.yaml_lines import Problem, read
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import WAIVED, Record, counted_as, may_be_waived
 from pytest_gpucluster.thresholds.layers import shown
@@ -135,11 +135,10 @@ def load(path: Path, *, criteria: Collection[str]) -> list[Waiver]:
         ConfigurationError: one line per problem, ``file:line`` first.
     """
     file = shown(path)
-    content, problems = read_bytes(path, file=file)
-    document = None if problems else parse(content, file=file)
-    found = list(problems) if document is None else [*document.problems] or [*_check(document, criteria)]
-    if found or document is None:
-        raise ConfigurationError("\n".join(map(str, found)))
+    document = read(path, file=file)
+    problems = document.problems or tuple(_check(document, criteria))
+    if problems:
+        raise ConfigurationError(listed(problems))
     return [
         Waiver(
             criterion=row["criterion"],

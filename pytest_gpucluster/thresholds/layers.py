@@ -6,20 +6,20 @@ Both use one rule (``merge_entry``): a key replaces the key below it, ``recipe``
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from pytest_gpucluster.config.yaml_lines import Document, Problem, parse, read_bytes
+from pytest_gpucluster.config.yaml_lines import Document, read
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from pytest_gpucluster.config.yaml_lines import KeyPath, Where
 
     Data: TypeAlias = dict[str | int, Any]
 
+Key = TypeVar("Key", str, str | int)
 Kind: TypeAlias = Literal["above", "below", "min", "max"]
 KINDS: tuple[Kind, ...] = ("above", "below", "min", "max")
 """How a limit is written: above and below are strict, min and max inclusive."""
@@ -28,11 +28,11 @@ _LIMIT = (*KINDS, "of", "bound_waived")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A thresholds file as read: its digest and, with ``extends: packaged``, already merged over the packaged one."""
+    """A thresholds file as read. With ``extends: packaged``, ``document`` is the overlay and ``base`` the packaged file."""
 
     path: Path
-    sha256: str
     document: Document
+    base: Document | None = None
 
 
 def packaged_path() -> Path:
@@ -52,35 +52,26 @@ def shown(path: Path) -> str:
 
 def read_source(path: Path | None) -> Source:
     """Read a file (None: the packaged one). What is wrong is in ``document.problems``, never raised."""
-    real = path or packaged_path()
-    document, sha256 = _read(real)
+    real, packaged = path or packaged_path(), packaged_path()
+    document = read(real, file=shown(real))
     if "extends" not in document.data:
-        return Source(path=real, sha256=sha256, document=document)
-    if real.absolute() == packaged_path().absolute():
-        return Source(path=real, sha256=sha256, document=_refused(document, "the packaged file extends nothing."))
+        return Source(path=real, document=document)
+    if real.absolute() == packaged.absolute():
+        return Source(path=real, document=_refused(document, "the packaged file extends nothing."))
     if document.data["extends"] != "packaged":
         text = f"'extends' must be 'packaged', not {document.data['extends']!r}."
-        return Source(path=real, sha256=sha256, document=_refused(document, text))
-    base, _ = _read(packaged_path())
-    return Source(path=real, sha256=sha256, document=base if base.problems else _overlay(base, document))
-
-
-def _read(path: Path) -> tuple[Document, str]:
-    """Parse one file."""
-    content, problems = read_bytes(path, file=shown(path))
-    if problems:
-        return Document(file=shown(path), problems=problems), ""
-    return parse(content, file=shown(path)), hashlib.sha256(content).hexdigest()
+        return Source(path=real, document=_refused(document, text))
+    base = read(packaged, file=shown(packaged))
+    return Source(path=real, document=base if base.problems else _overlay(base, document), base=base)
 
 
 def _refused(document: Document, message: str) -> Document:
     """The same file with a problem at its ``extends``."""
-    problem: Problem = document.problem(("extends",), message)
-    return Document(file=document.file, problems=(problem,))
+    return Document(file=document.file, problems=(document.problem(("extends",), message),))
 
 
-def merge_entry(below: Mapping[str | int, Any], above: Mapping[str | int, Any]) -> Data:
-    """One layer over another; neither is changed."""
+def merge_entry(below: Mapping[Key, Any], above: Mapping[Key, Any]) -> dict[Key, Any]:
+    """Lay the keys that ``above`` has over those of ``below``; neither is changed."""
     merged = {key: value for key, value in below.items() if not (_has_limit(above) and key in _LIMIT)}
     for key, value in above.items():
         both = key == "recipe" and isinstance(value, dict) and isinstance(merged.get(key), dict)
@@ -88,7 +79,7 @@ def merge_entry(below: Mapping[str | int, Any], above: Mapping[str | int, Any]) 
     return merged
 
 
-def _has_limit(entry: Mapping[str | int, Any]) -> bool:
+def _has_limit(entry: Mapping[Any, Any]) -> bool:
     return any(kind in entry for kind in KINDS)
 
 
@@ -120,23 +111,3 @@ def _overlay_entry(below: Any, above: Any) -> Any:
     if isinstance(overrides, dict) and isinstance(more, dict):
         merged["profiles"] = {**overrides, **{name: _overlay_entry(overrides.get(name), x) for name, x in more.items()}}
     return merged
-
-
-def layers(entry: Mapping[str | int, Any], chain: Sequence[str]) -> list[tuple[KeyPath, Data]]:
-    """What an entry says for a profile, lowest first: itself, then the overrides of ``chain`` (oldest ancestor first).
-
-    Each with its path below the entry.
-    """
-    base = {key: value for key, value in entry.items() if key != "profiles"}
-    overrides = entry.get("profiles") or {}
-    return [((), base), *((("profiles", name), overrides[name]) for name in chain if name in overrides)]
-
-
-def chain_of(profiles: Mapping[str | int, Any], name: str) -> list[str]:
-    """A profile and its ancestors, oldest first. Stops at an unknown parent or before going round in a circle."""
-    chain: list[str] = []
-    current: Any = name
-    while isinstance(current, str) and current in profiles and current not in chain:
-        chain.insert(0, current)
-        current = profiles[current].get("inherits")
-    return chain

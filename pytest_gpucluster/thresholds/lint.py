@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from pytest_gpucluster.config.schema_errors import did_you_mean, shape_problems
-from pytest_gpucluster.config.yaml_lines import Document, Problem
-from pytest_gpucluster.thresholds.layers import KINDS, chain_of, read_source
-from pytest_gpucluster.thresholds.resolve import resolve, resolve_profile
-from pytest_gpucluster.thresholds.schema import File, part_of
+from pytest_gpucluster.config.schema_errors import did_you_mean
+from pytest_gpucluster.config.yaml_lines import Problem
+from pytest_gpucluster.thresholds import schema as shape
+from pytest_gpucluster.thresholds.file import ThresholdsFile
+from pytest_gpucluster.thresholds.layers import KINDS, read_source
+from pytest_gpucluster.thresholds.resolve import chain_of
 from pytest_gpucluster.thresholds.specs import FIELD_UNITS, load_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from pytest_gpucluster.config.yaml_lines import KeyPath
+    from pytest_gpucluster.config.yaml_lines import Document, KeyPath
     from pytest_gpucluster.thresholds.resolve import Profile, Threshold
-
-__all__ = ["Problem", "check", "lint", "schema"]
+    from pytest_gpucluster.thresholds.schema import Entry, Override
 
 CLUSTER_UNITS = {"gpus_per_node": "GPUs", "nodes": "nodes", "world_size": "GPUs"}
 """What ``of: cluster...`` may name, with the unit it is in."""
@@ -34,135 +33,138 @@ _MAY_BE_NEGATIVE = {"C"}
 
 def lint(path: Path | None) -> list[Problem]:
     """Everything wrong with a file (None: the packaged one), in the file's order. Empty when it is good."""
-    return check(read_source(path).document)
+    return check(path)[1]
 
 
 def schema() -> dict[str, Any]:
     """The JSON schema of a thresholds file, for editors. ``lint`` checks more than a schema can say."""
-    return File.model_json_schema(by_alias=True)
+    return shape.File.model_json_schema(by_alias=True)
 
 
-def check(document: Document) -> list[Problem]:
-    """Everything wrong with a document; an entry of the wrong shape is not looked at further."""
-    if document.problems:
-        return list(document.problems)
-    found, sound = _check_shape(document)
-    if sound:
-        references = list(_check_profiles(sound))
-        found += references or [*_check_entries(sound)]
-    return sorted(set(found), key=lambda problem: (problem.file, problem.line, problem.message))
+def check(path: Path | None) -> tuple[ThresholdsFile | None, list[Problem]]:
+    """Read a file once, and say everything that is wrong with it. An entry of the wrong shape is not looked at further."""
+    source = read_source(path)
+    content, problems = shape.validate(source.document)
+    if content is None:
+        return None, problems
+    file = ThresholdsFile(source=source, content=content)
+    found = problems + ([*_check_profiles(file)] or [*_check_entries(file)])
+    return file, sorted(set(found), key=lambda problem: (problem.file, problem.line, problem.message))
 
 
-def _check_shape(document: Document) -> tuple[list[Problem], Document | None]:
-    """The problems of shape, and the document without the entries that have one (None: nothing to go on with)."""
-    try:
-        File.model_validate(document.data)
-    except ValidationError as error:
-        problems = shape_problems(error.errors(), document, part_of=part_of)
-        bad = {item["loc"][1] for item in error.errors() if item["loc"][:1] == ("criteria",) and len(item["loc"]) > 1}
-        if not all(item["loc"][:1] == ("criteria",) and len(item["loc"]) > 1 for item in error.errors()):
-            return problems, None
-        criteria = {key: entry for key, entry in document.data["criteria"].items() if key not in bad}
-        data = {**document.data, "criteria": criteria}
-        return problems, Document(file=document.file, data=data, where=document.where)
-    return [], document
-
-
-def _check_profiles(document: Document) -> Iterator[Problem]:
+def _check_profiles(file: ThresholdsFile) -> Iterator[Problem]:
     """Unknown GPUs and parents, circles, a profile that promises nothing."""
-    profiles: Mapping[str | int, Any] = document.data["profiles"]
-    specs = load_specs()
+    profiles, specs = file.content.profiles, load_specs()
     for name, entry in profiles.items():
         path: KeyPath = ("profiles", name)
-        parent, gpu = entry.get("inherits"), entry.get("gpu")
+        parent, gpu = entry.inherits, entry.gpu
+        chain = chain_of(profiles, name)
         if parent is not None and parent not in profiles:
-            hint = did_you_mean(parent, [str(other) for other in profiles])
-            known = ", ".join(str(other) for other in profiles)
-            text = f"profile {name!r} inherits {parent!r}, which is not a profile. Profiles: {known}.{hint}"
-            yield document.problem((*path, "inherits"), text)
-        elif parent is not None and profiles[chain_of(profiles, str(name))[0]].get("inherits") in profiles:
-            yield document.problem((*path, "inherits"), f"profile {name!r} inherits itself in a circle.")
+            known = ", ".join(profiles)
+            text = f"profile {name!r} inherits {parent!r}, which is not a profile. Profiles: {known}."
+            yield file.document.problem((*path, "inherits"), text + did_you_mean(parent, list(profiles)))
+        elif parent is not None and profiles[chain[0]].inherits in profiles:
+            yield file.document.problem((*path, "inherits"), f"profile {name!r} inherits itself in a circle.")
         if gpu is not None and gpu not in specs:
             text = f"profile {name!r} names the GPU {gpu!r}, which has no spec. Specs: {', '.join(specs)}."
             hint = did_you_mean(gpu, list(specs))
-            yield document.problem((*path, "gpu"), f"{text}{hint} To add one: a file in pytest_gpucluster/thresholds/specs.")
-        lineage = [profiles[other] for other in chain_of(profiles, str(name))]
-        if not any(ancestor.get("gpu") or ancestor.get("rehearsal") for ancestor in lineage):
-            yield document.problem(path, f"profile {name!r} has no 'gpu' and is not a rehearsal ('rehearsal: true').")
+            how = "To add one: a file in pytest_gpucluster/thresholds/specs."
+            yield file.document.problem((*path, "gpu"), f"{text}{hint} {how}")
+        if not any(profiles[ancestor].gpu or profiles[ancestor].rehearsal for ancestor in chain):
+            text = f"profile {name!r} has no 'gpu' and is not a rehearsal ('rehearsal: true')."
+            yield file.document.problem(path, text)
 
 
-def _check_entries(document: Document) -> Iterator[Problem]:
-    """Every entry as written, then as every profile sees it."""
-    profiles = [resolve_profile(document, str(name)) for name in document.data["profiles"]]
-    for key, entry in document.data.get("criteria", {}).items():
-        as_written = list(_check_written(document, str(key), entry))
-        yield from as_written
-        if as_written:
-            continue
-        seen: set[tuple[str, int]] = set()
-        for profile in (None, *profiles):
-            threshold = resolve(document, str(key), profile=profile)
-            if (threshold.file, threshold.line) in seen:
+def _check_entries(file: ThresholdsFile) -> Iterator[Problem]:
+    """Every entry as written; those that are sound also as every profile sees them."""
+    sound = {}
+    for key, entry in file.content.criteria.items():
+        problems = list(_check_written(file, key, entry))
+        yield from problems
+        if not problems:
+            sound[key] = entry
+    if len(sound) < len(file.content.criteria):
+        file = replace(file, content=file.content.model_copy(update={"criteria": sound}))
+    yield from _check_limits(file)
+
+
+def _check_limits(file: ThresholdsFile) -> Iterator[Problem]:
+    """Every limit as every profile sees it. Profiles that share a limit share its problems."""
+    found_in: set[tuple[str, str, int]] = set()
+    for profile in (None, *file.profiles.values()):
+        for threshold in file.criteria(profile).values():
+            limit = (threshold.key, threshold.file, threshold.line)
+            if limit in found_in:
                 continue
             for message in _check_resolved(threshold, profile):
-                seen.add((threshold.file, threshold.line))
+                found_in.add(limit)
                 yield Problem(file=threshold.file, line=threshold.line, message=message)
 
 
-def _check_written(document: Document, key: str, entry: Mapping[str, Any]) -> Iterator[Problem]:
+def _check_written(file: ThresholdsFile, key: str, entry: Entry) -> Iterator[Problem]:
     """What can be said of an entry without a profile."""
     path: KeyPath = ("criteria", key)
     if not _KEY.match(key):
-        yield document.problem(path, f"{key!r} cannot be a test's name: small letters, digits, _ and [parameter].")
-    yield from _check_limit_keys(document, path, entry, required=True)
-    if "measured_with" in entry:
-        yield from _check_company(document, key, entry)
-    for name, override in entry.get("profiles", {}).items():
+        text = f"{key!r} cannot be a test's name: small letters, digits, _ and [parameter]."
+        yield file.document.problem(path, text)
+    yield from _check_limit_keys(file.document, path, entry)
+    if "measured_with" in entry.written():
+        yield from _check_measured_with(file, key, entry)
+    for name, override in entry.profiles.items():
         here: KeyPath = (*path, "profiles", name)
-        if name not in document.data["profiles"]:
-            known = [str(other) for other in document.data["profiles"]]
+        if name not in file.content.profiles:
+            known = list(file.content.profiles)
             text = f"{name!r} is not a profile (in {key!r}). Profiles: {', '.join(known)}.{did_you_mean(name, known)}"
-            yield document.problem(here, text)
-        yield from _check_limit_keys(document, here, override, required=False)
+            yield file.document.problem(here, text)
+        yield from _check_limit_keys(file.document, here, override)
 
 
-def _check_company(document: Document, key: str, entry: Mapping[str, Any]) -> Iterator[Problem]:
+def _check_measured_with(file: ThresholdsFile, key: str, entry: Entry) -> Iterator[Problem]:
     """``measured_with`` names another entry, the one that has the measurement and tells how long it takes."""
     path: KeyPath = ("criteria", key, "measured_with")
-    criteria, other = document.data["criteria"], entry["measured_with"]
-    if (other not in criteria and ("criteria", other) not in document.where) or other == key:
-        known = [str(one) for one in criteria if one != key]
+    criteria, other = file.content.criteria, entry.measured_with
+    if other == key or (other not in criteria and ("criteria", other) not in file.document.where):
+        known = [one for one in criteria if one != key]
         text = f"{key!r} is measured with {other!r}, which is no other criterion.{did_you_mean(other, known)}"
-        yield document.problem(path, text)
-    elif "measured_with" in criteria.get(other, {}):
-        owner = criteria[other]["measured_with"]
-        yield document.problem(path, f"{other!r} is itself measured with {owner!r}: name that one (in {key!r}).")
-    layers = (entry, *entry.get("profiles", {}).values())
-    if any(layer.get("takes_s") is not None for layer in layers):
+        yield file.document.problem(path, text)
+    elif other in criteria and "measured_with" in criteria[other].written():
+        owner = criteria[other].measured_with
+        text = f"{other!r} is itself measured with {owner!r}: name that one (in {key!r})."
+        yield file.document.problem(path, text)
+    if any(layer.takes_s is not None for layer in (entry, *entry.profiles.values())):
         text = f"'takes_s' belongs to the entry that has the measurement, {other!r}, or the time counts twice (in {key!r})."
-        yield document.problem(path, text)
+        yield file.document.problem(path, text)
 
 
-def _check_limit_keys(document: Document, path: KeyPath, entry: Mapping[str, Any], *, required: bool) -> Iterator[Problem]:
+def _check_limit_keys(document: Document, path: KeyPath, layer: Entry | Override) -> Iterator[Problem]:
     """Exactly one of the four kinds (at most one in an override); references name something that exists."""
-    inside = part_of(path).inside
-    kinds = [kind for kind in KINDS if kind in entry]
+    inside, written = shape.part_of(path).inside, layer.written()
+    kinds = [kind for kind in KINDS if kind in written]
     if len(kinds) > 1:
-        lowest, highest = entry.get("min", 0.0), entry.get("max", math.inf)
+        lowest, highest = written.get("min", 0.0), written.get("max", math.inf)
         nothing = f" Nothing could pass: min {lowest} is above max {highest}." if _exceeds(lowest, highest) else ""
         text = f"one limit only{inside}: found {' and '.join(kinds)}.{nothing}"
         yield document.problem((*path, kinds[1]), text)
-    if not kinds and required:
+    if not kinds and isinstance(layer, shape.Entry):
         yield document.problem(path, f"no limit{inside}: one of {', '.join(KINDS)}.")
-    if not kinds and not required and "of" in entry:
+    if not kinds and isinstance(layer, shape.Override) and "of" in written:
         yield document.problem((*path, "of"), f"'of' without a limit beside it{inside}: an override replaces both.")
+    yield from _check_references(document, path, written)
+
+
+def _check_references(document: Document, path: KeyPath, written: Mapping[str, Any]) -> Iterator[Problem]:
+    """``of``, ``bound`` and ``requires`` name a figure that exists."""
+    inside = shape.part_of(path).inside
     for name in ("of", "bound", "requires"):
-        if entry.get(name) is not None and _unit_of(entry[name]) is None:
+        reference = written.get(name)
+        if reference is None:
+            continue
+        if _unit_of(reference) is None:
             known = [f"gpu.{field}" for field in FIELD_UNITS]
             known += [f"cluster.{field}" for field in CLUSTER_UNITS] if name == "of" else []
-            text = f"{name!r} is {entry[name]!r}{inside}. Choose from: {', '.join(known)}."
-            yield document.problem((*path, name), text + did_you_mean(entry[name], known))
-        elif name != "of" and str(entry.get(name) or "gpu.").startswith("cluster."):
+            text = f"{name!r} is {reference!r}{inside}. Choose from: {', '.join(known)}."
+            yield document.problem((*path, name), text + did_you_mean(reference, known))
+        elif name != "of" and reference.startswith("cluster."):
             what = "a bound is physics" if name == "bound" else "what a GPU may lack stands in its spec"
             yield document.problem((*path, name), f"{what}, so of the form gpu.<field>{inside}.")
 

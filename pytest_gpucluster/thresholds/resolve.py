@@ -1,89 +1,87 @@
-"""thresholds.yaml as frozen objects: which limits apply to which profile, and where each is written.
-
-Knows YAML and the GPU specs; knows nothing of pytest, torch or measurements. ``load`` checks the whole file, whatever
-the profile, before anything runs.
-"""
+"""What a thresholds file asks of one kind of cluster: profiles with what they inherit, entries with their overrides."""
 
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.config.settings import SOAK_S
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.thresholds.layers import KINDS, Kind, chain_of, layers, merge_entry
+from pytest_gpucluster.thresholds.layers import KINDS, Kind, merge_entry
 from pytest_gpucluster.thresholds.limit import Limit
+from pytest_gpucluster.thresholds.schema import Criterion, ProfileEntry
 from pytest_gpucluster.thresholds.specs import GpuSpec, load_specs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pytest_gpucluster.config.yaml_lines import Document, KeyPath
+    from pytest_gpucluster.thresholds.schema import Entry
 
-Per: TypeAlias = Literal["gpu", "node", "cluster"]
-Level: TypeAlias = Literal["quick", "standard", "soak"]
-Severity: TypeAlias = Literal["required", "advisory"]
+CANNOT_CHANGE_AN_OUTCOME = frozenset(
+    {
+        "key",
+        "criterion",
+        "why",
+        "source",
+        "file",
+        "line",
+        "bound",  # lint alone reads this key and the next
+        "bound_waived",
+        "requires",  # acts through ``skip``
+        "takes_s",  # the forecast alone reads this key and the next
+        "measured_with",
+    }
+)
+"""Fields of :class:`Threshold` that a site may change without changing a limit. Every other field counts."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
-    """One kind of cluster. ``gpu`` is the id of a spec, None when the profile promises no GPU.
+class Profile(ProfileEntry):
+    """One kind of cluster, with what it inherits. ``chain``: its ancestors and itself, oldest first.
 
-    ``accept_soak_s`` is how long a soak must last where ``accept_at`` is soak.
+    ``gpu`` is the id of ``spec``; both are None when the profile promises no GPU. ``accept_soak_s`` is how long a soak
+    must last where ``accept_at`` is soak.
     """
 
     name: str
-    gpu: str | None
     spec: GpuSpec | None
     chain: tuple[str, ...]
-    accept_at: Level = "standard"
-    accept_soak_s: float = SOAK_S
-    fabric: str = "none"
-    rehearsal: bool = False
-    nodes: int | None = None
-    gpus_per_node: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Threshold:
+class Threshold(Criterion):
     """One entry of thresholds.yaml, resolved for one profile.
 
-    ``numbers`` are the limit's, by group size in GPUs, ``"any"`` for all other sizes. ``of`` is what they are
-    multiplied by; ``of_value`` its value when the GPU's spec gives it, None when the cluster's shape does.
-    ``line`` is where the limit is written. ``needs`` and ``needs_nodes`` are the least GPUs and nodes in the group:
-    with fewer the criterion is skipped by rule, as it is when ``skip`` holds a reason: the entry's own, or that the
-    profile's GPU lacks what it ``requires`` (``gpu.fp8_tflops``: FP8 units). ``noise`` is the relative
-    spread of repeats above which a value is not judged. ``takes_s`` is how long the measurement takes, about, on the
-    profile's GPUs (at level soak: one round of it); ``measured_with`` names the entry whose measurement gives this
-    value too.
+    ``of`` is what the limit's numbers are multiplied by; ``of_value`` its value when the GPU's spec gives it, None when
+    the cluster's shape does. ``file`` and ``line`` are where the limit is written. ``needs`` and ``needs_nodes`` are the
+    least GPUs and nodes in the group: with fewer the criterion is skipped by rule. ``skip``: why it is skipped in any
+    case, because the entry says so or the profile's GPU lacks what the entry ``requires`` (``gpu.fp8_tflops``: FP8 units).
+    ``noise`` is the relative spread of repeats above which a value is not judged. ``takes_s`` is about how long the
+    measurement takes on the profile's GPUs (at level soak: one round); ``measured_with`` names the entry whose
+    measurement gives this value too.
     """
 
     key: str
-    criterion: str
-    per: Per
-    level: Level
-    unit: str
-    severity: Severity
-    kind: Kind
-    numbers: Mapping[int | str, float]
-    recipe: Mapping[str, Any]
-    why: str
-    source: str
     file: str
     line: int
-    of: str | None = None
-    of_value: float | None = None
-    bound: str | None = None
-    bound_waived: str | None = None
-    needs: int = 1
-    needs_nodes: int = 1
-    requires: str | None = None
     skip: str | None = None
-    noise: float | None = None
-    deadline_s: float | None = None
-    takes_s: float | None = None
-    measured_with: str | None = None
+    of_value: float | None = None
+
+    @property
+    def kind(self) -> Kind:
+        """How the limit is written."""
+        return next(kind for kind in KINDS if getattr(self, kind) is not None)
+
+    @property
+    def numbers(self) -> Mapping[int | str, float]:
+        """The limit's numbers by group size in GPUs, ``"any"`` for all other sizes."""
+        written = getattr(self, self.kind)
+        return written if isinstance(written, dict) else {"any": written}
+
+    @property
+    def decisive(self) -> dict[str, object]:
+        """Everything that can change an outcome."""
+        left_out = {*CANNOT_CHANGE_AN_OUTCOME, *KINDS}
+        fields = {name: getattr(self, name) for name in type(self).model_fields if name not in left_out}
+        return {**fields, "kind": self.kind, "numbers": self.numbers}
 
     def limit(self, *, gpus: int, cluster: Mapping[str, int]) -> Limit:
         """The limit for a group.
@@ -109,52 +107,56 @@ class Threshold:
         return Limit(kind=self.kind, value=number * factor, unit=self.unit)
 
 
-def resolve_profile(document: Document, name: str) -> Profile:
+def chain_of(profiles: Mapping[str, ProfileEntry], name: str) -> list[str]:
+    """A profile and its ancestors, oldest first. Stops at an unknown parent, and where ``inherits`` goes in a circle."""
+    chain: list[str] = []
+    current: str | None = name
+    while current is not None and current in profiles and current not in chain:
+        chain.insert(0, current)
+        current = profiles[current].inherits
+    return chain
+
+
+def resolve_profile(profiles: Mapping[str, ProfileEntry], name: str) -> Profile:
     """A profile with what it inherits."""
-    profiles = document.data["profiles"]
     chain = chain_of(profiles, name)
     merged: dict[str, Any] = {}
     for ancestor in chain:
-        merged.update(profiles[ancestor])
-    merged.pop("inherits", None)
-    gpu = merged.pop("gpu", None)
-    return Profile(name=name, gpu=gpu, spec=load_specs().get(gpu), chain=tuple(chain), **merged)
+        merged.update(profiles[ancestor].written())
+    spec = load_specs().get(merged.get("gpu") or "")
+    return Profile(name=name, spec=spec, chain=tuple(chain), **merged)
 
 
-def resolve(document: Document, key: str, *, profile: Profile | None) -> Threshold:
-    """An entry with the overrides of a profile (None: without any)."""
-    entry = document.data["criteria"][key]
-    merged: dict[Any, Any] = {}
+def resolve(document: Document, key: str, entry: Entry, *, profile: Profile | None) -> Threshold:
+    """An entry with the overrides of a profile (None: without any). ``document`` knows where the limit is written."""
+    spec = profile.spec if profile else None
+    merged: dict[str, Any] = {}
     limit_path: KeyPath = ("criteria", key)
-    for path, layer in layers(entry, profile.chain if profile else ()):
+    for path, layer in _layers(entry, profile):
         merged = merge_entry(merged, layer)
         limit_path = next((("criteria", key, *path, kind) for kind in KINDS if kind in layer), limit_path)
-    kind = next(kind for kind in KINDS if kind in merged)
-    value = merged.pop(kind)
-    merged["skip"] = merged.get("skip") or _lacking(merged.get("requires"), profile.spec if profile else None)
+    merged["skip"] = merged.get("skip") or _missing_figure(merged.get("requires"), spec)
     file, line = document.find(limit_path)
-    defaults = {"recipe": {}, "level": "standard", "severity": "required"}
-    return Threshold(
-        key=key,
-        kind=kind,
-        numbers=dict(value) if isinstance(value, dict) else {"any": value},
-        of_value=_of_value(merged.get("of"), profile.spec if profile else None),
-        file=file,
-        line=line,
-        **copy.deepcopy({**defaults, **merged}),
-    )
+    return Threshold(key=key, of_value=_figure(merged.get("of"), spec), file=file, line=line, **copy.deepcopy(merged))
 
 
-def _of_value(of: str | None, spec: GpuSpec | None) -> float | None:
-    """The spec's value that a limit is a part of."""
-    if of is None or spec is None or not of.startswith("gpu."):
+def _layers(entry: Entry, profile: Profile | None) -> list[tuple[KeyPath, dict[str, Any]]]:
+    """What an entry says for a profile, lowest first: itself, then its overrides. Each with its path below the entry."""
+    base = {key: value for key, value in entry.written().items() if key != "profiles"}
+    named = [name for name in (profile.chain if profile else ()) if name in entry.profiles]
+    return [((), base), *((("profiles", name), entry.profiles[name].written()) for name in named)]
+
+
+def _figure(reference: str | None, spec: GpuSpec | None) -> float | None:
+    """The figure of a GPU's spec that ``gpu.<field>`` names; None if there is none."""
+    if reference is None or not reference.startswith("gpu."):
         return None
-    value: float | None = getattr(spec, of.removeprefix("gpu."), None)
-    return value
+    figure: float | None = getattr(spec, reference.removeprefix("gpu."), None)
+    return figure
 
 
-def _lacking(requires: str | None, spec: GpuSpec | None) -> str | None:
+def _missing_figure(requires: str | None, spec: GpuSpec | None) -> str | None:
     """Why a criterion does not apply to a GPU: its spec has no figure for what the criterion requires. None if it has."""
-    if requires is None or spec is None or getattr(spec, requires.removeprefix("gpu."), None) is not None:
+    if requires is None or spec is None or _figure(requires, spec) is not None:
         return None
     return f"needs {requires}, and {spec.title} has none"

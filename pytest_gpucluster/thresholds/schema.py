@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, StringConstraints, ValidationError, WrapValidator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    GetPydanticSchema,
+    JsonValue,
+    StringConstraints,
+    ValidationError,
+    WrapValidator,
+)
 from pydantic_core import PydanticCustomError
 
-from pytest_gpucluster.config.schema_errors import Part
+from pytest_gpucluster.config.schema_errors import Part, shape_problems
 from pytest_gpucluster.config.settings import SOAK_S
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.config.yaml_lines import Document, Problem
 
 Unit = Literal[
     "TFLOPS",
@@ -51,14 +63,24 @@ def _expecting(words: str) -> WrapValidator:
     return WrapValidator(validate)
 
 
+def _validate_as_written(value: Any, handler: Any) -> Any:
+    handler(value)
+    return value
+
+
+_AS_WRITTEN = WrapValidator(_validate_as_written)
+"""A whole number stays one, so that messages show it as the file has it."""
 _Size = Annotated[int, Field(ge=1)]
+_Number = Annotated[float, _AS_WRITTEN]
+Seconds = Annotated[float, Field(gt=0), _AS_WRITTEN]
 Numbers = Annotated[
-    float | Annotated[dict[_Size | Literal["any"], float], Field(min_length=1)],
+    _Number | Annotated[dict[_Size | Literal["any"], _Number], Field(min_length=1)],
     _expecting("a number or a table of numbers by GPUs in the group, such as {2: 310, 8: 400, any: 300}"),
 ]
 Count = Annotated[int, Field(ge=1), _expecting("a whole number above 0")]
 AutoCount = Annotated[Literal["auto"] | _Size, _expecting("'auto' or a whole number above 0")]
-Recipe = Annotated[dict[str, JsonValue], _expecting("a mapping of plain data with text keys")]
+_Plain = Annotated[Any, GetPydanticSchema(lambda _type, handler: handler(JsonValue))]
+Recipe = Annotated[dict[str, _Plain], _expecting("a mapping of plain data with text keys")]
 
 
 def _without_default(field: dict[str, Any]) -> None:
@@ -72,7 +94,11 @@ _LEFT_OUT: Any = Field(default=None, json_schema_extra=_without_default)
 class _Strict(BaseModel):
     """Known keys only, and no conversion of types."""
 
-    model_config = ConfigDict(strict=True, extra="forbid")
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    def written(self) -> dict[str, Any]:
+        """The keys that the file has, with their values; no defaults."""
+        return {name: getattr(self, name) for name in self.model_fields_set}
 
 
 class Cluster(_Strict):
@@ -88,14 +114,14 @@ class ProfileEntry(_Strict):
     gpu: Text | None = None
     inherits: Text | None = None
     accept_at: Level = "standard"
-    accept_soak_s: Annotated[float, Field(gt=0)] = SOAK_S
+    accept_soak_s: Seconds = SOAK_S
     fabric: Fabric = "none"
     rehearsal: bool = False
     nodes: Count | None = None
     gpus_per_node: Count | None = None
 
 
-class _Judged(_Strict):
+class _Rules(_Strict):
     """What an entry and an override of it share."""
 
     above: Numbers = _LEFT_OUT
@@ -109,14 +135,14 @@ class _Judged(_Strict):
     needs: Count = 1
     needs_nodes: Count = 1
     requires: Text | None = None
-    noise: Annotated[float, Field(gt=0, lt=1)] | None = None
-    deadline_s: Annotated[float, Field(gt=0)] | None = None
-    takes_s: Annotated[float, Field(gt=0, le=86400)] | None = None
+    noise: Annotated[float, Field(gt=0, lt=1), _AS_WRITTEN] | None = None
+    deadline_s: Seconds | None = None
+    takes_s: Annotated[float, Field(gt=0, le=86400), _AS_WRITTEN] | None = None
     bound: Text | None = None
     bound_waived: Text | None = None
 
 
-class Override(_Judged):
+class Override(_Rules):
     """One of an entry's ``profiles:``."""
 
     unit: Unit = _LEFT_OUT
@@ -125,8 +151,8 @@ class Override(_Judged):
     source: Text = _LEFT_OUT
 
 
-class Entry(_Judged):
-    """One of ``criteria:``."""
+class Criterion(_Rules):
+    """What an entry says of its criterion, whatever the profile."""
 
     criterion: Text
     per: Literal["gpu", "node", "cluster"]
@@ -134,13 +160,18 @@ class Entry(_Judged):
     unit: Unit
     why: Text
     source: Text
+
+
+class Entry(Criterion):
+    """One of ``criteria:``."""
+
     profiles: dict[str, Override] = {}
 
 
 class File(_Strict):
     """A whole file, after ``extends`` has been followed."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", title="thresholds.yaml of pytest-gpucluster")
+    model_config = ConfigDict(title="thresholds.yaml of pytest-gpucluster")
 
     schema_: Annotated[Literal[1], Field(alias="schema")]
     extends: Literal["packaged"] | None = None
@@ -150,6 +181,25 @@ class File(_Strict):
 
 
 _TOP_KEYS = ("schema", "extends", "cluster", "profiles", "criteria")
+
+
+def validate(document: Document) -> tuple[File | None, list[Problem]]:
+    """Validate the shape of a file: the content, and what is wrong with it.
+
+    Entries of the wrong shape are left out of the content. Other faults of shape leave no content.
+    """
+    if document.problems:
+        return None, list(document.problems)
+    try:
+        return File.model_validate(document.data), []
+    except ValidationError as error:
+        errors = error.errors()
+    problems = shape_problems(errors, document, part_of=part_of)
+    if not all(item["loc"][:1] == ("criteria",) and len(item["loc"]) > 1 for item in errors):
+        return None, problems
+    wrong = {item["loc"][1] for item in errors}
+    criteria = {key: entry for key, entry in document.data["criteria"].items() if key not in wrong}
+    return File.model_validate({**document.data, "criteria": criteria}), problems
 
 
 def part_of(path: tuple[str | int, ...]) -> Part:

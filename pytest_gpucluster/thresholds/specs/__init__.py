@@ -3,74 +3,91 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pytest_gpucluster.config.schema_errors import Part, shape_problems
-from pytest_gpucluster.config.yaml_lines import Document, parse, read_bytes
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticCustomError
+
+from pytest_gpucluster.config.schema_errors import Part, closest, listed, shape_problems
+from pytest_gpucluster.config.yaml_lines import read
 from pytest_gpucluster.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from pytest_gpucluster.config.yaml_lines import Problem
-
-FIELD_UNITS: Mapping[str, str] = MappingProxyType(
-    {
-        "sms": "count",
-        "bf16_tflops": "TFLOPS",
-        "fp16_tflops": "TFLOPS",
-        "fp8_tflops": "TFLOPS",
-        "tf32_tflops": "TFLOPS",
-        "fp32_tflops": "TFLOPS",
-        "fp64_tflops": "TFLOPS",
-        "int8_tops": "TOPS",
-        "hbm_tb_s": "TB/s",
-        "memory_gib": "GiB",
-        "nvlink_links": "links",
-        "nvlink_gb_s": "GB/s",
-        "pcie_gen": "count",
-        "pcie_width": "count",
-        "power_w": "W",
-        "boost_mhz": "MHz",
-    }
-)
-"""The numbers a limit may name (``of: gpu.bf16_tflops``), each with its unit."""
+    from collections.abc import Mapping
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuSpec:
-    """One GPU product. Rates are dense, links one way.
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """The unit of a field."""
 
-    ``fp64_tflops`` is that of the tensor cores. A rate that is None: the GPU has no such units.
-    ``id`` is the file's name, ``names`` the whole names NVML may give the product, ``memory_gib`` what NVML reports,
-    ``seen`` when and on what the project ran on it.
+    text: str
+
+
+def _not_empty(value: Any) -> Any:
+    if not value or not all(value):
+        raise PydanticCustomError("empty", "empty")
+    return value
+
+
+_POSITIVE = Field(gt=0)
+_Text = Annotated[str, AfterValidator(_not_empty)]
+_Names = Annotated[tuple[str, ...], Field(strict=False), AfterValidator(_not_empty)]
+_Count = Annotated[int, _POSITIVE, Unit("count")]
+_Links = Annotated[int, _POSITIVE, Unit("links")]
+_TFlops = Annotated[float, _POSITIVE, Unit("TFLOPS")]
+_TFlopsIfAny = Annotated[float | None, _POSITIVE, Unit("TFLOPS")]
+_TOpsIfAny = Annotated[float | None, _POSITIVE, Unit("TOPS")]
+_TBPerS = Annotated[float, _POSITIVE, Unit("TB/s")]
+_GBPerS = Annotated[float, _POSITIVE, Unit("GB/s")]
+_GiB = Annotated[float, _POSITIVE, Unit("GiB")]
+_Watt = Annotated[float, _POSITIVE, Unit("W")]
+_MHz = Annotated[float, _POSITIVE, Unit("MHz")]
+
+
+class SpecFile(BaseModel):
+    """The file of one GPU product. Rates are dense, links one way.
+
+    ``fp64_tflops`` is that of the tensor cores. A rate that is None: the GPU has no such units. ``names``: the whole names
+    that NVML may give the product. ``memory_gib``: what NVML reports. ``seen``: when and on what the project ran on it.
     """
 
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    title: _Text
+    names: _Names
+    sms: _Count
+    bf16_tflops: _TFlops
+    fp16_tflops: _TFlops
+    fp8_tflops: _TFlopsIfAny
+    tf32_tflops: _TFlopsIfAny
+    fp32_tflops: _TFlops
+    fp64_tflops: _TFlops
+    int8_tops: _TOpsIfAny
+    hbm_tb_s: _TBPerS
+    memory_gib: _GiB
+    nvlink_links: _Links
+    nvlink_gb_s: _GBPerS
+    pcie_gen: _Count
+    pcie_width: _Count
+    power_w: _Watt
+    boost_mhz: _MHz
+    source: _Text
+    seen: _Text
+
+
+class GpuSpec(SpecFile):
+    """One GPU product; ``id`` is the name of its file."""
+
     id: str
-    title: str
-    names: tuple[str, ...]
-    sms: int
-    bf16_tflops: float
-    fp16_tflops: float
-    fp8_tflops: float | None
-    tf32_tflops: float | None
-    fp32_tflops: float
-    fp64_tflops: float
-    int8_tops: float | None
-    hbm_tb_s: float
-    memory_gib: float
-    nvlink_links: int
-    nvlink_gb_s: float
-    pcie_gen: int
-    pcie_width: int
-    power_w: float
-    boost_mhz: float
-    source: str
-    seen: str
+
+
+FIELD_UNITS: Mapping[str, str] = MappingProxyType(
+    {name: unit.text for name, field in SpecFile.model_fields.items() for unit in field.metadata if isinstance(unit, Unit)}
+)
+"""The numbers a limit may name (``of: gpu.bf16_tflops``), each with its unit."""
 
 
 @cache
@@ -111,7 +128,7 @@ def spec_for_gpu(nvml_name: str) -> GpuSpec:
 
 def _unknown(nvml_name: str, by_name: Mapping[str, str]) -> str:
     known = ", ".join(f"{name!r} ({spec_id})" for name, spec_id in by_name.items())
-    close = get_close_matches(nvml_name, by_name, n=1)
+    close = closest(nvml_name, list(by_name))
     hint = f" It is not {close[0]!r}: another form factor or memory has other limits." if close else ""
     return (
         f"unknown GPU {nvml_name!r}. Known: {known}.{hint} To add it: copy "
@@ -122,36 +139,13 @@ def _unknown(nvml_name: str, by_name: Mapping[str, str]) -> str:
 
 def _read_spec(path: Path) -> GpuSpec:
     """One file, checked: known keys only, each of its type, every number above 0."""
-    from pydantic import ConfigDict, ValidationError, create_model  # noqa: PLC0415  # slow, only where specs are read
-
-    file = f"specs/{path.name}"
-    content, problems = read_bytes(path, file=file)
-    document = parse(content, file=file) if not problems else Document(file=file, problems=problems)
-    _refuse(document.problems)
-    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in document.data.items()}
-    hints = {name: (kind, ...) for name, kind in get_type_hints(GpuSpec).items() if name != "id"}
-    model = create_model("GpuSpecFile", __config__=ConfigDict(strict=True, extra="forbid"), **hints)  # type: ignore[call-overload]
+    document = read(path, file=f"specs/{path.name}")
+    if document.problems:
+        raise ConfigurationError(listed(document.problems))
     try:
-        spec = GpuSpec(id=path.stem, **model.model_validate(fields).model_dump())
+        content = SpecFile.model_validate(document.data)
     except ValidationError as error:
-        part = Part(noun="a GPU spec", inside="", keys=tuple(hints))
-        _refuse(shape_problems(error.errors(), document, part_of=lambda _path: part))
-        raise
-    _refuse([*_not_positive(spec, document), *_not_said(spec, document)])
-    return spec
-
-
-def _not_positive(spec: GpuSpec, document: Document) -> list[Problem]:
-    values = {name: getattr(spec, name) for name in FIELD_UNITS}
-    bad = {name: value for name, value in values.items() if value is not None and value <= 0}
-    return [document.problem((name,), f"{name!r} must be above 0, not {value}.") for name, value in bad.items()]
-
-
-def _not_said(spec: GpuSpec, document: Document) -> list[Problem]:
-    texts = {"title": spec.title, "names": spec.names and all(spec.names), "source": spec.source, "seen": spec.seen}
-    return [document.problem((name,), f"{name!r} is empty.") for name, text in texts.items() if not text]
-
-
-def _refuse(problems: Sequence[Problem]) -> None:
-    if problems:
-        raise ConfigurationError("\n".join(str(problem) for problem in problems))
+        part = Part(noun="a GPU spec", inside="", keys=tuple(SpecFile.model_fields))
+        problems = shape_problems(error.errors(), document, part_of=lambda _path: part)
+        raise ConfigurationError(listed(problems)) from None
+    return GpuSpec(id=path.stem, **dict(content))

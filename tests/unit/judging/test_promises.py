@@ -43,7 +43,7 @@ TWO = Inventory(num_nodes=2, gpus_per_node=8, device="cuda")
 def test_a_soak_must_last_as_long_as_the_profile_asks(level: str, changes: dict[str, Any], told: str | None) -> None:
     """Seconds of it are none; a profile that accepts below level soak asks for no duration."""
     named, soak_s = parse_level(level)
-    assert short_soak(replace(SITE, **changes), level=named, soak_s=soak_s) == told
+    assert short_soak(SITE.model_copy(update=changes), level=named, soak_s=soak_s) == told
 
 
 @pytest.mark.parametrize(
@@ -65,12 +65,12 @@ def test_a_soak_must_last_as_long_as_the_profile_asks(level: str, changes: dict[
 def test_whoever_asks_for_less_is_named(profile: dict[str, Any], expected: Inventory, told: list[str]) -> None:
     """Not who asks for more; nothing in a rehearsal, which accepts nothing."""
     promises: dict[str, Any] = {"the file": Expect(nodes=2, gpus_per_node=8), "the profile": Expect(nodes=1)}
-    assert changed_terms(replace(STANDARD, **profile), STANDARD, expected, promises) == told
+    assert changed_terms(STANDARD.model_copy(update=profile), STANDARD, expected, promises) == told
 
 
 def test_a_shorter_soak_than_the_packaged_profiles() -> None:
     """Named as well."""
-    less = replace(SITE, accept_soak_s=60.0)
+    less = SITE.model_copy(update={"accept_soak_s": 60.0})
     assert changed_terms(less, SITE, TWO, {}) == ["a soak of 60 s instead of 8 h 0 min"]
     assert changed_terms(SITE, None, TWO, {}) == []
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import pytest
 
+from pytest_gpucluster.config import yaml_lines
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.plan import rule_against
 from pytest_gpucluster.places import Inventory
@@ -20,7 +21,7 @@ from pytest_gpucluster.thresholds.specs import GpuSpec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pytest_gpucluster.thresholds.load import ThresholdsFile
+    from pytest_gpucluster.thresholds.file import ThresholdsFile
 
     Write = Callable[[str], Path]
 
@@ -280,6 +281,7 @@ def test_an_overlay_is_checked_where_it_is_written(write: Write) -> None:
         "bf16_tflops: {severity: advisory}",
         "bf16_tflops: {level: soak}",
         "bf16_tflops: {noise: 0.5}",
+        "bf16_tflops: {deadline_s: 7}",
         "bf16_tflops: {profiles: {h200-sxm: {skip: too slow}}}",
         "bf16_tflops: {min: 700}",
         "'busbw[all_reduce]': {needs: 9}",
@@ -291,12 +293,65 @@ def test_whatever_can_change_an_outcome_is_a_changed_limit(change: str, write: W
     assert file.changed_limits(file.profiles["h200-sxm"]) == [change.partition(": ")[0].strip("'")]
 
 
+def changed(field: str, value: Any) -> Any:
+    """Another valid value of a field of Threshold."""
+    others = {
+        "per": "node",
+        "unit": "TOPS",
+        "level": "soak",
+        "severity": "advisory",
+        "recipe": {"sizes": [1]},
+        "of": "gpu.int8_tops",
+        "skip": "too slow",
+        "noise": 0.5,
+    }
+    return others[field] if field in others else (value or 0) + 1
+
+
+def test_every_field_is_compared_or_named_as_harmless(write: Write) -> None:
+    """What counts as a changed limit follows from the schema; only a named field does not count."""
+    one = resolved(load(write(GOOD)), "h200-sxm", "bf16_tflops")
+    for field in set(resolve.Threshold.model_fields) - resolve.CANNOT_CHANGE_AN_OUTCOME - set(layers.KINDS):
+        other = one.model_copy(update={field: changed(field, getattr(one, field))})
+        assert other.decisive != one.decisive, field
+    for field in resolve.CANNOT_CHANGE_AN_OUTCOME:
+        assert one.model_copy(update={field: "another"}).decisive == one.decisive, field
+    assert set(resolve.Threshold.model_fields) > resolve.CANNOT_CHANGE_AN_OUTCOME
+    assert one.model_copy(update={"above": 701}).decisive != one.decisive
+    assert one.model_copy(update={"above": None, "min": 700}).decisive != one.decisive
+    assert one.model_copy(update={"above": {"any": 700}}).decisive == one.decisive
+
+
+def test_a_new_key_is_compared(write: Write) -> None:
+    """A key that somebody adds to the schema counts, without anybody listing it."""
+
+    class Wider(resolve.Threshold):
+        retries: int = 0
+
+    one = resolved(load(write(GOOD)), "h200-sxm", "bf16_tflops")
+    same, other = (Wider(retries=number, **one.written()) for number in (0, 2))
+    assert same.decisive == {**one.decisive, "retries": 0}
+    assert other.decisive != same.decisive
+
+
+@pytest.mark.parametrize(("text", "files"), [(None, 1), (OVERLAY, 2), (GOOD, 2)])
+def test_a_file_is_read_once(text: str | None, files: int, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file itself and, where it is another one, the packaged file; whatever is asked of them."""
+    names: list[str] = []
+    monkeypatch.setattr(layers, "read", lambda path, *, file: names.append(file) or yaml_lines.read(path, file=file))
+    found = load(None if text is None else write(text))
+    for profile in found.profiles.values():
+        found.standard(profile)
+        found.changed_limits(profile)
+    assert len(names) == len(set(names)) == files
+
+
 def test_a_file_of_its_own_names_what_it_left_out(write: Write) -> None:
     """A replaced file without a packaged entry has changed it."""
     file = load(write(GOOD))
     changed = file.changed_limits(file.profiles["h200-sxm"])
     assert "hbm_bandwidth" in changed
-    assert len(changed) == len(load(None).document.data["criteria"])
+    assert len(changed) == len(load(None).content.criteria)
 
 
 def test_a_new_name_does_not_hide_a_change(write: Write) -> None:
@@ -369,7 +424,7 @@ def test_the_packaged_file_extends_nothing(tmp_path: Path, monkeypatch: pytest.M
     """Else it would extend itself for ever."""
     path = tmp_path / "thresholds.yaml"
     path.write_text(OVERLAY)
-    for module in ("layers", "load"):
+    for module in ("layers", "file"):
         monkeypatch.setattr(f"pytest_gpucluster.thresholds.{module}.packaged_path", lambda: path)
     assert "thresholds.yaml:2: the packaged file extends nothing." in problems_of(path)[0]
 

@@ -1,0 +1,147 @@
+"""A whole thresholds file, validated: its profiles, its limits for each, and which of them are not the packaged ones."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.config.schema_errors import did_you_mean, listed
+from pytest_gpucluster.config.settings import Expect
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.thresholds import schema
+from pytest_gpucluster.thresholds.layers import Source, packaged_path, read_source
+from pytest_gpucluster.thresholds.resolve import Profile, resolve, resolve_profile
+from pytest_gpucluster.thresholds.specs import spec_for_gpu
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from pytest_gpucluster.config.yaml_lines import Document
+    from pytest_gpucluster.thresholds.resolve import Threshold
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThresholdsFile:
+    """A validated thresholds file. What is resolved for a profile is kept, so that lint and the run share it."""
+
+    source: Source = field(repr=False)
+    content: schema.File = field(repr=False)
+    _criteria: dict[Profile | None, dict[str, Threshold]] = field(default_factory=dict, repr=False)
+
+    @property
+    def path(self) -> Path:
+        """The file itself, not the packaged file that it may extend."""
+        return self.source.path
+
+    @property
+    def document(self) -> Document:
+        """The file's data with its lines."""
+        return self.source.document
+
+    @property
+    def sha256(self) -> str:
+        """The digest of the file at ``path`` itself, as ``sha256sum`` prints it."""
+        return self.document.sha256
+
+    @cached_property
+    def cluster(self) -> Expect:
+        """The expected shape; None stands for ``auto``."""
+        section = self.content.cluster
+        nodes, gpus_per_node = (None if size == "auto" else size for size in (section.nodes, section.gpus_per_node))
+        return Expect(nodes=nodes, gpus_per_node=gpus_per_node)
+
+    @cached_property
+    def profiles(self) -> Mapping[str, Profile]:
+        """Every profile by name, inheritance applied."""
+        return {name: resolve_profile(self.content.profiles, name) for name in self.content.profiles}
+
+    def criteria(self, profile: Profile | None) -> dict[str, Threshold]:
+        """Every entry resolved for a profile (None: without overrides), in the file's order."""
+        if profile not in self._criteria:
+            entries = self.content.criteria.items()
+            self._criteria[profile] = {key: resolve(self.document, key, entry, profile=profile) for key, entry in entries}
+        return dict(self._criteria[profile])
+
+    def profile_for(self, *, name: str | None, gpu_names: Sequence[str]) -> Profile:
+        """Choose a profile; never guess.
+
+        Args:
+            name: the profile asked for, None to choose by GPU.
+            gpu_names: NVML's name of every GPU, empty for none.
+
+        Raises:
+            ConfigurationError: no such profile, other GPUs than it promises, mixed or unknown GPUs.
+        """
+        if name is not None:
+            return self._named(name, gpu_names)
+        if not gpu_names:
+            return self._existing("rehearsal", "No GPU was found, and without a GPU only a rehearsal is possible.")
+        if len(set(gpu_names)) > 1:
+            raise ConfigurationError(f"GPUs of several models: {_counted(gpu_names)}. Name one: --gpucluster-profile.")
+        spec = spec_for_gpu(gpu_names[0])
+        return self._existing(spec.id, f"The GPUs are {gpu_names[0]!r}.")
+
+    def standard(self, profile: Profile) -> Profile | None:
+        """The packaged profile that this one stands for.
+
+        The nearest packaged ancestor for the same GPU, else the packaged profile of that GPU, else the nearest ancestor;
+        never a rehearsal's for one that accepts. None where there is none.
+        """
+        packaged = self._packaged.profiles
+        known = [packaged[name] for name in (*reversed(profile.chain), profile.gpu) if name is not None and name in packaged]
+        fit = [one for one in known if one.rehearsal == profile.rehearsal]
+        return next((one for one in fit if one.gpu == profile.gpu), next(iter(fit), None))
+
+    def changed_limits(self, profile: Profile) -> list[str]:
+        """Packaged entries that this file judges otherwise, or does not have.
+
+        The comparison is with the profile's :meth:`standard`, else with the entries as they stand before any override.
+        """
+        if self._packaged is self:
+            return []
+        here = self.criteria(profile)
+        standard = self.standard(profile) or Profile(name="", spec=profile.spec, chain=())
+        packaged = self._packaged.criteria(standard).items()
+        return [key for key, entry in packaged if key not in here or here[key].decisive != entry.decisive]
+
+    @cached_property
+    def _packaged(self) -> ThresholdsFile:
+        """The packaged file; read at most once, and not again where this file extends it."""
+        if self.path.absolute() == packaged_path().absolute():
+            return self
+        base = self.source.base
+        source = read_source(None) if base is None else Source(path=packaged_path(), document=base)
+        content, problems = schema.validate(source.document)
+        if content is None or problems:
+            raise ConfigurationError(listed(problems))
+        return ThresholdsFile(source=source, content=content)
+
+    def _existing(self, name: str, because: str) -> Profile:
+        if name in self.profiles:
+            return self.profiles[name]
+        known = ", ".join(self.profiles)
+        text = f"{because} {self.document.file} has no profile {name!r}; profiles: {known}. Add it under 'profiles:'"
+        raise ConfigurationError(f"{text}, with limits that were measured on such a cluster.")
+
+    def _named(self, name: str, gpu_names: Sequence[str]) -> Profile:
+        if name not in self.profiles:
+            hint = did_you_mean(name, list(self.profiles))
+            known = ", ".join(self.profiles)
+            raise ConfigurationError(f"{self.document.file} has no profile {name!r}. Profiles: {known}.{hint}")
+        profile = self.profiles[name]
+        if profile.rehearsal or profile.spec is None:
+            return profile
+        if not gpu_names:
+            message = f"No GPU but a GPU profile asked for: {name!r} is for {profile.spec.title}."
+            raise ConfigurationError(f"{message} Without a GPU use --gpucluster-profile rehearsal.")
+        if not any(found in profile.spec.names for found in gpu_names):
+            message = f"Profile {name!r} is for {profile.spec.title}, but the GPUs are {_counted(gpu_names)}."
+            raise ConfigurationError(f"{message} Use the profile of these GPUs or leave --gpucluster-profile out.")
+        return profile
+
+
+def _counted(names: Sequence[str]) -> str:
+    return ", ".join(f"{count} x {name!r}" for name, count in Counter(names).most_common())
