@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.plugin.junit import LiveJunit
 from pytest_gpucluster.plugin.pairing import Pair
 from pytest_gpucluster.reporting.results import lines
-from pytest_gpucluster.selftest.running import carry_out
+from pytest_gpucluster.selftest import running
 
 if TYPE_CHECKING:
     import pytest
@@ -23,7 +23,7 @@ def run_selftest(config: pytest.Config, session: Session, terminal: Terminal) ->
     """Carry it out once, tell it, and put it on record."""
     terminal.begin(Pair(criterion=NAME, place=None, judges=False))
     terminal.say(BEGINS)
-    facts = carry_out(session, lambda step, fraction: terminal.progress(0, step, fraction)).facts
+    facts = running.run_selftest(session, lambda step, fraction: terminal.progress(0, step, fraction)).facts
     terminal.say(f"gpucluster: {NAME}: {facts['places']} places, {facts['seconds']:.1f} s")
     for line in lines(facts):
         terminal.say(f"gpucluster: {NAME}: {line}", red=line in facts["objections"])

@@ -1,1 +1,1 @@
-"""``--gpucluster-selftest``: faults planted in software before the run, and whether this run's own machinery finds them."""
+"""``--gpucluster-selftest``: plants faults in software before the run and checks that the run's own machinery finds them."""

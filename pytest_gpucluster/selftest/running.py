@@ -1,4 +1,4 @@
-"""The self-test as a whole: one kind of fault after the other; what could not be planted is part of the result."""
+"""The self-test as a whole: one kind of fault after the other. The report also says what could not be planted."""
 
 from __future__ import annotations
 
@@ -10,78 +10,76 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.controller.controller import TerminatedError
 from pytest_gpucluster.errors import GpuclusterError, MeasurementError
-from pytest_gpucluster.selftest.assessment import DEAD, HUNG, NAMES, SLOW, WRONG, Assessment, Trial, Unshown
-from pytest_gpucluster.selftest.ended import dead, hung
-from pytest_gpucluster.selftest.site import IN_A_REHEARSAL, ON_GPUS, Site
-from pytest_gpucluster.selftest.slow import slow
-from pytest_gpucluster.selftest.wrong import wrong
+from pytest_gpucluster.selftest.ended_rank import try_hung_rank, try_killed_rank
+from pytest_gpucluster.selftest.report import DEAD, HUNG, NAMES, SLOW, WRONG, NotPlanted, SelftestReport, Trial
+from pytest_gpucluster.selftest.setup import IN_A_REHEARSAL, ON_GPUS, Setup
+from pytest_gpucluster.selftest.slow_gpu import try_slow_gpu
+from pytest_gpucluster.selftest.wrong_bit import try_wrong_bit
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.selftest.site import Outcome
     from pytest_gpucluster.session import Session
 
-Tell = Callable[[str, float], None]
-KINDS = {SLOW: slow, WRONG: wrong, DEAD: dead, HUNG: hung}
+OnProgress = Callable[[str, float], None]
+TRY_BY_KIND = {SLOW: try_slow_gpu, WRONG: try_wrong_bit, DEAD: try_killed_rank, HUNG: try_hung_rank}
 
 
-def carry_out(session: Session, tell: Tell) -> Assessment:
-    """Plant each kind of fault on this run's own ranks; ``tell`` gets what happens now, and how far along it is (0 to 1).
+def run_selftest(session: Session, on_progress: OnProgress) -> SelftestReport:
+    """Plant each kind of fault on this run's own ranks; the report holds every error that a cluster can cause.
 
-    Never raises because of the cluster: what could not be done is told in the assessment.
+    Args:
+        session: the run, before its first test.
+        on_progress: gets the current step and the finished share of the self-test, 0 to 1.
     """
     started_s = time.monotonic()
     seed = secrets.randbelow(1 << 31)
-    trials: list[Trial] = []
-    unshown: list[Unshown] = []
-    places, stopped = 0, None
+    results: list[Trial | NotPlanted] = []
+    num_places, stopped = 0, None
     try:
-        site = _site(session, seed)
-        places = len(site.places)
-        for index, kind in enumerate(KINDS):
-            tell(f"planting {NAMES[kind]}", index / len(KINDS))
-            some, lacking = _make(kind, site)
-            trials += some
-            unshown += lacking
+        setup = _setup(session, seed)
+        num_places = len(setup.places)
+        for index, kind in enumerate(TRY_BY_KIND):
+            on_progress(f"planting {NAMES[kind]}", index / len(TRY_BY_KIND))
+            results += _try(kind, setup)
     except GpuclusterError as error:
         stopped = _first_line(error)
-    return Assessment(
-        trials=tuple(trials),
-        unshown=tuple(unshown),
+    return SelftestReport(
+        trials=tuple(one for one in results if isinstance(one, Trial)),
+        not_planted=tuple(one for one in results if isinstance(one, NotPlanted)),
         stopped=stopped,
         selected=_selected(session),
         seconds=time.monotonic() - started_s,
         seed=seed,
-        places=places,
+        places=num_places,
         rehearsal=session.rehearsal,
     )
 
 
-def _make(kind: str, site: Site) -> Outcome:
-    """One kind of fault; a cluster on which it cannot be planted has its next kind tried."""
+def _try(kind: str, setup: Setup) -> list[Trial | NotPlanted]:
+    """Plant one kind of fault. An error of the cluster ends this kind only; a run that is being ended ends all."""
     try:
-        return KINDS[kind](site)
+        return TRY_BY_KIND[kind](setup)
     except TerminatedError:
         raise
     except MeasurementError as error:
-        return [], [Unshown(kind=kind, why=_first_line(error), objects=True)]
+        return [NotPlanted(kind=kind, why=_first_line(error), is_error=True)]
 
 
-def _site(session: Session, seed: int) -> Site:
-    """Where it is made; waits for the ranks to join.
+def _setup(session: Session, seed: int) -> Setup:
+    """Wait for the ranks to join and take the places that answer.
 
     Raises:
-        MeasurementError: nobody did.
+        MeasurementError: no place answers.
     """
     cluster = session.cluster
     places = tuple(place for place in cluster.places if place.rank is not None and place not in cluster.not_idle)
     if not places:
         raise MeasurementError("none of the expected places answers", kind="missing")
-    effort = IN_A_REHEARSAL if session.rehearsal else ON_GPUS
-    return Site(cluster=cluster, places=places, criteria=session.criteria, effort=effort, chance=random.Random(seed))
+    sizes = IN_A_REHEARSAL if session.rehearsal else ON_GPUS
+    return Setup(cluster=cluster, places=places, criteria=session.criteria, sizes=sizes, random=random.Random(seed))
 
 
 def _selected(session: Session) -> frozenset[str]:
-    """The criteria that this run is about to judge: a test of it is selected, and no rule of the profile leaves it out."""
+    """The criteria that this run will judge: a test of each is selected, and no rule of the profile leaves it out."""
     left_out = {key for key, threshold in session.criteria.items() if threshold.skip is not None}
     return frozenset(record.criterion for record in session.plan.pending()) - left_out
 

@@ -11,28 +11,30 @@ from pytest_gpucluster.controller.controller import TerminatedError
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.selftest import running
-from pytest_gpucluster.selftest.assessment import DEAD, HUNG, SLOW, WRONG, Trial
+from pytest_gpucluster.selftest.report import DEAD, HUNG, SLOW, WRONG, NotPlanted, Trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pytest_gpucluster.selftest.assessment import Assessment
-    from pytest_gpucluster.selftest.site import Outcome, Site
+    from pytest_gpucluster.selftest.report import SelftestReport
+    from pytest_gpucluster.selftest.setup import Setup
+
+    Results = list[Trial | NotPlanted]
 
 BOUND = Place(id="node0-gpu0", node=0, gpu=0, rank=0)
 UNBOUND = Place(id="node0-gpu1", node=0, gpu=1)
 
 
-def found(site: Site) -> Outcome:
+def found(setup: Setup) -> Results:
     """One plant, found, at the first place."""
-    (victim,) = {site.places[0].id}
-    return [Trial(kind=DEAD, what="a plant", victim=victim, should_name=(victim,), named=(victim,))], []
+    victim = setup.places[0].id
+    return [Trial(kind=DEAD, what="a plant", victim=victim, expected=(victim,), named=(victim,))]
 
 
-def raising(error: Exception) -> Callable[[Site], Outcome]:
+def raising(error: Exception) -> Callable[[Setup], Results]:
     """A kind of fault on which this happens."""
 
-    def kind(_site: Site) -> Outcome:
+    def kind(_setup: Setup) -> Results:
         raise error
 
     return kind
@@ -50,39 +52,39 @@ class Session(SimpleNamespace):
 
 
 def carried_out(
-    monkeypatch: pytest.MonkeyPatch, kinds: dict[str, Callable[[Site], Outcome]], joined: Any = (BOUND, UNBOUND)
-) -> tuple[Assessment, list[tuple[str, float]]]:
-    """What came of it, and what was told meanwhile."""
-    monkeypatch.setattr(running, "KINDS", kinds)
+    monkeypatch: pytest.MonkeyPatch, kinds: dict[str, Callable[[Setup], Results]], joined: Any = (BOUND, UNBOUND)
+) -> tuple[SelftestReport, list[tuple[str, float]]]:
+    """The report, and the progress that was reported."""
+    monkeypatch.setattr(running, "TRY_BY_KIND", kinds)
     told: list[tuple[str, float]] = []
     plan = SimpleNamespace(pending=lambda: [SimpleNamespace(criterion=key) for key in ("silent_corruption", "left_out")])
     criteria = {"left_out": SimpleNamespace(skip="a rule"), "silent_corruption": SimpleNamespace(skip=None)}
     session: Any = Session(joined=joined, not_idle={}, criteria=criteria, rehearsal=True, plan=plan)
-    return running.carry_out(session, lambda step, fraction: told.append((step, fraction))), told
+    return running.run_selftest(session, lambda step, fraction: told.append((step, fraction))), told
 
 
 def test_all_kinds_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """At the places that answer; progress is told before each."""
-    assessment, told = carried_out(monkeypatch, {SLOW: found, WRONG: found})
+    report, told = carried_out(monkeypatch, {SLOW: found, WRONG: found})
     assert told == [("planting a slow GPU", 0.0), ("planting a wrong bit", 0.5)]
-    assert (len(assessment.trials), assessment.places, assessment.objections) == (2, 1, [])
-    assert assessment.selected == {"silent_corruption"}
+    assert (len(report.trials), report.places, report.objections) == (2, 1, [])
+    assert report.selected == {"silent_corruption"}
 
 
 def test_one_kind_that_fails_does_not_cost_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its reason in one line, as an objection."""
     error = MeasurementError("rank 0 died\n  more")
-    assessment, _ = carried_out(monkeypatch, {WRONG: raising(error), DEAD: found})
-    assert assessment.objections == ["in the self-test a wrong bit could not be tried to the end: rank 0 died"]
-    assert len(assessment.trials) == 1
+    report, _ = carried_out(monkeypatch, {WRONG: raising(error), DEAD: found})
+    assert report.objections == ["in the self-test a wrong bit could not be tried to the end: rank 0 died"]
+    assert len(report.trials) == 1
 
 
 def test_a_run_that_is_told_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing further is planted."""
     kinds = {SLOW: found, DEAD: raising(TerminatedError("not run: terminated by SIGTERM")), HUNG: found}
-    assessment, _ = carried_out(monkeypatch, kinds)
-    assert assessment.objections == ["the self-test did not come to its end: not run: terminated by SIGTERM"]
-    assert len(assessment.trials) == 1
+    report, _ = carried_out(monkeypatch, kinds)
+    assert report.objections == ["the self-test did not come to its end: not run: terminated by SIGTERM"]
+    assert len(report.trials) == 1
 
 
 @pytest.mark.parametrize(
@@ -95,9 +97,9 @@ def test_a_run_that_is_told_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_nobody_joined(monkeypatch: pytest.MonkeyPatch, joined: Any, why: str) -> None:
     """No plant, no certificate."""
-    assessment, told = carried_out(monkeypatch, {SLOW: found}, joined=joined)
-    assert assessment.objections == [f"the self-test did not come to its end: {why}"]
-    assert (assessment.outcome, assessment.trials, told) == ("error", (), [])
+    report, told = carried_out(monkeypatch, {SLOW: found}, joined=joined)
+    assert report.objections == [f"the self-test did not come to its end: {why}"]
+    assert (report.outcome, report.trials, told) == ("error", (), [])
 
 
 def test_an_error_of_our_own_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.cluster import calls
+from pytest_gpucluster.cluster import unmeasurable
 from pytest_gpucluster.judging import agreement
 
 if TYPE_CHECKING:
     from pytest_gpucluster.controller.diagnosis import Diagnosis
 
-DIAGNOSE = calls.diagnose
+DIAGNOSE = unmeasurable.diagnose
 
 
 def suspicions(digests_by_member: dict[Any, Any], group_of: dict[Any, str]) -> dict[Any, dict[str, str]]:
@@ -26,4 +26,4 @@ def diagnose(*replies: Any, **words: Any) -> Diagnosis:
 
 
 agreement.suspicions = suspicions  # type: ignore[assignment]  # the plant
-calls.diagnose = diagnose
+unmeasurable.diagnose = diagnose

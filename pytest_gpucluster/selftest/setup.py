@@ -1,4 +1,4 @@
-"""Where a self-test is made, and how much of it."""
+"""Setup of a self-test: the places it uses, and how much it measures."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ if TYPE_CHECKING:
     from pytest_gpucluster.cluster.calls import Cluster
     from pytest_gpucluster.cluster.results import Results
     from pytest_gpucluster.places import Place
-    from pytest_gpucluster.selftest.assessment import Trial, Unshown
     from pytest_gpucluster.thresholds.resolve import Threshold
-
-    Outcome = tuple[list[Trial], list[Unshown]]
 
 CALL_DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Effort:
-    """How much is measured: ``operations`` with their sizes; ``percents`` of the rate are taken away, ``repeats`` times each.
+class Sizes:
+    """How much is measured.
 
-    ``unjudged``: why nothing slow is judged; None where it is.
+    ``operations`` holds the size of each timed operation. Each of ``percents`` is taken off its rate, ``repeats`` times.
+    ``not_judged`` is why no slow GPU is judged; None: it is.
     """
 
     operations: Mapping[str, int]
@@ -34,10 +32,10 @@ class Effort:
     warmup_s: float
     rest_s: float
     digest_size: int
-    unjudged: str | None
+    not_judged: str | None
 
 
-ON_GPUS = Effort(
+ON_GPUS = Sizes(
     operations={"bf16": 8192, "fp32": 4096, "copy": 1 << 30},
     percents=(3.0, 5.0, 10.0),
     repeats=5,
@@ -45,9 +43,9 @@ ON_GPUS = Effort(
     warmup_s=0.005,
     rest_s=0.05,
     digest_size=1024,
-    unjudged=None,
+    not_judged=None,
 )
-IN_A_REHEARSAL = Effort(
+IN_A_REHEARSAL = Sizes(
     operations={"bf16": 256, "copy": 1 << 22},
     percents=(50.0,),
     repeats=2,
@@ -55,23 +53,23 @@ IN_A_REHEARSAL = Effort(
     warmup_s=0.0,
     rest_s=0.0,
     digest_size=64,
-    unjudged="the cores of a CPU share too much",
+    not_judged="the cores of a CPU share too much",
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    """The places that answer, and by what this run judges; ``chance`` is seeded, so that a self-test can be told again."""
+class Setup:
+    """The places that answer, and the limits of this run; ``random`` is seeded, so that a self-test can be repeated."""
 
     cluster: Cluster
     places: tuple[Place, ...]
     criteria: Mapping[str, Threshold]
-    effort: Effort
-    chance: random.Random
+    sizes: Sizes
+    random: random.Random
 
     def victims(self) -> Iterator[Place]:
-        """The places in an order of chance, again and again: each is a victim as often as any other."""
-        order = self.chance.sample(self.places, len(self.places))
+        """The places in random order, again and again: each is a victim as often as any other."""
+        order = self.random.sample(self.places, len(self.places))
         while True:
             yield from order
 
@@ -81,5 +79,5 @@ class Site:
 
 
 def ids(places: Iterable[Place]) -> tuple[str, ...]:
-    """Their ids."""
+    """The places' ids."""
     return tuple(place.id for place in places)
