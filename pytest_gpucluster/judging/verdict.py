@@ -49,6 +49,9 @@ class Record:
         waiver: who answers for the failure.
         refused: what runs at the culprits is to blame, not their hardware.
         waivable: everything was measured, and a value is to blame. Decided where the outcome is made, never later.
+        started: pytest started the test, so that it is in the JUnit file also if it counts as not selected.
+        headline: the reason in one line, where that is not the first line of ``reason``.
+        teardown: how the teardown failed after another failure or error.
     """
 
     criterion: str
@@ -64,6 +67,9 @@ class Record:
     waiver: Mapping[str, Any] | None = None
     refused: bool = False
     waivable: bool = False
+    started: bool = False
+    headline: str | None = None
+    teardown: str | None = None
 
     @property
     def unit(self) -> str | None:
@@ -74,6 +80,12 @@ class Record:
     def text(self) -> str | None:
         """The reason as people read it: a missed advisory limit says that it is one."""
         return f"advisory: {self.reason}" if self.advisory else self.reason
+
+    @property
+    def message(self) -> str:
+        """The reason in one line; the outcome where there is none."""
+        found: str = next(iter((self.headline or self.text or "").splitlines()), self.outcome)
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,100 +1,86 @@
-"""Testcases that no test item stands for, added to pytest's own live JUnit report: the verdict, and what never ran."""
+"""pytest's own JUnit writer, given the testcases that the run itself writes while it goes on."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-import pytest
-
-from pytest_gpucluster.judging.verdict import (
-    ACCEPTED,
-    FAILED,
-    PASSED,
-    REHEARSED,
-    REJECTED,
-    SKIPPED,
-    WITH_WAIVERS,
-    Record,
-    Verdict,
-)
-from pytest_gpucluster.reporting.junit_file import REHEARSAL_SUITE, SELFTEST_CASE, VERDICT_CASE
-from pytest_gpucluster.reporting.results import lines
+from pytest_gpucluster.reporting.junit import REHEARSAL_SUITE, suite_element
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from xml.etree import ElementTree as ET
+
+    import pytest
+
+    from pytest_gpucluster.reporting.report import Report
+
+OUTPUT = ("system-out", "system-err")
+BAD = ("failure", "error", "skipped")
 
 
-class LiveJunit:
-    """pytest's junitxml writer of this session; does nothing when ``--junitxml`` was not given."""
+@dataclass(frozen=True, slots=True)
+class FinishedTestcase:
+    """What pytest's writer asks for a testcase when it writes its file."""
 
-    def __init__(self, config: pytest.Config) -> None:
-        """Find the writer by its class: pytest registers it without a name."""
-        plugins = config.pluginmanager.get_plugins()
-        self._writer: Any = next((plugin for plugin in plugins if type(plugin).__name__ == "LogXML"), None)
+    element: ET.Element
 
-    def add_missing(self, nodeid: str, why: str) -> None:
-        """A planned test that never ran is an error in the report, not an absence."""
-        self._add(nodeid, "setup", "failed", why, [("failure_type", "missing")])
+    def to_xml(self) -> ET.Element:
+        """The element as it is."""
+        return self.element
 
-    def add_kept(self, nodeid: str, record: Record) -> None:
-        """What a round of a soak found, where the run was ended before the test that would report it."""
-        if record.outcome == FAILED:
-            self._add(nodeid, "call", "failed", record.reason, [])
+
+def finish_junit(config: pytest.Config, report: Report) -> None:
+    """Give pytest's writer the testcases of ``report``; does nothing when ``--junitxml`` was not given.
+
+    Called when the session finishes, before pytest's writer writes its file. Of pytest's testcases stay the names, times,
+    captured output and the properties that tests recorded; testcases that are not of a test stay whole.
+    """
+    writer: Any = next((one for one in config.pluginmanager.get_plugins() if type(one).__name__ == "LogXML"), None)
+    if writer is None:
+        return
+    suite = suite_element(report)
+    if report.is_rehearsal:
+        writer.suite_name = REHEARSAL_SUITE
+    for one in suite.findall("properties/property"):
+        writer.add_global_property(one.get("name"), one.get("value"))
+    elements = _merged(suite, list(map(_finished, writer.node_reporters_ordered)), prefix=writer.prefix)
+    writer.node_reporters_ordered = [FinishedTestcase(element) for element in elements]
+    writer.stats = Counter(next((child.tag for child in element if child.tag in BAD), "passed") for element in elements)
+    writer.cnt_double_fail_tests = 0
+
+
+def _finished(reporter: Any) -> ET.Element:
+    reporter.finalize()
+    element: ET.Element = reporter.to_xml()
+    return element
+
+
+def _merged(suite: ET.Element, theirs: list[ET.Element], *, prefix: str | None) -> list[ET.Element]:
+    """Our testcases in their order, each with what pytest knows of it; before them those that only pytest has."""
+    waiting: dict[tuple[str, str], list[ET.Element]] = {}
+    for element in theirs:
+        waiting.setdefault(_names(element), []).append(element)
+    ours = suite.findall("testcase")
+    for element in ours:
+        element.set("classname", ".".join(filter(None, (prefix, element.get("classname")))))
+        same = waiting.get(_names(element))
+        if same:
+            _take_over(element, same.pop(0))
         else:
-            self._add(nodeid, "setup", "failed", record.reason, [("failure_type", record.outcome)])
+            element.set("time", "0.000")
+    return [*(element for left in waiting.values() for element in left), *ours]
 
-    def add_waivers(self, lines: Sequence[str]) -> None:
-        """At the top of the file, as properties of the suite."""
-        for line in lines if self._writer is not None else ():
-            self._writer.add_global_property("waiver", line)
 
-    def add_selftest(self, facts: Mapping[str, Any]) -> None:
-        """The certificate as a testcase: an error where a plant was missed, skipped where not all could be shown."""
-        told = "\n".join(lines(facts))
-        findings = [(finding["what"], finding["words"]) for finding in facts["findings"]]
-        properties = [("statement", facts["statement"]), *findings]
-        if facts["outcome"] == PASSED:
-            self._add(SELFTEST_CASE, "call", "passed", None, properties)
-        elif facts["outcome"] == SKIPPED:
-            self._add(SELFTEST_CASE, "setup", "skipped", ("", 0, told), properties)
-        else:
-            self._add(SELFTEST_CASE, "setup", "failed", told, properties)
+def _names(element: ET.Element) -> tuple[str, str]:
+    return element.get("classname", ""), element.get("name", "")
 
-    def add_verdict(self, verdict: Verdict, *, rehearsal: bool) -> None:
-        """The last testcase: passed for ACCEPTED, failure for REJECTED, skipped for REHEARSED, else error."""
-        if self._writer is None:
-            return
-        if rehearsal:
-            self._writer.suite_name = REHEARSAL_SUITE
-        properties = [("verdict", verdict.word)]
-        if verdict.word in (ACCEPTED, WITH_WAIVERS):
-            self._add(VERDICT_CASE, "call", "passed", None, properties)
-        elif verdict.word == REJECTED:
-            self._add(VERDICT_CASE, "call", "failed", verdict.line, properties)
-        elif verdict.word == REHEARSED:
-            self._add(VERDICT_CASE, "setup", "skipped", ("", 0, verdict.line), [*properties])
-        else:
-            self._add(VERDICT_CASE, "setup", "failed", verdict.line, properties)
 
-    def _add(
-        self,
-        nodeid: str,
-        when: Literal["setup", "call"],
-        outcome: Literal["passed", "failed", "skipped"],
-        longrepr: Any,
-        properties: list[tuple[str, object]] | list[tuple[str, str]],
-    ) -> None:
-        if self._writer is None:
-            return
-        phases: list[tuple[Any, Any, Any]] = [(when, outcome, longrepr), ("teardown", "passed", None)]
-        for phase, result, text in phases:
-            report = pytest.TestReport(
-                nodeid=nodeid,
-                location=("", None, nodeid),
-                keywords={},
-                outcome=result,
-                longrepr=text,
-                when=phase,
-                user_properties=list(properties),
-            )
-            self._writer.pytest_runtest_logreport(report)
+def _take_over(ours: ET.Element, theirs: ET.Element) -> None:
+    """Add what pytest knows of a test: time, attributes, captured output, the properties that the test recorded."""
+    ours.attrib.update(theirs.attrib)
+    properties = ours.find("properties")
+    known = {one.get("name") for one in ours.findall("properties/property")}
+    if properties is not None:
+        properties.extend(one for one in theirs.findall("properties/property") if one.get("name") not in known)
+    ours.extend(child for child in theirs if child.tag in OUTPUT)

@@ -33,6 +33,11 @@ class Told:
 
 def outcome_of(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record | None:
     """The outcome that this phase settles, None if it settles nothing; ``report`` is corrected to agree with it."""
+    found = _outcome_of(report, call, told)
+    return None if found is None else replace(found, started=True)
+
+
+def _outcome_of(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record | None:
     if call.when == "teardown":
         return _after_teardown(report, call, told)
     found = _after_setup(report, call, told) if call.when == "setup" else _after_call(report, call, told)
@@ -95,7 +100,7 @@ def _bad_by_value(report: pytest.TestReport, error: BaseException | None, told: 
         _fail(report, criterion.message or judged.outcome)
         return replace(judged, waivable=judged.waivable and is_whole)
     if isinstance(error, AssertionError) and not hasattr(report, "wasxfail"):
-        return _record(told, FAILED, report.longreprtext)
+        return _crashed(report, told, FAILED)
     if judged is not None and judged.outcome == NOISY and criterion.unfit is None:
         _make_error(report, criterion.message or judged.outcome)
         return replace(judged, waivable=judged.waivable and is_whole)
@@ -124,10 +129,10 @@ def _after_teardown(report: pytest.TestReport, call: pytest.CallInfo[None], told
     reason = f"its teardown failed: {call.excinfo.exconly()}"
     waived = told.earlier is not None and told.earlier.waiver is not None
     if told.earlier is not None and told.earlier.outcome in (FAILED, ERROR, MISSING, NOISY) and not waived:
-        return None
+        return replace(told.earlier, teardown=reason)
     if told.earlier is None:
         return _record(told, ERROR, reason)
-    return replace(told.earlier, outcome=ERROR, reason=reason, waiver=None, waivable=False)
+    return replace(told.earlier, outcome=ERROR, reason=reason, advisory=False, waiver=None, waivable=False)
 
 
 def _plain_test(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record:
@@ -139,7 +144,7 @@ def _plain_test(report: pytest.TestReport, call: pytest.CallInfo[None], told: To
         _fail(report, str(error))
         return replace(_record(told, FAILED, str(error)), culprits=tuple(place.id for place in error.culprits))
     if report.outcome == "failed":
-        return _record(told, FAILED, report.longreprtext)
+        return _crashed(report, told, FAILED)
     if report.outcome == "skipped":
         return _record(told, NOT_SELECTED, f"it skipped itself: {_skip_reason(report)}")
     return _record(told, PASSED, None)
@@ -159,7 +164,7 @@ def _not_measured(report: pytest.TestReport, call: pytest.CallInfo[None], told: 
         report.when = "setup"
     _clear_xfail(report)
     report.outcome = "failed"
-    return _record(told, ERROR, report.longreprtext)
+    return _crashed(report, told, ERROR)
 
 
 def _error(report: pytest.TestReport, told: Told, error: MeasurementError | ConfigurationError) -> Record:
@@ -200,6 +205,12 @@ def _record(told: Told, outcome: str, reason: str | None) -> Record:
     criterion, place = told.pair.key
     limit = told.criterion.limit if told.criterion is not None else None
     return Record(criterion=criterion, place=place, outcome=outcome, limit=limit, reason=reason)
+
+
+def _crashed(report: pytest.TestReport, told: Told, outcome: str) -> Record:
+    """The outcome of a test that an exception ended: its traceback is the reason, the exception is the headline."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return replace(_record(told, outcome, report.longreprtext), headline=getattr(crash, "message", None))
 
 
 def _skip_reason(report: pytest.TestReport) -> str:

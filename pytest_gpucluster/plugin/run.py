@@ -21,10 +21,11 @@ from pytest_gpucluster.judging.verdict import ACCEPTED, ERROR, FAILED, MISSING, 
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.plugin import pairing, soak_reports
 from pytest_gpucluster.plugin.distributed import run_distributed_test
-from pytest_gpucluster.plugin.junit import LiveJunit
+from pytest_gpucluster.plugin.junit import finish_junit
 from pytest_gpucluster.plugin.late_errors import write_torchrun_error_file
 from pytest_gpucluster.plugin.outcome import Told, outcome_of, show_waived
 from pytest_gpucluster.plugin.terminal import Terminal
+from pytest_gpucluster.reporting.junit import properties_of
 from pytest_gpucluster.session import Session
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ class Run:
         if self.session.settings.selftest and self.session.recorder.is_open and session.items:
             from pytest_gpucluster.plugin.selftest import run_selftest  # noqa: PLC0415 -- loads torch
 
-            run_selftest(self._config, self.session, self._terminal)
+            run_selftest(self.session, self._terminal)
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -302,11 +303,6 @@ class Run:
             self._terminal.done(item.stash[RECORD])
         return report
 
-    def _kept(self, item: pytest.Item) -> Record | None:
-        """A failure or an error that a round of a soak found at this test's place."""
-        found = self.session.plan.record(*item.stash[PAIR].key)
-        return found if found is not None and RECORD not in item.stash and found.outcome in (FAILED, ERROR) else None
-
     def _found_before(self, item: pytest.Item) -> Record | None:
         """What is bad on record already: a round of a soak found it, or another try of the same test."""
         found = self.session.plan.record(*item.stash[PAIR].key)
@@ -329,16 +325,10 @@ class Run:
             self._terminal.remark(record.reason or "")
 
     def _add_properties(self, item: pytest.Item, record: Record) -> None:
-        place = self.session.places().get(record.place or "")
-        facts: dict[str, Any] = {} if place is None else {"place": place.id}
-        for name in ("hostname", "rank", "uuid", "serial", "pci"):
-            if getattr(place, name, None) is not None:
-                facts[name] = getattr(place, name)
-        facts.update({"value": record.value, "unit": record.unit, "limit": record.limit and record.limit.text})
-        if record.outcome in (ERROR, NOISY, MISSING):
-            facts["failure_type"] = record.outcome
+        """Tell all reporters of pytest what the JUnit file says of the test."""
         known = {name for name, _ in item.user_properties}
-        item.user_properties += [(name, fact) for name, fact in facts.items() if fact is not None and name not in known]
+        facts = properties_of(record, self.session.places().get(record.place or ""))
+        item.user_properties += [(name, fact) for name, fact in facts if name not in known]
 
     # The end.
 
@@ -361,13 +351,7 @@ class Run:
         if not unrun and (session.shouldstop or session.exitstatus not in CAME_TO_ITS_END):
             self.session.objections.append(f"cut short after the last outcome: {why.removeprefix('not run: ')}")
         self.verdict = self.session.decide()
-        junit = LiveJunit(self._config)
-        junit.add_waivers(self.session.waivers.lines)
-        for record in unrun if outcome == MISSING else ():
-            junit.add_missing(self.session.plan.nodeid(record), record.reason or why)
-        for record in filter(None, map(self._kept, self._items)):
-            junit.add_kept(self.session.plan.nodeid(record), record)
-        junit.add_verdict(self.verdict, rehearsal=self.session.rehearsal)
+        finish_junit(self._config, self.session.recorder.report(self.verdict))
         self._trouble = self.session.recorder.finish(self.verdict)
         session.exitstatus = self._exit_status(session)
         if session.exitstatus != 0:

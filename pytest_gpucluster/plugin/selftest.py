@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.plugin.junit import LiveJunit
 from pytest_gpucluster.plugin.pairing import Pair
 from pytest_gpucluster.reporting.results import lines
 from pytest_gpucluster.selftest import running
 
 if TYPE_CHECKING:
-    import pytest
-
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.session import Session
 
@@ -19,7 +16,7 @@ NAME = "self-test"
 BEGINS = f"gpucluster: {NAME}: planting a slow, a wrong, a dead and a hung rank in software"
 
 
-def run_selftest(config: pytest.Config, session: Session, terminal: Terminal) -> None:
+def run_selftest(session: Session, terminal: Terminal) -> None:
     """Carry it out once, tell it, and put it on record."""
     terminal.begin(Pair(criterion=NAME, place=None, judges=False))
     terminal.say(BEGINS)
@@ -27,5 +24,4 @@ def run_selftest(config: pytest.Config, session: Session, terminal: Terminal) ->
     terminal.say(f"gpucluster: {NAME}: {facts['places']} places, {facts['seconds']:.1f} s")
     for line in lines(facts):
         terminal.say(f"gpucluster: {NAME}: {line}", red=line in facts["objections"])
-    LiveJunit(config).add_selftest(facts)
     session.take_selftest(facts)

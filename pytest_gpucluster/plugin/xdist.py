@@ -98,8 +98,8 @@ class XdistController:
         reason = f"not judged: pytest-xdist's {report.longrepr}"
         report.when, report.longrepr = "setup", reason
         report.location = (report.location[0], None, crashitem.partition("::")[2])
-        report.user_properties = [*(("place", one) for one in where), ("failure_type", ERROR)]
-        attach(report, Record(criterion=criterion, place=place, outcome=ERROR, reason=reason, culprits=where))
+        record = Record(criterion=criterion, place=place, outcome=ERROR, reason=reason, culprits=where, started=True)
+        attach(report, record)
         self._crashed = report
 
     @pytest.hookimpl(wrapper=True)

@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, Record
 from pytest_gpucluster.reporting.files import write_atomically
-from pytest_gpucluster.reporting.junit_file import Case, junit_text
+from pytest_gpucluster.reporting.junit import junit_text
 from pytest_gpucluster.reporting.results import results_document, to_json
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from pytest_gpucluster.judging.verdict import Terms, Verdict
-    from pytest_gpucluster.places import Place
+    from pytest_gpucluster.judging.verdict import Terms
+    from pytest_gpucluster.reporting.report import Report
 
 NOT_ENDED = "the run has not ended"
 NOT_YET = "not run yet: the run goes on, or was killed with all that could finish its report"
@@ -33,35 +32,18 @@ class Files:
     results: Path
     junit: Path | None
 
-    def write(
-        self,
-        cases: Sequence[Case],
-        verdict: Verdict,
-        places: Mapping[str, Place],
-        *,
-        facts: Mapping[str, Any],
-        rehearsal: bool,
-    ) -> None:
+    def write(self, report: Report) -> None:
         """Write both, each atomically.
 
         Raises:
             OSError: the disk.
         """
-        records = [case.record for case in cases]
-        write_atomically(self.results, to_json(results_document(records=records, places=places, verdict=verdict, facts=facts)))
+        records = [case.record for case in report.cases]
+        document = results_document(records=records, places=report.places, verdict=report.verdict, facts=report.facts)
+        write_atomically(self.results, to_json(document))
         if self.junit is not None:
             self.junit.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(
-                self.junit,
-                junit_text(
-                    cases,
-                    verdict,
-                    places,
-                    rehearsal=rehearsal,
-                    waivers=waivers.lines_of(facts.get("waivers", [])),
-                    selftest=facts.get("selftest"),
-                ),
-            )
+            write_atomically(self.junit, junit_text(report))
 
 
 class Live:

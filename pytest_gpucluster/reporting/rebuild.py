@@ -12,8 +12,8 @@ from pytest_gpucluster.judging.verdict import ACCEPTING, MISSING, PENDING, Recor
 from pytest_gpucluster.places import Inventory, Place
 from pytest_gpucluster.reporting.files import ResultsDirectory, write_atomically
 from pytest_gpucluster.reporting.journal import record_from_facts
-from pytest_gpucluster.reporting.junit_file import Case
 from pytest_gpucluster.reporting.live import Files
+from pytest_gpucluster.reporting.report import Case, Report
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -133,10 +133,15 @@ def rebuild(folder: Path, *, junit: Path | None = None) -> Verdict:
         "timings": {"total_s": round(story.ended_s - story.began_s, 3)},
         **({"selftest": story.selftest} if story.selftest is not None else {}),
     }
-    cases = [Case(nodeid=story.nodeids.get(key, key[0]), record=record) for key, record in story.records.items()]
-    places = story.places or _unbound(story)
-    files = Files(results=folder / "results.json", junit=junit if junit is not None else folder / "junit.xml")
-    files.write(cases, verdict, places, facts=facts, rehearsal=story.terms.rehearsal)
+    report = Report(
+        cases=tuple(Case(nodeid=story.nodeids.get(key, key[0]), record=record) for key, record in story.records.items()),
+        verdict=verdict,
+        places=story.places or _unbound(story),
+        facts=facts,
+        is_rehearsal=story.terms.rehearsal,
+        is_rebuilt=True,
+    )
+    Files(results=folder / "results.json", junit=junit if junit is not None else folder / "junit.xml").write(report)
     return verdict
 
 

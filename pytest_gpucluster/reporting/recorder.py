@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.judging.verdict import Record, Terms, Verdict, decide
 from pytest_gpucluster.reporting.files import Journal, ResultsDirectory, require_writable
 from pytest_gpucluster.reporting.journal import record_facts
-from pytest_gpucluster.reporting.junit_file import Case
 from pytest_gpucluster.reporting.live import Files, Live, not_ended, so_far
+from pytest_gpucluster.reporting.report import Case, Report
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -107,6 +107,10 @@ class Recorder:
         """Write the reports if a record changed since the last time. Called before every call to the ranks."""
         self._live.catch_up()
 
+    def report(self, verdict: Verdict) -> Report:
+        """What the reports of the ended run say."""
+        return self._report(self._plan, verdict, self._status())
+
     def finish(self, verdict: Verdict) -> str | None:
         """Write the verdict and results.json; returns what the disk refused, None if it took everything.
 
@@ -114,10 +118,10 @@ class Recorder:
         """
         if self._journal is None:
             return None
-        status = self._status()
-        self.write("verdict", verdict=verdict.word, line=verdict.line, objections=status.terms.objections)
+        report = self.report(verdict)
+        self.write("verdict", verdict=verdict.word, line=verdict.line, objections=self._status().terms.objections)
         try:
-            self._write_reports(self._plan, verdict, status, junit=None)
+            self._files(junit=None).write(report)
         except OSError as error:
             return f"results.json could not be written: {error.strerror}"
         return self._journal.failed
@@ -132,17 +136,18 @@ class Recorder:
     def _write_unfinished(self) -> None:
         """Write the reports as they would stand if the run ended now. Called by the live reports, at most 5 % of the time."""
         status, records = self._status(), so_far(self._plan)
+        facts = {**status.facts, "environment": {**status.facts["environment"], "unfinished": True}}
         verdict = decide(records, not_ended(status.terms))
-        self._write_reports(records, verdict, status, junit=self._junit, unfinished=True)
+        self._files(junit=self._junit).write(self._report(records, verdict, replace(status, facts=facts)))
 
-    def _write_reports(
-        self, records: Iterable[Record], verdict: Verdict, status: RunStatus, *, junit: Path | None, **environment: bool
-    ) -> None:
+    def _report(self, records: Iterable[Record], verdict: Verdict, status: RunStatus) -> Report:
+        cases = tuple(Case(nodeid=self._plan.nodeid(record), record=record) for record in records)
+        rehearsal = status.terms.rehearsal
+        return Report(cases=cases, verdict=verdict, places=status.places, facts=status.facts, is_rehearsal=rehearsal)
+
+    def _files(self, *, junit: Path | None) -> Files:
         assert self._directory is not None
-        cases = [Case(nodeid=self._plan.nodeid(record), record=record) for record in records]
-        facts = {**status.facts, "environment": {**status.facts["environment"], **environment}}
-        files = Files(results=self._directory.path / "results.json", junit=junit)
-        files.write(cases, verdict, status.places, facts=facts, rehearsal=status.terms.rehearsal)
+        return Files(results=self._directory.path / "results.json", junit=junit)
 
 
 def planned_facts(plan: Plan, terms: Terms) -> dict[str, Any]:

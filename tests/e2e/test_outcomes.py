@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gpucluster.reporting.rebuild import rebuild
+from tests.support.reports import read_suite
 from tests.support.runs import run_pytest, user_folder
 from tests.support.thresholds_files import entry, write_limits
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.runs import FinishedRun
 
 pytestmark = pytest.mark.e2e
@@ -163,6 +169,16 @@ def test_honest_verdict(honest: FinishedRun) -> None:
     assert honest.verdict_line.startswith("verdict REJECTED: 5 passed, 8 failed, 18 not measured, 1 not selected")
     assert len(honest.results["criteria"]) == 32
     assert honest.cases[-1].outcome == "failure"
+
+
+def test_the_rebuilt_file_agrees_with_pytests(honest: FinishedRun, tmp_path: Path) -> None:
+    """Testcase by testcase, whatever the tests did: names, kinds, messages, texts and properties."""
+    lines = "".join(json.dumps(event) + "\n" for event in honest.journal)
+    (tmp_path / "journal.jsonl").write_text(lines, encoding="utf-8")
+    assert rebuild(tmp_path).line == honest.results["verdict_line"]
+    rebuilt = replace(honest, junit=read_suite(tmp_path / "junit.xml"))
+    assert rebuilt.cases == honest.cases
+    assert rebuilt.case("test_good").properties["value"] == "1.0"
 
 
 def test_stopping_at_the_first_failure(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -190,6 +190,10 @@ def test_reports_are_on_disk_while_the_run_goes_on(starter: Starter) -> None:
     assert launch.results()["environment"]["unfinished"] is True
     cases = launch.junit()
     assert (cases["test_fast[node0-cpu0]"], cases["test_after"], cases["gpucluster.verdict"]) == ("passed", "error", "error")
+    properties = {case.name: case.properties for case in launch.cases()}
+    assert (properties["test_fast[node0-cpu1]"]["place"], properties["test_fast[node0-cpu1]"]["rank"]) == ("node0-cpu1", "1")
+    assert properties["test_after"]["failure_type"] == "missing"
+    assert "rebuilt_from" not in (launch.cwd / "junit.xml").read_text(encoding="utf-8")
 
 
 def test_controller_killed(starter: Starter) -> None:

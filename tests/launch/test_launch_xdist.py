@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -223,7 +224,8 @@ def test_killed_process_of_xdist(faulty: Launch) -> None:
     assert [len(times) for times in measured(faulty.cwd, "faulty", "rates").values()] == [1, 1]
     assert settled_once(faulty)
     (case,) = (one for one in faulty.cases() if one.name == "test_killed[node0-cpu0]")
-    assert case.properties == {"place": "node0-cpu0", "failure_type": "error"}
+    hardware = {"place": "node0-cpu0", "hostname": socket.gethostname(), "rank": "0"}
+    assert case.properties == {"criterion": "killed", **hardware, "failure_type": "error"}
     assert case.outcome == "error"
     assert "not judged: pytest-xdist's worker" in case.body
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -47,8 +48,13 @@ def test_a_waiver_covers_no_failing_teardown() -> None:
 
 @pytest.mark.parametrize("outcome", ["failed", "error", "missing", "noisy"])
 def test_what_was_bad_before_stays_as_it_was(outcome: str) -> None:
-    """The teardown adds nothing to it."""
-    assert after_teardown(Record(criterion="tflops", place=None, outcome=outcome)) is None
+    """The teardown adds only how it failed itself."""
+    before = Record(criterion="tflops", place=None, outcome=outcome, reason="bad")
+    found = after_teardown(before)
+    assert found is not None
+    assert found.teardown is not None
+    assert found.teardown.startswith("its teardown failed: IsADirectoryError")
+    assert replace(found, teardown=None, started=False) == before
 
 
 @pytest.mark.parametrize("outcome", ["failed", "skipped"])

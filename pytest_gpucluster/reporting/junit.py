@@ -1,0 +1,185 @@
+"""From outcomes to JUnit testcases: the one mapping for the file of a running, a finished and a rebuilt run."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+from xml.etree import ElementTree as ET
+
+from junit_xml import TestCase, TestSuite, to_xml_report_string
+
+from pytest_gpucluster.judging.verdict import (
+    ACCEPTED,
+    ERROR,
+    FAILED,
+    MISSING,
+    NOISY,
+    NOT_SELECTED,
+    PASSED,
+    REHEARSED,
+    REJECTED,
+    SKIPPED,
+    WAIVED,
+    WITH_WAIVERS,
+    Record,
+    counted_as,
+)
+from pytest_gpucluster.reporting.results import lines
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pytest_gpucluster.judging.verdict import Verdict
+    from pytest_gpucluster.places import Place
+    from pytest_gpucluster.reporting.report import Case, Report
+
+VERDICT_CASE = "gpucluster.verdict"
+SELFTEST_CASE = "gpucluster.selftest"
+SUITE, REHEARSAL_SUITE = "pytest", "gpucluster-rehearsal"
+PLACE_PROPERTIES = ("hostname", "rank", "uuid", "serial", "pci")
+NOT_IN_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+NOT_MEASURED = (ERROR, NOISY, MISSING)
+
+Kind = Literal["passed", "failure", "error", "skipped"]
+Properties = tuple[tuple[str, str], ...]
+KINDS: dict[str, Kind] = {PASSED: "passed", FAILED: "failure", SKIPPED: "skipped", NOT_SELECTED: "skipped", WAIVED: "skipped"}
+"""By how an outcome is counted; every other one is an error."""
+VERDICT_KINDS: dict[str, Kind] = {ACCEPTED: "passed", WITH_WAIVERS: "passed", REJECTED: "failure", REHEARSED: "skipped"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Testcase:
+    """One testcase. ``message`` is one line, ``text`` says everything; ``output`` is there also if it passed."""
+
+    nodeid: str
+    kind: Kind
+    message: str = ""
+    text: str = ""
+    error_type: str = ERROR
+    properties: Properties = ()
+    output: str | None = None
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """``tests/test_a.py::test_b[x]`` as (classname, name), the way pytest's own writer does."""
+        address, bracket, parameters = self.nodeid.partition("[")
+        names = address.split("::")
+        names[0] = names[0].replace("/", ".").removesuffix(".py")
+        names[-1] += bracket + parameters
+        return ".".join(names[:-1]), names[-1]
+
+
+def junit_text(report: Report) -> str:
+    """The whole file: one testcase an outcome, the self-test first, ``gpucluster.verdict`` last."""
+    return str(to_xml_report_string([_Suite(report)]))
+
+
+def suite_element(report: Report) -> ET.Element:
+    """The one ``testsuite`` of :func:`junit_text`."""
+    return _Suite(report).build_xml_doc()
+
+
+def properties_of(record: Record, place: Place | None) -> Properties:
+    """The properties of a record's testcase: what was judged, where, on which hardware, with which value."""
+    limit = record.limit.text if record.limit is not None else None
+    facts: dict[str, Any] = {"criterion": record.criterion, "place": record.place}
+    facts.update({name: getattr(place, name, None) for name in PLACE_PROPERTIES})
+    facts.update(value=record.value, unit=record.unit, limit=limit, margin_percent=record.margin_percent)
+    facts["failure_type"] = record.outcome if record.outcome in NOT_MEASURED else None
+    return tuple((name, str(fact)) for name, fact in facts.items() if fact is not None)
+
+
+class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
+    """The suite of a report, with the properties that junit-xml cannot carry: of testcases, and several of one name."""
+
+    def __init__(self, report: Report) -> None:
+        self._testcases = list(_testcases(report))
+        hosts = sorted({place.hostname for place in report.places.values() if place.hostname})
+        name = REHEARSAL_SUITE if report.is_rehearsal else SUITE
+        super().__init__(name, [_junit_xml_case(one) for one in self._testcases], hostname=hosts[0] if hosts else None)
+        self._properties: Properties = tuple(("waiver", line) for line in report.waivers)
+        if report.is_rebuilt:
+            self._properties = (("rebuilt_from", "journal.jsonl"), *self._properties)
+
+    def build_xml_doc(self, encoding: str | None = None) -> ET.Element:
+        """Add the properties to the elements that junit-xml makes, and replace what XML cannot hold."""
+        suite: ET.Element = super().build_xml_doc(encoding)
+        for element, testcase in zip(suite.findall("testcase"), self._testcases, strict=True):
+            _add_properties(element, testcase.properties)
+        _add_properties(suite, self._properties)
+        for element in suite.iter():
+            element.text = element.text and NOT_IN_XML.sub("?", element.text)
+            element.attrib.update({name: NOT_IN_XML.sub("?", value) for name, value in element.attrib.items()})
+        return suite
+
+
+def _testcases(report: Report) -> Iterator[Testcase]:
+    if "selftest" in report.facts:
+        yield _selftest_testcase(report.facts["selftest"])
+    for case in report.cases:
+        yield from _testcases_of(case, report.places)
+    yield _verdict_testcase(report.verdict)
+
+
+def _testcases_of(case: Case, places: Mapping[str, Place]) -> Iterator[Testcase]:
+    """The testcase of an outcome; a second one if a test that was bad also failed in its teardown; none if it never ran."""
+    record = case.record
+    if record.outcome == NOT_SELECTED and not record.started:
+        return
+    counted = counted_as(record)
+    properties = properties_of(record, places.get(record.place or ""))
+    yield Testcase(
+        nodeid=case.nodeid,
+        kind=KINDS.get(counted, "error"),
+        message=record.message,
+        text=record.text or counted,
+        error_type=counted,
+        properties=properties,
+    )
+    if record.teardown is not None:
+        message = record.teardown.splitlines()[0]
+        yield Testcase(nodeid=case.nodeid, kind="error", message=message, text=record.teardown, properties=properties)
+
+
+def _selftest_testcase(facts: Mapping[str, Any]) -> Testcase:
+    findings = ((finding["what"], finding["words"]) for finding in facts["findings"])
+    told = "\n".join(lines(facts))
+    return Testcase(
+        nodeid=SELFTEST_CASE,
+        kind=KINDS.get(facts["outcome"], "error"),
+        message=facts["statement"],
+        text=told,
+        properties=(("statement", facts["statement"]), *findings),
+        output=told,
+    )
+
+
+def _verdict_testcase(verdict: Verdict) -> Testcase:
+    return Testcase(
+        nodeid=VERDICT_CASE,
+        kind=VERDICT_KINDS.get(verdict.word, "error"),
+        message=verdict.line,
+        text=verdict.line,
+        properties=(("verdict", verdict.word),),
+    )
+
+
+def _junit_xml_case(testcase: Testcase) -> TestCase:
+    classname, name = testcase.names
+    case = TestCase(name, classname=classname, stdout=testcase.output)
+    if testcase.kind == "failure":
+        case.add_failure_info(message=testcase.message, output=testcase.text)
+    elif testcase.kind == "error":
+        case.add_error_info(message=testcase.message, output=testcase.text, error_type=testcase.error_type)
+    elif testcase.kind == "skipped":
+        case.add_skipped_info(message=testcase.message, output=testcase.text)
+    return case
+
+
+def _add_properties(element: ET.Element, properties: Properties) -> None:
+    """Add a first child ``properties``, if there are any."""
+    if properties:
+        node = ET.Element("properties")
+        node.extend(ET.Element("property", {"name": name, "value": value}) for name, value in properties)
+        element.insert(0, node)

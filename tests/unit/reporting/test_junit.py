@@ -1,0 +1,285 @@
+"""One run, three JUnit files: while it goes on, by pytest at its end, and from its journal. They say the same."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+import pytest
+from _pytest.junitxml import LogXML
+
+from pytest_gpucluster.judging.plan import Plan
+from pytest_gpucluster.judging.verdict import Record, Terms, Verdict, decide
+from pytest_gpucluster.places import Place
+from pytest_gpucluster.plugin.junit import finish_junit
+from pytest_gpucluster.reporting.junit import junit_text, suite_element
+from pytest_gpucluster.reporting.rebuild import rebuild
+from pytest_gpucluster.reporting.recorder import Recorder, RunStatus
+from pytest_gpucluster.reporting.report import Case, Report
+from pytest_gpucluster.reporting.results import place_facts
+from tests.support.entries import limit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOT = Place(id="node0-gpu0", node=0, gpu=0, rank=0, hostname="gpu-node-0", uuid="GPU-6f1c", serial="1654", pci="61:00.0")
+GONE = Place(id="node0-gpu1", node=0, gpu=1)
+NODE = Place(id="node0", node=0, hostname="gpu-node-0")
+PLACES = {place.id: place for place in (HOT, GONE, NODE)}
+WAIVER = {"criterion": "loss", "place": None, "until": "2099-12-31", "who": "J. Doe", "why": "RMA", "where": "waivers.yaml:3"}
+SELFTEST = {
+    "outcome": "skipped",
+    "statement": "three of four plants were found",
+    "remarks": ["a slow GPU cannot be shown"],
+    "objections": [],
+    "findings": [{"what": "dead", "words": "4 of 4"}],
+}
+FACTS: dict[str, Any] = {
+    "level": "quick",
+    "profile": "h200-sxm",
+    "expected": {"nodes": 1, "gpus_per_node": 2},
+    "thresholds_sha256": "0" * 64,
+    "changed_limits": [],
+    "waivers": [{**WAIVER, "state": "used"}],
+}
+CRASH = "ZeroDivisionError: division by zero"
+FAILURE = "tflops at node0-gpu0: 498 TFLOPS, not above 700 TFLOPS\n  why: the handover's limit"
+TRACEBACK = "def test_crash():\n>   1 / 0\nE   " + CRASH
+STARTED = tuple(
+    replace(record, started=True)
+    for record in (
+        Record(criterion="rate", place=HOT.id, outcome="passed", value=742.5, limit=limit(), margin_percent=6.1),
+        Record(criterion="tflops", place=HOT.id, outcome="failed", value=498.0, limit=limit(), reason=FAILURE),
+        Record(criterion="lost", place=GONE.id, outcome="error", limit=limit(), reason="rank 1 was lost\nmore"),
+        Record(criterion="rule", place=None, outcome="skipped", reason="needs 2 nodes, and 1 is expected"),
+        Record(criterion="noise", place=HOT.id, outcome="noisy", value=701.0, limit=limit(), reason="too close"),
+        Record(criterion="hint", place="node0", outcome="passed", value=1.0, limit=limit(), reason="low", advisory=True),
+        Record(criterion="crash", place=None, outcome="error", reason=TRACEBACK, headline=CRASH),
+        Record(criterion="twice", place=None, outcome="failed", reason="bad", teardown="its teardown failed: OSError"),
+        Record(criterion="itself", place=None, outcome="not_selected", reason="it skipped itself: not today"),
+        Record(criterion="loss", place=None, outcome="failed", waivable=True, waiver=WAIVER, reason="waived: by J. Doe"),
+    )
+)
+NEVER_RUN = (
+    Record(criterion="odd \x1b\ud800\ufffe", place=HOT.id, outcome="missing", reason="not run \x00: terminated by SIGTERM"),
+    Record(criterion="else", place=None, outcome="not_selected", reason="not among the tests that were selected"),
+)
+KINDS = {
+    "rate": ["passed"],
+    "tflops": ["failure"],
+    "lost": ["error"],
+    "rule": ["skipped"],
+    "noise": ["error"],
+    "hint": ["passed"],
+    "crash": ["error"],
+    "twice": ["failure", "error"],
+    "itself": ["skipped"],
+    "loss": ["skipped"],
+    "odd ???": ["error"],
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """A testcase as a reader sees it."""
+
+    classname: str
+    name: str
+    kind: str
+    message: str
+    text: str
+    properties: tuple[tuple[str, str], ...]
+
+
+def nodeid(record: Record) -> str:
+    """The test that judges this."""
+    return f"tests/test_rates.py::TestRates::test_{record.criterion}[{record.place}]"
+
+
+def cases_of(suite: ET.Element) -> list[Found]:
+    """All but the verdict, which is another while the run goes on."""
+    return [_found(element) for element in suite.iter("testcase") if element.get("name") != "gpucluster.verdict"]
+
+
+def _found(element: ET.Element) -> Found:
+    result = next((child for child in element if child.tag in ("failure", "error", "skipped")), None)
+    return Found(
+        classname=element.get("classname", ""),
+        name=element.get("name", ""),
+        kind=result.tag if result is not None else "passed",
+        message=result.get("message", "") if result is not None else "",
+        text=(result.text or "") if result is not None else "",
+        properties=tuple((one.attrib["name"], one.attrib["value"]) for one in element.findall("properties/property")),
+    )
+
+
+def reports(record: Record) -> list[pytest.TestReport]:
+    """What pytest tells its writer of a test; the texts are not those of the record."""
+    when, outcome, text = {
+        "passed": ("call", "passed", None),
+        "failed": ("call", "failed", "pytest's own text"),
+        "skipped": ("setup", "skipped", ("file.py", 3, "Skipped: pytest's own text")),
+        "not_selected": ("call", "skipped", ("file.py", 3, "Skipped: pytest's own text")),
+    }.get(record.outcome, ("setup", "failed", "pytest's own text"))
+    phases: list[tuple[Any, Any, Any]] = [(when, outcome, text)]
+    phases.append(("teardown", "failed" if record.teardown else "passed", "in the teardown" if record.teardown else None))
+    return [
+        pytest.TestReport(
+            nodeid=nodeid(record),
+            location=("tests/test_rates.py", 3, "test"),
+            keywords={},
+            outcome=result,
+            longrepr=words,
+            when=phase,
+            user_properties=[("criterion", "changed meanwhile")],
+            sections=[("Captured stdout call", "printed")],
+            duration=1.5,
+        )
+        for phase, result, words in phases
+    ]
+
+
+def written_by_pytest(file: Path, report: Report, *, prefix: str | None = None) -> ET.Element:
+    """The file of pytest's writer, which saw the tests that were started."""
+    writer = LogXML(str(file), prefix, logging="all")
+    writer.pytest_sessionstart()
+    for record in STARTED:
+        for one in reports(record):
+            writer.pytest_runtest_logreport(one)
+    config: Any = SimpleNamespace(pluginmanager=SimpleNamespace(get_plugins=lambda: [writer]))
+    finish_junit(config, report)
+    writer.pytest_sessionfinish()
+    return ET.parse(file).getroot()[0]  # noqa: S314 -- our own file
+
+
+@dataclass(frozen=True)
+class Run:
+    """The suites of one run's files."""
+
+    live: ET.Element
+    final: ET.Element
+    rebuilt: ET.Element
+    verdict: Verdict
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run with every outcome."""
+    plan = Plan()
+    terms = Terms(rehearsal=False, level_reached=True)
+    facts = {**FACTS, "selftest": SELFTEST, "environment": {}, "timings": {"total_s": 1.0}}
+    recorder = Recorder(plan, status=lambda: RunStatus(terms=terms, places=PLACES, facts=facts))
+    for record in (*STARTED, NEVER_RUN[0]):
+        plan.expect(record.criterion, record.place, nodeid=nodeid(record))
+    recorder.open(tmp_path / "results", junit=tmp_path / "live.xml")
+    recorder.write("started", versions={}, facts=FACTS)
+    recorder.record_plan()
+    recorder.write("bound", places=[place_facts(HOT), place_facts(GONE)], nodes=[place_facts(NODE)], unheard={})
+    recorder.record_selftest(SELFTEST)
+    for record in (*STARTED, *NEVER_RUN):
+        recorder.record_outcome(record)
+    time.sleep(0.01)
+    recorder.catch_up()
+    live = ET.parse(tmp_path / "live.xml").getroot()[0]  # noqa: S314 -- our own file
+    verdict = decide(plan, terms)
+    final = written_by_pytest(tmp_path / "final.xml", recorder.report(verdict))
+    assert recorder.finish(verdict) is None
+    recorder.close()
+    rebuild(tmp_path / "results", junit=tmp_path / "rebuilt.xml")
+    rebuilt = ET.parse(tmp_path / "rebuilt.xml").getroot()[0]  # noqa: S314 -- our own file
+    return Run(live=live, final=final, rebuilt=rebuilt, verdict=verdict)
+
+
+def test_the_three_files_agree(run: Run) -> None:
+    """Testcase by testcase: names, kind, message, text, properties, in one order."""
+    live = cases_of(run.live)
+    assert cases_of(run.final) == live
+    assert cases_of(run.rebuilt) == live
+    kinds: dict[str, list[str]] = {}
+    for found in live[1:]:
+        kinds.setdefault(found.name.removeprefix("test_").partition("[")[0], []).append(found.kind)
+    assert kinds == KINDS
+
+
+def test_what_a_testcase_says(run: Run) -> None:
+    """Value and hardware also of what passed; one line as the message; the exception where a traceback is the reason."""
+    found = {case.name: case for case in cases_of(run.live)}
+    assert dict(found["test_rate[node0-gpu0]"].properties) == {
+        "criterion": "rate",
+        "place": "node0-gpu0",
+        "hostname": "gpu-node-0",
+        "rank": "0",
+        "uuid": "GPU-6f1c",
+        "serial": "1654",
+        "pci": "61:00.0",
+        "value": "742.5",
+        "unit": "TFLOPS",
+        "limit": "> 700 TFLOPS",
+        "margin_percent": "6.1",
+    }
+    failed = found["test_tflops[node0-gpu0]"]
+    assert (failed.message, failed.text) == (FAILURE.splitlines()[0], FAILURE)
+    assert failed.classname == "tests.test_rates.TestRates"
+    assert found["test_crash[None]"].message == CRASH
+    assert dict(found["test_noise[node0-gpu0]"].properties)["failure_type"] == "noisy"
+
+
+def test_the_last_testcase_is_the_verdict(run: Run) -> None:
+    """That of the ended run in two of the files; INCOMPLETE or REJECTED in the file of a run that goes on."""
+    last = [list(suite.iter("testcase"))[-1] for suite in (run.live, run.final, run.rebuilt)]
+    found = [_found(element) for element in last]
+    assert {one.name for one in found} == {"gpucluster.verdict"}
+    assert found[1] == found[2]
+    assert (found[1].kind, found[1].message) == ("failure", run.verdict.line)
+    assert "the run has not ended" in found[0].message
+
+
+def test_only_a_rebuilt_file_says_so(run: Run) -> None:
+    """The waivers stand at the top of all three."""
+    told = [[(one.get("name"), one.get("value")) for one in s.findall("properties/property")] for s in (run.live, run.final)]
+    assert told[0] == told[1]
+    assert [name for name, _ in told[0]] == ["waiver"]
+    rebuilt = [one.get("name") for one in run.rebuilt.findall("properties/property")]
+    assert rebuilt == ["rebuilt_from", "waiver"]
+
+
+def test_counts_are_those_of_the_testcases(run: Run) -> None:
+    """In the attributes of each suite."""
+    for suite in (run.live, run.final, run.rebuilt):
+        kinds = [_found(element).kind for element in suite.iter("testcase")]
+        for kind, attribute in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
+            assert int(suite.attrib[attribute]) == kinds.count(kind)
+        assert int(suite.attrib["tests"]) == len(kinds)
+
+
+def test_pytest_adds_what_it_alone_knows(run: Run) -> None:
+    """Time and captured output."""
+    rate = next(element for element in run.final.iter("testcase") if element.get("name") == "test_rate[node0-gpu0]")
+    assert float(rate.attrib["time"]) == 3.0
+    assert "printed" in "".join(one.text or "" for one in rate.findall("system-out"))
+
+
+def test_a_prefix_and_testcases_of_nobody(tmp_path: Path) -> None:
+    """``--junitprefix`` is kept, and what only pytest knows stays in its file."""
+    verdict = decide(STARTED, Terms(rehearsal=True, level_reached=True))
+    cases = tuple(Case(nodeid=nodeid(record), record=record) for record in STARTED[:1])
+    report = Report(cases=cases, verdict=verdict, places=PLACES, facts=FACTS, is_rehearsal=True)
+    suite = written_by_pytest(tmp_path / "final.xml", report, prefix="site")
+    names = [(element.get("classname"), element.get("name")) for element in suite.iter("testcase")]
+    assert len(names) == len(STARTED) + 2
+    assert names[-2:] == [("site.tests.test_rates.TestRates", "test_rate[node0-gpu0]"), ("site", "gpucluster.verdict")]
+    assert suite.get("name") == "gpucluster-rehearsal"
+
+
+def test_any_text_is_xml() -> None:
+    """What a test hands over must not end the run that writes about it."""
+    record = replace(STARTED[1], reason="\ud800\x1b\x00\ufffe]]>&<\r\n", evidence={"odd": "\ud800"})
+    verdict = decide([record], Terms(rehearsal=False, level_reached=True))
+    case = Case(nodeid="t.py::t[\ud800\x01]", record=record)
+    report = Report(cases=(case,), verdict=verdict, places=PLACES, facts={}, is_rehearsal=False)
+    whole = ET.fromstring(junit_text(report))[0]  # noqa: S314 -- our own text
+    assert cases_of(whole) == cases_of(suite_element(report))
+    assert cases_of(whole)[0].message == "????]]>&<"
