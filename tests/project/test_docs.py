@@ -30,15 +30,20 @@ MARKDOWN = sorted([*DOCS.rglob("*.md"), *(REPOSITORY / name for name in ("README
 FENCE = re.compile(r"(?ms)^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```[ ]*$")
 
 
-@pytest.fixture
-def generator() -> ModuleType:
-    """docs/generate_criteria.py as a module of its own."""
-    spec = importlib.util.spec_from_file_location("generate_criteria", DOCS / "generate_criteria.py")
+def script(path: str) -> ModuleType:
+    """A script below docs/ as a module of its own."""
+    spec = importlib.util.spec_from_file_location("script", DOCS / path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def generator() -> ModuleType:
+    """docs/generate_criteria.py."""
+    return script("generate_criteria.py")
 
 
 def runnable_blocks(text: str) -> dict[str, str]:
@@ -179,6 +184,28 @@ def test_unknown_files_are_seen() -> None:
     """A name counts with or without its folder, and as a whole."""
     text = "`worker.py`, `a/worker.py`, `orker.py` and `gone.py`"
     assert unknown_files(text, ["package/a/worker.py"]) == ["gone.py", "orker.py"]
+
+
+def test_summaries_of_kept_runs_are_theirs(tmp_path: Path) -> None:
+    """Beside every results.json of an acceptance lies its summary, as the script writes it."""
+    summarize = script("results/summarize.py")
+    kept = sorted(DOCS.glob("results/*/*/results.json"))
+    assert kept
+    for results in kept:
+        copy = tmp_path / "results.json"
+        copy.write_bytes(results.read_bytes())
+        assert summarize.main([str(copy)]) == 0
+        assert (tmp_path / "summary.json").read_text() == results.with_name("summary.json").read_text(), results
+    assert summarize.main([]) == 2
+
+
+def test_picture_of_the_readme_shows_the_kept_run() -> None:
+    """The drawing has the verdict and one row of each criterion that it picks, and loads nothing from elsewhere."""
+    draw = script("images/draw_acceptance.py")
+    svg = draw.picture(draw.RUN.read_text(encoding="utf-8").splitlines())
+    shown = svg.replace("&#160;", " ")
+    assert [name for name in [*draw.SHOWN, "verdict ACCEPTED: 153 passed"] if f">{name}" not in shown] == []
+    assert "url(http" not in svg + draw.TARGET.read_text(encoding="utf-8")
 
 
 def test_sources_name_pages_that_exist() -> None:
