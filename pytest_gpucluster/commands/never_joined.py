@@ -148,7 +148,7 @@ def _write_journal(journal: Journal, session: Session, absence: Absence) -> None
     journal.write("bound", places=[place_facts(place) for place in places.values()], nodes=[], unheard={})
     for row in session.plan.pending():
         outcome = _outcome(row, session, absence, node=places[row.place].node if row.place is not None else None)
-        session.plan.settle(outcome)
+        session.plan.set_outcome(outcome)
         journal.write("outcome", record=record_facts(outcome))
 
 

@@ -7,11 +7,11 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config import yaml_lines
+from pytest_gpucluster.config.schema_errors import closest
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.protocol import functions, plain_data
 
@@ -66,7 +66,7 @@ def find_function(text: str) -> Callable[..., Any]:
     module = _load_file(Path(where)) if where.endswith(".py") else _load_module(where)
     function = getattr(module, name, None)
     if function is None:
-        near = get_close_matches(name, _functions_of(module), n=3)
+        near = closest(name, _functions_of(module), most=3)
         hint = (
             f". Did you mean {' or '.join(near)}?" if near else f"; its functions: {', '.join(_functions_of(module)) or 'none'}"
         )

@@ -1,7 +1,7 @@
-"""Who is wrong where several should have made the same bits. Pure: digests in, names out.
+"""Which GPU computes wrong bits, where several should compute the same ones. Pure: digests in, names out.
 
-One that is wrong for ever agrees with itself: only the others can tell. In a group of three or more that is what a strict
-majority is for; of two that differ, nobody can say which one is right.
+A GPU that is always wrong agrees with itself, so only other GPUs can show the fault. In a group of three or more, a strict
+majority decides. Of two that differ, nobody can say which one is right.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Group(Generic[Member]):
 
     @property
     def members(self) -> tuple[Member, ...]:
-        """All of them, in the order given."""
+        """Every member, in the order given."""
         return tuple(self.digests)
 
     @property
@@ -48,7 +48,7 @@ class Group(Generic[Member]):
         return () if usual is None else tuple(member for member, digest in self.digests.items() if digest != usual)
 
     def describe(self) -> str:
-        """What was found, in words: ``1 of 8 is not like the others``, or that nobody can be named."""
+        """The comparison in words: ``1 of 8 is not like the others``, or that no member can be named."""
         size, outvoted = len(self.digests), len(self.outvoted)
         if size == 1:
             return f"the only {self.name}: nothing to compare with"
@@ -82,12 +82,12 @@ def groups_of(digests_by_member: Mapping[Member, str], group_of: Mapping[Member,
 def suspicions(
     digests_by_member: Mapping[Member, Mapping[str, str]], group_of: Mapping[Member, str]
 ) -> dict[Member, dict[str, str]]:
-    """What there is against each member, by kind of computation; an empty table for who is like its group, or alone.
+    """What speaks against each member, by kind of computation. The table of an unsuspected member is empty.
 
-    In a group that differs without a majority it is said of every member, because any of them may be the one.
+    In a group that differs without a majority, every member is suspected, because any of them may be wrong.
 
     Args:
-        digests_by_member: each member's digests by kind. A kind that a member lacks is not compared there.
+        digests_by_member: each member's digests by kind. A kind that a member does not have is not compared there.
         group_of: as for :func:`groups_of`.
 
     Raises:
@@ -110,12 +110,12 @@ def suspicions_in_round(
     first: Mapping[Member, Mapping[str, str]],
     unsteady: Mapping[Member, Mapping[str, str]],
 ) -> dict[Member, dict[str, str]]:
-    """What there is against each member in one of many rounds, by kind of computation, however it was seen.
+    """What speaks against each member in one of many rounds, by kind of computation.
 
     Args:
         digests_by_member: as for :func:`suspicions`.
         group_of: as for :func:`groups_of`.
-        first: each member's digests in its first round, for one that is alone in its group has only itself to be like.
+        first: each member's digests in its first round. A single member of a group has nothing else to compare with.
         unsteady: the kinds that did not repeat within this round, in words.
 
     Raises:
@@ -125,11 +125,11 @@ def suspicions_in_round(
     against: dict[Member, dict[str, str]] = {}
     for member, digests in digests_by_member.items():
         changed = {kind for kind, digest in digests.items() if digest != first[member].get(kind, digest)}
-        told = (
+        reasons = (
             unsteady[member],
             {kind: f"among its model {words}" for kind, words in unlike[member].items()},
             dict.fromkeys(sorted(changed), "not as in its first round"),
         )
-        kinds = dict.fromkeys(kind for by_kind in told for kind in by_kind)
-        against[member] = {kind: "; ".join(by_kind[kind] for by_kind in told if kind in by_kind) for kind in kinds}
+        kinds = dict.fromkeys(kind for by_kind in reasons for kind in by_kind)
+        against[member] = {kind: "; ".join(by_kind[kind] for by_kind in reasons if kind in by_kind) for kind in kinds}
     return against

@@ -1,4 +1,4 @@
-"""The expected set: every (criterion, place) that the run owes an outcome, fixed before anything runs."""
+"""The expected set: every (criterion, place) that needs an outcome. The set is fixed before anything runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Key = tuple[str, "str | None"]
 
 
 class Plan:
-    """Expected outcomes by (criterion, place id), and what became of them so far."""
+    """The record of every expected (criterion, place id), pending or with its outcome."""
 
     def __init__(self) -> None:
         """Start with nothing expected."""
@@ -30,35 +30,35 @@ class Plan:
         return iter(self._records.values())
 
     def expect(self, criterion: str, place: str | None, *, nodeid: str) -> None:
-        """A selected test will judge this; ``nodeid`` names it in the JUnit file."""
+        """Expect the outcome of a selected test; ``nodeid`` names the test in the JUnit file."""
         self._records[criterion, place] = Record(criterion=criterion, place=place, outcome=PENDING)
         self._nodeids[criterion, place] = nodeid
 
     def leave_out(self, criterion: str, place: str | None, *, why: str) -> None:
-        """Expected by the profile, and left out by whoever started the run."""
+        """Mark what the profile expects and no selected test judges; ``why`` is the reason."""
         self._records.setdefault((criterion, place), Record(criterion=criterion, place=place, outcome=NOT_SELECTED, reason=why))
 
-    def settle(self, record: Record) -> None:
-        """The outcome of one expected test."""
+    def set_outcome(self, record: Record) -> None:
+        """Replace the record of one expected (criterion, place)."""
         self._records[record.criterion, record.place] = record
 
     def record(self, criterion: str, place: str | None) -> Record | None:
-        """What is on record for one expected test; None if it is not expected."""
+        """The record of one (criterion, place); None if it is not expected."""
         return self._records.get((criterion, place))
 
     def pending(self) -> list[Record]:
-        """What has no outcome yet."""
+        """The records without an outcome."""
         return [record for record in self if record.outcome == PENDING]
 
     def nodeid(self, record: Record) -> str:
-        """The test that owes this outcome; the criterion itself where no test was selected."""
+        """The test that judges this record; the criterion itself where no test was selected."""
         return self._nodeids.get((record.criterion, record.place), record.criterion)
 
     def close(self, *, outcome: str, why: str) -> list[Record]:
-        """Give everything that is still pending this outcome; returns those records."""
+        """Give every pending record this outcome; returns those records."""
         closed = [replace(record, outcome=outcome, reason=why) for record in self.pending()]
         for record in closed:
-            self.settle(record)
+            self.set_outcome(record)
         return closed
 
 
@@ -69,8 +69,8 @@ def places_of(threshold: Threshold, inventory: Inventory) -> list[Place | None]:
     return list(inventory.nodes) if threshold.per == "node" else [None]
 
 
-def about(place: Place | None, inventory: Inventory) -> tuple[Place, ...]:
-    """The GPUs and nodes that a criterion judged at ``place`` is about: the GPU, the node and its GPUs, or everything."""
+def places_covered_by(place: Place | None, inventory: Inventory) -> tuple[Place, ...]:
+    """The GPUs and nodes that a criterion at ``place`` judges: the GPU, the node and its GPUs, or all (None)."""
     if place is not None and place.gpu is not None:
         return (place,)
     everything = (*inventory.places, *inventory.nodes)
@@ -92,7 +92,7 @@ def rule_against(threshold: Threshold, inventory: Inventory) -> str | None:
 
 
 def complete(plan: Plan, criteria: Mapping[str, Threshold], inventory: Inventory, *, level: str, accept_at: str) -> None:
-    """Add what the profile expects and no selected test will judge."""
+    """Mark as not selected what the profile expects and no selected test will judge."""
     for threshold in criteria.values():
         is_in_run = reaches(level, threshold.level)
         if not is_in_run and not reaches(accept_at, threshold.level):

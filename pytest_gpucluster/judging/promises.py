@@ -1,6 +1,6 @@
-"""What is asked of a run as a whole, beside its limits: how long a soak, how many GPUs, at which level. Pure.
+"""What is asked of a run as a whole, beside its limits: duration of a soak, number of GPUs, level. Pure.
 
-Who asks for less than was promised elsewhere may do so, and the verdict says it, or is no acceptance.
+A run may ask for less than was promised elsewhere. Its verdict then says so, or is no acceptance.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Promise(Protocol):
-    """Whoever says how many nodes and GPUs there should be; None where it does not say."""
+    """A promised number of nodes and GPUs; None where nothing is promised."""
 
     @property
     def nodes(self) -> int | None:
@@ -31,7 +31,7 @@ class Promise(Protocol):
 
 
 def short_soak(profile: Profile, *, level: str, soak_s: float | None) -> str | None:
-    """Why a soak is no acceptance for a profile that accepts at level soak; None if it is long enough, or there is none."""
+    """Why a soak is too short for a profile that accepts at level soak. None if the soak is long enough, or there is none."""
     if profile.rehearsal or profile.accept_at != "soak" or level != "soak" or soak_s is None or soak_s >= profile.accept_soak_s:
         return None
     return f"a soak of {in_words(soak_s)}, and the profile asks for {in_words(profile.accept_soak_s)}"
@@ -40,28 +40,27 @@ def short_soak(profile: Profile, *, level: str, soak_s: float | None) -> str | N
 def changed_terms(
     profile: Profile, standard: Profile | None, expected: Inventory, promises: Mapping[str, Promise]
 ) -> list[str]:
-    """What is asked otherwise than by the packaged profile (None: there is none for these GPUs), or less than was promised.
+    """What a run asks for that differs from the packaged profile, or is less than was promised.
 
     Args:
-        profile: the one of this run.
-        standard: the packaged profile it stands for.
-        expected: what this run expects.
-        promises: whatever promises a shape, by its name for people.
+        profile: the profile of this run.
+        standard: the packaged profile that it stands for; None if there is none for these GPUs.
+        expected: the inventory that this run expects.
+        promises: promised shapes by their source, in words.
     """
     if profile.rehearsal:
         return []
-    found = [] if standard is None else [*_otherwise(profile, standard)]
+    found = [] if standard is None else [*_differences(profile, standard)]
     for name, here in (("nodes", expected.num_nodes), ("gpus_per_node", expected.gpus_per_node)):
-        more = {
-            who: promised for who, one in promises.items() if (promised := getattr(one, name)) is not None and here < promised
-        }
+        promised = {source: getattr(promise, name) for source, promise in promises.items()}
+        more = {source: number for source, number in promised.items() if number is not None and here < number}
         if more:
-            who = max(more, key=lambda who: more[who])
-            found.append(f"{name} {here} instead of {more[who]} ({who})")
+            source = max(more, key=lambda source: more[source])
+            found.append(f"{name} {here} instead of {more[source]} ({source})")
     return found
 
 
-def _otherwise(profile: Profile, standard: Profile) -> Iterable[str]:
+def _differences(profile: Profile, standard: Profile) -> Iterable[str]:
     if not reaches(profile.accept_at, standard.accept_at):
         yield f"accept_at {profile.accept_at} instead of {standard.accept_at}"
     elif profile.accept_at == standard.accept_at == "soak" and profile.accept_soak_s < standard.accept_soak_s:
@@ -71,7 +70,7 @@ def _otherwise(profile: Profile, standard: Profile) -> Iterable[str]:
 
 
 def doubled_gpus(places: Iterable[Place]) -> list[str]:
-    """GPUs that answer at several places: two launches on one machine are not two nodes, and some GPU was never asked."""
+    """GPUs that answer at several places: two launches on one machine are not two nodes, and another GPU was not measured."""
     found: dict[str, list[str]] = {}
     for place in places:
         if place.uuid is not None:
@@ -80,6 +79,7 @@ def doubled_gpus(places: Iterable[Place]) -> list[str]:
 
 
 def unexpected_gpus(identities: Iterable[Identity], expected: Inventory) -> list[str]:
-    """Hosts that show PyTorch more GPUs than are expected of a node: no rank was started for the rest."""
-    shown = {who.hostname: who.torch_gpus for who in identities if who.torch_gpus > expected.gpus_per_node}
-    return [f"{number} on {hostname}, {expected.gpus_per_node} expected" for hostname, number in sorted(shown.items())]
+    """Hosts where PyTorch sees more GPUs than are expected of a node: no rank was started for the others."""
+    most = expected.gpus_per_node
+    seen = {identity.hostname: identity.torch_gpus for identity in identities if identity.torch_gpus > most}
+    return [f"{number} on {hostname}, {most} expected" for hostname, number in sorted(seen.items())]

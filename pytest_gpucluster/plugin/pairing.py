@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.config.schema_errors import closest
 from pytest_gpucluster.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def require_entry(key: str, known: Collection[str], *, nodeid: str, file: str) -
     """
     if key in known:
         return
-    near = get_close_matches(key, known, n=3)
+    near = closest(key, list(known), most=3)
     hint = f" Did you mean {' or '.join(near)}?" if near else ""
     raise ConfigurationError(
         f"{nodeid} judges the criterion {key!r}, which {file} does not have; add it under criteria:, or rename the test.{hint}"

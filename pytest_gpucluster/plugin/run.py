@@ -16,7 +16,7 @@ from pytest_gpucluster.controller.controller import LAST_CALL_S
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.judging.criterion import Criterion
 from pytest_gpucluster.judging.forecast import SUBJECTS
-from pytest_gpucluster.judging.plan import about, rule_against
+from pytest_gpucluster.judging.plan import places_covered_by, rule_against
 from pytest_gpucluster.judging.verdict import ACCEPTED, ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, Record, Verdict
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.plugin import pairing, soak_reports
@@ -158,7 +158,11 @@ class Run:
             item.stash[NO_LIMIT] = str(error)
             return
         item.stash[CRITERION] = Criterion(
-            threshold=threshold, limit=limit, place=place, note=self._terminal.remark, expected=about(place, session.inventory)
+            threshold=threshold,
+            limit=limit,
+            place=place,
+            note=self._terminal.remark,
+            expected=places_covered_by(place, session.inventory),
         )
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:

@@ -91,7 +91,7 @@ class Reports:
             self._session.recorder.record_outcome(record)
         else:
             told = f"{kept.rounds} rounds of its soak so far"
-            self._session.plan.settle(replace(record, outcome=PENDING, reason=told, advisory=False))
+            self._session.plan.set_outcome(replace(record, outcome=PENDING, reason=told, advisory=False))
 
 
 def worst_of(judged: list[tuple[Kept, Criterion]]) -> dict[str, dict[str, Any]]:

@@ -80,7 +80,7 @@ class Recorder:
 
     def record_outcome(self, record: Record) -> None:
         """Take one outcome and write it at once."""
-        self._plan.settle(record)
+        self._plan.set_outcome(record)
         if self.is_open:
             self.write("outcome", record=record_facts(record))
             self._live.note()

@@ -240,7 +240,7 @@ class Records:
 
     def record_outcome(self, record: Record) -> None:
         """Take it."""
-        self.plan.settle(record)
+        self.plan.set_outcome(record)
         self.settled.append(record)
 
 

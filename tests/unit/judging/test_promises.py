@@ -106,7 +106,7 @@ def session(folder: Path, monkeypatch: pytest.MonkeyPatch, limits: str | None, *
 
 def decided(made: Session) -> str:
     """The verdict's line when all that was selected has passed."""
-    made.plan.settle(Record(criterion="bf16_tflops", place="node0-gpu0", outcome="passed"))
+    made.plan.set_outcome(Record(criterion="bf16_tflops", place="node0-gpu0", outcome="passed"))
     return made.decide().line
 
 

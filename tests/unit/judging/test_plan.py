@@ -1,0 +1,81 @@
+"""The expected set: which (criterion, place) need an outcome."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_gpucluster.judging.plan import Plan, complete, places_of, rule_against
+from pytest_gpucluster.judging.verdict import MISSING, NOT_SELECTED, PASSED, Record, Terms, decide
+from pytest_gpucluster.places import Inventory
+from tests.support.entries import threshold
+
+INVENTORY = Inventory(num_nodes=2, gpus_per_node=2, device="cuda")
+
+
+def test_what_nobody_selected_is_on_record() -> None:
+    """Every place of an unselected criterion counts; what was selected is not counted twice."""
+    plan = Plan()
+    plan.expect("tflops", "node0-gpu0", nodeid="t::a")
+    complete(
+        plan, {"tflops": threshold(), "busbw": threshold("busbw", per="node")}, INVENTORY, level="quick", accept_at="quick"
+    )
+    assert [(record.criterion, record.place, record.outcome) for record in plan] == [
+        ("tflops", "node0-gpu0", "pending"),
+        ("tflops", "node0-gpu1", NOT_SELECTED),
+        ("tflops", "node1-gpu0", NOT_SELECTED),
+        ("tflops", "node1-gpu1", NOT_SELECTED),
+        ("busbw", "node0", NOT_SELECTED),
+        ("busbw", "node1", NOT_SELECTED),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("level", "accept_at", "due"),
+    [("quick", "quick", 1), ("quick", "standard", 2), ("standard", "quick", 2), ("soak", "standard", 3), ("quick", "soak", 3)],
+)
+def test_levels(level: str, accept_at: str, due: int) -> None:
+    """Due is what the run asks for or the profile accepts at, whichever is more; what lies above the run is said."""
+    criteria = {name: threshold(name, per="cluster", level=name) for name in ("quick", "standard", "soak")}
+    plan = Plan()
+    complete(plan, criteria, INVENTORY, level=level, accept_at=accept_at)
+    assert len(list(plan)) == due
+    assert all(record.outcome == NOT_SELECTED for record in plan)
+
+
+def test_rules_leave_out_without_owing() -> None:
+    """A criterion that the profile's rules exclude is not expected at all."""
+    plan = Plan()
+    criteria = {
+        "no": threshold("no", skip="not inside Slurm"),
+        "many": threshold("many", per="node", needs=4),
+        "far": threshold("far", per="cluster", needs_nodes=3),
+    }
+    complete(plan, criteria, INVENTORY, level="soak", accept_at="quick")
+    assert not list(plan)
+    reasons = [rule_against(criterion, INVENTORY) for criterion in criteria.values()]
+    assert reasons[0] == "not inside Slurm"
+    assert "needs 4 GPUs" in str(reasons[1])
+    assert "needs 3 nodes" in str(reasons[2])
+    assert rule_against(threshold(needs=1), INVENTORY) is None
+    assert rule_against(threshold(per="cluster", needs=4), INVENTORY) is None
+
+
+@pytest.mark.parametrize(("per", "number"), [("gpu", 4), ("node", 2), ("cluster", 1)])
+def test_places_of(per: str, number: int) -> None:
+    """Every GPU, every node, or the cluster once."""
+    assert len(places_of(threshold(per=per), INVENTORY)) == number
+
+
+def test_closing_gives_every_pending_one_an_outcome() -> None:
+    """After it a verdict is possible, and only what was pending has changed."""
+    plan = Plan()
+    plan.expect("a", None, nodeid="t::a")
+    plan.expect("b", "node0", nodeid="t::b")
+    plan.set_outcome(Record(criterion="a", place=None, outcome=PASSED))
+    with pytest.raises(ValueError, match="pending"):
+        decide(plan, Terms(rehearsal=False, level_reached=True))
+    closed = plan.close(outcome=MISSING, why="not run: terminated")
+    assert [(record.criterion, record.reason) for record in closed] == [("b", "not run: terminated")]
+    assert plan.nodeid(closed[0]) == "t::b"
+    assert {record.criterion: record.outcome for record in plan} == {"a": PASSED, "b": MISSING}
+    assert not plan.pending()
