@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +23,11 @@ RANKING = (PASSED, NOISY, FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Settled:
-    """A value as it is judged, and the doubt that is left about it; ``is_final``: no more repeats could have settled it."""
+class _Reading:
+    """A value as it is judged.
+
+    ``doubt`` says why its repeats cannot be judged; None if they can. ``is_final``: more repeats could not clear the doubt.
+    """
 
     value: float
     doubt: str | None = None
@@ -34,10 +37,13 @@ class _Settled:
 
 @dataclass(slots=True, kw_only=True)
 class Criterion:
-    """Compares measured values with the entry's limit, and remembers the worst it saw.
+    """Compares measured values with the entry's limit, and remembers the worst one.
 
-    ``expected``: the GPUs and nodes that values by place must cover (empty: not known). ``unfit``: the first value that was
-    none, which no later one makes up for.
+    Attributes:
+        note: called with each miss of an advisory limit.
+        judged: the record of the worst value so far; None before a value was judged.
+        expected: the GPUs and nodes that values by place must cover; empty if they are not known.
+        first_error: the first error of a measurement; a later valid value does not clear it.
     """
 
     threshold: Threshold
@@ -45,9 +51,8 @@ class Criterion:
     place: Place | None
     note: Callable[[str], None] = lambda _remark: None
     judged: Record | None = None
-    message: str | None = None
     expected: tuple[Place, ...] = ()
-    unfit: MeasurementError | None = None
+    first_error: MeasurementError | None = None
 
     def require(
         self, value: float | Repeats | Mapping[Any, float | Repeats], *, evidence: Mapping[str, Any] | None = None
@@ -66,95 +71,52 @@ class Criterion:
                 ``noisy``) the repeats disagree, or the limit lies among them, also the second time.
             CriterionFailedError: outside the limit, and the entry is not advisory.
         """
-        named = value if isinstance(value, Mapping) else {self.place: value}
-        lacking = self._lacking(named) if isinstance(value, Mapping) else None
-        self.unfit = self.unfit or lacking
-        judged = self._measured(named)
-        worst_of = min if self.limit.is_floor else max
-        clear = {place: found.value for place, found in judged.items() if found.doubt is None}
-        facts = dict(evidence or {})
-        if clear:
-            worst = worst_of(clear, key=lambda place: clear[place])
-            if not self.limit.holds(clear[worst]) or (len(clear) == len(judged) and lacking is None):
-                is_final = all(found.is_final for found in judged.values())
-                self._judge(clear[worst], self._where(worst), {**facts, **judged[worst].evidence}, is_final=is_final)
-                return
-        if lacking is not None:
-            raise lacking
-        doubtful = {place: found for place, found in judged.items() if found.doubt is not None}
-        worst = worst_of(doubtful, key=lambda place: doubtful[place].value)
-        is_final = all(found.is_final for found in doubtful.values())
-        self._leave_open(replace(doubtful[worst], is_final=is_final), self._where(worst), facts)
+        values = value if isinstance(value, Mapping) else {self.place: value}
+        gap = self._coverage_error(value) if isinstance(value, Mapping) else None
+        self.first_error = self.first_error or gap
+        readings = self._readings(values)
+        clear = {place: reading for place, reading in readings.items() if reading.doubt is None}
+        doubtful = {place: reading for place, reading in readings.items() if reading.doubt is not None}
+        if clear and (not self._holds(clear) or not (doubtful or gap)):
+            self._judge(clear, evidence, is_final=all(reading.is_final for reading in readings.values()))
+        elif gap is not None:
+            raise gap
+        else:
+            self._leave_open(doubtful, evidence)
 
-    def _measured(self, named: Mapping[Any, Any]) -> dict[Any, _Settled]:
-        """The values as they are judged; that one is not fit to be judged is remembered, whatever the test does then."""
+    # The values, and whether they are whole.
+
+    def _readings(self, values: Mapping[Any, Any]) -> dict[Any, _Reading]:
+        """The values as they are judged. A value that is no measurement stays on record, whatever the test does then."""
         try:
-            return {place: self._settled(one, place) for place, one in named.items()}
+            return {place: self._reading(one, place) for place, one in values.items()}
         except MeasurementError as error:
-            self.unfit = self.unfit or error
+            self.first_error = self.first_error or error
             raise
 
-    def _lacking(self, named: Mapping[Any, Any]) -> MeasurementError | None:
-        """Values by place (or pair of places) must be those of the places that this criterion is about, all of them."""
-        if not named:
-            return MeasurementError(f"{self.threshold.key}: no values at all were measured")
-        by_id = {place.id: place for place in self.expected}
-        names = [by_id.get(name, name) if isinstance(name, str) else name for name in named]
-        found = {
-            place for name in names for place in (name if isinstance(name, tuple) else (name,)) if isinstance(place, Place)
-        }
-        if not found or not self.expected:
-            return None
-        is_gpu = {place.gpu is not None for place in found}
-        owed = [place for place in self.expected if (place.gpu is not None) in is_gpu]
-        lacking = tuple(place for place in owed if place not in found)
-        if lacking:
-            told = ", ".join(place.id for place in lacking)
-            number = f"{len(owed) - len(lacking)} of {len(owed)} expected places have one"
-            return MeasurementError(f"{self.threshold.key}: no value for {told}: {number}", culprits=lacking)
-        foreign = [name for name in names if isinstance(name, Place) and name not in owed]
-        if foreign:
-            told = ", ".join(place.id for place in foreign)
-            here = f"at {self.place}" if self.place is not None else "here"
-            return MeasurementError(f"{self.threshold.key}: a value for {told}, which is not asked {here}")
-        return None
-
-    def _settled(self, measured: Any, place: Any) -> _Settled:
-        """A value, measured again if its repeats leave a doubt, and what doubt is left then."""
+    def _reading(self, measured: Any, place: Any) -> _Reading:
+        """A number as it is; repeats with the doubt about them, measured again if there is one."""
         if not isinstance(measured, Repeats):
-            return _Settled(value=self._number(measured, place))
-        first = self._number(measured.value, place)
+            return _Reading(value=self._number(measured, place))
+        value = self._number(measured.value, place)
         why = doubt(measured, limit=self.limit, allowed=self.threshold.noise)
         if why is None:
-            return _Settled(value=first)
+            return _Reading(value=value)
         if measured.again is None:
-            return _Settled(value=first, doubt=why, is_final=False)
-        second = measured.again()
-        value = self._number(second.value, place)
-        fewer = len(second.samples) < len(measured.samples)
-        lacking = f"measured again with {len(second.samples)} repeats, fewer than the {len(measured.samples)} before"
-        still = lacking if fewer else doubt(second, limit=self.limit, allowed=self.threshold.noise)
-        evidence = {f"first measured {self.limit.unit}": first, "measured again because": why}
-        told = f"{still}; measured first: {failure_text.format_number(first)} {self.limit.unit}, {why}" if still else None
-        return _Settled(value=value, doubt=told, evidence=evidence, is_final=not fewer)
+            return _Reading(value=value, doubt=why, is_final=False)
+        return self._second_reading(measured, measured.again(), place, why=why)
 
-    def _leave_open(self, found: _Settled, where: tuple[Place, ...], evidence: dict[str, Any]) -> None:
-        """Too close to call: neither passed nor failed, and never a coin-flip."""
-        told = failure_text.describe_noise(self.threshold, self.limit, found.value, places=where, why=found.doubt or "")
-        advisory = self.threshold.severity == "advisory"
-        record = self._record(PASSED if advisory else NOISY, found.value, {**evidence, **found.evidence})
-        waivable = found.is_final and not advisory
-        self._keep(replace(record, reason=told, advisory=advisory, waivable=waivable), told)
-        if advisory:
-            self.note(told)
+    def _second_reading(self, first: Repeats, second: Repeats, place: Any, *, why: str) -> _Reading:
+        """The repeats that were made because ``first`` could not be judged; fewer of them cannot clear the doubt."""
+        value, unit = self._number(second.value, place), self.limit.unit
+        is_whole = len(second.samples) >= len(first.samples)
+        if is_whole:
+            still = doubt(second, limit=self.limit, allowed=self.threshold.noise)
         else:
-            raise MeasurementError(told, kind="noisy")
-
-    def _where(self, worst: Any) -> tuple[Place, ...]:
-        """The place, or the two of a pair, that the worst value belongs to."""
-        named = worst if isinstance(worst, tuple) else (worst,)
-        places = tuple(place for place in named if isinstance(place, Place))
-        return places or ((self.place,) if self.place is not None else ())
+            still = f"measured again with {len(second.samples)} repeats, fewer than the {len(first.samples)} before"
+        before = f"measured first: {failure_text.format_number(float(first.value))} {unit}, {why}"
+        evidence = {f"first measured {unit}": float(first.value), "measured again because": why}
+        return _Reading(value=value, doubt=still and f"{still}; {before}", is_final=is_whole, evidence=evidence)
 
     def _number(self, value: Any, place: Any) -> float:
         where = f" at {place}" if place is not None else ""
@@ -170,21 +132,87 @@ class Criterion:
             raise MeasurementError(f"{self.threshold.key}{where}: a value that is not finite, so nothing was measured")
         return number
 
-    def _is_worse(self, record: Record) -> bool:
-        """Whether a later judgement takes the place of the one on record: once failed stays failed, the worst is kept."""
-        before = self.judged
-        if before is None:
-            return True
-        if before.outcome != record.outcome:
-            return RANKING.index(record.outcome) > RANKING.index(before.outcome)
-        assert before.value is not None
-        assert record.value is not None
-        worse = record.value < before.value if self.limit.is_floor else record.value > before.value
-        return worse and before.outcome == PASSED
+    def _coverage_error(self, values: Mapping[Any, Any]) -> MeasurementError | None:
+        """Why the values are not those of all places that this criterion covers; None if they are, or name no places."""
+        if not values:
+            return MeasurementError(f"{self.threshold.key}: no values at all were measured")
+        by_id = {place.id: place for place in self.expected}
+        names = [by_id.get(name, name) if isinstance(name, str) else name for name in values]
+        found = {place for name in names for place in _places_in(name)}
+        if not found or not self.expected:
+            return None
+        kinds = {place.gpu is not None for place in found}
+        expected = [place for place in self.expected if (place.gpu is not None) in kinds]
+        return self._missing_error(expected, found) or self._foreign_error(expected, names)
 
-    def _keep(self, record: Record, message: str | None) -> None:
-        if self._is_worse(record):
-            self.judged, self.message = record, message
+    def _missing_error(self, expected: list[Place], found: set[Place]) -> MeasurementError | None:
+        missing = tuple(place for place in expected if place not in found)
+        if not missing:
+            return None
+        number = f"{len(expected) - len(missing)} of {len(expected)} expected places have one"
+        return MeasurementError(f"{self.threshold.key}: no value for {_ids(missing)}: {number}", culprits=missing)
+
+    def _foreign_error(self, expected: list[Place], names: list[Any]) -> MeasurementError | None:
+        foreign = [name for name in names if isinstance(name, Place) and name not in expected]
+        if not foreign:
+            return None
+        here = f"at {self.place}" if self.place is not None else "here"
+        return MeasurementError(f"{self.threshold.key}: a value for {_ids(foreign)}, which is not asked {here}")
+
+    # The judgement.
+
+    def _worst(self, readings: Mapping[Any, _Reading]) -> Any:
+        """The name of the lowest value where higher is better, of the highest where lower is."""
+        worst_of = min if self.limit.is_floor else max
+        return worst_of(readings, key=lambda name: readings[name].value)
+
+    def _holds(self, readings: Mapping[Any, _Reading]) -> bool:
+        return self.limit.holds(readings[self._worst(readings)].value)
+
+    def _judge(self, readings: Mapping[Any, _Reading], evidence: Mapping[str, Any] | None, *, is_final: bool) -> None:
+        """Pass or fail by the worst reading.
+
+        Raises:
+            CriterionFailedError: outside the limit, and the entry is not advisory.
+        """
+        worst = self._worst(readings)
+        value, places = readings[worst].value, self._places_of(worst)
+        facts = {**(evidence or {}), **readings[worst].evidence}
+        if self.limit.holds(value):
+            self._keep(self._record(PASSED, value, facts))
+            return
+        message = failure_text.describe_failure(self.threshold, self.limit, value, places=places, evidence=facts)
+        culprits = tuple(place.id for place in places)
+        self._keep(replace(self._missed(FAILED, value, facts, message, is_final=is_final), culprits=culprits))
+        if not self._is_advisory:
+            raise CriterionFailedError(message)
+        self.note(message)
+
+    def _leave_open(self, readings: Mapping[Any, _Reading], evidence: Mapping[str, Any] | None) -> None:
+        """Too close to call by the worst reading: neither passed nor failed, and never a coin-flip.
+
+        Raises:
+            MeasurementError: kind ``noisy``, if the entry is not advisory.
+        """
+        worst = self._worst(readings)
+        reading, places = readings[worst], self._places_of(worst)
+        message = failure_text.describe_noise(self.threshold, self.limit, reading.value, places=places, why=reading.doubt or "")
+        facts = {**(evidence or {}), **reading.evidence}
+        is_final = all(one.is_final for one in readings.values())
+        self._keep(self._missed(NOISY, reading.value, facts, message, is_final=is_final))
+        if not self._is_advisory:
+            raise MeasurementError(message, kind="noisy")
+        self.note(message)
+
+    @property
+    def _is_advisory(self) -> bool:
+        return self.threshold.severity == "advisory"
+
+    def _places_of(self, name: Any) -> tuple[Place, ...]:
+        """The place, or the two places of a pair, that a value belongs to."""
+        return _places_in(name) or _places_in(self.place)
+
+    # The record.
 
     def _record(self, outcome: str, value: float, evidence: Mapping[str, Any]) -> Record:
         return Record(
@@ -197,21 +225,33 @@ class Criterion:
             evidence=evidence,
         )
 
-    def _judge(self, value: float, where: tuple[Place, ...], evidence: dict[str, Any], *, is_final: bool) -> None:
-        holds = self.limit.holds(value)
-        advisory = self.threshold.severity == "advisory"
-        message = None
-        if not holds:
-            message = failure_text.describe_failure(self.threshold, self.limit, value, places=where, evidence=evidence)
-        record = replace(
-            self._record(PASSED if holds or advisory else FAILED, value, evidence),
-            reason=message,
-            advisory=advisory and not holds,
-            culprits=() if holds else tuple(place.id for place in where),
-            waivable=is_final and not (holds or advisory),
-        )
-        self._keep(record, message)
-        if message is not None and advisory:
-            self.note(message)
-        elif message is not None:
-            raise CriterionFailedError(message)
+    def _missed(self, outcome: str, value: float, evidence: Mapping[str, Any], reason: str, *, is_final: bool) -> Record:
+        """The record of a value that is not within the limit, or too close to it; passed where the entry is advisory."""
+        advisory = self._is_advisory
+        record = self._record(PASSED if advisory else outcome, value, evidence)
+        return replace(record, reason=reason, advisory=advisory, waivable=is_final and not advisory)
+
+    def _keep(self, record: Record) -> None:
+        if self._is_worse(record):
+            self.judged = record
+
+    def _is_worse(self, record: Record) -> bool:
+        """Whether a later judgement replaces the one on record: once failed stays failed, the worst is kept."""
+        before = self.judged
+        if before is None:
+            return True
+        if before.outcome != record.outcome:
+            return RANKING.index(record.outcome) > RANKING.index(before.outcome)
+        assert before.value is not None
+        assert record.value is not None
+        worse = record.value < before.value if self.limit.is_floor else record.value > before.value
+        return worse and before.outcome == PASSED
+
+
+def _places_in(name: Any) -> tuple[Place, ...]:
+    """The places that a value is named by: one, the two of a pair, or none."""
+    return tuple(place for place in (name if isinstance(name, tuple) else (name,)) if isinstance(place, Place))
+
+
+def _ids(places: Iterable[Place]) -> str:
+    return ", ".join(place.id for place in places)

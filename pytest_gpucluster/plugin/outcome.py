@@ -95,14 +95,14 @@ def _bad_by_value(report: pytest.TestReport, error: BaseException | None, told: 
     """A failure, or too close to call; waivable where all that should be measured was, and nothing else went wrong."""
     judged = criterion.judged
     is_judgement = error is None or isinstance(error, CriterionFailedError) or getattr(error, "kind", None) == "noisy"
-    is_whole = is_judgement and criterion.unfit is None and told.unmeasured is None
+    is_whole = is_judgement and criterion.first_error is None and told.unmeasured is None
     if judged is not None and judged.outcome == FAILED:
-        _fail(report, criterion.message or judged.outcome)
+        _fail(report, judged.reason or judged.outcome)
         return replace(judged, waivable=judged.waivable and is_whole)
     if isinstance(error, AssertionError) and not hasattr(report, "wasxfail"):
         return _crashed(report, told, FAILED)
-    if judged is not None and judged.outcome == NOISY and criterion.unfit is None:
-        _make_error(report, criterion.message or judged.outcome)
+    if judged is not None and judged.outcome == NOISY and criterion.first_error is None:
+        _make_error(report, judged.reason or judged.outcome)
         return replace(judged, waivable=judged.waivable and is_whole)
     return None
 
@@ -110,8 +110,8 @@ def _bad_by_value(report: pytest.TestReport, error: BaseException | None, told: 
 def _lacking(told: Told, criterion: Criterion) -> MeasurementError | None:
     """What was not measured, or not judged, though the test passed."""
     key = told.pair.criterion
-    if criterion.unfit is not None:
-        return criterion.unfit
+    if criterion.first_error is not None:
+        return criterion.first_error
     if criterion.judged is None:
         return MeasurementError(
             f"{key} was never judged: its test has the criterion fixture and did not call criterion.require()"

@@ -119,7 +119,7 @@ def _where(worst: Mapping[str, Any]) -> str:
 
 def _provisional(kept: Kept, criterion: Criterion) -> Record:
     """How it would be judged if the soak ended here."""
-    trial = replace(criterion, place=kept.place, judged=None, message=None, unfit=None, note=_unheard)
+    trial = replace(criterion, place=kept.place, judged=None, first_error=None, note=_unheard)
     reason: MeasurementError | None = None
     with contextlib.suppress(CriterionFailedError):
         try:

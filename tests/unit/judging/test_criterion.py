@@ -104,7 +104,7 @@ def test_once_failed_stays_failed() -> None:
     judge.require(800.0)
     assert judge.judged is not None
     assert (judge.judged.outcome, judge.judged.value) == (FAILED, 498.0)
-    assert "498" in str(judge.message)
+    assert "498" in str(judge.judged.reason)
 
 
 @given(st.lists(st.floats(min_value=1, max_value=1000), min_size=1, max_size=5))
@@ -165,7 +165,7 @@ def test_what_was_no_value_stays_on_record(bad: Any) -> None:
     with pytest.raises(MeasurementError) as caught:
         judge.require(bad)
     judge.require(800.0)
-    assert judge.unfit is caught.value
+    assert judge.first_error is caught.value
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_a_place_without_a_value_was_not_measured(values: dict[Any, float], lack
         judge.require(values)
     assert caught.value.culprits == lacking
     assert judge.judged is None
-    assert judge.unfit is caught.value
+    assert judge.first_error is caught.value
 
 
 @pytest.mark.parametrize(
@@ -211,8 +211,8 @@ def test_a_failure_among_too_few_places_is_a_failure() -> None:
     judge = replace(criterion(None), expected=EVERYTHING)
     with pytest.raises(CriterionFailedError):
         judge.require({A: 100.0})
-    assert judge.unfit is not None
-    assert judge.unfit.culprits == (B, C)
+    assert judge.first_error is not None
+    assert judge.first_error.culprits == (B, C)
 
 
 def test_a_value_of_another_place() -> None:
