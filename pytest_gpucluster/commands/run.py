@@ -18,6 +18,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from rich.console import Console
+from rich.progress import Progress
+
 from pytest_gpucluster.cluster import calls
 from pytest_gpucluster.cluster.binding import Binding, bind
 from pytest_gpucluster.commands import words
@@ -35,7 +38,7 @@ from pytest_gpucluster.session import JOIN_S, REHEARSAL_RANKS, require_torch
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from pytest_gpucluster.cluster.results import Results
 
@@ -140,22 +143,20 @@ class _Measuring:
         self._places = inventory.places
         self._logs = logs
         self._as_json = as_json
-        self._progress = Progress(self._name)
-        controller.on_progress = self._progress
+        self._has_bar = sys.stderr.isatty() and isinstance(controller, Controller)  # a debugger wants the terminal for itself
 
     def run(self, order: Order) -> int:
         """Measure and show; whatever happens, no agent stays behind."""
         if isinstance(self._controller, Controller):  # inline, nothing could stop the function but the signal itself
             signal.signal(signal.SIGTERM, lambda *_: self._controller.terminate("SIGTERM"))
         try:
-            results = self._measure(order)
+            with progress_display(self._name, on_terminal=self._has_bar) as self._controller.on_progress:
+                results = self._measure(order)
         except (MeasurementError, ChannelLostError) as error:
-            self._progress.end()
             self._show_output(order)
             sys.stderr.write(f"{error}\n")
             return NOT_GOOD
         finally:
-            self._progress.end()
             self._controller.quit(0)
         self._show_output(order)
         return self._show(results)
@@ -209,32 +210,31 @@ class _Measuring:
             sink.writelines(f"{place.id} | {line}\n" for line in text.splitlines() if line not in headings)
 
 
-class Progress:
-    """What one rank does now, on stderr: rewritten in place on a terminal, a line now and then elsewhere."""
+@contextlib.contextmanager
+def progress_display(name: Callable[[int], str], *, on_terminal: bool) -> Iterator[Callable[[int, str, float | None], None]]:
+    """What shows on stderr what one rank does now: a bar on a terminal, a line now and then elsewhere.
 
-    def __init__(self, name: Callable[[int], str]) -> None:
-        """``name``: the place of a rank."""
-        self._name = name
-        self._last_s = time.monotonic()
-        self._open = False
+    Args:
+        name: the place of a rank.
+        on_terminal: draw the bar.
+    """
+    if on_terminal:
+        with Progress(console=Console(stderr=True), transient=True, auto_refresh=False, redirect_stdout=False) as bar:
+            task = bar.add_task("start", total=1.0)
+            yield lambda rank, step, fraction: bar.update(
+                task, description=f"{name(rank)}: {step}", completed=fraction or 0.0, refresh=True
+            )
+        return
+    last_s = time.monotonic()
 
-    def __call__(self, rank: int, step: str, fraction: float | None) -> None:
-        """Show it."""
-        share = f" {100 * fraction:3.0f} %" if fraction is not None else ""
-        text = f"{self._name(rank)}: {step}{share}"
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r\x1b[K{text}")
-            sys.stderr.flush()
-            self._open = True
-        elif time.monotonic() - self._last_s > LINE_INTERVAL_S:
-            self._last_s = time.monotonic()
-            sys.stderr.write(f"{text}\n")
+    def write(rank: int, step: str, fraction: float | None) -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s > LINE_INTERVAL_S:
+            last_s = time.monotonic()
+            share = f" {100 * fraction:3.0f} %" if fraction is not None else ""
+            sys.stderr.write(f"{name(rank)}: {step}{share}\n")
 
-    def end(self) -> None:
-        """Leave no half line behind."""
-        if self._open:
-            sys.stderr.write("\r\x1b[K")
-            self._open = False
+    yield write
 
 
 def _key(place: Any) -> str:

@@ -87,11 +87,10 @@ class Progress:
         """Of the planned time, rounded down."""
         return math.floor(100 * self.fraction)
 
-    def bar(self, width: int) -> str:
-        """``[####----] 43 % 12/77 0:41, about 1:07 left``, with ``width`` characters between the brackets."""
-        full = math.floor(self.fraction * width)
-        drawn = f"[{'#' * full}{'-' * (width - full)}]"
-        return f"{drawn} {self.percent:2d} % {self.done}/{self.total} {clock(self.elapsed_s)}, {self.left}"
+    @property
+    def text(self) -> str:
+        """``43 % 12/77 0:41, about 1:07 left``: share of the planned time, finished tests, elapsed time."""
+        return f"{self.percent:2d} % {self.done}/{self.total} {clock(self.elapsed_s)}, {self.left}"
 
 
 def forecast(

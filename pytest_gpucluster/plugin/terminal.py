@@ -6,6 +6,11 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as RichProgress
+from rich.table import Column
+
 from pytest_gpucluster.judging import failure_text, forecast
 from pytest_gpucluster.judging.verdict import FAILED, PASSED, SHOWN_LIMITS, SKIPPED, WORDS, Record, Verdict, counted_as
 from pytest_gpucluster.reporting.table import criteria_table
@@ -214,7 +219,11 @@ class Terminal:
 
 def in_one_line(now: forecast.Progress | None, doing: str, *, width: int) -> str:
     """The bar and what is done now, cut to one line of a terminal: a longer one could not be rewritten."""
-    if now is None:
-        return doing[: width - 1]
-    bar = now.bar(NARROW_BAR_WIDTH if width < NARROW_WIDTH else BAR_WIDTH)
-    return f"{bar}  {' '.join(doing.split())}"[: width - 1]
+    columns = () if now is None else (BarColumn(NARROW_BAR_WIDTH if width < NARROW_WIDTH else BAR_WIDTH), TextColumn(now.text))
+    doing_column = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1))
+    console = Console(width=width - 1, color_system=None)
+    line = RichProgress(*columns, doing_column, console=console, expand=True)
+    line.add_task(" ".join(doing.split()), completed=now.percent if now is not None else 0)
+    with console.capture() as shown:
+        console.print(line)
+    return shown.get().rstrip()

@@ -52,14 +52,14 @@ def test_a_line_now_and_then_where_there_is_no_terminal(tmp_path: Path) -> None:
 def test_a_bar_on_a_terminal(tmp_path: Path) -> None:
     """One line, rewritten in place: never wider than the terminal, never above 99 % before the end."""
     shown = in_terminal(tmp_path, ACCEPTANCE, lasting(tmp_path, 3), *SELECTED, columns=100)
-    drawn = re.findall(r"\r(\[[#-]{10}\] +(\d+) % (\d+)/5 [^\r\n]*)", shown)
+    drawn = re.findall(r"\r([━╸ ]{10} +(\d+) % (\d+)/5 [^\r\n]*)", shown)
     assert len(drawn) > 3
     assert max(len(line) for line, *_ in drawn) <= 100  # erased to the end of the line
     assert all(int(percent) <= 99 for _, percent, _ in drawn)
     counts = [int(done) for *_, done in drawn]
     assert counts == sorted(counts)
     assert any(" bf16_sustained rank " in line for line, *_ in drawn)
-    assert re.search(r"\d:\d\d, (about \d:\d\d left|longer than estimated)  bf16_", shown)
+    assert re.search(r"\d:\d\d, (about \d:\d\d left|longer than estimated) bf16_", shown)
     assert re.search(r"\r +\rbf16_tflops +2 passed", shown)  # the bar is erased first
 
 
