@@ -93,6 +93,16 @@ def unknown_files(text: str, sources: Sequence[str]) -> list[str]:
     return sorted(name for name in named if not any(f"/{source}".endswith(f"/{name}") for source in sources))
 
 
+def unknown_names(text: str, root: Path) -> list[str]:
+    """Rows ``| `file` | `name` |`` of a table whose file, at ``root`` or in the package, defines no such name."""
+    unknown = []
+    for file, name in re.findall(r"(?m)^\| `([\w/]+\.py)` \| `(\w+)` \|", text):
+        paths = [path for path in (root / file, root / "pytest_gpucluster" / file) if path.is_file()]
+        if not any(re.search(rf"(?m)^ *(?:def|class) {name}\b", path.read_text(encoding="utf-8")) for path in paths):
+            unknown.append(f"{file}: {name}")
+    return unknown
+
+
 def sources_without_a_page(text: str) -> list[str]:
     """What a thresholds file says of its sources wrongly: pages that do not exist, and dates of runs without a page."""
     named = set(re.findall(r"docs/[\w./-]*\w", text))
@@ -178,6 +188,20 @@ def test_files_named_in_pages_about_the_code_exist(file: Path) -> None:
     folders = ("pytest_gpucluster", "finetune_smoke", "tests_acceptance", "tests", "benchmarks", "docs")
     sources = [path.relative_to(REPOSITORY).as_posix() for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
     assert unknown_files(file.read_text(encoding="utf-8"), sources) == []
+
+
+def test_journeys_name_what_is_there() -> None:
+    """Each station of the walks through the code is a file that defines the name beside it."""
+    text = (DOCS / "architecture" / "journeys.md").read_text(encoding="utf-8")
+    assert text.count(".py` | `") > 40
+    assert unknown_names(text, REPOSITORY) == []
+
+
+def test_unknown_names_are_seen(tmp_path: Path) -> None:
+    """A file that is gone and a name that its file does not define."""
+    (tmp_path / "a.py").write_text("class Some:\n    def one(self): ...\n")
+    rows = "| `a.py` | `one` | |\n| `a.py` | `two` | |\n| `b.py` | `one` | |\n"
+    assert unknown_names(rows, tmp_path) == ["a.py: two", "b.py: one"]
 
 
 def test_unknown_files_are_seen() -> None:
