@@ -1,1 +1,1 @@
-"""What a run is told from outside: options, torchrun's environment, YAML with line numbers."""
+"""Input of a run: options, torchrun's environment, YAML with line numbers."""

@@ -1,4 +1,4 @@
-"""Pydantic's complaints about a document, in our words and at the document's lines."""
+"""Pydantic's validation errors as problems with the document's lines, in plain words."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _MAX_SHOWN = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A mapping of the file, for messages: what it is, where it is (``" (in 'bf16_tflops')"``) and its keys.
+    """A mapping of the file, for messages: its noun, its place (``" (in 'bf16_tflops')"``) and its keys.
 
-    ``refused``: keys that are none of these, with what to tell whoever writes them.
+    ``refused``: keys that are refused with a reason of their own.
     """
 
     noun: str
@@ -50,7 +50,7 @@ class Part:
 
 
 def closest(word: str, known: Sequence[str], *, most: int = 1) -> list[str]:
-    """The known words that ``word`` is probably meant to be, nearest first; empty where none is near."""
+    """The known words nearest to ``word``, nearest first; empty where none is near."""
     return get_close_matches(word, known, n=most, cutoff=_CLOSE)
 
 
@@ -60,7 +60,7 @@ def did_you_mean(word: str, known: Sequence[str]) -> str:
 
 
 def described(value: object) -> str:
-    """A wrong value in a few characters."""
+    """Describe a wrong value in a few characters."""
     if value is None:
         return "nothing"
     if isinstance(value, (dict, list, tuple)):
@@ -82,9 +82,9 @@ def shape_problems(errors: Sequence[Any], document: Document, *, part_of: Callab
     """Turn ``ValidationError.errors()`` into problems, one per key, in the file's order.
 
     Args:
-        errors: what pydantic found.
-        document: the data that was validated.
-        part_of: names the mapping that a path points to.
+        errors: pydantic's errors.
+        document: the validated data.
+        part_of: returns the mapping that a path points to.
     """
     found: dict[tuple[KeyPath, str], Problem] = {}
     for error in errors:

@@ -1,4 +1,4 @@
-"""Options and ini values, made into one frozen object at the door; nothing later asks pytest for an option."""
+"""Settings of a run as frozen objects: only they are used once the options are parsed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DURATION_UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 SOAK_S = 8 * 3600.0
 """How long ``soak`` without a duration lasts."""
 DEADLINES_S = {"quick": 120.0, "standard": 300.0, "soak": 600.0}
-"""What a call may take whose recipe does not say, by level."""
+"""The deadline of a call without a deadline in its recipe, by level."""
 
 
 def reaches(level: str, other: str) -> bool:
@@ -26,7 +26,7 @@ def reaches(level: str, other: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expect:
-    """The inventory somebody promised; None where nobody said."""
+    """A promised inventory; None where nothing is promised."""
 
     nodes: int | None = None
     gpus_per_node: int | None = None
@@ -34,7 +34,7 @@ class Expect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the command line and the ini file ask for."""
+    """Everything that the options ask for."""
 
     thresholds: Path | None
     profile: str | None

@@ -1,4 +1,4 @@
-"""How this process was started: by torchrun (its environment), or plainly."""
+"""The environment that torchrun gives a process; None without torchrun."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ class Launch:
 
     @property
     def num_nodes(self) -> int:
-        """How many torchruns take part (equal ranks on each node, as torchrun has it)."""
+        """Number of nodes. Torchrun starts equally many ranks on each."""
         return max(1, self.world_size // self.local_world_size)
 
 
 def read_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
-    """The torchrun job this process belongs to, or None when it was started plainly.
+    """Read the torchrun job that this process belongs to; None if torchrun did not start it.
 
     Raises:
         ConfigurationError: some of torchrun's variables are set and others are not, or one is no number.
     """
     if not any(name in environment for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")):
         return None
-    absent = [name for name in REQUIRED if name not in environment]
-    if absent:
+    missing = [name for name in REQUIRED if name not in environment]
+    if missing:
         there = [name for name in REQUIRED if name in environment]
         raise ConfigurationError(
-            f"{', '.join(there)} set without {', '.join(absent)}: this is half of torchrun's environment, so there is no "
+            f"{', '.join(there)} set without {', '.join(missing)}: this is half of torchrun's environment, so there is no "
             "store to meet the other ranks in. Start with torchrun, or unset these variables to use this machine alone."
         )
     numbers = {name: _number(environment, name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")}

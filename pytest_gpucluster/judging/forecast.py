@@ -1,4 +1,4 @@
-"""How long a run takes, about, and how far it is. Pure: the entries' ``takes_s`` in, seconds and words out."""
+"""The estimated duration and the progress of a run. Pure: the entries' ``takes_s`` in, seconds and words out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STARTUP_S = 4.0
 """Starting the ranks, up to their first CUDA context (1.1 to 3.8 s on 4 H200, docs/results)."""
 MAX_SUBJECT_LINES = 7
 UNFINISHED = 0.99
-"""More than this is not shown before the last test is done."""
+"""The largest fraction shown before the last test is done."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What will run, in order, and how long it takes, about."""
+    """What will run, in order, with estimated durations."""
 
     steps: tuple[Step, ...]
 
@@ -44,11 +44,11 @@ class Forecast:
 
     @property
     def tests(self) -> int:
-        """How many outcomes are owed."""
+        """Number of tests, each with one outcome."""
         return sum(step.tests for step in self.steps)
 
     def lines(self, *, level: str, where: str) -> list[str]:
-        """The plan in a few lines, by subject; ``where`` says on how many GPUs."""
+        """The plan in a few lines, by subject. ``where`` names the number of GPUs."""
         unknown = sum(step.takes_s is None for step in self.steps)
         beside = f" and {unknown} without an estimate" if unknown else ""
         head = f"plan: {_criteria(len(self.steps))} at {where}, {_tests(self.tests)}, level {level}: "
@@ -69,7 +69,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where a run stands. ``remaining_s`` is None once it takes longer than was estimated."""
+    """How far a run is. ``remaining_s`` is None once the run takes longer than estimated."""
 
     fraction: float
     done: int
@@ -79,7 +79,7 @@ class Progress:
 
     @property
     def left(self) -> str:
-        """``about 1:07 left``, or that nobody can say."""
+        """``about 1:07 left``, or ``longer than estimated``."""
         return "longer than estimated" if self.remaining_s is None else f"about {clock(self.remaining_s)} left"
 
     @property
@@ -101,13 +101,13 @@ def forecast(
     gpus_per_node: int,
     soak_s: float | None,
 ) -> Forecast:
-    """What the selected tests will take.
+    """Estimate how long the selected tests will take.
 
     Args:
         selected: number of tests by criterion, in the order in which they run.
-        criteria: the entries; a test without one has no estimate.
+        criteria: the entries by key; a test without an entry has no estimate.
         subjects: the mark (one of :data:`SUBJECTS`) by criterion, as far as known.
-        gpus_per_node: a recipe with ``at_once: 1`` takes its time for each of them.
+        gpus_per_node: a recipe with ``at_once: 1`` takes its time for each GPU of a node.
         soak_s: how long the criteria of level soak run in turn; None without a soak.
     """
     counted: set[str] = set()
@@ -131,13 +131,13 @@ def forecast(
 def progress(
     plan: Forecast, done: Mapping[str, int], *, current: str | None, in_current_s: float, elapsed_s: float
 ) -> Progress:
-    """Where a run stands.
+    """Compute how far a run is.
 
-    A criterion is measured when the first of its tests begins, so its time counts as it passes, never above what was
-    planned for it, and wholly once that test is done.
+    A criterion is measured when the first of its tests begins. Its time counts as it passes, up to its estimate, and
+    wholly once that test is done.
 
     Args:
-        plan: what was announced.
+        plan: the forecast that was shown.
         done: finished tests by criterion.
         current: the criterion whose test runs now.
         in_current_s: since that criterion began.
@@ -178,14 +178,14 @@ def clock(seconds: float) -> str:
 
 
 def _takes_s(threshold: Threshold, *, places: int) -> float | None:
-    """One measurement, as often as its recipe wants the GPUs of a node in turn."""
+    """The time of one measurement, repeated if its recipe takes the GPUs of a node in turn."""
     at_once = threshold.recipe.get("at_once")
     waves = math.ceil(places / at_once) if isinstance(at_once, int) else 1
     return None if threshold.takes_s is None else waves * threshold.takes_s
 
 
 def _half_a_round_s(soaking: list[Threshold]) -> float:
-    """A soak ends with the round in which its time is over: half a round later, on average."""
+    """Half a round: a soak ends with the round in which its time is over, half a round late on average."""
     return sum(threshold.takes_s or 0.0 for threshold in soaking) / 2
 
 

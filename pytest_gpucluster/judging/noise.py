@@ -1,4 +1,4 @@
-"""Whether repeats of a measurement can be judged at all. Pure: numbers in, a reason for doubt out."""
+"""Whether repeats of a measurement are steady enough to be judged. Pure: numbers in, a reason for doubt out."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 FEWEST = 3
 MORE = 3
-"""A doubtful value is measured again with this many times the repeats, then judged or given up as noisy."""
+"""A doubtful value is measured again with this many times the repeats. If still in doubt, its outcome is noisy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeats:
-    """A value and the repeats it is the middle of, in one unit; ``again`` measures both with more repeats."""
+    """A value and the repeats that it is the middle of, in one unit. ``again`` measures with more repeats."""
 
     value: float
     samples: Sequence[float]
@@ -69,12 +69,12 @@ def spread_of(samples: Sequence[float]) -> Spread:
 
 
 def doubt(repeats: Repeats, *, limit: Limit, allowed: float | None) -> str | None:
-    """Why these repeats are not to be judged; None if they are.
+    """Why these repeats must not be judged; None if they may be.
 
     Args:
-        repeats: fewer than :data:`FEWEST` say nothing about their spread and are judged as they are.
-        limit: what the value is compared with.
-        allowed: the entry's ``noise``: relative spread from the 10th to the 90th percentile; None: any.
+        repeats: fewer than :data:`FEWEST` have no meaningful spread and are judged as they are.
+        limit: the limit of the value.
+        allowed: the entry's ``noise``, a relative spread from the 10th to the 90th percentile. None allows any.
     """
     if allowed is None or len(repeats.samples) < FEWEST:
         return None

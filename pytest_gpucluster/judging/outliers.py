@@ -1,4 +1,4 @@
-"""Who is slower than its siblings, and by how much. Pure: rates in, shortfalls out.
+"""Which GPU is slower than its siblings, and by how much. Pure: rates in, shortfalls out.
 
 Each member is compared with the median of the *others*, so that it does not pull the median towards itself, and with their
 spread: 1.4826 times the median absolute deviation, which is sigma for normal data. Up to half of the siblings may be
@@ -18,7 +18,7 @@ Member = TypeVar("Member", bound=Hashable)
 MAD_TO_SIGMA = 1.4826  # for normal data; Rousseeuw and Croux 1993
 OUTLIER_SIGMAS = 3.5  # Iglewicz and Hoaglin 1993
 FEWEST_SIBLINGS = 2
-"""One sibling that differs cannot tell which of the two is slow."""
+"""With one sibling, nothing shows which of the two is slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +37,12 @@ class Shortfall:
 
     @property
     def is_judged(self) -> bool:
-        """Whether there are enough siblings to say who of them is slow."""
+        """Whether there are enough siblings to say which GPU is slow."""
         return self.siblings >= FEWEST_SIBLINGS
 
     @property
     def unexplained_percent(self) -> float:
-        """``percent`` where it is more than 3.5 sigmas, else 0: then the siblings' own spread explains it."""
+        """``percent`` above 3.5 sigmas. Below, the siblings' own spread explains the shortfall, and this is 0."""
         return self.percent if self.score > OUTLIER_SIGMAS else 0.0
 
 
@@ -52,12 +52,12 @@ def shortfalls(
     """Compare every member with its siblings.
 
     Args:
-        values: a rate each, higher is better, of those that were measured.
+        values: the rate of each measured member; higher is better.
         floor_spread: the relative spread (one sigma, 0.01 is 1 %) that healthy siblings have in any case.
-        group_of: who are siblings: the GPU's model. May know more members; None: all are.
+        group_of: the group of each member, such as the GPU's model. May know more members. None: all are siblings.
 
     Returns:
-        A shortfall each; a member without any sibling is left out, as there is nothing to compare it with.
+        The shortfall of each member that has a sibling.
 
     Raises:
         ValueError: a rate that is not a finite number above 0, a spread that is not between 0 and 1, or a member without a
@@ -77,7 +77,7 @@ def shortfalls(
 
 
 def _within(values: Mapping[Member, float], floor_spread: float) -> dict[Member, Shortfall]:
-    """Everyone against the others of one group: n log n, because leaving one out leaves at most three medians."""
+    """Compare every member with the others of one group: n log n, as leaving one out gives at most three medians."""
     ordered = sorted(values.values())
     deviations: dict[float, list[float]] = {}
     found = {}
@@ -93,7 +93,7 @@ def _within(values: Mapping[Member, float], floor_spread: float) -> dict[Member,
 
 
 def _middle_without(ordered: Sequence[float], left_out: float) -> float:
-    """The median of ``ordered`` with one occurrence of ``left_out`` taken away; never overflows."""
+    """The median of ``ordered`` without one occurrence of ``left_out``; never overflows."""
     gone = bisect.bisect_left(ordered, left_out)
 
     def at(index: int) -> float:

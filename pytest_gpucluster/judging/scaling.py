@@ -26,7 +26,7 @@ GATHERED_LAYERS = 2
 
 
 def efficiency_percent(rate: float, *, of: Sequence[float]) -> float:
-    """``rate`` in per cent of the mean of ``of``, rates of the same unit.
+    """``rate`` in per cent of the mean of the rates ``of``, all in one unit.
 
     Raises:
         ValueError: nothing to compare with, or a mean that is not above zero.
@@ -58,11 +58,11 @@ def sharded_peak_gib(*, alone_gib: float, sharded_gib: float, layer_gib: float, 
 
 
 def deviation_percent(measured: float, predicted: float) -> float:
-    """By how much ``measured`` lies beside ``predicted``, above or below, in per cent of it."""
+    """The distance of ``measured`` from ``predicted``, in per cent of ``predicted``; never negative."""
     return 100.0 * abs(measured / predicted - 1)
 
 
 def group_sizes(gpus: int) -> list[int]:
-    """2, 4, 8 and so on up to ``gpus``, which is the last whatever it is; empty for a GPU alone."""
+    """The powers of 2 below ``gpus``, then ``gpus`` itself; empty for a single GPU."""
     powers = [2**power for power in range(1, gpus.bit_length()) if 2**power < gpus]
     return [*powers, gpus] if gpus > 1 else []

@@ -1,8 +1,7 @@
 """``waivers.yaml``: failures that somebody answers for, each at one part and until one day. Pure but for reading the file.
 
-A waiver belongs to hardware, never to a place id: a GPU's UUID or serial number, a node's hostname. It covers what was
-measured and failed by its value, or was too close to call; what was not measured, or not as often as it should be, cannot be
-waived. Whether a record is such a one was decided where it was made (``waivable``).
+A waiver names hardware, never a place id: a GPU's UUID or serial number, a node's hostname. Only measured values can be
+waived that failed or were too close to call (``Record.waivable``).
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiver:
-    """One of them. ``place`` is a UUID, serial number or hostname, None for criteria of the whole cluster."""
+    """One waiver. ``place`` is a UUID, serial number or hostname, None for criteria of the whole cluster."""
 
     criterion: str
     place: str | None
@@ -48,16 +47,16 @@ class Waiver:
 
     @property
     def text(self) -> str:
-        """For people: what, where, until when, who, why."""
+        """The waiver in one line."""
         at = f" at {self.place}" if self.place is not None else ""
         return f"{self.criterion}{at} until {self.until} by {self.who}: {self.why} ({self.where})"
 
     def has_expired(self, today: dt.date) -> bool:
-        """Its last day is over."""
+        """Whether the waiver's last day is over."""
         return dt.date.fromisoformat(self.until) < today
 
     def covers(self, record: Record, place: Place | None) -> bool:
-        """Whether it speaks of this outcome at this hardware."""
+        """Whether the waiver is for this outcome at this hardware."""
         if record.criterion != self.criterion or not may_be_waived(record):
             return False
         if record.place is None:
@@ -68,16 +67,16 @@ class Waiver:
 
 
 class Waivers:
-    """Those of one run, and which of them were needed."""
+    """The waivers of one run, and which of them were used."""
 
     def __init__(self, waivers: Sequence[Waiver], *, today: dt.date) -> None:
-        """Expired ones are kept to be named, and cover nothing."""
+        """Keep every waiver for the reports; an expired one covers nothing."""
         self._all = tuple(waivers)
         self._valid = [waiver for waiver in waivers if not waiver.has_expired(today)]
         self._used: set[Waiver] = set()
 
     def apply(self, record: Record, place: Place | None) -> Record:
-        """The record, waived if one of them covers it."""
+        """The record, waived if a valid waiver covers it."""
         waiver = next((waiver for waiver in self._valid if waiver.covers(record, place)), None)
         if waiver is None:
             return record
@@ -85,28 +84,28 @@ class Waivers:
         return replace(record, waiver=asdict(waiver), reason=f"waived: {waiver.text}\n{record.reason or ''}".rstrip())
 
     def state(self, waiver: Waiver) -> State:
-        """What became of it."""
+        """Whether a waiver was used, was not needed, or has expired."""
         return "used" if waiver in self._used else "unused" if waiver in self._valid else "expired"
 
     @property
     def facts(self) -> list[dict[str, Any]]:
-        """For results.json, the used ones first."""
+        """The waivers for results.json, used ones first."""
         rows = [{**asdict(waiver), "state": self.state(waiver)} for waiver in self._all]
         return sorted(rows, key=lambda row: row["state"] != "used")
 
     @property
     def lines(self) -> list[str]:
-        """For the terminal, the used ones first."""
+        """The waivers for the terminal, used ones first."""
         return lines_of(self.facts)
 
 
 def lines_of(facts: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A line about each waiver of a results.json."""
+    """One line for each waiver of a results.json."""
     return [f"{WORDS[row['state']]}: {Waiver(**{name: row[name] for name in Waiver.__slots__}).text}" for row in facts]
 
 
 def states_from(facts: Iterable[Mapping[str, Any]], records: Iterable[Record]) -> list[dict[str, Any]]:
-    """The waivers as a run began with them, brought up to what its records say was needed; the used ones first."""
+    """The waivers of a journal, with their states after its records; used ones first."""
     needed = [dict(record.waiver or {}) for record in records if counted_as(record) == WAIVED]
     rows = [
         {**row, "state": "used"} if {name: row[name] for name in Waiver.__slots__} in needed else dict(row) for row in facts
@@ -115,7 +114,7 @@ def states_from(facts: Iterable[Mapping[str, Any]], records: Iterable[Record]) -
 
 
 def find(thresholds: Path | None, start: Path) -> Path | None:
-    """The run's waivers.yaml: beside the thresholds file that was asked for, or in the folder the run starts in.
+    """Find the run's waivers.yaml, beside its thresholds file or in the folder where the run starts; None if there is none.
 
     Raises:
         ConfigurationError: both are there, and are not the same file.

@@ -17,29 +17,25 @@ from pytest_gpucluster.thresholds.specs import spec_for_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
-    from pytest_gpucluster.config.yaml_lines import Document
+    from pytest_gpucluster.config.yaml_lines import Problem
     from pytest_gpucluster.thresholds.resolve import Threshold
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThresholdsFile:
-    """A validated thresholds file. What is resolved for a profile is kept, so that lint and the run share it."""
+class ThresholdsFile(Source):
+    """A validated thresholds file. Limits are resolved once for each profile: lint and the run share them."""
 
-    source: Source = field(repr=False)
     content: schema.File = field(repr=False)
     _criteria: dict[Profile | None, dict[str, Threshold]] = field(default_factory=dict, repr=False)
 
-    @property
-    def path(self) -> Path:
-        """The file itself, not the packaged file that it may extend."""
-        return self.source.path
-
-    @property
-    def document(self) -> Document:
-        """The file's data with its lines."""
-        return self.source.document
+    @classmethod
+    def validate(cls, source: Source) -> tuple[ThresholdsFile | None, list[Problem]]:
+        """Validate the shape of a file. Entries of the wrong shape are left out; other faults of shape leave no file."""
+        content, problems = schema.validate(source.document)
+        if content is None:
+            return None, problems
+        return cls(path=source.path, document=source.document, base=source.base, content=content), problems
 
     @property
     def sha256(self) -> str:
@@ -73,7 +69,7 @@ class ThresholdsFile:
             gpu_names: NVML's name of every GPU, empty for none.
 
         Raises:
-            ConfigurationError: no such profile, other GPUs than it promises, mixed or unknown GPUs.
+            ConfigurationError: no such profile, a profile of other GPUs, mixed or unknown GPUs.
         """
         if name is not None:
             return self._named(name, gpu_names)
@@ -85,10 +81,10 @@ class ThresholdsFile:
         return self._existing(spec.id, f"The GPUs are {gpu_names[0]!r}.")
 
     def standard(self, profile: Profile) -> Profile | None:
-        """The packaged profile that this one stands for.
+        """The packaged profile that a profile stands for; None if there is none.
 
-        The nearest packaged ancestor for the same GPU, else the packaged profile of that GPU, else the nearest ancestor;
-        never a rehearsal's for one that accepts. None where there is none.
+        First choice is the nearest packaged ancestor for the same GPU, then the packaged profile of that GPU, then the
+        nearest packaged ancestor. A profile that accepts never stands for a rehearsal.
         """
         packaged = self._packaged.profiles
         known = [packaged[name] for name in (*reversed(profile.chain), profile.gpu) if name is not None and name in packaged]
@@ -112,12 +108,11 @@ class ThresholdsFile:
         """The packaged file; read at most once, and not again where this file extends it."""
         if self.path.absolute() == packaged_path().absolute():
             return self
-        base = self.source.base
-        source = read_source(None) if base is None else Source(path=packaged_path(), document=base)
-        content, problems = schema.validate(source.document)
-        if content is None or problems:
+        source = read_source(None) if self.base is None else Source(path=packaged_path(), document=self.base)
+        packaged, problems = ThresholdsFile.validate(source)
+        if packaged is None or problems:
             raise ConfigurationError(listed(problems))
-        return ThresholdsFile(source=source, content=content)
+        return packaged
 
     def _existing(self, name: str, because: str) -> Profile:
         if name in self.profiles:

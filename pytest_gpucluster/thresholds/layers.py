@@ -1,4 +1,4 @@
-"""Layers of plain data: a file over the packaged one, and a profile's overrides over an entry.
+"""Layers of plain data: a file over the packaged file, and a profile's overrides over an entry.
 
 Both use one rule (``merge_entry``): a key replaces the key below it, ``recipe`` is merged key by key, and a limit
 (``above below min max`` with ``of`` and ``bound_waived``) replaces the whole limit below it.
@@ -6,7 +6,7 @@ Both use one rule (``merge_entry``): a key replaces the key below it, ``recipe``
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
@@ -26,13 +26,13 @@ KINDS: tuple[Kind, ...] = ("above", "below", "min", "max")
 _LIMIT = (*KINDS, "of", "bound_waived")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Source:
     """A thresholds file as read. With ``extends: packaged``, ``document`` is the overlay and ``base`` the packaged file."""
 
     path: Path
-    document: Document
-    base: Document | None = None
+    document: Document = field(repr=False)
+    base: Document | None = field(default=None, repr=False)
 
 
 def packaged_path() -> Path:
@@ -43,7 +43,7 @@ def packaged_path() -> Path:
 
 
 def shown(path: Path) -> str:
-    """How messages name a file: relative when it lies below the working directory."""
+    """The name of a file in messages: relative when the file lies below the working directory."""
     try:
         return str(path.absolute().relative_to(Path.cwd()))
     except (ValueError, OSError):

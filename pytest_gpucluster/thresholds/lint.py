@@ -1,4 +1,4 @@
-"""Is a thresholds file well formed, consistent and physically possible? The whole file, whatever the profile."""
+"""Check that a whole thresholds file, for every profile, is well formed, consistent and physically possible."""
 
 from __future__ import annotations
 
@@ -42,18 +42,16 @@ def schema() -> dict[str, Any]:
 
 
 def check(path: Path | None) -> tuple[ThresholdsFile | None, list[Problem]]:
-    """Read a file once, and say everything that is wrong with it. An entry of the wrong shape is not looked at further."""
-    source = read_source(path)
-    content, problems = shape.validate(source.document)
-    if content is None:
+    """Read a file once and find everything that is wrong with it. An entry of the wrong shape is checked no further."""
+    file, problems = ThresholdsFile.validate(read_source(path))
+    if file is None:
         return None, problems
-    file = ThresholdsFile(source=source, content=content)
     found = problems + ([*_check_profiles(file)] or [*_check_entries(file)])
     return file, sorted(set(found), key=lambda problem: (problem.file, problem.line, problem.message))
 
 
 def _check_profiles(file: ThresholdsFile) -> Iterator[Problem]:
-    """Unknown GPUs and parents, circles, a profile that promises nothing."""
+    """Find unknown GPUs and parents, circles, and profiles that promise nothing."""
     profiles, specs = file.content.profiles, load_specs()
     for name, entry in profiles.items():
         path: KeyPath = ("profiles", name)
@@ -76,7 +74,7 @@ def _check_profiles(file: ThresholdsFile) -> Iterator[Problem]:
 
 
 def _check_entries(file: ThresholdsFile) -> Iterator[Problem]:
-    """Every entry as written; those that are sound also as every profile sees them."""
+    """Check every entry as written, and sound entries also as every profile sees them."""
     sound = {}
     for key, entry in file.content.criteria.items():
         problems = list(_check_written(file, key, entry))
@@ -89,7 +87,7 @@ def _check_entries(file: ThresholdsFile) -> Iterator[Problem]:
 
 
 def _check_limits(file: ThresholdsFile) -> Iterator[Problem]:
-    """Every limit as every profile sees it. Profiles that share a limit share its problems."""
+    """Check every limit as every profile sees it. Profiles that share a limit share its problems."""
     found_in: set[tuple[str, str, int]] = set()
     for profile in (None, *file.profiles.values()):
         for threshold in file.criteria(profile).values():
@@ -102,7 +100,7 @@ def _check_limits(file: ThresholdsFile) -> Iterator[Problem]:
 
 
 def _check_written(file: ThresholdsFile, key: str, entry: Entry) -> Iterator[Problem]:
-    """What can be said of an entry without a profile."""
+    """Check what does not depend on a profile."""
     path: KeyPath = ("criteria", key)
     if not _KEY.match(key):
         text = f"{key!r} cannot be a test's name: small letters, digits, _ and [parameter]."
@@ -120,7 +118,7 @@ def _check_written(file: ThresholdsFile, key: str, entry: Entry) -> Iterator[Pro
 
 
 def _check_measured_with(file: ThresholdsFile, key: str, entry: Entry) -> Iterator[Problem]:
-    """``measured_with`` names another entry, the one that has the measurement and tells how long it takes."""
+    """Check that ``measured_with`` names another entry, which has the measurement and its ``takes_s``."""
     path: KeyPath = ("criteria", key, "measured_with")
     criteria, other = file.content.criteria, entry.measured_with
     if other == key or (other not in criteria and ("criteria", other) not in file.document.where):
@@ -137,7 +135,7 @@ def _check_measured_with(file: ThresholdsFile, key: str, entry: Entry) -> Iterat
 
 
 def _check_limit_keys(document: Document, path: KeyPath, layer: Entry | Override) -> Iterator[Problem]:
-    """Exactly one of the four kinds (at most one in an override); references name something that exists."""
+    """Check that an entry has one of the four kinds of limit, and an override at most one."""
     inside, written = shape.part_of(path).inside, layer.written()
     kinds = [kind for kind in KINDS if kind in written]
     if len(kinds) > 1:
@@ -153,7 +151,7 @@ def _check_limit_keys(document: Document, path: KeyPath, layer: Entry | Override
 
 
 def _check_references(document: Document, path: KeyPath, written: Mapping[str, Any]) -> Iterator[Problem]:
-    """``of``, ``bound`` and ``requires`` name a figure that exists."""
+    """Check that ``of``, ``bound`` and ``requires`` name figures that exist."""
     inside = shape.part_of(path).inside
     for name in ("of", "bound", "requires"):
         reference = written.get(name)
@@ -175,13 +173,13 @@ def _exceeds(lowest: object, highest: object) -> bool:
 
 
 def _unit_of(reference: str) -> str | None:
-    """The unit of ``gpu.<field>`` or ``cluster.<field>``; None when there is no such thing."""
+    """The unit of ``gpu.<field>`` or ``cluster.<field>``; None when there is no such field."""
     table, _, name = reference.partition(".")
     return {"gpu": FIELD_UNITS, "cluster": CLUSTER_UNITS}.get(table, {}).get(name)
 
 
 def _check_resolved(threshold: Threshold, profile: Profile | None) -> Iterator[str]:
-    """What is wrong with a limit as a profile sees it (None: as written, before any override)."""
+    """Check a limit as a profile sees it (None: as written, before any override)."""
     name = repr(threshold.key)
     for number in threshold.numbers.values():
         yield from _check_number(threshold, number)
@@ -197,7 +195,7 @@ def _check_resolved(threshold: Threshold, profile: Profile | None) -> Iterator[s
 
 
 def _check_number(threshold: Threshold, number: float) -> Iterator[str]:
-    """A number that no value, or every value, satisfies."""
+    """Find a number that no value, or every value, satisfies."""
     limit = f"{threshold.key!r}: '{threshold.kind}: {number}'"
     unit, highest = threshold.unit, _HIGHEST.get(threshold.unit)
     is_part = threshold.of is not None
@@ -214,17 +212,17 @@ def _check_number(threshold: Threshold, number: float) -> Iterator[str]:
 
 
 def _check_physics(threshold: Threshold, profile: Profile) -> Iterator[str]:
-    """A floor lies between 40 % and 105 % of its bound (of what it is a part of, when no bound is given)."""
+    """Check that a floor lies between 40 % and 105 % of its bound (without a bound: of what ``of`` names)."""
     name, of = repr(threshold.key), threshold.of or ""
     reference = threshold.bound or (of if of.startswith("gpu.") else None)
     if reference is None:
         return
     top: float | None = getattr(profile.spec, reference.removeprefix("gpu."), None)
     if top is None:
-        lacking = f"{profile.spec.title} has no {reference}" if profile.spec else "it has no GPU"
+        why = f"{profile.spec.title} has no {reference}" if profile.spec else "it has no GPU"
         if of.startswith("gpu.") or threshold.bound_waived is None:
             advice = "give a plain number" if of.startswith("gpu.") else "say 'bound_waived: reason' beside the limit"
-            yield f"{name} cannot be checked for profile {profile.name!r}: {lacking}. Skip it there or {advice}."
+            yield f"{name} cannot be checked for profile {profile.name!r}: {why}. Skip it there or {advice}."
         return
     if threshold.bound_waived is not None or threshold.kind in {"below", "max"}:
         return

@@ -1,4 +1,4 @@
-"""What a thresholds file asks of one kind of cluster: profiles with what they inherit, entries with their overrides."""
+"""A thresholds file for one kind of cluster: profiles with what they inherit, entries with their overrides."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def _layers(entry: Entry, profile: Profile | None) -> list[tuple[KeyPath, dict[s
 
 
 def _figure(reference: str | None, spec: GpuSpec | None) -> float | None:
-    """The figure of a GPU's spec that ``gpu.<field>`` names; None if there is none."""
+    """The figure in a GPU's spec that ``gpu.<field>`` names; None if the spec has none."""
     if reference is None or not reference.startswith("gpu."):
         return None
     figure: float | None = getattr(spec, reference.removeprefix("gpu."), None)
