@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import os
@@ -17,13 +16,13 @@ from xml.etree import ElementTree as ET
 import psutil
 import pytest
 
-from tests.support import REPOSITORY
+from tests.support.scripts import BENCHMARKS, benchmark_module
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
-SCRIPT = REPOSITORY / "benchmarks" / "channel.py"
+SCRIPT = BENCHMARKS / "channel.py"
 MARK = "GPUCLUSTER_BENCHMARK_TEST"
 PLAINLY = ("GPUCLUSTER_SECRET", "RANK", "WORLD_SIZE", "LOCAL_RANK")
 MEASURED = (
@@ -39,17 +38,10 @@ MEASURED = (
 
 
 @pytest.fixture(scope="module")
-def benchmark() -> Any:
+def benchmark() -> Iterator[Any]:
     """The script as a module."""
-    spec = importlib.util.spec_from_file_location("benchmark_channel", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    path = list(sys.path)
-    spec.loader.exec_module(module)
-    sys.path[:] = path
-    return module
+    with benchmark_module("channel") as module:
+        yield module
 
 
 def run(*arguments: str, mark: str, within_s: float) -> subprocess.CompletedProcess[str]:

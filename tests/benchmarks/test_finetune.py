@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from finetune_smoke.settings.config import preset
-from tests.support import REPOSITORY
+from tests.support.scripts import BENCHMARKS, benchmark_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.long
 
-FOLDER = REPOSITORY / "benchmarks"
-SCRIPT = FOLDER / "finetune.py"
+SCRIPT = BENCHMARKS / "finetune.py"
 TINY = "7b-peft-eager,7b-eager,7b-compiled"
 RECIPES = (
     "recipe-reference", "recipe-no-checkpointing", "recipe-batch-4", "recipe-loaders-8", "recipe-prefetch-4",
@@ -34,17 +32,8 @@ OPTIMIZED = ("rows", "loader_workers", "prefetch", "compile")
 @pytest.fixture(scope="module")
 def benchmark() -> Iterator[Any]:
     """The script as a module."""
-    spec = importlib.util.spec_from_file_location("benchmark_finetune", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    path, loaded = list(sys.path), set(sys.modules)
-    sys.path.insert(0, str(FOLDER))
-    spec.loader.exec_module(module)
-    sys.path[:] = path
-    yield module
-    for name in {"finetune_cases", "finetune_report"} - loaded:
-        del sys.modules[name]
+    with benchmark_module("finetune") as module:
+        yield module
 
 
 def started(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,25 +11,20 @@ import pytest
 
 from pytest_gpucluster.judging.noise import Repeats
 from pytest_gpucluster.thresholds.load import load
-from tests.support import REPOSITORY
+from tests.support.scripts import BENCHMARKS, benchmark_module
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-SCRIPT = REPOSITORY / "benchmarks" / "repeatability.py"
+SCRIPT = BENCHMARKS / "repeatability.py"
 
 
 @pytest.fixture(scope="module")
-def script() -> Any:
+def script() -> Iterator[Any]:
     """The benchmark as a module."""
-    spec = importlib.util.spec_from_file_location("benchmark_repeatability", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up there
-    spec.loader.exec_module(module)
-    return module
+    with benchmark_module("repeatability") as module:
+        yield module
 
 
 def rows_of(script: Any, *rounds: Sequence[float]) -> dict[str, Any]:

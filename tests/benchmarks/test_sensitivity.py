@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import subprocess
@@ -15,13 +16,12 @@ import pytest
 
 from pytest_gpucluster.judging.outliers import Shortfall
 from pytest_gpucluster.thresholds.load import load
-from tests.support import REPOSITORY
+from tests.support.scripts import BENCHMARKS, benchmark_module
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-BENCHMARKS = REPOSITORY / "benchmarks"
 SCRIPT = BENCHMARKS / "sensitivity.py"
 HEALTHY = {
     "bf16_tflops": [790.0, 792.0, 784.0, 788.0],
@@ -38,13 +38,9 @@ REPEATS = 8
 @pytest.fixture(scope="module")
 def modules() -> Iterator[SimpleNamespace]:
     """The script and its two halves, as modules."""
-    path = list(sys.path)
-    sys.path.insert(0, str(BENCHMARKS))
     names = ("sensitivity", "sensitivity_analysis", "sensitivity_gpus")
-    yield SimpleNamespace(**{name.rpartition("_")[2]: importlib.import_module(name) for name in names})
-    sys.path[:] = path
-    for name in names:
-        sys.modules.pop(name, None)
+    with contextlib.ExitStack() as stack:
+        yield SimpleNamespace(**{name.rpartition("_")[2]: stack.enter_context(benchmark_module(name)) for name in names})
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -175,15 +174,13 @@ def test_visible_gpus_as_cuda_reads_them(setting: str | None, shown: list[int]) 
     assert nvml.visible_gpus(UUIDS, setting) == shown
 
 
-def test_reading_is_fast_and_needs_no_torch(simulator: Path) -> None:
-    """The controller reads GPUs before it starts anything: no torch, and no more than a moment."""
+def test_reading_needs_no_torch(simulator: Path) -> None:
+    """The controller reads GPUs before it starts anything: loading torch would take seconds."""
     program = (
-        "import json, sys, time; start = time.perf_counter(); from pytest_gpucluster.inventory import nvml;"
-        "nvml.survey(); print(json.dumps([time.perf_counter() - start, 'torch' in sys.modules]))"
+        "import json, sys; from pytest_gpucluster.inventory import nvml;"
+        "nvml.survey(); print(json.dumps('torch' in sys.modules))"
     )
-    seconds, torch_loaded = run_python(["-c", program], environment(simulator))
-    assert not torch_loaded
-    assert seconds < 5  # 0.06 s on an idle machine; the bound only catches a mistake in kind
+    assert run_python(["-c", program], environment(simulator)) is False
 
 
 def test_event_reasons_and_which_are_faults() -> None:
@@ -200,17 +197,20 @@ SAMPLING = """
 import dataclasses, json, sys, time
 from pytest_gpucluster.inventory.telemetry import Sampler
 with Sampler(sys.argv[1], interval_s=0.02) as sampler:
-    print("started", flush=True)
-    sys.stdin.readline()
-    since = time.monotonic()
-    sys.stdin.readline()
+    for command in sys.stdin:
+        if command == "window\\n":
+            since = time.monotonic()
+        wanted = len(sampler._samples) + 2
+        while len(sampler._samples) < wanted and sampler.error is None:
+            time.sleep(0.01)
+        print("sampled", flush=True)
     summary = sampler.summary(since_s=since)
 print(json.dumps([summary and dataclasses.asdict(summary), sampler.error]))
 """
 
 
-def sample(environment: dict[str, str], *scenarios: str) -> Any:
-    """What a sampler of GPU 4 says after each of ``scenarios`` was in force for a while."""
+def sample(environment: dict[str, str], before: str, after: str) -> Any:
+    """What a sampler of GPU 4 says of a window in which the scenario ``before`` is followed by ``after``."""
     watching = subprocess.Popen(
         [sys.executable, "-c", SAMPLING, UUIDS[4]],
         env=environment,
@@ -222,14 +222,19 @@ def sample(environment: dict[str, str], *scenarios: str) -> Any:
     with watching:
         assert watching.stdin is not None
         assert watching.stdout is not None
-        watching.stdout.readline()
-        time.sleep(0.2)
-        for scenario in scenarios:
-            plant(environment, scenario)
-            time.sleep(0.2)
-            watching.stdin.write("\n")
+
+        def wait_for_samples(command: str) -> None:
+            watching.stdin.write(f"{command}\n")
             watching.stdin.flush()
-            time.sleep(0.2)
+            assert watching.stdout.readline() == "sampled\n"
+
+        wait_for_samples("sample")
+        plant(environment, before)
+        wait_for_samples("sample")
+        wait_for_samples("window")
+        plant(environment, after)
+        wait_for_samples("sample")
+        watching.stdin.close()
         return json.loads(watching.stdout.readline())
 
 

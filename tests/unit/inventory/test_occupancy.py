@@ -58,7 +58,7 @@ def test_idle(simulator: Path) -> None:
     assert (found.holders, found.text, found.processes, found.utilization_percent) == (0, "", [], 0)
     assert found.memory_used_gib < 0.01 < found.memory_limit_gib == 0.25
     assert found.uuid.startswith("GPU-00000003")
-    assert seconds < 20
+    assert seconds < 30  # no pause
 
 
 def test_process_is_named(simulator: Path) -> None:
