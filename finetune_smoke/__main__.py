@@ -1,8 +1,8 @@
 """Command line: ``python -m finetune_smoke`` on one GPU or CPU, ``torchrun ... -m finetune_smoke`` on many.
 
-``finetune_smoke evaluate`` scores an adapter against its base, ``finetune_smoke preprocess`` makes the rows of a run
-before it starts. The last line on standard output, of rank 0, is ``RESULT {json}``. Exit code 0: loss below the limit
-(where the preset promises one) and every check passed; 1: not so; 2: what was given cannot be used; 3: stopped by a
+``finetune_smoke evaluate`` scores an adapter against its base. ``finetune_smoke preprocess`` makes the rows of a run
+before it starts. Rank 0 ends its standard output with the line ``RESULT {json}``. Exit code 0: the loss is below its limit
+(if the preset promises one) and every check passed; 1: the loss or a check failed; 2: unusable input; 3: stopped by a
 signal with a checkpoint, to be resumed.
 """
 
@@ -101,9 +101,9 @@ def _preprocess(arguments: Sequence[str], *, first: bool) -> int:
         if codec.remark:
             _print_line(codec.remark)
         _print_line(made.remark)
-        told = {name: getattr(made, name) for name in ("train", "heldout", "tokens", "made")}
+        counts = {name: getattr(made, name) for name in ("train", "heldout", "tokens", "made")}
         seconds = time.monotonic() - begin
-        _print_line(report.line({"command": "preprocess", "folder": str(made.folder), **told, "seconds": seconds}))
+        _print_line(report.line({"command": "preprocess", "folder": str(made.folder), **counts, "seconds": seconds}))
     return GOOD
 
 
@@ -114,13 +114,13 @@ def _print_line(text: str) -> None:
 
 @contextmanager
 def _progress_display(*, first: bool) -> Iterator[Callable[[str, float | None], None] | None]:
-    """Who hears the progress: a bar on a terminal, else plain lines, and nobody on other ranks than the first."""
+    """The progress callback: a bar on a terminal, otherwise lines; None on other ranks than the first."""
     if not first:
         yield None
     elif not sys.stderr.isatty():
         yield lambda step, _fraction: _print_line(step)
     else:
-        from rich.console import Console  # noqa: PLC0415 -- only where somebody looks
+        from rich.console import Console  # noqa: PLC0415 -- only for a terminal
         from rich.progress import Progress  # noqa: PLC0415 -- as above
 
         with Progress(console=Console(stderr=True), transient=True) as bar:
@@ -129,7 +129,7 @@ def _progress_display(*, first: bool) -> Iterator[Callable[[str, float | None], 
 
 
 def _exit_now(code: int) -> NoReturn:
-    """End at once: as Python shuts down, a thread of torch's that wakes up aborts the process (one exit in thirty, gloo)."""
+    """End at once: a thread of torch that wakes up while Python shuts down aborts the process (one exit in thirty, gloo)."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

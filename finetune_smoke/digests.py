@@ -1,4 +1,4 @@
-"""64-bit digests of tensors, files and bytes: what ranks compare to be sure that they hold the same."""
+"""64-bit digests of tensors, files and bytes, with which ranks compare what they hold."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ BLOCK_BYTES = 1 << 26
 
 @torch.no_grad()
 def digest(tensors: Iterable[torch.Tensor]) -> int:
-    """64 bits that stand for all bits of ``tensors`` in order; made on their device, one wait for the result."""
+    """A 64-bit digest of all bits of ``tensors`` in order; computed on their device, with one wait for the result."""
     sums = torch.stack([_fingerprint(block) for block in _blocks(tensors)])
     return digest_bytes(sums.cpu().numpy().tobytes())
 
 
 @torch.no_grad()
 def fingerprints(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """One 64-bit number per tensor, on its device; nothing waits."""
+    """A 64-bit number for each tensor, on its device, without waiting for it."""
     return torch.stack([_fingerprint(_bytes(tensor)) for tensor in tensors])
 
 
 def _fingerprint(content: torch.Tensor) -> torch.Tensor:
-    """The sum of w_i * m_i modulo 2^64 over the 32-bit words w_i, m_i odd and mixed from i: any one changed bit changes it.
+    """The sum of w_i * m_i modulo 2^64 over the 32-bit words w_i, with m_i odd and mixed from i. Any changed bit changes it.
 
-    Not over 64-bit words: times an odd number their highest bits all weigh 2^63, and any two such flips would cancel. Nor
-    with m_i = 2 i + 1, in which flips at four places can. The mixing is SplitMix64's (Steele, Lea and Flood 2014).
+    64-bit words would not do: times an odd number their highest bits all weigh 2^63, and any two such flips would cancel.
+    Nor would m_i = 2 i + 1: flips at four places can cancel. The mixing is SplitMix64's (Steele, Lea and Flood 2014).
     """
     words = torch.nn.functional.pad(content, (0, -content.numel() % 4)).view(torch.int32)
     mixed = torch.arange(1, words.numel() + 1, device=words.device) * -7046029254386353131
@@ -45,7 +45,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _blocks(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The bytes of ``tensors`` in blocks of at most 64 MiB, small tensors together, large ones in parts."""
+    """The bytes of ``tensors`` in blocks of at most 64 MiB; small tensors share a block, large ones are split."""
     waiting: list[torch.Tensor] = []
     size = 0
     for tensor in tensors:
@@ -63,7 +63,7 @@ READ_BYTES = 1 << 20
 
 
 def file_digest(path: Path) -> int:
-    """64 bits that stand for the content of a file; raises OSError."""
+    """A 64-bit digest of the content of a file; raises OSError."""
     found = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(READ_BYTES):
@@ -72,7 +72,7 @@ def file_digest(path: Path) -> int:
 
 
 def is_unchanged(path: Path, entry: Mapping[str, Any]) -> bool:
-    """Whether a file can be read and has the digest that its marker's ``entry`` tells."""
+    """Whether a file can be read and has the digest in its marker's ``entry``."""
     try:
         return bool(f"{file_digest(path) % 2**64:016x}" == entry["digest"])
     except OSError:

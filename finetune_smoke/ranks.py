@@ -1,4 +1,4 @@
-"""The ranks of a run: join an existing process group or make one, and exchange numbers. Nothing is pickled."""
+"""The ranks of a run: use an existing process group or make one, and exchange numbers. Nothing is pickled."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SETUP_DEADLINE_S = 600.0
 """How long a rank waits for the others in a collective of a group made here; imports on a cold shared disk are slow."""
 
 PATHS = frozenset({"model", "dataset", "checkpoint_dir", "output", "tensorboard", "scratch"})
-"""Settings that a node may have of its own."""
+"""Settings that may differ between nodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
-    """Who takes part: this rank (0 to world_size - 1), its device, and how many there are, 1 without a group.
+    """This rank (0 to world_size - 1), its device, and the number of ranks, 1 without a group.
 
-    ``group`` is what they speak through, None for the default group.
+    ``group`` is the process group of the collectives, None for the default group.
     """
 
     rank: int
@@ -44,7 +44,7 @@ class Ranks:
     group: dist.ProcessGroup | None = None
 
     def gather(self, values: Sequence[int]) -> list[list[int]]:
-        """``values`` (64-bit, equally many on every rank) of every rank, by rank."""
+        """The ``values`` of every rank, by rank: 64-bit integers, equally many on each."""
         return self._gather(torch.tensor(values, dtype=torch.int64))
 
     def gather_floats(self, values: Sequence[float]) -> list[list[float]]:
@@ -66,16 +66,22 @@ class Ranks:
         return values
 
     def wait(self) -> None:
-        """Wait until the device has done what was asked of it."""
+        """Wait until the device has finished its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def run_on_all_ranks(self, function: Callable[[], Value]) -> Value:
-        """What ``function`` returns here; raises InputError on every rank if it raises that, or anything, on one of them."""
+        """Call ``function`` on all ranks and return this rank's result, or raise on all ranks if one of them raises.
+
+        Raises:
+            OwnInputError: on the first rank whose ``function`` raised InputError.
+            InputError: on the other ranks.
+            Exception: any other exception of ``function``, on the rank that raised it.
+        """
         problem: Exception | None = None
         try:
             value = function()
-        except Exception as error:  # noqa: BLE001 -- whatever it is, the others must not wait for this rank
+        except Exception as error:  # noqa: BLE001 -- any error: the other ranks must not wait for this one
             problem = error
         failed = [rank for rank, (bad,) in enumerate(self.gather([problem is not None])) if bad]
         if not failed:
@@ -88,9 +94,9 @@ class Ranks:
 
 
 def require_same_settings(config: Config, ranks: Ranks) -> None:
-    """Raises InputError on every rank if they were given other settings: each would wait for what the other never does.
+    """Raises InputError on every rank if the ranks have different settings: they would wait for each other for ever.
 
-    Paths may differ; whether what lies there does, other checks see.
+    Paths may differ; other checks compare the contents.
     """
     settings = {name: repr(value) for name, value in dataclasses.asdict(config).items() if name not in PATHS}
     everyone = ranks.gather([zlib.crc32(value.encode()) for value in settings.values()])
@@ -103,13 +109,14 @@ def require_same_settings(config: Config, ranks: Ranks) -> None:
 
 @contextmanager
 def all_ranks() -> Iterator[Ranks]:
-    """The ranks of this run; leaves as it was found what was there before.
+    """The ranks of this run.
 
     An initialised default group is used as it is. Otherwise torchrun's variables make one if WORLD_SIZE is above 1
-    (NCCL with CUDA, else gloo), and a process without them runs alone.
+    (NCCL with CUDA, else gloo). A process without these variables is a single rank.
 
-    What was made within is gone at the end: were DDP the last owner of a group, it would free it while holding the
-    interpreter's lock, for which the group's threads may wait (seen with gloo: one exit in six hung).
+    A group that was made here is destroyed at the end, after everything that refers to it. If DDP were the last owner of a
+    group, it would free the group while it holds the interpreter's lock. The group's threads may wait for that lock (seen
+    with gloo: one exit in six hung).
     """
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if dist.is_initialized():
@@ -139,7 +146,7 @@ def all_ranks() -> Iterator[Ranks]:
 
 @contextmanager
 def single_rank() -> Iterator[Ranks]:
-    """This process by itself, whatever group it is in and whatever torchrun's variables promise."""
+    """This process as a single rank, whatever group it is in and whatever torchrun's variables say."""
     try:
         yield Ranks(rank=0, world_size=1, device=_device(torch.cuda.is_available()))
     finally:
@@ -147,11 +154,11 @@ def single_rank() -> Iterator[Ranks]:
 
 
 def _rendezvous(world_size: int) -> dict[str, Any]:
-    """Where the ranks meet, if not where torch says: under names of its own for each start of torchrun's workers.
+    """Arguments of ``init_process_group`` that give each start of torchrun's workers its own names in torchrun's store.
 
-    From 2.5 on torchrun keeps its store over its restarts, and torch no longer tells them apart in it: a rank would dial
-    the address of one that is gone (2.13, gloo: two restarts in three hung). The launchers of several nodes do not count
-    restarts alike; there TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 helps, which gives each start a store of its own.
+    From 2.5 on torchrun keeps its store over restarts, and torch no longer tells the starts apart in it. A rank would
+    connect to the address of a rank that no longer exists (2.13, gloo: two restarts in three hung). On several nodes the
+    launchers count restarts differently; there TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives each start its own store.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or os.environ.get("GROUP_WORLD_SIZE") != "1":
         return {}
@@ -162,9 +169,9 @@ def _rendezvous(world_size: int) -> dict[str, Any]:
 
 
 def _release() -> None:
-    """Free what is no longer used, also what only refers to itself, and give the GPU's memory back."""
+    """Free unused objects, reference cycles included, and the GPU memory that torch caches."""
     gc.collect()
-    torch.cuda.empty_cache()  # does nothing where CUDA was not started
+    torch.cuda.empty_cache()  # does nothing if CUDA was not started
 
 
 def _default_group(cuda: bool) -> Ranks:  # noqa: FBT001 -- the backend's kind, used twice above

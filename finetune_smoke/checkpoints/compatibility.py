@@ -1,8 +1,9 @@
-"""What a checkpoint and the run that resumes it must have in common, and where in the data that run goes on.
+"""What a checkpoint and the run that resumes it must have in common, and where in the data that run continues.
 
-Rows are one endless sequence (data.py) and a step takes ``step_rows`` of it, so a checkpoint's place in the data is a
-number of rows, ``next_row``, whatever ranks had read those before it. A run of other ranks keeps the rows of a step, and
-with them the sequence, the losses and the learning rate of every step: its rows a pass and its passes change instead.
+Rows are one endless sequence (data/batches.py), and a step takes ``step_rows`` of it. So the place of a checkpoint in the
+data is a number of rows, ``next_row``, whichever ranks read the rows before. A run with another number of ranks keeps the
+rows of a step, and so the sequence, the losses and the learning rate of every step. Its rows a pass and its number of
+passes change instead.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ SETTINGS = (
     "lora_rank", "lora_alpha", "base_dtype", "seed", "row_tokens", "packed",
     "steps", "learning_rate", "warmup_steps", "beta2", "clip_norm",
 )  # fmt: skip
-"""Settings that decide the losses, beside base, data and the rows of a step."""
+"""Settings that determine the losses, besides base, data and the rows of a step."""
 
 
 def fits(run: TrainingRun) -> dict[str, object]:
-    """What a checkpoint or an adapter has to have in common with a run that goes on from it or replaces it."""
+    """What a run has to have in common with a checkpoint that it resumes or an adapter that it replaces."""
     return {
         "format": FORMAT,
         "base": f"{run.initial.base % 2**64:016x}",
         "data": f"{run.initial.data % 2**64:016x}",
-        # They decide which rows of a data set are trained on; calls are drawn for each part by itself.
+        # They decide which rows of a data set are trained on. Synthetic calls are drawn for each split separately.
         "heldout_rows": None if run.config.dataset is None else len(run.source.heldout),
         **{name: getattr(run.config, name) for name in SETTINGS},
     }
 
 
 def differences(found: Mapping[str, object], run: TrainingRun) -> str:
-    """In what the ``fits`` that was ``found`` is not that of ``run``, empty if in nothing."""
+    """How ``found``, an earlier result of ``fits``, differs from that of ``run``; empty if it does not."""
     wanted = fits(run)
-    names = ("format",) if found.get("format") != FORMAT else tuple(wanted)  # another format tells other things
+    names = ("format",) if found.get("format") != FORMAT else tuple(wanted)  # another format has other fields
     return "; ".join(
         f"{name} {found.get(name)} there, {wanted[name]} here" for name in names if found.get(name) != wanted[name]
     )
@@ -53,7 +54,7 @@ def differences(found: Mapping[str, object], run: TrainingRun) -> str:
 def read_marker(path: Path) -> dict[str, Any]:
     """The marker in file ``path``; raises OSError, and ValueError, KeyError, TypeError or AttributeError if damaged.
 
-    Of a marker of another format nothing but the format is looked at.
+    Of a marker of another format only the format is checked.
     """
     marker: dict[str, Any] = json.loads(path.read_text())
     if marker["fits"].get("format") != FORMAT:
@@ -67,9 +68,9 @@ def read_marker(path: Path) -> dict[str, Any]:
 
 
 def continued(run: TrainingRun, marker: Mapping[str, Any], path: Path) -> tuple[TrainingRun, list[str]]:
-    """``run`` with the checkpoint's rows a step, and a line if that changed it.
+    """(``run`` with the checkpoint's rows a step, a line if that changed it).
 
-    No rank takes more rows a pass than it was to take. Raises InputError if the ranks cannot share the rows of a step.
+    No rank takes more rows a pass than ``run`` has. Raises InputError if the ranks cannot share the rows of a step.
     """
     rows, ranks = int(marker["step_rows"]), run.ranks.world_size
     if rows == run.step_rows:

@@ -1,10 +1,11 @@
 """The trained adapter in peft's own layout: ``final/`` in the checkpoint directory, or ``--output``.
 
-It is written beside, and an older one is moved aside before the new one takes the name and is removed after that. A run
-that was killed in between leaves the two hidden names of ``_draft_and_old``, which the next one puts right (``_repair``).
+A new adapter is written under a hidden name. An older one is moved to another hidden name (``_draft_and_old``) before the
+new one takes its name, and is removed after that. If a kill leaves these names behind, the next run repairs the folder
+(``_repair``).
 
-``adapter_model.safetensors`` and ``adapter_config.json`` are what ``peft.PeftModel.from_pretrained`` reads;
-``finetune_smoke.json`` says which run made them, ``config.yaml`` starts it again, ``summary.txt`` is what came out of it.
+``peft.PeftModel.from_pretrained`` reads ``adapter_model.safetensors`` and ``adapter_config.json``. ``finetune_smoke.json``
+says which run made them, ``config.yaml`` starts that run again, and ``summary.txt`` is its summary.
 """
 
 from __future__ import annotations
@@ -38,37 +39,37 @@ WEIGHTS = "adapter_model.safetensors"
 ADAPTER = "adapter_config.json"
 SUMMARY = "summary.txt"
 TOLERANCE = {"cpu": 1e-4, "cuda": 0.1}
-"""How far the loss through peft's own modules may be from that of training, which may use other kernels, in bf16 or
-float8: in nats, and as much again of the loss. Without the adapter, or with another scale, it is nats away."""
+"""By device: how far the loss through peft's modules may be from that of training, times (1 + loss), in nats. Training
+may use other kernels, in bf16 or float8. Without the adapter, or with another scale, the loss is whole nats away."""
 
 
 def destination(config: Config) -> Path | None:
-    """Where the adapter goes, None if nowhere."""
+    """The folder of the adapter, None if it is not written."""
     if config.output is not None:
         return Path(config.output)
     return None if config.checkpoint_dir is None else Path(config.checkpoint_dir) / "final"
 
 
 def claim_folder(run: TrainingRun) -> None:
-    """Raises InputError on every rank if the adapter of ``run`` would overwrite anything but its own earlier self."""
+    """Raises InputError on every rank if the adapter of ``run`` would overwrite anything but its own earlier version."""
     folder = destination(run.config)
     if folder is not None:
         run.ranks.run_on_all_ranks(lambda: _claim(run, folder) if run.ranks.rank == 0 else None)
 
 
 def _draft_and_old(folder: Path) -> tuple[Path, Path]:
-    """Where a new adapter is written before it takes the name ``folder``, and where the older one lies meanwhile.
+    """(where a new adapter is written before it takes the name ``folder``, where the older one lies meanwhile).
 
-    No names that anybody else would give: what lies there is removed.
+    Only this program uses such names, so it may remove what lies there.
     """
     return folder.with_name(f".{folder.name}.finetune_smoke-new"), folder.with_name(f".{folder.name}.finetune_smoke-old")
 
 
 def _repair(folder: Path) -> None:
-    """Undo a replacement that was cut short; raises OSError.
+    """Undo an interrupted replacement; raises OSError.
 
-    Without ``folder`` the older adapter was just moved aside: it goes back. With it the older one was being removed, or the
-    new one written.
+    If ``folder`` is missing, the older adapter had just been moved aside: move it back. Otherwise the older one was being
+    removed, or the new one written.
     """
     new, old = _draft_and_old(folder)
     if not folder.exists() and origin_of(old) is not None:
@@ -78,7 +79,7 @@ def _repair(folder: Path) -> None:
 
 
 def _is_remains(run: TrainingRun, folder: Path) -> bool:
-    """Whether ``folder`` is ``final/`` with nothing but files of ours: one that an earlier version was removing."""
+    """Whether ``folder`` is ``final/`` with only our files: an earlier version of this program was removing it."""
     ours = {WEIGHTS, ADAPTER, ORIGIN, SUMMARY, configfile.NAME}
     return run.config.output is None and all(path.is_file() and path.name in ours for path in folder.iterdir())
 
@@ -95,17 +96,17 @@ def write_final(run: TrainingRun) -> None:
 
 
 def write_summary(run: TrainingRun, outcome: Outcome) -> None:
-    """Put what is printed at the end beside the adapter, too."""
+    """Write the summary beside the adapter."""
     folder = destination(run.config)
     if folder is not None and run.ranks.rank == 0:
         try:
             writing.write_synced(folder / SUMMARY, report.summary(run.config, outcome) + "\n")
-        except OSError as error:  # the adapter is there and RESULT still to be told
+        except OSError as error:  # the adapter is complete, and RESULT is still to be printed
             run.progress(f"{folder / SUMMARY} cannot be written: {error}", None)
 
 
 def origin_of(folder: Path) -> dict[str, Any] | None:
-    """Which run made the adapter in ``folder``: its settings, and what it fits to; None for one from elsewhere."""
+    """Settings and ``fits`` of the run that made the adapter in ``folder``; None for an adapter from elsewhere."""
     try:
         origin: dict[str, Any] = json.loads((folder / ORIGIN).read_text())
     except (OSError, ValueError):
@@ -119,7 +120,7 @@ def _claim(run: TrainingRun, folder: Path) -> None:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent):
-            pass  # what is to be written there after hours of training can be
+            pass  # the folder is writable: known now, not after hours of training
         _repair(folder)
         filled = folder.is_dir() and any(folder.iterdir())
     except OSError as error:
@@ -141,7 +142,7 @@ def _refuse_another(run: TrainingRun, folder: Path) -> None:
 
 
 def _write(run: TrainingRun, folder: Path) -> None:
-    """Beside it first, then by renames: what lies under the name is always whole."""
+    """Write the adapter under a hidden name, then rename: what lies under the name ``folder`` is always whole."""
     from safetensors import SafetensorError  # noqa: PLC0415 -- slow import
     from safetensors.torch import save_file  # noqa: PLC0415 -- as above
 
@@ -160,12 +161,12 @@ def _write(run: TrainingRun, folder: Path) -> None:
             writing.sync(path)
         writing.sync(draft)
         _replace(folder, draft, old)
-    except (OSError, SafetensorError) as error:  # the latter where the disk is full
+    except (OSError, SafetensorError) as error:  # safetensors raises its own error on a full disk
         raise InputError(f"the adapter cannot be written to {folder}: {error}") from error
 
 
 def _replace(folder: Path, draft: Path, old: Path) -> None:
-    """Let ``draft`` take the name ``folder``, at each moment of which ``_repair`` finds a whole adapter."""
+    """Rename ``draft`` to ``folder``; after a kill at any moment ``_repair`` finds a whole adapter."""
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():
         folder.rename(old)
@@ -175,7 +176,7 @@ def _replace(folder: Path, draft: Path, old: Path) -> None:
 
 
 def weights(run: TrainingRun) -> dict[str, torch.Tensor]:
-    """The adapters under the names that peft gives them in a file."""
+    """The adapters under peft's names for a file."""
     from peft import get_peft_model_state_dict  # noqa: PLC0415 -- slow import
 
     inside = {
@@ -187,7 +188,7 @@ def weights(run: TrainingRun) -> dict[str, torch.Tensor]:
 
 
 def _check(run: TrainingRun, folder: Path) -> None:
-    """``export``: rank 0 loads the adapter onto a new base, as a user would; its bits and its loss must be those trained."""
+    """Record ``export``: rank 0 loads the adapter onto a new base, as a user would. Bits and loss must be those trained."""
     trained = reading.probe_loss(run)
     expected = digests.digest(run.adapters.values())
 

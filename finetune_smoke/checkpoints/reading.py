@@ -1,10 +1,10 @@
-"""Checkpoints of adapters, optimiser and losses that a crash at any moment leaves either whole or without a marker.
+"""Read checkpoints of adapters, optimiser and losses; find those that are whole.
 
-``DIR/step-N`` holds what torch.distributed.checkpoint (DCP) wrote and, last, ``_SUCCESS``: JSON with step, place in the
-data, world size, settings, the failures of checks so far, digests of the state and of each file, and what it fits to
-(fitting.py). Here is what is common to saving (saving.py) and loading, and the loading. Rows are a function of the step,
-so neither sampler nor random state is needed. Adapters and optimiser are whole on every rank under each strategy, so any
-number of ranks and any strategy can resume.
+A crash at any moment leaves a checkpoint either whole or without a marker. ``DIR/step-N`` holds the files of
+torch.distributed.checkpoint (DCP) and, written last, ``_SUCCESS``. This marker is JSON: step, place in the data, world
+size, settings, failures of checks so far, digests of the state and of each file, and the runs that it fits
+(compatibility.py). Rows are a function of the step, so a checkpoint needs neither sampler nor random state. Adapters and
+optimiser are whole on every rank under each strategy, so any number of ranks and any strategy can resume.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 FORMAT = compatibility.FORMAT
 MARKER = "_SUCCESS"
 DAMAGED = (ValueError, KeyError, TypeError, AttributeError)
-"""What reading a marker raises that is not as it was written."""
+"""The exceptions of reading a damaged marker."""
 State = dict[str, torch.Tensor]
-"""What a checkpoint holds: ``adapters/NAME``, ``optimizer/NAME/KEY`` and ``losses``."""
+"""The tensors of a checkpoint: ``adapters/NAME``, ``optimizer/NAME/KEY`` and ``losses``."""
 
 
 class Flaw(enum.IntEnum):
-    """Why a checkpoint cannot be used; numbers, because ranks exchange them."""
+    """Why a checkpoint is unusable; numbers, because ranks exchange them."""
 
     NONE = 0
     DRAFT = 1
@@ -64,10 +64,10 @@ WHY = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed:
-    """Where a run goes on: ``run`` with the rows a step of the checkpoint, its first step and the losses before it.
+    """Where a run continues: ``run`` with the rows a step of the checkpoint, its first ``step`` and the losses before it.
 
-    ``notes`` say which checkpoints were passed over and why, and what the one that was taken brought along; ``damaged`` are
-    the steps of those that look whole by marker and sizes but are not.
+    ``notes`` say which checkpoints were passed over and why, and which failures the resumed one carries. ``damaged`` are
+    the steps of checkpoints that look whole by marker and sizes but are damaged.
     """
 
     run: TrainingRun
@@ -78,7 +78,7 @@ class Resumed:
 
 
 def folder_of(run: TrainingRun) -> Path:
-    """The checkpoint directory of ``run``, which has one."""
+    """The checkpoint directory of ``run``, which must have one."""
     return Path(run.config.checkpoint_dir or "")
 
 
@@ -91,21 +91,22 @@ def open_folder(run: TrainingRun) -> None:
     if blind:
         raise InputError(f"{rank_list(blind)} cannot see what rank 0 writes to {folder_of(run)}: it must be shared")
     if run.ranks.rank == 0:
-        with suppress(OSError):  # an empty folder that nobody reads must not part rank 0 from the others
+        with suppress(OSError):  # an unused empty folder: an error would stop rank 0 only
             probe.rmdir()
 
 
 def require_none(run: TrainingRun) -> None:
-    """Raises InputError on every rank if the directory holds a checkpoint: another run's would be taken for this one's."""
+    """Raises InputError on every rank if the directory holds a checkpoint, which may be another run's."""
     step = next((step for step, flaw in _scan_on_all_ranks(run) if flaw is Flaw.NONE), None)
     if step is not None:
         raise InputError(f"{folder_of(run)} holds a checkpoint of step {step}: --resume auto goes on from it, or name another")
 
 
 def resume(run: TrainingRun) -> Resumed:
-    """Load the newest whole checkpoint, or none if there is none; those that are not whole are passed over.
+    """Load the newest whole checkpoint if there is one; damaged ones are passed over.
 
-    Raises InputError on every rank if one was made for another base, other data or settings: nothing of it is overwritten.
+    Raises InputError on every rank if the checkpoint was made for another base, other data or settings. Nothing is
+    overwritten.
     """
     notes: list[str] = []
     damaged: set[int] = set()
@@ -113,7 +114,7 @@ def resume(run: TrainingRun) -> Resumed:
         path = folder_of(run) / f"step-{step}"
         if flaw is Flaw.NONE:
             marker = run.ranks.run_on_all_ranks(functools.partial(_fitting_marker, run, path))
-            flaw, state = _loaded(run, path, marker)  # noqa: PLW2901 -- the look inside is the second half of the look
+            flaw, state = _loaded(run, path, marker)  # noqa: PLW2901 -- the flaw seen in the files
             if flaw is Flaw.NONE:
                 same, kept = run.ranks.run_on_all_ranks(functools.partial(_take_over, run, path, marker, state))
                 for note in (*kept, *compatibility.carried(marker, path)):
@@ -128,7 +129,7 @@ def resume(run: TrainingRun) -> Resumed:
 
 
 def state_of(run: TrainingRun, losses: list[float]) -> State:
-    """The state of ``run`` as it is; the tensors are the run's own, not copies."""
+    """The state of ``run``; its tensors are the run's own, not copies."""
     state = {f"adapters/{plain_name(name)}": adapter.detach() for name, adapter in run.adapters.items()}
     for name, adapter in run.adapters.items():
         for key, value in run.optimizer.state.get(adapter, {}).items():
@@ -137,17 +138,17 @@ def state_of(run: TrainingRun, losses: list[float]) -> State:
 
 
 def plain_name(name: str) -> str:
-    """The name of a parameter without what compiling its module puts into it."""
+    """The name of a parameter without the part that torch.compile adds."""
     return name.replace("_orig_mod.", "")
 
 
 def state_number(state: State) -> int:
-    """64 bits that stand for all tensors of ``state`` but the losses, by name; signed, as ranks exchange them."""
+    """A signed 64-bit digest of all tensors of ``state`` but the losses, in the order of their names."""
     return digest(state[name] for name in sorted(state) if name != "losses")
 
 
 def state_hex(number: int) -> str:
-    """The same as a marker tells it."""
+    """The same number as a marker has it: 16 hex digits."""
     return f"{number % 2**64:016x}"
 
 
@@ -157,7 +158,7 @@ def steps_in(folder: Path) -> list[int]:
 
 
 def read_marker(path: Path) -> dict[str, Any]:
-    """The marker of a checkpoint that is complete; raises InputError if it cannot be read any more."""
+    """The marker of a complete checkpoint; raises InputError if it cannot be read."""
     try:
         return compatibility.read_marker(path / MARKER)
     except (OSError, *DAMAGED) as error:
@@ -165,14 +166,14 @@ def read_marker(path: Path) -> dict[str, Any]:
 
 
 def read_state(path: Path, device: torch.device, *, prefix: str = "") -> State:
-    """All tensors of a checkpoint whose names begin with ``prefix``, on ``device``; every rank has to call it."""
+    """The tensors of a checkpoint whose names begin with ``prefix``, on ``device``. A collective."""
     state = _empty_state(path, device, prefix=prefix)
     _read_into(state, path)
     return state
 
 
 def _empty_state(path: Path, device: torch.device, *, prefix: str) -> State:
-    """Empty tensors for what ``path`` holds; raises OSError."""
+    """Empty tensors with the names, shapes and types of those in ``path``; raises OSError."""
     entries: dict[str, Any] = dcp.FileSystemReader(path).read_metadata().state_dict_metadata  # all are tensors
     return {
         name: torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu" if name == "losses" else device)
@@ -182,7 +183,7 @@ def _empty_state(path: Path, device: torch.device, *, prefix: str) -> State:
 
 
 def _read_into(state: State, path: Path) -> None:
-    """Read the tensors of ``state``, all ranks together; raises CheckpointException on every rank."""
+    """Read the tensors of ``state``. A collective; raises CheckpointException on every rank."""
     with without_dcp_warnings():
         dcp.load(state, storage_reader=dcp.FileSystemReader(path))
 
@@ -202,14 +203,14 @@ def copy_adapters(adapters: Mapping[str, torch.nn.Parameter], state: State, path
 
 @contextmanager
 def without_dcp_warnings() -> Iterator[None]:
-    """DCP warns where there is no process group; a run alone is meant to have none."""
+    """Silence DCP's warning that there is no process group: a single rank needs none."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
 
 
 def check_restore(run: TrainingRun) -> None:
-    """``restore``: save the adapter, overwrite the weights, load it; the loss must come back to the bit."""
+    """Record ``restore``: save the adapter, overwrite the weights, load it. The loss must be the same to the bit."""
     kept = [adapter.detach().clone() for adapter in run.adapters.values()]
     before = probe_loss(run)
     run.ranks.run_on_all_ranks(lambda: _save_and_load(run))
@@ -238,7 +239,7 @@ def _save_and_load(run: TrainingRun) -> None:
 
 @torch.no_grad()
 def probe_loss(run: TrainingRun) -> float:
-    """The loss of this rank over a few rows that are the same on every rank, with repeatable kernels."""
+    """The loss over a few rows that are the same on every rank, with repeatable kernels."""
     rows = [run.source.row(index) for index in range(min(run.rows, 16))]
     batch = batches.batch(rows, run.source.pad_id).to(run.ranks.device)
     with deterministic(), run.autocast():
@@ -253,7 +254,7 @@ def _make(probe: Path) -> None:
 
 
 def _scan_on_all_ranks(run: TrainingRun) -> list[tuple[int, Flaw]]:
-    """What rank 0 sees in the directory, newest first, on every rank."""
+    """``_scan`` of rank 0, on every rank."""
     found = _scan(folder_of(run)) if run.ranks.rank == 0 else []
     count = run.ranks.gather([len(found)])[0][0]
     numbers = [number for pair in found for number in pair] or [0] * 2 * count
@@ -262,7 +263,7 @@ def _scan_on_all_ranks(run: TrainingRun) -> list[tuple[int, Flaw]]:
 
 
 def _scan(folder: Path) -> list[tuple[int, Flaw]]:
-    """(step, what is wrong as far as marker and sizes tell) of all checkpoints and drafts, newest first."""
+    """(step, flaw by marker and sizes) of all checkpoints and drafts, newest first."""
     drafts = [int(path.name[5:-4]) for path in folder.glob("step-*.tmp") if path.name[5:-4].isdecimal()]
     whole = [int(path.name[5:]) for path in folder.glob("step-*") if path.name[5:].isdecimal()]
     found = [(step, Flaw.DRAFT) for step in drafts] + [(step, _flaw_of(folder / f"step-{step}")) for step in whole]
@@ -273,7 +274,7 @@ def _flaw_of(path: Path) -> Flaw:
     try:
         marker = compatibility.read_marker(path / MARKER)
         if marker["fits"].get("format") != FORMAT:
-            return Flaw.NONE  # whole for all we know; what it fits to is looked at before it is loaded
+            return Flaw.NONE  # another format: refused before it is loaded
         sizes = {name: int(entry["bytes"]) for name, entry in marker["files"].items()}
     except (OSError, *DAMAGED):
         return Flaw.MARKER
@@ -285,17 +286,17 @@ def _flaw_of(path: Path) -> Flaw:
 
 
 def _fitting_marker(run: TrainingRun, path: Path) -> dict[str, Any]:
-    """The marker of ``path``; raises InputError if this run is not what it fits to."""
+    """The marker of ``path``; raises InputError if the checkpoint does not fit this run."""
     marker = read_marker(path)
     other = compatibility.differences(marker["fits"], run)
     if other:
         raise InputError(f"checkpoint {path} does not fit this run: {other}")
-    compatibility.continued(run, marker, path)  # before anything is read
+    compatibility.continued(run, marker, path)  # raises before anything is read
     return marker
 
 
 def _loaded(run: TrainingRun, path: Path, marker: Mapping[str, Any]) -> tuple[Flaw, State]:
-    """What is in ``path``, beside the run's own tensors, and what is wrong with it; the same flaw on every rank."""
+    """(flaw, the same on every rank; the state in ``path``, in new tensors). A collective."""
     mine = sorted(marker["files"])[run.ranks.rank :: run.ranks.world_size]
     changed = sum(not is_unchanged(path / name, marker["files"][name]) for name in mine)
     if any(count for (count,) in run.ranks.gather([changed])):
@@ -307,7 +308,7 @@ def _loaded(run: TrainingRun, path: Path, marker: Mapping[str, Any]) -> tuple[Fl
         return Flaw.CHANGED, {}
     try:
         _read_into(state, path)
-    except CheckpointException:  # what one rank could not read every rank hears of
+    except CheckpointException:  # raised on every rank if one cannot read
         return Flaw.CHANGED, {}
     other = state_hex(state_number(state)) != marker["state_digest"]
     if any(count for (count,) in run.ranks.gather([other])):
@@ -316,7 +317,7 @@ def _loaded(run: TrainingRun, path: Path, marker: Mapping[str, Any]) -> tuple[Fl
 
 
 def _take_over(run: TrainingRun, path: Path, marker: Mapping[str, Any], state: State) -> tuple[TrainingRun, list[str]]:
-    """Take over ``state``, failures and rows a step of a checkpoint: the run that goes on, and a line if its batch changed."""
+    """Take over state, failures and rows a step of a checkpoint: (the run that continues, a line if its batch changed)."""
     _copy_state(run, path, state)
     run.checks.carry_over(marker["failures"])
     return compatibility.continued(run, marker, path)

@@ -1,9 +1,9 @@
-"""Writing checkpoints, at once or beside the training, so that each is whole or has no marker.
+"""Write checkpoints, synchronously or beside the training, so that each is whole or has no marker.
 
-Before anything is written all ranks decide whether the state is fit to be saved: finite, the same on every rank, and no
-check that watches over it failed at its latest look. ``DIR/step-N.tmp`` is written and synced by all ranks, renamed to
-``DIR/step-N``, and only then gets its marker; older ones are removed after that. Beside the training means: copied to host
-memory, and written by a thread of its own over a gloo group of its own.
+Before anything is written, all ranks decide whether the state is worth saving: it is finite and the same on every rank,
+and each check of the state passed when it last ran. All ranks write and sync ``DIR/step-N.tmp``. It is renamed to
+``DIR/step-N``, and only then gets its marker; older checkpoints are removed after that. An asynchronous checkpoint is
+copied to host memory, and a thread writes it over a gloo group of its own.
 """
 
 from __future__ import annotations
@@ -41,20 +41,20 @@ if TYPE_CHECKING:
     from finetune_smoke.run import TrainingRun
 
 WRITING_DEADLINE_S = SETUP_DEADLINE_S
-"""How long training waits for a checkpoint that is written beside it: as long as its ranks wait for each other."""
+"""How long training waits for an asynchronous checkpoint: as long as its ranks wait for each other."""
 FAILED_RUN_DEADLINE_S = 30.0
-"""How long a run that fails waits for it: torchrun kills the other ranks 30 s after one has left."""
+"""How long a failing run waits for a checkpoint: torchrun kills the other ranks 30 s after one has left."""
 CHECKS_OF_THIS_PROCESS = ("step_time_spread",)
-"""Checks of the end that look at the steps of this process: a run resumed at its end has none to look at."""
+"""Final checks of the steps of this process: a run that is resumed after its last step has no steps to check."""
 STATE_CHECKS = ("lock_step", "graph_lock_step", "all_reduce", "adapter_digest", "finite")
-"""Checks of what made the state, or of the state; the others tell of base, data and speed, which a checkpoint carries."""
+"""Checks of the state and of the arithmetic that made it. The others concern base, data and speed."""
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Saver:
-    """Saves the state of ``run``; ``ranks`` is how the ranks speak while they write.
+    """Saves the state of ``run``; ``ranks`` is the group of the collectives while it writes.
 
-    ``damaged`` are steps of checkpoints that look whole and are not; ``saved`` is the step of the newest one saved.
+    ``damaged`` are the steps of checkpoints that look whole but are damaged; ``saved`` is the newest step that was saved.
     """
 
     run: TrainingRun
@@ -66,10 +66,13 @@ class Saver:
     _writing: Future[None] | None = None
 
     def save(self, *, step: int, losses: list[float], norms: Sequence[float] = ()) -> None:
-        """Save the state after ``step`` steps, with these losses and gradient norms, if it is fit; waits for the one before.
+        """Save the state after ``step`` steps, with these losses and gradient norms, if it is worth saving.
 
-        Returns when it is complete or, with ``checkpoint_async``, when it is copied. Raises InputError if it cannot be
-        written, of an asynchronous one the next time that anything is saved or waited for.
+        Waits for the checkpoint before. Returns when the new one is complete or, with ``checkpoint_async``, when it is
+        copied.
+
+        Raises:
+            InputError: it cannot be written. For an asynchronous checkpoint the next ``save`` or ``wait`` raises this.
         """
         self.wait()
         state = reading.state_of(self.run, losses)
@@ -89,7 +92,7 @@ class Saver:
         self._writing = _in_background(functools.partial(self._write, copy, marker))
 
     def wait(self) -> None:
-        """Wait until what was saved last is complete on every rank; raises InputError if it is not within the deadline."""
+        """Wait until the last checkpoint is complete on every rank; raises InputError after the deadline."""
         if self._writing is not None:
             writing, self._writing = self._writing, None
             if wait_for([writing], WRITING_DEADLINE_S).not_done:
@@ -100,7 +103,7 @@ class Saver:
             writing.result()
 
     def add_late_failures(self) -> None:
-        """Let the checkpoint of the last step carry what failed after it and would not be looked at again by a restart.
+        """Add failures to the last step's checkpoint that occurred after it was saved and that a restart would not check again.
 
         Raises InputError on every rank if it cannot be written.
         """
@@ -112,19 +115,19 @@ class Saver:
         self.run.ranks.run_on_all_ranks(lambda: _add_late_failures(path, seen) if self.run.ranks.rank == 0 else None)
 
     def wait_briefly(self) -> None:
-        """Give a checkpoint that is being written a last chance, after an error that says more than its own would."""
+        """After an error of the run: give a checkpoint that is being written some time. Its own errors are not raised."""
         if self._writing is not None:
             wait_for([self._writing], FAILED_RUN_DEADLINE_S)
 
     def notes(self) -> list[str]:
-        """One line if anything was not saved: of which steps, and why the first of them was not."""
+        """A line with the steps that were not saved, and why the first of them was not; empty if all were saved."""
         if not self._unsaved:
             return []
         steps = ", ".join(map(str, self._unsaved))
         return [f"state not fit to be saved, no checkpoint of step{'s' if len(self._unsaved) > 1 else ''} {steps}: {self._why}"]
 
     def _why_not_saved(self, step: int, state: reading.State, number: int, values: Sequence[float]) -> list[str]:
-        """Why ``state`` is not to be saved, empty if it is; the same on every rank. What is found here fails its check."""
+        """Why ``state`` is not worth saving, empty if it is; the same on every rank. Problems found here fail their check."""
         seen = self.run.checks
         bad = _not_finite(state) + sum(not math.isfinite(value) for value in values)
         everyone = self.run.ranks.gather([bad, number])
@@ -139,14 +142,14 @@ class Saver:
         return seen.latest_problems(STATE_CHECKS)
 
     def _write(self, state: reading.State, marker: dict[str, Any]) -> None:
-        """Write it; then remove what is older than is to be kept."""
+        """Write the checkpoint; then remove those that are not kept."""
         _write(self.run, self.ranks, state, marker)
         keep, rank, folder = self.run.config.keep_checkpoints, self.ranks.rank, reading.folder_of(self.run)
         work = functools.partial(_prune, folder, newest=marker["step"], keep=keep, damaged=self.damaged)
         self.ranks.run_on_all_ranks(lambda: work() if rank == 0 else None)
 
     def _marker(self, step: int, number: int) -> dict[str, Any]:
-        """The marker, but for the files."""
+        """The marker, without the files."""
         return {
             "step": step,
             "next_row": step * self.run.step_rows,
@@ -162,7 +165,7 @@ class Saver:
 
 @contextmanager
 def saver(run: TrainingRun, damaged: frozenset[int] = frozenset()) -> Iterator[Saver | None]:
-    """What saves the checkpoints of ``run``, None if it has no directory; waits for the last one at the end."""
+    """The saver of ``run``, None without a checkpoint directory. Waits for the last checkpoint at the end of the block."""
     if run.config.checkpoint_dir is None:
         yield None
         return
@@ -171,7 +174,7 @@ def saver(run: TrainingRun, damaged: frozenset[int] = frozenset()) -> Iterator[S
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=SETUP_DEADLINE_S))
     beside = dataclasses.replace(run.ranks, device=torch.device("cpu"), group=group)
     made = Saver(run=run, ranks=run.ranks if group is None else beside, damaged=damaged)
-    with reading.without_dcp_warnings():  # around the thread too: filters of warnings belong to the process
+    with reading.without_dcp_warnings():  # around the thread too: warning filters belong to the process
         try:
             yield made
         except BaseException:
@@ -183,13 +186,13 @@ def saver(run: TrainingRun, damaged: frozenset[int] = frozenset()) -> Iterator[S
 
 
 def _in_background(work: Callable[[], None]) -> Future[None]:
-    """``work`` in a thread that does not keep the process alive: after an error nobody waits for it."""
+    """Call ``work`` in a daemon thread, which does not keep a failing process alive."""
     future: Future[None] = Future()
 
     def run() -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 -- raised again where the result is asked for
+        except BaseException as error:  # noqa: BLE001 -- raised again by result()
             future.set_exception(error)
         else:
             future.set_result(None)
@@ -199,21 +202,21 @@ def _in_background(work: Callable[[], None]) -> Future[None]:
 
 
 def _write(run: TrainingRun, ranks: Ranks, state: reading.State, marker: dict[str, Any]) -> None:
-    """Write ``state`` and, when all ranks have, its marker; raises InputError on every rank if that fails on one."""
+    """Write ``state`` and, when all ranks have written it, its marker; raises InputError on every rank if one fails."""
     folder = reading.folder_of(run)
     final = folder / f"step-{marker['step']}"
     draft = final.with_suffix(".tmp")
     if ranks.rank == 0:
         for remains in [*folder.glob("step-*.tmp"), final]:
             shutil.rmtree(remains, ignore_errors=True)
-    ranks.gather([0])  # nobody writes before the remains of an earlier run are gone
+    ranks.gather([0])  # no rank writes before the remains of an earlier run are removed
     _write_files(draft, state, ranks)
     (digests,) = zip(*ranks.gather([ranks.run_on_all_ranks(lambda: _own_digest(draft, ranks.rank))]), strict=True)
     ranks.run_on_all_ranks(lambda: _complete(draft, final, marker, digests) if ranks.rank == 0 else None)
 
 
 def _write_files(draft: Path, state: reading.State, ranks: Ranks) -> None:
-    """This rank's share of ``state``; raises InputError on every rank if the files of one cannot be written."""
+    """Write this rank's share of ``state``; raises InputError on every rank if the files of one cannot be written."""
     try:
         writer = dcp.FileSystemWriter(draft, sync_files=True)
         dcp.save(state, storage_writer=writer, process_group=ranks.group)
@@ -227,7 +230,7 @@ def _write_files(draft: Path, state: reading.State, ranks: Ranks) -> None:
 
 @contextmanager
 def _as_input_error(path: Path) -> Iterator[None]:
-    """What the disk refuses as an InputError."""
+    """Turn an OSError into an InputError."""
     try:
         yield
     except OSError as error:
@@ -235,18 +238,18 @@ def _as_input_error(path: Path) -> Iterator[None]:
 
 
 def _file_of(rank: int) -> str:
-    return f"__{rank}_0.distcp"  # as DCP's writer calls it where one thread writes one file
+    return f"__{rank}_0.distcp"  # the name that DCP's writer gives if one thread writes one file
 
 
 def _own_digest(draft: Path, rank: int) -> int:
-    """Of the file that ``rank`` wrote, read back by it; 0 if it had nothing to write. Raises InputError."""
+    """The digest of the file that ``rank`` wrote, read back; 0 if it wrote none. Raises InputError."""
     mine = draft / _file_of(rank)
     with _as_input_error(draft):
         return digests.file_digest(mine) if mine.exists() else 0
 
 
 def _complete(draft: Path, final: Path, marker: dict[str, Any], own: Sequence[int]) -> None:
-    """Give ``draft``, which is synced, its name and then its marker; raises InputError."""
+    """Rename the synced ``draft`` to ``final``, then write the marker; raises InputError."""
     with _as_input_error(final):
         files = _files(draft, own)
         sync(draft)
@@ -257,7 +260,7 @@ def _complete(draft: Path, final: Path, marker: dict[str, Any], own: Sequence[in
 
 
 def _add_late_failures(path: Path, failures: Failures) -> None:
-    """Put those of CHECKS_OF_THIS_PROCESS among ``failures`` into the marker of ``path``, by a rename; raises InputError."""
+    """Add the ``failures`` of CHECKS_OF_THIS_PROCESS to the marker of ``path``, by a rename; raises InputError."""
     marker = reading.read_marker(path)
     marker["failures"] |= {name: failures[name] for name in CHECKS_OF_THIS_PROCESS if name in failures}
     draft = path / f"{reading.MARKER}.tmp"
@@ -268,7 +271,7 @@ def _add_late_failures(path: Path, failures: Failures) -> None:
 
 
 def _files(draft: Path, own: Sequence[int]) -> dict[str, dict[str, object]]:
-    """Size and digest of each file; ``own`` are the digests of the ranks' own."""
+    """Size and digest of each file; ``own`` are the digests of the ranks' own files, by rank."""
     known = {_file_of(rank): found for rank, found in enumerate(own)}
     result: dict[str, dict[str, object]] = {}
     for path in sorted(draft.iterdir()):
@@ -278,10 +281,10 @@ def _files(draft: Path, own: Sequence[int]) -> dict[str, dict[str, object]]:
 
 
 def _prune(folder: Path, *, newest: int, keep: int, damaged: frozenset[int]) -> None:
-    """Remove all but ``keep`` complete checkpoints up to ``newest``; 0 keeps all. Markers first: no half one looks whole.
+    """Remove all but ``keep`` complete checkpoints up to ``newest``; 0 keeps all. Raises InputError.
 
-    Those that carry a failure are counted for themselves, so that they displace none without; ``damaged`` ones not at all.
-    Raises InputError.
+    The marker goes first, so that no half-removed checkpoint looks whole. Checkpoints that carry a failure are counted
+    apart, so that they displace none without; ``damaged`` ones are not counted.
     """
     older = [step for step in reading.steps_in(folder) if step <= newest and step not in damaged]
     failed = {step for step in older if reading.read_marker(folder / f"step-{step}").get("failures")}
@@ -290,11 +293,11 @@ def _prune(folder: Path, *, newest: int, keep: int, damaged: frozenset[int]) -> 
         path = folder / f"step-{step}"
         with _as_input_error(path):
             (path / reading.MARKER).unlink()
-        shutil.rmtree(path, ignore_errors=True)  # without its marker it is none any more
+        shutil.rmtree(path, ignore_errors=True)  # without its marker it is no checkpoint
 
 
 def _not_finite(state: reading.State) -> int:
-    """How many values of ``state``, but for the losses, are NaN or infinite; one wait for the device."""
+    """How many values of ``state``, without the losses, are NaN or infinite; waits for the device once."""
     counts = [(~torch.isfinite(tensor)).sum() for name, tensor in state.items() if name != "losses"]
     return int(torch.stack(counts).sum())
 

@@ -1,9 +1,9 @@
-"""Exact checks beside the loss: what a smooth curve does not show.
+"""Exact checks beside the loss, for faults that a smooth loss curve hides.
 
-Loss alone sees 5 of 15 planted numeric faults. The lock-step audit sees one rank's wrong arithmetic, the digests see
-what goes wrong after the all-reduce, the row check sees wrong or doubled data, and so on; each names the ranks at
-fault where they can be told: exactly, or by majority of three and more. A check that has nothing to compare, because
-there is one rank only, is not recorded: what was not tested must not look passed.
+The loss shows 5 of 15 planted numeric faults. The lock-step audit finds wrong arithmetic of one rank. The digests find
+faults after the all-reduce. The row check finds wrong or doubled data. A check names the ranks at fault where it can:
+exactly, or by a majority of three and more ranks. A check that has nothing to compare, because there is a single rank, is
+not recorded: what was not tested must not look passed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class CheckResult(TypedDict):
-    """Outcome of one check; ``ranks`` are those at fault, empty where they cannot be told."""
+    """Outcome of one check; ``ranks`` are those at fault, empty where they are unknown."""
 
     passed: bool
     detail: str
@@ -43,7 +43,7 @@ Failures = dict[str, list[tuple[str, list[int]]]]
 
 @dataclass(slots=True)
 class Checks:
-    """What was checked so far: passes are counted, of failures the first is told. Equal on every rank."""
+    """The results of all checks so far, equal on every rank. Passes are counted; all failures are kept."""
 
     ranks: Ranks
     _passes: Counter[str] = field(default_factory=Counter)
@@ -53,9 +53,13 @@ class Checks:
     _left_out: dict[str, str] = field(default_factory=dict)
 
     def record(self, name: str, *, problem: str | None, at_fault: Sequence[int] = (), remark: str | None = None) -> None:
-        """One more look by check ``name``: no problem, or what was wrong and with which ranks.
+        """Record one more result of check ``name``.
 
-        ``remark`` is told in place of the number of looks where all was well.
+        Args:
+            name: the check.
+            problem: what was wrong, None if the check passed.
+            at_fault: the ranks that caused the problem, as far as they are known.
+            remark: detail of a passed check; default: how often it passed.
         """
         self._latest[name] = problem
         if problem is None:
@@ -75,23 +79,23 @@ class Checks:
             self._failures[name] = before + self._failures.get(name, [])
 
     def latest_problems(self, names: Iterable[str]) -> list[str]:
-        """What was wrong at the latest look of those checks among ``names`` that failed it, as ``name: problem``."""
+        """``name: problem`` for each check among ``names`` that failed when it last ran."""
         return [f"{name}: {problem}" for name in names if (problem := self._latest.get(name)) is not None]
 
     def leave_out(self, name: str, *, why: str) -> None:
-        """Check ``name`` does not apply to this run: neither passed nor failed, but failed if it fails elsewhere in it."""
+        """Note why check ``name`` does not apply to this run. A failure of the check, earlier or later, still counts."""
         self._left_out[name] = why
 
     def has_result(self, name: str) -> bool:
-        """Whether check ``name`` passed, failed or was left out so far."""
+        """Whether check ``name`` has passed, failed or been left out."""
         return bool(self._passes[name]) or name in self._failures or name in self._left_out
 
     def left_out(self) -> dict[str, str]:
-        """Why, of every check that was left out, by name."""
+        """The reason for each check that was left out and did not fail, by name."""
         return {name: why for name, why in sorted(self._left_out.items()) if name not in self._failures}
 
     def results(self) -> dict[str, CheckResult]:
-        """Every check that looked at least once and was not left out, by name."""
+        """The result of each check that ran at least once and was not left out, by name."""
         result: dict[str, CheckResult] = {}
         for name in sorted({*self._passes, *self._failures} - set(self.left_out())):
             failures, passes = self._failures.get(name, []), self._passes[name]
@@ -105,7 +109,7 @@ class Checks:
 
 
 def record_equal(checks: Checks, name: str, *, values: Sequence[int], what: str) -> None:
-    """Record under ``name`` whether ``values`` are the same on all ranks; ``what`` begins the sentence if not."""
+    """Record under ``name`` whether ``values`` are the same on all ranks; the problem's text begins with ``what``."""
     everyone = checks.ranks.gather(values)
     if len(everyone) > 1:
         problem, odd = difference([tuple(row) for row in everyone])
@@ -113,7 +117,7 @@ def record_equal(checks: Checks, name: str, *, values: Sequence[int], what: str)
 
 
 def difference(values: Sequence[object]) -> tuple[str | None, tuple[int, ...]]:
-    """How ``values``, one a rank, differ (None if they do not), and the ranks outside a majority of three or more."""
+    """How ``values``, one for each rank, differ (None if they do not), and the ranks outside a majority of three or more."""
     (usual, votes), *others = Counter(values).most_common()
     if not others:
         return None, ()
@@ -127,11 +131,11 @@ def difference(values: Sequence[object]) -> tuple[str | None, tuple[int, ...]]:
 
 @contextmanager
 def deterministic() -> Iterator[None]:
-    """Repeatable kernels within; what was set before comes back.
+    """Use repeatable kernels within the block; restore the earlier setting afterwards.
 
-    Not ``warn_only``: with it the backward of a fused attention only warns and stays unrepeatable (2 different results
-    in 6 at rows of 2048 tokens on an H200, 1 with this). cuDNN's attention is left out: it need not have a repeatable
-    backward. Raises RuntimeError where a kernel has no repeatable form.
+    ``warn_only`` is off: with it the backward of a fused attention warns and stays unrepeatable (2 different results in 6
+    runs with rows of 2048 tokens on an H200, 1 with this). cuDNN's attention is left out: its backward may be unrepeatable.
+    torch raises RuntimeError for a kernel that has no repeatable form.
     """
     mode, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     torch.use_deterministic_algorithms(mode=True)
@@ -144,18 +148,20 @@ def deterministic() -> Iterator[None]:
 
 FEWEST_REPLAYS = 2
 MOST_REPLAYS = 10
-"""Twice where all agree. A kernel that differs in one replay of ten does so in 10 replays on 2 of 3 ranks."""
+"""Replays of a graph: 2 where all agree, else 10. A kernel that differs once in ten replays then shows it on 2 of 3 ranks."""
 
 Pass = Callable[[], tuple[torch.Tensor, Sequence[torch.Tensor]]]
-"""Forward and backward over rows that are the same on every rank: its loss and this rank's own gradients."""
+"""Forward and backward over rows that are the same on every rank; returns the loss and this rank's own gradients."""
 
 
 def audit(checks: Checks, *, step: int, work: Pass) -> None:
-    """Lock-step audit: every rank does the same ``work``; bits of loss and gradients must agree. Then ``all_reduce``.
+    """Lock-step audit: every rank does the same ``work``, and the bits of loss and gradients must agree.
 
-    Records ``lock_step`` and, with several ranks, ``all_reduce``. On a difference the work is repeated, to say which
-    ranks do not even agree with themselves. A rank alone is compared with itself. Raises InputError if the model has
-    a kernel that no setting makes repeatable.
+    Records ``lock_step`` and, with several ranks, ``all_reduce``. After a difference the work is repeated, to find the
+    ranks that do not even agree with themselves. A single rank is compared with itself.
+
+    Raises:
+        InputError: the model has a kernel that no setting makes repeatable.
     """
     try:
         with deterministic():
@@ -175,7 +181,7 @@ def audit(checks: Checks, *, step: int, work: Pass) -> None:
 
 
 def _judge_lock_step(checks: Checks, step: int, once: list[list[int]], again: list[list[int]]) -> None:
-    """``once`` and ``again`` hold the digests of loss and gradients by rank, of the first pass and of its repeat."""
+    """Record ``lock_step``. ``once`` and ``again`` hold [loss, gradients] digests by rank, of the first pass and its repeat."""
     unsteady = [rank for rank, (first, second) in enumerate(zip(once, again, strict=True)) if first != second]
     part = 0 if len({row[0] for row in once}) > 1 else 1
     problem, odd = difference([row[part] for row in once])
@@ -187,11 +193,11 @@ def _judge_lock_step(checks: Checks, step: int, once: list[list[int]], again: li
 
 
 def audit_replays(checks: Checks, *, step: int, work: Pass) -> None:
-    """``graph_lock_step``: as the audit, of steps that are replayed: what ``work`` replays twice must agree, on all ranks.
+    """Audit replayed steps: two replays of ``work`` must give the same bits on all ranks. Records ``graph_lock_step``.
 
-    The kernels of a captured step are the fast ones, which need not repeat themselves to the bit. So on a difference all
-    ranks replay it more often. Where several do not repeat themselves, or half of them, nobody can tell a GPU from its
-    kernels: the check is left out, which is no pass.
+    A captured step has the fast kernels, which need not repeat themselves to the bit. So after a difference all ranks
+    replay more often. If several ranks, or half of them, differ from themselves, a faulty GPU cannot be told from an
+    unrepeatable kernel. The check is then left out, and does not count as passed.
     """
     looks: list[list[list[int]]] = []
     while len(looks) < FEWEST_REPLAYS or (len(looks) < MOST_REPLAYS and _differ(looks)):
@@ -205,13 +211,13 @@ def _differ(looks: Sequence[Sequence[Sequence[int]]]) -> bool:
 
 
 def _judge_replays(checks: Checks, step: int, looks: Sequence[Sequence[Sequence[int]]]) -> None:
-    """``looks`` hold the digests of loss and gradients by rank, of one replay of the same rows each."""
+    """Judge the replays: ``looks`` has, for each replay of the same rows, the [loss, gradients] digests by rank."""
     by_rank = list(zip(*looks, strict=True))
     unsteady = [rank for rank, seen in enumerate(by_rank) if _differ([seen])]
     what = f"replays of the same rows at step {step}"
     if len(unsteady) > 1 or len(unsteady) * 2 >= len(by_rank):
-        told = f"{what}: {rank_list(unsteady)} of {len(by_rank)} differ from themselves: the graph's kernels cannot be compared"
-        checks.leave_out("graph_lock_step", why=told)
+        why = f"{what}: {rank_list(unsteady)} of {len(by_rank)} differ from themselves: the graph's kernels cannot be compared"
+        checks.leave_out("graph_lock_step", why=why)
         return
     if unsteady:
         checks.record("graph_lock_step", problem=f"{what}: {rank_list(unsteady)} does not repeat itself", at_fault=unsteady)
@@ -221,7 +227,7 @@ def _judge_replays(checks: Checks, step: int, looks: Sequence[Sequence[Sequence[
 
 
 def _audit_all_reduce(checks: Checks, step: int, vector: torch.Tensor) -> None:
-    """The mean of equal vectors is that vector, to one rounding of 2^-24 a rank."""
+    """Record ``all_reduce``: the mean of equal vectors is that vector, to one rounding of 2^-24 for each rank."""
     world_size = checks.ranks.world_size
     dist.broadcast(vector, 0)
     mean = vector.clone()
@@ -233,7 +239,7 @@ def _audit_all_reduce(checks: Checks, step: int, vector: torch.Tensor) -> None:
 
 
 def record_zero(checks: Checks, name: str, *, count: int, what: str) -> None:
-    """Record under ``name`` whether ``count`` of ``what`` is 0 on every rank."""
+    """Record under ``name`` whether ``count``, a number of ``what``, is 0 on every rank."""
     counts = [number for (number,) in checks.ranks.gather([count])]
     bad = [rank for rank, number in enumerate(counts) if number]
     problem = f"{what}: {counts[bad[0]]} on {rank_list(bad)}" if bad else None
@@ -241,9 +247,10 @@ def record_zero(checks: Checks, name: str, *, count: int, what: str) -> None:
 
 
 def record_rows_read(checks: Checks, *, step: int, read: tuple[int, int], demanded: tuple[int, int]) -> None:
-    """``data_digest``: this rank read the rows that the step demands, and no rank those of another.
+    """Record ``data_digest``: each rank read the rows that the step demands, and no two ranks read the same rows.
 
-    Both are (number of the first row, digest of the contents). Rows are told apart by their numbers: texts may be equal.
+    ``read`` and ``demanded`` are (number of the first row, digest of the contents). Rows are identified by their numbers,
+    because texts may be equal.
     """
     everyone = checks.ranks.gather([*read, *demanded])
     wrong = [rank for rank, row in enumerate(everyone) if row[:2] != row[2:]]
@@ -258,7 +265,7 @@ def record_rows_read(checks: Checks, *, step: int, read: tuple[int, int], demand
 
 
 def record_finite(checks: Checks, *, values: Sequence[float], weights: Iterable[torch.Tensor] = ()) -> None:
-    """``finite``: each loss and gradient norm in ``values``, and each of ``weights``, is a number, on every rank."""
+    """Record ``finite``: losses and gradient norms (``values``) and ``weights`` are finite on every rank."""
     count = sum(not math.isfinite(value) for value in values)
     counts = [(~tensor.detach().isfinite()).sum() for tensor in weights]
     count += int(torch.stack(counts).sum()) if counts else 0
@@ -266,13 +273,13 @@ def record_finite(checks: Checks, *, values: Sequence[float], weights: Iterable[
 
 
 def record_unchanged(checks: Checks, *, before: int, now: int) -> None:
-    """``base_digest``: what this rank holds of the frozen weights has the ``digest`` that it had before training."""
+    """Record ``base_digest``: the frozen weights that this rank holds have the same digest as before training."""
     changed = [rank for rank, (differs,) in enumerate(checks.ranks.gather([before != now])) if differs]
     problem = f"frozen weights of {rank_list(changed)} have other bits than before training" if changed else None
     checks.record("base_digest", problem=problem, at_fault=changed)
 
 
 def record_moved(checks: Checks, *, before: torch.Tensor, now: torch.Tensor) -> None:
-    """``adapters_moved``: by their ``fingerprints`` before and now, no adapter tensor is as it was at the start."""
+    """Record ``adapters_moved``: every adapter tensor has other ``fingerprints`` than at the start."""
     what = f"adapter tensors of {now.numel()} that never changed"
     record_zero(checks, "adapters_moved", count=int((before == now).sum()), what=what)

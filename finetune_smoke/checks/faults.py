@@ -1,4 +1,4 @@
-"""Faults planted on purpose (``--fault NAME[:RANK]``): the self-test of the checks. What each does: config.FAULTS."""
+"""Faults planted on purpose (``--fault NAME[:RANK]``), to test the checks. ``config.FAULTS`` describes each."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ FAR = 77_777
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The fault of this run as this rank sees it: ``name`` is "none" on ranks that it does not touch."""
+    """The fault that this rank plants; ``name`` is "none" on ranks without a fault."""
 
     name: str
 
     def slow_down(self, seen_ms: Sequence[float], device: torch.device) -> None:
-        """Lose time in the forward; ``seen_ms`` is what forwards took so far, this fault's part included."""
+        """Slow the forward down; ``seen_ms`` are the times of earlier forwards in ms, this delay included."""
         if self.name == "straggler":
-            # Before anything was seen a forward was SLOWER_S longer than it had to be, and later ones no less.
+            # Each earlier forward was delayed by at least SLOWER_S.
             healthy_s = max(0.0, min(seen_ms, default=0.0) / 1e3 - SLOWER_S)
             seconds = max(SLOWER_S, SLOWER_FORWARDS * healthy_s)
             if device.type == "cuda":
@@ -43,31 +43,31 @@ class Fault:
 
     @torch.no_grad()
     def spoil_base(self, weight: torch.Tensor) -> None:
-        """One bit of one base weight is wrong."""
+        """Flip one bit of one base weight."""
         if self.name == "base":
             weight.view(-1)[:1].view(torch.uint8)[:1] ^= 1
 
     def freeze(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        """All adapters but the last stop learning."""
+        """Freeze all adapter tensors but the last."""
         if self.name == "frozen":
             for parameter in list(parameters.values())[:-1]:
                 parameter.requires_grad = False
 
     def wrong_indices(self, demanded: range, rank: int) -> range:
-        """The rows to read in place of ``demanded``: those of rank 0, or of rank 1 for rank 0."""
+        """The rows to read instead of ``demanded``: those of rank 0, or of rank 1 on rank 0."""
         if self.name != "dupdata":
             return demanded
         shift = -rank if rank else 1
         return range(demanded.start + shift * len(demanded), demanded.stop + shift * len(demanded))
 
     def wrong_answers(self, rows: list[Row], demanded: range, source: Source) -> list[Row]:
-        """``rows``, each with the answer of a prompt far away."""
+        """``rows``, each with the answer of a distant row."""
         if self.name != "wrongdata":
             return rows
         return [_answered_by(row, source.row(index + FAR)) for row, index in zip(rows, demanded, strict=True)]
 
     def watch_gradients(self, parameters: Mapping[str, torch.nn.Parameter]) -> None:
-        """Corrupt this rank's own gradients from now on, before they are averaged with the others'."""
+        """Corrupt this rank's own gradients from now on, before they are averaged over the ranks."""
         if self.name in {"bitflip", "bitflip-exp", "scale", "zero", "noise", "signflip"}:
             self._corrupt(parameters)
 
@@ -75,7 +75,7 @@ class Fault:
     def enter_step(
         self, parameters: Mapping[str, torch.nn.Parameter], frozen: Iterable[torch.Tensor], *, step: int, last: int
     ) -> None:
-        """Begin with the ``last`` step what begins late; ``frozen`` are the weights that are not trained."""
+        """Plant the faults that begin in the ``last`` step; ``frozen`` are the weights that are not trained."""
         if self.name == "bitflip-late" and step == last:
             self._corrupt(parameters)
         elif self.name == "base-late" and step == last:
@@ -98,7 +98,7 @@ class Fault:
 
     @torch.no_grad()
     def spoil_averages(self, parameters: Mapping[str, torch.nn.Parameter], step: int) -> None:
-        """Corrupt the averaged gradients as this rank received them."""
+        """Corrupt the averaged gradients on this rank."""
         gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
         if self.name in {"post-scale", "post-signflip"}:
             for gradient in gradients:
@@ -110,12 +110,12 @@ class Fault:
 
     @torch.no_grad()
     def spoil_replay(self, gradients: torch.Tensor) -> None:
-        """Corrupt what a replayed pass left in ``gradients``; in the eager audit nothing is wrong."""
+        """Corrupt the ``gradients`` of a replayed pass; the eager audit stays healthy."""
         if self.name == "graph-bitflip":
             _flipped(gradients, gradients.numel() // 2, 22)
 
     def truncate(self, adapter: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """The saved adapter, short of its first tensor."""
+        """The adapter to save, without its first tensor."""
         return dict(list(adapter.items())[1:]) if self.name == "truncate-ckpt" else adapter
 
 
@@ -123,7 +123,7 @@ GLOBAL = frozenset({"none", "lr0", "frozen", "noallreduce"})
 
 
 def planted(text: str, *, rank: int, world_size: int) -> Fault:
-    """``NAME[:RANK]`` as ``rank`` sees it; raises InputError for a rank that is not there."""
+    """The fault ``NAME[:RANK]`` on ``rank``; raises InputError for a rank that does not exist."""
     name, at_fault = parse_fault(text)
     if at_fault is not None and at_fault >= world_size:
         raise InputError(f"fault {text!r}: there are ranks 0 to {world_size - 1}")
@@ -144,7 +144,7 @@ def _flipped(values: torch.Tensor, index: int, bit: int) -> torch.Tensor:
 
 
 def _keep_core_busy(seconds: float) -> None:
-    """Keep this thread's core busy for so long: a wait would not count as time of the forward, and is none of it."""
+    """Compute for so many seconds of this thread's CPU time: a sleep would not count as time of the forward."""
     end_s = time.thread_time() + seconds
     while time.thread_time() < end_s:
         pass

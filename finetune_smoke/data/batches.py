@@ -1,8 +1,8 @@
 """Rows as a function of the step: which rows a rank reads, as tokens, and batches of them.
 
-Step ``s`` trains on the rows ``s * G`` to ``(s + 1) * G - 1`` of one endless sequence, G being the rows of all ranks;
-a rank takes its slice. So the curve does not depend on the number of ranks where ``rows`` are shared, a resume needs
-only the number of rows that were read (fitting.py), and anybody can check what a rank has read.
+Step ``s`` trains on the rows ``s * G`` to ``(s + 1) * G - 1`` of one endless sequence, with G rows for all ranks. Each rank
+takes its slice. So the curve does not depend on the number of ranks if ``rows`` are shared. A resume needs only the number
+of rows that were read (checkpoints/compatibility.py), and every rank can check what another one has read.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 PACKED_STRIDE = 4096
-"""Examples set aside for one packed row; more than fit into it, so rows never share an example."""
+"""Examples reserved for one packed row: more than fit into it, so rows never share an example."""
 
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """What is needed of a tokenizer: text to tokens and back, the token that ends an answer, the one that fills a row.
+    """A tokenizer as training uses it: text to tokens and back, the token that ends an answer, the token that pads a row.
 
-    ``digest`` stands for its vocabulary and rules, ``remark`` says what had to be chosen for it, if anything.
+    ``digest`` stands for its vocabulary and rules. ``remark`` names a token that had to be chosen, None otherwise.
     """
 
     encode: Callable[[str], list[int]]
@@ -40,7 +40,7 @@ class Codec:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Tokens of a row, and the positions (1 and up) of those that the model has to predict."""
+    """The tokens of a row, and the positions (1 and up) of the tokens that the model has to predict."""
 
     ids: list[int]
     predicted: list[int]
@@ -50,8 +50,8 @@ class Row:
 class Batch:
     """Rows as tensors: ``ids`` [rows, tokens], and one entry per predicted token in each of the others.
 
-    ``positions`` is where the token before it lies in the flattened ``ids``, ``targets`` the token itself, ``owners``
-    the number of its row.
+    ``positions`` is the index of the token before it in the flattened ``ids``, ``targets`` the token itself, ``owners`` the
+    number of its row.
     """
 
     ids: torch.Tensor
@@ -60,17 +60,17 @@ class Batch:
     owners: torch.Tensor
 
     def to(self, device: torch.device) -> Batch:
-        """The same on ``device``."""
+        """The same batch on ``device``."""
         tensors = (self.ids, self.positions, self.targets, self.owners)
         return Batch(*(tensor.to(device, non_blocking=True) for tensor in tensors))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Where rows come from. ``row`` gives training row ``index``; ``answers`` says that held-out rows hold one call.
+    """A source of rows. ``row(index)`` returns a training row; ``answers``: each held-out row holds one function call.
 
     ``blind_floor_nats`` is the loss per predicted token of a model that has learnt the format and reads nothing of
-    the prompt, None where nobody knows it. ``digest`` stands for the content: equal on ranks that read the same data.
+    the prompt, None if it is unknown. ``digest`` stands for the content: equal on ranks that read the same data.
     """
 
     row: Callable[[int], Row]
@@ -123,12 +123,12 @@ def batch(rows: Sequence[Row], pad_id: int, width: int | None = None) -> Batch:
 
 
 def digest_rows(rows: Sequence[Row]) -> int:
-    """64 bits that stand for the tokens of ``rows`` and for which of them are predicted."""
+    """A 64-bit digest of the tokens of ``rows`` and of which are predicted."""
     return digest_bytes(repr([(row.ids, row.predicted) for row in rows]).encode())
 
 
 def synthetic(config: Config, codec: Codec) -> Source:
-    """Function calls from the seed. Loss on the answers only; raises InputError if one is longer than a row."""
+    """Function calls made from the seed, with the loss on the answers only; raises InputError if one is longer than a row."""
     examples = [calls.example(config.seed, "heldout", index) for index in range(config.heldout_rows)]
     heldout = tuple(_answer_row(example, codec) for example in examples)
     answer_tokens = sum(len(row.predicted) for row in heldout)
@@ -150,10 +150,10 @@ def synthetic(config: Config, codec: Codec) -> Source:
 
 
 def texts(config: Config, codec: Codec, content: Sequence[str], *, step_rows: int) -> Source:
-    """Rows of running text, one a row, cut at ``row_tokens``, every token predicted; read in order, over and over.
+    """Rows of running text: one text a row, cut at ``row_tokens``, every token predicted, read in order and repeatedly.
 
-    The last ``heldout_rows`` texts, at most a tenth, are held out. Raises InputError if what is left is fewer than
-    the rows of one step: ``step_rows`` of all ranks in each pass.
+    The last ``heldout_rows`` texts, at most a tenth, are held out. Raises InputError if the rest are fewer than the rows of
+    one step: ``step_rows`` of all ranks in each pass.
     """
     needed = step_rows * config.accumulation
     held = min(config.heldout_rows, max(1, len(content) // 10))

@@ -1,10 +1,10 @@
-"""Rows made once per node: tokenised, packed where asked for, and kept in a scratch folder (``--scratch DIR``).
+"""Rows made once for each node: tokenised, packed if wanted, and kept in a scratch folder (``--scratch DIR``).
 
-``DIR/rows-KEY`` holds the tokens of all rows one after another, which of them are predicted, where each row ends (NumPy
-files, mapped into memory, shared by the node's ranks) and ``index.json``: what they were made of, and a digest of each
-file. KEY stands for data set, tokenizer and settings, so another of these is another folder. One process makes it, under
-a lock (locking.py) that the others wait for; it gets its name when it is complete. A folder whose
-files are not what the index says is made again. Without a scratch folder the same rows are made in memory, as needed.
+``DIR/rows-KEY`` holds NumPy files that the node's ranks map into memory: the tokens of all rows one after another, which
+of them are predicted, and where each row ends. ``index.json`` says what they were made of, with a digest of each file.
+KEY stands for data set, tokenizer and settings, so a change in any of them gives another folder. One process makes the
+folder under a lock (locking.py) while the others wait; the folder gets its name when it is complete. A folder whose files
+differ from its index is made again. Without a scratch folder the same rows are made in memory, as needed.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 FORMAT = 1
 INDEX = "index.json"
 DEADLINE_S = 570.0
-"""How long to wait for who makes the rows: less than the 600 s after which the ranks of other nodes give up waiting for
-this one in their process group (ranks.py), so that the run ends with a message that says why."""
+"""How long to wait for the process that makes the rows. It is less than the 600 s after which the ranks of other nodes
+stop waiting in their process group (ranks.py), so that the run ends with a message that says why."""
 ARRAYS = {"ids.npy": np.int32, "predicted.npy": np.bool_, "ends.npy": np.int64}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Cache:
-    """Rows in a folder: ``train`` of them, then ``heldout``. ``remark`` says whether they were found or made, and why."""
+    """Rows in a folder: first ``train`` rows, then ``heldout``. ``remark`` says whether they were found or made, and why."""
 
     folder: Path
     train: int
@@ -51,7 +51,7 @@ class Cache:
     arrays: dict[str, Any]
 
     def row(self, number: int) -> batches.Row:
-        """Row ``number`` of all."""
+        """Row ``number``, counted over training and held-out rows."""
         ends = self.arrays["ends.npy"]
         first, last = int(ends[number - 1]) if number else 0, int(ends[number])
         predicted = np.flatnonzero(self.arrays["predicted.npy"][first:last])
@@ -59,7 +59,7 @@ class Cache:
 
 
 def source(config: Config, codec: batches.Codec, *, step_rows: int, say: Callable[[str], None]) -> batches.Source:
-    """Where the rows of ``config`` come from; ``step_rows`` are those of all ranks in a pass. Raises InputError."""
+    """The source of the rows of ``config``; ``step_rows`` is the number of rows of all ranks in a pass. Raises InputError."""
     if config.scratch is None:
         return _in_memory(config, codec, step_rows)
     made = open_rows(config, codec, step_rows=step_rows, say=say)
@@ -67,7 +67,7 @@ def source(config: Config, codec: batches.Codec, *, step_rows: int, say: Callabl
     if config.dataset is None:
         whole = batches.synthetic(config, codec)
         row = whole.row
-        # What a check wants to see beyond the last step's rows is made as it always was.
+        # Checks read rows beyond those of the last step: these are made in memory.
         return dataclasses.replace(whole, row=lambda index: made.row(index) if index < made.train else row(index))
     return batches.Source(
         row=lambda index: made.row(index % made.train),
@@ -83,9 +83,9 @@ def source(config: Config, codec: batches.Codec, *, step_rows: int, say: Callabl
 def open_rows(
     config: Config, codec: batches.Codec, *, step_rows: int, say: Callable[[str], None] = lambda _text: None
 ) -> Cache:
-    """The rows of ``config`` in its scratch folder, made if they are not there, or damaged; raises InputError.
+    """Open the rows of ``config`` in its scratch folder; make them if they are missing or damaged. Raises InputError.
 
-    ``say`` hears for which process this one waits, which it does for at most 570 s.
+    ``say`` is called with the process that this one waits for, which it does for at most 570 s.
     """
     about = _about(config, codec, step_rows)
     key = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
@@ -116,7 +116,7 @@ def _in_memory(config: Config, codec: batches.Codec, step_rows: int) -> batches.
 
 
 def _about(config: Config, codec: batches.Codec, step_rows: int) -> dict[str, object]:
-    """What the rows depend on."""
+    """Everything that the rows depend on."""
     synthetic = {"seed": config.seed, "rows": _rows_read(config, step_rows)}
     return {
         "format": FORMAT,
@@ -129,7 +129,7 @@ def _about(config: Config, codec: batches.Codec, step_rows: int) -> dict[str, ob
 
 
 def data_digest(config: Config, codec: batches.Codec) -> int:
-    """64 bits for data set (or seed) and tokenizer, whatever the settings and the number of ranks; raises InputError."""
+    """A 64-bit digest of data set (or seed) and tokenizer, whatever the settings and the number of ranks; raises InputError."""
     content = config.seed if config.dataset is None else hub.dataset_digest(config.dataset)
     return digests.digest_bytes(repr([content, codec.digest, codec.end_id, codec.pad_id]).encode())
 
@@ -141,7 +141,7 @@ def _rows_read(config: Config, step_rows: int) -> int:
 
 @contextmanager
 def _locked(scratch: Path, key: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the lock of ``key``; raises InputError if the folder cannot be written, or another holds it too long."""
+    """Hold the lock of ``key``; raises InputError if the folder cannot be written, or another process holds it too long."""
     with ExitStack() as stack:
         try:
             scratch.mkdir(parents=True, exist_ok=True)
@@ -153,7 +153,7 @@ def _locked(scratch: Path, key: str, say: Callable[[str], None]) -> Iterator[Non
 
 
 def _flaw(folder: Path, about: dict[str, object]) -> str | None:
-    """Why the rows in ``folder`` cannot be used, None if they can."""
+    """Why the rows in ``folder`` are unusable, None if they are usable."""
     if not folder.exists():
         return "new"
     try:
@@ -169,7 +169,7 @@ def _flaw(folder: Path, about: dict[str, object]) -> str | None:
 
 
 def _make(config: Config, codec: batches.Codec, folder: Path, about: dict[str, object], step_rows: int) -> None:
-    """Make all rows, write them beside ``folder`` and give them its name; raises InputError."""
+    """Make all rows, write them to a draft and rename it to ``folder``; raises InputError."""
     if config.dataset is None:
         whole = batches.synthetic(config, codec)
         train = [whole.row(index) for index in range(_rows_read(config, step_rows))]
@@ -221,7 +221,7 @@ def _arrays(rows: Sequence[batches.Row]) -> dict[str, Any]:
 
 
 def _text_rows(config: Config, codec: batches.Codec, step_rows: int) -> tuple[list[batches.Row], batches.Source]:
-    """All training rows of the data set, packed if asked for, and the source that has its held-out rows."""
+    """(all training rows of the data set, packed if wanted; the source with its held-out rows)."""
     content = hub.load_texts(config.dataset or "")
     whole = batches.texts(config, codec, content, step_rows=1 if config.packed else step_rows)
     rows = [whole.row(index) for index in range(len(content) - len(whole.heldout))]
@@ -237,7 +237,7 @@ def _text_rows(config: Config, codec: batches.Codec, step_rows: int) -> tuple[li
 
 
 def pack(rows: Sequence[batches.Row], row_tokens: int, pad_id: int) -> list[batches.Row]:
-    """Whole rows one after another, in their order, in rows of exactly ``row_tokens`` tokens, padded at the end."""
+    """Pack whole rows, in their order, into rows of exactly ``row_tokens`` tokens, padded at the end."""
     packed: list[batches.Row] = []
     ids: list[int] = []
     predicted: list[int] = []

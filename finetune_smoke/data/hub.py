@@ -25,9 +25,9 @@ def codec_of(config: Config) -> Codec:
 
 
 def load_codec(name: str) -> Codec:
-    """The tokenizer that comes with model ``name``; raises InputError if it cannot be had or has no end token.
+    """The tokenizer of model ``name``; raises InputError if it cannot be loaded or has no end token.
 
-    So does encoding a text to a token that the model has no embedding for.
+    Encoding raises InputError for a token that the model has no embedding for.
     """
     check_place("model", name)
     from transformers import AutoConfig, AutoTokenizer  # noqa: PLC0415 -- seconds; only where a model is loaded
@@ -55,8 +55,8 @@ def load_codec(name: str) -> Codec:
         text: str = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return text
 
-    # Fillers stand behind what is read and predicted in a row, or are masked, so any token would do.
-    # A class of transformers may add a pad token of its own to a vocabulary without one, behind the model's last.
+    # Padding follows all tokens that are read and predicted in a row, or is masked, so any token would do.
+    # A class of transformers may add its own pad token to a vocabulary without one, behind the model's last token.
     unpadded = tokenizer.pad_token_id is None or tokenizer.pad_token_id >= known
     return Codec(
         encode=encode,
@@ -100,14 +100,14 @@ def _files(name: str) -> list[Path]:
 
 
 def _tokenizer_digest(tokenizer: Any) -> int:
-    """64 bits for all rules of a fast tokenizer; of a slow one for its vocabulary."""
+    """A 64-bit digest of all rules of a fast tokenizer, or of the vocabulary of a slow one."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     rules = json.dumps(tokenizer.get_vocab(), sort_keys=True) if backend is None else backend.to_str()
     return digest_bytes(rules.encode())
 
 
 def check_place(kind: str, name: str) -> None:
-    """Refuse a path that is not there, and keep the hub out of it when a directory is given."""
+    """Raise InputError for a path that does not exist; a directory switches access to the hub off."""
     if kind == "model" and Path(name).is_dir() and not (Path(name) / "config.json").is_file():
         raise InputError(f"model {name}: cannot be loaded: there is no config.json in that directory")
     if Path(name).is_dir():
@@ -126,7 +126,7 @@ def _snapshot(name: str) -> Path:
 
 
 def reason(kind: str, name: str, error: Exception) -> str:
-    """One line out of the many that the hub's errors have."""
+    """A one-line message for one of the hub's long errors."""
     first = str(error).strip().partition("\n")[0]
     where = "cannot be loaded" if Path(name).is_dir() else "not a directory here, and not to be had from the hub or its cache"
     return f"{kind} {name}: {where}: {first}"

@@ -1,6 +1,6 @@
-"""Rows of the coming steps, made while the GPU works.
+"""The rows of the next steps, made while the GPU works.
 
-Threads: rows are Python's work and share one interpreter lock, but the thread that trains mostly waits for the GPU.
+Rows are made in threads. They share the interpreter lock with the training thread, which mostly waits for the GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Maker = Callable[[int], "list[Row]"]
 
 @dataclass(slots=True)
 class Loader:
-    """``take(step)`` gives the rows of a step; those of the ``ahead`` steps after it are then in the making."""
+    """``take(step)`` returns the rows of a step, and has the rows of the next ``ahead`` steps made in the background."""
 
     make: Maker
     pool: ThreadPoolExecutor | None
@@ -30,7 +30,7 @@ class Loader:
     _coming: dict[int, Future[list[Row]]] = field(default_factory=dict)
 
     def take(self, step: int) -> list[Row]:
-        """What ``make(step)`` returns; raises what it raises."""
+        """The result of ``make(step)``; raises its exceptions."""
         if self.pool is None:
             return self.make(step)
         for later in range(step, min(step + self.ahead + 1, self.last)):
@@ -41,7 +41,7 @@ class Loader:
 
 @contextmanager
 def loading(make: Maker, *, workers: int, ahead: int, last: int) -> Iterator[Loader]:
-    """A loader of the steps before ``last`` with ``workers`` threads, gone at the end; without any it makes rows on demand."""
+    """A loader of the steps before ``last`` with ``workers`` threads, which end with the block; 0 makes rows on demand."""
     if workers == 0:
         yield Loader(make, None, 0, last)
         return

@@ -1,4 +1,4 @@
-"""What came out of a run, as plain data that is the same on every rank."""
+"""The outcome of a run, as plain data that is the same on every rank."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ LAST = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a run gave; plain data, the same on every rank. Losses are global means in nats per predicted token.
+    """The outcome of a run: plain data, the same on every rank. Losses are global means in nats per predicted token.
 
     ``loss`` is the mean of the last 10 steps, ``losses`` the whole curve, ``step_below_limit`` the first step at
-    which the mean of 10 was below ``loss_limit``, ``seconds_below_limit`` when that was seen, counted from the first
+    which the mean of 10 was below ``loss_limit``, ``seconds_below_limit`` the time at which that was noted, from the first
     step of this process. ``exact_match`` is the share of held-out calls right to the last token, ``greedy_exact_match``
     that of calls really generated. Rates count the tokens the kernels see, padding included; ``tokens_per_s_per_gpu``
     and ``step_ms`` are medians over windows, the first left out, and None if no step was run; ``mfu`` also without a
-    GPU or its peak rate. Seconds are those of the slowest rank. Of ``checks`` those that compare ranks are absent
-    where there is one, and ``left_out`` says of others why they do not apply. ``stopped``: a signal ended the run early,
-    with a checkpoint; what is told after the last step is then NaN or None. ``resumed_at`` is the step a checkpoint was
-    resumed at, ``saved_step`` that of the newest one which this run saved or resumed; ``notes`` say which were passed over,
-    which were not saved, what a resumed one carried, and what was left out or changed.
+    GPU or its peak rate. Seconds are those of the slowest rank. ``checks`` that compare ranks are
+    absent for a single rank; ``left_out`` says why other checks do not apply. ``stopped``: a signal ended the run early,
+    with a checkpoint; values that need a finished training are then NaN or None. ``resumed_at`` is the step of the
+    checkpoint that was resumed, ``saved_step`` that of the newest one which this run saved or resumed. ``notes`` say which
+    checkpoints were passed over or not saved, which failures a resumed one carried, and what was left out or changed.
 
     ``step_rows`` is the effective batch: rows of all ranks and passes of a step. ``wire_gb_per_step`` (10^9 bytes) is what
-    each GPU has to send by ``flops.wire_bytes``, ``memory_peak_gib`` what each rank's training took, None on a CPU.
-    ``compile_s`` lies outside the rates; ``rows_s`` is how long training waited for rows to be made.
+    each GPU has to send by ``flops.wire_bytes``. ``memory_peak_gib`` is the peak of each rank's training, None on a CPU.
+    ``compile_s`` lies outside the rates. ``rows_s`` is how long training waited for rows.
     """
 
     loss: float
@@ -72,7 +72,7 @@ class Outcome:
     left_out: dict[str, str] = field(default_factory=dict)
 
     def problems(self) -> list[str]:
-        """One line for each promise that was not kept, empty if all was well."""
+        """A line for each failed check and for a loss above its limit; empty if the run is good."""
         bad = [f"{name}: {check['detail']}" for name, check in self.checks.items() if not check["passed"]]
         if self.loss_limit is not None and not self.stopped and not self.loss < self.loss_limit:
             bad.insert(0, f"loss {self.loss:.4f} is not below {self.loss_limit}")
@@ -81,7 +81,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Log:
-    """What training and evaluation noted on this rank; losses and what was learnt are global."""
+    """What training and evaluation measured on this rank; losses and shares of right answers are those of all ranks."""
 
     losses: list[float]
     resumed_at: int | None = None
@@ -108,7 +108,7 @@ class Log:
     eval_s: float = 0.0
 
     def note_limit(self, limit: float | None, *, seconds: float) -> None:
-        """Note the first step whose mean of 10 is below ``limit``, and that it was seen after ``seconds``."""
+        """Note the first step whose mean of 10 is below ``limit``, and ``seconds``, the time at which it was noted."""
         if limit is None or self.step_below_limit is not None:
             return
         for step in range(LAST - 1, len(self.losses)):
@@ -123,7 +123,7 @@ def mean_last(losses: list[float]) -> float:
 
 
 def collect_outcome(run: TrainingRun, log: Log) -> Outcome:
-    """``log`` as an Outcome: seconds of the slowest rank, rates as the mean of the ranks."""
+    """The Outcome of all ranks' logs: seconds are those of the slowest rank, rates the mean of the ranks. A collective."""
     seconds = [log.setup_s, log.train_s, log.eval_s, log.seconds_below_limit, log.rows_s, log.compile_s or 0.0]
     slowest = [max(column) for column in zip(*run.ranks.gather_floats(seconds), strict=True)]
     setup_s, train_s, eval_s, seconds_below, rows_s, compile_s = slowest
@@ -166,14 +166,14 @@ def collect_outcome(run: TrainingRun, log: Log) -> Outcome:
 
 
 def _memory_peaks(run: TrainingRun, log: Log) -> list[float] | None:
-    """GiB by rank."""
+    """Peak memory in GiB by rank."""
     if log.memory_peak_gib is None:
         return None
     return [peak for (peak,) in run.ranks.gather_floats([log.memory_peak_gib])]
 
 
 def _wire_gb(run: TrainingRun) -> float:
-    """What a GPU sends a step."""
+    """What a GPU sends in a step, in GB."""
     sharded = 0
     if run.strategy == "fsdp":
         layers = strategy.layers_of(run.model)

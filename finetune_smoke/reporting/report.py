@@ -1,4 +1,4 @@
-"""What a run prints at its end: a few lines for people, one of strict JSON for programs."""
+"""What a run prints at its end: a few lines for people, and a line of strict JSON for programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def line(fields: Mapping[str, object]) -> str:
 
 
 def result(config: Config, outcome: Outcome) -> dict[str, object]:
-    """Outcome and settings for RESULT; a run that was stopped has not passed, nor failed."""
+    """Outcome and settings for RESULT; a stopped run has not passed."""
     passed = not outcome.problems() and not outcome.stopped
     fields: dict[str, object] = {"preset": config.preset, "fault": config.fault, "passed": passed}
     return fields | dataclasses.asdict(outcome) | {"config": dataclasses.asdict(config)}
@@ -40,14 +40,14 @@ def strict(value: Any) -> Any:
 
 
 def _settings(config: Config) -> str:
-    """The preset, and what is otherwise than in it."""
+    """The preset, and the settings that differ from it."""
     usual = preset(config.preset)
     given = {name: value for name, value in dataclasses.asdict(config).items() if value != getattr(usual, name)}
     return ", ".join([f"preset {config.preset}", *(f"{name} {value}" for name, value in given.items())])
 
 
 def summary(config: Config, outcome: Outcome) -> str:
-    """A few lines for people: what was learnt, how fast, which check saw what."""
+    """A few lines for people: losses, speed and the result of each check."""
     limit = "no limit" if outcome.loss_limit is None else f"limit {outcome.loss_limit}"
     floor = "" if outcome.blind_floor_nats is None else f", {outcome.blind_floor_nats:.2f} without reading the prompt"
     scope = "all tokens" if config.dataset else "answers only"
@@ -76,7 +76,7 @@ def summary(config: Config, outcome: Outcome) -> str:
 
 
 def _resumable(outcome: Outcome) -> str:
-    """Where --resume auto would go on."""
+    """Where --resume auto would continue."""
     if outcome.saved_step is None:
         return "without a checkpoint: --resume auto starts at step 0"
     where = "there" if outcome.saved_step == outcome.steps else f"the checkpoint of step {outcome.saved_step}"

@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from finetune_smoke.run import TrainingRun
 
 CurveWriter = Callable[[int, Log], None]
-"""Told after each window: the step it ended at, and what was noted so far."""
+"""Called after each window with its last step and the log so far."""
 
 
 @contextmanager
 def curve_writer(run: TrainingRun) -> Iterator[CurveWriter]:
-    """What writes the curves of ``run``, or does nothing; raises InputError on every rank if they cannot be written."""
+    """A writer of the curves of ``run``, which does nothing without --tensorboard.
+
+    Raises InputError on every rank if the curves cannot be written.
+    """
     folder = run.config.tensorboard
     if folder is None:
         yield lambda _step, _log: None
@@ -49,18 +52,18 @@ def _writer(folder: str) -> Any:
 
 @dataclass(slots=True)
 class _Curves:
-    """Writes what is new in a log; ``told`` are the steps of this process that were written before."""
+    """Writes the new steps of a log; ``written`` counts the steps of this process that were written before."""
 
     writer: Any
-    told: int = 0
+    written: int = 0
 
     def __call__(self, step: int, log: Log) -> None:
-        """Norms are those of this process, losses those of the run: a resumed one goes on where the curve ended."""
-        for number in range(self.told, len(log.norms)):
+        """Write the steps since the last call. The log has the norms of this process, and the losses of earlier ones too."""
+        for number in range(self.written, len(log.norms)):
             at = step - len(log.norms) + number
             self.writer.add_scalar("loss", log.losses[at], at)
             self.writer.add_scalar("gradient_norm", log.norms[number], at)
-        self.told = len(log.norms)
+        self.written = len(log.norms)
         self.writer.add_scalar("tokens_per_s_per_gpu", log.tokens_per_s[-1], step - 1)
         self.writer.add_scalar("step_ms", 1e3 * log.step_s[-1], step - 1)
         self.writer.flush()

@@ -1,8 +1,8 @@
 """The fine-tune: one readable loop.
 
-CPU runs compute in float32, GPUs with a bf16 or float8 base and float32 adapters. The steps themselves run in windows
-(steps.py); audits, digests and checkpoints lie between windows, outside the timed part. Evaluation and the checks of the
-end run eagerly and with whole layers, whatever training did.
+CPU runs compute in float32, GPU runs with a bf16 or float8 base and float32 adapters. The steps run in windows
+(training/steps.py). Audits, digests and checkpoints lie between windows, outside the timed part. Evaluation and the final
+checks run eagerly and with unsharded layers, whatever the training used.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def _finetune(config: Config, members: ranks.Ranks, progress: ProgressCallback, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowEnd:
-    """What is there for the time between two windows; no saver without a checkpoint directory."""
+    """What is called after each window; ``saver`` is None without a checkpoint directory."""
 
     saver: writing.Saver | None
     stop: stopping.StopRequest
@@ -109,7 +109,7 @@ class WindowEnd:
 
 
 def _starting_point(run: TrainingRun) -> reading.Resumed:
-    """Where to begin, with the losses before it: from a checkpoint if one is asked for and there."""
+    """The first step and the losses before it: from a checkpoint if one is wanted and exists."""
     nothing = reading.Resumed(run=run, step=0, losses=[], notes=[])
     if run.config.checkpoint_dir is None:
         return nothing
@@ -124,7 +124,7 @@ def _starting_point(run: TrainingRun) -> reading.Resumed:
 
 @contextmanager
 def _explain_out_of_memory(config: Config, members: ranks.Ranks) -> Iterator[None]:
-    """Say which settings make a run smaller where the memory of a GPU, or of a host that computes, does not suffice."""
+    """Turn an out-of-memory error of the GPU, or of the CPU, into an InputError that names settings for a smaller run."""
     try:
         yield
     except RuntimeError as error:
@@ -140,7 +140,7 @@ def _explain_out_of_memory(config: Config, members: ranks.Ranks) -> Iterator[Non
 
 @contextmanager
 def _without_input_casts(run: TrainingRun) -> Iterator[None]:
-    """Under autocast peft's own cast of every input to float32 is undone at once: leave it out, it costs launches."""
+    """Switch off peft's cast of every input to float32: autocast undoes it at once, and it costs kernel launches."""
     from peft.helpers import disable_input_dtype_casting  # noqa: PLC0415 -- peft is loaded only with a model
 
     with disable_input_dtype_casting(run.model.model, active=run.ranks.device.type == "cuda"):
@@ -148,7 +148,7 @@ def _without_input_casts(run: TrainingRun) -> Iterator[None]:
 
 
 def _train(run: TrainingRun, first: int, log: Log, window_end: WindowEnd) -> None:
-    """All steps from ``first`` on, window by window, with what is due between them."""
+    """Run all steps from ``first`` on, window by window, and what is due between windows."""
     begin = time.monotonic()
     with steps.open_steps(run, log) as at:
         _windows(at, first, window_end, begin)
@@ -167,7 +167,7 @@ def _windows(at: steps.Steps, first: int, window_end: WindowEnd, begin: float) -
         window_end.board(last, log)
         log.stopped = window_end.stop.on_any_rank(run.ranks) and last < config.steps
         if log.stopped or last == config.steps:
-            _audit_at_end(at, last)  # before it is saved: what is unfit is not
+            _audit_at_end(at, last)  # before saving: the audits decide whether the state is worth saving
         elif _due(last, config.digest_every):
             _compare_adapters(run, last)
         if window_end.saver and (log.stopped or last == config.steps or _due(last, config.checkpoint_every)):
@@ -179,7 +179,7 @@ def _windows(at: steps.Steps, first: int, window_end: WindowEnd, begin: float) -
 
 
 def _audit_at_end(at: steps.Steps, step: int) -> None:
-    """What is due between windows, once more after the last: a fault of the last steps would else be seen by nobody."""
+    """Run the checks that lie between windows once more after the last one: they find a fault of the last steps."""
     run, log = at.run, at.log
     if run.config.audit_every:
         steps.audit(at, step)
@@ -189,7 +189,7 @@ def _audit_at_end(at: steps.Steps, step: int) -> None:
 
 
 def _progress_text(config: Config, step: int, log: Log) -> str:
-    """Where the run is after ``step`` steps, how fast this rank is and how long it will take, by its last window."""
+    """Step, loss, speed of this rank and time left, by the last window."""
     left_s = (config.steps - step) * log.step_s[-1]
     speed = f"{log.tokens_per_s[-1]:.0f} tokens/s/GPU, {left_s:.0f} s left"
     stopped = ", stopped by a signal" if log.stopped else ""
@@ -201,13 +201,13 @@ def _due(step: int, every: int) -> bool:
 
 
 def _window_end(config: Config, first: int) -> int:
-    """The next step at which something is due."""
+    """The step at which the window from ``first`` ends: the next one at which something is due."""
     intervals = (config.window_steps, config.audit_every, config.digest_every, config.checkpoint_every)
     return min(config.steps, *((first // every + 1) * every for every in intervals if every))
 
 
 def _compare_adapters(run: TrainingRun, step: int) -> None:
-    """``adapter_digest``: bits of the adapters on every rank; at the end those of the optimiser's state too."""
+    """Record ``adapter_digest``: compare the adapters of all ranks, after the last step the optimiser's state too."""
     mine = [digests.digest(run.adapters.values())]
     what = f"adapters after step {step}"
     if step == run.config.steps:
@@ -218,13 +218,13 @@ def _compare_adapters(run: TrainingRun, step: int) -> None:
 
 
 def _compare_base(run: TrainingRun) -> None:
-    """``base_digest`` once more: bits of the frozen weights after training, on each rank as it holds them."""
+    """Record ``base_digest`` again: compare the frozen weights that this rank holds with those before training."""
     now = strategy.local_base_digest(run.model, run.adapters, run.ranks.device)
     exact.record_unchanged(run.checks, before=run.initial.local_base, now=now)
 
 
 def _end_checks(run: TrainingRun, log: Log) -> None:
-    """What can be told only at the end."""
+    """Run the checks that need a finished training."""
     if run.config.steps > 1:  # the first step moves only the B matrices: A has no gradient while B is 0
         exact.record_moved(run.checks, before=run.initial.adapters, now=digests.fingerprints(run.adapters.values()))
     if run.config.restore_check:

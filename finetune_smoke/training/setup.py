@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def prepare(config: Config, *, ranks: Ranks, progress: ProgressCallback) -> TrainingRun:
-    """Everything in place for step 0; records ``base_digest`` and the first ``data_digest``. Raises InputError."""
+    """Make everything that step 0 needs; records ``base_digest`` and the first ``data_digest``. Raises InputError."""
     require_same_settings(config, ranks)
     shared = ranks.run_on_all_ranks(lambda: _strategy(config, ranks))
     strategy.require_gathers(config, ranks)
@@ -85,14 +85,14 @@ def _source(config: Config, world_size: int, progress: ProgressCallback) -> tupl
 
 
 def _strategy(config: Config, ranks: Ranks) -> str:
-    """The strategy, and a look at whether this GPU has what the settings need."""
+    """The strategy; raises InputError if this GPU lacks what the settings need."""
     if config.base_dtype == "fp8" and ranks.device.type == "cuda" and torch.cuda.get_device_capability(ranks.device) < (8, 9):
         raise InputError(f"base_dtype fp8 needs a GPU with float8 products, and {torch.cuda.get_device_name()} has none")
     return strategy.choose(config, ranks)
 
 
 def _own_forward(config: Config, model: build.SummedLoss) -> bool:
-    """Whether no LoRA linear is left to peft's own forward, which needs autocast."""
+    """Install our LoRA forward if wanted; whether all LoRA linears use it. peft's own forward needs autocast."""
     if not config.own_lora:
         return False
     from finetune_smoke.model import lora  # noqa: PLC0415 -- brings peft

@@ -1,7 +1,7 @@
 """Steps, window by window: rows, forward and backward, one all-reduce, clip, optimiser.
 
-Nothing waits for the device inside a window; losses and norms are collected there and read at its end. Compiling and
-capturing lie before the timed part of a window.
+Nothing waits for the device inside a window. Losses and norms stay on the device and are read at the window's end.
+Compiling and capturing lie before the timed part of a window.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class Steps:
-    """What the windows of a run share. ``captured`` is None until the graphs are made, and where there are none."""
+    """What the windows of a run share. ``captured`` is None until the CUDA graphs exist, and in a run without graphs."""
 
     run: TrainingRun
     log: Log
@@ -39,7 +39,7 @@ class Steps:
 
 @contextmanager
 def open_steps(run: TrainingRun, log: Log) -> Iterator[Steps]:
-    """Gradients bound, rows in the making, the peak of memory counted from here on; says what it had to leave out."""
+    """Bind the gradients, start the loader of rows and count the peak of memory; records the audits that never ran."""
     config = run.config
     why_not = cuda_graphs.obstacle(config, run.ranks) if config.cuda_graph else None
     if why_not:
@@ -68,7 +68,7 @@ def open_steps(run: TrainingRun, log: Log) -> Iterator[Steps]:
 
 
 def _record_skipped_audits(run: TrainingRun) -> None:
-    """Of audits that the settings, or too few steps, gave no occasion to look."""
+    """Mark audits that never ran as left out, with the reason."""
     no_audit = "--audit-every is 0" if not run.config.audit_every else None
     why = {"lock_step": no_audit, "all_reduce": no_audit, "graph_lock_step": no_audit or "no step was replayed before an audit"}
     several = run.ranks.world_size > 1
@@ -78,7 +78,7 @@ def _record_skipped_audits(run: TrainingRun) -> None:
 
 
 def demanded_rows(run: TrainingRun, step: int) -> range:
-    """The rows that this rank has to read at ``step``, for all its passes."""
+    """The numbers of the rows that this rank has to read at ``step``, for all its passes."""
     rows = run.rows * run.config.accumulation
     return batches.indices(step, rank=run.ranks.rank, world_size=run.ranks.world_size, rows=rows)
 
@@ -91,7 +91,7 @@ def read_rows(run: TrainingRun, step: int) -> list[batches.Row]:
 
 
 def window(at: Steps, steps: range) -> None:
-    """Make the rows of ``steps``, train on them without waiting in between, and note losses and times."""
+    """Train on the rows of ``steps`` without waiting in between, and log losses and times."""
     run, log = at.run, at.log
     passes, counts = _passes(at, steps)
     tokens = sum(batch.ids.numel() for batches in passes for batch in batches)
@@ -121,7 +121,7 @@ def window(at: Steps, steps: range) -> None:
 
 
 def _passes(at: Steps, steps: range) -> tuple[list[list[batches.Batch]], torch.Tensor]:
-    """Batches on the device, by step and pass, and the predicted tokens of all ranks by step; checks the first step's rows."""
+    """(batches on the device by step and pass, predicted tokens of all ranks by step). Records ``data_digest``."""
     run, log = at.run, at.log
     due = demanded_rows(run, steps[0])
     rows, again = run.ranks.run_on_all_ranks(lambda: _take_rows(at, steps, due))
@@ -140,7 +140,7 @@ def _passes(at: Steps, steps: range) -> tuple[list[list[batches.Batch]], torch.T
 
 
 def _take_rows(at: Steps, steps: range, due: range) -> tuple[list[list[batches.Row]], int]:
-    """This rank's rows of ``steps``, the wait for them counted, and the digest of those that are ``due`` first."""
+    """(this rank's rows by step, digest of the rows that are ``due`` at the first step). The wait counts as ``rows_s``."""
     begin = time.monotonic()
     rows = [at.rows.take(step) for step in steps]
     at.log.rows_s += time.monotonic() - begin
@@ -148,7 +148,7 @@ def _take_rows(at: Steps, steps: range, due: range) -> tuple[list[list[batches.R
 
 
 def _compile(at: Steps, batches: Sequence[batches.Batch], scale: torch.Tensor) -> None:
-    """In the first window, where layers are compiled: one pass whose gradients are thrown away, and how long it took."""
+    """In the first window, if layers are compiled: run one pass, discard its gradients, and log how long it took."""
     if at.run.config.compile == "off" or at.log.compile_s is not None:
         return
     at.run.progress("compiling the decoder layers", None)
@@ -159,10 +159,10 @@ def _compile(at: Steps, batches: Sequence[batches.Batch], scale: torch.Tensor) -
 
 
 def _capture(at: Steps, batches: Sequence[batches.Batch]) -> None:
-    """Before the second window, where graphs are wanted: steps were made by then, so there is a state to step."""
+    """Before the second window, if graphs are wanted: capture a step. The optimiser has its state by then."""
     if not at.capturing or at.captured is not None or not at.log.step_s:
         return
-    # The same on all ranks: kernels of another shape may round otherwise, and replays are compared.
+    # All ranks need the same shape: other shapes may round differently, and replays are compared.
     room = max(most for (most,) in at.run.ranks.gather([cuda_graphs.capacity(batches, at.run.rows)]))
     at.run.progress("capturing the step as CUDA graphs", None)
     captured, why_not = cuda_graphs.try_capture(at.run, cuda_graphs.padded(batches[0], room))
@@ -178,7 +178,7 @@ def _capture(at: Steps, batches: Sequence[batches.Batch]) -> None:
 def _step(
     at: Steps, step: int, batches: Sequence[batches.Batch], scale: torch.Tensor, marks: list[tuple[Any, Any]]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One step over ``batches``, a pass each: (summed loss of this rank, norm of the gradients of all ranks)."""
+    """One step over ``batches``, one for each pass: (summed loss of this rank, norm of the averaged gradients)."""
     run = at.run
     run.fault.enter_step(run.adapters, strategy.frozen(run.model, run.adapters), step=step, last=run.config.steps - 1)
     run.gradients.zero()
@@ -203,7 +203,7 @@ def _step(
 
 
 def _forward_backward(at: Steps, batch: batches.Batch, scale: torch.Tensor) -> tuple[torch.Tensor, tuple[Any, Any]]:
-    """Add this rank's gradients of one pass; its summed loss and when its forward ran."""
+    """Add this rank's gradients of one pass: (summed loss, marks before and after the forward)."""
     run, seen_ms = at.run, at.log.forward_ms
     before = _mark(run.ranks.device)
     run.fault.slow_down(seen_ms, run.ranks.device)
@@ -215,14 +215,14 @@ def _forward_backward(at: Steps, batch: batches.Batch, scale: torch.Tensor) -> t
 
 
 def _replayed(run: TrainingRun, captured: cuda_graphs.Captured, batch: batches.Batch, scale: torch.Tensor) -> torch.Tensor:
-    """Add this rank's gradients of one replayed pass; its summed loss."""
+    """Replay one pass and add this rank's gradients; returns the summed loss."""
     summed = captured.run_backward(batch, scale)
     run.fault.spoil_replay(run.gradients.flat)
     return summed
 
 
 def _mark(device: torch.device) -> Any:
-    """This moment: an event on the GPU's own time line, or the seconds that this thread had of a CPU."""
+    """The present moment: an event in the GPU's stream, or on a CPU the seconds of CPU time of this thread."""
     if device.type != "cuda":
         return time.thread_time()
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's
@@ -245,9 +245,9 @@ def learning_rate(run: TrainingRun, step: int) -> float:
 
 
 def lock_step_pass(run: TrainingRun, step: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Loss and this rank's own gradients over rows that are the same on every rank; leaves the model as it was.
+    """Loss and this rank's own gradients over rows that are the same on every rank; changes nothing in the model.
 
-    Eager, where layers are compiled: a compiled layer would be compiled again with repeatable kernels.
+    The pass runs eagerly: a compiled layer would be compiled again for the repeatable kernels.
     """
     count = min(run.rows, 16)
     rows = [run.source.row(step * count + number) for number in range(count)]
@@ -259,14 +259,14 @@ def lock_step_pass(run: TrainingRun, step: int) -> tuple[torch.Tensor, list[torc
 
 
 def audit(at: Steps, step: int) -> None:
-    """``lock_step`` and ``all_reduce``, and ``graph_lock_step`` where steps are replayed by now."""
+    """Run ``lock_step`` and ``all_reduce``, and ``graph_lock_step`` once steps are replayed."""
     exact.audit(at.run.checks, step=step, work=functools.partial(lock_step_pass, at.run, step))
     if at.captured is not None:
         exact.audit_replays(at.run.checks, step=step, work=functools.partial(replayed_pass, at.run, at.captured, step))
 
 
 def replayed_pass(run: TrainingRun, captured: cuda_graphs.Captured, step: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """As ``lock_step_pass`` through the captured graph, over as many rows as it has."""
+    """As ``lock_step_pass``, by replaying the captured graph over as many rows as it holds."""
     rows = [run.source.row(step * run.rows + number) for number in range(run.rows)]
     batch = batches.batch(rows, run.source.pad_id, captured.batch.ids.shape[1]).to(run.ranks.device)
     full = cuda_graphs.padded(batch, len(captured.batch.targets))

@@ -1,8 +1,8 @@
-"""Stopping when asked: SIGTERM or SIGUSR1 to any rank ends the run with a checkpoint that can be resumed.
+"""Stop on a signal: SIGTERM or SIGUSR1 to any rank ends the run with a checkpoint that can be resumed.
 
-Schedulers send one of them some time before they kill (Slurm: ``--signal=USR1@60``); torchrun passes SIGTERM on, and
-SIGUSR1 if its --signals-to-handle names it, and kills 30 s later. The handler only sets a flag; after each window
-of steps the ranks agree, because one of them may have heard the signal before the others.
+Schedulers send one of them some time before they kill (Slurm: ``--signal=USR1@60``). torchrun passes SIGTERM on, and
+SIGUSR1 if its --signals-to-handle names it, and kills 30 s later. The handler only sets a flag. After each window of steps
+the ranks exchange their flags, because the signal may reach one rank before the others.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 @dataclass(slots=True)
 class StopRequest:
-    """Whether this rank was asked to stop; ``listens`` is equal on all ranks."""
+    """Whether this rank received a signal to stop; ``listens`` is equal on all ranks."""
 
     listens: bool
     received: bool = False
 
     def on_any_rank(self, ranks: Ranks) -> bool:
-        """Whether any rank was asked; all ranks have to call it, and get the same answer."""
+        """Whether any rank received a signal; a collective with the same result on all ranks."""
         return self.listens and any(received for (received,) in ranks.gather([self.received]))
 
 
 @contextmanager
 def handle_signals(*, wanted: bool) -> Iterator[StopRequest]:
-    """Take the signals until the end, if ``wanted``; then what was there before takes them again.
+    """Handle the signals within the block, if ``wanted``; restore the earlier handlers afterwards.
 
-    Python lets only the main thread install handlers: from another one the signals do what they did before.
+    Python lets only the main thread install handlers. In another thread the signals keep their earlier handlers.
     """
     stop = StopRequest(listens=wanted)
     if not wanted or threading.current_thread() is not threading.main_thread():

@@ -113,7 +113,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
     def start(*, loss_below: float | None = None, **values: Any) -> FinishedRun:
         folder = tmp_path_factory.mktemp("checked")
-        changed = {"finetune_check[graph_lock_step]": in_rehearsal(skip=None)}
+        changed = {f"finetune_check[{name}]": in_rehearsal(skip=None) for name in ("graph_lock_step", "step_time_spread")}
         if loss_below is not None:
             changed["finetune_loss"] = in_rehearsal(below=loss_below)
         limits = write_limits(folder / "limits.yaml", changed)

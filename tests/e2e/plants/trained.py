@@ -45,7 +45,7 @@ class Group:
     nccl_version: str | None = None
 
     @property
-    def seen(self) -> dict[str, Any]:
+    def evidence(self) -> dict[str, Any]:
         """How many they were."""
         return {"ranks": self.world_size}
 
@@ -74,7 +74,7 @@ class Finetuned:
     outcome: Outcome
 
     @property
-    def seen(self) -> dict[str, Any]:
+    def evidence(self) -> dict[str, Any]:
         """Nothing."""
         return {}
 
