@@ -1,10 +1,10 @@
-"""How long this rank's forward takes: what a straggling GPU shows first.
+"""How long this rank's forward takes, which shows a slow GPU first.
 
 A small model is launch bound on a GPU: the time between two events around its forward is that of a host core issuing
-kernels, and healthy H200s of one host were 1.38 apart by it (2026-11-21). So on a GPU the forward is captured into a CUDA
-graph once, after training, and replayed: one launch, and only the GPU's own time is left. On a CPU it is the median
-over the steps of the time that its thread had of a core: that another program had the core meanwhile is no slowness.
-FSDP's forward cannot be captured; where a host core set its time nothing is told of the GPU, and that is said.
+kernels. Healthy H200s of one host differed by a factor of 1.38 in it (2026-11-21). So on a GPU the forward is captured into
+a CUDA graph once, after training, and replayed: with one launch only the GPU's own time is left. On a CPU the time is the
+thread's CPU time, the median over the steps: another program on the same core does not count. FSDP's forward cannot be
+captured. If a host core determines its time, the check is left out with that reason.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ WARM_RUNS = 3
 REPLAYS = 11
 SETTLING_STEPS = 5
 MOST_ISSUING = 0.75
-"""The share of a call's time that a host core may issue kernels for, if the time is to be the GPU's.
+"""If a host core issues kernels for a larger share of a call's time, the time is the core's, not the GPU's.
 
-A launch-bound GPU is done microseconds after its last launch. One that is not may have 1024 launches queued, a quarter of a
+A launch-bound GPU is done microseconds after its last launch. A busy GPU may have 1024 launches queued, a quarter of a
 model of 4,000 kernels.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardTime:
-    """How long one forward of this rank takes, and for how much of that a host core was issuing kernels, in ms."""
+    """The time of one forward of this rank, and the part of it in which a host core issued kernels, in ms."""
 
     ms: float
     issuing_ms: float = 0.0
 
 
 def measure(run: TrainingRun, seen_ms: Sequence[float]) -> ForwardTime:
-    """How long one forward of this rank takes; ``seen_ms`` are those of the steps so far in ms, at least one."""
+    """Measure one forward of this rank; ``seen_ms`` are the times of the steps so far in ms, at least one. A collective."""
     if run.ranks.device.type != "cuda" and run.strategy != "fsdp":
         return ForwardTime(ms=statistics.median(seen_ms[min(SETTLING_STEPS, len(seen_ms) // 2) :]))
     rows = [run.source.row(number) for number in range(run.rows)]  # the same on every rank
@@ -66,11 +66,11 @@ def measure(run: TrainingRun, seen_ms: Sequence[float]) -> ForwardTime:
 
 
 def _timed(run: TrainingRun, call: Callable[[], None]) -> ForwardTime:
-    """Median time of ``call`` by the host's clock (on a CPU, this thread's time of a core), the first run left out.
+    """Median time of ``call`` by the host's clock (on a CPU, this thread's CPU time), without the first run.
 
-    FSDP's forward in training waits for its gathers, so it is run again here, with all layers there; its streams cannot be
-    captured. What is worth sharding is not launch bound; preset ``small`` is, and healthy H200s were 1.45 apart by it
-    (2026-11-22). So is told how long issuing the kernels took.
+    FSDP's forward in training waits for its gathers, and its streams cannot be captured. So it is run again here, with all
+    layers gathered. A model that is worth sharding is not launch bound. Preset ``small`` is: healthy H200s differed by a
+    factor of 1.45 in it (2026-11-22). So the time of issuing the kernels is returned too.
     """
     on_gpu = run.ranks.device.type == "cuda"
     clock = time.perf_counter if on_gpu else time.thread_time
@@ -88,7 +88,7 @@ def _timed(run: TrainingRun, call: Callable[[], None]) -> ForwardTime:
 
 def _replayed_ms(call: Callable[[], None]) -> float | None:
     """Median GPU time of ``call`` in ms, by replaying it from a CUDA graph; None where it cannot be captured."""
-    beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # warm-up elsewhere: PyTorch's notes on CUDA graphs
+    beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # a separate stream: PyTorch's notes on CUDA graphs
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
         for _ in range(WARM_RUNS):
@@ -113,12 +113,12 @@ def _one_replay_ms(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def record_spread(checks: Checks, *, forward: ForwardTime, limit: float) -> None:
-    """``step_time_spread``: each rank's ``forward`` time over the median of all ranks.
+    """Record ``step_time_spread``: each rank's ``forward`` time over the median of all ranks.
 
-    The forward holds no collective; of a whole step every rank shows the slowest one's time. With two ranks the
-    faster one is the measure, and one rank has no spread. Where a host core issued kernels for most of a forward, what it
-    took longer for that is no fault of the GPU. If that explains a slow rank, or fills a forward, nothing is told of
-    GPUs: the check is left out, unless another rank is slow beside.
+    The forward holds no collective; a whole step would take the slowest rank's time on every rank. Of two ranks the faster
+    one is the reference, and a single rank has no spread. If a host core issued kernels for most of a forward, the extra
+    time of issuing is no fault of the GPU and is subtracted. If some rank is bound like this and no rank is slow after the
+    subtraction, the times say nothing about GPUs, and the check is left out.
     """
     everyone = checks.ranks.gather_floats([forward.ms, forward.issuing_ms])
     if len(everyone) < 2:

@@ -1,4 +1,4 @@
-"""Function calls really generated: prompts with their only right answer, greedy decoding, and what of it is right."""
+"""Function calls that are really generated: prompts with their only right answer, greedy decoding, shares of right answers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from finetune_smoke.settings.config import Config
 
 ROWS = 64
-"""Prompts decoded together."""
+"""Prompts in one batch of the decoding."""
 
 CALL = "<functioncall>"
-"""What stands before a call in glaive-function-calling-v2."""
+"""The text before a call in glaive-function-calling-v2."""
 
 QUOTED = re.compile(r"""\{"name":\s*("[^"]*"),\s*"arguments":\s*'(.*)'\}""", re.DOTALL)
-"""A call as that data set writes it: JSON but for the single quotes around the arguments."""
+"""A call as that data set writes it: JSON except for the single quotes around the arguments."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Question:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Shares:
-    """Of ``prompts`` answers the shares (0 to 1) that are a call in JSON, have the right name, arguments, and both."""
+    """Shares (0 to 1) of ``prompts`` answers: calls in JSON, right name, right arguments, and both right (``exact``)."""
 
     prompts: int
     json_valid: float
@@ -50,7 +50,7 @@ class Shares:
 
 
 def questions(config: Config, codec: Codec) -> list[Question]:
-    """The held-out calls: synthetic ones, or those in the held-out rows of the data set; raises InputError if it has none."""
+    """The held-out calls: synthetic ones, or those in the held-out rows of the data set; raises InputError for none."""
     if config.dataset is None:
         examples = [calls.example(config.seed, "heldout", index) for index in range(config.heldout_rows)]
         pairs = [(example.prompt, example.response) for example in examples]
@@ -68,7 +68,7 @@ def questions(config: Config, codec: Codec) -> list[Question]:
 
 
 def _calls_in(text: str) -> list[tuple[str, str]]:
-    """(all up to the call, the call) of each call in ``text`` that can be read."""
+    """(text before the call, the call) for each readable call in ``text``."""
     pairs = []
     for mark in re.finditer(re.escape(CALL), text):
         answer = written(text[mark.end() :])
@@ -78,12 +78,12 @@ def _calls_in(text: str) -> list[tuple[str, str]]:
 
 
 def written(text: str) -> str:
-    """The call at the beginning of ``text``: all before the end of its line or of the turn."""
+    """The call at the beginning of ``text``, up to the end of its line or of the turn."""
     return re.split(r"<\|endoftext\|>|\n", text.strip(), maxsplit=1)[0].strip()
 
 
 def call_of(text: str) -> tuple[str, dict[str, Any]] | None:
-    """(name, arguments) of a call in JSON and nothing else, None if it is none."""
+    """(name, arguments) if ``text`` is exactly one call in JSON, otherwise None."""
     quoted = QUOTED.fullmatch(text)
     try:
         call = {"name": json.loads(quoted[1]), "arguments": json.loads(quoted[2])} if quoted else json.loads(text)
@@ -104,7 +104,7 @@ def judge(answer: str, given: str) -> tuple[bool, bool, bool, bool]:
 
 
 def shares(ranks: Ranks, asked: Sequence[Question], given: Sequence[str]) -> Shares:
-    """What is right of the answers ``given`` to the prompts ``asked`` of all ranks."""
+    """The shares of right answers over all ranks; ``given`` are this rank's answers to ``asked``. A collective."""
     judged = [judge(one.answer, written(text)) for one, text in zip(asked, given, strict=True)]
     mine = [len(judged), *(sum(right[part] for right in judged) for part in range(4))]
     total, *counts = (sum(column) for column in zip(*ranks.gather(mine), strict=True))
@@ -114,11 +114,11 @@ def shares(ranks: Ranks, asked: Sequence[Question], given: Sequence[str]) -> Sha
 
 @torch.no_grad()
 def answers(model: Any, asked: Sequence[Question], codec: Codec, device: torch.device) -> list[str]:
-    """What ``model`` writes after each prompt, up to its end token, without it."""
+    """The text that ``model`` generates after each prompt, without the end token."""
     given: list[str] = []
     for first in range(0, len(asked), ROWS):
         some = asked[first : first + ROWS]
-        # Somewhat longer than the answer: one that does not end where it should is wrong and need not be told in full.
+        # A little longer than the answer: an answer that does not end in time is wrong and is cut off.
         limit = max(one.answer_tokens for one in some) + 8
         prompts = [one.ids for one in some]
         tokens = generate(model, prompts, limit=limit, end_id=codec.end_id, pad_id=codec.pad_id, device=device)
@@ -126,10 +126,10 @@ def answers(model: Any, asked: Sequence[Question], codec: Codec, device: torch.d
     return given
 
 
-def generate(  # noqa: PLR0913 -- what generate of transformers wants to know
+def generate(  # noqa: PLR0913 -- the arguments of transformers' generate
     model: Any, prompts: Sequence[list[int]], *, limit: int, end_id: int, pad_id: int, device: torch.device
 ) -> list[list[int]]:
-    """The tokens after each prompt, up to and with the end token; one call, prompts filled at the left."""
+    """The tokens after each prompt, up to and including the end token. Prompts are padded at the left."""
     width = max(map(len, prompts))
     filled = [[pad_id] * (width - len(prompt)) + prompt for prompt in prompts]
     mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
@@ -146,5 +146,5 @@ def generate(  # noqa: PLR0913 -- what generate of transformers wants to know
 
 
 def _until(end_id: int, tokens: list[int]) -> list[int]:
-    """``tokens`` up to the first ``end_id``, which is kept."""
+    """``tokens`` up to and including the first ``end_id``."""
     return tokens[: tokens.index(end_id) + 1] if end_id in tokens else tokens

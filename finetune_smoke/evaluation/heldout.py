@@ -1,4 +1,4 @@
-"""What the adapters learnt, on prompts whose answers never occurred in training."""
+"""Evaluate the adapters on prompts whose answers never occurred in training."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
     from finetune_smoke.run import TrainingRun
 
 ROWS = 64
-"""Held-out calls in one forward; of running text, as many rows as a training step has."""
+"""Held-out calls in one forward. Running text takes as many rows as a training pass."""
 
 EXACT = 0.9
-"""The share of generated calls that has to be exact, and that the base stays below. Preset tiny: 1.0 at three seeds, base 0."""
+"""The least share of exact generated calls; the base must stay below. Preset tiny reaches 1.0 at three seeds, its base 0."""
 
 
 @torch.no_grad()
 def evaluate(run: TrainingRun) -> tuple[float, float | None]:
     """(loss per predicted token in nats, share of calls exact to the last token) over the held-out rows of all ranks.
 
-    Greedy decoding gives exactly the target if and only if every teacher-forced argmax does, so one forward tells.
-    The share is None where rows are running text.
+    Greedy decoding gives exactly the target if and only if every teacher-forced argmax does, so one forward suffices. The
+    share is None for running text. A collective.
     """
     run.model.eval()
     mine = run.source.heldout[run.ranks.rank :: run.ranks.world_size]
@@ -52,9 +52,10 @@ def evaluate(run: TrainingRun) -> tuple[float, float | None]:
 
 @torch.no_grad()
 def generate(run: TrainingRun) -> float | None:
-    """Share of exact calls among ``greedy_rows`` prompts really decoded, through the cache; the ranks share them.
+    """Generate the answers to ``greedy_rows`` prompts, through the cache; returns the share of exact calls. A collective.
 
-    Where the preset promises that they are learnt, the base does the same and ``generation`` is recorded.
+    The ranks share the prompts. If the preset promises that calls are learnt, the base generates too, and ``generation`` is
+    recorded.
     """
     unjudged = _why_not_judged(run)
     if unjudged is not None:
@@ -75,7 +76,7 @@ def generate(run: TrainingRun) -> float | None:
 
 
 def judge(record: exact.Checks, base: Shares, adapter: Shares) -> None:
-    """``generation``: the adapter writes the calls, to the last argument, and the base alone does not."""
+    """Record ``generation``: the adapter generates the calls exactly, and the base by itself does not."""
     problem = None
     if adapter.exact < EXACT:
         problem = (
@@ -85,12 +86,12 @@ def judge(record: exact.Checks, base: Shares, adapter: Shares) -> None:
         )
     elif base.exact >= EXACT:
         problem = f"the base alone generates {base.exact:.0%} of the calls: these prompts show no learning"
-    told = f"{adapter.exact:.0%} of {adapter.prompts} generated calls exact; {base.exact:.0%} of those of the base alone"
-    record.record("generation", problem=problem, remark=told)
+    shares = f"{adapter.exact:.0%} of {adapter.prompts} generated calls exact; {base.exact:.0%} of those of the base alone"
+    record.record("generation", problem=problem, remark=shares)
 
 
 def _why_not_judged(run: TrainingRun) -> str | None:
-    """Why nobody promises that the calls are learnt, None if it is promised."""
+    """Why the generated calls are not judged, None if they are."""
     if not run.source.answers:
         return "rows are running text: there is no call to generate"
     if not run.config.greedy_rows:
@@ -104,7 +105,7 @@ def _why_not_judged(run: TrainingRun) -> str | None:
 
 @contextmanager
 def _without_adapters(run: TrainingRun) -> Iterator[None]:
-    """Within, the adapters add nothing: of B A, B is 0. Own forwards know no other way to leave them out."""
+    """Set the B matrices of the adapters to 0 within the block, so that the base computes by itself."""
     kept = {name: adapter.detach().clone() for name, adapter in run.adapters.items() if ".lora_B." in name}
     for name in kept:
         run.adapters[name].zero_()
@@ -116,7 +117,7 @@ def _without_adapters(run: TrainingRun) -> Iterator[None]:
 
 
 def _generated(run: TrainingRun, asked: Sequence[generation.Question], codec: batches.Codec) -> Shares:
-    """What is right of the model's answers; the ranks share the prompts."""
+    """The shares of right answers of the model; the ranks share the prompts."""
     mine = asked[run.ranks.rank :: run.ranks.world_size]
     with run.autocast():
         given = generation.answers(run.model.model, mine, codec, run.ranks.device)

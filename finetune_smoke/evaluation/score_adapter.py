@@ -1,8 +1,8 @@
-"""``evaluate``: an adapter against its base, by calls that are really generated.
+"""``evaluate``: compare an adapter with its base by calls that are really generated.
 
 The adapter is one in peft's layout (``--adapter``), loaded by peft, or that of the newest whole checkpoint
-(``--checkpoint-dir``). What it was trained with stands beside it, so nothing else has to be said; settings on the
-command line win. The ranks, if there are several, share the prompts.
+(``--checkpoint-dir``). Its settings lie beside it, so no others are needed; settings on the command line override them.
+Several ranks share the prompts.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ UNUSED = (
     "tensorboard",
     "fault",
 )
-"""Settings of a training that an evaluation does not take over."""
+"""Settings of a training that an evaluation ignores."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSource:
-    """Where an adapter lies: in peft's layout (``step`` None), or in a checkpoint with this ``marker``."""
+    """An adapter in peft's layout (``step`` is None), or in a checkpoint with this ``marker``."""
 
     path: Path
     step: int | None
@@ -56,7 +56,7 @@ class AdapterSource:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """What base and adapter make of the same prompts."""
+    """The shares of right answers of base and adapter for the same prompts."""
 
     source: str
     step: int | None
@@ -84,7 +84,7 @@ def find_adapter(given: dict[str, Any]) -> AdapterSource:
 
 
 def config_of(source: AdapterSource, given: dict[str, Any]) -> Config:
-    """The settings that the adapter was trained with, those ``given`` over them."""
+    """The settings of the adapter's training, overridden by those ``given``."""
     if not source.settings:
         return options.config_of(dict(given))
     kept = {name: value for name, value in source.settings.items() if name not in {*UNUSED, "preset"}}
@@ -126,7 +126,7 @@ def score(config: Config, source: AdapterSource, ranks: Ranks, *, progress: Call
 
 
 def table(scores: Scores) -> str:
-    """Base against adapter, for people."""
+    """Base and adapter side by side, for people."""
     what = f"adapter of step {scores.step}" if scores.step is not None else "adapter"
     lines = [f"{what} in {scores.source}, {scores.base.prompts} held-out prompts", *scores.notes]
     lines.append(f"{'':24}{'base':>8}{'adapter':>9}")
@@ -137,7 +137,7 @@ def table(scores: Scores) -> str:
 
 
 def _newest_checkpoint(folder: Path) -> AdapterSource:
-    """The newest checkpoint in ``folder`` whose files are as they were written; raises InputError if there is none."""
+    """The newest undamaged checkpoint in ``folder``; raises InputError if there is none."""
     notes: list[str] = []
     for step in reading.steps_in(folder):
         path = folder / f"step-{step}"
@@ -151,7 +151,7 @@ def _newest_checkpoint(folder: Path) -> AdapterSource:
 
 
 def _same_base(source: AdapterSource, base: Any) -> None:
-    """Raises InputError if the adapter says that it is for another base than this one."""
+    """Raises InputError if the adapter was trained on another base."""
     wanted = source.marker.get("fits", {}).get("base")
     found = f"{digests.digest(base.parameters()) % 2**64:016x}"
     if wanted not in {None, found}:
@@ -175,7 +175,7 @@ def _adapted(config: Config, source: AdapterSource, base: Any, ranks: Ranks) -> 
 
 
 def _require_same_adapter(ranks: Ranks, mine: Sequence[int]) -> None:
-    """Raises InputError where ranks share prompts, but not the adapter that is to answer them."""
+    """Raises InputError if the ranks have different adapters or prompts."""
     everyone = ranks.gather(mine)
     for rank, theirs in enumerate(everyone):
         if theirs != everyone[0]:

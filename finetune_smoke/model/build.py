@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 class SummedLoss(nn.Module):
     """A causal language model that returns the summed cross-entropy of chosen tokens, in nats.
 
-    Only the hidden states that predict something pass the head: most of a prompt needs no logits. Positions come as
-    indices made on the host, so nothing waits for the device. A frozen head without bias is applied in chunks (loss.py).
+    Only the hidden states that predict something pass the head: most of a prompt needs no logits. The host computes the
+    positions as indices, so nothing waits for the device. A frozen head without bias is applied in chunks (loss.py).
     """
 
     def __init__(self, model: Any) -> None:
@@ -70,10 +70,10 @@ class SummedLoss(nn.Module):
 
 
 def _masks(shape: Any) -> dict[str, None] | None:
-    """What keeps Qwen2 from looking for masks: rows are filled at the right, so plain causal attention is all they need.
+    """Masks that keep Qwen2 from computing its own: rows are padded at the right, so plain causal attention suffices.
 
-    Left alone, transformers looks for packed rows in each forward, which waits for the device, and inside a CUDA graph it
-    builds a mask outright, which the fused attention kernels for causal rows do not take.
+    By default transformers looks for packed rows in each forward, which waits for the device. Inside a CUDA graph it builds
+    a mask, which the fused attention kernels for causal rows do not accept.
     """
     plain = set(getattr(shape, "layer_types", None) or []) == {"full_attention"}
     return {"full_attention": None} if plain and shape.model_type == "qwen2" else None
@@ -108,7 +108,7 @@ def random_base(config: Config, *, tokenizer: calls.Tokenizer, device: torch.dev
 
 @torch.no_grad()
 def _shape(model: Any, config: Config, tokenizer: calls.Tokenizer) -> None:
-    """Steps 2 to 4 of the module's text, and the untied head as a copy of the embedding."""
+    """Steps 2 to 4 of the module's docstring, and the untied head as a copy of the embedding."""
     generator = torch.Generator().manual_seed(config.seed + 7)
     embedding = model.get_input_embeddings().weight
     for parts in calls.VALUES.values():
@@ -128,21 +128,21 @@ def _shape(model: Any, config: Config, tokenizer: calls.Tokenizer) -> None:
 
 
 def without_dropout(model: Any) -> str | None:
-    """Switch off all dropout of ``model``, in place; says what was on, None if nothing was.
+    """Switch off all dropout of ``model``, in place; returns a line with the dropout that was on, None if there was none.
 
-    It draws other numbers on every rank and in every pass, which no comparison to the bit could tell from a fault. Not by
-    ``eval()``: gradient checkpointing needs a model in training.
+    Dropout draws other numbers on every rank and in every pass, which a comparison of bits cannot tell from a fault.
+    ``eval()`` is no alternative: gradient checkpointing needs a model in training.
     """
     found: dict[str, float] = {}
     for owner in (*model.modules(), model.config):
-        names = ["p"] if isinstance(owner, nn.modules.dropout._DropoutNd) else [name for name in vars(owner) if "drop" in name]  # noqa: SLF001 -- the base of all of torch's
+        names = ["p"] if isinstance(owner, nn.modules.dropout._DropoutNd) else [name for name in vars(owner) if "drop" in name]  # noqa: SLF001 -- the base class of torch's dropouts
         for name in names:
             value = getattr(owner, name)
             if isinstance(value, float) and value > 0:
                 found["dropout" if name == "p" else name] = value
                 setattr(owner, name, 0.0)
-    told = ", ".join(f"{name} {value:g}" for name, value in sorted(found.items()))
-    return f"dropout of the base ({told}) is off: ranks are compared to the bit" if found else None
+    values = ", ".join(f"{name} {value:g}" for name, value in sorted(found.items()))
+    return f"dropout of the base ({values}) is off: ranks are compared to the bit" if found else None
 
 
 def add_adapters(model: Any, config: Config) -> Any:
@@ -167,7 +167,7 @@ def add_adapters(model: Any, config: Config) -> Any:
 
 
 NAMED = 3
-"""Of the weights that are not there so many are named."""
+"""How many missing weights a message names."""
 
 
 def base_of(config: Config, device: torch.device) -> Any:
@@ -179,7 +179,7 @@ def base_of(config: Config, device: torch.device) -> Any:
 
 
 def load_model(name: str, *, device: torch.device, dtype: torch.dtype) -> Any:
-    """The causal language model in directory or hub repository ``name``; raises InputError, also if weights are missing."""
+    """The causal language model in directory or hub repository ``name``; raises InputError, also for missing weights."""
     hub.check_place("model", name)
     from safetensors import SafetensorError  # noqa: PLC0415 -- as below
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 -- seconds; only where a model is loaded
@@ -198,7 +198,7 @@ def load_model(name: str, *, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def _require_whole(name: str, loading: Mapping[str, Any]) -> None:
-    """Raises InputError if weights were not in the files, or of another shape: transformers fills in random numbers."""
+    """Raises InputError if weights are missing from the files or have another shape: transformers fills in random numbers."""
     missing = sorted(loading["missing_keys"])
     if missing:
         raise InputError(f"model {name}: {len(missing)} weights are missing from its files: {_first(missing)}; fetch it again")

@@ -1,9 +1,9 @@
-"""Own forward and backward for peft's LoRA linears: y = x W' + b + s (x A') B', in as few kernels as it takes.
+"""Our forward and backward for peft's LoRA linears: y = x W' + b + s (x A') B', in few kernels.
 
-Under autocast peft spends, for each linear, two casts of weights, a cast of the input, two thin products, a scaling and
-an addition. Here the wide product adds itself to the adapter's (products.py), the scale lies on the narrow side (rank
-columns), and the backward makes exactly what is trained: no gradient of a frozen weight. The modules stay peft's by
-class and by name, so that saving and loading them is peft's.
+Under autocast peft needs, for each linear, two casts of weights, a cast of the input, two narrow products, a scaling and
+an addition. Here the wide product accumulates onto the adapter's (products.py), and the scale is applied to the narrow side
+(rank columns). The backward computes no gradient of a frozen weight. The modules keep peft's names and are subclasses of
+peft's, so peft saves and loads them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Product(torch.autograd.Function):
         b: torch.Tensor,
         scale: float,
     ) -> torch.Tensor:
-        """[..., in] -> [..., out]; keeps x and the narrow product."""
+        """[..., in] -> [..., out]; saves x and the narrow product for the backward."""
         rows = x.reshape(-1, x.shape[-1])
         narrow = (rows @ a.to(x.dtype).t()) * scale
         out = products.fused_product(rows, weight.t(), narrow, b.to(x.dtype).t(), bias)
@@ -104,7 +104,7 @@ class OwnLinear(PeftLinear):  # type: ignore[misc]  # peft's types are not read
 
 
 class OwnFp8Linear(OwnLinear):
-    """The same over a base in float8, which lies twice in memory: each product wants the other layout of it."""
+    """The same over a base in float8, which is stored in both layouts (fp8.py)."""
 
     def forward(self, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """Base and adapter of ``x``."""
@@ -117,11 +117,11 @@ class OwnFp8Linear(OwnLinear):
 
 
 def take_over(model: nn.Module, *, fp8_base: bool) -> bool:
-    """Give every LoRA linear of ``model`` the forward above; whether it could be done.
+    """Give every LoRA linear of ``model`` the forward above; returns whether that was possible.
 
-    All or none: what is left to peft's forward runs under autocast, under which these would see other types. peft has its
-    own kinds over anything but a plain linear (the transposed one of GPT-2). With ``fp8_base`` the frozen weights become
-    float8 in place; raises InputError where they cannot.
+    It is all or none: peft's own forward runs under autocast, which would change the types that ours sees. peft has other
+    classes for anything but a plain linear (the transposed one of GPT-2). With ``fp8_base`` the frozen weights become
+    float8 in place; raises InputError if they cannot.
     """
     adapted = [module for module in model.modules() if isinstance(module, LoraLayer)]
     other = [module for module in adapted if not _ours(module)]

@@ -1,7 +1,7 @@
-"""Cross-entropy over a frozen head, a few rows at a time: the logits of a step never lie in memory together.
+"""Cross-entropy over a frozen head, in chunks of rows: the logits of a step are never all in memory.
 
-8192 predictions over 152064 tokens are 5 GB of float32 logits, and as much again for their gradient. Here each chunk's
-logits are turned into its loss and into the gradient of its hidden states at once, which is all that a frozen head needs.
+8192 predictions over 152064 tokens are 5 GB of float32 logits, and their gradient is as large. Here each chunk's logits
+become its loss and the gradient of its hidden states at once. A frozen head needs no more.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 CHUNK = 1024
-"""Rows of a chunk. Where chunks are compiled all are filled up to it: one shape is compiled."""
+"""Rows of a chunk. Compiled chunks are all padded to this size, so that one shape is compiled."""
 
 IGNORED = -100
-"""The target of a row that predicts nothing: it fills a chunk or a batch of fixed size."""
+"""The target of a row that predicts nothing and pads a chunk or a batch of fixed size."""
 
 
 def chunk_terms(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(summed loss, its gradient by ``hidden``) of one chunk; the softmax in float32, as cross_entropy has it."""
+    """(summed loss, its gradient by ``hidden``) of one chunk; the softmax in float32, as in cross_entropy."""
     kept = targets != IGNORED
     logits = (hidden @ weight.t()).float()
     logarithms = logits - logits.logsumexp(dim=1, keepdim=True)
@@ -48,11 +48,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         (slopes,) = ctx.saved_tensors
-        return slopes * gradients[0], None, None, None  # a factor without dimensions keeps float32 within the product
+        return slopes * gradients[0], None, None, None  # a scalar factor stays in float32 within the product
 
 
 def _filled(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """A last, shorter chunk filled up with rows that count nothing; the others as they are."""
+    """The chunk, padded to CHUNK rows with rows that predict nothing."""
     short = CHUNK - len(hidden)
     if short:
         hidden = torch.nn.functional.pad(hidden, (0, 0, 0, short))

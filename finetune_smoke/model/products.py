@@ -1,9 +1,9 @@
 """A frozen product and a narrow one in one result: x W + n S + b, where n has as many columns as the adapter's rank.
 
 The narrow product is memory bound: it writes as much as the wide one and computes a fiftieth. So it goes first, and the
-wide one is accumulated onto it: cuBLAS reads the result it adds to while it computes. Each comes as an operator of its
-own, because torch.compile would take the addition out again: as a pass of its own over the widest activations there are,
-with both sums written for the backward (7 passes over gate and up in place of 3).
+wide one is accumulated onto it; cuBLAS reads the addend while it computes. Both are custom operators, because torch.compile
+would split the addition off again. The addition would be a separate pass over the widest activations, with both sums
+written for the backward (7 passes over gate and up instead of 3).
 """
 
 from __future__ import annotations

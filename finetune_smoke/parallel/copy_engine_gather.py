@@ -1,8 +1,8 @@
-"""FSDP2's gathers by the copy engines of the GPUs: NCCL moves the shards, and no SM does.
+"""FSDP2's gathers by the copy engines of the GPUs: NCCL moves the shards without SMs.
 
-NCCL 2.28 and newer lets copy engines do an all-gather within one NVLink domain if its communicator asks for no CTAs and the
-output lies in memory that all ranks registered alike (symmetric memory); where it cannot, it takes a kernel without a
-word. torch 2.13 offers the same as ``FSDPModule.set_symm_mem_for_comm``; this does on 2.11 too.
+NCCL 2.28 and newer can do an all-gather within one NVLink domain with copy engines. It does so if its communicator asks for
+no CTAs and the output lies in memory that all ranks registered alike (symmetric memory). Otherwise it uses a kernel and
+does not say so. torch 2.13 offers the same as ``FSDPModule.set_symm_mem_for_comm``; this module works on 2.11 too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_i
 
 
 def obstacle(ranks: Ranks) -> str | None:
-    """Why these ranks cannot gather so, the same on all of them, or None. Every rank has to ask."""
+    """Why these ranks cannot gather with copy engines, None if they can. A collective with the same result on all ranks."""
     hosts = ranks.gather([zlib.crc32(socket.gethostname().encode())])
     if ranks.device.type != "cuda":
         return "there is no GPU"
@@ -42,16 +42,16 @@ def obstacle(ranks: Ranks) -> str | None:
 
 
 class CopyEngineGather:
-    """What ``FSDPModule.set_custom_all_gather`` takes: where the output of a gather lies, and how it is filled."""
+    """A gather for ``FSDPModule.set_custom_all_gather``: it allocates the output and fills it."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        """Gather through ``group``, whose communicator must be there already and ask for no CTAs."""
+        """Gather through ``group``, whose communicator must exist already and ask for no CTAs."""
         symm_mem.set_backend("NCCL")
         self._group = group
         self._pool = symm_mem.get_mem_pool(device)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Memory for an output; alike on all ranks, as FSDP2 asks for it in one order everywhere."""
+        """Memory for an output, the same on all ranks: FSDP2 asks for it in one order on all of them."""
         with torch.cuda.use_mem_pool(self._pool):
             return torch.empty(*size, dtype=dtype, device=device)
 
@@ -64,10 +64,10 @@ class CopyEngineGather:
     ) -> dist.Work | None:
         """Fill ``output_tensor`` with the ``input_tensor`` of every rank.
 
-        On NCCL's stream and not, as for a blocking call, on that of the caller: up to NCCL 2.29.3 copy engines refuse the
-        default stream (https://github.com/NVIDIA/nccl/issues/2003).
+        The gather runs on NCCL's stream, not on the caller's as a blocking call would: up to NCCL 2.29.3 copy engines refuse
+        the default stream (https://github.com/NVIDIA/nccl/issues/2003).
         """
-        symm_mem.rendezvous(output_tensor, group=self._group.group_name)  # once for each piece of memory, then known
+        symm_mem.rendezvous(output_tensor, group=self._group.group_name)  # registers each piece of memory once
         work: dist.Work = _all_gather(output_tensor, input_tensor, group=self._group, async_op=True)
         if async_op:
             return work
@@ -77,11 +77,12 @@ class CopyEngineGather:
 
 @contextmanager
 def copy_engines(ranks: Ranks) -> Iterator[CopyEngineGather]:
-    """The gather of these ranks, over a communicator of its own that is gone afterwards.
+    """The gather of these ranks, over a communicator of its own that is destroyed at the end of the block.
 
-    After an error it is left to the end of the default group: peers that are still in a gather would not let it go. PyTorch
-    keeps the memory of the outputs, and which group has it registered by the group's name. So a process that ends its
-    default group and makes another one should gather so only once. Its deadline is that of any NCCL group, 10 minutes.
+    After an error the communicator stays until the default group ends: destroying it would wait for ranks that are still in
+    a gather. PyTorch keeps the memory of the outputs, and by the group's name which group registered it. So a process that
+    ends its default group and makes another one should gather like this only once. The deadline is that of any NCCL group,
+    10 minutes.
     """
     settings = dist.ProcessGroupNCCL.Options()
     settings.config.cta_policy = dist.ProcessGroupNCCL.NCCL_CTA_POLICY_ZERO  # type: ignore[attr-defined]  # not in its stubs

@@ -1,8 +1,8 @@
 """A step as two CUDA graphs: forward and backward, then clip and optimiser. Between them lies the all-reduce.
 
-A small model is launch bound: its step keeps a host core busy for 70 ms issuing kernels that take a GPU 10. A graph
-issues them at once. Shapes must stay: rows are filled up to ``row_tokens``, predictions to the most that were seen; a
-step with more of them runs eagerly, as do the steps before the capture, which warm everything up.
+A small model is launch bound: a host core is busy for 70 ms issuing the kernels of a step that take a GPU 10 ms. A graph
+issues them at once. Shapes must not change. So rows are padded to ``row_tokens``, and predictions to the most of the first
+batches. A step with more predictions runs eagerly, and so do the steps before the capture, which warm everything up.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from finetune_smoke.settings.config import Config
 
 WARM_RUNS = 2
-"""Passes on a stream of their own before a capture, as PyTorch's notes on CUDA graphs ask for."""
+"""Passes on a separate stream before a capture, as PyTorch's notes on CUDA graphs ask for."""
 
 ROUND_TO = 64
 
@@ -45,7 +45,7 @@ def obstacle(config: Config, ranks: Ranks) -> str | None:
 
 
 def capacity(batches: Sequence[batches.Batch], rows: int) -> int:
-    """Predictions to make room for: the most that a row of ``batches`` has, in every one of ``rows``."""
+    """The number of predictions that a graph holds: the most of any row in ``batches``, times ``rows``, rounded up."""
     most = max(int(batch.owners.bincount().max()) for batch in batches)
     return -(-most * rows // ROUND_TO) * ROUND_TO
 
@@ -67,7 +67,7 @@ class Captured:
         return batch.ids.shape == self.batch.ids.shape and len(batch.targets) <= len(self.batch.targets)
 
     def run_backward(self, batch: batches.Batch, scale: torch.Tensor) -> torch.Tensor:
-        """Add the gradients of ``batch``, on the device and already ``padded``; its summed loss."""
+        """Add the gradients of ``batch``, which is on the device and ``padded``; returns its summed loss."""
         self.batch.ids.copy_(batch.ids)
         self.batch.positions.copy_(batch.positions)
         self.batch.targets.copy_(batch.targets)
@@ -76,14 +76,14 @@ class Captured:
         return self.loss.clone()
 
     def run_update(self, learning_rate: float) -> torch.Tensor:
-        """Clip and step; the norm of the gradients before."""
+        """Clip the gradients and step the optimiser; returns the norm before clipping."""
         self.rate.fill_(learning_rate)
         self.update.replay()
         return self.norm.clone()
 
 
 def padded(batch: batches.Batch, room: int) -> batches.Batch:
-    """``batch`` with exactly ``room`` predictions: those added count nothing, those too many are left out."""
+    """``batch`` with exactly ``room`` predictions: added ones do not count, surplus ones are left out."""
     short = room - len(batch.targets)
     positions = torch.nn.functional.pad(batch.positions, (0, short))
     targets = torch.nn.functional.pad(batch.targets, (0, short), value=loss.IGNORED)
@@ -91,11 +91,11 @@ def padded(batch: batches.Batch, room: int) -> batches.Batch:
 
 
 class CaptureError(RuntimeError):
-    """A call did what a CUDA graph cannot hold: a model that asks its device for a number, say. The message tells what."""
+    """A call did what a CUDA graph cannot hold, for example read a number from the device. The message says what."""
 
 
 def try_capture(run: TrainingRun, batch: batches.Batch) -> tuple[Captured | None, str | None]:
-    """What ``capture`` makes, on all ranks; else None on all of them and why. A rank that could not says its reason."""
+    """(what ``capture`` returns, None) on all ranks, or (None, why not) on all of them. A failed rank prints its reason."""
     captured = problem = None
     try:
         captured = capture(run, batch)
@@ -111,10 +111,12 @@ def try_capture(run: TrainingRun, batch: batches.Batch) -> tuple[Captured | None
 
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None = None) -> Iterator[None]:
-    """What is called within becomes ``graph``; raises CaptureError, with stream, random numbers and memory put back.
+    """Capture the calls within the block as ``graph``.
 
-    Not torch's default error mode "global": NCCL's watchdog and a checkpoint's thread ask for events meanwhile, which it
-    forbids.
+    Raises CaptureError after it has restored stream, random numbers and memory.
+
+    The error mode is not torch's default "global", which forbids other threads to query events: NCCL's watchdog and a
+    checkpoint's thread do so.
     """
     pool = torch.cuda.graph_pool_handle()
     try:
@@ -129,11 +131,11 @@ def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream | None = No
 
 @contextmanager
 def _restore_after_failure(pool: tuple[int, int]) -> Iterator[None]:
-    """Put back what a capture over ``pool`` changes if it fails: torch does so only where its end succeeds.
+    """Restore what a failed capture over ``pool`` changed: torch does so only if the capture's end succeeds.
 
-    On torch 2.11 every random number failed afterwards, the memory of the graph was never given back, and none that two
-    streams had used (an H200, 2026-11-22). Newer ones put back more of it by themselves (PyTorch pull requests 176752 and
-    180395) and may keep the memory of the graph; they were not tried on a GPU.
+    On torch 2.11, after a failed capture, drawing random numbers failed. The memory of the graph was never freed, nor any
+    that two streams had used (an H200, 2026-11-22). Newer releases restore more by themselves (PyTorch pull requests 176752
+    and 180395) and may keep the memory of the graph; they were not tried on a GPU.
     """
     device = torch.cuda.current_device()
     generator = torch.cuda.default_generators[device]
@@ -150,9 +152,9 @@ def _restore_after_failure(pool: tuple[int, int]) -> Iterator[None]:
 
 
 def capture(run: TrainingRun, batch: batches.Batch) -> Captured:
-    """Record the two graphs for batches like ``batch``, filled and on the device; no weight is moved by it.
+    """Capture the two graphs for batches like ``batch``, which is padded and on the device; changes no weight.
 
-    The optimiser must have stepped before, so that its state is there.
+    The optimiser must have stepped before, so that its state exists.
     """
     batch = batches.Batch(batch.ids.clone(), batch.positions.clone(), batch.targets.clone(), batch.owners)
     scale = torch.ones((), device=run.ranks.device)
@@ -177,7 +179,7 @@ def capture(run: TrainingRun, batch: batches.Batch) -> Captured:
             run.optimizer.step()
     finally:
         for group, (learning_rate, capturable) in zip(groups, before, strict=True):
-            group["lr"], group["capturable"] = learning_rate, capturable  # what a checkpoint shall see
+            group["lr"], group["capturable"] = learning_rate, capturable  # a checkpoint saves these values
     run.gradients.zero()
     return Captured(batch=batch, scale=scale, rate=rate, loss=summed, norm=norm, backward=backward, update=update)
 

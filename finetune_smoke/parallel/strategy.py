@@ -1,13 +1,12 @@
 """How the ranks share the work, and how a decoder layer runs: whole or sharded, eager or compiled.
 
-``ddp``: every rank holds the whole base; a step sends the adapters' gradients (gradients.py). ``fsdp``: FSDP2 shards
-the frozen weights of the decoder layers over the ranks and gathers each layer before its forward and again before its
-backward. The adapters are ignored by it: they are float32 over a bf16 base, an FSDP group holds one type, and gathering
-1 % of the weights twice would cost more than one all-reduce of their gradients; so adapters, their gradients and the
-optimiser's state are plain tensors under either strategy, and so is what a checkpoint holds. Embedding, last norm and
-head stay whole on every rank: they are frozen, and the head is used in chunks outside any forward of its own. With
-``cpu_offload`` the shards lie in host memory, pinned where there is a GPU, and go to it for each gather; they are frozen,
-so nothing comes back.
+``ddp``: every rank holds the whole base; a step sends the adapters' gradients (model/gradients.py). ``fsdp``: FSDP2 shards
+the frozen weights of the decoder layers over the ranks, and gathers each layer before its forward and again before its
+backward. FSDP2 ignores the adapters: they are float32 over a bf16 base, and an FSDP group holds one type. Gathering 1 % of
+the weights twice would also cost more than one all-reduce of their gradients. So adapters, their gradients and the
+optimiser's state are plain tensors under either strategy, in checkpoints too. Embedding, last norm and head stay whole on
+every rank: they are frozen, and the head is used in chunks outside its own forward. With ``cpu_offload`` the shards lie in
+host memory, pinned if there is a GPU, and are copied to the GPU for each gather. They are frozen, so nothing is copied back.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ if TYPE_CHECKING:
     from finetune_smoke.settings.config import Config
 
 BACKEND = "inductor"
-"""What torch.compile hands a layer to."""
+"""The backend of torch.compile."""
 
 
 def choose(config: Config, ranks: Ranks) -> str:
-    """One of none (a rank alone), ddp and fsdp; raises InputError for FSDP without other ranks."""
+    """The strategy: none (a single rank), ddp or fsdp; raises InputError for FSDP with a single rank."""
     if config.strategy == "fsdp":
         if ranks.world_size == 1:
             raise InputError("strategy fsdp shards the base over ranks, and there is only one: start it under torchrun")
@@ -55,9 +54,9 @@ def layers_of(model: SummedLoss) -> list[torch.nn.Module]:
 
 
 def compile_layers(model: SummedLoss) -> None:
-    """Let torch.compile make every decoder layer and the loss of a chunk; it happens at their first call.
+    """Compile every decoder layer and the loss of a chunk; torch.compile does so at their first call.
 
-    Hidden states ask for a gradient from the embedding on: else the first layer would be another case, compiled again.
+    The embedding's output requires a gradient. Otherwise the first layer would differ and be compiled separately.
     """
     model.model.enable_input_require_grads()
     for layer in layers_of(model):
@@ -74,7 +73,7 @@ def shard(model: SummedLoss, adapters: dict[str, torch.nn.Parameter], ranks: Ran
         fully_shard,
     )
 
-    group = ranks.group or dist.distributed_c10d._get_default_group()  # noqa: SLF001 -- as dist.group.WORLD, typed
+    group = ranks.group or dist.distributed_c10d._get_default_group()  # noqa: SLF001 -- dist.group.WORLD, with its type
     mesh = DeviceMesh.from_group(group, ranks.device.type)
     trained = set(adapters.values())
     root = model.inner.base_model
@@ -84,11 +83,11 @@ def shard(model: SummedLoss, adapters: dict[str, torch.nn.Parameter], ranks: Ran
     place = CPUOffloadPolicy(pin_memory=ranks.device.type == "cuda") if cpu_offload else OffloadPolicy()
     for layer in layers:
         fully_shard(layer, mesh=mesh, ignored_params=trained, offload_policy=place)
-    fully_shard(root, mesh=mesh, ignored_params=trained | outside)  # the common root lets gathers run ahead of layers
+    fully_shard(root, mesh=mesh, ignored_params=trained | outside)  # a common root lets FSDP2 gather layers ahead
 
 
 def require_gathers(config: Config, ranks: Ranks) -> None:
-    """Raises InputError, on all ranks, if they cannot gather as ``fsdp_gather`` asks for."""
+    """Raises InputError, on all ranks, if they cannot gather as ``fsdp_gather`` says."""
     if config.fsdp_gather == "kernels":
         return
     from finetune_smoke.parallel import copy_engine_gather  # noqa: PLC0415 -- only for this
@@ -100,7 +99,7 @@ def require_gathers(config: Config, ranks: Ranks) -> None:
 
 @contextmanager
 def fsdp_gathers(run: TrainingRun) -> Iterator[None]:
-    """Within, sharded layers are gathered as ``fsdp_gather`` says."""
+    """Gather sharded layers as ``fsdp_gather`` says, within the block."""
     if run.config.fsdp_gather == "kernels":
         yield
         return
@@ -114,7 +113,7 @@ def fsdp_gathers(run: TrainingRun) -> Iterator[None]:
 
 
 def frozen(model: torch.nn.Module, adapters: dict[str, torch.nn.Parameter]) -> Iterator[torch.Tensor]:
-    """What this rank holds of the base, in order: weights or, between steps under FSDP, its shards of them."""
+    """The parts of the base that this rank holds, in order: weights or, between steps under FSDP, its shards."""
     trained = set(adapters.values())
     for weight in model.parameters():
         if weight not in trained:
@@ -125,15 +124,16 @@ def frozen(model: torch.nn.Module, adapters: dict[str, torch.nn.Parameter]) -> I
 
 
 def local_base_digest(model: torch.nn.Module, adapters: dict[str, torch.nn.Parameter], device: torch.device) -> int:
-    """The digest of what is ``frozen``, made on ``device`` also where it lies in host memory."""
+    """The digest of the ``frozen`` parts, computed on ``device`` even if they lie in host memory."""
     return digests.digest(weight.to(device) for weight in frozen(model, adapters))
 
 
 @contextmanager
 def unsharded_eager(run: TrainingRun) -> Iterator[None]:
-    """Within, forwards run eagerly and hold no collective: for evaluation and checks, whose shapes and numbers differ.
+    """Run forwards eagerly, unsharded and without collectives within the block.
 
-    Under FSDP every rank holds all layers meanwhile, so the memory for a whole base must be there.
+    Evaluation and checks need this, because their shapes and counts differ between ranks. Under FSDP every rank holds all
+    layers meanwhile, so a GPU needs memory for the whole base.
     """
     layers: list[Any] = layers_of(run.model) if run.strategy == "fsdp" else []
     for layer in layers:
@@ -149,12 +149,12 @@ def unsharded_eager(run: TrainingRun) -> Iterator[None]:
 
 
 def eager(run: TrainingRun) -> AbstractContextManager[object]:
-    """Within, compiled layers run uncompiled."""
+    """Run compiled layers uncompiled within the block."""
     return nullcontext() if run.config.compile == "off" else torch.compiler.set_stance("force_eager")
 
 
 def attention(config: Config) -> AbstractContextManager[object]:
-    """Which fused attention training prefers; "auto" is torch's own choice."""
+    """Prefer the fused attention that ``config`` names; "auto" leaves the choice to torch."""
     if config.attention == "auto":
         return nullcontext()
     order = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]

@@ -1,6 +1,6 @@
-"""What a run does, as one frozen dataclass, and the presets it starts from.
+"""The settings of a run as a frozen dataclass, and the presets.
 
-Imports nothing heavy, so that a wrong option is refused before torch is loaded.
+This module imports nothing heavy, so that a wrong option is refused before torch is loaded.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ FAULTS: dict[str, str] = {
     "straggler": "one rank: 0.1 s, or three forwards, slower in every forward",
     "truncate-ckpt": "one rank: a tensor is missing from the adapter it saved",
 }
-"""Faults that ``--fault NAME[:RANK]`` plants to show that the checks see them; default rank: the last one."""
+"""Faults that ``--fault NAME[:RANK]`` plants to show that the checks find them; default rank: the last one."""
 
 
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -43,7 +43,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "attention": ("auto", "cudnn"),
     "resume": ("no", "auto"),
 }
-"""Settings that name one of a few ways. What each does: Config."""
+"""The choices of settings that name one. Config describes each."""
 
 MINIMUM: dict[str, int] = {
     **dict.fromkeys(("steps", "rows", "row_tokens", "window_steps", "heldout_rows", "accumulation"), 1),
@@ -51,34 +51,34 @@ MINIMUM: dict[str, int] = {
     **dict.fromkeys(("vocab_size", "loader_workers", "prefetch", "warmup_steps", "greedy_rows"), 0),
     **dict.fromkeys(("audit_every", "digest_every", "checkpoint_every", "keep_checkpoints"), 0),
 }
-"""The least that a count may be; where it is 0, 0 has a meaning of its own, which ``--help`` tells."""
+"""The minimum of each count. Where 0 is allowed it has a meaning of its own, see ``--help``."""
 
 ABOVE_ZERO = ("clip_norm", "loss_limit", "spread_limit", "peak_bf16_tflops")
 SHARES = ("clustering",)
 
 MAX_NUMBER = 2**53
-"""No count is larger: what does not fit into a float64 is a slip of the keyboard, and torch's seeds end at 2^63."""
+"""The maximum of each count: the largest number that float64 holds exactly."""
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used: options, model, data set or checkpoint. Exit code 2 on the command line."""
+    """Unusable input: options, model, data set or checkpoint. Exit code 2 on the command line."""
 
 
 class OwnInputError(InputError):
-    """It concerns this rank, which has to say it; what is the same on all ranks is said by rank 0."""
+    """Unusable input on this rank only, which prints the message. Rank 0 prints an InputError that is the same on all ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """One fine-tune run. Every field can be overridden on the command line (``row_tokens`` as ``--row-tokens``).
 
-    ``rows`` counts the rows of a pass: of all ranks together with ``rows_shared``, else of each rank; a step has
-    ``accumulation`` passes. ``strategy`` shares the base as it is (ddp) or in parts (fsdp), which ``cpu_offload`` keeps in
-    host memory and ``fsdp_gather`` copy-engines brings together without SMs; ``base_dtype`` fp8 rounds the frozen linears
-    to float8; ``own_lora`` off leaves LoRA to peft's forward under autocast; ``compile`` layers compiles each decoder
-    layer; ``attention`` cudnn prefers cuDNN's kernel; ``cuda_graph`` captures the step, for small models;
-    ``loader_workers`` threads make the rows of ``prefetch`` steps ahead. ``loss_limit`` is in nats per predicted token and
-    None where the preset promises no loss. ``vocab_size`` 0 means the tokenizer's. The fields from ``hidden_size`` to
+    ``rows`` is the number of rows of a pass: of all ranks with ``rows_shared``, otherwise of each rank. A step has
+    ``accumulation`` passes. With ``strategy`` ddp every rank holds the base, with fsdp a shard of it. ``cpu_offload`` keeps
+    the shards in host memory, and ``fsdp_gather`` copy-engines gathers them without SMs. ``base_dtype`` fp8 rounds the
+    frozen linears to float8. ``own_lora`` off uses peft's forward under autocast. ``compile`` layers compiles each decoder
+    layer. ``attention`` cudnn prefers cuDNN's kernel. ``cuda_graph`` captures the step, for small models.
+    ``loader_workers`` threads make the rows of ``prefetch`` steps ahead. ``loss_limit`` is in nats per predicted token,
+    None if the preset promises no loss. ``vocab_size`` 0 means the tokenizer's. The fields from ``hidden_size`` to
     ``damping`` describe the random base and are unused with ``model``.
     """
 
@@ -145,7 +145,7 @@ class Config:
     fault: str = "none"
 
     def __post_init__(self) -> None:
-        """Refuse what no run could use; raises InputError."""
+        """Raise InputError for unusable settings."""
         for field in fields(self):
             wrong = flaw(field.name, getattr(self, field.name))
             if wrong is not None:
@@ -172,7 +172,7 @@ QWEN2_7B: dict[str, object] = {
 
 
 def _check_combinations(config: Config) -> None:
-    """Refuse ways to compute that do not go together; raises InputError."""
+    """Raise InputError for settings that exclude each other."""
     if config.cpu_offload and config.strategy != "fsdp":
         raise InputError(
             f"cpu_offload needs strategy fsdp, and it is {config.strategy}: with ddp every GPU holds the whole base"
@@ -184,7 +184,7 @@ def _check_combinations(config: Config) -> None:
 
 
 def flaw(name: str, value: object) -> str | None:
-    """Why no run could have ``value``, of the right type, in field ``name``; None if one could, as far as it alone tells."""
+    """Why ``value``, of the right type, is invalid in field ``name``; None if it is valid by itself."""
     if name == "preset":
         return None if value in PRESETS else f"unknown preset {value!r}: one of {', '.join(PRESETS)}"
     if name == "fault":

@@ -1,7 +1,7 @@
 """Settings in a YAML file (``--config FILE``): the fields of Config by name, and nothing else.
 
-Read as hostile: plain data only, every key known, every value of its field's type and in its range, and each complaint
-with file and line. ``text`` writes the settings of a run so that the same run can be started from them.
+The file is untrusted: it must hold plain data only, known keys, and values of the field's type and range. Each message has
+file and line. ``text`` writes the settings of a run, from which the same run can be started.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: 
 
 
 def read(path: Path) -> dict[str, object]:
-    """The settings in ``path`` by field of Config; raises InputError with file and line for what does not belong there."""
+    """The settings in ``path`` by field of Config; raises InputError with file and line for an invalid entry."""
     file = str(path)
     document = yaml_lines.read(path, file=file)
     problems = document.problems or _problems(document)
@@ -74,11 +74,11 @@ def _flaw(name: str, kind: object, value: object) -> str | None:
 
 
 def _value(kind: object, value: object) -> object:
-    """A whole number where a float is wanted as one."""
+    """``value``, a whole number as a float if the field is a float."""
     return float(value) if type(value) is int and float in (kind, *typing.get_args(kind)) else value
 
 
 def _written(value: Any) -> str:
-    if isinstance(value, str):  # in quotes, whatever it looks like, and in ASCII
+    if isinstance(value, str):  # always in quotes, and in ASCII
         return yaml.safe_dump(value, default_style='"', width=float("inf")).rstrip("\n")
     return json.dumps(value) if value is None or isinstance(value, bool) else repr(value)

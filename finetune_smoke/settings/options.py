@@ -1,4 +1,4 @@
-"""The command line as settings: one option for each field of Config. Loads nothing heavy."""
+"""The command line as settings: one option for each field of Config. This module imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 BAD_USAGE = 2
 RANK_0_LEAD_S = 10.0
-"""Rank 0 may be so much behind; torchrun ends whoever still waits when it has left."""
+"""How long another rank waits for rank 0 to print the message. torchrun ends it as soon as rank 0 has left."""
 
 HELP = {
     "model": "directory or hub id of any causal language model; default: the shaped random base",
@@ -58,10 +58,10 @@ HELP = {
 def settings(
     arguments: Sequence[str] | None, *, quiet: bool = False, command: str = "", more: dict[str, str] | None = None
 ) -> dict[str, object]:
-    """What --config's file and the command line say, by field of Config, and by name the options ``more`` of ``command``.
+    """The settings in --config's file and on the command line, which overrides the file, by field of Config.
 
-    What the command line says wins. ``more`` is name and help. Exits with code 2 on wrong usage, silently if ``quiet``;
-    raises InputError for a file that cannot be used.
+    ``more`` has name and help of further options of ``command``. Exits with code 2 on wrong usage, silently if ``quiet``;
+    raises InputError for an unusable file.
     """
     parser = _parser(command, quiet=quiet)
     for name, text in (more or {}).items():
@@ -72,7 +72,7 @@ def settings(
 
 
 def _of_file(file: str, *, quiet: bool) -> dict[str, object]:
-    """The settings in ``file``; the file of another node may be wrong on that node alone, whose rank then has to say it."""
+    """The settings in ``file``. The file may be wrong on this node only; then this rank prints the message."""
     try:
         return configfile.read(Path(file))
     except InputError as error:
@@ -83,7 +83,7 @@ def _of_file(file: str, *, quiet: bool) -> dict[str, object]:
 
 
 def config_of(given: dict[str, object]) -> Config:
-    """The Config of these settings: of preset tiny if none is named, with a model of preset model."""
+    """The Config of these settings. The default preset is tiny, with a model it is preset model."""
     name = given.pop("preset", None) or ("tiny" if given.get("model") is None else "model")
     return preset(str(name), **given)
 
@@ -96,7 +96,7 @@ def _parser(command: str, *, quiet: bool) -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
     )
     if quiet:
-        parser.error = lambda _message: _leave_quietly()  # type: ignore[method-assign,assignment]  # rank 0 says it
+        parser.error = lambda _message: _leave_quietly()  # type: ignore[method-assign,assignment]  # rank 0 prints the message
     parser.add_argument("--config", metavar="FILE", help="YAML of settings, named as here with _ for -; options win")
     parser.add_argument("--preset", help=f"{', '.join(PRESETS)}; default: tiny, or model with --model")
     parser.add_argument("--fault", metavar="NAME[:RANK]", help="plant a fault and see which check finds it (self-test)")
@@ -118,23 +118,23 @@ COMMANDS = {
     "evaluate": "Which held-out function calls come out right, by real generation: the base against the adapter.",
     "preprocess": "Tokenise and pack the rows of a run into a folder of this node (--scratch), before it starts.",
 }
-"""What can stand first on the command line, and what it does; training is what happens without it."""
+"""The commands and what each does; without a command the program trains."""
 
 
 def _reader(kind: object) -> Callable[[str], object]:
-    """What turns text into a value of ``kind``: str, int, float, or one of them or None, spelled 'none'."""
+    """A function from text to a value of ``kind``: str, int, float, or an optional one, where 'none' means None."""
     inner = [part for part in typing.get_args(kind) if part is not type(None)]
     convert: Callable[[str], object] = inner[0] if inner else typing.cast("Callable[[str], object]", kind)
 
     def read(text: str) -> object:
         return None if inner and text.lower() == "none" else convert(text)
 
-    read.__name__ = getattr(convert, "__name__", "value")  # argparse names it: "invalid int value"
+    read.__name__ = getattr(convert, "__name__", "value")  # argparse prints this name: "invalid int value"
     return read
 
 
 def wait_for_rank_0() -> None:
-    """Wait before leaving without a word: torchrun ends the other ranks as soon as one has left, and with them their words."""
+    """Wait before this rank exits: torchrun ends the other ranks as soon as one exits, before rank 0 may have printed."""
     time.sleep(RANK_0_LEAD_S)
 
 
