@@ -172,8 +172,8 @@ def saver(run: TrainingRun, damaged: frozenset[int] = frozenset()) -> Iterator[S
     group = None
     if run.config.checkpoint_async and run.ranks.world_size > 1:
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=SETUP_DEADLINE_S))
-    beside = dataclasses.replace(run.ranks, device=torch.device("cpu"), group=group)
-    made = Saver(run=run, ranks=run.ranks if group is None else beside, damaged=damaged)
+        cpu_ranks = dataclasses.replace(run.ranks, device=torch.device("cpu"), group=group)
+    made = Saver(run=run, ranks=run.ranks if group is None else cpu_ranks, damaged=damaged)
     with reading.without_dcp_warnings():  # around the thread too: warning filters belong to the process
         try:
             yield made

@@ -199,20 +199,20 @@ def audit_replays(checks: Checks, *, step: int, work: Pass) -> None:
     replay more often. If several ranks, or half of them, differ from themselves, a faulty GPU cannot be told from an
     unrepeatable kernel. The check is then left out, and does not count as passed.
     """
-    looks: list[list[list[int]]] = []
-    while len(looks) < FEWEST_REPLAYS or (len(looks) < MOST_REPLAYS and _differ(looks)):
+    replays: list[list[list[int]]] = []
+    while len(replays) < FEWEST_REPLAYS or (len(replays) < MOST_REPLAYS and _differ(replays)):
         loss, gradients = work()
-        looks.append(checks.ranks.gather([digest([loss]), digest(gradients)]))
-    _judge_replays(checks, step, looks)
+        replays.append(checks.ranks.gather([digest([loss]), digest(gradients)]))
+    _judge_replays(checks, step, replays)
 
 
-def _differ(looks: Sequence[Sequence[Sequence[int]]]) -> bool:
-    return len({tuple(row) for look in looks for row in look}) > 1
+def _differ(replays: Sequence[Sequence[Sequence[int]]]) -> bool:
+    return len({tuple(row) for replay in replays for row in replay}) > 1
 
 
-def _judge_replays(checks: Checks, step: int, looks: Sequence[Sequence[Sequence[int]]]) -> None:
-    """Judge the replays: ``looks`` has, for each replay of the same rows, the [loss, gradients] digests by rank."""
-    by_rank = list(zip(*looks, strict=True))
+def _judge_replays(checks: Checks, step: int, replays: Sequence[Sequence[Sequence[int]]]) -> None:
+    """Judge the replays: ``replays`` has, for each replay of the same rows, the [loss, gradients] digests by rank."""
+    by_rank = list(zip(*replays, strict=True))
     unsteady = [rank for rank, seen in enumerate(by_rank) if _differ([seen])]
     what = f"replays of the same rows at step {step}"
     if len(unsteady) > 1 or len(unsteady) * 2 >= len(by_rank):
@@ -222,7 +222,7 @@ def _judge_replays(checks: Checks, step: int, looks: Sequence[Sequence[Sequence[
     if unsteady:
         checks.record("graph_lock_step", problem=f"{what}: {rank_list(unsteady)} does not repeat itself", at_fault=unsteady)
         return
-    problem, odd = difference([tuple(row) for row in looks[0]])
+    problem, odd = difference([tuple(row) for row in replays[0]])
     checks.record("graph_lock_step", problem=problem and f"{what}: {problem}", at_fault=odd)
 
 

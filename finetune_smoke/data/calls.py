@@ -103,7 +103,7 @@ FUNCTIONS: dict[str, Function] = {
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One prompt, the only right answer, and how many nats of it nobody can know without reading the prompt."""
+    """A prompt, its only right answer, and the entropy of that answer for a model that does not read the prompt, in nats."""
 
     prompt: str
     response: str

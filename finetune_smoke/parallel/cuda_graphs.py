@@ -158,15 +158,15 @@ def capture(run: TrainingRun, batch: batches.Batch) -> Captured:
     """
     batch = batches.Batch(batch.ids.clone(), batch.positions.clone(), batch.targets.clone(), batch.owners)
     scale = torch.ones((), device=run.ranks.device)
-    beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):
+    side_stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
+    side_stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side_stream):
         for _ in range(WARM_RUNS):
             _pass(run, batch, scale)
-    torch.cuda.current_stream().wait_stream(beside)
+    torch.cuda.current_stream().wait_stream(side_stream)
     torch.cuda.synchronize()
     backward, update = torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph()
-    with capturing(backward, beside):
+    with capturing(backward, side_stream):
         summed = _pass(run, batch, scale)
     rate = torch.zeros((), device=run.ranks.device)
     groups = run.optimizer.param_groups
@@ -174,7 +174,7 @@ def capture(run: TrainingRun, batch: batches.Batch) -> Captured:
     for group in groups:
         group["lr"], group["capturable"] = rate, True
     try:
-        with capturing(update, beside):
+        with capturing(update, side_stream):
             norm = run.gradients.clip(run.config.clip_norm)
             run.optimizer.step()
     finally:

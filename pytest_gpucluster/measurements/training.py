@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 BF16_BYTES = 2
 HELD_GIB = 0.5
-"""More than libraries hold once they are loaded (workspaces of cuBLAS: 32 MiB each)."""
+"""Memory above this is left by an earlier call: loaded libraries hold less (workspaces of cuBLAS: 32 MiB each)."""
 
 SPREAD = "step_time_spread"
-"""The one check of a fine-tune that tells a slow rank, not a wrong one."""
+"""The one check of a fine-tune that finds a slow rank, not a wrong one."""
 
 CURVE_POINTS = 100
-"""A loss curve told as evidence has no more points, however long the run was."""
+"""The most points of a loss curve in the evidence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +74,9 @@ class Trained(Finetuned):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardedMemory:
-    """Peak of each rank's training in GiB (2^30), and what FSDP shards: of all layers, and of one of them.
+    """Peak of each rank's training in GiB (2^30), and the size of the weights that FSDP shards, of all layers and of one.
 
-    ``sharded_gib`` is that of the whole model, also where a rank alone shards nothing.
+    ``sharded_gib`` is that of the whole model, also if a single rank shards nothing.
     """
 
     peaks_gib: list[float]
@@ -120,8 +120,8 @@ def train(*, preset: str, single_rank: bool = False, **overrides: Any) -> Traine
 
     Raises:
         finetune_smoke.settings.config.InputError: no such preset or field.
-        ValueError: too few steps for a window beside the first.
-        ArithmeticError: the training went wrong (values that are not finite, ranks that differ), so its rate counts nothing.
+        ValueError: fewer steps than two windows.
+        ArithmeticError: the training went wrong (values that are not finite, ranks that differ), so its rate is meaningless.
     """
     config = _config(preset, overrides)
     if config.steps < 2 * config.window_steps:
@@ -135,16 +135,16 @@ def train(*, preset: str, single_rank: bool = False, **overrides: Any) -> Traine
 
 
 def sharded_memory(*, preset: str, single_rank: bool = False, **overrides: Any) -> ShardedMemory:
-    """Train a few steps under FSDP2 and tell the peak of every rank's memory.
+    """Train a few steps under FSDP2 and return the peak of every rank's memory.
 
     Args:
         preset: one of ``finetune_smoke.settings.config.PRESETS``, with a random base.
-        single_rank: this rank by itself, with nothing sharded: what the others are compared with.
+        single_rank: this rank by itself, unsharded: the reference for the others.
         overrides: further fields of ``finetune_smoke.settings.config.Config``.
 
     Raises:
         finetune_smoke.settings.config.InputError: no such preset or field.
-        RuntimeError: there is no GPU whose memory could be counted, or an earlier call left something on it.
+        RuntimeError: there is no GPU whose memory could be counted, or an earlier call left memory allocated.
     """
     from finetune_smoke.model import flops
 
@@ -171,7 +171,7 @@ def sharded_memory(*, preset: str, single_rank: bool = False, **overrides: Any) 
 
 
 def _require_free_memory() -> None:
-    """What this process still holds would count as the training's: let go of it, and refuse to count what stays."""
+    """Free the memory that this process holds; raise RuntimeError if some stays, which would count as the training's."""
     if not torch.cuda.is_available():
         return
     torch.compiler.reset()  # compiled code may hold the weights it was made with
