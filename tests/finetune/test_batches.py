@@ -49,7 +49,7 @@ def test_batch_predicts_the_answer_from_the_token_before() -> None:
 
 
 def test_synthetic_row_predicts_the_answer_and_the_end_only() -> None:
-    """The prompt is given."""
+    """Loss counts on the answer only: the prompt is given."""
     row = synthetic().row(3)
     answer = TOKENIZER.decode([row.ids[at] for at in row.predicted])
     assert answer.startswith('{"name": "')
@@ -65,7 +65,7 @@ def test_blind_floor_is_the_entropy_per_answer_token() -> None:
 
 
 def test_example_longer_than_a_row_is_refused() -> None:
-    """Cutting it would cut the answer."""
+    """An example longer than a row is refused: a cut would lose the answer."""
     with pytest.raises(InputError, match="more than row_tokens = 20"):
         synthetic(row_tokens=20)
 
@@ -81,7 +81,7 @@ def test_packed_rows_are_full_and_share_no_example() -> None:
 
 
 def test_digest_of_rows_sees_another_answer() -> None:
-    """One token, or one predicted position more."""
+    """The digest changes with one token or one predicted position."""
     row = batches.Row([1, 2, 3], [2])
     digests = {batches.digest_rows([other]) for other in (row, batches.Row([1, 2, 4], [2]), batches.Row([1, 2, 3], [1, 2]))}
     assert len(digests) == 3
@@ -106,18 +106,18 @@ def test_texts_are_read_in_order_and_over_again() -> None:
 
 
 def test_long_text_is_cut() -> None:
-    """At row_tokens."""
+    """A text is cut at row_tokens."""
     assert len(texts(20, row_tokens=4).row(0).ids) == 4
 
 
 def test_data_set_smaller_than_a_batch_is_refused() -> None:
-    """Says how many rows there are, are held out, and are needed."""
+    """The message says how many rows exist, are held out and are needed."""
     with pytest.raises(InputError, match="4 rows, 1 of them held out, leave fewer than one step of 4 rows"):
         texts(4)
 
 
 def test_data_set_smaller_than_a_step_of_several_passes_is_refused() -> None:
-    """Else ranks would read the same row in one step, which looks like a fault of theirs."""
+    """Otherwise ranks would read the same row in one step, which looks like a fault."""
     assert len(texts(9, accumulation=2).heldout) == 1
     with pytest.raises(
         InputError, match=r"8 rows, 1 of them held out, leave fewer than one step of 8 rows: .* less --accumulation"

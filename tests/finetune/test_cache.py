@@ -1,4 +1,4 @@
-"""Rows made once per node: the same as without a scratch folder, by one process, and again if they are damaged."""
+"""Rows made once for each node: equal to those without a scratch folder, made by one process, made again if damaged."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_rows_of_texts_are_those_made_in_memory(tmp_path: Path, packed: bool) ->
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_rows_of_calls_are_those_made_in_memory(tmp_path: Path, packed: bool) -> None:  # noqa: FBT001 -- parametrised
-    """Also beyond what the run reads, where checks look."""
+    """The rows are equal also beyond those that the run reads: checks read them."""
     settings: dict[str, Any] = {"packed": packed, "row_tokens": 128, "steps": 3, "heldout_rows": 8}
     kept = source(preset("tiny", **settings, scratch=str(tmp_path)))
     fresh = source(preset("tiny", **settings))
@@ -82,7 +82,7 @@ def test_packed_texts_are_whole_and_full() -> None:
 
 
 def test_second_reader_finds_what_the_first_made(tmp_path: Path) -> None:
-    """And says so."""
+    """The second call finds the rows, and its remark says so."""
     config, heard = config_of(tmp_path), []
     source(config, heard)
     source(config, heard)
@@ -93,7 +93,7 @@ def test_second_reader_finds_what_the_first_made(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("change", ["row_tokens", "packed", "heldout_rows", "text", "tokenizer"])
 def test_other_rows_are_another_folder(tmp_path: Path, change: str) -> None:
-    """Whatever the rows depend on."""
+    """A change in anything that the rows depend on gives another folder."""
     config, codec = config_of(tmp_path, row_tokens=48), CODEC
     first = cache.open_rows(config, codec, step_rows=4)
     if change == "text":
@@ -109,7 +109,7 @@ def test_other_rows_are_another_folder(tmp_path: Path, change: str) -> None:
 
 
 def test_what_rows_do_not_depend_on_changes_nothing(tmp_path: Path) -> None:
-    """A learning rate, or the seed of the base."""
+    """A learning rate or the seed of the base does not change the folder."""
     config = config_of(tmp_path)
     first = made(config)
     assert made(dataclasses.replace(config, learning_rate=1.0, seed=7, steps=3)).folder == first.folder
@@ -126,7 +126,7 @@ def test_what_rows_do_not_depend_on_changes_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_rows_are_made_again(tmp_path: Path, name: str, spoil: str, remark: str) -> None:
-    """Seen by the digest, and said."""
+    """The digest finds the damage, and the remark says so."""
     config = config_of(tmp_path)
     first = made(config)
     path = first.folder / name
@@ -144,7 +144,7 @@ def test_damaged_rows_are_made_again(tmp_path: Path, name: str, spoil: str, rema
 
 
 def test_remains_of_a_killed_maker_are_replaced(tmp_path: Path) -> None:
-    """A draft never has the name."""
+    """A draft never has the folder's name."""
     config = config_of(tmp_path)
     folder = made(config).folder
     folder.rename(folder.with_suffix(".tmp"))
@@ -154,7 +154,7 @@ def test_remains_of_a_killed_maker_are_replaced(tmp_path: Path) -> None:
 
 
 def test_one_process_makes_and_the_others_wait(tmp_path: Path) -> None:
-    """Four at once, as the ranks of a node."""
+    """Four processes start at once, as the ranks of a node do."""
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", "finetune_smoke", "preprocess", f"--scratch={tmp_path}", "--steps=300"]
     processes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(4)]
@@ -207,7 +207,7 @@ def test_who_waits_says_for_whom_and_gives_up_at_the_deadline(
 def test_rows_that_another_process_makes_for_ever(
     holder: tuple[Path, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """On the command line: who is waited for, then exit code 2 in one line."""
+    """The command line prints the holder that it waits for, then one line, and exits with code 2."""
     path, pid = holder
     assert main(["preprocess", *OPTIONS, f"--scratch={tmp_path / 's'}"]) == 0
     capsys.readouterr()
@@ -225,7 +225,7 @@ def test_rows_that_another_process_makes_for_ever(
 
 
 def test_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As some network file systems are mounted."""
+    """Some network file systems are mounted without locks."""
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
@@ -237,7 +237,7 @@ def test_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.
 
 @pytest.mark.parametrize("passes", [1, 2])
 def test_training_uses_what_preprocess_made(passes: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Same losses as without, and the folder is found."""
+    """The losses are those without preprocess, and the folder is found."""
     assert main(["preprocess", *OPTIONS, f"--accumulation={passes}", f"--scratch={tmp_path}"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1].removeprefix("RESULT "))
     assert (found["command"], found["train"], found["heldout"], found["made"]) == ("preprocess", 48 * passes, 16, True)
@@ -249,7 +249,7 @@ def test_training_uses_what_preprocess_made(passes: int, tmp_path: Path, capsys:
 
 
 def test_tokenizer_of_a_model_has_a_digest_of_its_rules(real_model: Path, tmp_path: Path) -> None:
-    """One rule more is another tokenizer; loading it twice is the same."""
+    """One more rule changes the digest; loading the tokenizer twice does not."""
     codec = hub.load_codec(str(real_model))
     assert codec.digest == hub.load_codec(str(real_model)).digest
     for path in real_model.iterdir():
@@ -273,7 +273,7 @@ def test_tokenizer_of_a_model_has_a_digest_of_its_rules(real_model: Path, tmp_pa
 def test_bad_input_leaves_2_with_one_line(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is made."""
+    """Bad input makes no folder."""
     (tmp_path / "file").write_text("")
     assert main(["preprocess", *(text.format(tmp=tmp_path) for text in arguments)]) == 2
     captured = capsys.readouterr()
@@ -283,7 +283,7 @@ def test_bad_input_leaves_2_with_one_line(
 
 
 def test_rows_made_for_a_smaller_batch_may_be_too_few(tmp_path: Path) -> None:
-    """They are found, counted, and refused."""
+    """Too few rows are found, counted and refused."""
     config = config_of(tmp_path)
     made(config)
     with pytest.raises(InputError, match="36 training rows of up to 1024 tokens are fewer than one step of 37 rows"):
@@ -292,7 +292,7 @@ def test_rows_made_for_a_smaller_batch_may_be_too_few(tmp_path: Path) -> None:
 
 
 def test_too_few_packed_rows_are_refused(tmp_path: Path) -> None:
-    """With how many there are, and nothing is kept of it."""
+    """The message says how many rows there are, and no folder stays."""
     with pytest.raises(InputError, match=r"40 rows make \d packed ones of 1024 tokens, fewer than one step of 4 rows"):
         made(config_of(tmp_path, packed=True, row_tokens=1024))
     assert [path.suffix for path in (tmp_path / "scratch").iterdir()] == [".lock"]

@@ -13,7 +13,7 @@ TOKENIZER = Tokenizer()
 
 
 def test_examples_are_a_function_of_seed_split_and_index() -> None:
-    """Asked twice the same, and every argument matters."""
+    """The same arguments give the same example, and every argument matters."""
     assert example(1, "train", 7) == example(1, "train", 7)
     assert len({example(*key) for key in [(1, "train", 7), (2, "train", 7), (1, "heldout", 7), (1, "train", 8)]}) == 4
 
@@ -59,7 +59,7 @@ def test_part_of_a_value_is_one_token() -> None:
 
 
 def test_character_without_a_token_is_refused() -> None:
-    """Nothing is dropped silently."""
+    """A character without a token is refused and not dropped."""
     with pytest.raises(KeyError, match="no token"):
         TOKENIZER.encode("Zürich")
 

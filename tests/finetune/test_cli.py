@@ -31,7 +31,7 @@ def test_every_field_can_be_overridden() -> None:
 
 
 def test_contract_options() -> None:
-    """The names that others rely on."""
+    """The names of options that the acceptance uses."""
     text = "--preset tiny --model m --dataset d --checkpoint-dir c --checkpoint-every 5 --resume auto --fault bitflip:1"
     config = parse([*text.split(), "--steps", "9"])
     expected = preset(
@@ -79,7 +79,7 @@ def test_loss_above_the_limit_leaves_1(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_failed_check_leaves_1(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without any limit on the loss."""
+    """A failed check is enough: there is no limit on the loss."""
     assert main([*OPTIONS, "--fault", "truncate-ckpt"]) == 1
     out = capsys.readouterr().out
     assert "FAIL restore" in out
@@ -126,7 +126,7 @@ def test_bad_input_leaves_2_with_one_line(arguments: list[str], message: str, ca
 
 
 def test_host_without_enough_memory_leaves_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where the CPU computes; another RuntimeError stays what it is."""
+    """Too little memory on a CPU is bad input; another RuntimeError stays a crash."""
     monkeypatch.setattr(steps, "window", lambda *_: torch.empty(1 << 60, dtype=torch.uint8))
     assert main(OPTIONS) == 2
     error = capsys.readouterr().err
@@ -138,7 +138,7 @@ def test_host_without_enough_memory_leaves_2(monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_wrong_usage_leaves_2(capsys: pytest.CaptureFixture[str]) -> None:
-    """An option that is none, and a value that is none."""
+    """An unknown option and an invalid value."""
     for arguments in (["--stepz", "3"], ["--steps", "many"]):
         with pytest.raises(SystemExit) as left:
             main(arguments)
@@ -147,7 +147,7 @@ def test_wrong_usage_leaves_2(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_wrong_usage_is_said_by_rank_0_only(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The others leave silently, and not before it: torchrun ends rank 0 when they have left."""
+    """Other ranks exit silently and after rank 0: torchrun ends rank 0 when they have exited."""
     monkeypatch.setenv("RANK", "1")
     waited_s: list[float] = []
     monkeypatch.setattr(options.time, "sleep", waited_s.append)
@@ -166,7 +166,7 @@ def test_environment_is_set_before_cuda_starts(capsys: pytest.CaptureFixture[str
 
 
 def test_help_lists_faults(capsys: pytest.CaptureFixture[str]) -> None:
-    """They are documented as a self-test."""
+    """The faults are documented as a self-test."""
     with pytest.raises(SystemExit) as left:
         main(["--help"])
     assert left.value.code == 0

@@ -51,13 +51,13 @@ def world(name: str, kind: str, folder: Path, **settings: Any) -> dict[str, Any]
 
 def rows_of(folder: Path, name: str, ranks: int) -> dict[int, list[int]]:
     """The rows that all ranks of a run trained on, by step, sorted."""
-    told = [json.loads((folder / f"{name}.{rank}.json").read_text())["rows"] for rank in range(ranks)]
-    return {int(step): sorted(number for rows in told for number in rows[step]) for step in told[0]}
+    by_rank = [json.loads((folder / f"{name}.{rank}.json").read_text())["rows"] for rank in range(ranks)]
+    return {int(step): sorted(number for rows in by_rank for number in rows[step]) for step in by_rank[0]}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where all of them save."""
+    """The folder of all checkpoints."""
     return tmp_path_factory.mktemp("worlds")
 
 
@@ -118,7 +118,7 @@ def test_each_row_is_read_as_often_as_without_a_change(
 
 @pytest.mark.parametrize("name", OWN)
 def test_rows_of_a_step_are_kept(outcomes: dict[str, dict[str, Any]], name: str) -> None:
-    """With the losses; and it is said."""
+    """The losses are kept too, and a note says so."""
     changed, whole = outcomes[name], outcomes[OWN[name][0]]
     assert (changed["resumed_at"], changed["step_rows"]) == (3, 12)
     assert changed["losses"] == pytest.approx(whole["losses"], rel=1e-5)
@@ -126,7 +126,7 @@ def test_rows_of_a_step_are_kept(outcomes: dict[str, dict[str, Any]], name: str)
 
 
 def test_ranks_that_cannot_share_the_rows_of_a_step_are_refused(outcomes: dict[str, dict[str, Any]], folder: Path) -> None:
-    """9 rows and two ranks, on both; what is there stays."""
+    """9 rows and two ranks are refused on both, and the checkpoint stays."""
     assert outcomes["unshared"] == {}
     said, _ = (json.loads((folder / f"unshared.{rank}.json").read_text())["error"] for rank in (0, 1))
     assert "trained on 9 rows a step, which 2 ranks cannot share: resume it with a number of ranks that divides 9" in said
@@ -135,20 +135,20 @@ def test_ranks_that_cannot_share_the_rows_of_a_step_are_refused(outcomes: dict[s
 
 @pytest.mark.parametrize("name", ["changed", "changed-again"])
 def test_base_that_changed_is_no_less_changed_for_a_restart(outcomes: dict[str, dict[str, Any]], name: str) -> None:
-    """Which loads a fresh one, and finds nothing wrong with that."""
+    """The restarted run loads a fresh base, which is healthy; the failure is carried all the same."""
     check = outcomes[name]["checks"]["base_digest"]
     assert (check["passed"], check["ranks"]) == (False, [1])
     assert check["detail"].startswith("frozen weights of rank 1 have other bits than before training")
 
 
 def test_run_that_was_stopped_has_looked_at_its_base(outcomes: dict[str, dict[str, Any]]) -> None:
-    """Between the ranks at its beginning, and once more when it stopped."""
+    """A stopped run compares the base between the ranks at its start, and once more at its stop."""
     assert outcomes["stopped"]["stopped"]
     assert outcomes["stopped"]["checks"]["base_digest"] == {"passed": True, "detail": "2 of 2 looks", "ranks": []}
 
 
 def test_ranks_that_differ_are_not_saved(outcomes: dict[str, dict[str, Any]], folder: Path) -> None:
-    """From step 10 on, and no digest was due: the last two good ones stay."""
+    """The ranks differ from step 10 on, before a digest is due: the last two good checkpoints stay."""
     assert sorted(path.name for path in (folder / "apart").glob("step-*")) == ["step-6", "step-9"]
     (note,) = outcomes["apart"]["notes"]
     assert "no checkpoint of steps 12, 15: adapter_digest: adapters and optimiser after step 12: ranks 0 and 1 differ" in note
@@ -166,7 +166,7 @@ def test_failure_of_the_end_is_remembered_over_a_restart(outcomes: dict[str, dic
 
 
 def test_disk_that_refuses_the_marker_ends_all_ranks(outcomes: dict[str, dict[str, Any]], folder: Path) -> None:
-    """Rank 0 alone writes it; the other one must not wait for it."""
+    """Only rank 0 writes the marker; the other rank must not wait for it."""
     assert outcomes["full"] == {}
     first, second = (json.loads((folder / f"full.{rank}.json").read_text())["error"] for rank in (0, 1))
     assert "step-3 cannot be written: no space left for _SUCCESS" in first
@@ -181,7 +181,7 @@ def test_worlds_agree_at_all(outcomes: dict[str, dict[str, Any]]) -> None:
 
 
 def test_signal_to_one_rank_stops_all_with_a_checkpoint(outcomes: dict[str, dict[str, Any]]) -> None:
-    """Heard by rank 1 after step 3, on_any_rank on after the next window, saved at its end."""
+    """Rank 1 receives the signal after step 3; all ranks stop and save after the next window."""
     stopped = outcomes["stopped"]
     assert stopped["stopped"]
     assert stopped["steps"] == 6
@@ -189,7 +189,7 @@ def test_signal_to_one_rank_stops_all_with_a_checkpoint(outcomes: dict[str, dict
 
 
 def test_stopped_run_goes_on_to_the_same_end(outcomes: dict[str, dict[str, Any]]) -> None:
-    """To the bit, at the same world size."""
+    """The end is the same to the bit, at the same world size."""
     went_on, whole = outcomes["went-on"], outcomes["not-stopped"]
     assert went_on["resumed_at"] == 6
     assert not went_on["stopped"]

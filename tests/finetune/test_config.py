@@ -1,4 +1,4 @@
-"""Presets, settings, faults, and how fast a wrong one is refused."""
+"""Presets, settings and faults, and that a wrong one is refused before torch is loaded."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from finetune_smoke.settings.config import FAULTS, PRESETS, Config, InputError, 
 
 
 def test_class_defaults_are_preset_tiny() -> None:
-    """But for the spread, which two processes on two busy cores do not keep."""
+    """Except for the spread, which two processes on two busy cores exceed."""
     assert dataclasses.replace(preset("tiny"), spread_limit=1.25) == Config()
 
 
@@ -77,7 +77,7 @@ def test_presets_promise_a_loss_unless_they_are_for_throughput() -> None:
     ],
 )
 def test_wrong_setting_is_refused(settings: dict[str, object], message: str) -> None:
-    """With what is known or needed."""
+    """The message says what is known or needed."""
     with pytest.raises(InputError, match=message):
         preset(**{"name": "tiny", **settings})  # type: ignore[arg-type]  # wrong on purpose
 
@@ -93,7 +93,7 @@ def test_reference_presets_are_the_published_recipe() -> None:
 
 
 def test_every_fault_can_be_asked_for() -> None:
-    """With and without a rank."""
+    """A fault is parsed with and without a rank."""
     for name in FAULTS:
         assert parse_fault(name) == (name, None)
         assert parse_fault(f"{name}:3") == (name, 3)

@@ -95,7 +95,7 @@ def test_words_of_yaml_1_1_are_text(tmp_path: Path) -> None:
 def test_what_does_not_belong_there_is_refused(
     content: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In one line with file and line, and exit code 2."""
+    """The message is one line with file and line, the exit code 2."""
     assert main(["--config", str(written(tmp_path, content))]) == 2
     captured = capsys.readouterr()
     assert message in captured.err
@@ -104,7 +104,7 @@ def test_what_does_not_belong_there_is_refused(
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
-    """A directory; a device would never end."""
+    """A directory is refused, and a device, which would never end."""
     for path in (str(tmp_path), "/dev/zero"):
         with pytest.raises(InputError, match="not a regular file"):
             parse(["--config", path])
@@ -144,7 +144,7 @@ def test_commands_read_it_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_file_that_is_wrong_on_one_node_is_said_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the time in which rank 0, had it found the same, would have ended the run."""
+    """The rank waits first: rank 0 would have ended the run meanwhile if it had found the same."""
     monkeypatch.setenv("RANK", "5")
     waited_s: list[float] = []
     monkeypatch.setattr(options.time, "sleep", waited_s.append)
@@ -154,7 +154,7 @@ def test_file_that_is_wrong_on_one_node_is_said_there(tmp_path: Path, monkeypatc
 
 
 class Others(Ranks):
-    """A rank whose peers have these settings."""
+    """A rank whose other ranks have these settings."""
 
     __slots__ = ()
 

@@ -1,4 +1,4 @@
-"""FSDP2's gathers by copy engines: what FSDP2 and NCCL are asked for. That no SM moves a byte is seen on GPUs only."""
+"""FSDP2's gathers by copy engines: the calls to FSDP2 and NCCL. Only a GPU shows that no SM moves a byte."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SHARDED = {**QUICK, "layers": 2, "strategy": "fsdp", "greedy_rows": 0}
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
-    """By run: the outcome, and what rank 1 was told."""
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """By run: the outcome, and the report of rank 1."""
     folder = tmp_path_factory.mktemp("gathers")
     asked = {**SHARDED, "fsdp_gather": "copy-engines"}
     worlds = [
@@ -41,9 +41,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[dict[str, 
 
 
 @pytest.mark.parametrize("name", ["engines", "offload"])
-def test_every_layer_is_gathered_so(told: dict[str, Any], name: str) -> None:
+def test_every_layer_is_gathered_so(reports: dict[str, Any], name: str) -> None:
     """In training, audits and evaluation, to the same bits; afterwards the communicator is gone."""
-    (plain, none), (outcome, one) = told["kernels"], told[name]
+    (plain, none), (outcome, one) = reports["kernels"], reports[name]
     assert outcome["losses"] == plain["losses"]
     assert outcome["adapter_digest"] == plain["adapter_digest"]
     assert all(check["passed"] for check in outcome["checks"].values())
@@ -53,9 +53,9 @@ def test_every_layer_is_gathered_so(told: dict[str, Any], name: str) -> None:
     assert gathered["ended"] == 1
 
 
-def test_ranks_without_a_gpu_are_refused(told: dict[str, Any]) -> None:
-    """Before anything is loaded."""
-    assert told["cpu"][1]["error"] == "fsdp_gather copy-engines cannot be had here: there is no GPU"
+def test_ranks_without_a_gpu_are_refused(reports: dict[str, Any]) -> None:
+    """The ranks are refused before anything is loaded."""
+    assert reports["cpu"][1]["error"] == "fsdp_gather copy-engines cannot be had here: there is no GPU"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_ranks_without_a_gpu_are_refused(told: dict[str, Any]) -> None:
 def test_what_is_in_the_way(
     device: str, hosts: int, nccl: tuple[int, ...], why_not: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One host, GPUs, and an NCCL that can."""
+    """Copy engines need one host, GPUs and a recent NCCL."""
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: nccl)
     monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(NCCL_CTA_POLICY_ZERO=2), raising=False)
     ranks = SimpleNamespace(device=torch.device(device), gather=lambda mine: [mine, [mine[0] + hosts - 1]])
@@ -78,14 +78,14 @@ def test_what_is_in_the_way(
 
 
 def test_torch_that_cannot_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever NCCL was put beside it."""
+    """An old torch is refused with any NCCL."""
     monkeypatch.setattr(dist, "ProcessGroupNCCL", SimpleNamespace(), raising=False)
     ranks = SimpleNamespace(device=torch.device("cuda"), gather=lambda mine: [mine, mine])
     assert copy_engine_gather.obstacle(cast("Any", ranks)) == f"torch {torch.__version__} cannot ask NCCL for it, 2.11 can"
 
 
 class Steps:
-    """What was done, in order, by stand-ins for what only a GPU has."""
+    """The calls, in order, to stand-ins for GPU functions."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.done: list[str] = []
@@ -121,13 +121,13 @@ class Steps:
 
 
 def ranks_on_gpus() -> Ranks:
-    """One of two, whose device does nothing."""
+    """One of two ranks, with a device that does nothing."""
     wait = {"wait": lambda: None}
     return cast("Ranks", SimpleNamespace(device=torch.device("cuda", 1), **wait))
 
 
 def test_communicator_asks_for_no_ctas_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Unless the training within ends badly: peers may still be in a gather."""
+    """The communicator stays after an error: other ranks may still be in a gather."""
     steps = Steps(monkeypatch)
     with copy_engine_gather.copy_engines(ranks_on_gpus()):
         pass
@@ -139,7 +139,7 @@ def test_communicator_asks_for_no_ctas_and_goes(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_output_lies_in_registered_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is registered before it is gathered into, on NCCL's stream, by our group and not by FSDP2's."""
+    """The output is registered before the gather, which runs on NCCL's stream, in our group and not in FSDP2's."""
     steps = Steps(monkeypatch)
     theirs = cast("Any", SimpleNamespace(group_name="theirs"))
     with copy_engine_gather.copy_engines(ranks_on_gpus()) as gather:

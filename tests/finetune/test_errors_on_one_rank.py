@@ -1,4 +1,4 @@
-"""What one rank alone meets ends all of them, and its words are said: nobody waits for it in a collective."""
+"""An error on one rank ends all ranks with its message: no rank waits in a collective."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ CHEAP = {**QUICK, "audit_every": 0, "restore_check": False, "greedy_rows": 0}
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """By run: what each of the two ranks was told."""
+def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """By run: the report of each of the two ranks."""
     folder = tmp_path_factory.mktemp("together")
     adapters = [f"--adapter={folder / name / 'final'}" for name in ("long", "other")]
     copy = [(str(folder / "long" / "final"), str(folder / "twin"))]
@@ -36,35 +36,35 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, A
     return {name: [json.loads((folder / f"{name}.{rank}.json").read_text()) for rank in (0, 1)] for name in pairs}
 
 
-def test_row_that_is_no_good(told: dict[str, list[dict[str, Any]]]) -> None:
-    """Met by one rank in the midst of the training."""
-    assert [rank["error"] for rank in told["row"]] == [ELSEWHERE, "an example has 99 tokens: more than row_tokens = 64"]
+def test_row_that_is_no_good(reports: dict[str, list[dict[str, Any]]]) -> None:
+    """One rank reads a bad row in the middle of the training."""
+    assert [rank["error"] for rank in reports["row"]] == [ELSEWHERE, "an example has 99 tokens: more than row_tokens = 64"]
 
 
-def test_restore_that_cannot_be_tried(told: dict[str, list[dict[str, Any]]]) -> None:
+def test_restore_that_cannot_be_tried(reports: dict[str, list[dict[str, Any]]]) -> None:
     """One node's temporary folder is full."""
-    assert [rank["error"] for rank in told["room"]] == [ELSEWHERE, "no room for a temporary folder"]
+    assert [rank["error"] for rank in reports["room"]] == [ELSEWHERE, "no room for a temporary folder"]
 
 
-def test_stale_adapter_on_a_node(told: dict[str, list[dict[str, Any]]]) -> None:
-    """The shares of two adapters are those of none."""
-    assert [rank["code"] for rank in told["stale"]] == [2, 2]
-    assert "rank 1 has another adapter, or other prompts, than rank 0" in told["stale"][0]["error"]
+def test_stale_adapter_on_a_node(reports: dict[str, list[dict[str, Any]]]) -> None:
+    """Shares over two different adapters would describe neither."""
+    assert [rank["code"] for rank in reports["stale"]] == [2, 2]
+    assert "rank 1 has another adapter, or other prompts, than rank 0" in reports["stale"][0]["error"]
 
 
-def test_the_same_adapter_elsewhere(told: dict[str, list[dict[str, Any]]]) -> None:
+def test_the_same_adapter_elsewhere(reports: dict[str, list[dict[str, Any]]]) -> None:
     """Each node may have its own copy."""
-    assert [rank["code"] for rank in told["twins"]] == [0, 0]
+    assert [rank["code"] for rank in reports["twins"]] == [0, 0]
 
 
-def test_other_settings(told: dict[str, list[dict[str, Any]]]) -> None:
-    """Which would be other prompts."""
-    assert [rank["code"] for rank in told["prompts"]] == [2, 2]
-    assert "rank 1 was given another heldout_rows than rank 0" in told["prompts"][0]["error"]
+def test_other_settings(reports: dict[str, list[dict[str, Any]]]) -> None:
+    """Another seed would give other prompts."""
+    assert [rank["code"] for rank in reports["prompts"]] == [2, 2]
+    assert "rank 1 was given another heldout_rows than rank 0" in reports["prompts"][0]["error"]
 
 
-def test_checkpoints_that_one_node_does_not_have(told: dict[str, list[dict[str, Any]]]) -> None:
-    """Said by the rank that looked for them."""
-    assert [rank["code"] for rank in told["absent"]] == [2, 2]
-    assert ELSEWHERE in told["absent"][0]["error"]
-    assert "no complete checkpoint in" in told["absent"][1]["error"]
+def test_checkpoints_that_one_node_does_not_have(reports: dict[str, list[dict[str, Any]]]) -> None:
+    """The rank that misses the file prints the message."""
+    assert [rank["code"] for rank in reports["absent"]] == [2, 2]
+    assert ELSEWHERE in reports["absent"][0]["error"]
+    assert "no complete checkpoint in" in reports["absent"][1]["error"]

@@ -1,4 +1,4 @@
-"""Each check on its own: what it lets pass, what it catches, whom it names."""
+"""Each check by itself: what it passes, what it catches, and the ranks it names."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def test_majority_of_three_names_the_odd_rank() -> None:
-    """From three ranks on."""
+    """Three and more ranks have a majority."""
     assert difference([7, 7, 7]) == (None, ())
     assert difference([7, 8, 7]) == ("rank 1 of 3 not like the others", (1,))
     assert difference([7, 8, 7, 7, 9]) == ("ranks 1, 4 of 5 not like the others", (1, 4))
@@ -49,7 +49,7 @@ def test_equal_values_pass_and_one_rank_is_not_compared() -> None:
 
 
 def test_one_failure_among_passes_is_kept() -> None:
-    """A check that failed once has failed, whatever comes after; the first problem is told."""
+    """A check that failed once has failed; its detail is the first problem."""
     record = checks_over(0)
     record.record("data_digest", problem=None)
     record.record("data_digest", problem="step 10: rank 1", at_fault=[1])
@@ -62,7 +62,7 @@ def test_one_failure_among_passes_is_kept() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
 def test_digest_sees_any_one_bit(dtype: torch.dtype) -> None:
-    """Of any element of any type, in odd sizes."""
+    """The digest changes with any bit of any element of any type, in odd sizes too."""
     values = torch.arange(37).to(dtype)
     before = digest([values])
     assert digest([values.clone()]) == before
@@ -82,7 +82,7 @@ def test_digest_sees_signs_that_flip_together(changed: tuple[int, ...]) -> None:
 
 
 def test_digest_sees_values_changing_places() -> None:
-    """Within a tensor and between tensors."""
+    """The digest changes if values change places within a tensor or between tensors."""
     a, b = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([5.0, 6.0])
     assert digest([a, b]) != digest([a.flip(0), b])
     assert digest([a, b]) != digest([b, a])
@@ -99,7 +99,7 @@ def test_digest_of_large_tensors_is_taken_in_parts(monkeypatch: pytest.MonkeyPat
 
 
 def test_audit_of_a_rank_alone_compares_it_with_itself() -> None:
-    """A rank that does not repeat itself is caught without any other."""
+    """A rank that does not repeat itself is caught without other ranks."""
     values = iter(range(100))
 
     def unsteady() -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -116,7 +116,7 @@ def test_audit_of_a_rank_alone_compares_it_with_itself() -> None:
 
 
 def test_kernel_without_a_repeatable_form_is_said() -> None:
-    """Rather than compared; any other error stays what it is."""
+    """An unrepeatable kernel is bad input; any other error stays a crash."""
     for message, expected in (("cumsum does not have a deterministic implementation", InputError), ("other", RuntimeError)):
 
         def fail(message: str = message) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -132,7 +132,7 @@ class Alone:
     world_size = 1
 
     def gather(self, values: list[int]) -> list[list[int]]:
-        """Just that."""
+        """The values of this rank."""
         return [values]
 
 
@@ -193,7 +193,7 @@ def test_all_reduce_that_loses_a_bit_is_seen(monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_rows_other_than_demanded_name_their_reader(everyone: list[tuple[int, ...]], at_fault: list[int]) -> None:
-    """And rows read twice name both readers; they are told apart by number, since texts may be equal."""
+    """Rows that are read twice name both readers. Rows are identified by number, because texts may be equal."""
     record = checks_over(*everyone)
     exact.record_rows_read(record, step=0, read=(0, 0), demanded=(0, 0))
     assert only_result(record, "data_digest")["passed"] == (not at_fault)
@@ -235,7 +235,7 @@ def test_weight_that_is_no_number_is_caught(value: float) -> None:
 def test_replays_name_the_odd_rank(
     once: list[list[int]], again: list[list[int]] | None, detail: str | None, at_fault: list[int]
 ) -> None:
-    """As the audit does."""
+    """The replays name the rank as the audit does."""
     record = checks_over(0)
     exact._judge_replays(record, 50, [once, again or once])
     found = only_result(record, "graph_lock_step")
@@ -268,7 +268,7 @@ def replays(*looks: list[int]) -> tuple[Checks, list[int]]:
 
 
 def test_replays_that_agree_are_made_twice() -> None:
-    """What costs a healthy run no more."""
+    """A healthy run makes no further replays."""
     record, made = replays([7, 7, 7], [7, 7, 7])
     assert only_result(record, "graph_lock_step")["passed"]
     assert len(made) == exact.FEWEST_REPLAYS
@@ -283,13 +283,13 @@ def test_kernels_that_differ_now_and_then_blame_nobody() -> None:
 
 
 def test_the_one_rank_that_does_not_repeat_itself_is_named() -> None:
-    """All others do, ten times."""
+    """All other ranks repeat themselves, ten times."""
     record, _ = replays([7, 7, 7, 9], *[[7, 7, 7, 7]] * 9)
     assert only_result(record, "graph_lock_step")["ranks"] == [3]
 
 
 def test_what_was_left_out_still_fails_if_it_failed() -> None:
-    """A reason not to look excuses nothing."""
+    """A failed check counts even if it was left out at another time."""
     record = checks_over(0)
     record.record("graph_lock_step", problem="rank 1", at_fault=[1])
     record.leave_out("graph_lock_step", why="cannot be compared")
@@ -298,7 +298,7 @@ def test_what_was_left_out_still_fails_if_it_failed() -> None:
 
 
 def test_adapter_that_never_changed_is_caught() -> None:
-    """By its fingerprint."""
+    """The adapter's fingerprint did not change."""
     record = Checks(cast("Ranks", Alone()))
     start = fingerprints([torch.zeros(4), torch.ones(4)])
     exact.record_moved(record, before=start, now=fingerprints([torch.full((4,), 1e-20), torch.ones(4) + 1e-3]))

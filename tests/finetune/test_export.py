@@ -85,7 +85,7 @@ def test_adapter_of_another_scale_fails_the_check(
 
 
 def test_other_content_is_not_overwritten(tmp_path: Path) -> None:
-    """A directory of somebody else's, before anything is trained."""
+    """A directory with other files is refused before anything is trained."""
     (tmp_path / "thesis.txt").write_text("x")
     with pytest.raises(InputError, match="is not empty: name another, or move it away"):
         finetune(preset("tiny", **CHEAP, output=str(tmp_path)))
@@ -93,7 +93,7 @@ def test_other_content_is_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:
-    """And one above it."""
+    """A file is refused as the directory and as its parent."""
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is a file: the adapter needs a directory"):
         finetune(preset("tiny", **CHEAP, output=str(tmp_path / "file")))
@@ -132,7 +132,7 @@ NEW, OLD = ".final.finetune_smoke-new", ".final.finetune_smoke-old"
 def test_run_killed_while_it_replaced_its_adapter_is_resumed(
     state: str, ended: tuple[Path, dict[str, Any]], tmp_path: Path
 ) -> None:
-    """Whatever it left; the last is what earlier versions left."""
+    """Each state that a kill leaves; the last one is from earlier versions."""
     folder = tmp_path / "checkpoints"
     shutil.copytree(ended[0], folder)
     final = folder / "final"
@@ -158,7 +158,7 @@ def test_run_killed_while_it_replaced_its_adapter_is_resumed(
 
 
 def test_older_adapter_that_was_moved_aside_comes_back(ended: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
-    """Also for a run that may not replace it, which is then refused."""
+    """The old adapter comes back also for a run that may not replace it and is refused."""
     shutil.copytree(ended[0] / "final", tmp_path / ".adapter.finetune_smoke-old")
     with pytest.raises(InputError, match="adapter is not empty: name another"):
         finetune(preset("tiny", **ended[1], output=str(tmp_path / "adapter")))
@@ -169,7 +169,7 @@ def test_each_moment_of_a_replacement_can_be_mended(tmp_path: Path, monkeypatch:
     """Killed before its first, second, ... change of the disk: afterwards the old or the new adapter is there, whole."""
 
     class Killed(BaseException):
-        """Nothing after it runs."""
+        """Stop here: nothing after this call runs."""
 
     def make(folder: Path, text: str) -> None:
         folder.mkdir()
@@ -207,7 +207,7 @@ def test_each_moment_of_a_replacement_can_be_mended(tmp_path: Path, monkeypatch:
 
 
 def test_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
-    """What only looks like remains beside --output: earlier versions wrote NAME.tmp."""
+    """A folder NAME.tmp beside --output is not ours; earlier versions wrote such a name."""
     (tmp_path / "adapter.tmp").mkdir()
     (tmp_path / "adapter.tmp" / "thesis.txt").write_text("x")
     finetune(preset("tiny", **{**CHEAP, "steps": 1, "restore_check": False}, output=str(tmp_path / "adapter")))
@@ -246,7 +246,7 @@ class Writer:
 
 
 def test_curves_for_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every step once, also where a resumed run goes on."""
+    """Every step is written once, also by a resumed run."""
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=Writer))
     settings = {**CHEAP, "checkpoint_dir": str(tmp_path), "checkpoint_every": 3, "tensorboard": str(tmp_path / "board")}
     outcome = finetune(preset("tiny", **settings))
@@ -262,7 +262,7 @@ def test_curves_for_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_missing_tensorboard_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is trained, with what to install."""
+    """The run is refused before anything is trained, and the message names the package."""
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(InputError, match=r"--tensorboard needs the package tensorboard \(pip install tensorboard\)"):
         finetune(preset("tiny", **CHEAP, tensorboard=str(tmp_path)))

@@ -89,13 +89,13 @@ def test_nothing_is_found_where_nothing_is_wrong(outcomes: dict[str, dict[str, A
 
 
 def test_replayed_steps_learn_what_eager_ones_do(outcomes: dict[str, dict[str, Any]]) -> None:
-    """So what was compared are the steps of this run."""
+    """The replayed steps are those of this run."""
     assert outcomes["replayed"]["losses"] == pytest.approx(outcomes["clean"]["losses"], rel=1e-5)
 
 
 @pytest.mark.parametrize("fault", ["lr0", "frozen"])
 def test_adapters_that_do_not_learn_are_seen(outcomes: dict[str, dict[str, Any]], fault: str) -> None:
-    """On all ranks, as they are on all; the ranks agree about everything else."""
+    """The check names all ranks; they agree about everything else."""
     assert failed(outcomes[fault]) == {"adapters_moved"}
     assert outcomes[fault]["checks"]["adapters_moved"]["ranks"] == [0, 1, 2]
 

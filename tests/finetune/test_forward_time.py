@@ -1,4 +1,4 @@
-"""Whose time a forward's is, the GPU's or that of the host core that issues its kernels."""
+"""Whether a forward's time is the GPU's or that of the host core that issues its kernels."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Rank:
         self.busy = True
 
     def wait(self) -> None:
-        """Until the device is done, if it is at work."""
+        """Wait until the device is done, if it is busy."""
         self.now_s += self.after_s * self.busy
         self.busy = False
 
 
 def timed(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> forward_time.ForwardTime:
-    """What its forward takes."""
+    """The time of its forward."""
     monkeypatch.setattr(forward_time, "time", SimpleNamespace(perf_counter=rank.clock, thread_time=rank.clock))
     return forward_time._timed(cast("TrainingRun", SimpleNamespace(ranks=rank)), rank.forward)
 
@@ -74,7 +74,7 @@ def test_slow_rank_is_named(forward_ms: list[float], at_fault: list[int]) -> Non
 
 
 def test_one_rank_has_no_spread() -> None:
-    """Not recorded at all."""
+    """The check is not recorded for a single rank."""
     record = checks_over((10.0, 0.0))
     forward_time.record_spread(record, forward=forward_time.ForwardTime(ms=10.0), limit=1.25)
     assert record.results() == {}
@@ -89,7 +89,7 @@ def test_one_rank_has_no_spread() -> None:
     ],
 )
 def test_who_is_slow_by_its_launches_is_not_blamed(times: tuple[tuple[float, float], ...], named: str) -> None:
-    """Nothing is told of their GPUs, and the reason names the ranks."""
+    """The check is left out, and the reason names the ranks."""
     record = checks_over(*times)
     forward_time.record_spread(record, forward=forward_time.ForwardTime(ms=26.3), limit=1.25)
     assert record.results() == {}
@@ -104,7 +104,7 @@ def test_launches_that_wait_for_a_slow_gpu_excuse_nothing() -> None:
 
 
 def test_the_time_told_is_that_of_who_is_blamed() -> None:
-    """Not that of a rank that is excused."""
+    """The time in the detail is that of the slow rank, not that of an excused one."""
     record = checks_over((26.3, 26.2), (80.0, 79.9), (60.0, 26.0), (26.9, 26.8))
     forward_time.record_spread(record, forward=forward_time.ForwardTime(ms=26.3, issuing_ms=26.2), limit=1.25)
     assert only_result(record, "step_time_spread")["detail"].startswith("forward of rank 2: 60.0 ms against 26.9 ms")

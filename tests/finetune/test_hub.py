@@ -28,7 +28,7 @@ SETTINGS = ["--steps=6", "--lora-rank=4", "--row-tokens=64", "--heldout-rows=4",
 
 
 def test_real_model_trains_on_a_data_set(real_model: Path, real_dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Through the same loop, on all tokens, which the summary says; there are no calls to be exact about."""
+    """The model trains in the same loop, on all tokens, which the summary says; there are no calls to generate."""
     assert main(["--model", str(real_model), "--dataset", str(real_dataset), *SETTINGS, "--learning-rate=0.01"]) == 0
     out = capsys.readouterr().out
     found = json.loads(out.splitlines()[-1].removeprefix("RESULT "))
@@ -55,7 +55,7 @@ def cached(root: Path, kind: str, content: Path) -> None:
 
 
 def test_ids_are_found_in_the_hub_cache_offline(real_model: Path, real_dataset: Path, tmp_path: Path) -> None:
-    """As on a node without a network whose cache was filled before."""
+    """The node has no network, and a filled cache."""
     cached(tmp_path, "model", real_model)
     cached(tmp_path, "dataset", real_dataset)
     environment = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(REPOSITORY)}
@@ -134,13 +134,13 @@ def test_token_without_an_embedding_is_refused(
 
 
 def test_tokenizer_without_an_end_token_is_refused(real_model: Path, tmp_path: Path) -> None:
-    """Says what to set and where."""
+    """The message says what to set and where."""
     with pytest.raises(InputError, match="has no end token: set eos_token in its tokenizer_config"):
         hub.load_codec(str(without(real_model, tmp_path / "model", "pad_token", "eos_token")))
 
 
 def test_directory_without_a_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In one line."""
+    """The message is one line."""
     assert main(["--model", str(tmp_path)]) == 2
     assert f"model {tmp_path}: cannot be loaded: there is no config.json in that directory" in capsys.readouterr().err
 
@@ -160,7 +160,7 @@ def test_directory_without_a_model_is_refused(tmp_path: Path, capsys: pytest.Cap
 def test_unusable_data_set_is_refused(
     real_model: Path, tmp_path: Path, content: str | None, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the file and the line."""
+    """The message has file and line."""
     if content is not None:
         (tmp_path / "rows.jsonl").write_bytes(content.encode(errors="surrogateescape"))
     assert main(["--model", str(real_model), "--dataset", str(tmp_path)]) == 2
@@ -194,7 +194,7 @@ def spoiled(model: Path, copy: Path, change: Any) -> Path:
 
 
 def test_model_with_missing_weights_is_refused(real_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They would be random numbers that transformers fills in, and the fine-tune would train on them."""
+    """The fine-tune would train on random numbers that transformers fills in."""
 
     def forget(weights: dict[str, torch.Tensor]) -> None:
         for name in [name for name in weights if "self_attn" in name]:
@@ -202,24 +202,24 @@ def test_model_with_missing_weights_is_refused(real_model: Path, tmp_path: Path,
 
     model = spoiled(real_model, tmp_path / "model", forget)
     assert main(["--model", str(model), *SETTINGS, "--row-tokens=256"]) == 2
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert "4 weights are missing from its files: model.layers.0.self_attn.k_proj.weight, " in told
-    assert told.endswith("...; fetch it again")
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert "4 weights are missing from its files: model.layers.0.self_attn.k_proj.weight, " in message
+    assert message.endswith("...; fetch it again")
 
 
 def test_weights_that_were_cut_short_are_refused(real_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A download that broke off."""
+    """An interrupted download."""
     shutil.copytree(real_model, tmp_path / "model")
     weights = tmp_path / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     assert main(["--model", str(tmp_path / "model"), *SETTINGS, "--row-tokens=256"]) == 2
-    told = capsys.readouterr().err.splitlines()[-1]
-    assert f"model {tmp_path / 'model'}: a file of weights cannot be read: " in told
-    assert told.endswith("; fetch it again")
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert f"model {tmp_path / 'model'}: a file of weights cannot be read: " in message
+    assert message.endswith("; fetch it again")
 
 
 def test_model_with_weights_of_another_shape_is_refused(real_model: Path, tmp_path: Path) -> None:
-    """Both shapes are said."""
+    """The message has both shapes."""
 
     def shrink(weights: dict[str, torch.Tensor]) -> None:
         weights["model.norm.weight"] = torch.ones(7)
@@ -241,7 +241,7 @@ def test_model_whose_head_is_its_embedding_misses_nothing(tmp_path: Path) -> Non
 
 
 def test_dropout_of_the_base_is_off_and_said(real_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It would look like a GPU that does not repeat itself."""
+    """Dropout would look like a GPU that does not repeat itself."""
     shutil.copytree(real_model, tmp_path / "model")
     settings = json.loads((tmp_path / "model" / "config.json").read_text())
     (tmp_path / "model" / "config.json").write_text(json.dumps({**settings, "attention_dropout": 0.1}))
@@ -258,9 +258,9 @@ def test_every_kind_of_dropout_is_off() -> None:
 
     sizes = {"vocab_size": 50, "n_positions": 16, "n_embd": 32, "n_layer": 1, "n_head": 2}
     gpt2 = GPT2LMHeadModel(GPT2Config(**sizes)).train()
-    told = build.without_dropout(gpt2)
-    assert told is not None
-    assert "attn_pdrop 0.1" in told
+    message = build.without_dropout(gpt2)
+    assert message is not None
+    assert "attn_pdrop 0.1" in message
     ids = torch.arange(12)[None]
     assert torch.equal(gpt2(ids).logits, gpt2(ids).logits)
     assert build.without_dropout(gpt2) is None

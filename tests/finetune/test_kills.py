@@ -1,4 +1,4 @@
-"""Kill -9 and lost ranks: what resumes ends to the bit like a run that nobody touched."""
+"""SIGKILL and lost ranks: a resumed run ends with the same bits as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def result(output: str) -> dict[str, Any]:
 
 
 def killed(folder: Path, kills: int, **settings: Any) -> dict[str, Any]:
-    """Run kill_and_resume.py; it fails by itself if an end differs."""
+    """Run kill_and_resume.py, which fails if an end differs."""
     done = subprocess.run(
         [sys.executable, SCRIPTS / "kill_and_resume.py", folder, json.dumps({**OFTEN, **settings}), str(kills), "7"],
         env=SURROUNDINGS,
@@ -69,7 +69,7 @@ def killed(folder: Path, kills: int, **settings: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_killed_three_times(tmp_path: Path, beside: bool) -> None:  # noqa: FBT001 -- parametrised
-    """At random moments of a run that saves all the time, at once or beside the training."""
+    """The kills come at random moments of a run that saves after every step, synchronously or asynchronously."""
     seen = killed(tmp_path, 3, checkpoint_async=beside, keep_checkpoints=2)
     assert seen["killed"] == 3
     assert max(seen["newest_at_kill"]) > 0
@@ -78,7 +78,7 @@ def test_killed_three_times(tmp_path: Path, beside: bool) -> None:  # noqa: FBT0
 @pytest.mark.soak
 @pytest.mark.parametrize("beside", [False, True])
 def test_killed_twenty_times(tmp_path: Path, beside: bool) -> None:  # noqa: FBT001 -- parametrised
-    """The same, longer."""
+    """The same with more kills."""
     assert killed(tmp_path, 20, checkpoint_async=beside, keep_checkpoints=2)["killed"] == 20
 
 
@@ -123,7 +123,7 @@ def end_all_below(pid: int) -> None:
 
 
 def test_torchrun_starts_again_and_the_run_goes_on(tmp_path: Path) -> None:
-    """Rank 1 kills itself after the checkpoint of step 4; no hand is needed."""
+    """Rank 1 kills itself after the checkpoint of step 4; torchrun restarts the run."""
     settings = options({**OFTEN, "steps": 6, "checkpoint_every": 2, "window_steps": 2})
     whole = torchrun("-m", "finetune_smoke", *settings, "--checkpoint-dir", tmp_path / "whole")
     again = torchrun(
@@ -138,7 +138,7 @@ def test_torchrun_starts_again_and_the_run_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_smaller_world_goes_on_when_a_node_is_lost(tmp_path: Path) -> None:
-    """Two launchers of one rank each; the second is killed, and the first goes on alone, with the same losses."""
+    """Of two launchers of one rank each the second is killed; the first continues by itself with the same losses."""
     long = {**OFTEN, "steps": 400, "checkpoint_every": 10, "window_steps": 5, "keep_checkpoints": 2}
     meeting = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=smaller"]
     meeting += [f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-conf=last_call_timeout=3,join_timeout=120"]
@@ -168,7 +168,7 @@ def test_smaller_world_goes_on_when_a_node_is_lost(tmp_path: Path) -> None:
 
 
 def wait_for(path: Path, nodes: list[subprocess.Popen[bytes]]) -> None:
-    """Until ``path`` is there, at most two minutes, and while all nodes run."""
+    """Wait until ``path`` exists, at most two minutes, and while all nodes run."""
     deadline = time.monotonic() + 120
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} did not come"

@@ -1,4 +1,4 @@
-"""The arithmetic that training has of its own: LoRA linears, the chunked loss, float8."""
+"""Our own arithmetic: LoRA linears, the chunked loss, float8."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def adapted(config: Config | None = None) -> Any:
 
 
 def loss_and_gradients(made: Any) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Of some tokens."""
+    """The loss of some tokens."""
     ids = torch.arange(48).view(2, 24)
     value = build.SummedLoss(made)(ids, torch.arange(30), torch.arange(1, 31))
     return value, list(torch.autograd.grad(value, [each for each in made.parameters() if each.requires_grad]))
@@ -66,7 +66,7 @@ def test_input_that_needs_no_gradient_gets_none() -> None:
 
 
 def test_one_linear_of_another_kind_leaves_all_to_peft() -> None:
-    """Half of them under autocast and half not would see each other's types."""
+    """Linears half under autocast and half not would see each other's types."""
     made = adapted()
     made.get_base_model().model.layers[0].mlp.up_proj.fan_in_fan_out = True
     assert not lora.take_over(made, fp8_base=False)
@@ -124,13 +124,13 @@ def test_head_with_a_bias_is_applied_as_it_is() -> None:
 
 
 def test_rows_need_no_mask() -> None:
-    """Qwen2 is told so, and computes what it would have found out; another architecture is left to look."""
+    """Qwen2 gets no masks and gives the same logits; other architectures compute their own masks."""
     made = build.SummedLoss(adapted())
     assert made.masks == {"full_attention": None}
     ids, positions = torch.arange(48).view(2, 24), torch.arange(48)
-    told = made.logits(ids, positions)
+    expected = made.logits(ids, positions)
     made.masks = None
-    torch.testing.assert_close(made.logits(ids, positions), told)
+    torch.testing.assert_close(made.logits(ids, positions), expected)
     made.inner.config.model_type = "llama"
     assert build.SummedLoss(made.model).masks is None
 
@@ -170,6 +170,6 @@ def test_base_in_float8_learns_like_the_float32_one() -> None:
 
 
 def test_float8_refuses_sizes_it_has_no_products_for() -> None:
-    """Rather than leave some linears as they are and call it float8."""
+    """Sizes without a float8 product are refused, instead of leaving some linears in bf16."""
     with pytest.raises(InputError, match=r"multiples of 16: \d of them|multiples of 16: \d are not, \[40, 40\] first"):
         finetune(preset("tiny", **{**QUICK, "hidden_size": 40, "base_dtype": "fp8"}))

@@ -76,13 +76,13 @@ def test_fault_is_caught_by_its_check(outcomes: Outcomes, fault: str) -> None:
     ("fault", "rank"), [("base-late", 1), ("wrongdata", 1), ("dupdata-of-rank-0", 0), ("truncate-ckpt", 1), ("straggler", 1)]
 )
 def test_guilty_rank_is_named_where_it_can_be_told(outcomes: Outcomes, fault: str, rank: int) -> None:
-    """These need no majority."""
+    """These checks need no majority."""
     (name,) = CAUGHT[fault]
     assert outcomes[fault][0]["checks"][name]["ranks"] == [rank]
 
 
 def test_two_ranks_cannot_say_which_differs(outcomes: Outcomes) -> None:
-    """The audit says so instead of blaming the higher rank."""
+    """The audit says so and names no rank."""
     check = outcomes["bitflip"][0]["checks"]["lock_step"]
     assert check["ranks"] == []
     assert "it takes three" in check["detail"]
@@ -135,7 +135,7 @@ def test_bad_input_is_said_once_under_torchrun() -> None:
 
 
 def test_problem_of_one_rank_is_raised_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one it concerns says what it is, the others that it was not theirs; both as an error of the input."""
+    """The rank concerned raises its message, the others name that rank; both raise InputError."""
 
     def refuse() -> None:
         raise InputError("no such directory: /data")
@@ -150,14 +150,14 @@ def test_problem_of_one_rank_is_raised_on_all(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_no_rank_waits_for_one_that_met_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever it raises: it tells the others first, and then raises what it met."""
-    told: list[list[int]] = []
+    """For any exception: the rank informs the others first, and then raises it."""
+    gathered: list[list[int]] = []
 
     def broken() -> None:
         raise ZeroDivisionError("planted")
 
     ranks = Ranks(rank=1, world_size=2, device=torch.device("cpu"))
-    monkeypatch.setattr(Ranks, "gather", lambda _self, values: told.append(list(values)) or [[0], [1]])
+    monkeypatch.setattr(Ranks, "gather", lambda _self, values: gathered.append(list(values)) or [[0], [1]])
     with pytest.raises(ZeroDivisionError, match="planted"):
         ranks.run_on_all_ranks(broken)
-    assert told == [[1]]
+    assert gathered == [[1]]

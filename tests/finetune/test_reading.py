@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, resumable at any world size, refused where they do not fit."""
+"""Checkpoints: whole or absent, resumable at any world size, refused where they do not fit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CHEAP = {**QUICK, "audit_every": 0, "greedy_rows": 0, "restore_check": False}
 
 
 def run(folder: Path, **settings: Any) -> Outcome:
-    """A quick run alone, with checkpoints in ``folder``."""
+    """A quick run of a single rank, with checkpoints in ``folder``."""
     return finetune(preset("tiny", **{**CHEAP, "checkpoint_dir": str(folder), **settings}))
 
 
@@ -47,7 +47,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
 
 @pytest.fixture
 def copied(whole: tuple[Path, Outcome], tmp_path: Path) -> Path:
-    """Its checkpoints 2 and 4, to be spoilt."""
+    """A copy of its checkpoints 2 and 4, to be damaged."""
     folder = tmp_path / "checkpoints"
     shutil.copytree(whole[0], folder)
     shutil.rmtree(folder / "step-6")
@@ -75,7 +75,7 @@ def test_resume_takes_the_newest_and_ends_the_same(copied: Path, whole: tuple[Pa
 
 
 def test_resume_at_the_end_evaluates_only(whole: tuple[Path, Outcome]) -> None:
-    """Nothing is left to train, so there is no rate to tell."""
+    """Nothing is left to train, so there is no rate."""
     resumed = run(whole[0], resume="auto")
     assert resumed.losses == whole[1].losses
     assert (resumed.tokens_per_s_per_gpu, resumed.step_ms) == (None, None)
@@ -83,7 +83,7 @@ def test_resume_at_the_end_evaluates_only(whole: tuple[Path, Outcome]) -> None:
 
 
 def test_resume_with_nothing_there_starts_at_0(tmp_path: Path, whole: tuple[Path, Outcome]) -> None:
-    """As a first run does."""
+    """The run starts at step 0."""
     assert run(tmp_path / "new", resume="auto", steps=2).losses == pytest.approx(whole[1].losses[:2], rel=1e-4)
 
 
@@ -94,14 +94,14 @@ def test_fresh_start_beside_checkpoints_is_refused(whole: tuple[Path, Outcome]) 
 
 
 def flip_a_bit(path: Path) -> None:
-    """In the middle of a file, whose size stays."""
+    """Flip a bit in the middle of a file; its size stays."""
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
 def edit_marker(checkpoint: Path, **fields: Any) -> None:
-    """Change what the marker says."""
+    """Change the marker."""
     marker = checkpoint / "_SUCCESS"
     marker.write_text(json.dumps({**json.loads(marker.read_text()), **fields}))
 
@@ -121,7 +121,7 @@ SPOILT = {
 
 @pytest.mark.parametrize("spoil", SPOILT)
 def test_incomplete_or_damaged_checkpoint_is_passed_over(copied: Path, spoil: str, whole: tuple[Path, Outcome]) -> None:
-    """The next older one is taken, which is said; the run ends as if nothing had been."""
+    """The next older one is resumed, which a note says; the run ends with the same bits."""
     newest = copied / "step-4"
     data = next(newest.glob("*.distcp"))
     spoilt: dict[str, Callable[[], object]] = {
@@ -238,7 +238,7 @@ def test_asynchronous_save_copies_before_it_returns(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:  # noqa: FBT001 -- parametrised
-    """In one line, with the rank; also when a thread finds it."""
+    """The message is one line with the rank, also if a thread meets the error."""
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -251,20 +251,20 @@ def test_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, besi
 
 @pytest.mark.parametrize(("keep", "left"), [(1, ["step-6"]), (2, ["step-4", "step-6"]), (9, ["step-2", "step-4", "step-6"])])
 def test_newest_checkpoints_are_kept(tmp_path: Path, keep: int, left: list[str]) -> None:
-    """As many as asked for."""
+    """As many as --keep-checkpoints says."""
     run(tmp_path, checkpoint_every=2, keep_checkpoints=keep)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == left
 
 
 def test_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    """Before anything is trained."""
+    """The folder is refused before anything is trained."""
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="checkpoint directory cannot be written"):
         run(tmp_path / "file")
 
 
 def test_saved_by_two_ranks_resumed_by_one(outcomes: dict[str, list[dict[str, Any]]], two_rank_checkpoints: Path) -> None:
-    """Elastic: losses go on as they would have, to 1e-5 in float32."""
+    """The losses continue as without the change of ranks, to 1e-5 in float32."""
     outcome = finetune(preset("tiny", **{**QUICK, "checkpoint_dir": str(two_rank_checkpoints), "resume": "auto"}))
     assert outcome.world_size == 1
     assert outcome.losses == pytest.approx(outcomes["checkpointed"][0]["losses"], rel=1e-5)

@@ -72,14 +72,14 @@ def test_questions_come_from_the_held_out_rows(tmp_path: Path) -> None:
 
 
 def test_data_set_without_calls_is_refused(real_model: Path, real_dataset: Path) -> None:
-    """There is nothing to be exact about."""
+    """Such a data set has no call to generate."""
     config = preset("model", model=str(real_model), dataset=str(real_dataset))
     with pytest.raises(InputError, match="none of its held-out rows has a <functioncall>"):
         generation.questions(config, hub.codec_of(config))
 
 
 class Knows:
-    """A model that writes what it is told, one row after another."""
+    """A model that writes given rows, one after another."""
 
     def __init__(self, rows: list[list[int]]) -> None:
         self.rows = rows
@@ -92,7 +92,7 @@ class Knows:
 
 
 def test_answers_are_read_up_to_the_end_token() -> None:
-    """Whatever follows it, over more than one batch of prompts."""
+    """Tokens after the end are ignored, over more than one batch of prompts."""
     config = preset("tiny", heldout_rows=70)
     codec = hub.codec_of(config)
     asked = generation.questions(config, codec)
@@ -158,7 +158,7 @@ def scores(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[st
 
 
 def test_both_kinds_of_directory_give_the_same(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The settings are those of the run, and need not be said again."""
+    """The settings are those of the run, without any on the command line."""
     table, by_checkpoint = scores([f"--checkpoint-dir={trained}"], capsys)
     _, by_peft = scores([f"--adapter={trained / 'final'}"], capsys)
     assert (by_checkpoint["command"], by_checkpoint["step"], by_peft["step"]) == ("evaluate", 6, None)
@@ -170,12 +170,12 @@ def test_both_kinds_of_directory_give_the_same(trained: Path, capsys: pytest.Cap
 
 
 def test_settings_on_the_command_line_win(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Here more prompts."""
+    """The command line asks for more prompts."""
     assert scores([f"--checkpoint-dir={trained}", "--heldout-rows=20"], capsys)[1]["base"]["prompts"] == 20
 
 
 def test_damaged_checkpoint_is_passed_over(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As a resume does."""
+    """A damaged checkpoint is passed over, as in a resume."""
     shutil.copytree(trained, tmp_path / "copy")
     part = next((tmp_path / "copy" / "step-6").glob("*.distcp"))
     content = bytearray(part.read_bytes())
@@ -203,7 +203,7 @@ def test_damaged_checkpoint_is_passed_over(trained: Path, tmp_path: Path, capsys
 def test_bad_input_leaves_2_with_one_line(
     arguments: list[str], message: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nothing is generated."""
+    """Bad input generates nothing."""
     assert main(["evaluate", *(text.format(tmp=tmp_path, trained=trained) for text in arguments)]) == 2
     captured = capsys.readouterr()
     assert message in captured.err

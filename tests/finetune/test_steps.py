@@ -29,7 +29,7 @@ PACKED = {"packed": True, "row_tokens": 128, "rows": 2}
 
 
 def run(**settings: Any) -> Outcome:
-    """A quick run alone."""
+    """A quick run of a single rank."""
     return finetune(preset("tiny", **{**CHEAP, **settings}))
 
 
@@ -40,7 +40,7 @@ def plain() -> Outcome:
 
 
 def test_time_without_a_core_is_no_slowness_of_a_rank() -> None:
-    """On a CPU that others use too: what the forward worked counts, what it waited does not."""
+    """On a shared CPU the work of the forward counts, its waits do not."""
     cpu = torch.device("cpu")
     before = steps._mark(cpu)
     time.sleep(0.5)
@@ -50,7 +50,7 @@ def test_time_without_a_core_is_no_slowness_of_a_rank() -> None:
 
 
 def test_two_passes_of_half_the_rows_are_one_of_all(plain: Outcome) -> None:
-    """The same rows a step, the same losses; the effective batch is told."""
+    """The same rows a step give the same losses; RESULT has the effective batch."""
     halves = run(rows=4, accumulation=2)
     assert halves.losses == pytest.approx(plain.losses, rel=1e-5)
     assert (halves.step_rows, plain.step_rows) == (8, 8)
@@ -58,7 +58,7 @@ def test_two_passes_of_half_the_rows_are_one_of_all(plain: Outcome) -> None:
 
 
 def test_rows_made_ahead_are_the_same_rows(plain: Outcome) -> None:
-    """By threads, to the bit."""
+    """Rows made by threads give the same bits."""
     ahead = run(loader_workers=3, prefetch=2)
     assert (ahead.losses, ahead.adapter_digest) == (plain.losses, plain.adapter_digest)
 
@@ -69,12 +69,12 @@ def test_own_forward_learns_what_pefts_does(plain: Outcome) -> None:
 
 
 def test_gradient_checkpointing_changes_no_loss(plain: Outcome) -> None:
-    """It only computes activations twice."""
+    """Checkpointing computes activations twice, with the same result."""
     assert run(gradient_checkpointing=True).losses == pytest.approx(plain.losses, rel=1e-5)
 
 
 def test_compiled_layers_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced once for all layers, evaluated and audited eagerly; how long it took is told."""
+    """Layers are traced once, evaluated and audited eagerly; compile_s has the time."""
     monkeypatch.setattr(strategy, "BACKEND", "aot_eager")
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
@@ -97,7 +97,7 @@ def test_inductor_makes_the_same_of_it() -> None:
 
 
 def test_graphs_that_cannot_be_are_left_out_with_a_note() -> None:
-    """On a CPU; the run goes on eagerly."""
+    """There is no CUDA graph on a CPU; the run continues eagerly."""
     heard: list[str] = []
     outcome = finetune(preset("tiny", **CHEAP, cuda_graph=True), progress=lambda text, _: heard.append(text))
     assert outcome.notes == ["no CUDA graph: there is no GPU; steps run eagerly"]
@@ -116,7 +116,7 @@ def test_graphs_that_cannot_be_are_left_out_with_a_note() -> None:
     ],
 )
 def test_what_a_graph_cannot_hold_is_named(settings: dict[str, Any], why: str) -> None:
-    """On a GPU; without any of it there is no obstacle."""
+    """Each of these is an obstacle on a GPU; without them there is none."""
     gpu = Ranks(rank=0, world_size=2, device=torch.device("cuda", 0))
     assert why in str(cuda_graphs.obstacle(preset("tiny", **settings), gpu))
     assert cuda_graphs.obstacle(preset("tiny"), gpu) is None
@@ -168,7 +168,7 @@ def test_flat_gradients_clip_as_torch_does() -> None:
 
 
 def test_loader_works_ahead_and_in_order() -> None:
-    """While a step is taken those after it are made; never more than asked for, never past the last."""
+    """While a step is taken, rows of the next steps are made; never more than ``ahead``, never past the last."""
     made: list[int] = []
 
     def make(step: int) -> list[batches.Row]:
@@ -186,7 +186,7 @@ def test_loader_works_ahead_and_in_order() -> None:
 
 
 def test_error_in_a_row_made_ahead_reaches_the_step() -> None:
-    """Not lost in its thread."""
+    """An error of a thread is raised by take()."""
 
     def make(step: int) -> list[batches.Row]:
         raise KeyError(step)
@@ -197,7 +197,7 @@ def test_error_in_a_row_made_ahead_reaches_the_step() -> None:
 
 @pytest.mark.parametrize("settings", [{}, {"gradient_checkpointing": True}])
 def test_out_of_memory_names_what_to_change(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not what is changed already."""
+    """The message names no setting that is changed already."""
 
     def full(*_: object) -> None:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has ...")
@@ -210,7 +210,7 @@ def test_out_of_memory_names_what_to_change(settings: dict[str, Any], monkeypatc
 
 
 def test_out_of_memory_leaves_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """As other input that cannot be used: one line, no traceback."""
+    """Too little memory is bad input: one line, no traceback."""
 
     def full(*_: object) -> None:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
@@ -249,7 +249,7 @@ def test_audits_that_never_looked_are_left_out(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="trains, and its stand-in takes the place of a GPU")
 def test_model_that_cannot_be_captured_trains_eagerly(plain: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It asks its device for a number in the forward, say; that is seen at the capture only."""
+    """For example its forward reads a number from the device, which only a capture shows."""
 
     def refuse(*_: object) -> None:
         with cuda_graphs.capturing(cast("Any", None)):
@@ -294,7 +294,7 @@ def test_pool_that_torch_has_ended_is_left_alone(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_failed_capture_on_a_gpu_leaves_nothing_behind() -> None:
-    """Neither memory nor a generator that waits for an end."""
+    """No memory is kept, and the generator works."""
     number = torch.ones((), device="cuda")
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
@@ -317,7 +317,7 @@ def test_failed_capture_on_a_gpu_leaves_nothing_behind() -> None:
 
 
 def test_capture_that_another_rank_refuses_is_dropped() -> None:
-    """All ranks replay, or none."""
+    """All ranks replay, or none does."""
     run = SimpleNamespace(ranks=SimpleNamespace(gather=lambda _: [[0], [1]], world_size=2))
     patch = pytest.MonkeyPatch()
     with patch.context() as within:
@@ -334,7 +334,7 @@ def test_batch_with_too_many_predictions_is_cut_to_the_room() -> None:
 
 
 def test_fault_of_the_last_step_is_seen() -> None:
-    """Far from any multiple of --audit-every and --digest-every."""
+    """The last step is no multiple of --audit-every and --digest-every."""
     late = run(fault="bitflip-late", audit_every=50, digest_every=50)
     assert [name for name, check in late.checks.items() if not check["passed"]] == ["lock_step"]
     assert "at step 6" in late.checks["lock_step"]["detail"]

@@ -1,4 +1,4 @@
-"""Signals: a flag until the ranks agree, a checkpoint, an exit code of its own, and the old handlers afterwards."""
+"""Signals: a flag until the ranks exchange it, a checkpoint, exit code 3, and the old handlers afterwards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in QUICK.items(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_signal_is_remembered_and_handlers_come_back(number: signal.Signals) -> None:
-    """The process goes on; what was there before is there afterwards."""
+    """The process continues; the earlier handlers are back afterwards."""
     before = signal.getsignal(number)
     with stopping.handle_signals(wanted=True) as stop:
         assert not stop.on_any_rank(ALONE)
@@ -35,7 +35,7 @@ def test_signal_is_remembered_and_handlers_come_back(number: signal.Signals) -> 
 
 
 def test_nothing_is_touched_without_a_place_to_save() -> None:
-    """A run that could not be resumed ends as it always did."""
+    """Without a checkpoint directory a signal ends the run at once."""
     before = signal.getsignal(signal.SIGTERM)
     with stopping.handle_signals(wanted=False) as stop:
         assert signal.getsignal(signal.SIGTERM) == before
@@ -59,13 +59,13 @@ def test_other_threads_may_run_it_too() -> None:
 def test_stopped_run_leaves_3_and_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """RESULT says so, a loss limit is not judged, and the next start goes on."""
-    told = loop._progress_text
+    """RESULT says so, the loss limit is not judged, and the next start resumes."""
+    progress_text = loop._progress_text
 
     def progress(config: Any, step: int, log: Any) -> str:
         if step == 3:
             os.kill(os.getpid(), signal.SIGTERM)
-        return told(config, step, log)
+        return progress_text(config, step, log)
 
     options = [*OPTIONS, "--steps=9", "--window-steps=3", f"--checkpoint-dir={tmp_path}"]
     with monkeypatch.context() as patch:

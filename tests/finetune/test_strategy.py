@@ -27,7 +27,7 @@ def failed(outcome: dict[str, Any]) -> set[str]:
 
 
 def test_flat_all_reduce_gives_the_gradients_of_ddp() -> None:
-    """Torch's own DistributedDataParallel beside it, on two ranks with rows of their own."""
+    """The reference is torch's DistributedDataParallel, on two ranks with different rows."""
     done = torchrun(SCRIPTS / "ddp_reference.py")
     assert done.returncode == 0, done.stderr[-4000:]
 
@@ -48,12 +48,12 @@ def test_fsdp_has_the_losses_of_ddp(outcomes: Outcomes) -> None:
     [("fsdp-bitflip", "lock_step"), ("fsdp-noallreduce", "adapter_digest"), ("fsdp-straggler", "step_time_spread")],
 )
 def test_faults_are_caught_under_fsdp_too(outcomes: Outcomes, name: str, check: str) -> None:
-    """One of each kind: before the all-reduce, the all-reduce itself, and time."""
+    """One fault of each kind: before the all-reduce, of the all-reduce itself, and of time."""
     assert check in failed(outcomes[name][0])
 
 
 def test_shard_that_changed_is_seen_and_its_rank_named(outcomes: Outcomes) -> None:
-    """All ranks compute with it alike, so nothing else can tell."""
+    """All ranks compute with the same wrong weight, so no other check finds it."""
     outcome = outcomes["fsdp-base-late"][0]
     assert failed(outcome) == {"base_digest"}
     assert outcome["checks"]["base_digest"]["ranks"] == [1]
@@ -79,29 +79,29 @@ def test_base_in_host_memory_changes_no_bit(outcomes: Outcomes) -> None:
 
 @pytest.mark.parametrize("wanted", [False, True])
 def test_every_layer_is_offloaded_if_asked_for(wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: FBT001 -- parametrised
-    """What FSDP2 is told, for each layer; pinned where there is a GPU."""
-    told: list[Any] = []
+    """The arguments of FSDP2 for each layer; host memory is pinned if there is a GPU."""
+    policies: list[Any] = []
     monkeypatch.setattr(device_mesh.DeviceMesh, "from_group", lambda *_: None)
-    monkeypatch.setattr(fsdp, "fully_shard", lambda _module, offload_policy=None, **_: told.append(offload_policy))
+    monkeypatch.setattr(fsdp, "fully_shard", lambda _module, offload_policy=None, **_: policies.append(offload_policy))
     config = preset("tiny", **{**QUICK, "layers": 2}, strategy="fsdp", cpu_offload=wanted)
     base = build.random_base(config, tokenizer=calls.Tokenizer(), device=torch.device("cpu"), dtype=torch.float32)
     group: Any = object()
     for device, pinned in (("cpu", False), ("cuda", True)):
-        told.clear()
+        policies.clear()
         ranks = Ranks(rank=0, world_size=2, device=torch.device(device), group=group)
         strategy.shard(build.SummedLoss(base), {}, ranks, cpu_offload=config.cpu_offload)
         policy = fsdp.CPUOffloadPolicy(pin_memory=pinned) if wanted else fsdp.OffloadPolicy()
-        assert told == [policy, policy, None]  # two layers, and the root, which holds nothing that is sharded
+        assert policies == [policy, policy, None]  # two layers, and the root, which holds nothing that is sharded
 
 
 def test_fsdp_of_one_rank_is_refused() -> None:
-    """There is nothing to shard over."""
+    """A single rank has nothing to shard over."""
     with pytest.raises(InputError, match="strategy fsdp shards the base over ranks, and there is only one"):
         finetune(preset("tiny", **QUICK, strategy="fsdp"))
 
 
 @pytest.mark.parametrize(("wanted", "world_size", "found"), [("auto", 1, "none"), ("ddp", 1, "none"), ("auto", 4, "ddp")])
 def test_strategy_by_the_number_of_ranks(wanted: str, world_size: int, found: str) -> None:
-    """A rank alone shares nothing; many do the plain thing unless told otherwise."""
+    """A single rank shares nothing; several use ddp by default."""
     ranks = Ranks(rank=0, world_size=world_size, device=torch.device("cpu"))
     assert strategy.choose(preset("tiny", strategy=wanted), ranks) == found

@@ -1,4 +1,4 @@
-"""What is not fit to be saved is not saved and displaces nothing; what failed is remembered; another run is refused."""
+"""A state not worth saving is not saved and displaces nothing; failures are carried; another run is refused."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ def options(folder: Path, settings: dict[str, Any]) -> list[str]:
     return [*(f"--{name.replace('_', '-')}={value}" for name, value in given.items()), f"--checkpoint-dir={folder}"]
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:
-    """What was printed, and RESULT."""
+def printed(capsys: pytest.CaptureFixture[str]) -> tuple[str, dict[str, Any]]:
+    """The printed text, and RESULT."""
     out = capsys.readouterr().out
     found: dict[str, Any] = json.loads(out.splitlines()[-1].removeprefix("RESULT "))
     return out, found
 
 
 def steps_in(folder: Path) -> list[str]:
-    """The checkpoints that are there."""
+    """The names of the checkpoints in ``folder``."""
     return sorted(path.name for path in folder.glob("step-*"))
 
 
 def unsteady_at(step: int) -> Callable[[TrainingRun, int], tuple[torch.Tensor, list[torch.Tensor]]]:
-    """In place of the audit's pass: one that does not repeat itself at ``step``, as a GPU that was wrong once."""
+    """A replacement of the audit's pass that does not repeat itself at ``step``, as a GPU that was wrong once."""
     steady = loop.steps.lock_step_pass
 
     def work(run: TrainingRun, at: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
@@ -67,20 +67,20 @@ def test_failed_audit_is_remembered_over_a_restart(
     with monkeypatch.context() as patch:
         patch.setattr(loop.steps, "lock_step_pass", unsteady_at(2))
         assert main(given) == 1
-    out, failed = told(capsys)
+    out, failed = printed(capsys)
     assert "checkpoint of step 4 is not saved: lock_step: gradients of the same rows at step 2" in out
     assert "no checkpoint of step 4: lock_step" in failed["notes"][0]
     assert failed["saved_step"] == 8
     assert steps_in(tmp_path) == ["step-2", "step-8"]
     assert main([*given, "--resume=auto"]) == 1
-    out, again = told(capsys)
+    out, again = printed(capsys)
     assert again["resumed_at"] == 8
     assert again["checks"]["lock_step"]["detail"].startswith("gradients of the same rows at step 2")
     assert "checkpoint step-8, of 1 ranks, carries a failure of lock_step" in again["notes"]
     assert "NOT GOOD: lock_step" in out
     shutil.rmtree(tmp_path / "step-8")
     assert main([*given, "--resume=auto"]) == 0  # from before the failure, whose steps are made and judged anew
-    assert told(capsys)[1]["resumed_at"] == 2
+    assert printed(capsys)[1]["resumed_at"] == 2
 
 
 def test_state_that_is_not_finite_is_not_saved(
@@ -90,7 +90,7 @@ def test_state_that_is_not_finite_is_not_saved(
     rate = loop.steps.learning_rate
     monkeypatch.setattr(loop.steps, "learning_rate", lambda run, step: float("nan") if step >= 5 else rate(run, step))
     assert main(options(tmp_path, OFTEN)) == 1
-    out, found = told(capsys)
+    out, found = printed(capsys)
     assert steps_in(tmp_path) == ["step-4"]
     assert (tmp_path / "step-4" / "_SUCCESS").exists()
     assert "checkpoint of step 6 is not saved: finite: step 6: values of adapters" in out
@@ -102,11 +102,11 @@ def test_state_that_is_not_finite_is_not_saved(
 def test_stop_with_a_state_that_is_not_finite_is_no_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Not 3, which a scheduler would start again; and nothing is promised that is not there."""
+    """The exit code is 1, not 3, which a scheduler would restart; the message promises no checkpoint."""
     monkeypatch.setattr(stopping.StopRequest, "on_any_rank", lambda _stop, _ranks: True)
     monkeypatch.setattr(loop.steps, "learning_rate", lambda _run, _step: float("nan"))
     assert main(options(tmp_path, OFTEN)) == 1
-    assert "STOPPED after step 2 of 8, without a checkpoint: --resume auto starts at step 0" in told(capsys)[0]
+    assert "STOPPED after step 2 of 8, without a checkpoint: --resume auto starts at step 0" in printed(capsys)[0]
     assert steps_in(tmp_path) == []
 
 
@@ -116,7 +116,7 @@ def run(folder: Path, **settings: Any) -> Outcome:
 
 
 def test_damaged_checkpoint_is_not_counted(tmp_path: Path) -> None:
-    """Three are kept that can be resumed; it would else displace one of them."""
+    """Three resumable checkpoints are kept; otherwise the damaged one would displace one of them."""
     run(tmp_path, steps=6, checkpoint_every=2)
     shutil.rmtree(tmp_path / "step-6")
     data = next((tmp_path / "step-4").glob("*.distcp"))
@@ -129,7 +129,7 @@ def test_damaged_checkpoint_is_not_counted(tmp_path: Path) -> None:
 
 
 def test_healthy_checkpoint_carries_nothing(tmp_path: Path) -> None:
-    """And says where in the data it is."""
+    """The marker has the place in the data."""
     outcome = run(tmp_path, steps=2)
     marker = json.loads((tmp_path / "step-2" / "_SUCCESS").read_text())
     assert marker["failures"] == {}
@@ -165,7 +165,7 @@ def prepared(tmp_path: Path) -> TrainingRun:
 
 
 def save(prepared: TrainingRun) -> None:
-    """Save once, and wait as a run does at its end."""
+    """Save once, and wait as at the end of a run."""
     with writing.saver(prepared) as saver:
         assert saver is not None
         saver.save(step=1, losses=[0.5])
@@ -174,7 +174,7 @@ def save(prepared: TrainingRun) -> None:
 def test_run_that_fails_lets_a_checkpoint_be_complete(
     prepared: TrainingRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The thread that writes it has begun nothing when training fails."""
+    """Training fails before the writing thread has begun."""
     failed, write = threading.Event(), writing._write
 
     def late(*arguments: Any) -> None:
@@ -196,7 +196,7 @@ def test_run_that_fails_lets_a_checkpoint_be_complete(
 
 
 def test_disk_that_does_not_answer_ends_the_run(prepared: TrainingRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a message, in place of a wait for ever."""
+    """The run ends with a message and does not wait for ever."""
     answers = threading.Event()
     monkeypatch.setattr(writing, "WRITING_DEADLINE_S", 0.5)
     monkeypatch.setattr(writing, "_write", lambda *_: answers.wait(60))
@@ -206,7 +206,7 @@ def test_disk_that_does_not_answer_ends_the_run(prepared: TrainingRun, monkeypat
 
 
 def test_marker_that_cannot_be_written_is_said(prepared: TrainingRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is without it counts for nothing."""
+    """A checkpoint without a marker does not count."""
 
     def full(_path: Path, _text: str) -> None:
         raise OSError("No space left on device")

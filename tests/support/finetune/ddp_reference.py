@@ -1,4 +1,4 @@
-"""One of two ranks: gradients of a step by DistributedDataParallel and by the flat buffer, which must be the same."""
+"""A rank of two: the gradients of a step by DistributedDataParallel and by the flat buffer must be equal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.finetune.runs import QUICK
 
 
 def main() -> None:
-    """Raises AssertionError where they differ."""
+    """Raises AssertionError if they differ."""
     with ranks.all_ranks() as members:
         run = setup.prepare(preset("tiny", **QUICK), ranks=members, progress=lambda _step, _fraction: None)
         with torch.no_grad():

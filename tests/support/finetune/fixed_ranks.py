@@ -1,4 +1,4 @@
-"""Checks over ranks that answer what a test says."""
+"""Checks over ranks whose gathers return fixed values."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ if TYPE_CHECKING:
 
 
 class FixedRanks:
-    """Ranks whose every gather gives what the test says."""
+    """Ranks whose every gather returns the same values."""
 
-    def __init__(self, *everyone: Any) -> None:
-        """``everyone``: per rank what it answers."""
-        self.everyone = [list(answer) if isinstance(answer, tuple) else [answer] for answer in everyone]
-        self.world_size = len(everyone)
+    def __init__(self, *by_rank: Any) -> None:
+        """``by_rank``: for each rank its value, or a tuple of its values."""
+        self.by_rank = [list(values) if isinstance(values, tuple) else [values] for values in by_rank]
+        self.world_size = len(by_rank)
 
     def gather(self, _values: object) -> list[list[Any]]:
-        """The answers."""
-        return self.everyone
+        """The fixed values by rank."""
+        return self.by_rank
 
     gather_floats = gather
 
 
-def checks_over(*everyone: Any) -> Checks:
-    """Empty checks over such ranks."""
-    return Checks(cast("Ranks", FixedRanks(*everyone)))
+def checks_over(*by_rank: Any) -> Checks:
+    """Empty checks over ranks with these values."""
+    return Checks(cast("Ranks", FixedRanks(*by_rank)))
 
 
 def only_result(record: Checks, name: str) -> exact.CheckResult:
-    """The verdict of the one check that looked."""
+    """The result of the only check that was recorded, which must be ``name``."""
     (found,) = record.results().items()
     assert found[0] == name
     return found[1]

@@ -1,11 +1,16 @@
-"""Runs of several worlds one after another, each rank a fork of this process: torch and transformers are imported once.
+"""Runs of several worlds one after another. Each rank is a fork of this process, which imports torch only once.
 
-Reads worlds.json in the folder given: a list of runs with ``name``, ``world_size``, ``settings``, and where wanted
-``copy`` (a checkpoint to begin with, from and to), ``signal`` (rank and step of a SIGUSR1 to itself), ``full_disk`` (markers
-of checkpoints cannot be written), ``bad_row`` and ``no_room`` (a rank whose rows are no good from step 3 on, or that has no
-temporary folder), ``graphs`` (a stand-in for CUDA graphs is used), ``copy_engines`` (one for theirs), ``evaluate`` (by rank,
-the arguments of that command, which is run instead). Writes NAME.json: the outcome of rank 0; NAME.RANK.json: the rows that
-a rank trained on by step, what it was told, and what the stand-in for copy engines did.
+Reads worlds.json in the given folder: a list of runs with ``name``, ``world_size``, ``settings``, and optionally:
+
+* ``copy``: a checkpoint to begin with, as (from, to);
+* ``signal``: rank and step at which a rank sends SIGUSR1 to itself;
+* ``full_disk``: markers of checkpoints cannot be written;
+* ``bad_row``: a rank whose rows are invalid from step 3 on; ``no_room``: a rank without a temporary folder;
+* ``graphs``, ``copy_engines``: use the stand-in for CUDA graphs, or for gathers by copy engines;
+* ``evaluate``: by rank, the arguments of that command, which is run instead.
+
+Writes NAME.json with the outcome of rank 0, and NAME.RANK.json with the rows that the rank trained on by step, its error,
+and the calls of the stand-in for copy engines.
 """
 
 from __future__ import annotations
@@ -40,8 +45,8 @@ from tests.support.finetune import gather_stand_in, graph_stand_in
 read_rows, write_synced = steps.read_rows, writing.write_synced
 
 
-def noted(seen: dict[str, list[int]], run: Any, step: int) -> Any:
-    """The rows of a step, with their numbers in ``seen``: those that are really taken from the source."""
+def noting_rows(seen: dict[str, list[int]], run: Any, step: int) -> Any:
+    """The rows of a step; ``seen`` gets the numbers of those that are really taken from the source."""
     numbers = seen.setdefault(str(step), [])
 
     def row(number: int) -> Any:
@@ -52,27 +57,27 @@ def noted(seen: dict[str, list[int]], run: Any, step: int) -> Any:
 
 
 def bad_from_step_3(run: Any, step: int) -> Any:
-    """As a text of a data set that is too long for a row, far from its beginning."""
+    """The rows of a step; from step 3 on InputError, as for an example that is too long."""
     if step >= 3:
         raise InputError("an example has 99 tokens: more than row_tokens = 64")
     return read_rows(run, step)
 
 
 class NoFolder:
-    """As tempfile.TemporaryDirectory where there is no room."""
+    """Replaces tempfile.TemporaryDirectory on a full disk."""
 
     def __init__(self) -> None:
         raise OSError("no room for a temporary folder")
 
 
 def refused(path: Path, _text: str) -> None:
-    """As a disk that is full."""
+    """Replaces write_synced on a full disk."""
     raise OSError(f"no space left for {path.name}")
 
 
 def plant(world: dict[str, Any], rank: int, seen: dict[str, list[int]]) -> None:
-    """What is wrong on this rank; the rows that it reads are noted in ``seen``."""
-    steps.read_rows = bad_from_step_3 if world.get("bad_row") == rank else functools.partial(noted, seen)
+    """Plant what is wrong on this rank; ``seen`` gets the rows that it reads."""
+    steps.read_rows = bad_from_step_3 if world.get("bad_row") == rank else functools.partial(noting_rows, seen)
     writing.write_synced = refused if world.get("full_disk") else write_synced
     if world.get("no_room") == rank:
         reading.tempfile = SimpleNamespace(TemporaryDirectory=NoFolder)
@@ -83,7 +88,7 @@ def plant(world: dict[str, Any], rank: int, seen: dict[str, list[int]]) -> None:
 
 
 def rank_of(world: dict[str, Any], rank: int, folder: Path, meeting: str) -> None:
-    """Join the world, run, and write the outcome; must be the same on every rank."""
+    """Join the world, run, and write the outcome and this rank's report."""
     size = world["world_size"]
     if size > 1:
         dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
@@ -95,16 +100,16 @@ def rank_of(world: dict[str, Any], rank: int, folder: Path, meeting: str) -> Non
 
     seen: dict[str, list[int]] = {}
     plant(world, rank, seen)
-    told: dict[str, Any] = {"rows": seen, "gathers": gather_stand_in.DONE}
+    report: dict[str, Any] = {"rows": seen, "gathers": gather_stand_in.DONE}
     outcome: dict[str, Any] = {}
     try:
         if "evaluate" in world:
-            told["code"], told["error"] = evaluated(world["evaluate"][rank], rank)
+            report["code"], report["error"] = evaluated(world["evaluate"][rank], rank)
         else:
             outcome = dataclasses.asdict(finetune(preset("tiny", **world["settings"]), progress=progress))
     except (InputError, OSError) as error:
-        told["error"] = str(error)
-    (folder / f"{world['name']}.{rank}.json").write_text(json.dumps(told))
+        report["error"] = str(error)
+    (folder / f"{world['name']}.{rank}.json").write_text(json.dumps(report))
     if rank == 0:
         (folder / f"{world['name']}.json").write_text(json.dumps(outcome))
     if size > 1:
@@ -112,16 +117,16 @@ def rank_of(world: dict[str, Any], rank: int, folder: Path, meeting: str) -> Non
 
 
 def evaluated(arguments: list[str], rank: int) -> tuple[int, str]:
-    """The exit code of ``evaluate`` on this rank, and what it said to standard error."""
+    """The exit code of ``evaluate`` on this rank, and its standard error."""
     os.environ["RANK"] = str(rank)
-    said = io.StringIO()
-    with redirect_stderr(said), redirect_stdout(io.StringIO()):
+    printed = io.StringIO()
+    with redirect_stderr(printed), redirect_stdout(io.StringIO()):
         code = main(["evaluate", *arguments])
-    return code, said.getvalue()
+    return code, printed.getvalue()
 
 
 def run(world: dict[str, Any], folder: Path) -> None:
-    """Fork its ranks and wait for them; raises SystemExit if one fails."""
+    """Fork the ranks of a world and wait for them; raises SystemExit if one fails."""
     for source, target in world.get("copy", []):
         shutil.copytree(source, target)
     with tempfile.TemporaryDirectory() as meeting:

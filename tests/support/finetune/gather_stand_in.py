@@ -1,4 +1,4 @@
-"""Gathers by copy engines where there are none: FSDP2 is given our own gather, which speaks through gloo."""
+"""Gathers by copy engines on a CPU: FSDP2 gets our own gather class, which uses gloo."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ if TYPE_CHECKING:
     from finetune_smoke.ranks import Ranks
 
 DONE: dict[str, int] = {}
-"""How often memory was asked for, registered and filled, and how often all was over."""
+"""How often memory was allocated and registered, and how often the group was ended."""
 
 
 def count(what: str) -> None:
-    """Once more."""
+    """Count ``what`` once more."""
     DONE[what] = DONE.get(what, 0) + 1
 
 
 class Plain(copy_engine_gather.CopyEngineGather):
-    """Memory is that of any tensor."""
+    """A gather into ordinary memory."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
 
     def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """As FSDP2 itself."""
+        """Allocate as FSDP2 does."""
         count("allocated")
         return torch.empty(*size, dtype=dtype, device=device)
 
 
 @contextmanager
 def copy_engines(_ranks: Ranks) -> Iterator[Plain]:
-    """Used as ``gathers.copy_engines``."""
+    """Replaces ``copy_engine_gather.copy_engines``."""
     group = dist.new_group()
     yield Plain(group)
     dist.destroy_process_group(group)
@@ -46,7 +46,7 @@ def copy_engines(_ranks: Ranks) -> Iterator[Plain]:
 
 
 def install() -> None:
-    """From now on nothing is in the way of copy engines."""
+    """Remove every obstacle to copy engines, and install the stand-in."""
     copy_engine_gather.obstacle = lambda _ranks: None
     copy_engine_gather.copy_engines = copy_engines
     copy_engine_gather.symm_mem.rendezvous = lambda *_, **__: count("registered")

@@ -1,4 +1,4 @@
-"""CUDA graphs where there are none: a captured step that is computed afresh at each replay, on any device."""
+"""CUDA graphs on a CPU: a captured step that is computed again at each replay."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
 @dataclass
 class StandIn:
-    """Used as ``graphs.Captured``: what it replays is the run's own eager step."""
+    """Replaces ``cuda_graphs.Captured``: a replay is the run's own eager step."""
 
     run: TrainingRun
     batch: Batch
 
     def fits(self, batch: Batch) -> bool:
-        """As a graph: one shape, and no more predictions than there is room for."""
+        """Whether ``batch`` has the shape of the graph and no more predictions than it holds."""
         return batch.ids.shape == self.batch.ids.shape and len(batch.targets) <= len(self.batch.targets)
 
     def run_backward(self, batch: Batch, scale: torch.Tensor) -> torch.Tensor:
-        """Add the gradients of ``batch``, which must fill the room; its summed loss."""
+        """Add the gradients of ``batch``, which must be padded to the graph's size; returns its summed loss."""
         assert len(batch.targets) == len(self.batch.targets)
         return cuda_graphs._pass(self.run, batch, scale)
 
     def run_update(self, learning_rate: float) -> torch.Tensor:
-        """Clip and step; the norm before."""
+        """Clip and step; returns the norm before clipping."""
         norm = self.run.gradients.clip(self.run.config.clip_norm)
         for group in self.run.optimizer.param_groups:
             group["lr"] = learning_rate
@@ -44,13 +44,13 @@ class StandIn:
 
 
 def install(patch: Any = setattr) -> None:
-    """From now on nothing hinders a capture, and StandIn is what it makes; ``patch`` may be a MonkeyPatch's."""
+    """Remove every obstacle to a capture, which makes a StandIn. ``patch`` may be a MonkeyPatch's ``setattr``."""
     patch(cuda_graphs, "obstacle", lambda _config, _ranks: None)
     patch(cuda_graphs, "capture", StandIn)
 
 
 def refuse_to_end(patch: Any) -> list[str]:
-    """From now on a capture fails as it does on a GPU: its end in turn, and nothing is put back by it. What then was."""
+    """Let a capture fail as on a GPU: its end fails too and restores nothing. Returns the log of what happens then."""
     left: list[str] = []
     random = SimpleNamespace(clone_state=lambda: "numbers", graphsafe_set_state=left.append)
 

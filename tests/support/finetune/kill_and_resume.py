@@ -1,7 +1,7 @@
-"""Kill -9 a run at random moments, let it resume, and tell how it ended, beside a run that nobody touched.
+"""Kill a run with SIGKILL at random moments, let it resume, and compare its end with that of an uninterrupted run.
 
-``kill_and_resume.py FOLDER SETTINGS KILLS SEED``: each run is a fork of this process, so that a start costs a second. The last
-line is JSON: how often it was killed, and the newest checkpoint that there was each time.
+``kill_and_resume.py FOLDER SETTINGS KILLS SEED``: each run is a fork of this process, so that a start costs a second. The
+last line is JSON: the number of kills, and the newest checkpoint at each of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from finetune_smoke.training.loop import finetune
 
 
 def forked(folder: Path, settings: dict[str, Any]) -> int:
-    """Start a run that resumes what is in ``folder``; the process's id."""
+    """Start a run that resumes from ``folder``; returns the process's id."""
     child = os.fork()
     if child:
         return child
@@ -40,16 +40,16 @@ def forked(folder: Path, settings: dict[str, Any]) -> int:
 
 
 def to_its_end(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, Any], float]:
-    """The outcome of a run that is left alone, and how many seconds it took."""
+    """The outcome of an uninterrupted run, and how many seconds it took."""
     begin = time.monotonic()
     code = os.waitstatus_to_exitcode(os.waitpid(forked(folder, settings), 0)[1])
     if code:
-        sys.exit(f"a run that nobody killed left {code}")
+        sys.exit(f"an uninterrupted run exited with {code}")
     return json.loads((folder / "outcome.json").read_text()), time.monotonic() - begin
 
 
 def main(folder: Path, settings: dict[str, Any], kills: int, rng: random.Random) -> dict[str, Any]:
-    """Kill ``kills`` times, then leave it alone; a run that ended before its kill is checked, and another one begins."""
+    """Kill ``kills`` times, then let the run end. A run that ended before its kill is checked, and another one begins."""
     (folder / "whole").mkdir()
     whole, seconds = to_its_end(folder / "whole", settings)
     rounds, newest = 0, []
@@ -63,14 +63,14 @@ def main(folder: Path, settings: dict[str, Any], kills: int, rng: random.Random)
         else:
             check(json.loads((place / "outcome.json").read_text()), whole)
             rounds += 1
-            seconds = min(seconds, took_s)  # the first one may have read everything from a cold disk
+            seconds = min(seconds, took_s)  # the first run may have read from a cold disk
     last, _ = to_its_end(place, settings)
     check(last, whole)
     return {"killed": len(newest), "rounds": rounds + 1, "newest_at_kill": newest}
 
 
 def killed_after(child: int, seconds: float) -> float | None:
-    """Kill it then; the seconds it took if it had ended before."""
+    """Kill ``child`` after ``seconds``; if it ended before, returns the seconds it took, otherwise None."""
     begin = time.monotonic()
     while (waited_s := time.monotonic() - begin) < seconds:
         if os.waitpid(child, os.WNOHANG)[0]:
@@ -81,14 +81,14 @@ def killed_after(child: int, seconds: float) -> float | None:
 
 
 def newest_step(folder: Path) -> int:
-    """The newest step that has a marker, 0 if there is none."""
+    """The newest step with a marker, 0 without one."""
     return max((int(path.parent.name[5:]) for path in folder.glob("step-*/_SUCCESS") if path.parent.suffix == ""), default=0)
 
 
 def check(outcome: dict[str, Any], whole: dict[str, Any]) -> None:
-    """Equal to the bit."""
+    """Exit with a message unless adapters and losses are equal to the bit."""
     if (outcome["adapter_digest"], outcome["losses"]) != (whole["adapter_digest"], whole["losses"]):
-        sys.exit(f"a killed run ended otherwise: {outcome['losses']} against {whole['losses']}, {outcome['notes']}")
+        sys.exit(f"a killed run ended differently: {outcome['losses']} against {whole['losses']}, {outcome['notes']}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command line of finetune_smoke, but rank 1 kills itself after step 4 of the first start."""
+"""The command line of finetune_smoke; rank 1 kills itself after step 4 of the first start."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from finetune_smoke.__main__ import main
 from finetune_smoke.training import loop
 
-told = loop._progress_text
+progress_text = loop._progress_text
 
 
 def progress(config: Any, step: int, log: Any) -> str:
-    """Die where it was asked for: a checkpoint of the step is complete by then."""
+    """Kill this process after step 4, whose checkpoint is complete by then."""
     if step == 4 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         os.kill(os.getpid(), signal.SIGKILL)
-    return told(config, step, log)
+    return progress_text(config, step, log)
 
 
 if __name__ == "__main__":

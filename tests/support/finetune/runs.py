@@ -1,4 +1,4 @@
-"""What the tests of finetune_smoke run: a quick run's settings, the list for the pair of ranks, and torchrun."""
+"""The runs of finetune_smoke's tests: a quick run's settings, the runs of the pair of ranks, torchrun and forked ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ QUICK: dict[str, Any] = {
     "loss_limit": None,
     "spread_limit": 100.0,
 }
-"""A run of a second that learns nothing yet; on a busy machine its forwards of 3 ms spread widely."""
+"""A run of a second, too short to learn. On a busy machine its forwards of 3 ms spread widely, hence the limit."""
 
 RUNS: dict[str, dict[str, Any]] = {
     "clean": {},
@@ -74,11 +74,11 @@ RUNS: dict[str, dict[str, Any]] = {
     "checkpointed": {"checkpoint_every": 3},
     "resumed": {"checkpoint_every": 3, "resume": "auto"},
 }
-"""What the pair of ranks runs, one after the other; `resumed` goes on where `checkpointed` was at step 3."""
+"""The runs of the pair of ranks, one after the other; `resumed` continues from step 3 of `checkpointed`."""
 
 
 def torchrun(*arguments: str | Path, timeout_s: float = 300, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a module or script as two gloo ranks on this machine."""
+    """Run a module or script under torchrun as two gloo ranks on this machine."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", *map(str, arguments)]
     ours = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPOSITORY), "PYTHONFAULTHANDLER": "1"}
     surroundings = {**os.environ, **ours}
@@ -88,7 +88,7 @@ def torchrun(*arguments: str | Path, timeout_s: float = 300, **environment: str)
 
 
 def forked(folder: Path, worlds: list[dict[str, Any]], *, timeout_s: float = 300) -> dict[str, dict[str, Any]]:
-    """Run ``worlds`` in ``folder``, one after the other (forked_worlds.py); their outcomes by name."""
+    """Run ``worlds`` in ``folder``, one after the other (forked_worlds.py); returns their outcomes by name."""
     (folder / "worlds.json").write_text(json.dumps(worlds))
     surroundings = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(

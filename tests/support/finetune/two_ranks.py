@@ -1,4 +1,4 @@
-"""One of two ranks: joins a gloo group, makes each run of runs.json in it, and writes what came out on this rank."""
+"""A rank of two: join a gloo group, make each run of runs.json in it, and write the outcomes of this rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from finetune_smoke.training.loop import finetune
 
 
 def main(folder: Path) -> None:
-    """Run everything; the group is ours, and finetune must use it and leave it alone."""
+    """Make all runs. The group is ours: finetune must use it and must not destroy it."""
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     outcomes = {}
@@ -28,7 +28,7 @@ def main(folder: Path) -> None:
         assert dist.is_initialized(), "the group was not made by finetune"
     (folder / f"rank{rank}.json").write_text(json.dumps(outcomes))
     dist.destroy_process_group()
-    os._exit(0)  # as finetune_smoke itself leaves
+    os._exit(0)  # as finetune_smoke itself exits
 
 
 if __name__ == "__main__":
