@@ -204,6 +204,15 @@ def test_unknown_names_are_seen(tmp_path: Path) -> None:
     assert unknown_names(rows, tmp_path) == ["a.py: two", "b.py: one"]
 
 
+def test_pages_named_in_sources_exist() -> None:
+    """A page that a docstring or a comment names is there, by its whole path or by the number of a decision."""
+    folders = ("pytest_gpucluster", "finetune_smoke", "tests_acceptance", "benchmarks")
+    sources = [path for folder in folders for path in (REPOSITORY / folder).rglob("*.py")]
+    named = {name for path in sources for name in re.findall(r"\bdocs/[\w./-]*\w", path.read_text(encoding="utf-8"))}
+    assert named
+    assert [name for name in sorted(named) if not any(REPOSITORY.glob(f"{name}*"))] == []
+
+
 def test_unknown_files_are_seen() -> None:
     """A name counts with or without its folder, and as a whole."""
     text = "`worker.py`, `a/worker.py`, `orker.py` and `gone.py`"
