@@ -190,6 +190,18 @@ def test_files_named_in_pages_about_the_code_exist(file: Path) -> None:
     assert unknown_files(file.read_text(encoding="utf-8"), sources) == []
 
 
+def test_rooms_are_those_of_the_contract() -> None:
+    """The picture of the rooms has the layers of import-linter's contract, in its order."""
+    text = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
+    layers = re.search(r"(?s)containers = \[\"pytest_gpucluster\"\].*?layers = \[(.*?)\]", text)
+    picture = re.search(r"(?s)## Rooms.*?```\n(.*?)```", (DOCS / "architecture" / "README.md").read_text(encoding="utf-8"))
+    assert layers is not None
+    assert picture is not None
+    levels = [re.findall(r"\w+", level) for level in re.findall(r'"([^"]*)"', layers[1])]
+    shown = [line.split()[: len(level)] for line, level in zip(picture[1].splitlines(), levels, strict=True)]
+    assert [sorted(rooms) for rooms in shown] == [sorted(level) for level in levels]
+
+
 def test_journeys_name_what_is_there() -> None:
     """Each station of the walks through the code is a file that defines the name beside it."""
     text = (DOCS / "architecture" / "journeys.md").read_text(encoding="utf-8")
