@@ -15,7 +15,7 @@ from pytest_gpucluster.commands import never_joined, rendezvous
 from pytest_gpucluster.commands.never_joined import Absence
 from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.session import require_torch
+from pytest_gpucluster.run_setup import require_torch
 
 if TYPE_CHECKING:
     import argparse
@@ -184,7 +184,7 @@ def _report(expected: Session, absence: Absence, *, junit: Path | None) -> int:
     except (ConfigurationError, OSError) as error:
         _say(f"no reports: {error}")
         return NOT_GOOD
-    _say(f"reports in {expected.settings.results_dir}")
+    _say(f"reports in {expected.setup.settings.results_dir}")
     sys.stdout.write(f"verdict {written.line}\n")
     return NOT_GOOD
 

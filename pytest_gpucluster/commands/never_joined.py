@@ -25,6 +25,7 @@ from pytest_gpucluster.reporting.journal import record_facts
 from pytest_gpucluster.reporting.rebuild import rebuild
 from pytest_gpucluster.reporting.recorder import planned_facts
 from pytest_gpucluster.reporting.results import place_facts
+from pytest_gpucluster.run_setup import prepare
 from pytest_gpucluster.session import Session
 
 if TYPE_CHECKING:
@@ -90,11 +91,11 @@ def expect(launch: Launch, settings: Settings) -> Session:
     Raises:
         ConfigurationError: options, thresholds or GPUs do not fit; the same that pytest would say.
     """
-    here = Path.cwd()
-    session = Session(settings, launch, rootdir=here, start=here)
-    for threshold in session.criteria.values():
-        if reaches(session.settings.level, threshold.level):
-            for place in places_of(threshold, session.inventory):
+    setup = prepare(settings, launch, start=Path.cwd())
+    session = Session(setup, rootdir=Path.cwd())
+    for threshold in setup.criteria.values():
+        if reaches(settings.level, threshold.level):
+            for place in places_of(threshold, setup.inventory):
                 name = f"{threshold.key}[{place.id}]" if place is not None else threshold.key
                 session.plan.expect(threshold.key, place.id if place is not None else None, nodeid=name)
     session.fix_plan()
@@ -126,7 +127,7 @@ def write_reports(session: Session, absence: Absence, *, junit: Path | None) -> 
         ConfigurationError: the results directory cannot be written, or another run holds it.
         OSError: a file cannot be written.
     """
-    directory = ResultsDirectory(session.settings.results_dir)
+    directory = ResultsDirectory(session.setup.settings.results_dir)
     journal = Journal(directory.path / "journal.jsonl")
     try:
         _write_journal(journal, session, absence)
@@ -156,13 +157,13 @@ def _named(session: Session, absence: Absence) -> list[Place]:
     """Every expected place and node, with the hostname that is known of it."""
     ranks = absence.places
     hosts: dict[int, Any] = {node: absence.hostname(rank) for node, rank in ranks.items()}
-    inventory = session.inventory
+    inventory = session.setup.inventory
     return [replace(place, hostname=hosts.get(place.node)) for place in (*inventory.places, *inventory.nodes)]
 
 
 def _outcome(row: Record, session: Session, absence: Absence, *, node: int | None) -> Record:
     """Skipped where a rule says so, else missing; ``node`` None: the whole cluster."""
-    rule = rule_against(session.criteria[row.criterion], session.inventory)
+    rule = rule_against(session.setup.criteria[row.criterion], session.setup.inventory)
     if rule is not None:
         return replace(row, outcome=SKIPPED, reason=rule)
     rank = absence.places.get(node) if node is not None else None

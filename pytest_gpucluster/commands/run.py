@@ -34,7 +34,8 @@ from pytest_gpucluster.judging.failure_text import summarize
 from pytest_gpucluster.places import Inventory, Place
 from pytest_gpucluster.protocol.channel import ChannelLostError
 from pytest_gpucluster.reporting.files import strict
-from pytest_gpucluster.session import JOIN_S, REHEARSAL_RANKS, require_torch
+from pytest_gpucluster.run_setup import REHEARSAL_RANKS, require_torch
+from pytest_gpucluster.session import JOIN_S
 
 if TYPE_CHECKING:
     import argparse

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from pytest_gpucluster.controller.controller import Controller
     from pytest_gpucluster.plugin.run import Run
 
 
@@ -63,7 +64,6 @@ def become_agent(launch: Launch, *, roots: list[Path]) -> None:
 def run_of(config: pytest.Config) -> Run:
     """The run, made at the first use."""
     if RUN not in config.stash:
-        from pytest_gpucluster.plugin.late_errors import LastWords
         from pytest_gpucluster.plugin.run import Run
 
         launch = launch_or_usage_error()
@@ -72,17 +72,22 @@ def run_of(config: pytest.Config) -> Run:
         if launch is not None and not config.stash.get(ACTIVE, False):
             raise pytest.UsageError(UNASKED)
         refuse_mixed_starts(config, launch)
+        relayed = None
+        if hasattr(config, "workerinput"):
+            from pytest_gpucluster.plugin import xdist
+
+            relayed = xdist.connect(config)
         try:
             settings = settings_from(config.option, start=config.invocation_params.dir)
-            config.stash[RUN] = Run(config, settings, launch)
+            config.stash[RUN] = Run(config, settings, launch, controller=cast("Controller | None", relayed))
         except ConfigurationError as error:
             raise pytest.UsageError(str(error)) from None
-        config.pluginmanager.register(config.stash[RUN], "gpucluster-run")
-        config.pluginmanager.register(LastWords(config.stash[RUN]), "gpucluster-last-words")
+        config.stash[RUN].register()
         if is_under_xdist(config):
             from pytest_gpucluster.plugin import xdist
 
-            xdist.join(config, config.stash[RUN], uses_us)
+            worker = None if relayed is None else xdist.XdistWorker(relayed, uses_us)
+            config.pluginmanager.register(worker or xdist.XdistController(config, config.stash[RUN]), "gpucluster-xdist")
     return config.stash[RUN]
 
 

@@ -19,7 +19,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """``place`` and ``node`` stand for every GPU and every node of the expected inventory."""
     for name in ("place", "node"):
         if is_own_fixture(metafunc._arg2fixturedefs.get(name)):  # noqa: SLF001 -- no public way
-            inventory = run_of(metafunc.config).session.inventory
+            inventory = run_of(metafunc.config).session.setup.inventory
             places = inventory.places if name == "place" else inventory.nodes
             metafunc.parametrize(name, places, ids=[place.id for place in places], indirect=True)
 
@@ -59,7 +59,7 @@ def recipe(pytestconfig: pytest.Config) -> Any:
 @pytest.fixture(scope="session")
 def soak(pytestconfig: pytest.Config) -> Soak:
     """Rounds of work for as long as ``--gpucluster-level soak:8h`` says: ``for turn in soak.rounds(works)``."""
-    return run_of(pytestconfig).soak
+    return run_of(pytestconfig).soak()
 
 
 def _only_in_workers(request: pytest.FixtureRequest) -> None:

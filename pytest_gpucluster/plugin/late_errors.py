@@ -1,4 +1,4 @@
-"""The end of a run beside pytest's own reports: torchrun's banner, and a verdict also where a reporter falls over."""
+"""Errors at the end of a run: a report that cannot be written, and the cause that torchrun's closing banner shows."""
 
 from __future__ import annotations
 
@@ -7,41 +7,32 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from pytest_gpucluster.judging.verdict import Verdict
+    from pytest_gpucluster.plugin.end import End
 
 
-class Told(Protocol):
-    """The run, as far as it is told of trouble."""
+class ReportErrorGuard:
+    """Wraps the other sessionfinish hooks: an OSError in a report must not hide the verdict."""
 
-    verdict: Verdict | None
-
-    def note_trouble(self, told: str) -> None:
-        """Something of this run's results is not on disk."""
-
-
-class LastWords:
-    """Innermost around the other reporters: one that meets a full disk must not cost the terminal its verdict."""
-
-    def __init__(self, run: Told) -> None:
-        """``run`` tells the trouble."""
-        self._run = run
+    def __init__(self, end: End) -> None:
+        """``end`` shows the error beside the verdict."""
+        self._end = end
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
-        """A report that could not be written is said beside the verdict, and is no success."""
+        """Show a report that could not be written beside the verdict; such a run is no success."""
         try:
             return (yield)
         except OSError as error:
-            if self._run.verdict is None:
+            if self._end.verdict is None:
                 raise
-            self._run.note_trouble(f"{error.filename or 'a report'} could not be written: {error.strerror}")
+            self._end.add_disk_error(f"{error.filename or 'a report'} could not be written: {error.strerror}")
             session.exitstatus = int(session.exitstatus) or int(pytest.ExitCode.TESTS_FAILED)
             return None
 

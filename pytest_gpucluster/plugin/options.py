@@ -59,7 +59,7 @@ def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """``-n auto`` is one process for each GPU."""
-    return run_of(config).session.inventory.gpus_per_node if config.stash.get(ACTIVE, False) else None
+    return run_of(config).session.setup.inventory.gpus_per_node if config.stash.get(ACTIVE, False) else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -77,7 +77,7 @@ def _say_goodbye(config: pytest.Config) -> None:
     a connection made while the interpreter shuts down aborts the process.
     """
     run = config.stash.get(RUN, None)
-    if run is not None and run.session.launch is not None and not run.session.recorder.is_open:
+    if run is not None and run.session.setup.launch is not None and not run.session.recorder.is_open:
         run.session.controller.quit(0)
         return
     launch = read_launch() if run is None and config.stash.get(ACTIVE, False) else None
@@ -92,8 +92,11 @@ def _say_goodbye(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A run begins at the latest when a test asks for one of our fixtures."""
-    if hasattr(config, "workerinput"):
-        return  # its controller would have to begin it: the fixtures tell
-    if RUN not in config.stash and any(uses_us(item) for item in items):
-        run_of(config).start_late()
+    """Start a run that nothing on the command line asked for, because a test uses one of our fixtures."""
+    if hasattr(config, "workerinput") or config.stash.get(ACTIVE, False) or not any(uses_us(item) for item in items):
+        return  # under pytest-xdist only the controller can start a run: our fixtures raise the usage error
+    is_new = RUN not in config.stash
+    run = run_of(config)
+    run.start()
+    if is_new:  # pytest asks only those plugins to modify the items that were registered before
+        run.collection.pytest_collection_modifyitems(config, items)

@@ -27,7 +27,7 @@ def start(session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion
         ConfigurationError: the run's level is not soak.
         MeasurementError: no rank can be reached.
     """
-    if session.settings.soak_s is None:
+    if session.setup.settings.soak_s is None:
         raise ConfigurationError(
             "the soak fixture lasts as long as --gpucluster-level soak:8h says: give the entry level: soak"
         )
@@ -38,7 +38,7 @@ def start(session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion
             if place_id == place.id:
                 wanted.setdefault(key, []).append(place)
     watch = Reports(session, terminal, criteria)
-    return Soak(duration_s=session.settings.soak_s, places=places, wanted=wanted, watch=watch)
+    return Soak(duration_s=session.setup.settings.soak_s, places=places, wanted=wanted, watch=watch)
 
 
 class Reports:

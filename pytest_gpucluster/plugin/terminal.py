@@ -16,6 +16,8 @@ from pytest_gpucluster.judging.verdict import FAILED, PASSED, SHOWN_LIMITS, SKIP
 from pytest_gpucluster.reporting.table import criteria_table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pytest
 
     from pytest_gpucluster.plugin.pairing import Pair
@@ -58,8 +60,8 @@ class Terminal:
             reporter.showfspath = False
             reporter._show_progress_info = False  # noqa: SLF001 -- there is no public switch at run time
 
-    def status(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """Category and no letter, where our lines tell the same."""
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """Give pytest no letter to show where the line of a criterion shows the outcome."""
         if not self._lines:
             return None
         if report.when in ("setup", "teardown") and report.outcome == "passed":
@@ -71,19 +73,19 @@ class Terminal:
     def announce(self, session: Session, forecast: forecast.Forecast) -> None:
         """What is about to be measured, against which limits, and how long it takes, about."""
         self._forecast = forecast
-        facts = session.inventory.facts
-        unit = "ranks on the CPU" if session.rehearsal else "GPUs"
+        setup, facts = session.setup, session.setup.inventory.facts
+        unit = "ranks on the CPU" if setup.rehearsal else "GPUs"
         self._write(
             f"gpucluster: {facts['nodes']} node(s) x {facts['gpus_per_node']} {unit} expected; profile "
-            f"{session.profile.name}, level {session.settings.level}, limits from {session.thresholds.path.name}"
+            f"{setup.profile.name}, level {setup.settings.level}, limits from {setup.thresholds.path.name}"
         )
         if not session.controller.is_signed:
             self._write("gpucluster: messages between ranks are not signed; set GPUCLUSTER_SECRET on every node to sign them")
-        if session.rehearsal:
+        if setup.rehearsal:
             self._write("gpucluster: REHEARSAL on the CPU: it tries the procedure and accepts nothing")
         if self._config.get_verbosity() >= 0:
             where = f"{facts['world_size']} {unit}"
-            for line in forecast.lines(level=session.settings.level, where=where):
+            for line in forecast.lines(level=setup.settings.level, where=where):
                 self._write(f"gpucluster: {line}")
 
     def say(self, text: str, **markup: bool) -> None:
@@ -144,7 +146,7 @@ class Terminal:
             self._done,
             current=self._criterion,
             in_current_s=now_s - self._began_s,
-            elapsed_s=now_s - self._session.started_s,
+            elapsed_s=now_s - self._session.setup.started_s,
         )
 
     @property
@@ -158,18 +160,20 @@ class Terminal:
         for line in text.splitlines():
             self._write(f"[{where}] {line}")
 
-    def summary(self, reporter: pytest.TerminalReporter, session: Session, verdict: Verdict, *, trouble: str | None) -> None:
+    def summary(
+        self, reporter: pytest.TerminalReporter, session: Session, verdict: Verdict, *, disk_errors: Sequence[str]
+    ) -> None:
         """Table, failures over all places, remarks, verdict."""
         self.close_line()
         records = list(session.plan)
         reporter.section("gpucluster")
-        for line in session.waivers.lines:
+        for line in session.setup.waivers.lines:
             reporter.write_line(line, bold=True)
         width = reporter._tw.fullwidth if reporter.isatty else PLAIN_WIDTH  # noqa: SLF001 -- pytest's own width
         reporter.write(criteria_table(records, width=width, color=reporter.hasmarkup))
         for criterion in dict.fromkeys(row.criterion for row in records if counted_as(row) == FAILED and row.limit):
             rows = [record for record in records if record.criterion == criterion]
-            threshold, device = session.criteria.get(criterion), session.inventory.device
+            threshold, device = session.setup.criteria.get(criterion), session.setup.inventory.device
             for line in failure_text.describe_together(rows, session.places(), device=device, threshold=threshold):
                 reporter.write_line(line)
         for remark in self._remarks:
@@ -177,12 +181,12 @@ class Terminal:
         changed = verdict.changed_limits
         if len(changed) > SHOWN_LIMITS:
             reporter.write_line(f"limits changed from the packaged ones: {', '.join(changed)}")
-        if trouble is not None:
-            reporter.write_line(f"results are incomplete on disk: {trouble}", red=True)
+        if disk_errors:
+            reporter.write_line(f"results are incomplete on disk: {'; '.join(disk_errors)}", red=True)
         timings = session.timings()
         reporter.write_line(
             f"{timings['total_s']:.1f} s: {timings['startup_s']:.1f} start-up, {timings['measuring_s']:.1f} measuring, "
-            f"{timings['other_s']:.1f} else; results in {session.settings.results_dir}"
+            f"{timings['other_s']:.1f} else; results in {session.setup.settings.results_dir}"
         )
         good = verdict.word in ("ACCEPTED", "ACCEPTED_WITH_WAIVERS")
         reporter.write_line(f"verdict {verdict.line}", bold=True, green=good, red=verdict.word == "REJECTED")

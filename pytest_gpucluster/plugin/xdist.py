@@ -9,7 +9,7 @@ import contextlib
 import copy
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # xdist ships no types
@@ -18,14 +18,14 @@ from pytest_gpucluster.agent.spawner import die_with_parent
 from pytest_gpucluster.controller.relay import Relay, RelayedController
 from pytest_gpucluster.errors import GpuclusterError
 from pytest_gpucluster.judging.verdict import ERROR, NOT_SELECTED, Record
-from pytest_gpucluster.plugin.run import PAIR, RECORD, RULE, expected_of
+from pytest_gpucluster.plugin.collection import expected_of
+from pytest_gpucluster.plugin.stash_keys import PAIR, RECORD, RULE
 from pytest_gpucluster.reporting.files import strict
 from pytest_gpucluster.reporting.journal import record_facts, record_from_facts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
 
-    from pytest_gpucluster.controller.controller import Controller
     from pytest_gpucluster.plugin.run import Run
 
 INPUT = "gpucluster"
@@ -33,18 +33,13 @@ OBJECTION = "run by pytest-xdist (-n), which judges one GPU at a time"
 NEEDS_ALL = "needs all GPUs at once; run without -n"
 
 
-def join(config: pytest.Config, run: Run, uses_us: Callable[[pytest.Item], bool]) -> None:
-    """Let this run take its part under pytest-xdist: that of the controller, or of a worker."""
-    if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(XdistController(config, run), "gpucluster-xdist")
-        return
+def connect(config: pytest.Config) -> RelayedController:
+    """Become a worker of pytest-xdist whose calls its controller makes; ends the worker if the run has ended already."""
     die_with_parent()  # pytest-xdist alone would let it finish its test, however long that takes
     try:
-        relayed = RelayedController(**config.workerinput[INPUT], rootdir=config.rootpath)
+        return RelayedController(**config.workerinput[INPUT], rootdir=config.rootpath)  # type: ignore[attr-defined]  # set by xdist
     except OSError:
         pytest.exit("the run has ended already", returncode=int(pytest.ExitCode.USAGE_ERROR))
-    run.session.controller = cast("Controller", relayed)
-    config.pluginmanager.register(XdistWorker(relayed, uses_us), "gpucluster-xdist")
 
 
 class XdistController:
@@ -59,8 +54,6 @@ class XdistController:
         self._is_planned = False
         self._keys: dict[str, tuple[str, str | None]] = {}
         run.session.objections.append(OBJECTION)
-        controller = run.session.controller  # calls come from other threads here
-        controller.on_progress = controller.on_output = controller.on_call = None
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -81,7 +74,7 @@ class XdistController:
         if self._relay.collected["refused"] is not None:
             raise pytest.UsageError(self._relay.collected["refused"])
         self._keys.update({nodeid: (criterion, place) for nodeid, criterion, place in self._relay.collected["expected"]})
-        self._run.expect(self._keys)
+        self._run.collection.expect(self._keys, subjects={})
         with contextlib.suppress(GpuclusterError):  # kept: every measurement will tell it
             _ = self._run.session.cluster
 
@@ -107,13 +100,19 @@ class XdistController:
         """Take the outcome that a report brings; end the report of a test that did not live to its teardown."""
         result = yield
         if hasattr(report, INPUT):
-            self._run.take(record_from_facts(json.loads(getattr(report, INPUT))))
+            self._take(record_from_facts(json.loads(getattr(report, INPUT))))
         if report is self._crashed:
             end = copy.copy(report)
             end.when, end.outcome, end.longrepr = "teardown", "passed", None
             delattr(end, INPUT)
             self._config.hook.pytest_runtest_logreport(report=end)
         return result
+
+    def _take(self, record: Record) -> None:
+        """Take the outcome that a worker came to."""
+        self._run.session.recorder.record_outcome(record)
+        if record.advisory:
+            self._run.terminal.remark(record.reason or "")
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:

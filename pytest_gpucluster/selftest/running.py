@@ -50,7 +50,7 @@ def run_selftest(session: Session, on_progress: OnProgress) -> SelftestReport:
         seconds=time.monotonic() - started_s,
         seed=seed,
         places=num_places,
-        rehearsal=session.rehearsal,
+        rehearsal=session.setup.rehearsal,
     )
 
 
@@ -74,13 +74,13 @@ def _setup(session: Session, seed: int) -> Setup:
     places = tuple(place for place in cluster.places if place.rank is not None and place not in cluster.not_idle)
     if not places:
         raise MeasurementError("none of the expected places answers", kind="missing")
-    sizes = IN_A_REHEARSAL if session.rehearsal else ON_GPUS
-    return Setup(cluster=cluster, places=places, criteria=session.criteria, sizes=sizes, random=random.Random(seed))
+    sizes = IN_A_REHEARSAL if session.setup.rehearsal else ON_GPUS
+    return Setup(cluster=cluster, places=places, criteria=session.setup.criteria, sizes=sizes, random=random.Random(seed))
 
 
 def _selected(session: Session) -> frozenset[str]:
     """The criteria that this run will judge: a test of each is selected, and no rule of the profile leaves it out."""
-    left_out = {key for key, threshold in session.criteria.items() if threshold.skip is not None}
+    left_out = {key for key, threshold in session.setup.criteria.items() if threshold.skip is not None}
     return frozenset(record.criterion for record in session.plan.pending()) - left_out
 
 

@@ -15,6 +15,7 @@ from pytest_gpucluster.config.settings import Expect, Settings, parse_level
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.places import Inventory
+from pytest_gpucluster.run_setup import prepare
 from pytest_gpucluster.session import Session
 
 if TYPE_CHECKING:
@@ -34,13 +35,13 @@ def session(folder: Path, level: str = "standard", **changes: Any) -> Session:
         gate=False,
         inline=False,
     )
-    return Session(replace(settings, **changes), None, rootdir=folder, start=folder)
+    return Session(prepare(replace(settings, **changes), None, start=folder), rootdir=folder)
 
 
 @pytest.mark.parametrize(("level", "seconds"), [("quick", 120), ("standard", 300), ("soak", 600), ("soak:2h", 600)])
 def test_deadline_comes_from_the_level(tmp_path: Path, level: str, seconds: float) -> None:
     """A soak lasts long by many calls: none of them may hang for hours."""
-    assert session(tmp_path, level).deadline_s == seconds
+    assert session(tmp_path, level).setup.deadline_s == seconds
 
 
 class Recorder:
@@ -83,7 +84,7 @@ def test_a_rehearsal_has_no_waivers(tmp_path: Path) -> None:
     entry = "{criterion: finetune_loss, until: 2099-12-31, who: J. Doe, why: a test}"
     (tmp_path / "waivers.yaml").write_text(f"schema: 1\nwaivers: [{entry}]\n", encoding="utf-8")
     made = session(tmp_path)
-    assert made.waivers.facts == []
+    assert made.setup.waivers.facts == []
     record: Any = SimpleNamespace(place=None, criterion="finetune_loss", outcome="failed")
     assert made.waive(record) is record
 

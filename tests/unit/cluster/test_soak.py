@@ -278,6 +278,6 @@ def test_worst_of_all_places() -> None:
 
 def test_a_soak_needs_its_level() -> None:
     """At another level there is no duration."""
-    session: Any = SimpleNamespace(settings=SimpleNamespace(soak_s=None))
+    session: Any = SimpleNamespace(setup=SimpleNamespace(settings=SimpleNamespace(soak_s=None)))
     with pytest.raises(ConfigurationError, match="give the entry level: soak"):
         start(session, session, {})

@@ -114,7 +114,7 @@ def test_wrong_pytest_options_are_said_before_waiting(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What pytest would refuse on every node is refused here, at once."""
-    monkeypatch.setattr("pytest_gpucluster.session.detect_gpus", lambda: gpus(0))
+    monkeypatch.setattr("pytest_gpucluster.run_setup.detect_gpus", lambda: gpus(0))
     run = ["launch", "--nnodes", "2", "--nproc-per-node", "1", "--master-addr", HERE, "--run", "--node-rank", "0", "--"]
     assert main.main([*run, "--gpucluster-profile", "rehersal"]) == 2
     assert "Did you mean 'rehearsal'" in capsys.readouterr().err
@@ -582,7 +582,7 @@ def test_places_are_plain() -> None:
 
 def test_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """``--nproc-per-node`` above the GPUs of node 0 is said before anybody waits."""
-    monkeypatch.setattr("pytest_gpucluster.session.detect_gpus", lambda: gpus(4))
+    monkeypatch.setattr("pytest_gpucluster.run_setup.detect_gpus", lambda: gpus(4))
     with pytest.raises(ConfigurationError, match="8 ranks on this node, which has 4 visible GPUs"):
         meant(num_local=8, profile="h200-sxm")
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster import session as sessions
+from pytest_gpucluster import run_setup
 from pytest_gpucluster.config.settings import Expect, Settings, parse_level
 from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.inventory.detect import Detected
 from pytest_gpucluster.judging.promises import changed_terms, doubled_gpus, short_soak, unexpected_gpus
 from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.places import Inventory
+from pytest_gpucluster.run_setup import prepare
 from pytest_gpucluster.session import Session
 from pytest_gpucluster.thresholds.load import load
 from pytest_gpucluster.thresholds.resolve import Profile
@@ -85,7 +86,7 @@ def launched(ranks: int) -> Launch:
 def session(folder: Path, monkeypatch: pytest.MonkeyPatch, limits: str | None, **options: Any) -> Session:
     """A run on a node of eight H200, which starts nothing."""
     hidden = options.pop("hidden", 0)
-    monkeypatch.setattr(sessions, "detect_gpus", lambda: Detected(names=(H200,) * (8 - hidden), num_hidden=hidden))
+    monkeypatch.setattr(run_setup, "detect_gpus", lambda: Detected(names=(H200,) * (8 - hidden), num_hidden=hidden))
     ranks, profile = options.pop("ranks", None), options.pop("profile", None)
     level, soak_s = parse_level(options.pop("level", "standard"))
     file = folder / "site.yaml"
@@ -101,7 +102,7 @@ def session(folder: Path, monkeypatch: pytest.MonkeyPatch, limits: str | None, *
         gate=False,
         inline=False,
     )
-    return Session(settings, None if ranks is None else launched(ranks), rootdir=folder, start=folder)
+    return Session(prepare(settings, None if ranks is None else launched(ranks), start=folder), rootdir=folder)
 
 
 def decided(made: Session) -> str:
@@ -152,7 +153,7 @@ def test_in_a_run(
     made = session(tmp_path, monkeypatch, limits, **options)
     assert decided(made) == line
     facts = made.facts()
-    assert facts["soak_s"] == made.settings.soak_s
+    assert facts["soak_s"] == made.setup.settings.soak_s
     assert facts["changed_terms"] == list(made.decide().changed_terms)
 
 
@@ -169,10 +170,12 @@ def test_one_gpu_in_two_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """Two torchruns on one machine are not two nodes, however many ranks answer."""
     made = session(tmp_path, monkeypatch, None, nodes=2, gpus_per_node=1)
     uuids = ("GPU-1", "GPU-1"), ("GPU-1", "GPU-2"), (None, None)
-    places = [[replace(place, uuid=uuid) for place, uuid in zip(made.inventory.places, some, strict=True)] for some in uuids]
+    places = [
+        [replace(place, uuid=uuid) for place, uuid in zip(made.setup.inventory.places, some, strict=True)] for some in uuids
+    ]
     assert [doubled_gpus(some) for some in places] == [["GPU-1 answers at node0-gpu0 and node1-gpu0"], [], []]
     bound: Any = type("Bound", (), {"places": places[0], "unexpected": [], "identities": {}})
-    made._note_unexpected(bound)
+    made._object_to_gpus(bound)
     assert decided(made).endswith("(one GPU in two places: GPU-1 answers at node0-gpu0 and node1-gpu0)")
 
 

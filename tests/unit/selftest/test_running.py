@@ -59,7 +59,8 @@ def carried_out(
     told: list[tuple[str, float]] = []
     plan = SimpleNamespace(pending=lambda: [SimpleNamespace(criterion=key) for key in ("silent_corruption", "left_out")])
     criteria = {"left_out": SimpleNamespace(skip="a rule"), "silent_corruption": SimpleNamespace(skip=None)}
-    session: Any = Session(joined=joined, not_idle={}, criteria=criteria, rehearsal=True, plan=plan)
+    setup = SimpleNamespace(criteria=criteria, rehearsal=True)
+    session: Any = Session(joined=joined, not_idle={}, setup=setup, plan=plan)
     return running.run_selftest(session, lambda step, fraction: told.append((step, fraction))), told
 
 

@@ -1,0 +1,158 @@
+"""Collection: pairs each test with its criterion, leaves out what lies above the level, and fixes the expected set."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpucluster.config.settings import reaches
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.judging.criterion import Criterion
+from pytest_gpucluster.judging.forecast import SUBJECTS
+from pytest_gpucluster.judging.plan import places_covered_by, rule_against
+from pytest_gpucluster.places import Place
+from pytest_gpucluster.plugin import pairing
+from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pytest_gpucluster.plugin.terminal import Terminal
+    from pytest_gpucluster.session import Session
+
+
+class Collection:
+    """A pytest plugin with the hooks of collection."""
+
+    def __init__(self, session: Session, terminal: Terminal) -> None:
+        """``terminal`` shows the forecast, and later what criteria remark."""
+        self._session = session
+        self._terminal = terminal
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Pair every test with its entry and order them: one criterion after the other, a soak last."""
+        try:
+            pairs = {item: self._pair(item) for item in items}
+        except ConfigurationError as error:
+            raise pytest.UsageError(str(error)) from None
+        refuse_reruns(config, items)
+        above = [item for item, pair in pairs.items() if pair.judges and self._is_above(pair.criterion)]
+        if above:
+            config.hook.pytest_deselected(items=above)
+            items[:] = [item for item in items if item not in above]
+        items[:] = by_criterion(items, pairs)
+        items.sort(key=lambda item: pairs[item].judges and self._session.setup.criteria[pairs[item].criterion].level == "soak")
+
+    def _is_above(self, key: str) -> bool:
+        return not reaches(self._session.setup.settings.level, self._session.setup.criteria[key].level)
+
+    def _pair(self, item: pytest.Item) -> pairing.Pair:
+        names = getattr(item, "fixturenames", ())
+        parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+        place = next((parameters[name] for name in ("place", "node") if isinstance(parameters.get(name), Place)), None)
+        original = getattr(item, "originalname", None) or item.name
+        key = pairing.criterion_key(item.name, original, place)
+        judges = "criterion" in names
+        if item.get_closest_marker("distributed") is not None:
+            arguments = getattr(getattr(item, "_fixtureinfo", None), "argnames", ())
+            pairing.require_test_arguments(arguments, parameters, nodeid=item.nodeid)
+        if judges:
+            self._bind_criterion(item, key, place)
+        elif key in self._session.setup.criteria:
+            key = item.nodeid
+        item.stash[PAIR] = pair = pairing.Pair(criterion=key, place=place, judges=judges)
+        return pair
+
+    def _bind_criterion(self, item: pytest.Item, key: str, place: Place | None) -> None:
+        setup, facts = self._session.setup, self._session.setup.inventory.facts
+        pairing.require_entry(key, setup.criteria, nodeid=item.nodeid, file=str(setup.thresholds.path))
+        threshold = setup.criteria[key]
+        pairing.require_place(key, threshold.per, place, nodeid=item.nodeid)
+        rule = rule_against(threshold, setup.inventory)
+        if rule is not None:
+            item.stash[RULE] = rule
+            return
+        gpus = {"gpu": 1, "node": facts["gpus_per_node"], "cluster": facts["world_size"]}[threshold.per]
+        try:
+            limit = threshold.limit(gpus=gpus, cluster=facts)
+        except ConfigurationError as error:
+            item.stash[NO_LIMIT] = str(error)
+            return
+        item.stash[CRITERION] = Criterion(
+            threshold=threshold,
+            limit=limit,
+            place=place,
+            note=self._terminal.remark,
+            expected=places_covered_by(place, setup.inventory),
+        )
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Fix the expected set, before any test runs."""
+        if isinstance(sys.exc_info()[1], KeyboardInterrupt):
+            return  # pytest calls this on its way out too; the end of the run reports what is missing
+        if not all(PAIR in item.stash for item in session.items):
+            return  # pairing was refused: pytest is on its way out with a usage error
+        self.expect(expected_of(session.items), subjects=subjects_of(session.items))
+
+    def expect(self, keys: Mapping[str, tuple[str, str | None]], *, subjects: Mapping[str, str]) -> None:
+        """Fix the expected set: criterion and place id of each test that will judge, by nodeid; subjects by criterion."""
+        for nodeid, (criterion, place) in keys.items():
+            self._session.plan.expect(criterion, place, nodeid=nodeid)
+        self._session.fix_plan()
+        if self._session.recorder.is_open:
+            self._terminal.announce(self._session, self._session.forecast(subjects))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Object to an acceptance when a file or class could not be collected: its tests could not be expected."""
+        if report.outcome != "passed":
+            why = "could not be collected" if report.outcome == "failed" else "skipped itself"
+            self._session.objections.append(f"{report.nodeid} {why}")
+
+
+def expected_of(items: Sequence[pytest.Item]) -> dict[str, tuple[str, str | None]]:
+    """Criterion and place id that each test owes, by nodeid.
+
+    Raises:
+        pytest.UsageError: two tests judge the same.
+    """
+    owners: dict[tuple[str, str | None], str] = {}
+    for item in items:
+        pair = item.stash[PAIR]
+        if pair.key in owners:
+            raise pytest.UsageError(f"{item.nodeid} and {owners[pair.key]} both judge {pair.criterion!r}; rename one of them")
+        owners[pair.key] = item.nodeid
+    return {nodeid: key for key, nodeid in owners.items()}
+
+
+def subjects_of(items: Sequence[pytest.Item]) -> dict[str, str]:
+    """The subject of each criterion: the first of our marks on its test."""
+    marked = {item.stash[PAIR].criterion: [name for name in SUBJECTS if item.get_closest_marker(name)] for item in items}
+    return {criterion: names[0] for criterion, names in marked.items() if names}
+
+
+def by_criterion(items: Sequence[pytest.Item], pairs: Mapping[pytest.Item, pairing.Pair]) -> list[pytest.Item]:
+    """The same order, but one criterion after the other where a test judges several, not place after place."""
+    ordered: list[pytest.Item] = []
+    for _, run in itertools.groupby(items, key=lambda item: (item.parent, getattr(item, "originalname", item.name))):
+        of_one_test = list(run)
+        criteria = list(dict.fromkeys(pairs[item].criterion for item in of_one_test))
+        ordered += sorted(of_one_test, key=lambda item: criteria.index(pairs[item].criterion))
+    return ordered
+
+
+def refuse_reruns(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What failed once has failed; pytest-rerunfailures would try until it is green, and report each try as a testcase."""
+    if not config.pluginmanager.hasplugin("rerunfailures"):
+        return
+    asked = getattr(config.option, "reruns", None) or config.inicfg.get("reruns")
+    marked = next((item.nodeid for item in items if item.get_closest_marker("flaky") is not None), None)
+    if asked or marked:
+        told = f"{marked} is marked flaky" if marked else "--reruns is set"
+        raise pytest.UsageError(
+            f"{told}: a criterion is judged once, and pytest-rerunfailures would repeat it until it is green; leave it out, or "
+            "say -p no:rerunfailures"
+        )

@@ -1,0 +1,95 @@
+"""The end of a run: close the plan, decide, write the reports, choose the exit status."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpucluster.judging.verdict import ACCEPTED, MISSING, NOT_SELECTED, Verdict
+from pytest_gpucluster.plugin.junit import finish_junit
+from pytest_gpucluster.plugin.late_errors import write_torchrun_error_file
+from pytest_gpucluster.plugin.phases import BAD
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from pytest_gpucluster.plugin.terminal import Terminal
+    from pytest_gpucluster.plugin.termination import Termination
+    from pytest_gpucluster.session import Session
+
+CAME_TO_ITS_END = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+
+
+class End:
+    """A pytest plugin with the hooks of the end of a session."""
+
+    def __init__(self, config: pytest.Config, session: Session, terminal: Terminal, termination: Termination) -> None:
+        """Nothing is decided yet, and a process that ends here was used in a wrong way."""
+        self._config = config
+        self._session = session
+        self._terminal = terminal
+        self._termination = termination
+        self._exit_code = int(pytest.ExitCode.USAGE_ERROR)
+        self._disk_errors: list[str] = []
+        self.verdict: Verdict | None = None
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Close the plan, decide, write; pytest's own reporters follow."""
+        if self._session.recorder.is_open:
+            self._finish(session)
+        result = yield
+        self._exit_code = int(session.exitstatus)
+        return result
+
+    def _finish(self, session: pytest.Session) -> None:
+        self._termination.ignore()
+        self._terminal.close_line()
+        outcome, why = self._why_unfinished(session)
+        unrun = [*self._session.plan_unseen(why=why), *self._session.recorder.close_pending(outcome=outcome, why=why)]
+        if not unrun and (session.shouldstop or session.exitstatus not in CAME_TO_ITS_END):
+            self._session.objections.append(f"cut short after the last outcome: {why.removeprefix('not run: ')}")
+        self.verdict = self._session.decide()
+        finish_junit(self._config, self._session.recorder.report(self.verdict))
+        error = self._session.recorder.finish(self.verdict)
+        self._disk_errors += [error] if error is not None else []
+        session.exitstatus = self._exit_status(session)
+        if session.exitstatus != 0:
+            write_torchrun_error_file(self.verdict.line)
+
+    def add_disk_error(self, error: str) -> None:
+        """Show that a part of this run's results is not on disk. Called by :class:`ReportErrorGuard`."""
+        self._disk_errors.append(error)
+
+    def _why_unfinished(self, session: pytest.Session) -> tuple[str, str]:
+        """The outcome of tests that did not run, and the reason."""
+        if self._termination.signal is not None:
+            return MISSING, f"not run: terminated by {self._termination.signal}"
+        if session.shouldfail or session.shouldstop:
+            return NOT_SELECTED, f"not run: {session.shouldfail or session.shouldstop}"
+        if session.exitstatus == pytest.ExitCode.INTERRUPTED:
+            return MISSING, "not run: the run was interrupted"
+        return MISSING, "not run: the session ended early"
+
+    def _exit_status(self, session: pytest.Session) -> int:
+        """Keep pytest's own status, but never 0 when something is not as it should be."""
+        assert self.verdict is not None
+        insensitive = self._session.selftest is not None and bool(self._session.selftest["objections"])
+        bad = any(self.verdict.counts[outcome] for outcome in BAD) or self._disk_errors or insensitive
+        gated = self._session.setup.settings.gate and self.verdict.word != ACCEPTED
+        if int(session.exitstatus) == 0 and (bad or gated):
+            return int(pytest.ExitCode.TESTS_FAILED)
+        return int(session.exitstatus)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Show the table, what failed where, and the verdict line last."""
+        if self.verdict is not None:
+            self._terminal.summary(terminalreporter, self._session, self.verdict, disk_errors=self._disk_errors)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        """End the agents: the reports are on disk."""
+        if self._session.recorder.is_open:
+            self._session.close(self._exit_code)

@@ -1,0 +1,20 @@
+"""What the plugin keeps in the stash of a test item."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_gpucluster.judging.criterion import Criterion
+from pytest_gpucluster.judging.verdict import Record
+from pytest_gpucluster.plugin.pairing import Pair
+
+PAIR = pytest.StashKey[Pair]()
+"""Of every collected test: the criterion and place that it stands for."""
+CRITERION = pytest.StashKey[Criterion]()
+"""Of a test that judges: its criterion, with the limit as it applies here."""
+RULE = pytest.StashKey[str]()
+"""Of a test that is skipped: the rule of the profile that excludes its criterion here."""
+NO_LIMIT = pytest.StashKey[str]()
+"""Of a test that cannot judge: why its limit cannot be computed."""
+RECORD = pytest.StashKey[Record]()
+"""Of a test that has run: its outcome so far."""

@@ -1,0 +1,220 @@
+"""The setup of a run: settings, thresholds, expected inventory. Everything that can be checked before any GPU work."""
+
+from __future__ import annotations
+
+import datetime as dt
+import functools
+import time
+from dataclasses import dataclass, replace
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.config.settings import DEADLINES_S, Expect, Settings, reaches
+from pytest_gpucluster.controller.inline import OBJECTION
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.inventory.detect import Detected, detect_gpus
+from pytest_gpucluster.judging import waivers
+from pytest_gpucluster.judging.promises import changed_terms, short_soak
+from pytest_gpucluster.judging.waivers import Waivers
+from pytest_gpucluster.places import Inventory
+from pytest_gpucluster.thresholds.load import load
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from pytest_gpucluster.config.torchrun import Launch
+    from pytest_gpucluster.judging.promises import Promise
+    from pytest_gpucluster.thresholds.file import ThresholdsFile
+    from pytest_gpucluster.thresholds.resolve import Profile, Threshold
+
+OLDEST_TORCH = (2, 7)
+REHEARSAL_RANKS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSetup:
+    """What a run was asked to do, checked.
+
+    Attributes:
+        launch: how torchrun started this process; None without torchrun.
+        criteria: the entries of the profile, by criterion.
+        detected: the GPUs of this machine; none in a rehearsal.
+        objections: what forbids an acceptance and is known before anything has run.
+        started_s: when the checks began, by the monotonic clock.
+    """
+
+    settings: Settings
+    launch: Launch | None
+    thresholds: ThresholdsFile
+    profile: Profile
+    criteria: Mapping[str, Threshold]
+    inventory: Inventory
+    detected: Detected
+    waivers: Waivers
+    objections: tuple[str, ...]
+    started_s: float
+
+    @property
+    def rehearsal(self) -> bool:
+        """Whether this can be no acceptance: no GPU, or a profile meant for rehearsal."""
+        return self.profile.rehearsal
+
+    @property
+    def deadline_s(self) -> float:
+        """How long a call may take whose recipe has no deadline. A soak is many calls, none of them longer than others."""
+        return DEADLINES_S[self.settings.level]
+
+    @property
+    def level_reached(self) -> bool:
+        """Whether the run's level is enough for an acceptance."""
+        return reaches(self.settings.level, self.profile.accept_at)
+
+    @property
+    def num_local(self) -> int:
+        """How many ranks run on this machine."""
+        if self.launch is not None:
+            return self.launch.local_world_size
+        return self.inventory.gpus_per_node if self.rehearsal else self.detected.num_gpus
+
+    @functools.cached_property
+    def changed_limits(self) -> list[str]:
+        """The criteria whose limits differ from the packaged file's."""
+        return self.thresholds.changed_limits(self.profile)
+
+    @functools.cached_property
+    def changed_terms(self) -> list[str]:
+        """What is asked of the run otherwise than was promised elsewhere."""
+        standard = self.thresholds.standard(self.profile)
+        promises: dict[str, Promise] = {"the cluster section": self.thresholds.cluster, "the profile": self.profile}
+        if standard is not None:
+            promises["the packaged profile"] = standard
+        changed = changed_terms(self.profile, standard, self.inventory, promises)
+        hidden, shown = self.detected.num_hidden, self.detected.num_gpus
+        if hidden and not self.rehearsal:
+            return [*changed, f"CUDA_VISIBLE_DEVICES hides {hidden} of {hidden + shown} GPUs here"]
+        return changed
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the verdict is about, as results.json has it: level, profile, expected inventory, which limits."""
+        facts = self.inventory.facts
+        return {
+            "level": self.settings.level,
+            "profile": self.profile.name,
+            "expected": {"nodes": facts["nodes"], "gpus_per_node": facts["gpus_per_node"]},
+            "thresholds_sha256": self.thresholds.sha256,
+            "changed_limits": self.changed_limits,
+            "changed_terms": self.changed_terms,
+            "soak_s": self.settings.soak_s,
+            "waivers": self.waivers.facts,
+        }
+
+
+def prepare(settings: Settings, launch: Launch | None, *, start: Path) -> RunSetup:
+    """Check everything that can be checked before any GPU work; ``start`` is the folder the run was started in.
+
+    Raises:
+        ConfigurationError: torch too old, thresholds wrong, no profile for these GPUs, more ranks than GPUs, ...
+    """
+    started_s = time.monotonic()
+    require_torch()
+    if launch is not None and launch.restart_count > 0:
+        raise ConfigurationError(
+            f"this is restart {launch.restart_count} of torchrun: a second attempt would be mixed with the first one's "
+            "results. Run without --max-restarts"
+        )
+    thresholds = load(settings.thresholds)
+    named = thresholds.profiles.get(settings.profile or "")
+    detected = Detected(names=()) if named is not None and named.rehearsal else detect_gpus()
+    profile = thresholds.profile_for(name=settings.profile, gpu_names=detected.names)
+    criteria = thresholds.criteria(profile)
+    inventory = _expected(profile, _shape(settings.expect, thresholds.cluster, profile, _shown(launch, detected)))
+    _require_gpus(profile, launch, detected)
+    setup = RunSetup(
+        settings=settings,
+        launch=launch,
+        thresholds=thresholds,
+        profile=profile,
+        criteria=criteria,
+        inventory=inventory,
+        detected=detected,
+        waivers=_read_waivers(profile, criteria, waivers.find(settings.thresholds, start)),
+        objections=tuple(_objections(settings, launch, profile, inventory, detected)),
+        started_s=started_s,
+    )
+    return _inline(setup) if settings.inline else setup
+
+
+def _shown(launch: Launch | None, detected: Detected) -> Expect:
+    """The inventory that torchrun started, else the one of this machine."""
+    if launch is not None:
+        return Expect(nodes=launch.num_nodes, gpus_per_node=launch.local_world_size)
+    return Expect(nodes=1, gpus_per_node=detected.num_gpus or REHEARSAL_RANKS)
+
+
+def _shape(*sources: Promise) -> tuple[int, int]:
+    """Nodes and GPUs per node, each from the first source that has it."""
+    nodes = next(source.nodes for source in sources if source.nodes is not None)
+    return nodes, next(source.gpus_per_node for source in sources if source.gpus_per_node is not None)
+
+
+def _expected(profile: Profile, shape: tuple[int, int]) -> Inventory:
+    return Inventory(
+        num_nodes=shape[0],
+        gpus_per_node=shape[1],
+        device="cpu" if profile.rehearsal else "cuda",
+        fabric=profile.fabric,
+        gpu_names=tuple(profile.spec.names) if profile.spec is not None else (),
+    )
+
+
+def _require_gpus(profile: Profile, launch: Launch | None, detected: Detected) -> None:
+    num_gpus = detected.num_gpus
+    if launch is None or profile.rehearsal or launch.local_world_size <= num_gpus:
+        return
+    raise ConfigurationError(
+        f"torchrun started {launch.local_world_size} ranks on this node, which has {num_gpus} visible GPUs; "
+        f"say --nproc-per-node={num_gpus}. If a GPU is missing, say so with --gpucluster-expect instead"
+    )
+
+
+def _read_waivers(profile: Profile, criteria: Mapping[str, Threshold], file: Path | None) -> Waivers:
+    """The waivers of this run, checked; a rehearsal applies none, as it has no part that somebody could answer for."""
+    found = waivers.load(file, criteria=criteria) if file is not None else []
+    return Waivers([] if profile.rehearsal else found, today=dt.datetime.now(tz=dt.timezone.utc).date())
+
+
+def _objections(
+    settings: Settings, launch: Launch | None, profile: Profile, inventory: Inventory, detected: Detected
+) -> Iterator[str]:
+    short = short_soak(profile, level=settings.level, soak_s=settings.soak_s)
+    if short is not None:
+        yield short
+    due, num_gpus = inventory.gpus_per_node, detected.num_gpus
+    if launch is not None and not profile.rehearsal and num_gpus > max(due, launch.local_world_size):
+        yield f"more GPUs than expected: this node has {num_gpus}, {due} expected"
+
+
+def _inline(setup: RunSetup) -> RunSetup:
+    """One place, in this process, for a debugger; never an acceptance."""
+    if setup.launch is not None and setup.launch.world_size > 1:
+        raise ConfigurationError("--gpucluster-inline runs one place in one process; start it without torchrun")
+    inventory = replace(setup.inventory, num_nodes=1, gpus_per_node=1)
+    return replace(setup, inventory=inventory, objections=(*setup.objections, OBJECTION))
+
+
+def require_torch() -> None:
+    """Check the version of torch without importing it.
+
+    Raises:
+        ConfigurationError: not installed, or older than the oldest that can work.
+    """
+    try:
+        version = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        raise ConfigurationError("torch is not installed; pip install torch") from None
+    found = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+    if found < OLDEST_TORCH:
+        wanted = ".".join(map(str, OLDEST_TORCH))
+        raise ConfigurationError(f"torch {version} is too old: at least {wanted} is needed (2.11 and 2.13 were run)")
