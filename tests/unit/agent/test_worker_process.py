@@ -221,7 +221,7 @@ tell(stacks=stacks, took_s=time.monotonic() - began_s, killed=worker.kill(), pid
 """)
     )
     assert (facts["stacks"], facts["killed"]) == ("", True)
-    assert facts["took_s"] < 5  # 1 s is what it takes
+    assert facts["took_s"] < 60  # the worker would sleep for ten minutes
     assert ends(facts["pids"], within_s=10)
 
 

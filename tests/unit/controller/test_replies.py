@@ -50,18 +50,16 @@ def test_peers_of_one_that_died() -> None:
 def test_peers_of_one_that_only_echoes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cause is given longer to tell; once it has, the ordinary moment counts for the rest."""
     monkeypatch.setitem(replies.GRACE_S, "raised", 0.05)
-    monkeypatch.setattr(replies, "ECHO_GRACE_S", 0.3)
+    monkeypatch.setattr(replies, "ECHO_GRACE_S", 600.0)
     one = Gathering(waiting={0, 1, 2}, groups=[(0, 1, 2)], give_up_s=time.monotonic() + 60)
     one.add(0, failed("raised", error="Connection closed by peer [127.0.0.1]:4711", entered=True))
     time.sleep(0.06)
     assert one.to_release() is None
-    only_echoes = time.monotonic() + 0.3
     one.add(1, failed("raised", error="CUDA out of memory", entered=True))
     time.sleep(0.06)
     found = one.to_release()
     assert found is not None
     assert found.ranks == [2]
-    assert time.monotonic() < only_echoes
 
 
 def test_echoes_alone_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,7 @@ def test_a_process_that_is_held_up_while_it_writes(
     threading.Timer(1.0, os.kill, (pid, signal.SIGCONT)).start()
     began_s = time.monotonic()
     assert python_stacks.ask(pid, path).count("in hangs_in_the_main_thread") == 1
-    assert 0.9 < time.monotonic() - began_s < 40
+    assert 0.9 < time.monotonic() - began_s < python_stacks.ANSWER_S
 
 
 def test_a_process_that_crashes_over_it(hanging: Callable[..., tuple[int, Path]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_a_process_that_crashes_over_it(hanging: Callable[..., tuple[int, Path]]
     monkeypatch.setattr(python_stacks.os, "kill", strike)
     began_s = time.monotonic()
     assert python_stacks.ask(pid, path) == "Thread 1:\n  File half"
-    assert time.monotonic() - began_s < 30
+    assert time.monotonic() - began_s < python_stacks.ANSWER_S
 
 
 def test_half_a_dump_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
