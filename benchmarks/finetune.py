@@ -34,10 +34,10 @@ import torch.distributed as dist
 from finetune_cases import ALONE, REHEARSED, TOGETHER, Case, named
 from finetune_report import NOT_ENDED, NOT_RUN, Rows, compared, table
 
-from finetune_smoke.reporting.report import strict
 from finetune_smoke.settings.config import Config, preset
 from finetune_smoke.settings.options import wait_for_rank_0
 from finetune_smoke.training.loop import finetune
+from pytest_gpucluster.config.strict_json import strict_json
 
 TOLD_LOSSES = 8
 SAME_ROWS = ("rows", "rows_shared", "row_tokens", "packed", "accumulation", "seed", "steps", "learning_rate", "lora_rank")
@@ -155,7 +155,7 @@ def _stop(name: str, error: str, rows: Rows, *, first: bool) -> int:
 def say(row: dict[str, Any]) -> None:
     """One line of strict JSON, the curve by its beginning."""
     told = {name: round(value, 5) if isinstance(value, float) else value for name, value in row.items() if name != "losses"}
-    sys.stdout.write(json.dumps(strict(told), allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(strict_json(told), allow_nan=False) + "\n")
     sys.stdout.flush()
 
 

@@ -8,7 +8,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from finetune_smoke.reporting.report import strict
+from pytest_gpucluster.config.strict_json import strict_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ class Rows:
 
     def put(self, name: str, row: Mapping[str, Any]) -> None:
         """Set the row of case ``name`` and write the file anew, by one rename."""
-        self.rows[name] = strict(dict(row))
+        self.rows[name] = strict_json(dict(row))
         if self.file is not None:
             draft = self.file.with_name(self.file.name + ".tmp")
             draft.write_text(json.dumps({**self.about, "cases": self.rows}, indent=1, allow_nan=False) + "\n")

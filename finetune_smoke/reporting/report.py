@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from finetune_smoke.settings.config import preset
+from pytest_gpucluster.config.strict_json import strict_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def line(fields: Mapping[str, object]) -> str:
     """``RESULT {json}``: strict JSON, NaN and infinity as null."""
-    return "RESULT " + json.dumps(strict(fields), allow_nan=False)
+    return "RESULT " + json.dumps(strict_json(fields), allow_nan=False)
 
 
 def result(config: Config, outcome: Outcome) -> dict[str, object]:
@@ -26,17 +26,6 @@ def result(config: Config, outcome: Outcome) -> dict[str, object]:
     passed = not outcome.problems() and not outcome.stopped
     fields: dict[str, object] = {"preset": config.preset, "fault": config.fault, "passed": passed}
     return fields | dataclasses.asdict(outcome) | {"config": dataclasses.asdict(config)}
-
-
-def strict(value: Any) -> Any:
-    """``value`` with NaN and infinity, which JSON does not have, as None."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {name: strict(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [strict(item) for item in value]
-    return value
 
 
 def _settings(config: Config) -> str:

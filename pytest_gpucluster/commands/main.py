@@ -98,17 +98,17 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
 
 
 def _report(chosen: argparse.Namespace) -> int:
-    from pytest_gpucluster.reporting.files import held
+    from pytest_gpucluster.reporting.files import results_lock
     from pytest_gpucluster.reporting.rebuild import rebuild, require_journal_of, take_over
 
     if chosen.journal is not None:
         take_over(chosen.folder, chosen.journal)
-    with held(chosen.folder) if chosen.run is not None else contextlib.nullcontext():
+    with results_lock(chosen.folder) if chosen.run is not None else contextlib.nullcontext():
         if chosen.run is not None:
             require_journal_of(chosen.run, chosen.folder)
         verdict = rebuild(chosen.folder, junit=chosen.junitxml)
     sys.stdout.write(f"verdict {verdict.line}\n")
-    return 0 if verdict.word in ("ACCEPTED", "ACCEPTED_WITH_WAIVERS", "REHEARSED") else 1
+    return 0 if verdict.is_good else 1
 
 
 def _lint(chosen: argparse.Namespace) -> int:

@@ -20,8 +20,8 @@ from pytest_gpucluster.config.settings import reaches
 from pytest_gpucluster.judging.plan import places_of, rule_against
 from pytest_gpucluster.judging.verdict import MISSING, SKIPPED, Record, Verdict
 from pytest_gpucluster.protocol.rank import ranges
-from pytest_gpucluster.reporting.files import Journal, ResultsDirectory
-from pytest_gpucluster.reporting.journal import record_facts
+from pytest_gpucluster.reporting.files import ResultsDirectory
+from pytest_gpucluster.reporting.journal import Journal, record_facts
 from pytest_gpucluster.reporting.rebuild import rebuild
 from pytest_gpucluster.reporting.recorder import planned_facts
 from pytest_gpucluster.reporting.results import place_facts

@@ -25,6 +25,7 @@ from pytest_gpucluster.cluster import calls
 from pytest_gpucluster.cluster.binding import Binding, bind
 from pytest_gpucluster.commands import words
 from pytest_gpucluster.config.settings import parse_expect
+from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.config.torchrun import read_launch
 from pytest_gpucluster.controller.controller import Controller
 from pytest_gpucluster.controller.inline import InlineController
@@ -33,7 +34,6 @@ from pytest_gpucluster.inventory.detect import Detected, detect_gpus
 from pytest_gpucluster.judging.failure_text import summarize
 from pytest_gpucluster.places import Inventory, Place
 from pytest_gpucluster.protocol.channel import ChannelLostError
-from pytest_gpucluster.reporting.files import strict
 from pytest_gpucluster.run_setup import REHEARSAL_RANKS, require_torch
 from pytest_gpucluster.session import JOIN_S
 
@@ -193,7 +193,7 @@ class _Measuring:
         values = {_key(place): _as_data(results[place]) for place in results if place not in results.errors}
         if self._as_json:
             absent = {_key(place): None for place in results.errors}
-            sys.stdout.write(json.dumps(strict({**values, **absent}), indent=1, allow_nan=False) + "\n")
+            sys.stdout.write(json.dumps(strict_json({**values, **absent}), indent=1, allow_nan=False) + "\n")
         else:
             sys.stdout.write(as_lines(values))
         sys.stdout.flush()

@@ -13,15 +13,14 @@ if TYPE_CHECKING:
 
 PASSED, FAILED, ERROR, NOISY = "passed", "failed", "error", "noisy"
 SKIPPED, MISSING, NOT_SELECTED = "skipped", "missing", "not_selected"
-PENDING = "pending"  # expected, and no outcome yet: never in a verdict
+PENDING = "pending"  # expected, without an outcome yet; never in a verdict
 OUTCOMES = (PASSED, FAILED, ERROR, NOISY, SKIPPED, MISSING, NOT_SELECTED)
-WAIVED = "waived"  # in counts only: failed or noisy, and somebody answers for it
+WAIVED = "waived"  # in counts only: failed or noisy, and covered by a waiver
 WAIVABLE = (FAILED, NOISY)
 SEVERITY = (PENDING, PASSED, SKIPPED, NOT_SELECTED, NOISY, MISSING, ERROR, FAILED)
 
 ACCEPTED, WITH_WAIVERS = "ACCEPTED", "ACCEPTED_WITH_WAIVERS"
 REJECTED, INCOMPLETE, REHEARSED = "REJECTED", "INCOMPLETE", "REHEARSED"
-ACCEPTING = (ACCEPTED, WITH_WAIVERS, REHEARSED)
 
 SHOWN_LIMITS = 3
 WORDS = {
@@ -90,13 +89,23 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The word, and why it is no better."""
+    """The verdict in one word, and the reasons why it is not ACCEPTED."""
 
     word: str
     counts: Mapping[str, int]
     reasons: tuple[str, ...]
     changed_limits: tuple[str, ...] = ()
     changed_terms: tuple[str, ...] = ()
+
+    @property
+    def is_acceptance(self) -> bool:
+        """Whether the cluster is accepted, with or without waivers."""
+        return self.word in (ACCEPTED, WITH_WAIVERS)
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing is wrong: an acceptance or a rehearsal."""
+        return self.is_acceptance or self.word == REHEARSED
 
     @property
     def line(self) -> str:
@@ -117,7 +126,14 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What beside the outcomes decides: a rehearsal is never an acceptance, a low level never a full one."""
+    """What decides besides the outcomes: a rehearsal is never an acceptance, nor is a level that is too low.
+
+    Attributes:
+        level_reached: the level of the run is at least the one that the profile asks for.
+        objections: facts that forbid an acceptance whatever was measured: more GPUs than expected, a debugging mode.
+        changed_limits: criteria that are not judged by the limit of the packaged file.
+        changed_terms: what the run asks of the whole cluster differently than promised: fewer nodes, a lower level.
+    """
 
     rehearsal: bool
     level_reached: bool
@@ -127,11 +143,10 @@ class Terms:
 
 
 def decide(records: Iterable[Record], terms: Terms) -> Verdict:
-    """The verdict over all expected (criterion, place).
+    """The verdict over the records of all expected (criterion, place).
 
-    ``objections`` are facts that forbid an acceptance whatever was measured (more GPUs than expected, a debugging mode);
-    ``changed_limits`` are criteria judged otherwise than by the packaged file, ``changed_terms`` what is asked of the whole
-    run otherwise than was promised elsewhere (fewer nodes, a lower level): the verdict names both.
+    Raises:
+        ValueError: a record has an unknown outcome, such as pending.
     """
     outcomes = Counter(counted_as(record) for record in records)
     counts = {outcome: outcomes.get(outcome, 0) for outcome in (WAIVED, *OUTCOMES)}
@@ -152,25 +167,25 @@ def decide(records: Iterable[Record], terms: Terms) -> Verdict:
 
 
 def counted_as(record: Record) -> str:
-    """Under which word an outcome is counted: its own, or ``waived``."""
+    """The word under which an outcome is counted: its own, or ``waived``."""
     return WAIVED if record.waiver is not None and may_be_waived(record) else record.outcome
 
 
 def may_be_waived(record: Record) -> bool:
-    """Whether somebody may answer for it: measured as it should be, and bad or too close to call by its value."""
+    """Whether a waiver may cover the record: it was measured completely, and its value is bad or too close to call."""
     return record.waivable and record.outcome in WAIVABLE
 
 
 def worse(one: Record, other: Record) -> Record:
-    """The worse of two outcomes of the same; of equally bad ones the first."""
+    """The record with the worse outcome; the first if both are equally bad."""
     return other if SEVERITY.index(other.outcome) > SEVERITY.index(one.outcome) else one
 
 
 def _shortcomings(counts: Mapping[str, int], terms: Terms) -> list[str]:
     """Everything that keeps a run without failures from being accepted."""
-    lacking = [f"{counts[outcome]} {WORDS[outcome]}" for outcome in (ERROR, NOISY, MISSING, NOT_SELECTED) if counts[outcome]]
+    found = [f"{counts[outcome]} {WORDS[outcome]}" for outcome in (ERROR, NOISY, MISSING, NOT_SELECTED) if counts[outcome]]
     if not counts[PASSED]:
-        lacking.append("nothing was measured and passed")
+        found.append("nothing was measured and passed")
     if not terms.level_reached and not terms.rehearsal:
-        lacking.append("the level is lower than the profile asks for")
-    return [*lacking, *terms.objections]
+        found.append("the level is lower than the profile asks for")
+    return [*found, *terms.objections]

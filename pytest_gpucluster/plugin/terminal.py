@@ -12,7 +12,17 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 
 from pytest_gpucluster.judging import failure_text, forecast
-from pytest_gpucluster.judging.verdict import FAILED, PASSED, SHOWN_LIMITS, SKIPPED, WORDS, Record, Verdict, counted_as
+from pytest_gpucluster.judging.verdict import (
+    FAILED,
+    PASSED,
+    REJECTED,
+    SHOWN_LIMITS,
+    SKIPPED,
+    WORDS,
+    Record,
+    Verdict,
+    counted_as,
+)
 from pytest_gpucluster.reporting.table import criteria_table
 
 if TYPE_CHECKING:
@@ -188,8 +198,7 @@ class Terminal:
             f"{timings['total_s']:.1f} s: {timings['startup_s']:.1f} start-up, {timings['measuring_s']:.1f} measuring, "
             f"{timings['other_s']:.1f} else; results in {session.setup.settings.results_dir}"
         )
-        good = verdict.word in ("ACCEPTED", "ACCEPTED_WITH_WAIVERS")
-        reporter.write_line(f"verdict {verdict.line}", bold=True, green=good, red=verdict.word == "REJECTED")
+        reporter.write_line(f"verdict {verdict.line}", bold=True, green=verdict.is_acceptance, red=verdict.word == REJECTED)
 
     def close_line(self) -> None:
         """Write the line of the criterion that ends here."""

@@ -15,12 +15,12 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]  # xdist ships no types
 
 from pytest_gpucluster.agent.spawner import die_with_parent
+from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.controller.relay import Relay, RelayedController
 from pytest_gpucluster.errors import GpuclusterError
 from pytest_gpucluster.judging.verdict import ERROR, NOT_SELECTED, Record
 from pytest_gpucluster.plugin.collection import expected_of
 from pytest_gpucluster.plugin.stash_keys import PAIR, RECORD, RULE
-from pytest_gpucluster.reporting.files import strict
 from pytest_gpucluster.reporting.journal import record_facts, record_from_facts
 
 if TYPE_CHECKING:
@@ -196,4 +196,4 @@ class XdistWorker:
 
 def attach(report: pytest.TestReport, record: Record) -> None:
     """Put the outcome into the report, as text: what crosses from worker to controller is plain."""
-    setattr(report, INPUT, json.dumps(strict(record_facts(record))))
+    setattr(report, INPUT, json.dumps(strict_json(record_facts(record))))

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
-import json
-import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 OWN = ("journal.jsonl", "results.json", "report.html", "metrics.prom", "junit.xml", "logs")
@@ -22,29 +19,22 @@ PREVIOUS = "previous"
 
 
 class ResultsDirectory:
-    """A directory that this run holds alone until it closes it."""
+    """A directory that only this run writes to, until it closes it."""
 
     def __init__(self, path: Path) -> None:
-        """Make it, lock it, and move an older run's files into ``previous/<its time>/``.
+        """Make the directory, lock it, and move an older run's files into ``previous/<its time>/``.
 
         Raises:
-            ConfigurationError: it cannot be written, or another run holds it.
+            ConfigurationError: the directory cannot be written, or another run holds it.
         """
         self.path = path
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+            self._lock = _take_lock(path, advice="; give this one its own: --gpucluster-results DIR")
         except OSError as error:
             raise ConfigurationError(f"the results directory {path} cannot be written: {error.strerror}") from None
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise ConfigurationError(
-                f"the results directory {path} is in use by another run; give this one its own: --gpucluster-results DIR"
-            ) from None
-        try:
-            self._keep_older_run_apart()
+            self._move_older_run()
             (path / "logs").mkdir(exist_ok=True)
             self._try_to_write()
         except OSError as error:
@@ -52,11 +42,11 @@ class ResultsDirectory:
             raise ConfigurationError(f"the results directory {path} cannot be written: {error.strerror}") from None
 
     def close(self) -> None:
-        """Let the next run have it."""
+        """Release the lock, so that the next run can take it."""
         with contextlib.suppress(OSError):
             os.close(self._lock)
 
-    def _keep_older_run_apart(self) -> None:
+    def _move_older_run(self) -> None:
         older = [self.path / name for name in OWN if (self.path / name).exists()]
         if not older:
             return
@@ -69,7 +59,7 @@ class ResultsDirectory:
             path.rename(shelf / path.name)
 
     def _try_to_write(self) -> None:
-        """A full disk shows now, not when the verdict is due."""
+        """Find a full disk now, not when the verdict is due."""
         probe = self.path / ".probe"
         try:
             with probe.open("wb") as file:
@@ -111,53 +101,29 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def held(path: Path) -> Iterator[None]:
-    """Hold a results directory alone, as it is.
+def results_lock(path: Path) -> Iterator[None]:
+    """Hold the lock of a results directory, and change nothing in it.
 
     Raises:
         ConfigurationError: another run holds it.
+        OSError: there is no such directory, or it cannot be written.
     """
-    with (path / ".lock").open("ab") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigurationError(f"the results directory {path} is in use by another run") from None
+    lock = _take_lock(path)
+    try:
         yield
+    finally:
+        os.close(lock)
 
 
-class Journal:
-    """``journal.jsonl``: one event a line, flushed as it happens, never rewritten."""
+def _take_lock(path: Path, *, advice: str = "") -> int:
+    """The open and locked lock file of a directory. The system releases the lock however the process ends.
 
-    def __init__(self, path: Path, *, copy: Callable[[str], None] = lambda _line: None) -> None:
-        """Open it for appending; ``copy`` gets every line too."""
-        self._file = path.open("a", encoding="utf-8")
-        self._copy = copy
-        self.failed: str | None = None
-
-    def write(self, event: str, **facts: Any) -> None:
-        """Append one event. A disk that fails now is remembered, and does not end the run."""
-        line = json.dumps(strict({"at_s": round(time.time(), 3), "event": event, **facts}), allow_nan=False) + "\n"
-        try:
-            self._file.write(line)
-            self._file.flush()
-        except OSError as error:
-            self.failed = error.strerror or str(error)
-        self._copy(line)
-
-    def close(self) -> None:
-        """Close it; a disk that is full says so once more, and we knew."""
-        with contextlib.suppress(OSError):
-            self._file.close()
-
-
-def strict(value: Any) -> Any:
-    """Any value as strict JSON data: a number that is not finite becomes null, what JSON does not know becomes text."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(key): strict(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [strict(item) for item in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return strict(dataclasses.asdict(value))
-    return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
+    The package filelock is not used: where there is no ``flock``, its lock is a file that a killed run leaves behind.
+    """
+    lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise ConfigurationError(f"the results directory {path} is in use by another run{advice}") from None
+    return lock

@@ -1,13 +1,46 @@
-"""Records as plain data: how the journal and pytest-xdist's reports carry them."""
+"""The journal of a run, and how it and pytest-xdist's reports carry a record."""
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+import json
+import time
+from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.judging.verdict import PASSED, Record
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
 OLD_ADVISORY = "advisory: "
+
+
+class Journal:
+    """``journal.jsonl``: one event a line, flushed as it happens, never rewritten."""
+
+    def __init__(self, path: Path, *, copy: Callable[[str], None] = lambda _line: None) -> None:
+        """Open the file for appending; ``copy`` is called with every line."""
+        self._file = path.open("a", encoding="utf-8")
+        self._copy = copy
+        self.failed: str | None = None
+
+    def write(self, event: str, **facts: Any) -> None:
+        """Append one event. A write that fails is remembered in ``failed`` and does not end the run."""
+        line = json.dumps(strict_json({"at_s": round(time.time(), 3), "event": event, **facts}), allow_nan=False) + "\n"
+        try:
+            self._file.write(line)
+            self._file.flush()
+        except OSError as error:
+            self.failed = error.strerror or str(error)
+        self._copy(line)
+
+    def close(self) -> None:
+        """Close the file. A full disk fails here once more, and ``failed`` says so already."""
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 def record_facts(record: Record) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Reports from a journal: for a run whose controller did not live to write them, or to write them again."""
+"""Reports from a journal: if the controller died before it wrote them, or to write them again."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging import waivers
-from pytest_gpucluster.judging.verdict import ACCEPTING, MISSING, PENDING, Record, Terms, Verdict, decide
+from pytest_gpucluster.judging.verdict import MISSING, PENDING, Record, Terms, Verdict, decide
 from pytest_gpucluster.places import Inventory, Place
 from pytest_gpucluster.reporting.files import ResultsDirectory, write_atomically
 from pytest_gpucluster.reporting.journal import record_from_facts
-from pytest_gpucluster.reporting.live import Files
 from pytest_gpucluster.reporting.report import Case, Report
+from pytest_gpucluster.reporting.writer import ReportFiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -24,8 +24,8 @@ NO_VERDICT = "the run ended before its verdict"
 
 
 @dataclass(slots=True, kw_only=True)
-class Story:
-    """What a journal tells of a run."""
+class JournalState:
+    """What the events of a journal say about a run; ``verdict_word`` is the verdict of the run itself."""
 
     facts: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -36,11 +36,11 @@ class Story:
     began_s: float = 0.0
     ended_s: float = 0.0
     finished: bool = False
-    told: str | None = None
+    verdict_word: str | None = None
     selftest: dict[str, Any] | None = None
 
     def take(self, event: dict[str, Any]) -> None:
-        """Add one event; unknown ones belong to a newer version and are passed over."""
+        """Add one event. An unknown event belongs to a newer version and is ignored."""
         self.began_s = self.began_s or event["at_s"]
         self.ended_s = event["at_s"]
         reader = getattr(self, f"_on_{event['event']}", None)
@@ -61,7 +61,7 @@ class Story:
         self.places = {place["id"]: Place(**place) for place in (*event["places"], *event.get("nodes", ()))}
 
     def _on_selftest(self, event: dict[str, Any]) -> None:
-        """What a self-test missed forbids an acceptance also where the run did not come to its verdict."""
+        """Add the objections of the self-test: they forbid an acceptance also if the run ended before its verdict."""
         self.selftest = event["selftest"]
         self.terms = replace(self.terms, objections=(*self.terms.objections, *event["selftest"]["objections"]))
 
@@ -70,7 +70,7 @@ class Story:
         self.records[record.criterion, record.place] = record
 
     def _on_verdict(self, event: dict[str, Any]) -> None:
-        self.finished, self.told = True, event.get("verdict")
+        self.finished, self.verdict_word = True, event.get("verdict")
         self.terms = replace(self.terms, objections=tuple(event["objections"]))
 
     def close(self) -> Verdict:
@@ -80,17 +80,17 @@ class Story:
                 self.records[key] = replace(record, outcome=MISSING, reason=CUT_SHORT)
         if not self.records:
             self.terms = replace(self.terms, objections=("the run ended before anything was planned",))
-        elif not self.finished:  # what forbids an acceptance may have been found after the plan, and is told with the verdict
+        elif not self.finished:  # an objection that was found after the plan is written only with the verdict
             self.terms = replace(self.terms, objections=(*self.terms.objections, NO_VERDICT))
         verdict = decide(self.records.values(), self.terms)
-        if verdict.word in ACCEPTING and self.told not in (None, verdict.word):
-            self.terms = replace(self.terms, objections=(*self.terms.objections, f"the run itself said {self.told}"))
+        if verdict.is_good and self.verdict_word not in (None, verdict.word):
+            self.terms = replace(self.terms, objections=(*self.terms.objections, f"the run itself said {self.verdict_word}"))
             return decide(self.records.values(), self.terms)
         return verdict
 
 
-def read_journal(path: Path) -> Story:
-    """The story in ``journal.jsonl``; a last line that was cut off is left out.
+def read_journal(path: Path) -> JournalState:
+    """The state after the last event of ``journal.jsonl``; a last line that was cut off is left out.
 
     Raises:
         ConfigurationError: there is no journal, or a line inside it is broken.
@@ -99,13 +99,13 @@ def read_journal(path: Path) -> Story:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
-    story = Story()
+    state = JournalState()
     for number, event in _events(lines, path):
         try:
-            story.take(event)
+            state.take(event)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigurationError(f"{path}:{number}: not an event of a journal: {error!r}") from None
-    return story
+    return state
 
 
 def _events(lines: list[str], path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
@@ -118,35 +118,39 @@ def _events(lines: list[str], path: Path) -> Iterable[tuple[int, dict[str, Any]]
 
 
 def rebuild(folder: Path, *, junit: Path | None = None) -> Verdict:
-    """Write ``results.json`` and the JUnit file (``junit.xml`` in ``folder`` unless told otherwise) from the journal.
+    """Write ``results.json`` and a JUnit file from the journal in ``folder``.
+
+    Args:
+        folder: the results directory of the run.
+        junit: the JUnit file; None: ``junit.xml`` in ``folder``.
 
     Raises:
-        ConfigurationError: no journal there, or a damaged one.
+        ConfigurationError: there is no journal, or it is damaged.
         OSError: the files cannot be written.
     """
-    story = read_journal(folder / "journal.jsonl")
-    verdict = story.close()
+    state = read_journal(folder / "journal.jsonl")
+    verdict = state.close()
     facts = {
-        **story.facts,
-        "waivers": waivers.states_from(story.facts.get("waivers", []), story.records.values()),
-        "environment": {"versions": story.versions, "rebuilt_from_journal": True},
-        "timings": {"total_s": round(story.ended_s - story.began_s, 3)},
-        **({"selftest": story.selftest} if story.selftest is not None else {}),
+        **state.facts,
+        "waivers": waivers.states_from(state.facts.get("waivers", []), state.records.values()),
+        "environment": {"versions": state.versions, "rebuilt_from_journal": True},
+        "timings": {"total_s": round(state.ended_s - state.began_s, 3)},
+        **({"selftest": state.selftest} if state.selftest is not None else {}),
     }
     report = Report(
-        cases=tuple(Case(nodeid=story.nodeids.get(key, key[0]), record=record) for key, record in story.records.items()),
+        cases=tuple(Case(nodeid=state.nodeids.get(key, key[0]), record=record) for key, record in state.records.items()),
         verdict=verdict,
-        places=story.places or _unbound(story),
+        places=state.places or _unbound(state),
         facts=facts,
-        is_rehearsal=story.terms.rehearsal,
+        is_rehearsal=state.terms.rehearsal,
         is_rebuilt=True,
     )
-    Files(results=folder / "results.json", junit=junit if junit is not None else folder / "junit.xml").write(report)
+    ReportFiles(results=folder / "results.json", junit=junit if junit is not None else folder / "junit.xml").write(report)
     return verdict
 
 
 def require_journal_of(run: str, folder: Path) -> None:
-    """Refuse to finish the reports of another run than ``run``, whose files may have been moved away meanwhile.
+    """Check that the journal is the one of ``run``: another run may have moved its files away meanwhile.
 
     Raises:
         ConfigurationError: the journal in ``folder`` is another run's.
@@ -157,9 +161,9 @@ def require_journal_of(run: str, folder: Path) -> None:
 
 
 def take_over(folder: Path, copy: Path) -> None:
-    """Put the copy of a lost run's journal where its own was, unless that is there and holds as much.
+    """Put the copy of a lost run's journal into its folder, unless the journal there is as long as the copy.
 
-    Another run's files in that folder are kept apart as always.
+    Files of another run in that folder move into ``previous/``.
 
     Raises:
         ConfigurationError: the folder cannot be written, or another run holds it.
@@ -175,11 +179,11 @@ def take_over(folder: Path, copy: Path) -> None:
     write_atomically(journal, text)
 
 
-def _unbound(story: Story) -> dict[str, Place]:
+def _unbound(state: JournalState) -> dict[str, Place]:
     """The expected places of a run that ended before any rank said hello."""
-    expected = story.facts.get("expected")
+    expected = state.facts.get("expected")
     if expected is None:
         return {}
-    device = "cpu" if story.terms.rehearsal else "cuda"
+    device = "cpu" if state.terms.rehearsal else "cuda"
     inventory = Inventory(num_nodes=expected["nodes"], gpus_per_node=expected["gpus_per_node"], device=device)
     return {place.id: place for place in (*inventory.places, *inventory.nodes)}

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.judging.verdict import Record, Terms, Verdict, decide
-from pytest_gpucluster.reporting.files import Journal, ResultsDirectory, require_writable
-from pytest_gpucluster.reporting.journal import record_facts
-from pytest_gpucluster.reporting.live import Files, Live, not_ended, so_far
+from pytest_gpucluster.reporting.files import ResultsDirectory, require_writable
+from pytest_gpucluster.reporting.journal import Journal, record_facts
 from pytest_gpucluster.reporting.report import Case, Report
+from pytest_gpucluster.reporting.writer import ReportFiles, ReportWriter, not_ended, with_pending_as_missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -43,7 +43,7 @@ class Recorder:
         self._directory: ResultsDirectory | None = None
         self._journal: Journal | None = None
         self._junit: Path | None = None
-        self._live = Live(self._write_unfinished)
+        self._writer = ReportWriter(self._write_unfinished)
 
     @property
     def is_open(self) -> bool:
@@ -76,14 +76,14 @@ class Recorder:
         """Write the expected set and the terms of the verdict."""
         if self.is_open:
             self.write("planned", **planned_facts(self._plan, self._status().terms))
-            self._live.note()
+            self._writer.note()
 
     def record_outcome(self, record: Record) -> None:
         """Take one outcome and write it at once."""
         self._plan.set_outcome(record)
         if self.is_open:
             self.write("outcome", record=record_facts(record))
-            self._live.note()
+            self._writer.note()
 
     def close_pending(self, *, outcome: str, why: str) -> list[Record]:
         """Give this outcome to every record that has none, write them, and return them."""
@@ -95,17 +95,17 @@ class Recorder:
     def record_soak_round(self, **facts: Any) -> None:
         """Write that a round of a soak has ended, and bring the reports up to date."""
         self.write("soak_round", **facts)
-        self._live.note()
+        self._writer.note()
         self.catch_up()
 
     def record_selftest(self, facts: Mapping[str, Any]) -> None:
         """Write what the self-test found."""
         self.write("selftest", selftest=facts)
-        self._live.note()
+        self._writer.note()
 
     def catch_up(self) -> None:
         """Write the reports if a record changed since the last time. Called before every call to the ranks."""
-        self._live.catch_up()
+        self._writer.catch_up()
 
     def report(self, verdict: Verdict) -> Report:
         """What the reports of the ended run say."""
@@ -134,8 +134,8 @@ class Recorder:
             self._directory.close()
 
     def _write_unfinished(self) -> None:
-        """Write the reports as they would stand if the run ended now. Called by the live reports, at most 5 % of the time."""
-        status, records = self._status(), so_far(self._plan)
+        """Write the reports as they would stand if the run ended now. Called by the report writer, at most 5 % of the time."""
+        status, records = self._status(), with_pending_as_missing(self._plan)
         facts = {**status.facts, "environment": {**status.facts["environment"], "unfinished": True}}
         verdict = decide(records, not_ended(status.terms))
         self._files(junit=self._junit).write(self._report(records, verdict, replace(status, facts=facts)))
@@ -145,9 +145,9 @@ class Recorder:
         rehearsal = status.terms.rehearsal
         return Report(cases=cases, verdict=verdict, places=status.places, facts=status.facts, is_rehearsal=rehearsal)
 
-    def _files(self, *, junit: Path | None) -> Files:
+    def _files(self, *, junit: Path | None) -> ReportFiles:
         assert self._directory is not None
-        return Files(results=self._directory.path / "results.json", junit=junit)
+        return ReportFiles(results=self._directory.path / "results.json", junit=junit)
 
 
 def planned_facts(plan: Plan, terms: Terms) -> dict[str, Any]:

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, Record, Verdict
-from pytest_gpucluster.reporting.files import strict
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -46,7 +40,7 @@ def results_document(
 
 def to_json(document: Mapping[str, Any]) -> str:
     """Strict JSON: a number that is not finite becomes null."""
-    return json.dumps(strict(document), indent=1, allow_nan=False) + "\n"
+    return json.dumps(strict_json(document), indent=1, allow_nan=False) + "\n"
 
 
 def place_facts(place: Place | None) -> dict[str, Any] | None:

@@ -13,13 +13,14 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import OUTCOMES, Record, Terms, decide
 from pytest_gpucluster.places import Inventory, Place
-from pytest_gpucluster.reporting.files import Journal, ResultsDirectory, write_atomically
+from pytest_gpucluster.reporting.files import ResultsDirectory, write_atomically
+from pytest_gpucluster.reporting.journal import Journal
 from pytest_gpucluster.reporting.results import SCHEMA_FILE, culprits, results_document, to_json
 from pytest_gpucluster.reporting.table import criteria_table
 from pytest_gpucluster.thresholds.layers import KINDS
@@ -102,6 +103,7 @@ RECORDS = st.builds(
 )
 
 
+@settings(deadline=None)  # a busy machine is slow
 @given(st.lists(RECORDS, max_size=4))
 def test_every_run_fits_the_schema(records: list[Record]) -> None:
     """Any outcomes whatever."""
@@ -259,6 +261,7 @@ def test_the_table_shows_the_worst() -> None:
     assert "\x1b" not in "".join(lines)
 
 
+@settings(deadline=None)  # a busy machine is slow
 @given(st.lists(RECORDS, min_size=1, max_size=4), st.integers(40, 200))
 def test_the_table_takes_any_outcome(records: list[Record], width: int) -> None:
     """Names with brackets, no values, narrow terminals: a table, never an exception."""

@@ -1,68 +1,20 @@
-"""Reports while a run goes on, and from a journal: how often they are written, and that they are never too good."""
+"""Reports from a journal: never better than what the run itself said, and of old journals too."""
 
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.judging.verdict import Record, Terms, decide
-from pytest_gpucluster.reporting.files import strict
+from pytest_gpucluster.config.strict_json import strict_json
+from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.reporting.journal import record_facts, record_from_facts
-from pytest_gpucluster.reporting.live import Live, not_ended
 from pytest_gpucluster.reporting.rebuild import rebuild
 from tests.support.entries import limit
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-
-@pytest.mark.parametrize("rehearsal", [False, True])
-@pytest.mark.parametrize(("outcome", "word"), [("passed", "INCOMPLETE"), ("skipped", "INCOMPLETE"), ("failed", "REJECTED")])
-def test_no_acceptance_before_the_end(outcome: str, word: str, rehearsal: bool) -> None:  # noqa: FBT001 -- a parameter
-    """Everything has its outcome, and a teardown may still fail; also with a waiver, and in a rehearsal."""
-    waived = Record(criterion="w", place=None, outcome="failed", waivable=True, waiver={"who": "J. Doe"})
-    records = [Record(criterion=key, place=None, outcome="passed") for key in "ab"]
-    terms = not_ended(Terms(rehearsal=rehearsal, level_reached=True))
-    for more in ([], [waived]):
-        found = decide([*records, *more, Record(criterion="c", place=None, outcome=outcome)], terms)
-        assert found.word == word
-        assert "the run has not ended" in found.line
-
-
-def test_costly_writing_is_rare() -> None:
-    """A hundred outcomes in no time are one write, and another when something long begins; nothing new is none."""
-    written: list[float] = []
-
-    def write() -> None:
-        time.sleep(0.02)
-        written.append(time.monotonic())
-
-    live = Live(write)
-    for _ in range(100):
-        live.note()
-    assert len(written) == 1
-    live.catch_up()
-    live.catch_up()
-    assert len(written) == 2
-
-
-def test_a_disk_that_refuses_costs_no_run() -> None:
-    """It is noticed elsewhere; the next outcome tries again."""
-    tried: list[int] = []
-
-    def write() -> None:
-        tried.append(1)
-        raise OSError(28, "No space left on device")
-
-    live = Live(write)
-    live.note()
-    time.sleep(0.05)
-    live.note()
-    assert len(tried) == 2
-
 
 FACTS: dict[str, Any] = {
     "level": "quick",
@@ -133,7 +85,7 @@ def test_a_record_survives_the_journal() -> None:
         culprits=("node0-gpu1",),
         evidence={"C": 91},
     )
-    assert record_from_facts(json.loads(json.dumps(strict(record_facts(record))))) == record
+    assert record_from_facts(json.loads(json.dumps(strict_json(record_facts(record))))) == record
 
 
 def test_a_journal_of_version_0_1_is_read(tmp_path: Path) -> None:

@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 NOT_ENDED = "the run has not ended"
 NOT_YET = "not run yet: the run goes on, or was killed with all that could finish its report"
 COST_SHARE = 0.05
-"""Writing takes at most this part of a run's time, however large the cluster."""
+"""Writing takes at most this part of a run's time, for a cluster of any size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Files:
-    """Where a run's reports go; no JUnit file where none was asked for."""
+class ReportFiles:
+    """Where the reports of a run are written; ``junit`` is None if nobody wants a JUnit file."""
 
     results: Path
     junit: Path | None
 
     def write(self, report: Report) -> None:
-        """Write both, each atomically.
+        """Write both files, each atomically.
 
         Raises:
-            OSError: the disk.
+            OSError: a file cannot be written.
         """
         records = [case.record for case in report.cases]
         document = results_document(records=records, places=report.places, verdict=report.verdict, facts=report.facts)
@@ -46,23 +46,23 @@ class Files:
             write_atomically(self.junit, junit_text(report))
 
 
-class Live:
-    """Writes when something is new and enough time has passed since the last, costly or cheap, time."""
+class ReportWriter:
+    """Writes the reports when a record changed, at most :data:`COST_SHARE` of the time."""
 
     def __init__(self, write: Callable[[], None]) -> None:
-        """``write`` writes everything; a disk that refuses is noticed by the journal and at the end."""
+        """``write`` writes all reports. Its OSError is ignored here: the journal and the last write report a full disk."""
         self._write = write
         self._next_s = 0.0
         self._is_new = False
 
     def note(self) -> None:
-        """Something changed."""
+        """Remember that a record changed, and write if it is time."""
         self._is_new = True
         if time.monotonic() >= self._next_s:
             self.catch_up()
 
     def catch_up(self) -> None:
-        """Write what is new, however short ago the last time was: something long may begin now."""
+        """Write if a record changed, however recent the last time was. Called before something long begins."""
         if not self._is_new:
             return
         self._is_new = False
@@ -73,19 +73,19 @@ class Live:
         self._next_s = ended_s + (ended_s - began_s) / COST_SHARE
 
 
-def so_far(records: Iterable[Record]) -> list[Record]:
-    """The records with what has no outcome yet as missing: the truth, should nobody write again."""
-    return [_not_yet(one) if one.outcome == PENDING else one for one in records]
+def with_pending_as_missing(records: Iterable[Record]) -> list[Record]:
+    """The records, with each pending one as missing. That is true if nobody writes the reports again."""
+    return [_missing(record) if record.outcome == PENDING else record for record in records]
 
 
 def not_ended(terms: Terms) -> Terms:
-    """The terms of a report that is written while the run goes on: no acceptance, whatever has an outcome already.
+    """The terms of a report that is written while the run goes on: they forbid an acceptance.
 
-    A teardown may still fail, and what forbids an acceptance may still be found.
+    A teardown may still fail, and an objection may still be found.
     """
     return replace(terms, objections=(*terms.objections, NOT_ENDED))
 
 
-def _not_yet(record: Record) -> Record:
-    told = f"{record.reason}; {NOT_YET}" if record.reason else NOT_YET
-    return replace(record, outcome=MISSING, reason=told)
+def _missing(record: Record) -> Record:
+    reason = f"{record.reason}; {NOT_YET}" if record.reason else NOT_YET
+    return replace(record, outcome=MISSING, reason=reason)

@@ -1,0 +1,21 @@
+"""Values as strict JSON, which knows neither NaN nor infinity."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+def strict_json(value: Any) -> Any:
+    """The value as strict JSON data: a number that is not finite becomes null, an object that JSON lacks becomes text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): strict_json(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [strict_json(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return strict_json(dataclasses.asdict(value))
+    return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
