@@ -1,4 +1,4 @@
-"""What several criteria are judged from is measured once, here."""
+"""Measurements that several criteria share: each is taken once."""
 
 from __future__ import annotations
 
@@ -43,37 +43,37 @@ def trained_in_cluster(cluster, recipe):
 
 
 @pytest.fixture(scope="session")
-def beside(request, cluster):
-    """Where to measure what GPUs are compared by: everywhere, if a selected test compares; else (None) where it is asked."""
+def compared_places(request, cluster):
+    """Places of the measurements that compare GPUs: all, if a selected test compares; None (the selected) otherwise."""
     compared = any("siblings" in getattr(item, "fixturenames", ()) for item in request.session.items)
     return cluster.places if compared else None
 
 
 @pytest.fixture(scope="session")
-def gemm_bf16(cluster, recipe, beside):
+def gemm_bf16(cluster, recipe, compared_places):
     """Dense BF16 products on every GPU at once."""
-    return cluster.run(gemm, per="gpu", places=beside, dtype="bfloat16", **recipe("bf16_tflops"))
+    return cluster.run(gemm, per="gpu", places=compared_places, dtype="bfloat16", **recipe("bf16_tflops"))
 
 
 @pytest.fixture(scope="session")
-def gemm_fp32(cluster, recipe, beside):
+def gemm_fp32(cluster, recipe, compared_places):
     """FP32 products on every GPU at once: far below the power limit, so healthy GPUs do not differ."""
-    return cluster.run(gemm, per="gpu", places=beside, dtype="float32", **recipe("fp32_tflops"))
+    return cluster.run(gemm, per="gpu", places=compared_places, dtype="float32", **recipe("fp32_tflops"))
 
 
 @pytest.fixture(scope="session")
-def gemm_sustained(cluster, recipe, beside):
+def gemm_sustained(cluster, recipe, compared_places):
     """BF16 products back to back on every GPU at once."""
-    return cluster.run(sustained, per="gpu", places=beside, **recipe("bf16_sustained"))
+    return cluster.run(sustained, per="gpu", places=compared_places, **recipe("bf16_sustained"))
 
 
 @pytest.fixture(scope="session")
-def hbm(cluster, recipe, beside):
+def hbm(cluster, recipe, compared_places):
     """Copy, triad, read and write on every GPU at once."""
-    return cluster.run(hbm_bandwidth, per="gpu", places=beside, **recipe("hbm_bandwidth"))
+    return cluster.run(hbm_bandwidth, per="gpu", places=compared_places, **recipe("hbm_bandwidth"))
 
 
 @pytest.fixture(scope="session")
-def host_link_alone(cluster, recipe, beside):
+def host_link_alone(cluster, recipe, compared_places):
     """Copies between every GPU and its host, one GPU of a node at a time."""
-    return cluster.run(host_link, per="gpu", places=beside, **recipe("host_to_device"))
+    return cluster.run(host_link, per="gpu", places=compared_places, **recipe("host_to_device"))

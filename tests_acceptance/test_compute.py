@@ -101,12 +101,12 @@ def test_silent_corruption(computed, place, criterion):
     measured = {one: computed[one] for one in computed if one not in computed.errors}
     models = {one: found.model for one, found in measured.items()}
     unlike = suspicions({one: found.digests for one, found in measured.items()}, models)[place]
-    over_time = {f"{kind} over time": told for kind, told in own.unsteady.items()}
+    over_time = {f"{kind} over time": reason for kind, reason in own.unsteady.items()}
     criterion.require(
         len(over_time) + len(unlike),
         evidence={
             **over_time,
-            **{f"{kind} among its model": told for kind, told in unlike.items()},
+            **{f"{kind} among its model": reason for kind, reason in unlike.items()},
             "others of its model": [*models.values()].count(own.model) - 1,
             "rounds": own.rounds,
             "of them hot": own.hot_rounds,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpucluster.measurements import collectives
-from pytest_gpucluster.measurements.transport import not_on, transport
+from pytest_gpucluster.measurements.transport import off_fabric_channels, transport
 
 pytestmark = pytest.mark.fabric
 
@@ -36,7 +36,7 @@ def test_nodes_reachable(reached, criterion):
 def test_transport(chosen_transport, cluster, criterion):
     """NCCL talks between nodes over the promised fabric, and over nothing else."""
     fabric = cluster.promised.fabric
-    astray = chosen_transport.each(lambda found: not_on(found, fabric=fabric))
+    astray = chosen_transport.each(lambda found: off_fabric_channels(found, fabric=fabric))
     found = {kind: count for each in chosen_transport.each(lambda one: one.inter_node).values() for kind, count in each.items()}
     criterion.require(
         sum(astray.values()), evidence={"promised": fabric, "found": [*found], "network": chosen_transport.value.network}

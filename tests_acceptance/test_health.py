@@ -17,7 +17,7 @@ def loaded_clocks(cluster, recipe):
 
 
 def read(states, place, name):
-    """One reading of NVML; a GPU that does not tell was not measured."""
+    """One reading of NVML; a GPU that does not give the value was not measured."""
     state = states[place]
     if state.gpu is None or state.gpu[name] is None:
         why = state.error or "NVML does not support it here"
@@ -26,7 +26,7 @@ def read(states, place, name):
 
 
 def test_no_foreign_process(cluster, place, criterion):
-    """Nobody was on the GPU before this run; reading a GPU that was not idle is an error, no failure."""
+    """No foreign process was on the GPU before this run. Measuring on a GPU that was not idle is an error, not a failure."""
     found = cluster.at_start[place]
     criterion.require(found.holders, evidence={"GiB in use": found.memory_used_gib, "% busy": found.utilization_percent})
 

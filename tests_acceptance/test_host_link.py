@@ -12,12 +12,12 @@ pytestmark = pytest.mark.links
 
 @pytest.fixture(scope="session")
 def host_link_all(cluster, recipe):
-    """The same, all GPUs of a node beginning together."""
+    """Copies between every GPU and its host, all GPUs of a node at the same time."""
     return cluster.run(host_link, per="node", **recipe("host_to_device_all"))
 
 
 def judge(criterion, results, place, way):
-    """One way, with what tells a slow link from misplaced memory."""
+    """Judge one direction; show what separates a slow link from misplaced memory."""
     link = results[place]
     criterion.require(
         results.repeated(place, f"{way}_gb_s", f"repeats_{way}_gb_s"),
@@ -54,11 +54,11 @@ def test_device_to_host_all(host_link_all, place, criterion):
 
 
 def test_numa(host_link_alone, place, criterion):
-    """The rank may run beside its GPU, and memory asked of that NUMA node is given there."""
+    """The rank may run on the NUMA node of its GPU, and memory requested there lies there."""
     link = host_link_alone[place]
     if not link.numa_is_known:
-        told = f"nodes with memory: {link.memory_nodes}"
-        raise MeasurementError(f"{place.label}: sysfs does not say on which NUMA node the GPU is ({told})", culprits=(place,))
+        nodes = f"nodes with memory: {link.memory_nodes}"
+        raise MeasurementError(f"{place.label}: sysfs does not say on which NUMA node the GPU is ({nodes})", culprits=(place,))
     if link.pages_on is None and len(link.memory_nodes) > 1:
         raise MeasurementError(f"{place.label}: the kernel does not tell on which NUMA node memory lies (move_pages)")
     criterion.require(len(link.misplaced), evidence={"found": link.misplaced, "NUMA node": link.numa_node, "CPUs": link.cpus})

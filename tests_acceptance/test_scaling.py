@@ -76,10 +76,10 @@ def require_shares(alone, shared, criterion):
     """Judge the group whose peak lies furthest from what it should be; show all of them."""
     layers = {"sharded_gib": alone.sharded_gib, "layer_gib": alone.layer_gib}
     due = {one.world_size: sharded_peak_gib(alone_gib=alone.peak_gib, ranks=one.world_size, **layers) for one in shared}
-    told = {f"GiB at {one.world_size}": f"{one.peak_gib:.2f} of {due[one.world_size]:.2f}" for one in shared}
+    peaks = {f"GiB at {one.world_size}": f"{one.peak_gib:.2f} of {due[one.world_size]:.2f}" for one in shared}
     criterion.require(
         max(deviation_percent(one.peak_gib, due[one.world_size]) for one in shared),
-        evidence={"GiB alone": alone.peak_gib, **told, "GiB sharded": alone.sharded_gib},
+        evidence={"GiB alone": alone.peak_gib, **peaks, "GiB sharded": alone.sharded_gib},
     )
 
 

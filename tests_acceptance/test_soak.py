@@ -33,8 +33,8 @@ def differing_kinds(first, results):
     first.update({place: one for place, one in digests_of.items() if place not in first})
     models = {place: one.model for place, one in found.items()}
     unsteady = {place: one.unsteady for place, one in found.items()}
-    against = suspicions_in_round(digests_of, models, first=first, unsteady=unsteady)
-    return {place: Seen(value=len(told), evidence=told) for place, told in against.items()}
+    suspected = suspicions_in_round(digests_of, models, first=first, unsteady=unsteady)
+    return {place: Seen(value=len(kinds), evidence=kinds) for place, kinds in suspected.items()}
 
 
 def wrong_words(results):
@@ -61,8 +61,8 @@ def soaked(cluster, recipe, soak):
     }
     for turn in soak.rounds(works):
         other_words = {"first_pass": turn.round} if turn.criterion == "hbm_pattern_soak" else {}
-        asked = {**recipe(turn.criterion), **other_words}
-        turn.keep(cluster.run(MEASURE[turn.criterion], per="gpu", places=turn.places, **asked))
+        arguments = {**recipe(turn.criterion), **other_words}
+        turn.keep(cluster.run(MEASURE[turn.criterion], per="gpu", places=turn.places, **arguments))
     return soak
 
 

@@ -33,12 +33,12 @@ COMPARED = {
     "host_to_device": Compared(fixture="host_link_alone", field="h2d_gb_s", mark=links, way="h2d"),
     "device_to_host": Compared(fixture="host_link_alone", field="d2h_gb_s", mark=links, way="d2h"),
 }
-"""Not the host link with all GPUs at once: who shares a switch is slower."""
+"""Not the host link with all GPUs at once: GPUs that share a switch are slower."""
 
 
 @pytest.fixture
 def siblings(request, quantity):
-    """What every GPU measured, whichever are selected: see ``beside``."""
+    """The values of every GPU, whichever are selected: see ``compared_places``."""
     return request.getfixturevalue(COMPARED[quantity].fixture)
 
 
@@ -54,8 +54,8 @@ def test_straggler(quantity, siblings, place, recipe, criterion):
     short = shortfalls(rates, group_of=models, **recipe(f"straggler[{quantity}]")).get(place)
     if short is None or not short.is_judged:
         alike = 0 if short is None else short.siblings
-        told = f"of its siblings ({own.device}) {alike} could be measured, and it takes {FEWEST_SIBLINGS} to say who is slow"
-        raise MeasurementError(f"{place.label}: {told}")
+        why = f"of its siblings ({own.device}) {alike} could be measured, and it takes {FEWEST_SIBLINGS} to say who is slow"
+        raise MeasurementError(f"{place.label}: {why}")
     criterion.require(
         short.unexplained_percent,
         evidence={

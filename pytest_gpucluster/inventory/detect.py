@@ -1,4 +1,4 @@
-"""Which GPUs this machine has, asked of NVML in a child process: a driver that hangs must not hang us."""
+"""GPUs of this machine by NVML, read in a child process: a driver that hangs must not hang the run."""
 
 from __future__ import annotations
 
@@ -32,24 +32,24 @@ class Detected:
 
 
 def detect_gpus() -> Detected:
-    """Ask NVML. No library means no GPU; a library that fails means a broken machine, never a machine without GPUs.
+    """Read NVML. Without its library there is no GPU. A library that fails is a broken machine, not one without GPUs.
 
     Raises:
         ConfigurationError: NVML is installed but does not work, or did not answer in time.
     """
     command = [sys.executable, "-m", "pytest_gpucluster.inventory.nvml"]
-    asked = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: S603 -- ourselves
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: S603 -- ourselves
     try:
-        told, complaint = asked.communicate(timeout=DEADLINE_S)
+        output, errors = child.communicate(timeout=DEADLINE_S)
     except subprocess.TimeoutExpired:
-        asked.kill()  # and not waited for: inside a driver that hangs, SIGKILL may not end it
+        child.kill()  # without a wait: SIGKILL may not end a process inside a driver that hangs
         raise ConfigurationError(
             f"NVML did not answer within {DEADLINE_S:g} s: the driver hangs. Look at the kernel log (Xid), then reboot the node"
         ) from None
     try:
-        found: dict[str, Any] = json.loads(told if asked.returncode == 0 else "")
+        found: dict[str, Any] = json.loads(output if child.returncode == 0 else "")
     except ValueError:
-        tail = complaint.strip().splitlines()[-1:] or [f"exit code {asked.returncode}"]
+        tail = errors.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
         raise ConfigurationError(f"NVML could not be read: {tail[0]}") from None
     if found["status"] == "no_library":
         return Detected(names=())

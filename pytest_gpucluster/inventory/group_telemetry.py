@@ -1,4 +1,4 @@
-"""Telemetry of all GPUs that worked together, in a few words: as small for a thousand ranks as for two. Pure arithmetic."""
+"""Telemetry of all GPUs of a group in brief: as small for a thousand ranks as for two. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _BITS = {name: bit for bit, name in EVENT_REASONS.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupTelemetry:
-    """The lowest and the highest of all ranks' means (temperature: of their maxima), and whose the telling one is.
+    """Lowest and highest of all ranks' means (temperature: highest maximum), with the rank of the slowest and the hottest.
 
-    ``event_reasons``: each that any rank had, with those ranks, for example ``0-3, 7``. None: no GPU gives the value.
+    ``event_reasons`` holds the ranks of each reason, for example ``0-3, 7``. None: no GPU gives the value.
     """
 
     sm_clock_lowest_mhz: float | None
@@ -36,7 +36,7 @@ class GroupTelemetry:
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """What explains a value: the slowest clock, the hottest GPU, who was held back by what."""
+        """What explains a value: the slowest clock, the hottest GPU, and the ranks of each event reason."""
         found: dict[str, Any] = {}
         if self.sm_clock_lowest_mhz is not None:
             found["SM MHz"] = (
@@ -51,7 +51,7 @@ class GroupTelemetry:
 
 
 def to_row(rank: int, telemetry: Telemetry | None) -> list[float]:
-    """One rank's telemetry as numbers, for a collective; NaN where there is none."""
+    """One rank's telemetry as numbers, for a collective; NaN for a missing value."""
     if telemetry is None:
         return [float(rank), 0.0, *[math.nan] * 4]
     bits = sum(_BITS.get(name) or int(name.removeprefix(UNKNOWN), 16) for name in telemetry.event_reasons)
@@ -60,13 +60,13 @@ def to_row(rank: int, telemetry: Telemetry | None) -> list[float]:
 
 
 def from_rows(rows: Sequence[Sequence[float]]) -> GroupTelemetry | None:
-    """All ranks' rows in brief; None where no rank saw anything."""
-    seen = [row for row in rows if row[1]]
-    if not seen:
+    """All ranks' rows in brief; None if no rank has telemetry."""
+    watched = [row for row in rows if row[1]]
+    if not watched:
         return None
-    clocks, power, temperature = ({int(row[0]): row[at] for row in seen if not math.isnan(row[at])} for at in (3, 4, 5))
+    clocks, power, temperature = ({int(row[0]): row[at] for row in watched if not math.isnan(row[at])} for at in (3, 4, 5))
     reasons: dict[str, list[int]] = {}
-    for rank, _, bits, *_ in seen:
+    for rank, _, bits, *_ in watched:
         for name in event_reason_names(int(bits)):
             reasons.setdefault(name, []).append(int(rank))
     slowest = min(clocks, key=lambda rank: clocks[rank], default=None)

@@ -35,9 +35,9 @@ def identity(*, device: str) -> Identity:
     import torch
 
     local_rank = int(os.environ["LOCAL_RANK"])
-    seen = torch.cuda.device_count() if device == "cuda" else 0
+    torch_gpus = torch.cuda.device_count() if device == "cuda" else 0
     gpu: dict[str, str | None] = {}
-    if local_rank < seen:
+    if local_rank < torch_gpus:
         properties: Any = torch.cuda.get_device_properties(local_rank)
         uuid = f"GPU-{properties.uuid}"
         domain, bus = properties.pci_domain_id, properties.pci_bus_id
@@ -50,7 +50,7 @@ def identity(*, device: str) -> Identity:
         group_rank=int(os.environ["GROUP_RANK"]),
         local_rank=local_rank,
         versions=read_versions(),
-        torch_gpus=seen,
+        torch_gpus=torch_gpus,
         **gpu,
     )
 

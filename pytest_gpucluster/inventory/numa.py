@@ -1,6 +1,6 @@
-"""NUMA as the kernel tells it in sysfs: to which node a PCI device belongs, and what CPUs and memory each node has.
+"""NUMA nodes by the kernel's sysfs: the node of a PCI device, and the CPUs and memory of each node.
 
-Nothing is changed here, and nothing is guessed: what sysfs does not say, or says in a way nobody could mean, is None.
+Nothing is guessed: a value that sysfs does not give, or gives in an unknown form, is None.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _GIVEABLE = ("MemFree", "Active(file)", "Inactive(file)")
 class NumaNode:
     """One NUMA node.
 
-    ``available_bytes`` is what it could give now: free pages, and the page cache of files, which the kernel drops.
+    ``available_bytes`` are the free pages and the page cache of files, which the kernel drops when memory is needed.
     ``distances`` are the firmware's (SLIT) by node number, 10 to itself. Empty or None: sysfs does not say.
     """
 
@@ -66,10 +66,10 @@ class Locality:
         return frozenset() if node is None else node.cpus
 
     def available_bytes(self, number: int | None) -> int | None:
-        """What a node could give now, all nodes together for None; None where sysfs does not say."""
-        asked = [node for node in self.nodes if number in (None, node.number)]
-        told = [node.available_bytes for node in asked if node.available_bytes is not None]
-        return sum(told) if told and len(told) == len(asked) else None
+        """Available bytes of a node, for None of all nodes; None if sysfs does not give them."""
+        nodes = [node for node in self.nodes if number in (None, node.number)]
+        sizes = [node.available_bytes for node in nodes if node.available_bytes is not None]
+        return sum(sizes) if sizes and len(sizes) == len(nodes) else None
 
     def _named(self, number: int | None) -> NumaNode | None:
         return next((node for node in self.nodes if node.number == number), None)
@@ -82,9 +82,9 @@ def read_locality(pci: str | None, *, root: Path = SYS) -> Locality:
         ValueError: ``pci`` is no PCI address.
     """
     nodes = read_nodes(root=root)
-    told = None if pci is None else read_node_of(pci, root=root)
-    known = told in {node.number for node in nodes}
-    return Locality(pci=pci, node=told if known else None, nodes=nodes)
+    number = None if pci is None else read_node_of(pci, root=root)
+    is_known = number in {node.number for node in nodes}
+    return Locality(pci=pci, node=number if is_known else None, nodes=nodes)
 
 
 def read_node_of(pci: str, *, root: Path = SYS) -> int | None:
@@ -143,13 +143,13 @@ def format_cpulist(cpus: Iterable[int]) -> str:
 def _read_node(folder: Path, number: int, numbers: list[int]) -> NumaNode:
     sizes_kb = _read_meminfo_kb(folder)
     giveable_kb = [sizes_kb.get(name) for name in _GIVEABLE]
-    told_kb = [size_kb for size_kb in giveable_kb if size_kb is not None]
+    known_kb = [size_kb for size_kb in giveable_kb if size_kb is not None]
     total_kb = sizes_kb.get("MemTotal")
     return NumaNode(
         number=number,
         cpus=_read_cpus(folder),
         memory_bytes=None if total_kb is None else 1024 * total_kb,
-        available_bytes=1024 * sum(told_kb) if len(told_kb) == len(_GIVEABLE) else None,
+        available_bytes=1024 * sum(known_kb) if len(known_kb) == len(_GIVEABLE) else None,
         distances=_read_distances(folder, numbers),
     )
 
@@ -175,7 +175,7 @@ def _read_distances(folder: Path, numbers: list[int]) -> dict[int, int]:
 
 
 def _read(file: Path) -> str | None:
-    """What a file says; None where there is none, or none that this process may read."""
+    """Text of a file; None if this process cannot read the file."""
     try:
         return file.read_text(encoding="ascii", errors="replace").strip()
     except OSError:

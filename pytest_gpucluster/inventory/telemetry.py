@@ -1,6 +1,6 @@
-"""What a GPU does while something runs on it: clocks, power, temperature, event reasons.
+"""Telemetry of a GPU under work: clocks, power, temperature, event reasons.
 
-Sampled by a thread (:class:`Sampler`) or, in windows too short for that, read once inside each (:class:`Snapshots`).
+A thread samples it (:class:`Sampler`); a window too short for a thread has one reading inside (:class:`Snapshots`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Telemetry:
-    """What was seen of one GPU. None: the GPU does not give the value. Power is NVML's own average of about a second.
+    """Telemetry of one GPU. None: the GPU does not give the value. Power is NVML's own average of about a second.
 
-    ``event_reasons`` is the union over all samples, so that a fault of one sample's length is not averaged away. Of the
-    PCIe link the fastest generation counts (an idle link slows down to save power) and the narrowest width.
+    ``event_reasons`` is the union over all samples, so that a fault of one sample's length is not averaged away.
+    ``pcie_gen_max`` is the fastest generation, because an idle link slows down to save power.
     """
 
     samples: int
@@ -68,13 +68,12 @@ class _Sample:
 class Sampler:
     """Reads one GPU's clocks, power, temperature and event reasons at 10 Hz while its ``with`` block runs.
 
-    It only watches: without NVML, without such a GPU or after an error it stops quietly, ``error`` says why, and the
-    summary is of what was seen until then, None if nothing was. A block that is over before NVML is ready is seen once, at
-    its end.
+    A sampler never raises. Without NVML, without such a GPU or after an error it stops, and ``error`` says why. The
+    summary covers the samples until then, None if there are none. A block that ends before NVML is ready has one sample.
     """
 
     def __init__(self, uuid: str | None, *, interval_s: float = 0.1) -> None:
-        """Watch the GPU with this UUID; None watches nothing."""
+        """Watch the GPU with this UUID; None: no GPU."""
         self.error: str | None = None
         self._uuid = uuid
         self._interval_s = interval_s
@@ -95,10 +94,10 @@ class Sampler:
             self._thread.join(timeout=5)
 
     def summary(self, *, since_s: float = 0.0) -> Telemetry | None:
-        """What was seen, or None.
+        """Telemetry of the samples so far; None without a sample.
 
-        Clocks, power, temperature, link are of the samples taken since ``since_s`` (of ``time.monotonic``), or of the
-        last one before if there are none; event reasons are always those of all samples.
+        Clocks, power, temperature and link cover the samples since ``since_s`` (of ``time.monotonic``); without such a
+        sample, the last one. Event reasons cover all samples.
         """
         samples = list(self._samples)
         if not samples:
@@ -119,15 +118,15 @@ class Sampler:
 
 
 class Snapshots:
-    """Reads one GPU by windows, whenever it is told to; for windows of milliseconds, which a thread would miss.
+    """Reads one GPU on request, by windows of milliseconds, which a sampling thread would miss.
 
-    A reading takes a millisecond or so of the calling thread. Call it when all work of the window is queued and the GPU
-    is at it: then nothing waits for the thread, and the reading cannot disturb what is timed. Quiet as :class:`Sampler`:
-    without NVML or after an error it reads nothing more, and ``error`` says why.
+    A reading takes about a millisecond of the calling thread. Take it when all work of the window is queued and the GPU
+    runs: then nothing waits for the thread, and the reading cannot disturb the timing. Like :class:`Sampler` it never
+    raises: without NVML or after an error it reads nothing, and ``error`` says why.
     """
 
     def __init__(self, uuid: str | None) -> None:
-        """Watch the GPU with this UUID; None watches nothing."""
+        """Watch the GPU with this UUID; None: no GPU."""
         self.error: str | None = None
         self._uuid = uuid
         self._handle: Any = None
@@ -135,7 +134,7 @@ class Snapshots:
         self._samples: dict[str, list[_Sample]] = {}
 
     def __enter__(self) -> Snapshots:  # noqa: PYI034 - typing.Self needs Python 3.11
-        """Get NVML ready, so that a reading is short."""
+        """Initialise NVML now, so that a reading is short."""
         if self._uuid is not None:
             try:
                 self._session.enter_context(nvml.session())
@@ -145,16 +144,16 @@ class Snapshots:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        """Let NVML go."""
+        """Shut NVML down."""
         self._handle = None
         self._session.close()
 
     def of(self, window: str) -> Callable[[], None]:
-        """What takes one reading of ``window`` when it is called."""
+        """A function that takes one reading of ``window`` when it is called."""
         return lambda: self._take(window)
 
     def summary(self, window: str) -> Telemetry | None:
-        """What was seen in all windows of this name, or None."""
+        """Telemetry of all windows of this name; None without a reading."""
         samples = self._samples.get(window)
         return _summary(samples, reasons_of=samples) if samples else None
 

@@ -203,10 +203,10 @@ def gather_texts(text: str, *, limit_bytes: int = 256) -> list[str]:
     return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in rows]
 
 
-def gather_telemetry(own: Telemetry | None, *, alone: bool = False) -> GroupTelemetry | None:
-    """What all ranks' GPUs did, in brief; every rank of the default group has to call it, unless each is to be ``alone``."""
+def gather_telemetry(own: Telemetry | None, *, single_rank: bool = False) -> GroupTelemetry | None:
+    """Telemetry of all ranks' GPUs; every rank of the default group has to call this, except for ``single_rank``."""
     row = group_telemetry.to_row(int(os.environ.get("RANK", "0")), own)
-    if alone or not dist.is_initialized():
+    if single_rank or not dist.is_initialized():
         return group_telemetry.from_rows([row])
     rows = _gather(torch.tensor(row, dtype=torch.float64, device=timing.current_device()))
     return group_telemetry.from_rows([one.tolist() for one in rows])
@@ -232,8 +232,8 @@ def _buffer(size_bytes: int, dtype: str, ranks: int) -> torch.Tensor:
 def _time_launches(buffer: torch.Tensor, iterations: int, snapshot: Callable[[], None]) -> tuple[list[float], list[float]]:
     """This rank's seconds per launch of each span, then of each single launch.
 
-    The snapshot comes when a span is queued and runs; a rank that is late by it keeps the others waiting where they line
-    up for the next span, before its first event. So it is harmless for the smallest sizes, too.
+    The snapshot is taken when a span is queued and runs. A rank that is late by it delays the others only before the
+    next span's first event, where all ranks line up. So the snapshot is harmless for the smallest sizes, too.
     """
     launches = min(LAUNCHES_PER_SPAN, iterations)
     spans = max(1, iterations // LAUNCHES_PER_SPAN)

@@ -44,10 +44,10 @@ SIZE_STEP = 16
 
 BLOCK = 1 << 18
 """32-bit words, 1 MiB, that one pair of sums stands for."""
-ROUNDS_LISTED, ROUNDS_TOLD = 100, 5
-"""So many of the rounds that differed are listed by number, and told in a message; all are counted."""
+ROUNDS_LISTED, ROUNDS_SHOWN = 100, 5
+"""Most differing rounds that the result lists by number, and that a message shows; all are counted."""
 SAMPLES = 20_000
-"""About so many telemetry samples are kept of a long run."""
+"""Telemetry samples of a long run, about."""
 
 GOLDEN = 0x9E3779B97F4A7C15
 MIXERS = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))
@@ -58,11 +58,11 @@ FIELDS, FIELD_BITS = 3, 21
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digests:
-    """What one device computed; two of one ``model`` that are in order have equal ``digests``.
+    """Digests of what one device computed; two healthy devices of one ``model`` have equal ``digests``.
 
     ``digests`` holds the first round's digest by kind, ``differing`` in how many later rounds a kind had another one (0
     where all is well), ``differing_rounds`` the first :data:`ROUNDS_LISTED` of these. Of ``rounds``, which count from 0, the
-    last ``hot_rounds`` ran right after ``heat_s`` seconds of products. ``excluded``: kinds that were asked for and cannot
+    last ``hot_rounds`` ran right after ``heat_s`` seconds of products. ``excluded``: requested kinds that cannot
     run here, with the reason. ``model``: what the bits may depend on besides the inputs. ``telemetry`` covers the hot
     rounds, or all rounds if none were hot; None without NVML.
     """
@@ -88,7 +88,7 @@ class Digests:
 
     @property
     def unsteady(self) -> dict[str, str]:
-        """The kinds of work that did not repeat, each with how often and when; empty where all is well."""
+        """The kinds of work that did not repeat, each with the number and the first of such rounds; empty if all repeated."""
         return {
             kind: f"{count} of {self.rounds} rounds are not like the first: {_some(self.differing_rounds[kind])}"
             for kind, count in self.differing.items()
@@ -109,14 +109,14 @@ class Flip:
     rank: int | None = None
 
     def bits(self, kind: str, index: int) -> list[int]:
-        """The bit, if this is the place and time for it, else none."""
+        """The bit in a list if kind, round and rank match; otherwise an empty list."""
         here = self.rank is None or str(self.rank) == os.environ.get("RANK")
         return [self.bit] if here and self.kind == kind and self.round in (None, index) else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of work: what makes it ready for a size, and the compute capability of the first GPUs that have it."""
+    """One kind of work: the function that prepares it for a size, and the compute capability that it needs."""
 
     prepare: Callable[[int, Draw], Work]
     capability: tuple[int, int]
@@ -198,22 +198,22 @@ def digests(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     """
     planted = [Flip(**flip) for flip in flips]
     _require(kinds, rounds, size, planted, last=None if seconds else rounds * (2 if heat_s > 0 else 1) - 1)
-    excluded = {kind: reason for kind in kinds if (reason := _unsuited(KINDS[kind].capability, kind))}
+    excluded = {kind: reason for kind in kinds if (reason := _why_excluded(KINDS[kind].capability, kind))}
     tally = _Tally()
     start_s = time.perf_counter()
     with _repeatable():
         works = {kind: KINDS[kind].prepare(size, _drawing(seed, kind)) for kind in kinds if kind not in excluded}
         if not works:
             raise RuntimeError(f"nothing to compute: {excluded}")
-        rounding = _Rounding(works=works, weights=weights(timing.current_device()), flips=planted, tally=tally)
+        work = _Rounds(works=works, weights=weights(timing.current_device()), flips=planted, tally=tally)
         if heat_s > 0:
-            rounding.run(rounds, seconds=0.0)
+            work.run(rounds, seconds=0.0)
             progress.report(f"heating for {heat_s:g} s")
             timing.keep_busy(gemm.bf16_product(size), seconds=heat_s)
         cold = tally.rounds
         interval_s = max(0.1, (seconds or 0.0) / SAMPLES)
         with Sampler(timing.gpu_uuid(), interval_s=interval_s) as sampler:
-            rounding.run(rounds, seconds=seconds or 0.0)
+            work.run(rounds, seconds=seconds or 0.0)
     return Digests(
         **tally.found(),
         hot_rounds=tally.rounds - cold if heat_s > 0 else 0,
@@ -229,10 +229,10 @@ def digests(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """What stands for all bytes of ``tensor``, see :func:`fingerprint`; 48 hexadecimal digits.
+    """Digest of all bytes of ``tensor``, see :func:`fingerprint`; 48 hexadecimal digits.
 
     Raises:
-        ValueError: it has no bytes, and would be like any other that has none.
+        ValueError: the tensor has no bytes.
     """
     content = _bytes(tensor)
     if not content.numel():
@@ -307,7 +307,7 @@ class _Tally:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Rounding:
+class _Rounds:
     """All works in turn, again and again."""
 
     works: Mapping[str, Work]
@@ -347,12 +347,12 @@ class _Rounding:
 
 
 def _some(rounds: Sequence[int]) -> str:
-    shown = ", ".join(map(str, rounds[:ROUNDS_TOLD]))
-    return f"{shown}, .." if len(rounds) > ROUNDS_TOLD else shown
+    shown = ", ".join(map(str, rounds[:ROUNDS_SHOWN]))
+    return f"{shown}, .." if len(rounds) > ROUNDS_SHOWN else shown
 
 
 def _require(kinds: Sequence[str], rounds: int, size: int, flips: Sequence[Flip], *, last: int | None) -> None:
-    """Refuse what cannot be done; ``last`` is the last round's index, None if time decides."""
+    """Refuse wrong arguments; ``last`` is the last round's index, None if time decides."""
     unknown = sorted({*kinds, *(flip.kind for flip in flips)} - set(KINDS))
     if unknown:
         raise ValueError(f"unknown kinds {', '.join(unknown)}; valid: {', '.join(KINDS)}")
@@ -366,7 +366,7 @@ def _require(kinds: Sequence[str], rounds: int, size: int, flips: Sequence[Flip]
             raise ValueError(f"a flip that cannot happen: {flip}")
 
 
-def _unsuited(capability: tuple[int, int], kind: str) -> str | None:
+def _why_excluded(capability: tuple[int, int], kind: str) -> str | None:
     """Why the current device cannot do this kind of work; None if it can."""
     if torch.cuda.is_available():
         own = torch.cuda.get_device_capability()
@@ -382,7 +382,7 @@ def _dotted(capability: tuple[int, int]) -> str:
 
 
 def _model() -> str:
-    """What bits may depend on: cuBLAS repeats itself for one version, one architecture and one number of SMs."""
+    """All that the bits may depend on: cuBLAS repeats for one version, one architecture and one number of SMs."""
     if torch.cuda.is_available():
         properties = torch.cuda.get_device_properties(torch.cuda.current_device())
         hardware = f"{properties.name}, {properties.multi_processor_count} SMs, CUDA {torch.version.cuda}"
@@ -393,7 +393,7 @@ def _model() -> str:
 
 @contextmanager
 def _repeatable() -> Iterator[None]:
-    """Only kernels that repeat bit for bit, and float32 products in float32; what was set before comes back."""
+    """Allow only kernels that repeat bit for bit, and float32 products in float32; restore the settings at the end."""
     mode, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     precision = torch.get_float32_matmul_precision()
     torch.use_deterministic_algorithms(mode=True)

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 CHECKED = 64
-"""Rows and columns, spread over the whole product, at whose crossings it is compared with a float64 reference."""
+"""Number of rows and of columns, spread over the product; their crossings are compared with a float64 reference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """How a dtype is multiplied and how far its product may lie from the exact one, relative to its RMS.
+    """How a dtype is multiplied, and the largest allowed error of its product relative to the product's RMS.
 
     ``capability`` is the compute capability of the first GPUs with matrix units for it. Sizes are multiples of
     ``step``. ``by_columns``: the second operand is stored column by column.
@@ -96,7 +96,7 @@ class GemmRate:
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """When each size is timed: in ``bursts``, each after a rest and a warm-up of its own."""
+    """When each size is timed: in ``bursts``, each after its own rest and warm-up."""
 
     rest_s: float
     warmup_s: float
@@ -197,12 +197,12 @@ def require_known(dtype: str) -> None:
 
 
 def require_units(dtype: str) -> None:
-    """Refuse a GPU that has no matrix units for ``dtype``, before something slower is measured in their place.
+    """Refuse a GPU that has no matrix units for ``dtype``: its slower units would be measured instead.
 
-    TF32 on a GPU without it would silently be float32. A CPU is a rehearsal and may do what it can.
+    On a GPU without TF32 units, a TF32 product is silently a float32 product. A CPU is a rehearsal; nothing is refused.
 
     Raises:
-        RuntimeError: with the compute capability that it takes and the one that the GPU has.
+        RuntimeError: with the compute capability that the dtype needs and that of the GPU.
     """
     needed = KINDS[dtype].capability
     if torch.cuda.is_available() and (own := torch.cuda.get_device_capability()) < needed:
@@ -213,7 +213,7 @@ def require_units(dtype: str) -> None:
 
 
 def product_of(size: int, kind: Kind) -> _Product:
-    """A square product of order ``size``, ready to be called; its operands are the same in every process.
+    """A square product of order ``size``, ready to call; its operands are the same in every process.
 
     Raises:
         ValueError: ``size`` is no multiple of the kind's step.
@@ -292,7 +292,7 @@ def check(product: _Product, kind: Kind) -> None:
 
 
 def _rows(matrix: torch.Tensor, picked: torch.Tensor) -> torch.Tensor:
-    """These rows in float64; one-byte numbers are picked as bytes, because torch does not index float8."""
+    """The picked rows in float64; torch does not index float8, so one-byte numbers are picked as bytes."""
     stored = matrix.view(torch.uint8) if matrix.itemsize == 1 else matrix
     return stored[picked].view(matrix.dtype).double()
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 SCALAR = 3.0
 FILL = 7.0
-"""What a write leaves behind; not 0, which a memset of another kind would serve."""
+"""The value that a write fills in; not 0, for which the device may use another kind of memset."""
 CACHE_MULTIPLE = 4
 """An array smaller than this many times the L2 cache would be measured in the cache."""
 CHUNK = 1 << 26
@@ -35,7 +35,7 @@ class HbmBandwidth:
     """Memory bandwidth in TB/s (10^12 bytes moved a second); ``tb_s`` is the better of copy and triad.
 
     Each figure is the median of its samples; ``size_bytes`` is that of one array. ``read_tb_s`` and ``write_tb_s``
-    tell which direction a slow copy owes its slowness to. ``telemetry`` holds what NVML said while each kind was timed.
+    show which direction makes a copy slow. ``telemetry`` is by kind, one reading while the kind was timed.
     """
 
     tb_s: float
@@ -112,7 +112,7 @@ def free_and_total_bytes() -> tuple[int, int]:
 
 
 def _bandwidth(size_bytes: int, timed: dict[str, tuple[int, Timing]], telemetry: dict[str, Telemetry | None]) -> HbmBandwidth:
-    """The result from each kind's arrays moved a run and its times."""
+    """The result; ``timed`` holds for each kind how many arrays a run moves, and its times."""
     medians: dict[str, Any] = {
         f"{kind}_tb_s": _tb_s(arrays * size_bytes, times.median_s) for kind, (arrays, times) in timed.items()
     }

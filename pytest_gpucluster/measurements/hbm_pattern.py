@@ -11,8 +11,8 @@ memory and not from a cache. Three kinds of pattern:
   two blocks hold the same, so a word that was stored under a wrong address shows.
 
 "Up" and "down" are virtual addresses, block by block; the hardware spreads them over its channels. With ECC on, the
-hardware mends single bits before they are seen here and kills the process for what it cannot mend: read its counters
-beside this test. What this test finds is what ECC did not see.
+hardware corrects single bits before this test reads them, and an error that it cannot correct ends the process. So this
+test finds what ECC missed; read the ECC counters too.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class PatternResult:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """How much is tested, in blocks of how much, out of what."""
+    """Sizes of the tested memory, of one block, and of the free and total memory."""
 
     tested_bytes: int
     block_bytes: int
@@ -127,7 +127,7 @@ class _Room:
 
 @dataclass(frozen=True, slots=True)
 class _Memory:
-    """The blocks under test, of rows of 64 words, and what one block is compared with and in."""
+    """The blocks under test (rows of 64 words), and the buffers to compare one block: drawn words and a mask of errors."""
 
     blocks: list[torch.Tensor]
     drawn: torch.Tensor
@@ -136,7 +136,7 @@ class _Memory:
 
 @dataclass(slots=True)
 class _Found:
-    """What a search has found and moved so far; it outlives the memory that was searched."""
+    """Errors and traffic of a search so far; the object outlives the searched memory."""
 
     errors_by_kind: dict[str, int] = field(default_factory=dict)
     first_errors: list[PatternError] = field(default_factory=list)
@@ -144,7 +144,7 @@ class _Found:
 
 
 class _Search:
-    """Writes and checks blocks; notes in ``found`` what it moved and what was wrong."""
+    """Writes and checks blocks; counts traffic and errors in ``found``."""
 
     def __init__(self, memory: _Memory, found: _Found, *, flip: int | None, expected_bytes: int) -> None:
         self._memory = memory
@@ -319,15 +319,15 @@ def hbm_pattern(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         passes: how often all of it is done; random words differ from pass to pass.
         first_pass: number of the first pass, so that a soak's calls draw other words each time.
         chunk_bytes: size of one block, a multiple of 512. One and an eighth more of it is held to compare in.
-        reserve_bytes: what is left free beside all that, for the search of errors and for the driver.
+        reserve_bytes: what stays free besides, for the search of errors and for the driver.
         kinds: some of :data:`KINDS`, in the order to run.
-        limit_bytes: test no more than this; None: all of the share, on a CPU 64 MiB.
+        limit_bytes: the most that is tested; None: the whole share, on a CPU 64 MiB.
         flip: the fault that shows that the test sees one: invert the lowest bit of the byte at this offset in the tested
             memory, once in each kind of each pass, after its first write.
 
     Raises:
         ValueError: an unknown kind, with the valid ones, or a number out of its range.
-        MemoryError: less than the share can be had; says how much was free and where to look for who holds the rest.
+        MemoryError: less than the share is free; names the sizes and the command that shows the processes that hold the rest.
         RuntimeError: CUDA's own, for an uncorrectable error that ECC saw.
     """
     _require_sense(share, passes, chunk_bytes, kinds, (reserve_bytes, limit_bytes))
@@ -400,7 +400,7 @@ def _find_room(share: float, chunk_bytes: int, reserve_bytes: int, limit_bytes: 
 
 
 def _too_little(what: str, room: _Room) -> str:
-    """Why there is less memory than is to be tested, and who to look for."""
+    """The message: why there is too little memory, and how to find the processes that hold it."""
     own, look = "", "ps aux --sort=-rss"
     if torch.cuda.is_available():
         own = f" ({torch.cuda.memory_allocated() / GIB:.2f} GiB by tensors of this very process)"
@@ -435,7 +435,7 @@ def _allocate(room: _Room) -> _Memory:
     """The memory to compare in first, then the blocks.
 
     Raises:
-        MemoryError: somebody else was faster.
+        MemoryError: another process took the memory meanwhile.
     """
     device = timing.current_device()
     blocks: list[torch.Tensor] = []

@@ -1,4 +1,4 @@
-"""What NVML says about this worker's own GPU, idle and under load."""
+"""NVML's state of this worker's own GPU, idle and under load."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ class ClocksUnderLoad:
 
 @without_device
 def gpu_state() -> GpuHealth:
-    """Read NVML for this worker's own GPU: the one torch has set, else the ``LOCAL_RANK``-th that CUDA should show.
+    """Read NVML for this worker's own GPU: torch's current GPU, otherwise the ``LOCAL_RANK``-th that CUDA should show.
 
-    A GPU that NVML lists and cannot read (lost from the bus) gives ``gpu`` None and NVML's text in ``error``, so that
-    what is known of its node still counts.
+    A GPU that NVML lists and cannot read (lost from the bus) gives ``gpu`` None and NVML's text in ``error``. The values
+    of its node still count.
 
     Raises:
         NvmlError: the driver cannot be read at all.
     """
     uuid = timing.gpu_uuid()
-    seen: dict[str, Any] = {
+    of_torch: dict[str, Any] = {
         "torch_sees": uuid is not None,
         "torch_device_count": torch.cuda.device_count(),
         "torch_device_name": torch.cuda.get_device_name() if uuid else None,
@@ -73,12 +73,12 @@ def gpu_state() -> GpuHealth:
             try:
                 state = nvml.read_gpu(nvml.own_index(uuid))
             except nvml.NvmlError as error:
-                return GpuHealth(gpu=None, nvml_device_count=count, error=str(error), **seen)
+                return GpuHealth(gpu=None, nvml_device_count=count, error=str(error), **of_torch)
     except nvml.NvmlLibraryNotFoundError:
         if uuid is not None:
             raise
-        return GpuHealth(gpu=None, nvml_device_count=None, **seen)
-    return GpuHealth(gpu=dataclasses.asdict(state), nvml_device_count=count, **seen)
+        return GpuHealth(gpu=None, nvml_device_count=None, **of_torch)
+    return GpuHealth(gpu=dataclasses.asdict(state), nvml_device_count=count, **of_torch)
 
 
 def clocks_under_load(*, seconds: float, size: int = 8192) -> ClocksUnderLoad:

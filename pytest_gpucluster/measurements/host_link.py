@@ -1,12 +1,11 @@
 """Bandwidth between a GPU and the memory of its host: host to device, device to host, and both at once.
 
-Method, as nvbandwidth has it: pinned memory on the GPU's own NUMA node, several copies by the copy engine between two
-events (a span), the median of the spans; here one copy more is queued before each span, so that its first event falls
-while the engine already works. GB/s are 10^9 bytes a second. What arrived is compared exactly, on the device by the
-device and on the host by the host.
+Method, as in nvbandwidth: pinned memory on the GPU's own NUMA node, several copies by the copy engine between two
+events (a span), the median of the spans. One more copy is queued before each span, so that the engine already works at
+the span's first event. GB/s are 10^9 bytes a second. Every copied element is compared exactly.
 
-Pinned memory comes from mmap and cudaHostRegister and not from torch, whose cache of pinned memory would hand out again
-what an earlier call had placed on another NUMA node.
+Pinned memory comes from mmap and cudaHostRegister. Torch's cache of pinned memory could return memory that an earlier
+call has placed on another NUMA node.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ REMOTE_SPANS = 3
 SMALLEST_ON_GPU_BYTES = 1 << 24
 """Copies of less take so little that launching them would be measured."""
 FASTER = 1.05
-"""Another NUMA node faster than the GPU's own by more than this is not noise: the two lie elsewhere than they say."""
+"""If another NUMA node is faster than the GPU's own by more than this factor, sysfs names the wrong node."""
 CHUNK = 1 << 18
 """Elements filled and verified at once: 2 MiB, which stay in a CPU's cache."""
 SAMPLED_PAGES = 64
@@ -60,8 +59,8 @@ class HostLink:
     ``numa_node`` is the GPU's by sysfs, None where that does not say; then memory lies where the process may have it.
     ``cpus`` is where the measurement ran, ``cpus_allowed`` where this process may run; ``cpus_are_local`` whether
     any of these is on ``numa_node``. ``pages_on`` are the nodes where the memory lay by the kernel, None where it does
-    not tell. ``memory_nodes`` are all nodes of the machine that have memory. ``telemetry`` holds what NVML said, once in each
-    span, under ``h2d``, ``d2h`` and ``both``; the link's generation and width are those under load.
+    not say. ``memory_nodes`` are all nodes of the machine that have memory. ``telemetry`` is by kind (``h2d``, ``d2h``,
+    ``both``), one reading in each span; the link's generation and width are those under load.
     """
 
     h2d_gb_s: float
@@ -118,9 +117,9 @@ class HostLink:
 
 @dataclass(frozen=True, slots=True)
 class _Recipe:
-    """How often each kind is timed, whether all ranks of the group begin it together, and who watches it.
+    """How often each kind is timed, whether all ranks of the group begin each kind together, and its telemetry.
 
-    One reading of NVML in each span, while the copy engine is at it: some hundred bytes beside two GiB.
+    Each span has one reading of NVML while the copy engine works: some hundred bytes, against two GiB of copies.
     """
 
     spans: int
@@ -213,7 +212,7 @@ def _near(device: torch.Tensor, node: int | None, cpus: frozenset[int], recipe: 
 
 
 def _far(device: torch.Tensor, locality: Locality, allowed: frozenset[int], recipe: _Recipe) -> _Seen | None:
-    """Each way alone with memory on the farthest other node; None where none could be had there."""
+    """Each direction alone with memory on the farthest other node; None if that node gives no memory."""
     node = locality.farthest
     room_bytes = locality.available_bytes(node)
     if node is None or room_bytes is None or room_bytes < _local_ranks() * device.nbytes:
@@ -313,7 +312,7 @@ def _verify(what: str, tensor: torch.Tensor, *, seed: int) -> None:
             raise ArithmeticError(f"{what}: {wrong} of the elements {start} to {stop - 1} are wrong")
 
 
-# Where it is.
+# Where the GPU and the memory are.
 
 
 def _pci_address() -> str | None:
@@ -341,7 +340,7 @@ def _host_memory(elements: int, *, node: int | None) -> Iterator[torch.Tensor]:
     """Zeroed int64 of the host, pinned if there is a GPU, on a NUMA node if the kernel lets us place it.
 
     Where it does not (a container without CAP_SYS_NICE, a cpuset without that node), pages lie where this thread is
-    that touches them first; :func:`_pages_on` tells.
+    that touches them first; :func:`_pages_on` reads where.
     """
     memory = mmap.mmap(-1, 8 * elements, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):  # a kernel without huge pages: the first touch takes longer, nothing else
@@ -375,14 +374,14 @@ def _bind(tensor: torch.Tensor, node: int) -> None:
         return
     mask = (ctypes.c_ulong * (node // 64 + 1))()
     mask[node // 64] = 1 << node % 64
-    bits = ctypes.c_ulong(64 * len(mask) + 1)  # the kernel reads one bit less than it is told
+    bits = ctypes.c_ulong(64 * len(mask) + 1)  # the kernel reads one bit fewer than this
     start, length = ctypes.c_void_p(tensor.data_ptr()), ctypes.c_ulong(tensor.nbytes)
     mbind, _ = _SYSCALLS[platform.machine()]
     ctypes.CDLL(None).syscall(mbind, start, length, _MPOL_BIND, mask, bits, 0)  # whether it did: _pages_on
 
 
 def _pages_on(tensor: torch.Tensor) -> list[int] | None:
-    """NUMA nodes on which pages of this memory lie, by a sample; None where the kernel does not tell."""
+    """NUMA nodes of a sample of this memory's pages; None if the kernel does not say."""
     if platform.machine() not in _SYSCALLS:
         return None
     count = min(SAMPLED_PAGES, -(-tensor.nbytes // mmap.PAGESIZE))
@@ -394,7 +393,7 @@ def _pages_on(tensor: torch.Tensor) -> list[int] | None:
     return None if failed or min(nodes) < 0 else sorted(set(nodes))
 
 
-# Whether it can be measured.
+# What is refused.
 
 
 def _elements(size_bytes: int, iterations: int, warmup: int) -> int:
@@ -423,7 +422,7 @@ def _require_memory(size_bytes: int, locality: Locality) -> None:
     """
     where = "the host" if locality.node is None else f"the host's NUMA node {locality.node}"
     free_bytes = locality.available_bytes(locality.node)
-    if free_bytes is None or locality.node is None:  # of a virtual machine that grows, either may tell too little
+    if free_bytes is None or locality.node is None:  # in a virtual machine that grows, either may be too low
         free_bytes = max(free_bytes or 0, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     buffers = 1 if torch.cuda.is_available() else 2
     _require_free(where, buffers * _local_ranks() * size_bytes, free_bytes)

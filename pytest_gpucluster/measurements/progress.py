@@ -1,4 +1,4 @@
-"""How a measurement says what it is doing right now; silent unless somebody listens."""
+"""Progress of the running measurement: reports go to one listener, by default to none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ Listener = Callable[[str, "float | None"], None]
 
 
 def _ignore(_step: str, _fraction: float | None) -> None:
-    """Nobody listens: a measurement called from a script or a test."""
+    """Ignore a report: the measurement was called from a script or a test."""
 
 
 _listeners: list[Listener] = [_ignore]
@@ -20,5 +20,5 @@ def listen(listener: Listener) -> None:
 
 
 def report(step: str, fraction: float | None = None) -> None:
-    """Say which step runs now (``"8192"``, ``"step 40 of 300"``) and how far along it is (0 to 1)."""
+    """Report the current step (``"8192"``, ``"step 40 of 300"``) and the finished share of the measurement (0 to 1)."""
     _listeners[0](step, fraction)

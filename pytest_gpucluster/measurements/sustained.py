@@ -1,8 +1,8 @@
-"""What a GPU's matrix units hold for long: products back to back, in slices of about a second.
+"""Lasting rate of a GPU's matrix units: products back to back, in slices of about a second.
 
-The first second boosts; then the power limiter decides (docs/decisions/0007). So the last half of the slices is judged,
-and clock, power and temperature are those of that half. Divided by the peak at that very clock, the rate tells a slow chip from
-one that is merely at its power limit.
+In the first second the clock boosts; then the power limiter decides (docs/decisions/0007). So the last half of the slices
+is judged, with the clock, power and temperature of that half. The rate over the peak at that clock separates a slow chip
+from a chip at its power limit.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Sustained:
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """So many products in so many seconds; ``ended_s`` by ``time.monotonic``."""
+    """Number of products in a number of seconds; ``ended_s`` by ``time.monotonic``."""
 
     products: int
     seconds: float
@@ -82,7 +82,7 @@ def sustained(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         slice_s: how long a slice is, about: a whole number of products.
         peak_tflops: the dense peak of the GPU in this dtype.
         peak_clock_mhz: the SM clock at which it would have that peak, which is SMs x FLOP per clock and SM x this clock.
-            Not its boost clock: an H200's 989 TFLOPS are 132 x 4096 x 1830 MHz, and it boosts to 1980.
+            This is not the boost clock: an H200's 989 TFLOPS are 132 x 4096 x 1830 MHz, and it boosts to 1980 MHz.
 
     Raises:
         ValueError: an unknown dtype, with the valid ones, a number out of its range, or one of the two peaks alone.
@@ -105,7 +105,7 @@ def sustained(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     rates = [2 * size**3 * part.products / part.seconds / 1e12 for part in slices]
     tflops = statistics.median(rates[_half(len(rates)) :])
     if sampler.error is not None:
-        telemetry = None  # NVML went away: what it said before is not of the judged half
+        telemetry = None  # NVML failed: its samples may all be from before the judged half
     clock_mhz = telemetry.sm_clock_mean_mhz if telemetry else None
     peak = peak_at_clock_tflops(peak_tflops=peak_tflops, peak_clock_mhz=peak_clock_mhz, clock_mhz=clock_mhz)
     return Sustained(
@@ -124,7 +124,7 @@ def sustained(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
 
 
 def peak_at_clock_tflops(*, peak_tflops: float | None, peak_clock_mhz: float | None, clock_mhz: float | None) -> float | None:
-    """The peak at this SM clock, for a GPU that has ``peak_tflops`` at ``peak_clock_mhz``; None if one is not known."""
+    """The peak at this SM clock of a GPU with ``peak_tflops`` at ``peak_clock_mhz``; None if an argument is None."""
     if peak_tflops is None or peak_clock_mhz is None or clock_mhz is None:
         return None
     return peak_tflops * clock_mhz / peak_clock_mhz
@@ -144,9 +144,9 @@ def _half(slices: int) -> int:
 
 
 def _load(product: Callable[[], None], *, seconds: float, slice_s: float) -> list[_Slice]:
-    """Run slices until ``seconds`` are full, at least two.
+    """Run at least two slices, for at least ``seconds``.
 
-    Between two slices the GPU waits some ten microseconds for its next product: too short to cool or to boost.
+    Between two slices the GPU waits about ten microseconds for its next product: too short to cool or to boost.
     """
     slices: list[_Slice] = []
     covered_s = 0.0

@@ -1,7 +1,7 @@
-"""How long a callable takes on the current device: CUDA events on a GPU, the host's monotonic clock on a CPU.
+"""Time of a callable on the current device: CUDA events on a GPU, the host's monotonic clock on a CPU.
 
-Queueing and waiting are separate (:func:`queue_each`), so that a measurement can queue its next case before it waits
-for this one and the GPU never idles, cools or raises its clocks in between.
+Queueing and waiting are separate (:func:`queue_each`). So a measurement can queue its next case before it waits for
+the current one, and the GPU never idles, cools or raises its clocks in between.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def current_device() -> torch.device:
 
 
 def device_name() -> str:
-    """What the current device calls itself: ``"NVIDIA H200"``, or ``"cpu"``."""
+    """Name of the current device: ``"NVIDIA H200"``, or ``"cpu"``."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 
 
@@ -53,7 +53,7 @@ def gpu_uuid() -> str | None:
 
 
 def synchronize() -> None:
-    """Wait until the current GPU has done all that was queued; nothing to wait for on a CPU."""
+    """Wait until the current GPU has finished all queued work; a CPU has none."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
 
@@ -61,8 +61,8 @@ def synchronize() -> None:
 def keep_busy(call: Callable[[], object], *, seconds: float) -> int:
     """Run ``call`` back to back for ``seconds`` and return how often it ran.
 
-    The first call, which pays for loading and choosing kernels, is waited for and not counted in the time. On a GPU
-    the last few launches are still queued on return, so that whatever is queued next follows without a gap.
+    The first call loads and chooses kernels; its time does not count. On a GPU the last few launches are still queued
+    on return, so that the next work follows without a gap.
     """
     call()
     synchronize()
@@ -85,8 +85,8 @@ def queue_each(
 ) -> Callable[[], Timing]:
     """Queue ``iterations`` calls, each between its own two events; the returned function waits and reads them.
 
-    On a CPU the calls run at once and the returned function only hands over their times. ``meanwhile`` is called once by
-    the returned function, on a GPU when all calls are queued and the first has begun: what it does delays none of them.
+    On a CPU the calls run at once and the returned function only returns their times. The returned function also calls
+    ``meanwhile`` once: on a GPU when all calls are queued and the first has begun, so that it delays none of them.
 
     Raises:
         ValueError: ``iterations`` is below 1.
@@ -109,12 +109,15 @@ def queue_each(
 
 
 def time_each(call: Callable[[], object], *, iterations: int, meanwhile: Callable[[], None] = lambda: None) -> Timing:
-    """Time every one of ``iterations`` back-to-back calls; one wait, at the end, and ``meanwhile`` while they run."""
+    """Time each of ``iterations`` back-to-back calls with one wait at the end; ``meanwhile`` is called as they run."""
     return queue_each(call, iterations=iterations, meanwhile=meanwhile)()
 
 
 def time_span(call: Callable[[], object], *, launches: int, meanwhile: Callable[[], None] = lambda: None) -> float:
-    """Seconds per call of ``launches`` back-to-back calls between two events, gaps included; ``meanwhile`` as they run."""
+    """Seconds per call of ``launches`` back-to-back calls between two events, gaps included.
+
+    ``meanwhile`` is called as they run.
+    """
 
     def span() -> None:
         for _ in range(launches):

@@ -192,4 +192,4 @@ def _run(config: Config, *, single_rank: bool = False) -> Finetuned:
 
     with Sampler(timing.gpu_uuid()) as sampler:  # about a millisecond ten times a second, hardly ever with the GIL
         outcome = run(config, progress=progress.report, single_rank=single_rank)
-    return Finetuned(outcome=outcome, telemetry=collectives.gather_telemetry(sampler.summary(), alone=single_rank))
+    return Finetuned(outcome=outcome, telemetry=collectives.gather_telemetry(sampler.summary(), single_rank=single_rank))

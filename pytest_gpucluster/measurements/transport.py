@@ -1,8 +1,8 @@
-"""What NCCL really chose to carry its channels, read from NCCL's own log.
+"""The network that carries NCCL's channels, read from NCCL's own log.
 
-NCCL reads ``NCCL_DEBUG`` once per process, so whoever starts this process sets ``NCCL_DEBUG=INFO``,
-``NCCL_DEBUG_SUBSYS=INIT,NET,ENV`` (or more) and ``NCCL_DEBUG_FILE`` before the first communicator, and the same path
-in ``GPUCLUSTER_NCCL_LOG`` (``%h`` and ``%p`` stand for hostname and pid, as NCCL has it).
+NCCL reads ``NCCL_DEBUG`` once per process. So the parent of this process sets ``NCCL_DEBUG=INFO``,
+``NCCL_DEBUG_SUBSYS=INIT,NET,ENV`` (or more) and ``NCCL_DEBUG_FILE`` before the first communicator. It also sets
+``GPUCLUSTER_NCCL_LOG`` to the path of that file; as in NCCL, ``%h`` is the hostname and ``%p`` the pid.
 """
 
 from __future__ import annotations
@@ -76,18 +76,18 @@ class Transport:
 
 
 def transport(*, size_bytes: int = 1 << 20, node: int | None = None) -> Transport:
-    """Make a new group over all ranks, all-reduce ``size_bytes`` on it, and read which channels NCCL opened.
+    """Create a group over all ranks, all-reduce ``size_bytes`` on it, and read which channels NCCL opened.
 
-    NCCL connects only what an operation needs, so ``size_bytes`` should be of the size that matters. Under gloo, which
-    carries a rehearsal, the answer is TCP sockets.
+    NCCL connects only what an operation needs, so ``size_bytes`` should be the size that matters. Gloo, which carries a
+    rehearsal, has TCP sockets only.
 
     Args:
         size_bytes: bytes of the float32 buffer.
         node: this rank's node number; by default ``GPUCLUSTER_NODE``.
 
     Raises:
-        RuntimeError: a rank's log is missing or shows no channel, or no rank shows one between nodes although there
-            are several: nothing was measured. Raised on every rank, naming the ranks.
+        RuntimeError: nothing was measured: a rank's log is missing or shows no channel, or there are several nodes and
+            no rank shows a channel between two. Every rank raises, naming the ranks.
     """
     nodes = [int(number) for number in gather_texts(str(node_number(node)))]
     if dist.get_backend() != "nccl":
@@ -110,8 +110,8 @@ def parse_nccl_log(text: str, *, devices_from: str | None = None) -> list[Channe
     """The channels in a log NCCL wrote at ``NCCL_DEBUG=INFO``.
 
     Args:
-        text: the part of the log to look for channels in.
-        devices_from: the part that tells InfiniBand adapters from RoCE ones; by default ``text``.
+        text: the part of the log in which to find channels.
+        devices_from: the part that lists the adapters and whether each is InfiniBand or RoCE; by default ``text``.
     """
     layers = {int(found["index"]): found["layer"] for found in _DEVICE.finditer(devices_from or text)}
     return [
@@ -147,8 +147,8 @@ def summarise(text: str, channels: list[Channel], *, nodes: list[int]) -> Transp
     )
 
 
-def not_on(found: Transport, *, fabric: str) -> int:
-    """How many of the inter-node channels are not on the promised ``fabric`` (one of :data:`FABRICS`).
+def off_fabric_channels(found: Transport, *, fabric: str) -> int:
+    """Number of inter-node channels that do not use the promised ``fabric`` (one of :data:`FABRICS`).
 
     Raises:
         ValueError: an unknown fabric.
@@ -169,7 +169,7 @@ def _kind(path: str, layers: Mapping[int, str]) -> str:
 
 
 def _log() -> str:
-    """This process's NCCL log so far; empty if there is none, so that all ranks come to the same refusal."""
+    """This process's NCCL log so far; empty if there is none, so that all ranks raise the same error."""
     pattern = os.environ.get("GPUCLUSTER_NCCL_LOG", "")
     hostname = socket.gethostname().partition(".")[0]  # as NCCL has it: without the domain
     path = Path(pattern.replace("%h", hostname).replace("%p", str(os.getpid())))

@@ -1,7 +1,7 @@
-"""Measurements with a fault planted in them, for the self-test alone; nothing that judges a cluster uses this module.
+"""Measurements with a planted fault, for the self-test only; no criterion uses this module.
 
-A plant is an argument of one call and lies in that call's own closures: when the function returns, or its worker is gone, so is
-the plant. What is around it is real: the product, the copy, the timer and the process group are those of the criteria.
+The fault is an argument of one call and lies in that call's own closures. It ends when the function returns or its worker
+dies. All the rest is real: the product, the copy, the timer and the process group are those of the criteria.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
 HANG_S = 600.0
-"""A hung rank sleeps so long; its call's deadline is far shorter."""
+"""How long a hung rank sleeps; its call's deadline is far shorter."""
 CALIBRATION_CYCLES = 2_000_000
 """About 1 ms of spinning, from which the clock's rate is read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlantedRates:
-    """One rate a repeat, in ``unit``; ``delay_us`` was added to each operation of that repeat here (0: nothing planted).
+    """One rate for each repeat, in ``unit``, and the delay in us that this rank added to each operation of the repeat.
 
-    ``own_us`` is the operation's own time, measured before the repeats.
+    A delay of 0 plants nothing. ``own_us`` is the operation's own time, measured before the repeats.
     """
 
     rates: list[float]
@@ -43,7 +43,7 @@ class PlantedRates:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """What is timed, and what one run of it in a second is worth in ``unit``."""
+    """The timed call; ``work`` is its rate in ``unit`` if one call takes a second."""
 
     call: Callable[[], object]
     work: float
@@ -89,22 +89,22 @@ def rates_with_delays(  # noqa: PLR0913 -- a recipe, all by keyword
     """
     if operation not in OPERATIONS:
         raise ValueError(f"unknown operation {operation!r}; valid: {', '.join(OPERATIONS)}")
-    about = OPERATIONS[operation](size)
+    timed = OPERATIONS[operation](size)
 
     def median_s(call: Callable[[], object]) -> float:
         time.sleep(rest_s)
-        timing.keep_busy(about.call, seconds=warmup_s)
+        timing.keep_busy(timed.call, seconds=warmup_s)
         return timing.time_each(call, iterations=iterations).median_s
 
-    own_s = median_s(about.call)
+    own_s = median_s(timed.call)
     wait_s = waiting()
     rates, delays_us = [], []
     for number, plant in enumerate(plants):
         progress.report(f"{operation}, repeat {number + 1} of {len(plants)}", number / len(plants))
         delay_s = own_s * plant["delay_percent"] / 100 if plant and is_here(int(plant["rank"])) else 0.0
-        rates.append(about.work / median_s(slowed(about.call, wait_s, delay_s)))
+        rates.append(timed.work / median_s(slowed(timed.call, wait_s, delay_s)))
         delays_us.append(delay_s * 1e6)
-    return PlantedRates(rates=rates, unit=about.unit, own_us=own_s * 1e6, delay_us=delays_us, device=timing.device_name())
+    return PlantedRates(rates=rates, unit=timed.unit, own_us=own_s * 1e6, delay_us=delays_us, device=timing.device_name())
 
 
 def is_here(rank: int) -> bool:
@@ -125,7 +125,7 @@ def slowed(call: Callable[[], object], wait_s: Callable[[float], object], delay_
 
 
 def waiting() -> Callable[[float], object]:
-    """What waits for so many seconds: on a GPU a kernel that spins, so that the timer's events enclose it."""
+    """A function that waits for a number of seconds: on a GPU by a kernel that spins between the timer's events."""
     if not torch.cuda.is_available():
         return time.sleep
     spin: Callable[[int], None] = torch.cuda._sleep  # noqa: SLF001 -- torch's only kernel that waits
@@ -144,7 +144,7 @@ def add_up() -> float:
 def die_among_sums(*, victim: int, after_s: float, give_up_s: float) -> int:
     """Sum without pause; rank ``victim`` is killed by SIGKILL ``after_s`` seconds after the first sum.
 
-    Returns how often was summed if nothing has ended it after ``give_up_s``: then the plant did not strike.
+    Returns the number of sums if the call still runs after ``give_up_s``: the fault had no effect.
     """
     add_up()
     if is_here(victim):

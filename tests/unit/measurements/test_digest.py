@@ -383,7 +383,7 @@ def test_kinds_a_gpu_does_not_have_are_excluded_with_the_reason(monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A100-SXM4-80GB")
-    reasons = {kind: digest._unsuited(entry.capability, kind) for kind, entry in digest.KINDS.items()}
+    reasons = {kind: digest._why_excluded(entry.capability, kind) for kind, entry in digest.KINDS.items()}
     assert reasons.pop("fp8") == "needs compute capability 8.9, NVIDIA A100-SXM4-80GB has 8.0"
     assert set(reasons.values()) == {None}
 

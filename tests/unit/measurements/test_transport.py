@@ -48,8 +48,8 @@ def test_infiniband_log() -> None:
     assert found.kinds == {"NET/IB/GDRDMA": 3, "P2P/CUMEM/read": 1}
     assert found.inter_node == {"NET/IB/GDRDMA": 3}
     assert (found.gdr, found.num_nodes) == (True, 2)
-    assert transport.not_on(found, fabric="infiniband") == 0
-    assert transport.not_on(found, fabric="sockets") == 3
+    assert transport.off_fabric_channels(found, fabric="infiniband") == 0
+    assert transport.off_fabric_channels(found, fabric="sockets") == 3
     assert all("NET/IB" in line for line in found.lines)
 
 
@@ -59,8 +59,8 @@ def test_sockets_where_infiniband_was_promised() -> None:
     assert found.network == "Socket"
     assert found.inter_node == {"NET/Socket": 2}
     assert found.gdr is False
-    assert transport.not_on(found, fabric="infiniband") == 2
-    assert transport.not_on(found, fabric="sockets") == 0
+    assert transport.off_fabric_channels(found, fabric="infiniband") == 2
+    assert transport.off_fabric_channels(found, fabric="sockets") == 0
 
 
 @pytest.mark.parametrize(
@@ -74,16 +74,16 @@ def test_infiniband_without_rdma_to_the_gpu_or_roce_is_not_the_promised_fabric(o
     """NET/IB alone is not enough: GPUDirect RDMA and the link layer count."""
     found = summary(INFINIBAND_LOG.replace(old, new), TWO_NODES)
     assert found.inter_node[kind] >= 2
-    assert transport.not_on(found, fabric="infiniband") >= 2
+    assert transport.off_fabric_channels(found, fabric="infiniband") >= 2
 
 
 def test_plugins_names_are_understood() -> None:
     """Network plugins have names with versions and blanks."""
     plugin = summary(INFINIBAND_LOG.replace("NET/IB/", "NET/IBext_v10/"), TWO_NODES)
-    assert transport.not_on(plugin, fabric="infiniband") == 0
+    assert transport.off_fabric_channels(plugin, fabric="infiniband") == 0
     other = summary(INFINIBAND_LOG.replace("NET/IB/", "NET/AWS Libfabric/"), TWO_NODES)
     assert other.inter_node == {"NET/AWS Libfabric/GDRDMA": 3}
-    assert transport.not_on(other, fabric="infiniband") == 3
+    assert transport.off_fabric_channels(other, fabric="infiniband") == 3
 
 
 def test_one_node_has_no_channel_between_nodes() -> None:
@@ -96,4 +96,4 @@ def test_one_node_has_no_channel_between_nodes() -> None:
 def test_unknown_fabric_is_refused() -> None:
     """A promise nobody can check is an error."""
     with pytest.raises(ValueError, match="unknown fabric 'token ring'; valid: infiniband"):
-        transport.not_on(summary(SOCKET_LOG, TWO_NODES), fabric="token ring")
+        transport.off_fabric_channels(summary(SOCKET_LOG, TWO_NODES), fabric="token ring")
