@@ -1,4 +1,4 @@
-"""``gpucluster launch``: torchrun on every node, printed, or started once all nodes are there (see :mod:`joining`)."""
+"""``gpucluster launch``: prints torchrun for every node, or starts it here once all nodes are there (:mod:`.rendezvous`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOT_GOOD = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What is to be launched. ``hosts``: the hostnames by node rank, empty where nobody said; ``node_rank``: this node's."""
+    """What is to be launched. ``hosts``: hostnames by node rank, empty without ``--hosts``; ``node_rank``: this node's."""
 
     num_nodes: int
     num_local: int
@@ -47,7 +47,7 @@ class Job:
 
     @property
     def rank_0(self) -> Launch:
-        """What torchrun would tell rank 0."""
+        """The variables that torchrun would set for rank 0."""
         return Launch(
             rank=0,
             world_size=self.num_nodes * self.num_local,
@@ -62,7 +62,7 @@ class Job:
         )
 
     def host_of(self, node_rank: int) -> str | None:
-        """As ``--hosts`` has it."""
+        """The hostname that ``--hosts`` gives a node."""
         return self.hosts[node_rank] if self.hosts else None
 
 
@@ -85,7 +85,7 @@ def main(chosen: argparse.Namespace) -> int:
 
 
 def read_job(chosen: argparse.Namespace) -> Job:
-    """The options, checked.
+    """Check the options.
 
     Raises:
         ConfigurationError: a number out of its range, or not as many hosts as nodes.
@@ -136,7 +136,7 @@ def _become_torchrun(job: Job) -> int:
 
 
 def _lead(job: Job) -> int:
-    """Wait for the others; torchrun if all came, reports if not."""
+    """Wait for the other nodes; become torchrun if all came, write reports if not."""
     settings, junit = never_joined.read_options(job.pytest_arguments)
     expected = never_joined.expect(job.rank_0, settings)  # here, so that wrong options are said before anybody waits
     meeting = rendezvous.Meeting(_own_hello(job), host=job.master_addr, port=job.master_port, notice=_say)
@@ -154,15 +154,15 @@ def _lead(job: Job) -> int:
         waited_s=job.within_s if ended_by is None else round(time.monotonic() - began_s, 1),
         ended_by=ended_by,
     )
-    meeting.end({"t": "end", "why": absence.told})
-    _say(absence.told)
+    meeting.end({"t": "end", "why": absence.text})
+    _say(absence.text)
     if ended_by is None:
         _say(f"on a node that is absent: does its launcher run, and does it reach {job.master_addr}:{job.master_port}?")
     return _report(expected, absence, junit=junit)
 
 
 def _gather(meeting: rendezvous.Meeting, *, within_s: float) -> str | None:
-    """Wait; the signal that ended it, None if none did."""
+    """Wait for the other nodes; the name of the signal that ended the wait, None without one."""
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         meeting.gather(within_s=within_s)
@@ -193,7 +193,7 @@ def _report(expected: Session, absence: Absence, *, junit: Path | None) -> int:
 
 
 def _follow(job: Job) -> int:
-    """Say hello to node 0; torchrun if all came."""
+    """Say hello to node 0; become torchrun if all nodes came."""
     try:
         rendezvous.join(_own_hello(job), host=job.master_addr, port=job.master_port, within_s=job.within_s, notice=_say)
     except rendezvous.NotJoinedError as error:

@@ -1,4 +1,4 @@
-"""The ``gpucluster`` command: everything around a run that is not the run. Exit 2 for wrong usage, 1 for "not good"."""
+"""The ``gpucluster`` command: what is done around a run. Exit code 2 for wrong usage, 1 for a bad result."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    """The command; what stands after ``--`` in ``beyond``, untouched, because argparse loses track of it in subcommands.
+    """Read the command line; ``beyond`` has the words after ``--`` as they are, which argparse changes in a subcommand.
 
-    ``run`` may have its ``key=value`` anywhere between its options, so what argparse could not place is added there.
+    ``run`` takes ``key=value`` anywhere between its options, which argparse cannot do in a subcommand either. So the words that
+    argparse left over are added to the arguments of ``run``.
     """
     end = words.index("--") if "--" in words else len(words)
     parser = _parser()

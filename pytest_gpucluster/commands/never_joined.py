@@ -1,8 +1,8 @@
-"""Reports of a run that never began, because a node did not come: everything expected is missing, and says why.
+"""Writes the reports of a run that never began because a node did not come: every expected row is missing, with the reason.
 
-The expected set is that of a run with the same options; which of its tests a ``-k`` would have left out, only pytest knows.
-Node numbers of places follow the hostnames, as in a run (docs/decisions/0005): those of ``--hosts``, else those that the
-nodes said, and an absent node comes last.
+The expected set is that of a run with the same options; only pytest knows which tests a ``-k`` would leave out. Node numbers
+of places follow the hostnames, as in a run (docs/decisions/0005). Hostnames come from ``--hosts``, else from the nodes
+themselves; an absent node comes last.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Absence:
-    """Who came, and who did not. ``hostnames`` and ``hosts`` are by node rank; ``ended_by``: a signal that ended the wait."""
+    """Which nodes came. ``hostnames`` and ``hosts`` are by node rank; ``ended_by``: the signal that ended the wait."""
 
     hostnames: Mapping[int, str]
     num_nodes: int
@@ -52,13 +52,13 @@ class Absence:
         return [rank for rank in range(self.num_nodes) if rank not in self.hostnames]
 
     @property
-    def told(self) -> str:
-        """Everything in one line."""
+    def text(self) -> str:
+        """Which nodes are absent and why, in one line."""
         by = f"ended by {self.ended_by}; " if self.ended_by else ""
         return by + ("; ".join(self.reason(rank) for rank in self.absent) or "all nodes had joined")
 
     def hostname(self, node_rank: int) -> str | None:
-        """What the node said, else what ``--hosts`` says."""
+        """The hostname that the node sent, else the one of ``--hosts``."""
         return self.hostnames.get(node_rank) or (self.hosts[node_rank] if self.hosts else None)
 
     def reason(self, node_rank: int) -> str:
@@ -69,7 +69,7 @@ class Absence:
 
     @property
     def reason_elsewhere(self) -> str:
-        """Why everything else is missing."""
+        """Why the places of the nodes that came are missing too."""
         if self.ended_by:
             return f"not run: terminated by {self.ended_by} before all nodes had joined"
         nodes = "node" if len(self.absent) == 1 else "nodes"
@@ -86,10 +86,10 @@ class Absence:
 
 
 def expect(launch: Launch, settings: Settings) -> Session:
-    """The run that was meant, with its expected set; nothing of it is started. ``launch``: what its rank 0 would be told.
+    """The run that these options describe, with its expected set; nothing is started. ``launch``: the variables of rank 0.
 
     Raises:
-        ConfigurationError: options, thresholds or GPUs do not fit; the same that pytest would say.
+        ConfigurationError: options, thresholds or GPUs do not fit, with the message that pytest would print.
     """
     setup = prepare(settings, launch, start=Path.cwd())
     session = Session(setup, rootdir=Path.cwd())
@@ -121,7 +121,7 @@ def read_options(pytest_arguments: Sequence[str]) -> tuple[Settings, Path | None
 
 
 def write_reports(session: Session, absence: Absence, *, junit: Path | None) -> Verdict:
-    """Journal, ``results.json`` and JUnit (in the results directory, and at ``junit``).
+    """Write the journal, ``results.json`` and JUnit (in the results directory, and at ``junit``).
 
     Raises:
         ConfigurationError: the results directory cannot be written, or another run holds it.
@@ -154,7 +154,7 @@ def _write_journal(journal: Journal, session: Session, absence: Absence) -> None
 
 
 def _named(session: Session, absence: Absence) -> list[Place]:
-    """Every expected place and node, with the hostname that is known of it."""
+    """Every expected place and node, with its hostname where one is known."""
     ranks = absence.places
     hosts: dict[int, Any] = {node: absence.hostname(rank) for node, rank in ranks.items()}
     inventory = session.setup.inventory

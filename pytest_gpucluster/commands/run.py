@@ -1,6 +1,6 @@
 """``gpucluster run``: one measurement on this machine's GPUs, outside pytest, through the real controller and agents.
 
-Values go to stdout, everything else to stderr (what the function prints goes to stdout too, unless that is JSON).
+Values go to stdout, messages to stderr. What the function prints goes to stdout too, or to stderr with ``--json``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Field: TypeAlias = "tuple[str, str]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What this machine has, as far as it may be used; ``num_local`` is how many agents it gets."""
+    """The GPUs of this machine that may be used; ``num_local`` is the number of agents."""
 
     inventory: Inventory
     num_local: int
@@ -60,7 +60,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Order:
-    """What to measure, checked before anything starts. ``places`` None: all."""
+    """What to measure, checked before anything starts. ``places`` is None for all places."""
 
     function: Callable[..., Any]
     arguments: Mapping[str, Any]
@@ -70,7 +70,7 @@ class Order:
 
 
 def main(chosen: argparse.Namespace) -> int:
-    """Measure and show; 0 when every place has its value.
+    """Measure and print the values; 0 when every place has a value.
 
     Raises:
         ConfigurationError: wrong usage.
@@ -111,7 +111,7 @@ def _machine(chosen: argparse.Namespace) -> Machine:
 
 
 def _order(chosen: argparse.Namespace, inventory: Inventory) -> Order:
-    """The words, understood. An argument that follows ``--place ID`` was taken for one more id; an id has no ``=``."""
+    """Check the words. argparse took an argument behind ``--place ID`` for one more id; an id has no ``=``."""
     ids = [word for word in chosen.place if "=" not in word]
     arguments = words.read_arguments([*chosen.words, *(word for word in chosen.place if "=" in word)])
     known = {place.id: place for place in (*inventory.places, *inventory.nodes)}
@@ -147,7 +147,7 @@ class _Measuring:
         self._has_bar = sys.stderr.isatty() and isinstance(controller, Controller)  # a debugger wants the terminal for itself
 
     def run(self, order: Order) -> int:
-        """Measure and show; whatever happens, no agent stays behind."""
+        """Measure and print; no agent stays behind, whatever happens."""
         if isinstance(self._controller, Controller):  # inline, nothing could stop the function but the signal itself
             signal.signal(signal.SIGTERM, lambda *_: self._controller.terminate("SIGTERM"))
         try:
@@ -202,7 +202,7 @@ class _Measuring:
         return NOT_GOOD if results.errors else 0
 
     def _show_output(self, order: Order) -> None:
-        """What the function printed, as the controller kept it: call by call, below a heading."""
+        """Print what the function printed. The controller kept it call by call, below a heading."""
         sink = sys.stderr if self._as_json else sys.stdout
         headings = [f"--- {name}" for name in (order.function.__qualname__, *OWN_CALLS)]
         for place in self._places:
@@ -213,7 +213,7 @@ class _Measuring:
 
 @contextlib.contextmanager
 def progress_display(name: Callable[[int], str], *, on_terminal: bool) -> Iterator[Callable[[int, str, float | None], None]]:
-    """What shows on stderr what one rank does now: a bar on a terminal, a line now and then elsewhere.
+    """Show on stderr what one rank does now: a bar on a terminal, a line every few seconds elsewhere.
 
     Args:
         name: the place of a rank.
@@ -244,7 +244,7 @@ def _key(place: Any) -> str:
 
 
 def _as_data(value: Any) -> Any:
-    """Dataclasses as dicts, of classes known here or not."""
+    """The value with dataclasses as dicts; a class that this process does not know came as a namespace."""
     if isinstance(value, SimpleNamespace):
         return _as_data(vars(value))
     if is_dataclass(value) and not isinstance(value, type):
@@ -255,7 +255,7 @@ def _as_data(value: Any) -> Any:
 
 
 def as_lines(values: Mapping[str, Any]) -> str:
-    """Place, name and value of every number, one a line, aligned: to be read, sorted and searched."""
+    """One aligned line for each number: place, name and value."""
     rows = [(place, *field) for place, value in values.items() for field in fields_of(value)]
     place_width = max((len(place) for place, _, _ in rows), default=0)
     name_width = max((len(name) for _, name, _ in rows), default=0)
@@ -263,7 +263,7 @@ def as_lines(values: Mapping[str, Any]) -> str:
 
 
 def fields_of(value: Any, name: str = "value") -> list[Field]:
-    """(name, text) of everything in a value; names of nested ones joined by dots, long lists of numbers summarized."""
+    """(name, text) of every field of a value; nested names are joined by dots, long lists of numbers summarized."""
     if isinstance(value, Mapping):
         prefix = "" if name == "value" else f"{name}."
         return [field for key, item in value.items() for field in fields_of(item, f"{prefix}{key}")]

@@ -84,7 +84,7 @@ def _functions_of(module: ModuleType) -> list[str]:
 
 
 def _load_module(name: str) -> ModuleType:
-    """Import it; what lies in the current directory is found, as with ``python -m``."""
+    """Import a module; the current directory is searched too, as with ``python -m``."""
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
@@ -99,7 +99,7 @@ def _load_module(name: str) -> ModuleType:
 
 
 def _load_file(path: Path) -> ModuleType:
-    """Import a file: as part of its package if it is in one, else under a name that no other module can have."""
+    """Import a file: as a module of its package if it has one, else under a name that no other module can have."""
     if not path.is_file():
         raise ConfigurationError(f"there is no file {path}; {FORM}")
     path = path.resolve()

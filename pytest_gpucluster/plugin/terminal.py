@@ -1,4 +1,4 @@
-"""What a run shows: one line per criterion as it runs, live progress, and at the end a table and the verdict."""
+"""Prints what a run shows: a line per criterion, live progress, and at the end a table and the verdict."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PLAIN_INTERVAL_S = 5.0
 PLAIN_LINES = 100
-"""About so many progress lines are written elsewhere than on a terminal, in a run that takes longer than 500 s."""
+"""A run that takes longer than 500 s and has no terminal writes about so many progress lines."""
 BAR_WIDTH, NARROW_BAR_WIDTH, NARROW_WIDTH = 20, 10, 110
 NAME_WIDTH = 34
 PLAIN_WIDTH = 132
@@ -63,7 +63,7 @@ class Terminal:
         return self._config.pluginmanager.get_plugin("terminalreporter")
 
     def take_over(self) -> None:
-        """In normal verbosity our lines stand in the place of pytest's dots."""
+        """At normal verbosity our lines replace pytest's dots."""
         reporter = self._reporter
         if reporter is not None and self._config.get_verbosity() == 0:
             self._lines = True
@@ -81,7 +81,7 @@ class Terminal:
         return (report.outcome, "", report.outcome.upper())
 
     def announce(self, session: Session, forecast: forecast.Forecast) -> None:
-        """What is about to be measured, against which limits, and how long it takes, about."""
+        """Print what will be measured, against which limits, and about how long that takes."""
         self._forecast = forecast
         setup, facts = session.setup, session.setup.inventory.facts
         unit = "ranks on the CPU" if setup.rehearsal else "GPUs"
@@ -99,11 +99,11 @@ class Terminal:
                 self._write(f"gpucluster: {line}")
 
     def say(self, text: str, **markup: bool) -> None:
-        """One line of its own."""
+        """Print one line."""
         self._write(text, **markup)
 
     def begin(self, pair: Pair) -> None:
-        """A test begins; a new criterion closes the line of the one before."""
+        """Called when a test begins; a new criterion closes the line of the one before."""
         if pair.criterion != self._criterion:
             self.close_line()
             self._criterion, self._work = pair.criterion, None
@@ -111,20 +111,20 @@ class Terminal:
             self._draw(pair.criterion)
 
     def work_on(self, work: str) -> None:
-        """What the progress line names in the place of the criterion, until the next one begins."""
+        """Name ``work`` instead of the criterion in the progress line, until the next criterion begins."""
         self._work = work
 
     def done(self, record: Record) -> None:
-        """A test has its outcome."""
+        """Called when a test has its outcome."""
         self._records.append(record)
         self._done[record.criterion] += 1
 
     def remark(self, text: str) -> None:
-        """An advisory limit was missed: said at the end, never a failure."""
+        """Keep a line for the end: an advisory limit was missed, which is no failure."""
         self._remarks.append(text)
 
     def progress(self, rank: int, step: str, fraction: float | None) -> None:
-        """How far the run is and what one rank does now: rewritten in place on a terminal, now and then elsewhere."""
+        """Show how far the run is and what one rank does now: in place on a terminal, a line every few seconds elsewhere."""
         share = f" {100 * fraction:3.0f} %" if fraction is not None else ""
         doing = f"{self._work or self._criterion or 'starting':<{NAME_WIDTH}} rank {rank}: {step}{share}"
         if self._draw(doing) or self._reporter is None or self._config.get_verbosity() < 0:
@@ -136,7 +136,7 @@ class Terminal:
                 self._reporter.write_line(f"{doing}; {now.percent} % of all, {now.left}" if now is not None else doing)
 
     def _draw(self, doing: str) -> bool:
-        """Rewrite the terminal's last line; False where there is no terminal to rewrite, or pytest's own lines stand there."""
+        """Rewrite the terminal's last line; False without a terminal, or where pytest prints its own lines."""
         reporter = self._reporter
         if reporter is None or not reporter.isatty or not self._lines:
             return False
@@ -147,7 +147,7 @@ class Terminal:
         return True
 
     def _progress(self) -> forecast.Progress | None:
-        """None before the plan is fixed."""
+        """Where the run stands; None before the plan is fixed."""
         if self._forecast is None:
             return None
         now_s = time.monotonic()
@@ -164,7 +164,7 @@ class Terminal:
         return max(PLAIN_INTERVAL_S, self._forecast.total_s / PLAIN_LINES if self._forecast is not None else 0.0)
 
     def output(self, rank: int, text: str) -> None:
-        """What a rank printed in a call, after it (``-s``): each line behind its place."""
+        """Print what a rank printed in a call, each line behind its place; called after the call, with ``-s``."""
         places = self._session.places().values()
         where = next((place.id for place in places if place.rank == rank), f"rank {rank}")
         for line in text.splitlines():
@@ -173,7 +173,7 @@ class Terminal:
     def summary(
         self, reporter: pytest.TerminalReporter, session: Session, verdict: Verdict, *, disk_errors: Sequence[str]
     ) -> None:
-        """Table, failures over all places, remarks, verdict."""
+        """Print the table, failures over all places, remarks and the verdict."""
         self.close_line()
         records = list(session.plan)
         reporter.section("gpucluster")
@@ -196,12 +196,12 @@ class Terminal:
         timings = session.timings()
         reporter.write_line(
             f"{timings['total_s']:.1f} s: {timings['startup_s']:.1f} start-up, {timings['measuring_s']:.1f} measuring, "
-            f"{timings['other_s']:.1f} else; results in {session.setup.settings.results_dir}"
+            f"{timings['other_s']:.1f} other; results in {session.setup.settings.results_dir}"
         )
         reporter.write_line(f"verdict {verdict.line}", bold=True, green=verdict.is_acceptance, red=verdict.word == REJECTED)
 
     def close_line(self) -> None:
-        """Write the line of the criterion that ends here."""
+        """Print the line of the criterion that has ended."""
         if not self._lines or not self._records:
             self._records = []
             return
@@ -231,7 +231,7 @@ class Terminal:
 
 
 def in_one_line(now: forecast.Progress | None, doing: str, *, width: int) -> str:
-    """The bar and what is done now, cut to one line of a terminal: a longer one could not be rewritten."""
+    """A bar and what runs now, cut to one line of a terminal: a longer line could not be rewritten."""
     columns = () if now is None else (BarColumn(NARROW_BAR_WIDTH if width < NARROW_WIDTH else BAR_WIDTH), TextColumn(now.text))
     doing_column = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1))
     console = Console(width=width - 1, color_system=None)

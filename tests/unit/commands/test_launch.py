@@ -325,7 +325,7 @@ def test_many_who_say_nothing(host: Host, monkeypatch: pytest.MonkeyPatch) -> No
     lines = [socket.create_connection((HERE, host.port), timeout=20) for _ in range(rendezvous.MAX_STRANGERS + 6)]
     others = [Joining(hello(rank), host.port) for rank in (1, 2)]
     host.gather_until(lambda: host.meeting.is_complete)
-    assert len(host.meeting._guests) <= rendezvous.MAX_STRANGERS + 2
+    assert len(host.meeting._peers) <= rendezvous.MAX_STRANGERS + 2
     host.meeting.end({"t": "go"})
     assert [other.ended() for other in others] == [None, None]
     for line in lines:
@@ -468,7 +468,7 @@ def absence(**changes: Any) -> Absence:
 )
 def test_who_is_absent_in_words(changes: dict[str, Any], told: str, elsewhere: str) -> None:
     """Each by node rank, with its hostname where that is known."""
-    assert absence(**changes).told == told
+    assert absence(**changes).text == told
     assert absence(**changes).reason_elsewhere == elsewhere
 
 
