@@ -3,7 +3,7 @@
 ::
 
     GpuclusterError
-    +-- ConfigurationError     the user's options, environment or files are wrong: pytest.UsageError at the door
+    +-- ConfigurationError     the user's options, environment or files are wrong: pytest.UsageError
     +-- MeasurementError       something could not be measured: pytest ERROR, never FAILED
     +-- CriterionFailedError   measured, and outside the limit: pytest FAILED
     +-- RanksFailedError       a distributed test failed on some of its ranks: pytest FAILED
@@ -28,13 +28,13 @@ class ConfigurationError(GpuclusterError):
 class MeasurementError(GpuclusterError):
     """A value could not be measured.
 
-    The text says ``rank N`` of the cause first; ``culprits`` holds the places to blame (never those that only
-    suffered); ``kind`` is one of ``raised died hung missing lost released refused
-    not_idle noisy``; ``not_idle``: somebody else is on the GPU, so nothing was measured there.
+    The text names ``rank N`` of the cause first. ``culprits`` are the places that caused the error, never those that only
+    suffered from it. ``kind`` is one of ``raised died hung missing lost released refused not_idle noisy``; ``not_idle``: other
+    work uses the GPU, so nothing was measured there.
     """
 
     def __init__(self, message: str, *, culprits: tuple[Place, ...] = (), kind: str = "raised") -> None:
-        """Remember whom to blame beside the message."""
+        """``culprits`` are the places that caused it."""
         super().__init__(message)
         self.culprits = culprits
         self.kind = kind
@@ -45,9 +45,9 @@ class CriterionFailedError(GpuclusterError):
 
 
 class RanksFailedError(GpuclusterError):
-    """A distributed test failed; ``culprits`` are the places that alone saw it, empty where all did."""
+    """A distributed test failed; ``culprits`` are the places where it failed, empty if it failed everywhere."""
 
     def __init__(self, message: str, *, culprits: tuple[Place, ...] = ()) -> None:
-        """Remember whom to blame beside the message."""
+        """``culprits`` are the places that caused it."""
         super().__init__(message)
         self.culprits = culprits

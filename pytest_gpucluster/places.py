@@ -1,4 +1,4 @@
-"""What a run is about, as data: places (GPUs and nodes) and the inventory that was promised."""
+"""Places (GPUs and nodes) and the inventory that was promised, as data. Imports nothing of this package."""
 
 from __future__ import annotations
 

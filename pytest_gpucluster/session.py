@@ -128,7 +128,7 @@ class Session:
             self.objections.append(f"one GPU in two places: {doubled[0]}{others}")
 
     def fix_plan(self) -> None:
-        """Add what the profile expects and nobody selected, and put the whole expected set on record."""
+        """Add the criteria of the profile that no test was selected for, and record the whole expected set."""
         self._is_planned = True
         accept_at = self.setup.profile.accept_at
         level = self.setup.settings.level
@@ -136,7 +136,7 @@ class Session:
         self.recorder.record_plan()
 
     def forecast(self, subjects: Mapping[str, str]) -> Forecast:
-        """How long what is selected and applies here takes, about; ``subjects``: the mark of each criterion's test."""
+        """About how long the selected tests take; ``subjects``: the mark of each criterion's test."""
         criteria, inventory = self.setup.criteria, self.setup.inventory
         due = [one.criterion for one in self.plan if one.outcome == PENDING]
         rules = {key: planning.rule_against(criteria[key], inventory) for key in {*due} & {*criteria}}
@@ -152,8 +152,8 @@ class Session:
         """What a run is, before anything is planned, for the journal."""
         return {"versions": read_versions(), "settings": _shown(self.setup.settings), "facts": self.facts()}
 
-    def plan_unseen(self, *, why: str) -> list[Record]:
-        """The run ended before its tests were known: all that the profile expects is missing; returns those records."""
+    def record_unplanned(self, *, why: str) -> list[Record]:
+        """Record all that the profile expects as missing, if the run ended before collection; returns those records."""
         if self._is_planned:
             return []
         self.fix_plan()
@@ -163,7 +163,7 @@ class Session:
         return unseen
 
     def take_selftest(self, facts: dict[str, Any]) -> None:
-        """Take what the self-test found; what it missed forbids an acceptance."""
+        """Record what the self-test found. A fault that it missed forbids an acceptance."""
         self.selftest = facts
         self.objections += facts["objections"]
         self.recorder.record_selftest(facts)
@@ -174,7 +174,7 @@ class Session:
 
     @property
     def terms(self) -> Terms:
-        """What beside the outcomes decides."""
+        """What decides the verdict besides the outcomes."""
         return Terms(
             rehearsal=self.setup.rehearsal,
             level_reached=self.setup.level_reached,
@@ -222,7 +222,7 @@ class Session:
         identities = self._binding.identities if self._binding is not None else {}
         return {
             "versions": read_versions(),
-            "gpus": sorted({who.gpu_name for who in identities.values() if who.gpu_name}),
+            "gpus": sorted({one.gpu_name for one in identities.values() if one.gpu_name}),
             "launched_by": "torchrun" if self.setup.launch is not None else "pytest",
             "messages": "signed" if self.controller.is_signed else "unsigned",
             "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("NCCL_", "CUDA_"))},

@@ -141,8 +141,8 @@ class Cluster:
         Args:
             function: a function at module level, of any importable module or test file; it gets ``kwargs`` and returns
                 plain data (dataclass, dict, number).
-            per: who shares a process group: ``gpu`` nobody, ``node`` the ranks of a node, ``cluster`` all, ``pair`` every
-                pair in disjoint rounds (the value of the ordered pair ``(a, b)`` is what ``a`` returned).
+            per: which ranks share a process group: ``gpu`` none, ``node`` those of a node, ``cluster`` all, ``pair`` every pair
+                in disjoint rounds (the value of the ordered pair ``(a, b)`` is what ``a`` returned).
             places: measure these only.
             at_once: how many GPUs of a node measure at the same time; None or ``"all"``: all of them.
             deadline_s: how long the call may take, set-up apart; by default what the level gives (:attr:`deadline_s`).

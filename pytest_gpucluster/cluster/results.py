@@ -1,4 +1,4 @@
-"""What we run on, as data: places, and the results measured at them."""
+"""The results of a call, by place."""
 
 from __future__ import annotations
 
@@ -39,7 +39,12 @@ class Results(Mapping[Any, Any]):
         return dict(self._errors)
 
     def __getitem__(self, place: Any) -> Any:
-        """The value measured there; raises MeasurementError if there is none, KeyError for a place that was not asked."""
+        """The value measured there.
+
+        Raises:
+            MeasurementError: the place could not be measured.
+            KeyError: the place was not to be measured.
+        """
         if isinstance(place, Place) and place.gpu is None:
             return self._of_node(place)
         if place in self._errors:
@@ -47,20 +52,20 @@ class Results(Mapping[Any, Any]):
         return self._values[place]
 
     def __contains__(self, place: object) -> bool:
-        """Whether the place was asked, measured or not."""
+        """Whether the place was to be measured."""
         return place in self._values or place in self._errors
 
     def __iter__(self) -> Iterator[Any]:
-        """All places asked, in order, measured or not."""
+        """All places that were to be measured, in order."""
         return iter(sorted([*self._values, *self._errors], key=_order))
 
     def __len__(self) -> int:
-        """How many places were asked."""
+        """How many places were to be measured."""
         return len(self._values) + len(self._errors)
 
     @property
     def value(self) -> Any:
-        """The value of a measurement that all places made together: rank by rank the same, so the first one's.
+        """The value of a measurement that all places made together. Every rank returned the same, so this is the first one's.
 
         Raises:
             MeasurementError: any of the places was not measured; the cause, not a consequence of it.
@@ -69,7 +74,7 @@ class Results(Mapping[Any, Any]):
         return self._values[next(iter(self))]
 
     def repeated(self, place: Any, value: str, repeats: str) -> Repeats:
-        """What ``criterion.require`` needs to tell noise from a fault.
+        """A value with its repeats, by which ``criterion.require`` tells noise from a fault.
 
         Args:
             place: where; None for what all places measured together.
@@ -81,14 +86,14 @@ class Results(Mapping[Any, Any]):
         return Repeats(value=_field(measured, value), samples=_field(measured, repeats), again=again)
 
     def _remeasured(self) -> Results:
-        """All places once more, under the same conditions, however many of them were doubtful."""
+        """The second measurement, of all places under the same conditions. Made once, however many places were noisy."""
         if self._second is None:
             assert self._again is not None
             self._second = self._again()
         return self._second
 
     def first_of(self, node: Place) -> Any:
-        """The value of the first rank of a node that was measured: what is true of the node whoever of it says so.
+        """The value of the first measured rank of a node, for facts that every rank of the node reports alike.
 
         Raises:
             MeasurementError: none of its ranks was measured.
@@ -117,7 +122,7 @@ class Results(Mapping[Any, Any]):
     def outliers(self, read: Callable[[Any], float], *, relative: float = 0.05) -> dict[Any, float]:
         """Places slower than the rest by more than ``relative`` and than the others' own spread: ratio to their median.
 
-        See :mod:`outliers`; needs three places at least, because of two that differ neither is the slow one.
+        See :mod:`outliers`. At least three places are needed: of two places that differ, either may be the slow one.
         """
         found = shortfalls(self.each(read), floor_spread=relative / OUTLIER_SIGMAS)
         return {place: 1 - one.percent / 100 for place, one in found.items() if one.is_judged and one.unexplained_percent > 0}

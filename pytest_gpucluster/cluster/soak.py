@@ -81,9 +81,9 @@ class Kept:
         self.latest_round = number
 
     def fail(self, number: int, error: MeasurementError) -> None:
-        """It could not be measured in this round, and is out of this kind of work from here on."""
-        told = f"in round {number} of the soak, after {self.rounds} good ones: {error}"
-        self.error, self.latest_round = MeasurementError(told, culprits=error.culprits, kind=error.kind), number
+        """Record that the place could not be measured in this round. Later rounds leave it out of this kind of work."""
+        text = f"in round {number} of the soak, after {self.rounds} good ones: {error}"
+        self.error, self.latest_round = MeasurementError(text, culprits=error.culprits, kind=error.kind), number
 
     @property
     def evidence(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class Kept:
         }
 
     def judge(self, criterion: Criterion) -> None:
-        """Judge what was measured, then tell what was not.
+        """Judge what was measured, then raise the error of what was not.
 
         Raises:
             CriterionFailedError: a value outside the limit, whatever else happened.
@@ -132,7 +132,7 @@ class Turn:
         self._watch.seen([self._kept[place] for place in self.places])
 
     def close(self) -> None:
-        """Whatever nobody kept in this turn was not measured."""
+        """Record an error at every place whose value the test did not keep in this turn."""
         for place in self.places:
             if self._kept[place].latest_round != self.round:
                 nothing = f"{place}: {self.criterion} kept no value"
@@ -140,13 +140,13 @@ class Turn:
 
 
 class Watch(Protocol):
-    """Who is told how a soak goes."""
+    """What a soak reports its progress to."""
 
     def turn(self, turn: Turn) -> None:
         """A kind of work begins."""
 
     def seen(self, kept: Sequence[Kept]) -> None:
-        """A turn has brought something; its round is not over."""
+        """A turn has new values or errors; its round is not over."""
 
     def round_over(self, soak: Soak) -> None:
         """A round is over."""
@@ -194,7 +194,7 @@ class Soak:
         return criterion in self._kept
 
     def unmeasured(self, criterion: str, place: Place | None) -> str | None:
-        """What a judgement lacks to be one of the whole soak; None if nothing."""
+        """Why the values are not those of the whole soak; None if they are."""
         places = self._kept.get(criterion, {})
         kept = [one for where, one in places.items() if place is None or where == place]
         lost = next((one.error for one in kept if one.error is not None), None)
@@ -203,8 +203,8 @@ class Soak:
         if self.num_whole_rounds == 0 or any(one.rounds == 0 for one in kept):
             return "no whole round of the soak was measured"
         if not self.is_over:
-            told = f"{in_words(self.elapsed_s)} of {in_words(self.duration_s)}"
-            return f"the soak was left before its time was over, in round {self.round}, after {told}"
+            share = f"{in_words(self.elapsed_s)} of {in_words(self.duration_s)}"
+            return f"the soak was left before its time was over, in round {self.round}, after {share}"
         return None
 
     def rounds(self, works: Mapping[str, Work]) -> Iterator[Turn]:

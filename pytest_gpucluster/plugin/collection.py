@@ -114,7 +114,7 @@ class Collection:
 
 
 def expected_of(items: Sequence[pytest.Item]) -> dict[str, tuple[str, str | None]]:
-    """Criterion and place id that each test owes, by nodeid.
+    """The criterion and place id that each test will judge, by nodeid.
 
     Raises:
         pytest.UsageError: two tests judge the same.
@@ -135,7 +135,7 @@ def subjects_of(items: Sequence[pytest.Item]) -> dict[str, str]:
 
 
 def by_criterion(items: Sequence[pytest.Item], pairs: Mapping[pytest.Item, pairing.Pair]) -> list[pytest.Item]:
-    """The same order, but one criterion after the other where a test judges several, not place after place."""
+    """The items in the same order; where a test judges several criteria, one criterion after the other, not place by place."""
     ordered: list[pytest.Item] = []
     for _, run in itertools.groupby(items, key=lambda item: (item.parent, getattr(item, "originalname", item.name))):
         of_one_test = list(run)
@@ -145,14 +145,18 @@ def by_criterion(items: Sequence[pytest.Item], pairs: Mapping[pytest.Item, pairi
 
 
 def refuse_reruns(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What failed once has failed; pytest-rerunfailures would try until it is green, and report each try as a testcase."""
+    """Refuse pytest-rerunfailures: it repeats a failed test until it passes, and reports each try as a testcase.
+
+    Raises:
+        pytest.UsageError: a test would be repeated.
+    """
     if not config.pluginmanager.hasplugin("rerunfailures"):
         return
-    asked = getattr(config.option, "reruns", None) or config.inicfg.get("reruns")
+    reruns = getattr(config.option, "reruns", None) or config.inicfg.get("reruns")
     marked = next((item.nodeid for item in items if item.get_closest_marker("flaky") is not None), None)
-    if asked or marked:
-        told = f"{marked} is marked flaky" if marked else "--reruns is set"
+    if reruns or marked:
+        cause = f"{marked} is marked flaky" if marked else "--reruns is set"
         raise pytest.UsageError(
-            f"{told}: a criterion is judged once, and pytest-rerunfailures would repeat it until it is green; leave it out, or "
-            "say -p no:rerunfailures"
+            f"{cause}: a criterion is judged once, and pytest-rerunfailures would repeat it until it is green; leave it out, "
+            "or say -p no:rerunfailures"
         )

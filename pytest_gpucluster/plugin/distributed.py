@@ -1,4 +1,4 @@
-"""``@pytest.mark.distributed``: the test's body runs on every rank, in the workers; here its answers become one outcome."""
+"""``@pytest.mark.distributed``: the body of the test runs on every rank; the replies of the ranks become one outcome."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PER = ("cluster", "node", "gpu")
 
 
 def run_distributed_test(item: pytest.Function, session: Session) -> None:
-    """Run it; failures of ranks come as one, the cause first.
+    """Run a distributed test; the failures of its ranks become one error, the cause first.
 
     Raises:
         MeasurementError: a rank died, hung or is missing: an ERROR, as the test could not be carried out.
@@ -62,8 +62,8 @@ def _conclude(replies: Mapping[int, Any], error_for: Callable[..., MeasurementEr
     if len(skipped) == len(replies):
         pytest.skip(str(next(iter(skipped.values()))["error"]))
     if skipped and len(skipped) == len(bad):
-        who = f"rank{'s' if len(skipped) > 1 else ''} {ranges(list(skipped))}"
-        raise RanksFailedError(f"{name}: {who} skipped, the others did not")
+        names = f"rank{'s' if len(skipped) > 1 else ''} {ranges(list(skipped))}"
+        raise RanksFailedError(f"{name}: {names} skipped, the others did not")
     stopped = any(reply["kind"] in ("died", "lost", "hung", "refused") for reply in bad.values())
     error = error_for(replies, f"{name} could not run to its end" if stopped else f"{name} failed")
     if stopped:

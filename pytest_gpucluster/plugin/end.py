@@ -47,7 +47,7 @@ class End:
         self._termination.ignore()
         self._terminal.close_line()
         outcome, why = self._why_unfinished(session)
-        unrun = [*self._session.plan_unseen(why=why), *self._session.recorder.close_pending(outcome=outcome, why=why)]
+        unrun = [*self._session.record_unplanned(why=why), *self._session.recorder.close_pending(outcome=outcome, why=why)]
         if not unrun and (session.shouldstop or session.exitstatus not in CAME_TO_ITS_END):
             self._session.objections.append(f"cut short after the last outcome: {why.removeprefix('not run: ')}")
         self.verdict = self._session.decide()

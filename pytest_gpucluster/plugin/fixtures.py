@@ -26,7 +26,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def cluster(pytestconfig: pytest.Config) -> Cluster:
-    """Everything we run on: ``run(function, per=...)``, ``places``, ``nodes``, ``world_size``, ``device``."""
+    """The whole cluster: ``run(function, per=...)``, ``places``, ``nodes``, ``world_size``, ``device``."""
     return run_of(pytestconfig).session.cluster
 
 

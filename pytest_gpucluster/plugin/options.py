@@ -1,4 +1,4 @@
-"""The plugin's hooks that pytest calls in every project: options, marks, and the start of a run if this is one."""
+"""The hooks that pytest calls in every project: options, marks, and the start of an acceptance run."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
-    """Where rank 0 leaves with 0 and never measured, nobody else tells the agents."""
+    """Send the agents home when rank 0 ends with 0 without a measurement."""
     code = yield
     if int(code or 0) == 0:
         _say_goodbye(config)
@@ -85,9 +85,6 @@ def _say_goodbye(config: pytest.Config) -> None:
         from pytest_gpucluster.controller.controller import Controller
 
         Controller(launch, num_local=1, device="cpu", rootdir=config.rootpath).quit(0)
-
-
-# Fixtures.
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -16,11 +16,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What is known about a test beside its report.
+class ItemContext:
+    """What is known about a test besides pytest's report.
 
-    ``kept`` is what was found at its place before it ran, by a round of a soak: nothing that it says makes that better.
-    ``unmeasured`` is what its soak owes, None if nothing.
+    Attributes:
+        rule: the rule of the profile that excludes its criterion, if one does.
+        criterion: what the test judges by; None for a plain test.
+        earlier: its outcome after an earlier phase.
+        kept: a bad outcome recorded at its place before the test ran, by a round of a soak. The test cannot improve it.
+        unmeasured: what its soak did not measure; None if it measured everything.
     """
 
     pair: Pair
@@ -31,21 +35,21 @@ class Told:
     unmeasured: str | None = None
 
 
-def outcome_of(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record | None:
+def outcome_of(report: pytest.TestReport, call: pytest.CallInfo[None], test: ItemContext) -> Record | None:
     """The outcome that this phase settles, None if it settles nothing; ``report`` is corrected to agree with it."""
-    found = _outcome_of(report, call, told)
+    found = _outcome_of(report, call, test)
     return None if found is None else replace(found, started=True)
 
 
-def _outcome_of(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record | None:
+def _outcome_of(report: pytest.TestReport, call: pytest.CallInfo[None], test: ItemContext) -> Record | None:
     if call.when == "teardown":
-        return _after_teardown(report, call, told)
-    found = _after_setup(report, call, told) if call.when == "setup" else _after_call(report, call, told)
-    if found is None or told.kept is None:
+        return _after_teardown(report, call, test)
+    found = _after_setup(report, call, test) if call.when == "setup" else _after_call(report, call, test)
+    if found is None or test.kept is None:
         return found
-    if worse(told.kept, found) is found or told.kept.outcome == found.outcome == FAILED:
+    if worse(test.kept, found) is found or test.kept.outcome == found.outcome == FAILED:
         return found  # what is judged at the end holds all rounds
-    return _as_kept(report, told.kept)
+    return _as_kept(report, test.kept)
 
 
 def show_waived(report: pytest.TestReport, reason: str) -> None:
@@ -55,12 +59,12 @@ def show_waived(report: pytest.TestReport, reason: str) -> None:
     report.longrepr = reason
 
 
-def _after_setup(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record | None:
+def _after_setup(report: pytest.TestReport, call: pytest.CallInfo[None], test: ItemContext) -> Record | None:
     if report.outcome == "passed":
         return None
-    if told.rule is not None and report.outcome == "skipped":
-        return _record(told, SKIPPED, told.rule)
-    return _not_measured(report, call, told)
+    if test.rule is not None and report.outcome == "skipped":
+        return _record(test, SKIPPED, test.rule)
+    return _not_measured(report, call, test)
 
 
 def _as_kept(report: pytest.TestReport, kept: Record) -> Record:
@@ -73,53 +77,55 @@ def _as_kept(report: pytest.TestReport, kept: Record) -> Record:
     return kept
 
 
-def _after_call(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record:
-    criterion = told.criterion
+def _after_call(report: pytest.TestReport, call: pytest.CallInfo[None], test: ItemContext) -> Record:
+    criterion = test.criterion
     error = call.excinfo.value if call.excinfo is not None else None
-    if criterion is None or not told.pair.judges:
-        return _plain_test(report, call, told)
-    bad = _bad_by_value(report, error, told, criterion)
+    if criterion is None or not test.pair.judges:
+        return _plain_test(report, call, test)
+    bad = _bad_by_value(report, error, test, criterion)
     if bad is not None:
         return bad
     if error is not None or report.outcome == "skipped":
-        return _not_measured(report, call, told)
-    lacking = _lacking(told, criterion)
+        return _not_measured(report, call, test)
+    lacking = _lacking(test, criterion)
     if lacking is not None:
-        return _error(report, told, lacking)
+        return _error(report, test, lacking)
     assert criterion.judged is not None
     _pass(report)
     return criterion.judged
 
 
-def _bad_by_value(report: pytest.TestReport, error: BaseException | None, told: Told, criterion: Criterion) -> Record | None:
+def _bad_by_value(
+    report: pytest.TestReport, error: BaseException | None, test: ItemContext, criterion: Criterion
+) -> Record | None:
     """A failure, or too close to call; waivable where all that should be measured was, and nothing else went wrong."""
     judged = criterion.judged
     is_judgement = error is None or isinstance(error, CriterionFailedError) or getattr(error, "kind", None) == "noisy"
-    is_whole = is_judgement and criterion.first_error is None and told.unmeasured is None
+    is_whole = is_judgement and criterion.first_error is None and test.unmeasured is None
     if judged is not None and judged.outcome == FAILED:
         _fail(report, judged.reason or judged.outcome)
         return replace(judged, waivable=judged.waivable and is_whole)
     if isinstance(error, AssertionError) and not hasattr(report, "wasxfail"):
-        return _crashed(report, told, FAILED)
+        return _crashed(report, test, FAILED)
     if judged is not None and judged.outcome == NOISY and criterion.first_error is None:
         _make_error(report, judged.reason or judged.outcome)
         return replace(judged, waivable=judged.waivable and is_whole)
     return None
 
 
-def _lacking(told: Told, criterion: Criterion) -> MeasurementError | None:
+def _lacking(test: ItemContext, criterion: Criterion) -> MeasurementError | None:
     """What was not measured, or not judged, though the test passed."""
-    key = told.pair.criterion
+    key = test.pair.criterion
     if criterion.first_error is not None:
         return criterion.first_error
     if criterion.judged is None:
         return MeasurementError(
             f"{key} was never judged: its test has the criterion fixture and did not call criterion.require()"
         )
-    return None if told.unmeasured is None else MeasurementError(f"{key} was not measured to its end: {told.unmeasured}")
+    return None if test.unmeasured is None else MeasurementError(f"{key} was not measured to its end: {test.unmeasured}")
 
 
-def _after_teardown(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record | None:
+def _after_teardown(report: pytest.TestReport, call: pytest.CallInfo[None], test: ItemContext) -> Record | None:
     """A teardown that did not come to its end is an error, also where xfail or a skip in it would hide that."""
     if call.excinfo is None:
         return None
@@ -127,52 +133,52 @@ def _after_teardown(report: pytest.TestReport, call: pytest.CallInfo[None], told
     if report.outcome == "skipped":
         report.outcome, report.longrepr = "failed", call.excinfo.exconly()
     reason = f"its teardown failed: {call.excinfo.exconly()}"
-    waived = told.earlier is not None and told.earlier.waiver is not None
-    if told.earlier is not None and told.earlier.outcome in (FAILED, ERROR, MISSING, NOISY) and not waived:
-        return replace(told.earlier, teardown=reason)
-    if told.earlier is None:
-        return _record(told, ERROR, reason)
-    return replace(told.earlier, outcome=ERROR, reason=reason, advisory=False, waiver=None, waivable=False)
+    waived = test.earlier is not None and test.earlier.waiver is not None
+    if test.earlier is not None and test.earlier.outcome in (FAILED, ERROR, MISSING, NOISY) and not waived:
+        return replace(test.earlier, teardown=reason)
+    if test.earlier is None:
+        return _record(test, ERROR, reason)
+    return replace(test.earlier, outcome=ERROR, reason=reason, advisory=False, waiver=None, waivable=False)
 
 
-def _plain_test(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record:
+def _plain_test(report: pytest.TestReport, call: pytest.CallInfo[None], test: ItemContext) -> Record:
     """A test without a criterion counts by what pytest says of it."""
     error = call.excinfo.value if call.excinfo is not None else None
     if isinstance(error, (MeasurementError, ConfigurationError)):
-        return _not_measured(report, call, told)
+        return _not_measured(report, call, test)
     if isinstance(error, RanksFailedError):
         _fail(report, str(error))
-        return replace(_record(told, FAILED, str(error)), culprits=tuple(place.id for place in error.culprits))
+        return replace(_record(test, FAILED, str(error)), culprits=tuple(place.id for place in error.culprits))
     if report.outcome == "failed":
-        return _crashed(report, told, FAILED)
+        return _crashed(report, test, FAILED)
     if report.outcome == "skipped":
-        return _record(told, NOT_SELECTED, f"it skipped itself: {_skip_reason(report)}")
-    return _record(told, PASSED, None)
+        return _record(test, NOT_SELECTED, f"it skipped itself: {_skip_reason(report)}")
+    return _record(test, PASSED, None)
 
 
-def _not_measured(report: pytest.TestReport, call: pytest.CallInfo[None], told: Told) -> Record:
+def _not_measured(report: pytest.TestReport, call: pytest.CallInfo[None], test: ItemContext) -> Record:
     error = call.excinfo.value if call.excinfo is not None else None
     if isinstance(error, (MeasurementError, ConfigurationError)):
-        return _error(report, told, error)
+        return _error(report, test, error)
     if report.outcome == "skipped":
-        if not told.pair.judges:
-            return _record(told, NOT_SELECTED, f"it skipped itself: {_skip_reason(report)}")
-        reason = f"{told.pair.criterion} was not measured: its test skipped itself ({_skip_reason(report)})"
+        if not test.pair.judges:
+            return _record(test, NOT_SELECTED, f"it skipped itself: {_skip_reason(report)}")
+        reason = f"{test.pair.criterion} was not measured: its test skipped itself ({_skip_reason(report)})"
         _make_error(report, reason)
-        return _record(told, ERROR, reason)
+        return _record(test, ERROR, reason)
     if call.when == "call" and not isinstance(error, CriterionFailedError):
         report.when = "setup"
     _clear_xfail(report)
     report.outcome = "failed"
-    return _crashed(report, told, ERROR)
+    return _crashed(report, test, ERROR)
 
 
-def _error(report: pytest.TestReport, told: Told, error: MeasurementError | ConfigurationError) -> Record:
+def _error(report: pytest.TestReport, test: ItemContext, error: MeasurementError | ConfigurationError) -> Record:
     _make_error(report, str(error))
     missing = isinstance(error, MeasurementError) and error.kind == "missing"
     guilty = tuple(place.id for place in getattr(error, "culprits", ()))
     refused = isinstance(error, MeasurementError) and error.kind in ("refused", "not_idle")
-    return replace(_record(told, MISSING if missing else ERROR, str(error)), culprits=guilty, refused=refused)
+    return replace(_record(test, MISSING if missing else ERROR, str(error)), culprits=guilty, refused=refused)
 
 
 def _make_error(report: pytest.TestReport, text: str) -> None:
@@ -201,20 +207,20 @@ def _clear_xfail(report: pytest.TestReport) -> None:
         del report.wasxfail
 
 
-def _record(told: Told, outcome: str, reason: str | None) -> Record:
-    criterion, place = told.pair.key
-    limit = told.criterion.limit if told.criterion is not None else None
+def _record(test: ItemContext, outcome: str, reason: str | None) -> Record:
+    criterion, place = test.pair.key
+    limit = test.criterion.limit if test.criterion is not None else None
     return Record(criterion=criterion, place=place, outcome=outcome, limit=limit, reason=reason)
 
 
-def _crashed(report: pytest.TestReport, told: Told, outcome: str) -> Record:
+def _crashed(report: pytest.TestReport, test: ItemContext, outcome: str) -> Record:
     """The outcome of a test that an exception ended: its traceback is the reason, the exception is the headline."""
     crash = getattr(report.longrepr, "reprcrash", None)
-    return replace(_record(told, outcome, report.longreprtext), headline=getattr(crash, "message", None))
+    return replace(_record(test, outcome, report.longreprtext), headline=getattr(crash, "message", None))
 
 
 def _skip_reason(report: pytest.TestReport) -> str:
-    """What ``pytest.skip`` was told, without file and line."""
+    """What ``pytest.skip`` was test, without file and line."""
     if isinstance(report.longrepr, tuple):
         return report.longrepr[2].removeprefix("Skipped: ")
     return _last_line(report.longreprtext)

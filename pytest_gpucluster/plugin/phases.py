@@ -10,7 +10,7 @@ from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, Record
 from pytest_gpucluster.plugin import soak_reports
 from pytest_gpucluster.plugin.distributed import run_distributed_test
-from pytest_gpucluster.plugin.outcome import Told, outcome_of, show_waived
+from pytest_gpucluster.plugin.outcome import ItemContext, outcome_of, show_waived
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RECORD, RULE
 from pytest_gpucluster.reporting.junit import properties_of
 
@@ -57,7 +57,7 @@ class Phases:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """A criterion that the profile's rules exclude is skipped, with the rule as the reason."""
+        """Skip a criterion that the profile's rules exclude; do not begin a test once the run was terminated."""
         if RULE in item.stash:
             pytest.skip(item.stash[RULE])
         if NO_LIMIT in item.stash:
@@ -67,7 +67,7 @@ class Phases:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
-        """The body of a distributed test runs in the workers."""
+        """Run the body of a distributed test in the workers."""
         if pyfuncitem.get_closest_marker("distributed") is None:
             return None
         run_distributed_test(pyfuncitem, self._session)
@@ -77,9 +77,9 @@ class Phases:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Make pytest's report say what is true: could not measure is ERROR, never judged is ERROR."""
+        """Correct pytest's report: a test that could not measure, or did not judge, is an ERROR. Record the outcome."""
         report = yield
-        told = Told(
+        test = ItemContext(
             pair=item.stash[PAIR],
             rule=item.stash.get(RULE, None),
             criterion=item.stash.get(CRITERION, None),
@@ -87,7 +87,7 @@ class Phases:
             kept=self._found_before(item),
             unmeasured=self._unmeasured(item),
         )
-        record = outcome_of(report, call, told)
+        record = outcome_of(report, call, test)
         if record is not None:
             record = self._session.waive(record)
             if record.waiver is not None:
@@ -101,12 +101,12 @@ class Phases:
         return report
 
     def _found_before(self, item: pytest.Item) -> Record | None:
-        """What is bad on record already: a round of a soak found it, or another try of the same test."""
+        """The bad outcome on record before this phase: of a round of a soak, or of another try of the same test."""
         found = self._session.plan.record(*item.stash[PAIR].key)
         return found if found is not None and found.outcome in BAD else None
 
     def _unmeasured(self, item: pytest.Item) -> str | None:
-        """What the soak that this test judges by owes; None where nothing, or where it has none."""
+        """What the soak of this test did not measure; None if it measured everything, or if the test has no soak."""
         if CRITERION not in item.stash:
             return None
         pair, soak = item.stash[PAIR], self._soak

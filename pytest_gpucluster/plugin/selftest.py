@@ -17,7 +17,7 @@ BEGINS = f"gpucluster: {NAME}: planting a slow, a wrong, a dead and a hung rank 
 
 
 def run_selftest(session: Session, terminal: Terminal) -> None:
-    """Carry it out once, tell it, and put it on record."""
+    """Run the self-test once, show it and record it."""
     terminal.begin(Pair(criterion=NAME, place=None, judges=False))
     terminal.say(BEGINS)
     facts = running.run_selftest(session, lambda step, fraction: terminal.progress(0, step, fraction)).facts

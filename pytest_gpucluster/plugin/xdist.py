@@ -1,6 +1,6 @@
-"""``pytest -n``: the controller of pytest-xdist has the run and its agents; its workers judge, one GPU's tests in each.
+"""``pytest -n``: the controller of pytest-xdist has the run and its agents; each of its workers judges the tests of one GPU.
 
-It brings no speed, as all GPUs are measured at once anyway. What needs all GPUs together is left out, with the reason.
+``-n`` saves no time, because a run measures all GPUs at once anyway. Tests that need all GPUs are left out, with the reason.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def connect(config: pytest.Config) -> RelayedController:
 
 
 class XdistController:
-    """Has the expected set from its workers, makes their calls, and takes their outcomes; runs no test itself."""
+    """Fixes the expected set that its workers collected, makes their calls, and records their outcomes. Runs no test."""
 
     def __init__(self, config: pytest.Config, run: Run) -> None:
         """Start nothing yet."""
@@ -57,7 +57,7 @@ class XdistController:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        """Tell a worker where calls go."""
+        """Called for each new worker: give it the address for its calls."""
         controller = self._run.session.controller
         if self._relay is None:
             self._relay = Relay(controller)
@@ -65,7 +65,7 @@ class XdistController:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self) -> None:
-        """The first worker that has collected fixes the expected set; what it refused ends the run, said once."""
+        """Called when a worker has collected: the first one fixes the expected set, or ends the run if it refused a test."""
         assert self._relay is not None
         assert self._relay.collected is not None
         if self._is_planned:
@@ -75,17 +75,17 @@ class XdistController:
             raise pytest.UsageError(self._relay.collected["refused"])
         self._keys.update({nodeid: (criterion, place) for nodeid, criterion, place in self._relay.collected["expected"]})
         self._run.collection.expect(self._keys, subjects={})
-        with contextlib.suppress(GpuclusterError):  # kept: every measurement will tell it
+        with contextlib.suppress(GpuclusterError):  # the session keeps it, and every measurement raises it
             _ = self._run.session.cluster
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> PlaceScheduling:
-        """One GPU's tests stay together, whatever ``--dist`` says."""
+        """Keep the tests of one GPU in one worker, whatever ``--dist`` says."""
         return PlaceScheduling(config, log, keys=self._keys)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str, report: pytest.TestReport) -> None:
-        """The test that ran when its worker died was not judged: an ERROR at its place."""
+        """Called when a worker died: the test that it ran was not judged, which is an ERROR at its place."""
         criterion, place = self._keys[crashitem]
         where = () if place is None else (place,)
         reason = f"not judged: pytest-xdist's {report.longrepr}"
@@ -97,7 +97,7 @@ class XdistController:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> Generator[None, object, object]:
-        """Take the outcome that a report brings; end the report of a test that did not live to its teardown."""
+        """Record the outcome that a report brings; add the teardown of a test whose worker died before it."""
         result = yield
         if hasattr(report, INPUT):
             self._take(record_from_facts(json.loads(getattr(report, INPUT))))
@@ -116,12 +116,12 @@ class XdistController:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        """``-x`` and ``--maxfail``: pytest-xdist says so by an interruption, which it is not."""
+        """Tell ``-x`` and ``--maxfail`` from Ctrl-C: pytest-xdist raises KeyboardInterrupt for both."""
         try:
             return (yield)
-        except KeyboardInterrupt as told:
+        except KeyboardInterrupt as error:
             if 0 < (session.config.option.maxfail or 0) <= session.testsfailed:
-                session.shouldfail = str(told)
+                session.shouldfail = str(error)
             raise
 
     @pytest.hookimpl(tryfirst=True)
@@ -132,10 +132,10 @@ class XdistController:
 
 
 class PlaceScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships no types
-    """By place; and a test that took its worker with it is not run again."""
+    """Schedules by place, and does not run a test again whose worker died in it."""
 
     def __init__(self, config: pytest.Config, log: Any, *, keys: Mapping[str, tuple[str, str | None]]) -> None:
-        """``keys`` tells criterion and place id of each test, once the first worker has collected."""
+        """``keys``: criterion and place id of each test by nodeid, filled when the first worker has collected."""
         super().__init__(config, log)
         self._keys = keys
 
@@ -143,7 +143,7 @@ class PlaceScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships
         return self._keys[nodeid][1] or "all GPUs"
 
     def remove_node(self, node: Any) -> str | None:
-        """Give back what a worker has not done; returns the test it ran when it died, None if it ran none."""
+        """Put the tests that a dead worker did not run back into the queue; returns the test that it ran, None if none."""
         work = self.assigned_work.pop(node)
         crashed: str | None = next((test for unit in work.values() for test, is_done in unit.items() if not is_done), None)
         if crashed is not None:
@@ -155,32 +155,32 @@ class PlaceScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships
 
 
 class XdistWorker:
-    """Collects, judges and reports to the controller; writes nothing itself."""
+    """Collects and judges tests, and sends the outcomes to the controller. Writes no file."""
 
     def __init__(self, relayed: RelayedController, uses_us: Callable[[pytest.Item], bool]) -> None:
-        """``uses_us`` tells whether a test has our fixtures."""
+        """``uses_us``: whether a test has our fixtures."""
         self._relayed = relayed
         self._uses_us = uses_us
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, object, None]:
-        """Tell what will be judged. A usage error here would only crash this worker: the controller says it."""
-        told: dict[str, Any] = {"t": "collected", "expected": [], "refused": None}
+        """Send the expected set to the controller, or the usage error, which would only crash this worker."""
+        collected: dict[str, Any] = {"t": "collected", "expected": [], "refused": None}
         try:
             yield
-            told["expected"] = [(nodeid, *key) for nodeid, key in expected_of(items).items()]
+            collected["expected"] = [(nodeid, *key) for nodeid, key in expected_of(items).items()]
         except pytest.UsageError as error:
-            told["refused"] = str(error)
+            collected["refused"] = str(error)
             items.clear()
         for item in items:
             if self._needs_all(item):
                 item.stash.setdefault(RULE, NEEDS_ALL)
-        self._relayed.ask(told)
+        self._relayed.ask(collected)
 
     def _needs_all(self, item: pytest.Item) -> bool:
         place = item.stash[PAIR].place
-        alone = place is not None and place.gpu is not None
-        return item.get_closest_marker("distributed") is not None or (not alone and self._uses_us(item))
+        is_of_one_gpu = place is not None and place.gpu is not None
+        return item.get_closest_marker("distributed") is not None or (not is_of_one_gpu and self._uses_us(item))
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
@@ -195,5 +195,5 @@ class XdistWorker:
 
 
 def attach(report: pytest.TestReport, record: Record) -> None:
-    """Put the outcome into the report, as text: what crosses from worker to controller is plain."""
+    """Put the outcome into the report as JSON, because only plain data cross from a worker to the controller."""
     setattr(report, INPUT, json.dumps(strict_json(record_facts(record))))

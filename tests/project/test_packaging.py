@@ -28,6 +28,10 @@ PYPROJECT: dict[str, Any] = tomllib.loads(PYPROJECT_TEXT)
 SHIPPED = ("pytest_gpucluster", "tests_acceptance", "finetune_smoke")
 MAX_FUNCTION_LINES = 50
 MAX_MODULE_LINES = 500
+MAX_CLASS_METHODS = 20
+MAX_CLASS_ATTRIBUTES = 12
+OVERSIZED_CLASSES = {"Agent", "Controller", "Log"}
+"""Classes above the budget. Log of the fine-tune is a record that training fills while it runs."""
 
 
 def uncommented(text: str, key: str) -> list[str]:
@@ -70,6 +74,33 @@ def _length(function: ast.FunctionDef) -> int:
     docstring = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
     skipped = (first.end_lineno or first.lineno) - first.lineno + 1 if docstring else 0
     return (function.end_lineno or function.lineno) - function.lineno + 1 - skipped
+
+
+def oversized_classes(source: str, name: str) -> list[str]:
+    """Classes with too many methods or attributes.
+
+    A frozen dataclass, and a class without methods (a pydantic model), may have any number of attributes: a reader takes
+    one field at a time. Where methods change attributes, each one more multiplies the states that a reader has to think of.
+    """
+    found = []
+    for one in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)):
+        methods = [node for node in one.body if isinstance(node, ast.FunctionDef)]
+        is_data = not methods or any("frozen=True" in ast.unparse(decorator) for decorator in one.decorator_list)
+        attributes = set() if is_data else _attributes(one)
+        for number, allowed, what in (
+            (len(methods), MAX_CLASS_METHODS, "methods"),
+            (len(attributes), MAX_CLASS_ATTRIBUTES, "attributes"),
+        ):
+            if number > allowed and one.name not in OVERSIZED_CLASSES:
+                found.append(f"{name}:{one.lineno} {one.name}: {number} {what}")
+    return found
+
+
+def _attributes(one: ast.ClassDef) -> set[str]:
+    """The names that a class declares with a type, and those that its methods assign to ``self``."""
+    declared = {node.target.id for node in one.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+    stored = [node for node in ast.walk(one) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
+    return declared | {node.attr for node in stored if isinstance(node.value, ast.Name) and node.value.id == "self"}
 
 
 def shipped_sources() -> list[Path]:
@@ -164,8 +195,9 @@ def test_changelog_knows_the_version() -> None:
 
 @pytest.mark.parametrize("file", shipped_sources(), ids=lambda file: str(file.relative_to(REPOSITORY)))
 def test_sizes_are_within_budget(file: Path) -> None:
-    """No shipped function is longer than 50 lines, no module longer than 500."""
-    assert oversized(file.read_text(encoding="utf-8"), str(file.relative_to(REPOSITORY))) == []
+    """No shipped function is longer than 50 lines, no module longer than 500, no class has too many members."""
+    source, name = file.read_text(encoding="utf-8"), str(file.relative_to(REPOSITORY))
+    assert [*oversized(source, name), *oversized_classes(source, name)] == []
 
 
 def test_oversize_is_found() -> None:
@@ -174,6 +206,19 @@ def test_oversize_is_found() -> None:
     assert oversized(f'def f():\n    """Long.\n\n    Text.\n    """\n{body}', "a.py") == []
     assert oversized(f"def f():\n{body}    x = 1\n", "a.py") == ["a.py:1 f: 51 lines"]
     assert oversized("x = 1\n" * 501, "a.py") == ["a.py: 501 lines"]
+
+
+def test_oversized_class_is_found() -> None:
+    """The check above counts methods, declared fields and assignments to ``self``; fields of a frozen dataclass are free."""
+    methods = "".join(f"    def f{number}(self): self.a{number} = 1\n" for number in range(12))
+    fields = "".join(f"    b{number}: int\n" for number in range(13))
+    more = "".join(f"    def g{number}(self): pass\n" for number in range(9))
+    assert oversized_classes(f"class A:\n{methods}", "a.py") == []
+    assert oversized_classes(f"class A:\n    b: int\n{methods}", "a.py") == ["a.py:1 A: 13 attributes"]
+    assert oversized_classes(f"class A:\n{methods}{more}", "a.py") == ["a.py:1 A: 21 methods"]
+    assert oversized_classes(f"class A:\n{fields}", "a.py") == []
+    assert oversized_classes(f"@dataclass(frozen=True)\nclass A:\n{fields}    def f(self): pass\n", "a.py") == []
+    assert oversized_classes(f"@dataclass\nclass A:\n{fields}    def f(self): pass\n", "a.py") == ["a.py:2 A: 13 attributes"]
 
 
 @pytest.fixture(scope="module")

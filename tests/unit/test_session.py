@@ -105,6 +105,6 @@ def test_a_report_while_the_run_goes_on_accepts_nothing(tmp_path: Path) -> None:
 def test_a_run_that_ended_before_its_tests_were_known(tmp_path: Path) -> None:
     """All that the profile expects is missing, with the reason."""
     made = session(tmp_path)
-    made.plan_unseen(why="not run: terminated by SIGTERM")
+    made.record_unplanned(why="not run: terminated by SIGTERM")
     assert {record.outcome for record in made.plan} == {"missing"}
     assert made.decide().word == "INCOMPLETE"

@@ -14,7 +14,7 @@ import pytest
 from pytest_gpucluster.judging.criterion import Criterion
 from pytest_gpucluster.judging.noise import Repeats
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
-from pytest_gpucluster.plugin.outcome import Told, outcome_of
+from pytest_gpucluster.plugin.outcome import ItemContext, outcome_of
 from pytest_gpucluster.plugin.pairing import Pair
 from tests.support.entries import limit, threshold
 
@@ -31,7 +31,7 @@ def after_teardown(earlier: Record, outcome: str = "failed") -> Record | None:
         Path("/").read_bytes()
     call: Any = SimpleNamespace(when="teardown", excinfo=caught)
     report: Any = SimpleNamespace(outcome=outcome, when="teardown", wasxfail="known")
-    found = outcome_of(report, call, Told(pair=PAIR, rule=None, criterion=None, earlier=earlier))
+    found = outcome_of(report, call, ItemContext(pair=PAIR, rule=None, criterion=None, earlier=earlier))
     assert (report.outcome, hasattr(report, "wasxfail")) == ("failed", False)
     return found
 
@@ -72,7 +72,7 @@ def run(body: Callable[[Criterion], None], **told: Any) -> tuple[Record, Any]:
     kind = "passed" if call.excinfo is None else "skipped" if call.excinfo.errisinstance(pytest.skip.Exception) else "failed"
     text = "" if call.excinfo is None else call.excinfo.exconly()
     report: Any = SimpleNamespace(outcome=kind, when="call", longrepr=text, longreprtext=text)
-    record = outcome_of(report, call, Told(pair=PAIR, rule=None, criterion=judge, earlier=None, **told))
+    record = outcome_of(report, call, ItemContext(pair=PAIR, rule=None, criterion=judge, earlier=None, **told))
     assert record is not None
     return record, report
 
