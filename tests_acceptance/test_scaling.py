@@ -75,7 +75,7 @@ def memory_in_cluster(cluster, recipe):
 def require_shares(alone, shared, criterion):
     """Judge the group whose peak lies furthest from what it should be; show all of them."""
     layers = {"sharded_gib": alone.sharded_gib, "layer_gib": alone.layer_gib}
-    due = {one.world_size: sharded_peak_gib(alone_gib=alone.peak_gib, ranks=one.world_size, **layers) for one in shared}
+    due = {one.world_size: sharded_peak_gib(single_rank_gib=alone.peak_gib, ranks=one.world_size, **layers) for one in shared}
     peaks = {f"GiB at {one.world_size}": f"{one.peak_gib:.2f} of {due[one.world_size]:.2f}" for one in shared}
     criterion.require(
         max(deviation_percent(one.peak_gib, due[one.world_size]) for one in shared),

@@ -50,9 +50,9 @@ class Forecast:
     def lines(self, *, level: str, where: str) -> list[str]:
         """The plan in a few lines, by subject. ``where`` names the number of GPUs."""
         unknown = sum(step.takes_s is None for step in self.steps)
-        beside = f" and {unknown} without an estimate" if unknown else ""
+        without = f" and {unknown} without an estimate" if unknown else ""
         head = f"plan: {_criteria(len(self.steps))} at {where}, {_tests(self.tests)}, level {level}: "
-        return [f"{head}about {in_words(self.total_s)}{beside}", *self._by_subject()]
+        return [f"{head}about {in_words(self.total_s)}{without}", *self._by_subject()]
 
     def _by_subject(self) -> list[str]:
         grouped: dict[str, list[Step]] = {}
@@ -64,7 +64,7 @@ class Forecast:
         if list(grouped) in ([], [OTHERS]):
             return []
         rows = [(name, len(steps), sum(step.tests for step in steps), _sum_s(steps)) for name, steps in grouped.items()]
-        return [f"  {name:<9} {_criteria(count):>12}  {_tests(tests):>10}  {told}" for name, count, tests, told in rows]
+        return [f"  {name:<9} {_criteria(count):>12}  {_tests(tests):>10}  {estimate}" for name, count, tests, estimate in rows]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,12 +5,12 @@ Weak scaling: every GPU has the same work whatever their number, so each should 
     efficiency = rate per GPU of many / mean rate per GPU of few.
 
 FSDP's memory: a rank holds 1 / n of what is sharded and all of what is not, and gathers layer after layer whole. With the
-activations A and the peak of a rank alone, peak(1) = whole + sharded + A,
+activations A and the peak of a single rank, peak(1) = whole + sharded + A,
 
     peak(n) = whole + sharded / n + gathered layers + A = peak(1) - sharded (1 - 1/n) + gathered layers.
 
 Sharding to 1 / n is ZeRO's stage 3 (Rajbhandari et al., SC20, arXiv 1910.02054, section 5). PyTorch's FSDP2 holds two
-gathered layers at its peak: the one in use, and beside it the next, which the backward fetches ahead (or, in the forward,
+gathered layers at its peak: the one in use and the next one, which the backward fetches ahead (or, in the forward,
 the buffer the layer was received into: torch.distributed.fsdp, ``_fsdp_param_group.py``, ``wait_for_unshard``).
 """
 
@@ -37,24 +37,26 @@ def efficiency_percent(rate: float, *, of: Sequence[float]) -> float:
     return 100.0 * rate / base
 
 
-def sharded_peak_gib(*, alone_gib: float, sharded_gib: float, layer_gib: float, ranks: int) -> float:
+def sharded_peak_gib(*, single_rank_gib: float, sharded_gib: float, layer_gib: float, ranks: int) -> float:
     """The peak of one of ``ranks`` that share a model by FSDP, in GiB.
 
     Args:
-        alone_gib: the peak of a rank alone, with the same work for each rank.
+        single_rank_gib: the peak of a single rank, with the same work for each rank.
         sharded_gib: what is sharded, all of it.
         layer_gib: the sharded part of one layer, which is gathered at once.
         ranks: 1 gathers nothing.
 
     Raises:
-        ValueError: fewer than one rank, or less memory alone than is sharded: then these are not of one model.
+        ValueError: fewer than one rank, or a single rank's peak below what is sharded: the values are not of one model.
     """
     if ranks < 1:
         raise ValueError(f"ranks must be at least 1, not {ranks}")
-    if alone_gib < sharded_gib:
-        raise ValueError(f"a rank alone holds {sharded_gib:.3g} GiB that can be sharded, and its peak was {alone_gib:.3g} GiB")
+    if single_rank_gib < sharded_gib:
+        raise ValueError(
+            f"a rank alone holds {sharded_gib:.3g} GiB that can be sharded, and its peak was {single_rank_gib:.3g} GiB"
+        )
     gathered_gib = 0.0 if ranks == 1 else GATHERED_LAYERS * layer_gib
-    return alone_gib - sharded_gib * (1 - 1 / ranks) + gathered_gib
+    return single_rank_gib - sharded_gib * (1 - 1 / ranks) + gathered_gib
 
 
 def deviation_percent(measured: float, predicted: float) -> float:

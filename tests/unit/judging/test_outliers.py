@@ -1,4 +1,4 @@
-"""Who is called slower than its siblings; and how often rightly and wrongly, by simulation from measured spreads."""
+"""Which GPUs count as outliers, and how often rightly and wrongly, simulated from measured spreads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def compared(*rates: float, floor_spread: float = FLOOR) -> dict[int, Shortfall]
 
 @given(rates=RATES)
 def test_is_the_plain_definition(rates: list[float]) -> None:
-    """The quick way gives what the textbook does: the median of the others, and their median absolute deviation."""
+    """The fast algorithm agrees with the textbook: the median of the others and their median absolute deviation."""
     for member, found in compared(*rates).items():
         others = [*rates[:member], *rates[member + 1 :]]
         median = statistics.median(others)
@@ -55,7 +55,7 @@ def test_the_unit_does_not_matter(rates: list[float], factor: float) -> None:
 
 @given(rates=RATES, order=st.randoms(use_true_random=False))
 def test_the_order_does_not_matter(rates: list[float], order: random.Random) -> None:
-    """Who comes first changes nothing, equal rates included."""
+    """The order of members changes nothing, also with equal rates."""
     before = compared(*rates)
     members = list(enumerate(rates))
     order.shuffle(members)
@@ -78,14 +78,14 @@ def test_slower_is_never_less_of_an_outlier(rates: list[float], slow: int, share
 
 
 @given(size=st.integers(min_value=2, max_value=20), rate=st.floats(min_value=1e-6, max_value=1e12))
-def test_alike_is_quiet(size: int, rate: float) -> None:
-    """Equal rates: nobody falls short, and nothing is divided by a spread of 0."""
+def test_equal_rates_have_no_shortfall(size: int, rate: float) -> None:
+    """With equal rates no member falls short, and nothing is divided by a spread of 0."""
     assert {(one.percent, one.score, one.mad) for one in compared(*[rate] * size).values()} == {(0.0, 0.0, 0.0)}
 
 
 @given(size=st.integers(min_value=3, max_value=16), healthy=st.randoms(use_true_random=False))
-def test_one_slow_member_is_named_alone(size: int, healthy: random.Random) -> None:
-    """Siblings within 0.5 % of each other: the one that is 6 % slower is named, and nobody else."""
+def test_only_the_slow_member_is_named(size: int, healthy: random.Random) -> None:
+    """Siblings within 0.5 % of each other: only the member that is 6 % slower is named."""
     rates = [healthy.uniform(99.75, 100.25) for _ in range(size)]
     rates[-1] = 94
     named = [member for member, found in compared(*rates).items() if found.unexplained_percent > 5]
@@ -93,7 +93,7 @@ def test_one_slow_member_is_named_alone(size: int, healthy: random.Random) -> No
 
 
 def test_two_of_five_are_both_named() -> None:
-    """A minority does not hide behind itself."""
+    """Two slow members do not hide each other."""
     found = compared(100, 95, 100, 100, 95)
     assert [member for member, one in found.items() if one.unexplained_percent > 4] == [1, 4]
 
@@ -106,7 +106,7 @@ def test_a_wide_spread_explains_a_shortfall() -> None:
     assert apart.unexplained_percent == 0
 
 
-def test_a_dead_slow_sibling_hides_nobody() -> None:
+def test_a_very_slow_sibling_hides_no_other() -> None:
     """One at a tenth of the rate moves neither the median nor the spread of the others."""
     found = compared(100, 10, 100, 100, 95)
     assert found[1].percent == pytest.approx(90)
@@ -115,7 +115,7 @@ def test_a_dead_slow_sibling_hides_nobody() -> None:
 
 
 def test_siblings_are_of_one_group() -> None:
-    """A slower model is compared with its like, also when it is in the minority; who is alone has no shortfall."""
+    """A slower model is compared with its own kind, also in the minority; a single member has no shortfall."""
     rates = {"a": 100.0, "b": 100.0, "c": 94.0, "x": 50.0, "y": 50.0, "z": 50.0, "lonely": 10.0}
     models = dict(zip(rates, ["H200"] * 3 + ["H100"] * 3 + ["A100"], strict=True))
     found = shortfalls(rates, floor_spread=FLOOR, group_of={**models, "absent": "H200"})
@@ -124,8 +124,8 @@ def test_siblings_are_of_one_group() -> None:
     assert "lonely" not in found
 
 
-def test_two_cannot_say_who_is_slow() -> None:
-    """With one sibling there is a difference and no culprit; with nobody, nothing."""
+def test_two_members_do_not_show_which_is_slow() -> None:
+    """With one sibling there is a difference and no culprit; without a sibling there is no shortfall."""
     assert [one.is_judged for one in compared(100, 90).values()] == [False, False]
     assert [one.is_judged for one in compared(100, 90, 100).values()] == [True] * 3
     assert FEWEST_SIBLINGS == 2
@@ -133,7 +133,7 @@ def test_two_cannot_say_who_is_slow() -> None:
 
 
 @pytest.mark.parametrize("rate", [math.nan, math.inf, 0.0, -1.0])
-def test_refuses_what_is_no_rate(rate: float) -> None:
+def test_refuses_a_value_that_is_not_a_rate(rate: float) -> None:
     """A rate is a finite number above 0."""
     with pytest.raises(ValueError, match=r"1: .* is not a rate"):
         compared(1.0, rate, 1.0)
@@ -147,7 +147,7 @@ def test_refuses_a_senseless_floor(spread: float) -> None:
 
 
 def test_refuses_a_member_without_a_group() -> None:
-    """Never compared with whoever is left."""
+    """A member without a group is never compared with the other members."""
     with pytest.raises(ValueError, match="b has a rate and no group"):
         shortfalls({"a": 1.0, "b": 1.0}, floor_spread=FLOOR, group_of={"a": "H200"})
 
@@ -269,7 +269,7 @@ def criteria() -> dict[str, Threshold]:
 
 
 def named(quantity: str, seen: Seen, shape: tuple[int, int], *, runs: int, slowdown: float = 0.0) -> list[set[int]]:
-    """Who of simulated healthy GPUs, the first of them slowed by so many per cent, is called an outlier in each run."""
+    """The outliers of each simulated run on healthy GPUs, the first of them slowed by ``slowdown`` per cent."""
     entry = criteria()[quantity]
     limit = entry.limit(gpus=1, cluster={})
     draw = random.Random(f"{quantity} {shape} {slowdown}")

@@ -12,7 +12,7 @@ from tests.support.entries import threshold
 INVENTORY = Inventory(num_nodes=2, gpus_per_node=2, device="cuda")
 
 
-def test_what_nobody_selected_is_on_record() -> None:
+def test_unselected_criteria_are_recorded() -> None:
     """Every place of an unselected criterion counts; what was selected is not counted twice."""
     plan = Plan()
     plan.expect("tflops", "node0-gpu0", nodeid="t::a")
@@ -34,7 +34,7 @@ def test_what_nobody_selected_is_on_record() -> None:
     [("quick", "quick", 1), ("quick", "standard", 2), ("standard", "quick", 2), ("soak", "standard", 3), ("quick", "soak", 3)],
 )
 def test_levels(level: str, accept_at: str, due: int) -> None:
-    """Due is what the run asks for or the profile accepts at, whichever is more; what lies above the run is said."""
+    """Due is everything up to the run's level or the profile's, the higher of both; criteria above the run are not selected."""
     criteria = {name: threshold(name, per="cluster", level=name) for name in ("quick", "standard", "soak")}
     plan = Plan()
     complete(plan, criteria, INVENTORY, level=level, accept_at=accept_at)
@@ -42,7 +42,7 @@ def test_levels(level: str, accept_at: str, due: int) -> None:
     assert all(record.outcome == NOT_SELECTED for record in plan)
 
 
-def test_rules_leave_out_without_owing() -> None:
+def test_excluded_criteria_are_not_expected() -> None:
     """A criterion that the profile's rules exclude is not expected at all."""
     plan = Plan()
     criteria = {
@@ -67,7 +67,7 @@ def test_places_of(per: str, number: int) -> None:
 
 
 def test_closing_gives_every_pending_one_an_outcome() -> None:
-    """After it a verdict is possible, and only what was pending has changed."""
+    """Closing a plan makes a verdict possible and changes only pending records."""
     plan = Plan()
     plan.expect("a", None, nodeid="t::a")
     plan.expect("b", "node0", nodeid="t::b")

@@ -42,7 +42,7 @@ TWO = Inventory(num_nodes=2, gpus_per_node=8, device="cuda")
     ],
 )
 def test_a_soak_must_last_as_long_as_the_profile_asks(level: str, changes: dict[str, Any], told: str | None) -> None:
-    """Seconds of it are none; a profile that accepts below level soak asks for no duration."""
+    """A soak of seconds is too short; a profile that accepts below level soak asks for no duration."""
     named, soak_s = parse_level(level)
     assert short_soak(SITE.model_copy(update=changes), level=named, soak_s=soak_s) == told
 
@@ -63,21 +63,21 @@ def test_a_soak_must_last_as_long_as_the_profile_asks(level: str, changes: dict[
         ({"accept_at": "quick", "rehearsal": True}, replace(TWO, num_nodes=1), []),
     ],
 )
-def test_whoever_asks_for_less_is_named(profile: dict[str, Any], expected: Inventory, told: list[str]) -> None:
-    """Not who asks for more; nothing in a rehearsal, which accepts nothing."""
+def test_a_run_that_asks_for_less_is_named(profile: dict[str, Any], expected: Inventory, told: list[str]) -> None:
+    """A run that asks for more is not named, nor is a rehearsal, which accepts nothing."""
     promises: dict[str, Any] = {"the file": Expect(nodes=2, gpus_per_node=8), "the profile": Expect(nodes=1)}
     assert changed_terms(STANDARD.model_copy(update=profile), STANDARD, expected, promises) == told
 
 
 def test_a_shorter_soak_than_the_packaged_profiles() -> None:
-    """Named as well."""
+    """A shorter soak is named as well."""
     less = SITE.model_copy(update={"accept_soak_s": 60.0})
     assert changed_terms(less, SITE, TWO, {}) == ["a soak of 60 s instead of 8 h 0 min"]
     assert changed_terms(SITE, None, TWO, {}) == []
 
 
 def launched(ranks: int) -> Launch:
-    """By torchrun, one node."""
+    """A launch by torchrun on one node."""
     shape = {"rank": 0, "world_size": ranks, "local_rank": 0, "local_world_size": ranks, "group_rank": 0}
     store = {"master_addr": "127.0.0.1", "master_port": 1, "run_id": "run", "agent_hosts_store": True, "restart_count": 0}
     return Launch(**{**shape, **store})
@@ -106,7 +106,7 @@ def session(folder: Path, monkeypatch: pytest.MonkeyPatch, limits: str | None, *
 
 
 def decided(made: Session) -> str:
-    """The verdict's line when all that was selected has passed."""
+    """The verdict's line when every selected test has passed."""
     made.plan.set_outcome(Record(criterion="bf16_tflops", place="node0-gpu0", outcome="passed"))
     return made.decide().line
 
@@ -149,7 +149,7 @@ SOAKED = "profiles: {site: {inherits: h200-sxm, accept_at: soak}}\n"
 def test_in_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: str | None, options: dict[str, Any], line: str
 ) -> None:
-    """GPUs that no rank was started for, fewer nodes than the file has, a lower level, seconds of soak: no plain ACCEPTED."""
+    """GPUs without a rank, fewer nodes than the file has, a lower level, or seconds of soak give no plain ACCEPTED."""
     made = session(tmp_path, monkeypatch, limits, **options)
     assert decided(made) == line
     facts = made.facts()
@@ -158,7 +158,7 @@ def test_in_a_run(
 
 
 def test_gpus_of_other_nodes_that_no_rank_was_started_for() -> None:
-    """Each worker tells how many its PyTorch sees."""
+    """Each worker reports how many GPUs its PyTorch sees."""
     seen: list[Any] = [
         type("Identity", (), {"hostname": host, "torch_gpus": gpus}) for host, gpus in (("b", 8), ("a", 4), ("b", 8))
     ]
@@ -180,7 +180,7 @@ def test_one_gpu_in_two_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_name_of_another_kind_does_not_hide_a_change(tmp_path: Path) -> None:
-    """An heir of the rehearsal that accepts, or of another GPU, is compared with the packaged profile of its own GPU."""
+    """A descendant of the rehearsal that accepts, or of another GPU, is compared with the packaged profile of its own GPU."""
     file = tmp_path / "site.yaml"
     profiles = "{tame: {inherits: rehearsal, rehearsal: false, gpu: h200-sxm}, old: {inherits: h100-sxm, gpu: h200-sxm}}"
     file.write_text(f"schema: 1\nextends: packaged\nprofiles: {profiles}\n", encoding="utf-8")

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.resolve import Threshold
 
 MIB_1000 = 1000 * 2**20
-QWEN2_7B = {"alone_gib": 20.0, "sharded_gib": 12.15, "layer_gib": 12.15 / 28}
+QWEN2_7B = {"single_rank_gib": 20.0, "sharded_gib": 12.15, "layer_gib": 12.15 / 28}
 
 
 def entries(profile: str) -> dict[str, Threshold]:
-    """The packaged ones, for a profile."""
+    """The packaged entries for a profile."""
     file = load(None)
     return dict(file.criteria(file.profiles[profile]))
 
@@ -57,7 +57,7 @@ def test_efficiency_is_of_the_mean() -> None:
 
 @pytest.mark.parametrize("of", [[], [0.0], [-1.0], [float("nan")]])
 def test_nothing_to_compare_with(of: list[float]) -> None:
-    """Never a division by nothing, nor a ratio of it."""
+    """A missing or zero rate is refused, never divided by."""
     with pytest.raises(ValueError, match="cannot be compared"):
         scaling.efficiency_percent(1.0, of=of)
 
@@ -79,18 +79,18 @@ def test_peak_of_a_shared_model() -> None:
 
 @given(st.integers(2, 4096))
 def test_more_ranks_never_need_more(ranks: int) -> None:
-    """And never less than what nobody shares."""
+    """More ranks need less memory each, but never less than what is not sharded."""
     peak = scaling.sharded_peak_gib(**QWEN2_7B, ranks=ranks)
     assert scaling.sharded_peak_gib(**QWEN2_7B, ranks=2 * ranks) < peak
-    assert peak > QWEN2_7B["alone_gib"] - QWEN2_7B["sharded_gib"]
+    assert peak > QWEN2_7B["single_rank_gib"] - QWEN2_7B["sharded_gib"]
 
 
 def test_impossible_memory_is_refused() -> None:
-    """No group of none, and no model that is larger than the peak of who holds all of it."""
+    """A group has a rank, and a model is not larger than the peak of the single rank that holds all of it."""
     with pytest.raises(ValueError, match="at least 1"):
         scaling.sharded_peak_gib(**QWEN2_7B, ranks=0)
     with pytest.raises(ValueError, match="a rank alone holds 12"):
-        scaling.sharded_peak_gib(alone_gib=10.0, sharded_gib=12.15, layer_gib=0.4, ranks=2)
+        scaling.sharded_peak_gib(single_rank_gib=10.0, sharded_gib=12.15, layer_gib=0.4, ranks=2)
 
 
 def test_the_limit_tells_sharded_from_whole() -> None:
@@ -100,7 +100,7 @@ def test_the_limit_tells_sharded_from_whole() -> None:
         due = scaling.sharded_peak_gib(**QWEN2_7B, ranks=ranks)
         assert limit.holds(scaling.deviation_percent(due * 1.05, due))
         assert limit.holds(scaling.deviation_percent(due * 0.95, due))
-        assert scaling.deviation_percent(QWEN2_7B["alone_gib"], due) > 3 * limit.value
+        assert scaling.deviation_percent(QWEN2_7B["single_rank_gib"], due) > 3 * limit.value
         gathered = due + QWEN2_7B["sharded_gib"]
         assert not limit.holds(scaling.deviation_percent(gathered, due))
         assert not limit.holds(scaling.deviation_percent(due * 0.85, due))
@@ -135,7 +135,7 @@ def test_scaling_compares_the_same_work(profile: str) -> None:
 
 @pytest.mark.parametrize("profile", ["h200-sxm", "rehearsal"])
 def test_recipes_are_settings_of_the_fine_tune(profile: str) -> None:
-    """A misspelt one would be an error only on the cluster; two windows at least, the first is left out."""
+    """A misspelt setting would be an error only on the cluster. At least two windows, as the first is left out."""
     found = entries(profile)
     for key in ("training_throughput_gpu", "training_throughput_fsdp_node", "memory_scaling_node"):
         recipe = {name: value for name, value in found[key].recipe.items() if name != "preset"}

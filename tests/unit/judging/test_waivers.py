@@ -1,4 +1,4 @@
-"""Waivers: whom they cover, until when, and what a file of them may say."""
+"""Waivers: which outcomes they cover, until when, and which files are refused."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ GOOD = "schema: 1\nwaivers:\n  - {criterion: tflops, place: GPU-6f1c, until: 202
 
 
 def waiver(**changes: str | None) -> Waiver:
-    """One for the GPU, changed."""
+    """A waiver for the GPU, with changes."""
     return Waiver(**{**{name: getattr(WAIVER, name) for name in Waiver.__slots__}, **changes})
 
 
 def record(outcome: str = v.FAILED, *, place: str | None = GPU.id, waivable: bool = True) -> Record:
-    """What became of the criterion there, all of it measured unless told otherwise."""
+    """A record of the criterion at a place, measured in full by default."""
     return Record(criterion="tflops", place=place, outcome=outcome, reason="too slow", waivable=waivable)
 
 
@@ -57,7 +57,7 @@ def record(outcome: str = v.FAILED, *, place: str | None = GPU.id, waivable: boo
     ],
 )
 def test_covers(changes: dict[str, str | None], outcome: str, where: Place | None, covered: bool) -> None:  # noqa: FBT001
-    """This criterion, this part, to its last day; what was not measured never."""
+    """A waiver covers its criterion at its part until its last day, and never an outcome without a measurement."""
     found = Waivers([waiver(**changes)], today=TODAY).apply(record(outcome, place=where and where.id), where)
     assert (found.waiver is not None) == covered
     assert found.outcome == outcome
@@ -68,8 +68,8 @@ def test_covers(changes: dict[str, str | None], outcome: str, where: Place | Non
 
 
 @pytest.mark.parametrize("outcome", v.OUTCOMES)
-def test_what_was_not_measured_whole_is_not_covered(outcome: str) -> None:
-    """Rounds or repeats are lacking: whoever answers for the value does not answer for those."""
+def test_an_incomplete_measurement_is_not_covered(outcome: str) -> None:
+    """A waiver answers for a value, not for missing rounds or repeats."""
     found = Waivers([waiver()], today=TODAY).apply(record(outcome, waivable=False), GPU)
     assert found.waiver is None
     forced = replace(record(outcome, waivable=False), waiver={"who": "J. Doe"})
@@ -77,13 +77,13 @@ def test_what_was_not_measured_whole_is_not_covered(outcome: str) -> None:
 
 
 def test_unbound_place_is_not_covered() -> None:
-    """Hardware that never said hello has no UUID to be waived by."""
+    """A place that never connected has no UUID for a waiver to name."""
     assert Waivers([waiver()], today=TODAY).apply(record(), Place(id=GPU.id, node=0, gpu=3)).waiver is None
     assert Waivers([waiver(place=None)], today=TODAY).apply(record(), Place(id=GPU.id, node=0, gpu=3)).waiver is None
 
 
 def test_all_are_named_the_used_ones_first() -> None:
-    """Also what was not needed, and what has expired."""
+    """Unused and expired waivers are listed too, after the used ones."""
     made = Waivers([waiver(until="2026-01-01"), waiver(criterion="other"), waiver()], today=TODAY)
     made.apply(record(), GPU)
     assert [fact["state"] for fact in made.facts] == ["used", "expired", "unused"]
@@ -95,7 +95,7 @@ def test_all_are_named_the_used_ones_first() -> None:
 
 
 def waived(outcome: str) -> Record:
-    """With a waiver, whether that outcome can have one or not."""
+    """A record with a waiver, whether the outcome can have one or not."""
     return Record(criterion="w", place=None, outcome=outcome, waiver={"who": "J. Doe"}, waivable=True)
 
 
@@ -124,7 +124,7 @@ def test_accepted_with_waivers_means_just_that(
 
 
 def test_file(tmp_path: Path) -> None:
-    """Good ones, with their line."""
+    """Waivers of a good file keep their lines."""
     file = tmp_path / "waivers.yaml"
     file.write_text(GOOD, encoding="utf-8")
     assert waivers.load(file, criteria=["tflops"]) == [WAIVER]
@@ -148,7 +148,7 @@ def test_file(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_files(tmp_path: Path, before: str, after: str, told: str) -> None:
-    """Each is refused with its line."""
+    """Each wrong file is refused with the line of its fault."""
     file = tmp_path / "waivers.yaml"
     assert before in GOOD
     file.write_text(GOOD.replace(before, after), encoding="utf-8")
@@ -158,7 +158,7 @@ def test_wrong_files(tmp_path: Path, before: str, after: str, told: str) -> None
 
 
 def test_where_the_file_is_looked_for(tmp_path: Path) -> None:
-    """Beside the thresholds file that was asked for, or where the run starts; never in both."""
+    """The file is next to the thresholds file or where the run starts; two files are refused."""
     site, start = tmp_path / "site", tmp_path / "start"
     site.mkdir()
     start.mkdir()
@@ -174,7 +174,7 @@ def test_where_the_file_is_looked_for(tmp_path: Path) -> None:
 
 
 def test_states_of_a_rebuilt_report() -> None:
-    """What a run began with, brought up to what its records needed; the used ones first, and told in the same words."""
+    """The waivers of a rebuilt report have the states and the lines that the live report has."""
     begun = Waivers([waiver(criterion="other"), waiver()], today=TODAY)
     facts = begun.facts
     waived = begun.apply(record(), GPU)

@@ -1,4 +1,4 @@
-"""What a thresholds file is refused for, at which line and in which words."""
+"""Why a thresholds file is refused, at which line and in which words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.config import yaml_lines
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.thresholds import lint
 from pytest_gpucluster.thresholds.load import load
@@ -42,7 +41,7 @@ def problems_of(path: Path) -> list[str]:
     return str(caught.value).splitlines()
 
 
-# Refusals: what the file says instead of the good line, the line that is named, and the words
+# Refusals: text of the good file, its replacement, and the expected message
 
 
 @pytest.mark.parametrize(
@@ -161,7 +160,7 @@ def test_a_bad_file_is_refused_with_line_and_words(old: str, new: str, expected:
 
 
 def test_the_good_file_is_good(write: Write) -> None:
-    """The file that every refusal above breaks loads as it is."""
+    """The file that each refusal above breaks has no problem itself."""
     assert lint.lint(write(GOOD)) == []
 
 
@@ -178,15 +177,15 @@ def test_the_good_file_is_good(write: Write) -> None:
         (b"a: " + b"x" * (1 << 20), "site.yaml: larger than 1048576 bytes"),
     ],
 )
-def test_what_is_no_thresholds_file_at_all(content: bytes, expected: str, write: Write) -> None:
-    """Empty, of another kind, not text, too deep, too long or too large."""
+def test_a_file_of_another_kind_is_refused(content: bytes, expected: str, write: Write) -> None:
+    """An empty file, a list, a word, bytes that are no text, and input that is too deep, too long or too large."""
     path = write("")
     path.write_bytes(content)
     assert expected in problems_of(path)[0]
 
 
 def test_missing_file_directory_and_pipe(tmp_path: Path) -> None:
-    """Neither hangs: a pipe nobody writes to is refused without being opened."""
+    """A pipe without a writer is refused without being opened, so nothing hangs."""
     os.mkfifo(tmp_path / "pipe")
     assert "No such file" in problems_of(tmp_path / "absent.yaml")[0]
     assert "not a regular file" in problems_of(tmp_path)[0]
@@ -204,14 +203,14 @@ def test_a_bomb_is_refused_at_once(write: Write) -> None:
 
 @pytest.mark.parametrize("tag", ["!!python/object/apply:os.system", "!!python/name:os.system", "!run"])
 def test_a_tag_is_refused_and_nothing_is_executed(tag: str, write: Write, tmp_path: Path) -> None:
-    """No object is made, whatever the tag asks for."""
+    """Whatever the tag asks for, no object is constructed."""
     lines = problems_of(write(f"schema: 1\ncriteria: {tag} ['touch {tmp_path}/executed']\n"))
     assert lines == [f"site.yaml:2: the tag '{tag}' is not allowed: plain data only."]
     assert not (tmp_path / "executed").exists()
 
 
 def test_all_problems_at_once_but_at_most_ten(write: Write) -> None:
-    """In the file's order, one line each, then how many more."""
+    """The first ten problems in the file's order, one line each, then the number of the others."""
     bad = GOOD.replace("unit: TFLOPS", "unit: x").replace("needs: 2", "needs: 0").replace("per: node", "per: rack")
     assert [line.split(": ")[0] for line in problems_of(write(bad))] == [f"site.yaml:{n}" for n in (12, 26, 36, 39)]
     many = problems_of(write(GOOD + "".join(f"    bad{n}: 1\n" for n in range(12))))
@@ -233,7 +232,7 @@ def test_a_fault_in_another_profile_is_found(write: Write) -> None:
 
 
 def test_bound_waived_lets_an_odd_floor_through(write: Write) -> None:
-    """With a reason; a limit that replaces it needs its own."""
+    """A waived bound needs a reason; a limit that replaces it needs its own."""
     waived = GOOD.replace("above: 700", "above: 100\n    bound_waived: a slow clock by contract")
     assert lint.lint(write(waived)) == []
     assert "profile 'rehearsal'" in str(lint.lint(write(waived.replace("bound_waived: a CPU, ", "")))[0])
@@ -245,15 +244,8 @@ def test_of_a_gpu_without_that_number(write: Write) -> None:
     assert "A100 SXM 80 GB has no gpu.fp8_tflops" in problems_of(write(text))[0]
 
 
-def test_yaml_1_1_surprises_stay_text() -> None:
-    """Words, octals, sexagesimals and dates are what is written; 1e3 is a number."""
-    document = yaml_lines.parse(b"a: [no, off, 0777, 1:30, 2026-11-20, 1_000, 1e3, ~, '5']", file="f")
-    assert document.data["a"] == ["no", "off", "0777", "1:30", "2026-11-20", "1_000", 1000.0, None, "5"]
-    assert document.problems == ()
-
-
 def test_the_schema_is_json_and_knows_every_key() -> None:
-    """For editors; a limit may be left out but not be null."""
+    """The schema is for editors. A limit may be left out but must not be null."""
     schema = lint.schema()
     assert json.loads(json.dumps(schema)) == schema
     assert set(schema["properties"]) == {"schema", "extends", "cluster", "profiles", "criteria"}

@@ -1,9 +1,8 @@
-"""thresholds.yaml: which profile applies, what it resolves to, and what an overlay changes."""
+"""A loaded thresholds file: resolved limits, the chosen profile, overlays, and changed limits."""
 
 from __future__ import annotations
 
 import hashlib
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
@@ -97,8 +96,8 @@ def test_skip_is_inherited_and_can_be_lifted(write: Write) -> None:
     assert resolved(load(write(lifted)), "sub", "gpu_count").skip is None
 
 
-def test_what_the_gpu_lacks_is_skipped_by_rule(write: Write) -> None:
-    """Where the profile's spec has no figure, whatever the bound; not on a GPU that has it, nor in a rehearsal."""
+def test_a_criterion_without_its_figure_is_skipped_by_rule(write: Write) -> None:
+    """A criterion is skipped where the profile's spec has no figure for what it requires; not elsewhere, nor in a rehearsal."""
     text = GOOD.replace("  rehearsal: {rehearsal: true}", "  ampere: {gpu: a100-sxm}\n  rehearsal: {rehearsal: true}")
     text = text.replace("bound: gpu.bf16_tflops", "requires: gpu.fp8_tflops\n    bound: gpu.fp8_tflops")
     text = text.replace("above: 700", "above: 1200").replace("of: gpu.bf16_tflops", "of: gpu.fp8_tflops")
@@ -122,7 +121,7 @@ def test_packaged_dtypes_require_their_units() -> None:
 
 
 def test_profiles_inherit(write: Write) -> None:
-    """What the child does not say comes from its ancestor."""
+    """A key that the child does not have comes from its ancestor."""
     file = load(write(GOOD))
     lab, rehearsal = file.profiles["lab"], file.profiles["rehearsal"]
     assert (lab.gpu, lab.fabric, lab.accept_at) == ("h200-sxm", "sockets", "quick")
@@ -150,37 +149,11 @@ def test_limit_of_the_cluster(write: Write) -> None:
         threshold.limit(gpus=8, cluster={})
 
 
-@pytest.mark.parametrize(
-    ("kind", "at", "inside", "outside"),
-    [("above", False, 701, 699), ("min", True, 701, 699), ("below", False, 699, 701), ("max", True, 699, 701)],
-)
-def test_limit_holds(kind: Any, at: bool, inside: float, outside: float) -> None:  # noqa: FBT001  # a table column
-    """Strict and inclusive, floors and ceilings, with the margin to them."""
-    limit = Limit(kind=kind, value=700, unit="TFLOPS")
-    assert limit.holds(700) is at
-    assert limit.holds(inside)
-    assert not limit.holds(outside)
-    assert limit.margin_percent(inside) == pytest.approx(100 / 700)
-    assert limit.margin_percent(outside) == pytest.approx(-100 / 700)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, True, False, "701", "", [], {}])
-def test_what_is_no_number_never_holds(value: object) -> None:
-    """Whatever the kind of limit."""
-    kinds: tuple[Any, ...] = ("above", "below", "min", "max")
-    assert not any(Limit(kind=kind, value=1, unit="count").holds(value) for kind in kinds)
-
-
-def test_no_margin_to_zero() -> None:
-    """A percentage of nothing means nothing."""
-    assert Limit(kind="max", value=0, unit="errors").margin_percent(3) is None
-
-
 # Which profile
 
 
 def test_profile_by_gpu_name() -> None:
-    """All GPUs the same and known; none at all is a rehearsal."""
+    """Equal and known GPUs choose their profile; without a GPU the run is a rehearsal."""
     file = load(None)
     assert file.profile_for(name=None, gpu_names=[H200, H200]).name == "h200-sxm"
     assert file.profile_for(name=None, gpu_names=["NVIDIA H100 80GB HBM3"]).name == "h100-sxm"
@@ -209,19 +182,19 @@ def test_profile_by_name() -> None:
     ],
 )
 def test_a_profile_is_never_guessed(name: str | None, gpu_names: list[str], expected: str) -> None:
-    """Unknown names, absent, other, mixed and unknown GPUs are errors that say what to do."""
+    """Unknown profiles, and missing, wrong, mixed or unknown GPUs, are errors that say what to do."""
     with pytest.raises(ConfigurationError) as caught:
         load(None).profile_for(name=name, gpu_names=gpu_names)
     assert expected in str(caught.value)
 
 
 def test_a_named_profile_takes_a_machine_with_one_wrong_gpu() -> None:
-    """The wrong one is then a failure of gpu_model at its place, not a run that never began."""
+    """The wrong GPU then fails gpu_model at its place, and the run goes on."""
     assert load(None).profile_for(name="h200-sxm", gpu_names=[H200, "NVIDIA L4"]).name == "h200-sxm"
 
 
 def test_no_rehearsal_profile(write: Write) -> None:
-    """A file may leave it out; without a GPU that is an error."""
+    """A file may leave the rehearsal profile out; a run without a GPU is then an error."""
     file = write(GOOD[: GOOD.index("criteria:")].replace("  rehearsal: {rehearsal: true}\n", ""))
     with pytest.raises(ConfigurationError, match=r"No GPU was found.*has no profile 'rehearsal'"):
         load(file).profile_for(name=None, gpu_names=[])
@@ -336,7 +309,7 @@ def test_a_new_key_is_compared(write: Write) -> None:
 
 @pytest.mark.parametrize(("text", "files"), [(None, 1), (OVERLAY, 2), (GOOD, 2)])
 def test_a_file_is_read_once(text: str | None, files: int, write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file itself and, where it is another one, the packaged file; whatever is asked of them."""
+    """The file itself is read once, and the packaged file once if it is another file."""
     names: list[str] = []
     monkeypatch.setattr(layers, "read", lambda path, *, file: names.append(file) or yaml_lines.read(path, file=file))
     found = load(None if text is None else write(text))
@@ -347,7 +320,7 @@ def test_a_file_is_read_once(text: str | None, files: int, write: Write, monkeyp
 
 
 def test_a_file_of_its_own_names_what_it_left_out(write: Write) -> None:
-    """A replaced file without a packaged entry has changed it."""
+    """A file that does not have a packaged entry has changed that limit."""
     file = load(write(GOOD))
     changed = file.changed_limits(file.profiles["h200-sxm"])
     assert "hbm_bandwidth" in changed
@@ -395,7 +368,7 @@ def test_the_packaged_file_is_good_and_complete() -> None:
     ],
 )
 def test_the_handover_limits(key: str, gpus: int, expected: tuple[str, str]) -> None:
-    """What H100 and H200 have to reach."""
+    """The limits of the handover for H100 and H200."""
     file = load(None)
     found = [resolved(file, name, key).limit(gpus=gpus, cluster=SHAPE).text for name in ("h100-sxm", "h200-sxm")]
     assert tuple(found) == expected
@@ -415,13 +388,13 @@ def test_a_rehearsal_asks_of_a_rate_only_that_it_is_there() -> None:
 
 
 def test_digest_is_that_of_the_file(write: Write) -> None:
-    """As ``sha256sum`` prints it, overlay or not."""
+    """The digest is the one that ``sha256sum`` prints, also for an overlay."""
     path = write(OVERLAY)
     assert load(path).sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def test_the_packaged_file_extends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would extend itself for ever."""
+    """The packaged file would extend itself for ever."""
     path = tmp_path / "thresholds.yaml"
     path.write_text(OVERLAY)
     for module in ("layers", "file"):
@@ -430,7 +403,7 @@ def test_the_packaged_file_extends_nothing(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_packaged_file_of_a_wheel_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Inside the package when it is there, beside it otherwise."""
+    """A file inside the package is used first, then the file next to the package."""
     package = tmp_path / "pytest_gpucluster"
     package.mkdir()
     monkeypatch.setattr(layers, "__file__", str(package / "thresholds" / "layers.py"))

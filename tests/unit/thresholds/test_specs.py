@@ -24,7 +24,7 @@ FOLDER = Path(specs.__file__).parent
     ],
 )
 def test_a_gpu_is_known_by_its_whole_name(name: str, expected: str) -> None:
-    """As NVML gives it."""
+    """The name is the one that NVML gives."""
     assert spec_for_gpu(name).id == expected
 
 
@@ -77,13 +77,13 @@ def test_every_spec_says_whether_it_was_ever_run(spec: GpuSpec) -> None:
 
 
 def test_every_number_has_a_unit() -> None:
-    """A limit can name each of them, and only them."""
+    """A limit can name every number of a spec, and nothing else."""
     kinds = {name: field.annotation for name, field in SpecFile.model_fields.items()}
     assert list(FIELD_UNITS) == [name for name, kind in kinds.items() if kind not in {str, tuple[str, ...]}]
 
 
 def test_a_spec_cannot_be_changed() -> None:
-    """Nor the mapping that holds it."""
+    """Neither a spec nor the mapping of specs can be changed."""
     with pytest.raises(ValidationError, match="frozen"):
         load_specs()["b200"].sms = 1  # type: ignore[misc]  # the point of the test
     with pytest.raises(TypeError):
@@ -113,7 +113,7 @@ def test_a_spec_cannot_be_changed() -> None:
     ],
 )
 def test_a_bad_spec_is_refused(old: str, new: str, expected: str, tmp_path: Path) -> None:
-    """With file, line and what was expected."""
+    """The message has file, line and what was expected."""
     text = (FOLDER / "h200-sxm.yaml").read_text()
     assert old in text
     (tmp_path / "x.yaml").write_text(text.replace(old, new, 1))
@@ -123,7 +123,7 @@ def test_a_bad_spec_is_refused(old: str, new: str, expected: str, tmp_path: Path
 
 
 def test_two_specs_may_not_claim_one_name(tmp_path: Path) -> None:
-    """Else the choice would be a guess."""
+    """With one name in two specs, the choice would be a guess."""
     for name in ("one", "two"):
         (tmp_path / f"{name}.yaml").write_text((FOLDER / "b200.yaml").read_text())
     with pytest.raises(ConfigurationError, match="GPU specs 'one' and 'two' both claim 'NVIDIA B200'"):

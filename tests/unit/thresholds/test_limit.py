@@ -1,0 +1,36 @@
+"""One limit: which values hold, and how far inside they are."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from pytest_gpucluster.thresholds.limit import Limit
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "inside", "outside"),
+    [("above", False, 701, 699), ("min", True, 701, 699), ("below", False, 699, 701), ("max", True, 699, 701)],
+)
+def test_limit_holds(kind: Any, at: bool, inside: float, outside: float) -> None:  # noqa: FBT001  # a table column
+    """Strict and inclusive, floors and ceilings, with the margin to them."""
+    limit = Limit(kind=kind, value=700, unit="TFLOPS")
+    assert limit.holds(700) is at
+    assert limit.holds(inside)
+    assert not limit.holds(outside)
+    assert limit.margin_percent(inside) == pytest.approx(100 / 700)
+    assert limit.margin_percent(outside) == pytest.approx(-100 / 700)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, True, False, "701", "", [], {}])
+def test_a_limit_never_holds_without_a_number(value: object) -> None:
+    """No kind of limit holds for anything but a finite number."""
+    kinds: tuple[Any, ...] = ("above", "below", "min", "max")
+    assert not any(Limit(kind=kind, value=1, unit="count").holds(value) for kind in kinds)
+
+
+def test_no_margin_to_zero() -> None:
+    """A percentage of nothing means nothing."""
+    assert Limit(kind="max", value=0, unit="errors").margin_percent(3) is None
