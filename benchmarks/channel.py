@@ -40,12 +40,22 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works in a checkout that is not installed
 
-from pytest_gpucluster.agent.agent import BEAT_S, CONTROLLER
+from pytest_gpucluster.agent.heartbeat import BEAT_S, BEATS_PER_LOOK
 from pytest_gpucluster.agent.spawner import die_with_parent
 from pytest_gpucluster.config.torchrun import read_launch
-from pytest_gpucluster.controller.controller import Call, Controller, address_of
+from pytest_gpucluster.controller.call import Call
+from pytest_gpucluster.controller.controller import Controller, address_of
 from pytest_gpucluster.protocol import channel
-from pytest_gpucluster.protocol.channel import SECRET_VARIABLE, Address
+from pytest_gpucluster.protocol.channel import (
+    CONTROLLER,
+    SECRET_VARIABLE,
+    Address,
+    bye_key,
+    command_key,
+    hello_key,
+    reply_key,
+)
+from pytest_gpucluster.protocol.messages import Bye, Failure, FunctionName, Hello, Quit, StartCall, Success, read_command
 from pytest_gpucluster.protocol.rank import machine
 
 if TYPE_CHECKING:
@@ -66,8 +76,7 @@ OWN_DESCRIPTORS = 64
 MANY = 1024
 SLOW_JOIN_S = 4.0
 AIMS = {"call_median_ms": 50.0, "release_median_s": 1.0, "replacement_median_s": 2.0}
-EMPTY = {"t": "result", "ok": True, "value": None, "setup_s": 0.0, "run_s": 0.0, "entered": True, "output": ""}
-EMPTY |= {"collectives": 0, "collective": ""}
+EMPTY = Success(value=None, entered=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,21 +152,21 @@ class SimulatedAgent(threading.Thread):
         writer, reader = channel.connect(self._address), channel.connect_reader(self._address)
         node, local_rank = divmod(self._rank, RANKS_PER_NODE)
         here = machine() if node == 0 else f"simulated node {node}"
-        who = {"hostname": f"node{node}", "machine": here, "pid": os.getpid(), "group_rank": node, "local_rank": local_rank}
-        writer.put(f"who/{self._rank}", who)
+        hello = Hello(hostname=f"node{node}", machine=here, pid=os.getpid(), group_rank=node, local_rank=local_rank)
+        writer.put(hello_key(self._rank), hello)
         self._writer = writer
         number = 0
-        while (command := reader.take(f"cmd/{number}"))["t"] != "quit":
+        while not isinstance(command := reader.take(command_key(number), read_command), Quit):
             number += 1
-            if command["t"] == "call":  # here, each is for every rank
-                writer.put(f"res/{command['id']}/{self._rank}", EMPTY)
-        writer.put(f"bye/{self._rank}", {})
+            if isinstance(command, StartCall):  # here, each is for every rank
+                writer.put(reply_key(command.id, self._rank), EMPTY)
+        writer.put(bye_key(self._rank), Bye())
 
     def beat(self, count: int) -> None:
         """Say that this rank lives, and look at times whether the controller does."""
         if self._writer is not None:
             self._writer.beat(self._rank, count)
-            if count % 5 == 0:
+            if count % BEATS_PER_LOOK == 0:
                 self._writer.beats([CONTROLLER])
 
 
@@ -246,7 +255,7 @@ def simulated(agents: int) -> Iterator[Simulation]:
         holders = [processes.enter_context(forked(partial(serve_agents, share, address))) for share in shares]
         controller = Controller(launch, num_local=1, device="cpu", rootdir=REPOSITORY)
         controller.meet(within_s=JOIN_S)
-        controller.nodes = {rank: rank // RANKS_PER_NODE for rank in range(agents)}
+        controller.assign_nodes({rank: rank // RANKS_PER_NODE for rank in range(agents)})
         yield Simulation(controller=controller, store=store, holders=holders)
 
 
@@ -297,7 +306,7 @@ def time_call_s(controller: Controller, agents: int) -> float:
     call = Call(function=controller.name(add_ranks), ranks=range(agents), deadline_s=DEADLINE_S, setup_s=0.0)
     replies = controller.call(call)
     took_s = time.perf_counter() - started_s
-    require(len(replies) == agents and all(reply["ok"] for reply in replies.values()), "not every agent answered", replies)
+    require(len(replies) == agents and all(reply.ok for reply in replies.values()), "not every agent answered", replies)
     return took_s
 
 
@@ -329,7 +338,7 @@ def kill_one(controller: Controller, stamp: Path) -> tuple[float, float]:
     kwargs = {"victim": VICTIM, "stamp": str(stamp), "after_s": KILL_AFTER_S}
     replies = controller.call(together(controller.name(add_until_death), kwargs))
     returned_s = time.monotonic()
-    kinds = {rank: reply["kind"] for rank, reply in replies.items() if not reply["ok"]}
+    kinds = {rank: reply.kind for rank, reply in replies.items() if isinstance(reply, Failure)}
     released = all(kinds.get(rank) in ("raised", "released") for rank in range(RANKS) if rank != VICTIM)
     require(released and kinds.get(VICTIM) == "died", "the planted death was not seen as one", replies)
     return float(stamp.read_text(encoding="ascii")), returned_s
@@ -339,10 +348,14 @@ def add_everywhere(controller: Controller) -> None:
     """One all-reduce over all four ranks; RuntimeError if its sum is wrong, or there is none."""
     replies = controller.call(together(controller.name(add_ranks), {}))
     right = sum(range(RANKS))
-    require(all(reply.get("value") == right for reply in replies.values()), "the sum over four ranks is wrong", replies)
+    require(
+        all(isinstance(reply, Success) and reply.value == right for reply in replies.values()),
+        "the sum over four ranks is wrong",
+        replies,
+    )
 
 
-def together(function: dict[str, Any], kwargs: dict[str, Any]) -> Call:
+def together(function: FunctionName, kwargs: dict[str, Any]) -> Call:
     """A call of all four ranks as one group."""
     everyone = list(range(RANKS))
     return Call(function=function, ranks=everyone, deadline_s=DEADLINE_S, kwargs=kwargs, groups=[everyone])
@@ -355,7 +368,7 @@ def require(condition: bool, what: str, replies: dict[int, Any]) -> None:  # noq
         RuntimeError: the condition does not hold; it shows the first bad replies.
     """
     if not condition:
-        bad = {rank: reply for rank, reply in replies.items() if not reply["ok"]} or replies
+        bad = {rank: reply for rank, reply in replies.items() if not reply.ok} or replies
         raise RuntimeError(f"{what}: {dict(list(bad.items())[:4])}")
 
 

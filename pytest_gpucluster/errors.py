@@ -11,10 +11,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from pytest_gpucluster.places import Place
+
+ErrorKind: TypeAlias = Literal["raised", "refused", "died", "hung", "released", "lost", "missing", "not_idle", "noisy"]
 
 
 class GpuclusterError(Exception):
@@ -28,12 +30,11 @@ class ConfigurationError(GpuclusterError):
 class MeasurementError(GpuclusterError):
     """A value could not be measured.
 
-    The text names ``rank N`` of the cause first. ``culprits`` are the places that caused the error, never those that only
-    suffered from it. ``kind`` is one of ``raised died hung missing lost released refused not_idle noisy``; ``not_idle``: other
-    work uses the GPU, so nothing was measured there.
+    The text names the rank of the cause first. ``culprits`` holds the places that caused the error, never those that only
+    suffered from it. ``kind`` says what happened; ``not_idle``: another program uses the GPU, so nothing was measured there.
     """
 
-    def __init__(self, message: str, *, culprits: tuple[Place, ...] = (), kind: str = "raised") -> None:
+    def __init__(self, message: str, *, culprits: tuple[Place, ...] = (), kind: ErrorKind = "raised") -> None:
         """``culprits`` are the places that caused it."""
         super().__init__(message)
         self.culprits = culprits

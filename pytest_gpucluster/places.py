@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+Device: TypeAlias = Literal["cuda", "cpu"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +50,7 @@ class Inventory:
 
     num_nodes: int
     gpus_per_node: int
-    device: str
+    device: Device
     fabric: str = "none"
     gpu_names: tuple[str, ...] = ()
 

@@ -9,9 +9,9 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.agent.fallback_report import Estate
 from pytest_gpucluster.cluster.binding import Binding, bind
 from pytest_gpucluster.cluster.calls import Cluster, WantedPlaces, every_place
+from pytest_gpucluster.controller.call import Observer
 from pytest_gpucluster.controller.controller import Controller
 from pytest_gpucluster.controller.inline import InlineController
 from pytest_gpucluster.errors import GpuclusterError, MeasurementError
@@ -20,6 +20,7 @@ from pytest_gpucluster.judging import plan as planning
 from pytest_gpucluster.judging.forecast import Forecast, forecast
 from pytest_gpucluster.judging.promises import doubled_gpus, unexpected_gpus
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, Record, Terms, Verdict, decide
+from pytest_gpucluster.protocol.messages import ReportTarget
 from pytest_gpucluster.reporting.recorder import Recorder, RunStatus
 from pytest_gpucluster.reporting.results import place_facts
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpucluster.config.settings import Settings
-    from pytest_gpucluster.controller.controller import Output, Progress
+    from pytest_gpucluster.controller.call import OnOutput, OnProgress
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.run_setup import RunSetup
 
@@ -65,8 +66,8 @@ class Session:
         self,
         *,
         junit: Path | None = None,
-        on_progress: Progress | None = None,
-        on_output: Output | None = None,
+        on_progress: OnProgress | None = None,
+        on_output: OnOutput | None = None,
         writes_before_calls: bool = True,
     ) -> None:
         """Take the results directory and start the agents; returns before they are ready.
@@ -80,14 +81,14 @@ class Session:
         Raises:
             ConfigurationError: the results directory or the JUnit file cannot be written.
         """
-        self.recorder.open(self.setup.settings.results_dir, junit=junit, replicate=self.controller.keep_copy)
+        self.recorder.open(self.setup.settings.results_dir, junit=junit, replicate=self.controller.replicate)
         run = secrets.token_hex(8)
         self.recorder.write("started", run=run, **self.started())
         folder = self.setup.settings.results_dir.absolute()
-        estate = Estate(folder=str(folder), junit=str(junit.absolute()) if junit is not None else None, run=run)
-        self.controller.on_call = self.recorder.catch_up if writes_before_calls else None
-        self.controller.on_progress, self.controller.on_output = on_progress, on_output
-        self.controller.start(log=folder / "logs" / "agents.log", estate=estate)
+        target = ReportTarget(folder=str(folder), junit=str(junit.absolute()) if junit is not None else None, run=run)
+        on_call = self.recorder.catch_up if writes_before_calls else None
+        observer = Observer(on_call=on_call, on_progress=on_progress, on_output=on_output)
+        self.controller.start(log=folder / "logs" / "agents.log", target=target, observer=observer)
 
     @property
     def cluster(self) -> Cluster:

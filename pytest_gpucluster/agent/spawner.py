@@ -1,10 +1,9 @@
-"""Forks workers quickly: a small process that imported torch once and starts each worker as a copy of itself.
+"""Forks workers quickly: the spawner has imported torch once, and starts each worker as a copy of itself.
 
-The standard library's forkserver was tried first; what it lacks is written in docs/decisions/0003-spawner.md (workers
-that survive a killed parent, a frozen environment, a second import of torch for each rank).
+Why this is not the standard library's forkserver: docs/decisions/0003-spawner.md.
 
-A spawner is forked by its agent before that starts a thread or opens a connection. It ends, and takes its workers with
-it, when its agent ends.
+An agent forks its spawner before it starts a thread or opens a connection. The spawner ends when its agent ends, and kills
+its workers then.
 """
 
 from __future__ import annotations
@@ -19,28 +18,40 @@ import signal
 import socket
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
+from pytest_gpucluster.protocol.messages import (
+    FromSpawner,
+    StartWorker,
+    WorkerExited,
+    WorkerNotStarted,
+    WorkerStarted,
+    read_from_spawner,
+)
 from pytest_gpucluster.worker import flight_recorder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pytest_gpucluster.protocol.codec import TypedMessage
+
 PR_SET_PDEATHSIG = 1
 REQUEST_BYTES = 256 * 1024
 ANSWER_S = 8.0  # the agent does not beat meanwhile: less than the controller waits for a beat
-LOOK_S = 0.5
-Main = Callable[[dict[str, Any], int], None]
+POLL_S = 0.5
+Main = Callable[[StartWorker, int], None]
 
 
 class Spawner:
     """The agent's handle on its spawner."""
 
-    def __init__(self, main: Main, *, folder: Path | None = None) -> None:
-        """Fork the spawner; ``main(request, link_fd)`` is what each worker runs.
+    def __init__(self, main: Main, *, folder: Path) -> None:
+        """Fork the spawner. Each worker runs ``main(request, link_fd)``.
 
-        ``folder`` is the agent's own; the spawner removes it should the agent not live to do so.
+        ``folder`` belongs to the agent. The spawner removes it at the end, in case the agent was killed.
         """
+        self.folder = folder
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = os.fork()
         if self.pid == 0:
@@ -52,58 +63,60 @@ class Spawner:
         self._requests = 0
 
     def fileno(self) -> int:
-        """For a selector: readable when a worker has ended."""
+        """The descriptor for a selector: readable when a worker, or the spawner, has ended."""
         return self._link.fileno()
 
-    def spawn(self, request: dict[str, Any], *, link: socket.socket, output_fd: int) -> int:
-        """Start a worker with ``link`` as its line to the agent and ``output_fd`` as stdout and stderr; its pid.
+    def spawn(self, request: StartWorker, *, link: socket.socket, output_fd: int) -> int:
+        """Start a worker with ``link`` as its line to the agent and ``output_fd`` as stdout and stderr; return its pid.
 
         Raises:
-            OSError: the spawner is gone, did not answer within :data:`ANSWER_S`, or could not fork.
+            OSError: the spawner has ended, did not answer within :data:`ANSWER_S`, or could not fork.
         """
         self._requests += 1
-        numbered = json.dumps({**request, "number": self._requests}).encode()
+        numbered = replace(request, number=self._requests)
         try:
-            socket.send_fds(self._link, [numbered], [link.fileno(), output_fd])
-            while (answer := self._receive()).get("number") != self._requests:
-                self._keep_exit(answer)
+            socket.send_fds(self._link, [_as_bytes(numbered)], [link.fileno(), output_fd])
+            while True:
+                answer = self._receive()
+                if isinstance(answer, WorkerExited):
+                    self._exits.append((answer.pid, answer.status))
+                elif answer.number == self._requests:
+                    break
         except TimeoutError:
             raise OSError(f"the process that starts workers did not answer within {ANSWER_S:g} s") from None
-        if "error" in answer:
-            raise OSError(answer["error"])
-        return int(answer["pid"])
+        if isinstance(answer, WorkerNotStarted):
+            raise OSError(answer.error)
+        return answer.pid
 
     def exits(self, *, within_s: float = 0.0) -> list[tuple[int, int]]:
-        """(pid, wait status) of the workers that ended since the last call, waiting at most ``within_s`` for one.
+        """Pid and wait status of the workers that ended since the last call; waits at most ``within_s`` for the first.
 
         Raises:
-            OSError: the spawner is gone.
+            OSError: the spawner has ended.
         """
         while select.select([self._link], [], [], 0.0 if self._exits else within_s)[0]:
-            self._keep_exit(self._receive())
+            answer = self._receive()
+            if isinstance(answer, WorkerExited):
+                self._exits.append((answer.pid, answer.status))
+            # Another answer is late: its request was given up, so that worker finds its line closed and ends.
         found, self._exits = self._exits, []
         return found
 
-    def _keep_exit(self, answer: dict[str, Any]) -> None:
-        """Anything else is the late answer to a request that was given up: that worker finds its line closed and ends."""
-        if "exit" in answer:
-            self._exits.append((answer["exit"], answer["status"]))
-
-    def _receive(self) -> dict[str, Any]:
+    def _receive(self) -> FromSpawner:
         data = self._link.recv(REQUEST_BYTES)
         if not data:
             raise OSError("the spawner of workers has ended")
-        return dict(json.loads(data))
+        return read_from_spawner(json.loads(data))
 
 
 class _Server:
     """The spawner itself: one thread, no torch call, nothing that can hang.
 
-    It outlives a killed agent by the moment it needs to end the workers and all that they started; a worker ends by
-    itself when the spawner is killed.
+    When its agent is killed, the spawner kills the workers and all that they started, then ends. When the spawner is killed,
+    each worker ends by itself.
     """
 
-    def __init__(self, link: socket.socket, main: Main, folder: Path | None) -> None:
+    def __init__(self, link: socket.socket, main: Main, folder: Path) -> None:
         self._folder = folder
         self._link = link
         self._main = main
@@ -117,15 +130,14 @@ class _Server:
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
 
     def serve(self) -> None:
-        """Fork on request and report deaths until the agent is gone; never returns."""
+        """Fork on request and report each exit, until the agent has ended; never returns."""
         try:
             while self._step():
                 pass
         finally:
             for pid in self._workers:
                 kill_group(pid)
-            if self._folder is not None:
-                shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self._folder, ignore_errors=True)
             os._exit(0)
 
     def _step(self) -> bool:
@@ -139,26 +151,26 @@ class _Server:
         data, fds, _, _ = socket.recv_fds(self._link, REQUEST_BYTES, 4)
         if not data:
             return False
-        self._fork(json.loads(data), fds)
+        self._fork(StartWorker.read(json.loads(data)), fds)
         return True
 
-    def _fork(self, request: dict[str, Any], fds: list[int]) -> None:
+    def _fork(self, request: StartWorker, fds: list[int]) -> None:
         parent = os.getpid()
         try:
             pid = os.fork()
         except OSError as error:
-            self._send({"error": f"could not start a worker: {error}", "number": request["number"]})
+            self._send(WorkerNotStarted(number=request.number, error=f"could not start a worker: {error}"))
             return
         if pid == 0:
             self._become_worker(request, fds, parent=parent)
         for fd in fds:
             os.close(fd)
         self._workers.add(pid)
-        self._send({"pid": pid, "number": request["number"]})
+        self._send(WorkerStarted(number=request.number, pid=pid))
 
-    def _become_worker(self, request: dict[str, Any], fds: list[int], *, parent: int) -> None:
+    def _become_worker(self, request: StartWorker, fds: list[int], *, parent: int) -> None:
         status = 1
-        signal.pthread_sigmask(signal.SIG_BLOCK, {flight_recorder.ASK})  # waited for by a thread, which may not be there yet
+        signal.pthread_sigmask(signal.SIG_BLOCK, {flight_recorder.ASK})  # a thread waits for it, once it has started
         try:
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
@@ -190,11 +202,15 @@ class _Server:
             if pid in self._workers:
                 self._workers.discard(pid)
                 kill_group(pid)
-                self._send({"exit": pid, "status": status})
+                self._send(WorkerExited(pid=pid, status=status))
 
-    def _send(self, answer: dict[str, Any]) -> None:
+    def _send(self, answer: FromSpawner) -> None:
         with contextlib.suppress(OSError):
-            self._link.send(json.dumps(answer).encode())
+            self._link.send(_as_bytes(answer))
+
+
+def _as_bytes(message: TypedMessage) -> bytes:
+    return json.dumps(message.to_json()).encode()
 
 
 def die_with_parent() -> None:
@@ -204,21 +220,21 @@ def die_with_parent() -> None:
 
 
 def kill_group(pid: int) -> None:
-    """SIGKILL to the process group that ``pid`` leads: a worker and all it started."""
+    """SIGKILL to the process group that ``pid`` leads: a worker and all that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def kill_and_reap(spawner: Spawner, pid: int, *, within_s: float, meanwhile: Callable[[], None]) -> int | None:
-    """Kill a worker and wait for its end: the wait status, or None when it did not end (a process in state D).
+    """Kill a worker and wait for its end: the wait status, or None if it did not end (a process in state D).
 
-    ``meanwhile`` is called every :data:`LOOK_S` or more often.
+    ``meanwhile`` is called every :data:`POLL_S` or more often.
     """
     kill_group(pid)
-    deadline = time.monotonic() + within_s
-    while (left_s := deadline - time.monotonic()) > 0:
+    deadline_s = time.monotonic() + within_s
+    while (left_s := deadline_s - time.monotonic()) > 0:
         meanwhile()
-        for ended, status in spawner.exits(within_s=min(left_s, LOOK_S)):
+        for ended, status in spawner.exits(within_s=min(left_s, POLL_S)):
             if ended == pid:
                 return status
     return None

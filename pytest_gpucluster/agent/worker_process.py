@@ -1,4 +1,4 @@
-"""A worker as its agent sees it: a pid, a line, some output, and the means to end it."""
+"""A worker as its agent sees it: a process, a line for messages, its output, and what it leaves in files."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import contextlib
 import os
 import selectors
 import socket
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_gpucluster.agent.spawner import Spawner, kill_and_reap
+from pytest_gpucluster.protocol.codec import MalformedMessageError
+from pytest_gpucluster.protocol.messages import Failure, Reply, StartWorker, Success, read_from_worker
 from pytest_gpucluster.protocol.rank import state_of
 from pytest_gpucluster.protocol.wire import Wire
 from pytest_gpucluster.worker import flight_recorder, last_collective, python_stacks
@@ -22,35 +25,44 @@ SEND_S = 8.0  # the agent does not beat meanwhile: less than the controller wait
 TAIL_BYTES = 64 * 1024
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """What can be seen from outside of a worker that hangs: process state letter, Python stacks, last collectives."""
+
+    state: str
+    stacks: str
+    flight: str
+
+
 class WorkerProcess:
     """One live worker."""
 
-    def __init__(self, spawner: Spawner, folder: Path, *, cwd: str, environment: dict[str, str]) -> None:
+    def __init__(self, spawner: Spawner, *, cwd: str, environment: dict[str, str]) -> None:
         """Start it.
 
         Raises:
             OSError: it could not be started.
         """
         self._spawner = spawner
-        self._stacks_file = folder / "stacks"
-        self._beacon_file = folder / "beacon"
-        self._flight_file = folder / "flight.json"
+        self._stacks_file = spawner.folder / "stacks"
+        self._collective_file = spawner.folder / "collective"
+        self._flight_file = spawner.folder / "flight.json"
         self._flight_file.unlink(missing_ok=True)
         python_stacks.forget(self._stacks_file)
-        self._dead = False
+        self._has_ended = False
         self._survived_kill = False
         self.tail = bytearray()
-        last_collective.create(self._beacon_file)
+        last_collective.create(self._collective_file)
         mine, theirs = socket.socketpair()
         self.output_fd, output_write = os.pipe()
         os.set_blocking(self.output_fd, False)
-        request = {
-            "environment": environment,
-            "cwd": cwd if Path(cwd).is_dir() else str(Path.cwd()),
-            "beacon": str(self._beacon_file),
-            "stacks": str(self._stacks_file),
-            "flight": str(self._flight_file),
-        }
+        request = StartWorker(
+            environment=environment,
+            cwd=cwd if Path(cwd).is_dir() else str(Path.cwd()),
+            stacks_file=str(self._stacks_file),
+            flight_file=str(self._flight_file),
+            collective_file=str(self._collective_file),
+        )
         try:
             self.pid = spawner.spawn(request, link=theirs, output_fd=output_write)
         except OSError:
@@ -60,15 +72,15 @@ class WorkerProcess:
         finally:
             theirs.close()
             os.close(output_write)
-        mine.settimeout(SEND_S)  # a worker that is stopped before it reads must not stop its agent
+        mine.settimeout(SEND_S)  # a worker that does not read must not block its agent for longer
         self.wire = Wire(mine)
 
     def collective(self) -> tuple[int, str]:
-        """(number of collectives entered in this call, name of the last)."""
-        return last_collective.read(self._beacon_file)
+        """The number of collectives entered in this call, and the name of the last one."""
+        return last_collective.read(self._collective_file)
 
     def drain(self) -> bool:
-        """Take what it printed into the bounded tail; False when nothing more can come."""
+        """Append what the worker printed to the bounded tail. False if its output is closed."""
         with contextlib.suppress(BlockingIOError):
             while data := os.read(self.output_fd, 65536):
                 self.tail += data
@@ -76,16 +88,16 @@ class WorkerProcess:
             return False
         return True
 
-    def last_result(self) -> dict[str, Any] | None:
-        """The result it may have sent just before it ended."""
-        with selectors.DefaultSelector() as ready:
+    def last_result(self) -> Reply | None:
+        """The result that the worker may have sent just before it ended."""
+        with selectors.DefaultSelector() as ready, contextlib.suppress(MalformedMessageError):
             ready.register(self.wire, selectors.EVENT_READ)
             while ready.select(0):
                 messages = self.wire.receive()
                 if messages is None:
                     return None
-                for message in messages:
-                    if message["t"] == "result":
+                for message in map(read_from_worker, messages):
+                    if isinstance(message, (Success, Failure)):
                         return message
         return None
 
@@ -93,39 +105,39 @@ class WorkerProcess:
         """The process state letter (``T`` stopped, ``D`` uninterruptible wait), or ``?``."""
         return state_of(self.pid) or "?"
 
-    def evidence(self) -> dict[str, str]:
-        """What can be seen of it from outside while it hangs: process state, Python stacks, flight recorder."""
+    def evidence(self) -> Evidence:
+        """Have the worker, which hangs, write what it does."""
         state = self.state()
-        found = self.stacks()  # first: faulthandler may crash over a thread that runs, as the recorder's does when it is asked
+        stacks = self.stacks()  # first: faulthandler may crash while another thread runs, such as the flight recorder's
         if state != "T":
             flight_recorder.ask(self.pid, self._flight_file)
-        return {"state": state, "stacks": found, "flight": flight_recorder.summarize(self._flight_file)}
+        return Evidence(state=state, stacks=stacks, flight=flight_recorder.summarize(self._flight_file))
 
     def stacks(self) -> str:
-        """Its Python stacks; empty if it cannot answer, as one that is stopped cannot."""
+        """The worker's Python stacks; empty if it does not answer. A stopped worker cannot."""
         return "" if self.state() == "T" else python_stacks.ask(self.pid, self._stacks_file)
 
     def crash(self) -> str:
-        """The Python stacks of the crash that ended it; empty if it ended otherwise."""
+        """The Python stacks of the crash that ended the worker; empty if it ended otherwise."""
         return python_stacks.of_crash(self._stacks_file)
 
     def kill(self, *, meanwhile: Callable[[], None] = lambda: None) -> bool:
-        """Kill it and all it started; False when it did not end within :data:`KILL_S` (state D), which is waited for once.
+        """Kill the worker and all that it started. False if it does not end within :data:`KILL_S` (state D).
 
-        ``meanwhile`` is called several times a second.
+        ``meanwhile`` is called several times a second. A worker that survived is not waited for again.
         """
-        if self._dead or self._survived_kill:
-            return self._dead
+        if self._has_ended or self._survived_kill:
+            return self._has_ended
         with contextlib.suppress(OSError):
-            self._dead = kill_and_reap(self._spawner, self.pid, within_s=KILL_S, meanwhile=meanwhile) is not None
-        self._survived_kill = not self._dead
-        return self._dead
+            self._has_ended = kill_and_reap(self._spawner, self.pid, within_s=KILL_S, meanwhile=meanwhile) is not None
+        self._survived_kill = not self._has_ended
+        return self._has_ended
 
-    def ended(self) -> None:
-        """The spawner said so."""
-        self._dead = True
+    def note_exit(self) -> None:
+        """Called when the spawner reports that this worker has ended."""
+        self._has_ended = True
 
     def close(self) -> None:
-        """Close both lines."""
+        """Close the line for messages and the output."""
         self.wire.close()
         os.close(self.output_fd)

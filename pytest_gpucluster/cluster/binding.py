@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.cluster.unmeasurable import error_for, hostname_of, missing_error, not_idle_error, rank_of
-from pytest_gpucluster.controller.controller import Call
+from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.inventory.identity import Identity, identity
 from pytest_gpucluster.inventory.occupancy import read_occupancy
 from pytest_gpucluster.protocol import plain_data
+from pytest_gpucluster.protocol.messages import Failure
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
     from pytest_gpucluster.controller.controller import Controller
     from pytest_gpucluster.controller.inline import InlineController
     from pytest_gpucluster.places import Inventory, Place
+    from pytest_gpucluster.protocol.messages import Reply
 
 OCCUPANCY_DEADLINE_S = 30.0
 IDENTITY_DEADLINE_S = 60.0
-Replies = Mapping[int, Any]
-"""The reply of each rank to one call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +67,7 @@ def bind(controller: Controller | InlineController, inventory: Inventory, *, wit
     controller.meet(within_s=within_s)
     occupancies = _read_occupancies(controller) if inventory.device == "cuda" else {}
     replies = _read_identities(controller, inventory.device)
-    found = {rank: plain_data.from_plain(reply["value"]) for rank, reply in replies.items() if reply["ok"]}
+    found = {rank: plain_data.from_plain(reply.value) for rank, reply in replies.items() if reply.ok}
     _refuse_other_versions(controller, found)
     found.update(_refuse_other_files(controller, replies))
     by_position = _by_position(found)
@@ -78,13 +79,13 @@ def bind(controller: Controller | InlineController, inventory: Inventory, *, wit
         places=places,
         identities={place.id: found[rank] for place, rank in ranks.items() if rank is not None},
         unexpected=tuple(f"rank {rank} on {found[rank].hostname}" for rank in by_position.values()),
-        unidentified={rank: str(reply["error"]) for rank, reply in replies.items() if not reply["ok"]},
+        unidentified={rank: reply.error for rank, reply in replies.items() if not reply.ok},
         at_start=_judge_idle(places, occupancies) if occupancies else Results({}, {}),
         startup_s=time.monotonic() - started_s,
     )
 
 
-def _read_occupancies(controller: Controller | InlineController) -> Replies:
+def _read_occupancies(controller: Controller | InlineController) -> dict[int, Reply]:
     """What uses the GPUs, read before a worker of this run uses one: whatever is there belongs to somebody else."""
     call = Call(
         function=controller.name(read_occupancy),
@@ -97,7 +98,7 @@ def _read_occupancies(controller: Controller | InlineController) -> Replies:
     return controller.call(call)
 
 
-def _read_identities(controller: Controller | InlineController, device: str) -> Replies:
+def _read_identities(controller: Controller | InlineController, device: str) -> dict[int, Reply]:
     call = Call(
         function=controller.name(identity),
         ranks=range(controller.world_size),
@@ -143,23 +144,24 @@ def _refuse_other_versions(controller: Controller | InlineController, found: Map
             controller.refuse(rank, f"rank {rank} on {one.hostname} runs {difference}: bring every node to one version")
 
 
-def _refuse_other_files(controller: Controller | InlineController, replies: Replies) -> dict[int, Identity]:
+def _refuse_other_files(controller: Controller | InlineController, replies: Mapping[int, Reply]) -> dict[int, Identity]:
     """Refuse ranks whose copy of this package differs. They are bound by what their agents said about themselves."""
     refused: dict[int, Identity] = {}
     for rank, reply in replies.items():
-        agent = controller.who(rank) if reply.get("type") == "RefusedError" else None
-        if agent is not None:
-            names = {name: agent[name] for name in ("hostname", "group_rank", "local_rank")}
-            refused[rank] = Identity(**names, versions={}, torch_gpus=0)
-            controller.refuse(rank, f"rank {rank} on {agent['hostname']}: {reply['error']}")
+        hello = controller.hello_of(rank)
+        if hello is not None and isinstance(reply, Failure) and reply.type == "RefusedError":
+            refused[rank] = Identity(
+                hostname=hello.hostname, group_rank=hello.group_rank, local_rank=hello.local_rank, versions={}, torch_gpus=0
+            )
+            controller.refuse(rank, f"rank {rank} on {hello.hostname}: {reply.error}")
     return refused
 
 
-def _judge_idle(places: Sequence[Place], occupancies: Replies) -> Results:
+def _judge_idle(places: Sequence[Place], occupancies: Mapping[int, Reply]) -> Results:
     """What used each place's GPU. Matched by UUID, because ranks may count GPUs in another order than CUDA."""
     values: dict[Any, Any] = {}
     errors: dict[Any, MeasurementError] = {place: missing_error(place, places) for place in places if place.rank is None}
-    read = {rank: plain_data.from_plain(reply["value"]) for rank, reply in occupancies.items() if reply["ok"]}
+    read = {rank: plain_data.from_plain(reply.value) for rank, reply in occupancies.items() if reply.ok}
     present = [place for place in places if place.rank is not None]
     by_uuid = {(place.node, read[place.rank].uuid): read[place.rank] for place in present if place.rank in read}
     for place in present:
@@ -173,10 +175,10 @@ def _judge_idle(places: Sequence[Place], occupancies: Replies) -> Results:
     return Results(values, errors)
 
 
-def _unread_error(place: Place, places: Iterable[Place], occupancies: Replies) -> MeasurementError:
+def _unread_error(place: Place, places: Iterable[Place], occupancies: Mapping[int, Reply]) -> MeasurementError:
     """Why nobody read this GPU: its own rank failed, or another rank of its node, or two ranks read one GPU."""
     others = [other for other in places if other.node == place.node and other.rank is not None]
-    failed = next((one for one in (place, *others) if not occupancies[rank_of(one)]["ok"]), None)
+    failed = next((one for one in (place, *others) if not occupancies[rank_of(one)].ok), None)
     if failed is not None:
         replies = {rank_of(failed): occupancies[rank_of(failed)]}
         return error_for(replies, places, what="who is on the GPU was not read")

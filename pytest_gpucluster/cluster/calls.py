@@ -16,7 +16,7 @@ from pytest_gpucluster.cluster.unmeasurable import (
     missing_error,
     rank_of,
 )
-from pytest_gpucluster.controller.controller import Call
+from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.judging import noise
 from pytest_gpucluster.protocol import plain_data
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.controller.controller import Controller
     from pytest_gpucluster.controller.inline import InlineController
     from pytest_gpucluster.places import Inventory, Place
+    from pytest_gpucluster.protocol.messages import FunctionName, Reply
 
 PER = ("gpu", "node", "cluster", "pair")
 DEADLINE_S = 300.0
@@ -162,7 +163,7 @@ class Cluster:
         except (RefusedError, plain_data.NotPlainError) as refused:
             raise ConfigurationError(f"cluster.run({getattr(function, '__name__', function)}): {refused}") from None
         deadline_s = deadline_s or self.deadline_s
-        measured = _Measured(what=name["qualname"], pairs=per == "pair")
+        measured = _Measured(what=name.qualname, pairs=per == "pair")
         unmeasurable = self._unmeasurable(chosen, needs_idle=needs_idle_gpu(function))
         measured.errors.update(errors_of_pairs(unmeasurable, chosen) if measured.pairs else unmeasurable)
         for wave in _waves(per, chosen, at_once, unmeasurable, measured.errors):
@@ -208,28 +209,28 @@ class Cluster:
         missing = {place: missing_error(place, self.places) for place in chosen if place.rank is None}
         return {place: error for place in chosen if (error := missing.get(place) or not_idle.get(place)) is not None}
 
-    def _sort(self, replies: Mapping[int, Any], groups: Sequence[Sequence[Place]], measured: _Measured) -> None:
+    def _sort(self, replies: Mapping[int, Reply], groups: Sequence[Sequence[Place]], measured: _Measured) -> None:
         """Sort the replies of one call into values and errors; a failure in a group is the error of its failed members."""
         for group in groups:
             of_group = {rank_of(place): replies[rank_of(place)] for place in group}
-            succeeded = all(reply["ok"] for reply in of_group.values())
+            succeeded = all(reply.ok for reply in of_group.values())
             error = None if succeeded else self.error_for(of_group, f"{measured.what} was not measured")
             for place in group:
                 reply = of_group[rank_of(place)]
                 keys = [(place, other) for other in group if other != place] if measured.pairs else [place]
                 for key in keys:
-                    if reply["ok"]:
-                        measured.values[key] = plain_data.from_plain(reply["value"])
+                    if reply.ok:
+                        measured.values[key] = plain_data.from_plain(reply.value)
                     elif error is not None:
                         measured.errors[key] = error
 
-    def error_for(self, replies: Mapping[int, Any], what: str) -> MeasurementError:
+    def error_for(self, replies: Mapping[int, Reply], what: str) -> MeasurementError:
         """The error of a group in which at least one rank failed; ``what`` did not work, in words."""
         return error_for(replies, self.places, what=what)
 
     def run_test(
-        self, name: dict[str, Any], *, per: str, arguments: Sequence[str], parameters: Mapping[str, Any], deadline_s: float
-    ) -> dict[int, Any]:
+        self, name: FunctionName, *, per: str, arguments: Sequence[str], parameters: Mapping[str, Any], deadline_s: float
+    ) -> dict[int, Reply]:
         """Run the body of a ``@pytest.mark.distributed`` test on every rank; the replies by rank.
 
         Raises:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.inventory.occupancy import Occupancy
     from pytest_gpucluster.places import Place
+    from pytest_gpucluster.protocol.messages import Reply
 
 Errors = dict[Any, MeasurementError]
 
@@ -59,7 +60,7 @@ def not_idle_error(place: Place, found: Occupancy) -> MeasurementError:
     )
 
 
-def error_for(replies: Mapping[int, Any], places: Iterable[Place], *, what: str) -> MeasurementError:
+def error_for(replies: Mapping[int, Reply], places: Iterable[Place], *, what: str) -> MeasurementError:
     """The error of a group of ranks of which at least one failed; ``what`` did not work, in words."""
     by_rank = {place.rank: place for place in places if place.rank is not None}
 

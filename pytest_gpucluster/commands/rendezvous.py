@@ -22,10 +22,13 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
-from pytest_gpucluster.protocol.channel import SECRET_VARIABLE, ForgedMessageError, Message, decode, encode
+from pytest_gpucluster.protocol.channel import SECRET_VARIABLE, ForgedMessageError, decode, encode
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.protocol.codec import JsonObject
 
 MAX_MESSAGE_BYTES = 4096
 MAX_STRANGERS = 64
@@ -73,7 +76,7 @@ class Hello:
         return None
 
 
-def read_hello(message: Message) -> Hello:
+def read_hello(message: JsonObject) -> Hello:
     """The hello in a message.
 
     Raises:
@@ -151,7 +154,7 @@ class Meeting:
                     self._receive_from(key.data)
             self._drop_silent()
 
-    def end(self, message: Message) -> None:
+    def end(self, message: JsonObject) -> None:
         """Send ``message`` to all nodes that are here and close.
 
         The other side closes its connection first, so that no connection of ours keeps the port.
@@ -252,7 +255,7 @@ class Meeting:
             self._selector.unregister(peer.connection)
         peer.connection.close()
 
-    def _send(self, peer: _Peer, message: Message) -> None:
+    def _send(self, peer: _Peer, message: JsonObject) -> None:
         with contextlib.suppress(OSError):
             peer.connection.sendall(_frame(message, key=_answer_key(peer.challenge, peer.nonce)))
 
@@ -359,11 +362,11 @@ def _explain(error: Exception) -> str:
 # Both sides.
 
 
-def _frame(message: Message, *, key: str) -> bytes:
+def _frame(message: JsonObject, *, key: str) -> bytes:
     return encode(message, key=f"joining/{key}", secret=os.environ.get(SECRET_VARIABLE) or None) + b"\n"
 
 
-def _read(data: bytes, *, key: str) -> Message:
+def _read(data: bytes, *, key: str) -> JsonObject:
     mac, _, rest = data.partition(b"\n")
     body = rest.partition(b"\n")[0]
     return decode(mac + b"\n" + body, key=f"joining/{key}", secret=os.environ.get(SECRET_VARIABLE) or None)
@@ -373,7 +376,7 @@ def _answer_key(challenge: str, nonce: str) -> str:
     return f"{challenge}/{nonce}"
 
 
-def _receive(connection: socket.socket, *, key: str, within_s: float) -> Message:
+def _receive(connection: socket.socket, *, key: str, within_s: float) -> JsonObject:
     """Receive one whole message, at most ``within_s``."""
     received = bytearray()
     deadline_s = time.monotonic() + within_s

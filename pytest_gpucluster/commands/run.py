@@ -27,12 +27,13 @@ from pytest_gpucluster.commands import words
 from pytest_gpucluster.config.settings import parse_expect
 from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.config.torchrun import read_launch
+from pytest_gpucluster.controller.call import Observer
 from pytest_gpucluster.controller.controller import Controller
 from pytest_gpucluster.controller.inline import InlineController
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.inventory.detect import Detected, detect_gpus
 from pytest_gpucluster.judging.failure_text import summarize
-from pytest_gpucluster.places import Inventory, Place
+from pytest_gpucluster.places import Device, Inventory, Place
 from pytest_gpucluster.protocol.channel import ChannelLostError
 from pytest_gpucluster.run_setup import REHEARSAL_RANKS, require_torch
 from pytest_gpucluster.session import JOIN_S
@@ -105,7 +106,7 @@ def _machine(chosen: argparse.Namespace) -> Machine:
     if chosen.device == "cuda" and not detected.num_gpus:
         raise ConfigurationError("--device cuda: NVML shows no GPU here; leave it out to rehearse on the CPU")
     size = 1 if chosen.inline else expect.gpus_per_node or detected.num_gpus or REHEARSAL_RANKS
-    device = "cuda" if detected.num_gpus else "cpu"
+    device: Device = "cuda" if detected.num_gpus else "cpu"
     inventory = Inventory(num_nodes=1, gpus_per_node=size, device=device)
     return Machine(inventory=inventory, num_local=detected.num_gpus or size)
 
@@ -151,8 +152,8 @@ class _Measuring:
         if isinstance(self._controller, Controller):  # inline, nothing could stop the function but the signal itself
             signal.signal(signal.SIGTERM, lambda *_: self._controller.terminate("SIGTERM"))
         try:
-            with progress_display(self._name, on_terminal=self._has_bar) as self._controller.on_progress:
-                results = self._measure(order)
+            with progress_display(self._name, on_terminal=self._has_bar) as on_progress:
+                results = self._measure(order, Observer(on_progress=on_progress))
         except (MeasurementError, ChannelLostError) as error:
             self._show_output(order)
             sys.stderr.write(f"{error}\n")
@@ -162,9 +163,9 @@ class _Measuring:
         self._show_output(order)
         return self._show(results)
 
-    def _measure(self, order: Order) -> Results:
+    def _measure(self, order: Order, observer: Observer) -> Results:
         inline_output = sys.stderr if self._as_json else sys.stdout
-        self._controller.start(log=self._logs / "agents.log")
+        self._controller.start(log=self._logs / "agents.log", observer=observer)
         binding = bind(self._controller, self._inventory, within_s=JOIN_S)
         self._places = binding.places
         cluster = calls.Cluster(self._controller, binding)

@@ -1,4 +1,4 @@
-"""Cause before consequence: from the replies of ranks that worked together, which one is to blame, and in what words.
+"""Finds the ranks that caused a failed call, from the replies of all ranks, and describes the failure.
 
 Pure: replies in, text out.
 """
@@ -8,12 +8,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, TypeAlias
 
+from pytest_gpucluster.protocol.messages import Failure
 from pytest_gpucluster.protocol.rank import ranges
 
-Reply = Mapping[str, Any]
+if TYPE_CHECKING:
+    from pytest_gpucluster.protocol.messages import FailureKind, Reply
+
 Name = Callable[[int], str]
+Failures: TypeAlias = "Mapping[int, Failure]"
+Cause: TypeAlias = "tuple[tuple[int, ...], Callable[[Name], str]]"
 
 CONSEQUENCE = re.compile(
     r"connection (was )?(closed|reset)|closed by peer|broken pipe|socket (timeout|closed)|remote process exited"
@@ -26,10 +31,10 @@ SHOWN_STACKS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Whom to blame for a call that failed."""
+    """The ranks that caused a failed call (none if all failed alike), the kind of failure, and the failure in words."""
 
     culprits: tuple[int, ...]
-    kind: str
+    kind: FailureKind
     text: str
 
 
@@ -37,55 +42,57 @@ def diagnose(replies: Mapping[int, Reply], *, name: Name, what: str) -> Diagnosi
     """Why ``what`` happened to these ranks, of which at least one failed.
 
     Args:
-        replies: the answer of each rank of one group (or of one rank that worked alone).
-        name: a rank in words, for example ``rank 2 (node0-gpu2, host)``.
-        what: what did not work, for example ``gemm was not measured``.
+        replies: the reply of each rank of one group, or of one rank without a group.
+        name: describes a rank, for example ``rank 2 (node0-gpu2, host)``.
+        what: the outcome, for example ``gemm was not measured``.
     """
-    failed = {rank: reply for rank, reply in replies.items() if not reply["ok"]}
-    culprits, headline = _cause(failed, replies)
-    kind = str(failed[culprits[0] if culprits else min(failed)]["kind"])
+    failed = {rank: reply for rank, reply in replies.items() if isinstance(reply, Failure)}
+    culprits, headline = _find_cause(failed, num_ranks=len(replies))
+    kind = failed[culprits[0] if culprits else min(failed)].kind
     lines = [f"{what}: {headline(name)}"]
-    rest = [rank for rank in failed if rank not in culprits]
-    lines += [f"  {text}" for text in _consequences(rest, failed)]
-    lines += _evidence(_telling(culprits or tuple(failed), failed), failed, name)
+    others = [rank for rank in failed if rank not in culprits]
+    lines += [f"  {text}" for text in _consequences(others, failed)]
+    lines += _evidence(_with_stacks(culprits or tuple(failed), failed), failed, name)
     return Diagnosis(culprits=culprits, kind=kind, text="\n".join(lines))
 
 
-def _cause(failed: Mapping[int, Reply], replies: Mapping[int, Reply]) -> tuple[tuple[int, ...], Callable[[Name], str]]:
-    own = _first_causes(failed)
-    if own:
-        return tuple(own), lambda name: _each_said(own, failed, name)
-    if any(reply["kind"] == "hung" for reply in failed.values()):
-        return _who_hung(failed, replies)
-    everyone = sorted(failed)
-    return (), lambda name: f"ranks {ranges(everyone)} failed together: {name(everyone[0])} {_said(failed[everyone[0]])}"
+def _find_cause(failed: Failures, *, num_ranks: int) -> Cause:
+    """The culprits, and the failure in words as soon as ranks have names."""
+    causes = _first_causes(failed)
+    if causes:
+        return tuple(causes), lambda name: _describe_each(causes, failed, name)
+    if any(reply.kind == "hung" for reply in failed.values()):
+        return _find_cause_of_hang(failed, num_ranks=num_ranks)
+    ranks = sorted(failed)
+    return (), lambda name: f"ranks {ranges(ranks)} failed together: {name(ranks[0])} {_describe(failed[ranks[0]])}"
 
 
-def _first_causes(failed: Mapping[int, Reply]) -> list[int]:
-    """Who died or was lost; else who raised something that is not the echo of another's end."""
+def _first_causes(failed: Failures) -> list[int]:
+    """The ranks that died or were lost. If there are none: those that raised an error of their own."""
     for kinds in (("died", "lost"), ("refused", "raised")):
-        own = [rank for rank in sorted(failed) if failed[rank]["kind"] in kinds and not is_consequence(failed[rank])]
-        if own:
-            return own
+        causes = [rank for rank in sorted(failed) if failed[rank].kind in kinds and not is_consequence(failed[rank])]
+        if causes:
+            return causes
     return []
 
 
-def is_consequence(reply: Reply) -> bool:
-    """Whether a rank raised what somebody else's end does to it: a connection that closed, not an error of its own."""
-    return reply["kind"] == "raised" and bool(CONSEQUENCE.search(str(reply.get("error", ""))))
+def is_consequence(failure: Failure) -> bool:
+    """Whether the rank raised only because another rank ended: its connection closed."""
+    return failure.kind == "raised" and bool(CONSEQUENCE.search(failure.error))
 
 
-def _who_hung(failed: Mapping[int, Reply], replies: Mapping[int, Reply]) -> tuple[tuple[int, ...], Callable[[Name], str]]:
-    counts = {rank: int(reply.get("collectives", 0)) for rank, reply in failed.items()}
+def _find_cause_of_hang(failed: Failures, *, num_ranks: int) -> Cause:
+    """Stopped processes; otherwise ranks that entered fewer collectives than others; otherwise a single rank."""
+    counts = {rank: reply.collectives for rank, reply in failed.items()}
     furthest = max(counts.values())
     behind = sorted(rank for rank in failed if counts[rank] < furthest)
-    stopped = sorted(rank for rank in failed if failed[rank].get("state") == "T")
-    late = str(next(reply["error"] for reply in failed.values() if reply["kind"] == "hung"))
+    stopped = sorted(rank for rank in failed if failed[rank].state == "T")
+    late = next(reply.error for reply in failed.values() if reply.kind == "hung")
     entered = sorted(rank for rank in failed if counts[rank] == furthest)
-    collective = next((str(failed[rank].get("collective")) for rank in entered), "")
+    collective = next((failed[rank].collective for rank in entered), "")
     if stopped:
         return tuple(stopped), lambda name: f"{_names(stopped, name)} is stopped (SIGSTOP): the call {late}"
-    if behind and len(replies) > 1:
+    if behind and num_ranks > 1:
         where = f"{collective} (collective {furthest} of the call)"
         return (
             tuple(behind),
@@ -93,8 +100,8 @@ def _who_hung(failed: Mapping[int, Reply], replies: Mapping[int, Reply]) -> tupl
                 f"{_names(behind, name)} never arrived in {where}, which ranks {ranges(entered)} had entered: the call {late}"
             ),
         )
-    if len(replies) == 1:
-        return tuple(failed), lambda name: f"{_names(sorted(failed), name)} {late}{_in(failed[min(failed)])}"
+    if num_ranks == 1:
+        return tuple(failed), lambda name: f"{_names(sorted(failed), name)} {late}{_last_collective(failed[min(failed)])}"
     return (
         (),
         lambda _name: (
@@ -103,23 +110,22 @@ def _who_hung(failed: Mapping[int, Reply], replies: Mapping[int, Reply]) -> tupl
     )
 
 
-def _in(reply: Reply) -> str:
-    return f", last in {reply['collective']}" if reply.get("collective") else ""
+def _last_collective(failure: Failure) -> str:
+    return f", last in {failure.collective}" if failure.collective else ""
 
 
-def _each_said(ranks: Sequence[int], failed: Mapping[int, Reply], name: Name) -> str:
-    """Equal failures collapsed: ``ranks 3, 5, 8-15``."""
-    said: dict[str, list[int]] = {}
+def _describe_each(ranks: Sequence[int], failed: Failures, name: Name) -> str:
+    """The failures of these ranks; equal ones are collapsed: ``ranks 3, 5, 8-15``."""
+    ranks_of: dict[str, list[int]] = {}
     for rank in ranks:
-        said.setdefault(_said(failed[rank]), []).append(rank)
-    return "; ".join(f"{_names(same, name)}: {text}" for text, same in said.items())
+        ranks_of.setdefault(_describe(failed[rank]), []).append(rank)
+    return "; ".join(f"{_names(same, name)}: {text}" for text, same in ranks_of.items())
 
 
-def _said(reply: Reply) -> str:
-    kind, error = reply["kind"], str(reply.get("error", ""))
-    if kind in ("raised", "refused") and reply.get("type"):
-        return f"{reply['type']}: {error}" if error else str(reply["type"])
-    return f"{error}{_in(reply)}"
+def _describe(failure: Failure) -> str:
+    if failure.kind in ("raised", "refused") and failure.type:
+        return f"{failure.type}: {failure.error}" if failure.error else failure.type
+    return f"{failure.error}{_last_collective(failure)}"
 
 
 def _names(ranks: Sequence[int], name: Name) -> str:
@@ -128,37 +134,37 @@ def _names(ranks: Sequence[int], name: Name) -> str:
     return f"ranks {ranges(ranks)} ({name(ranks[0])} first)"
 
 
-def _consequences(ranks: Sequence[int], failed: Mapping[int, Reply]) -> list[str]:
-    suffered: dict[str, list[int]] = {}
+def _consequences(ranks: Sequence[int], failed: Failures) -> list[str]:
+    """What the failure did to the other ranks."""
+    ranks_of: dict[str, list[int]] = {}
     for rank in sorted(ranks):
-        reply = failed[rank]
-        where = f" in {reply['collective']}" if reply.get("collective") else ""
-        suffered.setdefault(f"waited{where} and did not finish because of it", []).append(rank)
-    return [f"rank{'s' if len(same) > 1 else ''} {ranges(same)} {text}" for text, same in suffered.items()]
+        where = f" in {failed[rank].collective}" if failed[rank].collective else ""
+        ranks_of.setdefault(f"waited{where} and did not finish because of it", []).append(rank)
+    return [f"rank{'s' if len(same) > 1 else ''} {ranges(same)} {text}" for text, same in ranks_of.items()]
 
 
-def _telling(ranks: Sequence[int], failed: Mapping[int, Reply]) -> tuple[int, ...]:
-    """Whose evidence to show: the culprits', and in a hang without any stacks of theirs (SIGSTOP) those of one that waits."""
-    hung = any(reply["kind"] == "hung" for reply in failed.values())
-    if not hung or any(failed[rank].get("stacks") for rank in ranks):
+def _with_stacks(ranks: Sequence[int], failed: Failures) -> tuple[int, ...]:
+    """The ranks whose evidence is shown: these, and one that waits if these hang and have no stacks (SIGSTOP)."""
+    hung = any(reply.kind == "hung" for reply in failed.values())
+    if not hung or any(failed[rank].stacks for rank in ranks):
         return tuple(ranks)
-    return (*ranks, *[rank for rank in sorted(failed) if failed[rank].get("stacks")][:1])
+    return (*ranks, *[rank for rank in sorted(failed) if failed[rank].stacks][:1])
 
 
-def _evidence(ranks: Sequence[int], failed: Mapping[int, Reply], name: Name) -> list[str]:
+def _evidence(ranks: Sequence[int], failed: Failures, name: Name) -> list[str]:
     lines: list[str] = []
     shown: set[str] = set()
     for rank in ranks[:SHOWN_STACKS]:
-        reply = failed[rank]
+        failure = failed[rank]
         for title, text in (
-            ("traceback", reply.get("traceback")),
-            ("Python stacks", reply.get("stacks")),
-            ("flight recorder", reply.get("flight")),
-            ("last output", reply.get("output")),
+            ("traceback", failure.traceback),
+            ("Python stacks", failure.stacks),
+            ("flight recorder", failure.flight),
+            ("last output", failure.output),
         ):
-            if text and str(text).strip() and str(text) not in shown:
-                shown.add(str(text))
-                told = str(text).rstrip().splitlines()
-                tail = told[:TAIL_LINES] if title == "Python stacks" else told[-TAIL_LINES:]
+            if text.strip() and text not in shown:
+                shown.add(text)
+                all_lines = text.rstrip().splitlines()
+                tail = all_lines[:TAIL_LINES] if title == "Python stacks" else all_lines[-TAIL_LINES:]
                 lines += [f"  {title} of {name(rank)}:", *(f"    {line}" for line in tail)]
     return lines

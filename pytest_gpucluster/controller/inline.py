@@ -1,27 +1,28 @@
 """``--gpucluster-inline``: the functions run in the pytest process, at one place, without a deadline, for a debugger.
 
-It stands in for the controller and has no agents. Never an acceptance: nothing guards against a hang here.
+An inline controller has no agents. A run with it is never an acceptance: nothing guards against a hang here.
 """
 
 from __future__ import annotations
 
 import os
-import socket
 import time
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.agent.agent import WORKER_DEFAULTS
+from pytest_gpucluster.agent.environment import WORKER_DEFAULTS
+from pytest_gpucluster.controller.call import Observer
 from pytest_gpucluster.protocol import functions, plain_data
+from pytest_gpucluster.protocol.messages import Failure, Success
 from pytest_gpucluster.worker import worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from pytest_gpucluster.agent.fallback_report import Estate
-    from pytest_gpucluster.controller.controller import Call, Output, Progress
-    from pytest_gpucluster.protocol.channel import Message
+    from pytest_gpucluster.controller.call import Call
+    from pytest_gpucluster.places import Device
+    from pytest_gpucluster.protocol.messages import FunctionName, Reply, ReportTarget
 
 OBJECTION = "run inline, for a debugger (--gpucluster-inline)"
 ENVIRONMENT = {
@@ -35,32 +36,31 @@ ENVIRONMENT = {
 
 
 class InlineController:
-    """Answers calls by running them here, as rank 0 of 1."""
+    """Makes calls by running them in this process, as rank 0 of 1."""
 
     is_signed = True
     world_size = 1
 
-    def __init__(self, *, device: str, rootdir: Path) -> None:
-        """Prepare this process as a worker would be prepared."""
+    def __init__(self, *, device: Device, rootdir: Path) -> None:
+        """Start nothing yet."""
         self.device = device
         self.rootdir = rootdir
         self.terminated: str | None = None
         self.measuring_s = 0.0
-        self.on_progress: Progress | None = None
-        self.on_output: Output | None = None
-        self.on_call: Callable[[], None] | None = None
+        self._observer = Observer()
 
-    def start(self, *, log: Path, estate: Estate | None = None) -> None:
-        """Set torchrun's variables for rank 0 of 1; no log and no deputy: all happens in this process."""
-        del log, estate
+    def start(self, *, log: Path, target: ReportTarget | None = None, observer: Observer | None = None) -> None:
+        """Set torchrun's variables for rank 0 of 1. There is no log and no agent that could write reports."""
+        del log, target
+        self._observer = observer or self._observer
         os.environ.update({**{name: value for name, value in WORKER_DEFAULTS.items() if name not in os.environ}, **ENVIRONMENT})
 
-    def keep_copy(self, line: str) -> None:
-        """There is no other node."""
+    def replicate(self, line: str) -> None:
+        """Do nothing: there is no other node."""
         del line
 
     def meet(self, *, within_s: float) -> None:
-        """There is nobody to wait for."""
+        """Do nothing: there is no agent to wait for."""
         del within_s
 
     def terminate(self, by: str) -> None:
@@ -72,44 +72,38 @@ class InlineController:
         raise AssertionError(f"rank {rank} of an inline run: {why}")
 
     def assign_nodes(self, nodes: Mapping[int, int]) -> None:
-        """There is one node, and :data:`ENVIRONMENT` has its number."""
+        """Do nothing: there is one node, and :data:`ENVIRONMENT` has its number."""
         del nodes
 
-    def name(self, function: Callable[..., Any]) -> Message:
+    def name(self, function: Callable[..., Any]) -> FunctionName:
         """How ``function`` is named; the same rules as for workers."""
         return functions.name_function(function, rootdir=self.rootdir)
 
-    def who(self, rank: int) -> None:
-        """No agent, so nothing that one said."""
+    def hello_of(self, rank: int) -> None:
+        """Without an agent there is no hello."""
 
-    def hostname_of(self, rank: int) -> str | None:
-        """This host."""
-        return socket.gethostname() if rank == 0 else None
-
-    def call(self, call: Call) -> dict[int, Message]:
+    def call(self, call: Call) -> dict[int, Reply]:
         """Run the function here and now."""
-        if self.on_call is not None:
-            self.on_call()
+        if self._observer.on_call is not None:
+            self._observer.on_call()
         started_s = time.monotonic()
+        reply = self._run(call)
+        if not call.is_startup:
+            self.measuring_s += time.monotonic() - started_s
+        return {0: reply}
+
+    def _run(self, call: Call) -> Reply:
         try:
             function = functions.find_function(call.function, trusted=True, rewrite=call.test_arguments is not None)
             device = self._device(call)
             if call.groups is not None:
-                _join_alone(device)
+                _join_group_of_one(device)
             if call.test_arguments is not None:
-                function = worker.bind_test(function, list(call.test_arguments), device)
-            reply = {"ok": True, "value": plain_data.to_plain(function(**call.kwargs))}
+                function = worker.bind_test(function, call.test_arguments, device)
+            return Success(value=plain_data.to_plain(function(**call.kwargs)))
         except Exception as error:  # noqa: BLE001 -- whatever the function raised is its result
-            reply = {
-                "ok": False,
-                "kind": "raised",
-                "type": type(error).__name__,
-                "error": str(error),
-                "traceback": "".join(traceback.format_exception(type(error), error, error.__traceback__)),
-            }
-        if not call.is_startup:
-            self.measuring_s += time.monotonic() - started_s
-        return {0: {"output": "", "collectives": 0, "collective": "", **reply}}
+            lines = traceback.format_exception(type(error), error, error.__traceback__)
+            return Failure(kind="raised", type=type(error).__name__, error=str(error), traceback="".join(lines))
 
     def quit(self, code: int) -> None:
         """Leave the group, if there is one."""
@@ -125,7 +119,7 @@ class InlineController:
         return torch.device("cuda", 0)
 
 
-def _join_alone(device: Any) -> None:
+def _join_group_of_one(device: Any) -> None:
     import torch.distributed as dist
 
     if not dist.is_initialized():

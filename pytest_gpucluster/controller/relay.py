@@ -1,7 +1,7 @@
 """Calls from the workers of pytest-xdist to the one controller, which alone has the agents.
 
-Each call is made once, for all GPUs at the same time, whoever asks first; the other workers, and one that takes the place
-of a crashed one, get the same replies. So no GPU is measured twice, and none by two processes at a time.
+Each call is made once, for all GPUs at the same time, for the worker that asks first. The other workers, and one that
+replaces a crashed worker, get the same replies. So no GPU is measured twice, and none by two processes at a time.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import struct
 import sys
 import threading
 from collections import Counter
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from pytest_gpucluster.controller.controller import Call
-from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.controller.call import Call
+from pytest_gpucluster.errors import ErrorKind, MeasurementError
 from pytest_gpucluster.protocol import functions, plain_data
+from pytest_gpucluster.protocol.codec import TypedMessage, read_one_of
+from pytest_gpucluster.protocol.messages import FunctionName, Reply, read_reply
 from pytest_gpucluster.protocol.wire import Wire
 
 if TYPE_CHECKING:
@@ -29,29 +31,69 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.controller.controller import Controller
     from pytest_gpucluster.controller.inline import InlineController
-    from pytest_gpucluster.protocol.channel import Message
 
 GONE = "not run: the pytest-xdist controller, which makes the calls, is gone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected(TypedMessage):
+    """The tests that a worker has collected, as (node id, criterion, place id); or the usage error that refused them."""
+
+    t: Literal["collected"] = "collected"
+    number: int = 0
+    expected: tuple[tuple[str, str, str | None], ...]
+    refused: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayedCall(TypedMessage):
+    """A call, and how often the worker made the same one before."""
+
+    t: Literal["call"] = "call"
+    number: int = 0
+    function: FunctionName
+    ranks: tuple[int, ...]
+    deadline_s: float
+    kwargs: dict[str, Any]
+    groups: tuple[tuple[int, ...], ...] | None
+    setup_s: float
+    any_device: bool
+    test_arguments: tuple[str, ...] | None
+    once: bool
+    is_startup: bool
+    nth: int = 0
+    sys_path: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayAnswer(TypedMessage):
+    """The replies by rank, or why there are none; both are missing after :class:`Collected`."""
+
+    number: int
+    replies: dict[str, Any] | None = None
+    error: str | None = None
+    kind: ErrorKind = "refused"
 
 
 class Relay:
     """The end in the process that has the controller: answers every worker in a thread of its own."""
 
     def __init__(self, controller: Controller | InlineController) -> None:
-        """Listen; only processes of the same user are heard."""
+        """Listen; processes of other users are refused."""
         self.address = f"\0gpucluster-{secrets.token_hex(16)}"  # abstract: no file, and gone with this process
-        self.collected: Message | None = None
+        self.collected: Collected | None = None
         self._controller = controller
         self._busy = threading.Lock()
-        self._replies: dict[str, Message] = {}
+        self._replies: dict[str, dict[int, Reply]] = {}
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.address)
         self._listener.listen()
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        """Hear nobody new, and let a call that still runs end now."""
-        self._controller.terminated = self._controller.terminated or "the end of the session"
+        """Accept no worker any more, and end a call that still runs."""
+        if self._controller.terminated is None:
+            self._controller.terminate("the end of the session")
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         with self._busy:
@@ -73,80 +115,100 @@ class Relay:
         wire = Wire(link)
         with contextlib.closing(wire), contextlib.suppress(OSError):  # a worker that has ended needs no answer
             while (messages := wire.receive()) is not None:
-                for message in messages:
-                    wire.send({**self._answer(message), "number": message["number"]})
+                for data in messages:
+                    message = read_one_of((Collected, RelayedCall), data)
+                    wire.send(self._answer(cast("Collected | RelayedCall", message)))
 
-    def _answer(self, message: Message) -> Message:
-        if message["t"] == "collected":
+    def _answer(self, message: Collected | RelayedCall) -> RelayAnswer:
+        if isinstance(message, Collected):
             self.collected = self.collected or message
-            return {}
-        key = json.dumps([message["call"], message["nth"]], sort_keys=True)
+            return RelayAnswer(number=message.number)
         with self._busy:
-            if key not in self._replies:
-                sys.path[:] = dict.fromkeys([*message["sys_path"], *sys.path])  # calls carry it, and nothing is collected here
-                call = Call(**{**message["call"], "kwargs": plain_data.from_plain(message["call"]["kwargs"])})
-                try:
-                    self._replies[key] = {"replies": self._controller.call(call)}
-                except Exception as error:  # noqa: BLE001 -- whatever it is, the test that asked must hear of it
-                    return {"error": str(error), "kind": getattr(error, "kind", "refused")}
-            return self._replies[key]
+            try:
+                replies = self._call(message)
+            except Exception as error:  # noqa: BLE001 -- whatever it is, the test that asked must report it
+                return RelayAnswer(number=message.number, error=str(error), kind=getattr(error, "kind", "refused"))
+        return RelayAnswer(number=message.number, replies={str(rank): reply.to_json() for rank, reply in replies.items()})
+
+    def _call(self, message: RelayedCall) -> dict[int, Reply]:
+        """Make the call, unless another worker has had it made."""
+        call = Call(**{field.name: getattr(message, field.name) for field in fields(Call)})
+        key = json.dumps({**message.to_json(), "number": None, "sys_path": None}, sort_keys=True)
+        if key not in self._replies:
+            sys.path[:] = dict.fromkeys([*message.sys_path, *sys.path])  # calls carry it, and nothing is collected here
+            self._replies[key] = self._controller.call(replace(call, kwargs=plain_data.from_plain(message.kwargs)))
+        return self._replies[key]
 
 
 class RelayedController:
-    """The end in a worker of pytest-xdist: stands in for the controller and passes its calls on."""
+    """The end in a worker of pytest-xdist: has the interface of the controller, and passes its calls on."""
 
     def __init__(self, address: str, *, world_size: int, rootdir: Path) -> None:
         """Connect."""
         self.world_size = world_size
         self.rootdir = rootdir
         self.measuring_s = 0.0
-        self._asked = 0
-        self._made: Counter[str] = Counter()
+        self._num_asked = 0
+        self._num_made: Counter[str] = Counter()
         link = socket.socket(socket.AF_UNIX)
         link.connect(address)
         self._wire = Wire(link)
 
-    def ask(self, message: Message) -> Message:
-        """Send one message and wait for its answer; a late answer to one that was interrupted is none.
+    def ask(self, message: Collected | RelayedCall) -> RelayAnswer:
+        """Send one message and wait for its answer; a late answer to an interrupted message is skipped.
 
         Raises:
-            MeasurementError: nobody answers any more.
+            MeasurementError: the relay has ended.
         """
-        self._asked += 1
+        self._num_asked += 1
         with contextlib.suppress(OSError):
-            self._wire.send({**message, "number": self._asked})
+            self._wire.send(replace(message, number=self._num_asked))
             while (answers := self._wire.receive()) is not None:
-                for answer in answers:
-                    if answer["number"] == self._asked:
+                for answer in map(RelayAnswer.read, answers):
+                    if answer.number == self._num_asked:
                         return answer
         raise MeasurementError(GONE, kind="missing")
 
     def meet(self, *, within_s: float) -> None:
-        """The controller has met its agents before any test runs."""
+        """Do nothing: the controller has met its agents before any test runs."""
         del within_s
+
+    def hello_of(self, rank: int) -> None:
+        """The controller knows the agents."""
 
     def refuse(self, rank: int, why: str) -> None:
         """The ranks of one node have the same software."""
         raise AssertionError(f"rank {rank} of this node: {why}")
 
     def assign_nodes(self, nodes: Mapping[int, int]) -> None:
-        """The controller, which makes the calls, knows the nodes."""
+        """Do nothing: the controller, which makes the calls, knows the nodes."""
         del nodes
 
-    def name(self, function: Callable[..., Any]) -> Message:
+    def name(self, function: Callable[..., Any]) -> FunctionName:
         """How ``function`` is named to the agents' workers."""
         return functions.name_function(function, rootdir=self.rootdir)
 
-    def call(self, call: Call) -> dict[int, Message]:
-        """Let the controller make it, or answer with what it got when another worker asked for the same.
+    def call(self, call: Call) -> dict[int, Reply]:
+        """Let the controller make the call, or get the replies that another worker's same call had.
 
         Raises:
-            MeasurementError: it could not be made at all.
+            MeasurementError: the call could not be made at all.
         """
-        data = {**asdict(call), "ranks": list(call.ranks), "kwargs": plain_data.to_plain(call.kwargs)}
-        text = json.dumps(data, sort_keys=True)
-        nth, self._made[text] = self._made[text], self._made[text] + 1
-        answer = self.ask({"t": "call", "call": data, "nth": nth, "sys_path": [path for path in sys.path if path]})
-        if "error" in answer:
-            raise MeasurementError(answer["error"], kind=answer["kind"])
-        return {int(rank): reply for rank, reply in answer["replies"].items()}
+        message = RelayedCall(
+            function=call.function,
+            ranks=tuple(call.ranks),
+            deadline_s=call.deadline_s,
+            kwargs=plain_data.to_plain(call.kwargs),
+            groups=None if call.groups is None else tuple(tuple(group) for group in call.groups),
+            setup_s=call.setup_s,
+            any_device=call.any_device,
+            test_arguments=None if call.test_arguments is None else tuple(call.test_arguments),
+            once=call.once,
+            is_startup=call.is_startup,
+        )
+        text = json.dumps(message.to_json(), sort_keys=True)
+        nth, self._num_made[text] = self._num_made[text], self._num_made[text] + 1
+        answer = self.ask(replace(message, nth=nth, sys_path=tuple(path for path in sys.path if path)))
+        if answer.error is not None:
+            raise MeasurementError(answer.error, kind=answer.kind)
+        return {int(rank): read_reply(reply) for rank, reply in (answer.replies or {}).items()}

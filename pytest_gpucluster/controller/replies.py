@@ -1,27 +1,29 @@
-"""The replies of one call as they come in, and when to stop waiting for ranks that cannot finish by themselves."""
+"""The replies of one call as they arrive, and when to release ranks that cannot finish by themselves."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.controller.diagnosis import is_consequence
+from pytest_gpucluster.protocol.messages import Failure
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.protocol.channel import Message
+    from pytest_gpucluster.protocol.messages import Reply
 
-GRACE_S = {"raised": 0.4}  # a rank that raised may not be the only one; one that died will not get company
-ECHO_GRACE_S = 3.0
-"""Where only others' connections have closed so far: their cause may need a moment to tell what happened."""
+RAISED_GRACE_S = 0.4
+"""After an exception wait this long: other ranks may raise too. After a crash there is no wait."""
+CONSEQUENCE_GRACE_S = 3.0
+"""If all exceptions so far only say that a connection closed, the rank with the cause may need this long to report it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """Peers that wait for somebody who will never come.
+    """Ranks that wait for a rank that failed, and why they are released.
 
-    ``grace_s``: how long each must have been in the call; ``entered``: whether the failed one came into it, so that its peers
-    may still be on their way. Both moments, here and there, are for those that are about to raise as well.
+    ``grace_s``: how long each must have been in the call first, since it may be about to raise as well. ``entered``: whether
+    the failed rank came into the call; otherwise the others cannot either.
     """
 
     ranks: list[int]
@@ -32,53 +34,56 @@ class Release:
 
 @dataclass(slots=True, kw_only=True)
 class Gathering:
-    """The replies of one call as they come in."""
+    """The replies of one call as they arrive."""
 
     waiting: set[int]
     groups: list[tuple[int, ...]]
     give_up_s: float
-    replies: dict[int, Message] = field(default_factory=dict)
+    replies: dict[int, Reply] = field(default_factory=dict)
     released: set[int] = field(default_factory=set)
     release_s: float | None = None
 
-    def add(self, rank: int, reply: Message) -> None:
-        """One rank has answered, or will not."""
+    def add(self, rank: int, reply: Reply) -> None:
+        """Called when a rank has answered, or when it is known that it never will."""
         self.replies[rank] = reply
         self.waiting.discard(rank)
-        if not reply["ok"]:
-            release_s = time.monotonic() + _grace_s(reply)
+        if isinstance(reply, Failure):
+            release_s = time.monotonic() + (CONSEQUENCE_GRACE_S if is_consequence(reply) else _grace_s(reply))
             self.release_s = min(release_s, self.release_s or release_s)
 
     def to_release(self) -> Release | None:
-        """Whom to release now; None: nobody, or not yet."""
+        """The ranks to release now; None if there are none, or not yet."""
         if self.release_s is None or time.monotonic() < self.release_s:
             return None
         for group in self.groups:
-            failed = [rank for rank in group if rank in self.replies and not self.replies[rank]["ok"]]
+            failed = {rank: reply for rank in group if isinstance(reply := self.replies.get(rank), Failure)}
             stuck = [rank for rank in group if rank in self.waiting and rank not in self.released]
             if failed and stuck:
                 self.released.update(stuck)
-                kind = self.replies[failed[0]]["kind"]
-                entered = any(self.replies[rank].get("entered", False) for rank in failed)
-                why = f"released, because rank {failed[0]} {kind}"
-                return Release(ranks=stuck, why=why, grace_s=GRACE_S.get(kind, 0.0), entered=entered)
+                first, failure = next(iter(failed.items()))
+                return Release(
+                    ranks=stuck,
+                    why=f"released, because rank {first} {failure.kind}",
+                    grace_s=_grace_s(failure),
+                    entered=any(reply.entered for reply in failed.values()),
+                )
         return None
 
 
-def _grace_s(reply: Message) -> float:
-    return ECHO_GRACE_S if is_consequence(reply) else GRACE_S.get(reply["kind"], 0.0)
+def _grace_s(failure: Failure) -> float:
+    return RAISED_GRACE_S if failure.kind == "raised" else 0.0
 
 
-def lost_reply(why: str) -> Message:
-    """In the place of an answer from a rank that nobody can reach."""
-    return {"ok": False, "kind": "lost", "error": why, "output": "", "collectives": 0, "collective": ""}
+def lost_reply(why: str) -> Failure:
+    """The reply in place of one from a rank that cannot be reached."""
+    return Failure(kind="lost", error=why)
 
 
-def forged_reply(error: Exception) -> Message:
-    """In the place of an answer that this run did not sign."""
-    return {"ok": False, "kind": "refused", "error": str(error)}
+def forged_reply(error: Exception) -> Failure:
+    """The reply in place of one that this run did not sign, or that is no message."""
+    return Failure(kind="refused", error=str(error))
 
 
-def released_reply(why: str) -> Message:
-    """In the place of an answer from a rank that was not even asked, because another of its group cannot take part."""
-    return {**lost_reply(why), "kind": "released"}
+def released_reply(why: str) -> Failure:
+    """The reply of a rank that was not asked, because another rank of its group cannot take part."""
+    return replace(lost_reply(why), kind="released")

@@ -55,7 +55,8 @@ def become_agent(launch: Launch, *, roots: list[Path]) -> None:
     from pytest_gpucluster.agent import main
     from pytest_gpucluster.controller.controller import address_of, rank_of
 
-    command = main.command([rank_of(launch)], address_of(launch), roots=roots)
+    settings = main.AgentSettings(ranks=(rank_of(launch),), address=address_of(launch), roots=main.resolved(roots))
+    command = main.command(settings)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(command[0], command)  # noqa: S606 -- this very interpreter

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,6 +15,7 @@ from pytest_gpucluster.protocol.rank import ranges
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from pytest_gpucluster.protocol.messages import Reply
     from pytest_gpucluster.session import Session
 
 PER = ("cluster", "node", "gpu")
@@ -54,17 +55,17 @@ def _read_mark(item: pytest.Function) -> tuple[str, float | None]:
     return per, None if deadline_s is None else float(deadline_s)
 
 
-def _conclude(replies: Mapping[int, Any], error_for: Callable[..., MeasurementError], name: str) -> None:
-    bad = {rank: reply for rank, reply in replies.items() if not reply["ok"]}
+def _conclude(replies: Mapping[int, Reply], error_for: Callable[..., MeasurementError], name: str) -> None:
+    bad = {rank: reply for rank, reply in replies.items() if not reply.ok}
     if not bad:
         return
-    skipped = {rank: reply for rank, reply in bad.items() if reply.get("type") == "Skipped"}
+    skipped = {rank: reply for rank, reply in bad.items() if reply.type == "Skipped"}
     if len(skipped) == len(replies):
-        pytest.skip(str(next(iter(skipped.values()))["error"]))
+        pytest.skip(next(iter(skipped.values())).error)
     if skipped and len(skipped) == len(bad):
         names = f"rank{'s' if len(skipped) > 1 else ''} {ranges(list(skipped))}"
         raise RanksFailedError(f"{name}: {names} skipped, the others did not")
-    stopped = any(reply["kind"] in ("died", "lost", "hung", "refused") for reply in bad.values())
+    stopped = any(reply.kind in ("died", "lost", "hung", "refused") for reply in bad.values())
     error = error_for(replies, f"{name} could not run to its end" if stopped else f"{name} failed")
     if stopped:
         raise error

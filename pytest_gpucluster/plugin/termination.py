@@ -7,7 +7,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.controller.controller import LAST_CALL_S
+from pytest_gpucluster.controller.call import LAST_CALL_S
 
 if TYPE_CHECKING:
     from pytest_gpucluster.session import Session

@@ -16,7 +16,7 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped] 
 
 from pytest_gpucluster.agent.spawner import die_with_parent
 from pytest_gpucluster.config.strict_json import strict_json
-from pytest_gpucluster.controller.relay import Relay, RelayedController
+from pytest_gpucluster.controller.relay import Collected, Relay, RelayedController
 from pytest_gpucluster.errors import GpuclusterError
 from pytest_gpucluster.judging.verdict import ERROR, NOT_SELECTED, Record
 from pytest_gpucluster.plugin.collection import expected_of
@@ -71,9 +71,9 @@ class XdistController:
         if self._is_planned:
             return
         self._is_planned = True
-        if self._relay.collected["refused"] is not None:
-            raise pytest.UsageError(self._relay.collected["refused"])
-        self._keys.update({nodeid: (criterion, place) for nodeid, criterion, place in self._relay.collected["expected"]})
+        if self._relay.collected.refused is not None:
+            raise pytest.UsageError(self._relay.collected.refused)
+        self._keys.update({nodeid: (criterion, place) for nodeid, criterion, place in self._relay.collected.expected})
         self._run.collection.expect(self._keys, subjects={})
         with contextlib.suppress(GpuclusterError):  # the session keeps it, and every measurement raises it
             _ = self._run.session.cluster
@@ -165,12 +165,11 @@ class XdistWorker:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, object, None]:
         """Send the expected set to the controller, or the usage error, which would only crash this worker."""
-        collected: dict[str, Any] = {"t": "collected", "expected": [], "refused": None}
         try:
             yield
-            collected["expected"] = [(nodeid, *key) for nodeid, key in expected_of(items).items()]
+            collected = Collected(expected=tuple((nodeid, *key) for nodeid, key in expected_of(items).items()), refused=None)
         except pytest.UsageError as error:
-            collected["refused"] = str(error)
+            collected = Collected(expected=(), refused=str(error))
             items.clear()
         for item in items:
             if self._needs_all(item):

@@ -32,10 +32,12 @@ import time
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pytest_gpucluster.protocol.codec import JsonObject, RefusedMessageError, TypedMessage
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from torch.distributed import PrefixStore, TCPStore
 
@@ -43,33 +45,70 @@ SECRET_VARIABLE = "GPUCLUSTER_SECRET"  # noqa: S105 -- the name of a variable, n
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 CONNECT_TIMEOUT_S = 60.0
 FOREVER_S = 7 * 86400.0
-FIRST_LOOK_S, LAST_LOOK_S = 0.0005, 0.02
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.0005, 0.02
 BATCH_KEYS = 128
+CONTROLLER = -1
+"""The controller's heartbeat is kept under this rank."""
 
-Message = dict[str, Any]
+T = TypeVar("T")
 
 
 class ChannelLostError(Exception):
     """The store does not answer any more: node 0, or the process that hosts the store, is gone."""
 
 
-class ForgedMessageError(Exception):
-    """A message without the right HMAC, or no message at all: somebody else writes to this store."""
+class ForgedMessageError(RefusedMessageError):
+    """A message without the right HMAC, or no message at all: another program writes to this store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
-    """Where the store is, and below which prefix this run keeps its keys."""
+class Address(TypedMessage):
+    """Host and port of the store, and the id of the run, below which its keys lie."""
 
     host: str
     port: int
     run_id: str
 
 
-def encode(message: Message, *, key: str, secret: str | None) -> bytes:
-    """One message as bytes: its JSON, after the HMAC-SHA256 of key and JSON (empty without a secret).
+def command_key(number: int) -> str:
+    """The key of the controller's command of this number, from 0."""
+    return f"cmd/{number}"
 
-    The key is part of what is signed, so that an old message cannot be put in the place of a new one.
+
+def hello_key(rank: int) -> str:
+    """The key of an agent's hello."""
+    return f"who/{rank}"
+
+
+def bye_key(rank: int) -> str:
+    """The key of an agent's goodbye."""
+    return f"bye/{rank}"
+
+
+def reply_key(call_id: str, rank: int) -> str:
+    """The key of a rank's reply to one call."""
+    return f"res/{call_id}/{rank}"
+
+
+def fault_key(call_id: str) -> str:
+    """The key that exists as soon as a rank of the call has failed."""
+    return f"fault/{call_id}"
+
+
+def progress_key(rank: int) -> str:
+    """The key of the step that a rank is at."""
+    return f"prog/{rank}"
+
+
+def journal_key(number: int) -> str:
+    """The key of a part of the journal, from 0."""
+    return f"jrn/{number}"
+
+
+def encode(message: JsonObject, *, key: str, secret: str | None) -> bytes:
+    """One message as bytes: the HMAC-SHA256 of key and JSON (empty without a secret), a newline, the JSON.
+
+    The key is signed too, so an old message cannot replace a new one.
 
     Raises:
         ValueError: more than :data:`MAX_MESSAGE_BYTES`.
@@ -80,8 +119,8 @@ def encode(message: Message, *, key: str, secret: str | None) -> bytes:
     return _mac(key, body, secret).encode() + b"\n" + body
 
 
-def decode(data: bytes, *, key: str, secret: str | None) -> Message:
-    """The message in ``data``.
+def decode(data: bytes, *, key: str, secret: str | None) -> JsonObject:
+    """The JSON object in ``data``.
 
     Raises:
         ForgedMessageError: the HMAC does not fit, or the rest is not a JSON object.
@@ -106,7 +145,7 @@ class Channel:
     """One connection to the store. A blocked read locks its connection, so readers and writers each have their own."""
 
     def __init__(self, address: Address, store: TCPStore) -> None:
-        """Keep the keys of this run below its own prefix; the secret comes from the environment."""
+        """Use ``store`` below the prefix of this run. The secret comes from the environment."""
         from torch.distributed import PrefixStore
 
         self.address = address
@@ -114,57 +153,67 @@ class Channel:
         self._store: PrefixStore = PrefixStore(f"gpucluster/{address.run_id}", store)
         self._secret = os.environ.get(SECRET_VARIABLE) or None
 
-    def put(self, key: str, message: Message) -> None:
-        """Write one message under a key of its own."""
-        self._guard(lambda: self._store.set(key, encode(message, key=key, secret=self._secret)))  # type: ignore[arg-type]
+    def put(self, key: str, message: TypedMessage) -> None:
+        """Write one message.
 
-    def take(self, key: str) -> Message:
-        """Read the message under ``key``, waiting for it as long as the connection's timeout allows."""
-        return decode(self._guard(lambda: bytes(self._store.get(key))), key=key, secret=self._secret)
+        Raises:
+            ValueError: more than :data:`MAX_MESSAGE_BYTES`.
+        """
+        data = encode(message.to_json(), key=key, secret=self._secret)
+        self._guard(lambda: self._store.set(key, data))  # type: ignore[arg-type]
 
-    def take_written(self, keys: Sequence[str]) -> list[Message | ForgedMessageError]:
-        """Read the messages under keys that are written, one round trip for many; the error in place of a forged one."""
-        found: list[Message | ForgedMessageError] = []
+    def take(self, key: str, read: Callable[[Any], T]) -> T:
+        """Wait for the message under ``key``, as long as the connection's timeout allows, and read it with ``read``.
+
+        Raises:
+            ForgedMessageError: this run did not sign it.
+            MalformedMessageError: ``read`` says so.
+        """
+        return read(decode(self._guard(lambda: bytes(self._store.get(key))), key=key, secret=self._secret))
+
+    def take_written(self, keys: Sequence[str], read: Callable[[Any], T]) -> list[T | RefusedMessageError]:
+        """Read the messages under keys that are written, one round trip for many. A refused message is its error."""
+        found: list[T | RefusedMessageError] = []
         for start in range(0, len(keys), BATCH_KEYS):
             batch = list(keys[start : start + BATCH_KEYS])
             for key, data in zip(batch, self._guard(partial(self._store.multi_get, batch)), strict=True):
                 try:
-                    found.append(decode(bytes(data), key=key, secret=self._secret))
-                except ForgedMessageError as forged:
-                    found.append(forged)
+                    found.append(read(decode(bytes(data), key=key, secret=self._secret)))
+                except RefusedMessageError as refused:
+                    found.append(refused)
         return found
 
     def has(self, key: str) -> bool:
         """Whether the key was written."""
         return bool(self._guard(lambda: self._store.check([key])))
 
-    def arrived(self, keys: Sequence[str], *, within_s: float) -> bool:
-        """Look until all keys are written, at most ``within_s``; say whether they are.
+    def arrived(self, keys: Iterable[str], *, within_s: float) -> bool:
+        """Whether all keys are written within ``within_s``.
 
-        It looks rather than waits in the store, because torch 2.13 logs two warnings for every wait that runs out.
+        The store is polled: torch 2.13 logs two warnings for every wait that runs out.
         """
-        deadline_s, pause_s = time.monotonic() + within_s, FIRST_LOOK_S
+        deadline_s, pause_s = time.monotonic() + within_s, FIRST_PAUSE_S
         waiting = list(keys)
         while True:
-            while waiting and self._all(waiting[:BATCH_KEYS]):  # what was there is not asked for again
+            while waiting and self._all(waiting[:BATCH_KEYS]):  # a batch that is there is not asked for again
                 del waiting[:BATCH_KEYS]
             if not waiting:
                 return True
             if time.monotonic() + pause_s > deadline_s:
                 return False
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, LAST_LOOK_S)
+            pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
     def beat(self, rank: int, count: int) -> None:
-        """Say that this rank lives; a count because clocks differ between nodes."""
+        """Write this rank's heartbeat: a count, because clocks differ between nodes."""
         self._guard(lambda: self._store.set(f"hb/{rank}", str(count)))
 
     def beats(self, ranks: Sequence[int]) -> dict[int, bytes]:
-        """The last count of each rank that ever beat."""
+        """The newest heartbeat of each rank that has written one."""
         keys = [f"hb/{rank}" for rank in ranks]
-        there = [key for key in keys if self.has(key)] if not self._all(keys) else keys
-        values = self._guard(lambda: self._store.multi_get(there)) if there else []
-        return {int(key.partition("/")[2]): bytes(value) for key, value in zip(there, values, strict=True)}
+        written = keys if self._all(keys) else [key for key in keys if self.has(key)]
+        values = self._guard(lambda: self._store.multi_get(written)) if written else []
+        return {int(key.partition("/")[2]): bytes(value) for key, value in zip(written, values, strict=True)}
 
     def _all(self, keys: list[str]) -> bool:
         return bool(self._guard(lambda: self._store.check(keys)))
@@ -179,12 +228,12 @@ class Channel:
 
 
 def listen_on_loopback() -> socket.socket:
-    """A socket that listens on 127.0.0.1 alone; TCPStore by itself would listen on every interface."""
+    """A socket that listens on 127.0.0.1 only. A TCPStore that opens its own socket listens on every interface."""
     return socket.create_server(("127.0.0.1", 0), backlog=1024)
 
 
 def host_store(address: Address, *, listener: socket.socket | None) -> Channel:
-    """Host the store in this process, on ``listener`` or else on the address's port, and return a connection to it.
+    """Host the store in this process and connect to it. Without a ``listener`` it takes the address's port.
 
     Raises:
         ChannelLostError: the port is taken.
@@ -204,7 +253,7 @@ def connect(address: Address, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Channe
     """Connect to a store that another process hosts.
 
     Raises:
-        ChannelLostError: nobody listens there within ``timeout_s``.
+        ChannelLostError: no store answers within ``timeout_s``.
     """
     from torch.distributed import DistNetworkError, DistStoreError, TCPStore
 
@@ -216,7 +265,7 @@ def connect(address: Address, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Channe
 
 
 def connect_reader(address: Address) -> Channel:
-    """A connection whose reads wait for ever; for a thread of its own."""
+    """A connection whose reads wait for ever, for a thread that does nothing but read."""
     channel = connect(address)
     channel._tcp_store.set_timeout(timedelta(seconds=FOREVER_S))  # noqa: SLF001 -- same module
     return channel

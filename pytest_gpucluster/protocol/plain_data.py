@@ -1,7 +1,7 @@
-"""Values as plain data and back: only JSON crosses a process, never pickle.
+"""Values as plain data and back: only JSON crosses between processes, never pickle.
 
-A dataclass crosses as its fields and the name of its class; it is rebuilt only from a module that is already imported,
-so a message can never cause an import.
+A dataclass crosses as its fields and the name of its class. It is rebuilt only if its module is imported already, so a
+message never causes an import.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def to_plain(value: Any, *, depth: int = 0) -> Any:
     """``value`` as JSON data: None, bool, int, float, str, lists, dicts of text, dataclasses of these.
 
     Raises:
-        NotPlainError: anything else, with the type by name.
+        NotPlainError: any other type, which the message names.
     """
     if depth > MAX_DEPTH:
         raise NotPlainError(f"nested deeper than {MAX_DEPTH} levels")
@@ -49,7 +49,7 @@ def _key(key: Any) -> str:
 
 
 def from_plain(data: Any) -> Any:
-    """The value that :func:`to_plain` made ``data`` from; a dataclass nobody here imported comes as attributes."""
+    """The value from which :func:`to_plain` made ``data``; a dataclass that is not imported here becomes a SimpleNamespace."""
     if isinstance(data, list):
         return [from_plain(item) for item in data]
     if not isinstance(data, dict):

@@ -1,4 +1,4 @@
-"""Who a rank is, where pids mean the same, and how sets of ranks are written."""
+"""A rank and its process: torchrun's numbers, process states, and sets of ranks in short form."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.protocol.codec import TypedMessage
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rank:
-    """Who this agent is, in torchrun's words."""
+class Rank(TypedMessage):
+    """One rank by torchrun's numbers. ``group_rank`` is the number of its node."""
 
     rank: int
     world_size: int
@@ -26,7 +28,7 @@ class Rank:
 
 @functools.cache
 def machine() -> str:
-    """Where a pid means the same process: this boot of this machine, this pid namespace. Hostnames may be equal."""
+    """This boot of this machine and this pid namespace: where a pid means the same process. Hostnames may be equal."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
@@ -35,7 +37,7 @@ def machine() -> str:
 
 def state_of(pid: int) -> str | None:
     """The state letter of a process of this machine (``T`` stopped, ``D`` uninterruptible wait, proc(5)); None if unknown."""
-    with contextlib.suppress(OSError, IndexError):  # its name stands before the letter, and may be anything
+    with contextlib.suppress(OSError, IndexError):  # the process name comes before the letter, and may contain anything
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
     return None
 
@@ -46,26 +48,17 @@ def is_gone(pid: int) -> bool:
     return state in ("Z", "X") if state is not None else Path("/proc/self").exists()
 
 
-def spans(ranks: Iterable[int]) -> list[list[int]]:
-    """``[first, last]`` of each run of consecutive ranks: every agent reads every command, 1024 numbers would cost."""
-    found: list[list[int]] = []
+def spans(ranks: Iterable[int]) -> tuple[tuple[int, int], ...]:
+    """First and last of each run of consecutive ranks: every agent reads every command, so commands are kept short."""
+    found: list[tuple[int, int]] = []
     for rank in sorted(ranks):
         if found and found[-1][1] == rank - 1:
-            found[-1][1] = rank
+            found[-1] = (found[-1][0], rank)
         else:
-            found.append([rank, rank])
-    return found
+            found.append((rank, rank))
+    return tuple(found)
 
 
 def ranges(numbers: Sequence[int]) -> str:
     """``3, 5, 8-15`` for a set of whole numbers."""
-    parts: list[str] = []
-    start = previous = None
-    for number in [*sorted(numbers), None]:
-        if previous is not None and number == previous + 1:
-            previous = number
-            continue
-        if start is not None:
-            parts.append(str(start) if start == previous else f"{start}-{previous}")
-        start = previous = number
-    return ", ".join(parts)
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans(set(numbers)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, Record, Terms, Verdict, decide
-from pytest_gpucluster.places import Inventory, Place
+from pytest_gpucluster.places import Device, Inventory, Place
 from pytest_gpucluster.reporting.files import ResultsDirectory, write_atomically
 from pytest_gpucluster.reporting.journal import record_from_facts
 from pytest_gpucluster.reporting.report import Case, Report
@@ -184,6 +184,6 @@ def _unbound(state: JournalState) -> dict[str, Place]:
     expected = state.facts.get("expected")
     if expected is None:
         return {}
-    device = "cpu" if state.terms.rehearsal else "cuda"
+    device: Device = "cpu" if state.terms.rehearsal else "cuda"
     inventory = Inventory(num_nodes=expected["nodes"], gpus_per_node=expected["gpus_per_node"], device=device)
     return {place.id: place for place in (*inventory.places, *inventory.nodes)}

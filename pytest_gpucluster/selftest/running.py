@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.controller.controller import TerminatedError
+from pytest_gpucluster.controller.call import TerminatedError
 from pytest_gpucluster.errors import GpuclusterError, MeasurementError
 from pytest_gpucluster.selftest.ended_rank import try_hung_rank, try_killed_rank
 from pytest_gpucluster.selftest.report import DEAD, HUNG, NAMES, SLOW, WRONG, NotPlanted, SelftestReport, Trial

@@ -1,8 +1,8 @@
-"""What PyTorch's flight recorder knows of the last collectives of a worker, asked for while its main thread hangs.
+"""The last collectives of a worker from PyTorch's flight recorder, read while the worker's main thread hangs.
 
-The recorder keeps the state of each collective (scheduled, started, completed) where the backend tells it; NCCL does,
-gloo says scheduled for all. It is read by a thread of its own, which a signal wakes: Python runs signal handlers in the
-main thread only, and that one is inside a C++ wait.
+The recorder keeps the state of each collective (scheduled, started, completed) as far as the backend reports it. NCCL does;
+gloo reports ``scheduled`` for all. A thread that a signal wakes reads the recorder: Python runs signal handlers in the main
+thread only, and the main thread is inside a C++ wait.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAUSE_S = 0.02
 
 
 def answer_requests(path: Path) -> None:
-    """In the worker, where :data:`ASK` is blocked from the start: write the recorder to ``path`` at each."""
+    """In the worker: write the recorder to ``path`` at each :data:`ASK`, which is blocked there from the start."""
     threading.Thread(target=_serve, args=(path,), daemon=True).start()
 
 
@@ -40,7 +40,7 @@ def _serve(path: Path) -> None:
 
 
 def _dump() -> bytes:
-    """The recorder as JSON; empty where this torch has none, or its name for it is another."""
+    """The recorder as JSON; empty if this torch has none, or has it under another name."""
     from torch._C import _distributed_c10d as c10d
 
     for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):  # NCCL has a recorder of its own
@@ -52,7 +52,7 @@ def _dump() -> bytes:
 
 
 def ask(pid: int, path: Path) -> None:
-    """In the agent: ask for it, and wait until it is in ``path``, :data:`ANSWER_S` at most; nothing if the process is gone."""
+    """In the agent: have ``pid`` write its recorder to ``path``, and wait until it has, ended, or :data:`ANSWER_S` are over."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, ASK)
     deadline_s = time.monotonic() + ANSWER_S

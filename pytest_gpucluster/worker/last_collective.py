@@ -1,6 +1,6 @@
-"""Which collective a rank entered last: one small file that the worker writes and its agent reads, even after a kill.
+"""The collective that a rank entered last, in a small file: the worker writes it, its agent reads it even after a kill.
 
-A rank whose count is behind its peers' is the one that never arrived.
+In a group that hangs, a rank whose count is behind its peers' is the one that never arrived.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ COLLECTIVES = (
 
 
 def create(path: Path) -> None:
-    """An empty beacon: no collective entered."""
+    """Create the file, with no collective entered."""
     path.write_bytes(LAYOUT.pack(0, b""))
 
 
 def read(path: Path) -> tuple[int, str]:
-    """(how many collectives were entered in this call, the name of the last one)."""
+    """The number of collectives entered in this call, and the name of the last one."""
     try:
         count, name = LAYOUT.unpack(path.read_bytes()[: LAYOUT.size])
     except (OSError, struct.error):
@@ -52,11 +52,11 @@ def read(path: Path) -> tuple[int, str]:
     return count, name.rstrip(b"\0").decode("ascii", "replace")
 
 
-class Beacon:
+class CollectiveRecorder:
     """The worker's side: counts each entry into a collective of ``torch.distributed``."""
 
     def __init__(self, path: Path) -> None:
-        """Map the agent's file; a write costs a memory store, and survives the process."""
+        """Map the file that the agent created. A write costs one store to memory, and survives the process."""
         descriptor = os.open(path, os.O_RDWR)
         self._memory = mmap.mmap(descriptor, LAYOUT.size)
         os.close(descriptor)
@@ -68,7 +68,7 @@ class Beacon:
         self._write("")
 
     def watch(self, module: Any) -> None:
-        """Wrap the collectives of ``torch.distributed``, so that entering one is on record before it can block."""
+        """Wrap the collectives of ``torch.distributed``, so that each is recorded before it can block."""
         for name in COLLECTIVES:
             if hasattr(module, name):
                 setattr(module, name, self._wrap(name, getattr(module, name)))

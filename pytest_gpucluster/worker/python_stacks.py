@@ -1,8 +1,8 @@
-"""The Python stacks of a worker, asked for while it hangs, and those of a crash.
+"""The Python stacks of a worker that hangs or has crashed.
 
-faulthandler writes them from inside a signal handler, also in a C++ wait, thread after thread, and marks no end. So it
-passes the signal on to Python's own handler, which puts a byte into a second file at once (``set_wakeup_fd``): that is
-the end. Where a test has taken that mark away (asyncio does), what is there after :data:`ANSWER_S` counts.
+faulthandler writes the stacks from a signal handler, also during a C++ wait, thread after thread. It does not mark the end,
+but it passes the signal on to Python's own handler, which writes a byte into a second file (``set_wakeup_fd``). That byte is
+the mark. A test can take the mark away (asyncio does); then the stacks that are there after :data:`ANSWER_S` count.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def answer_requests(path: Path) -> None:
     """In the worker's main thread: write all stacks to ``path`` at each :data:`ASK`, and at a crash."""
     stacks = path.open("w", encoding="utf-8")  # faulthandler keeps it open as long as the process lives
     faulthandler.enable(stacks)
-    signal.signal(ASK, lambda _number, _frame: None)  # whom faulthandler passes it on to
+    signal.signal(ASK, lambda _number, _frame: None)  # faulthandler passes the signal on to this one
     marks = os.open(f"{path}{MARKS}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NONBLOCK, 0o600)
     signal.set_wakeup_fd(marks, warn_on_full_buffer=False)
     faulthandler.register(ASK, file=stacks, all_threads=True, chain=True)
 
 
 def ask(pid: int, path: Path) -> str:
-    """In the agent: the stacks of ``pid``; empty if it does not answer within :data:`ANSWER_S`, or is gone.
+    """In the agent: the stacks of ``pid``; empty if it does not answer within :data:`ANSWER_S`, or has ended.
 
-    faulthandler reads the frames of threads that run meanwhile, and may crash over it (seen once in some 100 dumps while
-    another thread was in Python code): then what came before that.
+    faulthandler reads the frames of threads that go on running, and may crash in doing so (seen once in some 100 dumps while
+    another thread ran Python code). Then the stacks end where it crashed.
     """
     before, marks = _size(path), _marks(path)
     with contextlib.suppress(ProcessLookupError):
@@ -52,7 +52,7 @@ def ask(pid: int, path: Path) -> str:
 
 
 def of_crash(path: Path) -> str:
-    """What faulthandler wrote when SIGSEGV, SIGBUS, SIGABRT, SIGFPE or SIGILL ended the worker; else empty."""
+    """The stacks of a worker that SIGSEGV, SIGBUS, SIGABRT, SIGFPE or SIGILL ended; empty if it ended otherwise."""
     text = _text(path)
     return _without_own_frames(text)[-SHOWN_CHARACTERS:] if text.startswith(CRASH) else ""
 
@@ -64,7 +64,7 @@ def forget(path: Path) -> None:
 
 
 def _marks(path: Path) -> int:
-    """How often :data:`ASK` was answered to the end; other signals leave other bytes."""
+    """The number of :data:`ASK` signals answered to the end; other signals leave other bytes."""
     return _text(Path(f"{path}{MARKS}")).count(ASK)
 
 
@@ -79,9 +79,9 @@ def _text(path: Path) -> bytes:
 
 
 def _without_own_frames(stacks: bytes) -> str:
-    """The stacks up to where this package's worker called the function (the most recent call stands first).
+    """The stacks from the most recent call back to where this package's worker called the function.
 
-    Without the thread that waits to be asked for the flight recorder.
+    The thread that reads the flight recorder is left out.
     """
     kept, hidden = [], False
     for thread in stacks.decode("utf-8", "replace").split("\n\n"):

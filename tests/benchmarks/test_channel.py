@@ -16,6 +16,8 @@ from xml.etree import ElementTree as ET
 import psutil
 import pytest
 
+from pytest_gpucluster.protocol.messages import Failure, FailureKind, Reply, Success
+from tests.support.names import function_named
 from tests.support.scripts import BENCHMARKS, benchmark_module
 
 if TYPE_CHECKING:
@@ -165,32 +167,38 @@ def test_too_few_descriptors(benchmark: Any, monkeypatch: pytest.MonkeyPatch) ->
         benchmark.allow_descriptors(4096)
 
 
-def controller(answer: Callable[[int], dict[str, Any]]) -> Any:
+def controller(answer: Callable[[int], Reply]) -> Any:
     """A controller whose every rank answers so."""
     return SimpleNamespace(
-        name=lambda function: {}, call=lambda call: {rank: {"ok": True, "value": 6, **answer(rank)} for rank in call.ranks}
+        name=lambda function: function_named(function.__name__), call=lambda call: {rank: answer(rank) for rank in call.ranks}
     )
+
+
+def failure(kind: FailureKind, rank: int) -> Failure:
+    """The reply of a rank that failed."""
+    return Failure(kind=kind, error=f"rank {rank} is {kind}")
 
 
 def test_wrong_answers_are_not_timed(benchmark: Any) -> None:
     """One agent that fails ends the benchmark, by name; so does a wrong sum."""
-    assert benchmark.time_call_s(controller(lambda rank: {}), 8) > 0
+    assert benchmark.time_call_s(controller(lambda _rank: Success(value=6)), 8) > 0
     with pytest.raises(RuntimeError, match=r"not every agent answered: {3: .*rank 3 is lost"):
-        benchmark.time_call_s(controller(lambda rank: {"ok": rank != 3, "error": f"rank {rank} is lost"}), 8)
-    benchmark.add_everywhere(controller(lambda rank: {}))
+        benchmark.time_call_s(controller(lambda rank: failure("lost", rank) if rank == 3 else Success(value=6)), 8)
+    benchmark.add_everywhere(controller(lambda _rank: Success(value=6)))
     with pytest.raises(RuntimeError, match="the sum over four ranks is wrong"):
-        benchmark.add_everywhere(controller(lambda rank: {"value": 6 - (rank == 1)}))
+        benchmark.add_everywhere(controller(lambda rank: Success(value=6 - (rank == 1))))
 
 
 def test_a_death_that_is_not_seen_is_not_timed(benchmark: Any, tmp_path: Path) -> None:
     """Everybody released and nobody dead is no release after a death."""
     stamp = tmp_path / "stamp"
     stamp.write_text("1.0", encoding="ascii")
-    for kind, others in (("hung", "released"), ("died", "hung"), ("released", "released")):
-        answers = controller(lambda rank, kind=kind, others=others: {"ok": False, "kind": kind if rank == 2 else others})
+    wrong: list[tuple[FailureKind, FailureKind]] = [("hung", "released"), ("died", "hung"), ("released", "released")]
+    for kind, others in wrong:
+        answers = controller(lambda rank, kind=kind, others=others: failure(kind if rank == 2 else others, rank))
         with pytest.raises(RuntimeError, match="not seen as one"):
             benchmark.kill_one(answers, stamp)
-    answers = controller(lambda rank: {"ok": False, "kind": "died" if rank == 2 else "released"})
+    answers = controller(lambda rank: failure("died" if rank == 2 else "released", rank))
     assert benchmark.kill_one(answers, stamp)[0] == 1.0
 
 

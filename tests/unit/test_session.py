@@ -15,8 +15,10 @@ from pytest_gpucluster.config.settings import Expect, Settings, parse_level
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.places import Inventory
+from pytest_gpucluster.protocol.messages import FunctionName, Success
 from pytest_gpucluster.run_setup import prepare
 from pytest_gpucluster.session import Session
+from tests.support.names import function_named
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,14 +52,14 @@ class Recorder:
     def __init__(self) -> None:
         self.deadlines_s: list[float] = []
 
-    def name(self, function: Any) -> dict[str, str]:
+    def name(self, function: Any) -> FunctionName:
         """Any function will do."""
-        return {"qualname": function.__name__}
+        return function_named(function.__name__)
 
     def call(self, call: Any) -> dict[int, Any]:
         """Answer with 1 for every rank."""
         self.deadlines_s.append(call.deadline_s)
-        return {rank: {"ok": True, "value": 1} for rank in call.ranks}
+        return {rank: Success(value=1) for rank in call.ranks}
 
 
 def test_a_call_may_bring_its_own_deadline_and_a_second_look_gets_three_times_as_long() -> None:

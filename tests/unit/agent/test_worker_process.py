@@ -6,19 +6,15 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_gpucluster.agent.spawner import describe_exit
-from pytest_gpucluster.protocol.wire import Wire
-from pytest_gpucluster.worker import last_collective
 from tests.support import REPOSITORY
 
 if TYPE_CHECKING:
@@ -33,16 +29,16 @@ from pytest_gpucluster.agent.worker_process import WorkerProcess
 def main(request, link_fd):
     # A stand-in for worker.main: does what its environment says, so that no torch is loaded here.
     link = socket.socket(fileno=link_fd)
-    exec(request["environment"]["DO"], {"link": link, "request": request, "os": os, "subprocess": subprocess,
+    exec(request.environment["DO"], {"link": link, "request": request, "os": os, "subprocess": subprocess,
                                         "time": time, "signal": signal, "sys": sys})
 
 def start(do, **more):
-    return WorkerProcess(spawner, Path(sys.argv[1]), cwd=more.get("cwd", "/"), environment={"DO": do})
+    return WorkerProcess(spawner, cwd=more.get("cwd", "/"), environment={"DO": do})
 
 def tell(**facts):
     print(json.dumps(facts), flush=True)
 
-spawner = Spawner(main)
+spawner = Spawner(main, folder=Path(sys.argv[1]))
 GRANDCHILD = (
     "pid = subprocess.Popen(['sleep', '600']).pid\\n"
     "link.sendall(b'{\\"t\\": \\"pid\\", \\"pid\\": %d}\\\\n' % pid)\\n"
@@ -119,7 +115,7 @@ def test_spawn_and_exit_status(agent: Any) -> None:
 worker = start("link.sendall(b'{\\"t\\": \\"result\\", \\"ok\\": true}\\\\n'); print('hello'); sys.stdout.flush()")
 status = dict(spawner.exits(within_s=10))[worker.pid]
 worker.drain()
-left = [describe_exit(status), worker.tail.decode(), worker.last_result(), worker.state()]
+left = [describe_exit(status), worker.tail.decode(), worker.last_result().to_json(), worker.state()]
 bad = start("1/0")
 raised = describe_exit(dict(spawner.exits(within_s=10))[bad.pid])
 shot = start("os.kill(os.getpid(), signal.SIGSEGV)")
@@ -129,7 +125,7 @@ tell(left=left, raised=raised, died=died, cwd=os.getcwd())
     )
     assert facts["left"][0] == "left with exit code 0"
     assert facts["left"][1] == "hello\n"
-    assert facts["left"][2] == {"t": "result", "ok": True}
+    assert (facts["left"][2]["t"], facts["left"][2]["ok"]) == ("result", True)
     assert (facts["raised"], facts["died"]) == ("left with exit code 1", "died: SIGSEGV")
 
 
@@ -250,45 +246,3 @@ def test_exit_in_words(status: int, text: str) -> None:
 def test_exit_by_a_real_time_signal_has_words_too() -> None:
     """Numbers without a name of their own do not raise."""
     assert "died" in describe_exit(signal.SIGRTMIN + 3)
-
-
-def test_beacon(tmp_path: Path) -> None:
-    """Counts what is entered, before it returns; starts again at each call; unreadable is zero, never an exception."""
-    path = tmp_path / "beacon"
-    last_collective.create(path)
-    assert last_collective.read(path) == (0, "")
-    watch = last_collective.Beacon(path)
-    seen: list[tuple[int, str]] = []
-    module = SimpleNamespace(
-        all_reduce=lambda: seen.append(last_collective.read(path)), barrier=lambda value: value, other=lambda: 1
-    )
-    untouched = module.other
-    watch.watch(module)
-    module.all_reduce()
-    assert module.barrier(7) == 7
-    assert module.other is untouched
-    assert seen == [(1, "all_reduce")]
-    assert last_collective.read(path) == (2, "barrier")
-    watch.restart()
-    assert last_collective.read(path) == (0, "")
-    path.write_bytes(b"short")
-    assert last_collective.read(path) == (0, "")
-    assert last_collective.read(tmp_path / "none") == (0, "")
-
-
-def test_wire() -> None:
-    """Messages come whole however the stream cuts them; a closed end is None, not an exception."""
-    left, right = socket.socketpair()
-    here, there = Wire(left), Wire(right)
-    there.send({"a": "ä\n"})
-    right.sendall(b'{"b": 1}\n{"c"')
-    assert here.receive() == [{"a": "ä\n"}, {"b": 1}]
-    right.sendall(b": 2}")
-    assert here.receive() == []
-    right.sendall(b"\n")
-    assert here.receive() == [{"c": 2}]
-    there.close()
-    assert here.receive() is None
-    with pytest.raises(OSError, match="Broken pipe"):
-        here.send({})
-    here.close()

@@ -9,13 +9,16 @@ import pytest
 
 from pytest_gpucluster.cluster.binding import bind
 from pytest_gpucluster.cluster.calls import Cluster
-from pytest_gpucluster.controller.controller import Call, Controller
+from pytest_gpucluster.controller.call import Call
+from pytest_gpucluster.controller.controller import Controller
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.inventory.identity import Identity
 from pytest_gpucluster.inventory.occupancy import GpuProcess, Occupancy
 from pytest_gpucluster.places import Inventory
 from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.functions import beside_others, without_device
+from pytest_gpucluster.protocol.messages import Failure, FunctionName, Reply, Success
+from tests.support.names import function_named
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,9 +61,9 @@ class FakeController:
         self._looks = looks
         self._swapped = {0: 1, 1: 0} if swapped else {}
 
-    def name(self, function: Any) -> dict[str, str]:
+    def name(self, function: Any) -> FunctionName:
         """Any function will do."""
-        return {"qualname": function.__name__}
+        return function_named(function.__name__)
 
     def meet(self, *, within_s: float) -> None:
         """All are there."""
@@ -68,16 +71,16 @@ class FakeController:
     def assign_nodes(self, _nodes: dict[int, int]) -> None:
         """Nothing depends on it here."""
 
-    def who(self, _rank: int) -> None:
+    def hello_of(self, _rank: int) -> None:
         """Nobody says more."""
 
-    def call(self, call: Call) -> dict[int, Any]:
+    def call(self, call: Call) -> dict[int, Reply]:
         """Idle GPUs where nothing else was planted; otherwise the rank's number."""
         self.calls.append(call)
-        answer = {"read_occupancy": self._look, "identity": self._identity}.get(call.function["qualname"], lambda rank: rank)
+        answer = {"read_occupancy": self._look, "identity": self._identity}.get(call.function.qualname, lambda rank: rank)
         replies = {rank: answer(rank) for rank in call.ranks}
         return {
-            rank: reply if isinstance(reply, dict) else {"ok": True, "value": plain_data.to_plain(reply)}
+            rank: reply if isinstance(reply, Failure) else Success(value=plain_data.to_plain(reply))
             for rank, reply in replies.items()
         }
 
@@ -101,7 +104,7 @@ def test_gpus_are_looked_at_before_anything_touches_them() -> None:
     """The first call of all, made once, on the CPU, with a deadline of its own."""
     _, controller = bound()
     first, second = controller.calls[:2]
-    assert (first.function["qualname"], second.function["qualname"]) == ("read_occupancy", "identity")
+    assert (first.function.qualname, second.function.qualname) == ("read_occupancy", "identity")
     assert (list(first.ranks), first.any_device, first.once) == ([0, 1, 2, 3], True, True)
     assert first.deadline_s <= 60
 
@@ -168,7 +171,7 @@ def test_distributed_test_needs_idle_gpus() -> None:
     cluster, controller = bound()
     made = len(controller.calls)
     with pytest.raises(MeasurementError, match="GPU not idle"):
-        cluster.run_test({"qualname": "test"}, per="cluster", arguments=(), parameters={}, deadline_s=1)
+        cluster.run_test(function_named("test"), per="cluster", arguments=(), parameters={}, deadline_s=1)
     assert len(controller.calls) == made
 
 
@@ -181,24 +184,24 @@ def test_reading_belongs_to_the_gpu_and_not_to_the_rank_that_made_it() -> None:
 @pytest.mark.parametrize(
     "reply",
     [
-        {"ok": False, "kind": "hung", "error": "did not return within 30 s"},
-        {"ok": False, "kind": "raised", "type": "NvmlError", "error": "Driver Not Loaded"},
+        Failure(kind="hung", error="did not return within 30 s"),
+        Failure(kind="raised", type="NvmlError", error="Driver Not Loaded"),
     ],
 )
-def test_reading_that_failed_stops_nothing(reply: dict[str, Any]) -> None:
+def test_reading_that_failed_stops_nothing(reply: Failure) -> None:
     """Who is there is not known, and said so where it is asked; measurements show by themselves what is wrong."""
     cluster, _ = bound({1: reply})
     assert cluster.run(uses_gpu, per="gpu")[B] == 1
     with pytest.raises(MeasurementError, match=r"who is on the GPU was not read: rank 1 \(node0-gpu1, host0\)") as caught:
         cluster.at_start[B]
-    assert reply["error"] in str(caught.value)
-    assert caught.value.kind == reply["kind"]
+    assert reply.error in str(caught.value)
+    assert caught.value.kind == reply.kind
     assert cluster.at_start[A].holders == 0
 
 
 def test_gpu_that_only_another_rank_could_have_read_is_not_called_idle() -> None:
     """Ranks read each other's GPUs and one of them failed: what the other saw is of another GPU, and says nothing here."""
-    failed = {"ok": False, "kind": "raised", "type": "NvmlError", "error": "Driver Not Loaded"}
+    failed = Failure(kind="raised", type="NvmlError", error="Driver Not Loaded")
     cluster, _ = bound({0: failed}, swapped=True)  # rank 0 would have read rank 1's GPU
     with pytest.raises(MeasurementError, match=r"who is on the GPU was not read: rank 0 \(node0-gpu0, host0\).*Driver"):
         cluster.at_start[B]
@@ -218,11 +221,11 @@ def test_call_that_is_made_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     """Under pytest-xdist the controller asks, and then each worker: they hear what was there before our own workers were."""
     controller = Controller(None, num_local=1, device="cuda", rootdir=tmp_path)
     answers = iter(range(10))
-    monkeypatch.setattr(controller, "_exchange", lambda *_call: {0: {"ok": True, "value": next(answers)}})
-    look = Call(function={"qualname": "read_occupancy"}, ranks=[0], deadline_s=1, once=True)
-    assert [controller.call(look)[0]["value"] for _ in range(3)] == [0, 0, 0]
-    other = Call(function={"qualname": "identity"}, ranks=[0], deadline_s=1)
-    assert [controller.call(other)[0]["value"] for _ in range(2)] == [1, 2]
+    monkeypatch.setattr(controller._calls, "_exchange", lambda *_call: {0: Success(value=next(answers))})
+    look = Call(function=function_named("read_occupancy"), ranks=[0], deadline_s=1, once=True)
+    assert [controller.call(look)[0].value for _ in range(3)] == [0, 0, 0]
+    other = Call(function=function_named("identity"), ranks=[0], deadline_s=1)
+    assert [controller.call(other)[0].value for _ in range(2)] == [1, 2]
 
 
 def test_rehearsal_has_nothing_to_look_at() -> None:
@@ -230,5 +233,5 @@ def test_rehearsal_has_nothing_to_look_at() -> None:
     fake = FakeController({1: seen(1, gib=23.4)})
     controller: Any = fake
     cluster = Cluster(controller, bind(controller, replace(INVENTORY, device="cpu"), within_s=1))
-    assert [call.function["qualname"] for call in fake.calls] == ["identity"]
+    assert [call.function.qualname for call in fake.calls] == ["identity"]
     assert cluster.run(uses_gpu, per="gpu").errors == {}

@@ -1,4 +1,4 @@
-"""Cause before consequence."""
+"""The ranks that caused a failure, and the failure in words."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpucluster.controller.diagnosis import diagnose
-from pytest_gpucluster.protocol.rank import ranges
+from pytest_gpucluster.protocol.messages import Failure, FailureKind, Reply, Success
 
-OK = {"ok": True, "value": 1}
+OK = Success(value=1)
 ECHO = "[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"
 
 
-def bad(kind: str, error: str = "", **more: Any) -> dict[str, Any]:
-    """A reply that is bad news."""
-    return {"ok": False, "kind": kind, "error": error, **more}
+def bad(kind: FailureKind, error: str = "", **more: Any) -> Failure:
+    """The reply of a rank that failed."""
+    return Failure(kind=kind, error=error, **more)
 
 
-def hung(collectives: int, *, state: str = "S") -> dict[str, Any]:
+def hung(collectives: int, *, state: str = "S") -> Failure:
     """A rank that did not return, after so many collectives."""
     name = "all_reduce" if collectives else ""
     return bad("hung", "did not return within 5 s", collectives=collectives, collective=name, state=state)
@@ -31,7 +31,7 @@ def name(rank: int) -> str:
     return f"rank {rank} (node0-gpu{rank}, h)"
 
 
-def told(replies: dict[int, Any]) -> tuple[tuple[int, ...], str, str]:
+def diagnosed(replies: dict[int, Reply]) -> tuple[tuple[int, ...], str, str]:
     """Culprits, kind and text."""
     found = diagnose(replies, name=name, what="gemm was not measured")
     return found.culprits, found.kind, found.text
@@ -48,7 +48,7 @@ def told(replies: dict[int, Any]) -> tuple[tuple[int, ...], str, str]:
     ],
     ids=["gloo", "nccl", "socket", "released", "hung"],
 )
-def test_who_raised_first_is_the_cause(echo: dict[str, Any]) -> None:
+def test_who_raised_first_is_the_cause(echo: Failure) -> None:
     """The rank with an error of its own, not those whose connection to it closed or who waited for it."""
     replies = {
         0: echo,
@@ -56,7 +56,7 @@ def test_who_raised_first_is_the_cause(echo: dict[str, Any]) -> None:
         2: bad("raised", "CUDA out of memory", type="OutOfMemoryError", traceback="line 1\nline 2"),
         3: OK,
     }
-    culprits, kind, text = told(replies)
+    culprits, kind, text = diagnosed(replies)
     assert (culprits, kind) == ((2,), "raised")
     assert text.startswith("gemm was not measured: rank 2 (node0-gpu2, h): OutOfMemoryError: CUDA out of memory")
     assert "ranks 0-1 waited" in text
@@ -67,7 +67,7 @@ def test_who_raised_first_is_the_cause(echo: dict[str, Any]) -> None:
 def test_who_died_is_the_cause() -> None:
     """Death comes before everything that others raised because of it."""
     died = bad("died", "the worker died: SIGSEGV", output="last words\n")
-    culprits, kind, text = told({0: bad("raised", "something else", type="ValueError"), 1: died, 2: hung(3)})
+    culprits, kind, text = diagnosed({0: bad("raised", "something else", type="ValueError"), 1: died, 2: hung(3)})
     assert (culprits, kind) == ((1,), "died")
     assert "rank 1 (node0-gpu1, h): the worker died: SIGSEGV" in text.splitlines()[0]
     assert "last words" in text
@@ -75,7 +75,7 @@ def test_who_died_is_the_cause() -> None:
 
 def test_who_never_arrived_is_named() -> None:
     """The lowest count of collectives; and who had entered which one."""
-    culprits, kind, text = told({0: hung(4), 1: hung(4), 2: hung(3), 3: hung(4)})
+    culprits, kind, text = diagnosed({0: hung(4), 1: hung(4), 2: hung(3), 3: hung(4)})
     assert (culprits, kind) == ((2,), "hung")
     first = text.splitlines()[0]
     assert (
@@ -86,28 +86,28 @@ def test_who_never_arrived_is_named() -> None:
 
 def test_who_returned_early_is_no_culprit_of_a_hang() -> None:
     """A rank that is through is not blamed; those that stand at different collectives are told apart."""
-    culprits, _, text = told({0: OK, 1: hung(2), 2: hung(1)})
+    culprits, _, text = diagnosed({0: OK, 1: hung(2), 2: hung(1)})
     assert culprits == (2,)
     assert "rank 0" not in text
 
 
 def test_who_is_stopped_is_named() -> None:
     """State T wins over the counts: a debugger or SIGSTOP, not the network."""
-    culprits, _, text = told({0: hung(2), 1: hung(2, state="T"), 2: hung(1)})
+    culprits, _, text = diagnosed({0: hung(2), 1: hung(2, state="T"), 2: hung(1)})
     assert culprits == (1,)
     assert "rank 1 (node0-gpu1, h) is stopped (SIGSTOP)" in text
 
 
 def test_all_entered_blames_nobody() -> None:
     """A fabric that hangs is no rank's fault."""
-    culprits, kind, text = told({0: hung(2), 1: hung(2)})
+    culprits, kind, text = diagnosed({0: hung(2), 1: hung(2)})
     assert (culprits, kind) == ((), "hung")
     assert "ranks 0-1 all entered all_reduce and none returned" in text
 
 
 def test_one_rank_alone_that_hangs() -> None:
     """No peers, no collective: the rank itself."""
-    culprits, _, text = told({5: hung(0)})
+    culprits, _, text = diagnosed({5: hung(0)})
     assert culprits == (5,)
     assert "rank 5 (node0-gpu5, h) did not return within 5 s" in text
 
@@ -115,7 +115,7 @@ def test_one_rank_alone_that_hangs() -> None:
 def test_equal_failures_are_collapsed() -> None:
     """Nine ranks with one error are one sentence."""
     same = bad("raised", "no such file", type="FileNotFoundError")
-    culprits, _, text = told(dict.fromkeys((3, 5, *range(8, 16)), same) | {4: bad("raised", "other", type="OSError")})
+    culprits, _, text = diagnosed(dict.fromkeys((3, 5, *range(8, 16)), same) | {4: bad("raised", "other", type="OSError")})
     assert culprits == (3, 4, 5, *range(8, 16))
     assert text.splitlines()[0].count("no such file") == 1
     assert "ranks 3, 5, 8-15" in text
@@ -124,51 +124,33 @@ def test_equal_failures_are_collapsed() -> None:
 
 def test_only_echoes_blame_nobody() -> None:
     """Nobody has an error of its own: all are named, none is blamed."""
-    culprits, kind, text = told({0: bad("raised", ECHO, type="RuntimeError"), 1: bad("raised", ECHO, type="RuntimeError")})
+    culprits, kind, text = diagnosed({0: bad("raised", ECHO, type="RuntimeError"), 1: bad("raised", ECHO, type="RuntimeError")})
     assert (culprits, kind) == ((), "raised")
     assert "ranks 0-1 failed together" in text
 
 
 KINDS = ("raised", "refused", "died", "lost", "hung", "released")
-REPLIES = st.fixed_dictionaries(
-    {"ok": st.just(value=False), "kind": st.sampled_from(KINDS), "error": st.sampled_from(["x", ECHO, ""])},
-    optional={
-        "type": st.just("E"),
-        "collectives": st.integers(0, 3),
-        "collective": st.sampled_from(["", "all_reduce"]),
-        "state": st.sampled_from(["S", "T", "D"]),
-        "output": st.text(max_size=20),
-        "stacks": st.text(max_size=20),
-        "traceback": st.text(max_size=20),
-    },
+FAILURES = st.builds(
+    Failure,
+    kind=st.sampled_from(KINDS),
+    error=st.sampled_from(["x", ECHO, ""]),
+    type=st.sampled_from(["", "E"]),
+    collectives=st.integers(0, 3),
+    collective=st.sampled_from(["", "all_reduce"]),
+    state=st.sampled_from(["", "S", "T", "D"]),
+    output=st.text(max_size=20),
+    stacks=st.text(max_size=20),
+    traceback=st.text(max_size=20),
 )
 
 
-@given(st.dictionaries(st.integers(0, 99), REPLIES, min_size=1, max_size=6), st.booleans())
-def test_whatever_comes_is_put_into_words(replies: dict[int, Any], one_good: bool) -> None:  # noqa: FBT001 -- drawn
+@given(st.dictionaries(st.integers(0, 99), FAILURES, min_size=1, max_size=6), st.booleans())
+def test_whatever_comes_is_put_into_words(replies: dict[int, Failure], one_good: bool) -> None:  # noqa: FBT001 -- drawn
     """Never an exception; culprits are ranks that failed; who was only released is never blamed."""
-    everyone = {**replies, 100: OK} if one_good else replies
+    everyone: dict[int, Reply] = {**replies, 100: OK} if one_good else {**replies}
     found = diagnose(everyone, name=name, what="w")
     assert set(found.culprits) <= set(replies)
     assert found.text.startswith("w: ")
     assert found.kind in KINDS
-    if any(reply["kind"] in ("died", "lost") for reply in replies.values()):
-        assert all(replies[rank]["kind"] in ("died", "lost") for rank in found.culprits)
-
-
-@pytest.mark.parametrize(
-    ("numbers", "text"), [([], ""), ([3], "3"), ([5, 3, 8, 9, 10, 11, 12, 13, 14, 15], "3, 5, 8-15"), ([0, 1], "0-1")]
-)
-def test_ranges(numbers: list[int], text: str) -> None:
-    """Runs of whole numbers in the shortest form."""
-    assert ranges(numbers) == text
-
-
-@given(st.sets(st.integers(0, 300)))
-def test_ranges_lose_nothing(numbers: set[int]) -> None:
-    """Read back, they are the same numbers."""
-    found: set[int] = set()
-    for part in filter(None, ranges(list(numbers)).split(", ")):
-        first, _, last = part.partition("-")
-        found.update(range(int(first), int(last or first) + 1))
-    assert found == numbers
+    if any(reply.kind in ("died", "lost") for reply in replies.values()):
+        assert all(replies[rank].kind in ("died", "lost") for rank in found.culprits)

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_gpucluster.controller import replies
 from pytest_gpucluster.controller.replies import Gathering, Release, lost_reply
+from pytest_gpucluster.protocol.messages import Failure, FailureKind, Success
 
 
 def of_two_pairs() -> Gathering:
@@ -16,22 +17,22 @@ def of_two_pairs() -> Gathering:
     return Gathering(waiting={0, 1, 2, 3}, groups=[(0, 1), (2, 3)], give_up_s=time.monotonic() + 60)
 
 
-def failed(kind: str, **more: Any) -> dict[str, Any]:
-    """The answer of a rank that failed."""
-    return {**lost_reply("planted"), "kind": kind, **more}
+def failed(kind: FailureKind, **more: Any) -> Failure:
+    """The reply of a rank that failed."""
+    return Failure(**{"kind": kind, "error": "planted", **more})
 
 
 def test_nobody_is_released_while_all_is_well() -> None:
     """An answer is no reason."""
     one = of_two_pairs()
-    one.add(0, {"ok": True, "value": 1})
+    one.add(0, Success(value=1))
     assert one.to_release() is None
 
 
 @pytest.mark.parametrize("entered", [True, False])
 def test_peers_of_one_that_raised(monkeypatch: pytest.MonkeyPatch, *, entered: bool) -> None:
     """After a moment, its own group alone, once; and they are told whether it came into the call."""
-    monkeypatch.setitem(replies.GRACE_S, "raised", 0.05)
+    monkeypatch.setattr(replies, "RAISED_GRACE_S", 0.05)
     one = of_two_pairs()
     one.add(2, failed("raised", entered=entered))
     assert one.to_release() is None
@@ -49,8 +50,8 @@ def test_peers_of_one_that_died() -> None:
 
 def test_peers_of_one_that_only_echoes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cause is given longer to tell; once it has, the ordinary moment counts for the rest."""
-    monkeypatch.setitem(replies.GRACE_S, "raised", 0.05)
-    monkeypatch.setattr(replies, "ECHO_GRACE_S", 600.0)
+    monkeypatch.setattr(replies, "RAISED_GRACE_S", 0.05)
+    monkeypatch.setattr(replies, "CONSEQUENCE_GRACE_S", 600.0)
     one = Gathering(waiting={0, 1, 2}, groups=[(0, 1, 2)], give_up_s=time.monotonic() + 60)
     one.add(0, failed("raised", error="Connection closed by peer [127.0.0.1]:4711", entered=True))
     time.sleep(0.06)
@@ -64,7 +65,7 @@ def test_peers_of_one_that_only_echoes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_echoes_alone_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody tells more: the rest is released."""
-    monkeypatch.setattr(replies, "ECHO_GRACE_S", 0.05)
+    monkeypatch.setattr(replies, "CONSEQUENCE_GRACE_S", 0.05)
     one = of_two_pairs()
     one.add(0, failed("raised", error="Socket Timeout", entered=True))
     assert one.to_release() is None

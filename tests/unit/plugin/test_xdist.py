@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from xdist.remote import Producer  # type: ignore[import-untyped]  # xdist ships no types
 
-from pytest_gpucluster.controller.controller import Call
+from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.controller.relay import Relay, RelayedController
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.plugin.xdist import PlaceScheduling, XdistController
+from pytest_gpucluster.protocol.messages import Success
+from tests.support.names import function_named
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-FUNCTION = {"module": "m", "qualname": "f", "file": "m.py", "relative": "m.py", "digest": "0"}
 
 
 class FakeController:
@@ -32,6 +32,10 @@ class FakeController:
         self.calls: list[Call] = []
         self.free = threading.Lock()
 
+    def terminate(self, by: str) -> None:
+        """Remember who ended it."""
+        self.terminated = by
+
     def call(self, call: Call) -> dict[int, Any]:
         """One reply for each rank."""
         assert self.free.acquire(blocking=False), "two calls at a time"
@@ -41,7 +45,7 @@ class FakeController:
         self.free.release()
         if call.kwargs.get("fails"):
             raise MeasurementError("not run: terminated by SIGTERM", kind="missing")
-        return {rank: {"ok": True, "value": number} for rank in call.ranks}
+        return {rank: Success(value=number) for rank in call.ranks}
 
 
 Joined = tuple[FakeController, "Callable[[], RelayedController]"]
@@ -67,12 +71,12 @@ def joined(tmp_path: Path) -> Iterator[Joined]:
 
 def call(**kwargs: Any) -> Call:
     """A call of two ranks."""
-    return Call(function=FUNCTION, ranks=range(2), deadline_s=9.0, kwargs=kwargs)
+    return Call(function=function_named("f"), ranks=range(2), deadline_s=9.0, kwargs=kwargs)
 
 
 def values(replies: dict[int, Any]) -> list[int]:
     """The values of both ranks."""
-    return [replies[rank]["value"] for rank in (0, 1)]
+    return [replies[rank].value for rank in (0, 1)]
 
 
 def test_a_call_is_made_once(joined: Joined) -> None:

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from pytest_gpucluster.protocol import channel
 from pytest_gpucluster.protocol.channel import ForgedMessageError, decode, encode
+from pytest_gpucluster.protocol.codec import MalformedMessageError
+from pytest_gpucluster.protocol.messages import Fault, Quit
 
 MESSAGES = st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text()))
 SECRET = "s"  # noqa: S105 -- signs nothing but these tests
@@ -94,16 +96,18 @@ def test_a_store_and_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
     server = channel.host_store(here, listener=listener)
     client = channel.connect(here)
     assert not client.arrived(["who/0"], within_s=0.05)
-    server.put("who/0", {"pid": 1})
+    server.put("who/0", Fault(rank=1))
     assert client.arrived(["who/0"], within_s=1)
-    assert client.take("who/0") == {"pid": 1}
+    assert client.take("who/0", Fault.read) == Fault(rank=1)
+    with pytest.raises(MalformedMessageError, match=r"Quit\.t is missing"):
+        client.take("who/0", Quit.read)
     client.beat(3, 7)
     assert server.beats([1, 3]) == {3: b"7"}
     other = channel.connect(channel.Address(host=host, port=port, run_id="two"))
     assert not other.has("who/0")
     client._store.set("who/1", "\n{}")
     with pytest.raises(ForgedMessageError):
-        server.take("who/1")
+        server.take("who/1", Fault.read)
 
 
 def test_many_messages_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,11 +118,11 @@ def test_many_messages_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     store = channel.host_store(channel.Address(host=host, port=port, run_id="one"), listener=listener)
     keys = [f"res/0/{rank}" for rank in range(2 * channel.BATCH_KEYS + 3)]
     for rank, key in enumerate(keys[:-1]):
-        store.put(key, {"rank": rank})
+        store.put(key, Fault(rank=rank))
     assert not store.arrived(keys, within_s=0.05)
     store._store.set(keys[-1], "\n{}")
     assert store.arrived(keys, within_s=1)
-    *good, forged = store.take_written(keys)
-    assert good == [{"rank": rank} for rank in range(len(keys) - 1)]
+    *good, forged = store.take_written(keys, Fault.read)
+    assert good == [Fault(rank=rank) for rank in range(len(keys) - 1)]
     assert isinstance(forged, ForgedMessageError)
-    assert store.take_written([]) == []
+    assert store.take_written([], Fault.read) == []

@@ -8,6 +8,7 @@ import os
 import sys
 import sysconfig
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from pytest_gpucluster.measurements.gemm import gemm
 from pytest_gpucluster.protocol.functions import RefusedError, digest_of, find_function, measurement, name_function
+from pytest_gpucluster.protocol.messages import FunctionName
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -70,8 +72,8 @@ def test_only_functions_at_module_level_have_a_name(function: Any, called: str) 
 def test_name_and_back() -> None:
     """Module, qualname, file and digest lead to the same function, signed or not."""
     name = name_function(own, rootdir=HERE)
-    assert (name["module"], name["qualname"], name["relative"]) == (__name__, "own", Path(__file__).name)
-    assert name["digest"] == digest_of(Path(__file__))
+    assert (name.module, name.qualname, name.relative) == (__name__, "own", Path(__file__).name)
+    assert name.digest == digest_of(Path(__file__))
     for trusted in (False, True):
         assert find_function(name, trusted=trusted)() == 42
 
@@ -83,28 +85,23 @@ def test_a_measurement_of_the_package_needs_no_mark_and_no_secret() -> None:
 
 def test_another_version_of_the_file_is_refused() -> None:
     """Nodes with different checkouts must not measure different things; the file is named."""
-    name = {**name_function(own, rootdir=HERE), "digest": "0" * 64}
+    name = replace(name_function(own, rootdir=HERE), digest="0" * 64)
     with pytest.raises(RefusedError, match=rf"{Path(__file__).name} differs from the controller's copy"):
         find_function(name, trusted=True)
 
 
 def test_a_file_that_is_not_here() -> None:
     """A node without the file says so."""
-    name = {"module": "no_such_module_at_all", "qualname": "f", "file": "/nowhere/f.py", "relative": "f.py", "digest": ""}
+    name = FunctionName(module="no_such_module_at_all", qualname="f", file="/nowhere/f.py", relative="f.py", digest="")
     with pytest.raises(RefusedError, match=r"/nowhere/f\.py is not on this node"):
         find_function(name, trusted=True)
 
 
-def forged(module: Any, qualname: str) -> dict[str, Any]:
-    """What somebody who can write to the store would send."""
-    file = Path(module.__file__)
-    return {
-        "module": module.__name__,
-        "qualname": qualname,
-        "file": str(file),
-        "relative": file.name,
-        "digest": digest_of(file),
-    }
+def name_in(file: Path, qualname: str, *, module: str | None = None) -> FunctionName:
+    """A function of a file, by name."""
+    return FunctionName(
+        module=module or file.stem, qualname=qualname, file=str(file), relative=file.name, digest=digest_of(file)
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,18 +110,18 @@ def forged(module: Any, qualname: str) -> dict[str, Any]:
 def test_the_standard_library_is_no_measurement(module: Any, qualname: str) -> None:
     """An unsigned ``os:system`` is refused, and so is every function of Python itself."""
     with pytest.raises(RefusedError):
-        find_function(forged(module, qualname), trusted=False)
+        find_function(name_in(Path(module.__file__), qualname, module=module.__name__), trusted=False)
 
 
 @pytest.mark.parametrize("qualname", ["Holder", "pytest", "HERE", "os.system", "absent", "name_function", "__builtins__"])
 def test_only_functions_of_that_very_module(qualname: str) -> None:
     """Classes, constants, imported functions and dotted ways are refused, even signed."""
-    name = {**name_function(own, rootdir=HERE), "qualname": qualname}
+    name = replace(name_function(own, rootdir=HERE), qualname=qualname)
     with pytest.raises(RefusedError, match="is not a function of that module"):
         find_function(name, trusted=True)
 
 
-def installed_module(monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, Any]:
+def installed_module(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Path:
     """A module in a folder that counts as site-packages, with one marked and one unmarked function."""
     source = (
         "from pytest_gpucluster import measurement\n\ndef bare():\n    return 1\n\n@measurement\ndef marked():\n    return 2\n"
@@ -136,19 +133,18 @@ def installed_module(monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str,
         sysconfig, "get_paths", lambda *_args, **_options: {**real, "purelib": str(folder), "platlib": str(folder)}
     )
     monkeypatch.syspath_prepend(str(folder))
-    name = {"module": file.stem, "file": str(file), "relative": file.name, "digest": digest_of(file)}
     monkeypatch.setitem(sys.modules, file.stem, None)
     monkeypatch.delitem(sys.modules, file.stem)
-    return name
+    return file
 
 
 def test_site_packages_need_the_mark_or_a_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Unsigned, only what its author marked runs; the message names both ways out."""
-    name = installed_module(monkeypatch, tmp_path)
-    assert find_function({**name, "qualname": "marked"}, trusted=False)() == 2
-    assert find_function({**name, "qualname": "bare"}, trusted=True)() == 1
+    file = installed_module(monkeypatch, tmp_path)
+    assert find_function(name_in(file, "marked"), trusted=False)() == 2
+    assert find_function(name_in(file, "bare"), trusted=True)() == 1
     with pytest.raises(RefusedError, match=r"@measurement.*GPUCLUSTER_SECRET"):
-        find_function({**name, "qualname": "bare"}, trusted=False)
+        find_function(name_in(file, "bare"), trusted=False)
 
 
 def test_the_mark_changes_nothing_else() -> None:
@@ -164,6 +160,5 @@ def test_rewritten_asserts_show_their_values(tmp_path: Path) -> None:
     """The body of a distributed test fails with both sides in the message, as in pytest."""
     file = tmp_path / "test_rewritten_here.py"
     file.write_text("def test_sum():\n    left = 3\n    assert left == 4\n", encoding="utf-8")
-    name = {"module": file.stem, "qualname": "test_sum", "file": str(file), "relative": file.name, "digest": digest_of(file)}
     with pytest.raises(AssertionError, match="3 == 4"):
-        find_function(name, trusted=False, rewrite=True)()
+        find_function(name_in(file, "test_sum"), trusted=False, rewrite=True)()

@@ -1,4 +1,4 @@
-"""What the machine says of a process: its state, and whether it has ended."""
+"""The state of a process, and sets of ranks in short form."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pytest_gpucluster.protocol.rank import is_gone, state_of
+from pytest_gpucluster.protocol.rank import is_gone, ranges, spans, state_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,3 +51,29 @@ def test_ended_and_not_reaped(renamed: subprocess.Popen[str]) -> None:
     renamed.wait()
     assert state_of(renamed.pid) is None
     assert is_gone(renamed.pid)
+
+
+@given(st.sets(st.integers(min_value=0, max_value=40)))
+def test_spans_name_the_ranks_and_no_others(ranks: set[int]) -> None:
+    """In as few as there can be."""
+    found = spans(ranks)
+    assert {rank for first, last in found for rank in range(first, last + 1)} == ranks
+    assert len(found) == sum(rank - 1 not in ranks for rank in ranks)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([], ""), ([3], "3"), ([5, 3, 8, 9, 10, 11, 12, 13, 14, 15], "3, 5, 8-15"), ([0, 1], "0-1")]
+)
+def test_ranges(numbers: list[int], text: str) -> None:
+    """Runs of whole numbers in the shortest form."""
+    assert ranges(numbers) == text
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_ranges_lose_nothing(numbers: set[int]) -> None:
+    """Read back, they are the same numbers."""
+    found: set[int] = set()
+    for part in filter(None, ranges(list(numbers)).split(", ")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    assert found == numbers

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.controller.controller import TerminatedError
+from pytest_gpucluster.controller.call import TerminatedError
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.selftest import running

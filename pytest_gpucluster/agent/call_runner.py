@@ -1,0 +1,251 @@
+"""Runs the calls of one rank in its worker, and answers each of them: with a result, or with the reason why there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import selectors
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.agent.current_call import CurrentCall
+from pytest_gpucluster.agent.environment import worker_environment
+from pytest_gpucluster.agent.spawner import Spawner, describe_exit
+from pytest_gpucluster.agent.worker_process import WorkerProcess
+from pytest_gpucluster.protocol.channel import SECRET_VARIABLE, Channel, fault_key, progress_key, reply_key
+from pytest_gpucluster.protocol.codec import MalformedMessageError
+from pytest_gpucluster.protocol.messages import (
+    AbortCall,
+    Entered,
+    Failure,
+    Fault,
+    FromWorker,
+    GroupMember,
+    Progress,
+    ProgressInCall,
+    Reply,
+    StartCall,
+    Task,
+    read_from_worker,
+)
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.agent.heartbeat import Heartbeat
+    from pytest_gpucluster.protocol.rank import Rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentContext:
+    """What an agent works with: its rank, its connection to the store, its spawner, and the folders of this run's tests."""
+
+    rank: Rank
+    channel: Channel
+    spawner: Spawner
+    roots: tuple[str, ...]
+
+
+class CallRunner:
+    """One rank's worker and the one call that it may be busy with.
+
+    Every call gets exactly one reply. A worker is kept for the next call only after a success. A rank whose worker cannot be
+    killed, or whose spawner has ended, is lost: it runs nothing more, and answers every call with the reason.
+    """
+
+    def __init__(self, context: AgentContext, selector: selectors.BaseSelector, heartbeat: Heartbeat) -> None:
+        """Register with the agent's ``selector``; beat during long waits."""
+        self._context = context
+        self._selector = selector
+        self._heartbeat = heartbeat
+        self._worker: WorkerProcess | None = None
+        self._current: CurrentCall | None = None
+        self._lost: str | None = None
+        self._died_idle: Failure | None = None
+        selector.register(context.spawner, selectors.EVENT_READ, self.on_exits)
+
+    @property
+    def next_clock_s(self) -> float:
+        """When :meth:`check_clocks` has something to do, by the monotonic clock."""
+        return self._current.next_s if self._current is not None else math.inf
+
+    # Called by the agent.
+
+    def start(self, command: StartCall) -> None:
+        """Called when the controller starts a call: hand it to the worker."""
+        if self._current is not None:  # the controller has given up that call: its reply must not be taken for this one's
+            self._current = None
+            self.discard_worker()
+        self._current = CurrentCall(command)
+        if self._lost is not None:
+            self._finish(Failure(kind="lost", error=self._lost))
+            return
+        if self._died_idle is not None:  # the controller counts on its groups until a reply says what happened
+            died, self._died_idle = self._died_idle, None
+            self._finish(replace(died, error=f"{died.error}, between two calls"))
+            return
+        try:
+            if self._worker is None:
+                self._worker = self._start_worker(command)
+        except OSError as error:
+            self._finish(Failure(kind="died", error=f"no worker could be started: {error}"))
+            return
+        try:
+            self._worker.tail.clear()
+            self._worker.wire.send(self._task_of(command))
+        except OSError as error:
+            self._finish(Failure(kind="died", error=f"the worker did not take the call: {error}"))
+
+    def abort(self, command: AbortCall) -> None:
+        """Called when the controller aborts a call. A call that is over already stays as it is."""
+        if self._current is not None and self._current.command.id == command.id:
+            self._current.abort(command)
+            self.check_clocks()
+
+    def check_clocks(self) -> None:
+        """Called in each round of the agent's loop: end the call if it was aborted, or took too long."""
+        if self._current is None:
+            return
+        if self._current.aborted is not None and self._current.is_release_due:
+            self._end(Failure(kind="released", error=self._current.aborted.why))
+        elif self._current.is_overdue:
+            self._end(Failure(kind="hung", error=self._current.describe_overdue()))
+
+    def discard_worker(self) -> None:
+        """Called when the worker's group is broken, after a failure, and at the end: kill the worker.
+
+        The next call starts a new one.
+        """
+        if self._worker is None:
+            return
+        self._kill(self._worker)
+        for source in (self._worker.wire, self._worker.output_fd):
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(source)
+        self._worker.close()
+        self._worker = None
+
+    # Called by the selector.
+
+    def on_exits(self) -> None:
+        """Called when the spawner reports that workers ended, or has ended itself."""
+        try:
+            exits = self._context.spawner.exits()
+        except OSError:
+            self._selector.unregister(self._context.spawner)
+            self._lost = "the process that starts workers has ended"
+            self._finish(Failure(kind="lost", error=self._lost))
+            return
+        for pid, status in exits:
+            if self._worker is not None and pid == self._worker.pid:
+                self._on_worker_exit(self._worker, status)
+
+    def _on_worker_exit(self, worker: WorkerProcess, status: int) -> None:
+        worker.note_exit()
+        died = Failure(kind="died", error=f"the worker {describe_exit(status)}", stacks=worker.crash())
+        if self._current is None:
+            self._died_idle = died
+        else:
+            self._died_idle = None
+            self._finish(worker.last_result() or died)
+        self.discard_worker()
+
+    def _on_output(self) -> None:
+        """Called when the worker has printed, or closed its output."""
+        if self._worker is not None and not self._worker.drain():
+            self._selector.unregister(self._worker.output_fd)
+
+    def _on_message(self) -> None:
+        """Called when the worker has sent messages, or closed its line."""
+        assert self._worker is not None
+        try:
+            received = self._worker.wire.receive()
+            messages = [read_from_worker(data) for data in received or ()]
+        except MalformedMessageError as wrong:
+            self._finish(Failure(kind="refused", error=f"the worker sent what is no message: {wrong}"))
+            return
+        if received is None:
+            self._selector.unregister(self._worker.wire)
+        for message in messages:
+            self._take(message)
+
+    def _take(self, message: FromWorker) -> None:
+        if self._current is None:  # a late message of a call that is over
+            return
+        if isinstance(message, Entered):
+            self._current.enter()
+        elif isinstance(message, Progress):
+            report = ProgressInCall(step=message.step, fraction=message.fraction, call=self._current.command.id)
+            self._context.channel.put(progress_key(self._context.rank.rank), report)
+        else:
+            self._finish(message)
+
+    # The worker.
+
+    def _start_worker(self, command: StartCall) -> WorkerProcess:
+        spawner = self._context.spawner
+        environment = worker_environment(self._context.rank, spawner.folder, nodes=command.nodes)
+        worker = WorkerProcess(spawner, cwd=command.cwd, environment=environment)
+        self._selector.register(worker.wire, selectors.EVENT_READ, self._on_message)
+        self._selector.register(worker.output_fd, selectors.EVENT_READ, self._on_output)
+        return worker
+
+    def _task_of(self, command: StartCall) -> Task:
+        rank, address = self._context.rank.rank, self._context.channel.address
+        members = [
+            GroupMember(
+                id=group.id,
+                rank=group.ranks.index(rank),
+                size=len(group.ranks),
+                host=address.host,
+                port=address.port,
+                setup_s=command.setup_s,
+            )
+            for group in command.groups or ()
+            if rank in group.ranks
+        ]
+        return Task.of(
+            command,
+            roots=self._context.roots,
+            trusted=bool(os.environ.get(SECRET_VARIABLE)),
+            group=members[0] if members else None,
+        )
+
+    def _kill(self, worker: WorkerProcess) -> bool:
+        """Kill the worker and beat meanwhile. False, and this rank is lost, if it does not end."""
+        if worker.kill(meanwhile=self._heartbeat.beat_if_connected):
+            return True
+        self._lost = f"worker {worker.pid} does not end on SIGKILL (state {worker.state()})"
+        return False
+
+    # The end of a call.
+
+    def _end(self, failure: Failure) -> None:
+        """Kill the worker that did not return, after a look at what it does, and answer with ``failure``."""
+        if self._worker is not None:
+            evidence = self._worker.evidence()
+            failure = replace(failure, state=evidence.state, stacks=evidence.stacks, flight=evidence.flight)
+            if not self._kill(self._worker) and failure.kind == "hung":
+                failure = replace(failure, error=f"{failure.error}; SIGKILL does not end it")
+        self._finish(failure)
+
+    def _finish(self, result: Reply) -> None:
+        """Send the reply to the current call, if there is one. After a failure the worker is discarded."""
+        if self._current is None:
+            return
+        call, entered = self._current.command, self._current.has_entered
+        self._current = None
+        reply = replace(result, entered=entered)
+        if self._worker is not None:
+            self._worker.drain()
+            collectives, collective = self._worker.collective()
+            output = self._worker.tail.decode("utf-8", "replace")
+            reply = replace(reply, collectives=collectives, collective=collective, output=output)
+        rank, channel = self._context.rank.rank, self._context.channel
+        try:
+            channel.put(reply_key(call.id, rank), reply)
+        except ValueError as error:
+            reply = Failure(kind="refused", type="ValueError", error=f"the result is too large: {error}")
+            channel.put(reply_key(call.id, rank), reply)
+        if not reply.ok:
+            channel.put(fault_key(call.id), Fault(rank=rank))
+            self.discard_worker()

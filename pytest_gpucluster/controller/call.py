@@ -1,0 +1,100 @@
+"""A call as its caller describes it, and what ends it early."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from pytest_gpucluster.errors import MeasurementError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pytest_gpucluster.protocol.messages import FunctionName
+
+SETUP_S = 120.0
+OnProgress: TypeAlias = "Callable[[int, str, float | None], None]"
+OnOutput: TypeAlias = "Callable[[int, str], None]"
+LAST_CALL_S = 15.0
+"""When torchrun ends this node because an agent here died, a call that runs may finish within this time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One function on some ranks. Each of ``groups`` shares a process group; None: there is no process group."""
+
+    function: FunctionName
+    ranks: Sequence[int]
+    deadline_s: float
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    groups: Sequence[Sequence[int]] | None = None
+    setup_s: float = SETUP_S
+    any_device: bool = False
+    test_arguments: Sequence[str] | None = None
+    once: bool = False
+    """Later calls of the function get the first one's replies: this run itself changes what the function reads."""
+    is_startup: bool = False
+    """The call belongs to the start-up, so its time does not count as measuring."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observer:
+    """What a controller calls while it works, in the thread that makes the call.
+
+    ``on_call()`` before each call; ``on_progress(rank, step, fraction)`` while ranks work; ``on_output(rank, text)`` with what
+    a rank printed, after the call.
+    """
+
+    on_call: Callable[[], None] | None = None
+    on_progress: OnProgress | None = None
+    on_output: OnOutput | None = None
+
+
+class TerminatedError(MeasurementError):
+    """The run was told to end (SIGTERM): what is left cannot be measured."""
+
+
+class EarlyEnd:
+    """Whether a signal ends this run early, and how soon."""
+
+    def __init__(self) -> None:
+        """Nothing has happened yet."""
+        self.terminated: str | None = None
+        self._ending: str | None = None
+        self._ending_s = 0.0
+
+    def at_once(self, by: str) -> None:
+        """End the run: no call starts, and a running call ends now."""
+        self.terminated = by
+
+    def after_last_call(self, why: str) -> None:
+        """End the run: no call starts, and a running call may finish within :data:`LAST_CALL_S`."""
+        if self._ending is None:
+            self._ending_s = time.monotonic()
+            self._ending = why
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether no call starts any more, although a running call may finish."""
+        return self._ending is not None
+
+    def check_before_call(self) -> None:
+        """Called before each call.
+
+        Raises:
+            TerminatedError: no call may start.
+        """
+        if self._ending is not None:
+            raise TerminatedError(f"not run: {self._ending}", kind="missing")
+
+    def check(self) -> None:
+        """Called while ranks are waited for.
+
+        Raises:
+            TerminatedError: the wait ends now.
+        """
+        if self._ending is not None and time.monotonic() > self._ending_s + LAST_CALL_S:
+            raise TerminatedError(f"not run: {self._ending}", kind="missing")
+        if self.terminated is not None:
+            raise TerminatedError(f"not run: terminated by {self.terminated}", kind="missing")

@@ -1,0 +1,218 @@
+"""Makes calls: sends each to the agents, gathers the replies, and ends what cannot finish by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import secrets
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.controller.call import Call, Observer
+from pytest_gpucluster.controller.groups import ProcessGroups
+from pytest_gpucluster.controller.replies import Gathering, forged_reply, lost_reply
+from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.protocol import functions, plain_data
+from pytest_gpucluster.protocol.channel import ChannelLostError, fault_key, progress_key, reply_key
+from pytest_gpucluster.protocol.codec import RefusedMessageError
+from pytest_gpucluster.protocol.messages import AbortCall, Group, KillWorkers, ProgressInCall, StartCall, read_reply
+from pytest_gpucluster.protocol.rank import spans
+from pytest_gpucluster.worker import worker
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pytest_gpucluster.controller.call import EarlyEnd
+    from pytest_gpucluster.controller.command_link import CommandLink
+    from pytest_gpucluster.controller.members import Members
+    from pytest_gpucluster.places import Device
+    from pytest_gpucluster.protocol.messages import Reply
+
+SLICE_S = 0.1
+MARGIN_S = 20.0
+LEAVE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallContext:
+    """What calls need besides their arguments: the way to the agents, what is known of them, and whether the run ends."""
+
+    link: CommandLink
+    members: Members
+    early_end: EarlyEnd
+    device: Device
+    rootdir: Path
+
+
+class CallMaker:
+    """One call at a time, and what stays between calls: process groups and the seconds of measuring."""
+
+    def __init__(self, context: CallContext) -> None:
+        """Make calls without an observer and without a log, until :meth:`observe`."""
+        nonce = secrets.token_hex(8)
+        self.measuring_s = 0.0
+        self._context = context
+        self._observer = Observer()
+        self._logs: Path | None = None
+        self._nodes: Mapping[int, int] = {}
+        self._groups = ProcessGroups()
+        self._ids = (f"{nonce}-{number}" for number in itertools.count())
+        self._once: dict[str, dict[int, Reply]] = {}
+
+    def observe(self, observer: Observer, *, logs: Path) -> None:
+        """Report to ``observer``, and append what ranks print to ``rank<n>.log`` in the folder ``logs``."""
+        self._observer = observer
+        self._logs = logs
+
+    def assign_nodes(self, nodes: Mapping[int, int]) -> None:
+        """Tell every later call which node each rank is on: by rank, the number of its node, from 0."""
+        self._nodes = nodes
+
+    def call(self, call: Call) -> dict[int, Reply]:
+        """Make the call; one reply for each rank, also for those that died, hung, were released or are lost.
+
+        Raises:
+            TerminatedError: the run ends.
+            MeasurementError: the store is lost.
+        """
+        self._context.early_end.check_before_call()
+        if call.once:
+            function = call.function.qualname
+            if function not in self._once:
+                self._once[function] = self.call(replace(call, once=False))
+            return self._once[function]
+        if self._observer.on_call is not None:
+            self._observer.on_call()
+        replies = self._context.members.failures_before(call)
+        ranks = [rank for rank in call.ranks if rank not in replies]
+        groups = [tuple(group) for group in call.groups or () if not any(rank in replies for rank in group)]
+        if not ranks:
+            return replies
+        started_s = time.monotonic()
+        try:
+            replies.update(self._exchange(call, ranks, groups))
+        except ChannelLostError as lost:
+            raise MeasurementError(f"not run: {lost}; nothing can be measured without it", kind="missing") from lost
+        if not call.is_startup:
+            self.measuring_s += time.monotonic() - started_s
+        self._keep_output(call, replies)
+        self._drop_broken_groups(replies)
+        return replies
+
+    def _exchange(self, call: Call, ranks: list[int], groups: list[tuple[int, ...]]) -> dict[int, Reply]:
+        joined = self._join(groups) if call.groups is not None else None
+        call_id = self._send(call, ranks, joined)
+        try:
+            return self._gather(Gathering(waiting=set(ranks), groups=groups, give_up_s=_give_up_s(call)), call_id)
+        except BaseException:
+            self._context.link.send(AbortCall(id=call_id, ranks=spans(ranks), why="the run was interrupted"))
+            raise
+
+    def _send(self, call: Call, ranks: list[int], groups: tuple[Group, ...] | None) -> str:
+        """Send the call to the agents of ``ranks``; returns the id of the call."""
+        call_id, hellos = next(self._ids), self._context.members.hellos
+        self._context.link.send(
+            StartCall(
+                id=call_id,
+                ranks=spans(ranks),
+                function=call.function,
+                kwargs=plain_data.to_plain(call.kwargs),
+                groups=groups,
+                deadline_s=call.deadline_s,
+                setup_s=call.setup_s,
+                device=self._context.device,
+                any_device=call.any_device,
+                test=call.test_arguments is not None,
+                test_arguments=tuple(call.test_arguments or ()),
+                sys_path=tuple(path for path in sys.path if path),
+                cwd=str(Path.cwd()),
+                nodes={str(hellos[rank].group_rank): node for rank, node in self._nodes.items()},
+            )
+        )
+        return call_id
+
+    def _gather(self, gathering: Gathering, call_id: str) -> dict[int, Reply]:
+        """Wait until each rank has answered, or will not; release ranks that wait for one that failed."""
+        while gathering.waiting:
+            self._context.early_end.check()
+            self._take_replies(gathering, call_id)
+            self._report_progress(call_id, gathering.waiting)
+            for rank, why in self._context.members.silent(gathering.waiting, self._context.link.channel).items():
+                gathering.add(rank, lost_reply(why))
+            if time.monotonic() > gathering.give_up_s:
+                for rank in list(gathering.waiting):
+                    gathering.add(rank, lost_reply("its agent did not answer within the deadline"))
+            if (release := gathering.to_release()) is not None:
+                command = AbortCall(
+                    id=call_id,
+                    ranks=spans(release.ranks),
+                    why=release.why,
+                    grace_s=release.grace_s,
+                    entered=release.entered,
+                )
+                self._context.link.send(command)
+        return gathering.replies
+
+    def _take_replies(self, gathering: Gathering, call_id: str) -> None:
+        """Wait :data:`SLICE_S` for all replies; take those that are there if all are, or if a rank has failed."""
+        channel = self._context.link.channel
+        keys = {rank: reply_key(call_id, rank) for rank in gathering.waiting}
+        all_arrived = channel.arrived(keys.values(), within_s=SLICE_S)
+        if not all_arrived and not channel.has(fault_key(call_id)):
+            return
+        written = {rank: key for rank, key in keys.items() if all_arrived or channel.has(key)}
+        for rank, reply in zip(written, channel.take_written(list(written.values()), read_reply), strict=True):
+            gathering.add(rank, forged_reply(reply) if isinstance(reply, RefusedMessageError) else reply)
+
+    def _report_progress(self, call_id: str, waiting: set[int]) -> None:
+        """Report the progress of the first rank that still works."""
+        if self._observer.on_progress is None or not waiting:
+            return
+        rank, channel = min(waiting), self._context.link.channel
+        if channel.has(progress_key(rank)):
+            with contextlib.suppress(RefusedMessageError):
+                progress = channel.take(progress_key(rank), ProgressInCall.read)
+                if progress.call == call_id:
+                    self._observer.on_progress(rank, progress.step, progress.fraction)
+
+    def _keep_output(self, call: Call, replies: Mapping[int, Reply]) -> None:
+        """Append what each rank printed in this call to its log; a full disk costs no measurement."""
+        for rank, reply in sorted(replies.items()):
+            if not reply.output:
+                continue
+            if self._observer.on_output is not None:
+                self._observer.on_output(rank, reply.output)
+            if self._logs is not None:
+                with contextlib.suppress(OSError), (self._logs / f"rank{rank}.log").open("a", encoding="utf-8") as log:
+                    log.write(f"--- {call.function.qualname}\n{reply.output.rstrip()}\n")
+
+    # Process groups.
+
+    def _join(self, groups: Sequence[tuple[int, ...]]) -> tuple[Group, ...]:
+        """The groups for a call, after their members have left the groups that stand in the way."""
+        leaving = self._groups.remove_others(groups)
+        if leaving:
+            self._leave(leaving)
+        return self._groups.join(groups)
+
+    def _leave(self, ranks: list[int]) -> None:
+        """Have all members leave their groups; kill all their workers if one does not."""
+        function = functions.name_function(worker.leave_group, rootdir=self._context.rootdir)
+        call = Call(function=function, ranks=ranks, deadline_s=LEAVE_S, setup_s=LEAVE_S, any_device=True)
+        call_id = self._send(call, ranks, None)
+        replies = self._gather(Gathering(waiting=set(ranks), groups=[], give_up_s=_give_up_s(call)), call_id)
+        if not all(reply.ok for reply in replies.values()):
+            self._context.link.send(KillWorkers(ranks=spans(ranks)))
+
+    def _drop_broken_groups(self, replies: Mapping[int, Reply]) -> None:
+        """Kill the workers that share a process group with a failed rank; remember the ranks that are lost."""
+        self._context.members.note_lost(replies)
+        failed = {rank for rank, reply in replies.items() if not reply.ok}
+        self._context.link.send(KillWorkers(ranks=spans(self._groups.remove_broken(failed))))
+
+
+def _give_up_s(call: Call) -> float:
+    return time.monotonic() + call.setup_s + call.deadline_s + MARGIN_S

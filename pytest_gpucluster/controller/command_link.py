@@ -1,0 +1,101 @@
+"""The controller's connection to the store: it opens at first use, writes the commands, and writes a heartbeat."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.protocol import channel
+from pytest_gpucluster.protocol.channel import CONTROLLER, Address, Channel, ChannelLostError, command_key
+from pytest_gpucluster.protocol.messages import Quit
+
+if TYPE_CHECKING:
+    import socket
+
+    from pytest_gpucluster.protocol.messages import Command
+
+BEAT_S = 1.0
+BYE_S = 5.0
+
+
+class CommandLink:
+    """The one ordered sequence of commands to all agents."""
+
+    def __init__(self, address: Address | None, *, hosts_store: bool) -> None:
+        """Prepare for the store at ``address``, or for one on the loopback if that is None (see :meth:`listen`).
+
+        ``hosts_store``: this process hosts the store; otherwise torchrun does.
+        """
+        self._address = address
+        self._hosts_store = hosts_store
+        self._listener: socket.socket | None = None
+        self._channel: Channel | None = None
+        self._num_commands = 0
+        self._stop_beating = threading.Event()
+        self._beating = threading.Thread(target=self._beat_forever, daemon=True)
+
+    def listen(self) -> Address:
+        """Take a port of the loopback for a store of this run's own, so that agents can be told its address."""
+        self._listener = channel.listen_on_loopback()
+        host, port = self._listener.getsockname()[:2]
+        self._address = Address(host=host, port=port, run_id=secrets.token_hex(8))
+        return self._address
+
+    @property
+    def address(self) -> Address:
+        """Where the store is."""
+        assert self._address is not None, "listen() was not called"
+        return self._address
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the store was used already."""
+        return self._channel is not None
+
+    @property
+    def channel(self) -> Channel:
+        """The connection, opened at first use.
+
+        Raises:
+            MeasurementError: the store has the messages of an earlier run.
+            ChannelLostError: the store cannot be reached, or its port is taken.
+        """
+        if self._channel is None:
+            if self._hosts_store:
+                opened = channel.host_store(self.address, listener=self._listener)
+            else:
+                opened = channel.connect(self.address)
+            if opened.has(command_key(0)):
+                raise MeasurementError(
+                    f"not run: the store at {self.address.host}:{self.address.port} has the messages of an earlier run; "
+                    "start this one with another --master-port",
+                    kind="missing",
+                )
+            self._channel = opened
+            self._beating.start()
+        return self._channel
+
+    def send(self, command: Command) -> None:
+        """Write the next command; one that is for no rank is left out."""
+        if not isinstance(command, Quit) and not command.ranks:
+            return
+        self.channel.put(command_key(self._num_commands), command)
+        self._num_commands += 1
+
+    def stop_beating(self) -> None:
+        """End the heartbeat and its thread: a thread inside the store while Python shuts down aborts the process."""
+        self._stop_beating.set()
+        if self._beating.is_alive():
+            self._beating.join(BYE_S)
+
+    def _beat_forever(self) -> None:
+        with contextlib.suppress(ChannelLostError):
+            own = channel.connect(self.address)
+            count = 1
+            own.beat(CONTROLLER, count)  # at once: an agent that gets SIGTERM looks whether there is a controller
+            while not self._stop_beating.wait(BEAT_S):
+                count += 1
+                own.beat(CONTROLLER, count)

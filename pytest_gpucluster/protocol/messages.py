@@ -1,0 +1,329 @@
+"""Every message that crosses between controller, agents and workers.
+
+``t`` tells apart the messages that arrive under the same key or on the same line. Ranks are torchrun's; a ``span`` is the
+first and the last of consecutive ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Literal, TypeAlias, cast
+
+from pytest_gpucluster.places import Device  # noqa: TC001 -- read_one_of asks for its fields' types
+from pytest_gpucluster.protocol.codec import TypedMessage, read_one_of
+
+FailureKind: TypeAlias = Literal["raised", "refused", "died", "hung", "released", "lost"]
+Spans: TypeAlias = "tuple[tuple[int, int], ...]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionName(TypedMessage):
+    """A function as it crosses between processes.
+
+    ``relative``: the file seen from the folder that the run started in. ``digest``: the SHA-256 of the file.
+    """
+
+    module: str
+    qualname: str
+    file: str
+    relative: str
+    digest: str
+
+
+# Controller to agents, under ``cmd/<n>``. Each agent reads every command and obeys those whose spans contain its rank.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group(TypedMessage):
+    """One process group: its id is never used again, and the position in ``ranks`` is the rank in the group."""
+
+    id: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work(TypedMessage):
+    """What a worker does in a call: the part of the call that the agent passes on unchanged.
+
+    ``any_device``: the function runs without a GPU too. ``test``: the function is the body of a distributed test, which gets
+    the fixtures named in ``test_arguments`` besides ``kwargs`` (plain data).
+    """
+
+    function: FunctionName
+    kwargs: dict[str, Any]
+    device: Device
+    any_device: bool
+    sys_path: tuple[str, ...]
+    test: bool
+    test_arguments: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartCall(Work):
+    """Run a function on some ranks. ``nodes``: the node number of each torchrun group rank, as far as known."""
+
+    t: Literal["call"] = "call"
+    id: str
+    ranks: Spans
+    groups: tuple[Group, ...] | None
+    deadline_s: float
+    setup_s: float
+    cwd: str
+    nodes: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortCall(TypedMessage):
+    """Stop waiting in a call: its result would come too late, or never.
+
+    ``grace_s``: how long each rank must have been in the call first. ``entered``: the rank that failed came into the call, so
+    others may still be on their way into it.
+    """
+
+    t: Literal["abort"] = "abort"
+    id: str
+    ranks: Spans
+    why: str
+    grace_s: float = 0.0
+    entered: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KillWorkers(TypedMessage):
+    """End the workers of these ranks; the next call starts new ones."""
+
+    t: Literal["kill"] = "kill"
+    ranks: Spans
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportTarget(TypedMessage):
+    """The reports of a run: the folder of its journal, the JUnit file that pytest would write, and the id of the run."""
+
+    folder: str
+    junit: str | None
+    run: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicateJournal(TypedMessage):
+    """Keep a copy of the journal, and write the reports from it if the controller's node is lost."""
+
+    t: Literal["replicate"] = "replicate"
+    ranks: Spans
+    target: ReportTarget
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quit(TypedMessage):
+    """Every agent leaves; ``code`` is the exit code of the run."""
+
+    t: Literal["quit"] = "quit"
+    code: int
+
+
+CommandToRanks: TypeAlias = "StartCall | AbortCall | KillWorkers | ReplicateJournal"
+Command: TypeAlias = "CommandToRanks | Quit"
+COMMANDS = (StartCall, AbortCall, KillWorkers, ReplicateJournal, Quit)
+
+
+def read_command(data: Any) -> Command:
+    """One command; see :func:`read_one_of` for what is raised."""
+    return cast("Command", read_one_of(COMMANDS, data))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalText(TypedMessage):
+    """A part of the journal, for the agent that keeps the replica."""
+
+    text: str
+
+
+# Worker to agent, and on to the controller.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entered(TypedMessage):
+    """The set-up is over: the worker calls the function now."""
+
+    t: Literal["entered"] = "entered"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress(TypedMessage):
+    """The step that the worker is at; ``fraction`` (0 to 1) of the whole, if known."""
+
+    t: Literal["progress"] = "progress"
+    step: str
+    fraction: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Result(TypedMessage):
+    """What every result says.
+
+    The agent adds whether the call was entered, the number of collectives entered in it, the name of the last one, and the
+    end of what the worker printed.
+    """
+
+    t: Literal["result"] = "result"
+    entered: bool = False
+    collectives: int = 0
+    collective: str = ""
+    output: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Success(_Result):
+    """The function returned; ``value`` is plain data."""
+
+    ok: Literal[True] = True
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure(_Result):
+    """There is no value.
+
+    ``type`` and ``traceback`` belong to an exception. ``state`` (the letter of proc(5)), ``stacks`` and ``flight`` (the last
+    collectives in PyTorch's flight recorder) were taken from a worker that did not return.
+    """
+
+    ok: Literal[False] = False
+    kind: FailureKind
+    error: str
+    type: str = ""
+    traceback: str = ""
+    state: str = ""
+    stacks: str = ""
+    flight: str = ""
+
+
+Reply: TypeAlias = "Success | Failure"
+FromWorker: TypeAlias = "Entered | Progress | Reply"
+
+
+def read_reply(data: Any) -> Reply:
+    """A rank's answer to a call; see :func:`read_one_of` for what is raised."""
+    return cast("Reply", read_one_of((Success, Failure), data))
+
+
+def read_from_worker(data: Any) -> FromWorker:
+    """What a worker says to its agent; see :func:`read_one_of` for what is raised."""
+    return cast("FromWorker", read_one_of((Entered, Progress, Success, Failure), data))
+
+
+# Agent to controller.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello(TypedMessage):
+    """Where an agent runs. ``machine``: where its pid means the same process (:func:`protocol.rank.machine`)."""
+
+    hostname: str
+    machine: str
+    pid: int
+    group_rank: int
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressInCall(Progress):
+    """The step that a rank is at in one call."""
+
+    call: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault(TypedMessage):
+    """A rank of the call has failed: the controller reads the replies that there are."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bye(TypedMessage):
+    """An agent leaves."""
+
+
+# Agent to worker, and to the spawner.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupMember(TypedMessage):
+    """The process group that a worker joins, its rank and the size in it, and the store through which members meet."""
+
+    id: str
+    rank: int
+    size: int
+    host: str
+    port: int
+    setup_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task(Work):
+    """One call for one worker.
+
+    ``roots``: the folders of this run's tests. ``trusted``: the run has a secret, so functions from elsewhere may run too.
+    """
+
+    roots: tuple[str, ...]
+    trusted: bool
+    group: GroupMember | None
+
+    @classmethod
+    def of(cls, work: Work, *, roots: tuple[str, ...], trusted: bool, group: GroupMember | None) -> Task:
+        """The task that does this work."""
+        passed_on = {field.name: getattr(work, field.name) for field in fields(Work)}
+        return cls(**passed_on, roots=roots, trusted=trusted, group=group)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartWorker(TypedMessage):
+    """Fork a worker with these variables added to its environment. The worker writes the files, and its agent reads them.
+
+    The spawner's handle numbers the requests.
+    """
+
+    number: int = 0
+    environment: dict[str, str]
+    cwd: str
+    stacks_file: str
+    flight_file: str
+    collective_file: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStarted(TypedMessage):
+    """The answer to the request of this number."""
+
+    t: Literal["started"] = "started"
+    number: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerNotStarted(TypedMessage):
+    """The answer to the request of this number: it could not be forked."""
+
+    t: Literal["not started"] = "not started"
+    number: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerExited(TypedMessage):
+    """A worker has ended, with the wait status of waitpid(2)."""
+
+    t: Literal["exited"] = "exited"
+    pid: int
+    status: int
+
+
+FromSpawner: TypeAlias = "WorkerStarted | WorkerNotStarted | WorkerExited"
+
+
+def read_from_spawner(data: Any) -> FromSpawner:
+    """What the spawner says to its agent; see :func:`read_one_of` for what is raised."""
+    return cast("FromSpawner", read_one_of((WorkerStarted, WorkerNotStarted, WorkerExited), data))

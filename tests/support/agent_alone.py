@@ -1,0 +1,261 @@
+"""One agent without a controller and without a store: ``python -m tests.support.agent_alone SCENARIO``.
+
+Prints what the agent answered as one line of JSON: the replies, each with ``took_s``, the exit code, and the longest time
+between two heartbeats. The limits are fractions of those of a real run, and torch is not loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+from pytest_gpucluster.agent import current_call, spawner, worker_process
+from pytest_gpucluster.agent.agent import Agent
+from pytest_gpucluster.agent.call_runner import AgentContext
+from pytest_gpucluster.agent.command_reader import CommandReader
+from pytest_gpucluster.protocol.channel import Address, Channel
+from pytest_gpucluster.protocol.messages import (
+    AbortCall,
+    Command,
+    Entered,
+    FunctionName,
+    KillWorkers,
+    Quit,
+    StartCall,
+    StartWorker,
+    Success,
+    Task,
+)
+from pytest_gpucluster.protocol.rank import Rank
+from pytest_gpucluster.protocol.wire import Wire
+from pytest_gpucluster.worker import flight_recorder, python_stacks
+
+DEADLINE_S = 0.3
+QUIT_CODE = 7
+RANK = Rank(rank=1, world_size=2, local_rank=1, local_world_size=2, group_rank=0)
+OWN = ((1, 1),)
+ABORT = AbortCall(id="0", ranks=OWN, why="released, because rank 0 raised", grace_s=0.4)
+Step = Callable[[], "Command | None"]
+
+
+def play_worker(request: StartWorker, link_fd: int) -> None:
+    """Do what the arguments of a call say, and return the pid."""
+    python_stacks.answer_requests(Path(request.stacks_file))
+    wire = Wire(socket.socket(fileno=link_fd))
+    while (messages := wire.receive()) is not None:
+        for kwargs in (Task.read(message).kwargs for message in messages):
+            time.sleep(kwargs.get("late_s", 0.0))
+            wire.send(Entered())
+            if kwargs.get("hang"):
+                time.sleep(600)
+            time.sleep(kwargs.get("pause_s", 0.0))
+            wire.send(Success(value=os.getpid()))
+            if kwargs.get("deaf"):
+                time.sleep(600)
+
+
+class PlayedStore:
+    """Stands for the channel: keeps the replies, and gives the next command as soon as the last call was answered."""
+
+    address = Address(host="", port=0, run_id="")
+
+    def __init__(self) -> None:
+        """No command yet."""
+        self.commands = CommandReader(cast("Channel", self), RANK)
+        self.steps: list[Command | Step] = []
+        self.replies: list[dict[str, Any]] = []
+        self.beats_s: list[float] = []
+        self._given_s = 0.0
+
+    def put(self, key: str, message: Any) -> None:
+        """Keep a reply, and go on."""
+        if key.startswith("res/"):
+            self.replies.append({**message.to_json(), "took_s": time.monotonic() - self._given_s})
+            self.next()
+
+    def next(self) -> None:
+        """Give the next command, a quit after the last one; nothing if the step gives its command later."""
+        step = self.steps.pop(0) if self.steps else Quit(code=QUIT_CODE)
+        command = step() if callable(step) else step
+        if command is not None:
+            self.give(command)
+
+    def give(self, command: Command) -> None:
+        """Give this command now."""
+        if isinstance(command, StartCall):
+            command = replace(command, id=str(len(self.replies)))
+        self._given_s = time.monotonic()
+        self.commands.put(command)
+        if isinstance(command, KillWorkers):
+            self.next()
+
+    def beat(self, rank: int, count: int) -> None:
+        """Note the time of a heartbeat."""
+        del rank, count
+        self.beats_s.append(time.monotonic())
+
+    def beats(self, ranks: list[int]) -> dict[int, bytes]:
+        """There is no controller."""
+        del ranks
+        return {}
+
+
+class Scenarios:
+    """What can happen to the agent; each method is one scenario."""
+
+    def __init__(self) -> None:
+        """Fork the spawner, before anything else."""
+        self.spawner = spawner.Spawner(play_worker, folder=Path(tempfile.mkdtemp(prefix="gpucluster-rank1-")))
+        self.store = PlayedStore()
+
+    def serve(self, *steps: Command | Step) -> None:
+        """Have the agent obey these commands, and print what came of it."""
+        store = self.store
+        store.steps = list(steps)
+        context = AgentContext(rank=RANK, channel=cast("Channel", store), spawner=self.spawner, roots=())
+        agent = Agent(context, store.commands)
+        store.next()
+        code = agent.serve()
+        silent_s = max((later - earlier for earlier, later in zip(store.beats_s, store.beats_s[1:], strict=False)), default=0.0)
+        sys.stdout.write(json.dumps({"replies": store.replies, "code": code, "silent_s": silent_s}))
+
+    def release_after(self, seconds: float, command: AbortCall = ABORT) -> None:
+        """Abort the first call, from another thread."""
+        after(seconds, lambda: self.store.commands.put(command))
+
+    def hung_and_survives(self) -> None:
+        """The worker hangs, and SIGKILL does not end it; two more calls come."""
+        survive_kills()
+        self.serve(call(hang=True), call(), call())
+
+    def released_and_survives(self) -> None:
+        """The call is aborted because another rank died, and SIGKILL does not end the worker; one more call comes."""
+        survive_kills()
+        self.release_after(0.1, AbortCall(id="0", ranks=OWN, why="released, because rank 0 died"))
+        self.serve(patient(call(hang=True)), call())
+
+    def late_and_answers(self) -> None:
+        """The worker enters after the abort, and returns within the time of grace."""
+        self.release_after(0.1)
+        self.serve(patient(call(late_s=0.8, pause_s=0.05)))
+
+    def late_and_stuck(self) -> None:
+        """The worker enters after the abort, and hangs."""
+        self.release_after(0.1)
+        self.serve(patient(call(late_s=0.8, hang=True)))
+
+    def long_stuck(self) -> None:
+        """The worker has been in the call for longer than the time of grace when the abort comes."""
+        self.release_after(1.0)
+        self.serve(patient(call(hang=True)))
+
+    def too_late(self) -> None:
+        """The worker never enters; the agent waits for that as long as it may."""
+        current_call.LATEST_ENTRY_S = 0.5
+        self.release_after(0.1)
+        self.serve(replace(call(late_s=50.0), setup_s=60.0))
+
+    def late_without_way_in(self) -> None:
+        """The worker never enters, and the rank that raised did not either."""
+        self.release_after(0.1, replace(ABORT, entered=False))
+        self.serve(replace(call(late_s=50.0), setup_s=60.0))
+
+    def ends_between_calls(self) -> None:
+        """The worker is killed after its first call."""
+        self.serve(call(), self._end_worker, call())
+
+    def _end_worker(self) -> None:
+        os.kill(self.store.replies[-1]["value"], signal.SIGKILL)
+        after(0.5, lambda: self.store.give(call()))  # the agent has heard of the end by then
+
+    def told_to_kill_and_survives(self) -> None:
+        """The controller has the worker killed, and SIGKILL does not end it."""
+        survive_kills()
+        self.serve(call(), KillWorkers(ranks=OWN), call())
+
+    def hung(self) -> None:
+        """A call before and a call after one that hangs."""
+        self.serve(call(), call(hang=True), call())
+
+    def spawner_stopped(self) -> None:
+        """The spawner does not answer."""
+        os.kill(self.spawner.pid, signal.SIGSTOP)
+        self.serve(call())
+        os.kill(self.spawner.pid, signal.SIGKILL)
+
+    def spawner_late(self) -> None:
+        """The spawner answers after the call was given up."""
+        os.kill(self.spawner.pid, signal.SIGSTOP)
+        self.serve(call(), self._continue_spawner, call())
+
+    def _continue_spawner(self) -> Command:
+        os.kill(self.spawner.pid, signal.SIGCONT)
+        assert select.select([self.spawner], [], [], 10.0)[0]  # the late answer is there
+        return replace(call(pause_s=1.0), deadline_s=20.0)
+
+    def worker_does_not_read(self) -> None:
+        """The arguments of the second call do not fit into the line."""
+        self.serve(call(deaf=True), call(text="x" * 8_000_000), call())
+
+    def long_kill(self) -> None:
+        """The agent waits 6 s for a worker that SIGKILL does not end."""
+        worker_process.KILL_S = 6.0
+        survive_kills()
+        self.serve(call(hang=True), call())
+
+
+def after(seconds: float, action: Callable[[], None]) -> None:
+    """Do this later, in a thread."""
+    timer = threading.Timer(seconds, action)
+    timer.daemon = True
+    timer.start()
+
+
+def call(**kwargs: Any) -> StartCall:
+    """A call of :func:`play_worker` with these arguments."""
+    return StartCall(
+        id="",
+        ranks=OWN,
+        function=FunctionName(module="", qualname="", file="", relative="", digest=""),
+        kwargs=kwargs,
+        groups=None,
+        deadline_s=DEADLINE_S,
+        setup_s=5.0,
+        device="cpu",
+        any_device=True,
+        test=False,
+        test_arguments=(),
+        sys_path=(),
+        cwd="/",
+        nodes={},
+    )
+
+
+def patient(command: StartCall) -> StartCall:
+    """The same call with a deadline that does not matter."""
+    return replace(command, deadline_s=60.0)
+
+
+def survive_kills() -> None:
+    """Let workers survive SIGKILL, as in state D. The spawner was forked before, and kills them when this process ends."""
+    spawner.kill_group = lambda pid: None
+
+
+if __name__ == "__main__":
+    worker_process.KILL_S = 0.5
+    worker_process.SEND_S = 0.5
+    python_stacks.ANSWER_S = 0.2
+    flight_recorder.ANSWER_S = 0.1
+    spawner.ANSWER_S = 0.5
+    getattr(Scenarios(), sys.argv[1])()

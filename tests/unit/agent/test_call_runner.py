@@ -1,0 +1,175 @@
+"""The agent's own limits: a worker that SIGKILL does not end, one that does not read, a spawner that does not answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpucluster.agent import current_call, heartbeat, spawner, worker_process
+from pytest_gpucluster.controller import members
+from pytest_gpucluster.worker import flight_recorder, python_stacks
+from tests.support import REPOSITORY
+from tests.support.processes import MARK, kill_marked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+SLOW_S = 4.0
+"""What a busy machine may add to a limit that is a fraction of a second here; the limits of a real run are longer still."""
+
+
+@pytest.fixture
+def played(tmp_path: Path) -> Iterator[Callable[[str], dict[str, Any]]]:
+    """Runs a scenario of :mod:`tests.support.agent_alone`; returns what it printed. Whatever it leaves is killed."""
+    mark = f"{os.getpid()}-{tmp_path.name}"
+
+    def play(scenario: str) -> dict[str, Any]:
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), MARK: mark, "TMPDIR": str(tmp_path)}
+        command = [sys.executable, "-m", "tests.support.agent_alone", scenario]
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert ran.returncode == 0, ran.stderr
+        printed: dict[str, Any] = json.loads(ran.stdout)
+        return printed
+
+    yield play
+    kill_marked(mark)
+
+
+# A worker that SIGKILL does not end.
+
+
+def test_hung_and_not_to_be_killed(played: Any) -> None:
+    """The wait is bounded and the answer says it; from then on every call is answered at once, with the same reason."""
+    printed = played("hung_and_survives")
+    hung, lost, again = printed["replies"]
+    assert (hung["ok"], hung["kind"], hung["entered"]) == (False, "hung", True)
+    assert hung["error"] == "did not return within 0.3 s; SIGKILL does not end it"
+    assert "in play_worker" in hung["stacks"]
+    assert 0.3 + 0.5 <= hung["took_s"] < 0.3 + 0.2 + 0.5 + SLOW_S
+    assert lost["kind"] == again["kind"] == "lost"
+    assert lost["error"].startswith("worker ")
+    assert "does not end on SIGKILL (state S)" in lost["error"]
+    assert again["error"] == lost["error"]
+    assert again["took_s"] < SLOW_S
+    assert printed["code"] == 7
+
+
+def test_released_and_not_to_be_killed(played: Any) -> None:
+    """A peer of the culprit that does not end either: released in time, and lost from the next call on."""
+    released, lost = played("released_and_survives")["replies"]
+    assert (released["kind"], released["error"]) == ("released", "released, because rank 0 died")
+    assert released["took_s"] < 0.1 + 0.2 + 0.5 + SLOW_S
+    assert lost["kind"] == "lost"
+    assert "does not end on SIGKILL" in lost["error"]
+
+
+def test_late_for_a_call_in_which_a_peer_raised(played: Any) -> None:
+    """It is given a moment in the call, in which it answers by itself: what all raise or skip is not one rank's fault."""
+    (answer,) = played("late_and_answers")["replies"]
+    assert answer["ok"]
+
+
+def test_late_and_then_stuck(played: Any) -> None:
+    """After that moment it is released; one that was long in the call is released at once."""
+    (answer,) = played("late_and_stuck")["replies"]
+    assert (answer["kind"], answer["error"], answer["entered"]) == ("released", "released, because rank 0 raised", True)
+    assert 0.8 + 0.4 <= answer["took_s"] < 0.8 + 0.4 + 0.2 + SLOW_S
+    (answer,) = played("long_stuck")["replies"]
+    assert (answer["kind"], answer["entered"]) == ("released", True)
+    assert 1.0 <= answer["took_s"] < 1.0 + 0.2 + SLOW_S
+
+
+def test_too_late_for_a_call_in_which_a_peer_raised(played: Any) -> None:
+    """Its set-up may hang because of that peer: it is not waited for until the set-up's own deadline."""
+    (answer,) = played("too_late")["replies"]
+    assert (answer["kind"], answer["entered"]) == ("released", False)
+    assert 0.6 <= answer["took_s"] < 0.6 + 0.2 + SLOW_S
+
+
+def test_waiting_for_a_peer_that_never_came_in(played: Any) -> None:
+    """A group joins as a whole: without that peer there is no way into the call, so nobody is waited for on the way."""
+    (answer,) = played("late_without_way_in")["replies"]
+    assert (answer["kind"], answer["entered"]) == ("released", False)
+    assert 0.5 <= answer["took_s"] < current_call.LATEST_ENTRY_S
+
+
+def test_a_worker_that_ends_between_two_calls(played: Any) -> None:
+    """The next call is told so, because its group does not stand any more; the one after that has a new worker."""
+    first, died, after = played("ends_between_calls")["replies"]
+    assert (first["ok"], after["ok"]) == (True, True)
+    assert (died["kind"], died["error"], died["entered"]) == ("died", "the worker died: SIGKILL, between two calls", False)
+    assert after["value"] != first["value"]
+
+
+def test_told_to_kill_and_cannot(played: Any) -> None:
+    """The worker of a broken group that does not end costs the place, not the run."""
+    first, lost = played("told_to_kill_and_survives")["replies"]
+    assert first["ok"]
+    assert (lost["kind"], lost["took_s"] < 0.5 + SLOW_S) == ("lost", True)
+    assert "does not end on SIGKILL" in lost["error"]
+
+
+def test_an_ordinary_worker_is_killed_and_replaced(played: Any) -> None:
+    """Where SIGKILL works nothing is lost: the next call has a worker of its own."""
+    first, hung, last = played("hung")["replies"]
+    assert (first["ok"], hung["kind"], last["ok"]) == (True, "hung", True)
+    assert hung["error"] == "did not return within 0.3 s"
+    assert first["value"] != last["value"]
+
+
+# A spawner that does not answer, a worker that does not read.
+
+
+def test_a_spawner_that_does_not_answer(played: Any) -> None:
+    """Answered within the limit: no worker could be started, and why."""
+    printed = played("spawner_stopped")
+    (answer,) = printed["replies"]
+    assert answer["error"].startswith("no worker could be started: ")
+    assert (answer["ok"], answer["kind"], answer["entered"]) == (False, "died", False)
+    assert 0.5 <= answer["took_s"] < 0.5 + SLOW_S
+    assert printed["code"] == 7
+
+
+def test_a_spawner_that_answers_late(played: Any) -> None:
+    """What it answers later is not taken for the answer to another request, and does not end the agent."""
+    late, *others = played("spawner_late")["replies"]
+    assert late["kind"] == "died"
+    assert [answer["ok"] for answer in others] == [True, True]
+
+
+def test_a_worker_that_does_not_read(played: Any) -> None:
+    """More arguments than its line holds: the send ends at its limit, the worker is replaced, and the next call works."""
+    deaf, unread, last = played("worker_does_not_read")["replies"]
+    assert deaf["ok"]
+    assert (unread["ok"], unread["kind"], unread["entered"]) == (False, "died", False)
+    assert re.search("timed out|not take the call", unread["error"])
+    assert 0.5 <= unread["took_s"] < 0.5 + SLOW_S
+    assert last["ok"]
+    assert last["value"] != deaf["value"]
+
+
+def test_no_limit_is_longer_than_the_controllers_patience() -> None:
+    """In these waits the agent does not beat: the controller must not take it for dead before it can say why."""
+    waits_s = {
+        "evidence": python_stacks.ANSWER_S + flight_recorder.ANSWER_S,
+        "spawner": spawner.ANSWER_S,
+        "worker": worker_process.SEND_S,
+    }
+    patience_s = members.SILENT_S - heartbeat.BEAT_S
+    assert {what: wait_s for what, wait_s in waits_s.items() if wait_s > patience_s} == {}
+
+
+def test_beats_while_it_waits_for_a_kill(played: Any) -> None:
+    """The wait for a worker that does not end, the longest of all, is not silent, and it is not repeated."""
+    printed = played("long_kill")
+    assert printed["silent_s"] < 5.0  # it beats once a second
+    hung, lost = printed["replies"]
+    assert 6.0 < hung["took_s"] < 6.0 + SLOW_S
+    assert lost["took_s"] < 6.0

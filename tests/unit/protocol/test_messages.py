@@ -1,0 +1,127 @@
+"""Every type of message survives the wire, and is refused with any field missing or of another type."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import pytest
+
+from pytest_gpucluster.agent.main import AgentSettings
+from pytest_gpucluster.controller.relay import Collected, RelayAnswer, RelayedCall
+from pytest_gpucluster.protocol import messages
+from pytest_gpucluster.protocol.channel import Address
+from pytest_gpucluster.protocol.codec import MalformedMessageError, TypedMessage, read_one_of
+from pytest_gpucluster.protocol.rank import Rank
+
+HERE = [value for value in vars(messages).values() if isinstance(value, type) and issubclass(value, TypedMessage)]
+TYPES = [*HERE, Address, AgentSettings, Collected, Rank, RelayAnswer, RelayedCall]
+TYPES.remove(TypedMessage)
+UNIONS = {
+    messages.read_command: messages.COMMANDS,
+    messages.read_reply: (messages.Success, messages.Failure),
+    messages.read_from_worker: (messages.Entered, messages.Progress, messages.Success, messages.Failure),
+    messages.read_from_spawner: (messages.WorkerStarted, messages.WorkerNotStarted, messages.WorkerExited),
+}
+WRONG = ["text", True, 7, 2.5, None, [3], {"a": 1}, [[1, "x"]], [["a", 2]]]
+
+
+def example(kind: Any) -> Any:
+    """A value of an annotation, as Python has it."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        return kind(**{field.name: example(hints[field.name]) for field in fields(kind)})
+    if origin is Literal:
+        return arguments[0]
+    if origin is tuple:
+        return tuple(example(one) for one in arguments if one is not Ellipsis)
+    if origin is dict:
+        return {"key": example(arguments[1])}
+    if origin is not None:  # X | None
+        return example(arguments[0])
+    return {int: 3, float: 0.5, str: "text", bool: True}.get(kind)
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether one of :data:`WRONG` is a value of an annotation, found by other means than in the code under test."""
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return any(type(value) is type(one) and value == one for one in arguments)
+    if origin is tuple:
+        items = arguments[:1] * len(value) if isinstance(value, list) and arguments[-1] is Ellipsis else arguments
+        return isinstance(value, list) and len(value) == len(items) and all(map(fits, value, items))
+    if origin is dict:
+        return isinstance(value, dict) and all(fits(item, arguments[1]) for item in value.values())
+    if origin is not None:  # X | None
+        return value is None or fits(value, arguments[0])
+    known = {Any: (object,), int: (int,), float: (int, float), str: (str,), bool: (bool,)}.get(kind, ())
+    return object in known or type(value) in known
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_round_trip(kind: Any) -> None:
+    """What was sent is what is read; keys of another version are left out."""
+    message = example(kind)
+    data = json.loads(json.dumps(message.to_json()))
+    assert kind.read(data) == message
+    assert kind.read({**data, "of another version": 1}) == message
+    assert set(data) == {field.name for field in fields(kind)}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_each_field_is_checked(kind: Any) -> None:
+    """A value of another type is refused, and the error names type, field and value; a fitting one is not."""
+    good, hints = json.loads(json.dumps(example(kind).to_json())), get_type_hints(kind)
+    for field in fields(kind):
+        for wrong in WRONG:
+            if fits(wrong, hints[field.name]):
+                kind.read({**good, field.name: wrong})
+                continue
+            with pytest.raises(MalformedMessageError, match=rf"{kind.__name__}\.{field.name}: "):
+                kind.read({**good, field.name: wrong})
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_each_field_is_needed(kind: Any) -> None:
+    """A field without a default, and a tag, cannot be left out."""
+    good, hints = json.loads(json.dumps(example(kind).to_json())), get_type_hints(kind)
+    for field in fields(kind):
+        less = {name: value for name, value in good.items() if name != field.name}
+        optional = field.default is not MISSING and get_origin(hints[field.name]) is not Literal
+        if optional:
+            kind.read(less)
+            continue
+        with pytest.raises(MalformedMessageError, match=rf"{kind.__name__}\.{field.name} is missing"):
+            kind.read(less)
+
+
+@pytest.mark.parametrize("data", [None, 3, "text", [], [{}], True])
+@pytest.mark.parametrize("kind", TYPES)
+def test_what_is_no_object(kind: Any, data: Any) -> None:
+    """Refused by the same error."""
+    with pytest.raises(MalformedMessageError):
+        kind.read(data)
+
+
+@pytest.mark.parametrize("read", UNIONS)
+def test_tags_choose_the_type(read: Any) -> None:
+    """Each message of a union is read as itself; an unknown tag, or none, is refused."""
+    for kind in UNIONS[read]:
+        message = example(kind)
+        data = json.loads(json.dumps(message.to_json()))
+        assert type(read(data)) is kind
+        assert read(data) == message
+        for wrong in ({**data, "t": "nonsense"}, {**data, "t": None}, {**data, "t": 1}, {**data, "t": []}):
+            with pytest.raises(MalformedMessageError, match="is none of "):
+                read(wrong)
+    for wrong in ({}, None, 3, [], "text", {"ok": True}):
+        with pytest.raises(MalformedMessageError, match="is none of "):
+            read(wrong)
+
+
+def test_one_is_not_true() -> None:
+    """A number in the place of a tag that is a truth value."""
+    with pytest.raises(MalformedMessageError, match="is none of Success, Failure"):
+        read_one_of((messages.Success, messages.Failure), {"t": "result", "ok": 1, "value": 3})
