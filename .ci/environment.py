@@ -33,7 +33,7 @@ def environment(name: str = "dev") -> Path:
         sys.stderr.write(f"making {folder} (once)\n")
         subprocess.run([sys.executable, "-m", "venv", "--clear", str(folder)], check=True)
         pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet"]
-        if subprocess.run([*pip, "nox>=2024.10.9"], check=False).returncode != 0:
+        if subprocess.run([*pip, "nox>=2024.10.9", "pip>=21.3"], check=False).returncode != 0:
             sys.exit(NO_NOX)
         (folder / "constraints.txt").write_text(share_torch(folder))
     return folder
