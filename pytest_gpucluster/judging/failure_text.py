@@ -1,4 +1,4 @@
-"""What a failed criterion says: what is wrong, where, how much, where the limit is written, evidence, what to do next."""
+"""The text of a failure: what is wrong, where, by how much, where the limit is written, evidence, what to do next."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.resolve import Threshold
 
 SHOWN = 4
-"""Of a long list in the evidence so many are shown at either end."""
+"""How many items of a long list in the evidence are shown at either end."""
 
 
 def format_number(value: float) -> str:
-    """Four significant digits, whole numbers as such."""
+    """A number with four significant digits; a whole number below ten million with all of them."""
     if float(value).is_integer() and abs(value) < 1e7:
         return str(int(value))
     return f"{value:.4g}" if abs(value) < 1000 else f"{value:.1f}"
 
 
 def where_written(threshold: Threshold) -> str:
-    """``thresholds.yaml:41``."""
+    """File and line of the entry: ``thresholds.yaml:41``."""
     return f"{Path(threshold.file).name}:{threshold.line}"
 
 
@@ -41,7 +41,7 @@ def shortfall(limit: Limit, value: float) -> str:
 def describe_failure(
     threshold: Threshold, limit: Limit, value: float, *, places: Sequence[Place], evidence: Mapping[str, Any]
 ) -> str:
-    """The failure of one criterion at one place."""
+    """The text of a failure of one criterion at one place, at a pair of places, or of the cluster (no places)."""
     where = " -> ".join(place.id for place in places) or "the cluster"
     lines = [
         (
@@ -59,7 +59,7 @@ def describe_failure(
 
 
 def describe_noise(threshold: Threshold, limit: Limit, value: float, *, places: Sequence[Place], why: str) -> str:
-    """A value that cannot be judged, because its repeats disagree."""
+    """The text of a value that cannot be judged because its repeats disagree; ``why`` says how much."""
     where = " -> ".join(place.id for place in places) or "the cluster"
     lines = [
         f"{threshold.key} at {where} is too close to call: {format_number(value)} {limit.unit}, {limit.text} asked",
@@ -78,7 +78,7 @@ def next_step(threshold: Threshold, place: Place | None) -> str:
 
 
 def summarize(values: Sequence[float]) -> str:
-    """``min 731.2, median 742.8, max 748.1``."""
+    """At least one value as ``min 731.2, median 742.8, max 748.1``; a single one as it is."""
     if len(values) == 1:
         return format_number(values[0])
     low, middle, high = min(values), statistics.median(values), max(values)
@@ -105,7 +105,7 @@ def describe_together(
     for record in failed:
         shown = format_number(record.value) if record.value is not None else "?"
         margin = f", {abs(record.margin_percent):.1f} % off" if record.margin_percent is not None else ""
-        evidence = "  " + ", ".join(f"{name} {_show(told)}" for name, told in record.evidence.items())
+        evidence = "  " + ", ".join(f"{name} {_show(found)}" for name, found in record.evidence.items())
         place = places.get(record.place or "")
         where = place.label if place is not None else record.place or "cluster"
         lines.append(f"  {where}  {shown} {record.unit}{margin}{evidence.rstrip()}")

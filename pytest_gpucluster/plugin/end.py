@@ -51,9 +51,9 @@ class End:
         if not unrun and (session.shouldstop or session.exitstatus not in CAME_TO_ITS_END):
             self._session.objections.append(f"cut short after the last outcome: {why.removeprefix('not run: ')}")
         self.verdict = self._session.decide()
-        finish_junit(self._config, self._session.recorder.report(self.verdict))
         error = self._session.recorder.finish(self.verdict)
         self._disk_errors += [error] if error is not None else []
+        finish_junit(self._config, self._session.recorder.report(self.verdict))
         session.exitstatus = self._exit_status(session)
         if session.exitstatus != 0:
             write_torchrun_error_file(self.verdict.line)

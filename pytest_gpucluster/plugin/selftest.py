@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.plugin.pairing import Pair
-from pytest_gpucluster.reporting.results import lines
+from pytest_gpucluster.reporting.results import selftest_lines
 from pytest_gpucluster.selftest import running
 
 if TYPE_CHECKING:
@@ -22,6 +22,6 @@ def run_selftest(session: Session, terminal: Terminal) -> None:
     terminal.say(BEGINS)
     facts = running.run_selftest(session, lambda step, fraction: terminal.progress(0, step, fraction)).facts
     terminal.say(f"gpucluster: {NAME}: {facts['places']} places, {facts['seconds']:.1f} s")
-    for line in lines(facts):
+    for line in selftest_lines(facts):
         terminal.say(f"gpucluster: {NAME}: {line}", red=line in facts["objections"])
     session.take_selftest(facts)

@@ -1,4 +1,4 @@
-"""A soak inside a run: which tests take part, and what is told, kept and written after each round."""
+"""A soak inside a run: which tests take part, and what the terminal, the journal and the reports get after each round."""
 
 from __future__ import annotations
 
@@ -42,30 +42,30 @@ def start(session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion
 
 
 class Reports:
-    """Says a line after each round, writes it into the journal, and brings the reports up to date."""
+    """Reports a soak while it runs: a line after each round, an event in the journal, the reports up to date."""
 
     def __init__(self, session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion]) -> None:
-        """``criteria``: those of the selected tests."""
+        """``criteria`` are those of the selected tests, by criterion and place id."""
         self._session = session
         self._terminal = terminal
         self._criteria = criteria
 
     def turn(self, turn: Turn) -> None:
-        """The progress line names it."""
+        """Name the round and the criterion in the progress line. Called before each measurement."""
         self._terminal.work_on(f"round {turn.round}: {turn.criterion}")
 
     def seen(self, kept: Sequence[Kept]) -> None:
-        """What is bad is on record at once: the round may never be over."""
+        """Record the values after each measurement: the round may never end."""
         for one in kept:
             criterion = self._criteria.get((one.criterion, one.place.id))
             if criterion is not None:
-                self._note(one, criterion)
+                self._record(one, criterion)
 
     def round_over(self, soak: Soak) -> None:
-        """What is bad is on record from now on, whatever later rounds show; what is good so far is told."""
+        """Record the values of the round, write it into the journal, and show the worst values so far."""
         judged = [(kept, self._criteria[key]) for kept in soak if (key := (kept.criterion, kept.place.id)) in self._criteria]
         for kept, criterion in judged:
-            self._note(kept, criterion)
+            self._record(kept, criterion)
         worst = worst_of(judged)
         lost = [
             f"{kept.place}: {kept.error}" for kept, _ in judged if kept.error is not None and kept.latest_round == soak.round
@@ -73,15 +73,15 @@ class Reports:
         self._session.recorder.record_soak_round(
             round=soak.round, elapsed_s=round(soak.elapsed_s, 3), duration_s=soak.duration_s, worst=worst, lost=lost
         )
-        told = [f"{key} {format_number(one['value'])} {one['unit']}{_where(one)}" for key, one in worst.items()]
-        self._terminal.say(f"soak {soak.line}; worst so far: {', '.join(told) or 'nothing was measured'}")
+        shown = [f"{key} {format_number(one['value'])} {one['unit']}{_where(one)}" for key, one in worst.items()]
+        self._terminal.say(f"soak {soak.line}; worst so far: {', '.join(shown) or 'nothing was measured'}")
         for line in lost:
             self._terminal.say(f"  {line.splitlines()[0]}", red=True)
 
-    def _note(self, kept: Kept, criterion: Criterion) -> None:
-        """A first failure or error is settled at once; a value so far waits for the end, and is in the reports meanwhile.
+    def _record(self, kept: Kept, criterion: Criterion) -> None:
+        """Record a first failure or error for good; keep any other value as pending, so that the reports show it.
 
-        Nobody can answer for it yet: a waiver is for a soak that was measured to its end.
+        No waiver can cover the failure yet: a waiver is for a soak that was measured to its end.
         """
         before = self._session.plan.record(kept.criterion, kept.place.id)
         if before is None or before.outcome in (FAILED, ERROR):
@@ -90,8 +90,8 @@ class Reports:
         if record.outcome in (FAILED, ERROR):
             self._session.recorder.record_outcome(record)
         else:
-            told = f"{kept.rounds} rounds of its soak so far"
-            self._session.plan.set_outcome(replace(record, outcome=PENDING, reason=told, advisory=False))
+            reason = f"{kept.rounds} rounds of its soak so far"
+            self._session.plan.set_outcome(replace(record, outcome=PENDING, reason=reason, advisory=False))
 
 
 def worst_of(judged: list[tuple[Kept, Criterion]]) -> dict[str, dict[str, Any]]:
@@ -118,25 +118,21 @@ def _where(worst: Mapping[str, Any]) -> str:
 
 
 def _provisional(kept: Kept, criterion: Criterion) -> Record:
-    """How it would be judged if the soak ended here."""
-    trial = replace(criterion, place=kept.place, judged=None, first_error=None, note=_unheard)
-    reason: MeasurementError | None = None
+    """The record as it would be if the soak ended now."""
+    trial = replace(criterion, place=kept.place, judged=None, first_error=None, note=_ignore)
+    error: MeasurementError | None = None
     with contextlib.suppress(CriterionFailedError):
         try:
             kept.judge(trial)
-        except MeasurementError as error:
-            reason = error
-    if reason is None and trial.judged is not None:
+        except MeasurementError as caught:
+            error = caught
+    if error is None and trial.judged is not None:
         return trial.judged
-    return Record(
-        criterion=kept.criterion,
-        place=kept.place.id,
-        outcome=ERROR if reason is not None else PENDING,
-        limit=criterion.limit,
-        reason=str(reason) if reason is not None else None,
-        culprits=tuple(place.id for place in reason.culprits) if reason is not None else (),
-    )
+    record = Record(criterion=kept.criterion, place=kept.place.id, outcome=PENDING, limit=criterion.limit)
+    if error is None:
+        return record
+    return replace(record, outcome=ERROR, reason=str(error), culprits=tuple(place.id for place in error.culprits))
 
 
-def _unheard(_remark: str) -> None:
-    """The test itself will remark it, once."""
+def _ignore(_remark: str) -> None:
+    """The test itself shows the remark, once, at its end."""

@@ -25,7 +25,7 @@ from pytest_gpucluster.judging.verdict import (
     Record,
     counted_as,
 )
-from pytest_gpucluster.reporting.results import lines
+from pytest_gpucluster.reporting.results import selftest_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -144,7 +144,7 @@ def _testcases_of(case: Case, places: Mapping[str, Place]) -> Iterator[Testcase]
 
 def _selftest_testcase(facts: Mapping[str, Any]) -> Testcase:
     findings = ((finding["what"], finding["words"]) for finding in facts["findings"])
-    told = "\n".join(lines(facts))
+    told = "\n".join(selftest_lines(facts))
     return Testcase(
         nodeid=SELFTEST_CASE,
         kind=KINDS.get(facts["outcome"], "error"),

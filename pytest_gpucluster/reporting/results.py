@@ -26,7 +26,7 @@ ACTIONS = {
 def results_document(
     *, records: Iterable[Record], places: Mapping[str, Place], verdict: Verdict, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The document for one run; ``facts`` are the remaining top-level members, as plain data."""
+    """The document of one run; ``facts`` are the other top-level members, as plain data."""
     rows = list(records)
     return {
         "schema": SCHEMA,
@@ -44,12 +44,12 @@ def to_json(document: Mapping[str, Any]) -> str:
 
 
 def place_facts(place: Place | None) -> dict[str, Any] | None:
-    """A place as results.json has it."""
+    """A place as results.json describes it; None stays None."""
     return None if place is None else {name: getattr(place, name) for name in _PLACE_FIELDS}
 
 
 def culprits(records: Iterable[Record], places: Mapping[str, Place]) -> list[dict[str, Any]]:
-    """Every part that something points at, with what points at it; measured findings before mere errors."""
+    """Every place that a record blames, with these records; places with a measured failure first."""
     found: dict[str, list[Record]] = {}
     for record in records:
         if record.outcome in (FAILED, ERROR, MISSING):
@@ -94,6 +94,6 @@ def _row(record: Record, places: Mapping[str, Place]) -> dict[str, Any]:
 _PLACE_FIELDS = ("id", "node", "hostname", "gpu", "rank", "uuid", "serial", "pci")
 
 
-def lines(facts: Mapping[str, Any]) -> list[str]:
-    """What the terminal and the testcase tell of it."""
+def selftest_lines(facts: Mapping[str, Any]) -> list[str]:
+    """The lines about a self-test, for the terminal and its testcase: statement, remarks, objections."""
     return [facts["statement"], *facts["remarks"], *facts["objections"]]

@@ -41,7 +41,7 @@ SEVEREST_FIRST = (FAILED, ERROR, MISSING, NOISY, WAIVED, NOT_SELECTED, PASSED, S
 
 
 def criteria_table(records: Iterable[Record], *, width: int, color: bool) -> str:
-    """One row a criterion, as text ``width`` columns wide."""
+    """The table with one row for each criterion, as text ``width`` columns wide."""
     by_criterion: dict[str, list[Record]] = {}
     for record in records:
         by_criterion.setdefault(record.criterion, []).append(record)
@@ -61,11 +61,11 @@ def _cells(rows: list[Record]) -> list[str]:
     limits = list(dict.fromkeys(row.limit.text for row in rows if row.limit))
     worst = next(outcome for outcome in SEVEREST_FIRST if any(counted_as(row) == outcome for row in rows))
     number = sum(counted_as(row) == worst for row in rows)
-    told = WORDS[worst] if number == len(rows) else f"{number} of {len(rows)} {WORDS[worst]}"
+    outcome = WORDS[worst] if number == len(rows) else f"{number} of {len(rows)} {WORDS[worst]}"
     return [
         str(len(rows)),
         escape(f"{summarize(values)} {rows[0].unit or ''}") if values else "-",
         escape(", ".join(limits)) or "-",
         f"{min(margins):+.1f} %" if margins else "-",
-        f"[{STYLES[worst]}]{told}[/]",
+        f"[{STYLES[worst]}]{outcome}[/]",
     ]

@@ -15,7 +15,7 @@ from pytest_gpucluster.places import Place
 from pytest_gpucluster.reporting.junit import junit_text
 from pytest_gpucluster.reporting.rebuild import rebuild
 from pytest_gpucluster.reporting.report import Report
-from pytest_gpucluster.reporting.results import SCHEMA_FILE, lines
+from pytest_gpucluster.reporting.results import SCHEMA_FILE, selftest_lines
 from pytest_gpucluster.selftest.report import DEAD, HUNG, SLOW, WRONG, NotPlanted, SelftestReport, Trial
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def test_a_missed_plant_is_told_and_objects(missed: Trial, told: str) -> None:
     found = report(*WHOLE, missed)
     assert found.objections == [f"the self-test {told}"]
     assert found.outcome == "error"
-    assert f"the self-test {told}" in lines(found.facts)
+    assert f"the self-test {told}" in selftest_lines(found.facts)
 
 
 def test_counts_tell_what_was_missed() -> None:
