@@ -44,7 +44,8 @@ def finish_junit(config: pytest.Config, report: Report) -> None:
         writer.suite_name = REHEARSAL_SUITE
     for one in suite.findall("properties/property"):
         writer.add_global_property(one.get("name"), one.get("value"))
-    elements = _merged(suite, list(map(_finished, writer.node_reporters_ordered)), prefix=writer.prefix)
+    theirs = [element for element in map(_finished, writer.node_reporters_ordered) if _is_reported(element)]
+    elements = _merged(suite, theirs, prefix=writer.prefix)
     writer.node_reporters_ordered = [FinishedTestcase(element) for element in elements]
     writer.stats = Counter(next((child.tag for child in element if child.tag in BAD), "passed") for element in elements)
     writer.cnt_double_fail_tests = 0
@@ -54,6 +55,11 @@ def _finished(reporter: Any) -> ET.Element:
     reporter.finalize()
     element: ET.Element = reporter.to_xml()
     return element
+
+
+def _is_reported(element: ET.Element) -> bool:
+    """Whether pytest came further than the set-up: a test that was interrupted in its body has a time and no name yet."""
+    return "name" in element.attrib
 
 
 def _merged(suite: ET.Element, theirs: list[ET.Element], *, prefix: str | None) -> list[ET.Element]:

@@ -142,6 +142,13 @@ def reports(record: Record) -> list[pytest.TestReport]:
     ]
 
 
+def interrupted(record: Record) -> pytest.TestReport:
+    """The last that pytest tells its writer of a test in whose body a signal came."""
+    return pytest.TestReport(
+        nodeid=nodeid(record), location=("", 3, "test"), keywords={}, outcome="passed", longrepr=None, when="setup"
+    )
+
+
 def written_by_pytest(file: Path, report: Report, *, prefix: str | None = None) -> ET.Element:
     """The file of pytest's writer, which saw the tests that were started."""
     writer = LogXML(str(file), prefix, logging="all")
@@ -149,6 +156,7 @@ def written_by_pytest(file: Path, report: Report, *, prefix: str | None = None) 
     for record in STARTED:
         for one in reports(record):
             writer.pytest_runtest_logreport(one)
+    writer.pytest_runtest_logreport(interrupted(NEVER_RUN[0]))
     config: Any = SimpleNamespace(pluginmanager=SimpleNamespace(get_plugins=lambda: [writer]))
     finish_junit(config, report)
     writer.pytest_sessionfinish()
