@@ -169,11 +169,11 @@ def saver(run: TrainingRun, damaged: frozenset[int] = frozenset()) -> Iterator[S
     if run.config.checkpoint_dir is None:
         yield None
         return
-    group = None
+    ranks, group = run.ranks, None
     if run.config.checkpoint_async and run.ranks.world_size > 1:
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=SETUP_DEADLINE_S))
-        cpu_ranks = dataclasses.replace(run.ranks, device=torch.device("cpu"), group=group)
-    made = Saver(run=run, ranks=run.ranks if group is None else cpu_ranks, damaged=damaged)
+        ranks = dataclasses.replace(run.ranks, device=torch.device("cpu"), group=group)
+    made = Saver(run=run, ranks=ranks, damaged=damaged)
     with reading.without_dcp_warnings():  # around the thread too: warning filters belong to the process
         try:
             yield made

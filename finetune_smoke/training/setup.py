@@ -48,6 +48,9 @@ def prepare(config: Config, *, ranks: Ranks, progress: ProgressCallback) -> Trai
         strategy.shard(model, adapters, ranks, cpu_offload=config.cpu_offload)
     fault.freeze(adapters)
     fault.watch_gradients(adapters)
+    local_base = strategy.local_base_digest(model, adapters, ranks.device)
+    fingerprints = digests.fingerprints(adapters.values())
+    initial = InitialState(base=base_digest, local_base=local_base, data=data_digest, adapters=fingerprints)
     return TrainingRun(
         config=config,
         ranks=ranks,
@@ -61,12 +64,7 @@ def prepare(config: Config, *, ranks: Ranks, progress: ProgressCallback) -> Trai
         gradients=gradients.flat_gradients(adapters.values()),
         optimizer=_optimizer(config, adapters),
         shape=shape,
-        initial=InitialState(
-            base=base_digest,
-            local_base=strategy.local_base_digest(model, adapters, ranks.device),
-            data=data_digest,
-            adapters=digests.fingerprints(adapters.values()),
-        ),
+        initial=initial,
         checks=record,
         progress=progress,
         notes=[] if dropout is None else [dropout],
