@@ -59,6 +59,11 @@ def _blocks(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         yield torch.cat(waiting)
 
 
+def as_hex(number: int) -> str:
+    """A 64-bit digest as 16 hex digits, as markers and RESULT have it."""
+    return f"{number % 2**64:016x}"
+
+
 READ_BYTES = 1 << 20
 
 
@@ -74,7 +79,7 @@ def file_digest(path: Path) -> int:
 def is_unchanged(path: Path, entry: Mapping[str, Any]) -> bool:
     """Whether a file can be read and has the digest in its marker's ``entry``."""
     try:
-        return bool(f"{file_digest(path) % 2**64:016x}" == entry["digest"])
+        return bool(as_hex(file_digest(path)) == entry["digest"])
     except OSError:
         return False
 

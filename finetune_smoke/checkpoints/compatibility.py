@@ -12,6 +12,7 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any
 
+from finetune_smoke.digests import as_hex
 from finetune_smoke.ranks import rank_list
 from finetune_smoke.settings.config import InputError
 
@@ -34,8 +35,8 @@ def fits(run: TrainingRun) -> dict[str, object]:
     """What a run has to have in common with a checkpoint that it resumes or an adapter that it replaces."""
     return {
         "format": FORMAT,
-        "base": f"{run.initial.base % 2**64:016x}",
-        "data": f"{run.initial.data % 2**64:016x}",
+        "base": as_hex(run.initial.base),
+        "data": as_hex(run.initial.data),
         # They decide which rows of a data set are trained on. Synthetic calls are drawn for each split separately.
         "heldout_rows": None if run.config.dataset is None else len(run.source.heldout),
         **{name: getattr(run.config, name) for name in SETTINGS},

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from finetune_smoke.checkpoints import compatibility
 from finetune_smoke.checks.exact import deterministic, record_zero
 from finetune_smoke.data import batches
-from finetune_smoke.digests import digest, is_unchanged
+from finetune_smoke.digests import as_hex, digest, is_unchanged
 from finetune_smoke.ranks import rank_list
 from finetune_smoke.settings.config import InputError
 
@@ -145,11 +145,6 @@ def plain_name(name: str) -> str:
 def state_number(state: State) -> int:
     """A signed 64-bit digest of all tensors of ``state`` but the losses, in the order of their names."""
     return digest(state[name] for name in sorted(state) if name != "losses")
-
-
-def state_hex(number: int) -> str:
-    """The same number as a marker has it: 16 hex digits."""
-    return f"{number % 2**64:016x}"
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -310,7 +305,7 @@ def _loaded(run: TrainingRun, path: Path, marker: Mapping[str, Any]) -> tuple[Fl
         _read_into(state, path)
     except CheckpointException:  # raised on every rank if one cannot read
         return Flaw.CHANGED, {}
-    other = state_hex(state_number(state)) != marker["state_digest"]
+    other = as_hex(state_number(state)) != marker["state_digest"]
     if any(count for (count,) in run.ranks.gather([other])):
         return Flaw.STATE, {}
     return Flaw.NONE, state

@@ -29,7 +29,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from finetune_smoke import digests
 from finetune_smoke.checkpoints import compatibility, reading
 from finetune_smoke.checks.exact import difference
-from finetune_smoke.digests import digest
+from finetune_smoke.digests import as_hex, digest
 from finetune_smoke.ranks import SETUP_DEADLINE_S, Ranks, rank_list
 from finetune_smoke.settings.config import InputError, OwnInputError
 
@@ -156,8 +156,8 @@ class Saver:
             "step_rows": self.run.step_rows,
             "failures": self.run.checks.failures(),
             "world_size": self.run.ranks.world_size,
-            "digest": f"{digest(self.run.adapters.values()) % 2**64:016x}",
-            "state_digest": reading.state_hex(number),
+            "digest": as_hex(digest(self.run.adapters.values())),
+            "state_digest": as_hex(number),
             "fits": compatibility.fits(self.run),
             "config": dataclasses.asdict(self.run.config),
         }
@@ -276,7 +276,7 @@ def _files(draft: Path, own: Sequence[int]) -> dict[str, dict[str, object]]:
     result: dict[str, dict[str, object]] = {}
     for path in sorted(draft.iterdir()):
         found = known[path.name] if path.name in known else digests.file_digest(path)
-        result[path.name] = {"bytes": path.stat().st_size, "digest": f"{found % 2**64:016x}"}
+        result[path.name] = {"bytes": path.stat().st_size, "digest": as_hex(found)}
     return result
 
 

@@ -182,7 +182,7 @@ def _make(config: Config, codec: batches.Codec, folder: Path, about: dict[str, o
         draft.mkdir()
         for name, array in _arrays(rows).items():
             np.save(draft / name, array)
-        made = {name: {"digest": f"{digests.file_digest(draft / name) % 2**64:016x}"} for name in ARRAYS}
+        made = {name: {"digest": digests.as_hex(digests.file_digest(draft / name))} for name in ARRAYS}
         index = {"about": about, "train": len(train), "heldout": len(whole.heldout), "files": made}
         (draft / INDEX).write_text(json.dumps(index, indent=1) + "\n")
         shutil.rmtree(folder, ignore_errors=True)

@@ -119,7 +119,7 @@ def score(config: Config, source: AdapterSource, ranks: Ranks, *, progress: Call
         step=source.step,
         base=before,
         adapter=shares(model.eval()),
-        adapter_digest=f"{digests.digest(trained) % 2**64:016x}",
+        adapter_digest=digests.as_hex(digests.digest(trained)),
         world_size=ranks.world_size,
         notes=source.notes,
     )
@@ -153,7 +153,7 @@ def _newest_checkpoint(folder: Path) -> AdapterSource:
 def _same_base(source: AdapterSource, base: Any) -> None:
     """Raises InputError if the adapter was trained on another base."""
     wanted = source.marker.get("fits", {}).get("base")
-    found = f"{digests.digest(base.parameters()) % 2**64:016x}"
+    found = digests.as_hex(digests.digest(base.parameters()))
     if wanted not in {None, found}:
         raise InputError(
             f"{source.path} does not fit this base: it has digest {found}, the adapter was trained on {wanted} (a random base "
@@ -183,5 +183,5 @@ def _require_same_adapter(ranks: Ranks, mine: Sequence[int]) -> None:
 
 
 def _as_saved(source: AdapterSource, adapters: Sequence[torch.Tensor]) -> None:
-    if f"{digests.digest(adapters) % 2**64:016x}" != source.marker["digest"]:
+    if digests.as_hex(digests.digest(adapters)) != source.marker["digest"]:
         raise InputError(f"checkpoint {source.path} is damaged: its adapters have another digest than was saved")

@@ -145,7 +145,7 @@ def collect_outcome(run: TrainingRun, log: Log) -> Outcome:
         tokens_per_s_per_gpu=rate,
         mfu=_mfu(run, log, rate),
         step_ms=step_ms,
-        adapter_digest=f"{digest % 2**64:016x}",
+        adapter_digest=digests.as_hex(digest),
         checks=run.checks.results(),
         train_s=train_s,
         setup_s=setup_s,

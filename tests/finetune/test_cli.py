@@ -13,6 +13,7 @@ from finetune_smoke.__main__ import main, parse
 from finetune_smoke.settings import options
 from finetune_smoke.settings.config import preset
 from finetune_smoke.training import steps
+from finetune_smoke.training.loop import finetune
 from tests.support.finetune.runs import QUICK
 
 OPTIONS = [f"--{name.replace('_', '-')}={value}" for name, value in QUICK.items()]
@@ -58,6 +59,14 @@ def test_run_prints_result_last_and_leaves_0(capsys: pytest.CaptureFixture[str])
     assert len(found["losses"]) == 6
     assert "step 6 of 6: loss" in out
     assert "ok   lock_step" in out
+
+
+def test_progress_tells_loss_speed_and_time_left() -> None:
+    """The bar and the plain lines show loss, speed and time left."""
+    lines: list[str] = []
+    finetune(preset("tiny", **{**QUICK, "audit_every": 0, "greedy_rows": 0}), progress=lambda step, _part: lines.append(step))
+    (last,) = (text for text in lines if text.startswith("step 6 of 6: loss "))
+    assert "tokens/s/GPU, 0 s left" in last
 
 
 def test_two_runs_are_equal_to_the_bit(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,13 +1,11 @@
-"""The adapter in peft's layout: loaded back as a user would, never over anything else, and curves for TensorBoard."""
+"""The adapter in peft's layout: loaded back as a user would, and never written over anything else."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import shutil
-import sys
-import types
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -212,57 +210,3 @@ def test_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "adapter.tmp" / "thesis.txt").write_text("x")
     finetune(preset("tiny", **{**CHEAP, "steps": 1, "restore_check": False}, output=str(tmp_path / "adapter")))
     assert (tmp_path / "adapter.tmp" / "thesis.txt").exists()
-
-
-def test_progress_tells_loss_speed_and_time_left(tmp_path: Path) -> None:
-    """What the bar and the plain lines show."""
-    heard: list[str] = []
-    finetune(preset("tiny", **CHEAP), progress=lambda step, _part: heard.append(step))
-    (last,) = (text for text in heard if text.startswith("step 6 of 6: loss "))
-    assert "tokens/s/GPU, 0 s left" in last
-
-
-class Writer:
-    """Stands in for TensorBoard's writer and remembers."""
-
-    written: ClassVar[dict[str, dict[int, float]]] = {}
-    folder: str
-    closed = False
-
-    def __init__(self, folder: str) -> None:
-        Writer.written = {}
-        Writer.folder = folder
-
-    def add_scalar(self, name: str, value: float, step: int) -> None:
-        """One point of a curve."""
-        self.written.setdefault(name, {})[step] = value
-
-    def flush(self) -> None:
-        """To disk."""
-
-    def close(self) -> None:
-        """The end."""
-        Writer.closed = True
-
-
-def test_curves_for_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every step is written once, also by a resumed run."""
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", types.SimpleNamespace(SummaryWriter=Writer))
-    settings = {**CHEAP, "checkpoint_dir": str(tmp_path), "checkpoint_every": 3, "tensorboard": str(tmp_path / "board")}
-    outcome = finetune(preset("tiny", **settings))
-    assert list(Writer.written["loss"].values()) == outcome.losses
-    assert sorted(Writer.written["gradient_norm"]) == list(range(6))
-    assert sorted(Writer.written["step_ms"]) == sorted(Writer.written["tokens_per_s_per_gpu"]) == [2, 5]
-    assert Writer.closed
-    assert Writer.folder == settings["tensorboard"]
-    for name in ("_SUCCESS", ".metadata"):
-        (tmp_path / "step-6" / name).unlink()
-    finetune(preset("tiny", **settings, resume="auto"))
-    assert Writer.written["loss"] == {step: outcome.losses[step] for step in (3, 4, 5)}
-
-
-def test_missing_tensorboard_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run is refused before anything is trained, and the message names the package."""
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(InputError, match=r"--tensorboard needs the package tensorboard \(pip install tensorboard\)"):
-        finetune(preset("tiny", **CHEAP, tensorboard=str(tmp_path)))

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from tests.support.finetune.runs import QUICK, SCRIPTS, torchrun
 from tests.support.processes import free_port
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
@@ -141,7 +143,8 @@ def test_smaller_world_goes_on_when_a_node_is_lost(tmp_path: Path) -> None:
     """Of two launchers of one rank each the second is killed; the first continues by itself with the same losses."""
     long = {**OFTEN, "steps": 400, "checkpoint_every": 10, "window_steps": 5, "keep_checkpoints": 2}
     meeting = ["--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=smaller"]
-    meeting += [f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-conf=last_call_timeout=3,join_timeout=120"]
+    port = free_port()
+    meeting += [f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-conf=last_call_timeout=20,join_timeout=120"]
     arguments = ["-m", "finetune_smoke", *options(long), f"--checkpoint-dir={tmp_path / 'shared'}", "--resume=auto"]
     command = [sys.executable, "-m", "torch.distributed.run", *meeting, *arguments]
     nodes = []
@@ -151,10 +154,10 @@ def test_smaller_world_goes_on_when_a_node_is_lost(tmp_path: Path) -> None:
                 nodes.append(
                     subprocess.Popen(command, env=SURROUNDINGS, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
                 )
-                time.sleep(1)  # so that the first one keeps the meeting point
-            wait_for(tmp_path / "shared" / "step-20" / "_SUCCESS", nodes)
+                wait_for(lambda: accepts(port), nodes)  # the first one makes the meeting point, and outlives the second
+            wait_for((tmp_path / "shared" / "step-20" / "_SUCCESS").exists, nodes)
             end_all_below(nodes[1].pid)
-            assert nodes[0].wait(240) == 0, (tmp_path / "first").read_text()[-4000:]
+            assert nodes[0].wait(480) == 0, (tmp_path / "first").read_text()[-4000:]
         finally:
             for node in nodes:
                 if node.poll() is None:
@@ -167,10 +170,16 @@ def test_smaller_world_goes_on_when_a_node_is_lost(tmp_path: Path) -> None:
     assert len(ended["losses"]) == 400
 
 
-def wait_for(path: Path, nodes: list[subprocess.Popen[bytes]]) -> None:
-    """Wait until ``path`` exists, at most two minutes, and while all nodes run."""
-    deadline = time.monotonic() + 120
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not come"
+def wait_for(condition: Callable[[], bool], nodes: list[subprocess.Popen[bytes]]) -> None:
+    """Wait until ``condition`` holds, at most five minutes, and while all nodes run."""
+    deadline = time.monotonic() + 300
+    while not condition():
+        assert time.monotonic() < deadline
         assert [node.poll() for node in nodes] == [None] * len(nodes)
         time.sleep(0.1)
+
+
+def accepts(port: int) -> bool:
+    """Whether a process on this machine accepts connections on ``port``."""
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
