@@ -52,7 +52,7 @@ class Observer:
 
 
 class TerminatedError(MeasurementError):
-    """The run was told to end (SIGTERM): what is left cannot be measured."""
+    """A signal (SIGTERM) ends the run: what is left cannot be measured."""
 
 
 class EarlyEnd:

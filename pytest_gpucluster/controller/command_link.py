@@ -38,7 +38,7 @@ class CommandLink:
         self._beating = threading.Thread(target=self._beat_forever, daemon=True)
 
     def listen(self) -> Address:
-        """Take a port of the loopback for a store of this run's own, so that agents can be told its address."""
+        """Take a port of the loopback for a store of this run's own, so that agents can be given its address."""
         self._listener = channel.listen_on_loopback()
         host, port = self._listener.getsockname()[:2]
         self._address = Address(host=host, port=port, run_id=secrets.token_hex(8))

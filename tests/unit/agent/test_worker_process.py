@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ import pytest
 
 from pytest_gpucluster.agent.spawner import describe_exit
 from tests.support import REPOSITORY
+from tests.support.processes import MARK, kill_marked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,7 +54,7 @@ def agent(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
     mark = f"{os.getpid()}-{tmp_path.name}"
 
     def start(program: str) -> subprocess.Popen[str]:
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "GPUCLUSTER_UNIT_TEST": mark}
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), MARK: mark}
         command = [sys.executable, "-c", AGENT + program, str(tmp_path)]
         process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         started.append(process)
@@ -64,21 +64,7 @@ def agent(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
     for process in started:
         process.kill()
         process.communicate()
-    for pid in marked(mark):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-
-
-def marked(mark: str) -> list[int]:
-    """Living processes that carry the mark of one test."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and f"GPUCLUSTER_UNIT_TEST={mark}".encode() in (entry / "environ").read_bytes().split(
-                b"\0"
-            ):
-                found.append(int(entry.name))
-    return found
+    kill_marked(mark)
 
 
 def alive(pid: int) -> bool:
