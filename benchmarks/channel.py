@@ -1,11 +1,11 @@
-"""What the channel costs: an empty call with many agents, the release after a death, the replacement of a worker.
+"""Cost of the channel: an empty call with many agents, the release after a death, the replacement of a worker.
 
     python benchmarks/channel.py [--agents 4 64 256 1024] [--calls 40] [--rounds 10] [--out DIR]
 
 1. An empty call. Controller, channel, keys and signatures are the real ones, and the store lies in a process of its own, as
    under torchrun. The agents are simulated: a few processes hold many of them, each with its two connections and its
    blocked reader, and answer at once, without a worker. Everything shares this machine's cores over the loopback, so the
-   CPU time of store, controller and agents stands beside the wall time; on a cluster, the agents' is spent elsewhere.
+   table shows the CPU time of store, controller and agents too; on a cluster, other machines spend that of the agents.
 2. Release and replacement. Four real agents and workers, as in a plain run: rank 2 kills itself inside an all-reduce
    that the others are in; from the kill to the return of the controller's call, and from there to the return of the
    next all-reduce of all four.
@@ -148,7 +148,7 @@ class SimulatedAgent(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Connect twice, say hello, answer every call, leave when told."""
+        """Connect twice, say hello, answer every call, leave on request."""
         writer, reader = channel.connect(self._address), channel.connect_reader(self._address)
         node, local_rank = divmod(self._rank, RANKS_PER_NODE)
         here = machine() if node == 0 else f"simulated node {node}"
@@ -294,7 +294,7 @@ def measure_calls(agents: int, calls: int, tick: Callable[[str], None]) -> CallC
 
 
 def torchrun(address: Address, agents: int) -> dict[str, str]:
-    """What torchrun would have told rank 0 of so many ranks; the store at ``address`` is its own."""
+    """The environment that torchrun gives to rank 0 of so many ranks; the store at ``address`` is its own."""
     numbers = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": agents, "LOCAL_WORLD_SIZE": min(agents, RANKS_PER_NODE)}
     store = {"MASTER_ADDR": address.host, "MASTER_PORT": address.port, "TORCHELASTIC_USE_AGENT_STORE": True}
     return {name: str(value) for name, value in {**numbers, **store, "TORCHELASTIC_RUN_ID": address.run_id}.items()}
@@ -376,7 +376,7 @@ def require(condition: bool, what: str, replies: dict[int, Any]) -> None:  # noq
 
 
 def aims_of(costs: Sequence[CallCost], recovery: Recovery) -> list[dict[str, Any]]:
-    """What was aimed at, what was reached; the call's aim is one for 1024 agents."""
+    """Each aim with the value reached; the aim of the empty call is for 1024 agents."""
     many = [cost for cost in costs if cost.agents >= MANY]
     found = {f"empty call, {cost.agents} agents": ("call_median_ms", cost.call_median_ms) for cost in many}
     found["death to all peers released"] = ("release_median_s", statistics.median(recovery.release_s))

@@ -105,7 +105,7 @@ def _about(options: argparse.Namespace) -> dict[str, Any]:
 def _row(
     name: str, cases: dict[str, Case], options: argparse.Namespace, curves: dict[str, tuple[Config, dict[str, Any]]]
 ) -> dict[str, Any]:
-    """What case ``name`` gave, compared with an earlier one; adds it to ``curves``."""
+    """The row of case ``name``, compared with an earlier case; adds its losses to ``curves``."""
     if name not in cases:
         from finetune_trainer import trainer  # noqa: PLC0415 -- transformers' Trainer takes seconds to import
 
@@ -113,11 +113,12 @@ def _row(
     config = _config(cases[name], options)
     row = measured(config)
     curves[name] = config, row
-    beside = next((other for other in cases[name].beside if other in curves), None)
-    if beside is None:
+    name_of_other = next((one for one in cases[name].beside if one in curves), None)
+    if name_of_other is None:
         return row
-    other, reference = curves[beside]
-    row = {**row, "beside": beside, "rate_ratio": _ratio(row["tokens_per_s_per_gpu"], reference["tokens_per_s_per_gpu"])}
+    other, reference = curves[name_of_other]
+    row = {**row, "beside": name_of_other}
+    row["rate_ratio"] = _ratio(row["tokens_per_s_per_gpu"], reference["tokens_per_s_per_gpu"])
     if all(getattr(config, field) == getattr(other, field) for field in SAME_ROWS):
         row |= compared(row["losses"], reference["losses"])
     return row
@@ -136,7 +137,7 @@ def _ratio(rate: float | None, other: float | None) -> float | None:
 
 
 def _stop(name: str, error: str, rows: Rows, *, first: bool) -> int:
-    """End a run of several ranks whose case failed: the others may wait in a collective that nobody joins any more."""
+    """End a run of several ranks whose case failed: the others may wait for ever in a collective."""
     for other, row in list(rows.rows.items()):
         if row.get("error") == NOT_RUN:
             rows.put(other, {"error": f"{NOT_RUN}: {name} failed before it"})
@@ -154,8 +155,8 @@ def _stop(name: str, error: str, rows: Rows, *, first: bool) -> int:
 
 def say(row: dict[str, Any]) -> None:
     """One line of strict JSON, the curve by its beginning."""
-    told = {name: round(value, 5) if isinstance(value, float) else value for name, value in row.items() if name != "losses"}
-    sys.stdout.write(json.dumps(strict_json(told), allow_nan=False) + "\n")
+    shown = {name: round(value, 5) if isinstance(value, float) else value for name, value in row.items() if name != "losses"}
+    sys.stdout.write(json.dumps(strict_json(shown), allow_nan=False) + "\n")
     sys.stdout.flush()
 
 

@@ -1,4 +1,4 @@
-"""The cases of finetune.py: what is run, beside what it is set, and what makes it a rehearsal on a CPU."""
+"""The cases of finetune.py: settings, cases to compare with, and the settings of a rehearsal on a CPU."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ ALONE = {
     "small-fp8": Case(preset="small", settings={"cuda_graph": True, "base_dtype": "fp8"}, beside=("small-graph",)),
     **RECIPES,
 }
-"""What one process runs."""
+"""Cases for one process."""
 
 TOGETHER = {
     "7b-ddp": Case(preset="7b-shape", settings={**COMPILED, "strategy": "ddp"}),
@@ -85,14 +85,14 @@ TOGETHER = {
     ),
     **RECIPES,
 }
-"""What several ranks run."""
+"""Cases for several ranks."""
 
 REHEARSED: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "layers": 2, "heads": 2, "kv_heads": 1, "lora_rank": 8, "vocab_size": 0,
     "rows": 2, "row_tokens": 256, "steps": 8, "window_steps": 4, "heldout_rows": 4, "greedy_rows": 0, "loss_limit": None,
     "compile": "off", "fsdp_gather": "kernels",
 }  # fmt: skip
-"""What makes each case a matter of a second on a CPU."""
+"""Settings with which each case takes about a second on a CPU."""
 
 
 def named(patterns: str | None, cases: dict[str, Case]) -> list[str]:

@@ -1,4 +1,4 @@
-"""What finetune.py tells: how two cases compare, a JSON file that is whole after every case, and a table."""
+"""Reports of finetune.py: the comparison of two cases, a JSON file that is complete after every case, and a table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COMPARED_STEPS = 100
 
 @dataclass(slots=True)
 class Rows:
-    """Rows by case, each case of the run from the beginning: ``file``, if any, lacks none however the run ends."""
+    """Rows by case. Every case has a row from the beginning, so ``file`` has all rows however the run ends."""
 
     about: Mapping[str, Any]
     file: Path | None

@@ -1,4 +1,4 @@
-"""Our measurements beside a reference written afresh, on the same GPU in the same minutes: ours, reference, ours.
+"""Our measurements against a reference written afresh, on the same GPU in the same minutes: ours, reference, ours.
 
     python benchmarks/reference.py --json reference.json
     python benchmarks/reference.py --only bf16_8192 hbm
@@ -47,7 +47,7 @@ ByMethod = dict[str, Values]
 
 BANDS = {"products": 0.03, "memory": 0.015, "host": 0.02, "collective": 0.03}
 UNJUDGED = ("mamf-finder mean", "mamf-finder max")
-"""Other statistics than ours, shown beside the median."""
+"""Statistics that we do not use, shown with the median."""
 REST_S = 2.0
 """Between passes: a power limiter that has just acted acts sooner the next time."""
 PASSES = ("ours before", "reference", "ours after")
@@ -70,7 +70,7 @@ _ON_CPU = loops.Window(products=5, bursts=1, rest_s=0.0, warmup_s=0.0, flush_byt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """What is measured; the defaults are for GPUs, :data:`REHEARSAL` is for a CPU."""
+    """Sizes and counts; the defaults are for GPUs, :data:`REHEARSAL` is for a CPU."""
 
     scale: int = 1
     bf16: loops.Window = _LONG
@@ -133,7 +133,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One quantity beside one method on one rank, in ``unit``; ``ratio`` is the mean of ours over the reference.
+    """One quantity by ours and by one method on one rank, in ``unit``; ``ratio`` is the mean of ours over the reference.
 
     ``band`` and ``within`` are None where the method is shown and not judged.
     """
@@ -154,7 +154,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ran:
-    """What a benchmark gave on one rank: rows, or the error that ended it."""
+    """The outcome of a benchmark on one rank: rows, or the error that ended it."""
 
     benchmark: str
     rank: int
@@ -163,7 +163,7 @@ class Ran:
     error: str | None
 
 
-# --- Ours, and what stands beside it ---
+# --- Ours, and the references ---
 
 
 def our_products(dtype: str, order: int, window: str, sizes: Sizes) -> Values:
@@ -261,7 +261,7 @@ only one: several would share the host's memory and PCIe switches."""
 
 
 def compare(name: str, sizes: Sizes, rank: int) -> Ran:
-    """A/B/A of one benchmark on this rank; the ranks keep step. Alone, a failure is told and the next benchmark runs."""
+    """A/B/A of one benchmark on this rank; the ranks keep step. A single rank reports a failure and runs the next benchmark."""
     benchmark = BENCHMARKS[name]
     passes: list[Seen] = []
     found: list[Any] = []
@@ -288,7 +288,7 @@ def _like(ours: Values, quantity: str, method: str) -> float:
 
 
 def _watched(measure: Callable[[], Any], what: str, passes: list[Seen]) -> Any:
-    """What ``measure`` gives; what the GPU did meanwhile is added to ``passes``."""
+    """The values of ``measure``; adds the GPU's telemetry to ``passes``."""
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
         time.sleep(REST_S)
@@ -334,7 +334,7 @@ def row(benchmark: str, quantity: str, method: str, values: tuple[float, float, 
 
 
 def verdict_of(one: Row) -> str:
-    """What a row says, in a word."""
+    """The verdict on a row, in a word."""
     return {None: "shown", True: "inside", False: "OUTSIDE"}[one.within]
 
 
@@ -380,7 +380,7 @@ def _three(values: list[float | None]) -> str:
 
 
 def tables(content: dict[str, Any], *, markdown: bool) -> str:
-    """The rows, the failures, and beside them the tools' own figures; as text or as Markdown."""
+    """The rows, the failures, and the tools' own figures; as text or as Markdown."""
     lines: list[tuple[str, ...]] = []
     failures: list[str] = []
     for part in content["benchmarks"]:
@@ -391,10 +391,10 @@ def tables(content: dict[str, Any], *, markdown: bool) -> str:
     tools = [(one["quantity"], one["tool"], f"{one['value']:.6g}", one["source"]) for one in content["tools"]]
     head = f"{content['device']}, torch {content['torch']}, CUDA {content['cuda']}, {content['seconds']} s"
     write = _markdown if markdown else _text
-    told = [head, write(HEADINGS, lines), *failures]
+    parts = [head, write(HEADINGS, lines), *failures]
     if tools:
-        told += ["The tools themselves, another day and GPU:", write(("quantity", "tool", "value", "source"), tools)]
-    return "\n\n".join(told)
+        parts += ["The tools themselves, another day and GPU:", write(("quantity", "tool", "value", "source"), tools)]
+    return "\n\n".join(parts)
 
 
 def _markdown(headings: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:

@@ -1,4 +1,4 @@
-"""What known tools themselves said, to stand beside reference.py's table: another day, another GPU of the kind.
+"""Figures of known tools themselves, for reference.py's table: another day, another GPU of the kind.
 
 Products of mamf-finder, triton's do_bench and the event loops ran after seconds of warm-up, at the 700 W limit, so the bursts
 of our products read more; only the sustained ones compare directly. BabelStream's copy is a kernel of its own (8 bytes

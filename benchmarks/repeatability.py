@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.resolve import Threshold
 
 FOR_THE_CALL = ("at_once", "together")
-"""Words of a recipe that say who measures beside, not what is measured."""
+"""Keys of a recipe that say which GPUs measure at the same time, not what is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ def one_round(criteria: Mapping[str, Threshold], keys: Sequence[str]) -> dict[st
 
 
 def spread_over(rounds: Sequence[Mapping[str, Repeats]], criteria: Mapping[str, Threshold]) -> list[dict[str, Any]]:
-    """What the rounds say of each entry; spreads and sigma in per cent."""
+    """The rounds of each entry in brief; spreads and sigma in per cent."""
     rows = []
     for key in rounds[0]:
         values = [one[key].value for one in rounds]
@@ -140,11 +140,11 @@ def _line(cells: Sequence[str]) -> str:
 def main() -> int:
     """Measure, conclude, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, required=True, help="the file to write; the table is written beside it")
+    parser.add_argument("--json", type=Path, required=True, help="the file to write; the table goes into the same folder")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--only", nargs="+", choices=SOURCES, default=list(SOURCES), metavar="CRITERION")
     parser.add_argument("--limit-s", type=float, default=600.0, help="seconds after which no round is begun")
-    parser.add_argument("--profile", default="h200-sxm", help="whose recipes and limits of thresholds.yaml")
+    parser.add_argument("--profile", default="h200-sxm", help="the profile of thresholds.yaml with the recipes and limits")
     arguments = parser.parse_args()
     if arguments.rounds < 1:
         parser.error("at least 1 round")

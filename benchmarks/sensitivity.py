@@ -120,10 +120,10 @@ def gpus_or_exit() -> int:
 def main() -> int:
     """Measure or simulate, analyse, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--json", type=Path, required=True, help="the file to write; .md and .svg are written beside it")
+    parser.add_argument("--json", type=Path, required=True, help="the file to write; .md and .svg go into the same folder")
     parser.add_argument("--repeats", type=int, default=10, help="clean rounds, and rounds of each slowdown")
     parser.add_argument("--slowdowns", type=float, nargs="+", default=[3, 5, 10, 30], help="per cent")
-    parser.add_argument("--profile", default="h200-sxm", help="whose limits of thresholds.yaml judge")
+    parser.add_argument("--profile", default="h200-sxm", help="the profile of thresholds.yaml with the limits")
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="seconds after which no round is begun")
     parser.add_argument("--dry-run", action="store_true", help="simulated rates of 4 GPUs; no GPU is touched")
     parser.add_argument("--seed", type=int, default=1, help="of the simulation")

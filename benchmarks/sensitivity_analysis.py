@@ -1,4 +1,4 @@
-"""What sensitivity.py concludes from its rounds: who was found, who was called bad wrongly, what was lost. No torch."""
+"""Analysis of sensitivity.py's rounds: GPUs found, false alarms, the share of the rate that was lost. No torch."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def detection(rounds: Sequence[Round], criteria: Mapping[str, Threshold]) -> lis
 def _detection_of(
     name: str, keys: Sequence[str], judged: Sequence[tuple[Round, dict[str, set[int]]]], slowdowns: Sequence[float]
 ) -> dict[str, Any]:
-    """What one criterion called, or several together: then each of them gives a verdict on each GPU."""
+    """Verdicts of one criterion, or of several: then each of them gives a verdict on each GPU."""
     by_slowdown = {}
     for slowdown in slowdowns:
         slowed = [(one, called) for one, called in judged if one.victim is not None and one.slowdown_percent == slowdown]
@@ -165,7 +165,7 @@ def analyse(rounds: Sequence[Round], criteria: Mapping[str, Threshold]) -> dict[
 
 
 def markdown(content: Mapping[str, Any]) -> str:
-    """Three tables: who was found, what was really lost, how healthy GPUs differ."""
+    """Three tables: GPUs found, the share of the rate really lost, how healthy GPUs differ."""
     slowdowns = list(content["detection"][0]["by_slowdown_percent"])
     head = [*(f"{slowdown} % slow" for slowdown in slowdowns), "false alarms, clean", "false alarms, beside a slow one"]
     lines = [_row(["found (alone) by", *head]), _row(["---"] * (len(head) + 1))]

@@ -1,4 +1,4 @@
-"""The GPUs of sensitivity.py: a process each that measures when told to, while spin kernels may take a share of its time."""
+"""The GPUs of sensitivity.py: a process each that measures on request, while spin kernels may take a share of its time."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Thief:
             raise RuntimeError("the spin kernels could not be started") from self._error
 
     def during(self, call: Callable[[], Any]) -> tuple[Any, float]:
-        """What ``call`` returns, and the share of all SMs' time that was really taken meanwhile."""
+        """The result of ``call``, and the share of all SMs' time that the spin kernels really took."""
         before_ns, start_s = int(self._taken_ns.item()), time.monotonic()
         result = call()
         wall_ns = 1e9 * (time.monotonic() - start_s)
@@ -163,7 +163,7 @@ def per_cycle(tick: Any) -> tuple[float, float]:
 
 
 def work(gpu: int, pipe: Connection, barrier: Barrier, recipes: Mapping[str, Any]) -> None:
-    """One GPU's process: compiles, warms up once, then measures whenever it is told a share; None ends it."""
+    """One GPU's process: compiles, warms up once, then measures for each share it receives; None ends it."""
     torch.cuda.set_device(gpu)
     sys.setswitchinterval(0.0002)  # the thread that takes must not wait 5 ms for the one that measures
     spin, tick = torch.cuda._compile_kernel(SPIN, "spin"), torch.cuda._compile_kernel(TICK, "tick")  # noqa: SLF001
@@ -209,8 +209,8 @@ def run(rounds: Sequence[tuple[int | None, float]], *, gpus: int, recipes: Mappi
             replies = [_reply(pipe) for pipe in pipes]
             done.append(_round(victim, slowdown, replies))
             slowest_s = max(slowest_s, time.monotonic() - start_s)
-            told = "clean" if victim is None else f"GPU {victim} {slowdown:g} % slow"
-            print(f"round {len(done)} of {len(rounds)}: {told}, {slowest_s:.1f} s at most", file=sys.stderr, flush=True)
+            label = "clean" if victim is None else f"GPU {victim} {slowdown:g} % slow"
+            print(f"round {len(done)} of {len(rounds)}: {label}, {slowest_s:.1f} s at most", file=sys.stderr, flush=True)
         for pipe in pipes:
             pipe.send(None)
     finally:

@@ -1,7 +1,7 @@
-"""A pytest plugin (``-p impatient``): who is on the GPUs has to be read within three seconds."""
+"""A pytest plugin (``-p impatient``): the occupancy of the GPUs has to be read within three seconds."""
 
 from __future__ import annotations
 
-from pytest_gpucluster.cluster import calls
+from pytest_gpucluster.cluster import binding
 
-calls.LOOK_S = 3.0
+binding.OCCUPANCY_DEADLINE_S = 3.0

@@ -1,4 +1,4 @@
-"""NUMA by planted sysfs trees: what is there, what is missing, and what nobody could mean."""
+"""NUMA by planted sysfs trees: present, missing and malformed files."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_alone_there_is_no_other_node(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "1b:00.0", "0000:1b:00.8", "0000:1b:00.0/../..", "0000:1g:00.0", "node0\n"])
 def test_what_is_no_pci_address_is_refused(text: str) -> None:
-    """It would be part of a path."""
+    """The address becomes part of a path, so another text is refused."""
     with pytest.raises(ValueError, match="is no PCI address"):
         numa.read_node_of(text)
 

@@ -28,7 +28,7 @@ def simulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_python(arguments: list[str], environment: dict[str, str]) -> Any:
-    """What a Python process started with ``environment`` prints as JSON on its last line."""
+    """The JSON on the last line that a Python process prints in this environment."""
     done = subprocess.run(
         [sys.executable, *arguments],
         env=environment,
@@ -210,7 +210,7 @@ print(json.dumps([summary and dataclasses.asdict(summary), sampler.error]))
 
 
 def sample(environment: dict[str, str], before: str, after: str) -> Any:
-    """What a sampler of GPU 4 says of a window in which the scenario ``before`` is followed by ``after``."""
+    """Summary and error of a sampler of GPU 4; in its window the scenario ``before`` is followed by ``after``."""
     watching = subprocess.Popen(
         [sys.executable, "-c", SAMPLING, UUIDS[4]],
         env=environment,
@@ -255,7 +255,7 @@ def test_sampler_keeps_a_short_fault_and_the_window_s_clocks(simulator: Path) ->
 
 
 def test_sampler_survives_a_gpu_that_gets_lost(simulator: Path) -> None:
-    """What was seen before stays, and the reason why there is no more is kept; nothing is raised."""
+    """The samples so far stay, and the error is kept; nothing is raised."""
     summary, error = sample(environment(simulator), "4.err 15", "4.err 15")
     assert summary["sm_clock_max_mhz"] == 1980
     assert "GPU is lost" in error

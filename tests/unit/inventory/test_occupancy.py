@@ -1,4 +1,4 @@
-"""Who is on a GPU: NVML as the simulator answers it, read in processes of their own."""
+"""Occupancy of a GPU: the real binding over the simulated NVML, in processes of their own."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def simulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(folder: Path, scenario: str, *, local_rank: int = 3, **arguments: Any) -> tuple[Any, float]:
-    """What the worker of ``local_rank`` reads in ``scenario``, and in how many seconds; an Occupancy, or what was raised."""
+    """The Occupancy that the worker of ``local_rank`` reads, or the error's text; and the seconds that it took."""
     variables = {**environment(folder, scenario), "LOCAL_RANK": str(local_rank)}
     command = [sys.executable, "-c", READING, json.dumps({"pause_s": 0.05, **arguments})]
     done = subprocess.run(command, env=variables, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
@@ -53,7 +53,7 @@ def read(folder: Path, scenario: str, *, local_rank: int = 3, **arguments: Any) 
 
 
 def test_idle(simulator: Path) -> None:
-    """What the driver reserves is no work of anybody's; one look is enough."""
+    """The driver's own memory is no occupancy; one reading is enough."""
     found, seconds = read(simulator, "", pause_s=30)
     assert (found.holders, found.text, found.processes, found.utilization_percent) == (0, "", [], 0)
     assert found.memory_used_gib < 0.01 < found.memory_limit_gib == 0.25
@@ -66,8 +66,7 @@ def test_process_is_named(simulator: Path) -> None:
     scenario = f"3.process.0 4711 {25 * GIB}\nprogram.4711 /usr/bin/python3 train.py\n3.mem.used {26 * GIB}\n3.util 97"
     found, _ = read(simulator, scenario)
     assert found.holders == 1
-    told = ("25.0 GiB held by pid 4711 (python3)", f"1.0 GiB {HIDDEN}", "97 % busy")
-    assert found.text == ", ".join(told)
+    assert found.text == ", ".join(("25.0 GiB held by pid 4711 (python3)", f"1.0 GiB {HIDDEN}", "97 % busy"))
     assert read(simulator, scenario, local_rank=2)[0].holders == 0
 
 
@@ -86,7 +85,7 @@ def test_process_of_which_little_is_told(simulator: Path) -> None:
 
 
 def test_bare_context_of_another(simulator: Path) -> None:
-    """Half a GiB is a CUDA context: somebody may begin to compute at any moment."""
+    """Half a GiB is a CUDA context: its process may begin to compute at any moment."""
     assert read(simulator, f"3.mem.used {GIB // 2}")[0].holders == 1
     assert read(simulator, f"3.mem.used {GIB // 5}")[0].holders == 0
 
@@ -114,7 +113,7 @@ def test_nothing_is_told(simulator: Path) -> None:
 
 
 def test_busy_gpu_is_looked_at_again(simulator: Path) -> None:
-    """Somebody who has just ended holds memory a moment longer; three looks, two pauses, and no more."""
+    """A process that has just ended holds memory a moment longer: three readings with two pauses, no more."""
     found, seconds = read(simulator, f"3.mem.used {24 * GIB}", looks=3, pause_s=0.3)
     assert found.holders == 1
     assert 0.6 <= seconds < 20

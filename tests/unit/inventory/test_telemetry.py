@@ -1,4 +1,4 @@
-"""What a GPU did while it was measured, as it stands beside the value: the real binding over the simulated NVML."""
+"""Telemetry of a measured GPU, as the result holds it: the real binding over the simulated NVML."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_every_result_has_telemetry_and_evidence(result: Any) -> None:
 
 
 def test_group_in_brief() -> None:
-    """The slowest clock and the hottest GPU by rank, who was held back by what; what one rank lacks costs nothing."""
+    """The slowest clock and the hottest GPU by rank, the ranks of each event reason; a missing value does no harm."""
     of_rank = {
         4: seen(),
         5: seen(sm_clock_mean_mhz=1200.0, event_reasons=["sw_power_cap", "hw_slowdown"]),
@@ -165,7 +165,7 @@ def test_group_in_brief() -> None:
 
 
 def test_group_of_which_little_is_known() -> None:
-    """Nobody saw anything: nothing. Some values are not given: the others are told."""
+    """No rank has telemetry: None. Some values are missing: the others are shown."""
     assert group_telemetry.from_rows([group_telemetry.to_row(rank, None) for rank in range(3)]) is None
     bare = seen(sm_clock_mean_mhz=None, power_mean_w=None, temperature_max_c=None, event_reasons=["unknown_0x4000"])
     row = group_telemetry.to_row(0, bare)
@@ -191,7 +191,7 @@ def simulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def measure(simulator: Path, folder: Path, names: list[str], scenario: str, *, ranks: int) -> list[dict[str, Any]]:
-    """What the named measurements return on each of some CPU ranks that take a simulated GPU each for theirs."""
+    """The results of these measurements on each CPU rank; each rank takes a simulated GPU for its own."""
     variables = {**environment(simulator, scenario), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
     variables["PYTHONPATH"] = os.pathsep.join(
         [str(REPOSITORY), str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -243,7 +243,7 @@ def test_each_kind_of_copy_has_its_own_window(alone: dict[str, Any]) -> None:
 
 @pytest.mark.e2e
 def test_value_of_a_group_carries_that_of_all_ranks(simulator: Path, tmp_path: Path) -> None:
-    """The same on every rank: whose clock is low, who is hot."""
+    """The same on every rank: the rank with the low clock, and the hot one."""
     scenario = "0.clock.sm 1755\n1.temp 88\n1.throttle 0x40\n"
     both = measure(simulator, tmp_path, ["all_reduce", "finetune"], scenario, ranks=2)
     for name in ("all_reduce", "finetune"):
@@ -264,7 +264,7 @@ def test_gpu_that_gets_lost_costs_no_value(simulator: Path, tmp_path: Path) -> N
 
 
 def main() -> None:
-    """What a rank runs: take the simulated GPU of its number for its own, and measure on the CPU."""
+    """Main function of a rank: take the simulated GPU of its number for its own, and measure on the CPU."""
     folder, ranks, names = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
     rank = int(os.environ["RANK"])
     timing.gpu_uuid = lambda: UUIDS[rank]  # type: ignore[assignment]

@@ -49,7 +49,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def repeatable_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What workers have; torch refuses products on a GPU without it."""
+    """Set the workers' variable; torch refuses products on a GPU without it."""
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
@@ -222,7 +222,7 @@ def test_any_dtype_and_layout_has_a_digest(dtype: torch.dtype) -> None:
 
 
 def test_nothing_has_no_digest() -> None:
-    """It would be like every other nothing."""
+    """All tensors without bytes would have one digest."""
     with pytest.raises(ValueError, match="without bytes"):
         digest.digest(torch.empty(0))
 
@@ -312,7 +312,7 @@ def test_stale_memory_does_not_look_right(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_results_are_plain_and_progress_is_told() -> None:
-    """They cross a process and a JSON file as they are."""
+    """Digests cross a process and a JSON file unchanged."""
     heard: list[str] = []
     progress.listen(lambda step, _fraction: heard.append(step))
     try:
@@ -403,7 +403,7 @@ def test_torch_without_a_float8_product_excludes_it(monkeypatch: pytest.MonkeyPa
 
 
 def of_ranks(monkeypatch: pytest.MonkeyPatch, count: int, **changes: Any) -> list[digest.Digests]:
-    """What each of so many ranks finds."""
+    """The digests of each rank."""
     found = []
     for rank in range(count):
         monkeypatch.setenv("RANK", str(rank))
@@ -412,7 +412,7 @@ def of_ranks(monkeypatch: pytest.MonkeyPatch, count: int, **changes: Any) -> lis
 
 
 def against(found: list[digest.Digests]) -> dict[int, dict[str, str]]:
-    """What there is against each rank."""
+    """The suspicions against each rank."""
     return suspicions(
         {rank: one.digests for rank, one in enumerate(found)}, {rank: one.model for rank, one in enumerate(found)}
     )
@@ -420,7 +420,7 @@ def against(found: list[digest.Digests]) -> dict[int, dict[str, str]]:
 
 @pytest.mark.fault
 def test_one_that_is_always_wrong_is_named_by_three(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It agrees with itself in every round; only the others can tell."""
+    """The wrong GPU agrees with itself in every round; only a comparison with others shows it."""
     found = of_ranks(monkeypatch, 3, flips=[{"kind": "attention", "bit": 77, "rank": 1}])
     assert [sum(one.differing.values()) for one in found] == [0, 0, 0]
     assert against(found) == {0: {}, 1: {"attention": "1 of 3 is not like the others"}, 2: {}}

@@ -102,6 +102,6 @@ def test_a_wrong_product_is_an_error(monkeypatch: pytest.MonkeyPatch, dtype: str
 
 
 def test_a_lasting_load_refuses_a_size_too() -> None:
-    """Sizes are checked where products are made, so whoever makes one gets the same words."""
+    """Sizes are checked where products are made, so every measurement raises the same error."""
     with pytest.raises(ValueError, match="multiples of 32, not 40"):
         sustained.sustained(dtype="int8", size=40, seconds=0.1, slice_s=0.05)

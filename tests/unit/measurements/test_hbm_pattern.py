@@ -280,7 +280,7 @@ def test_two_addresses_of_one_cell_are_found(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_word_that_reads_right_the_second_time_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong reading counts as an error and is told from a wrong word."""
+    """A wrong reading counts as an error, and differs in the result from a wrong word."""
     right, calls = torch.ne, []
 
     def wrong_once(block: torch.Tensor, words: torch.Tensor, *, out: torch.Tensor) -> None:
@@ -301,7 +301,7 @@ def test_word_that_reads_right_the_second_time_says_so(monkeypatch: pytest.Monke
 
 
 def test_share_that_cannot_be_had_is_refused(free_memory: Callable[[int, int], None]) -> None:
-    """Somebody else holds most of the memory: how much is free, how much is held, who to look for."""
+    """Another process holds most of the memory: the error says how much is free and held, and how to find the process."""
     free_memory(10 << 30, 140 << 30)
     with pytest.raises(MemoryError) as caught:
         hbm_pattern.hbm_pattern(limit_bytes=1 << 40)
@@ -372,6 +372,6 @@ def test_a_cpu_is_tested_in_part_only() -> None:
     ],
 )
 def test_refuses(changes: dict[str, Any], text: str) -> None:
-    """What would test nothing, or not what was meant, is an error before any memory is taken."""
+    """Arguments that test nothing, or something else than meant, are an error before any memory is allocated."""
     with pytest.raises(ValueError, match=text):
         small(**changes)

@@ -35,7 +35,7 @@ def small(**changes: Any) -> HostLink:
 
 @pytest.fixture
 def steps() -> Iterator[list[str]]:
-    """What the measurement says it is doing, the last one last."""
+    """The reported steps, in order."""
     heard: list[str] = []
     progress.listen(lambda step, _fraction: heard.append(step))
     yield heard
@@ -44,7 +44,7 @@ def steps() -> Iterator[list[str]]:
 
 @pytest.fixture
 def plant_host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
-    """A GPU and a host with NUMA nodes, as a planted sysfs tells it."""
+    """A GPU and a host with NUMA nodes, by a planted sysfs."""
 
     def plant(*, cpus: dict[int, str], gpu_on: int, free_kb: int = 1 << 30) -> None:
         for number, text in cpus.items():
@@ -181,7 +181,7 @@ def test_one_wrong_element_is_an_error(monkeypatch: pytest.MonkeyPatch, steps: l
 
 @pytest.mark.parametrize(("part", "way"), [(0, "host to device"), (SMALL // 16, "device to host")])
 def test_each_way_of_both_is_verified(monkeypatch: pytest.MonkeyPatch, steps: list[str], part: int, way: str) -> None:
-    """The first half goes to the device, the second to the host; an error in either is told by its way."""
+    """The first half goes to the device, the second to the host; an error names the direction."""
 
     def wrong(destination: torch.Tensor) -> None:
         if steps[-1] == "both at once" and destination.storage_offset() == part:
@@ -293,7 +293,7 @@ def test_thread_runs_beside_the_gpu_and_then_where_it_was(
 
 
 def test_process_held_away_from_its_gpu_is_misplaced(plant_host: Callable[..., None], own_cpus: list[int]) -> None:
-    """It is measured all the same, from where it may be, and says so."""
+    """The link is measured from the allowed CPUs, and the result says so."""
     away = max(own_cpus) + 1
     plant_host(cpus={0: str(away)}, gpu_on=0)
     found = small()
@@ -343,7 +343,7 @@ def test_far_node_is_measured_too(
 def test_far_memory_that_is_not_there_is_no_far_memory(
     monkeypatch: pytest.MonkeyPatch, plant_host: Callable[..., None], own_cpus: list[int], pages_on: list[int] | None
 ) -> None:
-    """Pages elsewhere, or nobody tells and no thread could touch them there: not measured, rather than called remote."""
+    """Pages elsewhere, or at an unknown node without CPUs: not measured, rather than called remote."""
     plant_host(cpus={0: str(max(own_cpus) + 1), 1: str(own_cpus[0])}, gpu_on=1)
     monkeypatch.setattr(module, "_bind", lambda _tensor, _node: None)
     monkeypatch.setattr(module, "_pages_on", lambda _tensor: pages_on)
@@ -386,16 +386,16 @@ def test_far_node_without_room_is_left_alone(
 )
 def test_misplacement_is_told(changes: dict[str, Any], found: list[str]) -> None:
     """A node that is 4.5 % faster is noise, one that is a third faster is where the GPU really is."""
-    told = made(**changes).misplaced
-    assert len(told) == len(found)
-    assert all(text.startswith(beginning) for text, beginning in zip(told, found, strict=True))
+    misplaced = made(**changes).misplaced
+    assert len(misplaced) == len(found)
+    assert all(text.startswith(beginning) for text, beginning in zip(misplaced, found, strict=True))
 
 
 @pytest.mark.parametrize(
     ("node", "memory_nodes", "known"), [(1, [0, 1], True), (None, [0], True), (None, [0, 1], False), (None, [], False)]
 )
 def test_unknown_place_is_said(node: int | None, memory_nodes: list[int], *, known: bool) -> None:
-    """On one node everything is local; on several, or where nothing is told, a GPU without a node is not known to be."""
+    """On one node everything is local. On several nodes, or without sysfs, a GPU without a node has no known place."""
     assert made(numa_node=node, memory_nodes=memory_nodes).numa_is_known is known
 
 
@@ -405,7 +405,7 @@ def test_unknown_place_is_said(node: int | None, memory_nodes: list[int], *, kno
 def test_together_lines_up_before_each_kind(
     monkeypatch: pytest.MonkeyPatch, plant_host: Callable[..., None], own_cpus: list[int], steps: list[str]
 ) -> None:
-    """Once for each kind, after its data is ready; no other NUMA node is tried then, and alone nobody waits."""
+    """Once for each kind, after its data is ready; no other NUMA node is tried then, and a single rank waits for no other."""
     plant_host(cpus={0: str(own_cpus[0]), 1: str(own_cpus[-1])}, gpu_on=1)
     asked: list[int] = []
     monkeypatch.setattr(module, "_bind", lambda _tensor, node: asked.append(node))
@@ -452,7 +452,7 @@ def test_memory_is_pinned_and_released_after_the_last_copy(monkeypatch: pytest.M
 
 
 def test_memory_that_cannot_be_pinned_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be measured as pageable memory, at half the rate."""
+    """The copies would be of pageable memory, at half the rate."""
 
     def refuse(code: int) -> None:
         raise RuntimeError(f"out of memory ({code})")

@@ -45,7 +45,7 @@ def test_span_is_per_launch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_keep_busy_runs_for_the_time() -> None:
-    """It runs at least so long, and counts every call."""
+    """The load lasts at least as long as requested, and every call is counted."""
     calls: list[int] = []
     start_s = time.perf_counter()
     launched = timing.keep_busy(lambda: calls.append(1), seconds=0.05)
@@ -312,7 +312,7 @@ def test_busbw_factors_are_those_of_nccl_tests() -> None:
     ],
 )
 def test_all_reduce_refuses(dtype: str, ranks: int, size_bytes: int, text: str) -> None:
-    """What could not be summed exactly is not measured."""
+    """A sum that could not be exact is not measured."""
     with pytest.raises(ValueError, match=text):
         collectives._buffer(size_bytes, dtype, ranks)
 
@@ -343,7 +343,7 @@ def test_node_number_comes_from_the_worker(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Any]]]:
-    """What each of two ranks got, by case."""
+    """The results of two ranks, by case."""
     folder = tmp_path_factory.mktemp("ranks")
     fixed = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
     path = os.pathsep.join([str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -483,7 +483,7 @@ def slow_rank(rank: int) -> Any:
 
 
 def two_ranks_program(rank: int, folder: Path) -> None:
-    """What a rank runs: every case in turn, one file of results."""
+    """Main function of a rank: run every case in turn and write one file of results."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     line = "gpu-node-0:1:1 [0] NCCL INFO "
     crossing = line + "Channel 00/0 : {source}[0] -> {target}[0] [send] via NET/IB/0/GDRDMA\n"

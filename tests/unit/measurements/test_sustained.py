@@ -53,7 +53,7 @@ def said_to_take(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[tuple[int, f
 
 
 class Watched:
-    """In place of NVML: says what it was told to, and remembers since when it was asked."""
+    """A sampler without NVML: gives fixed telemetry, and keeps the start of the requested window."""
 
     error: str | None = None
     since_s: float | None = None
@@ -247,7 +247,7 @@ def test_a_wrong_product_is_an_error(monkeypatch: pytest.MonkeyPatch, harm: str)
 
 
 def test_only_the_last_product_wrong_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is compared is the product after the load, not one from before it."""
+    """The check compares the product after the load, not one from before it."""
     right, calls = torch.mm, []
 
     def wears_out(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> None:
@@ -278,6 +278,6 @@ def test_only_the_last_product_wrong_is_an_error(monkeypatch: pytest.MonkeyPatch
     ],
 )
 def test_refuses(changes: dict[str, Any], text: str) -> None:
-    """What would measure nothing, or not what was meant."""
+    """Arguments that measure nothing, or something else than meant, are refused."""
     with pytest.raises(ValueError, match=text):
         small(**changes)

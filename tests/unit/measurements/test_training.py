@@ -1,4 +1,4 @@
-"""Training as a measurement, on the CPU: what it tells, what it refuses, and that alone is alone."""
+"""Training as a measurement, on the CPU: its results, its refusals, and a single rank beside a group."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def crowd(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def outcome(**changes: Any) -> Any:
-    """What finetune_smoke would tell."""
-    told = {
+    """An outcome of finetune_smoke."""
+    fields = {
         "tokens_per_s_per_gpu": 19_000.0, "mfu": 0.56, "step_ms": 430.0, "memory_peak_gib": [53.9, 54.2],
         "wire_gb_per_step": 0.65, "strategy": "ddp", "world_size": 2, "step_rows": 8, "compile_s": 10.0,
         "checks": {"finite": {"passed": True, "detail": "1 of 1 looks", "ranks": []}},
         "notes": ["steps run compiled"], "left_out": {"lock_step": "--audit-every is 0"},
     }  # fmt: skip
-    return SimpleNamespace(**{**told, **changes})
+    return SimpleNamespace(**{**fields, **changes})
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Let finetune_smoke tell this; returns the Configs it was given."""
+def planted_outcome(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Let finetune_smoke return this outcome; the function returns the Configs that finetune_smoke got."""
 
     def telling(**changes: Any) -> list[Any]:
         seen: list[Any] = []
@@ -55,7 +55,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_train_really_trains(crowd: None) -> None:
-    """Alone, though its worker is in a group; all of it can be told as JSON."""
+    """A single rank, though its worker is in a group; the whole result is JSON."""
     found = training.train(single_rank=True, **SMALL)
     outcome = found.outcome
     assert (outcome.world_size, outcome.strategy, outcome.step_rows) == (1, "none", 2)
@@ -67,16 +67,16 @@ def test_train_really_trains(crowd: None) -> None:
     json.dumps(dataclasses.asdict(found), allow_nan=False)
 
 
-def test_what_explains_a_rate(told: Any) -> None:
+def test_what_explains_a_rate(planted_outcome: Any) -> None:
     """MFU in per cent, the highest peak, the volume on the wire, what was not checked; nothing that is not known."""
-    told()
+    planted_outcome()
     seen = training.train(**SMALL).evidence
     assert (seen["notes"], seen["checks left out"]) == (["steps run compiled"], {"lock_step": "--audit-every is 0"})
     assert {"MFU %": 56.0, "peak GiB": 54.2, "GB sent a step": 0.65, "strategy": "ddp", "ranks": 2}.items() <= {
         **seen,
         "MFU %": round(seen["MFU %"], 6),
     }.items()
-    told(mfu=None, memory_peak_gib=None, compile_s=None)
+    planted_outcome(mfu=None, memory_peak_gib=None, compile_s=None)
     assert {"MFU %", "peak GiB", "s compiling"}.isdisjoint(training.train(**SMALL).evidence)
 
 
@@ -86,22 +86,22 @@ def test_a_single_window_is_no_rate() -> None:
         training.train(**{**SMALL, "steps": 3})
 
 
-def test_a_wrong_training_has_no_rate(told: Any) -> None:
+def test_a_wrong_training_has_no_rate(planted_outcome: Any) -> None:
     """However fast: values that are not finite, ranks that differ."""
-    told(checks={"finite": {"passed": False, "detail": "2 on rank 1", "ranks": [1]}})
+    planted_outcome(checks={"finite": {"passed": False, "detail": "2 on rank 1", "ranks": [1]}})
     with pytest.raises(ArithmeticError, match="the training went wrong: finite: 2 on rank 1"):
         training.train(**SMALL)
 
 
-def test_a_slow_rank_is_no_wrong_training(told: Any) -> None:
-    """It is what the rate is measured for."""
-    told(checks={"step_time_spread": {"passed": False, "detail": "forward of rank 1", "ranks": [1]}})
+def test_a_slow_rank_is_no_wrong_training(planted_outcome: Any) -> None:
+    """The rate itself shows a slow rank."""
+    planted_outcome(checks={"step_time_spread": {"passed": False, "detail": "forward of rank 1", "ranks": [1]}})
     assert training.train(**SMALL).tokens_per_s_per_gpu == 19_000
 
 
-def test_memory_of_a_rank_alone_and_of_many(told: Any) -> None:
+def test_memory_of_a_rank_alone_and_of_many(planted_outcome: Any) -> None:
     """One strategy each, whatever the recipe says; what is sharded is that of the shape."""
-    seen = told()
+    seen = planted_outcome()
     shape = {"preset": "7b-shape", "steps": 2}
     many = training.sharded_memory(**shape)
     alone = training.sharded_memory(single_rank=True, **shape)
@@ -113,7 +113,7 @@ def test_memory_of_a_rank_alone_and_of_many(told: Any) -> None:
 
 
 def test_memory_of_an_earlier_call_is_not_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What libraries hold is too little to matter; more is an error and no number."""
+    """The memory that libraries hold does not count; more than that is an error."""
     held_gib = 0.1
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: held_gib * 2**30)
@@ -124,7 +124,7 @@ def test_memory_of_an_earlier_call_is_not_counted(monkeypatch: pytest.MonkeyPatc
 
 
 def test_memory_needs_a_gpu() -> None:
-    """Never a number that nobody counted."""
+    """Without a GPU there is no memory to count: an error and not a number."""
     with pytest.raises(RuntimeError, match="there is none"):
         training.sharded_memory(single_rank=True, **SMALL)
 
@@ -156,7 +156,7 @@ def test_a_curve_is_bounded_and_whole(steps: int, points: int) -> None:
 
 
 def test_a_limit_that_a_blind_model_could_come_near_is_refused() -> None:
-    """At half of the blind floor and above; the packaged limit lies below it, and a floor that nobody knows refuses nothing."""
+    """At half of the blind floor and above; the packaged limit lies below it, and an unknown floor refuses nothing."""
     file = load(None)
     for name, profile in file.profiles.items():
         entry = file.criteria(profile)["finetune_loss"]

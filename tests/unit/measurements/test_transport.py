@@ -1,4 +1,4 @@
-"""What a log of NCCL says about the channels it opened, and which of them are not on the promised fabric."""
+"""The channels in a log of NCCL, and which of them do not use the promised fabric."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ TWO_NODES = [0, 0, 1, 1]
 
 
 def summary(log: str, nodes: list[int]) -> transport.Transport:
-    """What rank 1 reports for this log."""
+    """The result of rank 1 for this log."""
     return transport.summarise(log, transport.parse_nccl_log(log), nodes=nodes)
 
 
 def test_infiniband_log() -> None:
-    """Channels between nodes are told from those within; all are RDMA."""
+    """Channels between nodes are counted apart from those inside a node; all use RDMA."""
     found = summary(INFINIBAND_LOG, TWO_NODES)
     assert found.network == "IB"
     assert found.devices == ["mlx5_0:1/IB", "mlx5_1:1/IB"]
@@ -94,6 +94,6 @@ def test_one_node_has_no_channel_between_nodes() -> None:
 
 
 def test_unknown_fabric_is_refused() -> None:
-    """A promise nobody can check is an error."""
+    """An unknown fabric is an error."""
     with pytest.raises(ValueError, match="unknown fabric 'token ring'; valid: infiniband"):
         transport.off_fabric_channels(summary(SOCKET_LOG, TWO_NODES), fabric="token ring")

@@ -1,4 +1,4 @@
-"""What the self-test plants: where it acts, how much, and that nothing of it stays."""
+"""Planted faults: where they act, how much, and that nothing of them stays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RECIPE = {"iterations": 3, "warmup_s": 0.0, "rest_s": 0.0}
 
 @pytest.fixture(autouse=True)
 def _rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process is rank 1, as a worker's environment says it."""
+    """This process is rank 1, by a worker's environment variable."""
     monkeypatch.setenv("RANK", "1")
 
 

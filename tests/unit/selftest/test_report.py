@@ -67,7 +67,7 @@ def test_all_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("missed", "told"),
+    ("missed", "shown"),
     [
         (slow(()), "missed 1 of 3 plants of 5 % slow in copy (gpu1 in copy: nobody named)"),
         (slow(("gpu0",)), "missed 1 of 3 plants of 5 % slow in copy (gpu1 in copy: gpu0 named)"),
@@ -77,12 +77,12 @@ def test_all_found() -> None:
         (replace(ended(HUNG, fault="told as: x"), what="a rank"), "missed 1 of 1 plants of a rank (gpu3: told as: x)"),
     ],
 )
-def test_a_missed_plant_is_told_and_objects(missed: Trial, told: str) -> None:
+def test_a_missed_plant_is_told_and_objects(missed: Trial, shown: str) -> None:
     """Named nobody, another, or one more: not found."""
     found = report(*WHOLE, missed)
-    assert found.objections == [f"the self-test {told}"]
+    assert found.objections == [f"the self-test {shown}"]
     assert found.outcome == "error"
-    assert f"the self-test {told}" in selftest_lines(found.facts)
+    assert f"the self-test {shown}" in selftest_lines(found.facts)
 
 
 def test_counts_tell_what_was_missed() -> None:
@@ -94,10 +94,10 @@ def test_counts_tell_what_was_missed() -> None:
 
 def test_many_misses_are_told_short() -> None:
     """The first two, and how many more."""
-    (told,) = report(*[slow(())] * 5).objections
-    assert told.startswith("the self-test missed 5 of 5 plants")
-    assert told.count("gpu1 in copy") == 2
-    assert told.endswith("; and 3 more)")
+    (shown,) = report(*[slow(())] * 5).objections
+    assert shown.startswith("the self-test missed 5 of 5 plants")
+    assert shown.count("gpu1 in copy") == 2
+    assert shown.endswith("; and 3 more)")
 
 
 def test_a_false_alarm_objects() -> None:
@@ -190,7 +190,7 @@ def test_the_testcase(found: SelftestReport, tag: str | None) -> None:
 def journal(path: Path, facts: dict[str, Any], *, finished: bool) -> None:
     """A run with one passed criterion and a self-test."""
     place = Place(id="node0-gpu0", node=0, gpu=0, rank=0, hostname="h")
-    told = {name: getattr(place, name) for name in place.__slots__}
+    shown = {name: getattr(place, name) for name in place.__slots__}
     record = {"criterion": "a", "place": None, "outcome": "passed", "reason": None}
     terms = {"rehearsal": False, "level_reached": True, "objections": [], "changed_limits": []}
     base = {
@@ -203,7 +203,7 @@ def journal(path: Path, facts: dict[str, Any], *, finished: bool) -> None:
     events: list[dict[str, Any]] = [
         {"event": "started", "versions": {}, "facts": base},
         {"event": "planned", "terms": terms, "expected": [{**record, "nodeid": "test_a", "outcome": "pending"}]},
-        {"event": "bound", "places": [told], "nodes": []},
+        {"event": "bound", "places": [shown], "nodes": []},
         {"event": "selftest", "selftest": facts},
         {"event": "outcome", "record": {**record, "culprits": []}},
     ]

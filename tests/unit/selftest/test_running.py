@@ -1,4 +1,4 @@
-"""The self-test as a whole: what cannot be done is told and objects, and a run that is told to end ends."""
+"""The self-test as a whole: faults that cannot be planted are reported and object; a run that is being ended ends."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ def carried_out(
 ) -> tuple[SelftestReport, list[tuple[str, float]]]:
     """The report, and the progress that was reported."""
     monkeypatch.setattr(running, "TRY_BY_KIND", kinds)
-    told: list[tuple[str, float]] = []
+    reported: list[tuple[str, float]] = []
     plan = SimpleNamespace(pending=lambda: [SimpleNamespace(criterion=key) for key in ("silent_corruption", "left_out")])
     criteria = {"left_out": SimpleNamespace(skip="a rule"), "silent_corruption": SimpleNamespace(skip=None)}
     setup = SimpleNamespace(criteria=criteria, rehearsal=True)
     session: Any = Session(joined=joined, not_idle={}, setup=setup, plan=plan)
-    return running.run_selftest(session, lambda step, fraction: told.append((step, fraction))), told
+    return running.run_selftest(session, lambda step, fraction: reported.append((step, fraction))), reported
 
 
 def test_all_kinds_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the places that answer; progress is told before each."""
-    report, told = carried_out(monkeypatch, {SLOW: found, WRONG: found})
-    assert told == [("planting a slow GPU", 0.0), ("planting a wrong bit", 0.5)]
+    """At the places that answer; progress is reported before each."""
+    report, reported = carried_out(monkeypatch, {SLOW: found, WRONG: found})
+    assert reported == [("planting a slow GPU", 0.0), ("planting a wrong bit", 0.5)]
     assert (len(report.trials), report.places, report.objections) == (2, 1, [])
     assert report.selected == {"silent_corruption"}
 
@@ -98,9 +98,9 @@ def test_a_run_that_is_told_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_nobody_joined(monkeypatch: pytest.MonkeyPatch, joined: Any, why: str) -> None:
     """No plant, no certificate."""
-    report, told = carried_out(monkeypatch, {SLOW: found}, joined=joined)
+    report, reported = carried_out(monkeypatch, {SLOW: found}, joined=joined)
     assert report.objections == [f"the self-test did not come to its end: {why}"]
-    assert (report.outcome, report.trials, told) == ("error", (), [])
+    assert (report.outcome, report.trials, reported) == ("error", (), [])
 
 
 def test_an_error_of_our_own_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

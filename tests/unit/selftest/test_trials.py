@@ -63,15 +63,15 @@ def test_a_slow_place_is_found_and_a_clean_repeat_is_not() -> None:
 
 
 def test_a_plant_that_does_not_show_is_missed() -> None:
-    """Were the delay outside the timed window, nobody would be named."""
+    """If the delay were outside the timed window, no place would be named."""
     _, missed = slowed((0.0, None), (5.0, VICTIM), sees=0.0)
     assert (missed.named, missed.is_found, missed.not_judged) == ((), False, None)
 
 
-def test_a_plant_below_the_promise_is_only_told() -> None:
+def test_a_plant_below_the_promise_is_only_reported() -> None:
     """3 % is the limit and the healthy spread may hide another 1 %."""
-    _, told = slowed((0.0, None), (3.0, VICTIM))
-    assert told.not_judged == "straggler[hbm_bandwidth] promises 4 % and more"
+    _, trial = slowed((0.0, None), (3.0, VICTIM))
+    assert trial.not_judged == "straggler[hbm_bandwidth] promises 4 % and more"
     _, alone = slowed((0.0, None), (10.0, VICTIM), device="H100")
     assert alone.not_judged == "1 GPUs of one model are too few to say which is slow"
 
@@ -133,7 +133,7 @@ def test_a_wrong_bit_that_no_digest_shows_is_missed() -> None:
 
 
 def test_of_two_both_are_named() -> None:
-    """That is all that two can tell."""
+    """Two places differ, and nothing says which of them is wrong."""
     two = PLACES[1:3]
     (trial,) = wrong_trials(computed(flipped=("bf16",), places=two), {"bf16": VICTIM})
     assert isinstance(trial, Trial)
@@ -148,7 +148,7 @@ def test_of_two_both_are_named() -> None:
 
 
 def error(text: str, *culprits: Place, kind: str = "died") -> MeasurementError:
-    """What the run said of a call."""
+    """The error of a call."""
     return MeasurementError(text, culprits=culprits, kind=kind)
 
 
