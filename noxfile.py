@@ -30,7 +30,7 @@ FAST = "not slow and not soak"
 LAUNCHES = ("tests/launch", "tests/faults")  # real torchruns by the dozen, one after the other
 MEASURED = ("-n", "2", "--dist", "loadfile", *(f"--ignore={path}" for path in LAUNCHES), "tests")  # a file shares its runs
 # A dump of every thread after this long in one test, then the end of the session: a hang must not cost the CI its hour.
-SHOWN = ("-o", "faulthandler_timeout=240", "-o", "faulthandler_exit_on_timeout=true", "-ra", "--durations=15")
+SHOWN = ("-o", "faulthandler_timeout=600", "-o", "faulthandler_exit_on_timeout=true", "-ra", "--durations=15")
 # Several processes share few cores; tokenizers warn about forks otherwise; no test may need the network.
 FOR_TESTS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
 
