@@ -13,7 +13,7 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpucluster.errors import ConfigurationError
@@ -103,7 +103,6 @@ RECORDS = st.builds(
 )
 
 
-@settings(deadline=None)  # a busy machine is slow
 @given(st.lists(RECORDS, max_size=4))
 def test_every_run_fits_the_schema(records: list[Record]) -> None:
     """Any outcomes whatever."""
@@ -261,7 +260,6 @@ def test_the_table_shows_the_worst() -> None:
     assert "\x1b" not in "".join(lines)
 
 
-@settings(deadline=None)  # a busy machine is slow
 @given(st.lists(RECORDS, min_size=1, max_size=4), st.integers(40, 200))
 def test_the_table_takes_any_outcome(records: list[Record], width: int) -> None:
     """Names with brackets, no values, narrow terminals: a table, never an exception."""
