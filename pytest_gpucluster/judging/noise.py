@@ -55,6 +55,11 @@ class Spread:
             return 0.0
         return width / abs(self.median) if self.median else math.inf
 
+    def comes_near(self, limit: float) -> bool:
+        """Whether ``limit`` lies inside the spread, or outside by at most the spread itself."""
+        width = self.high - self.low
+        return self.low - width <= limit <= self.high + width
+
 
 def spread_of(samples: Sequence[float]) -> Spread:
     """The spread of at least one repeat."""
@@ -71,6 +76,11 @@ def spread_of(samples: Sequence[float]) -> Spread:
 def doubt(repeats: Repeats, *, limit: Limit, allowed: float | None) -> str | None:
     """Why these repeats must not be judged; None if they may be.
 
+    The rule: repeats are in doubt if the limit lies inside their spread (10th to 90th percentile), or if they disagree by
+    more than ``allowed`` and come near the limit. Near is a distance of at most their own spread. Repeats that all miss
+    the limit by more than that have failed, and repeats that all clear it by more than that have passed, however much
+    they disagree.
+
     Args:
         repeats: fewer than :data:`FEWEST` have no meaningful spread and are judged as they are.
         limit: the limit of the value.
@@ -79,7 +89,7 @@ def doubt(repeats: Repeats, *, limit: Limit, allowed: float | None) -> str | Non
     if allowed is None or len(repeats.samples) < FEWEST:
         return None
     seen = spread_of(repeats.samples)
-    if seen.relative > allowed:
+    if seen.relative > allowed and seen.comes_near(limit.value):
         return f"{seen.count} repeats spread over {100 * seen.relative:.1f} %, and {100 * allowed:g} % are allowed"
     if seen.low < limit.value < seen.high:
         return f"the limit lies inside the 10th to 90th percentile of {seen.count} repeats, {seen.low:.6g} to {seen.high:.6g}"

@@ -76,6 +76,37 @@ def test_doubt(samples: list[float], allowed: float | None, reason: str | None) 
     assert found is None if reason is None else found is not None and reason in found
 
 
+REPEATS = st.lists(st.floats(min_value=0.1, max_value=1e6), min_size=3, max_size=50)
+
+
+@given(samples=REPEATS, beyond=st.floats(min_value=1.01, max_value=100.0), is_floor=st.booleans())
+def test_repeats_that_all_miss_by_more_than_their_spread_have_failed(
+    samples: list[float], beyond: float, is_floor: bool
+) -> None:
+    """3.1 GB/s where 350 are asked is FAILED, whatever the repeats say of each other."""
+    width = max(samples) - min(samples)
+    away = beyond * width + 1.0
+    missed = limit("above", max(samples) + away) if is_floor else limit("below", min(samples) - away)
+    assert not any(missed.holds(sample) for sample in samples)
+    assert doubt(repeats(samples), limit=missed, allowed=0.01) is None
+
+
+@given(samples=REPEATS, share=st.floats(min_value=0.0, max_value=1.0), allowed=st.floats(min_value=0.0, max_value=10.0))
+def test_repeats_that_straddle_the_limit_are_never_judged(samples: list[float], share: float, allowed: float) -> None:
+    """Neither passed nor failed while the limit lies within their spread."""
+    seen = spread_of(samples)
+    value = seen.low + share * (seen.high - seen.low)
+    if seen.low < value < seen.high:
+        assert doubt(repeats(samples), limit=limit("above", value), allowed=allowed) is not None
+
+
+@pytest.mark.parametrize(("value", "is_open"), [(350, False), (3.4, True), (2.9, True), (0.1, False)])
+def test_only_repeats_near_the_limit_are_too_close(value: float, is_open: bool) -> None:
+    """A link at a hundredth of its limit has failed; one that comes near it is measured again."""
+    samples = [2.9, 3.0, 3.1, 3.2, 3.3, 3.4]
+    assert (doubt(repeats(samples), limit=limit("above", value), allowed=0.05) is not None) == is_open
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, None, "700", True])
 def test_repeats_are_numbers(bad: Any) -> None:
     """Anything else was not measured."""
