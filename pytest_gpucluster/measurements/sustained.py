@@ -1,8 +1,8 @@
 """Lasting rate of a GPU's matrix units: products back to back, in slices of about a second.
 
 In the first second the clock boosts; then the power limiter decides (docs/decisions/0007). So the last half of the slices
-is judged, with the clock, power and temperature of that half. The rate over the peak at that clock separates a slow chip
-from a chip at its power limit.
+is judged, with the clock, power and temperature of that half. After it one SM counts its own clock under the same products
+(sm_clock.py). The rate over the peak at that clock separates a slow chip from a chip at its power limit.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry, evidence
-from pytest_gpucluster.measurements import gemm, progress, timing
+from pytest_gpucluster.measurements import gemm, progress, sm_clock, timing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+COUNTED_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +30,10 @@ class Sustained:
 
     ``tflops`` is the median of the last half of ``slices_tflops`` (``repeats_tflops``). ``telemetry`` covers that half,
     sampled at 10 Hz; its event reasons cover the whole load. It is None without NVML; on a GPU ``nvml_error`` says why.
-    ``peak_at_clock_tflops`` is the peak at the mean SM clock and ``of_peak_at_clock_ratio`` the rate over that peak:
-    None without a clock or a peak at a known clock.
+    ``counted_clock_mhz`` is the SM clock that the GPU counted right after the judged half, under the same products;
+    ``counted_tflops`` is their rate meanwhile. ``peak_at_clock_tflops`` is the peak at that clock, and
+    ``of_peak_at_clock_ratio`` is ``counted_tflops`` over it. All four are None on a CPU and without a peak at a known
+    clock; on a GPU ``clock_error`` says why.
     """
 
     tflops: float
@@ -38,6 +42,9 @@ class Sustained:
     seconds: float
     products: int
     slices_tflops: list[float]
+    counted_clock_mhz: float | None
+    counted_tflops: float | None
+    clock_error: str | None
     peak_at_clock_tflops: float | None
     of_peak_at_clock_ratio: float | None
     nvml_error: str | None
@@ -46,8 +53,9 @@ class Sustained:
 
     @property
     def evidence(self) -> dict[str, Any]:
-        """Clock, power, temperature and event reasons of the GPU, for the report."""
-        return evidence(self.telemetry)
+        """NVML's clock, power, temperature and event reasons, and the clock that the GPU counted, for the report."""
+        counted = {} if self.counted_clock_mhz is None else {"counted SM MHz": self.counted_clock_mhz}
+        return {**evidence(self.telemetry), **counted}
 
     @property
     def repeats_tflops(self) -> list[float]:
@@ -99,6 +107,7 @@ def sustained(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         with Sampler(timing.gpu_uuid()) as sampler:
             slices = _load(product, seconds=seconds, slice_s=slice_s)
             telemetry = sampler.summary(since_s=slices[_half(len(slices)) - 1].ended_s)
+        counted, clock_error = _count(product) if peak_tflops is not None else (None, None)
         gemm.check(product, kind)
     finally:
         torch.set_float32_matmul_precision(precision)
@@ -106,7 +115,8 @@ def sustained(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
     tflops = statistics.median(rates[_half(len(rates)) :])
     if sampler.error is not None:
         telemetry = None  # NVML failed: its samples may all be from before the judged half
-    clock_mhz = telemetry.sm_clock_mean_mhz if telemetry else None
+    clock_mhz = counted.clock_mhz if counted else None
+    counted_tflops = 2 * size**3 * counted.calls_per_s / 1e12 if counted else None
     peak = peak_at_clock_tflops(peak_tflops=peak_tflops, peak_clock_mhz=peak_clock_mhz, clock_mhz=clock_mhz)
     return Sustained(
         tflops=tflops,
@@ -115,12 +125,25 @@ def sustained(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         seconds=sum(part.seconds for part in slices),
         products=sum(part.products for part in slices),
         slices_tflops=[round(rate, 6) for rate in rates],
+        counted_clock_mhz=clock_mhz,
+        counted_tflops=counted_tflops,
+        clock_error=clock_error,
         peak_at_clock_tflops=peak,
-        of_peak_at_clock_ratio=tflops / peak if peak else None,
+        of_peak_at_clock_ratio=counted_tflops / peak if counted_tflops and peak else None,
         nvml_error=sampler.error,
         device=timing.device_name(),
         telemetry=telemetry,
     )
+
+
+def _count(product: Callable[[], None]) -> tuple[sm_clock.Counted | None, str | None]:
+    """The clock that the GPU counts under more of the same products; None on a CPU, and with the reason where it cannot."""
+    if not torch.cuda.is_available():
+        return None, None
+    try:
+        return sm_clock.count_under(product, seconds=COUNTED_S), None
+    except RuntimeError as error:
+        return None, f"the SM clock could not be counted: {error}"
 
 
 def peak_at_clock_tflops(*, peak_tflops: float | None, peak_clock_mhz: float | None, clock_mhz: float | None) -> float | None:

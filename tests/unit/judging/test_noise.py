@@ -81,7 +81,7 @@ REPEATS = st.lists(st.floats(min_value=0.1, max_value=1e6), min_size=3, max_size
 
 @given(samples=REPEATS, beyond=st.floats(min_value=1.01, max_value=100.0), is_floor=st.booleans())
 def test_repeats_that_all_miss_by_more_than_their_spread_have_failed(
-    samples: list[float], beyond: float, is_floor: bool
+    *, samples: list[float], beyond: float, is_floor: bool
 ) -> None:
     """3.1 GB/s where 350 are asked is FAILED, whatever the repeats say of each other."""
     width = max(samples) - min(samples)
@@ -101,7 +101,7 @@ def test_repeats_that_straddle_the_limit_are_never_judged(samples: list[float], 
 
 
 @pytest.mark.parametrize(("value", "is_open"), [(350, False), (3.4, True), (2.9, True), (0.1, False)])
-def test_only_repeats_near_the_limit_are_too_close(value: float, is_open: bool) -> None:
+def test_only_repeats_near_the_limit_are_too_close(*, value: float, is_open: bool) -> None:
     """A link at a hundredth of its limit has failed; one that comes near it is measured again."""
     samples = [2.9, 3.0, 3.1, 3.2, 3.3, 3.4]
     assert (doubt(repeats(samples), limit=limit("above", value), allowed=0.05) is not None) == is_open
