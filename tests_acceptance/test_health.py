@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpucluster import MeasurementError
+from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.measurements.health import clocks_under_load
 
 pytestmark = pytest.mark.health
@@ -19,10 +20,15 @@ def loaded_clocks(cluster, recipe):
 def read(states, place, name):
     """One reading of NVML; a GPU that does not give the value was not measured."""
     state = states[place]
-    if state.gpu is None or state.gpu[name] is None:
-        why = state.error or "NVML does not support it here"
-        raise MeasurementError(f"{place.label}: {name} could not be read: {why}", culprits=(place,))
-    return state.gpu[name]
+    value = NotAvailable(state.error or "no NVML") if state.gpu is None else getattr(state.gpu, name)
+    return available(value, name, place)
+
+
+def available(value, name, place):
+    """The value of a reading; one that is not available was not measured."""
+    if isinstance(value, NotAvailable):
+        raise MeasurementError(f"{place.label}: {name} could not be read: {value.why}", culprits=(place,))
+    return value
 
 
 def test_no_foreign_process(cluster, place, criterion):
@@ -58,7 +64,7 @@ def test_gpu_memory(gpu_states, place, criterion):
 def test_ecc_uncorrected(gpu_states, place, criterion):
     """No uncorrected memory error since the driver was loaded."""
     errors = read(gpu_states, place, "ecc_uncorrected_volatile")
-    criterion.require(errors, evidence={"over its life": gpu_states[place].gpu["ecc_uncorrected_aggregate"]})
+    criterion.require(errors, evidence={"over its life": or_none(gpu_states[place].gpu.ecc_uncorrected_aggregate)})
 
 
 def test_remapped_rows(gpu_states, place, criterion):
@@ -70,6 +76,5 @@ def test_remapped_rows(gpu_states, place, criterion):
 def test_clocks_under_load(loaded_clocks, place, criterion):
     """No thermal, hardware or power-brake slowdown under load; the power cap is normal."""
     clocks = loaded_clocks[place]
-    if clocks.telemetry is None:
-        raise MeasurementError(f"{place.label}: clocks event reasons could not be read: {clocks.nvml_error or 'no NVML'}")
-    criterion.require(len(clocks.telemetry.fault_reasons), evidence=clocks.evidence)
+    seen = NotAvailable(clocks.nvml_error or "no NVML") if clocks.telemetry is None else clocks.telemetry.fault_reasons
+    criterion.require(len(available(seen, "clocks event reasons", place)), evidence=clocks.evidence)

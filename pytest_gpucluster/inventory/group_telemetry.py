@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.inventory.nvml import EVENT_REASONS, event_reason_names
+from pytest_gpucluster.inventory.reading import or_none
 from pytest_gpucluster.protocol.rank import ranges
 
 if TYPE_CHECKING:
@@ -54,7 +55,8 @@ def to_row(rank: int, telemetry: Telemetry | None) -> list[float]:
     """One rank's telemetry as numbers, for a collective; NaN for a missing value."""
     if telemetry is None:
         return [float(rank), 0.0, *[math.nan] * 4]
-    bits = sum(_BITS.get(name) or int(name.removeprefix(UNKNOWN), 16) for name in telemetry.event_reasons)
+    reasons = or_none(telemetry.event_reasons) or []  # evidence of a rate, which no criterion judges
+    bits = sum(_BITS.get(name) or int(name.removeprefix(UNKNOWN), 16) for name in reasons)
     values = (telemetry.sm_clock_mean_mhz, telemetry.power_mean_w, telemetry.temperature_max_c)
     return [float(rank), 1.0, float(bits), *(math.nan if value is None else float(value) for value in values)]
 

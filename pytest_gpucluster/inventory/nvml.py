@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pynvml
 
 from pytest_gpucluster.errors import GpuclusterError
+from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -79,7 +80,7 @@ def fault_reasons(names: list[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuState:
-    """One GPU at one moment. None: this GPU, driver or permission does not give the value.
+    """One GPU at one moment. :class:`NotAvailable`: this GPU, driver or permission does not give the value; NVML says why.
 
     ``index`` is NVML's, which is PCI order; ``cuda_index`` is what CUDA calls the GPU under this process's
     ``CUDA_VISIBLE_DEVICES``, None where that hides it (``visible`` false).
@@ -87,35 +88,35 @@ class GpuState:
 
     index: int
     uuid: str
-    serial: str | None
+    serial: str | NotAvailable
     pci: str
     name: str
     visible: bool
     cuda_index: int | None
     driver: str
-    vbios: str | None
+    vbios: str | NotAvailable
     memory_gib: float
     memory_used_gib: float
-    ecc_enabled: bool | None
-    ecc_uncorrected_volatile: int | None
-    ecc_uncorrected_aggregate: int | None
-    ecc_corrected_volatile: int | None
-    remapped_rows_correctable: int | None
-    remapped_rows_uncorrectable: int | None
-    remapped_rows_pending: bool | None
-    remapped_rows_failed: bool | None
-    pcie_gen: int | None
-    pcie_gen_max: int | None
-    pcie_width: int | None
-    pcie_width_max: int | None
-    pcie_replay_count: int | None
-    nvlink_active_links: int | None
-    clocks_event_reasons: list[str] | None
-    sm_clock_mhz: int | None
-    temperature_c: int | None
-    power_w: float | None
-    mig: bool | None
-    persistence: bool | None
+    ecc_enabled: bool | NotAvailable
+    ecc_uncorrected_volatile: int | NotAvailable
+    ecc_uncorrected_aggregate: int | NotAvailable
+    ecc_corrected_volatile: int | NotAvailable
+    remapped_rows_correctable: int | NotAvailable
+    remapped_rows_uncorrectable: int | NotAvailable
+    remapped_rows_pending: bool | NotAvailable
+    remapped_rows_failed: bool | NotAvailable
+    pcie_gen: int | NotAvailable
+    pcie_gen_max: int | NotAvailable
+    pcie_width: int | NotAvailable
+    pcie_width_max: int | NotAvailable
+    pcie_replay_count: int | NotAvailable
+    nvlink_active_links: int | NotAvailable
+    clocks_event_reasons: list[str] | NotAvailable
+    sm_clock_mhz: int | NotAvailable
+    temperature_c: int | NotAvailable
+    power_w: float | NotAvailable
+    mig: bool | NotAvailable
+    persistence: bool | NotAvailable
 
 
 def gpu_count() -> int:
@@ -178,8 +179,7 @@ def read_serial(uuid: str) -> str | None:
     Raises:
         NvmlError: no such GPU.
     """
-    serial = _optional(pynvml.nvmlDeviceGetSerial, handle_of(uuid))
-    return None if serial is None else _text(serial)
+    return or_none(_optional(pynvml.nvmlDeviceGetSerial, handle_of(uuid), convert=_text))
 
 
 def visible_gpus(uuids: list[str], setting: str | None) -> list[int]:
@@ -242,15 +242,16 @@ def handle_of(uuid: str) -> Any:
     return _required(pynvml.nvmlDeviceGetHandleByIndex, uuids.index(uuid))
 
 
-def read_event_reasons(handle: Any) -> int | None:
+def read_event_reasons(handle: Any) -> int | NotAvailable:
     """Bits of the clocks event reasons right now, under either name the drivers have given them."""
-    bits = _optional(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
-    if bits is None:
-        bits = _optional(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
-    return None if bits is None else int(bits)
+    bits: int | NotAvailable = _optional(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle, convert=int)
+    if isinstance(bits, NotAvailable):
+        older: int | NotAvailable = _optional(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle, convert=int)
+        return bits if isinstance(older, NotAvailable) else older
+    return bits
 
 
-def read_link(handle: Any) -> dict[str, int | None]:
+def read_link(handle: Any) -> dict[str, int | NotAvailable]:
     """Generation and width of the PCIe link right now; an idle link slows down to save power."""
     return {
         "pcie_gen": _optional(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
@@ -258,13 +259,12 @@ def read_link(handle: Any) -> dict[str, int | None]:
     }
 
 
-def read_clocks(handle: Any) -> dict[str, float | None]:
+def read_clocks(handle: Any) -> dict[str, float | NotAvailable]:
     """SM clock (MHz), temperature (degrees C) and power draw (W, NVML's own average of about a second) right now."""
-    power_mw = _optional(pynvml.nvmlDeviceGetPowerUsage, handle)
     return {
         "sm_clock_mhz": _optional(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
         "temperature_c": _optional(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
-        "power_w": None if power_mw is None else power_mw / 1000,
+        "power_w": _optional(pynvml.nvmlDeviceGetPowerUsage, handle, convert=lambda power_mw: power_mw / 1000),
     }
 
 
@@ -288,10 +288,10 @@ def own_index(uuid: str | None) -> int:
 
 def read_used_bytes(handle: Any) -> tuple[int, bool] | None:
     """Bytes in use, and whether they include the driver's own (before driver 510); None if NVML gives neither."""
-    memory = _optional(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
+    memory = or_none(_optional(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2))
     if memory is not None:
         return int(memory.used), False
-    memory = _optional(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    memory = or_none(_optional(pynvml.nvmlDeviceGetMemoryInfo, handle))
     return None if memory is None else (int(memory.used), True)
 
 
@@ -300,7 +300,7 @@ def read_compute_processes(handle: Any) -> list[tuple[int, int | None]] | None:
 
     In a container the list may be empty, and the pids are the host's.
     """
-    found = _optional(pynvml.nvmlDeviceGetComputeRunningProcesses_v3, handle)
+    found = or_none(_optional(pynvml.nvmlDeviceGetComputeRunningProcesses_v3, handle))
     return None if found is None else [(int(one.pid), one.usedGpuMemory) for one in found]
 
 
@@ -313,7 +313,7 @@ def read_process_name(pid: int) -> str | None:
 
 def read_utilization_percent(handle: Any) -> int | None:
     """Share of the last 1/6 s to 1 s in which a kernel ran; None if NVML does not give it."""
-    rates = _optional(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    rates = or_none(_optional(pynvml.nvmlDeviceGetUtilizationRates, handle))
     return None if rates is None else int(rates.gpu)
 
 
@@ -360,32 +360,28 @@ def _uuid_or_nothing(index: int) -> str:
 
 
 def _identity(handle: Any) -> dict[str, Any]:
-    serial = _optional(pynvml.nvmlDeviceGetSerial, handle)
-    vbios = _optional(pynvml.nvmlDeviceGetVbiosVersion, handle)
-    mig = _optional(pynvml.nvmlDeviceGetMigMode, handle)
-    persistence = _optional(pynvml.nvmlDeviceGetPersistenceMode, handle)
     return {
-        "serial": None if serial is None else _text(serial),
-        "vbios": None if vbios is None else _text(vbios),
-        "mig": None if mig is None else bool(mig[0]),
-        "persistence": None if persistence is None else bool(persistence),
+        "serial": _optional(pynvml.nvmlDeviceGetSerial, handle, convert=_text),
+        "vbios": _optional(pynvml.nvmlDeviceGetVbiosVersion, handle, convert=_text),
+        "mig": _optional(pynvml.nvmlDeviceGetMigMode, handle, convert=lambda modes: bool(modes[0])),
+        "persistence": _optional(pynvml.nvmlDeviceGetPersistenceMode, handle, convert=bool),
     }
 
 
 def _memory_faults(handle: Any) -> dict[str, Any]:
     count_errors = pynvml.nvmlDeviceGetTotalEccErrors
     corrected, uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-    enabled = _optional(pynvml.nvmlDeviceGetEccMode, handle)
-    rows = _optional(pynvml.nvmlDeviceGetRemappedRows, handle) or (None, None, None, None)
+    rows = _optional(pynvml.nvmlDeviceGetRemappedRows, handle)
+    correctable, uncorrectable, pending, failed = (rows,) * 4 if isinstance(rows, NotAvailable) else rows
     return {
-        "ecc_enabled": None if enabled is None else bool(enabled[0]),
+        "ecc_enabled": _optional(pynvml.nvmlDeviceGetEccMode, handle, convert=lambda modes: bool(modes[0])),
         "ecc_uncorrected_volatile": _optional(count_errors, handle, uncorrected, pynvml.NVML_VOLATILE_ECC),
         "ecc_uncorrected_aggregate": _optional(count_errors, handle, uncorrected, pynvml.NVML_AGGREGATE_ECC),
         "ecc_corrected_volatile": _optional(count_errors, handle, corrected, pynvml.NVML_VOLATILE_ECC),
-        "remapped_rows_correctable": rows[0],
-        "remapped_rows_uncorrectable": rows[1],
-        "remapped_rows_pending": None if rows[2] is None else bool(rows[2]),
-        "remapped_rows_failed": None if rows[3] is None else bool(rows[3]),
+        "remapped_rows_correctable": correctable,
+        "remapped_rows_uncorrectable": uncorrectable,
+        "remapped_rows_pending": pending if isinstance(pending, NotAvailable) else bool(pending),
+        "remapped_rows_failed": failed if isinstance(failed, NotAvailable) else bool(failed),
     }
 
 
@@ -401,12 +397,14 @@ def _links(handle: Any) -> dict[str, Any]:
 
 def _running(handle: Any) -> dict[str, Any]:
     bits = read_event_reasons(handle)
-    return {"clocks_event_reasons": None if bits is None else event_reason_names(bits), **read_clocks(handle)}
+    reasons = bits if isinstance(bits, NotAvailable) else event_reason_names(bits)
+    return {"clocks_event_reasons": reasons, **read_clocks(handle)}
 
 
-def _active_nvlinks(handle: Any) -> int | None:
-    """Links that are up; None where the GPU has no NVLink. NVML refuses the first link number beyond the last."""
+def _active_nvlinks(handle: Any) -> int | NotAvailable:
+    """Links that are up. NVML refuses the first link number beyond the last, and all of them where there is no NVLink."""
     states: list[int] = []
+    refused = NotAvailable("NVML shows no NVLink")
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
             state = _optional(pynvml.nvmlDeviceGetNvLinkState, handle, link)
@@ -414,9 +412,11 @@ def _active_nvlinks(handle: Any) -> int | None:
             if error.code != pynvml.NVML_ERROR_INVALID_ARGUMENT:
                 raise
             break
-        if state is not None:
+        if isinstance(state, NotAvailable):
+            refused = state
+        else:
             states.append(state)
-    return sum(states) if states else None
+    return sum(states) if states else refused
 
 
 def _index_of(entry: str, uuids: list[str]) -> int | None:
@@ -446,13 +446,13 @@ def _or_none(function: Callable[..., Any], *arguments: Any) -> Any:
         return None
 
 
-def _optional(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's value; None if NVML says that it does not give one."""
+def _optional(function: Callable[..., Any], *arguments: Any, convert: Callable[[Any], Any] = lambda value: value) -> Any:
+    """The function's value, converted; :class:`NotAvailable` with NVML's text if NVML says that it does not give one."""
     try:
-        return _required(function, *arguments)
+        return convert(_required(function, *arguments))
     except NvmlError as error:
         if error.code in _NO_VALUE:
-            return None
+            return NotAvailable(str(error))
         raise
 
 

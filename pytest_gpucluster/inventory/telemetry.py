@@ -6,8 +6,6 @@ A thread samples it (:class:`Sampler`); a window too short for a thread has one 
 from __future__ import annotations
 
 import contextlib
-import functools
-import operator
 import statistics
 import threading
 import time
@@ -15,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.inventory import nvml
+from pytest_gpucluster.inventory.reading import NotAvailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,12 +21,18 @@ if TYPE_CHECKING:
     from pytest_gpucluster.inventory.group_telemetry import GroupTelemetry
 
 
+SILENT_S = 3.0
+"""NVML answers in milliseconds. A sampler that has heard nothing for so long has a driver that hangs."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Telemetry:
     """Telemetry of one GPU. None: the GPU does not give the value. Power is NVML's own average of about a second.
 
-    ``event_reasons`` is the union over all samples, so that a fault of one sample's length is not averaged away.
-    ``pcie_gen_max`` is the fastest generation, because an idle link slows down to save power.
+    ``event_reasons`` is the union over all samples, so that a fault of one sample's length is not averaged away. It is
+    judged, and ``fault_reasons`` too. So both are :class:`NotAvailable` if NVML refused them in any sample, or if sampling
+    stopped half-way: a fault may lie in what was not read. ``pcie_gen_max`` is the fastest generation, because an idle link
+    slows down to save power.
     """
 
     samples: int
@@ -39,8 +44,8 @@ class Telemetry:
     power_max_w: float | None
     pcie_gen_max: int | None
     pcie_width_min: int | None
-    event_reasons: list[str]
-    fault_reasons: list[str]
+    event_reasons: list[str] | NotAvailable
+    fault_reasons: list[str] | NotAvailable
 
     @property
     def evidence(self) -> dict[str, Any]:
@@ -49,7 +54,7 @@ class Telemetry:
             "SM MHz": self.sm_clock_mean_mhz,
             "W": self.power_mean_w,
             "C": self.temperature_max_c,
-            "event reasons": self.event_reasons,
+            "event reasons": str(self.event_reasons) if isinstance(self.event_reasons, NotAvailable) else self.event_reasons,
         }
 
 
@@ -61,8 +66,8 @@ def evidence(telemetry: Telemetry | GroupTelemetry | None) -> dict[str, Any]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sample:
     at_s: float
-    reasons: int
-    values: dict[str, float | None]
+    reasons: int | NotAvailable
+    values: dict[str, float | NotAvailable]
 
 
 class Sampler:
@@ -78,6 +83,7 @@ class Sampler:
         self._uuid = uuid
         self._interval_s = interval_s
         self._samples: list[_Sample] = []
+        self._started_s = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="nvml-sampler", daemon=True)
 
@@ -100,10 +106,17 @@ class Sampler:
         sample, the last one. Event reasons cover all samples.
         """
         samples = list(self._samples)
+        self._note_silence(samples[-1].at_s if samples else self._started_s)
         if not samples:
             return None
         window = [sample for sample in samples if sample.at_s >= since_s] or samples[-1:]
-        return _summary(window, reasons_of=samples)
+        return _summary(window, reasons_of=samples, stopped=self.error)
+
+    def _note_silence(self, heard_s: float) -> None:
+        """NVML that has hung raises nothing: what was seen before it stopped is not the whole."""
+        silent_s = time.monotonic() - heard_s
+        if self.error is None and self._thread.is_alive() and silent_s > max(SILENT_S, 10 * self._interval_s):
+            self.error = f"NVML has not answered for {silent_s:.1f} s"
 
     def _run(self) -> None:
         try:
@@ -155,7 +168,7 @@ class Snapshots:
     def summary(self, window: str) -> Telemetry | None:
         """Telemetry of all windows of this name; None without a reading."""
         samples = self._samples.get(window)
-        return _summary(samples, reasons_of=samples) if samples else None
+        return _summary(samples, reasons_of=samples, stopped=self.error) if samples else None
 
     def _take(self, window: str) -> None:
         if self._handle is None:
@@ -166,10 +179,10 @@ class Snapshots:
             self.error, self._handle = str(error), None
 
 
-def _summary(window: list[_Sample], *, reasons_of: list[_Sample]) -> Telemetry:
+def _summary(window: list[_Sample], *, reasons_of: list[_Sample], stopped: str | None) -> Telemetry:
     clocks, power, temperature = (_seen(window, key) for key in ("sm_clock_mhz", "power_w", "temperature_c"))
     generations, widths = (_seen(window, key) for key in ("pcie_gen", "pcie_width"))
-    reasons = nvml.event_reason_names(functools.reduce(operator.or_, (sample.reasons for sample in reasons_of)))
+    reasons = _reasons(reasons_of, stopped)
     return Telemetry(
         samples=len(window),
         sm_clock_min_mhz=min(clocks, default=None),
@@ -181,14 +194,26 @@ def _summary(window: list[_Sample], *, reasons_of: list[_Sample]) -> Telemetry:
         pcie_gen_max=int(max(generations)) if generations else None,
         pcie_width_min=int(min(widths)) if widths else None,
         event_reasons=reasons,
-        fault_reasons=nvml.fault_reasons(reasons),
+        fault_reasons=reasons if isinstance(reasons, NotAvailable) else nvml.fault_reasons(reasons),
     )
 
 
+def _reasons(samples: list[_Sample], stopped: str | None) -> list[str] | NotAvailable:
+    """The event reasons of all samples together; not available if one sample lacks them or sampling was cut short."""
+    if stopped is not None:
+        return NotAvailable(f"NVML stopped after {len(samples)} samples: {stopped}")
+    bits = 0
+    for sample in samples:
+        if isinstance(sample.reasons, NotAvailable):
+            return sample.reasons
+        bits |= sample.reasons
+    return nvml.event_reason_names(bits)
+
+
 def _sample(handle: Any) -> _Sample:
-    reasons = nvml.read_event_reasons(handle) or 0
+    reasons = nvml.read_event_reasons(handle)
     return _Sample(at_s=time.monotonic(), reasons=reasons, values={**nvml.read_clocks(handle), **nvml.read_link(handle)})
 
 
 def _seen(samples: list[_Sample], key: str) -> list[float]:
-    return [value for sample in samples if (value := sample.values[key]) is not None]
+    return [value for sample in samples if not isinstance(value := sample.values[key], NotAvailable)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -19,12 +18,12 @@ from pytest_gpucluster.protocol.functions import without_device
 class GpuHealth:
     """This worker's GPU as NVML and torch see it.
 
-    ``gpu`` holds the fields of :class:`~pytest_gpucluster.inventory.nvml.GpuState`; None on a machine without NVML,
+    ``gpu`` is what NVML says of it; None on a machine without NVML,
     where ``nvml_device_count`` is None too, and for a GPU that NVML cannot read (``error`` says why). ``torch_sees``:
     torch can use this very GPU.
     """
 
-    gpu: dict[str, Any] | None
+    gpu: nvml.GpuState | None
     torch_sees: bool
     torch_device_count: int
     nvml_device_count: int | None
@@ -78,7 +77,7 @@ def gpu_state() -> GpuHealth:
         if uuid is not None:
             raise
         return GpuHealth(gpu=None, nvml_device_count=None, **of_torch)
-    return GpuHealth(gpu=dataclasses.asdict(state), nvml_device_count=count, **of_torch)
+    return GpuHealth(gpu=state, nvml_device_count=count, **of_torch)
 
 
 def clocks_under_load(*, seconds: float, size: int = 8192) -> ClocksUnderLoad:

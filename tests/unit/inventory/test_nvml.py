@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pytest_gpucluster.inventory import nvml
+from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.inventory.telemetry import Sampler
 from tests.support import REPOSITORY
 from tests.support.nvml_simulator import LIBRARY, build, environment, plant
@@ -128,8 +129,8 @@ def test_no_library(tmp_path: Path) -> None:
     assert "Not Found" in answer["error"]
 
 
-def test_value_the_gpu_does_not_give_is_none(simulator: Path) -> None:
-    """Not supported (3), no permission (4) and an unknown function (13) give None, never 0."""
+def test_value_the_gpu_does_not_give_says_why(simulator: Path) -> None:
+    """Not supported (3), no permission (4) and an unknown function (13) give NVML's word, never 0."""
     answer = survey(
         simulator,
         "0.err.nvmlDeviceGetTotalEccErrors 3\n0.err.nvmlDeviceGetSerial 4\n0.err.nvmlDeviceGetMigMode 13\n"
@@ -137,7 +138,10 @@ def test_value_the_gpu_does_not_give_is_none(simulator: Path) -> None:
     )
     gpu = answer["gpus"][0]
     assert answer["status"] == "ok"
-    assert [gpu[key] for key in ("ecc_uncorrected_volatile", "serial", "mig", "nvlink_active_links")] == [None] * 4
+    assert gpu["ecc_uncorrected_volatile"] == {"why": "Not Supported (nvmlDeviceGetTotalEccErrors)"}
+    assert gpu["serial"] == {"why": "Insufficient Permissions (nvmlDeviceGetSerial)"}
+    assert gpu["mig"] == {"why": "Function Not Found (nvmlDeviceGetMigMode)"}
+    assert gpu["nvlink_active_links"] == {"why": "Not Supported (nvmlDeviceGetNvLinkState)"}
     assert gpu["clocks_event_reasons"] == ["sw_power_cap"]  # read under the name older drivers know
 
 
@@ -202,6 +206,7 @@ with Sampler(sys.argv[1], interval_s=0.02) as sampler:
             since = time.monotonic()
         wanted = len(sampler._samples) + 2
         while len(sampler._samples) < wanted and sampler.error is None:
+            sampler.summary()  # notices a driver that hangs
             time.sleep(0.01)
         print("sampled", flush=True)
     summary = sampler.summary(since_s=since)
@@ -259,6 +264,27 @@ def test_sampler_survives_a_gpu_that_gets_lost(simulator: Path) -> None:
     summary, error = sample(environment(simulator), "4.err 15", "4.err 15")
     assert summary["sm_clock_max_mhz"] == 1980
     assert "GPU is lost" in error
+    assert "GPU is lost" in summary["fault_reasons"]["why"]  # what came after the last sample is not known to be good
+
+
+@pytest.mark.parametrize(("code", "word"), [(3, "Not Supported"), (4, "Insufficient Permissions")])
+def test_refused_event_reasons_are_no_health(simulator: Path, code: int, word: str) -> None:
+    """A slowdown that NVML does not tell of is not the same as none."""
+    names = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+    refused = "\n".join(f"4.err.{name} {code}" for name in names)
+    summary, error = sample(environment(simulator, refused), refused, refused)
+    assert error is None
+    assert word in summary["fault_reasons"]["why"]
+    assert word in summary["event_reasons"]["why"]
+    assert summary["sm_clock_max_mhz"] == 1980
+
+
+def test_driver_that_hangs_half_way_is_no_health(simulator: Path) -> None:
+    """NVML that stops answering raises nothing; the sampler notices."""
+    hung = "4.delay_ms.nvmlDeviceGetClockInfo 600000"
+    summary, error = sample(environment(simulator), hung, hung)
+    assert "NVML has not answered for" in error
+    assert "NVML has not answered for" in summary["fault_reasons"]["why"]
 
 
 def test_sampler_of_nothing_says_nothing(simulator: Path) -> None:
@@ -302,3 +328,53 @@ def test_own_gpu_where_torch_sees_none(simulator: Path) -> None:
     assert "LOCAL_RANK 7 has no GPU" in absent["error"]
     assert hidden["gpu"]["index"] == 4
     assert (hidden["torch_sees"], hidden["torch_device_count"], hidden["nvml_device_count"]) == (False, 0, 8)
+
+
+READERS = (
+    "nvmlDeviceGetSerial", "nvmlDeviceGetVbiosVersion", "nvmlDeviceGetMigMode", "nvmlDeviceGetPersistenceMode",
+    "nvmlDeviceGetEccMode", "nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetCurrPcieLinkGeneration",
+    "nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetMaxPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkWidth",
+    "nvmlDeviceGetPcieReplayCounter", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetClockInfo", "nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage",
+)  # fmt: skip
+FATAL = (
+    "nvmlDeviceGetHandleByIndex",
+    "nvmlDeviceGetUUID",
+    "nvmlDeviceGetMemoryInfo",
+    "nvmlDeviceGetPciInfo",
+    "nvmlDeviceGetName",
+)
+CODES = (1, 2, 3, 4, 6, 9, 13, 14, 15, 16, 18, 20, 21, 23, 24, 999)
+"""Of NVML's return codes all that a query of one GPU may give; 15 is GPU_IS_LOST, 999 UNKNOWN."""
+
+
+@pytest.mark.parametrize("function", [*READERS, *FATAL])
+def test_no_error_of_a_reader_is_silent(simulator: Path, function: str) -> None:
+    """Every reader refused with every error: the field says why in NVML's words, or the GPU is an error; never 0 or None."""
+    healthy = survey(simulator, f"count {len(CODES)}")
+    assert len(healthy["gpus"]) == len(CODES)
+    planted = "".join(f"{index}.err.{function} {code}\n" for index, code in enumerate(CODES))
+    if function == "nvmlDeviceGetCurrentClocksEventReasons":  # older drivers know it under another name
+        planted += "".join(
+            f"{index}.err.nvmlDeviceGetCurrentClocksThrottleReasons {code}\n" for index, code in enumerate(CODES)
+        )
+    answer = survey(simulator, f"count {len(CODES)}\n{planted}")
+    found = {gpu["index"]: gpu for gpu in answer["gpus"]}
+    for index, code in enumerate(CODES):
+        if index not in found:
+            assert f"GPU {index}: " in answer["error"], (function, code)
+            continue
+        before = healthy["gpus"][index]
+        changed = [value for field, value in found[index].items() if value != before[field]]
+        is_last_link = function == "nvmlDeviceGetNvLinkState" and code == 2  # how NVML says that there are no more links
+        assert changed, (function, code)
+        for value in changed:
+            assert isinstance(value, dict), (function, code, value)
+            assert function in value["why"] or is_last_link, (function, code, value)
+
+
+@pytest.mark.parametrize("value", ["reading or 0", "bool(reading)", "not reading"])
+def test_a_value_that_is_not_available_cannot_be_taken_for_one(value: str) -> None:
+    """``or 0`` is how silence became health."""
+    with pytest.raises(TypeError, match="not available"):
+        eval(value, {"reading": NotAvailable("Not Supported")})  # noqa: S307 -- the expression is the subject
