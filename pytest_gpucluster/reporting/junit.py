@@ -90,6 +90,12 @@ def properties_of(record: Record, place: Place | None) -> Properties:
     return tuple((name, str(fact)) for name, fact in facts.items() if fact is not None)
 
 
+def changes_of(verdict: Verdict) -> Properties:
+    """What the run asked for less than was promised: whoever reads only the JUnit must see it beside an acceptance."""
+    limits = (("changed_limit", criterion) for criterion in verdict.changed_limits)
+    return (*limits, *(("changed_term", term) for term in verdict.changed_terms))
+
+
 class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
     """The suite of a report, with the properties that junit-xml cannot carry: of testcases, and several of one name."""
 
@@ -98,7 +104,8 @@ class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
         hosts = sorted({place.hostname for place in report.places.values() if place.hostname})
         name = REHEARSAL_SUITE if report.is_rehearsal else SUITE
         super().__init__(name, [_junit_xml_case(one) for one in self._testcases], hostname=hosts[0] if hosts else None)
-        self._properties: Properties = tuple(("waiver", line) for line in report.waivers)
+        waivers = tuple(("waiver", line) for line in report.waivers)
+        self._properties: Properties = (*waivers, *changes_of(report.verdict))
         if report.is_rebuilt:
             self._properties = (("rebuilt_from", "journal.jsonl"), *self._properties)
 
@@ -161,7 +168,8 @@ def _verdict_testcase(verdict: Verdict) -> Testcase:
         kind=VERDICT_KINDS.get(verdict.word, "error"),
         message=verdict.line,
         text=verdict.line,
-        properties=(("verdict", verdict.word),),
+        properties=(("verdict", verdict.word), *changes_of(verdict)),
+        output=verdict.line,
     )
 
 

@@ -83,21 +83,19 @@ class ThresholdsFile(Source):
     def standard(self, profile: Profile) -> Profile | None:
         """The packaged profile that a profile stands for; None if there is none.
 
-        First choice is the nearest packaged ancestor for the same GPU, then the packaged profile of that GPU, then the
-        nearest packaged ancestor. A profile that accepts never stands for a rehearsal.
+        It is the packaged profile of the profile's GPU, whatever the profile inherits: a lab profile stands for the
+        production profile of the GPUs that are there. Without one it is the nearest packaged ancestor. A profile that
+        accepts never stands for a rehearsal.
         """
         packaged = self._packaged.profiles
-        known = [packaged[name] for name in (*reversed(profile.chain), profile.gpu) if name is not None and name in packaged]
-        fit = [one for one in known if one.rehearsal == profile.rehearsal]
-        return next((one for one in fit if one.gpu == profile.gpu), next(iter(fit), None))
+        known = [packaged[name] for name in (profile.gpu, *reversed(profile.chain)) if name is not None and name in packaged]
+        return next((one for one in known if one.rehearsal == profile.rehearsal), None)
 
     def changed_limits(self, profile: Profile) -> list[str]:
         """Packaged entries that this file judges otherwise, or does not have.
 
         The comparison is with the profile's :meth:`standard`, else with the entries as they stand before any override.
         """
-        if self._packaged is self:
-            return []
         here = self.criteria(profile)
         standard = self.standard(profile) or Profile(name="", spec=profile.spec, chain=())
         packaged = self._packaged.criteria(standard).items()

@@ -136,7 +136,11 @@ SOAKED = "profiles: {site: {inherits: h200-sxm, accept_at: soak}}\n"
         (
             None,
             {"profile": "lab-2x2", "nodes": 1, "ranks": 8},
-            "ACCEPTED: 1 passed; terms changed: nodes 1 instead of 2 (the profile)",
+            (
+                "ACCEPTED: 1 passed; limits changed: inter_node_busbw[all_reduce], training_scaling_cluster, "
+                "busbw_scaling; terms changed: "
+                "accept_at quick instead of standard, fabric sockets instead of infiniband, nodes 1 instead of 2 (the profile)"
+            ),
         ),
         (SOAKED, {"profile": "site", "level": "soak"}, "ACCEPTED: 1 passed"),
         (

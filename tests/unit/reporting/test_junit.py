@@ -291,3 +291,25 @@ def test_any_text_is_xml() -> None:
     whole = ET.fromstring(junit_text(report))[0]  # noqa: S314 -- our own text
     assert cases_of(whole) == cases_of(suite_element(report))
     assert cases_of(whole)[0].message == "????]]>&<"
+
+
+def test_an_acceptance_says_in_the_junit_what_it_asked_less() -> None:
+    """Changed limits and terms stand at the suite and at the verdict's testcase, which shows the whole line."""
+    record = Record(criterion="rate", place=None, outcome="passed")
+    terms = Terms(
+        rehearsal=False,
+        level_reached=True,
+        changed_limits=[f"limit{number}" for number in range(5)],
+        changed_terms=["fabric sockets instead of infiniband"],
+    )
+    verdict = decide([record], terms)
+    assert verdict.word == "ACCEPTED"
+    case = Case(nodeid="test_a.py::test_rate", record=record)
+    report = Report(cases=(case,), verdict=verdict, places=PLACES, facts={}, is_rehearsal=False)
+    suite = suite_element(report)
+    last = suite.findall("testcase")[-1]
+    for element in (suite, last):
+        named = [(one.get("name"), one.get("value")) for one in element.findall("properties/property")]
+        assert [value for name, value in named if name == "changed_limit"] == [f"limit{number}" for number in range(5)]
+        assert ("changed_term", "fabric sockets instead of infiniband") in named
+    assert last.findtext("system-out") == verdict.line

@@ -336,7 +336,20 @@ def test_a_new_name_does_not_hide_a_change(write: Write) -> None:
 def test_a_comment_is_no_change(write: Write) -> None:
     """The packaged file under another name has the packaged limits."""
     file = load(write(layers.packaged_path().read_text() + "# the same\n"))
-    assert [file.changed_limits(profile) for profile in file.profiles.values()] == [[]] * len(file.profiles)
+    production = [profile for name, profile in file.profiles.items() if name != "lab-2x2"]
+    assert [file.changed_limits(profile) for profile in production] == [[]] * len(production)
+
+
+@pytest.mark.parametrize("overlay", [None, f"{OVERLAY}profiles: {{mine: {{inherits: lab-2x2}}}}\n"])
+def test_a_lab_profile_stands_for_the_production_profile_of_its_gpus(overlay: str | None, write: Write) -> None:
+    """A hundredth of the limit between nodes is a changed limit, packaged or not, and through a profile of one's own too."""
+    file = load(None if overlay is None else write(overlay))
+    profile = file.profiles["lab-2x2" if overlay is None else "mine"]
+    standard = file.standard(profile)
+    assert standard is not None
+    assert standard.name == "h200-sxm"
+    assert "inter_node_busbw[all_reduce]" in file.changed_limits(profile)
+    assert file.changed_limits(file.profiles["h200-sxm"]) == file.changed_limits(file.profiles["h100-sxm"]) == []
 
 
 # The packaged file
@@ -350,7 +363,7 @@ def test_the_packaged_file_is_good_and_complete() -> None:
     for profile in file.profiles.values():
         for threshold in file.criteria(profile).values():
             assert threshold.skip or threshold.limit(gpus=2, cluster=SHAPE).text
-        assert file.changed_limits(profile) == []
+        assert (file.changed_limits(profile) == []) == (profile.name != "lab-2x2")
 
 
 @pytest.mark.parametrize(
