@@ -10,15 +10,13 @@ import statistics
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_gpucluster.inventory import nvml
 from pytest_gpucluster.inventory.reading import NotAvailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from pytest_gpucluster.inventory.group_telemetry import GroupTelemetry
 
 
 SILENT_S = 3.0
@@ -58,7 +56,15 @@ class Telemetry:
         }
 
 
-def evidence(telemetry: Telemetry | GroupTelemetry | None) -> dict[str, Any]:
+class HasEvidence(Protocol):
+    """The telemetry of one GPU or of a group."""
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """What explains a measured value, by the names that a report shows."""
+
+
+def evidence(telemetry: HasEvidence | None) -> dict[str, Any]:
     """The evidence of one GPU's or a group's telemetry; empty without telemetry (a CPU, no NVML)."""
     return {} if telemetry is None else telemetry.evidence
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_gpucluster.judging.verdict import ACCEPTED, MISSING, NOT_SELECTED, Verdict
 from pytest_gpucluster.plugin.junit import finish_junit
-from pytest_gpucluster.plugin.late_errors import write_torchrun_error_file
 from pytest_gpucluster.plugin.phases import BAD
 
 if TYPE_CHECKING:
@@ -93,3 +97,13 @@ class End:
         """End the agents: the reports are on disk."""
         if self._session.recorder.is_open:
             self._session.close(self._exit_code)
+
+
+def write_torchrun_error_file(line: str) -> None:
+    """What torchrun's closing banner shows as the cause, in its own format (torch.distributed.elastic error files)."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path:
+        return
+    message = {"message": f"handover {line}"[:120], "extraInfo": {"timestamp": str(int(time.time()))}}
+    with contextlib.suppress(OSError):
+        Path(path).write_text(json.dumps({"message": message}), encoding="utf-8")

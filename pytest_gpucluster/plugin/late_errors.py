@@ -1,12 +1,7 @@
-"""Errors at the end of a run: a report that cannot be written, and the cause that torchrun's closing banner shows."""
+"""A report that cannot be written when the run ends: the verdict must still be shown."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -35,13 +30,3 @@ class ReportErrorGuard:
             self._end.add_disk_error(f"{error.filename or 'a report'} could not be written: {error.strerror}")
             session.exitstatus = int(session.exitstatus) or int(pytest.ExitCode.TESTS_FAILED)
             return None
-
-
-def write_torchrun_error_file(line: str) -> None:
-    """What torchrun's closing banner shows as the cause, in its own format (torch.distributed.elastic error files)."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path:
-        return
-    message = {"message": f"handover {line}"[:120], "extraInfo": {"timestamp": str(int(time.time()))}}
-    with contextlib.suppress(OSError):
-        Path(path).write_text(json.dumps({"message": message}), encoding="utf-8")
