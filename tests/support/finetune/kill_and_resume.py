@@ -49,7 +49,10 @@ def to_its_end(folder: Path, settings: dict[str, Any]) -> tuple[dict[str, Any], 
 
 
 def main(folder: Path, settings: dict[str, Any], kills: int, rng: random.Random) -> dict[str, Any]:
-    """Kill ``kills`` times, then let the run end. A run that ended before its kill is checked, and another one begins."""
+    """Kill ``kills`` times, then let the run end. A run that ended before its kill is checked, and another one begins.
+
+    Every second kill waits for a new checkpoint first: on a busy machine a time alone may always come before one.
+    """
     (folder / "whole").mkdir()
     whole, seconds = to_its_end(folder / "whole", settings)
     rounds, newest = 0, []
@@ -57,7 +60,11 @@ def main(folder: Path, settings: dict[str, Any], kills: int, rng: random.Random)
         place = folder / f"round{rounds}"
         place.mkdir(exist_ok=True)
         earliest_s = min(0.9 * whole["setup_s"], 0.5 * seconds)
-        took_s = killed_after(forked(place, settings), rng.uniform(earliest_s, seconds))
+        if len(newest) % 2:
+            saved, delay_s = newest_step(place / "checkpoints"), rng.uniform(0.0, 0.2 * seconds)
+        else:
+            saved, delay_s = -1, rng.uniform(earliest_s, seconds)
+        took_s = killed_after(forked(place, settings), delay_s, folder=place / "checkpoints", beyond=saved)
         if took_s is None:
             newest.append(newest_step(place / "checkpoints"))
         else:
@@ -69,12 +76,15 @@ def main(folder: Path, settings: dict[str, Any], kills: int, rng: random.Random)
     return {"killed": len(newest), "rounds": rounds + 1, "newest_at_kill": newest}
 
 
-def killed_after(child: int, seconds: float) -> float | None:
-    """Kill ``child`` after ``seconds``; if it ended before, returns the seconds it took, otherwise None."""
-    begin = time.monotonic()
-    while (waited_s := time.monotonic() - begin) < seconds:
+def killed_after(child: int, seconds: float, *, folder: Path, beyond: int) -> float | None:
+    """Kill ``child`` ``seconds`` after ``folder`` has a checkpoint beyond a step; the seconds it took if it ended before."""
+    begin_s = time.monotonic()
+    saved_s = None if beyond >= 0 else begin_s
+    while saved_s is None or time.monotonic() - saved_s < seconds:
         if os.waitpid(child, os.WNOHANG)[0]:
-            return waited_s
+            return time.monotonic() - begin_s
+        if saved_s is None and newest_step(folder) > beyond:
+            saved_s = time.monotonic()
         time.sleep(0.005)
     os.kill(child, signal.SIGKILL)
     return None if os.WIFSIGNALED(os.waitpid(child, 0)[1]) else seconds
