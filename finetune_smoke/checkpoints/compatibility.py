@@ -9,21 +9,19 @@ passes change instead.
 from __future__ import annotations
 
 import dataclasses
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from finetune_smoke.checkpoints.marker import FORMAT
 from finetune_smoke.digests import as_hex
-from finetune_smoke.ranks import rank_list
 from finetune_smoke.settings.config import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from finetune_smoke.checks.exact import Failures
+    from finetune_smoke.checkpoints.marker import Marker
     from finetune_smoke.run import TrainingRun
 
-FORMAT = 3
 SETTINGS = (
     "lora_rank", "lora_alpha", "base_dtype", "seed", "row_tokens", "packed",
     "steps", "learning_rate", "warmup_steps", "beta2", "clip_norm",
@@ -52,28 +50,12 @@ def differences(found: Mapping[str, object], run: TrainingRun) -> str:
     )
 
 
-def read_marker(path: Path) -> dict[str, Any]:
-    """The marker in file ``path``; raises OSError, and ValueError, KeyError, TypeError or AttributeError if damaged.
-
-    Of a marker of another format only the format is checked.
-    """
-    marker: dict[str, Any] = json.loads(path.read_text())
-    if marker["fits"].get("format") != FORMAT:
-        return marker
-    step, rows, next_row = (int(marker[name]) for name in ("step", "step_rows", "next_row"))
-    if step < 1 or rows < 1 or next_row != step * rows:
-        raise ValueError(f"next row {next_row} after {step} steps of {rows} rows")
-    _ = [int(entry["bytes"]) for entry in marker["files"].values()], str(marker["state_digest"]), marker["config"]
-    _ = [str(problem) + rank_list(at_fault) for found in marker["failures"].values() for problem, at_fault in found]
-    return marker
-
-
-def continued(run: TrainingRun, marker: Mapping[str, Any], path: Path) -> tuple[TrainingRun, list[str]]:
+def continued(run: TrainingRun, marker: Marker, path: Path) -> tuple[TrainingRun, list[str]]:
     """(``run`` with the checkpoint's rows a step, a line if that changed it).
 
     No rank takes more rows a pass than ``run`` has. Raises InputError if the ranks cannot share the rows of a step.
     """
-    rows, ranks = int(marker["step_rows"]), run.ranks.world_size
+    rows, ranks = marker.step_rows, run.ranks.world_size
     if rows == run.step_rows:
         return run, []
     if rows % ranks:
@@ -92,8 +74,7 @@ def continued(run: TrainingRun, marker: Mapping[str, Any], path: Path) -> tuple[
     return dataclasses.replace(run, config=config, rows=share // passes), [note]
 
 
-def carried(marker: Mapping[str, Any], path: Path) -> list[str]:
+def carried(marker: Marker, path: Path) -> list[str]:
     """A line for each check that had failed before the checkpoint was saved."""
-    failures: Failures = marker["failures"]
-    ranks = marker["world_size"]
-    return [f"checkpoint {path.name}, of {ranks} ranks, carries a failure of {name}" for name in sorted(failures)]
+    ranks = marker.world_size
+    return [f"checkpoint {path.name}, of {ranks} ranks, carries a failure of {name}" for name in sorted(marker.failures)]

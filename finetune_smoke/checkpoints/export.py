@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pydantic_core
 import torch
 
 from finetune_smoke import digests
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from finetune_smoke.run import TrainingRun
     from finetune_smoke.settings.config import Config
 
+MAX_JSON_BYTES = 1 << 20
+"""The largest file of settings that is read."""
 ORIGIN = "finetune_smoke.json"
 WEIGHTS = "adapter_model.safetensors"
 ADAPTER = "adapter_config.json"
@@ -107,11 +110,20 @@ def write_summary(run: TrainingRun, outcome: Outcome) -> None:
 
 def origin_of(folder: Path) -> dict[str, Any] | None:
     """Settings and ``fits`` of the run that made the adapter in ``folder``; None for an adapter from elsewhere."""
+    origin = _json_of(folder / ORIGIN)
+    whole = isinstance(origin, dict) and all(isinstance(origin.get(name), dict) for name in ("fits", "config"))
+    return origin if whole else None
+
+
+def _json_of(path: Path) -> Any:
+    """The content of a JSON file, None if it is none, too large, too deep, or no regular file."""
+    if not path.is_file():  # a pipe would never end
+        return None
     try:
-        origin: dict[str, Any] = json.loads((folder / ORIGIN).read_text())
+        with path.open("rb") as file:
+            return pydantic_core.from_json(file.read(MAX_JSON_BYTES + 1)[:MAX_JSON_BYTES])
     except (OSError, ValueError):
         return None
-    return origin
 
 
 def _claim(run: TrainingRun, folder: Path) -> None:
@@ -211,6 +223,10 @@ def load(base: Any, folder: Path) -> Any:
     missing = [name for name in (WEIGHTS, ADAPTER) if not (folder / name).is_file()]
     if missing:
         raise InputError(f"no adapter in {folder}: {' and '.join(missing)} missing")
+    settings = _json_of(folder / ADAPTER)
+    # Other kinds load further files, which may be pickles; Megatron's names a module to import.
+    if not isinstance(settings, dict) or settings.get("peft_type") != "LORA" or settings.get("megatron_config") is not None:
+        raise InputError(f"{folder / ADAPTER} does not describe a plain LoRA adapter")
     try:
         return PeftModel.from_pretrained(base, str(folder))
     except (OSError, ValueError, RuntimeError) as error:

@@ -1,10 +1,11 @@
 """Read checkpoints of adapters, optimiser and losses; find those that are whole.
 
-A crash at any moment leaves a checkpoint either whole or without a marker. ``DIR/step-N`` holds the files of
-torch.distributed.checkpoint (DCP) and, written last, ``_SUCCESS``. This marker is JSON: step, place in the data, world
-size, settings, failures of checks so far, digests of the state and of each file, and the runs that it fits
-(compatibility.py). Rows are a function of the step, so a checkpoint needs neither sampler nor random state. Adapters and
-optimiser are whole on every rank under each strategy, so any number of ranks and any strategy can resume.
+A crash at any moment leaves a checkpoint either whole or without a marker. ``DIR/step-N`` holds the tensors in files of
+safetensors (tensors.py) and, written last, ``_SUCCESS``. This marker is JSON: step, place in the data, world size,
+settings, failures of checks so far, type and shape of each tensor, digests of the state and of each file, and the runs
+that it fits (compatibility.py). Rows are a function of the step, so a checkpoint needs neither sampler nor random state.
+Adapters and optimiser are whole on every rank under each strategy, so any number of ranks and any strategy can resume.
+Nothing in a checkpoint can be executed, and nothing is believed before it was compared (marker.py).
 """
 
 from __future__ import annotations
@@ -12,34 +13,31 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import re
 import tempfile
-import warnings
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
 
-from finetune_smoke.checkpoints import compatibility
+from finetune_smoke.checkpoints import compatibility, tensors
+from finetune_smoke.checkpoints import marker as markers
 from finetune_smoke.checks.exact import deterministic, record_zero
 from finetune_smoke.data import batches
-from finetune_smoke.digests import as_hex, digest, is_unchanged
+from finetune_smoke.digests import as_hex, digest
 from finetune_smoke.ranks import rank_list
 from finetune_smoke.settings.config import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
+    from finetune_smoke.checkpoints.marker import Marker
+    from finetune_smoke.checkpoints.tensors import State
     from finetune_smoke.run import TrainingRun
 
-FORMAT = compatibility.FORMAT
-MARKER = "_SUCCESS"
-DAMAGED = (ValueError, KeyError, TypeError, AttributeError)
-"""The exceptions of reading a damaged marker."""
-State = dict[str, torch.Tensor]
-"""The tensors of a checkpoint: ``adapters/NAME``, ``optimizer/NAME/KEY`` and ``losses``."""
+FOLDER = re.compile(r"step-([1-9][0-9]{0,8})(\.tmp)?", re.ASCII)
+"""The name of a checkpoint, or of one that is being written."""
 
 
 class Flaw(enum.IntEnum):
@@ -51,14 +49,20 @@ class Flaw(enum.IntEnum):
     FILES = 3
     CHANGED = 4
     STATE = 5
+    LINKED = 6
+    TENSORS = 7
+    FORMAT = 8
 
 
 WHY = {
     Flaw.DRAFT: "its saving was cut short",
-    Flaw.MARKER: f"it has no {MARKER} or a damaged one: its saving was cut short",
+    Flaw.MARKER: f"it has no {markers.NAME} or a damaged one: its saving was cut short",
     Flaw.FILES: "files are missing or have another size than was written",
     Flaw.CHANGED: "damaged: files cannot be read or have another content than was written",
     Flaw.STATE: "damaged: adapters or optimiser have another digest than was saved",
+    Flaw.LINKED: "it is or holds a link, a device or a pipe",
+    Flaw.TENSORS: "damaged: its adapters or steps are not those of this run",
+    Flaw.FORMAT: "another version of this tool wrote it",
 }
 
 
@@ -97,7 +101,7 @@ def open_folder(run: TrainingRun) -> None:
 
 def require_none(run: TrainingRun) -> None:
     """Raises InputError on every rank if the directory holds a checkpoint, which may be another run's."""
-    step = next((step for step, flaw in _scan_on_all_ranks(run) if flaw is Flaw.NONE), None)
+    step = next((step for step, flaw in _scan_on_all_ranks(run) if flaw in {Flaw.NONE, Flaw.FORMAT}), None)
     if step is not None:
         raise InputError(f"{folder_of(run)} holds a checkpoint of step {step}: --resume auto goes on from it, or name another")
 
@@ -112,7 +116,7 @@ def resume(run: TrainingRun) -> Resumed:
     damaged: set[int] = set()
     for step, flaw in _scan_on_all_ranks(run):
         path = folder_of(run) / f"step-{step}"
-        if flaw is Flaw.NONE:
+        if flaw in {Flaw.NONE, Flaw.FORMAT}:
             marker = run.ranks.run_on_all_ranks(functools.partial(_fitting_marker, run, path))
             flaw, state = _loaded(run, path, marker)  # noqa: PLW2901 -- the flaw seen in the files
             if flaw is Flaw.NONE:
@@ -122,10 +126,14 @@ def resume(run: TrainingRun) -> Resumed:
                     run.progress(note, None)
                 return Resumed(run=same, step=step, losses=state["losses"].tolist(), notes=notes, damaged=frozenset(damaged))
             damaged.add(step)
-        name = f"{path.name}.tmp" if flaw is Flaw.DRAFT else path.name
-        notes.append(f"checkpoint {name} is passed over: {WHY[flaw]}")
+        notes.append(passed_over(step, flaw))
         run.progress(notes[-1], None)
     return Resumed(run=run, step=0, losses=[], notes=notes, damaged=frozenset(damaged))
+
+
+def passed_over(step: int, flaw: Flaw) -> str:
+    """A line that says why a checkpoint is not used."""
+    return f"checkpoint step-{step}{'.tmp' if flaw is Flaw.DRAFT else ''} is passed over: {WHY[flaw]}"
 
 
 def state_of(run: TrainingRun, losses: list[float]) -> State:
@@ -149,59 +157,55 @@ def state_number(state: State) -> int:
 
 def steps_in(folder: Path) -> list[int]:
     """The steps of all checkpoints in ``folder`` that are complete by their markers and sizes, newest first."""
-    return [step for step, flaw in _scan(folder) if flaw is Flaw.NONE]
+    return [step for step, flaw in scan(folder) if flaw is Flaw.NONE]
 
 
-def read_marker(path: Path) -> dict[str, Any]:
+def read_marker(path: Path) -> Marker:
     """The marker of a complete checkpoint; raises InputError if it cannot be read."""
     try:
-        return compatibility.read_marker(path / MARKER)
-    except (OSError, *DAMAGED) as error:
-        raise InputError(f"{path / MARKER} cannot be read: {error}") from error
+        return markers.read(path)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path / markers.NAME} cannot be read: {str(error).partition(chr(10))[0]}") from error
 
 
-def read_state(path: Path, device: torch.device, *, prefix: str = "") -> State:
-    """The tensors of a checkpoint whose names begin with ``prefix``, on ``device``. A collective."""
-    state = _empty_state(path, device, prefix=prefix)
-    _read_into(state, path)
-    return state
+def scan(folder: Path) -> list[tuple[int, Flaw]]:
+    """(step, flaw by marker and sizes) of all checkpoints and drafts, newest first."""
+    names = [match for path in folder.glob("step-*") if (match := FOLDER.fullmatch(path.name))]
+    flaws = [(int(match[1]), Flaw.DRAFT if match[2] else _flaw_of(folder / match[0])) for match in names]
+    return sorted(flaws, reverse=True)
 
 
-def _empty_state(path: Path, device: torch.device, *, prefix: str) -> State:
-    """Empty tensors with the names, shapes and types of those in ``path``; raises OSError."""
-    entries: dict[str, Any] = dcp.FileSystemReader(path).read_metadata().state_dict_metadata  # all are tensors
-    return {
-        name: torch.empty(entry.size, dtype=entry.properties.dtype, device="cpu" if name == "losses" else device)
-        for name, entry in entries.items()
-        if name.startswith(prefix)
-    }
+def _flaw_of(path: Path) -> Flaw:
+    try:
+        files = markers.read(path).files
+    except markers.NotPlainError:
+        return Flaw.LINKED
+    except markers.OtherFormatError:
+        return Flaw.FORMAT
+    except (OSError, ValueError):
+        return Flaw.MARKER
+    try:
+        return Flaw.FILES if markers.sizes_differ(path, files) else Flaw.NONE
+    except markers.NotPlainError:
+        return Flaw.LINKED
+    except OSError:
+        return Flaw.FILES
 
 
-def _read_into(state: State, path: Path) -> None:
-    """Read the tensors of ``state``. A collective; raises CheckpointException on every rank."""
-    with without_dcp_warnings():
-        dcp.load(state, storage_reader=dcp.FileSystemReader(path))
-
-
-def copy_adapters(adapters: Mapping[str, torch.nn.Parameter], state: State, path: Path) -> None:
-    """Copy the adapters of ``state`` into ``adapters``; raises InputError if they are not the same tensors."""
-    wanted = {f"adapters/{plain_name(name)}": adapter for name, adapter in adapters.items()}
-    there = {name: tensor.shape for name, tensor in state.items() if name.startswith("adapters/")}
-    if there != {name: adapter.shape for name, adapter in wanted.items()}:
+def require_same_adapters(adapters: Mapping[str, torch.nn.Parameter], marker: Marker, path: Path) -> None:
+    """Raises InputError unless the checkpoint holds adapters of the same names and shapes as ``adapters``."""
+    there = marker.shapes()
+    if there != {plain_name(name): list(adapter.shape) for name, adapter in adapters.items()}:
         raise InputError(
             f"checkpoint {path} does not fit this run: it holds {len(there)} adapter tensors of other names or sizes"
         )
-    with torch.no_grad():
-        for name, adapter in wanted.items():
-            adapter.copy_(state[name])
 
 
-@contextmanager
-def without_dcp_warnings() -> Iterator[None]:
-    """Silence DCP's warning that there is no process group: a single rank needs none."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
+@torch.no_grad()
+def copy_adapters(adapters: Mapping[str, torch.nn.Parameter], state: State) -> None:
+    """Copy the adapters of ``state``, which are the same tensors, into ``adapters``."""
+    for name, adapter in adapters.items():
+        adapter.copy_(state[f"adapters/{plain_name(name)}"])
 
 
 def check_restore(run: TrainingRun) -> None:
@@ -249,78 +253,58 @@ def _make(probe: Path) -> None:
 
 
 def _scan_on_all_ranks(run: TrainingRun) -> list[tuple[int, Flaw]]:
-    """``_scan`` of rank 0, on every rank."""
-    found = _scan(folder_of(run)) if run.ranks.rank == 0 else []
+    """``scan`` of rank 0, on every rank."""
+    found = scan(folder_of(run)) if run.ranks.rank == 0 else []
     count = run.ranks.gather([len(found)])[0][0]
     numbers = [number for pair in found for number in pair] or [0] * 2 * count
     numbers = run.ranks.gather(numbers)[0] if count else []
     return [(step, Flaw(flaw)) for step, flaw in zip(numbers[::2], numbers[1::2], strict=True)]
 
 
-def _scan(folder: Path) -> list[tuple[int, Flaw]]:
-    """(step, flaw by marker and sizes) of all checkpoints and drafts, newest first."""
-    drafts = [int(path.name[5:-4]) for path in folder.glob("step-*.tmp") if path.name[5:-4].isdecimal()]
-    whole = [int(path.name[5:]) for path in folder.glob("step-*") if path.name[5:].isdecimal()]
-    found = [(step, Flaw.DRAFT) for step in drafts] + [(step, _flaw_of(folder / f"step-{step}")) for step in whole]
-    return sorted(found, reverse=True)
-
-
-def _flaw_of(path: Path) -> Flaw:
-    try:
-        marker = compatibility.read_marker(path / MARKER)
-        if marker["fits"].get("format") != FORMAT:
-            return Flaw.NONE  # another format: refused before it is loaded
-        sizes = {name: int(entry["bytes"]) for name, entry in marker["files"].items()}
-    except (OSError, *DAMAGED):
-        return Flaw.MARKER
-    try:
-        same = all((path / name).stat().st_size == size for name, size in sizes.items())
-    except OSError:
-        same = False
-    return Flaw.NONE if same else Flaw.FILES
-
-
-def _fitting_marker(run: TrainingRun, path: Path) -> dict[str, Any]:
+def _fitting_marker(run: TrainingRun, path: Path) -> Marker:
     """The marker of ``path``; raises InputError if the checkpoint does not fit this run."""
-    marker = read_marker(path)
-    other = compatibility.differences(marker["fits"], run)
+    try:
+        marker = markers.read(path)
+    except markers.OtherFormatError as error:
+        raise InputError(f"checkpoint {path} does not fit this run: {error}") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"checkpoint {path} changed while it was read") from error
+    other = compatibility.differences(marker.fits, run)
     if other:
         raise InputError(f"checkpoint {path} does not fit this run: {other}")
     compatibility.continued(run, marker, path)  # raises before anything is read
     return marker
 
 
-def _loaded(run: TrainingRun, path: Path, marker: Mapping[str, Any]) -> tuple[Flaw, State]:
+def _loaded(run: TrainingRun, path: Path, marker: Marker) -> tuple[Flaw, State]:
     """(flaw, the same on every rank; the state in ``path``, in new tensors). A collective."""
-    mine = sorted(marker["files"])[run.ranks.rank :: run.ranks.world_size]
-    changed = sum(not is_unchanged(path / name, marker["files"][name]) for name in mine)
-    if any(count for (count,) in run.ranks.gather([changed])):
-        return Flaw.CHANGED, {}
-    state: State = {}
-    with suppress(OSError):
-        state = _empty_state(path, run.ranks.device, prefix="")
-    if not all(there for (there,) in run.ranks.gather([bool(state)])):
-        return Flaw.CHANGED, {}
+    flaw, state = _read_here(run, path, marker)
+    worst = Flaw(max(number for (number,) in run.ranks.gather([flaw])))
+    return worst, state
+
+
+def _read_here(run: TrainingRun, path: Path, marker: Marker) -> tuple[Flaw, State]:
+    """(flaw seen by this rank, the state)."""
+    ours = {plain_name(name): list(adapter.shape) for name, adapter in run.adapters.items()}
+    if marker.shapes() != ours or marker.step > run.config.steps:
+        return Flaw.TENSORS, {}  # before anything is allocated: every other shape follows from these
     try:
-        _read_into(state, path)
-    except CheckpointException:  # raised on every rank if one cannot read
+        state = tensors.read(path, marker, run.ranks.device)
+    except (OSError, ValueError):
         return Flaw.CHANGED, {}
-    other = as_hex(state_number(state)) != marker["state_digest"]
-    if any(count for (count,) in run.ranks.gather([other])):
-        return Flaw.STATE, {}
-    return Flaw.NONE, state
+    return (Flaw.NONE if as_hex(state_number(state)) == marker.state_digest else Flaw.STATE), state
 
 
-def _take_over(run: TrainingRun, path: Path, marker: Mapping[str, Any], state: State) -> tuple[TrainingRun, list[str]]:
+def _take_over(run: TrainingRun, path: Path, marker: Marker, state: State) -> tuple[TrainingRun, list[str]]:
     """Take over state, failures and rows a step of a checkpoint: (the run that continues, a line if its batch changed)."""
-    _copy_state(run, path, state)
-    run.checks.carry_over(marker["failures"])
+    _copy_state(run, state)
+    run.checks.carry_over(marker.failures)
     return compatibility.continued(run, marker, path)
 
 
-def _copy_state(run: TrainingRun, path: Path, state: State) -> None:
-    """Copy ``state`` into adapters and optimiser; raises InputError if they are not the same tensors."""
-    copy_adapters(run.adapters, state, path)
+def _copy_state(run: TrainingRun, state: State) -> None:
+    """Copy ``state``, which holds the run's own tensors, into adapters and optimiser."""
+    copy_adapters(run.adapters, state)
     names = {id(adapter): plain_name(name) for name, adapter in run.adapters.items()}
     parameters = [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
     entries: dict[int, State] = {}

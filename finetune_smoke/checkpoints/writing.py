@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import math
 import os
 import shutil
@@ -23,20 +22,20 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
 
-from finetune_smoke import digests
-from finetune_smoke.checkpoints import compatibility, reading
+from finetune_smoke.checkpoints import compatibility, reading, tensors
+from finetune_smoke.checkpoints import marker as markers
 from finetune_smoke.checks.exact import difference
-from finetune_smoke.digests import as_hex, digest
+from finetune_smoke.digests import as_hex, digest, digest_bytes
 from finetune_smoke.ranks import SETUP_DEADLINE_S, Ranks, rank_list
 from finetune_smoke.settings.config import InputError, OwnInputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from finetune_smoke.checkpoints.marker import TensorEntry
+    from finetune_smoke.checkpoints.tensors import State
     from finetune_smoke.checks.exact import Failures
     from finetune_smoke.run import TrainingRun
 
@@ -126,7 +125,7 @@ class Saver:
         steps = ", ".join(map(str, self._unsaved))
         return [f"state not fit to be saved, no checkpoint of step{'s' if len(self._unsaved) > 1 else ''} {steps}: {self._why}"]
 
-    def _why_not_saved(self, step: int, state: reading.State, number: int, values: Sequence[float]) -> list[str]:
+    def _why_not_saved(self, step: int, state: State, number: int, values: Sequence[float]) -> list[str]:
         """Why ``state`` is not worth saving, empty if it is; the same on every rank. Problems found here fail their check."""
         seen = self.run.checks
         bad = _not_finite(state) + sum(not math.isfinite(value) for value in values)
@@ -141,7 +140,7 @@ class Saver:
             seen.record("adapter_digest", problem=f"adapters and optimiser after step {step}: {differs}", at_fault=odd)
         return seen.latest_problems(STATE_CHECKS)
 
-    def _write(self, state: reading.State, marker: dict[str, Any]) -> None:
+    def _write(self, state: State, marker: dict[str, Any]) -> None:
         """Write the checkpoint; then remove those that are not kept."""
         _write(self.run, self.ranks, state, marker)
         keep, rank, folder = self.run.config.keep_checkpoints, self.ranks.rank, reading.folder_of(self.run)
@@ -149,7 +148,7 @@ class Saver:
         self.ranks.run_on_all_ranks(lambda: work() if rank == 0 else None)
 
     def _marker(self, step: int, number: int) -> dict[str, Any]:
-        """The marker, without the files."""
+        """The marker, without the files and the tensors."""
         return {
             "step": step,
             "next_row": step * self.run.step_rows,
@@ -174,13 +173,12 @@ def saver(run: TrainingRun, damaged: frozenset[int] = frozenset()) -> Iterator[S
         group = dist.new_group(backend="gloo", timeout=timedelta(seconds=SETUP_DEADLINE_S))
         ranks = dataclasses.replace(run.ranks, device=torch.device("cpu"), group=group)
     made = Saver(run=run, ranks=ranks, damaged=damaged)
-    with reading.without_dcp_warnings():  # around the thread too: warning filters belong to the process
-        try:
-            yield made
-        except BaseException:
-            made.wait_briefly()
-            raise
-        made.wait()
+    try:
+        yield made
+    except BaseException:
+        made.wait_briefly()
+        raise
+    made.wait()
     if group is not None:
         dist.destroy_process_group(group)
 
@@ -201,31 +199,42 @@ def _in_background(work: Callable[[], None]) -> Future[None]:
     return future
 
 
-def _write(run: TrainingRun, ranks: Ranks, state: reading.State, marker: dict[str, Any]) -> None:
+def _write(run: TrainingRun, ranks: Ranks, state: State, marker: dict[str, Any]) -> None:
     """Write ``state`` and, when all ranks have written it, its marker; raises InputError on every rank if one fails."""
     folder = reading.folder_of(run)
     final = folder / f"step-{marker['step']}"
     draft = final.with_suffix(".tmp")
-    if ranks.rank == 0:
-        for remains in [*folder.glob("step-*.tmp"), final]:
+    ranks.run_on_all_ranks(lambda: _make_draft(draft, final) if ranks.rank == 0 else None)
+    entries = tensors.shares(state, ranks.world_size)
+    written = ranks.run_on_all_ranks(lambda: _write_share(draft / tensors.file_of(ranks.rank), state, entries, ranks.rank))
+    files = {
+        tensors.file_of(rank): {"bytes": size_bytes, "digest": as_hex(number)}
+        for rank, (size_bytes, number) in enumerate(ranks.gather(written))
+    }
+    complete = {**marker, "files": files, "tensors": entries}
+    ranks.run_on_all_ranks(lambda: _complete(draft, final, complete) if ranks.rank == 0 else None)
+
+
+def _make_draft(draft: Path, final: Path) -> None:
+    """Make an empty folder after removing the remains of an earlier run; raises InputError."""
+    for remains in [*draft.parent.glob("step-*.tmp"), final]:
+        if remains.is_dir() and not remains.is_symlink():
             shutil.rmtree(remains, ignore_errors=True)
-    ranks.gather([0])  # no rank writes before the remains of an earlier run are removed
-    _write_files(draft, state, ranks)
-    (digests,) = zip(*ranks.gather([ranks.run_on_all_ranks(lambda: _own_digest(draft, ranks.rank))]), strict=True)
-    ranks.run_on_all_ranks(lambda: _complete(draft, final, marker, digests) if ranks.rank == 0 else None)
+        else:
+            remains.unlink(missing_ok=True)
+    with _as_input_error(draft):
+        draft.mkdir()
 
 
-def _write_files(draft: Path, state: reading.State, ranks: Ranks) -> None:
-    """Write this rank's share of ``state``; raises InputError on every rank if the files of one cannot be written."""
+def _write_share(path: Path, state: State, entries: Mapping[str, TensorEntry], rank: int) -> list[int]:
+    """Write this rank's file: [its size in bytes, its digest]. Raises InputError."""
     try:
-        writer = dcp.FileSystemWriter(draft, sync_files=True)
-        dcp.save(state, storage_writer=writer, process_group=ranks.group)
-    except CheckpointException as error:
-        causes = {rank: failure[0] for rank, failure in error.failures.items()}
-        if not all(isinstance(cause, OSError) for cause in causes.values()):
-            raise
-        rank, cause = min(causes.items())
-        raise InputError(f"checkpoint {draft} cannot be written by rank {rank}: {cause}") from error
+        content = tensors.content(state, entries, path.name)
+        path.parent.mkdir(exist_ok=True)  # a network file system may still remember that there was none
+        write_bytes_synced(path, content)
+    except OSError as error:
+        raise InputError(f"checkpoint {path.parent} cannot be written by rank {rank}: {error}") from error
+    return [len(content), digest_bytes(content)]
 
 
 @contextmanager
@@ -237,24 +246,13 @@ def _as_input_error(path: Path) -> Iterator[None]:
         raise InputError(f"checkpoint {path} cannot be written: {error}") from error
 
 
-def _file_of(rank: int) -> str:
-    return f"__{rank}_0.distcp"  # the name that DCP's writer gives if one thread writes one file
-
-
-def _own_digest(draft: Path, rank: int) -> int:
-    """The digest of the file that ``rank`` wrote, read back; 0 if it wrote none. Raises InputError."""
-    mine = draft / _file_of(rank)
-    with _as_input_error(draft):
-        return digests.file_digest(mine) if mine.exists() else 0
-
-
-def _complete(draft: Path, final: Path, marker: dict[str, Any], own: Sequence[int]) -> None:
+def _complete(draft: Path, final: Path, content: dict[str, Any]) -> None:
     """Rename the synced ``draft`` to ``final``, then write the marker; raises InputError."""
+    marker = markers.Marker(**content)
     with _as_input_error(final):
-        files = _files(draft, own)
         sync(draft)
         draft.rename(final)
-        write_synced(final / reading.MARKER, json.dumps({**marker, "files": files}))
+        write_synced(final / markers.NAME, marker.model_dump_json(by_alias=True))
         sync(final)
         sync(final.parent)
 
@@ -262,22 +260,13 @@ def _complete(draft: Path, final: Path, marker: dict[str, Any], own: Sequence[in
 def _add_late_failures(path: Path, failures: Failures) -> None:
     """Add the ``failures`` of CHECKS_OF_THIS_PROCESS to the marker of ``path``, by a rename; raises InputError."""
     marker = reading.read_marker(path)
-    marker["failures"] |= {name: failures[name] for name in CHECKS_OF_THIS_PROCESS if name in failures}
-    draft = path / f"{reading.MARKER}.tmp"
+    late = {name: failures[name] for name in CHECKS_OF_THIS_PROCESS if name in failures}
+    changed = marker.model_copy(update={"failures": {**marker.failures, **late}})
+    draft = path / f"{markers.NAME}.tmp"
     with _as_input_error(path):
-        write_synced(draft, json.dumps(marker))
-        draft.rename(path / reading.MARKER)
+        write_synced(draft, changed.model_dump_json(by_alias=True))
+        draft.rename(path / markers.NAME)
         sync(path)
-
-
-def _files(draft: Path, own: Sequence[int]) -> dict[str, dict[str, object]]:
-    """Size and digest of each file; ``own`` are the digests of the ranks' own files, by rank."""
-    known = {_file_of(rank): found for rank, found in enumerate(own)}
-    result: dict[str, dict[str, object]] = {}
-    for path in sorted(draft.iterdir()):
-        found = known[path.name] if path.name in known else digests.file_digest(path)
-        result[path.name] = {"bytes": path.stat().st_size, "digest": as_hex(found)}
-    return result
 
 
 def _prune(folder: Path, *, newest: int, keep: int, damaged: frozenset[int]) -> None:
@@ -287,16 +276,16 @@ def _prune(folder: Path, *, newest: int, keep: int, damaged: frozenset[int]) -> 
     apart, so that they displace none without; ``damaged`` ones are not counted.
     """
     older = [step for step in reading.steps_in(folder) if step <= newest and step not in damaged]
-    failed = {step for step in older if reading.read_marker(folder / f"step-{step}").get("failures")}
+    failed = {step for step in older if reading.read_marker(folder / f"step-{step}").failures}
     good = [step for step in older if step not in failed]
     for step in [*good[keep:], *sorted(failed, reverse=True)[keep:]] if keep else []:
         path = folder / f"step-{step}"
         with _as_input_error(path):
-            (path / reading.MARKER).unlink()
+            (path / markers.NAME).unlink()
         shutil.rmtree(path, ignore_errors=True)  # without its marker it is no checkpoint
 
 
-def _not_finite(state: reading.State) -> int:
+def _not_finite(state: State) -> int:
     """How many values of ``state``, without the losses, are NaN or infinite; waits for the device once."""
     counts = [(~torch.isfinite(tensor)).sum() for name, tensor in state.items() if name != "losses"]
     return int(torch.stack(counts).sum())
@@ -304,8 +293,13 @@ def _not_finite(state: reading.State) -> int:
 
 def write_synced(path: Path, text: str) -> None:
     """Write ``text`` and wait until it is on the disk."""
-    with path.open("w") as file:
-        file.write(text)
+    write_bytes_synced(path, text.encode())
+
+
+def write_bytes_synced(path: Path, content: bytes) -> None:
+    """As ``write_synced`` for bytes."""
+    with path.open("wb") as file:
+        file.write(content)
         file.flush()
         os.fsync(file.fileno())
 

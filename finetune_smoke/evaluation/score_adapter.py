@@ -8,14 +8,16 @@ Several ranks share the prompts.
 from __future__ import annotations
 
 import dataclasses
+import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pydantic
 import torch
 
 from finetune_smoke import digests
-from finetune_smoke.checkpoints import export, reading
+from finetune_smoke.checkpoints import export, reading, tensors
 from finetune_smoke.data import hub
 from finetune_smoke.digests import digest_bytes
 from finetune_smoke.evaluation import generation
@@ -27,6 +29,7 @@ from finetune_smoke.settings.config import Config, InputError, preset
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from finetune_smoke.checkpoints.marker import Marker
     from finetune_smoke.evaluation.generation import Shares
     from finetune_smoke.ranks import Ranks
 
@@ -45,13 +48,21 @@ UNUSED = (
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSource:
-    """An adapter in peft's layout (``step`` is None), or in a checkpoint with this ``marker``."""
+    """An adapter in peft's layout (``marker`` is None), or in a checkpoint.
+
+    ``base`` is the digest of the base that the adapter was trained on, None if that is unknown.
+    """
 
     path: Path
-    step: int | None
     settings: dict[str, Any]
-    marker: dict[str, Any]
+    base: object
+    marker: Marker | None
     notes: list[str]
+
+    @property
+    def step(self) -> int | None:
+        """The step of the checkpoint."""
+        return None if self.marker is None else self.marker.step
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,16 +90,21 @@ def find_adapter(given: dict[str, Any]) -> AdapterSource:
             raise InputError(
                 f"{path} does not say which base its adapter is for: --model or --preset and its settings are needed"
             )
-        return AdapterSource(path=path, step=None, settings=origin.get("config", {}), marker=origin, notes=[])
+        base = origin["fits"].get("base") if origin else None
+        return AdapterSource(path=path, settings=origin.get("config", {}), base=base, marker=None, notes=[])
     return _newest_checkpoint(Path(folder))
 
 
 def config_of(source: AdapterSource, given: dict[str, Any]) -> Config:
-    """The settings of the adapter's training, overridden by those ``given``."""
+    """The settings of the adapter's training, overridden by those ``given``; raises InputError."""
     if not source.settings:
         return options.config_of(dict(given))
     kept = {name: value for name, value in source.settings.items() if name not in {*UNUSED, "preset"}}
-    named = str(given.get("preset", source.settings["preset"]))
+    try:
+        pydantic.TypeAdapter(Config).validate_json(json.dumps(kept), strict=True)
+        named = str(given.get("preset", source.settings["preset"]))
+    except (pydantic.ValidationError, KeyError) as error:
+        raise InputError(f"{source.path} holds settings that cannot be used: {_first_problem(error)}") from error
     return preset(named, **{**kept, **{name: value for name, value in given.items() if name != "preset"}})
 
 
@@ -98,7 +114,7 @@ def score(config: Config, source: AdapterSource, ranks: Ranks, *, progress: Call
     progress("preparing the base model", None)
     codec = ranks.run_on_all_ranks(lambda: hub.codec_of(config))
     asked = ranks.run_on_all_ranks(lambda: generation.questions(config, codec))
-    base = ranks.run_on_all_ranks(lambda: build.base_of(config, ranks.device)).eval()
+    base = ranks.run_on_all_ranks(lambda: _base(config, source, ranks.device)).eval()
     ranks.run_on_all_ranks(lambda: _same_base(source, base))
 
     def shares(model: Any) -> Shares:
@@ -139,22 +155,42 @@ def table(scores: Scores) -> str:
 def _newest_checkpoint(folder: Path) -> AdapterSource:
     """The newest undamaged checkpoint in ``folder``; raises InputError if there is none."""
     notes: list[str] = []
-    for step in reading.steps_in(folder):
+    for step, flaw in reading.scan(folder):
         path = folder / f"step-{step}"
-        marker = reading.read_marker(path)
-        if marker["fits"].get("format") != reading.FORMAT:
+        if flaw is reading.Flaw.FORMAT:
             raise InputError(f"checkpoint {path} was written by another version of this tool")
-        if all(digests.is_unchanged(path / name, entry) for name, entry in marker["files"].items()):
-            return AdapterSource(path=path, step=step, settings=marker["config"], marker=marker, notes=notes)
-        notes.append(f"checkpoint {path.name} is passed over: {reading.WHY[reading.Flaw.CHANGED]}")
+        if flaw is reading.Flaw.NONE:
+            marker = reading.read_marker(path)
+            if tensors.are_unchanged(path, marker.files):
+                base = marker.fits.get("base")
+                return AdapterSource(path=path, settings=marker.config, base=base, marker=marker, notes=notes)
+            flaw = reading.Flaw.CHANGED  # noqa: PLW2901 -- the flaw seen in the files
+        notes.append(reading.passed_over(step, flaw))
     raise InputError(f"no complete checkpoint in {folder}" + "".join(f"; {note}" for note in notes))
+
+
+def _first_problem(error: pydantic.ValidationError | KeyError) -> str:
+    if isinstance(error, KeyError):
+        return f"{error.args[0]} is missing"
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))} {first['msg']}".strip()
+
+
+def _base(config: Config, source: AdapterSource, device: torch.device) -> Any:
+    """The base; raises InputError if the adapter is not one for its layers, or if there is no memory for the base."""
+    if source.marker is not None and config.model is None and config.layers > len(source.marker.tensors):
+        raise InputError(f"{source.path} does not fit this base: it has fewer tensors than {config.layers} layers")
+    try:
+        return build.base_of(config, device)
+    except (RuntimeError, MemoryError) as error:  # torch has no type of its own for an allocation that failed on a CPU
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"the base that {source.path} asks for cannot be made: {reason}") from error
 
 
 def _same_base(source: AdapterSource, base: Any) -> None:
     """Raises InputError if the adapter was trained on another base."""
-    wanted = source.marker.get("fits", {}).get("base")
-    found = digests.as_hex(digests.digest(base.parameters()))
-    if wanted not in {None, found}:
+    wanted, found = source.base, digests.as_hex(digests.digest(base.parameters()))
+    if wanted is not None and wanted != found:
         raise InputError(
             f"{source.path} does not fit this base: it has digest {found}, the adapter was trained on {wanted} (a random base "
             "is another one on a CPU than on a GPU)"
@@ -163,14 +199,13 @@ def _same_base(source: AdapterSource, base: Any) -> None:
 
 def _adapted(config: Config, source: AdapterSource, base: Any, ranks: Ranks) -> tuple[Any, Sequence[torch.Tensor]]:
     """The base with the adapter, and the adapter's tensors; raises InputError on every rank."""
-    if source.step is None:
+    marker = source.marker
+    if marker is None:
         model = ranks.run_on_all_ranks(lambda: export.load(base, source.path))
         return model, [value for name, value in model.named_parameters() if ".lora_" in name]
-    state = reading.read_state(source.path, ranks.device, prefix="adapters/")
     wrapped = build.SummedLoss(build.add_adapters(base, config))
     adapters = {name: value for name, value in wrapped.named_parameters() if value.requires_grad}
-    ranks.run_on_all_ranks(lambda: reading.copy_adapters(adapters, state, source.path))
-    ranks.run_on_all_ranks(lambda: _as_saved(source, list(adapters.values())))
+    ranks.run_on_all_ranks(lambda: _load(adapters, source.path, marker, ranks.device))
     return wrapped.model, list(adapters.values())
 
 
@@ -182,6 +217,13 @@ def _require_same_adapter(ranks: Ranks, mine: Sequence[int]) -> None:
             raise InputError(f"rank {rank} has another adapter, or other prompts, than rank 0: a stale folder on its node?")
 
 
-def _as_saved(source: AdapterSource, adapters: Sequence[torch.Tensor]) -> None:
-    if digests.as_hex(digests.digest(adapters)) != source.marker["digest"]:
-        raise InputError(f"checkpoint {source.path} is damaged: its adapters have another digest than was saved")
+def _load(adapters: dict[str, torch.nn.Parameter], path: Path, marker: Marker, device: torch.device) -> None:
+    """Copy the adapters of a checkpoint into ``adapters``; raises InputError if they are others, or damaged."""
+    reading.require_same_adapters(adapters, marker, path)  # before anything is allocated
+    try:
+        state = tensors.read(path, marker, device, prefix="adapters/")
+    except (OSError, ValueError) as error:
+        raise InputError(f"checkpoint {path} is damaged: {error}") from error
+    reading.copy_adapters(adapters, state)
+    if digests.as_hex(digests.digest(adapters.values())) != marker.digest:
+        raise InputError(f"checkpoint {path} is damaged: its adapters have another digest than was saved")

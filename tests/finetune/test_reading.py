@@ -123,7 +123,7 @@ SPOILT = {
 def test_incomplete_or_damaged_checkpoint_is_passed_over(copied: Path, spoil: str, whole: tuple[Path, Outcome]) -> None:
     """The next older one is resumed, which a note says; the run ends with the same bits."""
     newest = copied / "step-4"
-    data = next(newest.glob("*.distcp"))
+    data = next(newest.glob("*.safetensors"))
     spoilt: dict[str, Callable[[], object]] = {
         "no marker": (newest / "_SUCCESS").unlink,
         "half a marker": lambda: (newest / "_SUCCESS").write_text('{"step": 4'),
@@ -194,7 +194,7 @@ def test_checkpoint_of_another_version_is_refused(copied: Path) -> None:
     """Its files may mean something else; it is not taken for a damaged one, which would be overwritten."""
     marker = json.loads((copied / "step-4" / "_SUCCESS").read_text())
     edit_marker(copied / "step-4", fits={**marker["fits"], "format": 2}, files={"a": 3})
-    with pytest.raises(InputError, match=r"does not fit this run: format 2 there, 3 here$"):
+    with pytest.raises(InputError, match=r"does not fit this run: format 2 there, 4 here$"):
         run(copied, resume="auto")
 
 
@@ -243,7 +243,7 @@ def test_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, besi
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(writing.dcp.FileSystemWriter, "write_data", full)
+    monkeypatch.setattr(writing.tensors, "content", full)
     with pytest.raises(InputError, match=r"step-6.tmp cannot be written by rank 0: .*No space left on device"):
         run(tmp_path, checkpoint_async=beside)
     assert not (tmp_path / "step-6").exists()

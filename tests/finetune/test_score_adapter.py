@@ -177,7 +177,7 @@ def test_settings_on_the_command_line_win(trained: Path, capsys: pytest.CaptureF
 def test_damaged_checkpoint_is_passed_over(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A damaged checkpoint is passed over, as in a resume."""
     shutil.copytree(trained, tmp_path / "copy")
-    part = next((tmp_path / "copy" / "step-6").glob("*.distcp"))
+    part = next((tmp_path / "copy" / "step-6").glob("*.safetensors"))
     content = bytearray(part.read_bytes())
     content[len(content) // 2] ^= 1
     part.write_bytes(content)

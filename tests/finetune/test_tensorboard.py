@@ -51,7 +51,7 @@ def test_curves_for_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert sorted(Writer.written["step_ms"]) == sorted(Writer.written["tokens_per_s_per_gpu"]) == [2, 5]
     assert Writer.closed
     assert Writer.folder == settings["tensorboard"]
-    for name in ("_SUCCESS", ".metadata"):
+    for name in ("_SUCCESS", "rank-0.safetensors"):
         (tmp_path / "step-6" / name).unlink()
     finetune(preset("tiny", **settings, resume="auto"))
     assert Writer.written["loss"] == {step: outcome.losses[step] for step in (3, 4, 5)}

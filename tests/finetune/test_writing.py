@@ -119,7 +119,7 @@ def test_damaged_checkpoint_is_not_counted(tmp_path: Path) -> None:
     """Three resumable checkpoints are kept; otherwise the damaged one would displace one of them."""
     run(tmp_path, steps=6, checkpoint_every=2)
     shutil.rmtree(tmp_path / "step-6")
-    data = next((tmp_path / "step-4").glob("*.distcp"))
+    data = next((tmp_path / "step-4").glob("*.safetensors"))
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
     data.write_bytes(content)

@@ -1,0 +1,178 @@
+"""The marker of a checkpoint, and its files, read as if an attacker had written them.
+
+The marker is JSON with a strict schema. Names of files cannot leave the folder. Shapes and sizes are compared with each
+other before a tensor is allocated, and sizes have limits. A link, a device or a pipe is never opened.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+FORMAT = 4
+NAME = "_SUCCESS"
+MAX_MARKER_BYTES = 1 << 25
+MAX_HEADER_BYTES = 1 << 25
+"""The longest header of a file of tensors."""
+MAX_STATE_BYTES = 1 << 38
+"""The largest checkpoint, 256 GiB: LoRA of rank 64 on 7 B weights needs 2 GiB."""
+MAX_STEPS = 10**8
+ITEM_BYTES = {"F32": 4, "F64": 8}
+MOMENTS = ("exp_avg", "exp_avg_sq")
+"""What AdamW keeps for a tensor in the tensor's shape. Its count of steps is a single number."""
+
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Positive = Annotated[int, Field(ge=1, le=2**53)]
+FileName = Annotated[str, Field(pattern=r"^rank-[0-9]{1,6}\.safetensors$")]
+Scalar = bool | int | float | str | None
+
+
+class NotPlainError(ValueError):
+    """A link, a device or a pipe lies where a file or a folder is expected."""
+
+
+class OtherFormatError(ValueError):
+    """The marker was written by a version of this program with another format."""
+
+
+class _Strict(BaseModel):
+    """Knows no other fields and converts no types."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class TensorEntry(_Strict):
+    """A tensor: the file that holds it, its type and its shape."""
+
+    file: FileName
+    dtype: Literal["F32", "F64"]
+    shape: Annotated[list[Positive], Field(max_length=8)]
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of its content."""
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+class FileEntry(_Strict):
+    """A file: its size and its digest."""
+
+    size_bytes: Count = Field(alias="bytes")
+    digest: str
+
+
+class Marker(_Strict):
+    """The content of the marker. ``digest`` is that of the adapters, ``state_digest`` that of all tensors but the losses."""
+
+    step: Annotated[int, Field(ge=1, le=MAX_STEPS)]
+    next_row: Positive
+    step_rows: Positive
+    failures: dict[str, list[tuple[str, list[Count]]]]
+    world_size: Positive
+    digest: str
+    state_digest: str
+    fits: dict[str, Scalar]
+    config: dict[str, Scalar]
+    files: dict[FileName, FileEntry]
+    tensors: dict[str, TensorEntry]
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Marker:
+        """Raises ValueError unless rows, tensors and files agree with each other."""
+        if self.next_row != self.step * self.step_rows:
+            raise ValueError(f"next row {self.next_row} after {self.step} steps of {self.step_rows} rows")
+        if {name: (entry.dtype, entry.shape) for name, entry in self.tensors.items()} != self._due():
+            raise ValueError("its tensors are not adapters, their optimiser and the losses")
+        sizes = dict.fromkeys(self.files, 8)
+        for entry in self.tensors.values():
+            if entry.file not in sizes:
+                raise ValueError(f"{entry.file} is not among its files")
+            sizes[entry.file] += entry.size_bytes
+        if sum(sizes.values()) > MAX_STATE_BYTES:
+            raise ValueError(f"its tensors are larger than {MAX_STATE_BYTES} bytes")
+        for name, file in self.files.items():
+            if not 0 <= file.size_bytes - sizes[name] <= MAX_HEADER_BYTES:
+                raise ValueError(f"{name} has {file.size_bytes} bytes, its tensors need {sizes[name]}")
+        return self
+
+    def shapes(self) -> dict[str, list[int]]:
+        """The shape of each adapter tensor, by its name in the model."""
+        return {
+            name.removeprefix("adapters/"): entry.shape for name, entry in self.tensors.items() if name.startswith("adapters/")
+        }
+
+    def _due(self) -> dict[str, tuple[str, list[int]]]:
+        """(type, shape) of each tensor that goes with the adapters; a tensor that was never trained has no optimiser."""
+        due: dict[str, tuple[str, list[int]]] = {"losses": ("F64", [self.step])}
+        for name, shape in self.shapes().items():
+            due[f"adapters/{name}"] = ("F32", shape)
+            if f"optimizer/{name}/step" in self.tensors:
+                due[f"optimizer/{name}/step"] = ("F32", [])
+                due |= {f"optimizer/{name}/{key}": ("F32", shape) for key in MOMENTS}
+        return due
+
+
+class _Fits(BaseModel):
+    model_config = ConfigDict(strict=True, extra="ignore")
+    format: int
+
+
+class _AnyFormat(BaseModel):
+    """What markers of all formats have."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+    fits: _Fits
+
+
+def read(folder: Path) -> Marker:
+    """The marker in ``folder``.
+
+    Raises:
+        OSError: there is none, or it cannot be read.
+        NotPlainError: the folder or the marker is a link, a device or a pipe.
+        OtherFormatError: another version wrote it.
+        ValueError: it is damaged.
+    """
+    if not stat.S_ISDIR(folder.lstat().st_mode):
+        raise NotPlainError(f"{folder} is no folder")
+    with open_plain(folder / NAME) as file:
+        content = file.read(MAX_MARKER_BYTES + 1)
+    if len(content) > MAX_MARKER_BYTES:
+        raise ValueError(f"more than {MAX_MARKER_BYTES} bytes")
+    found = _AnyFormat.model_validate_json(content).fits.format
+    if found != FORMAT:
+        raise OtherFormatError(f"format {found} there, {FORMAT} here")
+    marker = Marker.model_validate_json(content)
+    if folder.name != f"step-{marker.step}":
+        raise ValueError(f"of step {marker.step} in {folder.name}")
+    return marker
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a regular file for reading; raises OSError, and NotPlainError for anything else, without opening it."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        raise NotPlainError(f"{path} is no regular file")
+    # A pipe or link may have taken its place since: neither waits here.
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = os.fdopen(handle, "rb")
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        file.close()
+        raise NotPlainError(f"{path} is no regular file")
+    return file
+
+
+def sizes_differ(folder: Path, files: Mapping[str, FileEntry]) -> bool:
+    """Whether one of ``files`` has another size; raises OSError if one is missing, NotPlainError if one is no file."""
+    found = {name: (folder / name).lstat() for name in files}
+    odd = [name for name, status in found.items() if not stat.S_ISREG(status.st_mode)]
+    if odd:
+        raise NotPlainError(f"{odd[0]} is no regular file")
+    return any(status.st_size != files[name].size_bytes for name, status in found.items())
