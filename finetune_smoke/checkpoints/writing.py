@@ -217,12 +217,12 @@ def _write(run: TrainingRun, ranks: Ranks, state: State, marker: dict[str, Any])
 
 def _make_draft(draft: Path, final: Path) -> None:
     """Make an empty folder after removing the remains of an earlier run; raises InputError."""
-    for remains in [*draft.parent.glob("step-*.tmp"), final]:
-        if remains.is_dir() and not remains.is_symlink():
-            shutil.rmtree(remains, ignore_errors=True)
-        else:
-            remains.unlink(missing_ok=True)
     with _as_input_error(draft):
+        for remains in [*draft.parent.glob("step-*.tmp"), final]:
+            if remains.is_dir() and not remains.is_symlink():
+                shutil.rmtree(remains, ignore_errors=True)
+            else:
+                remains.unlink(missing_ok=True)
         draft.mkdir()
 
 

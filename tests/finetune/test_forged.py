@@ -1,4 +1,4 @@
-"""Forged checkpoints: nothing in them runs, nothing huge is allocated; ``evaluate`` and ``--resume auto`` say so in one line."""
+"""Forged checkpoints: nothing in them runs, nothing huge is allocated; both readers say so in one line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import pickle
 import shutil
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import torch
@@ -23,6 +23,8 @@ from tests.support.finetune.runs import QUICK
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from finetune_smoke.checkpoints.marker import Marker
 
 pytestmark = pytest.mark.long
 
@@ -50,6 +52,7 @@ class WritesAFile:
         self.path = path
 
     def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+        """What pickle calls to make it again."""
         return os.system, (f"touch {self.path}",)
 
 
@@ -272,20 +275,26 @@ def test_other_types_in_the_marker_are_refused(forged: Path) -> None:
         changed += [{**good, "config": {**good["config"], name: value}} for value in others]
     for marker in changed:
         (forged / "_SUCCESS").write_text(json.dumps(marker))
-        try:
-            source = score_adapter.find_adapter({"checkpoint_dir": str(forged.parent)})
-            score_adapter.config_of(source, {})
-        except InputError as error:
-            assert len(str(error).splitlines()) == 1
+        assert len(settings_refused(forged.parent).splitlines()) <= 1
+
+
+def settings_refused(folder: Path) -> str:
+    """Why ``evaluate`` finds no usable settings in ``folder``; empty if it finds some."""
+    try:
+        score_adapter.config_of(score_adapter.find_adapter({"checkpoint_dir": str(folder)}), {})
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def refusal(folder: Path) -> str:
-    """Why the newest checkpoint in ``folder`` cannot be found or read; as ``evaluate`` reads it, without a model."""
-    with pytest.raises((InputError, ValueError)) as caught:
+    """Why ``evaluate`` cannot find or read the newest checkpoint in ``folder``; empty if it can. Needs no model."""
+    try:
         source = score_adapter.find_adapter({"checkpoint_dir": str(folder)})
-        assert source.marker is not None
-        tensors.read(source.path, source.marker, torch.device("cpu"))
-    return str(caught.value)
+        tensors.read(source.path, cast("Marker", source.marker), torch.device("cpu"))
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def test_marker_is_refused_wherever_it_is_cut_or_changed(forged: Path) -> None:
