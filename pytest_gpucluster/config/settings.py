@@ -51,8 +51,10 @@ def parse_expect(text: str | None) -> Expect:
     """``nodes=2,gpus_per_node=8`` as an :class:`Expect`.
 
     Raises:
-        ConfigurationError: an unknown key, a key given twice, or a value that is no whole number above zero.
+        ConfigurationError: an empty text, an unknown key, a key given twice, or a value that is no whole number above zero.
     """
+    if text is not None and not text.strip(" ,"):
+        raise ConfigurationError("--gpucluster-expect: nothing is given; say nodes=2,gpus_per_node=8, or leave the option out")
     found: dict[str, int] = {}
     for part in filter(None, (text or "").split(",")):
         key, _, number = (piece.strip() for piece in part.partition("="))

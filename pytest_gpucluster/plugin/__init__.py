@@ -17,7 +17,6 @@ from pytest_gpucluster.plugin.fixtures import (
 )
 from pytest_gpucluster.plugin.options import (
     pytest_addoption,
-    pytest_cmdline_main,
     pytest_collection_modifyitems,
     pytest_configure,
     pytest_load_initial_conftests,
@@ -32,7 +31,6 @@ __all__ = [
     "place",
     "process_group",
     "pytest_addoption",
-    "pytest_cmdline_main",
     "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_generate_tests",

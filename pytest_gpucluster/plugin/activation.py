@@ -35,7 +35,8 @@ OWN_FIXTURES = ("cluster", "criterion", "place", "node", "recipe", "soak")
 def is_activated(config: pytest.Config, args: Sequence[str]) -> bool:
     """Whether this run is ours: ``tests_acceptance`` named, the ini option set, or one of our options given."""
     options = vars(getattr(config, "known_args_namespace", config.option))
-    if any(value for name, value in options.items() if name.startswith("gpucluster")):
+    given = (value for name, value in options.items() if name.startswith("gpucluster"))
+    if any(value is not None and value is not False for value in given):  # an empty value is one too
         return True
     if any("tests_acceptance" in re.split(r"[/.\\]", str(arg).partition("::")[0]) for arg in args):
         return True

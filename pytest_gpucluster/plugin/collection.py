@@ -15,10 +15,11 @@ from pytest_gpucluster.judging.forecast import SUBJECTS
 from pytest_gpucluster.judging.plan import places_covered_by, rule_against
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.plugin import pairing
+from pytest_gpucluster.plugin.junit import leave_out_junit
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.session import Session
@@ -27,10 +28,24 @@ if TYPE_CHECKING:
 class Collection:
     """A pytest plugin with the hooks of collection."""
 
-    def __init__(self, session: Session, terminal: Terminal) -> None:
-        """``terminal`` shows the forecast, and later what criteria remark."""
+    def __init__(self, session: Session, terminal: Terminal, begin: Callable[[], None]) -> None:
+        """``terminal`` shows the forecast, and later what criteria remark; ``begin`` is called when all tests are accepted."""
         self._session = session
         self._terminal = terminal
+        self._begin = begin
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Leave the JUnit file of an earlier run as it is where the tests are refused.
+
+        Raises:
+            pytest.UsageError: they are refused; raised elsewhere.
+        """
+        try:
+            return (yield)
+        except pytest.UsageError:
+            leave_out_junit(session.config)
+            raise
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -92,14 +107,13 @@ class Collection:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Fix the expected set, before any test runs."""
-        if isinstance(sys.exc_info()[1], KeyboardInterrupt):
-            return  # pytest calls this on its way out too; the end of the run reports what is missing
-        if not all(PAIR in item.stash for item in session.items):
-            return  # pairing was refused: pytest is on its way out with a usage error
+        if isinstance(sys.exc_info()[1], (KeyboardInterrupt, pytest.UsageError)):
+            return  # pytest calls this on its way out too; after Ctrl-C, the end of the run reports what is missing
         self.expect(expected_of(session.items), subjects=subjects_of(session.items))
 
     def expect(self, keys: Mapping[str, tuple[str, str | None]], *, subjects: Mapping[str, str]) -> None:
-        """Fix the expected set: criterion and place id of each test that will judge, by nodeid; subjects by criterion."""
+        """Begin, and fix the expected set: criterion and place id of each test, by nodeid; subjects by criterion."""
+        self._begin()
         for nodeid, (criterion, place) in keys.items():
             self._session.plan.expect(criterion, place, nodeid=nodeid)
         self._session.fix_plan()

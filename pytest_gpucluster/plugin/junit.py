@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from _pytest.junitxml import xml_key  # no public way
+
 from pytest_gpucluster.reporting.junit import REHEARSAL_SUITE, suite_element
 
 if TYPE_CHECKING:
@@ -49,6 +51,14 @@ def finish_junit(config: pytest.Config, report: Report) -> None:
     writer.node_reporters_ordered = [FinishedTestcase(element) for element in elements]
     writer.stats = Counter(next((child.tag for child in element if child.tag in BAD), "passed") for element in elements)
     writer.cnt_double_fail_tests = 0
+
+
+def leave_out_junit(config: pytest.Config) -> None:
+    """Have pytest write no JUnit file in this session."""
+    writer = config.stash.get(xml_key, None)
+    if writer is not None:
+        del config.stash[xml_key]
+        config.pluginmanager.unregister(writer)
 
 
 def _finished(reporter: Any) -> ET.Element:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_gpucluster.config.options import INI_HELP, OPTIONS
-from pytest_gpucluster.config.torchrun import read_launch
 from pytest_gpucluster.plugin.activation import ACTIVE, RUN, become_agent, is_activated, launch_or_usage_error, run_of, uses_us
+from pytest_gpucluster.plugin.last_word import LastWord
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -44,16 +44,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
         launch = launch_or_usage_error()
         if launch is not None and launch.rank > 0:
             become_agent(launch, roots=[early_config.rootpath, early_config.invocation_params.dir])
-    return (yield)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_cmdline_main(config: pytest.Config) -> Generator[None, Any, Any]:
-    """Send the agents home when rank 0 ends with 0 without a measurement."""
-    code = yield
-    if int(code or 0) == 0:
-        _say_goodbye(config)
-    return code
+    result = yield
+    early_config.pluginmanager.register(LastWord(), "gpucluster-last-word")  # after every conftest, so outermost
+    return result
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)
@@ -68,23 +61,6 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{mark}: {meaning}")
     if config.stash.get(ACTIVE, False):
         run_of(config)
-
-
-def _say_goodbye(config: pytest.Config) -> None:
-    """Help, markers, fixtures and collection end with 0, so torchrun waits for the other ranks: send them home.
-
-    A usage error needs no word: torchrun ends the other ranks of this node, and its end closes the store. Not at exit:
-    a connection made while the interpreter shuts down aborts the process.
-    """
-    run = config.stash.get(RUN, None)
-    if run is not None and run.session.setup.launch is not None and not run.session.recorder.is_open:
-        run.session.controller.quit(0)
-        return
-    launch = read_launch() if run is None and config.stash.get(ACTIVE, False) else None
-    if launch is not None:  # pytest 8 answers --version here, before anything is configured
-        from pytest_gpucluster.controller.controller import Controller
-
-        Controller(launch, num_local=1, device="cpu", rootdir=config.rootpath).quit(0)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -49,23 +49,29 @@ class Run:
         self.session = Session(setup, rootdir=config.rootpath, wanted=wanted, controller=controller)
         self.terminal = Terminal(config, self.session)
         self._termination = Termination(self.session)
-        self.collection = Collection(self.session, self.terminal)
+        self.collection = Collection(self.session, self.terminal, self.begin)
         self._phases = Phases(self.session, self.terminal, self._selection, self._termination)
+        self.end = End(config, self.session, self.terminal, self._termination, self.begin)
+        self._is_due = False
 
     def register(self) -> None:
-        """Register every plugin of this run."""
-        end = End(self._config, self.session, self.terminal, self._termination)
+        """Register every plugin of this run.
+
+        Raises:
+            pytest.UsageError: ``-p no:NAME`` leaves one of them out.
+        """
         plugins = {
             "run": self,
             "terminal": self.terminal,
             "selection": self._selection,
             "collection": self.collection,
             "phases": self._phases,
-            "end": end,
-            "report-errors": ReportErrorGuard(end),
+            "end": self.end,
+            "report-errors": ReportErrorGuard(self.end),
         }
         for name, plugin in plugins.items():
-            self._config.pluginmanager.register(plugin, f"gpucluster-{name}")
+            if self._config.pluginmanager.register(plugin, f"gpucluster-{name}") is None:
+                raise pytest.UsageError(f"-p no:gpucluster-{name} leaves out a part of this run; remove that option")
 
     def recipe(self, key: str) -> dict[str, Any]:
         """The recipe of an entry as keyword arguments for ``cluster.run``, its deadline included.
@@ -91,19 +97,33 @@ class Run:
         return self._phases.soak()
 
     def pytest_sessionstart(self) -> None:
-        """Start the agents while pytest collects."""
+        """Handle SIGTERM from here on. No file is touched before the tests are collected and accepted."""
         self.start()
 
     def start(self) -> None:
-        """Take the results directory and start the agents, unless this command runs no test, or is not the one to do so.
+        """Prepare to measure, unless this command runs no test, or is not the one to do so."""
+        option = self._config.option
+        if any(getattr(option, name, None) for name in RUNS_NO_TEST) or hasattr(self._config, "workerinput"):
+            return  # of the workers of pytest-xdist, agents, results and reports belong to their controller
+        self._is_due = True
+        if not self._is_under_xdist:  # where tests of all places mix, pytest's dots are clearer
+            self.terminal.take_over()
+        self._termination.install()
+
+    @property
+    def _is_under_xdist(self) -> bool:
+        return bool(getattr(self._config.option, "numprocesses", None))
+
+    def begin(self) -> None:
+        """Take the results directory and start the agents, once. Called when the tests were accepted, or at an early end.
 
         Raises:
             pytest.UsageError: the results directory or the JUnit file cannot be written.
         """
-        option = self._config.option
-        if any(getattr(option, name, None) for name in RUNS_NO_TEST) or hasattr(self._config, "workerinput"):
-            return  # of the workers of pytest-xdist, agents, results and reports belong to their controller
-        is_distributed = bool(getattr(option, "numprocesses", None))
+        if not self._is_due:
+            return
+        self._is_due = False
+        option, is_distributed = self._config.option, self._is_under_xdist
         junit = getattr(option, "xmlpath", None)
         try:
             self.session.open(
@@ -114,9 +134,6 @@ class Run:
             )
         except ConfigurationError as error:
             raise pytest.UsageError(str(error)) from None
-        if not is_distributed:  # where tests of all places mix, pytest's dots are clearer
-            self.terminal.take_over()
-        self._termination.install()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:

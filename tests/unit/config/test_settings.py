@@ -12,7 +12,6 @@ from pytest_gpucluster.errors import ConfigurationError
     ("text", "found"),
     [
         (None, Expect()),
-        ("", Expect()),
         ("nodes=2", Expect(nodes=2)),
         (" gpus_per_node = 8 , nodes = 2 ", Expect(nodes=2, gpus_per_node=8)),
     ],
@@ -22,7 +21,9 @@ def test_expect(text: str | None, found: Expect) -> None:
     assert parse_expect(text) == found
 
 
-@pytest.mark.parametrize("text", ["nodes", "node=2", "nodes=2,nodes=2", "2x8", "nodes=0", "nodes=-1", "nodes=2.0", "nodes=1e3"])
+@pytest.mark.parametrize(
+    "text", ["", ",", "nodes", "node=2", "nodes=2,nodes=2", "2x8", "nodes=0", "nodes=-1", "nodes=2.0", "nodes=1e3"]
+)
 def test_expect_refused(text: str) -> None:
     """A promise that is not understood is refused."""
     with pytest.raises(ConfigurationError, match="--gpucluster-expect"):

@@ -1,0 +1,115 @@
+"""The last word on the exit code: after every hook of every plugin. Then the agents are sent home with the same code."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpucluster.config.options import RESULTS_DIR
+from pytest_gpucluster.config.torchrun import read_launch
+from pytest_gpucluster.plugin.activation import ACTIVE, RUN
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Mapping
+
+LOOKING = {
+    "collectonly": "--collect-only",
+    "setupplan": "--setup-plan",
+    "setuponly": "--setup-only",
+    "showfixtures": "--fixtures",
+    "show_fixtures_per_test": "--fixtures-per-test",
+    "cacheshow": "--cache-show",
+    "markers": "--markers",
+    "help": "--help",
+    "version": "--version",
+}
+"""Options of pytest under which no test is judged, by their names in ``config.option``."""
+NO_ACCEPTANCE = "gpucluster: the gate is closed: this run has no verdict ACCEPTED\n"
+
+
+class LastWord:
+    """A pytest plugin whose only hook wraps the whole run. It is registered last, so that no other hook comes after it."""
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_cmdline_main(self, config: pytest.Config) -> Generator[None, Any, Any]:
+        """Decide the exit code, and end the agents.
+
+        Raises:
+            pytest.UsageError: the gate is asked for together with an option that only looks.
+        """
+        if hasattr(config, "workerinput"):
+            return (yield)
+        code: int = int(pytest.ExitCode.INTERNAL_ERROR)
+        try:
+            _refuse_looking(config)
+            code = final_code(config, (yield))
+        except SystemExit as ended:  # a hook left by itself
+            if ended.code not in (None, 0) or not _is_gated(config):
+                raise
+            code = final_code(config, 0)
+        except pytest.UsageError as error:
+            code = int(pytest.ExitCode.USAGE_ERROR)
+            sys.stdout.flush()  # pytest prints the error to stderr: it comes last, in a pipe too
+            raise pytest.UsageError(*_with_earlier_results(config, error.args)) from None
+        finally:
+            _say_goodbye(config, code)
+        return code
+
+
+def final_code(config: pytest.Config, code: Any) -> int:
+    """The exit code of this process, where pytest and its hooks chose ``code``: with the gate, 0 is for ACCEPTED alone."""
+    chosen = int(code or 0)
+    run = config.stash.get(RUN, None)
+    if chosen != 0 or not _is_gated(config) or (run is not None and run.end.is_accepted):
+        return chosen
+    if run is None or run.end.verdict is None:
+        sys.stdout.flush()
+        sys.stderr.write(NO_ACCEPTANCE)
+    return int(pytest.ExitCode.TESTS_FAILED)
+
+
+def _is_gated(config: pytest.Config) -> bool:
+    return bool(config.option.gpucluster_gate)
+
+
+def _refuse_looking(config: pytest.Config) -> None:
+    given: Mapping[str, Any] = vars(config.option)
+    looking = next((shown for name, shown in LOOKING.items() if given.get(name)), None)
+    if looking is not None and _is_gated(config):
+        raise pytest.UsageError(f"--gpucluster-gate asks for a verdict, and {looking} judges no test; leave one of them out")
+
+
+def _with_earlier_results(config: pytest.Config, lines: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The text of a usage error, which says of results that are there already that they are not this run's."""
+    if not config.stash.get(ACTIVE, False) and RUN not in config.stash:
+        return lines
+    start, junit = config.invocation_params.dir, getattr(config.option, "xmlpath", None)
+    folder = start / (config.option.gpucluster_results or RESULTS_DIR)
+    older = [str(folder)] if (folder / "results.json").exists() else []
+    older += [str(junit)] if junit and (start / junit).is_file() else []
+    if not older:
+        return lines
+    last = f"{lines[-1] if lines else 'this command cannot run'}; the results in {' and '.join(older)} are of an earlier run"
+    return (*lines[:-1], last)
+
+
+def _say_goodbye(config: pytest.Config, code: int) -> None:
+    """End the agents with this process's exit code.
+
+    Help, markers, fixtures and collection start no measurement and end with 0, so torchrun waits for the other ranks: send
+    them home. A usage error needs no word: torchrun ends the other ranks of this node, and its end closes the store. Not at
+    exit: a connection made while the interpreter shuts down aborts the process.
+    """
+    run = config.stash.get(RUN, None)
+    if run is not None and run.session.recorder.is_open:
+        run.session.close(code)
+    elif code == 0 and run is not None and run.session.setup.launch is not None:
+        run.session.controller.quit(0)
+    elif code == 0 and run is None and config.stash.get(ACTIVE, False):
+        launch = read_launch()
+        if launch is not None:  # pytest 8 answers --version here, before anything is configured
+            from pytest_gpucluster.controller.controller import Controller  # noqa: PLC0415 -- loads much
+
+            Controller(launch, num_local=1, device="cpu", rootdir=config.rootpath).quit(0)

@@ -1,0 +1,77 @@
+"""``--gpucluster-gate``: exit code 0 is for the verdict ACCEPTED and for nothing else, whatever hooks and options ran."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.launching import starter
+
+if TYPE_CHECKING:
+    from tests.support.launching import Starter
+
+
+__all__ = ["starter"]
+
+pytestmark = pytest.mark.e2e
+
+PLAIN = "def test_plain():\n    pass\n"
+HOOKS = {
+    "session finish": "def pytest_sessionfinish(session):\n    session.exitstatus = 0\n",
+    "session finish, last": (
+        "import pytest\n@pytest.hookimpl(trylast=True)\ndef pytest_sessionfinish(session):\n    session.exitstatus = 0\n"
+    ),
+    "session finish, around all": (
+        "import pytest\n@pytest.hookimpl(wrapper=True, tryfirst=True)\ndef pytest_sessionfinish(session):\n"
+        "    yield\n    session.exitstatus = 0\n"
+    ),
+    "unconfigure": (
+        "def pytest_sessionstart(session):\n    session.config.kept = session\n"
+        "def pytest_unconfigure(config):\n    config.kept.exitstatus = 0\n"
+    ),
+    "unconfigure leaves": "import sys\ndef pytest_unconfigure():\n    sys.exit(0)\n",
+    "command line": (
+        "import pytest\n@pytest.hookimpl(wrapper=True, tryfirst=True)\ndef pytest_cmdline_main():\n    yield\n    return 0\n"
+    ),
+    "another main": "import pytest\n@pytest.hookimpl(tryfirst=True)\ndef pytest_cmdline_main():\n    return 0\n",
+    "last teardown": "import pytest\ndef pytest_runtest_teardown():\n    pytest.exit('enough', returncode=0)\n",
+}
+LOOKING = (
+    "--collect-only",
+    "--co",
+    "--setup-plan",
+    "--setup-only",
+    "--fixtures",
+    "--fixtures-per-test",
+    "--markers",
+    "--cache-show",
+)
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("tests", [PLAIN, ""], ids=["a test", "no test"])
+def test_no_hook_opens_the_gate(starter: Starter, hook: str, tests: str) -> None:
+    """A hook that turns the exit status into 0 does not turn the verdict."""
+    starter.write(conftest=HOOKS[hook], test_plain=tests)
+    launch = starter.pytest("--gpucluster-gate", "test_plain.py")
+    assert launch.end() in (1, 5), launch.output
+    launch.gone()
+
+
+@pytest.mark.parametrize("option", LOOKING)
+def test_looking_is_refused(starter: Starter, option: str) -> None:
+    """One sentence and exit code 4; also where the option comes from PYTEST_ADDOPTS."""
+    starter.write(test_plain=PLAIN)
+    launch = starter.pytest("--gpucluster-gate", "-p", "cacheprovider", PYTEST_ADDOPTS=option)
+    assert launch.end() == 4, launch.output
+    assert launch.output.count("judges no test; leave one of them out") == 1
+    assert not (starter.folder / "gpucluster-results").exists()
+
+
+def test_all_ranks_leave_with_the_same_code(starter: Starter) -> None:
+    """Under torchrun a hook cannot send one rank home with 0: torchrun's own status is 1."""
+    starter.write(conftest=HOOKS["unconfigure"], test_plain=PLAIN)
+    launch = starter.torchrun("--gpucluster-gate", "test_plain.py", ranks=2)
+    assert launch.end() == 1, launch.output
+    launch.gone()

@@ -1,0 +1,80 @@
+"""A usage error touches nothing: one sentence, exit code 4, and every file of an earlier run as it was."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.launching import PYTEST, Launch, environment
+from tests.support.processes import kill_marked
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.e2e
+
+HELD = {"results.json": '{"verdict": "ACCEPTED"}', "journal.jsonl": '{"event": "verdict"}\n', "logs/rank0.log": "old\n"}
+LIMITS = """
+schema: 1
+profiles:
+  rehearsal: {gpu: null, rehearsal: true}
+criteria:
+  x: {criterion: X, per: cluster, unit: s, above: 0, level: quick, why: a test, source: none}
+  y: {criterion: Y, per: gpu, unit: s, above: 0, level: quick, why: a test, source: none}
+"""
+JUDGES = "def test_x(criterion):\n    criterion.require(1.0)\n"
+CASES = {
+    "wrong path": ("no_such_file", {}, "not found: no_such_file"),
+    "no entry": ("", {"test_a.py": "def test_zz(criterion): pass\n"}, "judges the criterion 'zz'"),
+    "wrong fixture": ("", {"test_a.py": "def test_y(criterion): pass\n"}, "its test takes the place fixture"),
+    "judged twice": ("", {"test_a.py": JUDGES, "test_b.py": JUDGES}, "both judge 'x'"),
+    "unknown level": ("--gpucluster-level=often", {"test_a.py": JUDGES}, "'often' is not one of"),
+    "unknown profile": ("--gpucluster-profile=h1", {"test_a.py": JUDGES}, "no profile 'h1'"),
+    "bad thresholds": ("", {"test_a.py": JUDGES, "limits.yaml": "schema: 1\ncriteria: 3\n"}, "limits.yaml"),
+    "empty expectation": ("--gpucluster-expect=", {"test_a.py": JUDGES}, "--gpucluster-expect"),
+    "gate that looks": ("--gpucluster-gate --collect-only", {"test_a.py": JUDGES}, "--collect-only judges no test"),
+    "part left out": ("-p no:gpucluster-run", {"test_a.py": JUDGES}, "-p no:gpucluster-run"),
+}
+
+
+def start(folder: Path, *arguments: str) -> Launch:
+    """Start an acceptance run in ``folder``, with a JUnit file beside the results."""
+    command = [*PYTEST, "--gpucluster", "--gpucluster-thresholds=limits.yaml", "--junitxml=junit.xml", *arguments]
+    return Launch(command=command, cwd=folder, environment=environment(measured=True)).start()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("has_earlier_run", [True, False])
+def test_nothing_is_touched(tmp_path: Path, case: str, *, has_earlier_run: bool) -> None:
+    """Neither results nor JUnit file; the last line says what is wrong, and whose the results are."""
+    option, files, said = CASES[case]
+    for name, text in {"limits.yaml": LIMITS, **files}.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    results, junit = tmp_path / "gpucluster-results", tmp_path / "junit.xml"
+    if has_earlier_run:
+        (results / "logs").mkdir(parents=True)
+        for name, text in HELD.items():
+            (results / name).write_text(text, encoding="utf-8")
+        junit.write_text("<testsuites/>", encoding="utf-8")
+    before = snapshot(tmp_path)
+    launch = start(tmp_path, *option.split())
+    try:
+        assert launch.end() == 4, launch.output
+        launch.gone()
+    finally:
+        kill_marked(launch.mark)
+    assert {path: text for path, text in snapshot(tmp_path).items() if not path.endswith(".out")} == before
+    _, error, last = launch.output.rpartition("ERROR: ")
+    assert error, launch.output
+    assert said in last, launch.output
+    assert "=====" not in last, launch.output
+    assert ("are of an earlier run" in last) is has_earlier_run
+    assert "verdict" not in launch.output.replace("asks for a verdict", "")
+    assert "generated xml" not in launch.output
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """The content of every file below ``folder``."""
+    found = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
