@@ -75,7 +75,7 @@ def _repair(folder: Path) -> None:
     removed, or the new one written.
     """
     new, old = _draft_and_old(folder)
-    if not folder.exists() and origin_of(old) is not None:
+    if not folder.exists() and _json_of(old / ORIGIN) is not None:
         old.rename(folder)
     for remains in (new, old):
         shutil.rmtree(remains, ignore_errors=True)
