@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import shutil
 import signal
 import sys
 import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
-from pytest_gpucluster.agent.agent import LOST_CODE, Agent
+from pytest_gpucluster.agent.agent import LOST_CODE, TICK_S, Agent
 from pytest_gpucluster.agent.call_runner import AgentContext
 from pytest_gpucluster.agent.command_reader import CommandReader
+from pytest_gpucluster.agent.fallback_report import write_reports
 from pytest_gpucluster.agent.spawner import Spawner
 from pytest_gpucluster.protocol.channel import Address, ChannelLostError, connect, connect_reader
 from pytest_gpucluster.protocol.codec import TypedMessage
@@ -65,15 +70,37 @@ def _become(rank: Rank, settings: AgentSettings, *, target: ReportTarget | None)
     folder = Path(tempfile.mkdtemp(prefix=f"gpucluster-rank{rank.rank}-"))
     spawner = Spawner(worker.main, folder=folder)  # forked first: no thread and no connection may exist yet
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    joined = threading.Event()
+    if settings.controller_fd is not None:
+        watch = (settings.controller_fd, target, joined, folder)
+        threading.Thread(target=_leave_with_controller, args=watch, daemon=True).start()
     try:
         context = AgentContext(rank=rank, channel=connect(settings.address), spawner=spawner, roots=settings.roots)
         commands = CommandReader(connect_reader(settings.address), rank)
         agent = Agent(context, commands, controller_fd=settings.controller_fd, target=target)
         agent.join()
+        joined.set()
     except ChannelLostError as lost:
         sys.stderr.write(f"gpucluster: rank {rank.rank} found no controller: {lost}\n")
-        os._exit(LOST_CODE)
+        _give_up(folder)
     agent.leave(agent.serve())
+
+
+def _give_up(folder: Path) -> NoReturn:
+    shutil.rmtree(folder, ignore_errors=True)
+    sys.stderr.flush()
+    os._exit(LOST_CODE)
+
+
+def _leave_with_controller(controller_fd: int, target: ReportTarget | None, joined: threading.Event, folder: Path) -> None:
+    """End this process if the controller ends before the agent has joined: to connect takes a minute then, and fails."""
+    while not select.select([controller_fd], [], [], TICK_S)[0]:
+        if joined.is_set():
+            return
+    if not joined.is_set():
+        if target is not None:
+            write_reports(target)
+        _give_up(folder)
 
 
 if __name__ == "__main__":

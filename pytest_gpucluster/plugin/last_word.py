@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from pytest_gpucluster.plugin.activation import ACTIVE, RUN
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
+    from typing import NoReturn
 
 LOOKING = {
     "collectonly": "--collect-only",
@@ -58,6 +60,20 @@ class LastWord:
         return code
 
 
+def guard_immediate_exit(config: pytest.Config) -> None:
+    """With the gate, let ``os._exit(0)`` in a hook, a test or at exit leave with :func:`final_code` instead.
+
+    Such a call ends the process before any hook of ours. Forked children of this process keep their own status.
+    """
+    leave, pid = os._exit, os.getpid()
+
+    def leave_gated(status: int) -> NoReturn:
+        leave(final_code(config, status) if os.getpid() == pid else status)
+
+    if vars(config.known_args_namespace).get("gpucluster_gate"):
+        os._exit = leave_gated
+
+
 def final_code(config: pytest.Config, code: Any) -> int:
     """The exit code of this process, where pytest and its hooks chose ``code``: with the gate, 0 is for ACCEPTED alone."""
     chosen = int(code or 0)
@@ -71,7 +87,7 @@ def final_code(config: pytest.Config, code: Any) -> int:
 
 
 def _is_gated(config: pytest.Config) -> bool:
-    return bool(config.option.gpucluster_gate)
+    return bool(config.known_args_namespace.gpucluster_gate)
 
 
 def _refuse_looking(config: pytest.Config) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_gpucluster.config.options import INI_HELP, OPTIONS
 from pytest_gpucluster.plugin.activation import ACTIVE, RUN, become_agent, is_activated, launch_or_usage_error, run_of, uses_us
-from pytest_gpucluster.plugin.last_word import LastWord
+from pytest_gpucluster.plugin.last_word import LastWord, guard_immediate_exit
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -44,6 +44,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
         launch = launch_or_usage_error()
         if launch is not None and launch.rank > 0:
             become_agent(launch, roots=[early_config.rootpath, early_config.invocation_params.dir])
+    guard_immediate_exit(early_config)
     result = yield
     if early_config.pluginmanager.register(LastWord(), "gpucluster-last-word") is None:  # after every conftest, so outermost
         raise pytest.UsageError("-p no:gpucluster-last-word leaves out a part of this run; remove that option")

@@ -35,6 +35,10 @@ HOOKS = {
         "import pytest\n@pytest.hookimpl(wrapper=True, tryfirst=True)\ndef pytest_cmdline_main():\n    yield\n    return 0\n"
     ),
     "another main": "import pytest\n@pytest.hookimpl(tryfirst=True)\ndef pytest_cmdline_main():\n    return 0\n",
+    "os._exit in the last hook": "import os\ndef pytest_unconfigure():\n    os._exit(0)\n",
+    "os._exit in a test": "import os\ndef pytest_runtest_call():\n    os._exit(0)\n",
+    "os._exit at exit": "import atexit, os\natexit.register(os._exit, 0)\n",
+    "os._exit at import": "import os\nos._exit(0)\n",
     "last teardown": "import pytest\ndef pytest_runtest_teardown():\n    pytest.exit('enough', returncode=0)\n",
 }
 LOOKING = (
