@@ -134,8 +134,7 @@ class Agent:
         """Handle what happens until the next clock runs out, at most :data:`TICK_S`."""
         pause_s = min(TICK_S, max(0.0, self._calls.next_clock_s - time.monotonic()))
         for key, _ in self._selector.select(pause_s):
-            with contextlib.suppress(KeyError):
-                self._selector.get_key(key.fileobj)  # an earlier event of this round may have removed it
+            if self._selector.get_map().get(key.fd) is key:  # an earlier event of this round may have removed it
                 key.data()
 
     def _obey(self) -> int | None:

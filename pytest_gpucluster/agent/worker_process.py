@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 KILL_S = 10.0
 SEND_S = 8.0  # the agent does not beat meanwhile: less than the controller waits for a beat
 TAIL_BYTES = 64 * 1024
+READS = 64
+"""Reads in a row from a worker's line or output. More waits there only if something writes without end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,19 +82,26 @@ class WorkerProcess:
         return last_collective.read(self._collective_file)
 
     def drain(self) -> bool:
-        """Append what the worker printed to the bounded tail. False if its output is closed."""
+        """Append what the worker printed to the bounded tail. False if its output is closed.
+
+        The number of reads is bounded: another process that the worker started may print for ever.
+        """
         with contextlib.suppress(BlockingIOError):
-            while data := os.read(self.output_fd, 65536):
+            for _ in range(READS):
+                data = os.read(self.output_fd, TAIL_BYTES)
+                if not data:
+                    return False
                 self.tail += data
                 del self.tail[:-TAIL_BYTES]
-            return False
         return True
 
     def last_result(self) -> Reply | None:
         """The result that the worker may have sent just before it ended."""
         with selectors.DefaultSelector() as ready, contextlib.suppress(MalformedMessageError):
             ready.register(self.wire, selectors.EVENT_READ)
-            while ready.select(0):
+            for _ in range(READS):
+                if not ready.select(0):
+                    return None
                 messages = self.wire.receive()
                 if messages is None:
                     return None

@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -20,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from pytest_gpucluster.agent import current_call, spawner, worker_process
+from pytest_gpucluster.agent import current_call, heartbeat, spawner, worker_process
 from pytest_gpucluster.agent.agent import Agent
 from pytest_gpucluster.agent.call_runner import AgentContext
 from pytest_gpucluster.agent.command_reader import CommandReader
@@ -43,6 +44,8 @@ from pytest_gpucluster.worker import flight_recorder, python_stacks
 
 DEADLINE_S = 0.3
 QUIT_CODE = 7
+LINK_FD = 9
+"""Where a worker's children find its line."""
 RANK = Rank(rank=1, world_size=2, local_rank=1, local_world_size=2, group_rank=0)
 OWN = ((1, 1),)
 ABORT = AbortCall(id="0", ranks=OWN, why="released, because rank 0 raised", grace_s=0.4)
@@ -52,6 +55,7 @@ Step = Callable[[], "Command | None"]
 def play_worker(request: StartWorker, link_fd: int) -> None:
     """Do what the arguments of a call say, and return the pid."""
     python_stacks.answer_requests(Path(request.stacks_file))
+    os.dup2(link_fd, LINK_FD)
     wire = Wire(socket.socket(fileno=link_fd))
     while (messages := wire.receive()) is not None:
         for kwargs in (Task.read(message).kwargs for message in messages):
@@ -60,6 +64,10 @@ def play_worker(request: StartWorker, link_fd: int) -> None:
             if kwargs.get("hang"):
                 time.sleep(600)
             time.sleep(kwargs.get("pause_s", 0.0))
+            if "child" in kwargs:
+                subprocess.Popen(["sh", "-c", kwargs["child"]], close_fds=False, start_new_session=kwargs["escapes"])
+                time.sleep(1.0)
+                os._exit(3)
             wire.send(Success(value=os.getpid()))
             if kwargs.get("deaf"):
                 time.sleep(600)
@@ -76,6 +84,7 @@ class PlayedStore:
         self.steps: list[Command | Step] = []
         self.replies: list[dict[str, Any]] = []
         self.beats_s: list[float] = []
+        self.round_s = 0.0
         self._given_s = 0.0
 
     def put(self, key: str, message: Any) -> None:
@@ -104,6 +113,7 @@ class PlayedStore:
         """Note the time of a heartbeat."""
         del rank, count
         self.beats_s.append(time.monotonic())
+        time.sleep(self.round_s)
 
     def beats(self, ranks: list[int]) -> dict[int, bytes]:
         """There is no controller."""
@@ -187,6 +197,20 @@ class Scenarios:
     def hung(self) -> None:
         """A call before and a call after one that hangs."""
         self.serve(call(), call(hang=True), call())
+
+    def leaves_its_pipes_to_a_child(self) -> None:
+        """The worker ends before its child, which holds its line and output; the agent sees both ends in one round."""
+        heartbeat.BEAT_S = 0.0
+        self.store.round_s = 0.3
+        self.serve(patient(call(child="sleep 600", escapes=False)), patient(call()))
+
+    def leaves_its_output_to_a_child_that_prints(self) -> None:
+        """The child is in a session of its own, so it outlives the worker, and it prints without end."""
+        self.serve(patient(call(child="yes & yes & yes & yes", escapes=True)), patient(call()))
+
+    def leaves_its_line_to_a_child_that_prints(self) -> None:
+        """The same into the line for messages."""
+        self.serve(patient(call(child=f"(yes & yes & yes & yes) >&{LINK_FD}", escapes=True)), patient(call()))
 
     def spawner_stopped(self) -> None:
         """The spawner does not answer."""

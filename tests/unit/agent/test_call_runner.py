@@ -108,6 +108,22 @@ def test_a_worker_that_ends_between_two_calls(played: Any) -> None:
     assert after["value"] != first["value"]
 
 
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        "leaves_its_pipes_to_a_child",
+        "leaves_its_output_to_a_child_that_prints",
+        "leaves_its_line_to_a_child_that_prints",
+    ],
+)
+def test_a_worker_that_leaves_its_pipes_to_a_child(played: Any, scenario: str) -> None:
+    """The call is an error, the child cannot keep the agent waiting, and the next call has a new worker."""
+    left, after = played(scenario)["replies"]
+    assert not left["ok"]
+    assert (left["kind"], after["ok"]) in (("died", True), ("refused", True))
+    assert "left with exit code 3" in left["error"] or "no message" in left["error"]
+
+
 def test_told_to_kill_and_cannot(played: Any) -> None:
     """The worker of a broken group that does not end costs the place, not the run."""
     first, lost = played("told_to_kill_and_survives")["replies"]
