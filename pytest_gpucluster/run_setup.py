@@ -17,6 +17,7 @@ from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.promises import changed_terms, short_soak
 from pytest_gpucluster.judging.waivers import Waivers
 from pytest_gpucluster.places import Inventory
+from pytest_gpucluster.thresholds import no_effect
 from pytest_gpucluster.thresholds.load import load
 
 if TYPE_CHECKING:
@@ -95,6 +96,11 @@ class RunSetup:
             return [*changed, f"CUDA_VISIBLE_DEVICES hides {hidden} of {hidden + shown} GPUs here"]
         return changed
 
+    @functools.cached_property
+    def remarks(self) -> list[str]:
+        """What the thresholds file says without effect on this run, with file and line. The verdict does not depend on it."""
+        return [str(one) for one in no_effect.remarks_of_run(self.thresholds, self.profile)]
+
     @property
     def facts(self) -> dict[str, Any]:
         """What the verdict is about, as results.json has it: level, profile, expected inventory, which limits."""
@@ -106,6 +112,7 @@ class RunSetup:
             "thresholds_sha256": self.thresholds.sha256,
             "changed_limits": self.changed_limits,
             "changed_terms": self.changed_terms,
+            "remarks": self.remarks,
             "soak_s": self.settings.soak_s,
             "waivers": self.waivers.facts,
         }

@@ -59,8 +59,10 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("--journal", type=Path, metavar="FILE", help="a copy of the journal, for a DIR that lost its own")
     report.add_argument("--run", help=argparse.SUPPRESS)
     report.set_defaults(act=_report)
-    lint = commands.add_parser("lint", help="check a thresholds file; nothing is run")
-    lint.add_argument("file", type=Path, nargs="?", metavar="FILE", help="default: the packaged file")
+    lint = commands.add_parser("lint", help="check thresholds files; nothing is run")
+    lint.add_argument("files", type=Path, nargs="*", metavar="FILE", help="default: the packaged file")
+    words = "files and folders of your own tests; default: those beside each FILE"
+    lint.add_argument("--tests", type=Path, nargs="+", action="extend", metavar="PATH", help=words)
     lint.add_argument("--schema", action="store_true", help="print the JSON schema for editors instead")
     lint.set_defaults(act=_lint)
     _add_run(commands.add_parser("run", help="one measurement on this machine, outside pytest", allow_abbrev=False))
@@ -113,21 +115,9 @@ def _report(chosen: argparse.Namespace) -> int:
 
 
 def _lint(chosen: argparse.Namespace) -> int:
-    import json
+    from pytest_gpucluster.commands import lint
 
-    from pytest_gpucluster.thresholds import lint
-    from pytest_gpucluster.thresholds.layers import packaged_path
-
-    if chosen.schema:
-        sys.stdout.write(json.dumps(lint.schema(), indent=1) + "\n")
-        return 0
-    path = chosen.file or packaged_path()
-    problems = lint.lint(path)
-    for problem in problems:
-        sys.stdout.write(f"{problem.file}:{problem.line}: {problem.message}\n")
-    if not problems:
-        sys.stdout.write(f"{path}: no problems\n")
-    return 1 if problems else 0
+    return lint.main(chosen)
 
 
 def _run(chosen: argparse.Namespace) -> int:

@@ -38,6 +38,8 @@ PLAIN_LINES = 100
 """A run that takes longer than 500 s and has no terminal writes about so many progress lines."""
 BAR_WIDTH, NARROW_BAR_WIDTH, NARROW_WIDTH = 20, 10, 110
 NAME_WIDTH = 34
+MAX_REMARKS = 10
+"""How many lines about what has no effect stand before the first test; results.json has all."""
 PLAIN_WIDTH = 132
 
 
@@ -93,6 +95,10 @@ class Terminal:
             self._write("gpucluster: messages between ranks are not signed; set GPUCLUSTER_SECRET on every node to sign them")
         if setup.rehearsal:
             self._write("gpucluster: REHEARSAL on the CPU: it tries the procedure and accepts nothing")
+        for remark in setup.remarks[:MAX_REMARKS]:
+            self._write(f"gpucluster: {remark}")
+        if len(setup.remarks) > MAX_REMARKS:
+            self._write(f"gpucluster: ... and {len(setup.remarks) - MAX_REMARKS} more such lines in results.json")
         if self._config.get_verbosity() >= 0:
             where = f"{facts['world_size']} {unit}"
             for line in forecast.lines(level=setup.settings.level, where=where):

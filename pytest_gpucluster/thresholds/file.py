@@ -87,7 +87,7 @@ class ThresholdsFile(Source):
         production profile of the GPUs that are there. Without one it is the nearest packaged ancestor. A profile that
         accepts never stands for a rehearsal.
         """
-        packaged = self._packaged.profiles
+        packaged = self.packaged.profiles
         known = [packaged[name] for name in (profile.gpu, *reversed(profile.chain)) if name is not None and name in packaged]
         return next((one for one in known if one.rehearsal == profile.rehearsal), None)
 
@@ -98,11 +98,11 @@ class ThresholdsFile(Source):
         """
         here = self.criteria(profile)
         standard = self.standard(profile) or Profile(name="", spec=profile.spec, chain=())
-        packaged = self._packaged.criteria(standard).items()
+        packaged = self.packaged.criteria(standard).items()
         return [key for key, entry in packaged if key not in here or here[key].decisive != entry.decisive]
 
     @cached_property
-    def _packaged(self) -> ThresholdsFile:
+    def packaged(self) -> ThresholdsFile:
         """The packaged file; read at most once, and not again where this file extends it."""
         if self.path.absolute() == packaged_path().absolute():
             return self

@@ -23,7 +23,7 @@ Key = TypeVar("Key", str, str | int)
 Kind: TypeAlias = Literal["above", "below", "min", "max"]
 KINDS: tuple[Kind, ...] = ("above", "below", "min", "max")
 """How a limit is written: above and below are strict, min and max inclusive."""
-_LIMIT = (*KINDS, "of", "bound_waived")
+LIMIT = (*KINDS, "of", "bound_waived")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def _refused(document: Document, message: str) -> Document:
 
 def merge_entry(below: Mapping[Key, Any], above: Mapping[Key, Any]) -> dict[Key, Any]:
     """Lay the keys that ``above`` has over those of ``below``; neither is changed."""
-    merged = {key: value for key, value in below.items() if not (_has_limit(above) and key in _LIMIT)}
+    merged = {key: value for key, value in below.items() if not (_has_limit(above) and key in LIMIT)}
     for key, value in above.items():
         both = key == "recipe" and isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = {**merged[key], **value} if both else value

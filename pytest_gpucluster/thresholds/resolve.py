@@ -132,7 +132,7 @@ def resolve(document: Document, key: str, entry: Entry, *, profile: Profile | No
     spec = profile.spec if profile else None
     merged: dict[str, Any] = {}
     limit_path: KeyPath = ("criteria", key)
-    for path, layer in _layers(entry, profile):
+    for path, layer in layers_of(entry, profile):
         merged = merge_entry(merged, layer)
         limit_path = next((("criteria", key, *path, kind) for kind in KINDS if kind in layer), limit_path)
     merged["skip"] = merged.get("skip") or _missing_figure(merged.get("requires"), spec)
@@ -140,7 +140,7 @@ def resolve(document: Document, key: str, entry: Entry, *, profile: Profile | No
     return Threshold(key=key, of_value=_figure(merged.get("of"), spec), file=file, line=line, **copy.deepcopy(merged))
 
 
-def _layers(entry: Entry, profile: Profile | None) -> list[tuple[KeyPath, dict[str, Any]]]:
+def layers_of(entry: Entry, profile: Profile | None) -> list[tuple[KeyPath, dict[str, Any]]]:
     """What an entry says for a profile, lowest first: itself, then its overrides. Each with its path below the entry."""
     base = {key: value for key, value in entry.written().items() if key != "profiles"}
     named = [name for name in (profile.chain if profile else ()) if name in entry.profiles]

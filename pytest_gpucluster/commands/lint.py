@@ -1,0 +1,80 @@
+"""``gpucluster lint``: everything wrong with thresholds files, and what they say without effect. Nothing is run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from difflib import SequenceMatcher
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.commands.tests_by_name import JudgingTests, read_tests, tests_beside
+from pytest_gpucluster.config.schema_errors import closest, did_you_mean
+from pytest_gpucluster.thresholds import lint, no_effect
+from pytest_gpucluster.thresholds.layers import packaged_path
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+    from pytest_gpucluster.config.yaml_lines import Problem
+    from pytest_gpucluster.thresholds.file import ThresholdsFile
+
+_ONE_LETTER = 0.85
+"""difflib's ratio: ``bf16_tflopz`` is 0.91 from ``bf16_tflops``."""
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Check each file; the exit code, 1 where one has a problem.
+
+    Raises:
+        ConfigurationError: a path of ``--tests`` is absent or no Python.
+    """
+    if chosen.schema:
+        sys.stdout.write(json.dumps(lint.schema(), indent=1) + "\n")
+        return 0
+    named = [] if chosen.tests is None else read_tests(chosen.tests)
+    checks = [_lint(path, named, asked=chosen.tests is not None) for path in chosen.files or [packaged_path()]]
+    return 0 if all(checks) else 1
+
+
+def _lint(path: Path, named: list[JudgingTests], *, asked: bool) -> bool:
+    """Print what is to say of one file; whether it has no problem."""
+    file, problems = lint.check(path)
+    remarks: list[Problem] = []
+    if file is not None and not problems:
+        problems, remarks = no_effect.problems(file), no_effect.remarks(file)
+        is_problem = asked or _is_about_the_suite(file)
+        for one, name in _without_test(file, named):
+            (problems if is_problem or _is_near(name, file) else remarks).append(one)
+    for one in sorted({*problems, *remarks}, key=lambda one: (one.file, one.line, one.message)) if file else problems:
+        sys.stdout.write(f"{one}\n")
+    if not problems:
+        count = f", {len(remarks)} remark{'s' * (len(remarks) > 1)}" if remarks else ""
+        sys.stdout.write(f"{path}: no problems{count}\n")
+    return not problems
+
+
+def _without_test(file: ThresholdsFile, named: list[JudgingTests]) -> list[tuple[Problem, str]]:
+    """The entries that no test judges, with their names. Each packaged entry has a test in the packaged suite."""
+    own = [key for key in file.content.criteria if key not in file.packaged.content.criteria]
+    tests = [*named, *tests_beside(file.path)] if own else []
+    others = f", nor one of {len(tests)} other test file{'s' * (len(tests) > 1)}" if tests else ""
+    return [(_untested(file, key, others), key) for key in own if not any(one.judges(key) for one in tests)]
+
+
+def _untested(file: ThresholdsFile, key: str, others: str) -> Problem:
+    hint = did_you_mean(key, list(file.packaged.content.criteria))
+    how = "Name the files or folders of its test: gpucluster lint FILE --tests PATH ..."
+    text = f"no test judges {key!r}: none of the packaged suite{others}.{hint} {how}"
+    return file.document.problem(("criteria", key), text)
+
+
+def _is_about_the_suite(file: ThresholdsFile) -> bool:
+    """Whether the file judges the packaged suite. A file of other entries alone may have its tests anywhere."""
+    return not file.content.criteria.keys().isdisjoint(file.packaged.content.criteria)
+
+
+def _is_near(key: str, file: ThresholdsFile) -> bool:
+    """Whether an entry is called like a packaged one but for a letter or two."""
+    near = closest(key, list(file.packaged.content.criteria))
+    return bool(near) and SequenceMatcher(None, key, near[0]).ratio() >= _ONE_LETTER

@@ -1,0 +1,194 @@
+"""What a thresholds file says without effect, because a packaged override, a child profile or a skip wins over it.
+
+Only what the file itself says is looked at, never a layer of the packaged file. Text that judges nothing (``why``) counts
+as little as a value that the winner has too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.thresholds.layers import KINDS, LIMIT, packaged_path
+from pytest_gpucluster.thresholds.resolve import CANNOT_CHANGE_AN_OUTCOME, layers_of
+from pytest_gpucluster.thresholds.specs import load_specs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem, Where
+    from pytest_gpucluster.thresholds.file import ThresholdsFile
+    from pytest_gpucluster.thresholds.resolve import Profile
+
+_LIMIT = "the limit"
+REHEARSAL = "rehearsal"
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """One thing that a layer says: a limit, a key, or a key of the recipe."""
+
+    path: KeyPath
+    name: str
+    value: object
+
+
+@dataclass(frozen=True, slots=True)
+class _Fate:
+    """What becomes of one thing for one profile.
+
+    ``loses_to`` says which line wins, None where the thing has effect. ``is_meant``: the same file has both, one below the
+    other, as layers are written.
+    """
+
+    said: _Said
+    profile: str
+    loses_to: str | None
+    is_meant: bool
+
+
+def remarks(file: ThresholdsFile) -> list[Problem]:
+    """What has no effect for some profile though another file has the last word, for the profiles that a run may take.
+
+    These are the profiles that GPUs choose and those that the file writes. A rehearsal judges no limit, and is left out.
+    """
+    found = [_never_chosen(file, name) for name in _taken_by_name_only(file)]
+    specs = load_specs()
+    for profile in file.profiles.values():
+        if not profile.rehearsal and (profile.name in specs or _is_own(file, ("profiles", profile.name))):
+            found += _told(file, profile)
+    return _sorted(found)
+
+
+def remarks_of_run(file: ThresholdsFile, profile: Profile) -> list[Problem]:
+    """What has no effect on a run with this profile though another file has the last word, or another profile was taken."""
+    document = file.document
+    found = [
+        document.problem(
+            ("profiles", name),
+            f"no effect: profile {name!r} is not the profile of this run, {profile.name}; say --gpucluster-profile {name}.",
+        )
+        for name in _taken_by_name_only(file)
+        if name not in profile.chain
+    ]
+    return _sorted([*found, *_told(file, profile)])
+
+
+def problems(file: ThresholdsFile) -> list[Problem]:
+    """What an entry or its override says and no profile uses, whichever file wins."""
+    fates: dict[KeyPath, list[_Fate]] = {}
+    for profile in file.profiles.values():
+        for fate in _criteria_fates(file, profile):
+            fates.setdefault(fate.said.path, []).append(fate)
+    dead = [of_one for of_one in fates.values() if all(fate.loses_to for fate in of_one)]
+    return _sorted([_dead(file.document, of_one) for of_one in dead])
+
+
+def _sorted(found: Iterable[Problem]) -> list[Problem]:
+    return sorted(set(found), key=lambda one: (one.file, one.line, one.message))
+
+
+def _dead(document: Document, fates: list[_Fate]) -> Problem:
+    losses = "; ".join(f"{fate.loses_to} for {fate.profile}" for fate in fates)
+    return document.problem(fates[0].said.path, f"no effect for any profile: {losses} ({_described(fates[0].said)}).")
+
+
+def _told(file: ThresholdsFile, profile: Profile) -> Iterator[Problem]:
+    for fate in (*_terms_fates(file, profile), *_criteria_fates(file, profile)):
+        if fate.loses_to is None or fate.is_meant:
+            continue
+        is_entry = fate.said.path[0] == "criteria" and fate.loses_to.endswith("overrides it")
+        advice = f" Write yours under 'profiles: {{{fate.profile}: ...}}'." if is_entry else ""
+        text = f"no effect for profile {fate.profile}: {fate.loses_to} ({_described(fate.said)}).{advice}"
+        yield file.document.problem(fate.said.path, text)
+
+
+def _described(said: _Said) -> str:
+    match said.path:
+        case ("criteria", key, "profiles", profile, *_):
+            return f"{said.name!r} in {key!r}, profile {profile!r}"
+        case ("criteria", key, *_):
+            return f"{said.name!r} in {key!r}"
+        case _:
+            return f"{said.name!r} in profile {said.path[1]!r}"
+
+
+def _never_chosen(file: ThresholdsFile, name: str) -> Problem:
+    text = f"profile {name!r} is taken with --gpucluster-profile {name} only: no GPU has a spec of that name."
+    return file.document.problem(("profiles", name), text)
+
+
+def _taken_by_name_only(file: ThresholdsFile) -> list[str]:
+    """The file's own profiles that no GPU chooses, and that no profile inherits which a GPU chooses."""
+    chosen = {REHEARSAL, *load_specs()} & {*file.profiles}
+    used = {ancestor for name in chosen for ancestor in file.profiles[name].chain}
+    return [name for name in file.profiles if name not in used and _is_own(file, ("profiles", name))]
+
+
+def _is_own(file: ThresholdsFile, path: KeyPath) -> bool:
+    """Whether the file itself has this key. The packaged file means its layers as they are, so none of them counts."""
+    if file.base is None and file.path.absolute() == packaged_path().absolute():
+        return False
+    where = file.document.where.get(path)
+    return where is not None and where.file == file.document.file
+
+
+def _terms_fates(file: ThresholdsFile, profile: Profile) -> Iterator[_Fate]:
+    """Fates of the terms of a profile: a child's wins over its parent's, and the cluster section over a shape."""
+    layers = []
+    for name in profile.chain:
+        path: KeyPath = ("profiles", name)
+        terms = file.content.profiles[name].written()
+        layers.append({term: _Said((*path, term), term, value) for term, value in terms.items() if term != "inherits"})
+    shape = {name: getattr(file.cluster, name) for name in ("nodes", "gpus_per_node")}
+    layers.append({name: _Said(("cluster", name), name, value) for name, value in shape.items() if value is not None})
+    yield from _fates_in(file, profile, layers)
+
+
+def _criteria_fates(file: ThresholdsFile, profile: Profile) -> Iterator[_Fate]:
+    """Fates of what entries and their overrides say."""
+    thresholds = file.criteria(profile)
+    for key, entry in file.content.criteria.items():
+        layers = [_said(layer, ("criteria", key, *path)) for path, layer in layers_of(entry, profile)]
+        skip = thresholds[key].skip
+        yield from _fates_in(file, profile, layers) if skip is None else _skipped(file, profile, layers, skip=skip)
+
+
+def _skipped(file: ThresholdsFile, profile: Profile, layers: list[dict[str, _Said]], *, skip: str) -> Iterator[_Fate]:
+    """Fates where the profile leaves the criterion out. Who skips it in the file itself means it."""
+    written = [layer["skip"] for layer in layers if "skip" in layer and layer["skip"].value is not None]
+    loses_to = f"{_shown(file.document.find(written[-1].path))} skips it" if written else f"it {skip}"
+    is_own = bool(written) and _is_own(file, written[-1].path)
+    for said in (said for layer in layers for topic, said in layer.items() if topic != "skip"):
+        if _is_own(file, said.path):
+            yield _Fate(said, profile.name, None if is_own else loses_to, is_own)
+
+
+def _fates_in(file: ThresholdsFile, profile: Profile, layers: list[dict[str, _Said]]) -> Iterator[_Fate]:
+    """Fates by layers, lowest first: the last layer that says something of a topic wins."""
+    winners = {topic: said for layer in layers for topic, said in layer.items()}
+    for topic, said in ((topic, said) for layer in layers for topic, said in layer.items() if _is_own(file, said.path)):
+        winner = winners[topic]
+        if winner is said or winner.value == said.value:
+            yield _Fate(said, profile.name, None, is_meant=True)
+        else:
+            loses_to = f"{_shown(file.document.find(winner.path))} overrides it"
+            yield _Fate(said, profile.name, loses_to, is_meant=_is_own(file, winner.path) and winner.path[0] != "cluster")
+
+
+def _said(layer: Mapping[str, Any], path: KeyPath) -> dict[str, _Said]:
+    """What one layer of an entry says, by topic. The keys of a limit are one topic, and each key of a recipe is one."""
+    found: dict[str, _Said] = {}
+    for name, value in layer.items():
+        if name in KINDS:
+            found[_LIMIT] = _Said((*path, name), name, (name, value, layer.get("of")))
+        elif name == "recipe":
+            found.update({f"recipe.{one}": _Said((*path, name, one), f"recipe.{one}", value[one]) for one in value})
+        elif name not in LIMIT and name not in CANNOT_CHANGE_AN_OUTCOME:
+            found[name] = _Said((*path, name), name, value)
+    return found
+
+
+def _shown(where: Where) -> str:
+    return f"{Path(where.file).name}:{where.line}"

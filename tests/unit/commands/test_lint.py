@@ -1,0 +1,167 @@
+"""``gpucluster lint``: which lines it prints, and its exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpucluster.commands import main
+from pytest_gpucluster.thresholds.layers import packaged_path
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    Lint = Callable[..., tuple[int, list[str]]]
+
+OVERLAY = "schema: 1\nextends: packaged\n"
+OWN = """\
+  {name}:
+    criterion: A sentence.
+    per: cluster
+    min: 1
+    unit: count
+    why: a reason
+    source: a contract
+"""
+ALONE = "schema: 1\nprofiles: {rehearsal: {gpu: null, rehearsal: true}}\ncriteria:\n"
+TEST = "def test_{name}(criterion):\n    criterion.require(1)\n"
+
+
+@pytest.fixture
+def lint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Lint:
+    """Write files by name into the working directory, lint by the words given: the exit code and the lines."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str, **files: str) -> tuple[int, list[str]]:
+        for name, text in files.items():
+            suffix = ".py" if name.startswith("test_") else ".yaml"
+            Path(f"{name}{suffix}").write_text(text, encoding="utf-8")
+        code = main.main(["lint", *words])
+        return code, capsys.readouterr().out.splitlines()
+
+    return run
+
+
+def test_the_packaged_file_has_no_problems(lint: Lint) -> None:
+    """Without a name the packaged file is checked, and nothing is remarked."""
+    assert lint() == (0, [f"{packaged_path()}: no problems"])
+
+
+def test_several_files_each_with_its_lines(lint: Lint) -> None:
+    """One bad file is enough for exit code 1; the good one is said to be good."""
+    good, bad = f"{OVERLAY}", f"{OVERLAY}criterias: {{}}\n"
+    assert lint("a.yaml", "b.yaml", a=good, b=good) == (0, ["a.yaml: no problems", "b.yaml: no problems"])
+    code, lines = lint("a.yaml", "b.yaml", a=good, b=bad)
+    assert code == 1
+    assert lines[0] == "a.yaml: no problems"
+    assert lines[1].startswith("b.yaml:3: 'criterias' is not a key")
+
+
+def test_a_file_that_cannot_be_read(lint: Lint) -> None:
+    """The line has no line number, since no line is meant."""
+    assert lint("nope.yaml") == (1, ["nope.yaml: cannot be read: No such file or directory."])
+
+
+def test_a_limit_without_effect_is_a_remark(lint: Lint) -> None:
+    """Where one profile still uses the limit, the exit code stays 0."""
+    code, lines = lint("site.yaml", site=f"{OVERLAY}criteria:\n  hbm_bandwidth: {{above: 2.0}}\n")
+    assert code == 0
+    assert lines[0].startswith("site.yaml:4: no effect for profile h200-sxm: thresholds.yaml:")
+    assert lines[1:] == ["site.yaml: no problems, 1 remark"]
+
+
+def test_a_limit_that_no_profile_uses_is_a_problem(lint: Lint) -> None:
+    """Every profile of the file overrides the entry."""
+    override = "    profiles: {rehearsal: {min: 2}}\n"
+    code, lines = lint("site.yaml", site=ALONE + OWN.format(name="share") + override, test_share=TEST.format(name="share"))
+    assert code == 1
+    assert lines == ["site.yaml:7: no effect for any profile: site.yaml:11 overrides it for rehearsal ('min' in 'share')."]
+
+
+# An entry needs a test
+
+
+def test_a_misspelt_entry_beside_the_packaged_ones(lint: Lint) -> None:
+    """No packaged test judges it; the near name is given, and how to name tests of one's own."""
+    text = packaged_path().read_text(encoding="utf-8")
+    code, lines = lint("site.yaml", site=text + "\n" + OWN.format(name="bf16_tflopz"))
+    assert code == 1
+    number = text.count("\n") + 2
+    assert [line for line in lines if line.startswith(f"site.yaml:{number}: no test judges 'bf16_tflopz'")] == lines[-1:]
+    assert "Did you mean 'bf16_tflops'?" in lines[-1]
+    assert "--tests" in lines[-1]
+
+
+@pytest.mark.parametrize("name", ["bf16_tflopz", "scratch_free"])
+def test_an_own_entry_in_an_overlay(name: str, lint: Lint) -> None:
+    """A problem, until a test file beside the thresholds file has its test, whatever the name is like."""
+    text = f"{OVERLAY}criteria:\n{OWN.format(name=name)}"
+    code, lines = lint("site.yaml", site=text)
+    assert (code, len(lines)) == (1, 1)
+    assert lines[0].startswith(f"site.yaml:4: no test judges {name!r}: ")
+    assert lint("site.yaml", test_own=TEST.format(name=name)) == (0, ["site.yaml: no problems"])
+
+
+def test_an_entry_of_a_file_that_stands_alone(lint: Lint) -> None:
+    """Whose tests are is not known there, so a remark, unless test files are named that lack it."""
+    text = ALONE + OWN.format(name="share")
+    code, lines = lint("site.yaml", site=text)
+    assert (code, lines[1:]) == (0, ["site.yaml: no problems, 1 remark"])
+    assert lines[0].startswith("site.yaml:4: no test judges 'share'")
+    Path("elsewhere").mkdir()
+    Path("elsewhere/test_share.py").write_text(TEST.format(name="shares"), encoding="utf-8")
+    code, lines = lint("site.yaml", "--tests", "elsewhere")
+    assert (code, len(lines)) == (1, 1)
+    Path("elsewhere/test_share.py").write_text(TEST.format(name="share"), encoding="utf-8")
+    assert lint("site.yaml", "--tests", "elsewhere") == (0, ["site.yaml: no problems"])
+    assert lint("site.yaml", "--tests", "elsewhere/test_share.py") == (0, ["site.yaml: no problems"])
+
+
+PARAMETRIZED = """\
+import pytest
+NAMES = ["read"]
+@pytest.mark.parametrize("way", {values})
+def test_disk(way, criterion): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "name", "code"),
+    [
+        (TEST.format(name="disk"), "disk", 0),
+        ("class TestDisk:\n    def test_disk(self, criterion): ...\n", "disk", 0),
+        ("async def test_disk(criterion): ...\n", "disk", 0),
+        ("import pytest\n@pytest.fixture\ndef judge(criterion): ...\ndef test_disk(judge): ...\n", "disk", 0),
+        ("from elsewhere import test_disk\n", "disk", 0),
+        ("def test_disk(): ...\n", "disk", 1),
+        ("def test_disk(rank, world_size): ...\n", "disk", 1),
+        ("def disk(criterion): ...\n", "disk", 1),
+        ("# def test_disk(criterion): ...\n", "disk", 1),
+        (TEST.format(name="disk"), '"disk[read]"', 1),
+        (PARAMETRIZED.format(values='["read", "write"]'), '"disk[read]"', 0),
+        (PARAMETRIZED.format(values='["read", "write"]'), '"disk[raed]"', 1),
+        (PARAMETRIZED.format(values='["read", "write"]'), "disk", 1),
+        (PARAMETRIZED.format(values="NAMES"), '"disk[read]"', 0),
+        ("def pytest_generate_tests(metafunc): ...\n" + TEST.format(name="disk"), '"disk[read]"', 0),
+    ],
+)
+def test_which_tests_judge(test: str, name: str, code: int, lint: Lint) -> None:
+    """Tests are found in the source, without importing it; parameters are compared where the source has them as text."""
+    assert lint("site.yaml", site=f"{OVERLAY}criteria:\n{OWN.format(name=name)}", test_own=test)[0] == code
+
+
+def test_tests_are_not_executed(lint: Lint) -> None:
+    """A test file beside the thresholds file is read, never run; one that is no Python is no test."""
+    source = "from pathlib import Path\nPath('executed').touch()\n"
+    lint("site.yaml", site=f"{OVERLAY}criteria:\n{OWN.format(name='disk')}", test_own=source, test_broken="def (\n")
+    assert not Path("executed").exists()
+
+
+def test_a_wrong_path_of_tests_is_wrong_usage(lint: Lint, capsys: pytest.CaptureFixture[str]) -> None:
+    """Exit code 2 and one sentence, for what is absent and for what is no Python."""
+    Path("broken.py").write_text("def (\n", encoding="utf-8")
+    for path, why in (("absent", "there is no file or folder"), ("broken.py", "is not Python")):
+        assert main.main(["lint", "--tests", path]) == 2
+        assert why in capsys.readouterr().err

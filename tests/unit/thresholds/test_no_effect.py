@@ -1,0 +1,152 @@
+"""What a file says without effect: for which profile, and which line wins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpucluster.thresholds import layers, no_effect
+from pytest_gpucluster.thresholds.load import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pytest_gpucluster.thresholds.file import ThresholdsFile
+
+    Load = Callable[[str], ThresholdsFile]
+
+GOOD = (Path(__file__).parent / "good_thresholds.yaml").read_text(encoding="utf-8")
+OVERLAY = "schema: 1\nextends: packaged\n"
+SITE = "profiles:\n  site: {inherits: h200-sxm, fabric: roce}\n"
+PACKAGED = layers.packaged_path().read_text(encoding="utf-8").splitlines()
+
+
+@pytest.fixture
+def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Load a text as ``site.yaml`` in the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    def from_text(text: str) -> ThresholdsFile:
+        path = tmp_path / "site.yaml"
+        path.write_text(text, encoding="utf-8")
+        return load(path)
+
+    return from_text
+
+
+def line_of(entry: str, *words: str) -> int:
+    """The packaged line below ``entry`` that has each of ``words`` in order, counted from 1."""
+    at = PACKAGED.index(f"  {entry}:")
+    for word in words:
+        at = next(number for number in range(at + 1, len(PACKAGED)) if PACKAGED[number].strip().startswith(word))
+    return at + 1
+
+
+def in_lint(file: ThresholdsFile) -> list[str]:
+    """The remarks of the lint, as lines."""
+    return [str(one) for one in no_effect.remarks(file)]
+
+
+def in_run(file: ThresholdsFile, profile: str) -> list[str]:
+    """The remarks of a run, as lines."""
+    return [str(one) for one in no_effect.remarks_of_run(file, file.profiles[profile])]
+
+
+def test_a_packaged_override_wins_over_an_entry_of_mine(loaded: Load) -> None:
+    """The packaged file has a limit of its own for H200; the entry of the overlay acts on H100 alone."""
+    file = loaded(f"{OVERLAY}criteria:\n  hbm_bandwidth: {{above: 2.0}}\n")
+    wins = f"no effect for profile h200-sxm: thresholds.yaml:{line_of('hbm_bandwidth', 'h200-sxm:', 'above')} overrides it"
+    lines = in_lint(file)
+    assert len(lines) == 1
+    assert lines[0].startswith(f"site.yaml:4: {wins}")
+    assert "'above' in 'hbm_bandwidth'" in lines[0]
+    assert no_effect.problems(file) == []
+    assert in_run(file, "h200-sxm") == lines
+    assert in_run(file, "h100-sxm") == []
+    assert file.criteria(file.profiles["h200-sxm"])["hbm_bandwidth"].numbers == {"any": 4.1}
+
+
+@pytest.mark.parametrize(
+    ("criteria", "expected"),
+    [
+        ("  hbm_bandwidth: {profiles: {h200-sxm: {above: 4.0}}}\n", []),
+        ("  hbm_bandwidth: {profiles: {h100-sxm: {above: 2.5}}}\n", ["h200-sxm"]),
+        ("  hbm_bandwidth: {above: 4.1, bound_waived: a try}\n", []),  # what it says holds, whoever says it
+        ("  bf16_tflops: {above: 650}\n", []),
+        ("  bf16_tflops: {profiles: {site: {above: 650}}}\n", []),
+        ("  hbm_bandwidth: {above: 2.0}\n", ["h200-sxm", "site"]),
+        ("  hbm_bandwidth: {why: because, source: a contract}\n", []),
+    ],
+)
+def test_which_layers_win(criteria: str, expected: list[str], loaded: Load) -> None:
+    """An entry, a parent's override and a child's override: the profiles for which what is written has no effect."""
+    own = SITE if "site" in criteria or "site" in expected else ""
+    file = loaded(f"{OVERLAY}{own}criteria:\n{criteria}")
+    found = [line for line in in_lint(file) if ": no effect for profile " in line]
+    assert [line.split("no effect for profile ")[1].split(":")[0] for line in found] == expected
+
+
+def test_each_key_of_an_entry_may_lose(loaded: Load) -> None:
+    """Not only the limit: also a key of the recipe, and the noise, that a packaged override has."""
+    file = loaded(f"{OVERLAY}criteria:\n  bf16_tflops: {{recipe: {{sizes: [64], dtype: bfloat16}}, noise: 0.5}}\n")
+    assert [line.split("overrides it")[1] for line in in_run(file, "rehearsal")] == [
+        " ('noise' in 'bf16_tflops'). Write yours under 'profiles: {rehearsal: ...}'.",
+        " ('recipe.sizes' in 'bf16_tflops'). Write yours under 'profiles: {rehearsal: ...}'.",
+    ]
+    assert in_run(file, "h200-sxm") == in_lint(file) == []
+
+
+def test_a_criterion_that_the_profile_skips(loaded: Load) -> None:
+    """A limit for a criterion that the chosen profile leaves out: the line that skips it is named; other profiles use it."""
+    file = loaded(f"{OVERLAY}criteria:\n  training_scaling_cluster: {{min: 0.5}}\n")
+    skips = f"thresholds.yaml:{line_of('training_scaling_cluster', 'lab-2x2:')} skips it"
+    assert [line for line in in_run(file, "lab-2x2") if f"no effect for profile lab-2x2: {skips}" in line]
+    assert in_run(file, "h200-sxm") == []
+
+
+def test_a_site_profile_that_no_gpu_chooses(loaded: Load) -> None:
+    """A profile that is not named like a spec is taken by option only; the run says so where another was taken."""
+    file = loaded(f"{OVERLAY}{SITE}")
+    assert in_lint(file) == [
+        "site.yaml:4: profile 'site' is taken with --gpucluster-profile site only: no GPU has a spec of that name."
+    ]
+    assert in_run(file, "h200-sxm") == [
+        "site.yaml:4: no effect: profile 'site' is not the profile of this run, h200-sxm; say --gpucluster-profile site."
+    ]
+    assert in_run(file, "site") == []
+    child = loaded(f"{OVERLAY}{SITE}  site-b: {{inherits: site}}\n")
+    assert all("'site-b'" in line for line in in_run(child, "site"))
+    assert in_run(child, "site-b") == []
+
+
+def test_terms_of_a_profile_that_lose(loaded: Load) -> None:
+    """A child's term wins over its parent's, and the cluster section over the shape of a profile."""
+    fabric = loaded(f"{OVERLAY}profiles:\n  h200-sxm: {{fabric: roce}}\n")
+    assert [line for line in in_run(fabric, "lab-2x2") if "no effect for profile lab-2x2: thresholds.yaml:" in line]
+    assert in_lint(fabric) == []
+    shape = loaded(f"{OVERLAY}cluster: {{nodes: 4}}\nprofiles:\n  h200-sxm: {{nodes: 2}}\n")
+    assert in_run(shape, "h200-sxm") == [
+        "site.yaml:5: no effect for profile h200-sxm: site.yaml:3 overrides it ('nodes' in profile 'h200-sxm')."
+    ]
+    assert in_run(loaded(f"{OVERLAY}cluster: {{nodes: 2}}\nprofiles:\n  h200-sxm: {{nodes: 2}}\n"), "h200-sxm") == []
+
+
+def test_what_no_profile_uses_is_a_problem(loaded: Load) -> None:
+    """A limit that every profile overrides is dead; the twin that one profile still uses is not."""
+    dead = GOOD.replace("        min: 0.5\n", "        above: 500\n", 1).replace("        of: gpu.bf16_tflops\n", "", 1)
+    dead = dead.replace("      rehearsal: {above", "      h200-sxm: {above: 690}\n      rehearsal: {above", 1)
+    found = no_effect.problems(loaded(dead))
+    assert [(one.line, one.message.split(":")[0]) for one in found] == [(11, "no effect for any profile")]
+    assert "site.yaml:22 overrides it for h200-sxm" in found[0].message
+    assert no_effect.problems(loaded(GOOD)) == []
+    own_skips = GOOD.replace("rehearsal: {skip: no GPU}", "h200-sxm: {skip: not bought}\n      rehearsal: {skip: no GPU}")
+    assert no_effect.problems(loaded(own_skips)) == []
+
+
+def test_the_packaged_file_says_nothing() -> None:
+    """The layers of the packaged file are what it means; nobody is told about them."""
+    file = load(None)
+    assert no_effect.problems(file) == in_lint(file) == []
+    assert [line for profile in file.profiles for line in in_run(file, profile)] == []
