@@ -27,8 +27,9 @@ from pytest_gpucluster.protocol.messages import (
     Reply,
     StartCall,
     Task,
-    read_from_worker,
 )
+
+STEP_CHARACTERS = 80
 
 if TYPE_CHECKING:
     from pytest_gpucluster.agent.heartbeat import Heartbeat
@@ -60,7 +61,7 @@ class CallRunner:
         self._worker: WorkerProcess | None = None
         self._current: CurrentCall | None = None
         self._lost: str | None = None
-        self._died_idle: Failure | None = None
+        self._failed_idle: Failure | None = None
         selector.register(context.spawner, selectors.EVENT_READ, self.on_exits)
 
     @property
@@ -79,9 +80,9 @@ class CallRunner:
         if self._lost is not None:
             self._finish(Failure(kind="lost", error=self._lost))
             return
-        if self._died_idle is not None:  # the controller counts on its groups until a reply says what happened
-            died, self._died_idle = self._died_idle, None
-            self._finish(replace(died, error=f"{died.error}, between two calls"))
+        if self._failed_idle is not None:  # the controller counts on its groups until a reply says what happened
+            failed, self._failed_idle = self._failed_idle, None
+            self._finish(replace(failed, error=f"{failed.error}, between two calls"))
             return
         try:
             if self._worker is None:
@@ -142,12 +143,7 @@ class CallRunner:
     def _on_worker_exit(self, worker: WorkerProcess, status: int) -> None:
         worker.note_exit()
         died = Failure(kind="died", error=f"the worker {describe_exit(status)}", stacks=worker.crash())
-        if self._current is None:
-            self._died_idle = died
-        else:
-            self._died_idle = None
-            self._finish(worker.last_result() or died)
-        self.discard_worker()
+        self._fail(died if self._current is None else worker.last_result() or died)
 
     def _on_output(self) -> None:
         """Called when the worker has printed, or closed its output."""
@@ -158,24 +154,25 @@ class CallRunner:
         """Called when the worker has sent messages, or closed its line."""
         assert self._worker is not None
         try:
-            received = self._worker.wire.receive()
-            messages = [read_from_worker(data) for data in received or ()]
+            messages = self._worker.receive()
+            if messages is None:
+                self._selector.unregister(self._worker.wire)
+            for message in messages or ():
+                self._take(message)
         except MalformedMessageError as wrong:
-            self._finish(Failure(kind="refused", error=f"the worker sent what is no message: {wrong}"))
-            return
-        if received is None:
-            self._selector.unregister(self._worker.wire)
-        for message in messages:
-            self._take(message)
+            self._fail(Failure(kind="refused", error=f"the worker sent what is no message: {wrong}"))
 
     def _take(self, message: FromWorker) -> None:
-        if self._current is None:  # a late message of a call that is over
+        call_id = self._current.command.id if self._current is not None else None
+        if isinstance(message, Progress):
+            if call_id is not None:  # a thread may say it late
+                report = ProgressInCall(step=message.step[:STEP_CHARACTERS], fraction=message.fraction, call=call_id)
+                self._context.channel.put(progress_key(self._context.rank.rank), report)
             return
+        if self._current is None or message.call != call_id:
+            raise MalformedMessageError(f"a message of call {message.call[:STEP_CHARACTERS]!r}, which it is not busy with")
         if isinstance(message, Entered):
             self._current.enter()
-        elif isinstance(message, Progress):
-            report = ProgressInCall(step=message.step, fraction=message.fraction, call=self._current.command.id)
-            self._context.channel.put(progress_key(self._context.rank.rank), report)
         else:
             self._finish(message)
 
@@ -227,6 +224,14 @@ class CallRunner:
             if not self._kill(self._worker) and failure.kind == "hung":
                 failure = replace(failure, error=f"{failure.error}; SIGKILL does not end it")
         self._finish(failure)
+
+    def _fail(self, failure: Reply) -> None:
+        """Answer the current call for a worker that cannot go on, or the next call if there is none."""
+        if self._current is not None:
+            self._finish(failure)
+        elif isinstance(failure, Failure):
+            self._failed_idle = failure
+        self.discard_worker()
 
     def _finish(self, result: Reply) -> None:
         """Send the reply to the current call, if there is one. After a failure the worker is discarded."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.agent.spawner import Spawner, kill_and_reap
 from pytest_gpucluster.protocol.codec import MalformedMessageError
-from pytest_gpucluster.protocol.messages import Failure, Reply, StartWorker, Success, read_from_worker
+from pytest_gpucluster.protocol.messages import Failure, FromWorker, Reply, StartWorker, Success, read_from_worker
 from pytest_gpucluster.protocol.rank import state_of
 from pytest_gpucluster.protocol.wire import Wire
 from pytest_gpucluster.worker import flight_recorder, last_collective, python_stacks
@@ -95,6 +95,15 @@ class WorkerProcess:
                 del self.tail[:-TAIL_BYTES]
         return True
 
+    def receive(self) -> list[FromWorker] | None:
+        """The messages that one read completes. None when the worker has closed its line.
+
+        Raises:
+            MalformedMessageError: something else is among them.
+        """
+        received = self.wire.receive()
+        return None if received is None else [read_from_worker(data) for data in received]
+
     def last_result(self) -> Reply | None:
         """The result that the worker may have sent just before it ended."""
         with selectors.DefaultSelector() as ready, contextlib.suppress(MalformedMessageError):
@@ -102,10 +111,10 @@ class WorkerProcess:
             for _ in range(READS):
                 if not ready.select(0):
                     return None
-                messages = self.wire.receive()
+                messages = self.receive()
                 if messages is None:
                     return None
-                for message in map(read_from_worker, messages):
+                for message in messages:
                     if isinstance(message, (Success, Failure)):
                         return message
         return None

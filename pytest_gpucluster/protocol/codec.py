@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import reprlib
 import types
@@ -123,12 +124,19 @@ def _converter(kind: Any) -> Convert:
 
 def _scalar_converter(kind: Any) -> Convert:
     if kind is float:
-        return lambda value: float(value) if type(value) in (int, float) else _refuse(value, kind)
+        return _to_float
     if get_origin(kind) is Literal:
         known = get_args(kind)
         return lambda value: value if any(_is_same(value, one) for one in known) else _refuse(value, kind)
     assert kind in (bool, int, str), kind
     return lambda value: value if type(value) is kind else _refuse(value, kind)
+
+
+def _to_float(value: Any) -> float:
+    with contextlib.suppress(OverflowError):  # a whole number of more than 308 digits
+        if type(value) in (int, float):
+            return float(value)
+    return _refuse(value, float)
 
 
 def _container_converter(kind: Any, origin: type, arguments: tuple[Any, ...]) -> Convert:

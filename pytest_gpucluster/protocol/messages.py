@@ -10,9 +10,12 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias, cast
 
 from pytest_gpucluster.places import Device  # noqa: TC001 -- read_one_of asks for its fields' types
-from pytest_gpucluster.protocol.codec import TypedMessage, read_one_of
+from pytest_gpucluster.protocol import plain_data
+from pytest_gpucluster.protocol.codec import MalformedMessageError, TypedMessage, read_one_of
 
 FailureKind: TypeAlias = Literal["raised", "refused", "died", "hung", "released", "lost"]
+KINDS_OF_WORKERS = ("raised", "refused")
+"""What a worker itself can say. The other kinds are found by its agent or by the controller."""
 Spans: TypeAlias = "tuple[tuple[int, int], ...]"
 
 
@@ -144,9 +147,10 @@ class JournalText(TypedMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entered(TypedMessage):
-    """The set-up is over: the worker calls the function now."""
+    """The set-up is over: the worker calls the function of this call now."""
 
     t: Literal["entered"] = "entered"
+    call: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,11 +166,12 @@ class Progress(TypedMessage):
 class _Result(TypedMessage):
     """What every result says.
 
-    The agent adds whether the call was entered, the number of collectives entered in it, the name of the last one, and the
-    end of what the worker printed.
+    ``call``: the id of the call, where a worker answers. The agent adds whether the call was entered, the number of
+    collectives entered in it, the name of the last one, and the end of what the worker printed.
     """
 
     t: Literal["result"] = "result"
+    call: str = ""
     entered: bool = False
     collectives: int = 0
     collective: str = ""
@@ -210,7 +215,15 @@ def read_reply(data: Any) -> Reply:
 
 def read_from_worker(data: Any) -> FromWorker:
     """What a worker says to its agent; see :func:`read_one_of` for what is raised."""
-    return cast("FromWorker", read_one_of((Entered, Progress, Success, Failure), data))
+    message = cast("FromWorker", read_one_of((Entered, Progress, Success, Failure), data))
+    if isinstance(message, Success):
+        try:
+            plain_data.from_plain(message.value)
+        except plain_data.NotPlainError as wrong:
+            raise MalformedMessageError(f"Success.value: {wrong}") from None
+    if isinstance(message, Failure) and message.kind not in KINDS_OF_WORKERS:
+        raise MalformedMessageError(f"a worker does not say that it {message.kind}")
+    return message
 
 
 # Agent to controller.
@@ -265,18 +278,20 @@ class GroupMember(TypedMessage):
 class Task(Work):
     """One call for one worker.
 
-    ``roots``: the folders of this run's tests. ``trusted``: the run has a secret, so functions from elsewhere may run too.
+    ``call``: its id. ``roots``: the folders of this run's tests. ``trusted``: the run has a secret, so functions from elsewhere
+    may run too.
     """
 
+    call: str
     roots: tuple[str, ...]
     trusted: bool
     group: GroupMember | None
 
     @classmethod
-    def of(cls, work: Work, *, roots: tuple[str, ...], trusted: bool, group: GroupMember | None) -> Task:
-        """The task that does this work."""
-        passed_on = {field.name: getattr(work, field.name) for field in fields(Work)}
-        return cls(**passed_on, roots=roots, trusted=trusted, group=group)
+    def of(cls, command: StartCall, *, roots: tuple[str, ...], trusted: bool, group: GroupMember | None) -> Task:
+        """The task that does the work of this call."""
+        passed_on = {field.name: getattr(command, field.name) for field in fields(Work)}
+        return cls(**passed_on, call=command.id, roots=roots, trusted=trusted, group=group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,16 +48,26 @@ def _key(key: Any) -> str:
     return key
 
 
-def from_plain(data: Any) -> Any:
-    """The value from which :func:`to_plain` made ``data``; a dataclass that is not imported here becomes a SimpleNamespace."""
+def from_plain(data: Any, *, depth: int = 0) -> Any:
+    """The value from which :func:`to_plain` made ``data``; a dataclass that is not imported here becomes a SimpleNamespace.
+
+    Raises:
+        NotPlainError: :func:`to_plain` cannot have made it: it is nested too deep, or a dataclass has no name or no fields.
+    """
+    if depth > MAX_DEPTH:
+        raise NotPlainError(f"nested deeper than {MAX_DEPTH} levels")
     if isinstance(data, list):
-        return [from_plain(item) for item in data]
+        return [from_plain(item, depth=depth + 1) for item in data]
     if not isinstance(data, dict):
         return data
-    if MARK not in data:
-        return {key: from_plain(item) for key, item in data.items()}
-    fields = {key: from_plain(item) for key, item in dict(data.get("fields") or {}).items()}
-    found = _dataclass_named(str(data[MARK]))
+    is_dataclass = MARK in data
+    contents = data.get("fields") if is_dataclass else data
+    if not isinstance(contents, dict) or not isinstance(data.get(MARK, ""), str):
+        raise NotPlainError("a dataclass without a name or without fields")
+    fields = {key: from_plain(item, depth=depth + 1) for key, item in contents.items()}
+    if not is_dataclass:
+        return fields
+    found = _dataclass_named(data[MARK])
     return SimpleNamespace(**fields) if found is None else _rebuild(found, fields)
 
 

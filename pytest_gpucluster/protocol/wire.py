@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.protocol.codec import MalformedMessageError
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from pytest_gpucluster.protocol.codec import TypedMessage
 
 CHUNK_BYTES = 1 << 20
+SHOWN_CHARACTERS = 200
+MAX_LINE_BYTES = 64 << 20
+"""More than any message has. What stands before the end of a line is kept in memory."""
 
 
 class Wire:
@@ -21,7 +25,7 @@ class Wire:
     def __init__(self, link: socket.socket) -> None:
         """Take over a connected stream socket."""
         self._link = link
-        self._buffer = b""
+        self._unfinished: list[bytes] = []
 
     def fileno(self) -> int:
         """The descriptor, for a selector."""
@@ -39,7 +43,7 @@ class Wire:
         """The JSON values that one read completes, perhaps none. None when the other end is closed.
 
         Raises:
-            MalformedMessageError: a line is not JSON.
+            MalformedMessageError: a line is not JSON, or longer than :data:`MAX_LINE_BYTES`.
         """
         try:
             data = self._link.recv(CHUNK_BYTES)
@@ -47,12 +51,23 @@ class Wire:
             data = b""
         if not data:
             return None
-        *lines, self._buffer = (self._buffer + data).split(b"\n")
-        try:
-            return [json.loads(line) for line in lines]
-        except ValueError as wrong:
-            raise MalformedMessageError(f"not JSON: {wrong}") from None
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = b"".join((*self._unfinished, lines[0]))
+            self._unfinished = []
+        self._unfinished.append(rest)
+        if sum(map(len, self._unfinished)) > MAX_LINE_BYTES:
+            self._unfinished = []
+            raise MalformedMessageError(f"a line of more than {MAX_LINE_BYTES >> 20} MiB")
+        return [_read_json(line) for line in lines]
 
     def close(self) -> None:
         """Close this end."""
         self._link.close()
+
+
+def _read_json(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as wrong:
+        raise MalformedMessageError(f"{reprlib.repr(line)} is not JSON: {str(wrong)[:SHOWN_CHARACTERS]}") from None

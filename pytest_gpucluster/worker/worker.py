@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 import traceback
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,7 @@ class _Worker:
 
         self._wire = wire
         self._recorder = recorder
+        self._pid = os.getpid()
         self._group_id: str | None = None
         self._device_set = False
         self._last_progress_s = 0.0
@@ -60,13 +62,17 @@ class _Worker:
     def serve(self) -> None:
         while (messages := self._wire.receive()) is not None:
             for message in messages:
-                self._wire.send(self._reply(Task.read(message)))
+                task = Task.read(message)
+                reply = replace(self._reply(task), call=task.call)
+                if os.getpid() != self._pid:
+                    os._exit(0)  # a copy that the function forked came back from it: the worker itself answers
+                self._wire.send(reply)
 
     def _reply(self, task: Task) -> Reply:
         self._recorder.restart()
         try:
             function = self._prepare(task)
-            self._wire.send(Entered())
+            self._wire.send(Entered(call=task.call))
             value = function(**plain_data.from_plain(task.kwargs))
             _synchronize(task)
             return Success(value=None if task.test else plain_data.to_plain(value))

@@ -48,6 +48,41 @@ LINK_FD = 9
 """Where a worker's children find its line."""
 RANK = Rank(rank=1, world_size=2, local_rank=1, local_world_size=2, group_rank=0)
 OWN = ((1, 1),)
+GARBAGE = {
+    "text": (b"garbage\n", 1),
+    "an empty line": (b"\n", 1),
+    "half a line": (b'{"t": "result", "ok": tr', 1),
+    "10 MB without an end": (b"x" * 1000, 10_000),
+    "100 MB without an end": (b"x" * 1000, 100_000),
+    "no UTF-8": (b'"\xff\xfe"\n', 1),
+    "UTF-16": ("{}\n".encode("utf-16"), 1),
+    "zeros": (b"\0" * 100 + b"\n", 1),
+    "a number": (b"1\n", 1),
+    "a list": (b"[]\n", 1),
+    "an object": (b"{}\n", 1),
+    "null": (b"null\n", 1),
+    "a deep list": (b"[" * 100_000 + b"\n", 1),
+    "a deep object": (b'{"a":' * 900 + b"1" + b"}" * 900 + b"\n", 1),
+    "a deep value": (b'{"t": "result", "ok": true, "call": "CALL", "value": ' + b"[" * 900 + b"]" * 900 + b"}\n", 1),
+    "a number too large": (b'{"t": "progress", "step": "x", "fraction": 1' + b"0" * 400 + b"}\n", 1),
+    "a number far too large": (b"1" * 10_000 + b"\n", 1),
+    "a step too long": (b'{"t": "progress", "step": "' + b"x" * 5_000_000 + b'", "fraction": null}\nx\n', 1),
+    "no such message": (b'{"t": "nonsense"}\n', 1),
+    "a field missing": (b'{"t": "result", "ok": false}\n', 1),
+    "a field of another type": (b'{"t": "result", "ok": 1, "value": 1}\n', 1),
+    "a result of no call": (b'{"t": "result", "ok": true, "value": 1}\n', 1),
+    "a result of another call": (b'{"t": "result", "ok": true, "value": 1, "call": "another"}\n', 1),
+    "a kind that only agents find": (b'{"t": "result", "ok": false, "kind": "lost", "error": "", "call": "CALL"}\n', 1),
+    "a dataclass without fields": (
+        b'{"t": "result", "ok": true, "call": "CALL", "value": {"$dataclass": "a:B", "fields": [1]}}\n',
+        1,
+    ),
+    "a dataclass without a name": (
+        b'{"t": "result", "ok": true, "call": "CALL", "value": [{"$dataclass": 1, "fields": {}}]}\n',
+        1,
+    ),
+}
+"""What a function may write into the line of its worker, and how often in a row. CALL becomes the id of the call."""
 ABORT = AbortCall(id="0", ranks=OWN, why="released, because rank 0 raised", grace_s=0.4)
 Step = Callable[[], "Command | None"]
 
@@ -58,9 +93,10 @@ def play_worker(request: StartWorker, link_fd: int) -> None:
     os.dup2(link_fd, LINK_FD)
     wire = Wire(socket.socket(fileno=link_fd))
     while (messages := wire.receive()) is not None:
-        for kwargs in (Task.read(message).kwargs for message in messages):
+        for task in map(Task.read, messages):
+            kwargs = task.kwargs
             time.sleep(kwargs.get("late_s", 0.0))
-            wire.send(Entered())
+            wire.send(Entered(call=task.call))
             if kwargs.get("hang"):
                 time.sleep(600)
             time.sleep(kwargs.get("pause_s", 0.0))
@@ -68,9 +104,20 @@ def play_worker(request: StartWorker, link_fd: int) -> None:
                 subprocess.Popen(["sh", "-c", kwargs["child"]], close_fds=False, start_new_session=kwargs["escapes"])
                 time.sleep(1.0)
                 os._exit(3)
-            wire.send(Success(value=os.getpid()))
+            if "garbage" in kwargs:
+                write_all(LINK_FD, bytes.fromhex(kwargs["garbage"]).replace(b"CALL", task.call.encode()) * kwargs["times"])
+            wire.send(Success(value=os.getpid(), call=task.call))
+            if "garbage_after" in kwargs:
+                time.sleep(0.5)
+                write_all(LINK_FD, bytes.fromhex(kwargs["garbage_after"]))
             if kwargs.get("deaf"):
                 time.sleep(600)
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write as a function does that found the descriptor of its worker's line."""
+    while data:
+        data = data[os.write(descriptor, data) :]
 
 
 class PlayedStore:
@@ -211,6 +258,22 @@ class Scenarios:
     def leaves_its_line_to_a_child_that_prints(self) -> None:
         """The same into the line for messages."""
         self.serve(patient(call(child=f"(yes & yes & yes & yes) >&{LINK_FD}", escapes=True)), patient(call()))
+
+    def garbage(self) -> None:
+        """Each kind of garbage in a call of its own, with a healthy call after it."""
+        calls = [
+            patient(one)
+            for data, times in GARBAGE.values()
+            for one in (call(garbage=data.hex(), times=times), call(garbage="", times=1))
+        ]
+        self.serve(*calls)
+
+    def garbage_between_calls(self) -> None:
+        """A worker that writes garbage after its result; two more calls come."""
+        self.serve(patient(call(garbage_after=b"late\n".hex())), self._call_later, patient(call()))
+
+    def _call_later(self) -> None:
+        after(1.0, lambda: self.store.give(patient(call())))  # the agent has read the garbage by then
 
     def spawner_stopped(self) -> None:
         """The spawner does not answer."""

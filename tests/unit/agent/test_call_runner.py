@@ -15,6 +15,7 @@ from pytest_gpucluster.agent import current_call, heartbeat, spawner, worker_pro
 from pytest_gpucluster.controller import members
 from pytest_gpucluster.worker import flight_recorder, python_stacks
 from tests.support import REPOSITORY
+from tests.support.agent_alone import GARBAGE
 from tests.support.processes import MARK, kill_marked
 
 if TYPE_CHECKING:
@@ -122,6 +123,27 @@ def test_a_worker_that_leaves_its_pipes_to_a_child(played: Any, scenario: str) -
     assert not left["ok"]
     assert (left["kind"], after["ok"]) in (("died", True), ("refused", True))
     assert "left with exit code 3" in left["error"] or "no message" in left["error"]
+
+
+def test_garbage_in_the_line_of_a_worker(played: Any) -> None:
+    """Whatever it is, it costs one call, whose error says so; the next call has a new worker, and works."""
+    printed = played("garbage")
+    replies = dict(zip(GARBAGE, zip(printed["replies"][::2], printed["replies"][1::2], strict=True), strict=True))
+    assert {kind for kind, (_, after) in replies.items() if not after["ok"]} == set()
+    assert {kind for kind, (spoilt, _) in replies.items() if spoilt["ok"]} == set()
+    texts = {kind: spoilt["error"] for kind, (spoilt, _) in replies.items()}
+    assert {kind: text for kind, text in texts.items() if "the worker sent what is no message: " not in text} == {}
+    assert max(map(len, texts.values())) < 500
+    assert "garbage" in texts["text"]
+    assert printed["code"] == 7
+
+
+def test_garbage_between_two_calls(played: Any) -> None:
+    """The next call is told, because the worker cannot be trusted and its group goes with it; then all is well."""
+    first, spoilt, last = played("garbage_between_calls")["replies"]
+    assert (first["ok"], spoilt["ok"], last["ok"]) == (True, False, True)
+    assert spoilt["error"].startswith("the worker sent what is no message: ")
+    assert spoilt["error"].endswith(", between two calls")
 
 
 def test_told_to_kill_and_cannot(played: Any) -> None:

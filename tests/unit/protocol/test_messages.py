@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pytest_gpucluster.agent.main import AgentSettings
 from pytest_gpucluster.controller.relay import Collected, RelayAnswer, RelayedCall
 from pytest_gpucluster.protocol import messages
 from pytest_gpucluster.protocol.channel import Address
 from pytest_gpucluster.protocol.codec import MalformedMessageError, TypedMessage, read_one_of
+from pytest_gpucluster.protocol.messages import Failure, read_from_worker
 from pytest_gpucluster.protocol.rank import Rank
+from pytest_gpucluster.protocol.wire import Wire
 
 HERE = [value for value in vars(messages).values() if isinstance(value, type) and issubclass(value, TypedMessage)]
 TYPES = [*HERE, Address, AgentSettings, Collected, Rank, RelayAnswer, RelayedCall]
@@ -125,3 +131,28 @@ def test_one_is_not_true() -> None:
     """A number in the place of a tag that is a truth value."""
     with pytest.raises(MalformedMessageError, match="is none of Success, Failure"):
         read_one_of((messages.Success, messages.Failure), {"t": "result", "ok": 1, "value": 3})
+
+
+GARBAGE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.sampled_from(["t", "ok", "value", "$dataclass"]), inner),
+)
+
+
+@given(
+    st.binary()
+    | GARBAGE.map(lambda data: json.dumps(data).encode())
+    | st.fixed_dictionaries(
+        {"t": st.sampled_from(["result", "entered", "progress"]), "ok": st.booleans() | GARBAGE},
+        optional=dict.fromkeys(("value", "kind", "error", "call", "step", "fraction"), GARBAGE),
+    ).map(lambda data: json.dumps(data).encode())
+)
+def test_whatever_a_worker_writes_is_read_or_refused(line: bytes) -> None:
+    """Bytes and JSON of every shape: messages, or the one error that an agent expects; never anything else."""
+    left, right = socket.socketpair()
+    with contextlib.closing(left), contextlib.closing(right):
+        left.sendall(line + b"\n")
+        with contextlib.suppress(MalformedMessageError):
+            for data in Wire(right).receive() or ():
+                message = read_from_worker(data)
+                assert not isinstance(message, Failure) or message.kind in ("raised", "refused")
