@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tests.support.runs import FinishedRun
 
-pytestmark = [pytest.mark.e2e, pytest.mark.fault]
+pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
 JUDGED = ("gpu_model", "gpu_memory", "remapped_rows")
 HEALTHY, BROKEN = "count 3\n", "count 3\n2.mem.total 85899345920\n"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["starter"]
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 PLAIN = "def test_plain():\n    pass\n"
 HOOKS = {
