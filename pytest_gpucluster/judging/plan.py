@@ -34,9 +34,12 @@ class Plan:
         self._records[criterion, place] = Record(criterion=criterion, place=place, outcome=PENDING)
         self._nodeids[criterion, place] = nodeid
 
-    def leave_out(self, criterion: str, place: str | None, *, why: str) -> None:
-        """Mark what the profile expects and no selected test judges; ``why`` is the reason."""
-        self._records.setdefault((criterion, place), Record(criterion=criterion, place=place, outcome=NOT_SELECTED, reason=why))
+    def leave_out(self, criterion: str, place: str | None, *, why: str, nodeid: str | None = None) -> None:
+        """Mark what is due and no selected test judges, unless it is expected; ``why`` is the reason."""
+        key = criterion, place
+        if key not in self._records:
+            self._records[key] = Record(criterion=criterion, place=place, outcome=NOT_SELECTED, reason=why)
+            self._nodeids[key] = nodeid or criterion
 
     def set_outcome(self, record: Record) -> None:
         """Replace the record of one expected (criterion, place)."""

@@ -13,7 +13,6 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.criterion import Criterion
 from pytest_gpucluster.judging.forecast import SUBJECTS
 from pytest_gpucluster.judging.plan import places_covered_by, rule_against
-from pytest_gpucluster.places import Place
 from pytest_gpucluster.plugin import pairing
 from pytest_gpucluster.plugin.junit import leave_out_junit
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
@@ -21,6 +20,8 @@ from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping, Sequence
 
+    from pytest_gpucluster.places import Place
+    from pytest_gpucluster.plugin.given_tests import GivenTests
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.session import Session
 
@@ -28,9 +29,17 @@ if TYPE_CHECKING:
 class Collection:
     """A pytest plugin with the hooks of collection."""
 
-    def __init__(self, session: Session, terminal: Terminal, begin: Callable[[], None]) -> None:
-        """``terminal`` shows the forecast, and later what criteria remark; ``begin`` is called when all tests are accepted."""
+    def __init__(self, session: Session, terminal: Terminal, given: GivenTests, begin: Callable[[], None]) -> None:
+        """Collect nothing yet.
+
+        Args:
+            session: the run.
+            terminal: shows the forecast, and later what criteria remark.
+            given: every test of the given paths.
+            begin: called when all tests are accepted.
+        """
         self._session = session
+        self._given = given
         self._terminal = terminal
         self._begin = begin
 
@@ -50,12 +59,16 @@ class Collection:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Pair every test with its entry and order them: one criterion after the other, a soak last."""
+        pairs = pairing.pairs_of([*self._given.tests(), *items], entries=self._session.setup.criteria)
+        for item, pair in pairs.items():
+            item.stash[PAIR] = pair
         try:
-            pairs = {item: self._pair(item) for item in items}
+            for item in items:
+                self._accept(item)
         except ConfigurationError as error:
             raise pytest.UsageError(str(error)) from None
         refuse_reruns(config, items)
-        above = [item for item, pair in pairs.items() if pair.judges and self._is_above(pair.criterion)]
+        above = [item for item in items if pairs[item].judges and self._is_above(pairs[item].criterion)]
         if above:
             config.hook.pytest_deselected(items=above)
             items[:] = [item for item in items if item not in above]
@@ -65,22 +78,14 @@ class Collection:
     def _is_above(self, key: str) -> bool:
         return not reaches(self._session.setup.settings.level, self._session.setup.criteria[key].level)
 
-    def _pair(self, item: pytest.Item) -> pairing.Pair:
-        names = getattr(item, "fixturenames", ())
-        parameters = dict(item.callspec.params) if hasattr(item, "callspec") else {}
-        place = next((parameters[name] for name in ("place", "node") if isinstance(parameters.get(name), Place)), None)
-        original = getattr(item, "originalname", None) or item.name
-        key = pairing.criterion_key(item.name, original, place)
-        judges = "criterion" in names
+    def _accept(self, item: pytest.Item) -> None:
+        """Refuse a selected test that cannot run as it is written; give one that judges its criterion."""
+        pair = item.stash[PAIR]
         if item.get_closest_marker("distributed") is not None:
             arguments = getattr(getattr(item, "_fixtureinfo", None), "argnames", ())
-            pairing.require_test_arguments(arguments, parameters, nodeid=item.nodeid)
-        if judges:
-            self._bind_criterion(item, key, place)
-        elif key in self._session.setup.criteria:
-            key = item.nodeid
-        item.stash[PAIR] = pair = pairing.Pair(criterion=key, place=place, judges=judges)
-        return pair
+            pairing.require_test_arguments(arguments, pairing.parameters_of(item), nodeid=item.nodeid)
+        if pair.judges:
+            self._bind_criterion(item, pair.criterion, pair.place)
 
     def _bind_criterion(self, item: pytest.Item, key: str, place: Place | None) -> None:
         setup, facts = self._session.setup, self._session.setup.inventory.facts
@@ -116,9 +121,20 @@ class Collection:
         self._begin()
         for nodeid, (criterion, place) in keys.items():
             self._session.plan.expect(criterion, place, nodeid=nodeid)
+        self._leave_out_plain_tests()
         self._session.fix_plan()
         if self._session.recorder.is_open:
             self._terminal.announce(self._session, self._session.forecast(subjects))
+
+    def _leave_out_plain_tests(self) -> None:
+        """Add the given tests that are not selected. Those that judge are in the plan by their entries."""
+        plan = self._session.plan
+        for item in self._given.tests():
+            pair = item.stash.get(PAIR, None)
+            if pair is not None and not pair.judges:
+                plan.leave_out(*pair.key, why="not among the tests that were selected", nodeid=item.nodeid)
+        for nodeid in self._given.unread_files():
+            plan.leave_out(nodeid, None, why="its tests were not collected", nodeid=nodeid)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Object to an acceptance when a file or class could not be collected: its tests could not be expected."""

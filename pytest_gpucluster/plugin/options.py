@@ -9,6 +9,7 @@ import pytest
 
 from pytest_gpucluster.config.options import INI_HELP, OPTIONS
 from pytest_gpucluster.plugin.activation import ACTIVE, RUN, become_agent, is_activated, launch_or_usage_error, run_of, uses_us
+from pytest_gpucluster.plugin.given_tests import GIVEN, GivenTests
 from pytest_gpucluster.plugin.last_word import LastWord, guard_immediate_exit
 
 if TYPE_CHECKING:
@@ -61,6 +62,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marks; start the run if this is one."""
     for mark, meaning in MARKS.items():
         config.addinivalue_line("markers", f"{mark}: {meaning}")
+    config.stash[GIVEN] = GivenTests(config)
+    if config.pluginmanager.register(config.stash[GIVEN], "gpucluster-given-tests") is None:
+        raise pytest.UsageError("-p no:gpucluster-given-tests leaves out a part of this run; remove that option")
     if config.stash.get(ACTIVE, False):
         run_of(config)
 

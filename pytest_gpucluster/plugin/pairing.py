@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config.schema_errors import closest
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.places import Place
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
-    from pytest_gpucluster.places import Place
+    import pytest
 
 TEST_ARGUMENTS = ("process_group", "rank", "world_size", "device")
 
@@ -28,6 +30,31 @@ class Pair:
     def key(self) -> tuple[str, str | None]:
         """(criterion, place id), as the plan has it."""
         return self.criterion, self.place.id if self.place is not None else None
+
+
+def pairs_of(items: Iterable[pytest.Item], *, entries: Collection[str]) -> dict[pytest.Item, Pair]:
+    """What each test stands for. A plain test whose name an entry or another plain test has is named by its node id."""
+    pairs = {item: _pair_of(item) for item in items}
+    plain = Counter(key for key, _ in {(pair.key, item.nodeid) for item, pair in pairs.items() if not pair.judges})
+    return {
+        item: replace(pair, criterion=item.nodeid)
+        if not pair.judges and (pair.criterion in entries or plain[pair.key] > 1)
+        else pair
+        for item, pair in pairs.items()
+    }
+
+
+def _pair_of(item: pytest.Item) -> Pair:
+    parameters = parameters_of(item)
+    place = next((parameters[name] for name in ("place", "node") if isinstance(parameters.get(name), Place)), None)
+    original = getattr(item, "originalname", None) or item.name
+    judges = "criterion" in getattr(item, "fixturenames", ())
+    return Pair(criterion=criterion_key(item.name, original, place), place=place, judges=judges)
+
+
+def parameters_of(item: pytest.Item) -> dict[str, Any]:
+    """The values that parametrization gives a test, by argument."""
+    return dict(item.callspec.params) if hasattr(item, "callspec") else {}
 
 
 def criterion_key(name: str, original_name: str, place: Place | None) -> str:

@@ -9,6 +9,7 @@ import pytest
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.plugin.collection import Collection
 from pytest_gpucluster.plugin.end import End
+from pytest_gpucluster.plugin.given_tests import GIVEN
 from pytest_gpucluster.plugin.late_errors import ReportErrorGuard
 from pytest_gpucluster.plugin.phases import Phases
 from pytest_gpucluster.plugin.selection import Selection
@@ -49,7 +50,7 @@ class Run:
         self.session = Session(setup, rootdir=config.rootpath, wanted=wanted, controller=controller)
         self.terminal = Terminal(config, self.session)
         self._termination = Termination(self.session)
-        self.collection = Collection(self.session, self.terminal, self.begin)
+        self.collection = Collection(self.session, self.terminal, config.stash[GIVEN], self.begin)
         self._phases = Phases(self.session, self.terminal, self._selection, self._termination)
         self.end = End(config, self.session, self.terminal, self._termination, self.begin)
         self._is_due = False

@@ -37,6 +37,8 @@ STYLES = {
     NOISY: "yellow",
     WAIVED: "yellow",
 }
+SHOWN_LEFT_OUT = 8
+"""More criteria of which nothing was selected share one row."""
 SEVEREST_FIRST = (FAILED, ERROR, MISSING, NOISY, WAIVED, NOT_SELECTED, PASSED, SKIPPED)
 
 
@@ -48,8 +50,13 @@ def criteria_table(records: Iterable[Record], *, width: int, color: bool) -> str
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("criterion", "places", "measured", "limit", "margin", "outcome"):
         table.add_column(heading, overflow="fold", no_wrap=heading in ("margin", "places"))
+    left_out = [name for name, rows in by_criterion.items() if all(row.outcome == NOT_SELECTED for row in rows)]
+    folded = left_out if len(left_out) > SHOWN_LEFT_OUT else []
     for criterion, rows in by_criterion.items():
-        table.add_row(escape(criterion), *_cells(rows))
+        if criterion not in folded:
+            table.add_row(escape(criterion), *_cells(rows))
+    if folded:
+        table.add_row(f"{len(folded)} others", *_cells([row for name in folded for row in by_criterion[name]]))
     sink = io.StringIO()
     Console(file=sink, width=width, force_terminal=color, no_color=not color, highlight=False, emoji=False).print(table)
     return sink.getvalue()

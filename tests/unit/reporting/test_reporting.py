@@ -260,6 +260,15 @@ def test_the_table_shows_the_worst() -> None:
     assert "\x1b" not in "".join(lines)
 
 
+def test_the_table_folds_what_was_not_selected() -> None:
+    """A few criteria have their rows; many share one, with the number of their places."""
+    few = [record(criterion=f"c{number}", outcome="not_selected") for number in range(8)]
+    assert len(table(*few).splitlines()) == 1 + 8
+    lines = table(record(outcome="passed"), *few, *few[:1], record(criterion="c8", outcome="not_selected")).splitlines()
+    assert len(lines) == 3
+    assert re.search(r"^9 others +10 +- +- +- +not selected", lines[2])
+
+
 @given(st.lists(RECORDS, min_size=1, max_size=4), st.integers(40, 200))
 def test_the_table_takes_any_outcome(records: list[Record], width: int) -> None:
     """Names with brackets, no values, narrow terminals: a table, never an exception."""
