@@ -48,7 +48,6 @@ from pytest_gpucluster.controller.controller import Controller, address_of
 from pytest_gpucluster.protocol import channel
 from pytest_gpucluster.protocol.channel import (
     CONTROLLER,
-    SECRET_VARIABLE,
     Address,
     bye_key,
     command_key,
@@ -57,6 +56,7 @@ from pytest_gpucluster.protocol.channel import (
 )
 from pytest_gpucluster.protocol.messages import Bye, Failure, FunctionName, Hello, Quit, StartCall, Success, read_command
 from pytest_gpucluster.protocol.rank import machine
+from pytest_gpucluster.protocol.secret import Secret
 
 if TYPE_CHECKING:
     import socket
@@ -77,6 +77,8 @@ MANY = 1024
 SLOW_JOIN_S = 4.0
 AIMS = {"call_median_ms": 50.0, "release_median_s": 1.0, "replacement_median_s": 2.0}
 EMPTY = Success(value=None, entered=True)
+SECRET = Secret.random()
+"""Signs the messages of the benchmark, which starts all processes by forks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +151,7 @@ class SimulatedAgent(threading.Thread):
 
     def run(self) -> None:
         """Connect twice, say hello, answer every call, leave on request."""
-        writer, reader = channel.connect(self._address), channel.connect_reader(self._address)
+        writer, reader = channel.connect(self._address, SECRET), channel.connect_reader(self._address, SECRET)
         node, local_rank = divmod(self._rank, RANKS_PER_NODE)
         here = machine() if node == 0 else f"simulated node {node}"
         hello = Hello(hostname=f"node{node}", machine=here, pid=os.getpid(), group_rank=node, local_rank=local_rank)
@@ -187,7 +189,7 @@ def serve_agents(ranks: range, address: Address) -> None:
 
 def host_store(address: Address, listener: socket.socket) -> None:
     """Host the store and nothing else, as torchrun does."""
-    kept = channel.host_store(address, listener=listener)
+    kept = channel.host_store(address, SECRET, listener=listener)
     signal.pause()
     del kept
 
@@ -253,7 +255,7 @@ def simulated(agents: int) -> Iterator[Simulation]:
         store = processes.enter_context(forked(partial(host_store, address, listener)))
         listener.close()
         holders = [processes.enter_context(forked(partial(serve_agents, share, address))) for share in shares]
-        controller = Controller(launch, num_local=1, device="cpu", rootdir=REPOSITORY)
+        controller = Controller(launch, num_local=1, device="cpu", rootdir=REPOSITORY, secret=SECRET)
         controller.meet(within_s=JOIN_S)
         controller.assign_nodes({rank: rank // RANKS_PER_NODE for rank in range(agents)})
         yield Simulation(controller=controller, store=store, holders=holders)
@@ -317,7 +319,7 @@ def measure_recovery(rounds: int, tick: Callable[[str], None]) -> Recovery:
     """Kill rank 2 in an all-reduce ``rounds`` times."""
     release_s, replacement_s = [], []
     with tempfile.TemporaryDirectory(prefix="gpucluster-benchmark-") as folder:
-        controller = Controller(None, num_local=RANKS, device="cpu", rootdir=REPOSITORY)
+        controller = Controller(None, num_local=RANKS, device="cpu", rootdir=REPOSITORY, secret=SECRET)
         controller.start(log=Path(folder) / "agents.log")
         try:
             controller.meet(within_s=JOIN_S)
@@ -545,7 +547,6 @@ def main() -> int:
     limit = threading.Timer(arguments.limit_s, give_up, [arguments.limit_s])
     limit.daemon = True
     limit.start()
-    os.environ.setdefault(SECRET_VARIABLE, secrets.token_hex(32))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH"))))
     show(measure(arguments))
     return 0

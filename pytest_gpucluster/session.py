@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.config.settings import Settings
     from pytest_gpucluster.controller.call import OnOutput, OnProgress
     from pytest_gpucluster.places import Place
+    from pytest_gpucluster.protocol.secret import Secret
     from pytest_gpucluster.run_setup import RunSetup
 
 JOIN_S = 120.0
@@ -40,7 +41,13 @@ class Session:
     """One run. It starts processes only in :meth:`open`."""
 
     def __init__(
-        self, setup: RunSetup, *, rootdir: Path, wanted: WantedPlaces = every_place, controller: Controller | None = None
+        self,
+        setup: RunSetup,
+        *,
+        rootdir: Path,
+        wanted: WantedPlaces = every_place,
+        controller: Controller | None = None,
+        secret: Secret | None = None,
     ) -> None:
         """Start nothing.
 
@@ -49,12 +56,13 @@ class Session:
             rootdir: pytest's root folder; workers import test files relative to it.
             wanted: returns the places that the tests need at the moment, None for all.
             controller: makes the calls in place of a controller of this run's own.
+            secret: signs the messages between ranks.
         """
         self.setup = setup
         self.plan = planning.Plan()
         self.objections = [*setup.objections]
         self.selftest: dict[str, Any] | None = None
-        self.controller = controller or _controller(setup, rootdir)
+        self.controller = controller or _controller(setup, rootdir, secret)
         self.recorder = Recorder(self.plan, status=self._status)
         self._wanted = wanted
         self._binding: Binding | None = None
@@ -230,11 +238,11 @@ class Session:
         }
 
 
-def _controller(setup: RunSetup, rootdir: Path) -> Controller | InlineController:
+def _controller(setup: RunSetup, rootdir: Path, secret: Secret | None) -> Controller | InlineController:
     device = setup.inventory.device
     if setup.settings.inline:
         return InlineController(device=device, rootdir=rootdir)
-    return Controller(setup.launch, num_local=setup.num_local, device=device, rootdir=rootdir)
+    return Controller(setup.launch, num_local=setup.num_local, device=device, rootdir=rootdir, secret=secret)
 
 
 def _shown(settings: Settings) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.agent.call_runner import AgentContext, CallRunner
 from pytest_gpucluster.agent.fallback_report import JournalReplica, write_reports
 from pytest_gpucluster.agent.heartbeat import Heartbeat
-from pytest_gpucluster.protocol.channel import ChannelLostError, bye_key, command_key, connect_reader, hello_key
+from pytest_gpucluster.protocol.channel import ChannelLostError, bye_key, command_key, hello_key
 from pytest_gpucluster.protocol.messages import (
     AbortCall,
     Bye,
@@ -154,7 +154,7 @@ class Agent:
         elif isinstance(command, KillWorkers):
             self._calls.discard_worker()
         else:
-            reader = connect_reader(self._context.channel.address)
+            reader = self._context.channel.reconnect()
             self._replica = JournalReplica(reader, command.target, self._context.spawner.folder / JOURNAL_COPY)
 
     def _on_sigterm(self, *_: Any) -> None:

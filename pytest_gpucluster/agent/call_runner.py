@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import selectors
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from pytest_gpucluster.agent.current_call import CurrentCall
 from pytest_gpucluster.agent.environment import worker_environment
 from pytest_gpucluster.agent.spawner import Spawner, describe_exit
 from pytest_gpucluster.agent.worker_process import WorkerProcess
-from pytest_gpucluster.protocol.channel import SECRET_VARIABLE, Channel, fault_key, progress_key, reply_key
+from pytest_gpucluster.protocol.channel import Channel, fault_key, progress_key, reply_key
 from pytest_gpucluster.protocol.codec import MalformedMessageError
 from pytest_gpucluster.protocol.messages import (
     AbortCall,
@@ -203,7 +202,7 @@ class CallRunner:
         return Task.of(
             command,
             roots=self._context.roots,
-            trusted=bool(os.environ.get(SECRET_VARIABLE)),
+            trusted=self._context.channel.is_signed,
             group=members[0] if members else None,
         )
 

@@ -1,7 +1,7 @@
 """Start agents: ``python -m pytest_gpucluster.agent.main`` imports torch once and becomes one agent for each rank named.
 
 A torchrun rank becomes its agent by exec, so its pid stays and torchrun notices nothing. The controller starts the agents of
-its own node's ranks as children. The settings come as one JSON argument.
+its own node's ranks as children. The settings come as one JSON argument, the run's secret in a pipe.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from pytest_gpucluster.agent.call_runner import AgentContext
 from pytest_gpucluster.agent.command_reader import CommandReader
 from pytest_gpucluster.agent.fallback_report import write_reports
 from pytest_gpucluster.agent.spawner import Spawner
-from pytest_gpucluster.protocol.channel import Address, ChannelLostError, connect, connect_reader
+from pytest_gpucluster.protocol.channel import Address, ChannelLostError, connect
 from pytest_gpucluster.protocol.codec import TypedMessage
 from pytest_gpucluster.protocol.messages import ReportTarget  # noqa: TC001 -- AgentSettings.read asks for its fields' types
 from pytest_gpucluster.protocol.rank import Rank  # noqa: TC001 -- as above
+from pytest_gpucluster.protocol.secret import Secret
 from pytest_gpucluster.worker import worker
 
 
@@ -35,12 +36,14 @@ class AgentSettings(TypedMessage):
     """What the agents of one process need to know.
 
     ``roots``: the folders of this run's tests; in an unsigned run nothing else from this node's disk is run.
-    ``controller_fd`` closes when a controller on this node ends. The first agent then writes the reports of ``target``.
+    ``secret_fd``: the pipe with the run's secret (:meth:`Secret.to_pipe`), None in an unsigned run. ``controller_fd`` closes
+    when a controller on this node ends. The first agent then writes the reports of ``target``.
     """
 
     ranks: tuple[Rank, ...]
     address: Address
     roots: tuple[str, ...]
+    secret_fd: int | None = None
     controller_fd: int | None = None
     target: ReportTarget | None = None
 
@@ -58,15 +61,18 @@ def resolved(roots: list[Path]) -> tuple[str, ...]:
 def main() -> None:
     """Become the agents."""
     settings = AgentSettings.read(json.loads(sys.argv[1]))
+    secret = Secret.from_pipe(settings.secret_fd) if settings.secret_fd is not None else None
+    if len(settings.ranks) > 1:  # as torchrun: one OpenMP thread for each rank, unless the environment says otherwise
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     import torch.distributed  # noqa: F401 -- once, before forking: every agent, spawner and worker inherits it
 
     for rank in settings.ranks[1:]:
         if os.fork() == 0:
-            _become(rank, settings, target=None)
-    _become(settings.ranks[0], settings, target=settings.target)
+            _become(rank, settings, secret, target=None)
+    _become(settings.ranks[0], settings, secret, target=settings.target)
 
 
-def _become(rank: Rank, settings: AgentSettings, *, target: ReportTarget | None) -> None:
+def _become(rank: Rank, settings: AgentSettings, secret: Secret | None, *, target: ReportTarget | None) -> None:
     folder = Path(tempfile.mkdtemp(prefix=f"gpucluster-rank{rank.rank}-"))
     spawner = Spawner(worker.main, folder=folder)  # forked first: no thread and no connection may exist yet
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -75,8 +81,9 @@ def _become(rank: Rank, settings: AgentSettings, *, target: ReportTarget | None)
         watch = (settings.controller_fd, target, joined, folder)
         threading.Thread(target=_leave_with_controller, args=watch, daemon=True).start()
     try:
-        context = AgentContext(rank=rank, channel=connect(settings.address), spawner=spawner, roots=settings.roots)
-        commands = CommandReader(connect_reader(settings.address), rank)
+        channel = connect(settings.address, secret)
+        context = AgentContext(rank=rank, channel=channel, spawner=spawner, roots=settings.roots)
+        commands = CommandReader(channel.reconnect(), rank)
         agent = Agent(context, commands, controller_fd=settings.controller_fd, target=target)
         agent.join()
         joined.set()

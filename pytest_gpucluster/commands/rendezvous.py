@@ -25,7 +25,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
-from pytest_gpucluster.protocol.channel import SECRET_VARIABLE, ForgedMessageError, decode, encode
+from pytest_gpucluster.protocol.channel import ForgedMessageError, decode, encode
+from pytest_gpucluster.protocol.secret import SECRET_VARIABLE, Secret
 
 if TYPE_CHECKING:
     from pytest_gpucluster.protocol.codec import JsonObject
@@ -363,13 +364,13 @@ def _explain(error: Exception) -> str:
 
 
 def _frame(message: JsonObject, *, key: str) -> bytes:
-    return encode(message, key=f"joining/{key}", secret=os.environ.get(SECRET_VARIABLE) or None) + b"\n"
+    return encode(message, name=f"joining/{key}", secret=Secret.read()) + b"\n"
 
 
 def _read(data: bytes, *, key: str) -> JsonObject:
     mac, _, rest = data.partition(b"\n")
     body = rest.partition(b"\n")[0]
-    return decode(mac + b"\n" + body, key=f"joining/{key}", secret=os.environ.get(SECRET_VARIABLE) or None)
+    return decode(mac + b"\n" + body, name=f"joining/{key}", secret=Secret.read())
 
 
 def _answer_key(challenge: str, nonce: str) -> str:

@@ -35,6 +35,7 @@ from pytest_gpucluster.inventory.detect import Detected, detect_gpus
 from pytest_gpucluster.judging.failure_text import summarize
 from pytest_gpucluster.places import Device, Inventory, Place
 from pytest_gpucluster.protocol.channel import ChannelLostError
+from pytest_gpucluster.protocol.secret import Secret
 from pytest_gpucluster.run_setup import REHEARSAL_RANKS, require_torch
 from pytest_gpucluster.session import JOIN_S
 
@@ -130,10 +131,10 @@ def _order(chosen: argparse.Namespace, inventory: Inventory) -> Order:
 
 
 def _controller(machine: Machine, *, inline: bool) -> Controller | InlineController:
-    device, rootdir = machine.inventory.device, Path.cwd()
+    device, rootdir, secret = machine.inventory.device, Path.cwd(), Secret.take()
     if inline:
         return InlineController(device=device, rootdir=rootdir)
-    return Controller(None, num_local=machine.num_local, device=device, rootdir=rootdir)
+    return Controller(None, num_local=machine.num_local, device=device, rootdir=rootdir, secret=secret)
 
 
 class _Measuring:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import socket
 
     from pytest_gpucluster.protocol.messages import Command
+    from pytest_gpucluster.protocol.secret import Secret
 
 BEAT_S = 1.0
 BYE_S = 5.0
@@ -24,12 +25,13 @@ BYE_S = 5.0
 class CommandLink:
     """The one ordered sequence of commands to all agents."""
 
-    def __init__(self, address: Address | None, *, hosts_store: bool) -> None:
+    def __init__(self, address: Address | None, secret: Secret | None, *, hosts_store: bool) -> None:
         """Prepare for the store at ``address``, or for one on the loopback if that is None (see :meth:`listen`).
 
-        ``hosts_store``: this process hosts the store; otherwise torchrun does.
+        ``secret`` signs what is written. ``hosts_store``: this process hosts the store; otherwise torchrun does.
         """
         self._address = address
+        self._secret = secret
         self._hosts_store = hosts_store
         self._listener: socket.socket | None = None
         self._channel: Channel | None = None
@@ -65,9 +67,9 @@ class CommandLink:
         """
         if self._channel is None:
             if self._hosts_store:
-                opened = channel.host_store(self.address, listener=self._listener)
+                opened = channel.host_store(self.address, self._secret, listener=self._listener)
             else:
-                opened = channel.connect(self.address)
+                opened = channel.connect(self.address, self._secret)
             if opened.has(command_key(0)):
                 raise MeasurementError(
                     f"not run: the store at {self.address.host}:{self.address.port} has the messages of an earlier run; "
@@ -93,7 +95,7 @@ class CommandLink:
 
     def _beat_forever(self) -> None:
         with contextlib.suppress(ChannelLostError):
-            own = channel.connect(self.address)
+            own = channel.connect(self.address, self._secret)
             count = 1
             own.beat(CONTROLLER, count)  # at once: an agent that gets SIGTERM looks whether there is a controller
             while not self._stop_beating.wait(BEAT_S):

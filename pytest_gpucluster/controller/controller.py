@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
 import sys
 import time
 from pathlib import Path
@@ -17,9 +15,10 @@ from pytest_gpucluster.controller.journal_sender import JournalSender
 from pytest_gpucluster.controller.local_agents import LocalAgents
 from pytest_gpucluster.controller.members import Members
 from pytest_gpucluster.protocol import functions
-from pytest_gpucluster.protocol.channel import SECRET_VARIABLE, Address, ChannelLostError, bye_key, hello_key
+from pytest_gpucluster.protocol.channel import Address, ChannelLostError, bye_key, hello_key
 from pytest_gpucluster.protocol.messages import Quit, ReplicateJournal, ReportTarget
 from pytest_gpucluster.protocol.rank import Rank, spans
+from pytest_gpucluster.protocol.secret import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,13 +31,20 @@ if TYPE_CHECKING:
 class Controller:
     """The one object that talks to the agents."""
 
-    def __init__(self, launch: Launch | None, *, num_local: int, device: Device, rootdir: Path) -> None:
-        """Prepare a run of ``num_local`` agents on this machine, or of torchrun's ranks if there is a ``launch``."""
+    def __init__(
+        self, launch: Launch | None, *, num_local: int, device: Device, rootdir: Path, secret: Secret | None = None
+    ) -> None:
+        """Prepare a run of ``num_local`` agents on this machine, or of torchrun's ranks if there is a ``launch``.
+
+        ``secret`` signs the messages. A run on this machine makes one of its own, if it was given none.
+        """
+        self._secret = secret or (Secret.random() if launch is None else None)
         self.rootdir = rootdir
         self.world_size = launch.world_size if launch is not None else num_local
         self._launch = launch
         self._link = CommandLink(
             address_of(launch) if launch is not None else None,
+            self._secret,
             hosts_store=launch is None or not launch.agent_hosts_store,
         )
         self._members = Members()
@@ -63,12 +69,15 @@ class Controller:
         self._target = target
         if self._launch is None:
             self._link.listen()
-            os.environ[SECRET_VARIABLE] = os.environ.get(SECRET_VARIABLE) or secrets.token_hex(32)
             ranks = [_local_rank(number, self.world_size) for number in range(self.world_size)]
         else:
             ranks = [rank_of(self._launch)]
         settings = AgentSettings(
-            ranks=tuple(ranks), address=self._link.address, roots=resolved([self.rootdir, Path.cwd()]), target=target
+            ranks=tuple(ranks),
+            address=self._link.address,
+            roots=resolved([self.rootdir, Path.cwd()]),
+            secret_fd=self._secret.to_pipe() if self._secret is not None else None,
+            target=target,
         )
         self._agents = LocalAgents(settings, log=log, own_group=self._launch is None)
 
@@ -108,7 +117,7 @@ class Controller:
     @property
     def is_signed(self) -> bool:
         """Whether messages carry the run's secret."""
-        return bool(os.environ.get(SECRET_VARIABLE))
+        return self._secret is not None
 
     def hello_of(self, rank: int) -> Hello | None:
         """What the rank's agent said of itself, None if it said nothing."""

@@ -23,23 +23,24 @@ class LocalAgents:
     """One child process, which forks into an agent for each rank. They notice the controller's end by a pipe that closes."""
 
     def __init__(self, settings: main.AgentSettings, *, log: Path, own_group: bool) -> None:
-        """Start them; returns at once.
+        """Start them; returns at once. They get the environment of this process, and the pipe of the secret.
 
         ``own_group``: without torchrun. Then the agents are a process group of their own, so that none can be left behind.
         """
         self._own_group = own_group
         alive_read, self._alive_write = os.pipe()
+        passed = [fd for fd in (alive_read, settings.secret_fd) if fd is not None]
         with log.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603 -- this very interpreter
                 main.command(replace(settings, controller_fd=alive_read)),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                pass_fds=(alive_read,),
-                env={**as_torchrun(len(settings.ranks)), **os.environ},
+                pass_fds=passed,
                 start_new_session=own_group,
             )
-        os.close(alive_read)
+        for fd in passed:
+            os.close(fd)
 
     @property
     def have_ended(self) -> bool:
@@ -81,8 +82,3 @@ class LocalAgents:
         if self._own_group:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGTERM)
-
-
-def as_torchrun(num_local: int) -> dict[str, str]:
-    """The variables that torchrun adds for several ranks: one OpenMP thread each, unless the environment says otherwise."""
-    return {"OMP_NUM_THREADS": "1"} if num_local > 1 else {}

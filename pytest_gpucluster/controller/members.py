@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.controller.replies import lost_reply, released_reply
-from pytest_gpucluster.protocol.channel import SECRET_VARIABLE, ForgedMessageError, hello_key
+from pytest_gpucluster.protocol.channel import ForgedMessageError, hello_key
 from pytest_gpucluster.protocol.codec import MalformedMessageError
 from pytest_gpucluster.protocol.messages import Failure, Hello
 from pytest_gpucluster.protocol.rank import is_gone, machine
+from pytest_gpucluster.protocol.secret import SECRET_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

@@ -55,8 +55,15 @@ def become_agent(launch: Launch, *, roots: list[Path]) -> None:
     """Replace this process by its agent: same pid for torchrun, and nothing of pytest left."""
     from pytest_gpucluster.agent import main
     from pytest_gpucluster.controller.controller import address_of, rank_of
+    from pytest_gpucluster.protocol.secret import Secret
 
-    settings = main.AgentSettings(ranks=(rank_of(launch),), address=address_of(launch), roots=main.resolved(roots))
+    secret = Secret.take()
+    settings = main.AgentSettings(
+        ranks=(rank_of(launch),),
+        address=address_of(launch),
+        roots=main.resolved(roots),
+        secret_fd=secret.to_pipe() if secret is not None else None,
+    )
     command = main.command(settings)
     sys.stdout.flush()
     sys.stderr.flush()

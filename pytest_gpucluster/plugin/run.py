@@ -16,6 +16,7 @@ from pytest_gpucluster.plugin.selection import Selection
 from pytest_gpucluster.plugin.stash_keys import CRITERION
 from pytest_gpucluster.plugin.terminal import Terminal
 from pytest_gpucluster.plugin.termination import Termination
+from pytest_gpucluster.protocol.secret import Secret
 from pytest_gpucluster.run_setup import prepare
 from pytest_gpucluster.session import Session
 
@@ -47,7 +48,8 @@ class Run:
         self._selection = Selection()
         setup = prepare(settings, launch, start=config.invocation_params.dir)
         wanted = self._selection.wanted_places
-        self.session = Session(setup, rootdir=config.rootpath, wanted=wanted, controller=controller)
+        secret = Secret.take()  # from here on no test, and no process that a test starts, finds it in its environment
+        self.session = Session(setup, rootdir=config.rootpath, wanted=wanted, controller=controller, secret=secret)
         self.terminal = Terminal(config, self.session)
         self._termination = Termination(self.session)
         self.collection = Collection(self.session, self.terminal, config.stash[GIVEN], self.begin)

@@ -1,7 +1,8 @@
 """The store through which controller, agents and journal replica exchange messages.
 
 The store is torchrun's own TCPStore, read by blocked readers (docs/decisions/0002-channel.md). Only JSON crosses. Every
-message carries an HMAC when the run has a secret.
+message carries an HMAC when the run has a secret (:mod:`~pytest_gpucluster.protocol.secret`). The HMAC covers the id of the run
+and the key, so that no message of another run, rank or direction verifies.
 
 Each key lies below ``gpucluster/<run id>/`` and has one purpose. These keys are written once:
 
@@ -23,10 +24,8 @@ used again.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
-import os
 import socket
 import time
 from dataclasses import dataclass
@@ -41,7 +40,8 @@ if TYPE_CHECKING:
 
     from torch.distributed import PrefixStore, TCPStore
 
-SECRET_VARIABLE = "GPUCLUSTER_SECRET"  # noqa: S105 -- the name of a variable, not a secret
+    from pytest_gpucluster.protocol.secret import Secret
+
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 CONNECT_TIMEOUT_S = 60.0
 FOREVER_S = 7 * 86400.0
@@ -105,10 +105,10 @@ def journal_key(number: int) -> str:
     return f"jrn/{number}"
 
 
-def encode(message: JsonObject, *, key: str, secret: str | None) -> bytes:
-    """One message as bytes: the HMAC-SHA256 of key and JSON (empty without a secret), a newline, the JSON.
+def encode(message: JsonObject, *, name: str, secret: Secret | None) -> bytes:
+    """One message as bytes: the HMAC-SHA256 of its name and JSON (empty without a secret), a newline, the JSON.
 
-    The key is signed too, so an old message cannot replace a new one.
+    The name is the run's id and the key. So an old message, or one of another run, cannot replace a new one.
 
     Raises:
         ValueError: more than :data:`MAX_MESSAGE_BYTES`.
@@ -116,17 +116,17 @@ def encode(message: JsonObject, *, key: str, secret: str | None) -> bytes:
     body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {len(body)} bytes; at most {MAX_MESSAGE_BYTES} cross the channel")
-    return _mac(key, body, secret).encode() + b"\n" + body
+    return _mac(name, body, secret).encode() + b"\n" + body
 
 
-def decode(data: bytes, *, key: str, secret: str | None) -> JsonObject:
+def decode(data: bytes, *, name: str, secret: Secret | None) -> JsonObject:
     """The JSON object in ``data``.
 
     Raises:
         ForgedMessageError: the HMAC does not fit, or the rest is not a JSON object.
     """
     mac, _, body = data.partition(b"\n")
-    if not hmac.compare_digest(mac, _mac(key, body, secret).encode()):
+    if not hmac.compare_digest(mac, _mac(name, body, secret).encode()):
         raise ForgedMessageError("a message on the channel was not signed by this run")
     try:
         message = json.loads(body)
@@ -137,21 +137,30 @@ def decode(data: bytes, *, key: str, secret: str | None) -> JsonObject:
     return message
 
 
-def _mac(key: str, body: bytes, secret: str | None) -> str:
-    return hmac.new(secret.encode(), key.encode() + b"\n" + body, hashlib.sha256).hexdigest() if secret else ""
+def _mac(name: str, body: bytes, secret: Secret | None) -> str:
+    return secret.sign(name, body) if secret is not None else ""
 
 
 class Channel:
     """One connection to the store. A blocked read locks its connection, so readers and writers each have their own."""
 
-    def __init__(self, address: Address, store: TCPStore) -> None:
-        """Use ``store`` below the prefix of this run. The secret comes from the environment."""
+    def __init__(self, address: Address, store: TCPStore, secret: Secret | None) -> None:
+        """Use ``store`` below the prefix of this run. ``secret`` signs, None: messages are not signed."""
         from torch.distributed import PrefixStore
 
         self.address = address
         self._tcp_store = store
         self._store: PrefixStore = PrefixStore(f"gpucluster/{address.run_id}", store)
-        self._secret = os.environ.get(SECRET_VARIABLE) or None
+        self._secret = secret
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether messages carry an HMAC."""
+        return self._secret is not None
+
+    def reconnect(self) -> Channel:
+        """Another connection to the same store whose reads wait for ever, for a thread that does nothing but read."""
+        return connect_reader(self.address, self._secret)
 
     def put(self, key: str, message: TypedMessage) -> None:
         """Write one message.
@@ -159,7 +168,7 @@ class Channel:
         Raises:
             ValueError: more than :data:`MAX_MESSAGE_BYTES`.
         """
-        data = encode(message.to_json(), key=key, secret=self._secret)
+        data = encode(message.to_json(), name=self._name(key), secret=self._secret)
         self._guard(lambda: self._store.set(key, data))  # type: ignore[arg-type]
 
     def take(self, key: str, read: Callable[[Any], T]) -> T:
@@ -169,7 +178,7 @@ class Channel:
             ForgedMessageError: this run did not sign it.
             MalformedMessageError: ``read`` says so.
         """
-        return read(decode(self._guard(lambda: bytes(self._store.get(key))), key=key, secret=self._secret))
+        return read(self._decode(key, self._guard(lambda: bytes(self._store.get(key)))))
 
     def take_written(self, keys: Sequence[str], read: Callable[[Any], T]) -> list[T | RefusedMessageError]:
         """Read the messages under keys that are written, one round trip for many. A refused message is its error."""
@@ -178,7 +187,7 @@ class Channel:
             batch = list(keys[start : start + BATCH_KEYS])
             for key, data in zip(batch, self._guard(partial(self._store.multi_get, batch)), strict=True):
                 try:
-                    found.append(read(decode(bytes(data), key=key, secret=self._secret)))
+                    found.append(read(self._decode(key, bytes(data))))
                 except RefusedMessageError as refused:
                     found.append(refused)
         return found
@@ -215,6 +224,12 @@ class Channel:
         values = self._guard(lambda: self._store.multi_get(written)) if written else []
         return {int(key.partition("/")[2]): bytes(value) for key, value in zip(written, values, strict=True)}
 
+    def _decode(self, key: str, data: bytes) -> JsonObject:
+        return decode(data, name=self._name(key), secret=self._secret)
+
+    def _name(self, key: str) -> str:
+        return f"{self.address.run_id}/{key}"
+
     def _all(self, keys: list[str]) -> bool:
         return bool(self._guard(lambda: self._store.check(keys)))
 
@@ -232,7 +247,7 @@ def listen_on_loopback() -> socket.socket:
     return socket.create_server(("127.0.0.1", 0), backlog=1024)
 
 
-def host_store(address: Address, *, listener: socket.socket | None) -> Channel:
+def host_store(address: Address, secret: Secret | None, *, listener: socket.socket | None) -> Channel:
     """Host the store in this process and connect to it. Without a ``listener`` it takes the address's port.
 
     Raises:
@@ -244,12 +259,12 @@ def host_store(address: Address, *, listener: socket.socket | None) -> Channel:
     if listener is not None:
         options["master_listen_fd"] = listener.detach()
     try:
-        return Channel(address, TCPStore(address.host, address.port, **options))
+        return Channel(address, TCPStore(address.host, address.port, **options), secret)
     except (DistNetworkError, DistStoreError) as taken:
         raise ChannelLostError(f"no store can be hosted at {address.host}:{address.port}: {taken}") from taken
 
 
-def connect(address: Address, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Channel:
+def connect(address: Address, secret: Secret | None, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Channel:
     """Connect to a store that another process hosts.
 
     Raises:
@@ -261,11 +276,11 @@ def connect(address: Address, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Channe
         store = TCPStore(address.host, address.port, is_master=False, timeout=timedelta(seconds=timeout_s))
     except (DistNetworkError, DistStoreError) as lost:
         raise ChannelLostError(f"no store answers at {address.host}:{address.port} within {timeout_s:g} s") from lost
-    return Channel(address, store)
+    return Channel(address, store, secret)
 
 
-def connect_reader(address: Address) -> Channel:
+def connect_reader(address: Address, secret: Secret | None) -> Channel:
     """A connection whose reads wait for ever, for a thread that does nothing but read."""
-    channel = connect(address)
+    channel = connect(address, secret)
     channel._tcp_store.set_timeout(timedelta(seconds=FOREVER_S))  # noqa: SLF001 -- same module
     return channel

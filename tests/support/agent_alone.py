@@ -124,6 +124,7 @@ class PlayedStore:
     """Stands for the channel: keeps the replies, and gives the next command as soon as the last call was answered."""
 
     address = Address(host="", port=0, run_id="")
+    is_signed = False
 
     def __init__(self) -> None:
         """No command yet."""

@@ -20,6 +20,7 @@ from pytest_gpucluster.commands.rendezvous import Hello, Meeting, NotJoinedError
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.protocol import channel
+from pytest_gpucluster.protocol.secret import SECRET_VARIABLE, Secret
 from pytest_gpucluster.reporting.rebuild import rebuild
 from pytest_gpucluster.reporting.results import SCHEMA_FILE
 from tests.support.processes import free_port
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 
 HERE = "127.0.0.1"
 NODES = ("--nnodes", "2", "--nproc-per-node", "8", "--master-addr", "gpu-node-0")
-VARIABLE = channel.SECRET_VARIABLE
-ANOTHER = "of another run"
+VARIABLE = SECRET_VARIABLE
+ANOTHER = Secret(b"of another run")
 
 
 def hello(node_rank: int, **changes: Any) -> Hello:
@@ -340,7 +341,7 @@ def test_a_hello_with_another_secret(host: Host, monkeypatch: pytest.MonkeyPatch
     challenge = rendezvous._receive(line, key=rendezvous.WELCOME, within_s=5)["challenge"]
     said = {"hello": {"node_rank": 1, "hostname": "x", "num_nodes": 3, "num_local": 2}, "nonce": "n"}
     old = rendezvous._frame(said, key="a challenge of long ago")
-    forged = channel.encode(said, key=f"joining/{challenge}", secret=ANOTHER) + b"\n"
+    forged = channel.encode(said, name=f"joining/{challenge}", secret=ANOTHER) + b"\n"
     for frame in (old, forged):
         with socket.create_connection((HERE, host.port), timeout=20) as stranger:
             stranger.sendall(frame)
@@ -401,7 +402,7 @@ def test_something_else_answers(monkeypatch: pytest.MonkeyPatch, answer: bytes, 
 
 def test_another_secret_on_another_node(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node without the run's secret is told so by what it reads."""
-    monkeypatch.setattr(rendezvous, "_frame", lambda message, *, key: channel.encode(message, key=key, secret=ANOTHER) + b"\n")
+    monkeypatch.setattr(rendezvous, "_frame", lambda message, *, key: channel.encode(message, name=key, secret=ANOTHER) + b"\n")
     other = Joining(hello(1), host.port, within_s=0.5)
     host.gather_until(lambda: not other.is_alive())
     assert "another GPUCLUSTER_SECRET" in str(other.ended())

@@ -12,41 +12,42 @@ from pytest_gpucluster.protocol import channel
 from pytest_gpucluster.protocol.channel import ForgedMessageError, decode, encode
 from pytest_gpucluster.protocol.codec import MalformedMessageError
 from pytest_gpucluster.protocol.messages import Fault, Quit
+from pytest_gpucluster.protocol.secret import Secret
 
 MESSAGES = st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text() | st.lists(st.text()))
-SECRET = "s"  # noqa: S105 -- signs nothing but these tests
-SECRETS = st.none() | st.text(min_size=1, alphabet=st.characters(codec="utf-8"))
+SECRET = Secret(b"s")
+SECRETS = st.none() | st.builds(Secret, st.binary(min_size=1))
 
 
 @given(MESSAGES, SECRETS)
-def test_round_trip(message: dict[str, Any], secret: str | None) -> None:
+def test_round_trip(message: dict[str, Any], secret: Secret | None) -> None:
     """What was put is taken, with and without a secret."""
-    assert decode(encode(message, key="cmd/0", secret=secret), key="cmd/0", secret=secret) == message
+    assert decode(encode(message, name="cmd/0", secret=secret), name="cmd/0", secret=secret) == message
 
 
 @given(MESSAGES, st.binary(min_size=1, max_size=3), st.integers(min_value=0))
 def test_any_change_is_noticed(message: dict[str, Any], noise: bytes, position: int) -> None:
     """One changed byte anywhere makes a signed message a forged one."""
-    good = encode(message, key="res/1/0", secret=SECRET)
+    good = encode(message, name="res/1/0", secret=SECRET)
     at = position % len(good)
     bad = good[:at] + noise + good[at + len(noise) :]
     if bad != good:
         with pytest.raises(ForgedMessageError):
-            decode(bad, key="res/1/0", secret=SECRET)
+            decode(bad, name="res/1/0", secret=SECRET)
 
 
 def test_an_old_message_cannot_take_the_place_of_a_new_one() -> None:
     """The key is signed too: a reply to call 1 is none to call 2."""
-    old = encode({"ok": True}, key="res/1/0", secret=SECRET)
+    old = encode({"ok": True}, name="res/1/0", secret=SECRET)
     with pytest.raises(ForgedMessageError, match="not signed by this run"):
-        decode(old, key="res/2/0", secret=SECRET)
+        decode(old, name="res/2/0", secret=SECRET)
 
 
-@pytest.mark.parametrize(("ours", "theirs"), [("s", None), (None, "s"), ("s", "t")])
-def test_another_secret_is_forged(ours: str | None, theirs: str | None) -> None:
+@pytest.mark.parametrize(("ours", "theirs"), [(SECRET, None), (None, SECRET), (SECRET, Secret(b"t"))])
+def test_another_secret_is_forged(ours: Secret | None, theirs: Secret | None) -> None:
     """Also where one side has none."""
     with pytest.raises(ForgedMessageError, match="not signed by this run"):
-        decode(encode({}, key="k", secret=theirs), key="k", secret=ours)
+        decode(encode({}, name="k", secret=theirs), name="k", secret=ours)
 
 
 @pytest.mark.parametrize(
@@ -68,14 +69,14 @@ def test_another_secret_is_forged(ours: str | None, theirs: str | None) -> None:
 def test_what_a_stranger_writes_is_forged(data: bytes) -> None:
     """Without a secret anything may come: it is refused by name, never another exception."""
     with pytest.raises(ForgedMessageError):
-        decode(data, key="k", secret=None)
+        decode(data, name="k", secret=None)
 
 
 def test_too_large() -> None:
     """The store resets connections at 8 MB; the message names both sizes."""
     text = "x" * channel.MAX_MESSAGE_BYTES
     with pytest.raises(ValueError, match=rf"{len(text) + 8} bytes; at most {channel.MAX_MESSAGE_BYTES}"):
-        encode({"a": text}, key="k", secret=None)
+        encode({"a": text}, name="k", secret=None)
 
 
 def test_connecting_to_nobody_says_where() -> None:
@@ -84,17 +85,16 @@ def test_connecting_to_nobody_says_where() -> None:
         host, port = listener.getsockname()
     assert host == "127.0.0.1"
     with pytest.raises(channel.ChannelLostError, match=rf"no store answers at 127.0.0.1:{port} within 0.5 s"):
-        channel.connect(channel.Address(host=host, port=port, run_id="r"), timeout_s=0.5)
+        channel.connect(channel.Address(host=host, port=port, run_id="r"), None, timeout_s=0.5)
 
 
-def test_a_store_and_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_and_its_client() -> None:
     """Put, take, has, arrived and beats over a real store on the loopback; runs do not see each other's keys."""
-    monkeypatch.setenv(channel.SECRET_VARIABLE, "s")
     listener = channel.listen_on_loopback()
     host, port = listener.getsockname()
     here = channel.Address(host=host, port=port, run_id="one")
-    server = channel.host_store(here, listener=listener)
-    client = channel.connect(here)
+    server = channel.host_store(here, SECRET, listener=listener)
+    client = channel.connect(here, SECRET)
     assert not client.arrived(["who/0"], within_s=0.05)
     server.put("who/0", Fault(rank=1))
     assert client.arrived(["who/0"], within_s=1)
@@ -103,19 +103,21 @@ def test_a_store_and_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
         client.take("who/0", Quit.read)
     client.beat(3, 7)
     assert server.beats([1, 3]) == {3: b"7"}
-    other = channel.connect(channel.Address(host=host, port=port, run_id="two"))
+    other = channel.connect(channel.Address(host=host, port=port, run_id="two"), SECRET)
     assert not other.has("who/0")
+    other._store.set("who/0", server._store.get("who/0").decode())
+    with pytest.raises(ForgedMessageError, match="not signed by this run"):
+        other.take("who/0", Fault.read)
     client._store.set("who/1", "\n{}")
     with pytest.raises(ForgedMessageError):
         server.take("who/1", Fault.read)
 
 
-def test_many_messages_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_messages_at_once() -> None:
     """In batches, in order; one that was forged is an error in its own place, and the others are read."""
-    monkeypatch.setenv(channel.SECRET_VARIABLE, "s")
     listener = channel.listen_on_loopback()
     host, port = listener.getsockname()
-    store = channel.host_store(channel.Address(host=host, port=port, run_id="one"), listener=listener)
+    store = channel.host_store(channel.Address(host=host, port=port, run_id="one"), SECRET, listener=listener)
     keys = [f"res/0/{rank}" for rank in range(2 * channel.BATCH_KEYS + 3)]
     for rank, key in enumerate(keys[:-1]):
         store.put(key, Fault(rank=rank))
