@@ -16,6 +16,7 @@ from pytest_gpucluster.cluster.unmeasurable import (
     missing_error,
     rank_of,
 )
+from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.judging import noise
@@ -252,7 +253,7 @@ class Cluster:
 
 def _check(per: str, at_once: int | str | None, deadline_s: float | None) -> None:
     if per not in PER:
-        raise ConfigurationError(f"cluster.run: per={per!r} is not one of {', '.join(PER)}")
+        raise ConfigurationError(f"cluster.run: per={per!r} is not one of {', '.join(PER)}.{did_you_mean(str(per), PER)}")
     if at_once not in (None, "all") and (not isinstance(at_once, int) or isinstance(at_once, bool) or at_once < 1):
         raise ConfigurationError(f"cluster.run: at_once={at_once!r} is not 'all' or a whole number above zero")
     if at_once not in (None, "all") and per != "gpu":

@@ -24,6 +24,7 @@ from rich.progress import Progress
 from pytest_gpucluster.cluster import calls
 from pytest_gpucluster.cluster.binding import Binding, bind
 from pytest_gpucluster.commands import words
+from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.config.settings import parse_expect
 from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.config.torchrun import read_launch
@@ -121,7 +122,8 @@ def _order(chosen: argparse.Namespace, inventory: Inventory) -> Order:
     if unknown:
         raise ConfigurationError(f"there is no place {', '.join(unknown)}; places: {', '.join(known)}")
     if chosen.per not in calls.PER:
-        raise ConfigurationError(f"--per {chosen.per} is not one of {', '.join(calls.PER)}")
+        near = did_you_mean(chosen.per, calls.PER)
+        raise ConfigurationError(f"--per {chosen.per} is not one of {', '.join(calls.PER)}.{near}")
     if chosen.deadline_s is not None and not 0 < chosen.deadline_s < float("inf"):
         raise ConfigurationError(f"--deadline-s {chosen.deadline_s:g} is not a time above zero")
     function = words.find_function(chosen.function)

@@ -78,23 +78,40 @@ def listed(problems: Sequence[Problem]) -> str:
     return "\n".join([*lines, f"... and {more} more problems."] if more else lines)
 
 
-def shape_problems(errors: Sequence[Any], document: Document, *, part_of: Callable[[KeyPath], Part]) -> list[Problem]:
+def _spelling(_path: KeyPath, word: str, choices: Sequence[str]) -> str:
+    return did_you_mean(word, choices)
+
+
+def shape_problems(
+    errors: Sequence[Any],
+    document: Document,
+    *,
+    part_of: Callable[[KeyPath], Part],
+    hint: Callable[[KeyPath, str, Sequence[str]], str] = _spelling,
+) -> list[Problem]:
     """Turn ``ValidationError.errors()`` into problems, one per key, in the file's order.
 
     Args:
         errors: pydantic's errors.
         document: the validated data.
         part_of: returns the mapping that a path points to.
+        hint: returns what may be meant by a word at a path that is none of the choices there.
     """
     found: dict[tuple[KeyPath, str], Problem] = {}
     for error in errors:
         path: KeyPath = tuple(error["loc"])
-        message = _message(error, path, part_of=part_of)
+        message = _message(error, path, part_of=part_of, hint=hint)
         found.setdefault((path, error["type"]), document.problem(path, message))
     return sorted(found.values(), key=lambda problem: (problem.file, problem.line))
 
 
-def _message(error: Any, path: KeyPath, *, part_of: Callable[[KeyPath], Part]) -> str:
+def _message(
+    error: Any,
+    path: KeyPath,
+    *,
+    part_of: Callable[[KeyPath], Part],
+    hint: Callable[[KeyPath, str, Sequence[str]], str],
+) -> str:
     kind, context = error["type"], error.get("ctx", {})
     if not path:
         return f"must be {_TYPES.get(kind, error['msg'])}."
@@ -107,8 +124,8 @@ def _message(error: Any, path: KeyPath, *, part_of: Callable[[KeyPath], Part]) -
         return f"{name!r} is {_ABSENT[kind]}{part.inside}."
     if kind == "literal_error":
         choices = context["expected"].replace(" or ", ", ").replace("'", "")
-        hint = did_you_mean(str(error["input"]), choices.split(", "))
-        return f"{name!r} is {described(error['input'])}{part.inside}. Choose from: {choices}.{hint}"
+        near = hint(path, str(error["input"]), choices.split(", "))
+        return f"{name!r} is {described(error['input'])}{part.inside}. Choose from: {choices}.{near}"
     expected = _TYPES[kind].format(**context) if kind in _TYPES else f"otherwise ({error['msg']})"
     found = "" if kind == "expected" and isinstance(error["input"], (dict, list)) else described(error["input"])
     return f"{name!r} must be {expected}{found and f', not {found}'}{part.inside}."

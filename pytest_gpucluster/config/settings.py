@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def parse_expect(text: str | None) -> Expect:
     for part in filter(None, (text or "").split(",")):
         key, _, number = (piece.strip() for piece in part.partition("="))
         if key not in ("nodes", "gpus_per_node") or key in found:
-            raise ConfigurationError(f"--gpucluster-expect: {part!r} is not understood; say nodes=2,gpus_per_node=8")
+            hint = did_you_mean(key, [name for name in ("nodes", "gpus_per_node") if name not in found])
+            raise ConfigurationError(f"--gpucluster-expect: {part!r} is not understood; say nodes=2,gpus_per_node=8.{hint}")
         if not re.fullmatch(r"[1-9]\d{0,6}", number):
             raise ConfigurationError(f"--gpucluster-expect: {key} must be a whole number above zero, not {number!r}")
         found[key] = int(number)
@@ -74,7 +76,8 @@ def parse_level(text: str) -> tuple[str, float | None]:
     """
     level, colon, duration = text.partition(":")
     if level not in LEVELS or (colon and (level != "soak" or not duration)):
-        raise ConfigurationError(f"--gpucluster-level: {text!r} is not one of {', '.join(LEVELS)} or soak:8h")
+        hint = did_you_mean(level, LEVELS) if level not in LEVELS else ""
+        raise ConfigurationError(f"--gpucluster-level: {text!r} is not one of {', '.join(LEVELS)} or soak:8h.{hint}")
     if not duration:
         return level, SOAK_S if level == "soak" else None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", duration)

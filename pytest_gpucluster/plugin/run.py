@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.plugin.collection import Collection
 from pytest_gpucluster.plugin.end import End
@@ -83,7 +84,8 @@ class Run:
             ConfigurationError: there is no such entry.
         """
         if key not in self.session.setup.criteria:
-            raise ConfigurationError(f"recipe({key!r}): {self.session.setup.thresholds.path} has no such criterion")
+            hint = did_you_mean(str(key), list(self.session.setup.criteria))
+            raise ConfigurationError(f"recipe({key!r}): {self.session.setup.thresholds.path} has no such criterion.{hint}")
         threshold = self.session.setup.criteria[key]
         deadline = {} if threshold.deadline_s is None else {"deadline_s": threshold.deadline_s}
         return {**threshold.recipe, **deadline}

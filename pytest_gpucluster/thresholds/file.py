@@ -31,8 +31,12 @@ class ThresholdsFile(Source):
 
     @classmethod
     def validate(cls, source: Source) -> tuple[ThresholdsFile | None, list[Problem]]:
-        """Validate the shape of a file. Entries of the wrong shape are left out; other faults of shape leave no file."""
-        content, problems = schema.validate(source.document)
+        """Validate the shape of a file. Entries of the wrong shape are left out; other faults of shape leave no file.
+
+        What is wrong with ``extends`` is in ``source.refused``.
+        """
+        packaged = source.base.data.get("criteria", {}) if source.base is not None else {}
+        content, problems = schema.validate(source.document, packaged=packaged)
         if content is None:
             return None, problems
         return cls(path=source.path, document=source.document, base=source.base, content=content), problems

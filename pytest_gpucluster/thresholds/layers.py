@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
+from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.config.yaml_lines import Document, read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pytest_gpucluster.config.yaml_lines import KeyPath, Where
+    from pytest_gpucluster.config.yaml_lines import KeyPath, Problem, Where
 
     Data: TypeAlias = dict[str | int, Any]
 
@@ -28,11 +29,15 @@ LIMIT = (*KINDS, "of", "bound_waived")
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A thresholds file as read. With ``extends: packaged``, ``document`` is the overlay and ``base`` the packaged file."""
+    """A thresholds file as read. With ``extends: packaged``, ``document`` is the overlay and ``base`` the packaged file.
+
+    ``refused`` is what is wrong with ``extends`` itself. The rest is then read as if it said what it may say.
+    """
 
     path: Path
     document: Document = field(repr=False)
     base: Document | None = field(default=None, repr=False)
+    refused: tuple[Problem, ...] = ()
 
 
 def packaged_path() -> Path:
@@ -57,17 +62,20 @@ def read_source(path: Path | None) -> Source:
     if "extends" not in document.data:
         return Source(path=real, document=document)
     if real.absolute() == packaged.absolute():
-        return Source(path=real, document=_refused(document, "the packaged file extends nothing."))
-    if document.data["extends"] != "packaged":
-        text = f"'extends' must be 'packaged', not {document.data['extends']!r}."
-        return Source(path=real, document=_refused(document, text))
+        data = {key: value for key, value in document.data.items() if key != "extends"}
+        refused = (document.problem(("extends",), "the packaged file extends nothing."),)
+        return Source(path=real, document=replace(document, data=data), refused=refused)
     base = read(packaged, file=shown(packaged))
-    return Source(path=real, document=base if base.problems else _overlay(base, document), base=base)
+    whole = base if base.problems else _overlay(base, document)
+    return Source(path=real, document=whole, base=base, refused=_refused(document))
 
 
-def _refused(document: Document, message: str) -> Document:
-    """The same file with a problem at its ``extends``."""
-    return Document(file=document.file, problems=(document.problem(("extends",), message),))
+def _refused(document: Document) -> tuple[Problem, ...]:
+    extends = document.data["extends"]
+    if extends == "packaged":
+        return ()
+    text = f"'extends' must be 'packaged', not {extends!r}.{did_you_mean(str(extends), ['packaged'])}"
+    return (document.problem(("extends",), text),)
 
 
 def merge_entry(below: Mapping[Key, Any], above: Mapping[Key, Any]) -> dict[Key, Any]:

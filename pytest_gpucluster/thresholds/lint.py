@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpucluster.config.yaml_lines import Document, KeyPath
+    from pytest_gpucluster.thresholds.layers import Source
     from pytest_gpucluster.thresholds.resolve import Profile, Threshold
     from pytest_gpucluster.thresholds.schema import Entry, Override
 
@@ -43,11 +44,27 @@ def schema() -> dict[str, Any]:
 
 def check(path: Path | None) -> tuple[ThresholdsFile | None, list[Problem]]:
     """Read a file once and find everything that is wrong with it. An entry of the wrong shape is checked no further."""
-    file, problems = ThresholdsFile.validate(read_source(path))
-    if file is None:
-        return None, problems
-    found = problems + ([*_check_profiles(file)] or [*_check_entries(file)])
-    return file, sorted(set(found), key=lambda problem: (problem.file, problem.line, problem.message))
+    source = read_source(path)
+    file, problems = ThresholdsFile.validate(source)
+    found = problems if file is None else problems + ([*_check_profiles(file)] or [*_check_entries(file)])
+    in_order = sorted(set(found), key=lambda problem: (problem.file, problem.line, problem.message))
+    return file, [*source.refused, *_forgotten_extends(source, in_order), *in_order]
+
+
+def _forgotten_extends(source: Source, problems: list[Problem]) -> list[Problem]:
+    """A file that says less than it must, and has ``extends`` nowhere: it may be meant as an overlay."""
+    data = source.document.data
+    if not problems or not data or "extends" in data or source.base is not None:
+        return []
+    packaged = read_source(None)
+    required = {name for name, one in shape.Entry.model_fields.items() if one.is_required()}
+    known, entries = packaged.document.data.get("criteria", {}), data.get("criteria")
+    shared = [entries[key] for key in entries if key in known] if isinstance(entries, dict) else []
+    is_short = "profiles" not in data or any(isinstance(one, dict) and not required <= one.keys() for one in shared)
+    if not is_short or source.path.absolute() == packaged.path.absolute():
+        return []
+    text = "did you forget `extends: packaged`? Without it a file stands alone and needs all that follows."
+    return [Problem(file=source.document.file, line=1, message=text)]
 
 
 def _check_profiles(file: ThresholdsFile) -> Iterator[Problem]:

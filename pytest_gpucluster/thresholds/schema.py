@@ -16,11 +16,14 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from pytest_gpucluster.config.schema_errors import Part, shape_problems
+from pytest_gpucluster.config.schema_errors import Part, did_you_mean, shape_problems
 from pytest_gpucluster.config.settings import SOAK_S
+from pytest_gpucluster.thresholds import units
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.config.yaml_lines import Document, Problem
+    from collections.abc import Collection, Sequence
+
+    from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem
 
 Unit = Literal[
     "TFLOPS",
@@ -183,10 +186,11 @@ class File(_Strict):
 _TOP_KEYS = ("schema", "extends", "cluster", "profiles", "criteria")
 
 
-def validate(document: Document) -> tuple[File | None, list[Problem]]:
+def validate(document: Document, *, packaged: Collection[str] = ()) -> tuple[File | None, list[Problem]]:
     """Validate the shape of a file: the content, and what is wrong with it.
 
-    Entries of the wrong shape are left out of the content. Other faults of shape leave no content.
+    Entries of the wrong shape are left out of the content. Other faults of shape leave no content. ``packaged`` are the
+    criteria of the file that an overlay extends; empty for a file that stands alone.
     """
     if document.problems:
         return None, list(document.problems)
@@ -194,12 +198,45 @@ def validate(document: Document) -> tuple[File | None, list[Problem]]:
         return File.model_validate(document.data), []
     except ValidationError as error:
         errors = error.errors()
-    problems = shape_problems(errors, document, part_of=part_of)
+    unknown = _unknown_entries(errors, document, packaged) if packaged else {}
+    left = [one for one in errors if not (one["type"] == "missing" and one["loc"][1:2] and one["loc"][1] in unknown)]
+
+    def hint(path: KeyPath, word: str, choices: Sequence[str]) -> str:
+        if path[-1] == "unit":
+            return units.hint(word, _plain_number(document, path[:-1]), choices)
+        return did_you_mean(word, choices)
+
+    problems = [*unknown.values(), *shape_problems(left, document, part_of=part_of, hint=hint)]
     if not all(item["loc"][:1] == ("criteria",) and len(item["loc"]) > 1 for item in errors):
         return None, problems
     wrong = {item["loc"][1] for item in errors}
     criteria = {key: entry for key, entry in document.data["criteria"].items() if key not in wrong}
     return File.model_validate({**document.data, "criteria": criteria}), problems
+
+
+def _unknown_entries(errors: Sequence[Any], document: Document, packaged: Collection[str]) -> dict[str | int, Problem]:
+    """New entries of an overlay that lack keys, and are called almost like a packaged one: one problem for each."""
+    lacks: dict[str | int, list[str]] = {}
+    for error in errors:
+        match error["type"], error["loc"]:
+            case "missing", ("criteria", key, name) if key not in packaged:
+                lacks.setdefault(key, []).append(str(name))
+    found: dict[str | int, Problem] = {}
+    for key, names in lacks.items():
+        hint = did_you_mean(str(key), list(packaged))
+        text = f"{key!r} is no packaged criterion, and a new one also needs {', '.join(names)}.{hint}"
+        if hint:
+            found[key] = document.problem(("criteria", key), text)
+    return found
+
+
+def _plain_number(document: Document, path: KeyPath) -> float | None:
+    """The limit that a layer of an entry has, if it is one number in the entry's unit."""
+    layer: Any = document.data
+    for key in path:
+        layer = layer[key]
+    numbers = [layer[kind] for kind in ("above", "below", "min", "max") if kind in layer and "of" not in layer]
+    return numbers[0] if len(numbers) == 1 and isinstance(numbers[0], (int, float)) else None
 
 
 def part_of(path: tuple[str | int, ...]) -> Part:

@@ -10,6 +10,8 @@ from tests.support.runs import Torchrun, run_pytest, user_folder
 from tests.support.thresholds_files import entry, write_limits
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.runs import FinishedRun
 
 pytestmark = pytest.mark.e2e
@@ -175,3 +177,13 @@ def test_site_verdict(site: FinishedRun) -> None:
     assert site.returncode == 1
     assert site.results["verdict"] == "REJECTED"
     assert "handover REJECTED: " in site.stdout
+
+
+def test_a_misspelt_recipe(tmp_path: Path) -> None:
+    """An error that names the entry which is called almost so."""
+    text = "import pytest\n@pytest.fixture\ndef rate(recipe): return recipe('site_rat')\n"
+    (tmp_path / "test_own.py").write_text(f"{text}def test_site_rate(rate, criterion): ...\n", encoding="utf-8")
+    limits = write_limits(tmp_path / "limits.yaml", {"site_rate": entry()}, extends=False)
+    run = run_pytest(tmp_path, "--gpucluster", "test_own.py", limits)
+    assert run.row("site_rate")["outcome"] == "error"
+    assert "has no such criterion. Did you mean 'site_rate'?" in run.row("site_rate")["reason"]

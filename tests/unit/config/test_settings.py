@@ -51,3 +51,22 @@ def test_levels() -> None:
     assert reaches("standard", "quick")
     assert reaches("soak", "soak")
     assert not reaches("standard", "soak")
+
+
+@pytest.mark.parametrize(("text", "near"), [("quik", "quick"), ("standart", "standard"), ("sok:8h", "soak")])
+def test_a_level_that_is_nearly_right(text: str, near: str) -> None:
+    """The level that is called almost so is named; a level with a wrong duration has no nearer name."""
+    with pytest.raises(ConfigurationError, match=f"Did you mean '{near}'"):
+        parse_level(text)
+    with pytest.raises(ConfigurationError) as caught:
+        parse_level("quick:8h")
+    assert "Did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "near"), [("node=2", "nodes"), ("gpus_per_nodes=8", "gpus_per_node"), ("gpu_per_node=8", "gpus_per_node")]
+)
+def test_an_expectation_that_is_nearly_right(text: str, near: str) -> None:
+    """The key that is called almost so is named."""
+    with pytest.raises(ConfigurationError, match=f"Did you mean '{near}'"):
+        parse_expect(text)

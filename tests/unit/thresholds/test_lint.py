@@ -244,6 +244,86 @@ def test_of_a_gpu_without_that_number(write: Write) -> None:
     assert "A100 SXM 80 GB has no gpu.fp8_tflops" in problems_of(write(text))[0]
 
 
+# An overlay that is none, and names that are nearly right
+
+ENTRY = "  {name}: {{above: 650}}\n"
+FORGOTTEN = "site.yaml:1: did you forget `extends: packaged`?"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "schema: 1\ncriteria:\n  bf16_tflops: {above: 650}\n",
+        "schema: 1\nprofiles: {rehearsal: {rehearsal: true}}\ncriteria:\n  bf16_tflops: {above: 650}\n",
+        "schema: 1\nprofiles: {site: {inherits: h200-sxm}}\ncriteria:\n  bf16_tflops: {above: 650}\n",
+        "schema: 1\ncluster: {nodes: 2}\n",
+        "criteria:\n  bf16_tflops: {above: 650}\n",
+        "schema: 1\nextend: packaged\ncriteria:\n  bf16_tflops: {above: 650}\n",
+    ],
+)
+def test_a_forgotten_extends_is_said_first(text: str, write: Write) -> None:
+    """What looks like an overlay and has no ``extends``; what is missing follows."""
+    lines = problems_of(write(text))
+    assert lines[0].startswith(FORGOTTEN)
+    assert len(lines) > 1
+    assert not any(FORGOTTEN in line for line in lines[1:])
+
+
+def test_a_whole_file_with_a_fault_forgot_nothing(write: Write) -> None:
+    """A file that stands alone, with a missing key of an entry of its own, and an overlay with a fault."""
+    own = GOOD.replace("gpu_count:", "my_count:").replace("busbw[all_reduce]", "mine").replace("bf16_tflops:", "rate:")
+    assert not any("forget" in line for line in problems_of(write(own.replace("    per: gpu\n", ""))))
+    assert not any("forget" in line for line in problems_of(write("schema: 1\nextends: packaged\ncriteria: {x: {min: 1}}\n")))
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [("bf16_tflop", "bf16_tflops"), ("hbm_bandwith", "hbm_bandwidth"), ('"busbw[all_reduc]"', "busbw[all_reduce]")],
+)
+def test_a_misspelt_packaged_name_is_one_line(name: str, near: str, write: Write) -> None:
+    """Instead of a line for each key that a new entry would need."""
+    lines = problems_of(write(f"schema: 1\nextends: packaged\ncriteria:\n{ENTRY.format(name=name)}"))
+    shown = name.strip('"')
+    needs = "criterion, per, unit, why, source"
+    told = f"{shown!r} is no packaged criterion, and a new one also needs {needs}. Did you mean {near!r}?"
+    assert lines == [f"site.yaml:4: {told}"]
+
+
+def test_all_problems_at_once_with_a_wrong_extends(write: Write) -> None:
+    """What is wrong below is checked as if it said ``packaged``."""
+    text = "schema: 1\nextends: packagd\ncriteria:\n  bf16_tflops: {abvoe: 650, noise: 3}\n  hbm_bandwidth: {min: -1}\n"
+    lines = problems_of(write(text))
+    assert [line.split(": ")[0] for line in lines] == [f"site.yaml:{number}" for number in (2, 4, 4, 5)]
+    assert lines[0] == "site.yaml:2: 'extends' must be 'packaged', not 'packagd'. Did you mean 'packaged'?"
+    assert any("'abvoe'" in line and "Did you mean 'above'?" in line for line in lines)
+    assert any("'noise' must be below 1" in line for line in lines)
+    assert any("negative" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("limit", "unit", "expected"),
+    [
+        ("min: 500", "MB/s", " For 500 MB/s say 0.5 GB/s."),
+        ("above: 400", "Gb/s", " For 400 Gb/s say 50 GB/s."),
+        ("above: 0.4", "Tbit/s", " For 0.4 Tbit/s say 50 GB/s."),
+        ("min: 1073.741824", "MB", " For 1073.741824 MB say 1 GiB."),
+        ("min: {2: 5, any: 6}", "MB/s", " 1 MB/s is 0.001 GB/s."),
+        ("min: 5", "TFLOP", " Did you mean 'TFLOPS'?"),
+        ("min: 5", "tflops", " Did you mean 'TFLOPS'?"),
+        ("min: 5", "GByte/s", " Did you mean 'GB/s'?"),
+        ("min: 5", "gpus", " Did you mean 'GPUs'?"),
+        ("min: 5", "mb/s", ""),
+        ("min: 5", "furlongs", ""),
+    ],
+)
+def test_the_hint_of_a_wrong_unit(limit: str, unit: str, expected: str, write: Write) -> None:
+    """Another unit is converted with its number. A unit of another size is never suggested as another spelling."""
+    entry = f"  own: {{criterion: C, per: gpu, {limit}, unit: {unit}, why: a reason, source: a contract}}\n"
+    lines = problems_of(write(f"schema: 1\nextends: packaged\ncriteria:\n{entry}"))
+    assert len(lines) == 1
+    assert lines[0].split("links, count.")[1] == expected
+
+
 def test_the_schema_is_json_and_knows_every_key() -> None:
     """The schema is for editors. A limit may be left out but must not be null."""
     schema = lint.schema()
