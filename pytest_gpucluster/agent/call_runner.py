@@ -24,15 +24,18 @@ from pytest_gpucluster.protocol.messages import (
     Progress,
     ProgressInCall,
     Reply,
+    Spans,
     StartCall,
     Task,
 )
+from pytest_gpucluster.protocol.rank import spans
 
 STEP_CHARACTERS = 80
 
 if TYPE_CHECKING:
     from pytest_gpucluster.agent.heartbeat import Heartbeat
     from pytest_gpucluster.protocol.rank import Rank
+    from pytest_gpucluster.worker.last_collective import LastCollective
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,9 +244,10 @@ class CallRunner:
         reply = replace(result, entered=entered)
         if self._worker is not None:
             self._worker.drain()
-            collectives, collective = self._worker.collective()
+            last = self._worker.collective()
             output = self._worker.tail.decode("utf-8", "replace")
-            reply = replace(reply, collectives=collectives, collective=collective, output=output)
+            reply = replace(reply, collectives=last.count, collective=last.name, output=output)
+            reply = replace(reply, members=_members_of(last, call, self._context.rank.rank))
         rank, channel = self._context.rank.rank, self._context.channel
         try:
             channel.put(reply_key(call.id, rank), reply)
@@ -253,3 +257,9 @@ class CallRunner:
         if not reply.ok:
             channel.put(fault_key(call.id), Fault(rank=rank))
             self.discard_worker()
+
+
+def _members_of(last: LastCollective, call: StartCall, rank: int) -> Spans:
+    """The ranks that take part in a collective of this rank; empty without a process group."""
+    ranks = next((group.ranks for group in call.groups or () if rank in group.ranks), ())
+    return spans(one for first, end in last.members or ((0, len(ranks)),) for one in ranks[first : end + 1])

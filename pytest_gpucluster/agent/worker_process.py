@@ -20,6 +20,8 @@ from pytest_gpucluster.worker import flight_recorder, last_collective, python_st
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pytest_gpucluster.worker.last_collective import LastCollective
+
 KILL_S = 10.0
 SEND_S = 8.0  # the agent does not beat meanwhile: less than the controller waits for a beat
 TAIL_BYTES = 64 * 1024
@@ -77,8 +79,8 @@ class WorkerProcess:
         mine.settimeout(SEND_S)  # a worker that does not read must not block its agent for longer
         self.wire = Wire(mine)
 
-    def collective(self) -> tuple[int, str]:
-        """The number of collectives entered in this call, and the name of the last one."""
+    def collective(self) -> LastCollective:
+        """The number of collectives entered in this call, and the last one."""
         return last_collective.read(self._collective_file)
 
     def drain(self) -> bool:

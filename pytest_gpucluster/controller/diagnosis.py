@@ -6,7 +6,7 @@ Pure: replies in, text out.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -47,22 +47,23 @@ def diagnose(replies: Mapping[int, Reply], *, name: Name, what: str) -> Diagnosi
         what: the outcome, for example ``gemm was not measured``.
     """
     failed = {rank: reply for rank, reply in replies.items() if isinstance(reply, Failure)}
-    culprits, headline = _find_cause(failed, num_ranks=len(replies))
-    kind = failed[culprits[0] if culprits else min(failed)].kind
+    culprits, headline = _find_cause(failed, replies)
+    blamed = [rank for rank in culprits if rank in failed]  # a rank that returned too early has not failed itself
+    kind = "hung" if culprits and not blamed else failed[blamed[0] if blamed else min(failed)].kind
     lines = [f"{what}: {headline(name)}"]
     others = [rank for rank in failed if rank not in culprits]
     lines += [f"  {text}" for text in _consequences(others, failed)]
-    lines += _evidence(_with_stacks(culprits or tuple(failed), failed), failed, name)
+    lines += _evidence(_with_stacks(blamed or ([] if culprits else list(failed)), failed), failed, name)
     return Diagnosis(culprits=culprits, kind=kind, text="\n".join(lines))
 
 
-def _find_cause(failed: Failures, *, num_ranks: int) -> Cause:
+def _find_cause(failed: Failures, replies: Mapping[int, Reply]) -> Cause:
     """The culprits, and the failure in words as soon as ranks have names."""
     causes = _first_causes(failed)
     if causes:
         return tuple(causes), lambda name: _describe_each(causes, failed, name)
     if any(reply.kind == "hung" for reply in failed.values()):
-        return _find_cause_of_hang(failed, num_ranks=num_ranks)
+        return _find_cause_of_hang(failed, replies)
     ranks = sorted(failed)
     return (), lambda name: f"ranks {ranges(ranks)} failed together: {name(ranks[0])} {_describe(failed[ranks[0]])}"
 
@@ -81,33 +82,39 @@ def is_consequence(failure: Failure) -> bool:
     return failure.kind == "raised" and bool(CONSEQUENCE.search(failure.error))
 
 
-def _find_cause_of_hang(failed: Failures, *, num_ranks: int) -> Cause:
-    """Stopped processes; otherwise ranks that entered fewer collectives than others; otherwise a single rank."""
-    counts = {rank: reply.collectives for rank, reply in failed.items()}
-    furthest = max(counts.values())
-    behind = sorted(rank for rank in failed if counts[rank] < furthest)
-    stopped = sorted(rank for rank in failed if failed[rank].state == "T")
+def _find_cause_of_hang(failed: Failures, replies: Mapping[int, Reply]) -> Cause:
+    """Stopped processes; otherwise ranks that never arrived in a collective; otherwise a single rank."""
     late = next(reply.error for reply in failed.values() if reply.kind == "hung")
-    entered = sorted(rank for rank in failed if counts[rank] == furthest)
-    collective = next((failed[rank].collective for rank in entered), "")
+    stopped = sorted(rank for rank in failed if failed[rank].state == "T")
     if stopped:
         return tuple(stopped), lambda name: f"{_names(stopped, name)} is stopped (SIGSTOP): the call {late}"
-    if behind and num_ranks > 1:
-        where = f"{collective} (collective {furthest} of the call)"
-        return (
-            tuple(behind),
-            lambda name: (
-                f"{_names(behind, name)} never arrived in {where}, which ranks {ranges(entered)} had entered: the call {late}"
-            ),
-        )
-    if num_ranks == 1:
+    if len(replies) == 1:
         return tuple(failed), lambda name: f"{_names(sorted(failed), name)} {late}{_last_collective(failed[min(failed)])}"
-    return (
-        (),
-        lambda _name: (
-            f"ranks {ranges(sorted(failed))} all entered {collective or 'no collective'} and none returned: the call {late}"
-        ),
-    )
+    furthest = max(reply.collectives for reply in failed.values())
+    entered = sorted(rank for rank in failed if failed[rank].collectives == furthest)
+    collective = next((failed[rank].collective for rank in entered), "")
+    absent = _find_absent(failed, replies, failed[entered[0]])
+    if absent:
+        where = f"{collective} (collective {furthest} of the call), which {_ranks(entered)} had entered"
+        returned = [rank for rank in absent if rank not in failed]
+        why = f"{_ranks(returned)} returned from the function; " if returned else ""
+        return tuple(absent), lambda name: f"{_names(absent, name)} never arrived in {where}: {why}the call {late}"
+    return (), lambda _name: f"{_ranks(failed)} all entered {collective or 'no collective'} and none returned: the call {late}"
+
+
+def _find_absent(failed: Failures, replies: Mapping[int, Reply], waiting: Failure) -> list[int]:
+    """The ranks that never arrived in the collective in which a rank waits, although they are members of it.
+
+    A rank that returned with fewer collectives than every rank that waits is the cause: those behind the furthest wait for it
+    as well. Otherwise a rank that returned is no cause, and those behind the furthest are.
+    """
+    spans = waiting.members or ((min(replies), max(replies)),)
+    members = [rank for rank in replies if any(first <= rank <= last for first, last in spans)]
+    lowest = min((failed[rank].collectives for rank in failed if rank in members), default=0)
+    behind = {rank: replies[rank].collectives for rank in members if replies[rank].collectives < waiting.collectives}
+    returned = [rank for rank, count in behind.items() if rank not in failed and count <= lowest]
+    last_arrival = max((behind[rank] for rank in returned), default=waiting.collectives)
+    return sorted([*returned, *[rank for rank, count in behind.items() if rank in failed and count <= last_arrival]])
 
 
 def _last_collective(failure: Failure) -> str:
@@ -128,6 +135,10 @@ def _describe(failure: Failure) -> str:
     return f"{failure.error}{_last_collective(failure)}"
 
 
+def _ranks(ranks: Collection[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {ranges(sorted(ranks))}"
+
+
 def _names(ranks: Sequence[int], name: Name) -> str:
     if len(ranks) == 1:
         return name(ranks[0])
@@ -140,7 +151,7 @@ def _consequences(ranks: Sequence[int], failed: Failures) -> list[str]:
     for rank in sorted(ranks):
         where = f" in {failed[rank].collective}" if failed[rank].collective else ""
         ranks_of.setdefault(f"waited{where} and did not finish because of it", []).append(rank)
-    return [f"rank{'s' if len(same) > 1 else ''} {ranges(same)} {text}" for text, same in ranks_of.items()]
+    return [f"{_ranks(same)} {text}" for text, same in ranks_of.items()]
 
 
 def _with_stacks(ranks: Sequence[int], failed: Failures) -> tuple[int, ...]:

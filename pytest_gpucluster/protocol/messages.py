@@ -167,7 +167,8 @@ class _Result(TypedMessage):
     """What every result says.
 
     ``call``: the id of the call, where a worker answers. The agent adds whether the call was entered, the number of
-    collectives entered in it, the name of the last one, and the end of what the worker printed.
+    collectives entered in it, the name of the last one, its ``members`` (empty without a process group), and the end of
+    what the worker printed.
     """
 
     t: Literal["result"] = "result"
@@ -175,6 +176,7 @@ class _Result(TypedMessage):
     entered: bool = False
     collectives: int = 0
     collective: str = ""
+    members: Spans = ()
     output: str = ""
 
 

@@ -5,17 +5,26 @@ In a group that hangs, a rank whose count is behind its peers' is the one that n
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import mmap
 import os
 import struct
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.protocol.rank import spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-LAYOUT = struct.Struct("=Q56s")
+    from pytest_gpucluster.protocol.messages import Spans
+
+MAX_SPANS = 32
+HEAD = struct.Struct("=Q56sI")
+SPANS = struct.Struct(f"={2 * MAX_SPANS}I")
+NOTHING = bytes(HEAD.size + SPANS.size)
 COLLECTIVES = (
     "all_reduce",
     "all_gather",
@@ -38,18 +47,33 @@ COLLECTIVES = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastCollective:
+    """The number of collectives entered in a call, and the name of the last one.
+
+    ``members``: the positions in the process group of the call that take part in it; empty: all of them.
+    """
+
+    count: int = 0
+    name: str = ""
+    members: Spans = ()
+
+
 def create(path: Path) -> None:
     """Create the file, with no collective entered."""
-    path.write_bytes(LAYOUT.pack(0, b""))
+    path.write_bytes(NOTHING)
 
 
-def read(path: Path) -> tuple[int, str]:
-    """The number of collectives entered in this call, and the name of the last one."""
+def read(path: Path) -> LastCollective:
+    """What the worker wrote last; nothing entered if that cannot be read."""
     try:
-        count, name = LAYOUT.unpack(path.read_bytes()[: LAYOUT.size])
+        data = path.read_bytes()
+        count, name, num_spans = HEAD.unpack_from(data)
+        ends = SPANS.unpack_from(data, HEAD.size)
     except (OSError, struct.error):
-        return 0, ""
-    return count, name.rstrip(b"\0").decode("ascii", "replace")
+        return LastCollective()
+    members = tuple(zip(ends[::2], ends[1::2], strict=True))[:num_spans]
+    return LastCollective(count=count, name=name.rstrip(b"\0").decode("ascii", "replace"), members=members)
 
 
 class CollectiveRecorder:
@@ -58,29 +82,40 @@ class CollectiveRecorder:
     def __init__(self, path: Path) -> None:
         """Map the file that the agent created. A write costs one store to memory, and survives the process."""
         descriptor = os.open(path, os.O_RDWR)
-        self._memory = mmap.mmap(descriptor, LAYOUT.size)
+        self._memory = mmap.mmap(descriptor, len(NOTHING))
         os.close(descriptor)
         self._count = 0
 
     def restart(self) -> None:
         """Count from zero: a new call begins."""
         self._count = 0
-        self._write("")
+        self._memory[:] = NOTHING
 
     def watch(self, module: Any) -> None:
         """Wrap the collectives of ``torch.distributed``, so that each is recorded before it can block."""
         for name in COLLECTIVES:
             if hasattr(module, name):
-                setattr(module, name, self._wrap(name, getattr(module, name)))
+                setattr(module, name, self._wrap(name, getattr(module, name), module))
 
-    def _wrap(self, name: str, collective: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap(self, name: str, collective: Callable[..., Any], module: Any) -> Callable[..., Any]:
         @functools.wraps(collective)
         def entered(*args: Any, **kwargs: Any) -> Any:
             self._count += 1
-            self._write(name)
+            members = _members((*args, kwargs.get("group")), module)
+            ends = struct.pack(f"={2 * len(members)}I", *[end for span in members for end in span])
+            self._memory[HEAD.size : HEAD.size + len(ends)] = ends
+            self._memory[: HEAD.size] = HEAD.pack(self._count, name.encode()[:56], len(members))
             return collective(*args, **kwargs)
 
         return entered
 
-    def _write(self, name: str) -> None:
-        self._memory[: LAYOUT.size] = LAYOUT.pack(self._count, name.encode()[:56])
+
+def _members(arguments: tuple[Any, ...], module: Any) -> Spans:
+    """The members of the process group among the arguments of a collective; empty for the group of the call itself."""
+    group = next((one for one in arguments if isinstance(one, module.ProcessGroup)), None)
+    if group is None or group is module.group.WORLD:
+        return ()
+    with contextlib.suppress(ValueError, RuntimeError, KeyError):  # a group that was destroyed: the collective itself says so
+        members = spans(module.get_process_group_ranks(group))
+        return members if len(members) <= MAX_SPANS else ()
+    return ()

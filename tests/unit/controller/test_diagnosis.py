@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,11 +85,63 @@ def test_who_never_arrived_is_named() -> None:
     assert "did not return within 5 s" in first
 
 
-def test_who_returned_early_is_no_culprit_of_a_hang() -> None:
-    """A rank that is through is not blamed; those that stand at different collectives are told apart."""
-    culprits, _, text = diagnosed({0: OK, 1: hung(2), 2: hung(1)})
+def returned(collectives: int) -> Success:
+    """A rank that returned after so many collectives."""
+    return Success(value=1, collectives=collectives)
+
+
+@pytest.mark.parametrize(
+    ("replies", "expected"),
+    [
+        ({0: hung(2), 1: hung(2), 2: returned(1), 3: hung(2)}, (2,)),
+        ({0: hung(2), 1: returned(1), 2: returned(1), 3: hung(2)}, (1, 2)),
+        ({0: hung(2), 1: returned(0), 2: returned(1), 3: hung(2)}, (1, 2)),
+        ({0: hung(1), 1: returned(0)}, (1,)),
+        ({0: hung(4), 1: returned(1), 2: hung(2), 3: hung(4)}, (1,)),
+        (
+            {0: bad("raised", ECHO, type="RuntimeError", collectives=2, collective="all_reduce"), 1: returned(1), 2: hung(2)},
+            (1,),
+        ),
+    ],
+    ids=["one", "two", "two at different places", "pair", "the others wait at different places", "a wait that broke off"],
+)
+def test_who_returned_early_is_named(replies: dict[int, Reply], expected: tuple[int, ...]) -> None:
+    """The ranks whose collective the others wait for in vain; nobody else is blamed."""
+    culprits, kind, text = diagnosed(replies)
+    assert (culprits, kind) == (expected, "hung")
+    first = text.splitlines()[0]
+    who = f"rank {expected[0]}" if len(expected) == 1 else f"ranks {expected[0]}-{expected[-1]}"
+    assert f"{who} (" in first
+    assert "never arrived in all_reduce" in first
+    assert f": {who} returned from the function; the call did not return within 5 s" in first
+
+
+def test_who_returned_early_and_who_hangs_elsewhere() -> None:
+    """Neither came into the second collective: both are named, and which of them returned."""
+    culprits, _, text = diagnosed({0: hung(2), 1: returned(1), 2: hung(1), 3: hung(2)})
+    assert culprits == (1, 2)
+    assert "ranks 1-2 (" in text
+    assert ": rank 1 returned from the function; the call" in text
+
+
+def test_who_is_through_is_no_culprit_of_a_hang() -> None:
+    """A rank that took part in every collective is not blamed; those that stand at different collectives are told apart."""
+    culprits, _, text = diagnosed({0: returned(2), 1: hung(2), 2: hung(1)})
     assert culprits == (2,)
     assert "rank 0" not in text
+    culprits, _, text = diagnosed({0: returned(2), 1: hung(2), 2: hung(2)})
+    assert culprits == ()
+    assert "ranks 1-2 all entered all_reduce and none returned" in text
+
+
+def test_who_is_no_member_of_the_collective_is_no_culprit() -> None:
+    """Ranks 0 and 1 talk among themselves: those who returned long before have nothing to do with their hang."""
+    replies = {0: replace(hung(5), members=((0, 1),)), 1: hung(4), 2: returned(1), 3: returned(1)}
+    culprits, _, text = diagnosed(replies)
+    assert culprits == (1,)
+    assert "returned from" not in text
+    culprits, _, _ = diagnosed({**replies, 1: hung(5)})
+    assert culprits == ()
 
 
 def test_who_is_stopped_is_named() -> None:
@@ -149,7 +202,9 @@ def test_whatever_comes_is_put_into_words(replies: dict[int, Failure], one_good:
     """Never an exception; culprits are ranks that failed; who was only released is never blamed."""
     everyone: dict[int, Reply] = {**replies, 100: OK} if one_good else {**replies}
     found = diagnose(everyone, name=name, what="w")
-    assert set(found.culprits) <= set(replies)
+    assert set(found.culprits) <= set(everyone)
+    if not any(reply.kind == "hung" for reply in replies.values()):
+        assert set(found.culprits) <= set(replies)
     assert found.text.startswith("w: ")
     assert found.kind in KINDS
     if any(reply.kind in ("died", "lost") for reply in replies.values()):
