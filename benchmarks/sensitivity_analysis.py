@@ -45,11 +45,11 @@ def judge(one: Round, criteria: Mapping[str, Threshold]) -> dict[str, set[int]]:
         called[quantity] = {gpu for gpu, rate in rates.items() if not floor.holds(rate)}
         key = f"straggler[{quantity}]"
         most = criteria[key].limit(gpus=1, cluster={})
-        short = shortfalls(rates, **criteria[key].recipe)
-        called[key] = {gpu for gpu, found in short.items() if found.is_judged and not most.holds(found.unexplained_percent)}
+        short = shortfalls(rates, floor_spread=criteria[key].recipe["floor_spread"])
+        called[key] = {gpu for gpu, found in short.items() if found.is_named(most.value)}
     rates = {gpu: rate for gpu, rate in enumerate(one.rates[CANDIDATE]) if rate is not None}
     short = shortfalls(rates, floor_spread=CANDIDATE_SPREAD)
-    called[CANDIDATE] = {gpu for gpu, found in short.items() if found.unexplained_percent > CANDIDATE_PERCENT}
+    called[CANDIDATE] = {gpu for gpu, found in short.items() if found.is_named(CANDIDATE_PERCENT)}
     return called
 
 

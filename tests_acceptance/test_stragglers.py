@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import pytest
 
 from pytest_gpucluster import MeasurementError
-from pytest_gpucluster.judging.outliers import FEWEST_SIBLINGS, shortfalls
+from pytest_gpucluster.judging.disagreement import Healthy, Siblings, compare
+from pytest_gpucluster.judging.outliers import FEWEST_SIBLINGS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,28 +45,24 @@ def siblings(request, quantity):
 
 @pytest.mark.parametrize("quantity", [pytest.param(name, marks=one.mark) for name, one in COMPARED.items()])
 def test_straggler(quantity, siblings, place, recipe, criterion):
-    """The GPU lies no further below the median of its siblings than healthy GPUs differ."""
+    """The GPU lies no further below the median of its siblings than healthy GPUs differ, and the siblings are alike."""
     own, field, way = siblings[place], COMPARED[quantity].field, COMPARED[quantity].way
     measured = {one: siblings[one] for one in siblings if one not in siblings.errors}
     rates = {one: rate for one, found in measured.items() if (rate := getattr(found, field)) is not None}
     if place not in rates:
         raise MeasurementError(f"{place.label}: {quantity} has no value here, so nothing can be compared", culprits=(place,))
-    models = {one: found.device for one, found in measured.items()}
-    short = shortfalls(rates, group_of=models, **recipe(f"straggler[{quantity}]")).get(place)
-    if short is None or not short.is_judged:
-        alike = 0 if short is None else short.siblings
-        why = f"of its siblings ({own.device}) {alike} could be measured, and it takes {FEWEST_SIBLINGS} to say who is slow"
-        raise MeasurementError(f"{place.label}: {why}")
-    criterion.require(
-        short.unexplained_percent,
-        evidence={
-            "own": rates[place],
-            "median of siblings": short.median,
-            "their MAD": short.mad,
-            "% below": short.percent,
-            "robust sigmas": short.score,
-            "siblings": short.siblings,
-            "not measured": len(siblings) - len(rates),
-            **(own.evidence if way is None else own.evidence(way)),
-        },
+    alike = Siblings(
+        rates=rates,
+        models={one: found.device for one, found in measured.items()},
+        hosts={one: one.node for one in rates},
     )
+    healthy = Healthy(**recipe(f"straggler[{quantity}]"))
+    compared = compare(alike, healthy, limit_percent=criterion.limit.value).get(place)
+    not_measured = len(siblings) - len(rates)
+    fewest = FEWEST_SIBLINGS if not_measured else 1  # of two that are left of more, the lost ones might say who is slow
+    found = 0 if compared is None else compared.shortfall.siblings
+    if compared is None or found < fewest:
+        why = f"of its siblings ({own.device}) {found} could be measured, and it takes {fewest} to compare"
+        raise MeasurementError(f"{place.label}: {why}")
+    clocks = own.evidence if way is None else own.evidence(way)
+    criterion.require(compared, evidence={"own": rates[place], **compared.evidence, "not measured": not_measured, **clocks})

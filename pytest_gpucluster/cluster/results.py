@@ -125,7 +125,7 @@ class Results(Mapping[Any, Any]):
         See :mod:`outliers`. At least three places are needed: of two places that differ, either may be the slow one.
         """
         found = shortfalls(self.each(read), floor_spread=relative / OUTLIER_SIGMAS)
-        return {place: 1 - one.percent / 100 for place, one in found.items() if one.is_judged and one.unexplained_percent > 0}
+        return {place: 1 - one.percent / 100 for place, one in found.items() if one.is_named(0.0)}
 
     def _of_node(self, node: Place) -> Any:
         members = [place for place in self if isinstance(place, Place) and place.node == node.node]

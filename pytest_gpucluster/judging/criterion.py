@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import CriterionFailedError, MeasurementError
 from pytest_gpucluster.judging import failure_text
+from pytest_gpucluster.judging.disagreement import Compared
 from pytest_gpucluster.judging.noise import Repeats, doubt
 from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED, Record
 from pytest_gpucluster.places import Place
@@ -26,10 +27,12 @@ RANKING = (PASSED, NOISY, FAILED)
 class _Reading:
     """A value as it is judged.
 
-    ``doubt`` says why its repeats cannot be judged; None if they can. ``is_final``: more repeats could not clear the doubt.
+    ``doubt`` says why it cannot be judged; None if it can. ``is_final``: more repeats could not clear the doubt. ``limit`` is
+    the entry's, or wider where the spread of siblings explains more.
     """
 
     value: float
+    limit: Limit
     doubt: str | None = None
     is_final: bool = True
     evidence: Mapping[str, Any] = field(default_factory=dict)
@@ -55,7 +58,10 @@ class Criterion:
     first_error: MeasurementError | None = None
 
     def require(
-        self, value: float | Repeats | Mapping[Any, float | Repeats], *, evidence: Mapping[str, Any] | None = None
+        self,
+        value: float | Repeats | Compared | Mapping[Any, float | Repeats],
+        *,
+        evidence: Mapping[str, Any] | None = None,
     ) -> None:
         """Judge one value, or values by place (the worst decides).
 
@@ -63,12 +69,13 @@ class Criterion:
             value: a finite number in the entry's unit; bool, text, None, NaN, infinity and an empty mapping never pass, nor
                 do values by place that leave out a place the criterion is about, or come from another one.
                 :class:`Repeats` (``results.repeated(...)``) are judged only if they agree well enough; if they do not,
-                they are measured again, with three times as many.
+                they are measured again, with three times as many. :class:`Compared` is the distance to siblings: it may be
+                as far as the limit, or as their own spread explains, and is left open where they disagree.
             evidence: what else was seen while measuring (clocks, event reasons), shown in a failure.
 
         Raises:
             MeasurementError: the value is not a finite number, or a place has none: nothing was measured. Or (kind
-                ``noisy``) the repeats disagree, or the limit lies among them, also the second time.
+                ``noisy``) the siblings disagree, or the repeats do, or the limit lies among them, also the second time.
             CriterionFailedError: outside the limit, and the entry is not advisory.
         """
         values = value if isinstance(value, Mapping) else {self.place: value}
@@ -96,15 +103,24 @@ class Criterion:
 
     def _reading(self, measured: Any, place: Any) -> _Reading:
         """A number as it is; repeats with the doubt about them, measured again if there is one."""
+        if isinstance(measured, Compared):
+            return self._compared_reading(measured, place)
         if not isinstance(measured, Repeats):
-            return _Reading(value=self._number(measured, place))
+            return _Reading(value=self._number(measured, place), limit=self.limit)
         value = self._number(measured.value, place)
         why = doubt(measured, limit=self.limit, allowed=self.threshold.noise)
         if why is None:
-            return _Reading(value=value)
+            return _Reading(value=value, limit=self.limit)
         if measured.again is None:
-            return _Reading(value=value, doubt=why, is_final=False)
+            return _Reading(value=value, limit=self.limit, doubt=why, is_final=False)
         return self._second_reading(measured, measured.again(), place, why=why)
+
+    def _compared_reading(self, compared: Compared, place: Any) -> _Reading:
+        """The distance to siblings. The limit grows with their spread, unless they disagree by more than healthy ones."""
+        value = self._number(compared.shortfall.percent, place)
+        if compared.doubt is not None:
+            return _Reading(value=value, limit=self.limit, doubt=compared.doubt)
+        return _Reading(value=value, limit=replace(self.limit, value=max(self.limit.value, compared.allowed_percent)))
 
     def _second_reading(self, first: Repeats, second: Repeats, place: Any, *, why: str) -> _Reading:
         """The repeats that were made because ``first`` could not be judged; fewer of them cannot clear the doubt."""
@@ -116,7 +132,8 @@ class Criterion:
             still = f"measured again with {len(second.samples)} repeats, fewer than the {len(first.samples)} before"
         before = f"measured first: {failure_text.format_number(float(first.value))} {unit}, {why}"
         evidence = {f"first measured {unit}": float(first.value), "measured again because": why}
-        return _Reading(value=value, doubt=still and f"{still}; {before}", is_final=is_whole, evidence=evidence)
+        doubtful = still and f"{still}; {before}"
+        return _Reading(value=value, limit=self.limit, doubt=doubtful, is_final=is_whole, evidence=evidence)
 
     def _number(self, value: Any, place: Any) -> float:
         where = f" at {place}" if place is not None else ""
@@ -162,12 +179,18 @@ class Criterion:
     # The judgement.
 
     def _worst(self, readings: Mapping[Any, _Reading]) -> Any:
-        """The name of the lowest value where higher is better, of the highest where lower is."""
-        worst_of = min if self.limit.is_floor else max
-        return worst_of(readings, key=lambda name: readings[name].value)
+        """The name of the worst value, of those outside their limit if there are any; the lowest where higher is better."""
+        sign = -1 if self.limit.is_floor else 1
+
+        def badness(name: Any) -> tuple[bool, float]:
+            reading = readings[name]
+            return not reading.limit.holds(reading.value), sign * reading.value
+
+        return max(readings, key=badness)
 
     def _holds(self, readings: Mapping[Any, _Reading]) -> bool:
-        return self.limit.holds(readings[self._worst(readings)].value)
+        worst = readings[self._worst(readings)]
+        return worst.limit.holds(worst.value)
 
     def _judge(self, readings: Mapping[Any, _Reading], evidence: Mapping[str, Any] | None, *, is_final: bool) -> None:
         """Pass or fail by the worst reading.
@@ -176,14 +199,14 @@ class Criterion:
             CriterionFailedError: outside the limit, and the entry is not advisory.
         """
         worst = self._worst(readings)
-        value, places = readings[worst].value, self._places_of(worst)
-        facts = {**(evidence or {}), **readings[worst].evidence}
-        if self.limit.holds(value):
-            self._keep(self._record(PASSED, value, facts))
+        reading, places = readings[worst], self._places_of(worst)
+        facts = {**(evidence or {}), **reading.evidence}
+        if reading.limit.holds(reading.value):
+            self._keep(self._record(PASSED, reading, facts))
             return
-        message = failure_text.describe_failure(self.threshold, self.limit, value, places=places, evidence=facts)
+        message = failure_text.describe_failure(self.threshold, reading.limit, reading.value, places=places, evidence=facts)
         culprits = tuple(place.id for place in places)
-        self._keep(replace(self._missed(FAILED, value, facts, message, is_final=is_final), culprits=culprits))
+        self._keep(replace(self._missed(FAILED, reading, facts, message, is_final=is_final), culprits=culprits))
         if not self._is_advisory:
             raise CriterionFailedError(message)
         self.note(message)
@@ -196,10 +219,12 @@ class Criterion:
         """
         worst = self._worst(readings)
         reading, places = readings[worst], self._places_of(worst)
-        message = failure_text.describe_noise(self.threshold, self.limit, reading.value, places=places, why=reading.doubt or "")
+        message = failure_text.describe_noise(
+            self.threshold, reading.limit, reading.value, places=places, why=reading.doubt or ""
+        )
         facts = {**(evidence or {}), **reading.evidence}
         is_final = all(one.is_final for one in readings.values())
-        self._keep(self._missed(NOISY, reading.value, facts, message, is_final=is_final))
+        self._keep(self._missed(NOISY, reading, facts, message, is_final=is_final))
         if not self._is_advisory:
             raise MeasurementError(message, kind="noisy")
         self.note(message)
@@ -214,21 +239,21 @@ class Criterion:
 
     # The record.
 
-    def _record(self, outcome: str, value: float, evidence: Mapping[str, Any]) -> Record:
+    def _record(self, outcome: str, reading: _Reading, evidence: Mapping[str, Any]) -> Record:
         return Record(
             criterion=self.threshold.key,
             place=self.place.id if self.place is not None else None,
             outcome=outcome,
-            value=value,
-            limit=self.limit,
-            margin_percent=self.limit.margin_percent(value),
+            value=reading.value,
+            limit=reading.limit,
+            margin_percent=reading.limit.margin_percent(reading.value),
             evidence=evidence,
         )
 
-    def _missed(self, outcome: str, value: float, evidence: Mapping[str, Any], reason: str, *, is_final: bool) -> Record:
+    def _missed(self, outcome: str, reading: _Reading, evidence: Mapping[str, Any], reason: str, *, is_final: bool) -> Record:
         """The record of a value that is not within the limit, or too close to it; passed where the entry is advisory."""
         advisory = self._is_advisory
-        record = self._record(PASSED if advisory else outcome, value, evidence)
+        record = self._record(PASSED if advisory else outcome, reading, evidence)
         return replace(record, reason=reason, advisory=advisory, waivable=is_final and not advisory)
 
     def _keep(self, record: Record) -> None:

@@ -27,6 +27,7 @@ class Shortfall:
 
     ``percent``: how far it lies below their median, in per cent of it; negative for one that is faster. ``score``: the same in
     robust sigmas of the siblings. ``median`` and ``mad`` (median absolute deviation) are theirs, in the unit of the values.
+    ``explained_percent``: how far below the median their own spread explains a healthy member to lie, 3.5 sigmas.
     """
 
     percent: float
@@ -34,16 +35,16 @@ class Shortfall:
     siblings: int
     median: float
     mad: float
+    explained_percent: float
 
     @property
     def is_judged(self) -> bool:
         """Whether there are enough siblings to say which GPU is slow."""
         return self.siblings >= FEWEST_SIBLINGS
 
-    @property
-    def unexplained_percent(self) -> float:
-        """``percent`` above 3.5 sigmas. Below, the siblings' own spread explains the shortfall, and this is 0."""
-        return self.percent if self.score > OUTLIER_SIGMAS else 0.0
+    def is_named(self, limit_percent: float) -> bool:
+        """Whether this member is slow beyond doubt: further below than the limit and than its siblings' spread explains."""
+        return self.is_judged and self.percent > max(limit_percent, self.explained_percent)
 
 
 def shortfalls(
@@ -88,7 +89,14 @@ def _within(values: Mapping[Member, float], floor_spread: float) -> dict[Member,
         mad = _middle_without(deviations[median], abs(value - median))
         spread = max(MAD_TO_SIGMA * (mad / median), floor_spread)
         below = 1 - value / median
-        found[member] = Shortfall(percent=100 * below, score=below / spread, siblings=len(values) - 1, median=median, mad=mad)
+        found[member] = Shortfall(
+            percent=100 * below,
+            score=below / spread,
+            siblings=len(values) - 1,
+            median=median,
+            mad=mad,
+            explained_percent=100 * OUTLIER_SIGMAS * spread,
+        )
     return found
 
 

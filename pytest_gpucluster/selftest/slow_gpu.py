@@ -128,7 +128,7 @@ def stragglers(threshold: Threshold, rates: Mapping[Place, float], models: Mappi
     """The places that this run would call stragglers; places of one model should be alike."""
     limit = threshold.limit(gpus=1, cluster={})
     found = shortfalls(rates, floor_spread=_floor_spread(threshold), group_of=models)
-    return [place for place, one in found.items() if one.is_judged and not limit.holds(one.unexplained_percent)]
+    return [place for place, one in found.items() if one.is_named(limit.value)]
 
 
 def promised_percent(threshold: Threshold) -> float:

@@ -123,7 +123,7 @@ def test_false_alarms_are_counted(modules: SimpleNamespace, criteria: Any) -> No
 
 def test_broken_detection_is_seen(modules: SimpleNamespace, criteria: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The study asks the package's own function: where that finds nothing, nothing is found, and the aim is missed."""
-    quiet = Shortfall(percent=0.0, score=0.0, siblings=3, median=1.0, mad=0.0)
+    quiet = Shortfall(percent=0.0, score=0.0, siblings=3, median=1.0, mad=0.0, explained_percent=1.0)
     monkeypatch.setattr(modules.analysis, "shortfalls", lambda values, **_: dict.fromkeys(values, quiet))
     content = modules.analysis.analyse(made(modules), criteria)
     assert found(row_of(content, "any criterion"), "5") == (REPEATS, 0, 0)

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from pytest_gpucluster.errors import CriterionFailedError, MeasurementError
 from pytest_gpucluster.judging.criterion import Criterion
+from pytest_gpucluster.judging.disagreement import Compared
 from pytest_gpucluster.judging.noise import Repeats
+from pytest_gpucluster.judging.outliers import Shortfall
 from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED
 from pytest_gpucluster.places import Place
 from tests.support.entries import limit, threshold
@@ -255,3 +257,41 @@ def test_a_doubt_without_a_second_look_cannot_be_waived() -> None:
     for judge, outcome in ((alone, NOISY), (beside, FAILED)):
         assert judge.judged is not None
         assert (judge.judged.outcome, judge.judged.waivable) == (outcome, False)
+
+
+# --- the distance to siblings ---
+
+
+def compared(percent: float, *, allowed_percent: float = 0.0, doubt: str | None = None) -> Compared:
+    """A GPU that lies ``percent`` below the median of three siblings."""
+    short = Shortfall(percent=percent, score=1.0, siblings=3, median=1.0, mad=0.0, explained_percent=allowed_percent)
+    return Compared(shortfall=short, allowed_percent=allowed_percent, doubt=doubt)
+
+
+def test_the_limit_grows_with_what_siblings_explain() -> None:
+    """The value is the distance that was seen, and the limit on record is the one that it was judged by."""
+    entry = criterion(kind="max", value=4)
+    entry.require(compared(5.0, allowed_percent=5.5))
+    judged = entry.judged
+    assert judged is not None
+    assert (judged.outcome, judged.value, judged.limit and judged.limit.text) == ("passed", 5.0, "<= 5.5 TFLOPS")
+
+
+def test_beyond_what_siblings_explain_it_fails() -> None:
+    """By the entry's limit, where that is the wider one."""
+    entry = criterion(kind="max", value=4)
+    with pytest.raises(CriterionFailedError, match=r"4\.1 TFLOPS, above 4 TFLOPS"):
+        entry.require(compared(4.1, allowed_percent=3.5))
+
+
+@pytest.mark.parametrize("percent", [-3.0, 0.0, 3.0, 30.0])
+def test_siblings_that_disagree_leave_the_value_open(percent: float) -> None:
+    """Whatever the distance, it is shown beside the entry's own limit."""
+    entry = criterion(kind="max", value=4)
+    with pytest.raises(MeasurementError, match="nobody can be named") as caught:
+        entry.require(compared(percent, allowed_percent=50.0, doubt="nobody can be named: they differ"))
+    judged = entry.judged
+    assert judged is not None
+    assert (caught.value.kind, judged.outcome, judged.value, judged.culprits) == ("noisy", "noisy", percent, ())
+    assert judged.limit is not None
+    assert judged.limit.text == "<= 4 TFLOPS"

@@ -5,20 +5,13 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpucluster.judging.outliers import FEWEST_SIBLINGS, Shortfall, shortfalls
-from pytest_gpucluster.thresholds.load import load
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from pytest_gpucluster.thresholds.resolve import Threshold
+from tests.support.healthy_siblings import SEEN, Seen, draw_hosts, straggler_entries
 
 RATES = st.lists(st.floats(min_value=1e-6, max_value=1e12), min_size=2, max_size=12)
 FLOOR = 0.01
@@ -88,29 +81,29 @@ def test_only_the_slow_member_is_named(size: int, healthy: random.Random) -> Non
     """Siblings within 0.5 % of each other: only the member that is 6 % slower is named."""
     rates = [healthy.uniform(99.75, 100.25) for _ in range(size)]
     rates[-1] = 94
-    named = [member for member, found in compared(*rates).items() if found.unexplained_percent > 5]
+    named = [member for member, found in compared(*rates).items() if found.is_named(5)]
     assert named == [size - 1]
 
 
 def test_two_of_five_are_both_named() -> None:
     """Two slow members do not hide each other."""
     found = compared(100, 95, 100, 100, 95)
-    assert [member for member, one in found.items() if one.unexplained_percent > 4] == [1, 4]
+    assert [member for member, one in found.items() if one.is_named(4)] == [1, 4]
 
 
 def test_a_wide_spread_explains_a_shortfall() -> None:
     """Siblings that differ by several per cent among themselves are no ground to name the next one."""
     alike, apart = compared(100, 101, 99, 100.5, 94)[4], compared(100, 106, 94, 103, 94)[4]
-    assert alike.unexplained_percent == alike.percent > 6
+    assert alike.is_named(6)
     assert apart.percent > 6
-    assert apart.unexplained_percent == 0
+    assert not apart.is_named(0)
 
 
 def test_a_very_slow_sibling_hides_no_other() -> None:
     """One at a tenth of the rate moves neither the median nor the spread of the others."""
     found = compared(100, 10, 100, 100, 95)
     assert found[1].percent == pytest.approx(90)
-    assert found[4].unexplained_percent == pytest.approx(5)
+    assert found[4].is_named(4.9)
     assert max(found[member].percent for member in (0, 2, 3)) <= 0
 
 
@@ -156,103 +149,12 @@ def test_ten_thousand_take_a_moment() -> None:
     """Time goes with n log n: a large cluster is no matter of minutes."""
     rates = {member: 100.0 + member % 7 for member in range(9_999)} | {9_999: 80.0}
     found = shortfalls(rates, floor_spread=FLOOR)
-    assert [member for member, one in found.items() if one.unexplained_percent > 5] == [9_999]
+    assert [member for member, one in found.items() if one.is_named(5)] == [9_999]
 
 
 # --- how often rightly, how often wrongly: docs/decisions/0011 ---
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """Readings of healthy H200, host by host (docs/results of 2026-11-20 to 22, and reference tools on that day).
-
-    ``found_from``: the slowdown in per cent that has to be found in 95 of 100 runs, on one host and on several.
-    """
-
-    hosts: Sequence[Sequence[float]]
-    found_from: tuple[float, float]
-
-    @property
-    def within(self) -> float:
-        """Relative standard deviation among the GPUs of a host, over all hosts."""
-        squares = [(rate / statistics.fmean(host) - 1) ** 2 for host in self.hosts for rate in host]
-        return math.sqrt(sum(squares) / (len(squares) - len(self.hosts)))
-
-    @property
-    def between(self) -> float:
-        """Relative standard deviation of the hosts' means, which holds what is left of ``within`` too: on the safe side."""
-        means = [statistics.fmean(host) for host in self.hosts]
-        return statistics.stdev(means) / statistics.fmean(means)
-
-
-SEEN = {
-    "bf16_tflops": Seen(
-        hosts=[
-            (789.4, 791.7, 784.4, 768.6),  # each the mean of 12 rounds, which moved by 0.1 %
-            (794.1, 784.8, 794.6, 769.6),
-            (794.3, 794.2, 781.6, 793.9),
-            (804.3, 814.5, 797.6, 812.5),
-            (777.2, 797.6, 778.1, 789.7),
-            (795.7, 785.9, 813.6, 799.4),
-        ],
-        found_from=(9, 12),
-    ),
-    "bf16_sustained": Seen(
-        hosts=[
-            (664.28, 661.55, 664.84, 657.37),
-            (677.77, 664.74, 668.75, 677.30),
-            (650.09, 657.83, 651.20, 654.92),
-            (673.39, 663.50, 655.58, 676.97),
-        ],
-        found_from=(7, 10),
-    ),
-    "bf16_at_clock": Seen(
-        hosts=[
-            (0.8371, 0.8291, 0.8277, 0.8383),
-            (0.8406, 0.8136, 0.8398, 0.8354),
-            (0.8462, 0.8329, 0.8419, 0.8390),
-            (0.8457, 0.8390, 0.8128, 0.8360),
-        ],
-        found_from=(9, 9),
-    ),
-    "fp32_tflops": Seen(  # of the first two each the median of 10 clean rounds
-        hosts=[
-            (50.996, 51.034, 51.079, 51.127),
-            (51.219, 51.272, 51.217, 51.268),
-            (51.294, 51.286, 51.290, 51.310),
-            (51.297, 51.094, 51.258, 51.008),
-        ],
-        found_from=(4, 5),
-    ),
-    "hbm_bandwidth": Seen(
-        hosts=[
-            (4.3732, 4.3737, 4.3734, 4.3731),
-            (4.3930, 4.3930, 4.3925, 4.3937),
-            (4.3696, 4.3707, 4.3717, 4.3701),
-            (4.3712, 4.3701, 4.3706, 4.3702),
-            (4.3683, 4.3932, 4.3693, 4.3935),
-        ],
-        found_from=(4, 5),
-    ),
-    "host_to_device": Seen(  # the memory of the last two hosts was in use by others
-        hosts=[
-            (55.334, 55.505, 55.469, 55.388),
-            (55.387, 55.480, 55.471, 55.435),
-            (51.925, 53.661, 54.056, 54.262),
-            (55.076, 54.891, 55.082, 55.010),
-        ],
-        found_from=(10, 15),
-    ),
-    "device_to_host": Seen(
-        hosts=[
-            (55.367, 55.370, 55.376, 55.378),
-            (55.371, 55.376, 55.352, 55.381),
-            (54.077, 54.134, 54.635, 54.683),
-            (54.648, 53.616, 54.740, 53.448),
-        ],
-        found_from=(10, 11),
-    ),
-}
 SHAPES = ((1, 4), (1, 8), (2, 8))
 """Hosts and GPUs of each."""
 VERDICTS = 6_000
@@ -261,34 +163,27 @@ MAX_FALSE_ALARMS = 1 / 3000
 MIN_FOUND = 0.95
 
 
-def criteria() -> dict[str, Threshold]:
-    """The packaged entries, by what they compare."""
-    file = load(None)
-    entries = file.criteria(file.profiles["h200-sxm"])
-    return {key[len("straggler[") : -1]: entry for key, entry in entries.items() if key.startswith("straggler[")}
-
-
 def named(quantity: str, seen: Seen, shape: tuple[int, int], *, runs: int, slowdown: float = 0.0) -> list[set[int]]:
     """The outliers of each simulated run on healthy GPUs, the first of them slowed by ``slowdown`` per cent."""
-    entry = criteria()[quantity]
+    entry = straggler_entries()[quantity]
     limit = entry.limit(gpus=1, cluster={})
     draw = random.Random(f"{quantity} {shape} {slowdown}")
     found = []
     for _ in range(runs):
-        means = [1 + draw.gauss(0, seen.between) for _ in range(shape[0])]
-        rates = [mean * (1 + draw.gauss(0, seen.within)) for mean in means for _ in range(shape[1])]
+        rates = [rate for host in draw_hosts(seen, shape, draw) for rate in host]
         rates[0] *= 1 - slowdown / 100
-        short = shortfalls(dict(enumerate(rates)), **entry.recipe)
-        found.append({gpu for gpu, one in short.items() if not limit.holds(one.unexplained_percent)})
+        short = shortfalls(dict(enumerate(rates)), floor_spread=entry.recipe["floor_spread"])
+        found.append({gpu for gpu, one in short.items() if one.is_named(limit.value)})
     return found
 
 
 def test_every_comparison_is_simulated() -> None:
     """An entry without a measured spread behind it would be a guess; its floor is no less than what a host shows."""
-    assert set(criteria()) == set(SEEN)
-    for quantity, entry in criteria().items():
+    assert set(straggler_entries()) == set(SEEN)
+    for quantity, entry in straggler_entries().items():
         assert entry.recipe["floor_spread"] >= SEEN[quantity].within, quantity
-        assert entry.needs == FEWEST_SIBLINGS + 1
+        assert entry.recipe["between_hosts"] >= SEEN[quantity].between, quantity
+        assert 350 * entry.recipe["floor_spread"] <= entry.limit(gpus=1, cluster={}).value, "the limit would never be asked"
 
 
 @pytest.mark.parametrize("quantity", SEEN)
@@ -316,11 +211,11 @@ def test_detection(quantity: str, shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("quantity", SEEN)
 def test_none_of_the_healthy_gpus_seen_is_called_slow(quantity: str) -> None:
     """The readings themselves, host by host and all together."""
-    seen, entry = SEEN[quantity], criteria()[quantity]
+    seen, entry = SEEN[quantity], straggler_entries()[quantity]
     limit = entry.limit(gpus=1, cluster={})
     for rates in (*seen.hosts, [rate for host in seen.hosts for rate in host]):
-        short = shortfalls(dict(enumerate(rates)), **entry.recipe)
-        assert all(limit.holds(one.unexplained_percent) for one in short.values()), rates
+        short = shortfalls(dict(enumerate(rates)), floor_spread=entry.recipe["floor_spread"])
+        assert not any(one.is_named(limit.value) for one in short.values()), rates
 
 
 def test_five_per_cent_is_less_than_chips_differ_in_a_burst() -> None:

@@ -1,0 +1,152 @@
+"""Whether siblings differ by far more than healthy ones do. Then nobody can be named, and nobody passes. Pure.
+
+A slow GPU is named by its shortfall (:mod:`outliers`). Where many are slow, or each differs from the next, their own spread
+hides them. So the spread of the siblings that are not named is compared with that of healthy ones: among the GPUs of each
+host, and among the means of the hosts. The bound is a quantile of the chi distribution, for two GPUs as for a thousand.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from pytest_gpucluster.judging.outliers import Shortfall, shortfalls
+
+Member = TypeVar("Member", bound=Hashable)
+
+FALSE_ALARMS = 5e-5
+"""How often healthy siblings may be called unlike: in one of 20,000 runs of a criterion."""
+FAR_MORE = 2.0
+"""The least factor that is far more, however many siblings there are: healthy spreads are known of a few hosts only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Siblings(Generic[Member]):
+    """The rate of each measured member (higher is better), its model and its host. Members of one model are siblings."""
+
+    rates: Mapping[Member, float]
+    models: Mapping[Member, str]
+    hosts: Mapping[Member, Hashable]
+
+    def by_host(self, members: Iterable[Member]) -> list[list[float]]:
+        """The rates of these members, host by host."""
+        found: dict[Hashable, list[float]] = {}
+        for member in members:
+            found.setdefault(self.hosts[member], []).append(self.rates[member])
+        return list(found.values())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Healthy:
+    """How healthy siblings differ, as relative sigmas (0.01 is 1 %): the GPUs of a host, and the means of hosts."""
+
+    floor_spread: float
+    between_hosts: float
+
+    def most_apart_percent(self, num_hosts: int) -> float:
+        """How far two healthy siblings without others may lie apart, on so many hosts."""
+        sigma = self.floor_spread if num_hosts == 1 else math.hypot(self.floor_spread, self.between_hosts)
+        return 100 * math.sqrt(2) * sigma * _factor(1, tests=1)
+
+    def objection(self, hosts: Sequence[Sequence[float]]) -> str | None:
+        """Why GPUs with these rates, host by host, cannot all be healthy; None if they can."""
+        several = [rates for rates in hosts if len(rates) > 1]
+        tests = len(several) + (len(hosts) > 1)
+        for rates in several:
+            if why := _unlike(rates, self.floor_spread, tests, "siblings of one host"):
+                return why
+        if len(hosts) < 2:
+            return None
+        sigma = math.hypot(self.between_hosts, self.floor_spread / math.sqrt(min(map(len, hosts))))
+        return _unlike([statistics.fmean(rates) for rates in hosts], sigma, tests, "the means of the hosts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """How one member compares with its siblings, to be judged.
+
+    ``allowed_percent`` is how far below their median their own spread explains a healthy member to lie. ``doubt`` says how
+    the siblings disagree, where they do and this member is not named.
+    """
+
+    shortfall: Shortfall
+    allowed_percent: float
+    doubt: str | None
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """What the value was compared with, by the names that a report shows."""
+        return {
+            "median of siblings": self.shortfall.median,
+            "their MAD": self.shortfall.mad,
+            "robust sigmas": self.shortfall.score,
+            "siblings": self.shortfall.siblings,
+        }
+
+
+def compare(siblings: Siblings[Member], healthy: Healthy, *, limit_percent: float) -> dict[Member, Compared]:
+    """Compare every member with its siblings; a member without a sibling has no entry.
+
+    Args:
+        siblings: what was measured.
+        healthy: how healthy siblings differ.
+        limit_percent: how far below the median of its siblings a member may lie in any case.
+
+    Raises:
+        ValueError: a rate that is not a finite number above 0, a spread that is not between 0 and 1, or a member without a
+            model.
+    """
+    found = shortfalls(siblings.rates, floor_spread=healthy.floor_spread, group_of=siblings.models)
+    groups: dict[str, dict[Member, Shortfall]] = {}
+    for member, short in found.items():
+        groups.setdefault(siblings.models[member], {})[member] = short
+    compared: dict[Member, Compared] = {}
+    for group in groups.values():
+        compared.update(_compare_group(siblings, group, healthy, limit_percent))
+    return compared
+
+
+def _compare_group(
+    siblings: Siblings[Member], group: Mapping[Member, Shortfall], healthy: Healthy, limit_percent: float
+) -> dict[Member, Compared]:
+    """Compare the members of one model."""
+    if len(group) == 2:
+        allowed_percent = healthy.most_apart_percent(len(siblings.by_host(group)))
+        apart_percent = max(short.percent for short in group.values())
+        why = f"one of two is slow: they differ by {apart_percent:.1f} %, healthy ones by at most {allowed_percent:.1f} %"
+        doubt = why if apart_percent > max(limit_percent, allowed_percent) else None
+        return {
+            member: Compared(shortfall=short, allowed_percent=allowed_percent, doubt=doubt) for member, short in group.items()
+        }
+    named = {member for member, short in group.items() if short.is_named(limit_percent)}
+    rest = [member for member in group if member not in named]
+    is_far = any(abs(group[member].percent) > limit_percent for member in rest)
+    doubt = healthy.objection(siblings.by_host(rest)) if is_far else None
+    return {
+        member: Compared(shortfall=short, allowed_percent=short.explained_percent, doubt=None if member in named else doubt)
+        for member, short in group.items()
+    }
+
+
+def _unlike(rates: Sequence[float], sigma: float, tests: int, what: str) -> str | None:
+    """How much these rates differ, if healthy ones with this sigma do so in too few runs; None otherwise."""
+    spread, healthy = statistics.stdev(rates) / statistics.fmean(rates), sigma * _factor(len(rates) - 1, tests=tests)
+    if spread <= healthy:
+        return None
+    return (
+        f"nobody can be named: {what} differ by {100 * spread:.1f} % (standard deviation), "
+        f"healthy ones by at most {100 * healthy:.1f} %"
+    )
+
+
+def _factor(free: int, *, tests: int) -> float:
+    """The bound of a standard deviation with ``free`` degrees of freedom, in healthy sigmas, where a run makes so many tests.
+
+    The quantile of the chi-square distribution is Wilson and Hilferty's (1931), 3 % too high for two values and exact for many.
+    """
+    part = 2 / (9 * free)
+    quantile = statistics.NormalDist().inv_cdf(1 - FALSE_ALARMS / tests)
+    return max(FAR_MORE, math.pow(1 - part + quantile * math.sqrt(part), 1.5))
