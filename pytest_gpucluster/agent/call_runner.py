@@ -19,6 +19,7 @@ from pytest_gpucluster.protocol.messages import (
     Entered,
     Failure,
     Fault,
+    ForeignProcess,
     FromWorker,
     GroupMember,
     Progress,
@@ -145,7 +146,14 @@ class CallRunner:
     def _on_worker_exit(self, worker: WorkerProcess, status: int) -> None:
         worker.note_exit()
         died = Failure(kind="died", error=f"the worker {describe_exit(status)}", stacks=worker.crash())
-        self._fail(died if self._current is None else worker.last_result() or died)
+        if self._current is None:
+            self._fail(died)
+            return
+        with contextlib.suppress(MalformedMessageError):
+            for message in worker.last_messages():
+                self._take(message)
+        self._finish(died)
+        self.discard_worker()
 
     def _on_output(self) -> None:
         """Called when the worker has printed, or closed its output."""
@@ -170,6 +178,10 @@ class CallRunner:
             if call_id is not None:  # a thread may say it late
                 report = ProgressInCall(step=message.step[:STEP_CHARACTERS], fraction=message.fraction, call=call_id)
                 self._context.channel.put(progress_key(self._context.rank.rank), report)
+            return
+        if isinstance(message, ForeignProcess):
+            if self._current is not None and message.call == call_id:  # likewise
+                self._current.note_foreign_process(message)
             return
         if self._current is None or message.call != call_id:
             raise MalformedMessageError(f"a message of call {message.call[:STEP_CHARACTERS]!r}, which it is not busy with")
@@ -239,9 +251,9 @@ class CallRunner:
         """Send the reply to the current call, if there is one. After a failure the worker is discarded."""
         if self._current is None:
             return
-        call, entered = self._current.command, self._current.has_entered
+        call = self._current.command
+        reply = replace(result, entered=self._current.has_entered, foreign_processes=self._current.foreign_processes)
         self._current = None
-        reply = replace(result, entered=entered)
         if self._worker is not None:
             self._worker.drain()
             last = self._worker.collective()

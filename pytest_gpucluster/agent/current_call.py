@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.protocol.messages import AbortCall, StartCall
+    from pytest_gpucluster.protocol.messages import AbortCall, ForeignProcess, StartCall
 
 LATEST_ENTRY_S = 5.0
 """After another rank of the group raised, a rank that is still in its set-up gets this long to enter the call."""
@@ -24,6 +24,7 @@ class CurrentCall:
         """Start the clock of the set-up."""
         self.command = command
         self.aborted: AbortCall | None = None
+        self.foreign_processes: tuple[ForeignProcess, ...] = ()
         self._entered_s: float | None = None
         self._deadline_s = time.monotonic() + command.setup_s
         self._release_s = math.inf
@@ -54,6 +55,10 @@ class CurrentCall:
         self._deadline_s = self._entered_s + self.command.deadline_s
         if self.aborted is not None:
             self._release_s = self._entered_s + self.aborted.grace_s
+
+    def note_foreign_process(self, process: ForeignProcess) -> None:
+        """Called when the worker reports a foreign process on its GPU."""
+        self.foreign_processes += (process,)
 
     def abort(self, command: AbortCall) -> None:
         """Called when the controller aborts this call: set when the rank is released.

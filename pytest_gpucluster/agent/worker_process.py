@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.agent.spawner import Spawner, kill_and_reap
 from pytest_gpucluster.protocol.codec import MalformedMessageError
-from pytest_gpucluster.protocol.messages import Failure, FromWorker, Reply, StartWorker, Success, read_from_worker
+from pytest_gpucluster.protocol.messages import FromWorker, StartWorker, read_from_worker
 from pytest_gpucluster.protocol.rank import state_of
 from pytest_gpucluster.protocol.wire import Wire
 from pytest_gpucluster.worker import flight_recorder, last_collective, python_stacks
@@ -106,20 +106,17 @@ class WorkerProcess:
         received = self.wire.receive()
         return None if received is None else [read_from_worker(data) for data in received]
 
-    def last_result(self) -> Reply | None:
-        """The result that the worker may have sent just before it ended."""
+    def last_messages(self) -> list[FromWorker]:
+        """What the worker may have sent just before it ended."""
+        messages: list[FromWorker] = []
         with selectors.DefaultSelector() as ready, contextlib.suppress(MalformedMessageError):
             ready.register(self.wire, selectors.EVENT_READ)
             for _ in range(READS):
-                if not ready.select(0):
-                    return None
-                messages = self.receive()
-                if messages is None:
-                    return None
-                for message in messages:
-                    if isinstance(message, (Success, Failure)):
-                        return message
-        return None
+                received = self.receive() if ready.select(0) else None
+                if received is None:
+                    break
+                messages += received
+        return messages
 
     def state(self) -> str:
         """The process state letter (``T`` stopped, ``D`` uninterruptible wait), or ``?``."""

@@ -12,7 +12,9 @@ from pytest_gpucluster.cluster.unmeasurable import (
     complete_groups,
     error_for,
     errors_of_pairs,
+    foreign_process_errors,
     hostname_of,
+    merged,
     missing_error,
     rank_of,
 )
@@ -22,6 +24,7 @@ from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.judging import noise
 from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.functions import RefusedError, needs_idle_gpu
+from pytest_gpucluster.worker.worker import look_at_gpu
 
 if TYPE_CHECKING:
     from pytest_gpucluster.cluster.binding import Binding
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 
 PER = ("gpu", "node", "cluster", "pair")
 DEADLINE_S = 300.0
+LOOK_DEADLINE_S = 30.0
 REPEATS = ("iterations", "bursts", "repeats")
 """Arguments of a measurement that say how often it repeats. A second measurement multiplies them."""
 WantedPlaces = Callable[[], "frozenset[Place] | None"]
@@ -79,6 +83,8 @@ class Cluster:
         self._controller = controller
         self._binding = binding
         self._wanted = wanted
+        self._came: dict[Place, MeasurementError] = {}
+        """The GPUs to which a foreign process came during this run, and was there when it was last looked for."""
 
     @property
     def places(self) -> tuple[Place, ...]:
@@ -206,24 +212,48 @@ class Cluster:
 
     def _unmeasurable(self, chosen: Iterable[Place], *, needs_idle: bool) -> dict[Place, MeasurementError]:
         """The places that cannot be measured, and why: nothing answers there, or somebody else uses the GPU."""
-        not_idle = self.not_idle if needs_idle else {}
+        chosen = list(chosen)
+        not_idle = {**self._still_there(chosen), **self.not_idle} if needs_idle else {}
         missing = {place: missing_error(place, self.places) for place in chosen if place.rank is None}
         return {place: error for place in chosen if (error := missing.get(place) or not_idle.get(place)) is not None}
 
+    def _still_there(self, chosen: Sequence[Place]) -> dict[Place, MeasurementError]:
+        """The chosen GPUs to which a foreign process came during this run, unless it has left since."""
+        places = [place for place in chosen if place in self._came]
+        if places:
+            name, ranks = self._controller.name(look_at_gpu), [rank_of(place) for place in places]
+            replies = self._controller.call(Call(function=name, ranks=ranks, deadline_s=LOOK_DEADLINE_S))
+            for place in places:
+                if not replies[rank_of(place)].foreign_processes:
+                    del self._came[place]
+        return {place: self._came[place] for place in places if place in self._came}
+
     def _sort(self, replies: Mapping[int, Reply], groups: Sequence[Sequence[Place]], measured: _Measured) -> None:
-        """Sort the replies of one call into values and errors; a failure in a group is the error of its failed members."""
+        """Sort the replies of one call into values and errors.
+
+        A failure in a group is the error of its failed members, a foreign process that of all members.
+        """
         for group in groups:
             of_group = {rank_of(place): replies[rank_of(place)] for place in group}
             succeeded = all(reply.ok for reply in of_group.values())
             error = None if succeeded else self.error_for(of_group, f"{measured.what} was not measured")
+            not_idle = self._note_foreign(replies, group, f"{measured.what} was measured")
             for place in group:
                 reply = of_group[rank_of(place)]
                 keys = [(place, other) for other in group if other != place] if measured.pairs else [place]
                 for key in keys:
-                    if reply.ok:
+                    if not_idle is not None:
+                        measured.errors[key] = not_idle
+                    elif reply.ok:
                         measured.values[key] = plain_data.from_plain(reply.value)
                     elif error is not None:
                         measured.errors[key] = error
+
+    def _note_foreign(self, replies: Mapping[int, Reply], group: Iterable[Place], what: str) -> MeasurementError | None:
+        """The error of a group of which a member's GPU had a foreign process on it; None if none had."""
+        errors = foreign_process_errors(replies, group, what=what)
+        self._came.update(errors)
+        return merged(list(errors.values())) if errors else None
 
     def error_for(self, replies: Mapping[int, Reply], what: str) -> MeasurementError:
         """The error of a group in which at least one rank failed; ``what`` did not work, in words."""
@@ -235,7 +265,7 @@ class Cluster:
         """Run the body of a ``@pytest.mark.distributed`` test on every rank; the replies by rank.
 
         Raises:
-            MeasurementError: an expected place is missing or its GPU not idle, so the test cannot run.
+            MeasurementError: an expected place is missing, so the test cannot run; or a GPU was not idle, before or meanwhile.
         """
         for error in self._unmeasurable(self.places, needs_idle=True).values():
             raise error
@@ -248,7 +278,11 @@ class Cluster:
             kwargs=dict(parameters),
             test_arguments=arguments,
         )
-        return self._controller.call(call)
+        replies = self._controller.call(call)
+        not_idle = self._note_foreign(replies, self.places, f"{name.qualname} ran")
+        if not_idle is not None:
+            raise not_idle
+        return replies
 
 
 def _check(per: str, at_once: int | str | None, deadline_s: float | None) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.controller.diagnosis import diagnose
 from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.inventory.occupancy import SHOWN_PROCESSES, GpuProcess
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -60,6 +61,26 @@ def not_idle_error(place: Place, found: Occupancy) -> MeasurementError:
     )
 
 
+def foreign_process_errors(replies: Mapping[int, Reply], group: Iterable[Place], *, what: str) -> dict[Place, MeasurementError]:
+    """The error of each member of a group on whose GPU a foreign process was seen; ``what`` went on meanwhile, in words."""
+    found = {place: replies[rank_of(place)] for place in group}
+    return {place: _foreign_process_error(place, reply, what) for place, reply in found.items() if reply.foreign_processes}
+
+
+def _foreign_process_error(place: Place, reply: Reply, what: str) -> MeasurementError:
+    seen = reply.foreign_processes
+    text = ", ".join(GpuProcess(pid=one.pid, name=one.name, memory_gib=one.memory_gib).text for one in seen[:SHOWN_PROCESSES])
+    more = f", {len(seen) - SHOWN_PROCESSES} more processes" if len(seen) > SHOWN_PROCESSES else ""
+    when = f"came during this run, before {what}" if seen[0].when == "before" else f"came while {what}"
+    lines = [
+        f"GPU not idle: {text}{more} on {place.label}",
+        f"  {when}; what was measured beside it is no value of this GPU",
+        *([] if reply.ok else [f"  and there: {reply.error.partition(chr(10))[0]}"]),
+        "  next: end that process, or wait for its job, and start again",
+    ]
+    return MeasurementError("\n".join(lines), culprits=(place,), kind="not_idle")
+
+
 def error_for(replies: Mapping[int, Reply], places: Iterable[Place], *, what: str) -> MeasurementError:
     """The error of a group of ranks of which at least one failed; ``what`` did not work, in words."""
     by_rank = {place.rank: place for place in places if place.rank is not None}
@@ -95,13 +116,13 @@ def complete_groups(
     for group in groups.values():
         reasons = [unmeasurable[place] for place in group if place in unmeasurable]
         if reasons:
-            errors.update(dict.fromkeys(group, _merged(reasons)))
+            errors.update(dict.fromkeys(group, merged(reasons)))
         else:
             complete.append(group)
     return complete, errors
 
 
-def _merged(errors: Sequence[MeasurementError]) -> MeasurementError:
+def merged(errors: Sequence[MeasurementError]) -> MeasurementError:
     """The first error; where all of them are about GPUs that are not idle, one error that names every such GPU."""
     if len(errors) < 2 or any(error.kind != "not_idle" for error in errors):
         return errors[0]

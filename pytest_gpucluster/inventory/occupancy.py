@@ -100,6 +100,13 @@ def read_occupancy(*, looks: int = 3, pause_s: float = 1.0) -> Occupancy:
     return found
 
 
+def describe_process(pid: int, held_bytes: int | None) -> GpuProcess:
+    """A process that NVML lists, with its name; inside a session of NVML."""
+    from pytest_gpucluster.inventory import nvml  # noqa: PLC0415 -- loads pynvml, which the controller does without
+
+    return GpuProcess(pid=pid, name=nvml.read_process_name(pid), memory_gib=None if held_bytes is None else held_bytes / GIB)
+
+
 def _read_once(index: int) -> Occupancy:
     from pytest_gpucluster.inventory import nvml  # noqa: PLC0415 -- loads pynvml, which the controller does without
 
@@ -114,11 +121,6 @@ def _read_once(index: int) -> Occupancy:
         uuid=uuid,
         memory_used_gib=None if used is None else used[0] / GIB,
         memory_limit_gib=IDLE_GIB + (RESERVED_GIB if used is not None and used[1] else 0.0),
-        processes=None
-        if processes is None
-        else [
-            GpuProcess(pid=pid, name=nvml.read_process_name(pid), memory_gib=None if held is None else held / GIB)
-            for pid, held in processes
-        ],
+        processes=None if processes is None else [describe_process(pid, held) for pid, held in processes],
         utilization_percent=percent,
     )

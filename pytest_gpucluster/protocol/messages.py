@@ -163,12 +163,28 @@ class Progress(TypedMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignProcess(TypedMessage):
+    """A process that does not belong to this run was on the worker's GPU in this call.
+
+    ``when`` it was seen first: before the function was called, while it ran, or when it had returned. None: NVML does not give
+    the value.
+    """
+
+    t: Literal["foreign process"] = "foreign process"
+    call: str
+    pid: int
+    name: str | None
+    memory_gib: float | None
+    when: Literal["before", "during", "after"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Result(TypedMessage):
     """What every result says.
 
     ``call``: the id of the call, where a worker answers. The agent adds whether the call was entered, the number of
-    collectives entered in it, the name of the last one, its ``members`` (empty without a process group), and the end of
-    what the worker printed.
+    collectives entered in it, the name of the last one, its ``members`` (empty without a process group), the foreign
+    processes on the GPU, and the end of what the worker printed.
     """
 
     t: Literal["result"] = "result"
@@ -177,6 +193,7 @@ class _Result(TypedMessage):
     collectives: int = 0
     collective: str = ""
     members: Spans = ()
+    foreign_processes: tuple[ForeignProcess, ...] = ()
     output: str = ""
 
 
@@ -207,7 +224,7 @@ class Failure(_Result):
 
 
 Reply: TypeAlias = "Success | Failure"
-FromWorker: TypeAlias = "Entered | Progress | Reply"
+FromWorker: TypeAlias = "Entered | Progress | ForeignProcess | Reply"
 
 
 def read_reply(data: Any) -> Reply:
@@ -217,7 +234,7 @@ def read_reply(data: Any) -> Reply:
 
 def read_from_worker(data: Any) -> FromWorker:
     """What a worker says to its agent; see :func:`read_one_of` for what is raised."""
-    message = cast("FromWorker", read_one_of((Entered, Progress, Success, Failure), data))
+    message = cast("FromWorker", read_one_of((Entered, Progress, ForeignProcess, Success, Failure), data))
     if isinstance(message, Success):
         try:
             plain_data.from_plain(message.value)

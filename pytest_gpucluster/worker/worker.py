@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import sys
+import threading
 import time
 import traceback
 from dataclasses import replace
@@ -16,6 +18,7 @@ from pytest_gpucluster.protocol import functions, plain_data
 from pytest_gpucluster.protocol.messages import (
     Entered,
     Failure,
+    ForeignProcess,
     GroupMember,
     Progress,
     Reply,
@@ -29,6 +32,9 @@ from pytest_gpucluster.worker.last_collective import CollectiveRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from pytest_gpucluster.protocol.messages import FromWorker
+    from pytest_gpucluster.worker.gpu_watch import GpuWatch
 
 NEVER_S = 7 * 86400.0
 PROGRESS_INTERVAL_S = 0.2
@@ -54,7 +60,8 @@ class _Worker:
         self._recorder = recorder
         self._pid = os.getpid()
         self._group_id: str | None = None
-        self._device_set = False
+        self._watch: GpuWatch | None = None
+        self._sending = threading.Lock()
         self._last_progress_s = 0.0
         recorder.watch(dist)
         _listen_to_progress(self._progress)
@@ -66,15 +73,21 @@ class _Worker:
                 reply = replace(self._reply(task), call=task.call)
                 if os.getpid() != self._pid:
                     os._exit(0)  # a copy that the function forked came back from it: the worker itself answers
-                self._wire.send(reply)
+                self._send(reply)
+
+    def _send(self, message: FromWorker) -> None:
+        """Send from any thread."""
+        with self._sending:
+            self._wire.send(message)
 
     def _reply(self, task: Task) -> Reply:
         self._recorder.restart()
         try:
-            function = self._prepare(task)
-            self._wire.send(Entered(call=task.call))
-            value = function(**plain_data.from_plain(task.kwargs))
-            _synchronize(task)
+            function, needs_idle = self._prepare(task)
+            with self._watching(task.call, needs_idle=needs_idle):
+                self._send(Entered(call=task.call))
+                value = function(**plain_data.from_plain(task.kwargs))
+                _synchronize(task)
             return Success(value=None if task.test else plain_data.to_plain(value))
         except BaseException as error:  # noqa: BLE001 -- whatever the function raised is its result
             return _failure(error)
@@ -82,8 +95,12 @@ class _Worker:
             sys.stdout.flush()
             sys.stderr.flush()
 
-    def _prepare(self, task: Task) -> Callable[..., Any]:
-        """Join the group and find the function."""
+    def _watching(self, call: str, *, needs_idle: bool) -> contextlib.AbstractContextManager[None]:
+        watch = self._watch if needs_idle else None
+        return contextlib.nullcontext() if watch is None else watch.measuring(call)
+
+    def _prepare(self, task: Task) -> tuple[Callable[..., Any], bool]:
+        """Join the group and find the function; also whether another user of the GPU would falsify what it measures."""
         roots = None if task.trusted else [Path(root) for root in task.roots]
         allowed = [path for path in task.sys_path if roots is None or functions.is_below(Path(path), roots)]
         sys.path += [path for path in allowed if path not in sys.path]  # this node's own paths stay first: they are checked
@@ -92,7 +109,8 @@ class _Worker:
         device = self._device(task, required=not reads_only)
         if task.group is not None:
             self._join(task.group, device)
-        return bind_test(function, task.test_arguments, device) if task.test else function
+        needs_idle = device.type == "cuda" and functions.needs_idle_gpu(function)
+        return (bind_test(function, task.test_arguments, device) if task.test else function), needs_idle
 
     def _device(self, task: Task, *, required: bool) -> Any:
         import torch
@@ -106,9 +124,8 @@ class _Worker:
         if index >= num_gpus:
             raise RuntimeError(f"torch sees {num_gpus} GPUs on {socket.gethostname()}, so local rank {index} has none")
         device = torch.device("cuda", index)
-        if not self._device_set:
-            torch.cuda.set_device(device)
-            self._device_set = True
+        if self._watch is None:
+            self._watch = _take_gpu(index, self._send)
         return device
 
     def _join(self, group: GroupMember, device: Any) -> None:
@@ -138,7 +155,20 @@ class _Worker:
         now_s = time.monotonic()
         if now_s - self._last_progress_s >= PROGRESS_INTERVAL_S or fraction in (0.0, 1.0):
             self._last_progress_s = now_s
-            self._wire.send(Progress(step=str(step)[:80], fraction=fraction))
+            self._send(Progress(step=str(step)[:80], fraction=fraction))
+
+
+def _take_gpu(index: int, report: Callable[[ForeignProcess], None]) -> GpuWatch:
+    """Make this GPU the process's own, and begin to watch who else is on it."""
+    import torch
+
+    from pytest_gpucluster.worker.gpu_watch import GpuWatch
+
+    properties: Any = torch.cuda.get_device_properties(index)
+    watch = GpuWatch(report)
+    with watch.creating_context(f"GPU-{properties.uuid}"):
+        torch.cuda.set_device(index)
+    return watch
 
 
 def _synchronize(task: Task) -> None:
@@ -146,6 +176,10 @@ def _synchronize(task: Task) -> None:
 
     if task.device == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
+
+
+def look_at_gpu() -> None:
+    """Do nothing: the readings around this call say whether somebody else is on the GPU."""
 
 
 def leave_group() -> None:

@@ -12,6 +12,8 @@
  *
  * Function names in keys are NVML's, without _v2 and the like. Types and numbers are those of the public nvml.h.
  */
+#include <dirent.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -344,13 +346,42 @@ Return nvmlDeviceGetUtilizationRates(Device device, Utilization *rates)
     return SUCCESS;
 }
 
-/* --- Processes: "3.process.0 <pid> <bytes>" to process.7, bytes -1: not told; "program.<pid> /usr/bin/python3" --- */
+/*
+ * --- Processes: "3.process.0 <pid> <bytes>" to process.7, bytes -1: not told; "program.<pid> /usr/bin/python3" ---
+ *
+ * "processes <folder>": each file "<gpu>.<pid>" in it is one more, with 612 MiB, from the moment it is made until it is
+ * removed. A file "<gpu>.<pid>.live" is one while a process of this pid lives.
+ */
 
 typedef struct { unsigned pid; unsigned long long bytes; unsigned gpu_instance, compute_instance; } Process;
+
+enum { MAX_PROCESSES = 16 };
+
+/* How many processes the folder shows on a GPU; they are appended to those found before. */
+static unsigned in_folder(int gpu, Process *all, unsigned found)
+{
+    char folder[VALUE_LENGTH];
+    struct dirent *entry;
+    DIR *files = find("processes", folder) ? opendir(folder) : NULL;
+
+    while (files && found < MAX_PROCESSES && (entry = readdir(files))) {
+        int on, length = 0;
+        unsigned pid;
+        if (sscanf(entry->d_name, "%d.%u%n", &on, &pid, &length) != 2 || on != gpu)
+            continue;
+        if (!strcmp(entry->d_name + length, ".live") && kill((pid_t)pid, 0))
+            continue;
+        all[found++] = (Process){pid, 612ULL << 20, 0xffffffff, 0xffffffff};
+    }
+    if (files)
+        closedir(files);
+    return found;
+}
 
 Return nvmlDeviceGetComputeRunningProcesses_v3(Device device, unsigned *count, Process *processes)
 {
     char key[KEY_LENGTH], value[VALUE_LENGTH];
+    Process all[MAX_PROCESSES];
     unsigned room = *count, found = 0;
 
     CHECK(device->index, "nvmlDeviceGetComputeRunningProcesses");
@@ -359,9 +390,11 @@ Return nvmlDeviceGetComputeRunningProcesses_v3(Device device, unsigned *count, P
         snprintf(key, sizeof key, "process.%u", found);
         if (!look(device->index, key, value) || sscanf(value, "%lld %lld", &pid, &bytes) != 2)
             break;
-        if (processes && found < room)
-            processes[found] = (Process){(unsigned)pid, (unsigned long long)bytes, 0xffffffff, 0xffffffff};
+        all[found] = (Process){(unsigned)pid, (unsigned long long)bytes, 0xffffffff, 0xffffffff};
     }
+    found = in_folder(device->index, all, found);
+    if (processes)
+        memcpy(processes, all, (found < room ? found : room) * sizeof *all);
     *count = found;
     return found > (processes ? room : 0) ? INSUFFICIENT_SIZE : SUCCESS;
 }

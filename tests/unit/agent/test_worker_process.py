@@ -101,7 +101,7 @@ def test_spawn_and_exit_status(agent: Any) -> None:
 worker = start("link.sendall(b'{\\"t\\": \\"result\\", \\"ok\\": true}\\\\n'); print('hello'); sys.stdout.flush()")
 status = dict(spawner.exits(within_s=10))[worker.pid]
 worker.drain()
-left = [describe_exit(status), worker.tail.decode(), worker.last_result().to_json(), worker.state()]
+left = [describe_exit(status), worker.tail.decode(), worker.last_messages()[-1].to_json(), worker.state()]
 bad = start("1/0")
 raised = describe_exit(dict(spawner.exits(within_s=10))[bad.pid])
 shot = start("os.kill(os.getpid(), signal.SIGSEGV)")

@@ -17,7 +17,7 @@ from pytest_gpucluster.inventory.occupancy import GpuProcess, Occupancy
 from pytest_gpucluster.places import Inventory
 from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.functions import beside_others, without_device
-from pytest_gpucluster.protocol.messages import Failure, FunctionName, Reply, Success
+from pytest_gpucluster.protocol.messages import Failure, ForeignProcess, FunctionName, Reply, Success
 from tests.support.names import function_named
 
 if TYPE_CHECKING:
@@ -98,6 +98,115 @@ def bound(looks: dict[int, Any] | None = None, *, swapped: bool = False) -> tupl
     fake = FakeController({1: seen(1, gib=23.4)} if looks is None else looks, swapped=swapped)
     controller: Any = fake
     return Cluster(controller, bind(controller, INVENTORY, within_s=1)), fake
+
+
+# Somebody comes during the run.
+
+CAME = "GPU not idle: 23.4 GiB held by pid 4711 (python3) on node0-gpu1 (rank 1, host0, GPU-1, PCI 1)"
+BESIDE = "what was measured beside it is no value of this GPU"
+
+
+class Visited(FakeController):
+    """Idle at the start; in every call a foreign process is on the GPUs of the ranks in ``visited``."""
+
+    def __init__(self, visited: set[int], **seen: Any) -> None:
+        """``seen`` replaces fields of what is reported."""
+        super().__init__({})
+        self.visited = visited
+        self.failure: Failure | None = None
+        fields: dict[str, Any] = {"call": "", "pid": 4711, "name": "python3", "memory_gib": 23.4, "when": "during", **seen}
+        self._process = ForeignProcess(**fields)
+
+    def call(self, call: Call) -> dict[int, Reply]:
+        """As usual, with what was seen in each call."""
+        replies = super().call(call)
+        for rank in self.visited & set(replies):
+            if call.function.qualname not in ("read_occupancy", "identity"):
+                replies[rank] = replace(self.failure or replies[rank], foreign_processes=(self._process,))
+        return replies
+
+    def called(self, name: str) -> list[list[int]]:
+        """The ranks of each call of a function."""
+        return [list(call.ranks) for call in self.calls if call.function.qualname == name]
+
+
+def visited(*ranks: int, **seen: Any) -> tuple[Cluster, Visited]:
+    """A cluster to whose GPUs of these ranks a process comes."""
+    fake = Visited(set(ranks), **seen)
+    controller: Any = fake
+    return Cluster(controller, bind(controller, INVENTORY, within_s=1)), fake
+
+
+@pytest.mark.parametrize(
+    ("when", "said"), [("before", "came during this run, before"), ("during", "came while"), ("after", "came while")]
+)
+def test_gpu_to_which_somebody_came(when: str, said: str) -> None:
+    """It alone is an error, with process, place and moment; never the others."""
+    results = visited(1, when=when)[0].run(uses_gpu, per="gpu")
+    error = results.errors[B]
+    assert str(error).splitlines()[:2] == [CAME, f"  {said} uses_gpu was measured; {BESIDE}"]
+    assert (error.kind, error.culprits) == ("not_idle", (B,))
+    assert [results[place] for place in (A, C, D)] == [0, 2, 3]
+
+
+@pytest.mark.parametrize(("per", "spoilt"), [("node", {A, B}), ("cluster", {A, B, C, D})])
+def test_group_to_which_somebody_came(per: str, spoilt: set[Any]) -> None:
+    """All members have the error of the one."""
+    results = visited(1)[0].run(uses_gpu, per=per)
+    assert set(results.errors) == spoilt
+    assert {error.culprits for error in results.errors.values()} == {(B,)}
+
+
+def test_pair_to_which_somebody_came() -> None:
+    """Every pair with that GPU, in both directions."""
+    results = visited(1)[0].run(uses_gpu, per="pair")
+    assert set(results.errors) == {pair for pair in results if B in pair}
+
+
+def test_group_to_which_two_came() -> None:
+    """Both are named."""
+    error = visited(1, 2)[0].run(uses_gpu, per="cluster").errors[A]
+    assert error.culprits == (B, C)
+    assert "not idle either: node1-gpu0" in str(error)
+
+
+@pytest.mark.parametrize("kind", ["raised", "died", "hung", "released", "lost"])
+def test_failure_beside_somebody(kind: Any) -> None:
+    """However the call failed there, the process is named first; the failure stands below."""
+    cluster, controller = visited(1)
+    controller.failure = Failure(kind=kind, error="the first line\nthe second")
+    error = cluster.run(uses_gpu, per="gpu").errors[B]
+    assert (str(error).splitlines()[0], error.kind) == (CAME, "not_idle")
+    assert "  and there: the first line\n" in str(error)
+
+
+def test_gpu_is_left_out_while_somebody_is_there() -> None:
+    """Each call that needs it idle looks first, and measures again when the process has left."""
+    cluster, controller = visited(1)
+    assert set(cluster.run(uses_gpu, per="gpu").errors) == {B}
+    assert controller.called("look_at_gpu") == []
+    assert set(cluster.run(uses_gpu, per="node").errors) == {A, B}
+    assert controller.called("look_at_gpu") == [[1]]
+    assert controller.called("uses_gpu")[1:] == [[2, 3]]
+    assert cluster.run(reads_gpu, per="gpu", places=[A])[A] == 0
+    assert controller.called("look_at_gpu") == [[1]]
+    controller.visited = set()
+    assert dict(cluster.run(uses_gpu, per="node").errors) == {}
+    assert dict(cluster.run(uses_gpu, per="gpu").errors) == {}
+    assert controller.called("look_at_gpu") == [[1], [1]]
+
+
+def test_distributed_test_to_which_somebody_came() -> None:
+    """An error, and not the outcome of its asserts."""
+    cluster, controller = visited(1)
+    controller.failure = Failure(kind="raised", type="AssertionError", error="assert 1 == 2")
+    with pytest.raises(MeasurementError) as caught:
+        cluster.run_test(function_named("test_it"), per="cluster", arguments=[], parameters={}, deadline_s=1)
+    assert (caught.value.kind, caught.value.culprits) == ("not_idle", (B,))
+    assert "came while test_it ran" in str(caught.value)
+
+
+# Somebody was there before the run.
 
 
 def test_gpus_are_looked_at_before_anything_touches_them() -> None:

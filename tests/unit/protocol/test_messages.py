@@ -27,7 +27,13 @@ TYPES.remove(TypedMessage)
 UNIONS = {
     messages.read_command: messages.COMMANDS,
     messages.read_reply: (messages.Success, messages.Failure),
-    messages.read_from_worker: (messages.Entered, messages.Progress, messages.Success, messages.Failure),
+    messages.read_from_worker: (
+        messages.Entered,
+        messages.Progress,
+        messages.ForeignProcess,
+        messages.Success,
+        messages.Failure,
+    ),
     messages.read_from_spawner: (messages.WorkerStarted, messages.WorkerNotStarted, messages.WorkerExited),
 }
 WRONG = ["text", True, 7, 2.5, None, [3], {"a": 1}, [[1, "x"]], [["a", 2]]]
