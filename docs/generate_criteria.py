@@ -1,4 +1,4 @@
-"""Write docs/criteria.md from the packaged thresholds.yaml; with ``--check``, fail when the page is stale."""  # noqa: INP001 -- a script
+"""Write docs/criteria.md and the lock of the packaged limits from thresholds.yaml; ``--check`` fails when one is stale."""  # noqa: INP001 -- a script
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from pytest_gpucluster.thresholds.layers import packaged_path  # noqa: E402 -- from this checkout, installed or not
 from pytest_gpucluster.thresholds.limit import Limit  # noqa: E402 -- from this checkout, installed or not
 from pytest_gpucluster.thresholds.load import load  # noqa: E402 -- from this checkout, installed or not
+from pytest_gpucluster.thresholds.lock import PATH as LOCK  # noqa: E402 -- from this checkout, installed or not
+from pytest_gpucluster.thresholds.lock import locked_text  # noqa: E402 -- from this checkout, installed or not
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,16 +95,16 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the page, or compare it: 0 when it is (now) fresh, 1 when it is stale, 2 for wrong usage."""
+    """Write the page and the lock, or compare them: 0 when they are (now) fresh, 1 when one is stale, 2 for wrong usage."""
     if list(arguments) not in ([], ["--check"]):
         sys.stderr.write(f"usage: {COMMAND} [--check]\n")
         return 2
-    text = page(load(None))
-    if arguments and (not TARGET.is_file() or TARGET.read_text(encoding="utf-8") != text):
-        sys.stderr.write(f"{TARGET.name} does not agree with thresholds.yaml; run: {COMMAND}\n")
-        return 1
-    if not arguments:
-        TARGET.write_text(text, encoding="utf-8")
+    for target, text in ((TARGET, page(load(None))), (LOCK, locked_text(packaged_path()))):
+        if not arguments:
+            target.write_text(text, encoding="utf-8")
+        elif not target.is_file() or target.read_text(encoding="utf-8") != text:
+            sys.stderr.write(f"{target.name} does not agree with thresholds.yaml; run: {COMMAND}\n")
+            return 1
     return 0
 
 

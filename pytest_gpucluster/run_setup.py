@@ -19,6 +19,8 @@ from pytest_gpucluster.judging.waivers import Waivers
 from pytest_gpucluster.places import Inventory
 from pytest_gpucluster.thresholds import no_effect
 from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.lock import changed_figures
+from pytest_gpucluster.thresholds.specs import load_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -80,8 +82,13 @@ class RunSetup:
 
     @functools.cached_property
     def changed_limits(self) -> list[str]:
-        """The criteria whose limits differ from the packaged file's."""
-        return self.thresholds.changed_limits(self.profile)
+        """The criteria whose limits differ from the packaged ones."""
+        return list(self.changed_entries)
+
+    @functools.cached_property
+    def changed_entries(self) -> dict[str, list[str]]:
+        """The same criteria, each with what differs, in words."""
+        return self.thresholds.changed_entries(self.profile)
 
     @functools.cached_property
     def changed_terms(self) -> list[str]:
@@ -91,6 +98,8 @@ class RunSetup:
         if standard is not None:
             promises["the packaged profile"] = standard
         changed = changed_terms(self.profile, standard, self.inventory, promises)
+        if not self.rehearsal:
+            changed += changed_figures(self.detected.names, load_specs())
         hidden, shown = self.detected.num_hidden, self.detected.num_gpus
         if hidden and not self.rehearsal:
             return [*changed, f"CUDA_VISIBLE_DEVICES hides {hidden} of {hidden + shown} GPUs here"]
@@ -111,6 +120,7 @@ class RunSetup:
             "expected": {"nodes": facts["nodes"], "gpus_per_node": facts["gpus_per_node"]},
             "thresholds_sha256": self.thresholds.sha256,
             "changed_limits": self.changed_limits,
+            "changed_entries": self.changed_entries,
             "changed_terms": self.changed_terms,
             "remarks": self.remarks,
             "soak_s": self.settings.soak_s,

@@ -16,7 +16,6 @@ from pytest_gpucluster.judging.verdict import (
     FAILED,
     PASSED,
     REJECTED,
-    SHOWN_LIMITS,
     SKIPPED,
     WORDS,
     Record,
@@ -194,9 +193,10 @@ class Terminal:
                 reporter.write_line(line)
         for remark in self._remarks:
             reporter.write_line(f"advisory: {remark}")
-        changed = verdict.changed_limits
-        if len(changed) > SHOWN_LIMITS:
-            reporter.write_line(f"limits changed from the packaged ones: {', '.join(changed)}")
+        changed = session.setup.changed_entries
+        if changed:
+            shown = "; ".join(f"{key} ({', '.join(words)})" for key, words in changed.items())
+            reporter.write_line(f"limits changed from the packaged ones: {shown}")
         if disk_errors:
             reporter.write_line(f"results are incomplete on disk: {'; '.join(disk_errors)}", red=True)
         timings = session.timings()

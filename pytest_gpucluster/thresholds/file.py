@@ -11,7 +11,9 @@ from pytest_gpucluster.config.schema_errors import did_you_mean, listed
 from pytest_gpucluster.config.settings import Expect
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.thresholds import schema
-from pytest_gpucluster.thresholds.layers import Source, packaged_path, read_source
+from pytest_gpucluster.thresholds.layers import Source
+from pytest_gpucluster.thresholds.lock import PATH as LOCK
+from pytest_gpucluster.thresholds.lock import read_lock
 from pytest_gpucluster.thresholds.resolve import Profile, resolve, resolve_profile
 from pytest_gpucluster.thresholds.specs import spec_for_gpu
 
@@ -20,13 +22,18 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.config.yaml_lines import Problem
     from pytest_gpucluster.thresholds.resolve import Threshold
+    from pytest_gpucluster.thresholds.specs import GpuSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdsFile(Source):
-    """A validated thresholds file. Limits are resolved once for each profile: lint and the run share them."""
+    """A validated thresholds file. Limits are resolved once for each profile: lint and the run share them.
+
+    ``specs``: the figures of GPUs by id; None stands for the installed ones.
+    """
 
     content: schema.File = field(repr=False)
+    specs: Mapping[str, GpuSpec] | None = field(default=None, repr=False)
     _criteria: dict[Profile | None, dict[str, Threshold]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -56,7 +63,7 @@ class ThresholdsFile(Source):
     @cached_property
     def profiles(self) -> Mapping[str, Profile]:
         """Every profile by name, inheritance applied."""
-        return {name: resolve_profile(self.content.profiles, name) for name in self.content.profiles}
+        return {name: resolve_profile(self.content.profiles, name, specs=self.specs) for name in self.content.profiles}
 
     def criteria(self, profile: Profile | None) -> dict[str, Threshold]:
         """Every entry resolved for a profile (None: without overrides), in the file's order."""
@@ -96,25 +103,28 @@ class ThresholdsFile(Source):
         return next((one for one in known if one.rehearsal == profile.rehearsal), None)
 
     def changed_limits(self, profile: Profile) -> list[str]:
-        """Packaged entries that this file judges otherwise, or does not have.
+        """The keys of :meth:`changed_entries`."""
+        return list(self.changed_entries(profile))
+
+    def changed_entries(self, profile: Profile) -> dict[str, list[str]]:
+        """Packaged entries that this file judges otherwise, or does not have, each with what differs, in words.
 
         The comparison is with the profile's :meth:`standard`, else with the entries as they stand before any override.
         """
         here = self.criteria(profile)
         standard = self.standard(profile) or Profile(name="", spec=profile.spec, chain=())
-        packaged = self.packaged.criteria(standard).items()
-        return [key for key, entry in packaged if key not in here or here[key].decisive != entry.decisive]
+        packaged = self.packaged.criteria(standard)
+        found = {key: entry.differences(here[key]) if key in here else ["removed"] for key, entry in packaged.items()}
+        return {key: words for key, words in found.items() if words}
 
     @cached_property
     def packaged(self) -> ThresholdsFile:
-        """The packaged file; read at most once, and not again where this file extends it."""
-        if self.path.absolute() == packaged_path().absolute():
-            return self
-        source = read_source(None) if self.base is None else Source(path=packaged_path(), document=self.base)
-        packaged, problems = ThresholdsFile.validate(source)
-        if packaged is None or problems:
+        """What was packaged, by content: never read from the file that a run reads, which somebody may have edited."""
+        document, specs = read_lock()
+        content, problems = schema.validate(document)
+        if content is None or problems:
             raise ConfigurationError(listed(problems))
-        return packaged
+        return ThresholdsFile(path=LOCK, document=document, content=content, specs=specs)
 
     def _existing(self, name: str, because: str) -> Profile:
         if name in self.profiles:

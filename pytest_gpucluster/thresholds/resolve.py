@@ -33,6 +33,8 @@ CANNOT_CHANGE_AN_OUTCOME = frozenset(
     }
 )
 """Fields of :class:`Threshold` that a site may change without changing a limit. Every other field counts."""
+LIMIT_AND_RECIPE = frozenset({"kind", "numbers", "of", "of_value", "unit", "recipe"})
+"""Names in :attr:`Threshold.decisive` that :meth:`Threshold.differences` shows in words of their own."""
 
 
 class Profile(ProfileEntry):
@@ -83,6 +85,27 @@ class Threshold(Criterion):
         fields = {name: getattr(self, name) for name in type(self).model_fields if name not in left_out}
         return {**fields, "kind": self.kind, "numbers": self.numbers}
 
+    def differences(self, other: Threshold) -> list[str]:
+        """In words, what can make the outcome by ``other`` another one than by this entry; empty if nothing can."""
+        ours, theirs = self.decisive, other.decisive
+        found = [name for name in ours if ours[name] != theirs.get(name)]
+        recipes = self.recipe, other.recipe
+        keys = [key for key in {**recipes[0], **recipes[1]} if any(key not in one for one in recipes)]
+        keys += [key for key in recipes[0] if key in recipes[1] and recipes[0][key] != recipes[1][key]]
+        words = [f"recipe {key}" for key in keys]
+        if not (LIMIT_AND_RECIPE - {"recipe"}).isdisjoint(found):
+            words.insert(0, f"{other.written_limit} instead of {self.written_limit}")
+        return [*words, *(name for name in found if name not in LIMIT_AND_RECIPE)]
+
+    @property
+    def written_limit(self) -> str:
+        """``above 700``, ``min 0.98 of gpu.memory_gib``, with one number for each size where there are several."""
+        numbers = self.numbers
+        number = numbers["any"] if [*numbers] == ["any"] else ", ".join(f"{size}: {one}" for size, one in numbers.items())
+        if "of" not in self.model_fields_set:
+            return f"{self.kind} {number}"
+        return f"{self.kind} {number} of {self.of}" + (f" ({self.of_value:g})" if self.of_value is not None else "")
+
     def limit(self, *, gpus: int, cluster: Mapping[str, int]) -> Limit:
         """The limit for a group.
 
@@ -117,13 +140,13 @@ def chain_of(profiles: Mapping[str, ProfileEntry], name: str) -> list[str]:
     return chain
 
 
-def resolve_profile(profiles: Mapping[str, ProfileEntry], name: str) -> Profile:
-    """A profile with what it inherits."""
+def resolve_profile(profiles: Mapping[str, ProfileEntry], name: str, *, specs: Mapping[str, GpuSpec] | None = None) -> Profile:
+    """A profile with what it inherits; ``specs`` are the figures of GPUs, None for the installed ones."""
     chain = chain_of(profiles, name)
     merged: dict[str, Any] = {}
     for ancestor in chain:
         merged.update(profiles[ancestor].written())
-    spec = load_specs().get(merged.get("gpu") or "")
+    spec = (load_specs() if specs is None else specs).get(merged.get("gpu") or "")
     return Profile(name=name, spec=spec, chain=tuple(chain), **merged)
 
 
