@@ -57,7 +57,8 @@ class Agent:
     ) -> None:
         """Prepare to serve.
 
-        ``controller_fd`` closes when a controller on this node ends. An agent with a ``target`` then writes its reports.
+        ``controller_fd`` closes when a controller on this node ends. An agent with a ``target`` then writes its reports. On
+        another node it writes them if it keeps the journal replica.
         """
         self._context = context
         self._commands = commands
@@ -153,9 +154,9 @@ class Agent:
             self._calls.abort(command)
         elif isinstance(command, KillWorkers):
             self._calls.discard_worker()
-        else:
+        elif self._target is not None and self._replica is None:
             reader = self._context.channel.reconnect()
-            self._replica = JournalReplica(reader, command.target, self._context.spawner.folder / JOURNAL_COPY)
+            self._replica = JournalReplica(reader, self._target, self._context.spawner.folder / JOURNAL_COPY)
 
     def _on_sigterm(self, *_: Any) -> None:
         """Called when torchrun, or a user, ends this node."""

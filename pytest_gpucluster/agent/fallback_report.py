@@ -1,8 +1,8 @@
 """Writes the reports of a run whose controller died.
 
 The controller's journal lies on the disk of its node. An agent of that node sees at once when the controller ends, and writes
-the reports from the journal. If the whole node is lost, an agent of another node writes them from its journal replica, at the
-same path on its own node. The lines of the replica came through the store.
+the reports from the journal. If the whole node is lost, an agent of another node writes them from its journal replica, where
+its own command line says. The lines of the replica came through the store.
 """
 
 from __future__ import annotations

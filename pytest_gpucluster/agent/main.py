@@ -37,7 +37,8 @@ class AgentSettings(TypedMessage):
 
     ``roots``: the folders of this run's tests; in an unsigned run nothing else from this node's disk is run.
     ``secret_fd``: the pipe with the run's secret (:meth:`Secret.to_pipe`), None in an unsigned run. ``controller_fd`` closes
-    when a controller on this node ends. The first agent then writes the reports of ``target``.
+    when a controller on this node ends. The first agent then writes the reports of ``target``, which comes from the command
+    line of its node and from no message.
     """
 
     ranks: tuple[Rank, ...]

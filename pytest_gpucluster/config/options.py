@@ -46,6 +46,11 @@ OPTIONS = (
 INI_HELP = "treat every run here as an acceptance run"
 
 
+def results_dir(given: argparse.Namespace, *, start: Path) -> Path:
+    """The results directory; a relative one is in ``start``."""
+    return start / (given.gpucluster_results or RESULTS_DIR)
+
+
 def settings_from(given: argparse.Namespace, *, start: Path) -> Settings:
     """Turn parsed options into one frozen object.
 
@@ -63,7 +68,7 @@ def settings_from(given: argparse.Namespace, *, start: Path) -> Settings:
         expect=parse_expect(given.gpucluster_expect),
         level=level,
         soak_s=soak_s,
-        results_dir=start / (given.gpucluster_results or RESULTS_DIR),
+        results_dir=results_dir(given, start=start),
         gate=given.gpucluster_gate,
         inline=given.gpucluster_inline,
         selftest=given.gpucluster_selftest,

@@ -105,7 +105,7 @@ class Controller:
         if not others or self._target is None:
             self._journal.close()
             return
-        self._link.send(ReplicateJournal(ranks=spans(others[:1]), target=self._target))
+        self._link.send(ReplicateJournal(ranks=spans(others[:1])))
         self._journal.open(self._link.channel)
 
     def replicate(self, line: str) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.controller.controller import Controller
     from pytest_gpucluster.plugin.run import Run
+    from pytest_gpucluster.protocol.messages import ReportTarget
 
 
 RUN = pytest.StashKey["Run"]()
@@ -51,8 +52,11 @@ def launch_or_usage_error() -> Launch | None:
         raise pytest.UsageError(str(error)) from None
 
 
-def become_agent(launch: Launch, *, roots: list[Path]) -> None:
-    """Replace this process by its agent: same pid for torchrun, and nothing of pytest left."""
+def become_agent(launch: Launch, *, roots: list[Path], target: ReportTarget) -> None:
+    """Replace this process by its agent: same pid for torchrun, and nothing of pytest left.
+
+    ``target``: where this process would write reports; its agent does if it keeps the journal replica.
+    """
     from pytest_gpucluster.agent import main
     from pytest_gpucluster.controller.controller import address_of, rank_of
     from pytest_gpucluster.protocol.secret import Secret
@@ -63,6 +67,7 @@ def become_agent(launch: Launch, *, roots: list[Path]) -> None:
         address=address_of(launch),
         roots=main.resolved(roots),
         secret_fd=secret.to_pipe() if secret is not None else None,
+        target=target,
     )
     command = main.command(settings)
     sys.stdout.flush()

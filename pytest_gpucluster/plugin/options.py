@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.config.options import INI_HELP, OPTIONS
+from pytest_gpucluster.config.options import INI_HELP, OPTIONS, results_dir
 from pytest_gpucluster.plugin.activation import ACTIVE, RUN, become_agent, is_activated, launch_or_usage_error, run_of, uses_us
 from pytest_gpucluster.plugin.given_tests import GIVEN, GivenTests
 from pytest_gpucluster.plugin.last_word import LastWord, guard_immediate_exit
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+
+    from pytest_gpucluster.protocol.messages import ReportTarget
 
 
 MARKS = {
@@ -44,12 +46,22 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         launch = launch_or_usage_error()
         if launch is not None and launch.rank > 0:
-            become_agent(launch, roots=[early_config.rootpath, early_config.invocation_params.dir])
+            roots = [early_config.rootpath, early_config.invocation_params.dir]
+            become_agent(launch, roots=roots, target=_report_target(early_config))
     guard_immediate_exit(early_config)
     result = yield
     if early_config.pluginmanager.register(LastWord(), "gpucluster-last-word") is None:  # after every conftest, so outermost
         raise pytest.UsageError("-p no:gpucluster-last-word leaves out a part of this run; remove that option")
     return result
+
+
+def _report_target(early_config: pytest.Config) -> ReportTarget:
+    """Where this process's command line wants the reports."""
+    from pytest_gpucluster.protocol.messages import ReportTarget
+
+    given, start = early_config.known_args_namespace, early_config.invocation_params.dir.absolute()
+    junit = getattr(given, "xmlpath", None)
+    return ReportTarget(folder=str(results_dir(given, start=start)), junit=str(start / junit) if junit else None)
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)

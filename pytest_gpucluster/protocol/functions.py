@@ -13,12 +13,12 @@ import importlib.util
 import inspect
 import os
 import sys
-import sysconfig
 from collections.abc import Callable, Collection
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, TypeVar
 
+from pytest_gpucluster.protocol import origin
 from pytest_gpucluster.protocol.messages import FunctionName
 
 MEASUREMENT_MARK = "__gpucluster_measurement__"
@@ -88,6 +88,11 @@ def is_below(path: Path, roots: Collection[Path]) -> bool:
     return any(root == resolved or root in resolved.parents for root in roots)
 
 
+def may_import_from(folder: Path, roots: Collection[Path]) -> bool:
+    """Whether an unsigned message may add a folder to the import path: one of the tests, and of no Python installation."""
+    return is_below(folder, roots) and not origin.is_installed(folder.resolve())
+
+
 def find_function(
     name: FunctionName, *, trusted: bool, roots: Collection[Path] | None = None, rewrite: bool = False
 ) -> Callable[..., Any]:
@@ -95,8 +100,8 @@ def find_function(
 
     Args:
         name: the function's name, as the controller sent it.
-        trusted: the message was signed with the run's secret. An untrusted message cannot run the standard library, and a
-            function of an installed package only with :func:`measurement`'s mark or from this project.
+        trusted: the message was signed with the run's secret. What an untrusted message may have run, and imported for it,
+            says :mod:`~pytest_gpucluster.protocol.origin`.
         roots: the folders of this run's tests. A file outside them is run for a trusted message only, or if this node
             itself imports it under the module's name. None: any folder.
         rewrite: load the file with pytest's assertion rewriting, so that a failing assert shows its values.
@@ -105,17 +110,12 @@ def find_function(
         RefusedError: the function is not found, not allowed, or its file differs from the controller's.
     """
     file = _local_file(name, None if trusted else roots)
-    if not trusted and _is_standard_library(file):
-        raise RefusedError(f"{name.module}:{name.qualname} belongs to Python itself and is no measurement")
+    if not trusted and (why := origin.refusal(file, module=name.module, function=name.qualname)) is not None:
+        raise RefusedError(f"{name.module}:{name.qualname} {why}")
     module = _load_rewritten(name.module, file) if rewrite else _load(name, file)
     function = getattr(module, name.qualname, None)
     if not isinstance(function, FunctionType) or function.__module__ != module.__name__:
         raise RefusedError(f"{name.module}:{name.qualname} is not a function of that module")
-    if not trusted and not getattr(function, MEASUREMENT_MARK, False) and _is_foreign(file):
-        raise RefusedError(
-            f"{name.module}:{name.qualname} lies outside the tests; mark it with @measurement, or give the run a "
-            "secret in GPUCLUSTER_SECRET"
-        )
     return function
 
 
@@ -123,7 +123,7 @@ def _local_file(name: FunctionName, roots: Collection[Path] | None) -> Path:
     candidates = [path for path in (Path(name.file), Path.cwd() / name.relative) if roots is None or is_below(path, roots)]
     found = next((path for path in candidates if path.is_file()), None)
     if found is None:
-        found = _file_of_module(name.module)
+        found = origin.file_of_module(name.module)
     if found is None:
         raise RefusedError(f"{name.file} is not on this node, and no module {name.module} is installed here")
     if digest_of(found) != name.digest:
@@ -131,22 +131,14 @@ def _local_file(name: FunctionName, roots: Collection[Path] | None) -> Path:
     return found
 
 
-def _file_of_module(module: str) -> Path | None:
-    try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError):
-        return None
-    return Path(spec.origin) if spec is not None and spec.origin else None
-
-
 def _load(name: FunctionName, file: Path) -> ModuleType:
-    try:
-        module = importlib.import_module(name.module)
-    except ImportError:
+    """The module of the file. It is imported by its name only if that leads to this very file."""
+    loaded = sys.modules.get(name.module)
+    found = origin.file_of_module(name.module) if loaded is None else Path(getattr(loaded, "__file__", None) or "")
+    if found is None:
         return _load_file(name.module, file)
-    origin = getattr(module, "__file__", None)
-    if origin is not None and digest_of(Path(origin)) == name.digest:
-        return module
+    if found.is_file() and found.samefile(file):
+        return loaded or importlib.import_module(name.module)
     return _load_file(f"gpucluster_files.{name.digest[:16]}.{name.module.replace('.', '_')}", file)
 
 
@@ -179,22 +171,3 @@ def _load_rewritten(module_name: str, file: Path) -> ModuleType:
     sys.modules[key] = module
     exec(compile(tree, str(file), "exec"), module.__dict__)  # noqa: S102 -- the test file itself, found by its digest
     return module
-
-
-def _is_standard_library(file: Path) -> bool:
-    """Whether a file is part of Python. The folder of installed packages lies in Python's own, and does not count."""
-    paths = sysconfig.get_paths()
-    stdlib, installed = Path(paths["stdlib"]).resolve(), {Path(paths[key]).resolve() for key in ("purelib", "platlib")}
-    parents = file.resolve().parents
-    return stdlib in parents and not any(folder in parents for folder in installed)
-
-
-def _is_foreign(file: Path) -> bool:
-    """Whether a file belongs to Python or to an installed distribution other than this one."""
-    package = Path(__file__).resolve().parents[1]
-    ours = (package, package.parent / "tests_acceptance", package.parent / "finetune_smoke")
-    if any(folder in file.parents for folder in ours):
-        return False
-    paths = sysconfig.get_paths()
-    folders = {Path(paths[key]).resolve() for key in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return any(folder in file.resolve().parents for folder in folders)

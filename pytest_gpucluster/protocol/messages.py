@@ -110,11 +110,13 @@ class ReportTarget(TypedMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicateJournal(TypedMessage):
-    """Keep a copy of the journal, and write the reports from it if the controller's node is lost."""
+    """Keep a copy of the journal, and write the reports from it if the controller's node is lost.
+
+    The agent's own command line says where: a message of a stranger could name any file.
+    """
 
     t: Literal["replicate"] = "replicate"
     ranks: Spans
-    target: ReportTarget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -102,7 +102,7 @@ class _Worker:
     def _prepare(self, task: Task) -> tuple[Callable[..., Any], bool]:
         """Join the group and find the function; also whether another user of the GPU would falsify what it measures."""
         roots = None if task.trusted else [Path(root) for root in task.roots]
-        allowed = [path for path in task.sys_path if roots is None or functions.is_below(Path(path), roots)]
+        allowed = [path for path in task.sys_path if roots is None or functions.may_import_from(Path(path), roots)]
         sys.path += [path for path in allowed if path not in sys.path]  # this node's own paths stay first: they are checked
         function = functions.find_function(task.function, trusted=task.trusted, roots=roots, rewrite=task.test)
         reads_only = task.any_device or hasattr(function, functions.NO_DEVICE_MARK)
