@@ -31,7 +31,6 @@ from pytest_gpucluster.protocol.messages import (
     StartCall,
 )
 from pytest_gpucluster.protocol.rank import machine
-from pytest_gpucluster.worker import python_stacks
 
 if TYPE_CHECKING:
     from pytest_gpucluster.agent.command_reader import CommandReader
@@ -41,7 +40,7 @@ PAUSE_S = 0.05
 SIBLINGS_S = 2.0
 LOST_CODE = 3
 JOURNAL_COPY = "journal.jsonl"
-FILES = ("collective", "nccl.log", "flight.json", JOURNAL_COPY)
+FILES = ("stacks", "collective", "nccl.log", "flight.json", JOURNAL_COPY)
 
 
 class Agent:
@@ -201,7 +200,6 @@ class Agent:
 
     def _remove_files(self) -> None:
         folder = self._context.spawner.folder
-        python_stacks.forget(folder / "stacks")
         for name in FILES:
             (folder / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):

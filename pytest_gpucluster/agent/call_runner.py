@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import selectors
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from pytest_gpucluster.agent.current_call import CurrentCall
 from pytest_gpucluster.agent.environment import worker_environment
 from pytest_gpucluster.agent.spawner import Spawner, describe_exit
 from pytest_gpucluster.agent.worker_process import WorkerProcess
-from pytest_gpucluster.protocol.channel import Channel, fault_key, progress_key, reply_key
+from pytest_gpucluster.protocol.channel import Channel, fault_key, hung_key, progress_key, reply_key
 from pytest_gpucluster.protocol.codec import MalformedMessageError
 from pytest_gpucluster.protocol.messages import (
     AbortCall,
@@ -27,11 +28,15 @@ from pytest_gpucluster.protocol.messages import (
     Reply,
     Spans,
     StartCall,
+    Success,
     Task,
 )
 from pytest_gpucluster.protocol.rank import spans
 
 STEP_CHARACTERS = 80
+PAUSE_S = 0.05
+SETTLE_S = 1.0
+"""By so much the deadlines of one call may differ between ranks."""
 
 if TYPE_CHECKING:
     from pytest_gpucluster.agent.heartbeat import Heartbeat
@@ -187,8 +192,15 @@ class CallRunner:
             raise MalformedMessageError(f"a message of call {message.call[:STEP_CHARACTERS]!r}, which it is not busy with")
         if isinstance(message, Entered):
             self._current.enter()
+        elif isinstance(message, Success) and self._is_hung(self._current.command):
+            self._finish(Failure(kind="released", error="it returned only after another rank was found to hang"))
         else:
             self._finish(message)
+
+    def _is_hung(self, call: StartCall) -> bool:
+        """Whether the agent of another rank in the same group has found that its worker hangs."""
+        group = _group_of(call, self._context.rank.rank)
+        return len(group) > 1 and self._context.channel.has(hung_key(call.id, group[0]))
 
     # The worker.
 
@@ -232,12 +244,30 @@ class CallRunner:
 
     def _end(self, failure: Failure) -> None:
         """Kill the worker that did not return, after a look at what it does, and answer with ``failure``."""
+        last = None
         if self._worker is not None:
+            last = self._worker.collective()  # before any signal: this rank's, or one that wakes a peer's worker
+            if failure.kind == "hung":
+                self._announce_hang()
             evidence = self._worker.evidence()
             failure = replace(failure, state=evidence.state, stacks=evidence.stacks, flight=evidence.flight)
             if not self._kill(self._worker) and failure.kind == "hung":
                 failure = replace(failure, error=f"{failure.error}; SIGKILL does not end it")
-        self._finish(failure)
+        self._finish(failure, last)
+
+    def _announce_hang(self) -> None:
+        """Mark the call as hung, and give the agents of the same group time to read what their workers are in.
+
+        Their deadlines are over at about the same time. What the end of this worker does to its peers must not count.
+        """
+        group = _group_of(self._current.command, self._context.rank.rank) if self._current is not None else ()
+        if self._current is None or len(group) < 2:
+            return
+        self._context.channel.put(hung_key(self._current.command.id, group[0]), Fault(rank=self._context.rank.rank))
+        until_s = time.monotonic() + SETTLE_S
+        while (left_s := until_s - time.monotonic()) > 0:
+            self._heartbeat.beat_if_connected()
+            time.sleep(min(left_s, PAUSE_S))
 
     def _fail(self, failure: Reply) -> None:
         """Answer the current call for a worker that cannot go on, or the next call if there is none."""
@@ -247,8 +277,11 @@ class CallRunner:
             self._failed_idle = failure
         self.discard_worker()
 
-    def _finish(self, result: Reply) -> None:
-        """Send the reply to the current call, if there is one. After a failure the worker is discarded."""
+    def _finish(self, result: Reply, last: LastCollective | None = None) -> None:
+        """Send the reply to the current call, if there is one. After a failure the worker is discarded.
+
+        ``last``: the collective that the worker was in, if it was read before.
+        """
         if self._current is None:
             return
         call = self._current.command
@@ -256,7 +289,7 @@ class CallRunner:
         self._current = None
         if self._worker is not None:
             self._worker.drain()
-            last = self._worker.collective()
+            last = last or self._worker.collective()
             output = self._worker.tail.decode("utf-8", "replace")
             reply = replace(reply, collectives=last.count, collective=last.name, output=output)
             reply = replace(reply, members=_members_of(last, call, self._context.rank.rank))
@@ -273,5 +306,10 @@ class CallRunner:
 
 def _members_of(last: LastCollective, call: StartCall, rank: int) -> Spans:
     """The ranks that take part in a collective of this rank; empty without a process group."""
-    ranks = next((group.ranks for group in call.groups or () if rank in group.ranks), ())
+    ranks = _group_of(call, rank)
     return spans(one for first, end in last.members or ((0, len(ranks)),) for one in ranks[first : end + 1])
+
+
+def _group_of(call: StartCall, rank: int) -> tuple[int, ...]:
+    """The ranks that share a process group with this one in the call, itself included; empty without a group."""
+    return next((group.ranks for group in call.groups or () if rank in group.ranks), ())

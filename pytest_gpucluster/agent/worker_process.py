@@ -52,7 +52,7 @@ class WorkerProcess:
         self._collective_file = spawner.folder / "collective"
         self._flight_file = spawner.folder / "flight.json"
         self._flight_file.unlink(missing_ok=True)
-        python_stacks.forget(self._stacks_file)
+        self._stacks_file.unlink(missing_ok=True)
         self._has_ended = False
         self._survived_kill = False
         self.tail = bytearray()
@@ -123,15 +123,15 @@ class WorkerProcess:
         return state_of(self.pid) or "?"
 
     def evidence(self) -> Evidence:
-        """Have the worker, which hangs, write what it does."""
+        """Have the worker, which hangs, write what it does. The worker ends by this, unless it is stopped."""
         state = self.state()
-        stacks = self.stacks()  # first: faulthandler may crash while another thread runs, such as the flight recorder's
         if state != "T":
             flight_recorder.ask(self.pid, self._flight_file)
-        return Evidence(state=state, stacks=stacks, flight=flight_recorder.summarize(self._flight_file))
+        flight = flight_recorder.summarize(self._flight_file)
+        return Evidence(state=state, stacks=self.stacks(), flight=flight)
 
     def stacks(self) -> str:
-        """The worker's Python stacks; empty if it does not answer. A stopped worker cannot."""
+        """The worker's Python stacks, by which it ends; empty if it does not answer. A stopped worker cannot."""
         return "" if self.state() == "T" else python_stacks.ask(self.pid, self._stacks_file)
 
     def crash(self) -> str:

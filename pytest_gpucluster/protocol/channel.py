@@ -95,6 +95,11 @@ def fault_key(call_id: str) -> str:
     return f"fault/{call_id}"
 
 
+def hung_key(call_id: str, first_rank: int) -> str:
+    """The key that exists as soon as a rank of this group hangs in the call: no value of the group counts afterwards."""
+    return f"hung/{call_id}/{first_rank}"
+
+
 def progress_key(rank: int) -> str:
     """The key of the step that a rank is at."""
     return f"prog/{rank}"

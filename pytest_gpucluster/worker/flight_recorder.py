@@ -58,6 +58,7 @@ def ask(pid: int, path: Path) -> None:
     deadline_s = time.monotonic() + ANSWER_S
     while not path.exists() and time.monotonic() < deadline_s and not is_gone(pid):
         time.sleep(PAUSE_S)
+    time.sleep(PAUSE_S)  # the thread waits again, and runs no Python code while the stacks are read
 
 
 def summarize(path: Path) -> str:

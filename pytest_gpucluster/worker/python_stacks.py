@@ -1,8 +1,8 @@
 """The Python stacks of a worker that hangs or has crashed.
 
-faulthandler writes the stacks from a signal handler, also during a C++ wait, thread after thread. It does not mark the end,
-but it passes the signal on to Python's own handler, which writes a byte into a second file (``set_wakeup_fd``). That byte is
-the mark. A test can take the mark away (asyncio does); then the stacks that are there after :data:`ANSWER_S` count.
+faulthandler writes the stacks from a signal handler, also during a C++ wait, thread after thread. Then it passes the signal
+on to its default action, which ends the process. So the signal cannot wake a wait and let the worker go on: what it would do
+then would change what its peers are seen to do.
 """
 
 from __future__ import annotations
@@ -21,32 +21,29 @@ ASK = signal.SIGUSR1
 ANSWER_S = 3.0
 PAUSE_S = 0.02
 SHOWN_CHARACTERS = 6000
-MARKS = ".marks"
 CRASH = b"Fatal Python error"
 OWN_WORKER = Path(__file__).with_name("worker.py")
 
 
 def answer_requests(path: Path) -> None:
-    """In the worker's main thread: write all stacks to ``path`` at each :data:`ASK`, and at a crash."""
+    """In the worker's main thread: write all stacks to ``path`` at :data:`ASK`, and at a crash, and end."""
     stacks = path.open("w", encoding="utf-8")  # faulthandler keeps it open as long as the process lives
     faulthandler.enable(stacks)
-    signal.signal(ASK, lambda _number, _frame: None)  # faulthandler passes the signal on to this one
-    marks = os.open(f"{path}{MARKS}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_NONBLOCK, 0o600)
-    signal.set_wakeup_fd(marks, warn_on_full_buffer=False)
+    signal.signal(ASK, signal.SIG_DFL)
     faulthandler.register(ASK, file=stacks, all_threads=True, chain=True)
 
 
 def ask(pid: int, path: Path) -> str:
-    """In the agent: the stacks of ``pid``; empty if it does not answer within :data:`ANSWER_S`, or has ended.
+    """In the agent: the stacks of ``pid``, which ends by this; empty if it does not answer within :data:`ANSWER_S`.
 
     faulthandler reads the frames of threads that go on running, and may crash in doing so (seen once in some 100 dumps while
     another thread ran Python code). Then the stacks end where it crashed.
     """
-    before, marks = _size(path), _marks(path)
+    before = _size(path)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, ASK)
     deadline_s = time.monotonic() + ANSWER_S
-    while _marks(path) == marks and time.monotonic() < deadline_s and not is_gone(pid):
+    while time.monotonic() < deadline_s and not is_gone(pid):
         time.sleep(PAUSE_S)
     return _without_own_frames(_text(path)[before:].partition(CRASH)[0])[-SHOWN_CHARACTERS:]
 
@@ -55,17 +52,6 @@ def of_crash(path: Path) -> str:
     """The stacks of a worker that SIGSEGV, SIGBUS, SIGABRT, SIGFPE or SIGILL ended; empty if it ended otherwise."""
     text = _text(path)
     return _without_own_frames(text)[-SHOWN_CHARACTERS:] if text.startswith(CRASH) else ""
-
-
-def forget(path: Path) -> None:
-    """Remove both files."""
-    path.unlink(missing_ok=True)
-    Path(f"{path}{MARKS}").unlink(missing_ok=True)
-
-
-def _marks(path: Path) -> int:
-    """The number of :data:`ASK` signals answered to the end; other signals leave other bytes."""
-    return _text(Path(f"{path}{MARKS}")).count(ASK)
 
 
 def _size(path: Path) -> int:

@@ -6,6 +6,8 @@ between two heartbeats. The limits are fractions of those of a real run, and tor
 
 from __future__ import annotations
 
+import ctypes
+import faulthandler
 import json
 import os
 import select
@@ -19,9 +21,10 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
-from pytest_gpucluster.agent import current_call, heartbeat, spawner, worker_process
+from pytest_gpucluster.agent import call_runner, current_call, heartbeat, spawner, worker_process
 from pytest_gpucluster.agent.agent import Agent
 from pytest_gpucluster.agent.call_runner import AgentContext
 from pytest_gpucluster.agent.command_reader import CommandReader
@@ -31,6 +34,7 @@ from pytest_gpucluster.protocol.messages import (
     Command,
     Entered,
     FunctionName,
+    Group,
     KillWorkers,
     Quit,
     StartCall,
@@ -40,7 +44,7 @@ from pytest_gpucluster.protocol.messages import (
 )
 from pytest_gpucluster.protocol.rank import Rank
 from pytest_gpucluster.protocol.wire import Wire
-from pytest_gpucluster.worker import flight_recorder, python_stacks
+from pytest_gpucluster.worker import flight_recorder, last_collective, python_stacks
 
 DEADLINE_S = 0.3
 QUIT_CODE = 7
@@ -48,6 +52,7 @@ LINK_FD = 9
 """Where a worker's children find its line."""
 RANK = Rank(rank=1, world_size=2, local_rank=1, local_world_size=2, group_rank=0)
 OWN = ((1, 1),)
+PAIR = (Group(id="pair", ranks=(0, 1)),)
 GARBAGE = {
     "text": (b"garbage\n", 1),
     "an empty line": (b"\n", 1),
@@ -97,9 +102,13 @@ def play_worker(request: StartWorker, link_fd: int) -> None:
             kwargs = task.kwargs
             time.sleep(kwargs.get("late_s", 0.0))
             wire.send(Entered(call=task.call))
+            if kwargs.get("immortal"):  # as in state D: no signal ends it
+                faulthandler.register(python_stacks.ASK, Path(request.stacks_file).open("a", encoding="utf-8"))  # noqa: SIM115 -- kept
             if kwargs.get("hang"):
                 time.sleep(600)
             time.sleep(kwargs.get("pause_s", 0.0))
+            if kwargs.get("wait"):
+                wait_and_join(Path(request.collective_file))
             if "child" in kwargs:
                 subprocess.Popen(["sh", "-c", kwargs["child"]], close_fds=False, start_new_session=kwargs["escapes"])
                 time.sleep(1.0)
@@ -112,6 +121,14 @@ def play_worker(request: StartWorker, link_fd: int) -> None:
                 write_all(LINK_FD, bytes.fromhex(kwargs["garbage_after"]))
             if kwargs.get("deaf"):
                 time.sleep(600)
+
+
+def wait_and_join(collective_file: Path) -> None:
+    """Wait in a system call that a signal interrupts, then enter a collective."""
+    ctypes.CDLL(None).pause()
+    module = SimpleNamespace(all_reduce=lambda: None, ProcessGroup=Task)
+    last_collective.CollectiveRecorder(collective_file).watch(module)
+    module.all_reduce()
 
 
 def write_all(descriptor: int, data: bytes) -> None:
@@ -133,13 +150,21 @@ class PlayedStore:
         self.replies: list[dict[str, Any]] = []
         self.beats_s: list[float] = []
         self.round_s = 0.0
+        self.is_hung = False
         self._given_s = 0.0
 
     def put(self, key: str, message: Any) -> None:
-        """Keep a reply, and go on."""
+        """Keep a reply, and go on. Note the mark of a hang, and how long after the start of the call it came."""
+        if key.startswith("hung/"):
+            self.replies.append({"marked": key, "took_s": time.monotonic() - self._given_s})
         if key.startswith("res/"):
             self.replies.append({**message.to_json(), "took_s": time.monotonic() - self._given_s})
             self.next()
+
+    def has(self, key: str) -> bool:
+        """Whether the mark of a hang was written."""
+        assert key == "hung/0/0"
+        return self.is_hung
 
     def next(self) -> None:
         """Give the next command, a quit after the last one; nothing if the step gives its command later."""
@@ -195,13 +220,13 @@ class Scenarios:
     def hung_and_survives(self) -> None:
         """The worker hangs, and SIGKILL does not end it; two more calls come."""
         survive_kills()
-        self.serve(call(hang=True), call(), call())
+        self.serve(call(hang=True, immortal=True), call(), call())
 
     def released_and_survives(self) -> None:
         """The call is aborted because another rank died, and SIGKILL does not end the worker; one more call comes."""
         survive_kills()
         self.release_after(0.1, AbortCall(id="0", ranks=OWN, why="released, because rank 0 died"))
-        self.serve(patient(call(hang=True)), call())
+        self.serve(patient(call(hang=True, immortal=True)), call())
 
     def late_and_answers(self) -> None:
         """The worker enters after the abort, and returns within the time of grace."""
@@ -276,6 +301,15 @@ class Scenarios:
     def _call_later(self) -> None:
         after(1.0, lambda: self.store.give(patient(call())))  # the agent has read the garbage by then
 
+    def interruptible(self) -> None:
+        """The worker waits in a system call that any signal interrupts; its group has another member."""
+        self.serve(replace(call(wait=True), groups=PAIR), call())
+
+    def late_value(self) -> None:
+        """The worker returns after the agent of its peer found a hang; then one without a group."""
+        self.store.is_hung = True
+        self.serve(replace(call(), groups=PAIR), call())
+
     def spawner_stopped(self) -> None:
         """The spawner does not answer."""
         os.kill(self.spawner.pid, signal.SIGSTOP)
@@ -300,7 +334,7 @@ class Scenarios:
         """The agent waits 6 s for a worker that SIGKILL does not end."""
         worker_process.KILL_S = 6.0
         survive_kills()
-        self.serve(call(hang=True), call())
+        self.serve(call(hang=True, immortal=True), call())
 
 
 def after(seconds: float, action: Callable[[], None]) -> None:
@@ -341,6 +375,7 @@ def survive_kills() -> None:
 
 
 if __name__ == "__main__":
+    call_runner.SETTLE_S = 0.5
     worker_process.KILL_S = 0.5
     worker_process.SEND_S = 0.5
     python_stacks.ANSWER_S = 0.2

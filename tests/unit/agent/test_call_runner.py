@@ -146,6 +146,25 @@ def test_garbage_between_two_calls(played: Any) -> None:
     assert spoilt["error"].endswith(", between two calls")
 
 
+def test_a_hang_in_a_wait_that_a_signal_interrupts(played: Any) -> None:
+    """The answer says what it was in before the signal. The signal ends the worker, so it does not go on because of it."""
+    marked, hung, after = played("interruptible")["replies"]
+    assert marked["marked"] == "hung/0/0"
+    assert (hung["kind"], hung["collectives"], hung["members"]) == ("hung", 0, [[0, 1]])
+    assert "in wait_and_join" in hung["stacks"]
+    assert "all_reduce" not in hung["stacks"]
+    assert marked["took_s"] + 0.5 <= hung["took_s"]  # the peer's agent reads meanwhile what its worker is in
+    assert after["ok"]
+
+
+def test_a_value_after_a_peer_was_found_to_hang(played: Any) -> None:
+    """It does not count; without a group there is nobody whose hang could matter."""
+    late, after = played("late_value")["replies"]
+    assert (late["ok"], late["kind"]) == (False, "released")
+    assert late["error"] == "it returned only after another rank was found to hang"
+    assert after["ok"]
+
+
 def test_told_to_kill_and_cannot(played: Any) -> None:
     """The worker of a broken group that does not end costs the place, not the run."""
     first, lost = played("told_to_kill_and_survives")["replies"]
