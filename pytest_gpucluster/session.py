@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.agent.environment import overridden_variables
 from pytest_gpucluster.cluster.binding import Binding, bind
 from pytest_gpucluster.cluster.calls import Cluster, WantedPlaces, every_place
 from pytest_gpucluster.controller.call import Observer
@@ -235,6 +236,7 @@ class Session:
             "launched_by": "torchrun" if self.setup.launch is not None else "pytest",
             "messages": "signed" if self.controller.is_signed else "unsigned",
             "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("NCCL_", "CUDA_"))},
+            "overridden_variables": {} if self.setup.settings.inline else overridden_variables(),
         }
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.agent.current_call import CurrentCall
-from pytest_gpucluster.agent.environment import worker_environment
+from pytest_gpucluster.agent.environment import LOG_NAME, site_log, worker_environment
 from pytest_gpucluster.agent.spawner import Spawner, describe_exit
 from pytest_gpucluster.agent.worker_process import WorkerProcess
 from pytest_gpucluster.protocol.channel import Channel, fault_key, hung_key, progress_key, reply_key
@@ -206,6 +206,7 @@ class CallRunner:
 
     def _start_worker(self, command: StartCall) -> WorkerProcess:
         spawner = self._context.spawner
+        (spawner.folder / LOG_NAME).unlink(missing_ok=True)  # that of the worker before
         environment = worker_environment(self._context.rank, spawner.folder, nodes=command.nodes)
         worker = WorkerProcess(spawner, cwd=command.cwd, environment=environment)
         self._selector.register(worker.wire, selectors.EVENT_READ, self._on_message)
@@ -291,6 +292,8 @@ class CallRunner:
             self._worker.drain()
             last = last or self._worker.collective()
             output = self._worker.tail.decode("utf-8", "replace")
+            if not result.ok:
+                output += site_log(self._context.spawner.folder)
             reply = replace(reply, collectives=last.count, collective=last.name, output=output)
             reply = replace(reply, members=_members_of(last, call, self._context.rank.rank))
         rank, channel = self._context.rank.rank, self._context.channel

@@ -20,16 +20,23 @@ WORKER_DEFAULTS = {
 }
 
 
+NCCL_LOGGING = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}
+"""What makes NCCL write its channels into its log. Other values of the site would hide them, or write at each collective."""
+LOG_NAME = "nccl.log"
+SITE_LOG_BYTES = 16384
+
+
 def worker_environment(rank: Rank, folder: Path, *, nodes: Mapping[str, int]) -> dict[str, str]:
     """The variables of a worker. ``nodes``: the node number of each torchrun group rank, as far as known.
 
-    Variables that the agent inherited win over the defaults.
+    Variables that the agent inherited win over the defaults. Those of NCCL's log do not: the worker measures by that log.
     """
-    log = str(folder / "nccl.log")
-    nccl = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV", "NCCL_DEBUG_FILE": log, "GPUCLUSTER_NCCL_LOG": log}
+    log = str(folder / LOG_NAME)
     return {
         **{name: value for name, value in WORKER_DEFAULTS.items() if name not in os.environ},
-        **(nccl if "NCCL_DEBUG" not in os.environ else {}),
+        **NCCL_LOGGING,
+        "NCCL_DEBUG_FILE": log,
+        "GPUCLUSTER_NCCL_LOG": log,
         "RANK": str(rank.rank),
         "WORLD_SIZE": str(rank.world_size),
         "LOCAL_RANK": str(rank.local_rank),
@@ -37,3 +44,20 @@ def worker_environment(rank: Rank, folder: Path, *, nodes: Mapping[str, int]) ->
         "GROUP_RANK": str(rank.group_rank),
         "GPUCLUSTER_NODE": str(nodes.get(str(rank.group_rank), rank.group_rank)),
     }
+
+
+def overridden_variables() -> dict[str, dict[str, str]]:
+    """What this process inherited and workers have otherwise: by name, the site's value and the workers'."""
+    workers = {**NCCL_LOGGING, "NCCL_DEBUG_FILE": "a file of each worker"}
+    inherited = {name: os.environ[name] for name in workers if name in os.environ}
+    return {name: {"site": value, "workers": workers[name]} for name, value in inherited.items() if value != workers[name]}
+
+
+def site_log(folder: Path) -> str:
+    """The end of a worker's NCCL log, as far as the site's own ``NCCL_DEBUG`` asks for it; empty where it asks for none."""
+    level = os.environ.get("NCCL_DEBUG", "").upper()
+    log = folder / LOG_NAME
+    if level not in ("WARN", "INFO", "TRACE") or not log.is_file():
+        return ""
+    lines = log.read_bytes()[-SITE_LOG_BYTES:].decode("utf-8", "replace").splitlines(keepends=True)
+    return "".join(line for line in lines if level != "WARN" or "NCCL WARN" in line)

@@ -187,3 +187,32 @@ def test_a_misspelt_recipe(tmp_path: Path) -> None:
     run = run_pytest(tmp_path, "--gpucluster", "test_own.py", limits)
     assert run.row("site_rate")["outcome"] == "error"
     assert "has no such criterion. Did you mean 'site_rate'?" in run.row("site_rate")["reason"]
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+def test_the_log_of_nccl_is_ours_in_workers(tmp_path: Path, *, is_set: bool) -> None:
+    """A site that exports NCCL's logging variables: workers write what is measured, and results.json has both values."""
+    (tmp_path / "test_own.py").write_text(READS_ENVIRONMENT, encoding="utf-8")
+    limits = write_limits(tmp_path / "limits.yaml", {"own": entry()}, extends=False)
+    site = {"NCCL_DEBUG": "WARN", "NCCL_DEBUG_FILE": str(tmp_path / "nccl.log")} if is_set else {}
+    run = run_pytest(tmp_path, "--gpucluster", "test_own.py", limits, variables=site)
+    assert run.row("own")["outcome"] == "passed", run.stdout
+    environment = run.results["environment"]
+    assert environment["overridden_variables"].keys() == site.keys()
+    assert {name: one["site"] for name, one in environment["overridden_variables"].items()} == site
+    assert {name: environment["variables"].get(name) for name in site} == site
+
+
+READS_ENVIRONMENT = """
+import os
+
+def read():
+    return dict(os.environ)
+
+def test_own(cluster, criterion):
+    for found in cluster.run(read, per="gpu").values():
+        assert (found["NCCL_DEBUG"], found["NCCL_DEBUG_SUBSYS"]) == ("INFO", "INIT,NET,ENV")
+        assert found["NCCL_DEBUG_FILE"] == found["GPUCLUSTER_NCCL_LOG"]
+        assert "gpucluster-rank" in found["NCCL_DEBUG_FILE"]
+    criterion.require(1)
+"""
