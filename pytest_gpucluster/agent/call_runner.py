@@ -291,7 +291,7 @@ class CallRunner:
         if self._worker is not None:
             self._worker.drain()
             last = last or self._worker.collective()
-            output = self._worker.tail.decode("utf-8", "replace")
+            output = self._worker.printed()
             if not result.ok:
                 output += site_log(self._context.spawner.folder)
             reply = replace(reply, collectives=last.count, collective=last.name, output=output)

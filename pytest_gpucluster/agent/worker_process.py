@@ -97,6 +97,11 @@ class WorkerProcess:
                 del self.tail[:-TAIL_BYTES]
         return True
 
+    def printed(self) -> str:
+        r"""The tail as text, from a whole character on; a byte that is not UTF-8 is shown as ``\xe9``."""
+        start = next((index for index, byte in enumerate(self.tail[:4]) if byte & 0xC0 != 0x80), 0)
+        return self.tail[start:].decode("utf-8", "backslashreplace")
+
     def receive(self) -> list[FromWorker] | None:
         """The messages that one read completes. None when the worker has closed its line.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.cluster.results import Results
@@ -15,6 +15,7 @@ from pytest_gpucluster.inventory.identity import Identity, identity
 from pytest_gpucluster.inventory.occupancy import read_occupancy
 from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.messages import Failure
+from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -67,7 +68,7 @@ def bind(controller: Controller | InlineController, inventory: Inventory, *, wit
     controller.meet(within_s=within_s)
     occupancies = _read_occupancies(controller) if inventory.device == "cuda" else {}
     replies = _read_identities(controller, inventory.device)
-    found = {rank: plain_data.from_plain(reply.value) for rank, reply in replies.items() if reply.ok}
+    found = {rank: _in_one_line(plain_data.from_plain(reply.value)) for rank, reply in replies.items() if reply.ok}
     _refuse_other_versions(controller, found)
     found.update(_refuse_other_files(controller, replies))
     by_position = _by_position(found)
@@ -108,6 +109,13 @@ def _read_identities(controller: Controller | InlineController, device: str) -> 
         is_startup=True,
     )
     return controller.call(call)
+
+
+def _in_one_line(one: Identity) -> Identity:
+    """The identity with text that cannot break a line or a report, whatever bytes a host has as its name."""
+    texts = {name: value for name, value in asdict(one).items() if isinstance(value, str)}
+    fit: dict[str, Any] = {name: one_line(text) for name, text in texts.items()}
+    return replace(one, **fit)
 
 
 def _by_position(found: Mapping[int, Identity]) -> dict[tuple[int, int | None], int]:

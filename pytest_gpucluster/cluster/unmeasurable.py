@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.controller.diagnosis import diagnose
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.inventory.occupancy import SHOWN_PROCESSES, GpuProcess
+from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -53,7 +54,7 @@ def not_idle_error(place: Place, found: Occupancy) -> MeasurementError:
     busy = "" if found.utilization_percent is None else f"{found.utilization_percent} % busy"
     usage = ", ".join(part for part in (used, busy) if part)
     return MeasurementError(
-        f"GPU not idle: {found.text} on {place.label}\n"
+        f"GPU not idle: {one_line(found.text)} on {place.label}\n"
         f"  before anything of this run was on it: {usage or 'NVML tells no more'}\n"
         "  next: end that process, or wait for its job, and start again; what is measured beside it would be wrong",
         culprits=(place,),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(chosen.act(chosen))
     except (ConfigurationError, OSError) as error:
-        sys.stderr.write(f"gpucluster {chosen.command}: {error}\n")
+        sys.stderr.write(f"gpucluster {chosen.command}: {visible(str(error))}\n")
         return WRONG_USAGE
     except KeyboardInterrupt:
         sys.stderr.write(f"gpucluster {chosen.command}: interrupted\n")

@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
 
 from pytest_gpucluster.cluster import calls
@@ -39,6 +40,7 @@ from pytest_gpucluster.protocol.channel import ChannelLostError
 from pytest_gpucluster.protocol.secret import Secret
 from pytest_gpucluster.run_setup import REHEARSAL_RANKS, require_torch
 from pytest_gpucluster.session import JOIN_S
+from pytest_gpucluster.text import barred, lines, one_line, visible
 
 if TYPE_CHECKING:
     import argparse
@@ -159,7 +161,7 @@ class _Measuring:
                 results = self._measure(order, Observer(on_progress=on_progress))
         except (MeasurementError, ChannelLostError) as error:
             self._show_output(order)
-            sys.stderr.write(f"{error}\n")
+            sys.stderr.write(f"{visible(str(error))}\n")
             return NOT_GOOD
         finally:
             self._controller.quit(0)
@@ -186,9 +188,9 @@ class _Measuring:
         name, number = order.function.__name__, cluster.world_size
         sys.stderr.write(f"gpucluster run: {name} per {order.per}; {number} {on} answer here\n")
         for reason in (*binding.unidentified.values(), *(f"not expected: {rank}" for rank in binding.unexpected)):
-            sys.stderr.write(f"{reason}\n")
+            sys.stderr.write(one_line(reason) + "\n")
         if binding.unidentified and (log := self._logs / "agents.log").is_file():
-            sys.stderr.write(log.read_text(encoding="utf-8", errors="replace")[-4000:])
+            sys.stderr.write(barred(log.read_text(encoding="utf-8", errors="backslashreplace")[-4000:]) + "\n")
 
     def _name(self, rank: int) -> str:
         return next((place.id for place in self._places if place.rank == rank), f"rank {rank}")
@@ -202,7 +204,7 @@ class _Measuring:
             sys.stdout.write(as_lines(values))
         sys.stdout.flush()
         for text in dict.fromkeys(str(error) for error in results.errors.values()):
-            sys.stderr.write(f"{text}\n")
+            sys.stderr.write(f"{visible(text)}\n")
         return NOT_GOOD if results.errors else 0
 
     def _show_output(self, order: Order) -> None:
@@ -211,8 +213,8 @@ class _Measuring:
         headings = [f"--- {name}" for name in (order.function.__qualname__, *OWN_CALLS)]
         for place in self._places:
             log = self._logs / f"rank{place.rank}.log"
-            text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-            sink.writelines(f"{place.id} | {line}\n" for line in text.splitlines() if line not in headings)
+            text = log.read_text(encoding="utf-8", errors="backslashreplace") if log.is_file() else ""
+            sink.writelines(f"{place.id} | {line}\n" for line in lines(text) if line not in headings)
 
 
 @contextlib.contextmanager
@@ -227,7 +229,7 @@ def progress_display(name: Callable[[int], str], *, on_terminal: bool) -> Iterat
         with Progress(console=Console(stderr=True), transient=True, auto_refresh=False, redirect_stdout=False) as bar:
             task = bar.add_task("start", total=1.0)
             yield lambda rank, step, fraction: bar.update(
-                task, description=f"{name(rank)}: {step}", completed=fraction or 0.0, refresh=True
+                task, description=escape(one_line(f"{name(rank)}: {step}")), completed=fraction or 0.0, refresh=True
             )
         return
     last_s = time.monotonic()
@@ -237,7 +239,7 @@ def progress_display(name: Callable[[int], str], *, on_terminal: bool) -> Iterat
         if time.monotonic() - last_s > LINE_INTERVAL_S:
             last_s = time.monotonic()
             share = f" {100 * fraction:3.0f} %" if fraction is not None else ""
-            sys.stderr.write(f"{name(rank)}: {step}{share}\n")
+            sys.stderr.write(one_line(f"{name(rank)}: {step}{share}") + "\n")
 
     yield write
 
@@ -274,7 +276,7 @@ def fields_of(value: Any, name: str = "value") -> list[Field]:
     if isinstance(value, float):
         return [(name, f"{value:.6g}")]
     if isinstance(value, str):
-        return [(name, value)]
+        return [(one_line(name), one_line(value))]
     if isinstance(value, list) and len(value) > SHOWN_ITEMS and all(isinstance(item, (int, float)) for item in value):
         return [(name, f"{len(value)} values: {summarize(value)}")]
     return [(name, json.dumps(value))]

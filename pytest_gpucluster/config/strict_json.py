@@ -7,15 +7,20 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from pytest_gpucluster.text import visible
+
 
 def strict_json(value: Any) -> Any:
-    """The value as strict JSON data: a number that is not finite becomes null, an object that JSON lacks becomes text."""
+    """The value as strict JSON data: a number that is not finite becomes null, an object that JSON lacks becomes text.
+
+    Text is made fit by :func:`visible`.
+    """
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {str(key): strict_json(item) for key, item in value.items()}
+        return {visible(str(key)): strict_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [strict_json(item) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return strict_json(dataclasses.asdict(value))
-    return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
+    return value if isinstance(value, (int, float, bool)) or value is None else visible(str(value))

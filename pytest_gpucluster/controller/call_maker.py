@@ -20,6 +20,7 @@ from pytest_gpucluster.protocol.channel import ChannelLostError, fault_key, prog
 from pytest_gpucluster.protocol.codec import RefusedMessageError
 from pytest_gpucluster.protocol.messages import AbortCall, Group, KillWorkers, ProgressInCall, StartCall, read_reply
 from pytest_gpucluster.protocol.rank import spans
+from pytest_gpucluster.text import visible
 from pytest_gpucluster.worker import worker
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ class CallMaker:
                 self._observer.on_output(rank, reply.output)
             if self._logs is not None:
                 with contextlib.suppress(OSError), (self._logs / f"rank{rank}.log").open("a", encoding="utf-8") as log:
-                    log.write(f"--- {call.function.qualname}\n{reply.output.rstrip()}\n")
+                    log.write(f"--- {call.function.qualname}\n{visible(reply.output).rstrip()}\n")
 
     # Process groups.
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pytest_gpucluster.protocol.messages import Failure
 from pytest_gpucluster.protocol.rank import ranges
+from pytest_gpucluster.text import hung
+from pytest_gpucluster.text import lines as lines_of
 
 if TYPE_CHECKING:
     from pytest_gpucluster.protocol.messages import FailureKind, Reply
@@ -131,8 +133,8 @@ def _describe_each(ranks: Sequence[int], failed: Failures, name: Name) -> str:
 
 def _describe(failure: Failure) -> str:
     if failure.kind in ("raised", "refused") and failure.type:
-        return f"{failure.type}: {failure.error}" if failure.error else failure.type
-    return f"{failure.error}{_last_collective(failure)}"
+        return hung(f"{failure.type}: {failure.error}" if failure.error else failure.type)
+    return hung(f"{failure.error}{_last_collective(failure)}")
 
 
 def _ranks(ranks: Collection[int]) -> str:
@@ -175,7 +177,7 @@ def _evidence(ranks: Sequence[int], failed: Failures, name: Name) -> list[str]:
         ):
             if text.strip() and text not in shown:
                 shown.add(text)
-                all_lines = text.rstrip().splitlines()
+                all_lines = lines_of(text.rstrip())
                 tail = all_lines[:TAIL_LINES] if title == "Python stacks" else all_lines[-TAIL_LINES:]
                 lines += [f"  {title} of {name(rank)}:", *(f"    {line}" for line in tail)]
     return lines

@@ -12,6 +12,7 @@ from pytest_gpucluster.protocol.codec import MalformedMessageError
 from pytest_gpucluster.protocol.messages import Failure, Hello
 from pytest_gpucluster.protocol.rank import is_gone, machine
 from pytest_gpucluster.protocol.secret import SECRET_VARIABLE
+from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -40,7 +41,8 @@ class Members:
             self._lost[rank] = lost_reply(f"rank {rank} never joined within {within_s:g} s")
             return
         try:
-            self.hellos[rank] = channel.take(hello_key(rank), Hello.read)
+            hello = channel.take(hello_key(rank), Hello.read)
+            self.hellos[rank] = replace(hello, hostname=one_line(hello.hostname))
         except ForgedMessageError:
             self.refuse(rank, f"rank {rank} signs with another secret: set the same {SECRET_VARIABLE} on every node")
         except MalformedMessageError as wrong:

@@ -6,6 +6,8 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.text import hung, one_line
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -48,12 +50,12 @@ def describe_failure(
             f"{threshold.key} at {where}: {format_number(value)} {limit.unit}, {limit.missed_text} "
             f"({shortfall(limit, value)}; {where_written(threshold)})"
         ),
-        f"  {threshold.criterion}",
+        hung(f"  {threshold.criterion}"),
     ]
     lines += [f"  {place.label}" for place in places]
     if evidence:
-        lines.append("  " + ", ".join(f"{name} {_show(shown)}" for name, shown in evidence.items()))
-    lines.append(f"  why: {threshold.why}")
+        lines.append(f"  {_show_all(evidence)}")
+    lines.append(hung(f"  why: {threshold.why}"))
     lines.append(f"  next: {next_step(threshold, places[0] if len(places) == 1 else None)}")
     return "\n".join(lines)
 
@@ -105,7 +107,7 @@ def describe_together(
     for record in failed:
         shown = format_number(record.value) if record.value is not None else "?"
         margin = f", {abs(record.margin_percent):.1f} % off" if record.margin_percent is not None else ""
-        evidence = "  " + ", ".join(f"{name} {_show(found)}" for name, found in record.evidence.items())
+        evidence = f"  {_show_all(record.evidence)}"
         place = places.get(record.place or "")
         where = place.label if place is not None else record.place or "cluster"
         lines.append(f"  {where}  {shown} {record.unit}{margin}{evidence.rstrip()}")
@@ -124,6 +126,11 @@ def _noun(record: Record, places: Mapping[str, Place], device: str) -> str:
     if place is None or place.gpu is None:
         return "nodes"
     return "GPUs" if device == "cuda" else "ranks"
+
+
+def _show_all(evidence: Mapping[str, Any]) -> str:
+    """The evidence in one line."""
+    return one_line(", ".join(f"{name} {_show(found)}" for name, found in evidence.items()))
 
 
 def _show(value: Any) -> str:

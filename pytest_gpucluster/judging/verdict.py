@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.text import first_line, one_line
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
@@ -83,8 +85,7 @@ class Record:
     @property
     def message(self) -> str:
         """The reason in one line; the outcome where there is none."""
-        found: str = next(iter((self.headline or self.text or "").splitlines()), self.outcome)
-        return found
+        return first_line(self.headline or self.text or "") or self.outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +113,7 @@ class Verdict:
         """One line for people: the word, the counts, the reasons, and which limits and terms are not the promised ones."""
         counted = ", ".join(f"{number} {WORDS[outcome]}" for outcome, number in self.counts.items() if number)
         why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
-        return f"{self.word.replace('_', ' ')}: {counted or 'nothing was expected'}{why}{self._changed}"
+        return one_line(f"{self.word.replace('_', ' ')}: {counted or 'nothing was expected'}{why}{self._changed}")
 
     @property
     def _changed(self) -> str:

@@ -21,6 +21,7 @@ from pytest_gpucluster.inventory import group_telemetry
 from pytest_gpucluster.inventory.telemetry import Snapshots, evidence
 from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.protocol.functions import beside_others
+from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -197,10 +198,10 @@ def node_number(node: int | None = None) -> int:
 
 
 def gather_texts(text: str, *, limit_bytes: int = 256) -> list[str]:
-    """``text`` of every rank, in rank order, cut to ``limit_bytes``; tensors only, nothing is unpickled."""
-    content = text.encode()[:limit_bytes].ljust(limit_bytes, b"\0")
+    """``text`` of every rank, in one line and cut to ``limit_bytes``, in rank order; tensors only, nothing is unpickled."""
+    content = one_line(text).encode()[:limit_bytes].ljust(limit_bytes, b"\0")
     rows = _gather(torch.tensor(list(content), dtype=torch.uint8, device=timing.current_device()))
-    return [bytes(row.tolist()).rstrip(b"\0").decode(errors="replace") for row in rows]
+    return [bytes(row.tolist()).rstrip(b"\0").decode(errors="ignore") for row in rows]
 
 
 def gather_telemetry(own: Telemetry | None, *, single_rank: bool = False) -> GroupTelemetry | None:

@@ -15,6 +15,7 @@ from pytest_gpucluster.judging.forecast import SUBJECTS
 from pytest_gpucluster.judging.plan import places_covered_by, rule_against
 from pytest_gpucluster.plugin import pairing
 from pytest_gpucluster.plugin.junit import leave_out_junit
+from pytest_gpucluster.plugin.report_text import make_fit
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
 
 if TYPE_CHECKING:
@@ -136,8 +137,10 @@ class Collection:
         for nodeid in self._given.unread_files():
             plan.leave_out(nodeid, None, why="its tests were not collected", nodeid=nodeid)
 
+    @pytest.hookimpl(tryfirst=True)
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Object to an acceptance when a file or class could not be collected: its tests could not be expected."""
+        make_fit(report)
         if report.outcome != "passed":
             why = "could not be collected" if report.outcome == "failed" else "skipped itself"
             self._session.objections.append(f"{report.nodeid} {why}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.judging.verdict import ACCEPTED, MISSING, NOT_SELECTED, Verdict
-from pytest_gpucluster.plugin.junit import finish_junit
+from pytest_gpucluster.plugin.junit import finish_junit, with_fit_hostname
 from pytest_gpucluster.plugin.phases import BAD
 
 if TYPE_CHECKING:
@@ -64,7 +64,8 @@ class End:
             self._begin()
         if self._session.recorder.is_open:
             self._finish(session)
-        return (yield)
+        with with_fit_hostname():
+            return (yield)
 
     def _finish(self, session: pytest.Session) -> None:
         self._termination.ignore()

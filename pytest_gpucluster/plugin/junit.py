@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import platform
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from _pytest.junitxml import xml_key  # no public way
+from _pytest.junitxml import bin_xml_escape, xml_key  # no public way
 
-from pytest_gpucluster.reporting.junit import REHEARSAL_SUITE, suite_element
+from pytest_gpucluster.reporting.junit import REHEARSAL_SUITE, make_fit, names_of, suite_element
+from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from xml.etree import ElementTree as ET
 
     import pytest
@@ -47,10 +51,24 @@ def finish_junit(config: pytest.Config, report: Report) -> None:
     for one in suite.findall("properties/property"):
         writer.add_global_property(one.get("name"), one.get("value"))
     theirs = [element for element in map(_finished, writer.node_reporters_ordered) if _is_reported(element)]
+    unfit = [case.nodeid for case in report.cases if bin_xml_escape(case.nodeid) != case.nodeid]
+    for element in theirs:
+        _fit(element, unfit, prefix=writer.prefix)
     elements = _merged(suite, theirs, prefix=writer.prefix)
     writer.node_reporters_ordered = [FinishedTestcase(element) for element in elements]
     writer.stats = Counter(next((child.tag for child in element if child.tag in BAD), "passed") for element in elements)
     writer.cnt_double_fail_tests = 0
+
+
+@contextlib.contextmanager
+def with_fit_hostname() -> Iterator[None]:
+    """Make the host's name fit while pytest's writer, which takes any bytes, writes it into its file."""
+    read = platform.node
+    setattr(platform, "node", lambda: one_line(read()))  # noqa: B010 -- mypy refuses the assignment
+    try:
+        yield
+    finally:
+        setattr(platform, "node", read)  # noqa: B010 -- as above
 
 
 def leave_out_junit(config: pytest.Config) -> None:
@@ -79,13 +97,26 @@ def _merged(suite: ET.Element, theirs: list[ET.Element], *, prefix: str | None) 
         waiting.setdefault(_names(element), []).append(element)
     ours = suite.findall("testcase")
     for element in ours:
-        element.set("classname", ".".join(filter(None, (prefix, element.get("classname")))))
+        element.attrib.update(zip(("classname", "name"), _prefixed(_names(element), prefix), strict=True))
         same = waiting.get(_names(element))
         if same:
             _take_over(element, same.pop(0))
         else:
             element.set("time", "0.000")
     return [*(element for left in waiting.values() for element in left), *ours]
+
+
+def _fit(element: ET.Element, nodeids: Iterable[str], *, prefix: str | None) -> None:
+    """Escape as our testcases do: pytest's writer escapes a name in another way, and a class name not at all."""
+    for nodeid in nodeids:
+        classname, name = names_of(nodeid)
+        if _names(element) == _prefixed((classname, bin_xml_escape(name)), prefix):
+            element.set("name", name)
+    make_fit(element)
+
+
+def _prefixed(names: tuple[str, str], prefix: str | None) -> tuple[str, str]:
+    return ".".join(filter(None, (prefix, names[0]))), names[1]
 
 
 def _names(element: ET.Element) -> tuple[str, str]:

@@ -56,7 +56,7 @@ def show_waived(report: pytest.TestReport, reason: str) -> None:
     """A waived failure is neither red nor green: pytest's xfailed, in the JUnit file a skip with the reason."""
     report.outcome = "skipped"
     report.wasxfail = reason
-    report.longrepr = reason
+    report.longrepr = (report.location[0], report.location[1] or 0, f"Skipped: {reason}")  # ``-rs`` asks for all three
 
 
 def _after_setup(report: pytest.TestReport, call: pytest.CallInfo[None], test: ItemContext) -> Record | None:

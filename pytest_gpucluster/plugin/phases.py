@@ -11,6 +11,7 @@ from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, Rec
 from pytest_gpucluster.plugin import soak_reports
 from pytest_gpucluster.plugin.distributed import run_distributed_test
 from pytest_gpucluster.plugin.outcome import ItemContext, outcome_of, show_waived
+from pytest_gpucluster.plugin.report_text import make_fit
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RECORD, RULE
 from pytest_gpucluster.reporting.junit import properties_of
 
@@ -98,6 +99,7 @@ class Phases:
             report.user_properties = list(item.user_properties)
         if call.when == "teardown" and RECORD in item.stash:
             self._terminal.done(item.stash[RECORD])
+        make_fit(report)
         return report
 
     def _found_before(self, item: pytest.Item) -> Record | None:

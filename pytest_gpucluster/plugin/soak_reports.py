@@ -10,6 +10,7 @@ from pytest_gpucluster.cluster.soak import Kept, Soak, Turn
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, PENDING, Record
+from pytest_gpucluster.text import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,7 +77,7 @@ class Reports:
         shown = [f"{key} {format_number(one['value'])} {one['unit']}{_where(one)}" for key, one in worst.items()]
         self._terminal.say(f"soak {soak.line}; worst so far: {', '.join(shown) or 'nothing was measured'}")
         for line in lost:
-            self._terminal.say(f"  {line.splitlines()[0]}", red=True)
+            self._terminal.say(f"  {first_line(line)}", red=True)
 
     def _record(self, kept: Kept, criterion: Criterion) -> None:
         """Record a first failure or error for good; keep any other value as pending, so that the reports show it.

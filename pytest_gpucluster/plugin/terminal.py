@@ -23,6 +23,7 @@ from pytest_gpucluster.judging.verdict import (
     counted_as,
 )
 from pytest_gpucluster.reporting.table import criteria_table
+from pytest_gpucluster.text import hung, lines, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -131,7 +132,7 @@ class Terminal:
     def progress(self, rank: int, step: str, fraction: float | None) -> None:
         """Show how far the run is and what one rank does now: in place on a terminal, a line every few seconds elsewhere."""
         share = f" {100 * fraction:3.0f} %" if fraction is not None else ""
-        doing = f"{self._work or self._criterion or 'starting':<{NAME_WIDTH}} rank {rank}: {step}{share}"
+        doing = one_line(f"{self._work or self._criterion or 'starting':<{NAME_WIDTH}} rank {rank}: {step}{share}")
         if self._draw(doing) or self._reporter is None or self._config.get_verbosity() < 0:
             return
         if time.monotonic() - self._last_s > self._interval_s:
@@ -172,7 +173,7 @@ class Terminal:
         """Print what a rank printed in a call, each line behind its place; called after the call, with ``-s``."""
         places = self._session.places().values()
         where = next((place.id for place in places if place.rank == rank), f"rank {rank}")
-        for line in text.splitlines():
+        for line in lines(text):
             self._write(f"[{where}] {line}")
 
     def summary(
@@ -183,26 +184,26 @@ class Terminal:
         records = list(session.plan)
         reporter.section("gpucluster")
         for line in session.setup.waivers.lines:
-            reporter.write_line(line, bold=True)
+            reporter.write_line(one_line(line), bold=True)
         width = reporter._tw.fullwidth if reporter.isatty else PLAIN_WIDTH  # noqa: SLF001 -- pytest's own width
         reporter.write(criteria_table(records, width=width, color=reporter.hasmarkup))
         for criterion in dict.fromkeys(row.criterion for row in records if counted_as(row) == FAILED and row.limit):
             rows = [record for record in records if record.criterion == criterion]
             threshold, device = session.setup.criteria.get(criterion), session.setup.inventory.device
             for line in failure_text.describe_together(rows, session.places(), device=device, threshold=threshold):
-                reporter.write_line(line)
+                reporter.write_line(one_line(line))
         for remark in self._remarks:
-            reporter.write_line(f"advisory: {remark}")
+            reporter.write_line(hung(f"advisory: {remark}"))
         changed = session.setup.changed_entries
         if changed:
             shown = "; ".join(f"{key} ({', '.join(words)})" for key, words in changed.items())
-            reporter.write_line(f"limits changed from the packaged ones: {shown}")
+            reporter.write_line(one_line(f"limits changed from the packaged ones: {shown}"))
         if disk_errors:
-            reporter.write_line(f"results are incomplete on disk: {'; '.join(disk_errors)}", red=True)
+            reporter.write_line(one_line(f"results are incomplete on disk: {'; '.join(disk_errors)}"), red=True)
         timings = session.timings()
         reporter.write_line(
             f"{timings['total_s']:.1f} s: {timings['startup_s']:.1f} start-up, {timings['measuring_s']:.1f} measuring, "
-            f"{timings['other_s']:.1f} other; results in {session.setup.settings.results_dir}"
+            f"{timings['other_s']:.1f} other; results in {one_line(str(session.setup.settings.results_dir))}"
         )
         reporter.write_line(f"verdict {verdict.line}", bold=True, green=verdict.is_acceptance, red=verdict.word == REJECTED)
 
@@ -229,7 +230,7 @@ class Terminal:
                 reporter.rewrite("")  # back to the first column
                 self._transient = False
             reporter.ensure_newline()
-            reporter.write_line(text, **markup)
+            reporter.write_line(one_line(text), **markup)
 
     def _uncaptured(self) -> Any:
         capture: Any = self._config.pluginmanager.get_plugin("capturemanager")
@@ -242,7 +243,7 @@ def in_one_line(now: forecast.Progress | None, doing: str, *, width: int) -> str
     doing_column = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, ratio=1))
     console = Console(width=width - 1, color_system=None)
     line = RichProgress(*columns, doing_column, console=console, expand=True)
-    line.add_task(" ".join(doing.split()), completed=now.percent if now is not None else 0)
+    line.add_task(one_line(" ".join(doing.split())), completed=now.percent if now is not None else 0)
     with console.capture() as shown:
         console.print(line)
     return shown.get().rstrip()

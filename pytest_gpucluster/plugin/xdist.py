@@ -20,6 +20,7 @@ from pytest_gpucluster.controller.relay import Collected, Relay, RelayedControll
 from pytest_gpucluster.errors import GpuclusterError
 from pytest_gpucluster.judging.verdict import ERROR, NOT_SELECTED, Record
 from pytest_gpucluster.plugin.collection import expected_of
+from pytest_gpucluster.plugin.report_text import make_fit
 from pytest_gpucluster.plugin.stash_keys import PAIR, RECORD, RULE
 from pytest_gpucluster.reporting.journal import record_facts, record_from_facts
 
@@ -92,6 +93,7 @@ class XdistController:
         report.when, report.longrepr = "setup", reason
         report.location = (report.location[0], None, crashitem.partition("::")[2])
         record = Record(criterion=criterion, place=place, outcome=ERROR, reason=reason, culprits=where, started=True)
+        make_fit(report)
         attach(report, record)
         self._crashed = report
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from xml.etree import ElementTree as ET
@@ -26,6 +25,7 @@ from pytest_gpucluster.judging.verdict import (
     counted_as,
 )
 from pytest_gpucluster.reporting.results import selftest_lines
+from pytest_gpucluster.text import first_line, visible
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -38,7 +38,6 @@ VERDICT_CASE = "gpucluster.verdict"
 SELFTEST_CASE = "gpucluster.selftest"
 SUITE, REHEARSAL_SUITE = "pytest", "gpucluster-rehearsal"
 PLACE_PROPERTIES = ("hostname", "rank", "uuid", "serial", "pci")
-NOT_IN_XML = re.compile("[^\t\n\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 NOT_MEASURED = (ERROR, NOISY, MISSING)
 
 Kind = Literal["passed", "failure", "error", "skipped"]
@@ -62,12 +61,25 @@ class Testcase:
 
     @property
     def names(self) -> tuple[str, str]:
-        """``tests/test_a.py::test_b[x]`` as (classname, name), the way pytest's own writer does."""
-        address, bracket, parameters = self.nodeid.partition("[")
-        names = address.split("::")
-        names[0] = names[0].replace("/", ".").removesuffix(".py")
-        names[-1] += bracket + parameters
-        return ".".join(names[:-1]), names[-1]
+        """(classname, name)."""
+        classname, name = names_of(self.nodeid)
+        return visible(classname), visible(name)
+
+
+def names_of(nodeid: str) -> tuple[str, str]:
+    """``tests/test_a.py::test_b[x]`` as (classname, name), as pytest's own writer has them before it escapes characters."""
+    address, bracket, parameters = nodeid.partition("[")
+    names = address.split("::")
+    names[0] = names[0].replace("/", ".").removesuffix(".py")
+    names[-1] += bracket + parameters
+    return ".".join(names[:-1]), names[-1]
+
+
+def make_fit(element: ET.Element) -> None:
+    """Escape what XML cannot hold, in an element and all below it."""
+    for one in element.iter():
+        one.text = one.text and visible(one.text)
+        one.attrib.update({name: visible(value) for name, value in one.attrib.items()})
 
 
 def junit_text(report: Report) -> str:
@@ -110,14 +122,12 @@ class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
             self._properties = (("rebuilt_from", "journal.jsonl"), *self._properties)
 
     def build_xml_doc(self, encoding: str | None = None) -> ET.Element:
-        """Add the properties to the elements that junit-xml makes, and replace what XML cannot hold."""
+        """Add the properties to the elements that junit-xml makes, and escape what XML cannot hold."""
         suite: ET.Element = super().build_xml_doc(encoding)
         for element, testcase in zip(suite.findall("testcase"), self._testcases, strict=True):
             _add_properties(element, testcase.properties)
         _add_properties(suite, self._properties)
-        for element in suite.iter():
-            element.text = element.text and NOT_IN_XML.sub("?", element.text)
-            element.attrib.update({name: NOT_IN_XML.sub("?", value) for name, value in element.attrib.items()})
+        make_fit(suite)
         return suite
 
 
@@ -145,7 +155,7 @@ def _testcases_of(case: Case, places: Mapping[str, Place]) -> Iterator[Testcase]
         properties=properties,
     )
     if record.teardown is not None:
-        message = record.teardown.splitlines()[0]
+        message = first_line(record.teardown)
         yield Testcase(nodeid=case.nodeid, kind="error", message=message, text=record.teardown, properties=properties)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, Record, Verdict
+from pytest_gpucluster.text import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -63,7 +64,7 @@ def _culprit(place: Place, records: list[Record]) -> dict[str, Any]:
     kind = "software" if all(record.refused for record in records) else "gpu" if place.gpu is not None else "node"
     measured = any(record.outcome == FAILED for record in records)
     measured_first = sorted(records, key=lambda record: record.outcome != FAILED)
-    reasons = list(dict.fromkeys(record.reason.splitlines()[0] for record in measured_first if record.reason))
+    reasons = list(dict.fromkeys(first_line(record.reason) for record in measured_first if record.reason))
     return {
         "kind": kind,
         "place": place_facts(place),

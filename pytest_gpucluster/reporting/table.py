@@ -23,6 +23,7 @@ from pytest_gpucluster.judging.verdict import (
     Record,
     counted_as,
 )
+from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -54,7 +55,7 @@ def criteria_table(records: Iterable[Record], *, width: int, color: bool) -> str
     folded = left_out if len(left_out) > SHOWN_LEFT_OUT else []
     for criterion, rows in by_criterion.items():
         if criterion not in folded:
-            table.add_row(escape(criterion), *_cells(rows))
+            table.add_row(_shown(criterion), *_cells(rows))
     if folded:
         table.add_row(f"{len(folded)} others", *_cells([row for name in folded for row in by_criterion[name]]))
     sink = io.StringIO()
@@ -71,8 +72,12 @@ def _cells(rows: list[Record]) -> list[str]:
     outcome = WORDS[worst] if number == len(rows) else f"{number} of {len(rows)} {WORDS[worst]}"
     return [
         str(len(rows)),
-        escape(f"{summarize(values)} {rows[0].unit or ''}") if values else "-",
-        escape(", ".join(limits)) or "-",
+        _shown(f"{summarize(values)} {rows[0].unit or ''}") if values else "-",
+        _shown(", ".join(limits)) or "-",
         f"{min(margins):+.1f} %" if margins else "-",
         f"[{STYLES[worst]}]{outcome}[/]",
     ]
+
+
+def _shown(text: str) -> str:
+    return escape(one_line(text).replace("\t", " "))

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from pytest_gpucluster.reporting.rebuild import rebuild
+from pytest_gpucluster.text import visible
 from tests.support import REPOSITORY
 from tests.support.launching import ACCEPTANCE
 from tests.support.nvml_simulator import build, environment
@@ -41,7 +42,7 @@ def launch(folder: Path, library: Path, *arguments: str, until: str) -> Finished
         "profiles": {"h200-sxm": {"gpu": "h200-sxm", "accept_at": "quick"}},
         "criteria": {key: {**_alone(packaged["criteria"][key]), "profiles": {}} for key in JUDGED},
     }
-    about = {"who": "J. Doe, ACME", "why": "RMA 4711"}
+    about = {"who": "J. Doe, ACME", "why": "RMA 4711\nverdict ACCEPTED: 99 passed\x1b[2J"}
     waivers = [
         {"criterion": "ecc_uncorrected", "place": UUID, "until": until, **about},
         {"criterion": "gpu_memory", "place": SERIAL, "until": "2099-12-31", **about},
@@ -63,7 +64,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def waived(tmp_path_factory: pytest.TempPathFactory, library: Path) -> FinishedRun:
     """Both failures are answered for."""
-    return launch(tmp_path_factory.mktemp("waived") / "run", library, until="2099-12-31")
+    return launch(tmp_path_factory.mktemp("waived") / "run", library, "-ra", until="2099-12-31")
 
 
 def test_accepted_with_waivers(waived: FinishedRun) -> None:
@@ -71,6 +72,13 @@ def test_accepted_with_waivers(waived: FinishedRun) -> None:
     assert (waived.results["verdict"], waived.returncode) == ("ACCEPTED_WITH_WAIVERS", 0), waived.stdout
     assert "ACCEPTED WITH WAIVERS: 2 waived, 10 passed" in waived.verdict_line
     assert waived.cases[-1].properties["verdict"] == "ACCEPTED_WITH_WAIVERS"
+
+
+def test_no_waiver_forges_a_verdict(waived: FinishedRun) -> None:
+    """Its text is of several lines; each is shown within a line of the run's own."""
+    assert visible(waived.stdout) == waived.stdout
+    assert [line for line in waived.stdout.split("\n") if line.startswith("verdict")] == [waived.verdict_line]
+    assert r"RMA 4711\nverdict ACCEPTED: 99 passed\x1b[2J" in waived.stdout
 
 
 def test_waived_is_neither_red_nor_green(waived: FinishedRun) -> None:

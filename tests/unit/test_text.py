@@ -1,0 +1,72 @@
+"""Text made fit: what any text becomes, and that it can be in XML, in strict JSON and on a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import unicodedata
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_gpucluster.config.strict_json import strict_json
+from pytest_gpucluster.text import BAR, barred, hung, one_line, visible
+
+ANYTHING = st.text(st.characters(codec=None, exclude_categories=()), max_size=200)
+ENDS_A_LINE = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
+BIDI = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
+
+
+@given(ANYTHING)
+def test_any_text_fits(text: str) -> None:
+    """No control character but newline and tab, no direction of writing; XML and strict JSON give it back as it is."""
+    fit = visible(text)
+    for character in fit:
+        assert character in "\n\t" or unicodedata.category(character) not in ("Cc", "Cs", "Zl", "Zp")
+        assert unicodedata.bidirectional(character) not in BIDI
+    fit.encode("utf-8")
+    assert ET.fromstring(ET.tostring(_element(fit))).text == (fit or None)  # noqa: S314 -- our own text
+    assert json.loads(json.dumps(strict_json({text: text}), ensure_ascii=False).encode()) == {fit: fit}
+
+
+@given(ANYTHING)
+def test_fit_text_stays(text: str) -> None:
+    """Twice is once; and text without an unfit character is not touched."""
+    assert visible(visible(text)) == visible(text)
+    plain = "".join(character for character in text if character.isprintable() or character in "\n\t")
+    assert visible(plain) == plain
+
+
+@given(ANYTHING)
+def test_foreign_lines(text: str) -> None:
+    """One line is one line; of several lines each stands behind a bar, or all but the first."""
+    assert not set(one_line(text)) & set(ENDS_A_LINE)
+    assert all(line.startswith(BAR) for line in barred(text).split("\n"))
+    first, *others = hung(text).split("\n")
+    assert first == visible(text).partition("\n")[0]
+    assert all(line.startswith(BAR) for line in others)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("\x1b[31mred", r"\x1b[31mred"),
+        (os.fsdecode(b"caf\xe9"), r"caf\udce9"),
+        ("a\rb\r\nc\x08", "a\\rb\nc\\x08"),
+        ("\x00\x7f\x9b\x85", r"\x00\x7f\x9b\x85"),
+        ("\u202eevil\u2066\u200f", r"\u202eevil\u2066\u200f"),
+        ("\u2028\u2029\ufffe\uffff\ufdd0\ufeff\U0001fffe", r"\u2028\u2029\ufffe\uffff\ufdd0\ufeff\U0001fffe"),
+        ("naïve 😀 \ufffd\t|", "naïve 😀 \ufffd\t|"),
+    ],
+)
+def test_escapes_are_those_of_python(text: str, shown: str) -> None:
+    """As in a string's repr; what can be read stays."""
+    assert visible(text) == shown
+
+
+def _element(text: str) -> ET.Element:
+    element = ET.Element("a", {"b": text})
+    element.text = text
+    return element
