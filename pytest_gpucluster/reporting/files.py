@@ -1,21 +1,40 @@
-"""The results directory: one run at a time, an older run kept apart, nothing half-written."""
+"""The results directory: one run at a time, an older run kept apart, nothing half-written, no planted link followed.
+
+The directory itself may be a link that the user chose. Nothing in it that a run writes may be one: it could lead anywhere.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 OWN = ("journal.jsonl", "results.json", "report.html", "metrics.prom", "junit.xml", "logs")
-PREVIOUS = "previous"
+PREVIOUS, LOCK, PROBE = "previous", ".lock", ".probe"
+WRITTEN_THROUGH = (stat.S_ISREG, stat.S_ISCHR, stat.S_ISFIFO)
+IS_LINK = "is a symbolic link, which is not followed; remove it"
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+
+
+def require_no_links(folder: Path) -> None:
+    """Refuse a results directory in which a link lies where a run writes.
+
+    Raises:
+        ConfigurationError: there is one.
+    """
+    for path in (*(folder / name for name in (LOCK, PROBE, PREVIOUS, *OWN)), *folder.glob(".*.tmp")):
+        if path.is_symlink():
+            raise ConfigurationError(f"the results directory {folder} cannot be written: {path.name} in it {IS_LINK}")
 
 
 class ResultsDirectory:
@@ -25,7 +44,7 @@ class ResultsDirectory:
         """Make the directory, lock it, and move an older run's files into ``previous/<its time>/``.
 
         Raises:
-            ConfigurationError: the directory cannot be written, or another run holds it.
+            ConfigurationError: the directory cannot be written, holds a link where a run writes, or another run holds it.
         """
         self.path = path
         try:
@@ -35,7 +54,7 @@ class ResultsDirectory:
             raise ConfigurationError(f"the results directory {path} cannot be written: {error.strerror}") from None
         try:
             self._move_older_run()
-            (path / "logs").mkdir(exist_ok=True)
+            (path / "logs").mkdir()
             self._try_to_write()
         except OSError as error:
             self.close()
@@ -60,9 +79,10 @@ class ResultsDirectory:
 
     def _try_to_write(self) -> None:
         """Find a full disk now, not when the verdict is due."""
-        probe = self.path / ".probe"
+        probe = self.path / PROBE
+        probe.unlink(missing_ok=True)  # of a run that was killed
         try:
-            with probe.open("wb") as file:
+            with os.fdopen(os.open(probe, NEW, 0o644), "wb") as file:
                 file.write(b"\0" * 65536)
                 file.flush()
                 os.fsync(file.fileno())
@@ -70,27 +90,80 @@ class ResultsDirectory:
             probe.unlink(missing_ok=True)
 
 
+def is_replaceable(file: Path) -> bool:
+    """Whether a report may replace what is there: a regular file, or nothing yet.
+
+    A link, a device or a pipe stays what it is. What is written goes through it, as pytest writes.
+    """
+    try:
+        return stat.S_ISREG(file.lstat().st_mode)
+    except OSError:
+        return True  # nothing yet, or nothing that can be written
+
+
 def require_writable(file: Path) -> None:
     """Make sure that a report can be written there, and leave an older one as it is.
+
+    A pipe or a device is not opened: that could wait for a reader, or be taken for a report.
 
     Raises:
         ConfigurationError: it cannot.
     """
-    there = file.exists()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.open("ab").close()
-        if not there:
+        if not is_replaceable(file):
+            _require_writable_through(file)
+        elif file.exists():
+            file.open("ab").close()
+        else:
+            os.close(os.open(file, NEW, 0o644))
             file.unlink()
     except OSError as error:
         raise ConfigurationError(f"the report {file} cannot be written: {error.strerror}") from None
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file that is either the old one or the whole new one, whatever happens."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+def _require_writable_through(file: Path) -> None:
+    """The same for a link, a device or a pipe."""
     try:
-        with temporary.open("w", encoding="utf-8") as file:
+        mode = file.stat().st_mode
+    except FileNotFoundError:  # a link to a file that is made when the report is written
+        target = Path(os.path.realpath(file))
+        if target.parent.is_dir() and os.access(target.parent, os.W_OK):
+            return
+        raise
+    if not any(is_kind(mode) for is_kind in WRITTEN_THROUGH):
+        code = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+        raise OSError(code, "it is a directory" if stat.S_ISDIR(mode) else "it is a disk or a socket")
+    if not os.access(file, os.W_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+def write_report(file: Path, text: str) -> None:
+    """Write a report where a user wants it: atomically, or through the link, device or pipe that is there.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    if is_replaceable(file):
+        write_atomically(file, text)
+    else:
+        file.write_text(text, encoding="utf-8")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file that is either the old one or the whole new one, whatever happens.
+
+    Raises:
+        OSError: it cannot be written, or there is a link in its place or in that of the temporary file.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    for one in (path, temporary):
+        if one.is_symlink():
+            raise OSError(errno.ELOOP, f"{one.name} {IS_LINK}", str(one))
+    temporary.unlink(missing_ok=True)  # of a process that was killed
+    descriptor = os.open(temporary, NEW, 0o644)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
@@ -120,7 +193,8 @@ def _take_lock(path: Path, *, advice: str = "") -> int:
 
     The package filelock is not used: where there is no ``flock``, its lock is a file that a killed run leaves behind.
     """
-    lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+    require_no_links(path)
+    lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

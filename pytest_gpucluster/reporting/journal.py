@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,8 @@ class Journal:
 
     def __init__(self, path: Path, *, copy: Callable[[str], None] = lambda _line: None) -> None:
         """Open the file for appending; ``copy`` is called with every line."""
-        self._file = path.open("a", encoding="utf-8")
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+        self._file = os.fdopen(os.open(path, flags, 0o644), "a", encoding="utf-8")
         self._copy = copy
         self.failed: str | None = None
 

@@ -10,7 +10,7 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, Record, Terms, Verdict, decide
 from pytest_gpucluster.places import Device, Inventory, Place
-from pytest_gpucluster.reporting.files import ResultsDirectory, write_atomically
+from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links, write_atomically
 from pytest_gpucluster.reporting.journal import record_from_facts
 from pytest_gpucluster.reporting.report import Case, Report
 from pytest_gpucluster.reporting.writer import ReportFiles
@@ -125,9 +125,10 @@ def rebuild(folder: Path, *, junit: Path | None = None) -> Verdict:
         junit: the JUnit file; None: ``junit.xml`` in ``folder``.
 
     Raises:
-        ConfigurationError: there is no journal, or it is damaged.
+        ConfigurationError: there is no journal, it is damaged, or a link lies where a report belongs.
         OSError: the files cannot be written.
     """
+    require_no_links(folder)
     state = read_journal(folder / "journal.jsonl")
     verdict = state.close()
     facts = {

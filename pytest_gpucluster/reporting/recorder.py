@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.judging.verdict import Record, Terms, Verdict, decide
-from pytest_gpucluster.reporting.files import ResultsDirectory, require_writable
+from pytest_gpucluster.reporting.files import ResultsDirectory, is_replaceable, require_writable
 from pytest_gpucluster.reporting.journal import Journal, record_facts
 from pytest_gpucluster.reporting.report import Case, Report
 from pytest_gpucluster.reporting.writer import ReportFiles, ReportWriter, not_ended, with_pending_as_missing
@@ -55,7 +55,8 @@ class Recorder:
 
         Args:
             folder: made if it does not exist; an older run's files move into ``previous/``.
-            junit: the JUnit file that is rewritten while the run goes on; pytest writes the final one.
+            junit: the JUnit file; pytest writes the final one. It is rewritten while the run goes on, unless it is a link, a
+                device or a pipe.
             replicate: gets every line of the journal.
 
         Raises:
@@ -64,7 +65,7 @@ class Recorder:
         if junit is not None:
             require_writable(junit)
         self._directory = ResultsDirectory(folder)
-        self._junit = junit
+        self._junit = junit if junit is not None and is_replaceable(junit) else None
         self._journal = Journal(folder / "journal.jsonl", copy=replicate)
 
     def write(self, event: str, **facts: Any) -> None:

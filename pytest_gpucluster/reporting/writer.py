@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, Record
-from pytest_gpucluster.reporting.files import write_atomically
+from pytest_gpucluster.reporting.files import write_atomically, write_report
 from pytest_gpucluster.reporting.junit import junit_text
 from pytest_gpucluster.reporting.results import results_document, to_json
 
@@ -33,7 +33,7 @@ class ReportFiles:
     junit: Path | None
 
     def write(self, report: Report) -> None:
-        """Write both files, each atomically.
+        """Write both files, each atomically; a JUnit file that is a link, a device or a pipe is written as pytest writes it.
 
         Raises:
             OSError: a file cannot be written.
@@ -43,7 +43,7 @@ class ReportFiles:
         write_atomically(self.results, to_json(document))
         if self.junit is not None:
             self.junit.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self.junit, junit_text(report))
+            write_report(self.junit, junit_text(report))
 
 
 class ReportWriter:

@@ -1,0 +1,197 @@
+"""Links, devices and pipes where reports are written: none is replaced, and none in the results directory is followed."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.reporting.files import (
+    OWN,
+    ResultsDirectory,
+    is_replaceable,
+    require_no_links,
+    require_writable,
+    results_lock,
+    write_atomically,
+    write_report,
+)
+from pytest_gpucluster.reporting.journal import Journal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nodes")
+PLANTED = (".lock", ".probe", ".results.json.1.tmp", "previous", *OWN)
+
+
+@pytest.fixture
+def victim(tmp_path: Path) -> Path:
+    """A file of somebody else."""
+    path = tmp_path / "victim"
+    path.write_text("mine", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", PLANTED)
+@pytest.mark.parametrize("take", [ResultsDirectory, lambda folder: results_lock(folder).__enter__(), require_no_links])
+@pytest.mark.parametrize("target", ["victim", "absent", ".", "loop"])
+def test_a_planted_link_is_refused(
+    tmp_path: Path, victim: Path, name: str, take: Callable[[Path], object], target: str
+) -> None:
+    """By its name, in one sentence; it leads to a file, to nothing, to a folder or to itself, and stays as it is."""
+    folder = tmp_path / "results"
+    folder.mkdir()
+    link = folder / name
+    link.symlink_to(link if target == "loop" else tmp_path / target)
+    with pytest.raises(ConfigurationError, match=rf"cannot be written: {name} in it is a symbolic link") as refused:
+        take(folder)
+    assert "\n" not in str(refused.value)
+    assert link.is_symlink()
+    assert victim.read_text(encoding="utf-8") == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["results", "victim"]
+    assert [path.name for path in folder.iterdir()] == [name]
+
+
+def test_a_results_directory_may_be_a_link(tmp_path: Path) -> None:
+    """The user chose it; its own links, and links of other names in it, are followed and left alone."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "results").symlink_to(tmp_path / "disk")
+    (tmp_path / "disk" / "latest").symlink_to(tmp_path)
+    ResultsDirectory(tmp_path / "results").close()
+    ResultsDirectory(tmp_path / "results").close()
+    assert (tmp_path / "disk" / "logs").is_dir()
+    assert (tmp_path / "disk" / "latest").is_symlink()
+
+
+@pytest.mark.parametrize("name", [".results.json.{pid}.tmp", "results.json"])
+def test_a_link_planted_later(tmp_path: Path, victim: Path, name: str) -> None:
+    """Also where it was put during the run, the write fails by name and the link stays."""
+    link = tmp_path / name.format(pid=os.getpid())
+    link.symlink_to(victim)
+    with pytest.raises(OSError, match="is a symbolic link"):
+        write_atomically(tmp_path / "results.json", "ours")
+    assert link.is_symlink()
+    assert victim.read_text(encoding="utf-8") == "mine"
+
+
+def test_what_a_killed_run_left_is_no_hindrance(tmp_path: Path, victim: Path) -> None:
+    """A probe and a temporary file that are no links are replaced; a hard link's other name keeps its content."""
+    for name in (".probe", f".results.json.{os.getpid()}.tmp"):
+        (tmp_path / name).hardlink_to(victim)
+    ResultsDirectory(tmp_path).close()
+    write_atomically(tmp_path / "results.json", "ours")
+    assert victim.read_text(encoding="utf-8") == "mine"
+    assert (tmp_path / "results.json").read_text(encoding="utf-8") == "ours"
+
+
+def test_the_journal_follows_no_link(tmp_path: Path, victim: Path) -> None:
+    """Not even one that was planted after the directory was looked at."""
+    (tmp_path / "journal.jsonl").symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic links"):
+        Journal(tmp_path / "journal.jsonl")
+    assert victim.read_text(encoding="utf-8") == "mine"
+
+
+# The JUnit file, which may lie anywhere.
+
+
+def check_and_write(file: Path) -> None:
+    """What a run does with its JUnit file, while it goes on and at its end."""
+    require_writable(file)
+    write_report(file, "<testsuites/>")
+
+
+def test_a_link_to_a_file(tmp_path: Path, victim: Path) -> None:
+    """Its target gets the report, as from pytest; the link stays a link."""
+    link = tmp_path / "junit.xml"
+    link.symlink_to(victim)
+    require_writable(link)
+    assert victim.read_text(encoding="utf-8") == "mine"
+    check_and_write(link)
+    assert link.is_symlink()
+    assert victim.read_text(encoding="utf-8") == "<testsuites/>"
+
+
+def test_a_dangling_link(tmp_path: Path) -> None:
+    """Its target is made when the report is written, and not before."""
+    link = tmp_path / "junit.xml"
+    link.symlink_to(tmp_path / "later.xml")
+    require_writable(link)
+    assert link.is_symlink()
+    assert not (tmp_path / "later.xml").exists()
+    check_and_write(link)
+    assert (tmp_path / "later.xml").read_text(encoding="utf-8") == "<testsuites/>"
+    assert link.is_symlink()
+
+
+@pytest.mark.parametrize("target", ["junit.xml", "absent/later.xml", "folder"])
+def test_a_link_that_leads_nowhere(tmp_path: Path, target: str) -> None:
+    """To itself, into a folder that is not there, to a folder: refused, and nothing is made."""
+    (tmp_path / "folder").mkdir()
+    link = tmp_path / "junit.xml"
+    link.symlink_to(tmp_path / target)
+    with pytest.raises(ConfigurationError, match="cannot be written"):
+        require_writable(link)
+    assert link.is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "junit.xml"]
+
+
+def test_a_pipe(tmp_path: Path) -> None:
+    """It is not opened before there is a report, so nobody waits, and its reader gets the whole report."""
+    pipe = tmp_path / "junit.xml"
+    os.mkfifo(pipe)
+    require_writable(pipe)
+    found: list[str] = []
+    reader = threading.Thread(target=lambda: found.append(pipe.read_text(encoding="utf-8")), daemon=True)
+    reader.start()
+    require_writable(pipe)
+    write_report(pipe, "<testsuites/>")
+    reader.join(60)
+    assert found == ["<testsuites/>"]
+    assert stat.S_ISFIFO(pipe.lstat().st_mode)
+
+
+@AS_ROOT
+@pytest.mark.parametrize(("minor", "is_full"), [(3, False), (7, True)], ids=["null", "full"])
+@pytest.mark.parametrize("linked", [False, True], ids=["itself", "link"])
+def test_a_device(tmp_path: Path, minor: int, is_full: bool, linked: bool) -> None:  # noqa: FBT001 -- parameters
+    """It stays a device, is written as pytest writes it, and a full one says so."""
+    device = tmp_path / "device"
+    os.mknod(device, 0o666 | stat.S_IFCHR, os.makedev(1, minor))
+    file = tmp_path / "junit.xml" if linked else device
+    if linked:
+        file.symlink_to(device)
+    assert not is_replaceable(file)
+    require_writable(file)
+    if is_full:
+        with pytest.raises(OSError, match="No space left"):
+            write_report(file, "<testsuites/>")
+    else:
+        write_report(file, "<testsuites/>")
+    assert stat.S_ISCHR(device.lstat().st_mode)
+    assert file.is_symlink() is linked
+
+
+@AS_ROOT
+def test_a_disk_is_refused(tmp_path: Path) -> None:
+    """A report would destroy its contents. The node is of a device number that no driver has."""
+    disk = tmp_path / "junit.xml"
+    os.mknod(disk, 0o600 | stat.S_IFBLK, os.makedev(250, 255))
+    with pytest.raises(ConfigurationError, match="it is a disk or a socket"):
+        require_writable(disk)
+    assert stat.S_ISBLK(disk.lstat().st_mode)
+
+
+def test_a_plain_file_is_replaced(tmp_path: Path) -> None:
+    """The healthy twin: nothing there, then an older report."""
+    file = tmp_path / "folder" / "junit.xml"
+    for _ in range(2):
+        assert is_replaceable(file)
+        check_and_write(file)
+    assert [path.name for path in file.parent.iterdir()] == ["junit.xml"]
