@@ -61,6 +61,16 @@ def test_gpu_memory(gpu_states, place, criterion):
     criterion.require(read(gpu_states, place, "memory_gib"))
 
 
+def test_ecc_enabled(gpu_states, place, criterion):
+    """The memory is protected: with ECC off, no error would be counted."""
+    criterion.require(0 if read(gpu_states, place, "ecc_enabled") else 1)
+
+
+def test_mig_disabled(gpu_states, place, criterion):
+    """The GPU is whole, not cut into instances."""
+    criterion.require(1 if read(gpu_states, place, "mig") else 0)
+
+
 def test_ecc_uncorrected(gpu_states, place, criterion):
     """No uncorrected memory error since the driver was loaded."""
     errors = read(gpu_states, place, "ecc_uncorrected_volatile")

@@ -51,9 +51,13 @@ SCENARIO = """count 4
 1.ecc.unc.vol 2
 1.remap.failed 1
 2.mem.total 85899345920
+2.ecc 0
+2.mig 1
 """
 ANOTHER_NODE = """count 2
 0.name NVIDIA H200 NVL
+0.err.nvmlDeviceGetEccMode 4
+0.err.nvmlDeviceGetMigMode 3
 1.err.nvmlDeviceGetTotalEccErrors 15
 """
 
@@ -171,6 +175,8 @@ def test_all_places_stand_together_at_the_end(slow: FinishedRun) -> None:
         ("ecc_uncorrected", "node0-gpu1", 2, "<= 0 errors"),
         ("remapped_rows", "node0-gpu1", 1, "<= 0 rows"),
         ("gpu_memory", "node0-gpu2", 80, ">= 137.592 GiB"),
+        ("ecc_enabled", "node0-gpu2", 1, "<= 0 count"),
+        ("mig_disabled", "node0-gpu2", 1, "<= 0 count"),
     ],
 )
 def test_sick_gpu(sick: FinishedRun, criterion: str, bad: str, value: float, limit: str) -> None:
@@ -276,6 +282,16 @@ def test_another_model_on_another_node(two_nodes: FinishedRun) -> None:
     assert "found NVIDIA H200 NVL" in case.text
     assert "node1-gpu0 (rank 2, " in case.text
     assert two_nodes.row("gpu_count", "node0")["outcome"] == "passed"
+
+
+@pytest.mark.parametrize(
+    ("criterion", "word"), [("ecc_enabled", "Insufficient Permissions"), ("mig_disabled", "Not Supported")]
+)
+def test_a_mode_that_nvml_refuses_is_an_error(two_nodes: FinishedRun, criterion: str, word: str) -> None:
+    """Silence is not health, also where NVML says that the GPU has no such mode: its profile would have to say so."""
+    outcomes = {"node0-gpu0": "passed", "node0-gpu1": "passed", "node1-gpu0": "error", "node1-gpu1": "error"}
+    assert two_nodes.outcomes(criterion) == outcomes
+    assert word in two_nodes.case(f"test_{criterion}[node1-gpu0]").text
 
 
 def test_lost_gpu_is_an_error_at_its_place(two_nodes: FinishedRun) -> None:
