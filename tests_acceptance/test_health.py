@@ -42,7 +42,7 @@ def test_gpu_count(gpu_states, node, criterion):
     state = gpu_states.first_of(node)
     if state.nvml_device_count is None:
         raise MeasurementError(f"{node.label}: there is no NVML to count GPUs with")
-    criterion.require(state.nvml_device_count)
+    criterion.require(state.nvml_device_count, evidence={"NVIDIA GPUs on the PCI bus": or_none(state.pci_device_count)})
 
 
 def test_torch_sees_gpus(gpu_states, node, criterion):
@@ -79,7 +79,7 @@ def test_ecc_uncorrected(gpu_states, place, criterion):
 
 def test_remapped_rows(gpu_states, place, criterion):
     """No memory row waits for a remap, and none failed."""
-    pending, failed = (read(gpu_states, place, f"remapped_rows_{what}") for what in ("pending", "failed"))
+    pending, failed = (read(gpu_states, place, name) for name in ("remapped_rows_pending", "remapped_rows_failed"))
     criterion.require(int(pending) + int(failed), evidence={"pending": pending, "failed": failed})
 
 

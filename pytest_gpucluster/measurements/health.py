@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_gpucluster.inventory import nvml
+from pytest_gpucluster.inventory import nvml, pci
 from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry, evidence
 from pytest_gpucluster.measurements import gemm, progress, timing
 from pytest_gpucluster.protocol.functions import without_device
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.inventory.reading import NotAvailable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,13 +23,14 @@ class GpuHealth:
 
     ``gpu`` is what NVML says of it; None on a machine without NVML,
     where ``nvml_device_count`` is None too, and for a GPU that NVML cannot read (``error`` says why). ``torch_sees``:
-    torch can use this very GPU.
+    torch can use this very GPU. ``pci_device_count`` counts the host's GPUs, also those that a container was not given.
     """
 
     gpu: nvml.GpuState | None
     torch_sees: bool
     torch_device_count: int
     nvml_device_count: int | None
+    pci_device_count: int | NotAvailable
     torch_device_name: str | None
     error: str | None = None
 
@@ -64,6 +68,7 @@ def gpu_state() -> GpuHealth:
     of_torch: dict[str, Any] = {
         "torch_sees": uuid is not None,
         "torch_device_count": torch.cuda.device_count(),
+        "pci_device_count": pci.count_nvidia_gpus(),
         "torch_device_name": torch.cuda.get_device_name() if uuid else None,
     }
     try:
