@@ -19,7 +19,7 @@ from pytest_gpucluster.errors import GpuclusterError, MeasurementError
 from pytest_gpucluster.inventory.identity import read_versions
 from pytest_gpucluster.judging import plan as planning
 from pytest_gpucluster.judging.forecast import Forecast, forecast
-from pytest_gpucluster.judging.promises import doubled_gpus, unexpected_gpus
+from pytest_gpucluster.judging.promises import doubled_gpus, hidden_gpus, other_variables, unexpected_gpus
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, Record, Terms, Verdict, decide
 from pytest_gpucluster.protocol.messages import ReportTarget
 from pytest_gpucluster.reporting.recorder import Recorder, RunStatus
@@ -62,6 +62,7 @@ class Session:
         self.setup = setup
         self.plan = planning.Plan()
         self.objections = [*setup.objections]
+        self.changed_terms = [*setup.changed_terms]
         self.selftest: dict[str, Any] | None = None
         self.controller = controller or _controller(setup, rootdir, secret)
         self.recorder = Recorder(self.plan, status=self._status)
@@ -110,8 +111,11 @@ class Session:
             self._binding = binding = self._bind()
             self._cluster = Cluster(self.controller, binding, wanted=self._wanted, deadline_s=self.setup.deadline_s)
             self._object_to_gpus(binding)
+            self._compare_nodes(binding)
             places, nodes = ([place_facts(place) for place in some] for some in (binding.places, binding.nodes))
-            self.recorder.write("bound", places=places, nodes=nodes, unheard=binding.unidentified)
+            self.recorder.write(
+                "bound", places=places, nodes=nodes, unheard=binding.unidentified, changed_terms=self.changed_terms
+            )
         return self._cluster
 
     def _bind(self) -> Binding:
@@ -136,6 +140,13 @@ class Session:
         if doubled:
             others = f" and {len(doubled) - 1} more" if len(doubled) > 1 else ""
             self.objections.append(f"one GPU in two places: {doubled[0]}{others}")
+
+    def _compare_nodes(self, binding: Binding) -> None:
+        """Name what other nodes hide or set: the controller's node alone was seen before."""
+        ranks = [binding.identities[place.id] for place in binding.places if place.id in binding.identities]
+        own = next((binding.identities[place.id] for place in binding.places if place.rank == 0), None)
+        self.changed_terms += hidden_gpus(one for one in ranks if own is None or one.group_rank != own.group_rank)
+        self.changed_terms += other_variables(sorted(ranks, key=lambda one: own is None or one.group_rank != own.group_rank))
 
     def fix_plan(self) -> None:
         """Add the criteria of the profile that no test was selected for, and record the whole expected set."""
@@ -190,7 +201,7 @@ class Session:
             level_reached=self.setup.level_reached,
             objections=tuple(self.objections),
             changed_limits=tuple(self.setup.changed_limits),
-            changed_terms=tuple(self.setup.changed_terms),
+            changed_terms=tuple(self.changed_terms),
         )
 
     def places(self) -> Mapping[str, Place]:
@@ -214,7 +225,7 @@ class Session:
     def facts(self) -> dict[str, Any]:
         """What the verdict is about, as results.json has it."""
         selftest = {"selftest": self.selftest} if self.selftest is not None else {}
-        return {**self.setup.facts, **selftest}
+        return {**self.setup.facts, "changed_terms": [*self.changed_terms], **selftest}
 
     def timings(self) -> dict[str, float]:
         """Seconds: the whole session so far, starting the ranks, waiting for measurements, everything else."""

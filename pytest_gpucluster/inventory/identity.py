@@ -7,17 +7,29 @@ import hashlib
 import os
 import platform
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+READ = ("NCCL_", "TORCH_NCCL_", "CUDA_", "CUBLAS_", "OMP_NUM_THREADS", "PYTORCH_", "UCX_", "GLOO_")
+NOT_READ = ("NCCL_DEBUG", "CUDA_VISIBLE_DEVICES")
+"""Beginnings of names of variables. What ``CUDA_VISIBLE_DEVICES`` does is read by :func:`read_hidden`."""
 VERSIONED = ("pytest-gpucluster", "torch", "pytest")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Host, ranks, versions and GPU of one worker. GPU fields are None without CUDA."""
+    """Host, ranks, versions and GPU of one worker. GPU fields are None without CUDA.
+
+    Attributes:
+        nvml_gpus: how many GPUs NVML lists on this node; None where it was not read.
+        hidden_gpus: how many of them ``CUDA_VISIBLE_DEVICES`` hides from this rank.
+        variables: the environment variables of this rank that may change what is measured.
+    """
 
     hostname: str
     group_rank: int
@@ -28,6 +40,9 @@ class Identity:
     uuid: str | None = None
     serial: str | None = None
     pci: str | None = None
+    nvml_gpus: int | None = None
+    hidden_gpus: int | None = None
+    variables: dict[str, str] = field(default_factory=dict)
 
 
 def identity(*, device: str) -> Identity:
@@ -45,12 +60,16 @@ def identity(*, device: str) -> Identity:
         gpu = {"gpu_name": properties.name, "uuid": uuid, "pci": pci, "serial": read_serial(uuid)}
     elif device == "cuda":
         gpu = _by_nvml(local_rank)
+    nvml_gpus, hidden_gpus = read_hidden() if device == "cuda" else (None, None)
     return Identity(
         hostname=socket.gethostname(),
         group_rank=int(os.environ["GROUP_RANK"]),
         local_rank=local_rank,
         versions=read_versions(),
         torch_gpus=torch_gpus,
+        nvml_gpus=nvml_gpus,
+        hidden_gpus=hidden_gpus,
+        variables=read_variables(os.environ),
         **gpu,
     )
 
@@ -65,6 +84,24 @@ def _by_nvml(local_rank: int) -> dict[str, str | None]:
             return nvml.read_label(shown[local_rank]) if local_rank < len(shown) else {}
     except nvml.NvmlError:
         return {}
+
+
+def read_hidden() -> tuple[int, int] | tuple[None, None]:
+    """How many GPUs NVML lists here, and how many of them ``CUDA_VISIBLE_DEVICES`` hides; None where NVML is silent."""
+    from pytest_gpucluster.inventory import nvml
+
+    try:
+        with nvml.session():
+            uuids = nvml.read_uuids()
+    except nvml.NvmlError:
+        return None, None
+    return len(uuids), len(uuids) - len(nvml.visible_gpus(uuids, os.environ.get("CUDA_VISIBLE_DEVICES")))
+
+
+def read_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that may change what a rank measures. Those of a log are left out."""
+    chosen = (name for name in sorted(environment) if name.startswith(READ) and not name.startswith(NOT_READ))
+    return {name: environment[name] for name in chosen}
 
 
 def read_versions() -> dict[str, str]:

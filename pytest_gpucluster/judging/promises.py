@@ -11,7 +11,7 @@ from pytest_gpucluster.config.settings import reaches
 from pytest_gpucluster.judging.forecast import in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pytest_gpucluster.inventory.identity import Identity
     from pytest_gpucluster.places import Inventory, Place
@@ -83,3 +83,43 @@ def unexpected_gpus(identities: Iterable[Identity], expected: Inventory) -> list
     most = expected.gpus_per_node
     seen = {identity.hostname: identity.torch_gpus for identity in identities if identity.torch_gpus > most}
     return [f"{number} on {hostname}, {most} expected" for hostname, number in sorted(seen.items())]
+
+
+def hidden_gpus(identities: Iterable[Identity]) -> list[str]:
+    """How many GPUs each node hides from its ranks, in words; a GPU that one rank sees is not hidden."""
+    hidden: dict[tuple[int, str], tuple[int, int]] = {}
+    for one in identities:
+        if one.hidden_gpus is not None and one.nvml_gpus is not None:
+            seen = (one.hidden_gpus, one.nvml_gpus)
+            node = one.group_rank, one.hostname
+            hidden[node] = min(hidden.get(node, seen), seen)
+    return [
+        f"CUDA_VISIBLE_DEVICES hides {number} of {of} GPUs on {hostname}"
+        for (_, hostname), (number, of) in hidden.items()
+        if number
+    ]
+
+
+def other_variables(identities: Iterable[Identity]) -> list[str]:
+    """The variables of other nodes that differ from the first node's, in words: each with both values and its nodes."""
+    nodes: dict[tuple[int, str], Mapping[str, str]] = {}
+    for one in identities:
+        nodes.setdefault((one.group_rank, one.hostname), one.variables)
+    if not nodes:
+        return []
+    ((_, first), ours), *others = nodes.items()
+    found: dict[tuple[str, str | None], list[str]] = {}
+    for (_, hostname), theirs in others:
+        for name in {**ours, **theirs}:
+            if ours.get(name) != theirs.get(name):
+                found.setdefault((name, theirs.get(name)), []).append(hostname)
+    return [
+        f"{name} unset on {_hosts(hosts)}, {ours[name]} on {first}"
+        if value is None
+        else f"{name}={value} on {_hosts(hosts)}, {ours.get(name, 'unset')} on {first}"
+        for (name, value), hosts in sorted(found.items(), key=lambda item: (item[0][0], item[1]))
+    ]
+
+
+def _hosts(hostnames: Sequence[str]) -> str:
+    return hostnames[0] if len(hostnames) == 1 else f"{len(hostnames)} nodes ({hostnames[0]}, ...)"

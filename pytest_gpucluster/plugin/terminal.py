@@ -24,6 +24,7 @@ from pytest_gpucluster.judging.verdict import (
 )
 from pytest_gpucluster.reporting.table import criteria_table
 from pytest_gpucluster.text import hung, lines, one_line
+from pytest_gpucluster.thresholds.file import REMOVED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -196,8 +197,10 @@ class Terminal:
             reporter.write_line(hung(f"advisory: {remark}"))
         changed = session.setup.changed_entries
         if changed:
-            shown = "; ".join(f"{key} ({', '.join(words)})" for key, words in changed.items())
-            reporter.write_line(one_line(f"limits changed from the packaged ones: {shown}"))
+            shown = [f"{key} ({', '.join(words)})" for key, words in changed.items() if words != [REMOVED]]
+            removed = [key for key, words in changed.items() if words == [REMOVED]]
+            shown += [f"removed: {', '.join(removed)}"] if removed else []
+            reporter.write_line(one_line(f"limits changed from the packaged ones: {'; '.join(shown)}"))
         if disk_errors:
             reporter.write_line(one_line(f"results are incomplete on disk: {'; '.join(disk_errors)}"), red=True)
         timings = session.timings()

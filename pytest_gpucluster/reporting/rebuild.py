@@ -59,6 +59,9 @@ class JournalState:
 
     def _on_bound(self, event: dict[str, Any]) -> None:
         self.places = {place["id"]: Place(**place) for place in (*event["places"], *event.get("nodes", ()))}
+        if "changed_terms" in event:  # what other nodes said
+            self.terms = replace(self.terms, changed_terms=tuple(event["changed_terms"]))
+            self.facts = {**self.facts, "changed_terms": event["changed_terms"]}
 
     def _on_selftest(self, event: dict[str, Any]) -> None:
         """Add the objections of the self-test: they forbid an acceptance also if the run ended before its verdict."""

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.resolve import Threshold
     from pytest_gpucluster.thresholds.specs import GpuSpec
 
+REMOVED = "removed"
+"""What differs of an entry that a file does not have."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ThresholdsFile(Source):
@@ -114,7 +117,7 @@ class ThresholdsFile(Source):
         here = self.criteria(profile)
         standard = self.standard(profile) or Profile(name="", spec=profile.spec, chain=())
         packaged = self.packaged.criteria(standard)
-        found = {key: entry.differences(here[key]) if key in here else ["removed"] for key, entry in packaged.items()}
+        found = {key: entry.differences(here[key]) if key in here else [REMOVED] for key, entry in packaged.items()}
         return {key: words for key, words in found.items() if words}
 
     @cached_property

@@ -1,0 +1,34 @@
+"""Two nodes that were started with other environments: the verdict line and every report name the difference."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpucluster.reporting.rebuild import rebuild
+from tests.support.reports import RESULTS
+from tests.support.runs import Torchrun, run_pytest
+from tests.support.thresholds_files import entry, write_limits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+TEST = "def test_joined(cluster, criterion):\n    criterion.require(cluster.world_size)\n"
+
+
+@pytest.mark.parametrize("second", [{"NCCL_ALGO": "Tree", "NCCL_P2P_DISABLE": "1"}, {"NCCL_ALGO": "Ring"}])
+def test_other_variables_are_named(tmp_path: Path, second: dict[str, str]) -> None:
+    """By node and variable; equal ones by nobody."""
+    (tmp_path / "test_joined.py").write_text(TEST, encoding="utf-8")
+    limits = write_limits(tmp_path / "limits.yaml", {"joined": entry()}, extends=False)
+    nodes = Torchrun(ranks=1, nodes=({"NCCL_ALGO": "Ring"}, second))
+    ran = run_pytest(tmp_path, "--gpucluster", "test_joined.py", limits, torchrun=nodes)
+    names = [term.partition(" on ")[0] for term in ran.results["changed_terms"]]
+    assert names == (["NCCL_ALGO=Tree", "NCCL_P2P_DISABLE=1"] if len(second) > 1 else []), ran.stdout
+    assert ran.results["verdict"] == "REHEARSED"
+    assert all(term in ran.verdict_line for term in ran.results["changed_terms"])
+    verdict = rebuild(tmp_path / RESULTS)
+    assert list(verdict.changed_terms) == ran.results["changed_terms"]
