@@ -1,8 +1,8 @@
 """The store through which controller, agents and journal replica exchange messages.
 
 The store is torchrun's own TCPStore, read by blocked readers (docs/decisions/0002-channel.md). Only JSON crosses. Every
-message carries an HMAC when the run has a secret (:mod:`~pytest_gpucluster.protocol.secret`). The HMAC covers the id of the run
-and the key, so that no message of another run, rank or direction verifies.
+message carries an HMAC when the run has a secret (:mod:`~pytest_gpucluster.protocol.secret`). The HMAC covers the id of the
+run, a nonce and the key, so that no message of another run, rank or direction verifies.
 
 Each key lies below ``gpucluster/<run id>/`` and has one purpose. These keys are written once:
 
@@ -11,6 +11,7 @@ Each key lies below ``gpucluster/<run id>/`` and has one purpose. These keys are
 * ``who/<rank>``: the agent's hello; ``bye/<rank>``: its goodbye.
 * ``res/<call>/<rank>``: the agent's reply to one call.
 * ``jrn/<n>``: the lines of the journal, for the journal replica.
+* ``nonce``: a random number. Whoever connects first writes it; torchrun gives the same id to many runs.
 
 These keys are overwritten, and only their newest value counts:
 
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import hmac
 import json
+import secrets
 import socket
 import time
 from dataclasses import dataclass
@@ -157,6 +159,7 @@ class Channel:
         self._tcp_store = store
         self._store: PrefixStore = PrefixStore(f"gpucluster/{address.run_id}", store)
         self._secret = secret
+        self._signed_prefix = f"{address.run_id}/{self._read_nonce()}" if secret is not None else address.run_id
 
     @property
     def is_signed(self) -> bool:
@@ -233,7 +236,12 @@ class Channel:
         return decode(data, name=self._name(key), secret=self._secret)
 
     def _name(self, key: str) -> str:
-        return f"{self.address.run_id}/{key}"
+        return f"{self._signed_prefix}/{key}"
+
+    def _read_nonce(self) -> str:
+        """The run's nonce, which the first connection writes."""
+        own = secrets.token_hex(16)
+        return bytes(self._guard(lambda: self._store.compare_set("nonce", "", own))).hex()
 
     def _all(self, keys: list[str]) -> bool:
         return bool(self._guard(lambda: self._store.check(keys)))

@@ -113,6 +113,27 @@ def test_a_store_and_its_client() -> None:
         server.take("who/1", Fault.read)
 
 
+@pytest.mark.parametrize("message", [Quit(code=0), Fault(rank=0)], ids=["quit", "fault"])
+def test_a_message_of_an_earlier_run(message: Quit | Fault) -> None:
+    """Two runs have one secret, and torchrun gives both the same id: the same key of the later one does not verify it."""
+    stores = []
+    for _ in range(2):
+        listener = channel.listen_on_loopback()
+        host, port = listener.getsockname()
+        address = channel.Address(host=host, port=port, run_id="none.0")
+        server = channel.host_store(address, SECRET, listener=listener)
+        stores.append((server, channel.connect(address, SECRET)))
+    (earlier, agent), (later, its_agent) = stores
+    earlier.put("cmd/3", message)
+    assert agent.take("cmd/3", type(message).read) == message
+    later._store.set("cmd/3", earlier._store.get("cmd/3").decode())
+    for reader in (later, its_agent, its_agent.reconnect()):
+        with pytest.raises(ForgedMessageError, match="not signed by this run"):
+            reader.take("cmd/3", type(message).read)
+    later.put("cmd/3", message)
+    assert its_agent.reconnect().take("cmd/3", type(message).read) == message
+
+
 def test_many_messages_at_once() -> None:
     """In batches, in order; one that was forged is an error in its own place, and the others are read."""
     listener = channel.listen_on_loopback()
