@@ -44,7 +44,7 @@ class Healthy:
     """How healthy siblings differ, as relative sigmas (0.01 is 1 %): the GPUs of a host, and the means of hosts."""
 
     floor_spread: float
-    between_hosts: float
+    between_hosts: float = 0.0
 
     def most_apart_percent(self, num_hosts: int) -> float:
         """How far two healthy siblings without others may lie apart, on so many hosts."""
