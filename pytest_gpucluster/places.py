@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Device: TypeAlias = Literal["cuda", "cpu"]
 
@@ -40,9 +44,9 @@ class Place:
         return f"{self.id} ({', '.join(part for part in known if part)})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Inventory:
-    """What was promised: ``num_nodes`` times ``gpus_per_node`` places, ids counted from 0.
+    """What was promised: ``num_nodes`` times ``gpus_per_node`` places, ids counted from 0. Places are built once.
 
     ``device`` is ``cuda``, or ``cpu`` in a rehearsal; ``fabric`` is what connects the nodes (the profile's word);
     ``gpu_names`` are the names by which NVML may call the promised GPU.
@@ -54,7 +58,7 @@ class Inventory:
     fabric: str = "none"
     gpu_names: tuple[str, ...] = ()
 
-    @property
+    @cached_property
     def places(self) -> tuple[Place, ...]:
         """One place for each expected GPU (for each rank of a rehearsal), unbound."""
         kind = "cpu" if self.device == "cpu" else "gpu"
@@ -64,10 +68,15 @@ class Inventory:
             for gpu in range(self.gpus_per_node)
         )
 
-    @property
+    @cached_property
     def nodes(self) -> tuple[Place, ...]:
         """One place for each expected node."""
         return tuple(Place(id=f"node{node}", node=node) for node in range(self.num_nodes))
+
+    @cached_property
+    def by_id(self) -> Mapping[str, Place]:
+        """Every GPU and node by id."""
+        return {place.id: place for place in (*self.places, *self.nodes)}
 
     @property
     def facts(self) -> dict[str, int]:

@@ -207,7 +207,7 @@ class Session:
     def places(self) -> Mapping[str, Place]:
         """Every expected place and node by id, bound as far as anything said hello."""
         known = self._binding if self._binding is not None else self.setup.inventory
-        return {place.id: place for place in (*known.places, *known.nodes)}
+        return known.by_id
 
     def waive(self, record: Record) -> Record:
         """The record, waived if somebody answers for this failure at this part."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.cluster.results import Results
-from pytest_gpucluster.cluster.unmeasurable import error_for, hostname_of, missing_error, not_idle_error, rank_of
+from pytest_gpucluster.cluster.unmeasurable import error_for, missing_error, not_idle_error, rank_of
 from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.inventory.identity import Identity, identity
@@ -29,9 +30,11 @@ OCCUPANCY_DEADLINE_S = 30.0
 IDENTITY_DEADLINE_S = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Binding:
     """The expected places, each with the hardware that answers there; a place with ``rank`` None is missing.
+
+    Nodes, and places by id, are built once: another binding is another object.
 
     Attributes:
         places: the expected GPUs, in the order of ``inventory.places``.
@@ -50,10 +53,16 @@ class Binding:
     at_start: Results = field(default_factory=lambda: Results({}, {}))
     startup_s: float = 0.0
 
-    @property
+    @cached_property
     def nodes(self) -> tuple[Place, ...]:
         """The expected nodes, each with the hostname that one of its GPUs has."""
-        return tuple(replace(node, hostname=hostname_of(node, self.places)) for node in self.inventory.nodes)
+        hostnames = {place.node: place.hostname for place in reversed(self.places) if place.hostname}
+        return tuple(replace(node, hostname=hostnames.get(node.node)) for node in self.inventory.nodes)
+
+    @cached_property
+    def by_id(self) -> Mapping[str, Place]:
+        """Every expected GPU and node by id."""
+        return {place.id: place for place in (*self.places, *self.nodes)}
 
 
 def bind(controller: Controller | InlineController, inventory: Inventory, *, within_s: float) -> Binding:

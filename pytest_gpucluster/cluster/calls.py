@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.cluster.results import Results, rounds_of_pairs
@@ -13,7 +13,6 @@ from pytest_gpucluster.cluster.unmeasurable import (
     error_for,
     errors_of_pairs,
     foreign_process_errors,
-    hostname_of,
     merged,
     missing_error,
     rank_of,
@@ -127,9 +126,8 @@ class Cluster:
         Raises:
             MeasurementError: nothing answers there (kind ``missing``).
         """
-        is_node = place.gpu is None
-        members = [one for one in self.places if (one.node == place.node if is_node else one == place)]
-        bound = replace(place, hostname=hostname_of(place, self.places)) if is_node else members[0]
+        bound = self._binding.by_id[place.id]
+        members = [one for one in self.places if one.node == place.node] if bound.gpu is None else [bound]
         if all(member.rank is None for member in members):
             raise missing_error(bound, self.places)
         return bound

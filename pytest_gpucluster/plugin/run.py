@@ -13,6 +13,7 @@ from pytest_gpucluster.plugin.end import End
 from pytest_gpucluster.plugin.given_tests import GIVEN
 from pytest_gpucluster.plugin.late_errors import ReportErrorGuard
 from pytest_gpucluster.plugin.phases import Phases
+from pytest_gpucluster.plugin.ready_errors import ReadyErrors
 from pytest_gpucluster.plugin.selection import Selection
 from pytest_gpucluster.plugin.stash_keys import CRITERION
 from pytest_gpucluster.plugin.terminal import Terminal
@@ -71,6 +72,7 @@ class Run:
             "collection": self.collection,
             "phases": self._phases,
             "end": self.end,
+            "ready-errors": ReadyErrors(),
             "report-errors": ReportErrorGuard(self.end),
         }
         for name, plugin in plugins.items():

@@ -1,0 +1,86 @@
+"""A place that is missing, or could not be measured, costs pytest no traceback; an exception of a test does."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.runs import run_pytest
+from tests.support.thresholds_files import entry, write_limits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.e2e
+
+COUNTS = """
+import json, pathlib
+from _pytest._code.code import ExceptionInfo
+
+made, real = [], ExceptionInfo.getrepr
+
+def getrepr(self, *args, **kwargs):
+    made.append(self.typename)
+    return real(self, *args, **kwargs)
+
+ExceptionInfo.getrepr = getrepr
+
+def pytest_unconfigure():
+    pathlib.Path("made.json").write_text(json.dumps(made))
+"""
+TESTS = """
+import pytest
+
+def fails():
+    raise ValueError("planted")
+
+@pytest.fixture(scope="session")
+def failed(cluster):
+    return cluster.run(fails, per="gpu")
+
+def test_present(place, criterion):
+    criterion.require(1)
+
+def test_measured(failed, place, criterion):
+    criterion.require(failed[place])
+
+@pytest.mark.xfail(reason="not yet")
+def test_expected(failed, place, criterion):
+    criterion.require(failed[place])
+
+def test_refused(recipe, criterion):
+    recipe("nonsense")
+
+def test_crashed(criterion):
+    raise KeyError("mine")
+"""
+
+
+def test_no_traceback_is_made_for_errors_of_ours(tmp_path: Path) -> None:
+    """Only the exception of a test has one; each text is what it was, in results.json and in the JUnit file."""
+    (tmp_path / "conftest.py").write_text(COUNTS, encoding="utf-8")
+    (tmp_path / "test_own.py").write_text(TESTS, encoding="utf-8")
+    limits = {name: entry(per="gpu") for name in ("present", "measured", "expected")}
+    limits |= {name: entry() for name in ("refused", "crashed")}
+    option = write_limits(tmp_path / "limits.yaml", limits, extends=False)
+    expect = "--gpucluster-expect=nodes=3,gpus_per_node=1"
+    run = run_pytest(tmp_path, "--gpucluster", "test_own.py", option, expect)
+    missing = "not run: node2-cpu0 is missing: no such node joined (1 of 3 expected places answer)"
+    for name in ("present", "measured", "expected"):
+        assert run.outcomes(name)["node2-cpu0"] == "missing"
+        assert run.row(name, "node2-cpu0")["reason"] == missing
+        case = run.case(f"test_{name}[node2-cpu0]")
+        assert (case.outcome, {*case.text.splitlines()}) == ("error", {missing})
+    assert run.row("present", "node0-cpu0")["outcome"] == "passed"
+    for name in ("measured", "expected"):
+        text = run.case(f"test_{name}[node0-cpu0]").text
+        assert text.startswith("fails was not measured: rank 0 (node0-cpu0, ")
+        assert "ValueError: planted" in text
+        assert run.row(name, "node0-cpu0")["reason"] in text
+    assert "recipe('nonsense'): " in run.case("test_refused").text.partition("\n")[0]
+    assert "KeyError: 'mine'" in run.case("test_crashed").text
+    assert 'raise KeyError("mine")' in run.case("test_crashed").text
+    assert run.stdout.count(missing) >= 3
+    assert json.loads((tmp_path / "made.json").read_text(encoding="utf-8")) == ["KeyError"]
