@@ -6,10 +6,11 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config.strict_json import strict_json
-from pytest_gpucluster.judging.verdict import PASSED, Record
+from pytest_gpucluster.judging.verdict import OUTCOMES, PASSED, PENDING, Record
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
 if TYPE_CHECKING:
@@ -17,6 +18,18 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 OLD_ADVISORY = "advisory: "
+NUMBER, TEXT = (int, float, type(None)), (str, type(None))
+TYPES: dict[str, Any] = {
+    "criterion": str,
+    "culprits": tuple,
+    "limit": (Limit, type(None)),
+    "evidence": Mapping,
+    "waiver": (Mapping, type(None)),
+    **dict.fromkeys(("place", "reason", "headline", "teardown"), TEXT),
+    **dict.fromkeys(("value", "margin_percent"), NUMBER),
+    **dict.fromkeys(("advisory", "refused", "waivable", "started"), bool),
+}
+"""Of the fields of a record that comes from a file."""
 
 
 class Journal:
@@ -75,3 +88,23 @@ def _limit_from_text(text: str) -> Limit:
     sign, number, unit = text.split(" ", 2)
     kinds = {sign: kind for kind, sign in SIGNS.items()}
     return Limit(kind=kinds[sign], value=int(number) if number.isdecimal() else float(number), unit=unit)
+
+
+def require_types(record: Record) -> None:
+    """Check a record that comes from a file.
+
+    Raises:
+        TypeError: a field is not what reports can be made of.
+        ValueError: there is no such outcome.
+    """
+    if record.outcome not in (*OUTCOMES, PENDING):
+        raise ValueError(record.outcome)
+    wrong = [name for name, kinds in TYPES.items() if not isinstance(getattr(record, name), kinds)]
+    if wrong:
+        raise TypeError(f"not a record: {', '.join(wrong)}")
+    parts: list[tuple[Any, Any]] = [(culprit, str) for culprit in record.culprits]
+    if record.limit is not None:
+        parts += [(record.limit.value, (int, float)), (record.limit.unit, str)]
+    if not all(isinstance(part, kinds) for part, kinds in parts) or (record.limit and record.limit.kind not in SIGNS):
+        raise TypeError("not a record: culprits or limit")
+    strict_json([record.evidence, record.waiver])

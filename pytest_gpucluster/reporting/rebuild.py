@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging import waivers
-from pytest_gpucluster.judging.verdict import MISSING, PENDING, Record, Terms, Verdict, decide
+from pytest_gpucluster.judging.verdict import MISSING, PENDING, REJECTED, VERDICTS, Record, Terms, Verdict, decide
 from pytest_gpucluster.places import Device, Inventory, Place
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links, write_atomically
-from pytest_gpucluster.reporting.journal import record_from_facts
+from pytest_gpucluster.reporting.journal import record_from_facts, require_types
 from pytest_gpucluster.reporting.report import Case, Report
-from pytest_gpucluster.reporting.writer import ReportFiles
+from pytest_gpucluster.reporting.writer import ReportFiles, texts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
 CUT_SHORT = "not run: the run was cut short, its controller died"
 NO_VERDICT = "the run ended before its verdict"
+NOT_AN_EVENT = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What a line raises that is no event of a journal, wherever that comes to light."""
+TRIED = ("started", "planned", "bound", "selftest", "verdict")
 
 
 @dataclass(slots=True, kw_only=True)
 class JournalState:
-    """What the events of a journal say about a run; ``verdict_word`` is the verdict of the run itself."""
+    """What the events of a journal say about a run.
+
+    ``verdict_word`` is the verdict of the run itself, ``unread`` the numbers of the lines that could not be read.
+    """
 
     facts: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -38,12 +44,13 @@ class JournalState:
     finished: bool = False
     verdict_word: str | None = None
     selftest: dict[str, Any] | None = None
+    unread: list[int] = field(default_factory=list)
 
     def take(self, event: dict[str, Any]) -> None:
         """Add one event. An unknown event belongs to a newer version and is ignored."""
-        self.began_s = self.began_s or event["at_s"]
-        self.ended_s = event["at_s"]
-        reader = getattr(self, f"_on_{event['event']}", None)
+        self.began_s = self.began_s or float(event["at_s"])
+        self.ended_s = float(event["at_s"])
+        reader = getattr(self, "_on_" + event["event"], None)
         if reader is not None:
             reader(event)
 
@@ -70,10 +77,13 @@ class JournalState:
 
     def _on_outcome(self, event: dict[str, Any]) -> None:
         record = record_from_facts(event["record"])
+        require_types(record)
         self.records[record.criterion, record.place] = record
 
     def _on_verdict(self, event: dict[str, Any]) -> None:
         self.finished, self.verdict_word = True, event.get("verdict")
+        if self.verdict_word not in (None, *VERDICTS):
+            raise ValueError(self.verdict_word)
         self.terms = replace(self.terms, objections=tuple(event["objections"]))
 
     def close(self) -> Verdict:
@@ -85,39 +95,68 @@ class JournalState:
             self.terms = replace(self.terms, objections=("the run ended before anything was planned",))
         elif not self.finished:  # an objection that was found after the plan is written only with the verdict
             self.terms = replace(self.terms, objections=(*self.terms.objections, NO_VERDICT))
+        if self.unread:
+            self.terms = replace(self.terms, objections=(*self.terms.objections, self._damage))
         verdict = decide(self.records.values(), self.terms)
-        if verdict.is_good and self.verdict_word not in (None, verdict.word):
+        if (verdict.is_good or self.verdict_word == REJECTED) and self.verdict_word not in (None, verdict.word):
             self.terms = replace(self.terms, objections=(*self.terms.objections, f"the run itself said {self.verdict_word}"))
             return decide(self.records.values(), self.terms)
         return verdict
 
+    @property
+    def _damage(self) -> str:
+        lines = "1 line was" if len(self.unread) == 1 else f"{len(self.unread)} lines were"
+        return f"the journal is damaged at line {self.unread[0]}; {lines} not read"
+
+    def report(self, verdict: Verdict) -> Report:
+        """What the reports say after :meth:`close`."""
+        facts = {
+            **self.facts,
+            "waivers": waivers.states_from(self.facts.get("waivers", []), self.records.values()),
+            "environment": {"versions": self.versions, "rebuilt_from_journal": True},
+            "timings": {"total_s": round(self.ended_s - self.began_s, 3)},
+            **({"selftest": self.selftest} if self.selftest is not None else {}),
+        }
+        return Report(
+            cases=tuple(Case(nodeid=self.nodeids.get(key, key[0]), record=record) for key, record in self.records.items()),
+            verdict=verdict,
+            places=self.places or _unbound(self),
+            facts=facts,
+            is_rehearsal=self.terms.rehearsal,
+            is_rebuilt=True,
+        )
+
 
 def read_journal(path: Path) -> JournalState:
-    """The state after the last event of ``journal.jsonl``; a last line that was cut off is left out.
+    """The state after the last event of ``journal.jsonl``; lines that cannot be read are left out and counted.
 
     Raises:
-        ConfigurationError: there is no journal, or a line inside it is broken.
+        ConfigurationError: there is no journal.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        content = path.read_bytes()
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
     state = JournalState()
-    for number, event in _events(lines, path):
+    for number, line in enumerate(content.removesuffix(b"\n").split(b"\n") if content else (), start=1):
         try:
-            state.take(event)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigurationError(f"{path}:{number}: not an event of a journal: {error!r}") from None
+            event = json.loads(line.decode("utf-8"))
+            state = _after(state, event)
+        except NOT_AN_EVENT:
+            state.unread.append(number)
     return state
 
 
-def _events(lines: list[str], path: Path) -> Iterable[tuple[int, dict[str, Any]]]:
-    for number, line in enumerate(lines, start=1):
-        try:
-            yield number, json.loads(line)
-        except ValueError:
-            if number < len(lines):
-                raise ConfigurationError(f"{path}:{number}: not JSON: the journal is damaged") from None
+def _after(state: JournalState, event: dict[str, Any]) -> JournalState:
+    """The state after an event. Events other than outcomes are few: each is tried to its end, the reports."""
+    if event["event"] not in TRIED:
+        state.take(event)
+        return state
+    taken = copy.deepcopy(state)
+    taken.take(event)
+    tried = copy.deepcopy(taken)
+    texts_of(tried.report(tried.close()))
+    return taken
 
 
 def rebuild(folder: Path, *, junit: Path | None = None) -> Verdict:
@@ -128,28 +167,14 @@ def rebuild(folder: Path, *, junit: Path | None = None) -> Verdict:
         junit: the JUnit file; None: ``junit.xml`` in ``folder``.
 
     Raises:
-        ConfigurationError: there is no journal, it is damaged, or a link lies where a report belongs.
+        ConfigurationError: there is no journal, or a link lies where a report belongs.
         OSError: the files cannot be written.
     """
     require_no_links(folder)
     state = read_journal(folder / "journal.jsonl")
     verdict = state.close()
-    facts = {
-        **state.facts,
-        "waivers": waivers.states_from(state.facts.get("waivers", []), state.records.values()),
-        "environment": {"versions": state.versions, "rebuilt_from_journal": True},
-        "timings": {"total_s": round(state.ended_s - state.began_s, 3)},
-        **({"selftest": state.selftest} if state.selftest is not None else {}),
-    }
-    report = Report(
-        cases=tuple(Case(nodeid=state.nodeids.get(key, key[0]), record=record) for key, record in state.records.items()),
-        verdict=verdict,
-        places=state.places or _unbound(state),
-        facts=facts,
-        is_rehearsal=state.terms.rehearsal,
-        is_rebuilt=True,
-    )
-    ReportFiles(results=folder / "results.json", junit=junit if junit is not None else folder / "junit.xml").write(report)
+    files = ReportFiles(results=folder / "results.json", junit=junit if junit is not None else folder / "junit.xml")
+    files.write(state.report(verdict))
     return verdict
 
 
@@ -159,12 +184,17 @@ def require_journal_of(run: str, folder: Path) -> None:
     Raises:
         ConfigurationError: the journal in ``folder`` is another run's.
     """
-    with (folder / "journal.jsonl").open(encoding="utf-8") as journal:
-        if json.loads(journal.readline() or "{}").get("run") != run:
-            raise ConfigurationError(f"{folder} belongs to another run now")
+    with (folder / "journal.jsonl").open("rb") as journal:
+        first = journal.readline()
+    try:
+        found = json.loads(first.decode("utf-8") or "{}").get("run")
+    except NOT_AN_EVENT:
+        raise ConfigurationError(f"the first line of the journal in {folder} is damaged: it may be another run's") from None
+    if found != run:
+        raise ConfigurationError(f"{folder} belongs to another run now")
 
 
-def take_over(folder: Path, copy: Path) -> None:
+def take_over(folder: Path, replica: Path) -> None:
     """Put the copy of a lost run's journal into its folder, unless the journal there is as long as the copy.
 
     Files of another run in that folder move into ``previous/``.
@@ -173,14 +203,14 @@ def take_over(folder: Path, copy: Path) -> None:
         ConfigurationError: the folder cannot be written, or another run holds it.
         OSError: the copy cannot be read.
     """
-    text = copy.read_text(encoding="utf-8")
+    content = replica.read_bytes()
     journal = folder / "journal.jsonl"
-    there = journal.read_text(encoding="utf-8") if journal.exists() else ""
-    if there.splitlines()[:1] != text.splitlines()[:1]:
+    there = journal.read_bytes() if journal.exists() else b""
+    if there.partition(b"\n")[0] != content.partition(b"\n")[0]:
         ResultsDirectory(folder).close()
-    elif len(there) >= len(text):
+    elif len(there) >= len(content):
         return
-    write_atomically(journal, text)
+    write_atomically(journal, content.decode("utf-8", "backslashreplace"))
 
 
 def _unbound(state: JournalState) -> dict[str, Place]:

@@ -38,12 +38,18 @@ class ReportFiles:
         Raises:
             OSError: a file cannot be written.
         """
-        records = [case.record for case in report.cases]
-        document = results_document(records=records, places=report.places, verdict=report.verdict, facts=report.facts)
-        write_atomically(self.results, to_json(document))
+        results, junit = texts_of(report, with_junit=self.junit is not None)
+        write_atomically(self.results, results)
         if self.junit is not None:
             self.junit.parent.mkdir(parents=True, exist_ok=True)
-            write_report(self.junit, junit_text(report))
+            write_report(self.junit, junit)
+
+
+def texts_of(report: Report, *, with_junit: bool = True) -> tuple[str, str]:
+    """The text of results.json, and that of the JUnit file, empty without ``with_junit``."""
+    records = [case.record for case in report.cases]
+    document = results_document(records=records, places=report.places, verdict=report.verdict, facts=report.facts)
+    return to_json(document), junit_text(report) if with_junit else ""
 
 
 class ReportWriter:
