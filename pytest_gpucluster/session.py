@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.run_setup import RunSetup
 
 JOIN_S = 120.0
+UNSIGNED = "messages were not signed"
 
 
 class Session:
@@ -113,9 +114,8 @@ class Session:
             self._object_to_gpus(binding)
             self._compare_nodes(binding)
             places, nodes = ([place_facts(place) for place in some] for some in (binding.places, binding.nodes))
-            self.recorder.write(
-                "bound", places=places, nodes=nodes, unheard=binding.unidentified, changed_terms=self.changed_terms
-            )
+            found = {"unheard": binding.unidentified, "changed_terms": self.changed_terms, "remarks": self._remarks}
+            self.recorder.write("bound", places=places, nodes=nodes, **found)
         return self._cluster
 
     def _bind(self) -> Binding:
@@ -202,7 +202,14 @@ class Session:
             objections=tuple(self.objections),
             changed_limits=tuple(self.setup.changed_limits),
             changed_terms=tuple(self.changed_terms),
+            remarks=self._remarks,
         )
+
+    @property
+    def _remarks(self) -> tuple[str, ...]:
+        """What the verdict line says besides. Several nodes on one host are one host."""
+        hosts = {node.hostname for node in self._binding.nodes if node.hostname} if self._binding is not None else set()
+        return (UNSIGNED,) if len(hosts) > 1 and not self.controller.is_signed else ()
 
     def places(self) -> Mapping[str, Place]:
         """Every expected place and node by id, bound as far as anything said hello."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import signal
 import socket
@@ -15,6 +16,7 @@ from pytest_gpucluster.commands import never_joined, rendezvous
 from pytest_gpucluster.commands.never_joined import Absence
 from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.protocol.secret import SECRET_VARIABLE
 from pytest_gpucluster.run_setup import require_torch
 
 if TYPE_CHECKING:
@@ -77,6 +79,7 @@ def main(chosen: argparse.Namespace) -> int:
         for node_rank in range(job.num_nodes):
             host = f"  # {job.host_of(node_rank)}" if job.hosts else ""
             sys.stdout.write(f"torchrun {shlex.join(job.torchrun(node_rank))}{host}\n")
+        _say_secret()
         return 0
     require_torch()
     if "TORCHELASTIC_RUN_ID" in os.environ:
@@ -125,7 +128,19 @@ def _say(text: str) -> None:
     sys.stderr.flush()
 
 
-def _become_torchrun(job: Job) -> int:
+def _say_secret() -> None:
+    """Print how every node gets the secret that signs the messages. No command line has it: other users can read those."""
+    if os.environ.get(SECRET_VARIABLE):
+        _say(f"give every node the {SECRET_VARIABLE} of this environment, before its line")
+        return
+    _say("to sign the messages between ranks, enter this on every node before its line:")
+    sys.stderr.write(f"export {SECRET_VARIABLE}={secrets.token_hex(32)}\n")
+
+
+def _become_torchrun(job: Job, *, secret: str | None) -> int:
+    """Replace this process by torchrun, whose ranks inherit the secret of this run, or the one that the user has set."""
+    if secret is not None:
+        os.environ[SECRET_VARIABLE] = secret
     command = [sys.executable, "-m", "torch.distributed.run", *job.torchrun(job.node_rank)]
     sys.stdout.flush()
     sys.stderr.flush()
@@ -145,8 +160,9 @@ def _lead(job: Job) -> int:
     began_s = time.monotonic()
     ended_by = _gather(meeting, within_s=job.within_s)
     if ended_by is None and meeting.is_complete:
-        meeting.end({"t": "go"})
-        return _become_torchrun(job)
+        secret = None if os.environ.get(SECRET_VARIABLE) else secrets.token_hex(32)
+        meeting.end({"t": "go"} if secret is None else {"t": "go", "secret": secret})
+        return _become_torchrun(job, secret=secret)
     absence = Absence(
         hostnames=meeting.hostnames,
         num_nodes=job.num_nodes,
@@ -195,8 +211,10 @@ def _report(expected: Session, absence: Absence, *, junit: Path | None) -> int:
 def _follow(job: Job) -> int:
     """Say hello to node 0; become torchrun if all nodes came."""
     try:
-        rendezvous.join(_own_hello(job), host=job.master_addr, port=job.master_port, within_s=job.within_s, notice=_say)
+        secret = rendezvous.join(
+            _own_hello(job), host=job.master_addr, port=job.master_port, within_s=job.within_s, notice=_say
+        )
     except rendezvous.NotJoinedError as error:
         _say(str(error))
         return NOT_GOOD
-    return _become_torchrun(job)
+    return _become_torchrun(job, secret=secret)

@@ -6,10 +6,10 @@ torchrun will need: that address, that port, no firewall between.
 
 A TCPStore would not do here: it does not see that a node has left again, and it cannot tell a refused node why.
 
-A message is two lines: the HMAC (empty without GPUCLUSTER_SECRET) and a JSON object (:mod:`~pytest_gpucluster.protocol.channel`
-signs and checks them). Node 0 sends ``{"challenge", "left_s"}`` at once. The other node sends ``{"hello": {...}, "nonce"}``.
-Node 0 answers ``{"t": "go"}`` or ``{"t": "end", "why"}``. Anything else that arrives on the port is dropped, and nothing of it
-is executed.
+A message is two lines: the HMAC (empty without GPUCLUSTER_SECRET) and a JSON object
+(:mod:`~pytest_gpucluster.protocol.channel` signs and checks them). Node 0 sends ``{"challenge", "left_s"}`` at once. The
+other node sends ``{"hello": {...}, "nonce"}``. Node 0 answers ``{"t": "go"}``, with the ``secret`` of the run if nobody set
+one, or ``{"t": "end", "why"}``. Anything else that arrives on the port is dropped, and nothing of it is executed.
 """
 
 from __future__ import annotations
@@ -279,8 +279,10 @@ def _listen(host: str, port: int) -> socket.socket:
 # The other nodes.
 
 
-def join(own: Hello, *, host: str, port: int, within_s: float, notice: Notice) -> None:
+def join(own: Hello, *, host: str, port: int, within_s: float, notice: Notice) -> str | None:
     """Say hello to node 0, again and again until it answers; return when node 0 says go.
+
+    Returns the secret that node 0 made for this run, None if it made none.
 
     ``within_s`` is the time to reach node 0. How long node 0 then waits for others is its own deadline.
 
@@ -294,8 +296,7 @@ def join(own: Hello, *, host: str, port: int, within_s: float, notice: Notice) -
             with socket.create_connection((host, port), timeout=min(left_s, CONNECT_S)) as connection:
                 left = _hello(connection, own)
                 notice(f"node 0 is reached; it waits {left.left_s:g} s more for whoever is not there")
-                _await_go(connection, left)
-                return
+                return _await_go(connection, left)
         except (OSError, _NoAnswerError, ForgedMessageError) as error:
             if problem != (problem := _explain(error)):
                 notice(f"waiting for node 0 at {host}:{port}: {problem}")
@@ -321,7 +322,7 @@ def _hello(connection: socket.socket, own: Hello) -> _Challenge:
     return _Challenge(key=_answer_key(challenge, nonce), left_s=float(left_s))
 
 
-def _await_go(connection: socket.socket, welcomed: _Challenge) -> None:
+def _await_go(connection: socket.socket, welcomed: _Challenge) -> str | None:
     _notice_death(connection)
     try:
         answer = _receive(connection, key=welcomed.key, within_s=welcomed.left_s + MARGIN_S)
@@ -329,6 +330,7 @@ def _await_go(connection: socket.socket, welcomed: _Challenge) -> None:
         raise NotJoinedError(f"node 0 was reached, and then its launcher went away ({error}); nothing was started") from None
     if answer.get("t") != "go":
         raise NotJoinedError(f"nothing was started: {answer.get('why')}")
+    return answer["secret"] if isinstance(answer.get("secret"), str) else None
 
 
 def unreached(host: str, port: int, *, within_s: float, problem: str) -> str:

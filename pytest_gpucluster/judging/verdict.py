@@ -98,6 +98,7 @@ class Verdict:
     reasons: tuple[str, ...]
     changed_limits: tuple[str, ...] = ()
     changed_terms: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     @property
     def is_acceptance(self) -> bool:
@@ -111,10 +112,11 @@ class Verdict:
 
     @property
     def line(self) -> str:
-        """One line for people: the word, the counts, the reasons, and which limits and terms are not the promised ones."""
+        """One line for people: the word, the counts, the reasons, which limits and terms are not the promised ones, remarks."""
         counted = ", ".join(f"{number} {WORDS[outcome]}" for outcome, number in self.counts.items() if number)
         why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
-        return one_line(f"{self.word.replace('_', ' ')}: {counted or 'nothing was expected'}{why}{self._changed}")
+        remarks = "".join(f"; {remark}" for remark in self.remarks)
+        return one_line(f"{self.word.replace('_', ' ')}: {counted or 'nothing was expected'}{why}{self._changed}{remarks}")
 
     @property
     def _changed(self) -> str:
@@ -135,6 +137,7 @@ class Terms:
         objections: facts that forbid an acceptance whatever was measured: more GPUs than expected, a debugging mode.
         changed_limits: criteria that are not judged by the limit of the packaged file.
         changed_terms: what the run asks of the whole cluster differently than promised: fewer nodes, a lower level.
+        remarks: facts that forbid nothing and that a reader of the verdict must know.
     """
 
     rehearsal: bool
@@ -142,6 +145,7 @@ class Terms:
     objections: Sequence[str] = ()
     changed_limits: Sequence[str] = ()
     changed_terms: Sequence[str] = ()
+    remarks: Sequence[str] = ()
 
 
 def decide(records: Iterable[Record], terms: Terms) -> Verdict:
@@ -165,7 +169,7 @@ def decide(records: Iterable[Record], terms: Terms) -> Verdict:
     else:
         word = WITH_WAIVERS if counts[WAIVED] else ACCEPTED
     changed = {"changed_limits": tuple(terms.changed_limits), "changed_terms": tuple(terms.changed_terms)}
-    return Verdict(word=word, counts=counts, reasons=tuple(reasons), **changed)
+    return Verdict(word=word, counts=counts, reasons=tuple(reasons), remarks=tuple(terms.remarks), **changed)
 
 
 def counted_as(record: Record) -> str:

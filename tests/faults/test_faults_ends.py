@@ -316,6 +316,7 @@ def test_a_whole_node_dies(starter: Starter) -> None:
     guilty = {culprit["place"]["id"] for culprit in launches[0].results()["culprits"]}
     assert guilty == set(lost)
     assert launches[0].results()["verdict"] == "INCOMPLETE"
+    assert "were not signed" not in launches[0].output
     assert launches[0].junit()["gpucluster.verdict"] == "error"
 
 

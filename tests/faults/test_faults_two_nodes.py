@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gpucluster.reporting.rebuild import rebuild
+from tests.support.reports import RESULTS
+
 if TYPE_CHECKING:
     from tests.support.launching import Launch, Starter
 
@@ -54,6 +57,14 @@ def test_both_shells_see_it(launches: list[Launch], statuses: list[int]) -> None
     """No node leaves with 0."""
     assert all(status != 0 for status in statuses), statuses
     assert launches[0].results()["expected"] == {"nodes": 2, "gpus_per_node": 2}
+
+
+def test_unsigned_messages_are_said(launches: list[Launch], statuses: list[int]) -> None:
+    """In the verdict line and results.json, because the ranks are on two hosts; the report from the journal says it too."""
+    assert launches[0].results()["environment"]["messages"] == "unsigned"
+    said = [line for line in launches[0].output.splitlines() if line.startswith("verdict ")]
+    assert said[-1].endswith("; messages were not signed")
+    assert rebuild(launches[0].cwd / RESULTS).line.endswith("; messages were not signed")
 
 
 @pytest.mark.parametrize("case", PLACED)

@@ -14,7 +14,7 @@ from pytest_gpucluster.cluster.calls import Cluster
 from pytest_gpucluster.config.settings import Expect, Settings, parse_level
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import Record
-from pytest_gpucluster.places import Inventory
+from pytest_gpucluster.places import Inventory, Place
 from pytest_gpucluster.protocol.messages import FunctionName, Success
 from pytest_gpucluster.run_setup import prepare
 from pytest_gpucluster.session import Session
@@ -110,3 +110,28 @@ def test_a_run_that_ended_before_its_tests_were_known(tmp_path: Path) -> None:
     made.record_unplanned(why="not run: terminated by SIGTERM")
     assert {record.outcome for record in made.plan} == {"missing"}
     assert made.decide().word == "INCOMPLETE"
+
+
+@pytest.mark.parametrize(
+    ("hostnames", "is_signed", "is_said"),
+    [
+        (("node-a", "node-b"), False, True),
+        (("node-a", "node-b"), True, False),
+        (("node-a", "node-a"), False, False),
+        (("node-a", None), False, False),
+        (("node-a",), False, False),
+    ],
+    ids=["two hosts", "signed", "one host twice", "an unknown host", "one host"],
+)
+def test_unsigned_messages_between_hosts_are_said(
+    tmp_path: Path, *, hostnames: tuple[str | None, ...], is_signed: bool, is_said: bool
+) -> None:
+    """In the verdict line, and it forbids nothing."""
+    run = session(tmp_path)
+    controller: Any = SimpleNamespace(is_signed=is_signed, measuring_s=0.0)
+    run.controller = controller
+    nodes = [Place(id=f"node{number}", node=number, hostname=name) for number, name in enumerate(hostnames)]
+    run._binding = SimpleNamespace(nodes=nodes, places=[], identities={}, startup_s=0.0)  # type: ignore[assignment]
+    assert run.terms.remarks == (("messages were not signed",) if is_said else ())
+    assert run.decide().line.endswith("; messages were not signed") is is_said
+    assert not run.terms.objections

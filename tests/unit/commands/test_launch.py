@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import socket
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -155,12 +157,15 @@ class Joining(threading.Thread):
         self._own, self._port, self._within_s = own, port, within_s
         self.notices: list[str] = []
         self.error: str | None = "still joining"
+        self.secret: str | None = None
         self.start()
 
     def run(self) -> None:
         """Join."""
         try:
-            rendezvous.join(self._own, host=HERE, port=self._port, within_s=self._within_s, notice=self.notices.append)
+            self.secret = rendezvous.join(
+                self._own, host=HERE, port=self._port, within_s=self._within_s, notice=self.notices.append
+            )
         except NotJoinedError as error:
             self.error = str(error)
         else:
@@ -211,6 +216,65 @@ def test_all_come(host: Host, monkeypatch: pytest.MonkeyPatch, secret: str | Non
     assert [other.ended() for other in others] == [None, None]
     with socket.create_server((HERE, host.port)):
         pass
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str | None]]:
+    """The command line and the secret of every torchrun that would have been started."""
+    found: list[tuple[list[str], str | None]] = []
+
+    def execv(_file: str, command: list[str]) -> None:
+        found.append((command, os.environ.get(VARIABLE)))
+        sys.exit(0)
+
+    monkeypatch.setattr(os, "execv", execv)
+    monkeypatch.delenv(VARIABLE, raising=False)
+    return found
+
+
+def test_a_launcher_alone_makes_a_secret(started: list[tuple[list[str], str | None]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one for each run, in the environment and on no command line; one that the user set stays."""
+    monkeypatch.setattr("pytest_gpucluster.run_setup.detect_gpus", lambda: gpus(0))
+    alone = ["--nnodes", "1", "--nproc-per-node", "2", "--master-addr", HERE, "--master-port", str(free_port())]
+    run = ["launch", *alone, "--run", "--node-rank", "0", "--", "-q"]
+    for _ in range(2):
+        monkeypatch.delenv(VARIABLE, raising=False)
+        with pytest.raises(SystemExit):
+            main.main(run)
+    monkeypatch.setenv(VARIABLE, "of the user")
+    with pytest.raises(SystemExit):
+        main.main(run)
+    secrets = [secret or "" for _, secret in started]
+    assert [len(secret) for secret in secrets[:2]] == [64, 64]
+    assert secrets[0] != secrets[1]
+    assert secrets[2] == "of the user"
+    assert not any(secret in " ".join(command) for command, secret in started if secret)
+
+
+def test_all_nodes_get_the_secret_of_node_0(host: Host) -> None:
+    """It comes with the go; without one in it there is none."""
+    others = [Joining(hello(rank), host.port) for rank in (1, 2)]
+    host.meeting.gather(within_s=20)
+    host.meeting.end({"t": "go", "secret": "of this run"})
+    assert [other.ended() for other in others] == [None, None]
+    assert [other.secret for other in others] == ["of this run", "of this run"]
+
+
+@pytest.mark.parametrize("secret", [None, "of the user"])
+def test_how_printed_lines_are_signed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, secret: str | None
+) -> None:
+    """A secret to enter on every node stands beside the lines, not in them. The user's own is not printed."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    if secret is not None:
+        monkeypatch.setenv(VARIABLE, secret)
+    assert main.main(["launch", *NODES, "--", "-q"]) == 0
+    told = capsys.readouterr()
+    assert VARIABLE not in told.out
+    assert "of the user" not in told.err
+    exported = [line for line in told.err.splitlines() if line.startswith(f"export {VARIABLE}=")]
+    assert [len(line.rpartition("=")[2]) for line in exported] == ([64] if secret is None else [])
+    assert secret is None or f"give every node the {VARIABLE}" in told.err
 
 
 def test_a_node_alone_waits_for_nobody() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +32,14 @@ def test_no_sequence_of_outcomes_is_accepted_by_mistake(outcomes: list[str], ter
     allowed = clean and terms.level_reached and not terms.rehearsal and not terms.objections
     assert (found.word == v.ACCEPTED) == allowed
     assert found.word != v.WITH_WAIVERS
+
+
+@given(SOME, TERMS, st.lists(st.sampled_from(["messages were not signed", "another"]), unique=True))
+def test_a_remark_decides_nothing_and_is_said(outcomes: list[str], terms: Terms, remarks: list[str]) -> None:
+    """The word, the counts and the reasons are the same; the line ends with the remarks."""
+    without, found = decide(records(*outcomes), terms), decide(records(*outcomes), replace(terms, remarks=remarks))
+    assert (found.word, found.counts, found.reasons) == (without.word, without.counts, without.reasons)
+    assert found.line == without.line + "".join(f"; {remark}" for remark in remarks)
 
 
 @given(SOME, TERMS)
