@@ -13,7 +13,7 @@ import pytest
 
 from pytest_gpucluster.judging.verdict import ACCEPTED, MISSING, NOT_SELECTED, Verdict
 from pytest_gpucluster.plugin.junit import finish_junit, with_fit_hostname
-from pytest_gpucluster.plugin.phases import BAD
+from pytest_gpucluster.plugin.outcome import BAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

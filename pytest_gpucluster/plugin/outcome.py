@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pytest_gpucluster.judging.criterion import Criterion
     from pytest_gpucluster.plugin.pairing import Pair
 
+BAD = (FAILED, ERROR, NOISY, MISSING)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ItemContext:
@@ -25,6 +27,7 @@ class ItemContext:
         earlier: its outcome after an earlier phase.
         kept: a bad outcome recorded at its place before the test ran, by a round of a soak. The test cannot improve it.
         unmeasured: what its soak did not measure; None if it measured everything.
+        attempts: how often it was run so far.
     """
 
     pair: Pair
@@ -33,12 +36,22 @@ class ItemContext:
     earlier: Record | None
     kept: Record | None = None
     unmeasured: str | None = None
+    attempts: int = 1
 
 
 def outcome_of(report: pytest.TestReport, call: pytest.CallInfo[None], test: ItemContext) -> Record | None:
     """The outcome that this phase settles, None if it settles nothing; ``report`` is corrected to agree with it."""
     found = _outcome_of(report, call, test)
+    if test.attempts > 1 and not any(one is not None and one.outcome in BAD for one in (found, test.earlier, test.kept)):
+        found = _repeated(report, test)
     return None if found is None else replace(found, started=True)
+
+
+def _repeated(report: pytest.TestReport, test: ItemContext) -> Record:
+    """What passes at a second try only is not green, and nobody can know which try was the true one."""
+    reason = f"{test.pair.criterion} was run {test.attempts} times; a repeated test is not accepted"
+    _make_error(report, reason)
+    return _record(test, ERROR, reason)
 
 
 def _outcome_of(report: pytest.TestReport, call: pytest.CallInfo[None], test: ItemContext) -> Record | None:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.errors import MeasurementError
-from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, Record
 from pytest_gpucluster.plugin import soak_reports
+from pytest_gpucluster.plugin.attempts import attempts_of
 from pytest_gpucluster.plugin.distributed import run_distributed_test
-from pytest_gpucluster.plugin.outcome import ItemContext, outcome_of, show_waived
+from pytest_gpucluster.plugin.outcome import BAD, ItemContext, outcome_of, show_waived
 from pytest_gpucluster.plugin.report_text import make_fit
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RECORD, RULE
 from pytest_gpucluster.reporting.junit import properties_of
@@ -19,12 +19,11 @@ if TYPE_CHECKING:
     from collections.abc import Generator
 
     from pytest_gpucluster.cluster.soak import Soak
+    from pytest_gpucluster.judging.verdict import Record
     from pytest_gpucluster.plugin.selection import Selection
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.plugin.termination import Termination
     from pytest_gpucluster.session import Session
-
-BAD = (FAILED, ERROR, NOISY, MISSING)
 
 
 class Phases:
@@ -87,6 +86,7 @@ class Phases:
             earlier=item.stash.get(RECORD, None),
             kept=self._found_before(item),
             unmeasured=self._unmeasured(item),
+            attempts=attempts_of(item),
         )
         record = outcome_of(report, call, test)
         if record is not None:

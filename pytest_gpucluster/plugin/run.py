@@ -8,6 +8,7 @@ import pytest
 
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.plugin.attempts import Attempts
 from pytest_gpucluster.plugin.collection import Collection
 from pytest_gpucluster.plugin.end import End
 from pytest_gpucluster.plugin.given_tests import GIVEN
@@ -71,6 +72,7 @@ class Run:
             "selection": self._selection,
             "collection": self.collection,
             "phases": self._phases,
+            "attempts": Attempts(),
             "end": self.end,
             "ready-errors": ReadyErrors(),
             "report-errors": ReportErrorGuard(self.end),
