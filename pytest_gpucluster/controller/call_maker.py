@@ -105,6 +105,8 @@ class CallMaker:
 
     def _exchange(self, call: Call, ranks: list[int], groups: list[tuple[int, ...]]) -> dict[int, Reply]:
         joined = self._join(groups) if call.groups is not None else None
+        if joined is None:
+            self._leave(self._groups.remove_of(ranks))
         call_id = self._send(call, ranks, joined)
         try:
             return self._gather(Gathering(waiting=set(ranks), groups=groups, give_up_s=_give_up_s(call)), call_id)
@@ -194,13 +196,13 @@ class CallMaker:
 
     def _join(self, groups: Sequence[tuple[int, ...]]) -> tuple[Group, ...]:
         """The groups for a call, after their members have left the groups that stand in the way."""
-        leaving = self._groups.remove_others(groups)
-        if leaving:
-            self._leave(leaving)
+        self._leave(self._groups.remove_others(groups))
         return self._groups.join(groups)
 
     def _leave(self, ranks: list[int]) -> None:
         """Have all members leave their groups; kill all their workers if one does not."""
+        if not ranks:
+            return
         function = functions.name_function(worker.leave_group, rootdir=self._context.rootdir)
         call = Call(function=function, ranks=ranks, deadline_s=LEAVE_S, setup_s=LEAVE_S, any_device=True)
         call_id = self._send(call, ranks, None)
@@ -209,10 +211,11 @@ class CallMaker:
             self._context.link.send(KillWorkers(ranks=spans(ranks)))
 
     def _drop_broken_groups(self, replies: Mapping[int, Reply]) -> None:
-        """Kill the workers that share a process group with a failed rank; remember the ranks that are lost."""
+        """Kill the workers whose process group a rank broke or left behind otherwise; remember the ranks that are lost."""
         self._context.members.note_lost(replies)
         failed = {rank for rank, reply in replies.items() if not reply.ok}
-        self._context.link.send(KillWorkers(ranks=spans(self._groups.remove_broken(failed))))
+        changed = {rank for rank, reply in replies.items() if reply.ok and reply.group_changed}
+        self._context.link.send(KillWorkers(ranks=spans({*self._groups.remove_broken(failed | changed), *changed})))
 
 
 def _give_up_s(call: Call) -> float:

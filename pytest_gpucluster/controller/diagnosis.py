@@ -28,6 +28,8 @@ CONSEQUENCE = re.compile(
     re.IGNORECASE,
 )
 TAIL_LINES = 12
+FIRST_LINES = {"traceback": 60, "Python stacks": 12}
+"""What is shown from its first line on: a worker has cut its traceback, and the first cause stands first."""
 SHOWN_STACKS = 4
 
 
@@ -81,7 +83,7 @@ def _first_causes(failed: Failures) -> list[int]:
 
 def is_consequence(failure: Failure) -> bool:
     """Whether the rank raised only because another rank ended: its connection closed."""
-    return failure.kind == "raised" and bool(CONSEQUENCE.search(failure.error))
+    return failure.kind == "raised" and bool(CONSEQUENCE.search(failure.cause or failure.error))
 
 
 def _find_cause_of_hang(failed: Failures, replies: Mapping[int, Reply]) -> Cause:
@@ -133,7 +135,8 @@ def _describe_each(ranks: Sequence[int], failed: Failures, name: Name) -> str:
 
 def _describe(failure: Failure) -> str:
     if failure.kind in ("raised", "refused") and failure.type:
-        return hung(f"{failure.type}: {failure.error}" if failure.error else failure.type)
+        text = f"{failure.type}: {failure.error}" if failure.error else failure.type
+        return hung(f"{text}; first cause: {lines_of(failure.cause)[0]}" if failure.cause else text)
     return hung(f"{failure.error}{_last_collective(failure)}")
 
 
@@ -178,6 +181,7 @@ def _evidence(ranks: Sequence[int], failed: Failures, name: Name) -> list[str]:
             if text.strip() and text not in shown:
                 shown.add(text)
                 all_lines = lines_of(text.rstrip())
-                tail = all_lines[:TAIL_LINES] if title == "Python stacks" else all_lines[-TAIL_LINES:]
+                num_first = FIRST_LINES.get(title)
+                tail = all_lines[-TAIL_LINES:] if num_first is None else all_lines[:num_first]
                 lines += [f"  {title} of {name(rank)}:", *(f"    {line}" for line in tail)]
     return lines

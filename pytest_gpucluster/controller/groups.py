@@ -28,6 +28,10 @@ class ProcessGroups:
         members = {rank for ranks in wanted for rank in ranks}
         return self._remove([one for one in self._standing if members & {*one.ranks} and one.ranks not in wanted])
 
+    def remove_of(self, ranks: Collection[int]) -> list[int]:
+        """Forget the groups of these ranks; returns all ranks that have to leave them."""
+        return self._remove([one for one in self._standing if {*ranks} & {*one.ranks}])
+
     def join(self, wanted: Sequence[tuple[int, ...]]) -> tuple[Group, ...]:
         """The groups of these ranks, those that stand and new ones."""
         known = {group.ranks: group for group in self._standing}
@@ -40,8 +44,7 @@ class ProcessGroups:
 
     def remove_broken(self, failed: Collection[int]) -> list[int]:
         """Forget the groups in which a rank failed; returns their other ranks, whose workers have to be killed."""
-        members = self._remove([one for one in self._standing if {*failed} & {*one.ranks}])
-        return [rank for rank in members if rank not in failed]
+        return [rank for rank in self.remove_of(failed) if rank not in failed]
 
     def _remove(self, groups: list[Group]) -> list[int]:
         self._standing = [group for group in self._standing if group not in groups]

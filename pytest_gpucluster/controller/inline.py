@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import os
 import time
-import traceback
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.agent.environment import WORKER_DEFAULTS
 from pytest_gpucluster.controller.call import Observer
 from pytest_gpucluster.protocol import functions, plain_data
-from pytest_gpucluster.protocol.messages import Failure, Success
+from pytest_gpucluster.protocol.messages import Success
 from pytest_gpucluster.worker import worker
+from pytest_gpucluster.worker.raised import failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -98,12 +98,13 @@ class InlineController:
             device = self._device(call)
             if call.groups is not None:
                 _join_group_of_one(device)
+            else:
+                worker.leave_group()
             if call.test_arguments is not None:
                 function = worker.bind_test(function, call.test_arguments, device)
             return Success(value=plain_data.to_plain(function(**call.kwargs)))
         except Exception as error:  # noqa: BLE001 -- whatever the function raised is its result
-            lines = traceback.format_exception(type(error), error, error.__traceback__)
-            return Failure(kind="raised", type=type(error).__name__, error=str(error), traceback="".join(lines))
+            return failure_of(error)
 
     def quit(self, code: int) -> None:
         """Leave the group, if there is one."""

@@ -187,6 +187,8 @@ class _Result(TypedMessage):
     ``call``: the id of the call, where a worker answers. The agent adds whether the call was entered, the number of
     collectives entered in it, the name of the last one, its ``members`` (empty without a process group), the foreign
     processes on the GPU, and the end of what the worker printed.
+
+    ``group_changed``: the function left another default process group behind, or none.
     """
 
     t: Literal["result"] = "result"
@@ -195,6 +197,7 @@ class _Result(TypedMessage):
     collectives: int = 0
     collective: str = ""
     members: Spans = ()
+    group_changed: bool = False
     foreign_processes: tuple[ForeignProcess, ...] = ()
     output: str = ""
 
@@ -211,14 +214,16 @@ class Success(_Result):
 class Failure(_Result):
     """There is no value.
 
-    ``type`` and ``traceback`` belong to an exception. ``state`` (the letter of proc(5)), ``stacks`` and ``flight`` (the last
-    collectives in PyTorch's flight recorder) were taken from a worker that did not return.
+    ``type``, ``traceback`` and ``cause`` (the first of a chain of exceptions) belong to an exception. ``state`` (the letter of
+    proc(5)), ``stacks`` and ``flight`` (the last collectives in PyTorch's flight recorder) were taken from a worker that did
+    not return.
     """
 
     ok: Literal[False] = False
     kind: FailureKind
     error: str
     type: str = ""
+    cause: str = ""
     traceback: str = ""
     state: str = ""
     stacks: str = ""

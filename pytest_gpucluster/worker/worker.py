@@ -8,7 +8,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.protocol import functions, plain_data
 from pytest_gpucluster.protocol.messages import (
     Entered,
-    Failure,
     ForeignProcess,
     GroupMember,
     Progress,
@@ -29,9 +27,10 @@ from pytest_gpucluster.protocol.messages import (
 from pytest_gpucluster.protocol.wire import Wire
 from pytest_gpucluster.worker import flight_recorder, python_stacks
 from pytest_gpucluster.worker.last_collective import CollectiveRecorder
+from pytest_gpucluster.worker.raised import failure_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pytest_gpucluster.protocol.messages import FromWorker
     from pytest_gpucluster.worker.gpu_watch import GpuWatch
@@ -47,19 +46,21 @@ def main(request: StartWorker, link_fd: int) -> None:
     os.chdir(request.cwd)
     python_stacks.answer_requests(Path(request.stacks_file))
     flight_recorder.answer_requests(Path(request.flight_file))
-    _Worker(wire, CollectiveRecorder(Path(request.collective_file))).serve()
+    _Worker(wire, CollectiveRecorder(Path(request.collective_file)), request.environment).serve()
 
 
 class _Worker:
     """Runs the calls of one rank, one after the other."""
 
-    def __init__(self, wire: Wire, recorder: CollectiveRecorder) -> None:
+    def __init__(self, wire: Wire, recorder: CollectiveRecorder, environment: Mapping[str, str]) -> None:
         import torch.distributed as dist
 
         self._wire = wire
         self._recorder = recorder
         self._pid = os.getpid()
+        self._environment = environment
         self._group_id: str | None = None
+        self._group: Any = None
         self._watch: GpuWatch | None = None
         self._sending = threading.Lock()
         self._last_progress_s = 0.0
@@ -70,10 +71,19 @@ class _Worker:
         while (messages := self._wire.receive()) is not None:
             for message in messages:
                 task = Task.read(message)
-                reply = replace(self._reply(task), call=task.call)
+                reply = replace(self._reply(task), call=task.call, group_changed=self._has_changed_group())
                 if os.getpid() != self._pid:
                     os._exit(0)  # a copy that the function forked came back from it: the worker itself answers
-                self._send(reply)
+                try:
+                    self._send(reply)
+                except (ValueError, RecursionError) as error:  # a whole number of more digits than JSON takes
+                    self._send(replace(failure_of(error), call=task.call))
+
+    def _has_changed_group(self) -> bool:
+        """Whether the function destroyed the default process group, or made one of its own."""
+        import torch.distributed as dist
+
+        return dist.group.WORLD is not self._group
 
     def _send(self, message: FromWorker) -> None:
         """Send from any thread."""
@@ -90,17 +100,22 @@ class _Worker:
                 _synchronize(task)
             return Success(value=None if task.test else plain_data.to_plain(value))
         except BaseException as error:  # noqa: BLE001 -- whatever the function raised is its result
-            return _failure(error)
+            return failure_of(error)
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(AttributeError, OSError, ValueError):  # the function may have closed or replaced it
+                    stream.flush()
 
     def _watching(self, call: str, *, needs_idle: bool) -> contextlib.AbstractContextManager[None]:
         watch = self._watch if needs_idle else None
         return contextlib.nullcontext() if watch is None else watch.measuring(call)
 
     def _prepare(self, task: Task) -> tuple[Callable[..., Any], bool]:
-        """Join the group and find the function; also whether another user of the GPU would falsify what it measures."""
+        """Join the group and find the function; also whether another user of the GPU would falsify what it measures.
+
+        torchrun's variables are what they were, whatever ran before.
+        """
+        os.environ.update(self._environment)
         roots = None if task.trusted else [Path(root) for root in task.roots]
         allowed = [path for path in task.sys_path if roots is None or functions.may_import_from(Path(path), roots)]
         sys.path += [path for path in allowed if path not in sys.path]  # this node's own paths stay first: they are checked
@@ -109,6 +124,8 @@ class _Worker:
         device = self._device(task, required=not reads_only)
         if task.group is not None:
             self._join(task.group, device)
+        elif function is leave_group:
+            self._group_id = self._group = None
         needs_idle = device.type == "cuda" and functions.needs_idle_gpu(function)
         return (bind_test(function, task.test_arguments, device) if task.test else function), needs_idle
 
@@ -150,6 +167,7 @@ class _Worker:
             store.set("gpucluster/all joined", "1")
         store.wait(["gpucluster/all joined"], timeout)
         self._group_id = group.id
+        self._group = dist.group.WORLD
 
     def _progress(self, step: str, fraction: float | None) -> None:
         now_s = time.monotonic()
@@ -206,12 +224,3 @@ def bind_test(function: Callable[..., Any], arguments: Sequence[str], device: An
     values = {"process_group": dist.group.WORLD, "rank": dist.get_rank(), "world_size": dist.get_world_size(), "device": device}
     fixtures = {name: values[name] for name in arguments}
     return lambda **parameters: function(**fixtures, **parameters)
-
-
-def _failure(error: BaseException) -> Failure:
-    return Failure(
-        kind="refused" if isinstance(error, functions.RefusedError) else "raised",
-        type=type(error).__name__,
-        error=str(error)[:4000],
-        traceback="".join(traceback.format_exception(type(error), error, error.__traceback__))[-8000:],
-    )
