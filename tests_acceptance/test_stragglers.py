@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from pytest_gpucluster import MeasurementError
-from pytest_gpucluster.judging.disagreement import Healthy, Siblings, compare
+from pytest_gpucluster import MeasurementError, Place
+from pytest_gpucluster.judging.disagreement import Compared, Healthy, Siblings, compare
 from pytest_gpucluster.judging.outliers import FEWEST_SIBLINGS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class Quantity:
     """The fixture and the field that hold a quantity; ``way`` is the direction of a host link."""
 
     fixture: str
@@ -26,13 +26,13 @@ class Compared:
 
 compute, links = pytest.mark.compute, pytest.mark.links
 COMPARED = {
-    "bf16_tflops": Compared(fixture="gemm_bf16", field="tflops", mark=compute),
-    "bf16_sustained": Compared(fixture="gemm_sustained", field="tflops", mark=compute),
-    "fp32_tflops": Compared(fixture="gemm_fp32", field="tflops", mark=compute),
-    "bf16_at_clock": Compared(fixture="gemm_sustained", field="of_peak_at_clock_ratio", mark=compute),
-    "hbm_bandwidth": Compared(fixture="hbm", field="tb_s", mark=pytest.mark.memory),
-    "host_to_device": Compared(fixture="host_link_alone", field="h2d_gb_s", mark=links, way="h2d"),
-    "device_to_host": Compared(fixture="host_link_alone", field="d2h_gb_s", mark=links, way="d2h"),
+    "bf16_tflops": Quantity(fixture="gemm_bf16", field="tflops", mark=compute),
+    "bf16_sustained": Quantity(fixture="gemm_sustained", field="tflops", mark=compute),
+    "fp32_tflops": Quantity(fixture="gemm_fp32", field="tflops", mark=compute),
+    "bf16_at_clock": Quantity(fixture="gemm_sustained", field="of_peak_at_clock_ratio", mark=compute),
+    "hbm_bandwidth": Quantity(fixture="hbm", field="tb_s", mark=pytest.mark.memory),
+    "host_to_device": Quantity(fixture="host_link_alone", field="h2d_gb_s", mark=links, way="h2d"),
+    "device_to_host": Quantity(fixture="host_link_alone", field="d2h_gb_s", mark=links, way="d2h"),
 }
 """Not the host link with all GPUs at once: GPUs that share a switch are slower."""
 
@@ -43,21 +43,49 @@ def siblings(request, quantity):
     return request.getfixturevalue(COMPARED[quantity].fixture)
 
 
-@pytest.mark.parametrize("quantity", [pytest.param(name, marks=one.mark) for name, one in COMPARED.items()])
-def test_straggler(quantity, siblings, place, recipe, criterion):
-    """The GPU lies no further below the median of its siblings than healthy GPUs differ, and the siblings are alike."""
-    own, field, way = siblings[place], COMPARED[quantity].field, COMPARED[quantity].way
-    measured = {one: siblings[one] for one in siblings if one not in siblings.errors}
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """All GPUs beside their siblings. A GPU in ``rates`` alone has none."""
+
+    rates: dict[Place, float]
+    compared: dict[Place, Compared]
+
+
+@pytest.fixture(scope="session")
+def comparisons():
+    """The comparison of each quantity, which is made once and not for every GPU."""
+    return {}
+
+
+def compare_all(siblings, field, healthy, limit):
+    """Compare the GPUs that have a value."""
+    errors = siblings.errors
+    measured = {one: siblings[one] for one in siblings if one not in errors}
     rates = {one: rate for one, found in measured.items() if (rate := getattr(found, field)) is not None}
-    if place not in rates:
-        raise MeasurementError(f"{place.label}: {quantity} has no value here, so nothing can be compared", culprits=(place,))
     alike = Siblings(
         rates=rates,
         models={one: found.device for one, found in measured.items()},
         hosts={one: one.node for one in rates},
     )
-    healthy = Healthy(**recipe(f"straggler[{quantity}]"))
-    compared = compare(alike, healthy, limit_percent=criterion.limit.value).get(place)
+    return Comparison(rates=rates, compared=compare(alike, healthy, limit_percent=limit.value))
+
+
+@pytest.fixture
+def comparison(siblings, quantity, recipe, criterion, comparisons):
+    """The GPUs' comparison by this quantity."""
+    if quantity not in comparisons:
+        healthy = Healthy(**recipe(f"straggler[{quantity}]"))
+        comparisons[quantity] = compare_all(siblings, COMPARED[quantity].field, healthy, criterion.limit)
+    return comparisons[quantity]
+
+
+@pytest.mark.parametrize("quantity", [pytest.param(name, marks=one.mark) for name, one in COMPARED.items()])
+def test_straggler(quantity, siblings, place, comparison, criterion):
+    """The GPU lies no further below the median of its siblings than healthy GPUs differ, and the siblings are alike."""
+    own, way = siblings[place], COMPARED[quantity].way
+    rates, compared = comparison.rates, comparison.compared.get(place)
+    if place not in rates:
+        raise MeasurementError(f"{place.label}: {quantity} has no value here, so nothing can be compared", culprits=(place,))
     not_measured = len(siblings) - len(rates)
     fewest = FEWEST_SIBLINGS if not_measured else 1  # of two that are left of more, the lost ones might say who is slow
     found = 0 if compared is None else compared.shortfall.siblings
