@@ -33,6 +33,13 @@ class Place:
         return self.id
 
     @property
+    def on_host(self) -> str:
+        """``gpu-node-0 gpu 3``; the id where the hostname is not known."""
+        if self.hostname is None:
+            return self.id
+        return self.hostname if self.gpu is None else f"{self.hostname} gpu {self.gpu}"
+
+    @property
     def label(self) -> str:
         """For messages: id, rank, hostname, UUID, as far as they are known."""
         known = (

@@ -19,7 +19,7 @@ from pytest_gpucluster.errors import GpuclusterError, MeasurementError
 from pytest_gpucluster.inventory.identity import read_versions
 from pytest_gpucluster.judging import plan as planning
 from pytest_gpucluster.judging.forecast import Forecast, forecast
-from pytest_gpucluster.judging.promises import doubled_gpus, hidden_gpus, other_variables, unexpected_gpus
+from pytest_gpucluster.judging.promises import doubled_gpus, doubled_serials, hidden_gpus, other_variables, unexpected_gpus
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, Record, Terms, Verdict, decide
 from pytest_gpucluster.protocol.messages import ReportTarget
 from pytest_gpucluster.reporting.recorder import Recorder, RunStatus
@@ -132,7 +132,7 @@ class Session:
             raise self._bind_error from error
 
     def _object_to_gpus(self, binding: Binding) -> None:
-        """Object to GPUs that nobody expected, and to one GPU that answers at two places."""
+        """Object to GPUs that nobody expected, to GPUs that cannot be told apart, and to waivers that name two of them."""
         more = binding.unexpected or unexpected_gpus(binding.identities.values(), self.setup.inventory)
         if more and not self.setup.settings.inline:
             self.objections.append(f"more GPUs than expected: {', '.join(more)}")
@@ -140,6 +140,7 @@ class Session:
         if doubled:
             others = f" and {len(doubled) - 1} more" if len(doubled) > 1 else ""
             self.objections.append(f"one GPU in two places: {doubled[0]}{others}")
+        self.objections += [*doubled_serials(binding.places), *self.setup.waivers.bind(binding.places)]
 
     def _compare_nodes(self, binding: Binding) -> None:
         """Name what other nodes hide or set: the controller's node alone was seen before."""

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.resolve import Profile
 
 
+NO_SERIAL = {"", "N/A", "[N/A]", "UNKNOWN", "NONE"}
+"""What a driver or hypervisor reports in a serial's place, zeros and blanks around it removed."""
+
+
 class Promise(Protocol):
     """A promised number of nodes and GPUs; None where nothing is promised."""
 
@@ -76,6 +80,19 @@ def doubled_gpus(places: Iterable[Place]) -> list[str]:
         if place.uuid is not None:
             found.setdefault(place.uuid, []).append(place.id)
     return [f"{uuid} answers at {' and '.join(ids)}" for uuid, ids in found.items() if len(ids) > 1]
+
+
+def doubled_serials(places: Iterable[Place]) -> list[str]:
+    """GPUs that report one serial number and are not known to be one GPU: a part cannot be told from the other."""
+    found: dict[str, list[Place]] = {}
+    for place in places:
+        if place.gpu is not None and place.serial is not None and place.serial.strip(" 0").upper() not in NO_SERIAL:
+            found.setdefault(place.serial, []).append(place)
+    return [
+        f"{'two' if len(some) == 2 else len(some)} GPUs report serial {serial}: {' and '.join(one.on_host for one in some)}"
+        for serial, some in found.items()
+        if len(some) > 1 and len({one.uuid or one.id for one in some}) > 1
+    ]
 
 
 def unexpected_gpus(identities: Iterable[Identity], expected: Inventory) -> list[str]:

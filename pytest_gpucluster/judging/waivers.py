@@ -29,8 +29,13 @@ if TYPE_CHECKING:
 NAME = "waivers.yaml"
 PLACE_ID = re.compile(r"node\d+(-(gpu|cpu)\d+)?\Z")
 
-WORDS = {"used": "waived", "unused": "waiver not needed", "expired": "waiver has expired, as if absent"}
-State = Literal["used", "unused", "expired"]
+WORDS = {
+    "used": "waived",
+    "unused": "waiver not needed",
+    "expired": "waiver has expired, as if absent",
+    "ambiguous": "waiver names more than one GPU, as if absent",
+}
+State = Literal["used", "unused", "expired", "ambiguous"]
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
@@ -61,7 +66,11 @@ class Waiver:
             return False
         if record.place is None:
             return self.place is None
-        if place is None or self.place is None:
+        return place is not None and self.names(place)
+
+    def names(self, place: Place) -> bool:
+        """Whether the waiver names this GPU by UUID or serial number, or this node by its hostname."""
+        if self.place is None:
             return False
         return self.place in ((place.uuid, place.serial) if place.gpu is not None else (place.hostname,))
 
@@ -74,6 +83,23 @@ class Waivers:
         self._all = tuple(waivers)
         self._valid = [waiver for waiver in waivers if not waiver.has_expired(today)]
         self._used: set[Waiver] = set()
+        self._ambiguous: set[Waiver] = set()
+
+    def bind(self, places: Iterable[Place]) -> list[str]:
+        """Find the waivers that name more than one GPU, which cover none; the objections to an acceptance that they are.
+
+        ``places`` are all expected ones, bound to their hardware.
+        """
+        gpus, objections = [place for place in places if place.gpu is not None], []
+        for waiver in self._valid:
+            named = [place.on_host for place in gpus if waiver.names(place)]
+            if len(named) > 1:
+                self._ambiguous.add(waiver)
+                none = "neither" if len(named) == 2 else "none"
+                text = f"a waiver for {waiver.criterion} ({waiver.where}) names {' and '.join(named)}, and covers {none}"
+                objections.append(text)
+        self._valid = [waiver for waiver in self._valid if waiver not in self._ambiguous]
+        return objections
 
     def apply(self, record: Record, place: Place | None) -> Record:
         """The record, waived if a valid waiver covers it."""
@@ -85,6 +111,8 @@ class Waivers:
 
     def state(self, waiver: Waiver) -> State:
         """Whether a waiver was used, was not needed, or has expired."""
+        if waiver in self._ambiguous:
+            return "ambiguous"
         return "used" if waiver in self._used else "unused" if waiver in self._valid else "expired"
 
     @property

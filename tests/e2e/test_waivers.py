@@ -34,7 +34,7 @@ def _alone(entry: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in entry.items() if name != "measured_with"}
 
 
-def launch(folder: Path, library: Path, *arguments: str, until: str) -> FinishedRun:
+def launch(folder: Path, library: Path, *arguments: str, until: str, scenario: str = SCENARIO) -> FinishedRun:
     """Only NVML's criteria, under a file that waives the two failures."""
     packaged = yaml.safe_load((REPOSITORY / "thresholds.yaml").read_text(encoding="utf-8"))
     limits = {
@@ -52,7 +52,7 @@ def launch(folder: Path, library: Path, *arguments: str, until: str) -> Finished
     (folder / "limits.yaml").write_text(json.dumps(limits), encoding="utf-8")
     (folder / "waivers.yaml").write_text(json.dumps({"schema": 1, "waivers": waivers}), encoding="utf-8")
     chosen = (f"{ACCEPTANCE}/test_health.py", "-k", " or ".join(JUDGED), "--gpucluster-thresholds=limits.yaml")
-    return run_pytest(folder, *chosen, *arguments, variables=environment(library, SCENARIO))
+    return run_pytest(folder, *chosen, *arguments, variables=environment(library, scenario))
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +133,25 @@ def test_expired_is_as_if_absent(tmp_path: Path, library: Path) -> None:
     shutil.rmtree(tmp_path / "run")
     gated = launch(tmp_path / "run", library, "--gpucluster-gate", until="2099-12-31")
     assert (gated.results["verdict"], gated.returncode) == ("ACCEPTED_WITH_WAIVERS", 1)
+
+
+def test_a_serial_of_two_gpus_waives_neither(tmp_path: Path, library: Path) -> None:
+    """Both fail, the verdict names the waiver and both GPUs, and a waiver by UUID still covers its GPU."""
+    scenario = f"{SCENARIO}0.mem.total 85899345920\n0.serial {SERIAL}\n"
+    ran = launch(tmp_path / "run", library, until="2099-12-31", scenario=scenario)
+    host = ran.row("gpu_memory", "node0-gpu0")["place"]["hostname"]
+    both = f"{host} gpu 0 and {host} gpu 2"
+    assert (ran.results["verdict"], ran.returncode) == ("REJECTED", 1)
+    assert f"two GPUs report serial {SERIAL}: {both}" in ran.results["verdict_line"]
+    assert f"a waiver for gpu_memory (waivers.yaml:1) names {both}, and covers neither" in ran.results["verdict_line"]
+    assert ran.outcomes("gpu_memory") == {"node0-gpu0": "failed", "node0-gpu1": "passed", "node0-gpu2": "failed"}
+    assert [ran.row("gpu_memory", f"node0-gpu{number}")["waiver"] for number in (0, 2)] == [None, None]
+    assert ran.row("ecc_uncorrected", "node0-gpu1")["waiver"] is not None
+    assert {row["criterion"]: row["state"] for row in ran.results["waivers"]} == {
+        "ecc_uncorrected": "used",
+        "gpu_memory": "ambiguous",
+        "gpu_model": "unused",
+    }
+    assert "waiver names more than one GPU, as if absent: gpu_memory" in ran.stdout
+    rebuilt = rebuild(tmp_path / "run" / "gpucluster-results", junit=tmp_path / "again.xml")
+    assert rebuilt.word == "REJECTED"

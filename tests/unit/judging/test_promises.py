@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_gpucluster import run_setup
+from pytest_gpucluster.cluster.binding import Binding
 from pytest_gpucluster.config.settings import Expect, Settings, parse_level
 from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.inventory.detect import Detected
-from pytest_gpucluster.judging.promises import changed_terms, doubled_gpus, short_soak, unexpected_gpus
+from pytest_gpucluster.judging.promises import changed_terms, doubled_gpus, doubled_serials, short_soak, unexpected_gpus
 from pytest_gpucluster.judging.verdict import Record
+from pytest_gpucluster.judging.waivers import Waiver, Waivers
 from pytest_gpucluster.places import Inventory
 from pytest_gpucluster.run_setup import prepare
 from pytest_gpucluster.session import Session
@@ -193,3 +196,50 @@ def test_a_name_of_another_kind_does_not_hide_a_change(tmp_path: Path) -> None:
     assert [one.name for one in map(limits.standard, (tame, old)) if one is not None] == ["h200-sxm", "h200-sxm"]
     assert "bf16_tflops" in limits.changed_limits(tame)
     assert limits.changed_limits(old) == ["hbm_bandwidth"]
+
+
+@pytest.mark.parametrize(
+    ("serials", "uuids", "said"),
+    [
+        (("165", "165"), ("GPU-1", "GPU-2"), ["two GPUs report serial 165: a gpu 0 and b gpu 0"]),
+        (("165", "165"), (None, None), ["two GPUs report serial 165: a gpu 0 and b gpu 0"]),
+        (("165", "166"), ("GPU-1", "GPU-2"), []),
+        (("165", "165"), ("GPU-1", "GPU-1"), []),  # said already: one GPU in two places
+        ((None, None), ("GPU-1", "GPU-2"), []),
+        (("0", "0"), ("GPU-1", "GPU-2"), []),
+        (("N/A", "N/A"), ("GPU-1", "GPU-2"), []),
+    ],
+)
+def test_one_serial_at_two_gpus(
+    serials: tuple[str | None, ...],
+    uuids: tuple[str | None, ...],
+    said: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Parts that cannot be told apart; a serial that is none says nothing."""
+    made = session(tmp_path, monkeypatch, None, nodes=2, gpus_per_node=1)
+    places = [
+        replace(place, rank=rank, hostname="ab"[rank], uuid=uuids[rank], serial=serials[rank])
+        for rank, place in enumerate(made.setup.inventory.places)
+    ]
+    assert doubled_serials(places) == said
+    before = list(made.objections)
+    made._object_to_gpus(Binding(inventory=made.setup.inventory, places=tuple(places)))
+    objections = [one for one in made.objections if one not in before and "one GPU in two places" not in one]
+    assert objections == said
+
+
+def test_a_waiver_of_two_gpus_is_in_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The verdict names the waiver and both GPUs, and neither failure is waived."""
+    made = session(tmp_path, monkeypatch, None, nodes=2, gpus_per_node=1)
+    one = Waiver(criterion="bf16_tflops", place="165", until="2099-12-31", who="J. Doe", why="RMA", where="waivers.yaml:3")
+    made.setup = replace(made.setup, waivers=Waivers([one], today=dt.date(2026, 11, 21)))
+    places = [
+        replace(place, rank=rank, hostname="ab"[rank], uuid=f"GPU-{rank}", serial="165")
+        for rank, place in enumerate(made.setup.inventory.places)
+    ]
+    made._object_to_gpus(Binding(inventory=made.setup.inventory, places=tuple(places)))
+    failed = Record(criterion="bf16_tflops", place="node0-gpu0", outcome="failed", waivable=True)
+    assert made.setup.waivers.apply(failed, places[0]).waiver is None
+    assert "a waiver for bf16_tflops (waivers.yaml:3) names a gpu 0 and b gpu 0, and covers neither" in decided(made)

@@ -182,3 +182,41 @@ def test_states_of_a_rebuilt_report() -> None:
     again = waivers.states_from(facts, [waived, record(v.PASSED)])
     assert again == begun.facts
     assert waivers.lines_of(again) == begun.lines
+
+
+OTHER = replace(GPU, id="node1-gpu1", node=1, gpu=1, rank=5, hostname="gpu-node-1", uuid="GPU-77aa")
+
+
+@pytest.mark.parametrize(
+    ("named", "places", "covered"),
+    [
+        ("1654", (GPU, OTHER), set()),  # one serial at two GPUs
+        ("1654", (GPU, replace(OTHER, serial="1655")), {GPU}),
+        ("1654", (GPU, replace(OTHER, serial=None, uuid="1654")), set()),
+        ("GPU-6f1c", (GPU, OTHER), {GPU}),
+        ("GPU-6f1c", (GPU, replace(OTHER, uuid="GPU-6f1c")), set()),
+        ("1654", (GPU, replace(OTHER, rank=None, hostname=None, uuid=None, serial=None)), {GPU}),
+    ],
+)
+def test_a_waiver_that_names_two_gpus_covers_none(named: str, places: tuple[Place, ...], covered: set[Place]) -> None:
+    """Nobody knows which of them somebody answers for; whatever is unambiguous is covered as ever."""
+    made = Waivers([waiver(place=named)], today=TODAY)
+    objections = made.bind(places)
+    found = {place for place in places if made.apply(record(place=place.id), place).waiver is not None}
+    assert found == covered
+    if covered:
+        assert objections == []
+        return
+    assert [fact["state"] for fact in made.facts] == ["ambiguous"]
+    assert made.lines[0].startswith("waiver names more than one GPU, as if absent: tflops at ")
+    assert len(objections) == 1
+    assert "names gpu-node-0 gpu 3 and gpu-node-1 gpu 1" in objections[0]
+    assert "waivers.yaml:3" in objections[0]
+
+
+def test_an_expired_waiver_or_one_of_a_host_is_not_ambiguous() -> None:
+    """What covers nothing needs no objection. A hostname names the node's criteria on each node of that name."""
+    assert Waivers([waiver(place="1654", until="2026-11-20")], today=TODAY).bind([GPU, OTHER]) == []
+    hosts = Waivers([waiver(place="gpu-node-0")], today=TODAY)
+    assert hosts.bind([GPU, OTHER, NODE]) == []
+    assert hosts.apply(record(place=NODE.id), NODE).waiver is not None
