@@ -20,6 +20,8 @@ UNFIT = re.compile(
 )
 BAR = "  | "
 """Stands before each line of text that somebody else wrote, so that it cannot be taken for a line of ours."""
+LONGEST = 100_000
+"""Characters of one reason in a report: pytest shows the arguments of a frame in full, however many MiB they have."""
 OWN = ("verdict", "gpucluster")
 """How the lines begin that only a run itself writes."""
 
@@ -27,6 +29,14 @@ OWN = ("verdict", "gpucluster")
 def visible(text: str) -> str:
     r"""The text with unfit characters escaped. Newlines and tabs stay; ``\r\n`` counts as a newline."""
     return UNFIT.sub(_escape, text.replace("\r\n", "\n"))
+
+
+def shortened(text: str) -> str:
+    """The text, or its beginning and end if it is longer than :data:`LONGEST`, with the number of characters between."""
+    if len(text) <= LONGEST:
+        return text
+    half = LONGEST // 2
+    return f"{text[:half]}\n[{len(text) - 2 * half} characters left out]\n{text[-half:]}"
 
 
 def one_line(text: str) -> str:

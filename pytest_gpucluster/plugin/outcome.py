@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError, RanksFailedError
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, Record, worse
+from pytest_gpucluster.text import shortened
 
 if TYPE_CHECKING:
     import pytest
@@ -223,13 +224,14 @@ def _clear_xfail(report: pytest.TestReport) -> None:
 def _record(test: ItemContext, outcome: str, reason: str | None) -> Record:
     criterion, place = test.pair.key
     limit = test.criterion.limit if test.criterion is not None else None
-    return Record(criterion=criterion, place=place, outcome=outcome, limit=limit, reason=reason)
+    return Record(criterion=criterion, place=place, outcome=outcome, limit=limit, reason=reason and shortened(reason))
 
 
 def _crashed(report: pytest.TestReport, test: ItemContext, outcome: str) -> Record:
     """The outcome of a test that an exception ended: its traceback is the reason, the exception is the headline."""
     crash = getattr(report.longrepr, "reprcrash", None)
-    return replace(_record(test, outcome, report.longreprtext), headline=getattr(crash, "message", None))
+    headline = shortened(crash.message) if crash is not None else None
+    return replace(_record(test, outcome, report.longreprtext), headline=headline)
 
 
 def _skip_reason(report: pytest.TestReport) -> str:

@@ -110,3 +110,4 @@ def test_both_join(starter: Starter) -> None:
         launch.gone()
     assert launches[0].junit()["test_both"] == "passed"
     assert launches[0].results()["expected"] == {"nodes": 2, "gpus_per_node": 1}
+    assert launches[0].results()["environment"]["messages"] == "signed"

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpucluster.config.strict_json import strict_json
-from pytest_gpucluster.text import BAR, barred, hung, one_line, visible
+from pytest_gpucluster.text import BAR, LONGEST, barred, hung, one_line, shortened, visible
 
 ANYTHING = st.text(st.characters(codec=None, exclude_categories=()), max_size=200)
 ENDS_A_LINE = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
@@ -70,3 +70,14 @@ def _element(text: str) -> ET.Element:
     element = ET.Element("a", {"b": text})
     element.text = text
     return element
+
+
+@given(st.integers(min_value=0, max_value=3 * LONGEST))
+def test_a_long_reason_keeps_both_ends(length: int) -> None:
+    """The cause stands at one of them. The number of characters between is told, and no text is much longer than the limit."""
+    whole = "".join(chr(ord("a") + number % 26) for number in range(min(length, 52))).ljust(length, "-") + "end"
+    found = shortened(whole)
+    assert found[:50] == whole[:50]
+    assert found.endswith("end")
+    assert len(found) <= LONGEST + 50
+    assert (found == whole) == (len(whole) <= LONGEST)
