@@ -221,9 +221,9 @@ class Session:
         """The record, waived if somebody answers for this failure at this part."""
         return self.setup.waivers.apply(record, self.places().get(record.place or ""))
 
-    def close(self, code: int) -> None:
-        """Send the agents home and free the results directory."""
-        self.controller.quit(code)
+    def close(self, code: int, *, last_lines: str = "") -> None:
+        """Send the agents home, which show ``last_lines`` on their nodes, and free the results directory."""
+        self.controller.quit(code, last_lines=last_lines)
         self.recorder.close()
 
     def _status(self) -> RunStatus:

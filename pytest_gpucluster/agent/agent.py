@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.agent.call_runner import AgentContext, CallRunner
 from pytest_gpucluster.agent.fallback_report import JournalReplica, write_reports
 from pytest_gpucluster.agent.heartbeat import Heartbeat
+from pytest_gpucluster.config.torchrun import show_last, write_error_file
 from pytest_gpucluster.protocol.channel import ChannelLostError, bye_key, command_key, hello_key
 from pytest_gpucluster.protocol.messages import (
     AbortCall,
@@ -39,6 +40,7 @@ TICK_S = 0.5
 PAUSE_S = 0.05
 SIBLINGS_S = 2.0
 LOST_CODE = 3
+LOST = Quit(code=LOST_CODE, last_lines="no verdict is known here: the controller of the run is lost")
 JOURNAL_COPY = "journal.jsonl"
 FILES = ("stacks", "collective", "nccl.log", "flight.json", JOURNAL_COPY)
 
@@ -87,8 +89,8 @@ class Agent:
             ),
         )
 
-    def serve(self) -> int:
-        """Obey commands; return the exit code of this node."""
+    def serve(self) -> Quit:
+        """Obey commands; return how this node leaves."""
         try:
             return self._serve()
         except ChannelLostError as lost:
@@ -96,38 +98,43 @@ class Agent:
             if self._controller_has_ended() and not self._is_quit_coming():
                 self._write_reports()  # store and controller ended together, and the store was noticed first
             self._write_replica_reports()
-            return LOST_CODE
+            return LOST
         finally:
             self._calls.discard_worker()
             self._remove_files()
 
-    def leave(self, code: int) -> None:
+    def leave(self, quits: Quit) -> None:
         """End this process.
 
         torchrun ends a node at its first exit code that is not 0. So local ranks above 0 leave first, with 0, and local rank 0
         leaves last, with the code.
         """
-        rank, channel = self._context.rank, self._context.channel
+        rank, channel, code = self._context.rank, self._context.channel, quits.code
         with contextlib.suppress(ChannelLostError):
             channel.put(bye_key(rank.rank), Bye())
             if rank.local_rank == 0 and code != 0:
                 siblings = range(rank.rank + 1, rank.rank + rank.local_world_size)
                 channel.arrived([bye_key(sibling) for sibling in siblings], within_s=SIBLINGS_S)
+        own_code = code if rank.local_rank == 0 or code == LOST_CODE else 0
+        if rank.rank != 0 and quits.last_lines:  # rank 0 of torchrun is the controller
+            write_error_file(quits.last_lines, own_code)
+            if rank.local_rank == 0:
+                show_last(quits.last_lines)
         sys.stderr.flush()
-        os._exit(code if rank.local_rank == 0 or code == LOST_CODE else 0)
+        os._exit(own_code)
 
     # The loop.
 
-    def _serve(self) -> int:
+    def _serve(self) -> Quit:
         while True:
             self._wait()
             self._heartbeat.beat()
-            code = self._obey()
-            if code is not None:
-                return code
+            quits = self._obey()
+            if quits is not None:
+                return quits
             if self._heartbeat.is_controller_lost():
                 self._write_replica_reports()
-                return LOST_CODE
+                return LOST
             self._calls.check_clocks()
 
     def _wait(self) -> None:
@@ -137,11 +144,11 @@ class Agent:
             if self._selector.get_map().get(key.fd) is key:  # an earlier event of this round may have removed it
                 key.data()
 
-    def _obey(self) -> int | None:
-        """Obey the commands that have arrived; the exit code of a quit."""
+    def _obey(self) -> Quit | None:
+        """Obey the commands that have arrived; the quit, if it is among them."""
         for command in self._commands.pending():
             if isinstance(command, Quit):
-                return command.code
+                return command
             if any(first <= self._context.rank.rank <= last for first, last in command.ranks):
                 self._obey_one(command)
         return None
@@ -170,7 +177,7 @@ class Agent:
         self._selector.unregister(self._controller_fd)
         if not self._is_quit_coming():
             self._write_reports()
-        self._commands.put(Quit(code=LOST_CODE))
+        self._commands.put(LOST)
 
     def _controller_has_ended(self) -> bool:
         return self._controller_fd is not None and bool(select.select([self._controller_fd], [], [], TICK_S)[0])
@@ -190,7 +197,7 @@ class Agent:
         self._calls.discard_worker()
         write_reports(target)
         with contextlib.suppress(ChannelLostError):
-            self._context.channel.put(command_key(self._commands.num_read), Quit(code=LOST_CODE))
+            self._context.channel.put(command_key(self._commands.num_read), LOST)
 
     def _write_replica_reports(self) -> None:
         """Called when the controller or its node is lost: write its reports here, if this agent has the journal replica."""

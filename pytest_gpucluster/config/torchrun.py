@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import sys
+import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.text import visible
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -63,6 +69,26 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
         agent_hosts_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         restart_count=_number(environment, "TORCHELASTIC_RESTART_COUNT", default=0),
     )
+
+
+def show_last(lines: str) -> None:
+    """Write the last lines of a run on this node's screen."""
+    with contextlib.suppress(OSError):
+        sys.stdout.write(visible(lines) + "\n")
+        sys.stdout.flush()
+
+
+def write_error_file(text: str, code: int) -> None:
+    """Give torchrun what its closing banner shows as the cause, in its own format.
+
+    Without this file, the banner of a rank that leaves non-zero says "To enable traceback see", and a link.
+    """
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or code == 0:
+        return
+    message = {"message": visible(text), "extraInfo": {"timestamp": str(int(time.time()))}}
+    with contextlib.suppress(OSError):
+        Path(path).write_text(json.dumps({"message": message}), encoding="utf-8")
 
 
 def _number(environment: Mapping[str, str], name: str, *, default: int | None = None) -> int:

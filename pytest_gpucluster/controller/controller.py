@@ -166,8 +166,11 @@ class Controller:
         else:
             self._early_end.at_once(by)
 
-    def quit(self, code: int) -> None:
-        """Tell every agent to leave with ``code`` and wait for them; safe to call again, and without agents."""
+    def quit(self, code: int, *, last_lines: str = "") -> None:
+        """Tell every agent to leave with ``code`` and wait for them; safe to call again, and without agents.
+
+        ``last_lines``: what the other nodes show before they leave.
+        """
         if self._has_quit or (self._agents is None and self._launch is None):
             return
         self._has_quit = True
@@ -176,7 +179,7 @@ class Controller:
             self._agents.end(have_met=False)
             return
         try:
-            self._link.send(Quit(code=code))
+            self._link.send(Quit(code=code, last_lines=last_lines))
             leaving = self._members.expected_to_leave(self.world_size, said_hello=self._said_hello)
             if leaving:
                 self._link.channel.arrived([bye_key(rank) for rank in leaving], within_s=BYE_S)

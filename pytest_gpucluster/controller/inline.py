@@ -106,9 +106,9 @@ class InlineController:
         except Exception as error:  # noqa: BLE001 -- whatever the function raised is its result
             return failure_of(error)
 
-    def quit(self, code: int) -> None:
+    def quit(self, code: int, *, last_lines: str = "") -> None:
         """Leave the group, if there is one."""
-        del code
+        del code, last_lines
         worker.leave_group()
 
     def _device(self, call: Call) -> Any:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -79,8 +74,6 @@ class End:
         self._disk_errors += [error] if error is not None else []
         finish_junit(self._config, self._session.recorder.report(self.verdict))
         session.exitstatus = self._exit_status(session)
-        if session.exitstatus != 0:
-            write_torchrun_error_file(self.verdict.line)
 
     def add_disk_error(self, error: str) -> None:
         """Show that a part of this run's results is not on disk. Called by :class:`ReportErrorGuard`."""
@@ -110,13 +103,3 @@ class End:
         """Show the table, what failed where, and the verdict line last."""
         if self.verdict is not None:
             self._terminal.summary(terminalreporter, self._session, self.verdict, disk_errors=self._disk_errors)
-
-
-def write_torchrun_error_file(line: str) -> None:
-    """What torchrun's closing banner shows as the cause, in its own format (torch.distributed.elastic error files)."""
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path:
-        return
-    message = {"message": f"handover {line}"[:120], "extraInfo": {"timestamp": str(int(time.time()))}}
-    with contextlib.suppress(OSError):
-        Path(path).write_text(json.dumps({"message": message}), encoding="utf-8")

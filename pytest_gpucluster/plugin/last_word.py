@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_gpucluster.config.options import RESULTS_DIR
-from pytest_gpucluster.config.torchrun import read_launch
+from pytest_gpucluster.config.torchrun import read_launch, show_last, write_error_file
 from pytest_gpucluster.plugin.activation import ACTIVE, RUN
+from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping
     from typing import NoReturn
+
+    from pytest_gpucluster.plugin.run import Run
 
 LOOKING = {
     "collectonly": "--collect-only",
@@ -54,7 +58,9 @@ class LastWord:
         except pytest.UsageError as error:
             code = int(pytest.ExitCode.USAGE_ERROR)
             sys.stdout.flush()  # pytest prints the error to stderr: it comes last, in a pipe too
-            raise pytest.UsageError(*_with_earlier_results(config, error.args)) from None
+            lines = _with_earlier_results(config, error.args)
+            write_error_file("\n".join(f"ERROR: {line}" for line in lines), code)
+            raise pytest.UsageError(*lines) from None
         finally:
             _say_goodbye(config, code)
         return code
@@ -111,6 +117,14 @@ def _with_earlier_results(config: pytest.Config, lines: tuple[Any, ...]) -> tupl
     return (*lines[:-1], last)
 
 
+def _last_lines(run: Run) -> str:
+    """The verdict and where the reports lie, for the screens of all nodes; empty without a verdict."""
+    if run.end.verdict is None:
+        return ""
+    folder = run.session.setup.settings.results_dir.absolute()
+    return f"verdict {run.end.verdict.line}\nreport: {one_line(f'{folder} on {socket.gethostname()}')}"
+
+
 def _say_goodbye(config: pytest.Config, code: int) -> None:
     """End the agents with this process's exit code.
 
@@ -120,7 +134,11 @@ def _say_goodbye(config: pytest.Config, code: int) -> None:
     """
     run = config.stash.get(RUN, None)
     if run is not None and run.session.recorder.is_open:
-        run.session.close(code)
+        last_lines = _last_lines(run)
+        if last_lines and run.session.setup.launch is not None:
+            show_last(last_lines)
+            write_error_file(last_lines, code)
+        run.session.close(code, last_lines=last_lines)
     elif code == 0 and run is not None and run.session.setup.launch is not None:
         run.session.controller.quit(0)
     elif code == 0 and run is None and config.stash.get(ACTIVE, False):

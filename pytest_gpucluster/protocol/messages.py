@@ -121,10 +121,11 @@ class ReplicateJournal(TypedMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quit(TypedMessage):
-    """Every agent leaves; ``code`` is the exit code of the run."""
+    """Every agent leaves; ``code`` is the exit code of the run, ``last_lines`` what each node shows last."""
 
     t: Literal["quit"] = "quit"
     code: int
+    last_lines: str = ""
 
 
 CommandToRanks: TypeAlias = "StartCall | AbortCall | KillWorkers | ReplicateJournal"

@@ -319,4 +319,4 @@ def test_every_node_leaves_with_an_error(two_nodes: FinishedRun) -> None:
     """REJECTED is told by the exit code on both nodes, and torchrun's banner carries the verdict."""
     assert two_nodes.results["verdict"] == "REJECTED"
     assert all(code != 0 for code in two_nodes.returncodes)
-    assert "handover REJECTED: " in two_nodes.stdout
+    assert "traceback : verdict REJECTED: " in two_nodes.stdout

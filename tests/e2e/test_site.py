@@ -176,7 +176,7 @@ def test_site_verdict(site: FinishedRun) -> None:
     """REJECTED, exit non-zero; the error file gives torchrun's banner the verdict."""
     assert site.returncode == 1
     assert site.results["verdict"] == "REJECTED"
-    assert "handover REJECTED: " in site.stdout
+    assert "traceback : verdict REJECTED: " in site.stdout
 
 
 def test_a_misspelt_recipe(tmp_path: Path) -> None:

@@ -24,5 +24,5 @@ def test_exit_codes_and_the_gate(starter: Starter) -> None:
     failed = starter.torchrun("--gpucluster", "--gpucluster-results", "c")
     assert failed.end(within_s=40) == 1, failed.output
     assert failed.results("c")["verdict"] == "REJECTED"
-    assert "handover REJECTED" in failed.output  # in torchrun's own banner
+    assert "traceback : verdict REJECTED" in failed.output  # in torchrun's own banner
     failed.gone()

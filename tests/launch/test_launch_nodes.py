@@ -28,6 +28,47 @@ def ended(launches: list[Launch]) -> list[int]:
     return codes
 
 
+def last_lines(launch: Launch) -> list[str]:
+    """What every node shows last: the verdict, and where its report lies."""
+    line = launch.results()["verdict_line"]
+    report = next(one for one in launch.output.splitlines() if one.startswith("report: "))
+    assert report.startswith(f"report: {launch.cwd / 'gpucluster-results'} on ")
+    return [f"verdict {line}", report]
+
+
+REJECTS = """
+import pytest
+
+@pytest.mark.distributed
+def test_rejects(rank):
+    assert rank != 3
+"""
+
+
+def test_a_rejection_is_last_on_every_node(starter: Starter) -> None:
+    """In torchrun's banner, which comes after all that a rank can print, and above it; no link to a manual in its place."""
+    starter.write(test_rejects=REJECTS)
+    launches = starter.nodes("--gpucluster", ranks=2, prefixes=[(), ()])
+    assert ended(launches) == [1, 1], launches[0].output
+    verdict, report = last_lines(launches[0])
+    assert verdict.startswith("verdict REJECTED: 1 failed")
+    for launch in launches:
+        *_, cause, where, border = launch.output.rstrip().splitlines()
+        assert (cause, where, set(border)) == (f"  traceback : {verdict}", f"  {report}", {"="})
+        assert "To enable traceback" not in launch.output
+        assert launch.output.count(f"\n{verdict}\n") + launch.output.startswith(f"{verdict}\n") >= 1
+
+
+def test_a_usage_error_is_last_under_torchrun(starter: Starter) -> None:
+    """In torchrun's banner too."""
+    launch = starter.torchrun("--gpucluster-level=lowest")
+    assert launch.end() == 1
+    *_, cause, border = launch.output.rstrip().splitlines()
+    assert set(border) == {"="}
+    assert cause.startswith("  traceback : ERROR: ")
+    assert "To enable traceback" not in launch.output
+
+
 @pytest.mark.skipif(not can("unshare", "--uts"), reason="no own hostnames here (unshare --uts)")
 def test_two_nodes(starter: Starter) -> None:
     """Places by natural order of hostname, one report, from node 0 of the controller; both shells see one status."""
@@ -37,7 +78,8 @@ def test_two_nodes(starter: Starter) -> None:
     assert ended(launches) == [0, 0], launches[0].output
     first, second = launches
     assert "test session starts" not in second.output
-    assert "gpucluster" not in second.output
+    assert second.output.splitlines()[-2:] == last_lines(first)
+    assert first.output.splitlines()[-2:] == last_lines(first)
     rows = {(row["criterion"], row["place"] and row["place"]["id"]): row for row in first.results()["criteria"]}
     assert rows["nodes_reachable", None]["value"] == 2
     assert rows["inter_node_busbw[all_reduce]", None]["outcome"] == "passed"
