@@ -19,7 +19,14 @@ from pytest_gpucluster.errors import GpuclusterError, MeasurementError
 from pytest_gpucluster.inventory.identity import read_versions
 from pytest_gpucluster.judging import plan as planning
 from pytest_gpucluster.judging.forecast import Forecast, forecast
-from pytest_gpucluster.judging.promises import doubled_gpus, doubled_serials, hidden_gpus, other_variables, unexpected_gpus
+from pytest_gpucluster.judging.promises import (
+    doubled_gpus,
+    doubled_serials,
+    hidden_gpus,
+    other_variables,
+    shape,
+    unexpected_gpus,
+)
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, Record, Terms, Verdict, decide
 from pytest_gpucluster.protocol.messages import ReportTarget
 from pytest_gpucluster.reporting.recorder import Recorder, RunStatus
@@ -114,7 +121,12 @@ class Session:
             self._object_to_gpus(binding)
             self._compare_nodes(binding)
             places, nodes = ([place_facts(place) for place in some] for some in (binding.places, binding.nodes))
-            found = {"unheard": binding.unidentified, "changed_terms": self.changed_terms, "remarks": self._remarks}
+            found = {
+                "unheard": binding.unidentified,
+                "changed_terms": self.changed_terms,
+                "remarks": self._remarks,
+                "shape": self._shape,
+            }
             self.recorder.write("bound", places=places, nodes=nodes, **found)
         return self._cluster
 
@@ -148,6 +160,14 @@ class Session:
         own = next((binding.identities[place.id] for place in binding.places if place.rank == 0), None)
         self.changed_terms += hidden_gpus(one for one in ranks if own is None or one.group_rank != own.group_rank)
         self.changed_terms += other_variables(sorted(ranks, key=lambda one: own is None or one.group_rank != own.group_rank))
+
+    @property
+    def _shape(self) -> str:
+        """The cluster that the verdict is about: what answered of what was expected."""
+        bound, inventory = self._binding, self.setup.inventory
+        if bound is None:
+            return shape(inventory, None)
+        return shape(inventory, {name: one.gpu_name for name, one in bound.identities.items()})
 
     def fix_plan(self) -> None:
         """Add the criteria of the profile that no test was selected for, and record the whole expected set."""
@@ -203,6 +223,7 @@ class Session:
             objections=tuple(self.objections),
             changed_limits=tuple(self.setup.changed_limits),
             changed_terms=tuple(self.changed_terms),
+            shape=self._shape,
             remarks=self._remarks,
         )
 

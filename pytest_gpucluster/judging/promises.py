@@ -5,6 +5,7 @@ A run may ask for less than was promised elsewhere. Its verdict then says so, or
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from pytest_gpucluster.config.settings import reaches
@@ -100,6 +101,29 @@ def unexpected_gpus(identities: Iterable[Identity], expected: Inventory) -> list
     most = expected.gpus_per_node
     seen = {identity.hostname: identity.torch_gpus for identity in identities if identity.torch_gpus > most}
     return [f"{number} on {hostname}, {most} expected" for hostname, number in sorted(seen.items())]
+
+
+def shape(inventory: Inventory, found: Mapping[str, str | None] | None) -> str:
+    """The cluster that a verdict is about, in words: ``2 nodes x 8 NVIDIA H200``.
+
+    Args:
+        inventory: what is expected.
+        found: the name of the GPU at each place that answered, by place id; None before anybody was asked.
+    """
+    answering = {place.node for place in inventory.places if found is None or place.id in found}
+    expected = f"{inventory.num_nodes} node{'s' if inventory.num_nodes > 1 else ''}"
+    nodes = expected if len(answering) == inventory.num_nodes else f"{len(answering)} of {expected}"
+    due = [place.id for place in inventory.places if place.node in answering]
+    absent = 0 if found is None else sum(place not in found for place in due)
+    each = inventory.gpus_per_node
+    if inventory.device == "cpu":
+        unit = f"rank{'s' if each > 1 else ''} on the CPU"
+    else:
+        names = Counter(found[place] or "GPU" for place in due if found is not None and place in found)
+        mixed = f"GPUs ({', '.join(f'{number} {name}' for name, number in names.most_common())})"
+        unit = mixed if len(names) > 1 else next((name for name in names if name != "GPU"), f"GPU{'s' if each > 1 else ''}")
+    missing = f", {absent} of {len(due)} absent" if absent else ""
+    return f"{nodes} x {each} {unit}{missing}"
 
 
 def hidden_gpus(identities: Iterable[Identity]) -> list[str]:

@@ -99,6 +99,7 @@ class Verdict:
     changed_limits: tuple[str, ...] = ()
     changed_terms: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+    shape: str = ""
 
     @property
     def is_acceptance(self) -> bool:
@@ -112,11 +113,12 @@ class Verdict:
 
     @property
     def line(self) -> str:
-        """One line for people: the word, the counts, the reasons, which limits and terms are not the promised ones, remarks."""
+        """One line for people: the word, the counts, the shape, the reasons, changed limits and terms, remarks."""
         counted = ", ".join(f"{number} {WORDS[outcome]}" for outcome, number in self.counts.items() if number)
         why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
         remarks = "".join(f"; {remark}" for remark in self.remarks)
-        return one_line(f"{self.word.replace('_', ' ')}: {counted or 'nothing was expected'}{why}{self._changed}{remarks}")
+        found = (counted or "nothing was expected") + (f" on {self.shape}" if self.shape else "")
+        return one_line(f"{self.word.replace('_', ' ')}: {found}{why}{self._changed}{remarks}")
 
     @property
     def _changed(self) -> str:
@@ -138,6 +140,7 @@ class Terms:
         changed_limits: criteria that are not judged by the limit of the packaged file.
         changed_terms: what the run asks of the whole cluster differently than promised: fewer nodes, a lower level.
         remarks: facts that forbid nothing and that a reader of the verdict must know.
+        shape: the cluster that the verdict is about, in words.
     """
 
     rehearsal: bool
@@ -146,6 +149,7 @@ class Terms:
     changed_limits: Sequence[str] = ()
     changed_terms: Sequence[str] = ()
     remarks: Sequence[str] = ()
+    shape: str = ""
 
 
 def decide(records: Iterable[Record], terms: Terms) -> Verdict:
@@ -168,8 +172,15 @@ def decide(records: Iterable[Record], terms: Terms) -> Verdict:
         word = REHEARSED
     else:
         word = WITH_WAIVERS if counts[WAIVED] else ACCEPTED
-    changed = {"changed_limits": tuple(terms.changed_limits), "changed_terms": tuple(terms.changed_terms)}
-    return Verdict(word=word, counts=counts, reasons=tuple(reasons), remarks=tuple(terms.remarks), **changed)
+    return Verdict(
+        word=word,
+        counts=counts,
+        reasons=tuple(reasons),
+        changed_limits=tuple(terms.changed_limits),
+        changed_terms=tuple(terms.changed_terms),
+        remarks=tuple(terms.remarks),
+        shape=terms.shape,
+    )
 
 
 def counted_as(record: Record) -> str:

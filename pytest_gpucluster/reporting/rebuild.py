@@ -66,7 +66,8 @@ class JournalState:
 
     def _on_bound(self, event: dict[str, Any]) -> None:
         self.places = {place["id"]: Place(**place) for place in (*event["places"], *event.get("nodes", ()))}
-        self.terms = replace(self.terms, remarks=tuple(event.get("remarks", ())))
+        shape = event.get("shape", self.terms.shape)
+        self.terms = replace(self.terms, remarks=tuple(event.get("remarks", ())), shape=shape)
         if "changed_terms" in event:  # what other nodes said
             self.terms = replace(self.terms, changed_terms=tuple(event["changed_terms"]))
             self.facts = {**self.facts, "changed_terms": event["changed_terms"]}

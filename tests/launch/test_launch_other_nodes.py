@@ -30,5 +30,8 @@ def test_other_variables_are_named(tmp_path: Path, second: dict[str, str]) -> No
     assert names == (["NCCL_ALGO=Tree", "NCCL_P2P_DISABLE=1"] if len(second) > 1 else []), ran.stdout
     assert ran.results["verdict"] == "REHEARSED"
     assert all(term in ran.verdict_line for term in ran.results["changed_terms"])
+    assert ran.verdict_line.startswith("verdict REHEARSED: 1 passed on 2 nodes x 1 rank on the CPU")
     verdict = rebuild(tmp_path / RESULTS)
+    assert verdict.line == ran.results["verdict_line"]
+    assert ran.case("gpucluster.verdict").message == ran.results["verdict_line"]
     assert list(verdict.changed_terms) == ran.results["changed_terms"]

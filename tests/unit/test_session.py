@@ -98,7 +98,7 @@ def test_a_report_while_the_run_goes_on_accepts_nothing(tmp_path: Path) -> None:
     made.recorder.record_outcome(Record(criterion="finetune_loss", place=None, outcome="passed"))
     so_far = json.loads((tmp_path / "results" / "results.json").read_text(encoding="utf-8"))
     assert so_far["verdict"] == "INCOMPLETE"
-    assert so_far["verdict_line"] == "INCOMPLETE: 1 passed (the run has not ended)"
+    assert so_far["verdict_line"] == "INCOMPLETE: 1 passed on 1 node x 2 ranks on the CPU (the run has not ended)"
     assert '<error type="error" message="INCOMPLETE: 1 passed' in (tmp_path / "junit.xml").read_text(encoding="utf-8")
     assert made.decide().word == "REHEARSED"
     made.recorder.close()

@@ -13,7 +13,7 @@ from pytest_gpucluster.cluster.binding import Binding
 from pytest_gpucluster.config.settings import Expect, Settings, parse_level
 from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.inventory.detect import Detected
-from pytest_gpucluster.judging.promises import changed_terms, doubled_gpus, doubled_serials, short_soak, unexpected_gpus
+from pytest_gpucluster.judging.promises import changed_terms, doubled_gpus, doubled_serials, shape, short_soak, unexpected_gpus
 from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.judging.waivers import Waiver, Waivers
 from pytest_gpucluster.places import Inventory
@@ -158,10 +158,35 @@ def test_in_a_run(
 ) -> None:
     """GPUs without a rank, fewer nodes than the file has, a lower level, or seconds of soak give no plain ACCEPTED."""
     made = session(tmp_path, monkeypatch, limits, **options)
-    assert decided(made) == line
+    said = f" on {made.terms.shape}"
+    assert decided(made).count(said) == 1
+    assert decided(made).replace(said, "") == line
     facts = made.facts()
     assert facts["soak_s"] == made.setup.settings.soak_s
     assert facts["changed_terms"] == list(made.decide().changed_terms)
+
+
+H200S = {place.id: H200 for place in TWO.places}
+LESS = dict.fromkeys(list(H200S)[:7], H200)
+
+
+@pytest.mark.parametrize(
+    ("inventory", "found", "words"),
+    [
+        (TWO, None, "2 nodes x 8 GPUs"),
+        (TWO, H200S, "2 nodes x 8 NVIDIA H200"),
+        (replace(TWO, num_nodes=1), LESS, "1 node x 8 NVIDIA H200, 1 of 8 absent"),
+        (TWO, LESS, "1 of 2 nodes x 8 NVIDIA H200, 1 of 8 absent"),
+        (TWO, {}, "0 of 2 nodes x 8 GPUs"),
+        (TWO, {**H200S, "node1-gpu7": "NVIDIA H100"}, "2 nodes x 8 GPUs (15 NVIDIA H200, 1 NVIDIA H100)"),
+        (TWO, dict.fromkeys(H200S), "2 nodes x 8 GPUs"),
+        (Inventory(num_nodes=1, gpus_per_node=2, device="cpu"), None, "1 node x 2 ranks on the CPU"),
+        (Inventory(num_nodes=1, gpus_per_node=1, device="cpu"), {"node0-cpu0": None}, "1 node x 1 rank on the CPU"),
+    ],
+)
+def test_the_shape_that_a_verdict_is_about(inventory: Inventory, found: dict[str, str | None] | None, words: str) -> None:
+    """By what answered: nobody reads an acceptance of one node as one of sixty-four."""
+    assert shape(inventory, found) == words
 
 
 def test_gpus_of_other_nodes_that_no_rank_was_started_for() -> None:
