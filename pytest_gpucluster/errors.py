@@ -7,24 +7,47 @@
     +-- MeasurementError       something could not be measured: pytest ERROR, never FAILED
     +-- CriterionFailedError   measured, and outside the limit: pytest FAILED
     +-- RanksFailedError       a distributed test failed on some of its ranks: pytest FAILED
+
+    MemoryError
+    +-- GpuMemoryError         too little memory is free on a GPU
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from pytest_gpucluster.places import Place
 
 ErrorKind: TypeAlias = Literal["raised", "refused", "died", "hung", "released", "lost", "missing", "not_idle", "noisy"]
+Part: TypeAlias = Literal["gpu", "node", "link", "nic", "switch", "path", "software", "settings", "host", "unknown"]
+"""What kind of part is to blame: the ``kind`` of a culprit in results.json."""
 
 
 class GpuclusterError(Exception):
     """Base of everything this package raises on purpose."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blame:
+    """What is to blame for an error, decided where the error is made.
+
+    Attributes:
+        part: the kind of the part; ``unknown`` where that cannot be told.
+        cause: what happened, in one line without a place; the same for all that one cause took along.
+        among: the places of which any may be to blame, where no culprit can be named.
+    """
+
+    part: Part = "unknown"
+    cause: str | None = None
+    among: tuple[Place, ...] = ()
+
+
 class ConfigurationError(GpuclusterError):
     """Options, environment, thresholds file or results directory cannot be used as they are."""
+
+    blames: ClassVar[Part] = "settings"
 
 
 class MeasurementError(GpuclusterError):
@@ -32,13 +55,28 @@ class MeasurementError(GpuclusterError):
 
     The text names the rank of the cause first. ``culprits`` holds the places that caused the error, never those that only
     suffered from it. ``kind`` says what happened; ``not_idle``: another program uses the GPU, so nothing was measured there.
+    ``blame`` says which kind of part is to blame.
     """
 
-    def __init__(self, message: str, *, culprits: tuple[Place, ...] = (), kind: ErrorKind = "raised") -> None:
+    def __init__(
+        self, message: str, *, culprits: tuple[Place, ...] = (), kind: ErrorKind = "raised", blame: Blame | None = None
+    ) -> None:
         """``culprits`` are the places that caused it."""
         super().__init__(message)
         self.culprits = culprits
         self.kind = kind
+        self.blame = blame or Blame(part="software" if kind in ("refused", "not_idle") else "unknown")
+
+    @property
+    def blames(self) -> Part:
+        """The kind of the part that is to blame."""
+        return self.blame.part
+
+
+class GpuMemoryError(MemoryError):
+    """Too little memory is free on a GPU: something else holds it, or too much was asked."""
+
+    blames: ClassVar[Part] = "software"
 
 
 class CriterionFailedError(GpuclusterError):
@@ -48,7 +86,8 @@ class CriterionFailedError(GpuclusterError):
 class RanksFailedError(GpuclusterError):
     """A distributed test failed; ``culprits`` are the places where it failed, empty if it failed everywhere."""
 
-    def __init__(self, message: str, *, culprits: tuple[Place, ...] = ()) -> None:
+    def __init__(self, message: str, *, culprits: tuple[Place, ...] = (), blame: Blame | None = None) -> None:
         """``culprits`` are the places that caused it."""
         super().__init__(message)
         self.culprits = culprits
+        self.blame = blame or Blame()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpucluster import MeasurementError
-from pytest_gpucluster.judging.agreement import suspicions
+from pytest_gpucluster.judging.agreement import only_itself, suspicions
 from pytest_gpucluster.measurements.digest import digests
 from pytest_gpucluster.measurements.gemm import gemm
 
@@ -100,16 +100,20 @@ def test_silent_corruption(computed, place, criterion):
     measured = {one: computed[one] for one in computed if one not in computed.errors}
     models = {one: found.model for one, found in measured.items()}
     unlike = suspicions({one: found.digests for one, found in measured.items()}, models)[place]
+    others = [*models.values()].count(own.model) - 1
+    remark = None if others else only_itself(own.rounds)
     over_time = {f"{kind} over time": reason for kind, reason in own.unsteady.items()}
     criterion.require(
         len(over_time) + len(unlike),
         evidence={
             **over_time,
             **{f"{kind} among its model": reason for kind, reason in unlike.items()},
-            "others of its model": [*models.values()].count(own.model) - 1,
+            "others of its model": others,
+            **({"compared": remark} if remark else {}),
             "rounds": own.rounds,
             "of them hot": own.hot_rounds,
             **own.evidence,
             **own.excluded,
         },
+        remark=remark,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpucluster import MeasurementError
+from pytest_gpucluster.errors import Blame
 from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.measurements.health import clocks_under_load
 
@@ -21,13 +22,14 @@ def read(states, place, name):
     """One reading of NVML; a GPU that does not give the value was not measured."""
     state = states[place]
     value = NotAvailable(state.error or "no NVML") if state.gpu is None else getattr(state.gpu, name)
-    return available(value, name, place)
+    return available(value, name, place, part="gpu" if state.lost else "unknown")
 
 
-def available(value, name, place):
+def available(value, name, place, *, part="unknown"):
     """The value of a reading; one that is not available was not measured."""
     if isinstance(value, NotAvailable):
-        raise MeasurementError(f"{place.label}: {name} could not be read: {value.why}", culprits=(place,))
+        blame = Blame(part=part, cause=value.why)
+        raise MeasurementError(f"{place.label}: {name} could not be read: {value.why}", culprits=(place,), blame=blame)
     return value
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 
 import pytest
 
 from pytest_gpucluster.cluster.soak import Seen, Work
-from pytest_gpucluster.judging.agreement import suspicions_in_round
+from pytest_gpucluster.judging.agreement import only_itself, suspicions_in_round
 from pytest_gpucluster.measurements.digest import digests
 from pytest_gpucluster.measurements.hbm_pattern import hbm_pattern
 from pytest_gpucluster.measurements.sustained import sustained
@@ -26,15 +27,27 @@ def measured(results):
     return {place: results[place] for place in results if place not in results.errors}
 
 
-def differing_kinds(first, results):
-    """Kinds of work whose digest differs in a round; ``first`` keeps each GPU's digests of its first round."""
+def differing_kinds(first, rounds, results):
+    """Kinds of work whose digest differs in a round.
+
+    ``first`` keeps each GPU's digests of its first round, and ``rounds`` counts the rounds of all calls by GPU.
+    """
     found = measured(results)
+    rounds.update({place: one.rounds for place, one in found.items()})
     digests_of = {place: one.digests for place, one in found.items()}
     first.update({place: one for place, one in digests_of.items() if place not in first})
     models = {place: one.model for place, one in found.items()}
     unsteady = {place: one.unsteady for place, one in found.items()}
     suspected = suspicions_in_round(digests_of, models, first=first, unsteady=unsteady)
-    return {place: Seen(value=len(kinds), evidence=kinds) for place, kinds in suspected.items()}
+    sizes = Counter(models.values())
+    return {
+        place: Seen(
+            value=len(kinds),
+            evidence=kinds,
+            remark=None if sizes[models[place]] > 1 else only_itself(rounds[place]),
+        )
+        for place, kinds in suspected.items()
+    }
 
 
 def wrong_words(results):
@@ -56,7 +69,7 @@ def soaked(cluster, recipe, soak):
     """Every kind of work in turn, round after round, until the time is over; each begins in the heat of the one before."""
     works = {
         "bf16_soak": Work(read=rates, keep="lowest"),
-        "silent_corruption_soak": Work(read=functools.partial(differing_kinds, {}), keep="total", compares=True),
+        "silent_corruption_soak": Work(read=functools.partial(differing_kinds, {}, Counter()), keep="total", compares=True),
         "hbm_pattern_soak": Work(read=wrong_words, keep="total"),
     }
     for turn in soak.rounds(works):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import ClassVar
 
 FAULTS: dict[str, str] = {
     "none": "nothing is planted",
@@ -62,6 +63,9 @@ MAX_NUMBER = 2**53
 
 class InputError(ValueError):
     """Unusable input: options, model, data set or checkpoint. Exit code 2 on the command line."""
+
+    blames: ClassVar[str] = "settings"
+    """What an acceptance suite that runs this training blames for it."""
 
 
 class OwnInputError(InputError):

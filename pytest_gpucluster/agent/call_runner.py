@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.agent.current_call import CurrentCall
 from pytest_gpucluster.agent.environment import LOG_NAME, site_log, worker_environment
-from pytest_gpucluster.agent.spawner import Spawner, describe_exit
+from pytest_gpucluster.agent.worker_exit import describe_end
 from pytest_gpucluster.agent.worker_process import WorkerProcess
 from pytest_gpucluster.protocol.channel import Channel, fault_key, hung_key, progress_key, reply_key
 from pytest_gpucluster.protocol.codec import MalformedMessageError
@@ -40,8 +40,12 @@ SETTLE_S = 1.0
 
 if TYPE_CHECKING:
     from pytest_gpucluster.agent.heartbeat import Heartbeat
+    from pytest_gpucluster.agent.spawner import Spawner
+    from pytest_gpucluster.errors import Part
     from pytest_gpucluster.protocol.rank import Rank
     from pytest_gpucluster.worker.last_collective import LastCollective
+
+STOPPED = "T"  # the state letter of a process after SIGSTOP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +72,7 @@ class CallRunner:
         self._heartbeat = heartbeat
         self._worker: WorkerProcess | None = None
         self._current: CurrentCall | None = None
-        self._lost: str | None = None
+        self._lost: Failure | None = None
         self._failed_idle: Failure | None = None
         selector.register(context.spawner, selectors.EVENT_READ, self.on_exits)
 
@@ -86,7 +90,7 @@ class CallRunner:
             self.discard_worker()
         self._current = CurrentCall(command)
         if self._lost is not None:
-            self._finish(Failure(kind="lost", error=self._lost))
+            self._finish(self._lost)
             return
         if self._failed_idle is not None:  # the controller counts on its groups until a reply says what happened
             failed, self._failed_idle = self._failed_idle, None
@@ -96,7 +100,7 @@ class CallRunner:
             if self._worker is None:
                 self._worker = self._start_worker(command)
         except OSError as error:
-            self._finish(Failure(kind="died", error=f"no worker could be started: {error}"))
+            self._finish(Failure(kind="died", error=f"no worker could be started: {error}", blames="host"))
             return
         try:
             self._worker.tail.clear()
@@ -141,8 +145,8 @@ class CallRunner:
             exits = self._context.spawner.exits()
         except OSError:
             self._selector.unregister(self._context.spawner)
-            self._lost = "the process that starts workers has ended"
-            self._finish(Failure(kind="lost", error=self._lost))
+            self._lost = Failure(kind="lost", error="the process that starts workers has ended", blames="host")
+            self._finish(self._lost)
             return
         for pid, status in exits:
             if self._worker is not None and pid == self._worker.pid:
@@ -150,7 +154,8 @@ class CallRunner:
 
     def _on_worker_exit(self, worker: WorkerProcess, status: int) -> None:
         worker.note_exit()
-        died = Failure(kind="died", error=f"the worker {describe_exit(status)}", stacks=worker.crash())
+        words, part = describe_end(status, oom_kills_before=worker.oom_kills_before)
+        died = Failure(kind="died", error=words, blames=part, stacks=worker.crash())
         if self._current is None:
             self._fail(died)
             return
@@ -175,7 +180,7 @@ class CallRunner:
             for message in messages or ():
                 self._take(message)
         except MalformedMessageError as wrong:
-            self._fail(Failure(kind="refused", error=f"the worker sent what is no message: {wrong}"))
+            self._fail(Failure(kind="refused", blames="software", error=f"the worker sent what is no message: {wrong}"))
 
     def _take(self, message: FromWorker) -> None:
         call_id = self._current.command.id if self._current is not None else None
@@ -238,7 +243,7 @@ class CallRunner:
         """Kill the worker and beat meanwhile. False, and this rank is lost, if it does not end."""
         if worker.kill(meanwhile=self._heartbeat.beat_if_connected):
             return True
-        self._lost = f"worker {worker.pid} does not end on SIGKILL (state {worker.state()})"
+        self._lost = Failure(kind="lost", error=f"worker {worker.pid} does not end on SIGKILL (state {worker.state()})")
         return False
 
     # The end of a call.
@@ -251,7 +256,8 @@ class CallRunner:
             if failure.kind == "hung":
                 self._announce_hang()
             evidence = self._worker.evidence()
-            failure = replace(failure, state=evidence.state, stacks=evidence.stacks, flight=evidence.flight)
+            part: Part | None = "software" if evidence.state == STOPPED else failure.blames
+            failure = replace(failure, blames=part, state=evidence.state, stacks=evidence.stacks, flight=evidence.flight)
             if not self._kill(self._worker) and failure.kind == "hung":
                 failure = replace(failure, error=f"{failure.error}; SIGKILL does not end it")
         self._finish(failure, last)
@@ -300,7 +306,7 @@ class CallRunner:
         try:
             channel.put(reply_key(call.id, rank), reply)
         except ValueError as error:
-            reply = Failure(kind="refused", type="ValueError", error=f"the result is too large: {error}")
+            reply = Failure(kind="refused", blames="software", type="ValueError", error=f"the result is too large: {error}")
             channel.put(reply_key(call.id, rank), reply)
         if not reply.ok:
             channel.put(fault_key(call.id), Fault(rank=rank))

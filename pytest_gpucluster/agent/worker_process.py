@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.agent.spawner import Spawner, kill_and_reap
+from pytest_gpucluster.agent.worker_exit import read_oom_kills
 from pytest_gpucluster.protocol.codec import MalformedMessageError
 from pytest_gpucluster.protocol.messages import FromWorker, StartWorker, read_from_worker
 from pytest_gpucluster.protocol.rank import state_of
@@ -53,6 +54,7 @@ class WorkerProcess:
         self._flight_file = spawner.folder / "flight.json"
         self._flight_file.unlink(missing_ok=True)
         self._stacks_file.unlink(missing_ok=True)
+        self.oom_kills_before = read_oom_kills()
         self._has_ended = False
         self._survived_kill = False
         self.tail = bytearray()

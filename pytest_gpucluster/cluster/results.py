@@ -137,9 +137,20 @@ class Results(Mapping[Any, Any]):
     def _raise_if_any(self, places: list[Any]) -> None:
         if not places:
             raise MeasurementError("nothing was measured: no place was asked")
-        for place in places:
-            if place in self._errors:
-                raise self._errors[place]
+        errors = [self._errors[place] for place in places if place in self._errors]
+        if errors:
+            raise _merged(errors)
+
+
+def _merged(errors: list[MeasurementError]) -> MeasurementError:
+    """The first error; where others have the same cause, one error that blames the places of all of them."""
+    first = errors[0]
+    same = [error for error in errors if error.blame.cause is not None and error.blame == first.blame]
+    culprits = tuple(dict.fromkeys(place for error in same for place in error.culprits))
+    if len(culprits) <= len(first.culprits):
+        return first
+    others = ", ".join(place.id for place in culprits if place not in first.culprits)
+    return MeasurementError(f"{first}\n  the same at {others}", culprits=culprits, kind=first.kind, blame=first.blame)
 
 
 def _field(measured: Any, name: str) -> Any:

@@ -25,10 +25,11 @@ Keep = Literal["lowest", "highest", "total"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What one round showed at one place."""
+    """What one round showed at one place; ``remark``: what it could not show."""
 
     value: float
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    remark: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,7 @@ class Kept:
     first: float = 0.0
     last: float = 0.0
     error: MeasurementError | None = None
+    remark: str | None = None
     latest_round: int = 0
 
     def add(self, number: int, seen: Seen) -> None:
@@ -77,13 +79,15 @@ class Kept:
             if is_worse:
                 self.worst, self.worst_round = seen, number
         self.last = seen.value
+        self.remark = seen.remark or self.remark
         self.rounds += 1
         self.latest_round = number
 
     def fail(self, number: int, error: MeasurementError) -> None:
         """Record that the place could not be measured in this round. Later rounds leave it out of this kind of work."""
         text = f"in round {number} of the soak, after {self.rounds} good ones: {error}"
-        self.error, self.latest_round = MeasurementError(text, culprits=error.culprits, kind=error.kind), number
+        self.error = MeasurementError(text, culprits=error.culprits, kind=error.kind, blame=error.blame)
+        self.latest_round = number
 
     @property
     def evidence(self) -> dict[str, Any]:
@@ -105,7 +109,7 @@ class Kept:
             MeasurementError: a round could not be measured here.
         """
         if self.value is not None:
-            criterion.require(self.value, evidence=self.evidence)
+            criterion.require(self.value, evidence=self.evidence, remark=self.remark)
         if self.error is not None:
             raise self.error
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.controller.diagnosis import diagnose
-from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.errors import Blame, MeasurementError
 from pytest_gpucluster.inventory.occupancy import SHOWN_PROCESSES, GpuProcess
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from pytest_gpucluster.inventory.occupancy import Occupancy
-    from pytest_gpucluster.places import Place
     from pytest_gpucluster.protocol.messages import Reply
 
 Errors = dict[Any, MeasurementError]
@@ -36,14 +36,21 @@ def hostname_of(place: Place, places: Iterable[Place]) -> str | None:
 
 
 def missing_error(place: Place, places: Collection[Place]) -> MeasurementError:
-    """The error of a GPU or node at which no rank answers; ``places`` are all expected GPUs, as far as they are bound."""
+    """The error of a GPU or node at which no rank answers; ``places`` are all expected GPUs, as far as they are bound.
+
+    The culprit is the GPU, or its node where no GPU of that node answers.
+    """
     hostname = hostname_of(place, places)
     what = "node" if place.gpu is None or not hostname else "GPU"
     answering = sum(one.rank is not None for one in places)
     count = f"{answering} of {len(places)} expected places answer"
     here = f" on {hostname}" if hostname else ""
+    node = place if place.gpu is None else Place(id=f"node{place.node}", node=place.node)
     return MeasurementError(
-        f"not run: {place.id} is missing: no such {what} joined{here} ({count})", culprits=(place,), kind="missing"
+        f"not run: {place.id} is missing: no such {what} joined{here} ({count})",
+        culprits=(place,) if what == "GPU" else (node,),
+        kind="missing",
+        blame=Blame(part="gpu" if what == "GPU" else "node", cause=f"no such {what} joined{here}"),
     )
 
 
@@ -59,6 +66,7 @@ def not_idle_error(place: Place, found: Occupancy) -> MeasurementError:
         "  next: end that process, or wait for its job, and start again; what is measured beside it would be wrong",
         culprits=(place,),
         kind="not_idle",
+        blame=Blame(part="software", cause=f"GPU not idle: {one_line(found.text)}"),
     )
 
 
@@ -79,7 +87,8 @@ def _foreign_process_error(place: Place, reply: Reply, what: str) -> Measurement
         *([] if reply.ok else [f"  and there: {reply.error.partition(chr(10))[0]}"]),
         "  next: end that process, or wait for its job, and start again",
     ]
-    return MeasurementError("\n".join(lines), culprits=(place,), kind="not_idle")
+    blame = Blame(part="software", cause=f"GPU not idle: {text}{more}")
+    return MeasurementError("\n".join(lines), culprits=(place,), kind="not_idle", blame=blame)
 
 
 def error_for(replies: Mapping[int, Reply], places: Iterable[Place], *, what: str) -> MeasurementError:
@@ -92,7 +101,9 @@ def error_for(replies: Mapping[int, Reply], places: Iterable[Place], *, what: st
 
     found = diagnose(replies, name=name, what=what)
     culprits = tuple(place for rank, place in by_rank.items() if rank in found.culprits)
-    return MeasurementError(found.text, culprits=culprits, kind=found.kind)
+    among = () if culprits else tuple(place for rank, place in by_rank.items() if rank in found.failed)
+    blame = Blame(part=found.blames, cause=found.cause, among=among)
+    return MeasurementError(found.text, culprits=culprits, kind=found.kind, blame=blame)
 
 
 def errors_of_pairs(unmeasurable: Mapping[Place, MeasurementError], chosen: Sequence[Place]) -> Errors:
@@ -129,4 +140,6 @@ def merged(errors: Sequence[MeasurementError]) -> MeasurementError:
         return errors[0]
     culprits = tuple(place for error in errors for place in error.culprits)
     also = ", ".join(place.label for place in culprits[1:])
-    return MeasurementError(f"{errors[0]}\n  not idle either: {also}", culprits=culprits, kind="not_idle")
+    return MeasurementError(
+        f"{errors[0]}\n  not idle either: {also}", culprits=culprits, kind="not_idle", blame=errors[0].blame
+    )

@@ -169,4 +169,5 @@ def _outcome(row: Record, session: Session, absence: Absence, *, node: int | Non
     rank = absence.places.get(node) if node is not None else None
     if rank is None or rank in absence.hostnames:
         return replace(row, outcome=MISSING, reason=absence.reason_elsewhere)
-    return replace(row, outcome=MISSING, reason=absence.reason(rank), culprits=(f"node{node}",))
+    reason = absence.reason(rank)
+    return replace(row, outcome=MISSING, reason=reason, culprits=(f"node{node}",), blames="node", cause=reason)

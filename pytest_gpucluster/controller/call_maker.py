@@ -143,8 +143,8 @@ class CallMaker:
             self._context.early_end.check()
             self._take_replies(gathering, call_id)
             self._report_progress(call_id, gathering.waiting)
-            for rank, why in self._context.members.silent(gathering.waiting, self._context.link.channel).items():
-                gathering.add(rank, lost_reply(why))
+            for rank, lost in self._context.members.silent(gathering.waiting, self._context.link.channel).items():
+                gathering.add(rank, lost)
             if time.monotonic() > gathering.give_up_s:
                 for rank in list(gathering.waiting):
                     gathering.add(rank, lost_reply("its agent did not answer within the deadline"))

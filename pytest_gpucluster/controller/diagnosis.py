@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pytest_gpucluster.protocol.messages import Failure
 from pytest_gpucluster.protocol.rank import ranges
-from pytest_gpucluster.text import hung
+from pytest_gpucluster.text import first_line, hung
 from pytest_gpucluster.text import lines as lines_of
 
 if TYPE_CHECKING:
+    from pytest_gpucluster.errors import Part
     from pytest_gpucluster.protocol.messages import FailureKind, Reply
 
 Name = Callable[[int], str]
@@ -35,11 +36,23 @@ SHOWN_STACKS = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """The ranks that caused a failed call (none if all failed alike), the kind of failure, and the failure in words."""
+    """Why a call failed.
+
+    Attributes:
+        culprits: the ranks that caused it; none if all failed alike.
+        kind: the kind of failure.
+        text: the failure in words.
+        blames: the kind of part that is to blame.
+        cause: what happened, in one line without the ranks.
+        failed: the ranks without a value.
+    """
 
     culprits: tuple[int, ...]
     kind: FailureKind
     text: str
+    blames: Part
+    cause: str
+    failed: tuple[int, ...]
 
 
 def diagnose(replies: Mapping[int, Reply], *, name: Name, what: str) -> Diagnosis:
@@ -53,12 +66,20 @@ def diagnose(replies: Mapping[int, Reply], *, name: Name, what: str) -> Diagnosi
     failed = {rank: reply for rank, reply in replies.items() if isinstance(reply, Failure)}
     culprits, headline = _find_cause(failed, replies)
     blamed = [rank for rank in culprits if rank in failed]  # a rank that returned too early has not failed itself
-    kind = "hung" if culprits and not blamed else failed[blamed[0] if blamed else min(failed)].kind
+    first = failed[blamed[0] if blamed else min(failed)]
+    parts = {failed[rank].blames or "unknown" for rank in blamed}
     lines = [f"{what}: {headline(name)}"]
     others = [rank for rank in failed if rank not in culprits]
     lines += [f"  {text}" for text in _consequences(others, failed)]
     lines += _evidence(_with_stacks(blamed or ([] if culprits else list(failed)), failed), failed, name)
-    return Diagnosis(culprits=culprits, kind=kind, text="\n".join(lines))
+    return Diagnosis(
+        culprits=culprits,
+        kind="hung" if culprits and not blamed else first.kind,
+        text="\n".join(lines),
+        blames=parts.pop() if len(parts) == 1 else "unknown",
+        cause=first_line(_describe(first)),
+        failed=tuple(sorted(failed)),
+    )
 
 
 def _find_cause(failed: Failures, replies: Mapping[int, Reply]) -> Cause:

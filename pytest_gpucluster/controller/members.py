@@ -38,7 +38,7 @@ class Members:
     def read_hello(self, rank: int, channel: Channel, *, within_s: float) -> None:
         """Read the rank's hello; without a valid one, within the time that is over now, the rank is lost or refused."""
         if not channel.has(hello_key(rank)):
-            self._lost[rank] = lost_reply(f"rank {rank} never joined within {within_s:g} s")
+            self._lost[rank] = lost_reply(f"rank {rank} never joined within {within_s:g} s", blames="node")
             return
         try:
             hello = channel.take(hello_key(rank), Hello.read)
@@ -50,7 +50,7 @@ class Members:
 
     def refuse(self, rank: int, why: str) -> None:
         """Answer every later call for this rank with a refusal."""
-        self._lost[rank] = replace(lost_reply(why), kind="refused")
+        self._lost[rank] = replace(lost_reply(why, blames="software"), kind="refused")
 
     def note_lost(self, replies: Mapping[int, Reply]) -> None:
         """Answer every later call for the ranks that were lost in this one with the same failure."""
@@ -81,13 +81,13 @@ class Members:
         hello = self.hellos.get(rank)
         return hello is not None and hello.machine == machine() and is_gone(hello.pid)
 
-    def silent(self, ranks: Collection[int], channel: Channel) -> dict[int, str]:
-        """The ranks whose agents have died, and why that is known: no process here, or no heartbeat for :data:`SILENT_S`.
+    def silent(self, ranks: Collection[int], channel: Channel) -> dict[int, Failure]:
+        """The replies for ranks whose agents have died: no process here, or no heartbeat for :data:`SILENT_S`.
 
         Heartbeats are read at most once in :data:`LOOK_S`. After a longer pause between two looks the time starts anew.
         """
         now_s = time.monotonic()
-        found = {rank: "its agent process has ended" for rank in ranks if self.has_died_here(rank)}
+        found = {rank: lost_reply("its agent process has ended") for rank in ranks if self.has_died_here(rank)}
         if now_s < self._next_look_s:
             return found
         self._next_look_s = now_s + LOOK_S
@@ -98,6 +98,6 @@ class Members:
                 self._beats[rank] = (beat, now_s)
             elif now_s - self._beats[rank][1] > SILENT_S:
                 hostname = self.hellos[rank].hostname if rank in self.hellos else None
-                found[rank] = f"its agent on {hostname} has been silent for {SILENT_S:g} s"
+                found[rank] = lost_reply(f"its agent on {hostname} has been silent for {SILENT_S:g} s", blames="node")
         self._last_look_s = now_s
         return found

@@ -10,6 +10,7 @@ from pytest_gpucluster.controller.diagnosis import is_consequence
 from pytest_gpucluster.protocol.messages import Failure
 
 if TYPE_CHECKING:
+    from pytest_gpucluster.errors import Part
     from pytest_gpucluster.protocol.messages import Reply
 
 RAISED_GRACE_S = 0.4
@@ -74,14 +75,14 @@ def _grace_s(failure: Failure) -> float:
     return RAISED_GRACE_S if failure.kind == "raised" else 0.0
 
 
-def lost_reply(why: str) -> Failure:
+def lost_reply(why: str, *, blames: Part = "host") -> Failure:
     """The reply in place of one from a rank that cannot be reached."""
-    return Failure(kind="lost", error=why)
+    return Failure(kind="lost", error=why, blames=blames)
 
 
 def forged_reply(error: Exception) -> Failure:
     """The reply in place of one that this run did not sign, or that is no message."""
-    return Failure(kind="refused", error=str(error))
+    return Failure(kind="refused", error=str(error), blames="software")
 
 
 def released_reply(why: str) -> Failure:

@@ -12,7 +12,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pynvml
 
@@ -21,6 +21,8 @@ from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+    from pytest_gpucluster.errors import Part
 
 _NO_VALUE = frozenset(
     {
@@ -49,6 +51,8 @@ class NvmlLibraryNotFoundError(NvmlError):
 
 class GpuLostError(NvmlError):
     """The GPU has fallen off the bus or cannot be reached any more (``NVML_ERROR_GPU_IS_LOST``)."""
+
+    blames: ClassVar[Part] = "gpu"
 
 
 EVENT_REASONS: Mapping[int, str] = {

@@ -16,6 +16,11 @@ Member = TypeVar("Member", bound=Hashable)
 FEWEST_TO_NAME = 3
 
 
+def only_itself(num_rounds: int) -> str:
+    """The remark about a GPU that agrees with itself, where no other of its model could be compared."""
+    return f"compared with itself over {num_rounds} rounds; no other GPU to compare with"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group(Generic[Member]):
     """Members whose digests should be equal: GPUs of one model."""

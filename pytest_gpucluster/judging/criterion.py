@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.errors import CriterionFailedError, MeasurementError
+from pytest_gpucluster.errors import Blame, CriterionFailedError, MeasurementError
 from pytest_gpucluster.judging import failure_text
 from pytest_gpucluster.judging.disagreement import Compared
-from pytest_gpucluster.judging.noise import Repeats, doubt
+from pytest_gpucluster.judging.noise import FEWEST, Repeats, doubt
 from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED, Record
 from pytest_gpucluster.places import Place
 
 if TYPE_CHECKING:
+    from pytest_gpucluster.errors import Part
     from pytest_gpucluster.thresholds.limit import Limit
     from pytest_gpucluster.thresholds.resolve import Threshold
 
@@ -28,13 +29,15 @@ class _Reading:
     """A value as it is judged.
 
     ``doubt`` says why it cannot be judged; None if it can. ``is_final``: more repeats could not clear the doubt. ``limit`` is
-    the entry's, or wider where the spread of siblings explains more.
+    the entry's, or wider where the spread of siblings explains more. ``confirmed``: it has repeats, and every one of them
+    misses the limit.
     """
 
     value: float
     limit: Limit
     doubt: str | None = None
     is_final: bool = True
+    confirmed: bool = False
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -62,6 +65,7 @@ class Criterion:
         value: float | Repeats | Compared | Mapping[Any, float | Repeats],
         *,
         evidence: Mapping[str, Any] | None = None,
+        remark: str | None = None,
     ) -> None:
         """Judge one value, or values by place (the worst decides).
 
@@ -72,6 +76,7 @@ class Criterion:
                 they are measured again, with three times as many. :class:`Compared` is the distance to siblings: it may be
                 as far as the limit, or as their own spread explains, and is left open where they disagree.
             evidence: what else was seen while measuring (clocks, event reasons), shown in a failure.
+            remark: what a value within the limit does not show, such as a comparison without anything to compare with.
 
         Raises:
             MeasurementError: the value is not a finite number, or a place has none: nothing was measured. Or (kind
@@ -86,6 +91,8 @@ class Criterion:
         doubtful = {place: reading for place, reading in readings.items() if reading.doubt is not None}
         if clear and (not self._holds(clear) or not (doubtful or gap)):
             self._judge(clear, evidence, is_final=all(reading.is_final for reading in readings.values()))
+            if self.judged is not None and remark is not None:
+                self.judged = replace(self.judged, remark=remark)
         elif gap is not None:
             raise gap
         else:
@@ -110,7 +117,7 @@ class Criterion:
         value = self._number(measured.value, place)
         why = doubt(measured, limit=self.limit, allowed=self.threshold.noise)
         if why is None:
-            return _Reading(value=value, limit=self.limit)
+            return _Reading(value=value, limit=self.limit, confirmed=self._all_miss(measured))
         if measured.again is None:
             return _Reading(value=value, limit=self.limit, doubt=why, is_final=False)
         return self._second_reading(measured, measured.again(), place, why=why)
@@ -132,8 +139,18 @@ class Criterion:
             still = f"measured again with {len(second.samples)} repeats, fewer than the {len(first.samples)} before"
         before = f"measured first: {failure_text.format_number(float(first.value))} {unit}, {why}"
         evidence = {f"first measured {unit}": float(first.value), "measured again because": why}
-        doubtful = still and f"{still}; {before}"
-        return _Reading(value=value, limit=self.limit, doubt=doubtful, is_final=is_whole, evidence=evidence)
+        return _Reading(
+            value=value,
+            limit=self.limit,
+            doubt=still and f"{still}; {before}",
+            is_final=is_whole,
+            confirmed=self._all_miss(second),
+            evidence=evidence,
+        )
+
+    def _all_miss(self, measured: Repeats) -> bool:
+        """Whether there are enough repeats to confirm a failure, and each of them misses the limit."""
+        return len(measured.samples) >= FEWEST and not any(map(self.limit.holds, measured.samples))
 
     def _number(self, value: Any, place: Any) -> float:
         where = f" at {place}" if place is not None else ""
@@ -167,7 +184,8 @@ class Criterion:
         if not missing:
             return None
         number = f"{len(expected) - len(missing)} of {len(expected)} expected places have one"
-        return MeasurementError(f"{self.threshold.key}: no value for {_ids(missing)}: {number}", culprits=missing)
+        text = f"{self.threshold.key}: no value for {_ids(missing)}: {number}"
+        return MeasurementError(text, culprits=missing, blame=Blame(part="software", cause="no value"))
 
     def _foreign_error(self, expected: list[Place], names: list[Any]) -> MeasurementError | None:
         foreign = [name for name in names if isinstance(name, Place) and name not in expected]
@@ -205,8 +223,9 @@ class Criterion:
             self._keep(self._record(PASSED, reading, facts))
             return
         message = failure_text.describe_failure(self.threshold, reading.limit, reading.value, places=places, evidence=facts)
+        failed = self._missed(FAILED, reading, facts, message, is_final=is_final)
         culprits = tuple(place.id for place in places)
-        self._keep(replace(self._missed(FAILED, reading, facts, message, is_final=is_final), culprits=culprits))
+        self._keep(replace(failed, culprits=culprits, blames=_part_of(places), confirmed=reading.confirmed))
         if not self._is_advisory:
             raise CriterionFailedError(message)
         self.note(message)
@@ -276,6 +295,13 @@ class Criterion:
 def _places_in(name: Any) -> tuple[Place, ...]:
     """The places that a value is named by: one, the two of a pair, or none."""
     return tuple(place for place in (name if isinstance(name, tuple) else (name,)) if isinstance(place, Place))
+
+
+def _part_of(places: tuple[Place, ...]) -> Part | None:
+    """The part that a value outside its limit belongs to; a value of the whole cluster belongs to none."""
+    if len(places) > 1:
+        return "link"
+    return None if not places else "node" if places[0].gpu is None else "gpu"
 
 
 def _ids(places: Iterable[Place]) -> str:

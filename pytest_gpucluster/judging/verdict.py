@@ -11,6 +11,7 @@ from pytest_gpucluster.text import first_line, one_line
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from pytest_gpucluster.errors import Part
     from pytest_gpucluster.thresholds.limit import Limit
 
 PASSED, FAILED, ERROR, NOISY = "passed", "failed", "error", "noisy"
@@ -49,7 +50,11 @@ class Record:
         margin_percent: how far inside (above 0) or outside (below 0) its limit the value is.
         culprits: the ids of the places that are to blame.
         waiver: who answers for the failure.
-        refused: what runs at the culprits is to blame, not their hardware.
+        blames: the kind of part that is to blame. Decided where the failure is made; None where nothing says so.
+        cause: what happened, in one line without a place; the same for all that one cause took along.
+        among: the ids of places of which any may be to blame, where no culprit can be named.
+        confirmed: the failure was measured repeatedly, and every repeat missed the limit.
+        remark: what a passed outcome could not show.
         waivable: everything was measured, and a value is to blame. Decided where the outcome is made, never later.
         started: pytest started the test, so that it is in the JUnit file also if it counts as not selected.
         headline: the reason in one line, where that is not the first line of ``reason``.
@@ -67,7 +72,11 @@ class Record:
     culprits: tuple[str, ...] = ()
     evidence: Mapping[str, Any] = field(default_factory=dict)
     waiver: Mapping[str, Any] | None = None
-    refused: bool = False
+    blames: Part | None = None
+    cause: str | None = None
+    among: tuple[str, ...] = ()
+    confirmed: bool = False
+    remark: str | None = None
     waivable: bool = False
     started: bool = False
     headline: str | None = None
@@ -100,6 +109,7 @@ class Verdict:
     changed_terms: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     shape: str = ""
+    advisory_misses: int = 0
 
     @property
     def is_acceptance(self) -> bool:
@@ -114,11 +124,16 @@ class Verdict:
     @property
     def line(self) -> str:
         """One line for people: the word, the counts, the shape, the reasons, changed limits and terms, remarks."""
-        counted = ", ".join(f"{number} {WORDS[outcome]}" for outcome, number in self.counts.items() if number)
+        counts = [f"{number} {WORDS[outcome]}" for outcome, number in self.counts.items() if number]
+        counted = ", ".join([*counts, *self._advisory])
         why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
         remarks = "".join(f"; {remark}" for remark in self.remarks)
         found = (counted or "nothing was expected") + (f" on {self.shape}" if self.shape else "")
         return one_line(f"{self.word.replace('_', ' ')}: {found}{why}{self._changed}{remarks}")
+
+    @property
+    def _advisory(self) -> list[str]:
+        return [count_misses(self.advisory_misses)] if self.advisory_misses else []
 
     @property
     def _changed(self) -> str:
@@ -158,7 +173,8 @@ def decide(records: Iterable[Record], terms: Terms) -> Verdict:
     Raises:
         ValueError: a record has an unknown outcome, such as pending.
     """
-    outcomes = Counter(counted_as(record) for record in records)
+    rows = list(records)
+    outcomes = Counter(counted_as(record) for record in rows)
     counts = {outcome: outcomes.get(outcome, 0) for outcome in (WAIVED, *OUTCOMES)}
     unknown = set(outcomes) - set(counts)
     if unknown:
@@ -180,12 +196,18 @@ def decide(records: Iterable[Record], terms: Terms) -> Verdict:
         changed_terms=tuple(terms.changed_terms),
         remarks=tuple(terms.remarks),
         shape=terms.shape,
+        advisory_misses=sum(record.advisory for record in rows),
     )
 
 
 def counted_as(record: Record) -> str:
     """The word under which an outcome is counted: its own, or ``waived``."""
     return WAIVED if record.waiver is not None and may_be_waived(record) else record.outcome
+
+
+def count_misses(number: int) -> str:
+    """How many advisory limits were missed, in words."""
+    return f"{number} advisory miss{'' if number == 1 else 'es'}"
 
 
 def may_be_waived(record: Record) -> bool:

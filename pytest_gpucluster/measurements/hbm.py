@@ -167,7 +167,7 @@ def _require_size(size_bytes: int) -> None:
     needed_bytes = 3 * size_bytes + 9 * min(CHUNK, size_bytes // 4)
     free_bytes, _ = free_and_total_bytes()
     if needed_bytes > free_bytes:
-        raise MemoryError(
+        raise timing.memory_error(
             f"three arrays of {size_bytes / 2**30:.2f} GiB need {needed_bytes / 2**30:.2f} GiB, "
             f"{free_bytes / 2**30:.2f} GiB are free on {timing.device_name()}"
         )

@@ -395,7 +395,7 @@ def _find_room(share: float, chunk_bytes: int, reserve_bytes: int, limit_bytes: 
     room = _Room(tested_bytes, block_bytes, free_bytes, total_bytes)
     if not 0 < tested_bytes + block_bytes * 9 // 8 + reserve_bytes <= free_bytes:
         beside = f"{(block_bytes * 9 // 8 + reserve_bytes) / GIB:.2f} GiB beside it to compare in and to leave free"
-        raise MemoryError(_too_little(f"{tested_bytes / GIB:.2f} GiB are to be tested, with {beside}", room))
+        raise timing.memory_error(_too_little(f"{tested_bytes / GIB:.2f} GiB are to be tested, with {beside}", room))
     return room
 
 
@@ -449,5 +449,5 @@ def _allocate(room: _Room) -> _Memory:
         got_bytes = sum(block.nbytes for block in blocks)
         blocks.clear()  # the error's traceback keeps this frame alive
         what = f"only {got_bytes / GIB:.2f} of the {room.tested_bytes / GIB:.2f} GiB to be tested could be had"
-        raise MemoryError(_too_little(what, room)) from error
+        raise timing.memory_error(_too_little(what, room)) from error
     return _Memory(blocks, drawn, wrong)

@@ -22,8 +22,9 @@ class GpuHealth:
     """This worker's GPU as NVML and torch see it.
 
     ``gpu`` is what NVML says of it; None on a machine without NVML,
-    where ``nvml_device_count`` is None too, and for a GPU that NVML cannot read (``error`` says why). ``torch_sees``:
-    torch can use this very GPU. ``pci_device_count`` counts the host's GPUs, also those that a container was not given.
+    where ``nvml_device_count`` is None too, and for a GPU that NVML cannot read (``error`` says why). ``lost``: it has
+    fallen off the bus. ``torch_sees``: torch can use this very GPU. ``pci_device_count`` counts the host's GPUs, also
+    those that a container was not given.
     """
 
     gpu: nvml.GpuState | None
@@ -33,6 +34,7 @@ class GpuHealth:
     pci_device_count: int | NotAvailable
     torch_device_name: str | None
     error: str | None = None
+    lost: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,8 @@ def gpu_state() -> GpuHealth:
             try:
                 state = nvml.read_gpu(nvml.own_index(uuid))
             except nvml.NvmlError as error:
-                return GpuHealth(gpu=None, nvml_device_count=count, error=str(error), **of_torch)
+                lost = isinstance(error, nvml.GpuLostError)
+                return GpuHealth(gpu=None, nvml_device_count=count, error=str(error), lost=lost, **of_torch)
     except nvml.NvmlLibraryNotFoundError:
         if uuid is not None:
             raise

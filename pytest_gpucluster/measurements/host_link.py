@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from pytest_gpucluster.errors import GpuMemoryError
 from pytest_gpucluster.inventory import numa
 from pytest_gpucluster.inventory.telemetry import Snapshots, Telemetry, evidence
 from pytest_gpucluster.measurements import progress, timing
@@ -425,11 +426,11 @@ def _require_memory(size_bytes: int, locality: Locality) -> None:
     if free_bytes is None or locality.node is None:  # in a virtual machine that grows, either may be too low
         free_bytes = max(free_bytes or 0, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     buffers = 1 if torch.cuda.is_available() else 2
-    _require_free(where, buffers * _local_ranks() * size_bytes, free_bytes)
+    _require_free(MemoryError, where, buffers * _local_ranks() * size_bytes, free_bytes)
     if torch.cuda.is_available():
-        _require_free(timing.device_name(), size_bytes + 32 * CHUNK, int(torch.cuda.mem_get_info()[0]))
+        _require_free(GpuMemoryError, timing.device_name(), size_bytes + 32 * CHUNK, int(torch.cuda.mem_get_info()[0]))
 
 
-def _require_free(where: str, needed_bytes: int, free_bytes: int) -> None:
+def _require_free(error: type[MemoryError], where: str, needed_bytes: int, free_bytes: int) -> None:
     if needed_bytes > free_bytes:
-        raise MemoryError(f"{needed_bytes / 2**30:.2f} GiB are needed on {where}, {free_bytes / 2**30:.2f} GiB are free")
+        raise error(f"{needed_bytes / 2**30:.2f} GiB are needed on {where}, {free_bytes / 2**30:.2f} GiB are free")

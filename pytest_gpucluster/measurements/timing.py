@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from pytest_gpucluster.errors import GpuMemoryError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -31,6 +33,11 @@ class Timing:
     def median_s(self) -> float:
         """The middle sample in seconds."""
         return statistics.median(self.samples_s)
+
+
+def memory_error(text: str) -> MemoryError:
+    """The error of too little memory on the current device: a GPU's is not the host's."""
+    return GpuMemoryError(text) if torch.cuda.is_available() else MemoryError(text)
 
 
 def current_device() -> torch.device:

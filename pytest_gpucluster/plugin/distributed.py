@@ -69,4 +69,4 @@ def _conclude(replies: Mapping[int, Reply], error_for: Callable[..., Measurement
     error = error_for(replies, f"{name} could not run to its end" if stopped else f"{name} failed")
     if stopped:
         raise error
-    raise RanksFailedError(str(error), culprits=error.culprits if len(bad) < len(replies) else ())
+    raise RanksFailedError(str(error), culprits=error.culprits if len(bad) < len(replies) else (), blame=error.blame)

@@ -162,7 +162,7 @@ def _plain_test(report: pytest.TestReport, call: pytest.CallInfo[None], test: It
         return _not_measured(report, call, test)
     if isinstance(error, RanksFailedError):
         _fail(report, str(error))
-        return replace(_record(test, FAILED, str(error)), culprits=tuple(place.id for place in error.culprits))
+        return blamed(_record(test, FAILED, str(error)), error)
     if report.outcome == "failed":
         return _crashed(report, test, FAILED)
     if report.outcome == "skipped":
@@ -190,9 +190,20 @@ def _not_measured(report: pytest.TestReport, call: pytest.CallInfo[None], test: 
 def _error(report: pytest.TestReport, test: ItemContext, error: MeasurementError | ConfigurationError) -> Record:
     _make_error(report, str(error))
     missing = isinstance(error, MeasurementError) and error.kind == "missing"
-    guilty = tuple(place.id for place in getattr(error, "culprits", ()))
-    refused = isinstance(error, MeasurementError) and error.kind in ("refused", "not_idle")
-    return replace(_record(test, MISSING if missing else ERROR, str(error)), culprits=guilty, refused=refused)
+    record = _record(test, MISSING if missing else ERROR, str(error))
+    return blamed(record, error) if isinstance(error, MeasurementError) else replace(record, blames=error.blames)
+
+
+def blamed(record: Record, error: MeasurementError | RanksFailedError) -> Record:
+    """The record with what its error blames."""
+    blame = error.blame
+    return replace(
+        record,
+        culprits=tuple(place.id for place in error.culprits),
+        blames=blame.part,
+        cause=blame.cause,
+        among=tuple(place.id for place in blame.among),
+    )
 
 
 def _make_error(report: pytest.TestReport, text: str) -> None:
@@ -231,7 +242,7 @@ def _crashed(report: pytest.TestReport, test: ItemContext, outcome: str) -> Reco
     """The outcome of a test that an exception ended: its traceback is the reason, the exception is the headline."""
     crash = getattr(report.longrepr, "reprcrash", None)
     headline = shortened(crash.message) if crash is not None else None
-    return replace(_record(test, outcome, report.longreprtext), headline=headline)
+    return replace(_record(test, outcome, report.longreprtext), headline=headline, blames="software")
 
 
 def _skip_reason(report: pytest.TestReport) -> str:

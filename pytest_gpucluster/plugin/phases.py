@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.errors import Blame, MeasurementError
 from pytest_gpucluster.plugin import soak_reports
 from pytest_gpucluster.plugin.attempts import attempts_of
 from pytest_gpucluster.plugin.distributed import run_distributed_test
@@ -61,7 +61,7 @@ class Phases:
         if RULE in item.stash:
             pytest.skip(item.stash[RULE])
         if NO_LIMIT in item.stash:
-            raise MeasurementError(f"not judged: {item.stash[NO_LIMIT]}", kind="refused")
+            raise MeasurementError(f"not judged: {item.stash[NO_LIMIT]}", kind="refused", blame=Blame(part="settings"))
         if self._termination.signal is not None:
             raise MeasurementError(f"not run: terminated by {self._termination.signal}", kind="missing")
 

@@ -13,6 +13,7 @@ from pytest_gpucluster.plugin.collection import Collection
 from pytest_gpucluster.plugin.end import End
 from pytest_gpucluster.plugin.given_tests import GIVEN
 from pytest_gpucluster.plugin.late_errors import ReportErrorGuard
+from pytest_gpucluster.plugin.own_sections import OwnSections
 from pytest_gpucluster.plugin.phases import Phases
 from pytest_gpucluster.plugin.ready_errors import ReadyErrors
 from pytest_gpucluster.plugin.selection import Selection
@@ -69,6 +70,7 @@ class Run:
         plugins = {
             "run": self,
             "terminal": self.terminal,
+            "own sections": OwnSections(self._config, self.session),
             "selection": self._selection,
             "collection": self.collection,
             "phases": self._phases,

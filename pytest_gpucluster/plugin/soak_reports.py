@@ -10,6 +10,7 @@ from pytest_gpucluster.cluster.soak import Kept, Soak, Turn
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, PENDING, Record
+from pytest_gpucluster.plugin.outcome import blamed
 from pytest_gpucluster.text import first_line
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def _provisional(kept: Kept, criterion: Criterion) -> Record:
     record = Record(criterion=kept.criterion, place=kept.place.id, outcome=PENDING, limit=criterion.limit)
     if error is None:
         return record
-    return replace(record, outcome=ERROR, reason=str(error), culprits=tuple(place.id for place in error.culprits))
+    return blamed(replace(record, outcome=ERROR, reason=str(error)), error)
 
 
 def _ignore(_remark: str) -> None:

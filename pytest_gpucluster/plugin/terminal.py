@@ -11,7 +11,8 @@ from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Column
 
-from pytest_gpucluster.judging import failure_text, forecast
+from pytest_gpucluster.judging import causes, failure_text, forecast
+from pytest_gpucluster.judging.culprits import find_culprits
 from pytest_gpucluster.judging.verdict import (
     FAILED,
     PASSED,
@@ -193,8 +194,11 @@ class Terminal:
             threshold, device = session.setup.criteria.get(criterion), session.setup.inventory.device
             for line in failure_text.describe_together(rows, session.places(), device=device, threshold=threshold):
                 reporter.write_line(one_line(line))
+        self._write_causes(reporter, session, records)
         for remark in self._remarks:
             reporter.write_line(hung(f"advisory: {remark}"))
+        for line in causes.describe_remarks(records):
+            reporter.write_line(one_line(line))
         changed = session.setup.changed_entries
         if changed:
             shown = [f"{key} ({', '.join(words)})" for key, words in changed.items() if words != [REMOVED]]
@@ -209,6 +213,16 @@ class Terminal:
             f"{timings['other_s']:.1f} other; results in {one_line(str(session.setup.settings.results_dir))}"
         )
         reporter.write_line(f"verdict {verdict.line}", bold=True, green=verdict.is_acceptance, red=verdict.word == REJECTED)
+
+    def _write_causes(self, reporter: pytest.TerminalReporter, session: Session, records: Sequence[Record]) -> None:
+        """Print what is to blame, each cause once. With ``-v`` pytest's own sections have the whole texts."""
+        places = session.places()
+        whole = self._config.get_verbosity() <= 0 and self._config.option.tbstyle != "no"
+        lines = causes.describe_causes(find_culprits(records, places), records, places, whole=whole)
+        if lines:
+            reporter.write_line("culprits and causes:", bold=True)
+        for line in lines:
+            reporter.write_line(line)
 
     def close_line(self) -> None:
         """Print the line of the criterion that has ended."""

@@ -93,6 +93,7 @@ class XdistController:
         report.when, report.longrepr = "setup", reason
         report.location = (report.location[0], None, crashitem.partition("::")[2])
         record = Record(criterion=criterion, place=place, outcome=ERROR, reason=reason, culprits=where, started=True)
+        record = replace(record, blames="unknown", cause="a process of pytest-xdist died")
         make_fit(report)
         attach(report, record)
         self._crashed = report

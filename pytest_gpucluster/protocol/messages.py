@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias, cast
 
+from pytest_gpucluster.errors import Part  # noqa: TC001 -- read_one_of asks for its fields' types
 from pytest_gpucluster.places import Device  # noqa: TC001 -- read_one_of asks for its fields' types
 from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.codec import MalformedMessageError, TypedMessage, read_one_of
@@ -215,14 +216,15 @@ class Success(_Result):
 class Failure(_Result):
     """There is no value.
 
-    ``type``, ``traceback`` and ``cause`` (the first of a chain of exceptions) belong to an exception. ``state`` (the letter of
-    proc(5)), ``stacks`` and ``flight`` (the last collectives in PyTorch's flight recorder) were taken from a worker that did
-    not return.
+    ``blames``: the kind of part that is to blame, None if unknown. ``type``, ``traceback`` and ``cause`` (the first of a chain
+    of exceptions) belong to an exception. ``state`` (the letter of proc(5)), ``stacks`` and ``flight`` (the last collectives
+    in PyTorch's flight recorder) were taken from a worker that did not return.
     """
 
     ok: Literal[False] = False
     kind: FailureKind
     error: str
+    blames: Part | None = None
     type: str = ""
     cause: str = ""
     traceback: str = ""

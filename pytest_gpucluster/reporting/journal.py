@@ -7,9 +7,10 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from pytest_gpucluster.config.strict_json import strict_json
+from pytest_gpucluster.errors import Part
 from pytest_gpucluster.judging.verdict import OUTCOMES, PASSED, PENDING, Record
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
@@ -21,13 +22,13 @@ OLD_ADVISORY = "advisory: "
 NUMBER, TEXT = (int, float, type(None)), (str, type(None))
 TYPES: dict[str, Any] = {
     "criterion": str,
-    "culprits": tuple,
+    **dict.fromkeys(("culprits", "among"), tuple),
     "limit": (Limit, type(None)),
     "evidence": Mapping,
     "waiver": (Mapping, type(None)),
-    **dict.fromkeys(("place", "reason", "headline", "teardown"), TEXT),
+    **dict.fromkeys(("place", "reason", "headline", "teardown", "blames", "cause", "remark"), TEXT),
     **dict.fromkeys(("value", "margin_percent"), NUMBER),
-    **dict.fromkeys(("advisory", "refused", "waivable", "started"), bool),
+    **dict.fromkeys(("advisory", "confirmed", "waivable", "started"), bool),
 }
 """Of the fields of a record that comes from a file."""
 
@@ -66,14 +67,17 @@ def record_facts(record: Record) -> dict[str, Any]:
 def record_from_facts(facts: dict[str, Any]) -> Record:
     """The record that :func:`record_facts` described, from JSON.
 
-    A journal of version 0.1.0 or older has the limit and the advisory remark as text.
+    A journal of version 0.1.0 or older has the limit and the advisory remark as text, and ``refused`` where software is to
+    blame.
 
     Raises:
         TypeError, KeyError, ValueError: these are not the facts of a record.
     """
     known = {name: facts[name] for name in Record.__slots__ if name in facts}
     limit, reason = facts.get("limit"), facts.get("reason") or ""
-    known["culprits"] = tuple(facts["culprits"])
+    known["culprits"], known["among"] = tuple(facts["culprits"]), tuple(facts.get("among", ()))
+    if facts.get("refused"):
+        known["blames"] = "software"
     if isinstance(limit, str):
         known["limit"] = _limit_from_text(limit)
     elif limit is not None:
@@ -95,14 +99,16 @@ def require_types(record: Record) -> None:
 
     Raises:
         TypeError: a field is not what reports can be made of.
-        ValueError: there is no such outcome.
+        ValueError: there is no such outcome, or no such part to blame.
     """
     if record.outcome not in (*OUTCOMES, PENDING):
         raise ValueError(record.outcome)
     wrong = [name for name, kinds in TYPES.items() if not isinstance(getattr(record, name), kinds)]
     if wrong:
         raise TypeError(f"not a record: {', '.join(wrong)}")
-    parts: list[tuple[Any, Any]] = [(culprit, str) for culprit in record.culprits]
+    if record.blames not in (None, *get_args(Part)):
+        raise ValueError(record.blames)
+    parts: list[tuple[Any, Any]] = [(culprit, str) for culprit in (*record.culprits, *record.among)]
     if record.limit is not None:
         parts += [(record.limit.value, (int, float)), (record.limit.unit, str)]
     if not all(isinstance(part, kinds) for part, kinds in parts) or (record.limit and record.limit.kind not in SIGNS):

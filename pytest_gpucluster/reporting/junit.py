@@ -8,6 +8,7 @@ from xml.etree import ElementTree as ET
 
 from junit_xml import TestCase, TestSuite, to_xml_report_string
 
+from pytest_gpucluster.judging.causes import first_seen, name_of
 from pytest_gpucluster.judging.verdict import (
     ACCEPTED,
     ERROR,
@@ -99,6 +100,8 @@ def properties_of(record: Record, place: Place | None) -> Properties:
     facts.update({name: getattr(place, name, None) for name in PLACE_PROPERTIES})
     facts.update(value=record.value, unit=record.unit, limit=limit, margin_percent=record.margin_percent)
     facts["failure_type"] = record.outcome if record.outcome in NOT_MEASURED else None
+    facts["advisory"] = record.message if record.advisory else None
+    facts["remark"] = record.remark
     return tuple((name, str(fact)) for name, fact in facts.items() if fact is not None)
 
 
@@ -134,13 +137,18 @@ class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
 def _testcases(report: Report) -> Iterator[Testcase]:
     if "selftest" in report.facts:
         yield _selftest_testcase(report.facts["selftest"])
+    earlier = first_seen(case.record for case in report.cases)
     for case in report.cases:
-        yield from _testcases_of(case, report.places)
+        first = earlier.get((case.record.criterion, case.record.place))
+        yield from _testcases_of(case, report.places, first=first)
     yield _verdict_testcase(report.verdict)
 
 
-def _testcases_of(case: Case, places: Mapping[str, Place]) -> Iterator[Testcase]:
-    """The testcase of an outcome; a second one if a test that was bad also failed in its teardown; none if it never ran."""
+def _testcases_of(case: Case, places: Mapping[str, Place], *, first: Record | None) -> Iterator[Testcase]:
+    """The testcase of an outcome; a second one if a test that was bad also failed in its teardown; none if it never ran.
+
+    ``first``: the record that had the same error before, whose testcase has the whole text.
+    """
     record = case.record
     if record.outcome == NOT_SELECTED and not record.started:
         return
@@ -149,10 +157,11 @@ def _testcases_of(case: Case, places: Mapping[str, Place]) -> Iterator[Testcase]
     yield Testcase(
         nodeid=case.nodeid,
         kind=KINDS.get(counted, "error"),
-        message=record.message,
-        text=record.text or counted,
+        message=record.message if first is None else f"{record.message} (first seen in {name_of(first)})",
+        text=(record.text or counted) if first is None else f"{record.message}\n  whole text: see {name_of(first)}",
         error_type=counted,
         properties=properties,
+        output="\n".join(filter(None, (record.text if record.advisory else None, record.remark))) or None,
     )
     if record.teardown is not None:
         message = first_line(record.teardown)

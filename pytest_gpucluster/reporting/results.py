@@ -7,21 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config.strict_json import strict_json
-from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, Record, Verdict
-from pytest_gpucluster.text import first_line
+from pytest_gpucluster.judging.culprits import find_culprits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from pytest_gpucluster.judging.verdict import Record, Verdict
     from pytest_gpucluster.places import Place
 
 SCHEMA = 1
 SCHEMA_FILE = Path(__file__).with_name("results.schema.json")
-ACTIONS = {
-    "gpu": "take the GPU out of service; run the health criteria there, then replace it if they fail again",
-    "node": "look at the node: power, cabling, driver; then measure it again",
-    "software": "bring the software of this node in line with the others, or end what holds the GPU; the evidence says which",
-}
 
 
 def results_document(
@@ -50,29 +45,19 @@ def place_facts(place: Place | None) -> dict[str, Any] | None:
 
 
 def culprits(records: Iterable[Record], places: Mapping[str, Place]) -> list[dict[str, Any]]:
-    """Every place that a record blames, with these records; places with a measured failure first."""
-    found: dict[str, list[Record]] = {}
-    for record in records:
-        if record.outcome in (FAILED, ERROR, MISSING):
-            for place in record.culprits:
-                found.setdefault(place, []).append(record)
-    rows = [_culprit(places[name], pointing) for name, pointing in found.items() if name in places]
-    return sorted(rows, key=lambda row: row["confidence"] != "high")
-
-
-def _culprit(place: Place, records: list[Record]) -> dict[str, Any]:
-    kind = "software" if all(record.refused for record in records) else "gpu" if place.gpu is not None else "node"
-    measured = any(record.outcome == FAILED for record in records)
-    measured_first = sorted(records, key=lambda record: record.outcome != FAILED)
-    reasons = list(dict.fromkeys(first_line(record.reason) for record in measured_first if record.reason))
-    return {
-        "kind": kind,
-        "place": place_facts(place),
-        "criteria": sorted({record.criterion for record in records}),
-        "confidence": "high" if measured else "medium",
-        "evidence": reasons[:8],
-        "action": ACTIONS[kind],
-    }
+    """Everything that the records blame, as results.json has it; confirmed failures first."""
+    return [
+        {
+            "kind": one.kind,
+            "place": place_facts(places[one.place]) if one.place is not None else None,
+            "places": list(one.places),
+            "criteria": one.criteria,
+            "confidence": one.confidence,
+            "evidence": one.evidence,
+            "action": one.action,
+        }
+        for one in find_culprits(records, places)
+    ]
 
 
 def _row(record: Record, places: Mapping[str, Place]) -> dict[str, Any]:
@@ -86,6 +71,7 @@ def _row(record: Record, places: Mapping[str, Place]) -> dict[str, Any]:
         "limit_kind": record.limit.kind if record.limit is not None else None,
         "limit_value": record.limit.value if record.limit is not None else None,
         "advisory": record.advisory,
+        "remark": record.remark,
         "reason": record.text,
         "waiver": dict(record.waiver) if record.waiver is not None else None,
         "evidence": dict(record.evidence),

@@ -21,6 +21,7 @@ from pytest_gpucluster.judging.verdict import (
     WAIVED,
     WORDS,
     Record,
+    count_misses,
     counted_as,
 )
 from pytest_gpucluster.text import one_line
@@ -69,13 +70,15 @@ def _cells(rows: list[Record]) -> list[str]:
     limits = list(dict.fromkeys(row.limit.text for row in rows if row.limit))
     worst = next(outcome for outcome in SEVEREST_FIRST if any(counted_as(row) == outcome for row in rows))
     number = sum(counted_as(row) == worst for row in rows)
+    misses = sum(row.advisory for row in rows)
     outcome = WORDS[worst] if number == len(rows) else f"{number} of {len(rows)} {WORDS[worst]}"
+    style = STYLES[NOISY] if misses and worst == PASSED else STYLES[worst]
     return [
         str(len(rows)),
         _shown(f"{summarize(values)} {rows[0].unit or ''}") if values else "-",
         _shown(", ".join(limits)) or "-",
         f"{min(margins):+.1f} %" if margins else "-",
-        f"[{STYLES[worst]}]{outcome}[/]",
+        f"[{style}]{outcome}[/]{f', {count_misses(misses)}' if misses else ''}",
     ]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.protocol.functions import RefusedError
 from pytest_gpucluster.protocol.messages import Failure
+from pytest_gpucluster.worker.blame import part_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,6 +32,7 @@ def failure_of(error: BaseException) -> Failure:
         kind="refused" if issubclass(type(error), RefusedError) else "raised",
         type=_name_of(error),
         error=_text_of(error),
+        blames=part_of(error),
         cause=_describe(chain[0]) if len(chain) > 1 else "",
         traceback="\n".join(_traceback(chain)),
     )

@@ -304,6 +304,7 @@ def test_lost_gpu_is_an_error_at_its_place(two_nodes: FinishedRun) -> None:
     assert "node1-gpu1 (rank 3, " in case.text
     assert "GPU 1: GPU is lost" in case.text
     assert two_nodes.row("gpu_count", "node1")["outcome"] == "passed"  # NVML still lists it
+    assert two_nodes.culprit("node1-gpu1")["kind"] == "gpu"
 
 
 def test_lost_gpu_takes_no_uuid_away(two_nodes: FinishedRun) -> None:

@@ -81,8 +81,10 @@ def test_fewer_nodes_and_gpus_than_expected(starter: Starter) -> None:
         assert "2 of 8 expected places answer" in told[key]["reason"], key
     assert "node1-cpu3 is missing: no such node joined" in told["rate", "node1-cpu3"]["reason"]
     assert (found["verdict"], found["expected"]) == ("INCOMPLETE", {"nodes": 2, "gpus_per_node": 4})
-    blamed = {culprit["place"]["id"] for culprit in found["culprits"]}
-    assert set(PLACES[2:]) <= blamed <= {*PLACES[2:], "node1"}
+    blamed = {culprit["place"]["id"]: culprit["kind"] for culprit in found["culprits"]}
+    assert blamed == {"node0-cpu2": "gpu", "node0-cpu3": "gpu", "node1": "node"}
+    (absent,) = (culprit for culprit in found["culprits"] if culprit["kind"] == "node")
+    assert absent["evidence"][0].startswith("node1 is absent: ")
     cases = launch.junit()
     assert cases == {
         **{f"test_rate[{place}]": "error" for place in PLACES},

@@ -78,7 +78,7 @@ class FinishedRun:
 
     def culprit(self, place: str) -> dict[str, Any]:
         """The one culprit at this place."""
-        found = [culprit for culprit in self.results["culprits"] if culprit["place"]["id"] == place]
+        found = [culprit for culprit in self.results["culprits"] if culprit["place"] and culprit["place"]["id"] == place]
         assert len(found) == 1, f"{len(found)} culprits at {place}: {self.results['culprits']}"
         return dict(found[0])
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pytest_gpucluster.cluster.binding import natural_sort_key
 from pytest_gpucluster.cluster.results import Results, rounds_of_pairs
-from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.errors import Blame, MeasurementError
 from pytest_gpucluster.places import Inventory, Place
 
 INVENTORY = Inventory(num_nodes=2, gpus_per_node=2, device="cuda")
@@ -125,3 +125,18 @@ def test_natural_order() -> None:
     """node2 before node10."""
     names: list[Any] = ["node10", "node2", "node2a", "gpu-1-10", "gpu-1-9"]
     assert sorted(names, key=natural_sort_key) == ["gpu-1-9", "gpu-1-10", "node2", "node2a", "node10"]
+
+
+def test_one_cause_at_several_places_blames_all_of_them() -> None:
+    """A typo raises everywhere: reading all values must not blame the first place alone. Other causes stay apart."""
+    alike = Blame(part="software", cause="KeyError: 'x'")
+    errors = {
+        place: MeasurementError(f"f was not measured at {place}", culprits=(place,), blame=alike if place != C else Blame())
+        for place in (A, B, C, D)
+    }
+    with pytest.raises(MeasurementError, match=f"at {A}\n  the same at {B}, {D}") as caught:
+        Results({}, errors).slowest(float)
+    assert (caught.value.culprits, caught.value.blames) == ((A, B, D), "software")
+    with pytest.raises(MeasurementError) as alone:
+        _ = Results({}, errors)[B]
+    assert alone.value.culprits == (B,)

@@ -9,6 +9,7 @@ import pytest
 
 from pytest_gpucluster.cluster.binding import bind
 from pytest_gpucluster.cluster.calls import Cluster
+from pytest_gpucluster.cluster.unmeasurable import error_for, missing_error
 from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.controller.controller import Controller
 from pytest_gpucluster.errors import MeasurementError
@@ -344,3 +345,20 @@ def test_rehearsal_has_nothing_to_look_at() -> None:
     cluster = Cluster(controller, bind(controller, replace(INVENTORY, device="cpu"), within_s=1))
     assert [call.function.qualname for call in fake.calls] == ["identity"]
     assert cluster.run(uses_gpu, per="gpu").errors == {}
+
+
+def test_a_missing_gpu_and_an_absent_node_are_different_culprits() -> None:
+    """Where any GPU of the node answers, one is missing; else the node is."""
+    present = replace(A, rank=0, hostname="host0")
+    absent = missing_error(C, [present, B, C, D])
+    assert ([place.id for place in absent.culprits], absent.blames, absent.kind) == (["node1"], "node", "missing")
+    missing = missing_error(B, [present, B, C, D])
+    assert ([place.id for place in missing.culprits], missing.blames) == ([B.id], "gpu")
+
+
+def test_nobody_to_blame_names_all_that_failed() -> None:
+    """Two ranks with only the echo of a broken connection."""
+    echo = Failure(kind="raised", error="Connection closed by peer", type="RuntimeError", blames="software")
+    bound = [replace(place, rank=rank) for rank, place in enumerate((A, B))]
+    error = error_for({0: echo, 1: echo}, bound, what="f was not measured")
+    assert (error.culprits, error.blames, error.blame.among) == ((), "unknown", (A, B))

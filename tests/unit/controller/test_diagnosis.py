@@ -209,3 +209,13 @@ def test_whatever_comes_is_put_into_words(replies: dict[int, Failure], one_good:
     assert found.kind in KINDS
     if any(reply.kind in ("died", "lost") for reply in replies.values()):
         assert all(replies[rank].kind in ("died", "lost") for rank in found.culprits)
+
+
+def test_what_is_to_blame() -> None:
+    """The part that the cause blames; unknown where causes differ, or where no rank is the cause."""
+    one = diagnose({0: OK, 1: bad("raised", "'x'", type="KeyError", blames="software")}, name=name, what="gemm")
+    assert (one.blames, one.cause, one.failed) == ("software", "KeyError: 'x'", (1,))
+    both = {0: bad("raised", blames="software"), 1: bad("raised", blames="host"), 2: OK}
+    assert diagnose(both, name=name, what="gemm").blames == "unknown"
+    together = diagnose({0: bad("raised", ECHO, blames="software"), 1: bad("raised", ECHO)}, name=name, what="gemm")
+    assert (together.culprits, together.blames, together.failed) == ((), "unknown", (0, 1))

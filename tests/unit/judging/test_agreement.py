@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster.judging.agreement import Group, groups_of, suspicions, suspicions_in_round
+from pytest_gpucluster.judging.agreement import Group, groups_of, only_itself, suspicions, suspicions_in_round
 from pytest_gpucluster.places import Place
 
 if TYPE_CHECKING:
@@ -203,3 +203,8 @@ def test_one_alone_is_compared_with_its_own_first_round() -> None:
     """With nobody of its model beside it, nothing else could tell."""
     found = suspicions_in_round({0: {"bf16": "x"}}, {0: "H200"}, first={0: {"bf16": "a"}}, unsteady={0: {}})
     assert found == {0: {"bf16": "not as in its first round"}}
+
+
+def test_only_itself() -> None:
+    """One GPU has no reference."""
+    assert only_itself(104) == "compared with itself over 104 rounds; no other GPU to compare with"

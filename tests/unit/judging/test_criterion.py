@@ -295,3 +295,40 @@ def test_siblings_that_disagree_leave_the_value_open(percent: float) -> None:
     assert (caught.value.kind, judged.outcome, judged.value, judged.culprits) == ("noisy", "noisy", percent, ())
     assert judged.limit is not None
     assert judged.limit.text == "<= 4 TFLOPS"
+
+
+@pytest.mark.parametrize(
+    ("samples", "confirmed"),
+    [([500.0, 510.0, 520.0], True), ([500.0, 510.0], False), ([500.0, 510.0, 520.0, 701.0], False), (None, False)],
+    ids=["all miss", "too few", "one within", "no repeats"],
+)
+def test_a_failure_is_confirmed_by_repeats_that_all_miss(samples: list[float] | None, *, confirmed: bool) -> None:
+    """A single number confirms nothing, nor do repeats of which one lies within the limit."""
+    judge = criterion()
+    with pytest.raises(CriterionFailedError):
+        judge.require(510.0 if samples is None else Repeats(value=510.0, samples=samples))
+    assert judge.judged is not None
+    assert (judge.judged.confirmed, judge.judged.blames) == (confirmed, "gpu")
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "part"),
+    [(A, 1.0, "gpu"), (Place(id="node0", node=0), 1.0, "node"), (None, {(A, B): 1.0}, "link"), (None, 1.0, None)],
+)
+def test_what_a_failure_blames(place: Place | None, value: Any, part: str | None) -> None:
+    """The GPU, the node, or the connection of a pair; a value of the whole cluster blames no part."""
+    judge = criterion(place)
+    with pytest.raises(CriterionFailedError):
+        judge.require(value)
+    assert judge.judged is not None
+    assert judge.judged.blames == part
+
+
+@pytest.mark.parametrize("value", [800.0, 1.0])
+def test_a_remark_stays_with_the_value(value: float) -> None:
+    """What the comparison could not show; a failure needs no such excuse."""
+    judge = criterion()
+    with contextlib.suppress(CriterionFailedError):
+        judge.require(value, remark="compared with itself")
+    assert judge.judged is not None
+    assert judge.judged.remark == ("compared with itself" if value > 700 else None)

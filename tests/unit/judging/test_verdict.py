@@ -112,3 +112,12 @@ def test_changed_limits_are_in_the_line() -> None:
     terms = "nodes 1 instead of 2 (the profile), accept_at quick instead of soak"
     assert less.line == f"ACCEPTED: 1 passed; limits changed: a; terms changed: {terms}"
     assert many.line == "ACCEPTED: 1 passed; limits changed: a, b, c and 2 more"
+
+
+@pytest.mark.parametrize(("number", "words"), [(0, None), (1, "1 advisory miss"), (2, "2 advisory misses")])
+def test_advisory_misses_are_counted_in_the_line(number: int, words: str | None) -> None:
+    """They pass, and are seen all the same."""
+    rows = [replace(record, advisory=index < number) for index, record in enumerate(records(*[v.PASSED] * 3))]
+    found = decide(rows, Terms(rehearsal=False, level_reached=True))
+    assert found.word == v.ACCEPTED
+    assert found.line == f"ACCEPTED: 3 passed{f', {words}' if words else ''}"

@@ -313,3 +313,31 @@ def test_an_acceptance_says_in_the_junit_what_it_asked_less() -> None:
         assert [value for name, value in named if name == "changed_limit"] == [f"limit{number}" for number in range(5)]
         assert ("changed_term", "fabric sockets instead of infiniband") in named
     assert last.findtext("system-out") == verdict.line
+
+
+def test_what_passed_with_a_remark_shows_it() -> None:
+    """As a property and as output: a passed testcase has no other text."""
+    alone = "compared with itself over 5 rounds; no other GPU to compare with"
+    hint = Record(criterion="hint", place=HOT.id, outcome="passed", reason="low: 3 %\n  why: x", advisory=True, started=True)
+    rows = (hint, replace(hint, criterion="bits", advisory=False, reason=None, remark=alone))
+    verdict = decide(rows, Terms(rehearsal=False, level_reached=True))
+    cases = tuple(Case(nodeid=nodeid(row), record=row) for row in rows)
+    suite = suite_element(Report(cases=cases, verdict=verdict, places=PLACES, facts=FACTS, is_rehearsal=False))
+    first, second = suite.findall("testcase")[:2]
+    properties = [{one.get("name"): one.get("value") for one in case.iter("property")} for case in (first, second)]
+    assert (properties[0]["advisory"], properties[1]["remark"]) == ("advisory: low: 3 %", alone)
+    assert ("remark" in properties[0], "advisory" in properties[1]) == (False, False)
+    assert first.findtext("system-out") == "advisory: low: 3 %\n  why: x"
+    assert second.findtext("system-out") == alone
+
+
+def test_the_same_error_is_written_once() -> None:
+    """Every message names the cause; the text is at the first testcase, and the others say which that is."""
+    lost = Record(criterion="sum", place=None, outcome="error", reason="rank 1: died\n  stack", cause="died", started=True)
+    rows = (lost, replace(lost, criterion="max"), replace(lost, criterion="min", place="node0"))
+    verdict = decide(rows, Terms(rehearsal=False, level_reached=True))
+    cases = tuple(Case(nodeid=nodeid(row), record=row) for row in rows)
+    found = cases_of(suite_element(Report(cases=cases, verdict=verdict, places=PLACES, facts=FACTS, is_rehearsal=False)))
+    assert [case.message for case in found] == ["rank 1: died", *["rank 1: died (first seen in sum)"] * 2]
+    assert ["stack" in case.text for case in found] == [True, False, False]
+    assert all("rank 1: died" in case.text for case in found)

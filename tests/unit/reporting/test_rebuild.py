@@ -83,6 +83,8 @@ def test_a_record_survives_the_journal() -> None:
         advisory=True,
         margin_percent=-28.9,
         culprits=("node0-gpu1",),
+        blames="link",
+        among=("node0-gpu0", "node0-gpu1"),
         evidence={"C": 91},
     )
     assert record_from_facts(json.loads(json.dumps(strict_json(record_facts(record))))) == record
@@ -112,3 +114,10 @@ def test_a_journal_of_version_0_1_is_read(tmp_path: Path) -> None:
     assert (size["limit"], size["unit"], size["limit_kind"]) == (">= 10000000 B a row", "B a row", "min")
     assert (hint["limit"], hint["advisory"], hint["reason"]) == ("<= 2.5 %", True, "advisory: 3 %, above 2 %")
     assert (link["place"]["id"], link["place"]["gpu"], link["limit"]) == ("node0-gpu0", 0, None)
+
+
+@pytest.mark.parametrize(("refused", "part"), [(True, "software"), (False, None)])
+def test_what_an_older_journal_blames(part: str | None, *, refused: bool) -> None:
+    """It says only whether what runs at the culprits is to blame."""
+    facts = {"criterion": "a", "place": None, "outcome": "error", "culprits": ["node0"], "refused": refused}
+    assert record_from_facts(facts).blames == part

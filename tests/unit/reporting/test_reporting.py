@@ -140,9 +140,9 @@ def test_culprits_measured_ones_first() -> None:
         record(criterion="d", outcome="passed", culprits=("node0",)),
     ]
     first, second = culprits(rows, PLACES)
-    assert (first["place"]["id"], first["confidence"], first["criteria"]) == ("node0-gpu1", "high", ["b", "c"])
+    assert (first["place"]["id"], first["confidence"], first["criteria"]) == ("node0-gpu1", "medium", ["b", "c"])
     assert (second["place"]["id"], second["confidence"], second["evidence"]) == ("node0-gpu0", "medium", ["died"])
-    assert {first["kind"], second["kind"]} == {"gpu"}
+    assert (first["kind"], second["kind"]) == ("gpu", "unknown")
 
 
 def test_an_older_run_is_kept_apart(tmp_path: Path) -> None:
@@ -273,3 +273,10 @@ def test_the_table_folds_what_was_not_selected() -> None:
 def test_the_table_takes_any_outcome(records: list[Record], width: int) -> None:
     """Names with brackets, no values, narrow terminals: a table, never an exception."""
     assert "criterion" in table(*records, width=width).replace("\n", "")[:400] or width < 60
+
+
+@pytest.mark.parametrize(("misses", "shown"), [(0, "passed"), (1, "passed, 1 advisory miss"), (2, "passed, 2 advisory misses")])
+def test_the_table_counts_advisory_misses(misses: int, shown: str) -> None:
+    """Beside the outcome, which is passed."""
+    rows = [record(outcome="passed", advisory=number < misses) for number in range(2)]
+    assert table(*rows).splitlines()[1].rstrip().endswith(shown)

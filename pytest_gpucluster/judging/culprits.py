@@ -1,0 +1,278 @@
+"""What is to blame for the bad outcomes of a run. Pure: records in, culprits out.
+
+A place is blamed once, with all criteria that point at it. What most places share is not theirs: it is one systemic culprit
+without a place. Only a failure that was confirmed asks to replace something.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, Record
+from pytest_gpucluster.text import first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pytest_gpucluster.errors import Part
+    from pytest_gpucluster.places import Place
+
+BAD = (FAILED, ERROR, MISSING)
+MEASURED = (PASSED, FAILED, NOISY)
+HEAVIEST_FIRST: tuple[Part, ...] = (
+    "gpu",
+    "link",
+    "nic",
+    "switch",
+    "path",
+    "node",
+    "host",
+    "unknown",
+    "settings",
+    "software",
+)
+"""Of several parts that are blamed at one place: a suspicion of hardware is not lost behind one of software."""
+HARDWARE: tuple[Part, ...] = ("gpu", "link", "nic", "switch", "path", "node")
+FEWEST_OF_MOST = 3
+SHOWN_EVIDENCE = 8
+REPLACE: Mapping[Part, str] = {
+    "gpu": "take the GPU out of service; run the health criteria there, then replace it if they fail again",
+    "link": "look at both ends, the cable and the switch between them; replace what fails again",
+    "node": "take the node out of service; look at its power, cabling and driver",
+}
+NEXT: Mapping[Part, str] = {
+    "gpu": "look at the GPU: nvidia-smi, kernel log (Xid)",
+    "node": "look at the node: power, network, kernel log",
+    "link": "look at the connection between the two places",
+    "software": (
+        "correct the function that raised, bring the software of this node in line with the others, or end what holds the "
+        "GPU; the evidence says which"
+    ),
+    "settings": "correct the setting that the evidence names",
+    "host": "look at the host: kernel log (oom-kill), memory and limits of the container, disk space, processes",
+    "unknown": "run the health criteria there (-m health); kernel log (Xid, oom-kill)",
+}
+"""What to do first, where nothing confirmed that a part is defective."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Culprit:
+    """A part that is to blame.
+
+    Attributes:
+        place: the id of the one place that is blamed; None where most places share the fault, or nobody can be named.
+        places: the ids of all places concerned.
+        records: the bad outcomes that blame it.
+        headline: the finding in one line, where it is more than the reasons of the records.
+        is_confirmed: a measured failure, and a repeat or another criterion confirmed it.
+    """
+
+    kind: Part
+    place: str | None
+    places: tuple[str, ...]
+    records: tuple[Record, ...]
+    headline: str | None = None
+    is_confirmed: bool = False
+
+    @property
+    def criteria(self) -> list[str]:
+        """The criteria that it spoilt."""
+        return sorted({record.criterion for record in self.records})
+
+    @property
+    def confidence(self) -> Literal["high", "medium"]:
+        """High only for a confirmed failure."""
+        return "high" if self.is_confirmed else "medium"
+
+    @property
+    def evidence(self) -> list[str]:
+        """The headline and the first line of each reason, measured failures first."""
+        measured_first = sorted(self.records, key=lambda record: record.outcome != FAILED)
+        reasons = [first_line(record.reason) for record in measured_first if record.reason]
+        return list(dict.fromkeys([*([self.headline] if self.headline else []), *reasons]))[:SHOWN_EVIDENCE]
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a measured failure blames it."""
+        return any(record.outcome == FAILED for record in self.records)
+
+    @property
+    def action(self) -> str:
+        """What to do next. Only a confirmed failure of a place asks to replace anything."""
+        if self.is_confirmed:
+            return REPLACE.get(self.kind, REPLACE["node"])
+        again = f'measure it again: the same command with -k "{self._selection}"'
+        if self.is_measured and self.kind in (*HARDWARE, "unknown"):
+            return f"{again}; {NEXT.get(self.kind, NEXT['unknown'])}"
+        return f"{NEXT.get(self.kind, NEXT['unknown'])}; then {again}"
+
+    @property
+    def is_absent_node(self) -> bool:
+        """Whether nothing but absence is known of it."""
+        return self.kind == "node" and all(record.outcome == MISSING for record in self.records)
+
+    @property
+    def _selection(self) -> str:
+        """The ``-k`` for these criteria, at this place where they are judged there."""
+        here = dict.fromkeys(_own_name(record) for record in self.records if self.place in (None, record.place))
+        elsewhere = dict.fromkeys(name for name in map(_own_name, self.records) if name not in here)
+        names = " or ".join(here)
+        if self.place is None or not here:
+            return " or ".join([*here, *elsewhere])
+        one = f"{f'({names})' if len(here) > 1 else names} and {self.place}"
+        return one if not elsewhere else " or ".join([f"({one})", *elsewhere])
+
+
+def find_culprits(records: Iterable[Record], places: Mapping[str, Place]) -> list[Culprit]:
+    """Everything that the records blame: confirmed failures first, then other failures, then errors.
+
+    Args:
+        records: all expected outcomes of the run.
+        places: every expected GPU and node by id, with a rank where one answers.
+    """
+    rows = list(records)
+    bad = [record for record in rows if record.outcome in BAD]
+    shared = [*_failed_at_most(rows, places), *_raised_at_most(bad, places)]
+    covered = {_key(record) for culprit in shared for record in culprit.records}
+    left = [record for record in bad if _key(record) not in covered]
+    keys = {record.criterion for record in rows}
+    found = [*shared, *_by_place(left, places, keys), *_among_several(left, places)]
+    return sorted(found, key=lambda culprit: (not culprit.is_confirmed, not culprit.is_measured))
+
+
+def is_most(number: int, total: int) -> bool:
+    """Whether so many of the measured places share a fault that it is not theirs: most of them and at least 3, or 2 of 2."""
+    return 2 * number > total and (number >= FEWEST_OF_MOST or number == total == FEWEST_OF_MOST - 1)
+
+
+def _failed_at_most(rows: Sequence[Record], places: Mapping[str, Place]) -> list[Culprit]:
+    """Criteria that most of the measured places failed: one culprit for all criteria that the same places failed."""
+    judged: dict[str, list[Record]] = defaultdict(list)
+    for record in rows:
+        if record.place in places and record.limit is not None and record.outcome in MEASURED:
+            judged[record.criterion].append(record)
+    shared: dict[tuple[str, ...], list[Record]] = defaultdict(list)
+    totals: dict[tuple[str, ...], int] = {}
+    for one in judged.values():
+        failed = [record for record in one if record.outcome == FAILED]
+        if is_most(len(failed), len(one)):
+            names = tuple(str(record.place) for record in failed)
+            shared[names] += failed
+            totals[names] = len(one)
+    return [
+        Culprit(
+            kind="unknown",
+            place=None,
+            places=names,
+            records=tuple(failed),
+            headline=_describe_shared(len(names), totals[names], failed, is_node=places[names[0]].gpu is None),
+        )
+        for names, failed in shared.items()
+    ]
+
+
+def _describe_shared(number: int, total: int, failed: Sequence[Record], *, is_node: bool) -> str:
+    noun = "nodes" if is_node else "GPUs"
+    sides = {record.limit.is_floor for record in failed if record.limit is not None}
+    side = "below" if sides == {True} else "above" if sides == {False} else "outside"
+    if total < FEWEST_OF_MOST:
+        return f"{number} of {total} {noun} {side} the limit: nothing shows which of them is to blame, if any; or the limit is"
+    return f"{number} of {total} {noun} {side} the limit: not the {noun}: power cap, clocks, driver or limit?"
+
+
+def _raised_at_most(bad: Sequence[Record], places: Mapping[str, Place]) -> list[Culprit]:
+    """Errors of software or settings that hit most GPUs alike: one culprit for each such error."""
+    gpus = [place for place in places.values() if place.gpu is not None]
+    answering = [place for place in gpus if place.rank is not None]
+    alike: dict[tuple[Part, str], list[Record]] = defaultdict(list)
+    for record in bad:
+        if record.cause is not None and record.blames in ("software", "settings") and record.outcome == ERROR:
+            alike[record.blames, record.cause].append(record)
+    found = []
+    for (part, cause), records in alike.items():
+        names = tuple(dict.fromkeys(name for record in records for name in record.culprits))
+        total = len(answering or gpus)
+        if is_most(len(names), total):
+            headline = f"{len(names)} of {total} ranks alike: {cause}"
+            found.append(Culprit(kind=part, place=None, places=names, records=tuple(records), headline=headline))
+    return found
+
+
+def _by_place(left: Sequence[Record], places: Mapping[str, Place], keys: set[str]) -> list[Culprit]:
+    """One culprit for each place that is blamed. ``keys``: the criteria of the run."""
+    node_of = _absent_nodes(places)
+    blaming: dict[str, list[Record]] = {}
+    for record in left:
+        absent = node_of.get(record.place or "") if record.outcome == MISSING else None
+        for name in record.culprits or ((absent,) if absent is not None else ()):
+            if name in places:
+                blaming.setdefault(name, []).append(record)
+    return [_culprit_at(places[name], records, keys) for name, records in blaming.items()]
+
+
+def _culprit_at(place: Place, records: Sequence[Record], keys: set[str]) -> Culprit:
+    kinds = {_part_of(record, place) for record in records}
+    failed = [record for record in records if record.outcome == FAILED and _part_of(record, place) in HARDWARE]
+    quantities = {_quantity(record.criterion, keys) for record in failed}
+    found = Culprit(
+        kind=min(kinds, key=HEAVIEST_FIRST.index),
+        place=place.id,
+        places=(place.id,),
+        records=tuple(records),
+        is_confirmed=any(record.confirmed for record in failed) or len(quantities) > 1,
+    )
+    if not found.is_absent_node:
+        return found
+    headline = f"{place.id} is absent: {len(records)} expected outcomes are missing with it"
+    return Culprit(kind="node", place=place.id, places=(place.id,), records=found.records, headline=headline)
+
+
+def _among_several(left: Sequence[Record], places: Mapping[str, Place]) -> list[Culprit]:
+    """Errors of several places of which none can be named."""
+    alike: dict[tuple[str, ...], list[Record]] = defaultdict(list)
+    for record in left:
+        names = tuple(name for name in record.among if name in places)
+        if names and not record.culprits:
+            alike[names].append(record)
+    return [
+        Culprit(
+            kind="unknown",
+            place=None,
+            places=names,
+            records=tuple(records),
+            headline=f"nothing shows which of these is to blame: {', '.join(names)}",
+        )
+        for names, records in alike.items()
+    ]
+
+
+def _absent_nodes(places: Mapping[str, Place]) -> dict[str, str]:
+    """The node of each place of a node at which no rank answers; empty while no rank answers anywhere."""
+    gpus = [place for place in places.values() if place.gpu is not None]
+    present = {place.node for place in gpus if place.rank is not None}
+    nodes = {place.node: place.id for place in places.values() if place.gpu is None and place.node not in present}
+    return {place.id: nodes[place.node] for place in places.values() if place.node in nodes} if present else {}
+
+
+def _part_of(record: Record, place: Place) -> Part:
+    """What a record blames; a record of an older run does not say it."""
+    if record.blames is not None:
+        return record.blames
+    by_place: Part = "node" if place.gpu is None else "gpu"
+    return by_place if record.outcome in (FAILED, MISSING) else "unknown"
+
+
+def _quantity(key: str, keys: set[str]) -> str:
+    """What a criterion measures: ``straggler[hbm_bandwidth]`` compares the values of ``hbm_bandwidth``."""
+    inner = key.partition("[")[2].removesuffix("]")
+    return inner if inner in keys else key
+
+
+def _own_name(record: Record) -> str:
+    return record.criterion.partition("[")[0]
+
+
+def _key(record: Record) -> tuple[str, str | None]:
+    return record.criterion, record.place

@@ -1,0 +1,129 @@
+"""Who is blamed for what: by kind, once for each cause, and never a GPU for a typo."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.launching import ACCEPTANCE
+from tests.support.runs import run_pytest, user_folder
+from tests.support.thresholds_files import entry, write_limits
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
+    from tests.support.runs import FinishedRun
+
+pytestmark = [pytest.mark.e2e, pytest.mark.fault]
+
+LIMITS = {
+    "low": entry(per="gpu", min=90, unit="GB/s"),
+    "hint": entry(per="gpu", min=90, unit="GB/s", severity="advisory"),
+}
+RANKS = tuple(f"node0-cpu{rank}" for rank in range(3))
+DEAD = [f"dead[{part}]" for part in range(4)]
+
+
+def run(folder: Any, **variables: str) -> FinishedRun:
+    """folders/culprits with three ranks."""
+    folder = user_folder("culprits", folder / "culprits")
+    limits = write_limits(folder / "limits.yaml", LIMITS, extends=False)
+    expected = "--gpucluster-expect=gpus_per_node=3"
+    return run_pytest(folder, "--gpucluster", "test_culprits.py", limits, expected, variables=variables)
+
+
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """Every fault."""
+    return run(tmp_path_factory.mktemp("faulty"))
+
+
+def blaming(ran: FinishedRun, criterion: str) -> dict[str, Any]:
+    """The one culprit that a criterion points at."""
+    (found,) = (one for one in ran.results["culprits"] if criterion in one["criteria"])
+    return dict(found)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "kind", "place"),
+    [
+        ("raised[typo]", "software", None),
+        ("raised[unset]", "settings", None),
+        ("address", "unknown", RANKS[0]),
+        ("ecc", "gpu", RANKS[2]),
+        ("dead[0]", "unknown", RANKS[1]),
+        ("low", "unknown", None),
+    ],
+)
+def test_kind(faulty: FinishedRun, criterion: str, kind: str, place: str | None) -> None:
+    """Decided by what happened; nothing here was confirmed, so nothing is to be replaced."""
+    found = blaming(faulty, criterion)
+    assert (found["kind"], found["place"] and found["place"]["id"], found["confidence"]) == (kind, place, "medium")
+    assert "replace" not in found["action"]
+    assert "out of service" not in found["action"]
+    if place is None:
+        assert found["places"] == list(RANKS)
+
+
+def test_most_below_one_limit(faulty: FinishedRun) -> None:
+    """It asks for a cap, a driver or a wrong limit, before anybody replaces three GPUs."""
+    assert "3 of 3 GPUs below the limit: not the GPUs" in blaming(faulty, "low")["evidence"][0]
+
+
+def test_one_death_is_one_block(faulty: FinishedRun) -> None:
+    """In results.json, on the terminal, and in the messages of the JUnit file."""
+    assert blaming(faulty, "dead[0]")["criteria"] == DEAD
+    text = "killed was not measured: rank 1 (node0-cpu1, "
+    blocks = faulty.stdout.partition("culprits and causes:")[2].partition("short test summary")[0]
+    assert blocks.count(text) == 1
+    assert "4 criteria: dead[0], dead[1], dead[2], dead[3]" in blocks
+    assert faulty.stdout.partition("short test summary")[0].count(text) == 1
+    first, *others = (faulty.case(f"test_{name}") for name in DEAD)
+    assert first.message.startswith(text)
+    assert "waited in barrier" in first.body
+    for case in others:
+        assert case.message == f"{first.message} (first seen in dead[0])"
+        assert "waited in barrier" not in case.body
+
+
+def test_advisory_misses_are_seen(faulty: FinishedRun) -> None:
+    """In the verdict line, in the table, and at their testcases, which passed."""
+    assert "3 advisory misses" in faulty.verdict_line
+    assert "3 advisory misses" in [line for line in faulty.stdout.splitlines() if line.startswith("hint ")][-1]
+    case = faulty.case(f"test_hint[{RANKS[0]}]")
+    assert case.outcome == "passed"
+    assert "hint at node0-cpu0: 50 GB/s, below 90 GB/s" in case.properties["advisory"]
+    assert case.properties["remark"] == "compared with nothing"
+    assert faulty.row("hint", RANKS[0])["remark"] == "compared with nothing"
+
+
+def test_verbose_keeps_pytests_sections(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Every error with its whole text, as pytest shows it."""
+    folder = user_folder("culprits", tmp_path_factory.mktemp("verbose") / "culprits")
+    limits = write_limits(folder / "limits.yaml", LIMITS, extends=False)
+    chosen = ("--gpucluster", "test_culprits.py", limits, "--gpucluster-expect=gpus_per_node=3", "-k", "dead", "-v")
+    ran = run_pytest(folder, *chosen)
+    assert ran.stdout.count("ERROR at setup of test_dead") == len(DEAD)
+
+
+def test_healthy(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing planted: nobody is blamed, and no cause is shown."""
+    ran = run(tmp_path_factory.mktemp("healthy"), HEALTHY="1")
+    assert (ran.results["culprits"], ran.results["verdict"]) == ([], "REHEARSED")
+    assert "culprits and causes" not in ran.stdout
+    assert "advisory miss" not in ran.stdout
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_gpu_without_siblings_is_compared_with_itself(tmp_path: Path, ranks: int) -> None:
+    """It passes, and says in every report what that does not show; two that agree need no such remark."""
+    expected = f"--gpucluster-expect=gpus_per_node={ranks}"
+    ran = run_pytest(tmp_path, ACCEPTANCE, "-k", "silent_corruption", expected)
+    row, case = ran.row("silent_corruption", RANKS[0]), ran.case(f"test_silent_corruption[{RANKS[0]}]")
+    assert (row["outcome"], case.outcome) == ("passed", "passed")
+    rounds = row["evidence"]["rounds"]
+    remark = f"compared with itself over {rounds:.0f} rounds; no other GPU to compare with" if ranks == 1 else None
+    assert (row["remark"], case.properties.get("remark"), row["evidence"].get("compared")) == (remark, remark, remark)
+    assert ("no other GPU to compare with" in ran.stdout) == (ranks == 1)

@@ -1,0 +1,237 @@
+"""Who is blamed, for what, how surely, and what is to be done. No false blame: nothing is replaced that was not confirmed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_gpucluster.errors import Part
+from pytest_gpucluster.judging.culprits import Culprit, find_culprits, is_most
+from pytest_gpucluster.judging.verdict import OUTCOMES, Record
+from pytest_gpucluster.places import Inventory
+from tests.support.entries import limit
+
+LIMIT = limit()
+
+
+def places(nodes: int = 1, gpus: int = 8, *, absent: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Every GPU and node; those in ``absent`` have no rank."""
+    inventory = Inventory(num_nodes=nodes, gpus_per_node=gpus, device="cuda")
+    bound = [
+        place if place.id in absent or f"node{place.node}" in absent else replace(place, rank=rank, hostname=f"h{place.node}")
+        for rank, place in enumerate(inventory.places)
+    ]
+    return {place.id: place for place in (*bound, *inventory.nodes)}
+
+
+def failed(criterion: str, place: str, **changes: Any) -> Record:
+    """A value outside its limit at one place."""
+    facts = {"limit": LIMIT, "value": 498.0, "culprits": (place,), "blames": "gpu", "reason": f"{criterion} at {place}: 498"}
+    return Record(criterion=criterion, place=place, outcome="failed", **{**facts, **changes})
+
+
+def passed(criterion: str, place: str) -> Record:
+    """A value within its limit."""
+    return Record(criterion=criterion, place=place, outcome="passed", limit=LIMIT, value=777.0)
+
+
+def error(criterion: str, *culprits: str, place: str | None = None, **changes: Any) -> Record:
+    """An error that blames some places."""
+    facts = {"blames": "software", "cause": "KeyError: 'x'", "reason": "f was not measured: KeyError: 'x'\n  traceback"}
+    return Record(criterion=criterion, place=place, outcome="error", culprits=culprits, **{**facts, **changes})
+
+
+def gpu(number: int) -> str:
+    """A place of the first node."""
+    return f"node0-gpu{number}"
+
+
+def one(records: list[Record], known: dict[str, Any] | None = None) -> Culprit:
+    """The only culprit."""
+    (found,) = find_culprits(records, known or places())
+    return found
+
+
+# A failure of one GPU.
+
+
+def test_measured_once_is_measured_again() -> None:
+    """One criterion, nothing that repeats it: no word of replacing, and the command that repeats it."""
+    found = one([failed("bf16_tflops", gpu(3)), *(passed("bf16_tflops", gpu(number)) for number in (0, 1, 2))])
+    assert (found.kind, found.place, found.confidence) == ("gpu", gpu(3), "medium")
+    assert found.action.startswith('measure it again: the same command with -k "bf16_tflops and node0-gpu3"')
+    assert "replace" not in found.action
+    assert "out of service" not in found.action
+
+
+def test_repeats_that_all_miss_confirm() -> None:
+    """The criterion's own repeats."""
+    found = one([failed("bf16_tflops", gpu(3), confirmed=True)])
+    assert (found.confidence, found.action.startswith("take the GPU out of service")) == ("high", True)
+
+
+def test_another_criterion_confirms() -> None:
+    """Two measurements of one GPU."""
+    found = one([failed("bf16_tflops", gpu(3)), failed("hbm_bandwidth", gpu(3))])
+    assert (found.confidence, found.criteria) == ("high", ["bf16_tflops", "hbm_bandwidth"])
+    assert "take the GPU out of service" in found.action
+
+
+def test_a_straggler_does_not_confirm_its_own_value() -> None:
+    """Both criteria judge one measurement."""
+    found = one([failed("hbm_bandwidth", gpu(3)), failed("straggler[hbm_bandwidth]", gpu(3))])
+    assert found.confidence == "medium"
+    assert '-k "(hbm_bandwidth or straggler) and node0-gpu3"' in found.action
+
+
+def test_an_error_never_confirms() -> None:
+    """Not measured is not bad, however often."""
+    rows = [failed("a", gpu(3)), *(error(key, gpu(3), blames="unknown", cause=None) for key in "bcd")]
+    found = one(rows)
+    assert (found.kind, found.confidence, found.criteria) == ("gpu", "medium", ["a", "b", "c", "d"])
+
+
+@pytest.mark.parametrize("part", [part for part in get_args(Part) if part != "gpu"])
+def test_errors_keep_their_kind(part: Part) -> None:
+    """Whatever the place: an error without a measured failure replaces nothing."""
+    found = one([error("a", gpu(3), blames=part, cause="x"), error("b", gpu(3), blames=part, cause="x")])
+    assert (found.kind, found.confidence) == (part, "medium")
+    assert "replace" not in found.action
+    assert "out of service" not in found.action
+
+
+def test_a_pair_is_a_link() -> None:
+    """Either end may be bad."""
+    record = replace(failed("p2p", gpu(0), culprits=(gpu(0), gpu(1)), blames="link"), place=None)
+    assert [(found.kind, found.place) for found in find_culprits([record], places())] == [("link", gpu(0)), ("link", gpu(1))]
+
+
+# What most places share.
+
+
+@pytest.mark.parametrize(
+    ("number", "total", "most"),
+    [
+        *((8, 8, True), (5, 8, True), (3, 4, True), (3, 3, True), (2, 2, True), (4, 6, True)),
+        *((4, 8, False), (2, 4, False), (2, 3, False), (1, 2, False), (1, 1, False), (3, 6, False), (0, 0, False)),
+    ],
+)
+def test_most(number: int, total: int, *, most: bool) -> None:
+    """More than half and at least three; of two, both."""
+    assert is_most(number, total) is most
+
+
+def test_most_fail_one_criterion() -> None:
+    """One entry without a place, with a question and no GPU to replace, though every repeat missed."""
+    found = one([failed("bf16_tflops", gpu(number), confirmed=True) for number in range(8)])
+    assert (found.kind, found.place, found.confidence) == ("unknown", None, "medium")
+    assert found.places == tuple(map(gpu, range(8)))
+    assert found.evidence[0] == "8 of 8 GPUs below the limit: not the GPUs: power cap, clocks, driver or limit?"
+    assert "replace" not in found.action
+
+
+def test_two_of_two() -> None:
+    """Two that disagree: both are named, and neither is blamed."""
+    found = one([failed("silent_corruption", gpu(number), limit=limit("max", 0)) for number in (0, 1)], places(gpus=2))
+    assert (found.kind, found.place, found.places) == ("unknown", None, (gpu(0), gpu(1)))
+    assert "nothing shows which" in found.evidence[0]
+
+
+def test_several_criteria_of_the_same_places_are_one() -> None:
+    """A cap lowers every rate."""
+    rows = [failed(key, gpu(number)) for key in ("bf16_tflops", "fp32_tflops") for number in range(4)]
+    assert one(rows, places(gpus=4)).criteria == ["bf16_tflops", "fp32_tflops"]
+
+
+def test_beside_a_systemic_fault_a_gpu_answers_for_its_own() -> None:
+    """What it fails further by itself."""
+    shared = [failed("bf16_tflops", gpu(number)) for number in range(8)]
+    own = [failed("hbm_bandwidth", gpu(5)), *(passed("hbm_bandwidth", gpu(number)) for number in range(5))]
+    systemic, alone = find_culprits([*shared, *own], places())
+    assert (systemic.place, systemic.criteria) == (None, ["bf16_tflops"])
+    assert (alone.place, alone.criteria, alone.kind) == (gpu(5), ["hbm_bandwidth"], "gpu")
+
+
+def test_a_minority_is_not_systemic() -> None:
+    """Four of eight."""
+    rows = [failed("a", gpu(number)) for number in range(4)] + [passed("a", gpu(number)) for number in range(4, 8)]
+    assert [found.place for found in find_culprits(rows, places())] == [gpu(number) for number in range(4)]
+
+
+def test_one_typo_is_one_culprit() -> None:
+    """It raised on every rank: software, and no GPU."""
+    rows = [error("own", gpu(number), place=gpu(number)) for number in range(8)]
+    found = one(rows)
+    assert (found.kind, found.place) == ("software", None)
+    assert found.evidence[0] == "8 of 8 ranks alike: KeyError: 'x'"
+
+
+def test_dead_workers_stay_at_their_places() -> None:
+    """Also if most died: a process dies at a place."""
+    rows = [error("own", gpu(number), blames="host", cause="died: SIGKILL") for number in range(8)]
+    assert len(find_culprits(rows, places())) == 8
+
+
+# Grouping, absence, and nobody to blame.
+
+
+def test_one_dead_worker_is_one_culprit() -> None:
+    """With all criteria that it took along."""
+    rows = [error(f"finetune_check[{number}]", gpu(3), blames="host", cause="died") for number in range(13)]
+    found = one(rows)
+    assert (found.kind, len(found.criteria), len(found.evidence)) == ("host", 13, 1)
+
+
+def test_an_absent_node_is_one_culprit() -> None:
+    """63 absent nodes are 63 entries, whatever their outcomes say."""
+    known = places(nodes=64, absent=tuple(f"node{number}" for number in range(1, 64)))
+    gone = [place for place in known.values() if place.node > 0]
+    rows = [Record(criterion=key, place=place.id, outcome="missing", reason="x") for place in gone for key in "ab"]
+    found = find_culprits(rows, known)
+    assert [(culprit.kind, culprit.place) for culprit in found] == [("node", f"node{number}") for number in range(1, 64)]
+    assert found[0].evidence[0] == "node1 is absent: 18 expected outcomes are missing with it"
+
+
+def test_what_was_never_run_blames_nobody() -> None:
+    """A run that was cut short, on nodes that are there."""
+    assert find_culprits([Record(criterion="a", place=gpu(0), outcome="missing", reason="not run")], places()) == []
+
+
+def test_nobody_can_be_named() -> None:
+    """Ranks that failed together: unknown, and all of them are named."""
+    found = one([error("sum", blames="unknown", cause="hung", among=(gpu(0), gpu(1)))])
+    assert (found.kind, found.place, found.places) == ("unknown", None, (gpu(0), gpu(1)))
+    assert gpu(0) in found.evidence[0]
+    assert gpu(1) in found.evidence[0]
+
+
+RECORDS = st.builds(
+    Record,
+    criterion=st.sampled_from("abc"),
+    place=st.none() | st.sampled_from(sorted(places())),
+    outcome=st.sampled_from(OUTCOMES),
+    limit=st.none() | st.just(LIMIT),
+    reason=st.none() | st.text(min_size=1),
+    culprits=st.lists(st.sampled_from([*sorted(places()), "nobody"]), max_size=2).map(tuple),
+    blames=st.none() | st.sampled_from(get_args(Part)),
+    cause=st.none() | st.text(min_size=1),
+    among=st.lists(st.sampled_from([*sorted(places()), "nobody"]), max_size=2).map(tuple),
+    confirmed=st.booleans(),
+)
+
+
+@given(st.lists(RECORDS, max_size=12))
+def test_no_false_blame(rows: list[Record]) -> None:
+    """Replace only what a failure of hardware at that place confirmed; a place once; nothing that passed."""
+    found = find_culprits(rows, places())
+    assert len({culprit.place for culprit in found if culprit.place}) == sum(culprit.place is not None for culprit in found)
+    for culprit in found:
+        assert all(record.outcome in ("failed", "error", "missing") for record in culprit.records)
+        measured = [record for record in culprit.records if record.outcome == "failed"]
+        if "out of service" in culprit.action or culprit.confidence == "high":
+            assert culprit.place is not None
+            assert any(record.confirmed for record in measured) or len({record.criterion for record in measured}) > 1
