@@ -119,7 +119,7 @@ class Session:
             self._binding = binding = self._bind()
             self._cluster = Cluster(self.controller, binding, wanted=self._wanted, deadline_s=self.setup.deadline_s)
             self._object_to_gpus(binding)
-            self._compare_nodes(binding)
+            self.changed_terms += _terms_of_nodes(binding)
             places, nodes = ([place_facts(place) for place in some] for some in (binding.places, binding.nodes))
             found = {
                 "unheard": binding.unidentified,
@@ -153,13 +153,6 @@ class Session:
             others = f" and {len(doubled) - 1} more" if len(doubled) > 1 else ""
             self.objections.append(f"one GPU in two places: {doubled[0]}{others}")
         self.objections += [*doubled_serials(binding.places), *self.setup.waivers.bind(binding.places)]
-
-    def _compare_nodes(self, binding: Binding) -> None:
-        """Name what other nodes hide or set: the controller's node alone was seen before."""
-        ranks = [binding.identities[place.id] for place in binding.places if place.id in binding.identities]
-        own = next((binding.identities[place.id] for place in binding.places if place.rank == 0), None)
-        self.changed_terms += hidden_gpus(one for one in ranks if own is None or one.group_rank != own.group_rank)
-        self.changed_terms += other_variables(sorted(ranks, key=lambda one: own is None or one.group_rank != own.group_rank))
 
     @property
     def _shape(self) -> str:
@@ -248,7 +241,8 @@ class Session:
         self.recorder.close()
 
     def _status(self) -> RunStatus:
-        facts = {**self.facts(), "environment": self._environment(), "timings": self.timings()}
+        environment = _environment(self.setup, self._binding, is_signed=self.controller.is_signed)
+        facts = {**self.facts(), "environment": environment, "timings": self.timings()}
         return RunStatus(terms=self.terms, places=self.places(), facts=facts)
 
     def facts(self) -> dict[str, Any]:
@@ -268,16 +262,26 @@ class Session:
             "other_s": round(max(0.0, total_s - startup_s - measuring_s), 3),
         }
 
-    def _environment(self) -> dict[str, Any]:
-        identities = self._binding.identities if self._binding is not None else {}
-        return {
-            "versions": read_versions(),
-            "gpus": sorted({one.gpu_name for one in identities.values() if one.gpu_name}),
-            "launched_by": "torchrun" if self.setup.launch is not None else "pytest",
-            "messages": "signed" if self.controller.is_signed else "unsigned",
-            "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("NCCL_", "CUDA_"))},
-            "overridden_variables": {} if self.setup.settings.inline else overridden_variables(),
-        }
+
+def _terms_of_nodes(binding: Binding) -> list[str]:
+    """What other nodes hide or set: the controller's node alone was seen before."""
+    ranks = [binding.identities[place.id] for place in binding.places if place.id in binding.identities]
+    own = next((binding.identities[place.id] for place in binding.places if place.rank == 0), None)
+    hidden = hidden_gpus(one for one in ranks if own is None or one.group_rank != own.group_rank)
+    return [*hidden, *other_variables(sorted(ranks, key=lambda one: own is None or one.group_rank != own.group_rank))]
+
+
+def _environment(setup: RunSetup, binding: Binding | None, *, is_signed: bool) -> dict[str, Any]:
+    """Versions, GPUs and variables of the run, as results.json has them."""
+    identities = binding.identities if binding is not None else {}
+    return {
+        "versions": read_versions(),
+        "gpus": sorted({one.gpu_name for one in identities.values() if one.gpu_name}),
+        "launched_by": "torchrun" if setup.launch is not None else "pytest",
+        "messages": "signed" if is_signed else "unsigned",
+        "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("NCCL_", "CUDA_"))},
+        "overridden_variables": {} if setup.settings.inline else overridden_variables(),
+    }
 
 
 def _controller(setup: RunSetup, rootdir: Path, secret: Secret | None) -> Controller | InlineController:
