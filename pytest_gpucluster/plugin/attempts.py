@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpucluster.plugin.stash_keys import IN_BODY
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
@@ -42,8 +44,9 @@ class Attempts:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Count phases."""
-        note(item, call.when)
+        """Count phases; a report out of the test's body is of a block of ``subtests.test()``."""
+        if not item.stash.get(IN_BODY, False):
+            note(item, call.when)
         return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

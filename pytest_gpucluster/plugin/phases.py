@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
 from pytest_gpucluster.errors import Blame, MeasurementError
+from pytest_gpucluster.judging.verdict import ERROR
 from pytest_gpucluster.plugin import soak_reports
 from pytest_gpucluster.plugin.attempts import attempts_of
 from pytest_gpucluster.plugin.distributed import run_distributed_test
 from pytest_gpucluster.plugin.outcome import BAD, ItemContext, outcome_of, show_waived
 from pytest_gpucluster.plugin.report_text import make_fit
-from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RECORD, RULE
+from pytest_gpucluster.plugin.stash_keys import CRITERION, IN_BODY, NO_LIMIT, PAIR, RECORD, RULE
 from pytest_gpucluster.reporting.junit import properties_of
 
 if TYPE_CHECKING:
@@ -74,11 +77,24 @@ class Phases:
         return True
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Mark the time in which reports are of parts of the test."""
+        item.stash[IN_BODY] = True
+        try:
+            return (yield)
+        finally:
+            item.stash[IN_BODY] = False
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
         """Correct pytest's report: a test that could not measure, or did not judge, is an ERROR. Record the outcome."""
         report = yield
+        if item.stash.get(IN_BODY, False):
+            self._take_part(item, call, copy.copy(report))
+            make_fit(report)
+            return report
         test = ItemContext(
             pair=item.stash[PAIR],
             rule=item.stash.get(RULE, None),
@@ -101,6 +117,17 @@ class Phases:
             self._terminal.done(item.stash[RECORD])
         make_fit(report)
         return report
+
+    def _take_part(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
+        """Record a block of ``subtests.test()`` that did not come to its end: the test cannot be better than that."""
+        if call.excinfo is None:
+            return
+        kept, criterion = self._found_before(item), item.stash.get(CRITERION, None)
+        part = ItemContext(pair=item.stash[PAIR], rule=None, criterion=criterion, earlier=None, kept=kept)
+        record = outcome_of(report, call, part)
+        if record is not None:
+            outcome = record.outcome if record.outcome in BAD else ERROR
+            self._session.recorder.record_outcome(replace(record, outcome=outcome, waivable=False))
 
     def _found_before(self, item: pytest.Item) -> Record | None:
         """The bad outcome on record before this phase: of a round of a soak, or of another try of the same test."""

@@ -16,5 +16,7 @@ RULE = pytest.StashKey[str]()
 """Of a test that is skipped: the rule of the profile that excludes its criterion here."""
 NO_LIMIT = pytest.StashKey[str]()
 """Of a test that cannot judge: why its limit cannot be computed."""
+IN_BODY = pytest.StashKey[bool]()
+"""Of a test: whether its body runs now, so that a report is of a block of ``subtests.test()``."""
 RECORD = pytest.StashKey[Record]()
 """Of a test that has run: its outcome so far."""
