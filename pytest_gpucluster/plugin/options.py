@@ -50,8 +50,11 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
             become_agent(launch, roots=roots, target=_report_target(early_config))
     guard_immediate_exit(early_config)
     result = yield
-    if early_config.pluginmanager.register(LastWord(), "gpucluster-last-word") is None:  # after every conftest, so outermost
-        raise pytest.UsageError("-p no:gpucluster-last-word leaves out a part of this run; remove that option")
+    early_config.stash[GIVEN] = GivenTests(early_config)
+    plugins = {"given-tests": early_config.stash[GIVEN], "last-word": LastWord()}  # after every conftest, so outermost
+    for name, plugin in plugins.items():
+        if early_config.pluginmanager.register(plugin, f"gpucluster-{name}") is None:
+            raise pytest.UsageError(f"-p no:gpucluster-{name} leaves out a part of this run; remove that option")
     return result
 
 
@@ -74,9 +77,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register the marks; start the run if this is one."""
     for mark, meaning in MARKS.items():
         config.addinivalue_line("markers", f"{mark}: {meaning}")
-    config.stash[GIVEN] = GivenTests(config)
-    if config.pluginmanager.register(config.stash[GIVEN], "gpucluster-given-tests") is None:
-        raise pytest.UsageError("-p no:gpucluster-given-tests leaves out a part of this run; remove that option")
     if config.stash.get(ACTIVE, False):
         run_of(config)
 
