@@ -32,6 +32,7 @@ LOOKING = {
     "version": "--version",
 }
 """Options of pytest under which no test is judged, by their names in ``config.option``."""
+USAGE_ERROR = "usage error: the ERROR line above says what is wrong"
 NO_ACCEPTANCE = "gpucluster: the gate is closed: this run has no verdict ACCEPTED\n"
 
 
@@ -59,7 +60,7 @@ class LastWord:
             code = int(pytest.ExitCode.USAGE_ERROR)
             sys.stdout.flush()  # pytest prints the error to stderr: it comes last, in a pipe too
             lines = _with_earlier_results(config, error.args)
-            write_error_file("\n".join(f"ERROR: {line}" for line in lines), code)
+            write_error_file(USAGE_ERROR, code)
             raise pytest.UsageError(*lines) from None
         finally:
             _say_goodbye(config, code)

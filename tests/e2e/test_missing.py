@@ -76,4 +76,4 @@ def test_never_rehearsed(one_short: FinishedRun) -> None:
     assert missing > 7
     assert f"{missing} missing" in one_short.verdict_line
     assert (one_short.cases[-1].name, one_short.cases[-1].outcome) == ("gpucluster.verdict", "error")
-    assert "handover INCOMPLETE: " in one_short.stdout
+    assert "verdict INCOMPLETE: " in one_short.stdout

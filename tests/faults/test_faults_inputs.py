@@ -92,7 +92,7 @@ def test_fewer_nodes_and_gpus_than_expected(starter: Starter) -> None:
         **dict.fromkeys(("test_in_node[node0]", "test_in_node[node1]", "test_worst", "test_together", "test_body"), "error"),
         "gpucluster.verdict": "error",
     }
-    assert "handover INCOMPLETE: " in launch.output  # in torchrun's own banner
+    assert "verdict INCOMPLETE: " in launch.output  # in torchrun's own banner
 
 
 # Row 10: thresholds

@@ -60,12 +60,13 @@ def test_a_rejection_is_last_on_every_node(starter: Starter) -> None:
 
 
 def test_a_usage_error_is_last_under_torchrun(starter: Starter) -> None:
-    """In torchrun's banner too."""
+    """torchrun's banner points to it; its text is printed once."""
     launch = starter.torchrun("--gpucluster-level=lowest")
     assert launch.end() == 1
     *_, cause, border = launch.output.rstrip().splitlines()
     assert set(border) == {"="}
-    assert cause.startswith("  traceback : ERROR: ")
+    assert cause == "  traceback : usage error: the ERROR line above says what is wrong"
+    assert launch.output.count("'lowest'") == 1
     assert "To enable traceback" not in launch.output
 
 
