@@ -191,5 +191,7 @@ def test_a_rehearsal_is_never_a_pass_in_the_junit(whole: FinishedRun) -> None:
 def test_one_session_under_torchrun(whole: FinishedRun) -> None:
     """Rank 1 is an agent: it collects, prints and reports nothing."""
     assert whole.stdout.count("test session starts") == 1
-    assert whole.stdout.count("verdict REHEARSED") == 1
+    verdict, report = whole.stdout.rstrip().splitlines()[-2:]
+    assert verdict == whole.verdict_line
+    assert report.startswith("report: ")
     assert whole.results["environment"]["launched_by"] == "torchrun"

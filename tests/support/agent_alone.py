@@ -209,7 +209,7 @@ class Scenarios:
         context = AgentContext(rank=RANK, channel=cast("Channel", store), spawner=self.spawner, roots=())
         agent = Agent(context, store.commands)
         store.next()
-        code = agent.serve()
+        code = agent.serve().code
         silent_s = max((later - earlier for earlier, later in zip(store.beats_s, store.beats_s[1:], strict=False)), default=0.0)
         sys.stdout.write(json.dumps({"replies": store.replies, "code": code, "silent_s": silent_s}))
 
