@@ -75,11 +75,12 @@ def test_no_traceback_is_made_for_errors_of_ours(tmp_path: Path) -> None:
         assert (case.outcome, case.text.startswith(missing)) == ("error", True)
         assert "Error" not in case.text
     assert run.row("present", "node0-cpu0")["outcome"] == "passed"
-    for name in ("measured", "expected"):
-        text = run.case(f"test_{name}[node0-cpu0]").text
+    first, later = (run.case(f"test_{name}[node0-cpu0]").text for name in ("measured", "expected"))
+    assert run.row("measured", "node0-cpu0")["reason"] in first
+    for text in (first, later):
         assert text.startswith("fails was not measured: rank 0 (node0-cpu0, ")
         assert "ValueError: planted" in text
-        assert run.row(name, "node0-cpu0")["reason"] in text
+    assert "whole text: see measured at node0-cpu0" in later
     assert "recipe('nonsense'): " in run.case("test_refused").text.partition("\n")[0]
     assert "KeyError: 'mine'" in run.case("test_crashed").text
     assert 'raise KeyError("mine")' in run.case("test_crashed").text
