@@ -17,6 +17,7 @@ from pytest_gpucluster.judging.verdict import (
     FAILED,
     PASSED,
     REJECTED,
+    SHOWN_LIMITS,
     SKIPPED,
     WORDS,
     Record,
@@ -203,7 +204,8 @@ class Terminal:
         if changed:
             shown = [f"{key} ({', '.join(words)})" for key, words in changed.items() if words != [REMOVED]]
             removed = [key for key, words in changed.items() if words == [REMOVED]]
-            shown += [f"removed: {', '.join(removed)}"] if removed else []
+            more = f" and {len(removed) - SHOWN_LIMITS} more" if len(removed) > SHOWN_LIMITS else ""
+            shown += [f"removed: {', '.join(removed[:SHOWN_LIMITS])}{more}"] if removed else []
             reporter.write_line(one_line(f"limits changed from the packaged ones: {'; '.join(shown)}"))
         if disk_errors:
             reporter.write_line(one_line(f"results are incomplete on disk: {'; '.join(disk_errors)}"), red=True)

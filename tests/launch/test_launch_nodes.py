@@ -60,7 +60,7 @@ def test_a_rejection_is_last_on_every_node(starter: Starter) -> None:
 
 
 def test_a_usage_error_is_last_under_torchrun(starter: Starter) -> None:
-    """torchrun's banner points to it; its text is printed once."""
+    """Its text is printed once; torchrun's banner points to it."""
     launch = starter.torchrun("--gpucluster-level=lowest")
     assert launch.end() == 1
     *_, cause, border = launch.output.rstrip().splitlines()
