@@ -58,5 +58,5 @@ def test_closed_for_rejected(tmp_path: Path, library: Path, hook: str) -> None:
     """One GPU has too little memory. The hook chooses 0, and the exit code is not 0."""
     ran = launch(tmp_path, library, BROKEN, HOOKS[hook])
     assert ran.returncode == 1, ran.stdout
-    if hook != "another main":  # which runs no test
+    if hook not in ("another main", "os._exit at import"):  # which run no test
         assert ran.results.get("verdict") == "REJECTED", ran.stdout
