@@ -27,6 +27,9 @@ RUN = pytest.StashKey["Run"]()
 
 ACTIVE = pytest.StashKey[bool]()
 
+REFUSAL = pytest.StashKey[BaseException]()
+"""Why no run can start, found while pytest collects a file: there it would become a traceback, so it is raised later."""
+
 UNASKED = "under torchrun or pytest-xdist, fixtures of gpucluster need --gpucluster or the ini option gpucluster=true"
 
 FIXTURES = "pytest_gpucluster.plugin.fixtures"
@@ -84,7 +87,7 @@ def run_of(config: pytest.Config) -> Run:
         if hasattr(config, "workerinput") and not config.stash.get(ACTIVE, False):
             pytest.fail(UNASKED, pytrace=False)  # a usage error would only crash this worker of pytest-xdist
         if launch is not None and not config.stash.get(ACTIVE, False):
-            raise pytest.UsageError(UNASKED)
+            pytest.exit(UNASKED, returncode=pytest.ExitCode.USAGE_ERROR)  # ends set-up too, as a usage error does not
         refuse_mixed_starts(config, launch)
         relayed = None
         if hasattr(config, "workerinput"):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.plugin.activation import is_own_fixture, run_of
+from pytest_gpucluster.plugin.activation import REFUSAL, is_own_fixture, run_of
 
 if TYPE_CHECKING:
     from pytest_gpucluster.cluster.calls import Cluster
@@ -19,7 +19,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """``place`` and ``node`` stand for every GPU and every node of the expected inventory."""
     for name in ("place", "node"):
         if is_own_fixture(metafunc._arg2fixturedefs.get(name)):  # noqa: SLF001 -- no public way
-            inventory = run_of(metafunc.config).session.setup.inventory
+            try:
+                inventory = run_of(metafunc.config).session.setup.inventory
+            except (pytest.UsageError, pytest.exit.Exception) as error:
+                metafunc.config.stash[REFUSAL] = error
+                metafunc.parametrize(name, [None], ids=["refused"], indirect=True)
+                continue
             places = inventory.places if name == "place" else inventory.nodes
             metafunc.parametrize(name, places, ids=[place.id for place in places], indirect=True)
 

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.config.options import INI_HELP, OPTIONS, results_dir
-from pytest_gpucluster.plugin.activation import ACTIVE, RUN, become_agent, is_activated, launch_or_usage_error, run_of, uses_us
+from pytest_gpucluster.plugin.activation import (
+    ACTIVE,
+    REFUSAL,
+    RUN,
+    become_agent,
+    is_activated,
+    launch_or_usage_error,
+    run_of,
+    uses_us,
+)
 from pytest_gpucluster.plugin.given_tests import GIVEN, GivenTests
 from pytest_gpucluster.plugin.last_word import LastWord, guard_immediate_exit
 
@@ -83,7 +92,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Start a run that nothing on the command line asked for, because a test uses one of our fixtures."""
+    """Start a run that nothing on the command line asked for, because a test uses one of our fixtures.
+
+    Raises:
+        pytest.UsageError: no run can start.
+    """
+    if REFUSAL in config.stash and not hasattr(config, "workerinput"):  # it would only crash a worker of pytest-xdist
+        raise config.stash[REFUSAL]
     if hasattr(config, "workerinput") or config.stash.get(ACTIVE, False) or not any(uses_us(item) for item in items):
         return  # under pytest-xdist only the controller can start a run: our fixtures raise the usage error
     is_new = RUN not in config.stash

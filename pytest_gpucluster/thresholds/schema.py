@@ -158,7 +158,7 @@ class Criterion(_Rules):
     """What an entry says of its criterion, whatever the profile."""
 
     criterion: Text
-    per: Literal["gpu", "node", "cluster"]
+    per: Literal["gpu", "node", "cluster"] = "gpu"
     measured_with: Text = _LEFT_OUT
     unit: Unit
     why: Text

@@ -119,3 +119,37 @@ def test_looking_around_under_torchrun(starter: Starter) -> None:
         assert re.search(shown, launches[option].output), option
     assert not (starter.folder / "gpucluster-results").exists()
     assert not [path.name for path in starter.temporary_files() if path.name.startswith("gpucluster")]
+
+
+UNASKED = "under torchrun or pytest-xdist, fixtures of gpucluster need --gpucluster or the ini option gpucluster=true"
+USES = {
+    "cluster": "def test_x(cluster): pass\n",
+    "place": "def test_x(place): pass\n",
+    "node": "def test_x(node): pass\n",
+    "criterion": "def test_x(place, criterion): pass\n",
+    "recipe": "def test_x(recipe): pass\n",
+    "soak": "def test_x(soak): pass\n",
+    "rank": "import pytest\n\n@pytest.mark.distributed\ndef test_x(rank): pass\n",
+    "indirect": "import pytest\n\n@pytest.fixture\ndef mine(node): pass\n\ndef test_x(mine): pass\n",
+    "at_run_time": "def test_x(request): request.getfixturevalue('cluster')\n",
+}
+
+
+@pytest.mark.parametrize("name", USES)
+def test_fixtures_nobody_asked_for(name: str, starter: Starter) -> None:
+    """A rank of another project's run: whichever fixture of ours is used, one sentence."""
+    starter.write(test_x=USES[name])
+    ini = "--override-ini=empty_parameter_set_mark=fail_at_collect"
+    assert refused(starter.pytest("test_x.py", ini, **RANK_0), within_s=60).count(UNASKED) == 1
+
+
+def test_fixtures_nobody_asked_for_on_each_rank(starter: Starter) -> None:
+    """Every rank under torchrun is a pytest and says it; a project without our fixtures is left alone."""
+    starter.write(test_x=USES["place"], test_y="def test_y(): pass\n")
+    launch = starter.torchrun("test_x.py", ranks=2, options=("--max-restarts=0", "--master-port=0"))
+    assert launch.end(within_s=90) != 0
+    launch.gone()
+    assert 1 <= launch.output.count(UNASKED) <= 2, launch.output  # torchrun may end the other rank before
+    assert "exitcode  : 4" in launch.output, launch.output
+    assert "generate_tests" not in launch.output
+    assert starter.pytest("test_y.py", **RANK_0).end(within_s=60) == 0

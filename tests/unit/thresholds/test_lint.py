@@ -89,7 +89,6 @@ def problems_of(path: Path) -> list[str]:
         ("    why: a reason\n", "", "site.yaml:8: 'why' is missing (in 'bf16_tflops')."),
         ("why: a reason", "why: ''", "site.yaml:16: 'why' must be text that is not empty"),
         ("    source: a measurement\n", "", "site.yaml:8: 'source' is missing (in 'bf16_tflops')."),
-        ("    per: gpu\n", "", "site.yaml:8: 'per' is missing (in 'bf16_tflops')."),
         ("per: gpu", "per: rack", "site.yaml:10: 'per' is 'rack' (in 'bf16_tflops'). Choose from: gpu, node, cluster."),
         ("    criterion: Every GPU is fast.\n", "", "site.yaml:8: 'criterion' is missing (in 'bf16_tflops')."),
         ("noise: 0.03", "noise: 3", "site.yaml:14: 'noise' must be below 1, not 3 (in 'bf16_tflops')."),
@@ -162,6 +161,42 @@ def test_a_bad_file_is_refused_with_line_and_words(old: str, new: str, expected:
 def test_the_good_file_is_good(write: Write) -> None:
     """The file that each refusal above breaks has no problem itself."""
     assert lint.lint(write(GOOD)) == []
+
+
+SAMPLE = """
+  bf16_tflops:
+    criterion: Every GPU reaches the dense BF16 rate.
+    above: 700                     # above/below are strict, min/max inclusive; or: min: 0.75, of: gpu.bf16_tflops
+    unit: TFLOPS
+    profiles: {a100-sxm: {above: 250}}
+    recipe: {sizes: [4096, 8192, 16384], judged: best size, statistic: median,
+             iterations: 50, warmup_s: 2, data: randn, at_once: all}
+    level: quick                   # the lowest level that runs it
+    noise: 0.03                    # relative spread of repeats above which the value is not judged
+    bound: gpu.bf16_tflops         # lint: a floor lies between 40 % and 105 % of it, else `bound_waived: reason`
+    why: a reason
+    source: a measurement
+"""
+
+
+def test_an_entry_without_per_is_about_each_gpu(write: Write) -> None:
+    """An entry with a limit, a recipe, a level and a bound needs no ``per``."""
+    profiles = "profiles: {h100-sxm: {gpu: h100-sxm, fabric: infiniband}, a100-sxm: {gpu: a100-sxm}}"
+    path = write(f"schema: 1\n{profiles}\ncriteria:{SAMPLE}")
+    assert lint.lint(path) == []
+    file = load(path)
+    entries = [file.criteria(profile)["bf16_tflops"] for profile in file.profiles.values()]
+    assert [(entry.per, entry.written_limit) for entry in entries] == [("gpu", "above 700"), ("gpu", "above 250")]
+
+
+def test_a_left_out_per_is_no_change_of_one_that_says_gpu(write: Write) -> None:
+    """The default equals the written value; another value differs."""
+    written, left_out, node = (
+        load(write(text)).criteria(None)["bf16_tflops"]
+        for text in (GOOD, GOOD.replace("    per: gpu\n", ""), GOOD.replace("per: gpu", "per: node"))
+    )
+    assert written.differences(left_out) == []
+    assert written.differences(node) == ["per"]
 
 
 @pytest.mark.parametrize(
@@ -272,7 +307,7 @@ def test_a_forgotten_extends_is_said_first(text: str, write: Write) -> None:
 def test_a_whole_file_with_a_fault_forgot_nothing(write: Write) -> None:
     """A file that stands alone, with a missing key of an entry of its own, and an overlay with a fault."""
     own = GOOD.replace("gpu_count:", "my_count:").replace("busbw[all_reduce]", "mine").replace("bf16_tflops:", "rate:")
-    assert not any("forget" in line for line in problems_of(write(own.replace("    per: gpu\n", ""))))
+    assert not any("forget" in line for line in problems_of(write(own.replace("    unit: TFLOPS\n", ""))))
     assert not any("forget" in line for line in problems_of(write("schema: 1\nextends: packaged\ncriteria: {x: {min: 1}}\n")))
 
 
@@ -284,7 +319,7 @@ def test_a_misspelt_packaged_name_is_one_line(name: str, near: str, write: Write
     """Instead of a line for each key that a new entry would need."""
     lines = problems_of(write(f"schema: 1\nextends: packaged\ncriteria:\n{ENTRY.format(name=name)}"))
     shown = name.strip('"')
-    needs = "criterion, per, unit, why, source"
+    needs = "criterion, unit, why, source"
     told = f"{shown!r} is no packaged criterion, and a new one also needs {needs}. Did you mean {near!r}?"
     assert lines == [f"site.yaml:4: {told}"]
 
@@ -330,5 +365,6 @@ def test_the_schema_is_json_and_knows_every_key() -> None:
     assert json.loads(json.dumps(schema)) == schema
     assert set(schema["properties"]) == {"schema", "extends", "cluster", "profiles", "criteria"}
     entry = schema["$defs"]["Entry"]
-    assert set(entry["required"]) == {"criterion", "per", "unit", "why", "source"}
+    assert set(entry["required"]) == {"criterion", "unit", "why", "source"}
+    assert entry["properties"]["per"]["default"] == "gpu"
     assert "default" not in entry["properties"]["above"]
