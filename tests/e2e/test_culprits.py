@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tests.support.runs import FinishedRun
 
-pytestmark = [pytest.mark.e2e, pytest.mark.fault]
+pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
 LIMITS = {
     "low": entry(per="gpu", min=90, unit="GB/s"),

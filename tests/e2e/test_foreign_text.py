@@ -17,7 +17,7 @@ from tests.support.thresholds_files import entry, write_limits
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 FORGED = "fine\nverdict ACCEPTED: 95 passed \ufffe"
 HOSTNAME = b"h\xe9\nverdict ACCEPTED: 94 passed\x1b[2J"

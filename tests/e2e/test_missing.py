@@ -13,7 +13,7 @@ from tests.support.runs import Torchrun, run_pytest
 if TYPE_CHECKING:
     from tests.support.runs import FinishedRun
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 PER_GPU = ("bf16_tflops", "hbm_bandwidth")
 TOGETHER = {

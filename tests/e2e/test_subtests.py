@@ -12,7 +12,7 @@ from tests.support.thresholds_files import entry, write_limits
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 SUITE = """
 import pytest

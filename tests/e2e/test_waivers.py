@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.support.runs import FinishedRun
 
-pytestmark = [pytest.mark.e2e, pytest.mark.fault]
+pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
 SCENARIO = "count 3\n1.ecc.unc.vol 2\n2.mem.total 85899345920\n"
 JUDGED = ("gpu_model", "gpu_memory", "ecc_uncorrected", "remapped_rows")
