@@ -116,10 +116,15 @@ def require_writable(file: Path) -> None:
         elif file.exists():
             file.open("ab").close()
         else:
-            os.close(os.open(file, NEW, 0o644))
-            file.unlink()
+            _try_to_make(file)
     except OSError as error:
         raise ConfigurationError(f"the report {file} cannot be written: {error.strerror}") from None
+
+
+def _try_to_make(file: Path) -> None:
+    with contextlib.suppress(FileExistsError):  # another run made it since we looked: so it can be written
+        os.close(os.open(file, NEW, 0o644))
+        file.unlink(missing_ok=True)
 
 
 def _require_writable_through(file: Path) -> None:

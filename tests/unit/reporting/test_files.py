@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,8 +25,6 @@ from pytest_gpucluster.reporting.journal import Journal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
-
 AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes device nodes")
 PLANTED = (".lock", ".probe", ".results.json.1.tmp", "previous", *OWN)
 
@@ -195,3 +194,12 @@ def test_a_plain_file_is_replaced(tmp_path: Path) -> None:
         assert is_replaceable(file)
         check_and_write(file)
     assert [path.name for path in file.parent.iterdir()] == ["junit.xml"]
+
+
+def test_a_report_that_another_run_makes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two runs begin at once with one report: the file that came between is left as it is, and is no error."""
+    report = tmp_path / "junit.xml"
+    report.write_text("of another run", encoding="utf-8")
+    monkeypatch.setattr(Path, "exists", lambda _path: False)  # as it was a moment before
+    require_writable(report)
+    assert report.read_text(encoding="utf-8") == "of another run"
