@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from _pytest._code.code import ReprEntryNative  # no public way
+from _pytest._code.code import ReprEntryNative, ReprFileLocation  # no public way
 
 from pytest_gpucluster.text import barred, framed, one_line, visible
 
@@ -37,4 +37,6 @@ def _fit_part(part: Any) -> Any:
     elif dataclasses.is_dataclass(part):
         for field in dataclasses.fields(part):
             setattr(part, field.name, _fit_part(getattr(part, field.name)))
+    if isinstance(part, ReprFileLocation):
+        part.message = framed(part.message)  # the summary shows it whole where CI is set
     return part

@@ -35,17 +35,22 @@ def can_have_hostname() -> bool:
     return subprocess.run(["unshare", "--uts", "true"], capture_output=True, check=False).returncode == 0
 
 
-@pytest.fixture(scope="module", params=[(), ("--tb=native", "-ra"), ("--tb=short", "-v", "-rA"), ("--tb=line", "-q")])
+@pytest.fixture(
+    scope="module",
+    params=[("",), ("", "--tb=native", "-ra"), ("", "--tb=short", "-v", "-rA"), ("", "--tb=line", "-q"), ("true", "-rA")],
+    ids=str,
+)
 def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder after a run, and all that was on its screen."""
+    """The folder after a run, and all that was on its screen. Where ``CI`` is set, pytest shortens no line of its summary."""
+    ci, *options = request.param
     folder = user_folder("forged", tmp_path_factory.mktemp("user") / "forged")
     limits = write_limits(folder / "limits.yaml", LIMITS, extends=False)
     host = ("unshare", "--uts", sys.executable, "-c", AS_HOST) if can_have_hostname() else (sys.executable,)
-    arguments = ("--gpucluster", limits, "-s", "--junitxml=junit.xml", *request.param)
+    arguments = ("--gpucluster", limits, "-s", "--junitxml=junit.xml", *options)
     done = subprocess.run(
         [*host, *PYTEST[1:], *arguments],
         cwd=folder,
-        env={**environment(measured=True), "NCCL_NOTE": FORGED},
+        env={**environment(measured=True), "NCCL_NOTE": FORGED, "CI": ci},
         capture_output=True,
         timeout=300,
         check=False,

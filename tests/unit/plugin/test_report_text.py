@@ -58,6 +58,7 @@ def test_a_traceback(style: Any, text: str) -> None:
     shown = ExceptionInfo.from_exception(caught.value).getrepr(style=style, showlocals=True)
     report = fitted(shown)
     assert forged_lines(str(report.longrepr)) == []
+    assert forged_lines(f"FAILED test - {report.longrepr.reprcrash.message}") == []
 
 
 @given(ANYTHING)
