@@ -265,13 +265,15 @@ class CallRunner:
     def _announce_hang(self) -> None:
         """Mark the call as hung, and give the agents of the same group time to read what their workers are in.
 
-        Their deadlines are over at about the same time. What the end of this worker does to its peers must not count.
+        Their deadlines are over at about the same time. What the end of this worker does to its peers must not count. A worker
+        that is stopped ends after the others: it has no stacks to show, and its end would wake those that have.
         """
         group = _group_of(self._current.command, self._context.rank.rank) if self._current is not None else ()
         if self._current is None or len(group) < 2:
             return
         self._context.channel.put(hung_key(self._current.command.id, group[0]), Fault(rank=self._context.rank.rank))
-        until_s = time.monotonic() + SETTLE_S
+        is_stopped = self._worker is not None and self._worker.state() == STOPPED
+        until_s = time.monotonic() + (2 * SETTLE_S if is_stopped else SETTLE_S)
         while (left_s := until_s - time.monotonic()) > 0:
             self._heartbeat.beat_if_connected()
             time.sleep(min(left_s, PAUSE_S))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.agent.spawner import Spawner, kill_and_reap
 from pytest_gpucluster.agent.worker_exit import read_oom_kills
 from pytest_gpucluster.protocol.codec import MalformedMessageError
-from pytest_gpucluster.protocol.messages import FromWorker, StartWorker, read_from_worker
+from pytest_gpucluster.protocol.messages import Failure, FromWorker, StartWorker, Success, read_from_worker
 from pytest_gpucluster.protocol.rank import state_of
 from pytest_gpucluster.protocol.wire import Wire
 from pytest_gpucluster.worker import flight_recorder, last_collective, python_stacks
@@ -130,12 +130,16 @@ class WorkerProcess:
         return state_of(self.pid) or "?"
 
     def evidence(self) -> Evidence:
-        """Have the worker, which hangs, write what it does. The worker ends by this, unless it is stopped."""
+        """Have the worker, which hangs, write what it does. The worker ends by this, unless it is stopped.
+
+        One that has answered meanwhile, since the end of a peer woke it, has no stacks: they would show its next wait.
+        """
         state = self.state()
+        has_answered = any(isinstance(message, (Success, Failure)) for message in self.last_messages())
         if state != "T":
             flight_recorder.ask(self.pid, self._flight_file)
         flight = flight_recorder.summarize(self._flight_file)
-        return Evidence(state=state, stacks=self.stacks(), flight=flight)
+        return Evidence(state=state, stacks="" if has_answered else self.stacks(), flight=flight)
 
     def stacks(self) -> str:
         """The worker's Python stacks, by which it ends; empty if it does not answer. A stopped worker cannot."""

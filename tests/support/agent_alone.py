@@ -104,9 +104,7 @@ def play_worker(request: StartWorker, link_fd: int) -> None:
             wire.send(Entered(call=task.call))
             if kwargs.get("immortal"):  # as in state D: no signal ends it
                 faulthandler.register(python_stacks.ASK, Path(request.stacks_file).open("a", encoding="utf-8"))  # noqa: SIM115 -- kept
-            if kwargs.get("hang"):
-                time.sleep(600)
-            time.sleep(kwargs.get("pause_s", 0.0))
+            hold_up(**{key: kwargs[key] for key in ("hang", "stop", "pause_s") if key in kwargs})
             if kwargs.get("wait"):
                 wait_and_join(Path(request.collective_file))
             if "child" in kwargs:
@@ -121,6 +119,13 @@ def play_worker(request: StartWorker, link_fd: int) -> None:
                 write_all(LINK_FD, bytes.fromhex(kwargs["garbage_after"]))
             if kwargs.get("deaf"):
                 time.sleep(600)
+
+
+def hold_up(*, hang: bool = False, stop: bool = False, pause_s: float = 0.0) -> None:
+    """Return late or never."""
+    if stop:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(600 if hang else pause_s)
 
 
 def wait_and_join(collective_file: Path) -> None:
@@ -304,6 +309,14 @@ class Scenarios:
     def interruptible(self) -> None:
         """The worker waits in a system call that any signal interrupts; its group has another member."""
         self.serve(replace(call(wait=True), groups=PAIR), call())
+
+    def woken(self) -> None:
+        """The worker answers after its deadline, while its agent waits for the agents of its group; then one that hangs."""
+        self.serve(replace(call(pause_s=0.7), groups=PAIR), replace(call(hang=True), groups=PAIR))
+
+    def stopped(self) -> None:
+        """The worker of a group is stopped."""
+        self.serve(replace(call(stop=True), groups=PAIR))
 
     def late_value(self) -> None:
         """The worker returns after the agent of its peer found a hang; then one without a group."""

@@ -157,6 +157,21 @@ def test_a_hang_in_a_wait_that_a_signal_interrupts(played: Any) -> None:
     assert after["ok"]
 
 
+def test_a_worker_that_its_peers_end_wakes(played: Any) -> None:
+    """Its stacks would show that it waits for the next call, so there are none; one that still hangs shows its own."""
+    _, woken, _, hung = played("woken")["replies"]
+    assert (woken["kind"], woken["stacks"]) == ("hung", "")
+    assert hung["kind"] == "hung"
+    assert "in play_worker" in hung["stacks"]
+
+
+def test_a_stopped_worker_is_killed_last(played: Any) -> None:
+    """It has no stacks, and its end wakes its peers: they show what they are in before."""
+    marked, stopped = played("stopped")["replies"]
+    assert (stopped["kind"], stopped["state"], stopped["stacks"]) == ("hung", "T", "")
+    assert marked["took_s"] + 2 * 0.5 <= stopped["took_s"]
+
+
 def test_a_value_after_a_peer_was_found_to_hang(played: Any) -> None:
     """It does not count; without a group there is nobody whose hang could matter."""
     late, after = played("late_value")["replies"]
