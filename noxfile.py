@@ -31,8 +31,10 @@ LAUNCHES = ("tests/launch", "tests/faults")  # real torchruns by the dozen, one 
 MEASURED = ("-n", "2", "--dist", "loadfile", *(f"--ignore={path}" for path in LAUNCHES), "tests")  # a file shares its runs
 # A dump of every thread after this long in one test, then the end of the session: a hang must not cost the CI its hour.
 SHOWN = ("-o", "faulthandler_timeout=600", "-o", "faulthandler_exit_on_timeout=true", "-ra", "--durations=15")
-# Several processes share few cores; tokenizers warn about forks otherwise; no test may need the network.
-FOR_TESTS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+# Several processes share few cores; tokenizers warn about forks otherwise; no test may need the network. Bytecode is kept, but
+# never beside the sources: without it each of the thousand processes compiles the whole package.
+BYTECODE = {"PYTHONPYCACHEPREFIX": str(ROOT / ".nox" / "bytecode"), "PYTHONDONTWRITEBYTECODE": ""}
+FOR_TESTS = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", **BYTECODE}
 
 
 def run(session: nox.Session, *arguments: str, name: str = "dev", **variables: str) -> None:

@@ -46,7 +46,8 @@ def environment(*, measured: bool) -> dict[str, str]:
     """
     foreign = FOREIGN if measured else (*FOREIGN, MEASURING)
     kept = {name: value for name, value in os.environ.items() if name not in FOREIGN_NAMES and not name.startswith(foreign)}
-    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": python_path()}
+    bytecode = {} if kept.get("PYTHONPYCACHEPREFIX") else {"PYTHONDONTWRITEBYTECODE": "1"}  # never beside the sources
+    return {**kept, **bytecode, "OMP_NUM_THREADS": "1", "PYTHONPATH": python_path()}
 
 
 def python_path(*folders: Path) -> str:
