@@ -125,7 +125,7 @@ class Collection:
         self._leave_out_plain_tests()
         self._session.fix_plan()
         if self._session.recorder.is_open:
-            self._terminal.announce(self._session, self._session.forecast(subjects))
+            self._terminal.live.announce(self._session, self._session.forecast(subjects))
 
     def _leave_out_plain_tests(self) -> None:
         """Add the given tests that are not selected. Those that judge are in the plan by their entries."""

@@ -51,7 +51,7 @@ class Phases:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Show that a test begins; after it, stop the session if the run was terminated meanwhile."""
-        self._terminal.begin(item.stash[PAIR])
+        self._terminal.live.begin(item.stash[PAIR])
         try:
             return (yield)
         finally:
@@ -114,7 +114,7 @@ class Phases:
             self._session.recorder.record_outcome(record)
             report.user_properties = list(item.user_properties)
         if call.when == "teardown" and RECORD in item.stash:
-            self._terminal.done(item.stash[RECORD])
+            self._terminal.live.done(item.stash[RECORD])
         make_fit(report)
         return report
 

@@ -69,7 +69,7 @@ class Run:
         """
         plugins = {
             "run": self,
-            "terminal": self.terminal,
+            "live": self.terminal.live,
             "own sections": OwnSections(self._config, self.session),
             "selection": self._selection,
             "collection": self.collection,
@@ -118,7 +118,7 @@ class Run:
             return  # of the workers of pytest-xdist, agents, results and reports belong to their controller
         self._is_due = True
         if not self._is_under_xdist:  # where tests of all places mix, pytest's dots are clearer
-            self.terminal.take_over()
+            self.terminal.live.take_over()
         self._termination.install()
 
     @property
@@ -139,8 +139,8 @@ class Run:
         try:
             self.session.open(
                 junit=self._config.invocation_params.dir / junit if junit else None,
-                on_progress=None if is_distributed else self.terminal.progress,
-                on_output=self.terminal.output if option.capture == "no" and not is_distributed else None,
+                on_progress=None if is_distributed else self.terminal.live.progress,
+                on_output=self.terminal.live.output if option.capture == "no" and not is_distributed else None,
                 writes_before_calls=not is_distributed,  # there, calls come from other threads
             )
         except ConfigurationError as error:

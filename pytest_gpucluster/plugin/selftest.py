@@ -18,10 +18,10 @@ BEGINS = f"gpucluster: {NAME}: planting a slow, a wrong, a dead and a hung rank 
 
 def run_selftest(session: Session, terminal: Terminal) -> None:
     """Run the self-test once, show it and record it."""
-    terminal.begin(Pair(criterion=NAME, place=None, judges=False))
-    terminal.say(BEGINS)
-    facts = running.run_selftest(session, lambda step, fraction: terminal.progress(0, step, fraction)).facts
-    terminal.say(f"gpucluster: {NAME}: {facts['places']} places, {facts['seconds']:.1f} s")
+    terminal.live.begin(Pair(criterion=NAME, place=None, judges=False))
+    terminal.live.say(BEGINS)
+    facts = running.run_selftest(session, lambda step, fraction: terminal.live.progress(0, step, fraction)).facts
+    terminal.live.say(f"gpucluster: {NAME}: {facts['places']} places, {facts['seconds']:.1f} s")
     for line in selftest_lines(facts):
-        terminal.say(f"gpucluster: {NAME}: {line}", red=line in facts["objections"])
+        terminal.live.say(f"gpucluster: {NAME}: {line}", red=line in facts["objections"])
     session.take_selftest(facts)

@@ -54,7 +54,7 @@ class Reports:
 
     def turn(self, turn: Turn) -> None:
         """Name the round and the criterion in the progress line. Called before each measurement."""
-        self._terminal.work_on(f"round {turn.round}: {turn.criterion}")
+        self._terminal.live.work_on(f"round {turn.round}: {turn.criterion}")
 
     def seen(self, kept: Sequence[Kept]) -> None:
         """Record the values after each measurement: the round may never end."""
@@ -76,9 +76,9 @@ class Reports:
             round=soak.round, elapsed_s=round(soak.elapsed_s, 3), duration_s=soak.duration_s, worst=worst, lost=lost
         )
         shown = [f"{key} {format_number(one['value'])} {one['unit']}{_where(one)}" for key, one in worst.items()]
-        self._terminal.say(f"soak {soak.line}; worst so far: {', '.join(shown) or 'nothing was measured'}")
+        self._terminal.live.say(f"soak {soak.line}; worst so far: {', '.join(shown) or 'nothing was measured'}")
         for line in lost:
-            self._terminal.say(f"  {first_line(line)}", red=True)
+            self._terminal.live.say(f"  {first_line(line)}", red=True)
 
     def _record(self, kept: Kept, criterion: Criterion) -> None:
         """Record a first failure or error for good; keep any other value as pending, so that the reports show it.

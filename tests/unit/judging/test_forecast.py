@@ -12,8 +12,8 @@ from pytest_gpucluster.config.settings import DEADLINES_S, reaches
 from pytest_gpucluster.judging import forecast
 from pytest_gpucluster.judging.plan import places_of, rule_against
 from pytest_gpucluster.places import Inventory
+from pytest_gpucluster.plugin.live import in_one_line
 from pytest_gpucluster.plugin.options import MARKS
-from pytest_gpucluster.plugin.terminal import in_one_line
 from pytest_gpucluster.thresholds.load import load
 from tests.support.entries import threshold
 

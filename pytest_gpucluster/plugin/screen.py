@@ -1,0 +1,62 @@
+"""The screen of a run: lines through pytest's terminal reporter, and one line at the end that is rewritten in place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.text import one_line
+
+if TYPE_CHECKING:
+    import pytest
+
+
+class Screen:
+    """Writes through pytest's own terminal reporter; silent where that is switched off."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        """Nothing is written yet."""
+        self._config = config
+        self._transient = False
+
+    @property
+    def reporter(self) -> Any:
+        """Pytest's terminal reporter, None where it is switched off."""
+        return self._config.pluginmanager.get_plugin("terminalreporter")
+
+    @property
+    def verbosity(self) -> int:
+        """-1 with ``-q``, 1 with ``-v``."""
+        return self._config.get_verbosity()
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a line can be rewritten in place."""
+        return self.reporter is not None and bool(self.reporter.isatty)
+
+    @property
+    def width(self) -> int:
+        """Columns, as pytest counts them: of the terminal, of ``COLUMNS``, or 80."""
+        return int(self.reporter._tw.fullwidth) if self.reporter is not None else 80  # noqa: SLF001 -- pytest's own width
+
+    def write(self, text: str, **markup: bool) -> None:
+        """Write one line, in place of a transient one."""
+        reporter = self.reporter
+        if reporter is None:
+            return
+        with self._uncaptured():
+            if self._transient:
+                reporter.rewrite("", erase=True)
+                reporter.rewrite("")  # back to the first column
+                self._transient = False
+            reporter.ensure_newline()
+            reporter.write_line(one_line(text), **markup)
+
+    def rewrite(self, text: str) -> None:
+        """Write a transient line in place of the one before. Only on a terminal."""
+        with self._uncaptured():
+            self.reporter.rewrite(text, erase=True)
+            self._transient = True
+
+    def _uncaptured(self) -> Any:
+        capture: Any = self._config.pluginmanager.get_plugin("capturemanager")
+        return capture.global_and_fixture_disabled()
