@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.config.settings import DEADLINES_S, Expect, Settings, reaches
 from pytest_gpucluster.controller.inline import OBJECTION
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.fleet.hardware import require_model
 from pytest_gpucluster.inventory.detect import Detected, detect_gpus
 from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.promises import changed_terms, short_soak
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpucluster.config.torchrun import Launch
+    from pytest_gpucluster.fleet.simulation import Simulation
     from pytest_gpucluster.judging.promises import Promise
     from pytest_gpucluster.thresholds.file import ThresholdsFile
     from pytest_gpucluster.thresholds.resolve import Profile, Threshold
@@ -45,6 +47,7 @@ class RunSetup:
         detected: the GPUs of this machine; none in a rehearsal.
         objections: what forbids an acceptance and is known before anything has run.
         started_s: when the checks began, by the monotonic clock.
+        simulation: the fleet that answers in place of GPUs; None in a real run.
     """
 
     settings: Settings
@@ -57,6 +60,7 @@ class RunSetup:
     waivers: Waivers
     objections: tuple[str, ...]
     started_s: float
+    simulation: Simulation | None = None
 
     @property
     def rehearsal(self) -> bool:
@@ -123,13 +127,16 @@ class RunSetup:
             "changed_entries": self.changed_entries,
             "changed_terms": self.changed_terms,
             "remarks": self.remarks,
+            "simulated": self.simulation.facts if self.simulation is not None else None,
             "soak_s": self.settings.soak_s,
             "waivers": self.waivers.facts,
         }
 
 
-def prepare(settings: Settings, launch: Launch | None, *, start: Path) -> RunSetup:
+def prepare(settings: Settings, launch: Launch | None, *, start: Path, simulation: Simulation | None = None) -> RunSetup:
     """Check everything that can be checked before any GPU work; ``start`` is the folder the run was started in.
+
+    With a ``simulation`` its fleet takes the place of all GPUs, and the verdict can be no acceptance.
 
     Raises:
         ConfigurationError: torch too old, thresholds wrong, no profile for these GPUs, more ranks than GPUs, ...
@@ -143,6 +150,8 @@ def prepare(settings: Settings, launch: Launch | None, *, start: Path) -> RunSet
         )
     thresholds = load(settings.thresholds)
     named = thresholds.profiles.get(settings.profile or "")
+    if simulation is not None:
+        return _prepare_simulated(settings, launch, thresholds, simulation)
     detected = Detected(names=()) if named is not None and named.rehearsal else detect_gpus()
     profile = thresholds.profile_for(name=settings.profile, gpu_names=detected.names)
     criteria = thresholds.criteria(profile)
@@ -161,6 +170,36 @@ def prepare(settings: Settings, launch: Launch | None, *, start: Path) -> RunSet
         started_s=started_s,
     )
     return _inline(setup) if settings.inline else setup
+
+
+def _prepare_simulated(
+    settings: Settings, launch: Launch | None, thresholds: ThresholdsFile, simulation: Simulation
+) -> RunSetup:
+    """The setup of a run on a simulated fleet. It needs no GPU, and applies no waiver: nobody answers for a simulated part."""
+    if launch is not None or settings.inline or settings.selftest:
+        raise ConfigurationError("a simulated fleet runs neither under torchrun nor with --gpucluster-inline or -selftest")
+    started_s = time.monotonic()
+    profile = thresholds.profiles.get(settings.profile or simulation.gpu)
+    if profile is None or profile.spec is None:
+        raise ConfigurationError(f"a simulated fleet needs the profile of a GPU, and {settings.profile!r} is none")
+    require_model(profile.spec.id)
+    simulation = replace(simulation, gpu=profile.spec.id, fabric=profile.fabric)
+    detected = Detected(names=profile.spec.names[:1] * simulation.gpus_per_node)
+    shown = Expect(nodes=simulation.nodes, gpus_per_node=simulation.gpus_per_node)
+    inventory = _expected(profile, _shape(settings.expect, thresholds.cluster, profile, shown))
+    return RunSetup(
+        settings=settings,
+        launch=None,
+        thresholds=thresholds,
+        profile=profile,
+        criteria=thresholds.criteria(profile),
+        inventory=inventory,
+        detected=detected,
+        waivers=Waivers([], today=dt.datetime.now(tz=dt.timezone.utc).date()),
+        objections=tuple(_objections(settings, None, profile, inventory, detected)),
+        started_s=started_s,
+        simulation=simulation,
+    )
 
 
 def _shown(launch: Launch | None, detected: Detected) -> Expect:

@@ -16,6 +16,7 @@ from pytest_gpucluster.controller.call import Observer
 from pytest_gpucluster.controller.controller import Controller
 from pytest_gpucluster.controller.inline import InlineController
 from pytest_gpucluster.errors import GpuclusterError, MeasurementError
+from pytest_gpucluster.fleet.controller import FleetController
 from pytest_gpucluster.inventory.identity import read_versions
 from pytest_gpucluster.judging import plan as planning
 from pytest_gpucluster.judging.forecast import Forecast, forecast
@@ -212,6 +213,7 @@ class Session:
         """What decides the verdict besides the outcomes."""
         return Terms(
             rehearsal=self.setup.rehearsal,
+            simulated=self.setup.simulation is not None,
             level_reached=self.setup.level_reached,
             objections=tuple(self.objections),
             changed_limits=tuple(self.setup.changed_limits),
@@ -277,15 +279,23 @@ def _environment(setup: RunSetup, binding: Binding | None, *, is_signed: bool) -
     return {
         "versions": read_versions(),
         "gpus": sorted({one.gpu_name for one in identities.values() if one.gpu_name}),
-        "launched_by": "torchrun" if setup.launch is not None else "pytest",
+        "launched_by": _launched_by(setup),
         "messages": "signed" if is_signed else "unsigned",
         "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("NCCL_", "CUDA_"))},
         "overridden_variables": {} if setup.settings.inline else overridden_variables(),
     }
 
 
+def _launched_by(setup: RunSetup) -> str:
+    if setup.simulation is not None:
+        return "a simulation"
+    return "torchrun" if setup.launch is not None else "pytest"
+
+
 def _controller(setup: RunSetup, rootdir: Path, secret: Secret | None) -> Controller | InlineController:
     device = setup.inventory.device
+    if setup.simulation is not None:
+        return FleetController(setup.simulation, rootdir=rootdir, secret=secret)
     if setup.settings.inline:
         return InlineController(device=device, rootdir=rootdir)
     return Controller(setup.launch, num_local=setup.num_local, device=device, rootdir=rootdir, secret=secret)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.fleet.faults import FAULTS
 from pytest_gpucluster.text import visible
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if chosen.command == "run":
         chosen.words += [word for word in extra if not word.startswith("-")]
         extra = [word for word in extra if word.startswith("-")]
-    if chosen.command != "launch":
+    if chosen.command not in ("launch", "demo"):
         extra += chosen.beyond
     if extra:
         parser.error(f"unrecognized arguments: {' '.join(extra)}")
@@ -68,7 +69,20 @@ def _parser() -> argparse.ArgumentParser:
     lint.set_defaults(act=_lint)
     _add_run(commands.add_parser("run", help="one measurement on this machine, outside pytest", allow_abbrev=False))
     _add_launch(commands.add_parser("launch", help="torchrun on every node, with a deadline for joining", allow_abbrev=False))
+    _add_demo(commands.add_parser("demo", help="the suite on a simulated fleet; no GPU is used, nothing can be accepted"))
     return parser
+
+
+def _add_demo(demo: argparse.ArgumentParser) -> None:
+    demo.usage = "gpucluster demo [--fleet NxM] [--bad PART:FAULT ...] [--seed N] [--profile NAME] [-- PYTEST ARGUMENTS]"
+    demo.description = f"Faults: {'; '.join(f'{kind} ({words})' for kind, words in FAULTS.items())}."
+    demo.add_argument("--fleet", default="1x8", metavar="NODESxGPUS", help="the shape of the fleet (default: 1x8)")
+    demo.add_argument(
+        "--bad", action="append", default=[], metavar="PART:FAULT", help="a planted fault: node3-gpu5:slow, node7:absent"
+    )
+    demo.add_argument("--seed", type=int, default=0, metavar="N", help="equal seeds give equal values (default: 0)")
+    demo.add_argument("--profile", default="h200-sxm", metavar="NAME", help="the GPU (default: h200-sxm)")
+    demo.set_defaults(act=_demo)
 
 
 def _add_run(run: argparse.ArgumentParser) -> None:
@@ -131,6 +145,12 @@ def _launch(chosen: argparse.Namespace) -> int:
     from pytest_gpucluster.commands import launch
 
     return launch.main(chosen)
+
+
+def _demo(chosen: argparse.Namespace) -> int:
+    from pytest_gpucluster.commands import demo
+
+    return demo.main(chosen)
 
 
 if __name__ == "__main__":

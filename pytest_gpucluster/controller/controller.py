@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.agent.main import AgentSettings, resolved
+from pytest_gpucluster.agent.main import command as command_of
 from pytest_gpucluster.controller.call import Call, EarlyEnd, Observer
 from pytest_gpucluster.controller.call_maker import SLICE_S, CallContext, CallMaker
 from pytest_gpucluster.controller.command_link import BYE_S, CommandLink
@@ -69,6 +71,13 @@ class Controller:
         self._target = target
         if self._launch is None:
             self._link.listen()
+        secret_fd = self._secret.to_pipe() if self._secret is not None else None
+        command = functools.partial(self._command, secret_fd)
+        self._agents = LocalAgents(command, secret_fd=secret_fd, log=log, own_group=self._launch is None)
+
+    def _command(self, secret_fd: int | None, controller_fd: int) -> list[str]:
+        """The command line of the agents of this process's own ranks, which get the two descriptors."""
+        if self._launch is None:
             ranks = [_local_rank(number, self.world_size) for number in range(self.world_size)]
         else:
             ranks = [rank_of(self._launch)]
@@ -76,10 +85,11 @@ class Controller:
             ranks=tuple(ranks),
             address=self._link.address,
             roots=resolved([self.rootdir, Path.cwd()]),
-            secret_fd=self._secret.to_pipe() if self._secret is not None else None,
-            target=target,
+            secret_fd=secret_fd,
+            controller_fd=controller_fd,
+            target=self._target,
         )
-        self._agents = LocalAgents(settings, log=log, own_group=self._launch is None)
+        return command_of(settings)
 
     def meet(self, *, within_s: float) -> None:
         """Wait until every rank's agent has said hello. A rank that does not is lost, and the run goes on without it."""

@@ -7,12 +7,10 @@ import os
 import signal
 import subprocess
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.agent import main
-
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 LEAVE_S = 2.0
@@ -22,17 +20,18 @@ POLL_S = 0.02
 class LocalAgents:
     """One child process, which forks into an agent for each rank. They notice the controller's end by a pipe that closes."""
 
-    def __init__(self, settings: main.AgentSettings, *, log: Path, own_group: bool) -> None:
+    def __init__(self, command: Callable[[int], list[str]], *, secret_fd: int | None, log: Path, own_group: bool) -> None:
         """Start them; returns at once. They get the environment of this process, and the pipe of the secret.
 
-        ``own_group``: without torchrun. Then the agents are a process group of their own, so that none can be left behind.
+        ``command`` makes the command line from the descriptor that closes when this process ends. ``own_group``: without
+        torchrun. Then the agents are a process group of their own, so that none can be left behind.
         """
         self._own_group = own_group
         alive_read, self._alive_write = os.pipe()
-        passed = [fd for fd in (alive_read, settings.secret_fd) if fd is not None]
+        passed = [fd for fd in (alive_read, secret_fd) if fd is not None]
         with log.open("ab") as output:
             self._process = subprocess.Popen(  # noqa: S603 -- this very interpreter
-                main.command(replace(settings, controller_fd=alive_read)),
+                command(alive_read),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -24,6 +24,7 @@ SEVERITY = (PENDING, PASSED, SKIPPED, NOT_SELECTED, NOISY, MISSING, ERROR, FAILE
 
 ACCEPTED, WITH_WAIVERS = "ACCEPTED", "ACCEPTED_WITH_WAIVERS"
 REJECTED, INCOMPLETE, REHEARSED = "REJECTED", "INCOMPLETE", "REHEARSED"
+SIMULATED = "SIMULATED fleet, no GPU was measured"
 VERDICTS = (ACCEPTED, WITH_WAIVERS, REJECTED, INCOMPLETE, REHEARSED)
 
 SHOWN_LIMITS = 3
@@ -110,6 +111,7 @@ class Verdict:
     remarks: tuple[str, ...] = ()
     shape: str = ""
     advisory_misses: int = 0
+    simulated: bool = False
 
     @property
     def is_acceptance(self) -> bool:
@@ -123,13 +125,14 @@ class Verdict:
 
     @property
     def line(self) -> str:
-        """One line for people: the word, the counts, the shape, the reasons, changed limits and terms, remarks."""
+        """One line for people: word, simulation, counts, shape, reasons, changed limits and terms, remarks."""
         counts = [f"{number} {WORDS[outcome]}" for outcome, number in self.counts.items() if number]
         counted = ", ".join([*counts, *self._advisory])
         why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
         remarks = "".join(f"; {remark}" for remark in self.remarks)
         found = (counted or "nothing was expected") + (f" on {self.shape}" if self.shape else "")
-        return one_line(f"{self.word.replace('_', ' ')}: {found}{why}{self._changed}{remarks}")
+        simulated = f"{SIMULATED}: " if self.simulated else ""
+        return one_line(f"{self.word.replace('_', ' ')}: {simulated}{found}{why}{self._changed}{remarks}")
 
     @property
     def _advisory(self) -> list[str]:
@@ -156,6 +159,7 @@ class Terms:
         changed_terms: what the run asks of the whole cluster differently than promised: fewer nodes, a lower level.
         remarks: facts that forbid nothing and that a reader of the verdict must know.
         shape: the cluster that the verdict is about, in words.
+        simulated: the values come from a model of a fleet, so nothing can be accepted.
     """
 
     rehearsal: bool
@@ -165,6 +169,7 @@ class Terms:
     changed_terms: Sequence[str] = ()
     remarks: Sequence[str] = ()
     shape: str = ""
+    simulated: bool = False
 
 
 def decide(records: Iterable[Record], terms: Terms) -> Verdict:
@@ -184,7 +189,7 @@ def decide(records: Iterable[Record], terms: Terms) -> Verdict:
         word = REJECTED
     elif reasons:
         word = INCOMPLETE
-    elif terms.rehearsal:
+    elif terms.rehearsal or terms.simulated:
         word = REHEARSED
     else:
         word = WITH_WAIVERS if counts[WAIVED] else ACCEPTED
@@ -197,6 +202,7 @@ def decide(records: Iterable[Record], terms: Terms) -> Verdict:
         remarks=tuple(terms.remarks),
         shape=terms.shape,
         advisory_misses=sum(record.advisory for record in rows),
+        simulated=terms.simulated,
     )
 
 

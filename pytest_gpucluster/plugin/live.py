@@ -12,7 +12,7 @@ from rich.progress import Progress as RichProgress
 from rich.table import Column
 
 from pytest_gpucluster.judging import failure_text, forecast
-from pytest_gpucluster.judging.verdict import PASSED, SKIPPED, WORDS, Record, counted_as
+from pytest_gpucluster.judging.verdict import PASSED, SIMULATED, SKIPPED, WORDS, Record, counted_as
 from pytest_gpucluster.text import lines, one_line
 
 if TYPE_CHECKING:
@@ -79,6 +79,8 @@ class Live:
             )
         if setup.rehearsal:
             self._screen.write("gpucluster: REHEARSAL on the CPU: it tries the procedure and accepts nothing")
+        if setup.simulation is not None:
+            self._screen.write(f"gpucluster: {SIMULATED}: it shows what a run prints and accepts nothing")
         for remark in setup.remarks[:MAX_REMARKS]:
             self._screen.write(f"gpucluster: {remark}")
         if len(setup.remarks) > MAX_REMARKS:

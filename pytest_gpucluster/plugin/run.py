@@ -17,7 +17,7 @@ from pytest_gpucluster.plugin.own_sections import OwnSections
 from pytest_gpucluster.plugin.phases import Phases
 from pytest_gpucluster.plugin.ready_errors import ReadyErrors
 from pytest_gpucluster.plugin.selection import Selection
-from pytest_gpucluster.plugin.stash_keys import CRITERION
+from pytest_gpucluster.plugin.stash_keys import CRITERION, SIMULATION
 from pytest_gpucluster.plugin.terminal import Terminal
 from pytest_gpucluster.plugin.termination import Termination
 from pytest_gpucluster.protocol.secret import Secret
@@ -50,7 +50,7 @@ class Run:
         """
         self._config = config
         self._selection = Selection()
-        setup = prepare(settings, launch, start=config.invocation_params.dir)
+        setup = prepare(settings, launch, start=config.invocation_params.dir, simulation=config.stash.get(SIMULATION, None))
         wanted = self._selection.wanted_places
         secret = Secret.take()  # from here on no test, and no process that a test starts, finds it in its environment
         self.session = Session(setup, rootdir=config.rootpath, wanted=wanted, controller=controller, secret=secret)

@@ -1,9 +1,10 @@
-"""What the plugin keeps in the stash of a test item."""
+"""What the plugin keeps in the stashes of test items and of the session's configuration."""
 
 from __future__ import annotations
 
 import pytest
 
+from pytest_gpucluster.fleet.simulation import Simulation
 from pytest_gpucluster.judging.criterion import Criterion
 from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.plugin.pairing import Pair
@@ -20,3 +21,5 @@ IN_BODY = pytest.StashKey[bool]()
 """Of a test: whether its body runs now, so that a report is of a block of ``subtests.test()``."""
 RECORD = pytest.StashKey[Record]()
 """Of a test that has run: its outcome so far."""
+SIMULATION = pytest.StashKey[Simulation]()
+"""Of the configuration: the fleet that answers in place of GPUs; only ``plugin/fleet.py`` puts it there."""

@@ -19,6 +19,7 @@ from pytest_gpucluster.judging.verdict import (
     PASSED,
     REHEARSED,
     REJECTED,
+    SIMULATED,
     SKIPPED,
     WAIVED,
     WITH_WAIVERS,
@@ -106,9 +107,10 @@ def properties_of(record: Record, place: Place | None) -> Properties:
 
 
 def changes_of(verdict: Verdict) -> Properties:
-    """What the run asked for less than was promised: whoever reads only the JUnit must see it beside an acceptance."""
+    """What the run asked for less than was promised, and that its fleet was simulated: JUnit must say it by itself."""
+    simulated = (("simulated", SIMULATED),) if verdict.simulated else ()
     limits = (("changed_limit", criterion) for criterion in verdict.changed_limits)
-    return (*limits, *(("changed_term", term) for term in verdict.changed_terms))
+    return (*simulated, *limits, *(("changed_term", term) for term in verdict.changed_terms))
 
 
 class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types

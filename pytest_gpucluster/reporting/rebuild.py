@@ -56,9 +56,11 @@ class JournalState:
 
     def _on_started(self, event: dict[str, Any]) -> None:
         self.facts, self.versions = event["facts"], event["versions"]
+        self.terms = replace(self.terms, simulated=bool(self.facts.get("simulated")))
 
     def _on_planned(self, event: dict[str, Any]) -> None:
-        self.terms = Terms(**{**event["terms"], "objections": tuple(event["terms"]["objections"])})
+        simulated = self.terms.simulated or bool(event["terms"].get("simulated"))  # either line may be damaged
+        self.terms = Terms(**{**event["terms"], "objections": tuple(event["terms"]["objections"]), "simulated": simulated})
         for row in event["expected"]:
             key = (row["criterion"], row["place"])
             self.records[key] = Record(criterion=key[0], place=key[1], outcome=row["outcome"], reason=row["reason"])
@@ -124,7 +126,7 @@ class JournalState:
             verdict=verdict,
             places=self.places or _unbound(self),
             facts=facts,
-            is_rehearsal=self.terms.rehearsal,
+            is_rehearsal=self.terms.rehearsal or self.terms.simulated,
             is_rebuilt=True,
         )
 

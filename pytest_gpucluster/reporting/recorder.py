@@ -143,7 +143,7 @@ class Recorder:
 
     def _report(self, records: Iterable[Record], verdict: Verdict, status: RunStatus) -> Report:
         cases = tuple(Case(nodeid=self._plan.nodeid(record), record=record) for record in records)
-        rehearsal = status.terms.rehearsal
+        rehearsal = status.terms.rehearsal or status.terms.simulated
         return Report(cases=cases, verdict=verdict, places=status.places, facts=status.facts, is_rehearsal=rehearsal)
 
     def _files(self, *, junit: Path | None) -> ReportFiles:

@@ -14,7 +14,11 @@ from pytest_gpucluster.judging.verdict import OUTCOMES, Record, Terms, decide
 GOOD = Terms(rehearsal=False, level_reached=True)
 REHEARSAL = Terms(rehearsal=True, level_reached=True)
 TERMS = st.builds(
-    Terms, rehearsal=st.booleans(), level_reached=st.booleans(), objections=st.lists(st.text(min_size=1), max_size=2)
+    Terms,
+    rehearsal=st.booleans(),
+    level_reached=st.booleans(),
+    objections=st.lists(st.text(min_size=1), max_size=2),
+    simulated=st.booleans(),
 )
 SOME = st.lists(st.sampled_from(OUTCOMES), max_size=12)
 
@@ -26,10 +30,10 @@ def records(*outcomes: str) -> list[Record]:
 
 @given(SOME, TERMS)
 def test_no_sequence_of_outcomes_is_accepted_by_mistake(outcomes: list[str], terms: Terms) -> None:
-    """ACCEPTED means: something passed, all else passed or does not apply, full level, no objection, no rehearsal."""
+    """ACCEPTED means: something passed, all else passed or does not apply, full level, no objection, real GPUs."""
     found = decide(records(*outcomes), terms)
     clean = set(outcomes) <= {v.PASSED, v.SKIPPED} and v.PASSED in outcomes
-    allowed = clean and terms.level_reached and not terms.rehearsal and not terms.objections
+    allowed = clean and terms.level_reached and not terms.rehearsal and not terms.simulated and not terms.objections
     assert (found.word == v.ACCEPTED) == allowed
     assert found.word != v.WITH_WAIVERS
 
@@ -49,12 +53,27 @@ def test_a_failure_is_a_rejection_everywhere(outcomes: list[str], terms: Terms) 
 
 
 @given(SOME, TERMS)
-def test_rehearsals_accept_nothing(outcomes: list[str], terms: Terms) -> None:
-    """REHEARSED is for rehearsals only, and only where everything passed."""
+def test_a_simulated_fleet_is_said_whatever_the_verdict(outcomes: list[str], terms: Terms) -> None:
+    """The line says it right behind the word, and no other line does."""
     found = decide(records(*outcomes), terms)
-    assert not (terms.rehearsal and found.word == v.ACCEPTED)
+    said = found.line.startswith(f"{found.word}: SIMULATED fleet, no GPU was measured: ")
+    assert (said, "SIMULATED" in found.line) == (terms.simulated, terms.simulated)
+
+
+def test_waivers_accept_no_simulated_fleet() -> None:
+    """ACCEPTED WITH WAIVERS is an acceptance too."""
+    waived = Record(criterion="c", place=None, outcome=v.FAILED, waiver={"who": "somebody"}, waivable=True)
+    assert decide([waived, *records(v.PASSED)], GOOD).word == v.WITH_WAIVERS
+    assert decide([waived, *records(v.PASSED)], replace(GOOD, simulated=True)).word == v.REHEARSED
+
+
+@given(SOME, TERMS)
+def test_rehearsals_accept_nothing(outcomes: list[str], terms: Terms) -> None:
+    """REHEARSED is for rehearsals and simulated fleets only, and only where everything passed."""
+    found = decide(records(*outcomes), terms)
+    assert not ((terms.rehearsal or terms.simulated) and found.word == v.ACCEPTED)
     if found.word == v.REHEARSED:
-        assert terms.rehearsal
+        assert terms.rehearsal or terms.simulated
         assert set(outcomes) <= {v.PASSED, v.SKIPPED}
 
 

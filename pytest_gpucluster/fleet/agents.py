@@ -1,0 +1,198 @@
+"""The agents of a simulated fleet: a few processes, each of which speaks for many ranks through the real channel.
+
+``python -m pytest_gpucluster.fleet.agents`` starts them. Hellos, heartbeats, replies and goodbyes are the messages of real
+agents. There are no workers and no process groups: the values come from the model. A process has three connections to the
+store, however many ranks it speaks for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.agent.agent import LOST_CODE, TICK_S
+from pytest_gpucluster.agent.fallback_report import write_reports
+from pytest_gpucluster.agent.heartbeat import BEAT_S
+from pytest_gpucluster.fleet import model
+from pytest_gpucluster.fleet.asked import hostname_of
+from pytest_gpucluster.fleet.hardware import Hardware
+from pytest_gpucluster.fleet.simulation import Simulation  # noqa: TC001 -- FleetSettings.read asks for its fields' types
+from pytest_gpucluster.protocol.channel import (
+    Address,
+    ChannelLostError,
+    bye_key,
+    command_key,
+    connect,
+    fault_key,
+    hello_key,
+    reply_key,
+)
+from pytest_gpucluster.protocol.codec import TypedMessage
+from pytest_gpucluster.protocol.messages import (
+    AbortCall,
+    Bye,
+    Failure,
+    Fault,
+    Hello,
+    Quit,
+    ReportTarget,
+    StartCall,
+    read_command,
+)
+from pytest_gpucluster.protocol.secret import Secret
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from pytest_gpucluster.protocol.channel import Channel
+    from pytest_gpucluster.protocol.messages import Reply, Spans
+
+PROCESSES = 2
+LATE_S = 2.0
+"""A rank with the fault ``late`` joins so long after the others, and answers so late once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetSettings(TypedMessage):
+    """What the processes of a simulated fleet need to know; the fields are those of ``AgentSettings``."""
+
+    simulation: Simulation
+    address: Address
+    secret_fd: int
+    controller_fd: int
+    target: ReportTarget | None
+
+
+@dataclass(slots=True)
+class Speaker:
+    """One process's share of the ranks."""
+
+    hardware: Hardware
+    ranks: frozenset[int]
+    writer: Channel
+    _held: dict[str, list[int]] = field(default_factory=dict)
+    _have_been_late: set[int] = field(default_factory=set)
+    quits: threading.Event = field(default_factory=threading.Event)
+
+    def say_hello(self, *, late: bool) -> None:
+        """Say hello as the ranks that are late, or as all others."""
+        for rank in sorted(self.ranks):
+            if self.hardware.simulation.has(rank, "late") is late:
+                self.writer.put(hello_key(rank), self._hello_of(rank))
+
+    def _hello_of(self, rank: int) -> Hello:
+        node, gpu = self.hardware.simulation.place_of(rank)
+        machine = f"simulated {hostname_of(node)}"  # no machine has this name: the pid means nothing there
+        return Hello(hostname=hostname_of(node), machine=machine, pid=os.getpid(), group_rank=node, local_rank=gpu)
+
+    def start(self, call: StartCall) -> None:
+        """Called when the controller starts a call: answer, except where a rank of the same group fails."""
+        groups = [group.ranks for group in call.groups] if call.groups is not None else [(rank,) for rank in _in(call.ranks)]
+        for group in groups:
+            failures = {rank: found for rank in group if (found := model.failure(self.hardware, call.function, rank))}
+            for rank in self.ranks.intersection(group):
+                if rank in failures:
+                    self._reply(call.id, rank, failures[rank])
+                elif failures:
+                    self._held.setdefault(call.id, []).append(rank)
+                else:
+                    self._answer(call, rank, group)
+
+    def _answer(self, call: StartCall, rank: int, group: tuple[int, ...]) -> None:
+        if self.hardware.simulation.has(rank, "late") and rank not in self._have_been_late:
+            self._have_been_late.add(rank)
+            time.sleep(LATE_S / 8)
+        self._reply(call.id, rank, model.answer(self.hardware, call.function, rank=rank, group=group, kwargs=call.kwargs))
+
+    def abort(self, call: AbortCall) -> None:
+        """Called when the controller releases ranks that wait for one that failed."""
+        released = set(_in(call.ranks))
+        for rank in self._held.pop(call.id, []):
+            if rank in released:
+                self._reply(call.id, rank, Failure(kind="released", error=call.why, entered=True))
+
+    def _reply(self, call_id: str, rank: int, reply: Reply) -> None:
+        self.writer.put(reply_key(call_id, rank), reply)
+        if isinstance(reply, Failure):
+            self.writer.put(fault_key(call_id), Fault(rank=rank))
+
+    def say_goodbye(self) -> None:
+        """Say goodbye as every rank."""
+        for rank in self.ranks:
+            self.writer.put(bye_key(rank), Bye())
+
+
+def _in(spans: Spans) -> Iterable[int]:
+    return (rank for first, last in spans for rank in range(first, last + 1))
+
+
+def main() -> None:
+    """Become the agents."""
+    settings = FleetSettings.read(json.loads(sys.argv[1]))
+    secret = Secret.from_pipe(settings.secret_fd)
+    import torch.distributed  # noqa: F401 -- once, before forking
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    present = settings.simulation.present
+    shares = [frozenset(present[first::PROCESSES]) for first in range(min(PROCESSES, len(present)))]
+    for share in shares[1:]:
+        if os.fork() == 0:
+            _become(settings, share, secret, target=None)
+    _become(settings, shares[0], secret, target=settings.target)
+
+
+def _become(settings: FleetSettings, ranks: frozenset[int], secret: Secret, *, target: ReportTarget | None) -> None:
+    """Serve until the controller says quit, or ends without a word; never returns."""
+    try:
+        writer, beats = connect(settings.address, secret), connect(settings.address, secret)
+        speaker = Speaker(Hardware(settings.simulation), ranks, writer)
+        speaker.say_hello(late=False)
+        obeying = threading.Thread(target=_obey, args=(speaker, writer.reconnect()), daemon=True)
+        obeying.start()
+        count = 0
+        while not select.select([settings.controller_fd], [], [], BEAT_S)[0]:
+            count += 1
+            if count * BEAT_S == LATE_S:
+                speaker.say_hello(late=True)
+            for rank in ranks:
+                beats.beat(rank, count)
+        if speaker.quits.wait(TICK_S):
+            obeying.join()  # it says goodbye, and ends this process
+        if target is not None:
+            write_reports(target)
+    except ChannelLostError as lost:
+        sys.stderr.write(f"gpucluster: the simulated fleet leaves: {lost}\n")
+    finally:
+        sys.stderr.flush()
+        os._exit(LOST_CODE)
+
+
+def _obey(speaker: Speaker, reader: Channel) -> None:
+    """Obey commands until the quit, which ends this process."""
+    number = 0
+    try:
+        while not isinstance(command := reader.take(command_key(number), read_command), Quit):
+            number += 1
+            if isinstance(command, StartCall):
+                speaker.start(command)
+            elif isinstance(command, AbortCall):
+                speaker.abort(command)
+        speaker.quits.set()
+        speaker.say_goodbye()
+        code = command.code
+    except BaseException:  # noqa: BLE001 -- shown, and the process ends here whatever it was
+        sys.excepthook(*sys.exc_info())
+        code = LOST_CODE
+    sys.stderr.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

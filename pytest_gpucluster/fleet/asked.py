@@ -1,0 +1,126 @@
+"""A call as the model of a simulated fleet sees it, and what its answers are made of. Pure."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.protocol.plain_data import MARK
+from pytest_gpucluster.thresholds.specs import load_specs
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.fleet.faults import FaultKind
+    from pytest_gpucluster.fleet.hardware import Hardware
+    from pytest_gpucluster.thresholds.specs import GpuSpec
+
+PACKAGE = "pytest_gpucluster"
+PEAK_CLOCK_MHZ = 1830.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What one rank is asked: a function by its name, and the ranks of its process group (itself without a group)."""
+
+    hardware: Hardware
+    rank: int
+    group: tuple[int, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(node, GPU) of the rank."""
+        return self.hardware.simulation.place_of(self.rank)
+
+    @property
+    def spec(self) -> GpuSpec:
+        """The data sheet of the GPU."""
+        return load_specs()[self.hardware.simulation.gpu]
+
+    @property
+    def device(self) -> str:
+        """The name of the GPU by NVML."""
+        return self.spec.names[0]
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """The nodes of the group, each once."""
+        return _nodes(self.hardware, self.group)
+
+    @property
+    def uuid(self) -> str:
+        """A UUID that no real GPU has."""
+        node, gpu = self.place
+        return f"GPU-SIMULATED-{node:05d}-{gpu:02d}"
+
+    @property
+    def serial(self) -> str:
+        """A serial number that no real GPU has."""
+        node, gpu = self.place
+        return f"SIM-{node:05d}-{gpu:02d}"
+
+    @property
+    def pci(self) -> str:
+        """The PCI address of the GPU."""
+        return f"00000000:{0x10 + self.place[1]:02x}:00.0"
+
+    def rate(self, quantity: str) -> float:
+        """What the rank's GPU reaches."""
+        return self.hardware.rate(self.rank, quantity)
+
+    def slowest(self, quantity: str) -> float:
+        """What the slowest GPU of the group reaches."""
+        return _slowest(self.hardware, self.group, quantity)
+
+    def has(self, kind: FaultKind) -> bool:
+        """Whether this fault is planted at the rank's GPU."""
+        return self.hardware.simulation.has(self.rank, kind)
+
+    def with_fault(self, kind: FaultKind) -> tuple[int, ...]:
+        """The ranks of the group, as numbered in it, at whose GPUs this fault is planted."""
+        return _with_fault(self.hardware, self.group, kind)
+
+
+@functools.lru_cache(maxsize=64)
+def _nodes(hardware: Hardware, group: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted({hardware.simulation.place_of(rank)[0] for rank in group}))
+
+
+@functools.lru_cache(maxsize=64)
+def _slowest(hardware: Hardware, group: tuple[int, ...], quantity: str) -> float:
+    return min(hardware.rate(rank, quantity) for rank in group)
+
+
+@functools.lru_cache(maxsize=64)
+def _with_fault(hardware: Hardware, group: tuple[int, ...], kind: FaultKind) -> tuple[int, ...]:
+    return tuple(number for number, rank in enumerate(group) if hardware.simulation.has(rank, kind))
+
+
+def made(name: str, /, **fields: Any) -> dict[str, Any]:
+    """A dataclass of this package as plain data; ``name`` is ``module:Class`` below the package."""
+    return {MARK: f"{PACKAGE}.{name}", "fields": fields}
+
+
+def hostname_of(node: int) -> str:
+    """The hostname of a node."""
+    return f"gpu-node-{node}"
+
+
+def telemetry(asked: Asked, *, clock_mhz: float = 1755.0, power_w: float = 420.0, hot: bool = False) -> dict[str, Any]:
+    """Telemetry under work; ``hot``: the heat slows the GPU."""
+    reasons = ["hw_thermal_slowdown"] if hot else ["sw_power_cap"]
+    half = asked.has("pcie")
+    return made(
+        "inventory.telemetry:Telemetry",
+        samples=20,
+        sm_clock_min_mhz=clock_mhz - 15,
+        sm_clock_mean_mhz=clock_mhz,
+        sm_clock_max_mhz=clock_mhz + 15,
+        temperature_max_c=91.0 if hot else 58.0 + asked.place[1],
+        power_mean_w=power_w,
+        power_max_w=power_w + 8,
+        pcie_gen_max=asked.spec.pcie_gen - half,
+        pcie_width_min=asked.spec.pcie_width,
+        event_reasons=reasons,
+        fault_reasons=["hw_thermal_slowdown"] if hot else [],
+    )

@@ -1,0 +1,75 @@
+"""Planted bad parts of a simulated fleet: ``node23-gpu3:slow``. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+
+from pytest_gpucluster.config.schema_errors import did_you_mean
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.protocol.codec import TypedMessage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+FaultKind: TypeAlias = Literal[
+    "absent", "busy", "corrupt", "dead", "ecc", "hbm", "hung", "late", "nvls", "pattern", "pcie", "slow", "sockets",
+    "throttled", "versions",
+]  # fmt: skip
+FAULTS: Mapping[FaultKind, str] = {
+    "absent": "never joins",
+    "busy": "another program holds its memory",
+    "corrupt": "computes wrong bits",
+    "dead": "its worker dies under lasting load",
+    "ecc": "has uncorrected memory errors and a row that waits for a remap",
+    "hbm": "has 10 % less memory bandwidth",
+    "hung": "hangs in the memory test",
+    "late": "joins and answers late, and is healthy",
+    "nvls": "the all-reduce of the node runs without NVLink SHARP",
+    "pattern": "loses bits of its memory",
+    "pcie": "its link to the host came up at half its rate",
+    "slow": "computes 25 % slower at the same clock",
+    "sockets": "the node speaks to others over sockets",
+    "throttled": "is slowed by heat under lasting load",
+    "versions": "the node has another version of torch",
+}
+NODES_ONLY = ("nvls", "sockets", "versions")
+PART = re.compile(r"node(\d{1,6})(?:-gpu(\d{1,3}))?", re.ASCII)
+FORM = "say PART:FAULT, for example node3-gpu5:slow or node7:absent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault(TypedMessage):
+    """One planted fault. The node is the one with this number in its hostname; ``gpu`` None: all of the node."""
+
+    node: int
+    gpu: int | None
+    kind: FaultKind
+
+    def is_at(self, node: int, gpu: int) -> bool:
+        """Whether this GPU has the fault."""
+        return self.node == node and self.gpu in (None, gpu)
+
+    def __str__(self) -> str:
+        """The fault as it is written on the command line."""
+        part = f"node{self.node}" if self.gpu is None else f"node{self.node}-gpu{self.gpu}"
+        return f"{part}:{self.kind}"
+
+
+def parse_fault(text: str) -> Fault:
+    """``node23-gpu3:slow`` as a :class:`Fault`.
+
+    Raises:
+        ConfigurationError: no such form or fault, or a fault of a node that names a GPU.
+    """
+    part, _, kind = text.partition(":")
+    found = PART.fullmatch(part)
+    if found is None:
+        raise ConfigurationError(f"{text!r} names no part and fault; {FORM}")
+    if kind not in FAULTS:
+        known = ", ".join(FAULTS)
+        raise ConfigurationError(f"{text!r}: there is no fault {kind!r}; faults: {known}.{did_you_mean(kind, [*FAULTS])}")
+    if kind in NODES_ONLY and found[2] is not None:
+        raise ConfigurationError(f"{text!r}: {kind} is a fault of a whole node; say node{found[1]}:{kind}")
+    return Fault(node=int(found[1]), gpu=None if found[2] is None else int(found[2]), kind=cast("FaultKind", kind))

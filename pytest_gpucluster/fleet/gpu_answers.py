@@ -1,0 +1,238 @@
+"""What a GPU of a simulated fleet answers by itself: identity, health, products, memory, its link to the host. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.fleet.asked import PEAK_CLOCK_MHZ, hostname_of, made, telemetry
+from pytest_gpucluster.fleet.hardware import spread
+from pytest_gpucluster.inventory.identity import read_versions
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.fleet.asked import Asked
+
+GIB = 2**30
+KINDS = ("bf16", "fp8", "fp32", "attention", "softmax", "reduction")
+OTHER_VERSION = "0.0.0+simulated"
+
+
+def identity(asked: Asked) -> Any:
+    """Who the rank is. Versions are those of this machine, unless other ones are planted."""
+    node, gpu = asked.place
+    others = {"torch": OTHER_VERSION} if asked.has("versions") else {}
+    return made(
+        "inventory.identity:Identity",
+        hostname=hostname_of(node),
+        group_rank=node,
+        local_rank=gpu,
+        versions={**read_versions(), **others},
+        torch_gpus=asked.hardware.simulation.gpus_per_node,
+        gpu_name=asked.device,
+        uuid=asked.uuid,
+        serial=asked.serial,
+        pci=asked.pci,
+        nvml_gpus=asked.hardware.simulation.gpus_per_node,
+        hidden_gpus=0,
+        variables={},
+    )
+
+
+def occupancy(asked: Asked) -> Any:
+    """What uses the GPU before the run: nothing, unless that is planted."""
+    busy = asked.has("busy")
+    other = made("inventory.occupancy:GpuProcess", pid=4711, name="python3", memory_gib=23.4)
+    return made(
+        "inventory.occupancy:Occupancy",
+        uuid=asked.uuid,
+        memory_used_gib=23.5 if busy else 0.004,
+        memory_limit_gib=0.25,
+        processes=[other] if busy else [],
+        utilization_percent=0,
+    )
+
+
+def gpu_state(asked: Asked) -> Any:
+    """NVML's view of the GPU at rest."""
+    bad, half = asked.has("ecc"), asked.has("pcie")
+    gen, gpu = asked.spec.pcie_gen, asked.place[1]
+    state = made(
+        "inventory.nvml:GpuState",
+        index=gpu, uuid=asked.uuid, serial=asked.serial, pci=asked.pci, name=asked.device, visible=True, cuda_index=gpu,
+        driver="simulated", vbios="simulated", memory_gib=asked.spec.memory_gib, memory_used_gib=0.6, ecc_enabled=True,
+        ecc_uncorrected_volatile=2 if bad else 0, ecc_uncorrected_aggregate=2 if bad else 0, ecc_corrected_volatile=0,
+        remapped_rows_correctable=0, remapped_rows_uncorrectable=0, remapped_rows_pending=bad, remapped_rows_failed=False,
+        pcie_gen=gen - half, pcie_gen_max=gen, pcie_width=asked.spec.pcie_width, pcie_width_max=asked.spec.pcie_width,
+        pcie_replay_count=0, nvlink_active_links=asked.spec.nvlink_links, clocks_event_reasons=["gpu_idle"],
+        sm_clock_mhz=345, temperature_c=34 + gpu, power_w=76.0, mig=False, persistence=True,
+    )  # fmt: skip
+    count = asked.hardware.simulation.gpus_per_node
+    return made(
+        "measurements.health:GpuHealth",
+        gpu=state,
+        torch_sees=True,
+        torch_device_count=count,
+        nvml_device_count=count,
+        pci_device_count=count,
+        torch_device_name=asked.device,
+        error=None,
+        lost=False,
+    )
+
+
+def clocks_under_load(asked: Asked) -> Any:
+    """NVML's event reasons under load."""
+    hot = asked.has("throttled")
+    seen = telemetry(asked, clock_mhz=1290.0 if hot else 1620.0, power_w=540.0 if hot else 692.0, hot=hot)
+    rate = asked.rate("sustained")
+    return made(
+        "measurements.health:ClocksUnderLoad", seconds=asked.kwargs["seconds"], tflops=rate, nvml_error=None, telemetry=seen
+    )
+
+
+def gemm(asked: Asked) -> Any:
+    """Dense products in bursts."""
+    rate, kwargs = asked.rate(asked.kwargs["dtype"]), asked.kwargs
+    best, bursts = kwargs["sizes"][len(kwargs["sizes"]) // 2], kwargs.get("bursts", 1)
+    by_size = {
+        str(size): {"median": value, "p10": 0.997 * value, "p90": 1.003 * value, "best": 1.004 * value}
+        for size in kwargs["sizes"]
+        for value in [rate if size == best else 0.97 * rate]
+    }
+    return made(
+        "measurements.gemm:GemmRate",
+        tflops=rate,
+        dtype=kwargs["dtype"],
+        best_size=best,
+        by_size=by_size,
+        bursts_tflops=spread(rate, bursts),
+        samples_tflops=spread(rate, kwargs["iterations"]),
+        warmup_s=kwargs["warmup_s"],
+        rest_s=kwargs.get("rest_s", 0.0),
+        bursts=bursts,
+        device=asked.device,
+        telemetry=telemetry(asked),
+    )
+
+
+def sustained(asked: Asked) -> Any:
+    """Products back to back; the clock is what is left by the power limit, or by the heat."""
+    rate, ratio = asked.rate("sustained"), asked.rate("at_clock")
+    peak_tflops = rate / ratio
+    clock_mhz = peak_tflops / asked.spec.bf16_tflops * PEAK_CLOCK_MHZ
+    hot = asked.has("throttled")
+    seconds, slice_s = asked.kwargs.get("seconds", 20.0), asked.kwargs.get("slice_s", 1.0)
+    num_slices = max(2, round(seconds / slice_s))
+    return made(
+        "measurements.sustained:Sustained",
+        tflops=rate,
+        dtype=asked.kwargs.get("dtype", "bfloat16"),
+        size=asked.kwargs.get("size", 8192),
+        seconds=seconds,
+        products=round(seconds * 600),
+        slices_tflops=[*spread(1.02 * rate, num_slices // 2), *spread(rate, num_slices - num_slices // 2)],
+        counted_clock_mhz=clock_mhz,
+        counted_tflops=rate,
+        clock_error=None,
+        peak_at_clock_tflops=peak_tflops,
+        of_peak_at_clock_ratio=ratio,
+        nvml_error=None,
+        device=asked.device,
+        telemetry=telemetry(asked, clock_mhz=clock_mhz, power_w=540.0 if hot else 692.0, hot=hot),
+    )
+
+
+def hbm_bandwidth(asked: Asked) -> Any:
+    """Bandwidth of the GPU's memory; the triad is the better kind."""
+    rate, number = asked.rate("hbm"), asked.kwargs["iterations"]
+    shares = {"copy": 0.98, "triad": 1.0, "read": 0.97, "write": 0.96}
+    return made(
+        "measurements.hbm:HbmBandwidth",
+        tb_s=rate,
+        **{f"{kind}_tb_s": share * rate for kind, share in shares.items()},
+        **{f"samples_{kind}_tb_s": spread(share * rate, number) for kind, share in shares.items()},
+        size_bytes=asked.kwargs["size_bytes"],
+        device=asked.device,
+        telemetry={kind: telemetry(asked) for kind in shares},
+    )
+
+
+def hbm_pattern(asked: Asked) -> Any:
+    """Patterns over nearly all of the memory."""
+    bad = asked.has("pattern")
+    total = int(asked.spec.memory_gib * GIB)
+    free = int(0.995 * total)
+    tested = int(asked.kwargs.get("share", 0.95) * free)
+    first = made(
+        "measurements.hbm_pattern:PatternError",
+        kind="random",
+        step="read",
+        block=17,
+        offset_bytes=4096,
+        device_pointer="0x7f0000001000",
+        expected="0x00000000ffffffff",
+        found="0x00000000fffffffb",
+        wrong_bits=[2],
+    )
+    return made(
+        "measurements.hbm_pattern:PatternResult",
+        errors=3 if bad else 0,
+        errors_by_kind={"random": 3} if bad else {},
+        first_errors=[first] if bad else [],
+        tested_bytes=tested, free_bytes=free, total_bytes=total, share_of_free=tested / free, share_of_total=tested / total,
+        blocks=128, passes=1, seconds=16.0, expected_s=15.0, moved_bytes=28 * tested, tb_s=3.6, device=asked.device,
+        telemetry=telemetry(asked),
+    )  # fmt: skip
+
+
+def digests(asked: Asked) -> Any:
+    """Digests of seeded work, equal on all GPUs; one kind is another on a GPU that computes wrong bits."""
+    bad = asked.has("corrupt")
+    found = {kind: hashlib.sha256(f"{kind}{bad and kind == 'fp32'}".encode()).hexdigest()[:48] for kind in KINDS}
+    rounds = asked.kwargs.get("rounds", 10)
+    return made(
+        "measurements.digest:Digests",
+        digests=found,
+        rounds=rounds,
+        hot_rounds=rounds // 2,
+        differing=dict.fromkeys(KINDS, 0),
+        differing_rounds={kind: [] for kind in KINDS},
+        excluded={},
+        size=asked.kwargs["size"],
+        seed=asked.kwargs["seed"],
+        seconds=20.0,
+        heat_s=asked.kwargs.get("heat_s", 0.0),
+        model=f"simulated {asked.device}",
+        device=asked.device,
+        telemetry=telemetry(asked),
+    )
+
+
+def host_link(asked: Asked) -> Any:
+    """Copies between GPU and host; slower while all GPUs of the node copy."""
+    together = asked.kwargs.get("together", False)
+    h2d, d2h = (asked.rate(f"{way}_all" if together else way) for way in ("h2d", "d2h"))
+    number, socket = asked.kwargs["iterations"], int(asked.place[1] >= asked.hardware.simulation.gpus_per_node / 2)
+    cpus = "56-111" if socket else "0-55"
+    return made(
+        "measurements.host_link:HostLink",
+        h2d_gb_s=h2d,
+        d2h_gb_s=d2h,
+        both_gb_s=1.6 * d2h,
+        repeats_h2d_gb_s=spread(h2d, number),
+        repeats_d2h_gb_s=spread(d2h, number),
+        repeats_both_gb_s=spread(1.6 * d2h, number),
+        h2d_remote_gb_s=None if together else 0.8 * h2d,
+        d2h_remote_gb_s=None if together else 0.8 * d2h,
+        numa_node=socket,
+        remote_node=None if together else 1 - socket,
+        memory_nodes=[0, 1],
+        cpus=cpus,
+        cpus_allowed="0-111",
+        cpus_are_local=True,
+        pages_on=[socket],
+        together=together,
+        size_bytes=asked.kwargs["size_bytes"],
+        device=asked.device,
+        telemetry={way: telemetry(asked) for way in ("h2d", "d2h", "both")},
+    )

@@ -1,0 +1,206 @@
+"""What the GPUs of a simulated fleet answer together: collectives, the transport, training. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.fleet.asked import hostname_of, made
+from pytest_gpucluster.fleet.hardware import spread
+from pytest_gpucluster.protocol.rank import ranges
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.fleet.asked import Asked
+
+IN_NODE_GB_S = {2: 331.0, 3: 340.0, 4: 353.0}
+"""Bus bandwidth of an all-reduce in a node by the number of GPUs; from here on NVLink SHARP gives :data:`NVLS_GB_S`."""
+NVLS_GB_S = 480.0
+WITHOUT_NVLS = 0.765
+BETWEEN_NODES_GB_S = 461.0
+SOCKETS_GB_S = 4.8
+CHANNELS = {"infiniband": "NET/IB/GDRDMA", "roce": "NET/RoCE/GDRDMA", "nvlink": "P2P/MNNVL"}
+"""By fabric; any other is sockets."""
+CHECKS = (
+    "base_digest", "data_digest", "lock_step", "all_reduce", "adapter_digest", "finite", "adapters_moved", "restore",
+    "generation", "graph_lock_step", "step_time_spread",
+)  # fmt: skip
+OF_SEVERAL = ("all_reduce", "adapter_digest", "step_time_spread")
+"""Checks that a rank alone does not make."""
+KEPT = {("ddp", 1): 1.0, ("ddp", 2): 0.985, ("ddp", 3): 0.965, ("fsdp", 1): 0.99, ("fsdp", 2): 0.9, ("fsdp", 3): 0.6}
+"""What is left of a GPU's training rate, by strategy and reach: 1 alone, 2 in a node, 3 between nodes."""
+KEPT_ON_SOCKETS = {"ddp": 0.66, "fsdp": 0.11}
+ALONE_GIB, SHARDED_GIB, LAYERS = 20.3, 12.1, 28
+
+
+def _telemetry(asked: Asked) -> Any:
+    first, last = min(asked.group), max(asked.group)
+    return made(
+        "inventory.group_telemetry:GroupTelemetry",
+        sm_clock_lowest_mhz=1725.0,
+        sm_clock_highest_mhz=1980.0,
+        lowest_clock_rank=first,
+        power_lowest_w=310.0,
+        power_highest_w=402.0,
+        temperature_highest_c=61.0,
+        hottest_rank=last,
+        event_reasons={"sw_power_cap": ranges(asked.group)} if len(asked.group) < 64 else {},
+    )
+
+
+def _on_sockets(asked: Asked) -> bool:
+    fabric = asked.hardware.simulation.fabric
+    return len(asked.nodes) > 1 and (fabric not in CHANNELS or bool(asked.with_fault("sockets")))
+
+
+def _busbw_gb_s(asked: Asked) -> float:
+    if len(asked.nodes) > 1:
+        return SOCKETS_GB_S if _on_sockets(asked) else BETWEEN_NODES_GB_S
+    whole = IN_NODE_GB_S.get(len(asked.group), NVLS_GB_S)
+    return whole * WITHOUT_NVLS if asked.with_fault("nvls") else whole
+
+
+def all_reduce(asked: Asked) -> Any:
+    """Bus bandwidth in a node or between nodes."""
+    ranks, size = len(asked.group), asked.kwargs["size_bytes"]
+    busbw = _busbw_gb_s(asked)
+    algbw = busbw * ranks / (2 * (ranks - 1))
+    return made(
+        "measurements.collectives:CollectiveTiming",
+        operation="all_reduce",
+        busbw_gb_s=busbw,
+        algbw_gb_s=algbw,
+        time_us=size / algbw / 1e3,
+        size_bytes=size,
+        dtype=asked.kwargs.get("dtype", "float32"),
+        world_size=ranks,
+        samples_busbw_gb_s=spread(busbw, asked.kwargs["iterations"]),
+        spans_busbw_gb_s=spread(busbw, max(1, asked.kwargs["iterations"] // 4)),
+        backend="nccl",
+        nccl_version="simulated",
+        nvls="off" if asked.with_fault("nvls") else "default",
+        device=asked.device,
+        telemetry=_telemetry(asked),
+    )
+
+
+def nodes_reached(asked: Asked) -> Any:
+    """Which nodes answered in one group over all ranks."""
+    nodes = asked.nodes
+    return made(
+        "measurements.collectives:Reachability",
+        nodes=[*nodes],
+        num_nodes=len(nodes),
+        hostnames={str(node): [hostname_of(node)] for node in nodes},
+        world_size=len(asked.group),
+        round_trip_us=180.0,
+    )
+
+
+def transport(asked: Asked) -> Any:
+    """The channels of a rank: the first and the last GPU of a node speak to other nodes."""
+    nodes, (_, gpu) = asked.nodes, asked.place
+    astray = asked.has("sockets")
+    kind = "NET/Socket" if astray else CHANNELS.get(asked.hardware.simulation.fabric, "NET/Socket")
+    ends = len(nodes) > 1 and gpu in (0, asked.hardware.simulation.gpus_per_node - 1)
+    crossing = {kind: 2} if ends else {}
+    return made(
+        "measurements.transport:Transport",
+        backend="nccl",
+        network="Socket" if kind == "NET/Socket" else "IB",
+        devices=[f"mlx5_{gpu}:1/IB"],
+        kinds={"P2P/CUMEM": 4, **crossing},
+        inter_node=crossing,
+        gdr="GDRDMA" in kind if ends else None,
+        num_nodes=len(nodes),
+        lines=[],
+    )
+
+
+def _checks(asked: Asked) -> dict[str, Any]:
+    """The exact checks of a fine-tune. A slow GPU is found by its forward."""
+    slow = asked.with_fault("slow")
+    made_here = [name for name in CHECKS if len(asked.group) > 1 or name not in OF_SEVERAL]
+    found: dict[str, Any] = {name: {"passed": True, "detail": "1 look, nothing differs", "ranks": []} for name in made_here}
+    if slow and "step_time_spread" in found:
+        detail = f"rank {ranges(slow)}: the forward takes 4.4 ms, the median of all is 3.3 ms"
+        found["step_time_spread"] = {"passed": False, "detail": detail, "ranks": [*slow]}
+    return found
+
+
+def _outcome(asked: Asked, **measured: Any) -> Any:
+    losses = [round(0.1 + 2.3 * 0.955**step, 4) for step in range(120)]
+    fields: dict[str, Any] = {
+        "loss": losses[-1],
+        "first_loss": losses[0],
+        "losses": losses,
+        "loss_limit": 0.5,
+        "step_below_limit": 53,
+        "seconds_below_limit": 9.5,
+        "blind_floor_nats": 1.35,
+        "exact_match": 1.0,
+        "greedy_exact_match": 1.0,
+        "heldout_loss": 0.09,
+        "steps": len(losses),
+        "world_size": len(asked.group),
+        "tokens_per_s_per_gpu": None,
+        "mfu": None,
+        "step_ms": None,
+        "adapter_digest": "simulated",
+        "checks": _checks(asked),
+        "train_s": 10.0,
+        "setup_s": 3.0,
+        "eval_s": 1.0,
+        "stopped": False,
+        "resumed_at": None,
+        "notes": [],
+        "saved_step": None,
+        "strategy": "none",
+        "step_rows": 8 * len(asked.group),
+        "trained_parameters": 40_370_176,
+        "wire_gb_per_step": 0.0,
+        "memory_peak_gib": [12.0] * min(8, len(asked.group)),
+        "compile_s": None,
+        "rows_s": 0.1,
+        "left_out": {},
+        **measured,
+    }
+    return {"$dataclass": "finetune_smoke.reporting.outcome:Outcome", "fields": fields}
+
+
+def finetune(asked: Asked) -> Any:
+    """The small fine-tune that has to learn."""
+    return made("measurements.training:Finetuned", outcome=_outcome(asked), telemetry=_telemetry(asked))
+
+
+def train(asked: Asked) -> Any:
+    """A training at full speed: as fast as the slowest GPU, less what the wire takes."""
+    strategy = "fsdp" if asked.kwargs.get("strategy") == "fsdp" else "ddp"
+    reach = 1 if len(asked.group) == 1 else 2 if len(asked.nodes) == 1 else 3
+    kept = KEPT_ON_SOCKETS[strategy] if _on_sockets(asked) else KEPT[strategy, reach]
+    rate = asked.slowest("train") * kept
+    outcome = _outcome(
+        asked,
+        checks={},
+        losses=[2.4] * 12,
+        steps=12,
+        tokens_per_s_per_gpu=rate,
+        mfu=rate / 33_700,
+        step_ms=8192e3 / rate,
+        memory_peak_gib=[54.0] * min(8, len(asked.group)),
+        strategy="none" if reach == 1 else strategy,
+        step_rows=4 * len(asked.group),
+        wire_gb_per_step=0.0 if reach == 1 else 1.3,
+    )
+    return made("measurements.training:Trained", outcome=outcome, telemetry=_telemetry(asked))
+
+
+def sharded_memory(asked: Asked) -> Any:
+    """The peak of a training under FSDP2: what a rank alone needs, less what the others hold, plus two gathered layers."""
+    ranks, layer_gib = len(asked.group), SHARDED_GIB / LAYERS
+    peak = ALONE_GIB if ranks == 1 else ALONE_GIB - SHARDED_GIB * (1 - 1 / ranks) + 2 * layer_gib
+    return made(
+        "measurements.training:ShardedMemory",
+        peaks_gib=[round(1.01 * peak if ranks > 1 else peak, 3)] * min(8, ranks),
+        sharded_gib=SHARDED_GIB,
+        layer_gib=layer_gib,
+        world_size=ranks,
+    )

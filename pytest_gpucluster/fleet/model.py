@@ -1,0 +1,75 @@
+"""The model of a simulated fleet: a call, and what one rank answers. Pure and deterministic."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.fleet import gpu_answers, group_answers
+from pytest_gpucluster.fleet.asked import PACKAGE, Asked
+from pytest_gpucluster.protocol.messages import Failure, Success
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pytest_gpucluster.fleet.hardware import Hardware
+    from pytest_gpucluster.protocol.messages import FunctionName, Reply
+
+
+def _nothing(_asked: Asked) -> None:
+    """A function that is called for what it does to a real worker."""
+
+
+ANSWERS: Mapping[str, Callable[[Asked], Any]] = {
+    "inventory.identity:identity": gpu_answers.identity,
+    "inventory.occupancy:read_occupancy": gpu_answers.occupancy,
+    "measurements.collectives:all_reduce": group_answers.all_reduce,
+    "measurements.collectives:nodes_reached": group_answers.nodes_reached,
+    "measurements.digest:digests": gpu_answers.digests,
+    "measurements.gemm:gemm": gpu_answers.gemm,
+    "measurements.hbm:hbm_bandwidth": gpu_answers.hbm_bandwidth,
+    "measurements.hbm_pattern:hbm_pattern": gpu_answers.hbm_pattern,
+    "measurements.health:clocks_under_load": gpu_answers.clocks_under_load,
+    "measurements.health:gpu_state": gpu_answers.gpu_state,
+    "measurements.host_link:host_link": gpu_answers.host_link,
+    "measurements.sustained:sustained": gpu_answers.sustained,
+    "measurements.training:finetune": group_answers.finetune,
+    "measurements.training:sharded_memory": group_answers.sharded_memory,
+    "measurements.training:train": group_answers.train,
+    "measurements.transport:transport": group_answers.transport,
+    "worker.worker:leave_group": _nothing,
+    "worker.worker:look_at_gpu": _nothing,
+}
+"""By ``module:function`` below this package."""
+DYING = "measurements.sustained:sustained"
+HANGING = "measurements.hbm_pattern:hbm_pattern"
+
+
+def failure(hardware: Hardware, function: FunctionName, rank: int) -> Failure | None:
+    """How this call fails at the rank by a planted fault; None if it does not."""
+    name = _name_of(function)
+    if name == DYING and hardware.simulation.has(rank, "dead"):
+        return Failure(kind="died", error="the worker died: SIGSEGV", blames="unknown", entered=True)
+    if name == HANGING and hardware.simulation.has(rank, "hung"):
+        return Failure(kind="hung", error="did not return within its deadline (simulated)", entered=True, state="R")
+    return None
+
+
+def answer(hardware: Hardware, function: FunctionName, *, rank: int, group: tuple[int, ...], kwargs: dict[str, Any]) -> Reply:
+    """The rank's answer to a call that does not fail; ``group``: the ranks of its process group, itself without one.
+
+    A function that the model does not know is a failure: a simulated fleet makes no value up for it.
+    """
+    name = _name_of(function)
+    if name not in ANSWERS:
+        error = f"a simulated fleet has no value of {function.module}:{function.qualname}"
+        return Failure(kind="raised", type="NotSimulatedError", error=error, blames="software", entered=True)
+    try:
+        value = ANSWERS[name](Asked(hardware=hardware, rank=rank, group=group, kwargs=kwargs))
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:  # arguments that no packaged recipe has
+        text = f"a simulated fleet cannot answer {function.qualname} with {kwargs}: {error!r}"
+        return Failure(kind="raised", type="NotSimulatedError", error=text, blames="software", entered=True)
+    return Success(value=value, entered=True)
+
+
+def _name_of(function: FunctionName) -> str:
+    return f"{function.module.removeprefix(PACKAGE + '.')}:{function.qualname}"

@@ -1,0 +1,83 @@
+"""What is simulated: the shape of the fleet, its GPU, its seed, and its planted faults. Pure data."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.fleet.faults import Fault, FaultKind, parse_fault
+from pytest_gpucluster.protocol.codec import TypedMessage
+
+MOST_GPUS = 65536
+SHAPE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,2})", re.ASCII)
+JOIN_S = 3.0
+"""How long a simulated run waits for absent ranks, once every present rank has joined."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation(TypedMessage):
+    """A fleet of ``nodes`` times ``gpus_per_node`` GPUs that does not exist.
+
+    ``gpu`` is the id of a GPU spec and ``fabric`` what connects the nodes. Equal simulations give equal values.
+    """
+
+    nodes: int
+    gpus_per_node: int
+    gpu: str = "h200-sxm"
+    fabric: str = "infiniband"
+    seed: int = 0
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        """Number of GPUs, absent ones included."""
+        return self.nodes * self.gpus_per_node
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The simulation as results.json and the journal have it."""
+        return {
+            "nodes": self.nodes,
+            "gpus_per_node": self.gpus_per_node,
+            "gpu": self.gpu,
+            "seed": self.seed,
+            "faults": [str(fault) for fault in self.faults],
+        }
+
+    def place_of(self, rank: int) -> tuple[int, int]:
+        """(node, GPU) of a rank, both counted from 0."""
+        return divmod(rank, self.gpus_per_node)
+
+    def has(self, rank: int, *kinds: FaultKind) -> bool:
+        """Whether one of these faults is planted at this rank's GPU."""
+        node, gpu = self.place_of(rank)
+        return any(fault.kind in kinds and fault.is_at(node, gpu) for fault in self.faults)
+
+    @property
+    def present(self) -> list[int]:
+        """The ranks that join."""
+        absent = [fault for fault in self.faults if fault.kind == "absent"]
+        return [rank for rank in range(self.world_size) if not any(one.is_at(*self.place_of(rank)) for one in absent)]
+
+
+def parse_simulation(shape: str, *, seed: int = 0, faults: list[str]) -> Simulation:
+    """``128x8`` and texts such as ``node23-gpu3:slow`` as a :class:`Simulation`.
+
+    Raises:
+        ConfigurationError: a shape or a fault that is not understood, or a fault outside of the fleet.
+    """
+    found = SHAPE.fullmatch(shape)
+    if found is None or int(found[1]) * int(found[2]) > MOST_GPUS:
+        raise ConfigurationError(f"{shape!r} is no fleet; say NODESxGPUS, for example 128x8, with at most {MOST_GPUS} GPUs")
+    simulation = Simulation(
+        nodes=int(found[1]), gpus_per_node=int(found[2]), seed=seed, faults=tuple(parse_fault(one) for one in faults)
+    )
+    for fault in simulation.faults:
+        if fault.node >= simulation.nodes or (fault.gpu or 0) >= simulation.gpus_per_node:
+            last = f"node{simulation.nodes - 1}-gpu{simulation.gpus_per_node - 1}"
+            raise ConfigurationError(f"{str(fault)!r} is outside of the fleet {shape}, whose last GPU is {last}")
+    if not simulation.present:
+        raise ConfigurationError(f"nothing of the fleet {shape} is present: nobody could be asked")
+    return simulation

@@ -1,0 +1,131 @@
+"""The model of a simulated fleet: it answers what the packaged suite asks, with values that have the measurements' shape."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpucluster.fleet import model
+from pytest_gpucluster.fleet.hardware import TYPICAL, Hardware
+from pytest_gpucluster.fleet.simulation import parse_simulation
+from pytest_gpucluster.protocol import plain_data
+from pytest_gpucluster.protocol.messages import Failure, FunctionName, Success, read_reply
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ASKED: dict[str, dict[str, Any]] = {
+    "inventory.identity:identity": {"device": "cuda"},
+    "inventory.occupancy:read_occupancy": {},
+    "measurements.collectives:all_reduce": {"size_bytes": 1 << 30, "iterations": 20, "warmup": 5, "dtype": "float32"},
+    "measurements.collectives:nodes_reached": {},
+    "measurements.digest:digests": {"rounds": 100, "size": 8192, "seed": 1, "heat_s": 10},
+    "measurements.gemm:gemm": {"dtype": "bfloat16", "sizes": [4096, 8192], "iterations": 50, "warmup_s": 0.005, "bursts": 5},
+    "measurements.hbm:hbm_bandwidth": {"size_bytes": 1 << 32, "iterations": 20, "warmup": 5},
+    "measurements.hbm_pattern:hbm_pattern": {"share": 0.95, "passes": 1},
+    "measurements.health:clocks_under_load": {"seconds": 3, "size": 8192},
+    "measurements.health:gpu_state": {},
+    "measurements.host_link:host_link": {"size_bytes": 1 << 29, "iterations": 10, "warmup": 2},
+    "measurements.sustained:sustained": {"seconds": 20, "slice_s": 1},
+    "measurements.training:finetune": {"preset": "small"},
+    "measurements.training:sharded_memory": {"preset": "7b-shape"},
+    "measurements.training:train": {"preset": "7b-shape", "steps": 12},
+    "measurements.transport:transport": {"size_bytes": 1 << 26},
+    "worker.worker:leave_group": {},
+    "worker.worker:look_at_gpu": {},
+}
+
+
+def function(name: str) -> FunctionName:
+    """A function of this package by its short name."""
+    module, _, qualname = name.partition(":")
+    return FunctionName(module=f"pytest_gpucluster.{module}", qualname=qualname, file="", relative="", digest="")
+
+
+def ask(name: str, *, rank: int = 0, gpu: str = "h200-sxm", bad: tuple[str, ...] = (), **kwargs: Any) -> Any:
+    """The plain value of one rank of 2 x 4 GPUs, all in one group."""
+    simulation = dataclasses.replace(parse_simulation("2x4", faults=[*bad]), gpu=gpu)
+    reply = model.answer(
+        Hardware(simulation), function(name), rank=rank, group=tuple(range(8)), kwargs={**ASKED.get(name, {}), **kwargs}
+    )
+    assert isinstance(reply, Success), reply
+    return reply.value
+
+
+def dataclasses_in(value: Any) -> Iterator[dict[str, Any]]:
+    """Every dataclass in a plain value, itself included."""
+    if isinstance(value, dict):
+        if plain_data.MARK in value:
+            yield value
+        for inner in value.values():
+            yield from dataclasses_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from dataclasses_in(inner)
+
+
+def test_every_answer_is_asked_for_here() -> None:
+    """The tests below cover the whole table."""
+    assert set(ASKED) == set(model.ANSWERS)
+
+
+@pytest.mark.parametrize("name", sorted(ASKED))
+def test_the_function_is_there(name: str) -> None:
+    """A measurement that was renamed is noticed."""
+    module, _, qualname = name.partition(":")
+    assert callable(getattr(importlib.import_module(f"pytest_gpucluster.{module}"), qualname))
+
+
+@pytest.mark.parametrize("gpu", sorted(TYPICAL))
+@pytest.mark.parametrize("bad", [(), ("node0-gpu0:ecc", "node0:pattern", "node0:throttled", "node0:busy", "node0:sockets")])
+@pytest.mark.parametrize("name", sorted(ASKED))
+def test_values_have_the_shape_of_the_measurement(name: str, bad: tuple[str, ...], gpu: str) -> None:
+    """Each dataclass has exactly the fields of its class, and the value crosses the channel as it is."""
+    value = ask(name, gpu=gpu, bad=bad)
+    assert read_reply(json.loads(json.dumps(Success(value=value).to_json()))) == Success(value=value)
+    for one in dataclasses_in(value):
+        where, _, qualname = one[plain_data.MARK].partition(":")
+        fields = {field.name for field in dataclasses.fields(getattr(importlib.import_module(where), qualname))}
+        assert set(one["fields"]) == fields, qualname
+
+
+@pytest.mark.parametrize("name", sorted(ASKED))
+def test_equal_seeds_give_equal_values(name: str) -> None:
+    """A run can be repeated; the GPUs of a host differ."""
+    assert ask(name, rank=3) == ask(name, rank=3)
+
+
+def test_another_seed_and_another_gpu_are_other_parts() -> None:
+    """Chips differ, and so do fleets."""
+    one, other = Hardware(parse_simulation("2x4", faults=[])), Hardware(parse_simulation("2x4", seed=1, faults=[]))
+    assert len({round(each.rate(rank, "sustained"), 3) for each in (one, other) for rank in range(8)}) == 16
+
+
+def test_a_function_without_a_model_is_an_error_that_says_so() -> None:
+    """No value is made up for a test of somebody's own."""
+    reply = model.answer(Hardware(parse_simulation("1x8", faults=[])), function("ours:own"), rank=0, group=(0,), kwargs={})
+    assert isinstance(reply, Failure)
+    assert reply.error == "a simulated fleet has no value of pytest_gpucluster.ours:own"
+
+
+def test_arguments_without_a_model_are_an_error() -> None:
+    """An unknown dtype is no crash of the agent."""
+    reply = model.answer(
+        Hardware(parse_simulation("1x8", faults=[])),
+        function("measurements.gemm:gemm"),
+        rank=0,
+        group=(0,),
+        kwargs={**ASKED["measurements.gemm:gemm"], "dtype": "float4"},
+    )
+    assert isinstance(reply, Failure)
+    assert "cannot answer gemm" in reply.error
+
+
+def test_labels_are_those_of_no_real_part() -> None:
+    """Whoever reads one row of a report sees that the part is simulated."""
+    label = ask("inventory.identity:identity", rank=5)["fields"]
+    assert (label["uuid"], label["serial"]) == ("GPU-SIMULATED-00001-01", "SIM-00001-01")
