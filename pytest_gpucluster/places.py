@@ -83,7 +83,18 @@ class Inventory:
     @cached_property
     def by_id(self) -> Mapping[str, Place]:
         """Every GPU and node by id."""
-        return {place.id: place for place in (*self.places, *self.nodes)}
+        return {place.id: place for place in self.everything}
+
+    @cached_property
+    def members(self) -> Mapping[int, tuple[Place, ...]]:
+        """The GPUs of each node and then the node itself, by its number."""
+        each = self.gpus_per_node
+        return {node.node: (*self.places[node.node * each : (node.node + 1) * each], node) for node in self.nodes}
+
+    @cached_property
+    def everything(self) -> tuple[Place, ...]:
+        """Every GPU, then every node."""
+        return (*self.places, *self.nodes)
 
     @property
     def facts(self) -> dict[str, int]:

@@ -134,7 +134,7 @@ class Session:
     def _bind(self) -> Binding:
         """Bind the places; where that failed once, raise the same error again."""
         if self._bind_error is not None:
-            raise self._bind_error
+            raise self._bind_error.with_traceback(None)  # of an earlier test
         try:
             return bind(self.controller, self.setup.inventory, within_s=JOIN_S)
         except GpuclusterError as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from pytest_gpucluster import MeasurementError
@@ -94,13 +96,18 @@ def computed(cluster, recipe):
     return cluster.run(digests, per="gpu", places=cluster.places, **recipe("silent_corruption"))
 
 
-def test_silent_corruption(computed, place, criterion):
-    """The same bits in every round, cold and hot, and the same as the other GPUs of the model."""
-    own = computed[place]
+@pytest.fixture(scope="session")
+def suspected(computed):
+    """By GPU, the digests that are unlike those of its model: compared once and not for every GPU."""
     measured = {one: computed[one] for one in computed if one not in computed.errors}
     models = {one: found.model for one, found in measured.items()}
-    unlike = suspicions({one: found.digests for one, found in measured.items()}, models)[place]
-    others = [*models.values()].count(own.model) - 1
+    return suspicions({one: found.digests for one, found in measured.items()}, models), Counter(models.values())
+
+
+def test_silent_corruption(computed, suspected, place, criterion):
+    """The same bits in every round, cold and hot, and the same as the other GPUs of the model."""
+    own, (unlike_of, of_model) = computed[place], suspected
+    unlike, others = unlike_of[place], of_model[own.model] - 1
     remark = None if others else only_itself(own.rounds)
     over_time = {f"{kind} over time": reason for kind, reason in own.unsteady.items()}
     criterion.require(

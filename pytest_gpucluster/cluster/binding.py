@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.cluster.results import Results
-from pytest_gpucluster.cluster.unmeasurable import error_for, missing_error, not_idle_error, rank_of
+from pytest_gpucluster.cluster.unmeasurable import Attendance, attendance_of, error_for, missing_error, not_idle_error, rank_of
 from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.inventory.identity import Identity, identity
@@ -34,7 +34,7 @@ IDENTITY_DEADLINE_S = 60.0
 class Binding:
     """The expected places, each with the hardware that answers there; a place with ``rank`` None is missing.
 
-    Nodes, and places by id, are built once: another binding is another object.
+    What is derived from the places is built once: another binding is another object.
 
     Attributes:
         places: the expected GPUs, in the order of ``inventory.places``.
@@ -56,8 +56,13 @@ class Binding:
     @cached_property
     def nodes(self) -> tuple[Place, ...]:
         """The expected nodes, each with the hostname that one of its GPUs has."""
-        hostnames = {place.node: place.hostname for place in reversed(self.places) if place.hostname}
+        hostnames = self.attendance.hostnames
         return tuple(replace(node, hostname=hostnames.get(node.node)) for node in self.inventory.nodes)
+
+    @cached_property
+    def attendance(self) -> Attendance:
+        """How many of the expected GPUs answer, and on which hosts."""
+        return attendance_of(self.places)
 
     @cached_property
     def by_id(self) -> Mapping[str, Place]:
@@ -177,7 +182,8 @@ def _refuse_other_files(controller: Controller | InlineController, replies: Mapp
 def _judge_idle(places: Sequence[Place], occupancies: Mapping[int, Reply]) -> Results:
     """What used each place's GPU. Matched by UUID, because ranks may count GPUs in another order than CUDA."""
     values: dict[Any, Any] = {}
-    errors: dict[Any, MeasurementError] = {place: missing_error(place, places) for place in places if place.rank is None}
+    attendance = attendance_of(places)
+    errors: dict[Any, MeasurementError] = {place: missing_error(place, attendance) for place in places if place.rank is None}
     read = {rank: plain_data.from_plain(reply.value) for rank, reply in occupancies.items() if reply.ok}
     present = [place for place in places if place.rank is not None]
     by_uuid = {(place.node, read[place.rank].uuid): read[place.rank] for place in present if place.rank in read}

@@ -98,7 +98,7 @@ class Cluster:
     @property
     def world_size(self) -> int:
         """How many ranks answer."""
-        return sum(place.rank is not None for place in self.places)
+        return self._binding.attendance.answering
 
     @property
     def device(self) -> str:
@@ -127,9 +127,10 @@ class Cluster:
             MeasurementError: nothing answers there (kind ``missing``).
         """
         bound = self._binding.by_id[place.id]
-        members = [one for one in self.places if one.node == place.node] if bound.gpu is None else [bound]
-        if all(member.rank is None for member in members):
-            raise missing_error(bound, self.places)
+        attendance = self._binding.attendance
+        answers = bound.rank is not None if bound.gpu is not None else bound.node in attendance.answering_nodes
+        if not answers:
+            raise missing_error(bound, attendance)
         return bound
 
     def run(
@@ -212,7 +213,8 @@ class Cluster:
         """The places that cannot be measured, and why: nothing answers there, or somebody else uses the GPU."""
         chosen = list(chosen)
         not_idle = {**self._still_there(chosen), **self.not_idle} if needs_idle else {}
-        missing = {place: missing_error(place, self.places) for place in chosen if place.rank is None}
+        attendance = self._binding.attendance
+        missing = {place: missing_error(place, attendance) for place in chosen if place.rank is None}
         return {place: error for place in chosen if (error := missing.get(place) or not_idle.get(place)) is not None}
 
     def _still_there(self, chosen: Sequence[Place]) -> dict[Place, MeasurementError]:

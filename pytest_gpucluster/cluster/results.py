@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 from pytest_gpucluster.errors import MeasurementError
@@ -36,7 +38,20 @@ class Results(Mapping[Any, Any]):
     @property
     def errors(self) -> Mapping[Any, MeasurementError]:
         """The places that could not be measured, and why."""
-        return dict(self._errors)
+        return MappingProxyType(self._errors)
+
+    @functools.cached_property
+    def _in_order(self) -> tuple[Any, ...]:
+        return tuple(sorted([*self._values, *self._errors], key=_order))
+
+    @functools.cached_property
+    def _of_nodes(self) -> Mapping[int, list[Place]]:
+        """The GPUs that were to be measured, in order, by the number of their node."""
+        found: dict[int, list[Place]] = {}
+        for place in self._in_order:
+            if isinstance(place, Place):
+                found.setdefault(place.node, []).append(place)
+        return found
 
     def __getitem__(self, place: Any) -> Any:
         """The value measured there.
@@ -48,7 +63,7 @@ class Results(Mapping[Any, Any]):
         if isinstance(place, Place) and place.gpu is None:
             return self._of_node(place)
         if place in self._errors:
-            raise self._errors[place]
+            raise self._errors[place].with_traceback(None)  # of an earlier reader
         return self._values[place]
 
     def __contains__(self, place: object) -> bool:
@@ -57,7 +72,7 @@ class Results(Mapping[Any, Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """All places that were to be measured, in order."""
-        return iter(sorted([*self._values, *self._errors], key=_order))
+        return iter(self._in_order)
 
     def __len__(self) -> int:
         """How many places were to be measured."""
@@ -98,7 +113,7 @@ class Results(Mapping[Any, Any]):
         Raises:
             MeasurementError: none of its ranks was measured.
         """
-        members = [place for place in self if isinstance(place, Place) and place.node == node.node]
+        members = self._of_nodes.get(node.node, [])
         measured = next((place for place in members if place in self._values), None)
         if measured is None:
             self._raise_if_any(members)
@@ -128,18 +143,18 @@ class Results(Mapping[Any, Any]):
         return {place: 1 - one.percent / 100 for place, one in found.items() if one.is_named(0.0)}
 
     def _of_node(self, node: Place) -> Any:
-        members = [place for place in self if isinstance(place, Place) and place.node == node.node]
+        members = self._of_nodes.get(node.node)
         if not members:
             raise KeyError(node)
         self._raise_if_any(members)
         return self._values[members[0]]
 
-    def _raise_if_any(self, places: list[Any]) -> None:
+    def _raise_if_any(self, places: Sequence[Any]) -> None:
         if not places:
             raise MeasurementError("nothing was measured: no place was asked")
         errors = [self._errors[place] for place in places if place in self._errors]
         if errors:
-            raise _merged(errors)
+            raise _merged(errors).with_traceback(None)
 
 
 def _merged(errors: list[MeasurementError]) -> MeasurementError:

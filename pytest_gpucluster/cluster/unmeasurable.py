@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.controller.diagnosis import diagnose
@@ -30,20 +31,34 @@ def rank_of(place: Place) -> int:
     return place.rank
 
 
-def hostname_of(place: Place, places: Iterable[Place]) -> str | None:
-    """The hostname of a place's node, None where no GPU of that node answers."""
-    return next((member.hostname for member in places if member.node == place.node and member.hostname), None)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attendance:
+    """How many of the expected GPUs answer, the nodes of which one does, and the hostnames by node."""
+
+    expected: int
+    answering: int
+    answering_nodes: frozenset[int]
+    hostnames: Mapping[int, str]
 
 
-def missing_error(place: Place, places: Collection[Place]) -> MeasurementError:
-    """The error of a GPU or node at which no rank answers; ``places`` are all expected GPUs, as far as they are bound.
+def attendance_of(places: Collection[Place]) -> Attendance:
+    """Who answers of all expected GPUs, as far as they are bound."""
+    return Attendance(
+        expected=len(places),
+        answering=sum(place.rank is not None for place in places),
+        answering_nodes=frozenset(place.node for place in places if place.rank is not None),
+        hostnames={place.node: place.hostname for place in reversed([*places]) if place.hostname},
+    )
+
+
+def missing_error(place: Place, attendance: Attendance) -> MeasurementError:
+    """The error of a GPU or node at which no rank answers.
 
     The culprit is the GPU, or its node where no GPU of that node answers.
     """
-    hostname = hostname_of(place, places)
+    hostname = attendance.hostnames.get(place.node)
     what = "node" if place.gpu is None or not hostname else "GPU"
-    answering = sum(one.rank is not None for one in places)
-    count = f"{answering} of {len(places)} expected places answer"
+    count = f"{attendance.answering} of {attendance.expected} expected places answer"
     here = f" on {hostname}" if hostname else ""
     node = place if place.gpu is None else Place(id=f"node{place.node}", node=place.node)
     return MeasurementError(

@@ -103,8 +103,9 @@ def suspicions(
     for kind in kinds:
         held = {member: digests[kind] for member, digests in digests_by_member.items() if kind in digests}
         for group in groups_of(held, group_of):
+            words = group.describe()
             for member in group.outvoted or (group.members if group.differs else ()):
-                against[member][kind] = group.describe()
+                against[member][kind] = words
     return against
 
 

@@ -188,7 +188,8 @@ class Criterion:
         return MeasurementError(text, culprits=missing, blame=Blame(part="software", cause="no value"))
 
     def _foreign_error(self, expected: list[Place], names: list[Any]) -> MeasurementError | None:
-        foreign = [name for name in names if isinstance(name, Place) and name not in expected]
+        known = {*expected}
+        foreign = [name for name in names if isinstance(name, Place) and name not in known]
         if not foreign:
             return None
         here = f"at {self.place}" if self.place is not None else "here"

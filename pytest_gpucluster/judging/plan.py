@@ -76,8 +76,7 @@ def places_covered_by(place: Place | None, inventory: Inventory) -> tuple[Place,
     """The GPUs and nodes that a criterion at ``place`` judges: the GPU, the node and its GPUs, or all (None)."""
     if place is not None and place.gpu is not None:
         return (place,)
-    everything = (*inventory.places, *inventory.nodes)
-    return everything if place is None else tuple(one for one in everything if one.node == place.node)
+    return inventory.everything if place is None else inventory.members[place.node]
 
 
 def rule_against(threshold: Threshold, inventory: Inventory) -> str | None:
