@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpucluster.config.settings import Settings
-    from pytest_gpucluster.controller.call import OnOutput, OnProgress
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.protocol.secret import Secret
     from pytest_gpucluster.run_setup import RunSetup
@@ -85,16 +84,14 @@ class Session:
         self,
         *,
         junit: Path | None = None,
-        on_progress: OnProgress | None = None,
-        on_output: OnOutput | None = None,
+        observer: Observer | None = None,
         writes_before_calls: bool = True,
     ) -> None:
         """Take the results directory and start the agents; returns before they are ready.
 
         Args:
             junit: the JUnit file that pytest will write. An agent writes it if this process dies.
-            on_progress: gets what a rank does during a call.
-            on_output: gets what a rank printed in a call.
+            observer: gets what ranks do and print; its ``on_call`` is the session's own.
             writes_before_calls: bring the reports up to date before each call, which may take long.
 
         Raises:
@@ -106,7 +103,7 @@ class Session:
         folder = self.setup.settings.results_dir.absolute()
         target = ReportTarget(folder=str(folder), junit=str(junit.absolute()) if junit is not None else None, run=run)
         on_call = self.recorder.catch_up if writes_before_calls else None
-        observer = Observer(on_call=on_call, on_progress=on_progress, on_output=on_output)
+        observer = replace(observer or Observer(), on_call=on_call)
         self.controller.start(log=folder / "logs" / "agents.log", target=target, observer=observer)
 
     @property
@@ -130,6 +127,11 @@ class Session:
             }
             self.recorder.write("bound", places=places, nodes=nodes, **found)
         return self._cluster
+
+    @property
+    def binding(self) -> Binding | None:
+        """What answers at each place, None before the first use of :attr:`cluster` has bound them."""
+        return self._binding
 
     def _bind(self) -> Binding:
         """Bind the places; where that failed once, raise the same error again."""
@@ -176,13 +178,14 @@ class Session:
         criteria, inventory = self.setup.criteria, self.setup.inventory
         due = [one.criterion for one in self.plan if one.outcome == PENDING]
         rules = {key: planning.rule_against(criteria[key], inventory) for key in {*due} & {*criteria}}
-        return forecast(
+        planned = forecast(
             Counter(key for key in due if rules.get(key) is None),
             criteria,
             subjects=subjects,
             gpus_per_node=inventory.gpus_per_node,
             soak_s=self.setup.settings.soak_s,
         )
+        return replace(planned, left_out=sum(rule is not None for rule in rules.values()))
 
     def started(self) -> dict[str, Any]:
         """What a run is, before anything is planned, for the journal."""

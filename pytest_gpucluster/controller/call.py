@@ -42,11 +42,12 @@ class Call:
 class Observer:
     """What a controller calls while it works, in the thread that makes the call.
 
-    ``on_call()`` before each call; ``on_progress(rank, step, fraction)`` while ranks work; ``on_output(rank, text)`` with what
-    a rank printed, after the call.
+    ``on_call()`` before each call; ``on_wait()`` several times a second while ranks are waited for; ``on_progress(rank, step,
+    fraction)`` while ranks work; ``on_output(rank, text)`` with what a rank printed, after the call.
     """
 
     on_call: Callable[[], None] | None = None
+    on_wait: Callable[[], None] | None = None
     on_progress: OnProgress | None = None
     on_output: OnOutput | None = None
 

@@ -143,6 +143,7 @@ class CallMaker:
             self._context.early_end.check()
             self._take_replies(gathering, call_id)
             self._report_progress(call_id, gathering.waiting)
+            self.report_wait()
             for rank, lost in self._context.members.silent(gathering.waiting, self._context.link.channel).items():
                 gathering.add(rank, lost)
             if time.monotonic() > gathering.give_up_s:
@@ -169,6 +170,11 @@ class CallMaker:
         written = {rank: key for rank, key in keys.items() if all_arrived or channel.has(key)}
         for rank, reply in zip(written, channel.take_written(list(written.values()), read_reply), strict=True):
             gathering.add(rank, forged_reply(reply) if isinstance(reply, RefusedMessageError) else reply)
+
+    def report_wait(self) -> None:
+        """Called several times a second while ranks are waited for."""
+        if self._observer.on_wait is not None:
+            self._observer.on_wait()
 
     def _report_progress(self, call_id: str, waiting: set[int]) -> None:
         """Report the progress of the first rank that still works."""

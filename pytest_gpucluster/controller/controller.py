@@ -98,6 +98,7 @@ class Controller:
         deadline_s = time.monotonic() + within_s
         while waiting and time.monotonic() < deadline_s:
             self._early_end.check()
+            self._calls.report_wait()
             if channel.arrived([hello_key(rank) for rank in waiting], within_s=SLICE_S):
                 break
             if self._agents is not None and self._agents.have_ended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -29,6 +30,7 @@ class Identity:
         nvml_gpus: how many GPUs NVML lists on this node; None where it was not read.
         hidden_gpus: how many of them ``CUDA_VISIBLE_DEVICES`` hides from this rank.
         variables: the environment variables of this rank that may change what is measured.
+        stack: the versions below torch, by name: driver, CUDA, NCCL, as far as they could be read. They may differ.
     """
 
     hostname: str
@@ -43,6 +45,7 @@ class Identity:
     nvml_gpus: int | None = None
     hidden_gpus: int | None = None
     variables: dict[str, str] = field(default_factory=dict)
+    stack: dict[str, str] = field(default_factory=dict)
 
 
 def identity(*, device: str) -> Identity:
@@ -70,6 +73,7 @@ def identity(*, device: str) -> Identity:
         nvml_gpus=nvml_gpus,
         hidden_gpus=hidden_gpus,
         variables=read_variables(os.environ),
+        stack=read_stack() if device == "cuda" else {},
         **gpu,
     )
 
@@ -96,6 +100,25 @@ def read_hidden() -> tuple[int, int] | tuple[None, None]:
     except nvml.NvmlError:
         return None, None
     return len(uuids), len(uuids) - len(nvml.visible_gpus(uuids, os.environ.get("CUDA_VISIBLE_DEVICES")))
+
+
+def read_stack() -> dict[str, str]:
+    """The versions of driver, CUDA and NCCL, as far as they can be read."""
+    import torch
+
+    from pytest_gpucluster.inventory import nvml
+
+    driver: str | None = None
+    with contextlib.suppress(nvml.NvmlError):
+        driver = nvml.read_driver_version()
+    nccl: Any = getattr(torch.cuda, "nccl", None)
+    has_nccl = torch.distributed.is_nccl_available() and nccl is not None
+    found = {
+        "driver": driver,
+        "CUDA": torch.version.cuda,
+        "NCCL": ".".join(map(str, nccl.version())) if has_nccl else None,
+    }
+    return {name: version for name, version in found.items() if version is not None}
 
 
 def read_variables(environment: Mapping[str, str]) -> dict[str, str]:

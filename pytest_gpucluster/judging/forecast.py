@@ -16,9 +16,12 @@ SUBJECTS = ("health", "compute", "memory", "links", "fabric", "training", "platf
 SOAK, OTHERS = "soak", "others"
 STARTUP_S = 4.0
 """Starting the ranks, up to their first CUDA context (1.1 to 3.8 s on 4 H200, docs/results)."""
-MAX_SUBJECT_LINES = 7
 UNFINISHED = 0.99
 """The largest fraction shown before the last test is done."""
+STEADY = 0.9
+"""Up to this share of its estimate, a measurement moves the progress with the clock; then ever slower, and never to the end."""
+LATE, LATE_S = 1.5, 3.0
+"""A measurement that takes so many times its estimate, and so long beyond it, leaves no remaining time to tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,9 +36,10 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What will run, in order, with estimated durations."""
+    """What will run, in order, with estimated durations. ``left_out``: criteria that a rule of the profile excludes here."""
 
     steps: tuple[Step, ...]
+    left_out: int = 0
 
     @property
     def total_s(self) -> float:
@@ -47,40 +51,33 @@ class Forecast:
         """Number of tests, each with one outcome."""
         return sum(step.tests for step in self.steps)
 
-    def lines(self, *, level: str, where: str) -> list[str]:
-        """The plan in a few lines, by subject. ``where`` names the number of GPUs."""
+    @property
+    def plan(self) -> list[str]:
+        """The plan, in pieces that may be wrapped: counts, total time, then the time of each subject."""
         unknown = sum(step.takes_s is None for step in self.steps)
-        without = f" and {unknown} without an estimate" if unknown else ""
-        head = f"plan: {_criteria(len(self.steps))} at {where}, {_tests(self.tests)}, level {level}: "
-        return [f"{head}about {in_words(self.total_s)}{without}", *self._by_subject()]
+        without = f", {unknown} without an estimate" if unknown else ""
+        rules = f", {self.left_out} not applicable" if self.left_out else ""
+        counts = f"{counted(len(self.steps), 'criterion', 'criteria')}, {counted(self.tests, 'check')}{rules}{without},"
+        times = [f"{name} {clock(math.ceil(seconds))}" for name, seconds in self._by_subject()]
+        parts = [*times, f"start-up {clock(STARTUP_S)})"]
+        return [counts, f"about {clock(math.ceil(self.total_s))}", f"({parts[0]}{',' if times else ''}", *_listed(parts[1:])]
 
-    def _by_subject(self) -> list[str]:
-        grouped: dict[str, list[Step]] = {}
-        for subject in (*SUBJECTS, SOAK, OTHERS):
-            steps = [step for step in self.steps if step.subject == subject]
-            name = OTHERS if len(grouped) >= MAX_SUBJECT_LINES - 1 else subject
-            if steps:
-                grouped.setdefault(name, []).extend(steps)
-        if list(grouped) in ([], [OTHERS]):
-            return []
-        rows = [(name, len(steps), sum(step.tests for step in steps), _sum_s(steps)) for name, steps in grouped.items()]
-        return [f"  {name:<9} {_criteria(count):>12}  {_tests(tests):>10}  {estimate}" for name, count, tests, estimate in rows]
+    def _by_subject(self) -> list[tuple[str, float]]:
+        """The estimated time of each subject that has one."""
+        times: dict[str, list[float]] = {}
+        for step in self.steps:
+            if step.takes_s is not None:
+                times.setdefault(step.subject, []).append(step.takes_s)
+        return [(name, sum(times[name])) for name in (*SUBJECTS, SOAK, OTHERS) if name in times]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a run is. ``remaining_s`` is None once the run takes longer than estimated."""
+    """How far a run is. ``remaining_s`` is None while a measurement takes much longer than estimated."""
 
     fraction: float
-    done: int
-    total: int
     elapsed_s: float
     remaining_s: float | None
-
-    @property
-    def left(self) -> str:
-        """``about 1:07 left``, or ``longer than estimated``."""
-        return "longer than estimated" if self.remaining_s is None else f"about {clock(self.remaining_s)} left"
 
     @property
     def percent(self) -> int:
@@ -89,8 +86,62 @@ class Progress:
 
     @property
     def text(self) -> str:
-        """``43 % 12/77 0:41, about 1:07 left``: share of the planned time, finished tests, elapsed time."""
-        return f"{self.percent:2d} % {self.done}/{self.total} {clock(self.elapsed_s)}, {self.left}"
+        """``43 %  0:41, about 1:07 left``: share of the planned time, elapsed time, remaining time."""
+        left = "longer than estimated" if self.remaining_s is None else f"about {clock(math.ceil(self.remaining_s))} left"
+        return f"{self.percent:2d} %  {clock(self.elapsed_s)}, {left}"
+
+
+class Meter:
+    """Where a run stands. Each call takes the same time, however many tests there are.
+
+    A criterion is measured when the first of its tests begins. Its time counts as it passes, and wholly once that test is
+    done. All times are in seconds since the run began.
+    """
+
+    def __init__(self, plan: Forecast) -> None:
+        """Nothing has begun."""
+        self._plan = plan
+        self._unmeasured = {step.criterion: step.takes_s or 0.0 for step in plan.steps}
+        self._planned = frozenset(self._unmeasured)
+        self._tests_left = plan.tests
+        self._has_started = False
+        self._past_s = 0.0
+        self._current: str | None = None
+        self._current_s = 0.0
+        self._fraction = 0.0
+
+    def begin(self, criterion: str, now_s: float) -> None:
+        """A test of this criterion begins, and the one before was of another."""
+        self._current, self._current_s = criterion, now_s
+
+    def joined(self, now_s: float) -> None:
+        """The start-up is over: the current measurement begins now."""
+        self._has_started, self._current_s = True, now_s
+
+    def finish(self, criterion: str) -> None:
+        """One test of this criterion is done."""
+        if criterion in self._planned:
+            self._has_started = True
+            self._tests_left -= 1
+            self._past_s += self._unmeasured.pop(criterion, 0.0)
+
+    def progress(self, now_s: float) -> Progress:
+        """How far the run is now. The fraction never falls."""
+        planned_s, passed_s = self._unmeasured.get(self._current or "", 0.0), now_s - self._current_s
+        past_s = self._past_s + share_s(planned_s, passed_s) + (STARTUP_S if self._has_started else share_s(STARTUP_S, now_s))
+        total_s = self._plan.total_s
+        is_over = self._tests_left <= 0
+        self._fraction = 1.0 if is_over else max(self._fraction, min(UNFINISHED, past_s / total_s))
+        is_late = planned_s > 0 and passed_s > max(LATE * planned_s, planned_s + LATE_S)
+        slowness = (now_s + total_s) / (past_s + total_s)
+        remaining_s = 0.0 if is_over else None if is_late else max(0.0, total_s - past_s) * slowness
+        return Progress(fraction=self._fraction, elapsed_s=now_s, remaining_s=remaining_s)
+
+
+def share_s(planned_s: float, passed_s: float) -> float:
+    """How much of its planned time a measurement has done, by the time that has passed: never all of it."""
+    steady_s = STEADY * planned_s
+    return passed_s if passed_s <= steady_s else planned_s * (1 - (1 - STEADY) * steady_s / passed_s)
 
 
 def forecast(
@@ -128,40 +179,6 @@ def forecast(
     return Forecast(steps=tuple(steps))
 
 
-def progress(
-    plan: Forecast, done: Mapping[str, int], *, current: str | None, in_current_s: float, elapsed_s: float
-) -> Progress:
-    """Compute how far a run is.
-
-    A criterion is measured when the first of its tests begins. Its time counts as it passes, up to its estimate, and
-    wholly once that test is done.
-
-    Args:
-        plan: the forecast that was shown.
-        done: finished tests by criterion.
-        current: the criterion whose test runs now.
-        in_current_s: since that criterion began.
-        elapsed_s: since the run began.
-    """
-    past_s = min(STARTUP_S, elapsed_s)
-    for step in plan.steps:
-        planned_s = step.takes_s or 0.0
-        if done.get(step.criterion):
-            past_s += planned_s
-        elif step.criterion == current:
-            past_s += min(planned_s, in_current_s)
-    finished = sum(done.get(step.criterion, 0) for step in plan.steps)
-    is_over = finished >= plan.tests
-    is_late = elapsed_s >= plan.total_s or past_s >= plan.total_s
-    return Progress(
-        fraction=1.0 if is_over else min(UNFINISHED, past_s / plan.total_s),
-        done=finished,
-        total=plan.tests,
-        elapsed_s=elapsed_s,
-        remaining_s=0.0 if is_over else None if is_late else plan.total_s - past_s,
-    )
-
-
 def in_words(seconds: float) -> str:
     """``48 s``, ``12 min``, ``8 h 5 min``: as exact as an estimate is."""
     if seconds < 299.5:
@@ -189,14 +206,10 @@ def _half_a_round_s(soaking: list[Threshold]) -> float:
     return sum(threshold.takes_s or 0.0 for threshold in soaking) / 2
 
 
-def _criteria(count: int) -> str:
-    return "1 criterion" if count == 1 else f"{count} criteria"
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """``1 check``, ``3 checks``."""
+    return f"{number} {one if number == 1 else many or f'{one}s'}"
 
 
-def _tests(count: int) -> str:
-    return "1 test" if count == 1 else f"{count} tests"
-
-
-def _sum_s(steps: list[Step]) -> str:
-    known = [step.takes_s for step in steps if step.takes_s is not None]
-    return f"about {in_words(sum(known)):>7}" if known else "no estimate"
+def _listed(parts: list[str]) -> list[str]:
+    return [f"{part}," for part in parts[:-1]] + parts[-1:]

@@ -249,7 +249,7 @@ def _time_sizes(products: list[_Product], recipe: _Window) -> tuple[dict[int, Ti
     with Sampler(timing.gpu_uuid(), interval_s=0.01) as sampler:
         start_s = time.monotonic()
         for index, product in enumerate(products):
-            progress.report(str(product.size), index / len(products))
+            progress.report(f"size {product.size}", index / len(products))
             samples_s: list[float] = []
             for burst in range(recipe.bursts):
                 time.sleep(recipe.rest_s)

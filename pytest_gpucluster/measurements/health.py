@@ -93,7 +93,7 @@ def clocks_under_load(*, seconds: float, size: int = 8192) -> ClocksUnderLoad:
     product = gemm.bf16_product(size)
     product()
     timing.synchronize()
-    progress.report(f"{size} for {seconds:g} s", 0.0)
+    progress.report(f"size {size} for {seconds:g} s", 0.0)
     with Sampler(timing.gpu_uuid()) as sampler:
         start_s = time.perf_counter()
         launched = timing.keep_busy(product, seconds=seconds)

@@ -20,5 +20,5 @@ def listen(listener: Listener) -> None:
 
 
 def report(step: str, fraction: float | None = None) -> None:
-    """Report the current step (``"8192"``, ``"step 40 of 300"``) and the finished share of the measurement (0 to 1)."""
+    """Report the current step (``"size 8192"``, ``"step 40 of 300"``) and the finished share of the measurement (0 to 1)."""
     _listeners[0](step, fraction)

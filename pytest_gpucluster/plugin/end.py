@@ -64,7 +64,7 @@ class End:
 
     def _finish(self, session: pytest.Session) -> None:
         self._termination.ignore()
-        self._terminal.live.close_line()
+        self._terminal.live.close()
         outcome, why = self._why_unfinished(session)
         unrun = [*self._session.record_unplanned(why=why), *self._session.recorder.close_pending(outcome=outcome, why=why)]
         if not unrun and (self._stopped_by or session.shouldstop or session.exitstatus not in CAME_TO_ITS_END):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.config.schema_errors import did_you_mean
+from pytest_gpucluster.controller.call import Observer
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.plugin.attempts import Attempts
 from pytest_gpucluster.plugin.collection import Collection
@@ -122,6 +123,11 @@ class Run:
         self._termination.install()
 
     @property
+    def _observer(self) -> Observer:
+        live, shows_output = self.terminal.live, self._config.option.capture == "no"
+        return Observer(on_wait=live.tick, on_progress=live.progress, on_output=live.output if shows_output else None)
+
+    @property
     def _is_under_xdist(self) -> bool:
         return bool(getattr(self._config.option, "numprocesses", None))
 
@@ -139,8 +145,7 @@ class Run:
         try:
             self.session.open(
                 junit=self._config.invocation_params.dir / junit if junit else None,
-                on_progress=None if is_distributed else self.terminal.live.progress,
-                on_output=self.terminal.live.output if option.capture == "no" and not is_distributed else None,
+                observer=None if is_distributed else self._observer,
                 writes_before_calls=not is_distributed,  # there, calls come from other threads
             )
         except ConfigurationError as error:

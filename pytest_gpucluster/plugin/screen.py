@@ -34,6 +34,11 @@ class Screen:
         return self.reporter is not None and bool(self.reporter.isatty)
 
     @property
+    def has_color(self) -> bool:
+        """Whether pytest colours its lines."""
+        return self.reporter is not None and bool(self.reporter.hasmarkup)
+
+    @property
     def width(self) -> int:
         """Columns, as pytest counts them: of the terminal, of ``COLUMNS``, or 80."""
         return int(self.reporter._tw.fullwidth) if self.reporter is not None else 80  # noqa: SLF001 -- pytest's own width
@@ -45,17 +50,27 @@ class Screen:
             return
         with self._uncaptured():
             if self._transient:
-                reporter.rewrite("", erase=True)
-                reporter.rewrite("")  # back to the first column
-                self._transient = False
+                self._erase()
             reporter.ensure_newline()
             reporter.write_line(one_line(text), **markup)
 
     def rewrite(self, text: str) -> None:
-        """Write a transient line in place of the one before. Only on a terminal."""
+        """Write a transient line, of the same width each time, in place of the one before. Only on a terminal."""
         with self._uncaptured():
-            self.reporter.rewrite(text, erase=True)
+            self.reporter.rewrite(text)
+            self.reporter.flush()
             self._transient = True
+
+    def clear(self) -> None:
+        """Erase the transient line."""
+        if self._transient:
+            with self._uncaptured():
+                self._erase()
+
+    def _erase(self) -> None:
+        self.reporter.rewrite("", erase=True)
+        self.reporter.rewrite("")  # back to the first column
+        self._transient = False
 
     def _uncaptured(self) -> Any:
         capture: Any = self._config.pluginmanager.get_plugin("capturemanager")

@@ -11,7 +11,6 @@ from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, M
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, PENDING, Record
 from pytest_gpucluster.plugin.outcome import blamed
-from pytest_gpucluster.text import first_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,13 +43,14 @@ def start(session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion
 
 
 class Reports:
-    """Reports a soak while it runs: a line after each round, an event in the journal, the reports up to date."""
+    """Reports a soak while it runs: its worst values in the log, an event in the journal, the reports up to date."""
 
     def __init__(self, session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion]) -> None:
         """``criteria`` are those of the selected tests, by criterion and place id."""
         self._session = session
         self._terminal = terminal
         self._criteria = criteria
+        self._shown: list[str] = []
 
     def turn(self, turn: Turn) -> None:
         """Name the round and the criterion in the progress line. Called before each measurement."""
@@ -64,7 +64,7 @@ class Reports:
                 self._record(one, criterion)
 
     def round_over(self, soak: Soak) -> None:
-        """Record the values of the round, write it into the journal, and show the worst values so far."""
+        """Record the values of the round, write it into the journal, and show the worst values so far, if they have changed."""
         judged = [(kept, self._criteria[key]) for kept in soak if (key := (kept.criterion, kept.place.id)) in self._criteria]
         for kept, criterion in judged:
             self._record(kept, criterion)
@@ -76,9 +76,9 @@ class Reports:
             round=soak.round, elapsed_s=round(soak.elapsed_s, 3), duration_s=soak.duration_s, worst=worst, lost=lost
         )
         shown = [f"{key} {format_number(one['value'])} {one['unit']}{_where(one)}" for key, one in worst.items()]
-        self._terminal.live.say(f"soak {soak.line}; worst so far: {', '.join(shown) or 'nothing was measured'}")
-        for line in lost:
-            self._terminal.live.say(f"  {first_line(line)}", red=True)
+        if shown != self._shown or self._terminal.live.is_line_due:
+            self._shown = shown
+            self._terminal.live.say_in_log(f"soak {soak.line}; worst so far: {', '.join(shown) or 'nothing was measured'}")
 
     def _record(self, kept: Kept, criterion: Criterion) -> None:
         """Record a first failure or error for good; keep any other value as pending, so that the reports show it.
@@ -91,6 +91,7 @@ class Reports:
         record = replace(_provisional(kept, criterion), waivable=False)
         if record.outcome in (FAILED, ERROR):
             self._session.recorder.record_outcome(record)
+            self._terminal.live.tell(record)
         else:
             reason = f"{kept.rounds} rounds of its soak so far"
             self._session.plan.set_outcome(replace(record, outcome=PENDING, reason=reason, advisory=False))

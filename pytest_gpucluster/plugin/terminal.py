@@ -40,7 +40,6 @@ class Terminal:
         self, reporter: pytest.TerminalReporter, session: Session, verdict: Verdict, *, disk_errors: Sequence[str]
     ) -> None:
         """Print the table, failures over all places, remarks and the verdict."""
-        self.live.close_line()
         records = list(session.plan)
         reporter.section("gpucluster")
         for line in session.setup.waivers.lines:

@@ -78,19 +78,19 @@ def test_the_packaged_soak(healthy: FinishedRun) -> None:
     assert min(evidence["first round"], evidence["last round"]) >= healthy.row("bf16_soak", PLACES[0])["value"]
 
 
-def test_a_line_a_round(healthy: FinishedRun) -> None:
-    """Round, time, what is left, the worst so far."""
+def test_a_line_when_the_worst_value_changes(healthy: FinishedRun) -> None:
+    """Round, time, what is left, the worst so far: after the first round, and not after each."""
     line = rf"(?m)^soak round (\d+): \d+ s of {SOAK_S} s, \d+ s left; worst so far: bf16_soak .* TFLOPS \(node0-"
-    lines = re.findall(line, healthy.stdout)
-    assert lines == [str(one["round"]) for one in rounds_of(healthy)]
+    shown = [int(number) for number in re.findall(line, healthy.stdout)]
+    assert shown[0] == 1
+    assert set(shown) <= {one["round"] for one in rounds_of(healthy)}
 
 
 def test_the_plan_of_a_soak(healthy: FinishedRun) -> None:
     """The duration is in the estimate."""
-    plan = re.search(r"gpucluster: plan: 3 criteria at 2 ranks on the CPU, 6 tests, level soak: about (\d+) s", healthy.stdout)
+    plan = re.search(r"plan: 3 criteria, 6 checks, about 0:(\d+)\s+\(soak 0:\d+,\s+start-up 0:04\)", healthy.stdout)
     assert plan is not None
     assert SOAK_S + 4 <= int(plan[1]) <= SOAK_S + 6
-    assert re.search(r"(?m)^gpucluster:   soak +3 criteria +6 tests +about", healthy.stdout)
 
 
 @pytest.mark.fault

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -12,7 +12,6 @@ from pytest_gpucluster.config.settings import DEADLINES_S, reaches
 from pytest_gpucluster.judging import forecast
 from pytest_gpucluster.judging.plan import places_of, rule_against
 from pytest_gpucluster.places import Inventory
-from pytest_gpucluster.plugin.live import in_one_line
 from pytest_gpucluster.plugin.options import MARKS
 from pytest_gpucluster.thresholds.load import load
 from tests.support.entries import threshold
@@ -92,28 +91,13 @@ def test_a_soak_counts_by_its_duration() -> None:
 
 
 def test_the_plan_in_words() -> None:
-    """Counts, time, and what has no estimate; one line a subject."""
-    lines = forecast_of({"tflops": 4, "ratio": 4, "copies": 4, "unknown": 4}).lines(level="quick", where="4 GPUs")
-    assert lines[0] == "plan: 4 criteria at 4 GPUs, 16 tests, level quick: about 32 s and 1 without an estimate"
-    assert [line.split() for line in lines[1:]] == [
-        ["compute", "2", "criteria", "8", "tests", "about", "20", "s"],
-        ["links", "1", "criterion", "4", "tests", "about", "8", "s"],
-        ["others", "1", "criterion", "4", "tests", "no", "estimate"],
-    ]
-
-
-def test_the_plan_is_short() -> None:
-    """At most eight lines, whatever the subjects; one where nothing has a subject."""
-    criteria = {name: threshold(name, takes_s=1.0) for name in (*forecast.SUBJECTS, "more")}
-    selected = dict.fromkeys(criteria, 1)
-    subjects = {name: name for name in forecast.SUBJECTS}
-    found = forecast.forecast(selected, criteria, subjects=subjects, gpus_per_node=1, soak_s=None)
-    lines = found.lines(level="quick", where="1 GPU")
-    assert len(lines) == 8
-    assert lines[-1].split()[:2] == ["others", "2"]
+    """Counts, time, what has no estimate and what does not apply; then each subject that has an estimate."""
+    plan = replace(forecast_of({"tflops": 4, "ratio": 4, "copies": 4, "unknown": 4}), left_out=3)
+    assert " ".join(plan.plan) == (
+        "4 criteria, 16 checks, 3 not applicable, 1 without an estimate, about 0:32 (compute 0:20, links 0:08, start-up 0:04)"
+    )
     assert (
-        len(forecast.forecast(selected, criteria, subjects={}, gpus_per_node=1, soak_s=None).lines(level="quick", where=""))
-        == 1
+        " ".join(forecast_of({"unknown": 1}).plan) == "1 criterion, 1 check, 1 without an estimate, about 0:04 (start-up 0:04)"
     )
 
 
@@ -126,49 +110,57 @@ PLAN = forecast_of({"tflops": 2, "ratio": 2, "copies": 2})
 TOTAL_S = forecast.STARTUP_S + 20 + 4
 
 
-def at(done: dict[str, int], current: str | None, *, in_current_s: float, elapsed_s: float) -> forecast.Progress:
-    """Where the plan above stands."""
-    return forecast.progress(PLAN, Counter(done), current=current, in_current_s=in_current_s, elapsed_s=elapsed_s)
+def after(*finished: str, current: str | None = None, since_s: float = 0.0) -> forecast.Meter:
+    """Where the plan above stands after these tests, while a test of ``current`` runs."""
+    meter = forecast.Meter(PLAN)
+    for criterion in finished:
+        meter.finish(criterion)
+    if current is not None:
+        meter.begin(current, since_s)
+    return meter
 
 
 def test_progress_by_planned_time() -> None:
     """Start-up, then each measurement as its time passes, wholly once its first test is done."""
-    assert at({}, None, in_current_s=0, elapsed_s=0) == forecast.Progress(
-        fraction=0, done=0, total=6, elapsed_s=0, remaining_s=TOTAL_S
-    )
-    assert at({}, "tflops", in_current_s=6, elapsed_s=10).remaining_s == TOTAL_S - 10
-    assert at({"tflops": 1}, "tflops", in_current_s=9, elapsed_s=13).remaining_s == 4
-    assert at({"tflops": 2, "ratio": 2, "copies": 2}, "copies", in_current_s=1, elapsed_s=15).fraction == 1
+    assert forecast.Meter(PLAN).progress(0) == forecast.Progress(fraction=0, elapsed_s=0, remaining_s=TOTAL_S)
+    began = forecast.Meter(PLAN)
+    began.begin("tflops", 4)
+    began.joined(4)
+    assert began.progress(10) == forecast.Progress(fraction=10 / TOTAL_S, elapsed_s=10, remaining_s=TOTAL_S - 10)
+    assert after("tflops", current="tflops", since_s=4).progress(24).remaining_s == 4
+    assert after(*("tflops", "ratio", "copies") * 2).progress(15).fraction == 1
+
+
+def test_a_slow_run_expects_the_rest_to_be_slow() -> None:
+    """And a quick one a quick rest."""
+    slow, quick = after("tflops").progress(60), after("tflops").progress(10)
+    assert slow.remaining_s is not None
+    assert quick.remaining_s is not None
+    assert quick.remaining_s < 4 < slow.remaining_s
 
 
 def test_longer_than_estimated() -> None:
-    """What hangs does not move the bar on; when the whole estimate is used up, no time is left to tell."""
-    stuck = at({}, "tflops", in_current_s=21, elapsed_s=25)
-    assert stuck.remaining_s == 4
-    late = at({}, "tflops", in_current_s=60, elapsed_s=64)
-    assert late.remaining_s is None
-    assert late.fraction == stuck.fraction < 1
-    assert late.left == "longer than estimated"
-    last = at({"tflops": 2, "ratio": 2}, "copies", in_current_s=6, elapsed_s=20)
-    assert (last.remaining_s, last.percent) == (None, 99)
+    """What hangs moves the progress ever less, never to the end of its part, and soon leaves no time to tell."""
+    meter = after(current="tflops", since_s=4)
+    meter.joined(4)
+    at_end, late, very_late = (meter.progress(4 + seconds) for seconds in (20, 60, 6000))
+    assert at_end.remaining_s is not None
+    assert late.remaining_s is None is very_late.remaining_s
+    assert at_end.fraction < late.fraction < very_late.fraction < 24 / TOTAL_S
+    assert late.text == "83 %  1:04, longer than estimated"
+    assert after("tflops", "tflops", "ratio", "ratio", current="copies").progress(1e6).percent == 99
 
 
-@given(st.dictionaries(st.sampled_from(["tflops", "ratio", "copies", "strange"]), st.integers(0, 2)), st.floats(0, 1e6))
-def test_progress_never_lies(done: dict[str, int], elapsed_s: float) -> None:
-    """Between 0 and 1, and 1 only when all is done; no negative time."""
-    now = at(done, "copies", in_current_s=elapsed_s, elapsed_s=elapsed_s)
-    assert 0 <= now.fraction <= 1
-    assert (now.fraction == 1) == (now.done == 6)
-    assert now.remaining_s is None or now.remaining_s >= 0
-
-
-def test_one_line_of_a_terminal() -> None:
-    """Bar, count, times, then what is done now, cut to the width."""
-    now = at({"tflops": 2}, "ratio", in_current_s=1, elapsed_s=65)
-    shown = in_one_line(now, "ratio                  rank 0: 4.1 of [20] s", width=200)
-    assert shown == f"{'━' * 17}    85 % 2/6 1:05, longer than estimated ratio rank 0: 4.1 of [20] s"
-    assert in_one_line(now, "ratio rank 0", width=60) == f"{'━' * 8}╸  85 % 2/6 1:05, longer than estimated ratio rank…"
-    assert in_one_line(None, "starting rank 0: hello", width=10) == "starting…"
+@given(st.lists(st.sampled_from(["tflops", "ratio", "copies", "strange"])), st.lists(st.floats(0, 1e6)))
+def test_progress_never_lies(finished: list[str], times_s: list[float]) -> None:
+    """Between 0 and 1, never falling, and 1 only when all is done; no negative time."""
+    meter, before = after(*finished, current="copies"), 0.0
+    for now_s in sorted(times_s):
+        now = meter.progress(now_s)
+        assert before <= now.fraction <= 1
+        assert (now.fraction == 1) == (len([one for one in finished if one != "strange"]) >= 6)
+        assert now.remaining_s is None or now.remaining_s >= 0
+        before = now.fraction
 
 
 @pytest.mark.parametrize(
