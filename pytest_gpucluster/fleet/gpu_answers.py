@@ -35,6 +35,7 @@ def identity(asked: Asked) -> Any:
         nvml_gpus=asked.hardware.simulation.gpus_per_node,
         hidden_gpus=0,
         variables={},
+        stack={"driver": "simulated", "CUDA": "simulated", "NCCL": "simulated"},
     )
 
 

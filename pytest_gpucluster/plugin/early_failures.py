@@ -40,9 +40,11 @@ class EarlyFailures:
         if counted_as(record) not in (FAILED, ERROR, NOISY) or key in self._seen:
             return None
         self._seen.add(key)
-        if record.outcome == ERROR and record.cause in self._causes:
-            return None
-        self._causes |= {record.cause} if record.cause is not None else set()
+        if record.outcome == ERROR:
+            cause = record.cause or record.message
+            if cause in self._causes:
+                return None
+            self._causes.add(cause)
         self._shown += 1
         if self._shown > SHOWN:
             return f"{SHOWN} are shown; from here on they are counted, and all are below" if self._shown == SHOWN + 1 else None
@@ -53,7 +55,7 @@ def describe(record: Record, place: Place | None) -> str:
     """Outcome, criterion, place, and the value with its limit or the reason."""
     where = record.place or "the cluster"
     if place is not None and place.hostname is not None:
-        where += f" ({place.on_host})"
+        where += f" ({place.hostname})"
     if record.value is not None and record.limit is not None:
         what = f"{format_number(record.value)} {record.unit}, {record.limit.missed_text}"
     else:

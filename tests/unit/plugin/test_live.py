@@ -169,7 +169,7 @@ def test_a_failure_is_shown_at_once() -> None:
     run = Run()
     record = Record(criterion="tflops", outcome="failed", **bad())
     run.live.tell(record)
-    assert run.lines == ["failed: tflops at node3-gpu5 (gpu-node-3 gpu 5): 498 TFLOPS, not above 700 TFLOPS"]
+    assert run.lines == ["failed: tflops at node3-gpu5 (gpu-node-3): 498 TFLOPS, not above 700 TFLOPS"]
     run.live.done(record)
     assert len(run.lines) == 1
 
@@ -192,6 +192,9 @@ def test_what_is_not_measured() -> None:
     assert failures.line_of(Record(criterion="mig", place="node0-gpu3", **facts), {}) is None
     assert failures.line_of(Record(criterion="mig", place="node0-gpu4", outcome="missing"), {}) is None
     assert failures.number == 2
+    unnamed = {"outcome": "error", "reason": "no rank can be reached"}
+    lines = [failures.line_of(Record(criterion="ecc", place=f"node{node}", **unnamed), {}) for node in range(9)]
+    assert lines == ["not measured: ecc at node0: no rank can be reached", *8 * [None]]
 
 
 def test_many_failures_are_counted() -> None:
