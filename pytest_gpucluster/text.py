@@ -28,7 +28,7 @@ OWN = ("verdict", "gpucluster")
 
 def visible(text: str) -> str:
     r"""The text with unfit characters escaped. Newlines and tabs stay; ``\r\n`` counts as a newline."""
-    return UNFIT.sub(_escape, text.replace("\r\n", "\n"))
+    return text if text.isprintable() else UNFIT.sub(_escape, text.replace("\r\n", "\n"))  # no unfit character is printable
 
 
 def shortened(text: str) -> str:

@@ -15,6 +15,8 @@ def strict_json(value: Any) -> Any:
 
     Text is made fit by :func:`visible`.
     """
+    if value is None or type(value) in (bool, int, str):  # most of a report, and of a journal
+        return visible(value) if type(value) is str else value
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):

@@ -41,6 +41,7 @@ SELFTEST_CASE = "gpucluster.selftest"
 SUITE, REHEARSAL_SUITE = "pytest", "gpucluster-rehearsal"
 PLACE_PROPERTIES = ("hostname", "rank", "uuid", "serial", "pci")
 NOT_MEASURED = (ERROR, NOISY, MISSING)
+LINE = "\n<testcase "
 
 Kind = Literal["passed", "failure", "error", "skipped"]
 Properties = tuple[tuple[str, str], ...]
@@ -86,7 +87,8 @@ def make_fit(element: ET.Element) -> None:
 
 def junit_text(report: Report) -> str:
     """The whole file: one testcase an outcome, the self-test first, ``gpucluster.verdict`` last."""
-    return str(to_xml_report_string([_Suite(report)]))
+    text = to_xml_report_string([_Suite(report)], prettyprint=False)  # the pretty one reads its own text once more
+    return f'<?xml version="1.0" encoding="utf-8"?>\n{text.replace("<testcase ", LINE)}\n'
 
 
 def suite_element(report: Report) -> ET.Element:

@@ -24,19 +24,30 @@ def results_document(
 ) -> dict[str, Any]:
     """The document of one run; ``facts`` are the other top-level members, as plain data."""
     rows = list(records)
+    facts_of = {name: place_facts(place) for name, place in places.items()}
     return {
         "schema": SCHEMA,
         "verdict": verdict.word,
         "verdict_line": verdict.line,
         **facts,
-        "criteria": [_row(record, places) for record in rows],
+        "criteria": [_row(record, facts_of) for record in rows],
         "culprits": culprits(rows, places),
     }
 
 
 def to_json(document: Mapping[str, Any]) -> str:
-    """Strict JSON: a number that is not finite becomes null."""
-    return json.dumps(strict_json(document), indent=1, allow_nan=False) + "\n"
+    """Strict JSON, one line an outcome: a number that is not finite becomes null."""
+    members = ",\n".join(f" {json.dumps(name)}: {_member(value)}" for name, value in document.items())
+    return f"{{\n{members}\n}}\n"
+
+
+def _member(value: Any) -> str:
+    """A top-level member. Python's encoder is slow where it sets in, so each row of a list is one line."""
+    if not isinstance(value, list) or not value:
+        return json.dumps(strict_json(value), indent=1, allow_nan=False).replace("\n", "\n ")
+    encode = json.JSONEncoder(allow_nan=False).encode
+    rows = ",\n".join(f"  {encode(strict_json(row))}" for row in value)
+    return f"[\n{rows}\n ]"
 
 
 def place_facts(place: Place | None) -> dict[str, Any] | None:
@@ -60,10 +71,10 @@ def culprits(records: Iterable[Record], places: Mapping[str, Place]) -> list[dic
     ]
 
 
-def _row(record: Record, places: Mapping[str, Place]) -> dict[str, Any]:
+def _row(record: Record, facts_of: Mapping[str, Mapping[str, Any] | None]) -> dict[str, Any]:
     return {
         "criterion": record.criterion,
-        "place": place_facts(places.get(record.place)) if record.place is not None else None,
+        "place": facts_of.get(record.place) if record.place is not None else None,
         "outcome": record.outcome,
         "value": record.value,
         "unit": record.unit,

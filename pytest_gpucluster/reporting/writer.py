@@ -23,6 +23,7 @@ NOT_ENDED = "the run has not ended"
 NOT_YET = "not run yet: the run goes on, or was killed with all that could finish its report"
 COST_SHARE = 0.05
 """Writing takes at most this part of a run's time, for a cluster of any size."""
+SPARE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,29 +54,37 @@ def texts_of(report: Report, *, with_junit: bool = True) -> tuple[str, str]:
 
 
 class ReportWriter:
-    """Writes the reports when a record changed, at most :data:`COST_SHARE` of the time."""
+    """Writes the reports when a record changed, at most :data:`COST_SHARE` of the time. The journal has every outcome at once.
+
+    They are up to date whenever something long begins, until that has cost :data:`SPARE_S` more.
+    """
 
     def __init__(self, write: Callable[[], None]) -> None:
         """``write`` writes all reports. Its OSError is ignored here: the journal and the last write report a full disk."""
         self._write = write
         self._next_s = 0.0
+        self._began_s, self._spent_s = time.monotonic(), 0.0
         self._is_new = False
 
     def note(self) -> None:
         """Remember that a record changed, and write if it is time."""
         self._is_new = True
         if time.monotonic() >= self._next_s:
-            self.catch_up()
+            self._write_new()
 
     def catch_up(self) -> None:
-        """Write if a record changed, however recent the last time was. Called before something long begins."""
-        if not self._is_new:
-            return
+        """Write if a record changed, unless that takes too much of the run's time. Called before something long begins."""
+        may_spend_s = SPARE_S + COST_SHARE * (time.monotonic() - self._began_s)
+        if self._is_new and self._spent_s < may_spend_s:
+            self._write_new()
+
+    def _write_new(self) -> None:
         self._is_new = False
         began_s = time.monotonic()
         with contextlib.suppress(OSError):
             self._write()
         ended_s = time.monotonic()
+        self._spent_s += ended_s - began_s
         self._next_s = ended_s + (ended_s - began_s) / COST_SHARE
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpucluster.config.strict_json import strict_json
-from pytest_gpucluster.text import BAR, LONGEST, barred, hung, one_line, shortened, visible
+from pytest_gpucluster.text import BAR, LONGEST, UNFIT, barred, hung, one_line, shortened, visible
 
 ANYTHING = st.text(st.characters(codec=None, exclude_categories=()), max_size=200)
 ENDS_A_LINE = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
@@ -29,6 +29,13 @@ def test_any_text_fits(text: str) -> None:
     fit.encode("utf-8")
     assert ET.fromstring(ET.tostring(_element(fit))).text == (fit or None)  # noqa: S314 -- our own text
     assert json.loads(json.dumps(strict_json({text: text}), ensure_ascii=False).encode()) == {fit: fit}
+
+
+def test_every_unfit_character_is_found() -> None:
+    """Alone and within other text, every character of Unicode: what can be printed fits, and every other is looked at."""
+    for character in map(chr, range(0x110000)):
+        unfit = UNFIT.match(character) is not None
+        assert (visible(f"a{character}") != f"a{character}") == unfit, hex(ord(character))
 
 
 @given(ANYTHING)

@@ -7,7 +7,11 @@ import time
 import pytest
 
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
-from pytest_gpucluster.reporting.writer import ReportWriter, not_ended
+from pytest_gpucluster.places import Inventory
+from pytest_gpucluster.reporting.report import Case, Report
+from pytest_gpucluster.reporting.writer import ReportWriter, not_ended, texts_of
+from pytest_gpucluster.thresholds.limit import Limit
+from tests.support.operations import operations
 
 
 @pytest.mark.parametrize("rehearsal", [False, True])
@@ -53,3 +57,69 @@ def test_a_disk_that_refuses_costs_no_run() -> None:
     time.sleep(0.05)
     writer.note()
     assert len(tried) == 2
+
+
+class Clock:
+    """Seconds that pass only where a test says so."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        patch.setattr("pytest_gpucluster.reporting.writer.time.monotonic", lambda: self.now_s)
+
+
+@pytest.mark.parametrize(("takes_s", "most"), [(3.0, 7), (0.01, 100)])
+def test_many_calls_after_one_another(takes_s: float, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred calls of 2 s each, an outcome before each: reports that take long are written in about 5 % of the time.
+
+    Reports that take little are written before every call.
+    """
+    clock, written = Clock(monkeypatch), []
+
+    def write() -> None:
+        clock.now_s += takes_s
+        written.append(clock.now_s)
+
+    writer = ReportWriter(write)
+    for _ in range(100):
+        writer.note()
+        writer.catch_up()
+        clock.now_s += 2
+    assert min(4, most) <= len(written) <= most
+
+
+@pytest.mark.parametrize("outcome", ["passed", "failed", "missing"])
+def test_work_for_the_reports_of_many_outcomes(outcome: str) -> None:
+    """Twice as many outcomes are twice the work, and an outcome is not much."""
+
+    def texts(number: int) -> tuple[str, str]:
+        return texts_of(report_of(outcome, number))
+
+    texts(10)
+    few, many = (operations(lambda number=number: texts(number)) for number in (200, 400))  # type: ignore[misc]
+    assert many <= 2.2 * few
+    assert few / 200 <= 9000
+
+
+def report_of(outcome: str, number: int) -> Report:
+    """The report of so many outcomes at as many GPUs."""
+    limit = Limit(kind="min", value=700, unit="TFLOPS")
+    places = Inventory(num_nodes=number, gpus_per_node=1, device="cuda").by_id
+    cases = tuple(
+        Case(
+            nodeid=f"tests/test_a.py::test_rate[{place}]",
+            record=Record(
+                criterion="rate",
+                place=place,
+                outcome=outcome,
+                value=500.0,
+                limit=limit,
+                culprits=(place,) if outcome != "passed" else (),
+                reason=f"rate at {place}: too low" if outcome != "passed" else None,
+            ),
+        )
+        for place in places
+        if "-gpu" in place
+    )
+    terms = Terms(rehearsal=True, level_reached=True)
+    verdict = decide([case.record for case in cases], terms)
+    return Report(cases=cases, verdict=verdict, places=places, facts={}, is_rehearsal=True)
