@@ -29,7 +29,7 @@ FAULTS: Mapping[FaultKind, str] = {
     "nvls": "the all-reduce of the node runs without NVLink SHARP",
     "pattern": "loses bits of its memory",
     "pcie": "its link to the host came up at half its rate",
-    "slow": "computes 25 % slower at the same clock",
+    "slow": "computes 30 % slower at the same clock",
     "sockets": "the node speaks to others over sockets",
     "throttled": "is slowed by heat under lasting load",
     "versions": "the node has another version of torch",

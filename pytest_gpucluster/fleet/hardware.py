@@ -66,7 +66,7 @@ TYPICAL: Mapping[str, Mapping[str, Typical]] = {
     },
 }
 LOSSES: Mapping[FaultKind, Mapping[str, float]] = {
-    "slow": dict.fromkeys((*PRODUCTS, "sustained", "at_clock", "train"), 0.75),
+    "slow": dict.fromkeys((*PRODUCTS, "sustained", "at_clock", "train"), 0.7),
     "hbm": {"hbm": 0.9},
     "throttled": {"sustained": 0.8},
     "pcie": dict.fromkeys(LINKS, 0.48),

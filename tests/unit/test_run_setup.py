@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_gpucluster import run_setup
+from pytest_gpucluster.config.options import settings_from
+from pytest_gpucluster.config.torchrun import read_launch
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.fleet.controller import FleetController
+from pytest_gpucluster.fleet.simulation import parse_simulation
+from pytest_gpucluster.session import Session
 from tests.support import REPOSITORY
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @pytest.mark.parametrize("version", ["2.7.0", "2.13.0+cu130", "3.0a1", "10.0"])
@@ -42,3 +51,44 @@ def test_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", absent)
     with pytest.raises(ConfigurationError, match="torch is not installed"):
         run_setup.require_torch()
+
+
+def simulated(folder: Path, launch: Any = None, **given: Any) -> run_setup.RunSetup:
+    """The setup of a run on a simulated fleet, with these options of pytest."""
+    options = dict.fromkeys(("thresholds", "profile", "expect", "level", "results"), None)
+    switches = dict.fromkeys(("gate", "inline", "selftest"), False)
+    all_given = {f"gpucluster_{name}": value for name, value in {**options, **switches, **given}.items()}
+    fleet = parse_simulation("4x8", faults=[])
+    return run_setup.prepare(settings_from(Namespace(**all_given), start=folder), launch, start=folder, simulation=fleet)
+
+
+def test_a_simulated_fleet_takes_the_place_of_all_gpus(tmp_path: Path) -> None:
+    """Its profile is that of real GPUs, so the limits are; the terms of the verdict say that nothing is real."""
+    setup = simulated(tmp_path, profile="h100-sxm")
+    assert (setup.profile.name, setup.inventory.facts["world_size"], setup.rehearsal) == ("h100-sxm", 32, False)
+    assert setup.simulation is not None
+    assert setup.simulation.gpu == "h100-sxm"
+    session = Session(setup, rootdir=tmp_path)
+    assert isinstance(session.controller, FleetController)
+    assert session.terms.simulated
+    assert session.facts()["simulated"]["gpu"] == "h100-sxm"
+
+
+def test_more_can_be_expected_than_is_simulated(tmp_path: Path) -> None:
+    """A node that nobody started is missing, as in a real run."""
+    setup = simulated(tmp_path, expect="nodes=5")
+    assert (setup.inventory.num_nodes, setup.inventory.gpus_per_node) == (5, 8)
+
+
+@pytest.mark.parametrize("given", [{"inline": True}, {"selftest": True}, {"profile": "rehearsal"}, {"profile": "no-such"}])
+def test_what_cannot_be_simulated_is_refused(tmp_path: Path, given: dict[str, Any]) -> None:
+    """A simulation has no worker to debug or to kill, and is of a GPU."""
+    with pytest.raises(ConfigurationError, match="a simulated fleet"):
+        simulated(tmp_path, **given)
+
+
+def test_no_fleet_is_simulated_under_torchrun(tmp_path: Path) -> None:
+    """There are real ranks."""
+    ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+    with pytest.raises(ConfigurationError, match="a simulated fleet runs neither under torchrun"):
+        simulated(tmp_path, read_launch(ranks))

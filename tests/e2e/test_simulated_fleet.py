@@ -1,0 +1,205 @@
+"""The real suite on a simulated fleet: planted faults show as themselves and nowhere else, and nothing is ever accepted."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpucluster.fleet.faults import FAULTS
+from pytest_gpucluster.reporting.rebuild import rebuild
+from tests.support import reports
+from tests.support.launching import ACCEPTANCE
+from tests.support.runs import run_pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.runs import FinishedRun
+
+pytestmark = pytest.mark.e2e
+
+SAID = "SIMULATED fleet, no GPU was measured"
+PRODUCTS = ("bf16_tflops", "fp16_tflops", "fp8_tflops", "tf32_tflops", "fp32_tflops", "fp64_tflops", "int8_tops")
+COMPARED = ("bf16_tflops", "bf16_sustained", "fp32_tflops", "bf16_at_clock")
+BAD: dict[str, dict[str, dict[str, set[str]]]] = {
+    "node0-gpu0:late": {},
+    "node1-gpu0:hbm": {"gpu-node-1 gpu 0": {"failed": {"hbm_bandwidth", "straggler[hbm_bandwidth]"}}},
+    "node1-gpu1:pattern": {"gpu-node-1 gpu 1": {"failed": {"hbm_pattern"}}},
+    "node1-gpu2:ecc": {"gpu-node-1 gpu 2": {"failed": {"ecc_uncorrected", "remapped_rows"}}},
+    "node1-gpu3:corrupt": {"gpu-node-1 gpu 3": {"failed": {"silent_corruption"}}},
+    "node2-gpu0:pcie": {
+        "gpu-node-2 gpu 0": {
+            "failed": {
+                "host_to_device", "device_to_host", "straggler[host_to_device]", "straggler[device_to_host]",
+            },
+            "advisory": {"host_to_device_all", "device_to_host_all"},
+        }
+    },
+    "node2-gpu1:dead": {
+        "gpu-node-2 gpu 1": {
+            "error": {"bf16_sustained", "bf16_at_clock", "straggler[bf16_sustained]", "straggler[bf16_at_clock]"}
+        }
+    },
+    "node2-gpu2:hung": {"gpu-node-2 gpu 2": {"error": {"hbm_pattern", "hbm_pattern_coverage"}}},
+    "node2-gpu3:throttled": {
+        "gpu-node-2 gpu 3": {"failed": {"clocks_under_load", "bf16_sustained", "straggler[bf16_sustained]"}}
+    },
+    "node3-gpu0:slow": {
+        "gpu-node-3 gpu 0": {
+            "failed": {*PRODUCTS, "bf16_sustained", "bf16_at_clock", *(f"straggler[{name}]" for name in COMPARED)}
+        },
+        "gpu-node-3": {"failed": {"training_scaling_node"}},
+        "cluster": {"failed": {"training_scaling_cluster", "finetune_checks", "finetune_check[step_time_spread]"}},
+    },
+    "node3:nvls": {"gpu-node-3": {"failed": {"busbw[all_reduce]"}}},
+    "node3:sockets": {
+        "cluster": {"failed": {"transport", "inter_node_busbw[all_reduce]", "busbw_scaling", "training_scaling_cluster"}}
+    },
+}  # fmt: skip
+"""By planted fault: where what is not green."""
+WITHOUT_A_RANK = ("absent", "busy", "versions")
+"""Faults that take every measurement over all GPUs along."""
+
+
+def simulate(folder: Path, fleet: str, *arguments: str, bad: tuple[str, ...] = ()) -> FinishedRun:
+    """The acceptance suite on a simulated fleet."""
+    planted = [f"--fleet-bad={fault}" for fault in bad]
+    return run_pytest(folder, "-p", "pytest_gpucluster.plugin.fleet", f"--fleet={fleet}", *planted, ACCEPTANCE, *arguments)
+
+
+def not_green(run: FinishedRun) -> dict[str, dict[str, set[str]]]:
+    """The criteria that are neither passed nor skipped, by place in words and outcome; advisory misses too."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for row in run.results["criteria"]:
+        outcome = "advisory" if row["advisory"] else row["outcome"]
+        if outcome not in ("passed", "skipped"):
+            place = row["place"]
+            where = "cluster" if place is None else place["hostname"] or place["id"]
+            where += f" gpu {place['gpu']}" if place is not None and place["gpu"] is not None else ""
+            found.setdefault(where, {}).setdefault(outcome, set()).add(row["criterion"])
+    return found
+
+
+def expected(bad: dict[str, dict[str, dict[str, set[str]]]]) -> dict[str, dict[str, set[str]]]:
+    """What all these faults do together."""
+    found: dict[str, dict[str, set[str]]] = {}
+    for effects in bad.values():
+        for where, by_outcome in effects.items():
+            for outcome, criteria in by_outcome.items():
+                found.setdefault(where, {}).setdefault(outcome, set()).update(criteria)
+    return found
+
+
+def assert_said_everywhere(run: FinishedRun, word: str) -> None:
+    """Whichever file somebody reads first says that the fleet is simulated."""
+    assert run.results["verdict"] == word
+    assert run.results["verdict_line"].startswith(f"{word}: {SAID}: ")
+    assert run.verdict_line == f"verdict {run.results['verdict_line']}"
+    assert run.stdout.count(SAID) >= 2, "at the begin and at the end"
+    assert run.results["simulated"] is not None
+    assert run.junit is not None
+    assert run.junit.get("name") == "gpucluster-rehearsal"
+    assert [one.get("value") for one in run.junit.findall("properties/property[@name='simulated']")] == [SAID]
+    verdict = run.case("gpucluster.verdict")
+    assert SAID in verdict.message
+    assert verdict.properties["simulated"] == SAID
+    assert run.journal[0]["facts"]["simulated"] == run.results["simulated"]
+    assert SAID in next(event["line"] for event in run.journal if event["event"] == "verdict")
+    uuids = [row["place"]["uuid"] for row in run.results["criteria"] if row["place"] and row["place"]["uuid"]]
+    assert all("SIMULATED" in uuid for uuid in uuids)
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[FinishedRun, Path]:
+    """Two healthy GPUs, with the gate, switched on by the environment alone."""
+    folder = tmp_path_factory.mktemp("healthy")
+    switched_on = {"PYTEST_ADDOPTS": "-p pytest_gpucluster.plugin.fleet --fleet=1x2"}
+    return run_pytest(folder, ACCEPTANCE, "--gpucluster-gate", variables=switched_on), folder
+
+
+def test_a_healthy_fleet_is_rehearsed_and_never_accepted(healthy: tuple[FinishedRun, Path]) -> None:
+    """All passes by the limits of real GPUs, and the gate stays closed."""
+    run, _ = healthy
+    assert not_green(run) == {}, run.stdout[-4000:]
+    assert_said_everywhere(run, "REHEARSED")
+    assert run.case("gpucluster.verdict").outcome == "skipped"
+    assert run.returncode == 1
+
+
+def test_a_rebuilt_report_says_it_too(healthy: tuple[FinishedRun, Path], tmp_path: Path) -> None:
+    """Also where the line of the plan, or the first line of the journal, is damaged."""
+    run, folder = healthy
+    for damaged in (None, '"event": "started"', '"event": "planned"'):
+        copy = tmp_path / f"copy {damaged is None} {damaged and damaged[10:17]}"
+        shutil.copytree(folder / reports.RESULTS, copy)
+        journal = copy / "journal.jsonl"
+        lines = journal.read_text(encoding="utf-8").splitlines(keepends=True)
+        journal.write_text(
+            "".join(line[: len(line) // 2] + "\n" if damaged is not None and damaged in line else line for line in lines),
+            encoding="utf-8",
+        )
+        verdict = rebuild(copy)
+        assert verdict.word == ("REHEARSED" if damaged is None else "INCOMPLETE")
+        assert SAID in verdict.line
+        assert SAID in (copy / "junit.xml").read_text(encoding="utf-8")
+        assert SAID in (copy / "results.json").read_text(encoding="utf-8")
+    assert run.returncode == 1
+
+
+def test_every_fault_is_planted_here() -> None:
+    """A new fault needs its line in one of the tests below."""
+    assert {fault.partition(":")[2] for fault in BAD} | set(WITHOUT_A_RANK) == set(FAULTS)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("profile", ["h200-sxm", "h100-sxm"])
+def test_each_fault_shows_as_itself_and_nowhere_else(tmp_path: Path, profile: str) -> None:
+    """Sixteen GPUs with every fault that leaves all ranks in the run. The healthy ones are green."""
+    run = simulate(tmp_path, "4x4", f"--gpucluster-profile={profile}", bad=tuple(BAD))
+    assert not_green(run) == expected(BAD), run.stdout[-4000:]
+    assert_said_everywhere(run, "REJECTED")
+    assert run.returncode == 1
+    assert run.results["simulated"]["faults"] == list(BAD)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("fault", "where", "outcome"),
+    [
+        ("node1:absent", {"node3-gpu0", "node3-gpu1"}, "missing"),
+        ("node1-gpu1:busy", {"node1-gpu1"}, "error"),
+        ("node1:versions", {"node1-gpu0", "node1-gpu1"}, "error"),
+    ],
+)
+def test_parts_that_take_no_part(tmp_path: Path, fault: str, where: set[str], outcome: str) -> None:
+    """What is measured at a GPU by itself is missed at these places only; what all measure together is missed as a whole.
+
+    Places are numbered by the nodes that joined, so the last one is missing where another is absent.
+    """
+    run = simulate(tmp_path, "4x2", "-m", "compute or memory", bad=(fault,))
+    for criterion in ("bf16_tflops", "silent_corruption", "hbm_bandwidth", "straggler[hbm_bandwidth]"):
+        found = run.outcomes(criterion)
+        assert {place for place, one in found.items() if one != "passed"} == where, run.stdout[-4000:]
+        assert {found[place] for place in where} <= {outcome, "error"}
+    assert_said_everywhere(run, "INCOMPLETE")
+
+
+@pytest.mark.long
+def test_a_fleet_of_128_gpus(tmp_path: Path) -> None:
+    """Sixteen nodes, two bad GPUs, one node that never joins: each is counted once and named as what it is."""
+    bad = ("node3-gpu5:slow", "node9-gpu0:hbm", "node12:absent")
+    run = simulate(tmp_path, "16x8", bad=bad)
+    found = Counter(row["outcome"] for row in run.results["criteria"])
+    assert found["failed"] == len(BAD["node3-gpu0:slow"]["gpu-node-3 gpu 0"]["failed"]) + 1 + 2
+    assert set(run.outcomes("bf16_tflops").values()) == {"passed", "failed", "missing"}
+    assert Counter(run.outcomes("bf16_tflops").values()) == {"passed": 119, "failed": 1, "missing": 8}
+    assert Counter(run.outcomes("hbm_bandwidth").values()) == {"passed": 119, "failed": 1, "missing": 8}
+    assert Counter(run.outcomes("busbw[all_reduce]").values()) == {"passed": 15, "missing": 1}
+    assert run.outcomes("nodes_reachable") == {None: "error"}
+    hosts = {row["place"]["hostname"] for row in run.results["criteria"] if row["place"] and row["outcome"] == "failed"}
+    assert hosts == {"gpu-node-3", "gpu-node-9"}
+    assert run.results["simulated"]["faults"] == list(bad)
+    assert_said_everywhere(run, "REJECTED")

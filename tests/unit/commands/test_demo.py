@@ -1,0 +1,86 @@
+"""The command line of the demo: what pytest is asked for, and what is refused before pytest starts."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, NoReturn
+
+import pytest
+
+from pytest_gpucluster.commands import main
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that would have taken the place of this process, which ends by that."""
+    found: list[list[str]] = []
+
+    def become(_file: str, words: Sequence[str]) -> NoReturn:
+        found.append([*words])
+        raise SystemExit
+
+    monkeypatch.setattr(os, "execv", become)
+    return found
+
+
+def words_of(started: list[list[str]]) -> Sequence[str]:
+    """The arguments of the one pytest."""
+    (command,) = started
+    assert command[:5] == [sys.executable, "-m", "pytest", "-p", "pytest_gpucluster.plugin.fleet"]
+    return command[5:]
+
+
+def test_the_demo_alone_is_a_healthy_node(started: list[list[str]]) -> None:
+    """Its results lie beside those of real runs, never among them."""
+    with pytest.raises(SystemExit):
+        main.main(["demo"])
+    assert words_of(started) == [
+        "--fleet=1x8", "--fleet-seed=0", "--gpucluster-profile=h200-sxm", "--gpucluster-results=gpucluster-demo", "-p",
+        "no:cacheprovider", "--pyargs", "tests_acceptance",
+    ]  # fmt: skip
+
+
+def test_what_stands_after_the_dashes_goes_to_pytest(started: list[list[str]]) -> None:
+    """As it is, and last: pytest takes the last of two equal options."""
+    planted = ["--bad", "node3-gpu5:slow", "--bad=node7:absent"]
+    with pytest.raises(SystemExit):
+        main.main(["demo", "--fleet", "16x8", *planted, "--seed=9", "--", "-k", "bf16", "--x=--"])
+    words = words_of(started)
+    assert words[:4] == ["--fleet=16x8", "--fleet-seed=9", "--fleet-bad=node3-gpu5:slow", "--fleet-bad=node7:absent"]
+    assert words[-4:] == ["tests_acceptance", "-k", "bf16", "--x=--"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--fleet", "8"], "'8' is no fleet; say NODESxGPUS"),
+        (["--bad", "node0:slwo"], "Did you mean 'slow'"),
+        (["--bad", "node1:slow"], "'node1:slow' is outside of the fleet 1x8"),
+        (["--profile", "b200"], "there is no simulated b200"),
+    ],
+)
+def test_wrong_usage_starts_nothing(
+    arguments: list[str], message: str, started: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One sentence, and the exit code of wrong usage."""
+    assert main.main(["demo", *arguments]) == main.WRONG_USAGE
+    assert message in capsys.readouterr().err
+    assert started == []
+
+
+def test_options_of_pytest_need_the_dashes(started: list[list[str]]) -> None:
+    """Without them they are wrong usage, as in every command."""
+    with pytest.raises(SystemExit):
+        main.main(["demo", "-k", "bf16"])
+    assert started == []
+
+
+def test_help_names_every_fault(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each with what it does."""
+    with pytest.raises(SystemExit):
+        main.main(["demo", "--help"])
+    assert "throttled (is slowed by heat under lasting load)" in " ".join(capsys.readouterr().out.split())

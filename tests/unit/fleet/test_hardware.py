@@ -1,0 +1,96 @@
+"""Healthy parts of a simulated fleet lie within every packaged limit, at any seed, and beside any siblings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from pytest_gpucluster.fleet.hardware import LOSSES, TYPICAL, Hardware, spread
+from pytest_gpucluster.fleet.simulation import parse_simulation
+from pytest_gpucluster.judging.disagreement import Healthy, Siblings, compare
+from pytest_gpucluster.judging.noise import spread_of
+from pytest_gpucluster.thresholds.load import load
+
+JUDGED = {
+    "bf16_tflops": "bfloat16",
+    "fp16_tflops": "float16",
+    "fp8_tflops": "float8_e4m3fn",
+    "tf32_tflops": "tf32",
+    "fp32_tflops": "float32",
+    "fp64_tflops": "float64",
+    "int8_tops": "int8",
+    "bf16_sustained": "sustained",
+    "bf16_at_clock": "at_clock",
+    "hbm_bandwidth": "hbm",
+    "host_to_device": "h2d",
+    "device_to_host": "d2h",
+    "host_to_device_all": "h2d_all",
+    "device_to_host_all": "d2h_all",
+    "training_throughput_gpu": "train",
+}
+COMPARED = {
+    "bf16_tflops": "slow",
+    "fp32_tflops": "slow",
+    "bf16_sustained": "throttled",
+    "bf16_at_clock": "slow",
+    "hbm_bandwidth": "hbm",
+    "host_to_device": "pcie",
+    "device_to_host": "pcie",
+}
+"""The quantities that are compared, each with a fault that lowers it."""
+SHAPES = ("1x8", "2x8", "4x8", "16x8", "64x8")
+SEEDS = range(8)
+
+
+def hardware(shape: str, *faults: str, gpu: str, seed: int) -> Hardware:
+    """The parts of a fleet."""
+    return Hardware(replace(parse_simulation(shape, seed=seed, faults=[*faults]), gpu=gpu))
+
+
+@pytest.mark.parametrize("gpu", sorted(TYPICAL))
+@pytest.mark.parametrize("criterion", JUDGED)
+def test_healthy_parts_pass_and_planted_ones_do_not(criterion: str, gpu: str) -> None:
+    """With room for the spread of repeats. What a fault takes is enough, but for the low floor of training."""
+    thresholds, quantity = load(None), JUDGED[criterion]
+    limit = thresholds.criteria(thresholds.profiles[gpu])[criterion].limit(gpus=1, cluster={}).value
+    parts = [hardware("64x8", gpu=gpu, seed=seed) for seed in SEEDS]
+    rates = [part.rate(rank, quantity) for part in parts for rank in range(512)]
+    assert spread_of(spread(min(rates), 10)).low > limit
+    losses = [found[quantity] for found in LOSSES.values() if quantity in found]
+    for loss in losses if quantity != "train" else ():
+        assert spread_of(spread(max(rates) * loss, 10)).high < limit
+
+
+@pytest.mark.parametrize("gpu", sorted(TYPICAL))
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("quantity", COMPARED)
+def test_no_healthy_part_is_a_straggler(quantity: str, shape: str, gpu: str) -> None:
+    """By the packaged tolerances, and the siblings are alike. A bad part is named, whatever the shape, and alone."""
+    thresholds, fault = load(None), COMPARED[quantity]
+    entry = thresholds.criteria(thresholds.profiles[gpu])[f"straggler[{quantity}]"]
+    limit_percent = entry.limit(gpus=8, cluster={}).value
+    for seed in SEEDS:
+        for faults in ([], [f"node0-gpu1:{fault}"]):
+            parts = hardware(shape, *faults, gpu=gpu, seed=seed)
+            ranks = range(parts.simulation.world_size)
+            siblings = Siblings(
+                rates={rank: parts.rate(rank, JUDGED[quantity]) for rank in ranks},
+                models=dict.fromkeys(ranks, gpu),
+                hosts={rank: rank // 8 for rank in ranks},
+            )
+            found = compare(siblings, Healthy(**entry.recipe), limit_percent=limit_percent)
+            named = [rank for rank, one in found.items() if one.shortfall.is_named(limit_percent)]
+            assert named == ([1] if faults else []), seed
+            assert {one.doubt for one in found.values()} == {None}, seed
+
+
+def test_repeats_lie_around_their_median() -> None:
+    """One repeat is the value itself."""
+    assert spread(5.0, 1) == [5.0]
+    assert spread_of(spread(700.0, 7)).median == 700.0
+
+
+def test_this_file_knows_every_quantity() -> None:
+    """A new one is judged here too."""
+    assert set(JUDGED.values()) == set(TYPICAL["h200-sxm"])
