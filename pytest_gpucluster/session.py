@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.agent.environment import overridden_variables
 from pytest_gpucluster.cluster.binding import Binding, bind
 from pytest_gpucluster.cluster.calls import Cluster, WantedPlaces, every_place
+from pytest_gpucluster.config.options import asked
 from pytest_gpucluster.controller.call import Observer
 from pytest_gpucluster.controller.controller import Controller
 from pytest_gpucluster.controller.inline import InlineController
@@ -24,6 +25,7 @@ from pytest_gpucluster.judging.promises import (
     doubled_gpus,
     doubled_serials,
     hidden_gpus,
+    other_options,
     other_variables,
     shape,
     unexpected_gpus,
@@ -117,7 +119,7 @@ class Session:
             self._binding = binding = self._bind()
             self._cluster = Cluster(self.controller, binding, wanted=self._wanted, deadline_s=self.setup.deadline_s)
             self._object_to_gpus(binding)
-            self.changed_terms += _terms_of_nodes(binding)
+            self.changed_terms += [*_terms_of_nodes(binding), *self._other_options()]
             places, nodes = ([place_facts(place) for place in some] for some in (binding.places, binding.nodes))
             found = {
                 "unheard": binding.unidentified,
@@ -145,6 +147,17 @@ class Session:
         except Exception as error:
             self._bind_error = MeasurementError(f"no rank can be reached: {error}", kind="lost")
             raise self._bind_error from error
+
+    def _other_options(self) -> list[str]:
+        """What other nodes were asked for: each one's pytest read the options of its own command line."""
+        hellos = {rank: self.controller.hello_of(rank) for rank in range(self.controller.world_size)}
+        own = hellos.get(0)
+        if own is None:
+            return []
+        theirs = {(one.group_rank, one.hostname): one.asked for one in hellos.values() if one and one.asked is not None}
+        theirs.pop((own.group_rank, own.hostname), None)
+        others = [(hostname, options) for (_, hostname), options in theirs.items()]
+        return other_options([(own.hostname, asked(self.setup.settings)), *others])
 
     def _object_to_gpus(self, binding: Binding) -> None:
         """Object to GPUs that nobody expected, to GPUs that cannot be told apart, and to waivers that name two of them."""

@@ -50,12 +50,16 @@ STOPPED = "T"  # the state letter of a process after SIGSTOP
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentContext:
-    """What an agent works with: its rank, its connection to the store, its spawner, and the folders of this run's tests."""
+    """What an agent works with: its rank, its connection to the store, its spawner, and the folders of this run's tests.
+
+    ``asked``: what the options on its node ask for; None for an agent that the controller itself started.
+    """
 
     rank: Rank
     channel: Channel
     spawner: Spawner
     roots: tuple[str, ...]
+    asked: dict[str, str] | None = None
 
 
 class CallRunner:

@@ -38,7 +38,7 @@ class AgentSettings(TypedMessage):
     ``roots``: the folders of this run's tests; in an unsigned run nothing else from this node's disk is run.
     ``secret_fd``: the pipe with the run's secret (:meth:`Secret.to_pipe`), None in an unsigned run. ``controller_fd`` closes
     when a controller on this node ends. The first agent then writes the reports of ``target``, which comes from the command
-    line of its node and from no message.
+    line of its node and from no message. ``asked``: what the options on an agent's own node ask for.
     """
 
     ranks: tuple[Rank, ...]
@@ -47,6 +47,7 @@ class AgentSettings(TypedMessage):
     secret_fd: int | None = None
     controller_fd: int | None = None
     target: ReportTarget | None = None
+    asked: dict[str, str] | None = None
 
 
 def command(settings: AgentSettings) -> list[str]:
@@ -83,7 +84,7 @@ def _become(rank: Rank, settings: AgentSettings, secret: Secret | None, *, targe
         threading.Thread(target=_leave_with_controller, args=watch, daemon=True).start()
     try:
         channel = connect(settings.address, secret)
-        context = AgentContext(rank=rank, channel=channel, spawner=spawner, roots=settings.roots)
+        context = AgentContext(rank=rank, channel=channel, spawner=spawner, roots=settings.roots, asked=settings.asked)
         commands = CommandReader(channel.reconnect(), rank)
         agent = Agent(context, commands, controller_fd=settings.controller_fd, target=target)
         agent.join()

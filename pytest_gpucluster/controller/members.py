@@ -42,7 +42,8 @@ class Members:
             return
         try:
             hello = channel.take(hello_key(rank), Hello.read)
-            self.hellos[rank] = replace(hello, hostname=one_line(hello.hostname))
+            asked = {one_line(name): one_line(text) for name, text in (hello.asked or {}).items()}
+            self.hellos[rank] = replace(hello, hostname=one_line(hello.hostname), asked=asked or None)
         except ForgedMessageError:
             self.refuse(rank, f"rank {rank} signs with another secret: set the same {SECRET_VARIABLE} on every node")
         except MalformedMessageError as wrong:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from pytest_gpucluster.judging.outliers import Shortfall, shortfalls
+from pytest_gpucluster.judging.outliers import Shortfall, shortfalls, sigmas_of_lowest
 
 Member = TypeVar("Member", bound=Hashable)
 
@@ -48,8 +48,11 @@ class Healthy:
 
     def most_apart_percent(self, num_hosts: int) -> float:
         """How far two healthy siblings without others may lie apart, on so many hosts."""
-        sigma = self.floor_spread if num_hosts == 1 else math.hypot(self.floor_spread, self.between_hosts)
-        return 100 * math.sqrt(2) * sigma * _factor(1, tests=1)
+        return 100 * math.sqrt(2) * self._sigma(num_hosts) * _factor(1, tests=1)
+
+    def lowest_percent(self, number: int, num_hosts: int) -> float:
+        """How far below its siblings the lowest of so many healthy GPUs may lie; see :func:`outliers.sigmas_of_lowest`."""
+        return 100 * self._sigma(num_hosts) * sigmas_of_lowest(number)
 
     def objection(self, hosts: Sequence[Sequence[float]]) -> str | None:
         """Why GPUs with these rates, host by host, cannot all be healthy; None if they can."""
@@ -62,6 +65,10 @@ class Healthy:
             return None
         sigma = math.hypot(self.between_hosts, self.floor_spread / math.sqrt(min(map(len, hosts))))
         return _unlike([statistics.fmean(rates) for rates in hosts], sigma, tests, "the means of the hosts")
+
+    def _sigma(self, num_hosts: int) -> float:
+        """The relative sigma of single GPUs on so many hosts."""
+        return self.floor_spread if num_hosts == 1 else math.hypot(self.floor_spread, self.between_hosts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +119,7 @@ def compare(siblings: Siblings[Member], healthy: Healthy, *, limit_percent: floa
 def _compare_group(
     siblings: Siblings[Member], group: Mapping[Member, Shortfall], healthy: Healthy, limit_percent: float
 ) -> dict[Member, Compared]:
-    """Compare the members of one model."""
+    """Compare the members of one model. The means of a few hosts may be alike by chance, so healthy ones count too."""
     if len(group) == 2:
         allowed_percent = healthy.most_apart_percent(len(siblings.by_host(group)))
         apart_percent = max(short.percent for short in group.values())
@@ -121,6 +128,11 @@ def _compare_group(
         return {
             member: Compared(shortfall=short, allowed_percent=allowed_percent, doubt=doubt) for member, short in group.items()
         }
+    lowest_percent = healthy.lowest_percent(len(group), len(siblings.by_host(group)))
+    group = {
+        member: replace(short, explained_percent=max(short.explained_percent, lowest_percent))
+        for member, short in group.items()
+    }
     named = {member for member, short in group.items() if short.is_named(limit_percent)}
     rest = [member for member in group if member not in named]
     is_far = any(abs(group[member].percent) > limit_percent for member in rest)

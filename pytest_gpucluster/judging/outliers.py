@@ -2,13 +2,15 @@
 
 Each member is compared with the median of the *others*, so that it does not pull the median towards itself, and with their
 spread: 1.4826 times the median absolute deviation, which is sigma for normal data. Up to half of the siblings may be
-anything without moving either. Three siblings can be alike by chance, so the spread has a floor.
+anything without moving either. Three siblings can be alike by chance, so the spread has a floor. The lowest of many healthy
+GPUs lies further below than the lowest of eight, so the bound in sigmas grows with their number.
 """
 
 from __future__ import annotations
 
 import bisect
 import math
+import statistics
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -17,6 +19,8 @@ Member = TypeVar("Member", bound=Hashable)
 
 MAD_TO_SIGMA = 1.4826  # for normal data; Rousseeuw and Croux 1993
 OUTLIER_SIGMAS = 3.5  # Iglewicz and Hoaglin 1993
+FALSE_NAMES = 1 / 200
+"""How often a healthy GPU may be named, however many there are: in one of 200 runs of a criterion."""
 FEWEST_SIBLINGS = 2
 """With one sibling, nothing shows which of the two is slow."""
 
@@ -27,7 +31,8 @@ class Shortfall:
 
     ``percent``: how far it lies below their median, in per cent of it; negative for one that is faster. ``score``: the same in
     robust sigmas of the siblings. ``median`` and ``mad`` (median absolute deviation) are theirs, in the unit of the values.
-    ``explained_percent``: how far below the median their own spread explains a healthy member to lie, 3.5 sigmas.
+    ``explained_percent``: how far below the median their own spread explains a healthy member to lie: 3.5 sigmas,
+    or :func:`sigmas_of_lowest` where that is more.
     """
 
     percent: float
@@ -45,6 +50,11 @@ class Shortfall:
     def is_named(self, limit_percent: float) -> bool:
         """Whether this member is slow beyond doubt: further below than the limit and than its siblings' spread explains."""
         return self.is_judged and self.percent > max(limit_percent, self.explained_percent)
+
+
+def sigmas_of_lowest(number: int) -> float:
+    """How many sigmas below its siblings the lowest of so many healthy GPUs lies in all but one of 200 runs, if normal."""
+    return -statistics.NormalDist().inv_cdf(FALSE_NAMES / number)
 
 
 def shortfalls(
@@ -82,12 +92,14 @@ def _within(values: Mapping[Member, float], floor_spread: float) -> dict[Member,
     ordered = sorted(values.values())
     deviations: dict[float, list[float]] = {}
     found = {}
+    most_sigmas = max(OUTLIER_SIGMAS, sigmas_of_lowest(len(values)))
     for member, value in values.items():
         median = _middle_without(ordered, value)
         if median not in deviations:
             deviations[median] = sorted(abs(one - median) for one in ordered)
         mad = _middle_without(deviations[median], abs(value - median))
-        spread = max(MAD_TO_SIGMA * (mad / median), floor_spread)
+        own_spread = MAD_TO_SIGMA * (mad / median)
+        spread = max(own_spread, floor_spread)
         below = 1 - value / median
         found[member] = Shortfall(
             percent=100 * below,
@@ -95,7 +107,7 @@ def _within(values: Mapping[Member, float], floor_spread: float) -> dict[Member,
             siblings=len(values) - 1,
             median=median,
             mad=mad,
-            explained_percent=100 * OUTLIER_SIGMAS * spread,
+            explained_percent=100 * max(most_sigmas * own_spread, OUTLIER_SIGMAS * floor_spread),
         )
     return found
 

@@ -146,18 +146,31 @@ def other_variables(identities: Iterable[Identity]) -> list[str]:
     nodes: dict[tuple[int, str], Mapping[str, str]] = {}
     for one in identities:
         nodes.setdefault((one.group_rank, one.hostname), one.variables)
+    return _other_texts([(hostname, variables) for (_, hostname), variables in nodes.items()], absent="unset")
+
+
+def other_options(nodes: Sequence[tuple[str, Mapping[str, str]]]) -> list[str]:
+    """What the options of other nodes ask for otherwise than the first node's, in words.
+
+    Args:
+        nodes: the hostname of each node and what its options ask for, by option; the controller's first.
+    """
+    return _other_texts(nodes, absent="not given")
+
+
+def _other_texts(nodes: Sequence[tuple[str, Mapping[str, str]]], *, absent: str) -> list[str]:
     if not nodes:
         return []
-    ((_, first), ours), *others = nodes.items()
+    (first, ours), *others = nodes
     found: dict[tuple[str, str | None], list[str]] = {}
-    for (_, hostname), theirs in others:
+    for hostname, theirs in others:
         for name in {**ours, **theirs}:
             if ours.get(name) != theirs.get(name):
                 found.setdefault((name, theirs.get(name)), []).append(hostname)
     return [
-        f"{name} unset on {_hosts(hosts)}, {ours[name]} on {first}"
+        f"{name} {absent} on {_hosts(hosts)}, {ours[name]} on {first}"
         if value is None
-        else f"{name}={value} on {_hosts(hosts)}, {ours.get(name, 'unset')} on {first}"
+        else f"{name}={value} on {_hosts(hosts)}, {ours.get(name, absent)} on {first}"
         for (name, value), hosts in sorted(found.items(), key=lambda item: (item[0][0], item[1]))
     ]
 

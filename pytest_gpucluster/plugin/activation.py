@@ -55,10 +55,11 @@ def launch_or_usage_error() -> Launch | None:
         raise pytest.UsageError(str(error)) from None
 
 
-def become_agent(launch: Launch, *, roots: list[Path], target: ReportTarget) -> None:
+def become_agent(launch: Launch, *, roots: list[Path], target: ReportTarget, asked: dict[str, str]) -> None:
     """Replace this process by its agent: same pid for torchrun, and nothing of pytest left.
 
     ``target``: where this process would write reports; its agent does if it keeps the journal replica.
+    ``asked``: what its options ask for. The controller compares that with its own.
     """
     from pytest_gpucluster.agent import main
     from pytest_gpucluster.controller.controller import address_of, rank_of
@@ -71,6 +72,7 @@ def become_agent(launch: Launch, *, roots: list[Path], target: ReportTarget) -> 
         roots=main.resolved(roots),
         secret_fd=secret.to_pipe() if secret is not None else None,
         target=target,
+        asked=asked,
     )
     command = main.command(settings)
     sys.stdout.flush()

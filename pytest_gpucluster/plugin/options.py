@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.config.options import INI_HELP, OPTIONS, results_dir
+from pytest_gpucluster.config.options import INI_HELP, OPTIONS, asked_of_node, results_dir
 from pytest_gpucluster.plugin.activation import (
     ACTIVE,
     REFUSAL,
@@ -56,7 +56,8 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
         launch = launch_or_usage_error()
         if launch is not None and launch.rank > 0:
             roots = [early_config.rootpath, early_config.invocation_params.dir]
-            become_agent(launch, roots=roots, target=_report_target(early_config))
+            asked = asked_of_node(early_config.known_args_namespace, start=roots[1])
+            become_agent(launch, roots=roots, target=_report_target(early_config), asked=asked)
     guard_immediate_exit(early_config)
     result = yield
     early_config.stash[GIVEN] = GivenTests(early_config)

@@ -260,13 +260,17 @@ def read_from_worker(data: Any) -> FromWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello(TypedMessage):
-    """Where an agent runs. ``machine``: where its pid means the same process (:func:`protocol.rank.machine`)."""
+    """Where an agent runs. ``machine``: where its pid means the same process (:func:`protocol.rank.machine`).
+
+    ``asked``: what the options on its node ask for, by option; None for an agent that the controller itself started.
+    """
 
     hostname: str
     machine: str
     pid: int
     group_rank: int
     local_rank: int
+    asked: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.judging.outliers import FEWEST_SIBLINGS, shortfalls
+from pytest_gpucluster.judging.disagreement import Healthy, Siblings, compare
+from pytest_gpucluster.judging.outliers import FEWEST_SIBLINGS
 from pytest_gpucluster.selftest import planted
 from pytest_gpucluster.selftest.report import SLOW, NotPlanted, Trial
 from pytest_gpucluster.selftest.setup import Setup, Sizes, ids
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from pytest_gpucluster.cluster.results import Results
     from pytest_gpucluster.places import Place
@@ -107,7 +108,7 @@ def slow_trials(
             continue
         usual = statistics.median(rates_at[victim][repeat] for repeat in clean)
         lost_percent = 100 * (1 - rates[victim] / usual)
-        alike = [*models.values()].count(models[victim])
+        alike = [place for place, model in models.items() if model == models[victim]]
         trials.append(
             Trial(
                 kind=SLOW,
@@ -126,23 +127,23 @@ def slow_trials(
 
 def stragglers(threshold: Threshold, rates: Mapping[Place, float], models: Mapping[Place, str]) -> list[Place]:
     """The places that this run would call stragglers; places of one model should be alike."""
-    limit = threshold.limit(gpus=1, cluster={})
-    found = shortfalls(rates, floor_spread=_floor_spread(threshold), group_of=models)
-    return [place for place, one in found.items() if one.is_named(limit.value)]
+    limit_percent = threshold.limit(gpus=1, cluster={}).value
+    siblings = Siblings(rates=rates, models=models, hosts={place: place.node for place in rates})
+    found = compare(siblings, Healthy(**threshold.recipe), limit_percent=limit_percent)
+    return [place for place, one in found.items() if one.shortfall.is_named(limit_percent)]
 
 
-def promised_percent(threshold: Threshold) -> float:
-    """The smallest loss of its own rate by which this run finds every GPU, however fast the GPU was."""
-    return threshold.limit(gpus=1, cluster={}).value + 100 * SIGMAS * _floor_spread(threshold)
+def promised_percent(threshold: Threshold, alike: Collection[Place]) -> float:
+    """The smallest loss of its own rate by which this run finds every one of these GPUs, however fast the GPU was."""
+    healthy = Healthy(**threshold.recipe)
+    explained_percent = healthy.lowest_percent(len(alike), len({place.node for place in alike}))
+    most_percent = max(threshold.limit(gpus=1, cluster={}).value, explained_percent)
+    return most_percent + 100 * SIGMAS * healthy.floor_spread
 
 
-def _floor_spread(threshold: Threshold) -> float:
-    return float(threshold.recipe["floor_spread"])
-
-
-def _why_not_judged(percent: float, threshold: Threshold, alike: int) -> str | None:
+def _why_not_judged(percent: float, threshold: Threshold, alike: Collection[Place]) -> str | None:
     """Why this run may miss such a fault; None if it must find it."""
-    if alike < FEWEST_PLACES:
-        return f"{alike} GPUs of one model are too few to say which is slow"
-    promised = promised_percent(threshold)
+    if len(alike) < FEWEST_PLACES:
+        return f"{len(alike)} GPUs of one model are too few to say which is slow"
+    promised = promised_percent(threshold, alike)
     return None if percent >= promised else f"{threshold.key} promises {promised:.3g} % and more"

@@ -35,3 +35,28 @@ def test_other_variables_are_named(tmp_path: Path, second: dict[str, str]) -> No
     assert verdict.line == ran.results["verdict_line"]
     assert ran.case("gpucluster.verdict").message == ran.results["verdict_line"]
     assert list(verdict.changed_terms) == ran.results["changed_terms"]
+
+
+def test_other_options_are_named(tmp_path: Path) -> None:
+    """The second node has another level, profile and content of the thresholds file: by option, with both texts."""
+    (tmp_path / "test_joined.py").write_text(TEST, encoding="utf-8")
+    ours = write_limits(tmp_path / "ours.yaml", {"joined": entry()}, extends=False)
+    theirs = write_limits(tmp_path / "theirs.yaml", {"joined": entry(min=2)}, extends=False)
+    second = f"--gpucluster-level=quick --gpucluster-profile=lab {theirs} --junitxml=theirs.xml"
+    nodes = Torchrun(ranks=1, nodes=({"PYTEST_ADDOPTS": ours}, {"PYTEST_ADDOPTS": second}))
+    ran = run_pytest(tmp_path, "--gpucluster", "test_joined.py", torchrun=nodes)
+    names = [term.partition(" on ")[0] for term in ran.results["changed_terms"]]
+    assert names[:2] == ["--gpucluster-level=quick", "--gpucluster-profile=lab"], ran.stdout
+    assert [name.startswith("--gpucluster-thresholds=a file with the SHA-256 ") for name in names[2:]] == [True], names
+    assert ran.results["verdict"] == "REHEARSED"
+    assert all(term in ran.verdict_line for term in ran.results["changed_terms"])
+
+
+def test_one_meaning_in_two_spellings_is_no_difference(tmp_path: Path) -> None:
+    """A copy of the file, the level that is meant anyway, and each node's own files for reports."""
+    (tmp_path / "test_joined.py").write_text(TEST, encoding="utf-8")
+    ours, theirs = (write_limits(tmp_path / f"{name}.yaml", {"joined": entry()}, extends=False) for name in ("ours", "theirs"))
+    second = f"--gpucluster-level=standard {theirs} --gpucluster-results=elsewhere --junitxml=theirs.xml"
+    nodes = Torchrun(ranks=1, nodes=({"PYTEST_ADDOPTS": ours}, {"PYTEST_ADDOPTS": second}))
+    ran = run_pytest(tmp_path, "--gpucluster", "test_joined.py", torchrun=nodes)
+    assert (ran.results["changed_terms"], ran.results["verdict"]) == ([], "REHEARSED"), ran.stdout

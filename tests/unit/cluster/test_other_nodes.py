@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from pytest_gpucluster.config.options import OPTIONS, asked, asked_of_node
+from pytest_gpucluster.config.settings import Expect, Settings
 from pytest_gpucluster.inventory.identity import Identity, read_variables
-from pytest_gpucluster.judging.promises import hidden_gpus, other_variables
+from pytest_gpucluster.judging.promises import hidden_gpus, other_options, other_variables
 from tests.support import REPOSITORY
 from tests.support.nvml_simulator import build, environment
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NCCL = {"NCCL_ALGO": "Ring", "NCCL_IB_HCA": "mlx5"}
 
@@ -65,6 +66,58 @@ def test_many_nodes_with_one_difference_are_one_entry() -> None:
         "NCCL_ALGO=Ring on 63 nodes (gpu-node-1, ...), unset on gpu-node-0",
         "NCCL_IB_HCA=mlx5 on 63 nodes (gpu-node-1, ...), unset on gpu-node-0",
     ]
+
+
+ASKED = {"--gpucluster-level": "standard", "--gpucluster-profile": "h200-sxm"}
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        ("", []),
+        ("--gpucluster-level=standard --gpucluster-results=x", []),
+        ("--gpucluster-level=soak", ["--gpucluster-level=soak:28800s on b, standard on a"]),
+        ("--gpucluster-level=loud", ["--gpucluster-level=loud on b, standard on a"]),
+        ("--gpucluster-gate", ["--gpucluster-gate=given on b, not given on a"]),
+        ("--gpucluster-selftest", ["--gpucluster-selftest=given on b, not given on a"]),
+        ("--gpucluster-profile=lab", ["--gpucluster-profile=lab on b, h200-sxm on a"]),
+        ("--gpucluster-expect=gpus_per_node=8,nodes=2", ["--gpucluster-expect=nodes=2,gpus_per_node=8 on b, not given on a"]),
+    ],
+)
+def test_other_options(second: str, said: list[str]) -> None:
+    """Each option of another node that means something else, with both texts."""
+    parser = argparse.ArgumentParser()
+    for option in OPTIONS:
+        parser.add_argument(option.name, **option.keywords)
+    given = parser.parse_args(["--gpucluster-profile=h200-sxm", *second.split()])
+    assert other_options([("a", ASKED), ("b", asked_of_node(given, start=Path()))]) == said
+    assert other_options([("a", ASKED)]) == []
+
+
+def test_an_option_that_is_not_given_elsewhere() -> None:
+    """The difference is the same seen from the other side."""
+    assert other_options([("a", ASKED), ("b", {"--gpucluster-level": "standard"})]) == [
+        "--gpucluster-profile not given on b, h200-sxm on a"
+    ]
+
+
+def test_a_thresholds_file_is_told_by_its_content(tmp_path: Path) -> None:
+    """Not by its name; one that is missing on a node is a difference too."""
+    for name, content in (("one", "a"), ("copy", "a"), ("other", "b")):
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    ours = Settings(
+        thresholds=tmp_path / "one",
+        profile=None,
+        expect=Expect(),
+        level="quick",
+        soak_s=None,
+        results_dir=tmp_path,
+        gate=False,
+        inline=False,
+    )
+    others = (asked(replace(ours, thresholds=tmp_path / name)) for name in ("copy", "other", "missing", "."))
+    assert [len(other_options([("a", asked(ours)), ("b", other)])) for other in others] == [0, 1, 1, 1]
+    assert len(other_options([("a", asked(ours)), ("b", asked(replace(ours, thresholds=None)))])) == 1
 
 
 def test_which_variables_are_read() -> None:

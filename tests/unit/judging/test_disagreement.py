@@ -176,6 +176,53 @@ def test_the_readings_themselves_are_not_left_open() -> None:
             assert set(judged(quantity, hosts)[0]) <= {PASSED}, (quantity, hosts)
 
 
+# --- how often a healthy one is named, on a cluster of any size: docs/decisions/0011 ---
+
+NOISIEST = ("bf16_tflops", "bf16_sustained")
+"""In whose rates healthy GPUs differ most, beside the limit."""
+LARGE = {(64, 8): 16, (1024, 8): 1}
+"""Runs of each size; with 3.5 sigmas for all sizes, some run of each names a healthy GPU."""
+
+
+def runs_naming(quantity: str, shape: tuple[int, int], *, runs: int, slow_percent: float = 0.0) -> tuple[int, int]:
+    """In how many runs a healthy GPU was named, and in how many the first GPU was, which is slower by so much."""
+    draw = random.Random(f"{quantity} {shape} {slow_percent}")
+    wrong = right = 0
+    for _ in range(runs):
+        hosts = draw_hosts(SEEN[quantity], shape, draw)
+        hosts[0][0] = (1 - slow_percent / 100) * (1 if slow_percent else hosts[0][0])
+        outcomes, _ = judged(quantity, hosts)
+        right += outcomes[0] == NAMED and slow_percent > 0
+        wrong += NAMED in (outcomes[1:] if slow_percent else outcomes)
+    return wrong, right
+
+
+@pytest.mark.parametrize("shape", LARGE)
+@pytest.mark.parametrize("quantity", NOISIEST)
+def test_of_many_healthy_ones_none_is_named(quantity: str, shape: tuple[int, int]) -> None:
+    """In one run of 200 at most, so in none of these."""
+    assert runs_naming(quantity, shape, runs=LARGE[shape]) == (0, 0)
+
+
+@pytest.mark.parametrize(("shape", "slow_percent"), [((1, 8), 10), ((64, 8), 12), ((1024, 8), 12)])
+@pytest.mark.parametrize("quantity", NOISIEST)
+def test_a_slow_one_among_many_is_named(quantity: str, shape: tuple[int, int], slow_percent: float) -> None:
+    """It and no other: a middling GPU that lost 10 or 12 %."""
+    assert runs_naming(quantity, shape, runs=1, slow_percent=slow_percent) == (0, 1)
+
+
+@pytest.mark.parametrize("number", [3, 4, 8])
+@pytest.mark.parametrize("quantity", SEEN)
+def test_one_node_is_judged_as_ever(quantity: str, number: int) -> None:
+    """Up to 21 GPUs of one host: 3.5 sigmas."""
+    draw = random.Random(f"{quantity} {number}")
+    spread = straggler_entries()[quantity].recipe["floor_spread"]
+    for _ in range(20):
+        for one in judged(quantity, draw_hosts(SEEN[quantity], (1, number), draw))[1]:
+            sigma = max(1.4826 * one.shortfall.mad / one.shortfall.median, spread)
+            assert one.allowed_percent == pytest.approx(350 * sigma)
+
+
 def stairs(size: int) -> list[float]:
     """Shares of the full slowdown, from none to all of it."""
     return [gpu / (size - 1) for gpu in range(size)]

@@ -79,7 +79,7 @@ def test_a_plant_below_the_promise_is_only_reported() -> None:
 def test_a_limit_that_was_loosened_is_not_hidden() -> None:
     """With 20 % allowed, 10 % is not found, and the certificate says what is promised."""
     loose = threshold(kind="max", numbers={"any": 20}, unit="%", recipe={"floor_spread": 0.005})
-    assert promised_percent(loose) == 21
+    assert promised_percent(loose, PLACES) == 21
     rates = {place: 3.6 if place == VICTIM else 4.0 for place in PLACES}
     assert stragglers(loose, rates, dict.fromkeys(PLACES, "H200")) == []
 
