@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.session import Session
 
 NOT_GOOD = 1
+THREADS = "OMP_NUM_THREADS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,15 +77,21 @@ def main(chosen: argparse.Namespace) -> int:
     """
     job = read_job(chosen)
     if not chosen.run:
+        threads = "".join(f"{name}={shlex.quote(value)} " for name, value in threads_of(job).items())
         for node_rank in range(job.num_nodes):
             host = f"  # {job.host_of(node_rank)}" if job.hosts else ""
-            sys.stdout.write(f"torchrun {shlex.join(job.torchrun(node_rank))}{host}\n")
+            sys.stdout.write(f"{threads}torchrun {shlex.join(job.torchrun(node_rank))}{host}\n")
         _say_secret()
         return 0
     require_torch()
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise ConfigurationError("this is a process of torchrun already; start the launcher itself, once on each node")
     return _lead(job) if job.node_rank == 0 else _follow(job)
+
+
+def threads_of(job: Job) -> dict[str, str]:
+    """The threads of each of several ranks: what torchrun would set, which it does with four lines of warning."""
+    return {THREADS: os.environ.get(THREADS) or "1"} if job.num_local > 1 else {}
 
 
 def read_job(chosen: argparse.Namespace) -> Job:
@@ -141,6 +148,7 @@ def _become_torchrun(job: Job, *, secret: str | None) -> int:
     """Replace this process by torchrun, whose ranks inherit the secret of this run, or the one that the user has set."""
     if secret is not None:
         os.environ[SECRET_VARIABLE] = secret
+    os.environ.update(threads_of(job))
     command = [sys.executable, "-m", "torch.distributed.run", *job.torchrun(job.node_rank)]
     sys.stdout.flush()
     sys.stderr.flush()

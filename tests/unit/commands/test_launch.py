@@ -67,15 +67,44 @@ def test_lines_to_copy(capsys: pytest.CaptureFixture[str]) -> None:
     for node, line in enumerate(lines):
         where = [f"--node-rank={node}", "--master-addr=gpu-node-0", "--master-port=29500"]
         found = shlex.split(line, comments=True)
-        assert found == ["torchrun", "--nnodes=2", "--nproc-per-node=8", *where, "-m", "pytest", *arguments]
+        assert found == [
+            "OMP_NUM_THREADS=1",
+            "torchrun",
+            "--nnodes=2",
+            "--nproc-per-node=8",
+            *where,
+            "-m",
+            "pytest",
+            *arguments,
+        ]
 
 
 def test_lines_without_hosts(capsys: pytest.CaptureFixture[str]) -> None:
     """Nothing but the command."""
     assert main.main(["launch", *NODES, "--master-port", "1234", "--", "-q"]) == 0
     assert capsys.readouterr().out.splitlines()[1] == (
-        "torchrun --nnodes=2 --nproc-per-node=8 --node-rank=1 --master-addr=gpu-node-0 --master-port=1234 -m pytest -q"
+        "OMP_NUM_THREADS=1 torchrun --nnodes=2 --nproc-per-node=8 --node-rank=1 --master-addr=gpu-node-0 --master-port=1234 "
+        "-m pytest -q"
     )
+
+
+def test_torchrun_has_nothing_to_warn_of(
+    capsys: pytest.CaptureFixture[str], started: list[tuple[list[str], str | None]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gives several ranks one thread each, with four lines of warning, unless that is set. One rank keeps all threads."""
+    monkeypatch.setattr("pytest_gpucluster.run_setup.detect_gpus", lambda: gpus(0))
+    variable = "OMP_NUM_THREADS"
+    for ranks, own, expected in (("2", None, "1"), ("2", "4", "4"), ("1", None, None)):
+        node = ["--nnodes", "1", "--nproc-per-node", ranks, "--master-addr", HERE, "--master-port", str(free_port())]
+        monkeypatch.delenv(variable, raising=False)
+        if own is not None:
+            monkeypatch.setenv(variable, own)
+        assert main.main(["launch", *node, "--", "-q"]) == 0
+        assert capsys.readouterr().out.startswith("torchrun" if expected is None else f"{variable}={expected} torchrun")
+        with pytest.raises(SystemExit):
+            main.main(["launch", *node, "--run", "--node-rank", "0", "--", "-q"])
+        assert os.environ.get(variable) == expected
+    assert len(started) == 3
 
 
 @pytest.mark.parametrize(
