@@ -32,9 +32,11 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
     """Put the simulation where the run looks for it, before anything of the run is made.
 
     Raises:
-        pytest.UsageError: the shape or a fault is not understood.
+        pytest.UsageError: the shape or a fault is not understood, or pytest-xdist is asked for.
     """
     given = early_config.known_args_namespace
+    if getattr(given, "numprocesses", None):
+        raise pytest.UsageError("a simulated fleet needs no GPU and one process; leave -n out")
     try:
         early_config.stash[SIMULATION] = parse_simulation(given.fleet, seed=given.fleet_seed, faults=given.fleet_bad)
     except ConfigurationError as error:

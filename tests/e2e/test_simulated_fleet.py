@@ -149,6 +149,25 @@ def test_a_rebuilt_report_says_it_too(healthy: tuple[FinishedRun, Path], tmp_pat
     assert run.returncode == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--fleet=2",), "'2' is no fleet; say NODESxGPUS"),
+        (("--fleet-bad=node0:slwo",), "Did you mean 'slow'"),
+        (("--gpucluster-inline",), "a simulated fleet runs neither under torchrun nor with --gpucluster-inline"),
+        (("--gpucluster-profile=b200",), "a simulated fleet needs the profile of a GPU, and 'b200' is none"),
+        (("-n", "2"), "a simulated fleet needs no GPU and one process; leave -n out"),
+    ],
+)
+def test_what_cannot_be_simulated_is_wrong_usage(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    """One sentence, no traceback, and no file."""
+    run = run_pytest(tmp_path, "-p", "pytest_gpucluster.plugin.fleet", ACCEPTANCE, *arguments)
+    assert run.returncode == 4
+    assert message in run.stdout
+    assert "Traceback" not in run.stdout
+    assert run.results == {}
+
+
 def test_every_fault_is_planted_here() -> None:
     """A new fault needs its line in one of the tests below."""
     assert {fault.partition(":")[2] for fault in BAD} | set(WITHOUT_A_RANK) == set(FAULTS)
@@ -198,7 +217,7 @@ def test_a_fleet_of_128_gpus(tmp_path: Path) -> None:
     assert Counter(run.outcomes("bf16_tflops").values()) == {"passed": 119, "failed": 1, "missing": 8}
     assert Counter(run.outcomes("hbm_bandwidth").values()) == {"passed": 119, "failed": 1, "missing": 8}
     assert Counter(run.outcomes("busbw[all_reduce]").values()) == {"passed": 15, "missing": 1}
-    assert run.outcomes("nodes_reachable") == {None: "error"}
+    assert run.outcomes("nodes_reachable") == {None: "missing"}
     hosts = {row["place"]["hostname"] for row in run.results["criteria"] if row["place"] and row["outcome"] == "failed"}
     assert hosts == {"gpu-node-3", "gpu-node-9"}
     assert run.results["simulated"]["faults"] == list(bad)
