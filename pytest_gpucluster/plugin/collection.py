@@ -19,7 +19,7 @@ from pytest_gpucluster.plugin.report_text import make_fit
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Callable, Container, Generator, Mapping, Sequence
 
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.plugin.given_tests import GivenTests
@@ -59,7 +59,7 @@ class Collection:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Pair every test with its entry and order them: one criterion after the other, a soak last."""
+        """Pair every test with its entry and order them: health first, one criterion after the other, a soak last."""
         pairs = pairing.pairs_of([*self._given.tests(), *items], entries=self._session.setup.criteria)
         for item, pair in pairs.items():
             item.stash[PAIR] = pair
@@ -73,8 +73,8 @@ class Collection:
         if above:
             config.hook.pytest_deselected(items=above)
             items[:] = [item for item in items if item not in above]
-        items[:] = by_criterion(items, pairs)
-        items.sort(key=lambda item: pairs[item].judges and self._session.setup.criteria[pairs[item].criterion].level == "soak")
+        soaking = {key for key, threshold in self._session.setup.criteria.items() if threshold.level == "soak"}
+        items[:] = in_run_order(items, pairs, soaking=soaking)
 
     def _is_above(self, key: str) -> bool:
         return not reaches(self._session.setup.settings.level, self._session.setup.criteria[key].level)
@@ -165,6 +165,14 @@ def subjects_of(items: Sequence[pytest.Item]) -> dict[str, str]:
     """The subject of each criterion: the first of our marks on its test."""
     marked = {item.stash[PAIR].criterion: [name for name in SUBJECTS if item.get_closest_marker(name)] for item in items}
     return {criterion: names[0] for criterion, names in marked.items() if names}
+
+
+def in_run_order(
+    items: Sequence[pytest.Item], pairs: Mapping[pytest.Item, pairing.Pair], *, soaking: Container[str]
+) -> list[pytest.Item]:
+    """Health first, so that a broken GPU is seen before anything long; a soak last; otherwise as they were collected."""
+    last = {item for item in items if pairs[item].judges and pairs[item].criterion in soaking}
+    return sorted(by_criterion(items, pairs), key=lambda item: (item in last, item.get_closest_marker("health") is None))
 
 
 def by_criterion(items: Sequence[pytest.Item], pairs: Mapping[pytest.Item, pairing.Pair]) -> list[pytest.Item]:

@@ -1,0 +1,58 @@
+"""The order in which tests run."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from pytest_gpucluster.plugin.collection import in_run_order
+from pytest_gpucluster.plugin.pairing import Pair
+
+
+class Item(SimpleNamespace):
+    """A test that can be a key."""
+
+    __hash__ = object.__hash__
+
+
+def item(name: str, criterion: str, *marks: str, file: str = "test_a.py") -> Any:
+    """A collected test with these marks."""
+    return Item(
+        name=name,
+        originalname=name.partition("[")[0],
+        parent=file,
+        pair=Pair(criterion=criterion, place=None, judges=True),
+        get_closest_marker=lambda wanted: wanted if wanted in marks else None,
+    )
+
+
+def order(*items: Any, soaking: tuple[str, ...] = ()) -> list[str]:
+    """The names of the tests as they will run."""
+    return [one.name for one in in_run_order(items, {one: one.pair for one in items}, soaking=soaking)]
+
+
+def test_health_comes_first_and_a_soak_last() -> None:
+    """A broken GPU is seen before the long measurements; otherwise the files' own order stays."""
+    files = [
+        item("test_tflops", "tflops", "compute"),
+        item("test_wear", "wear", "compute"),
+        item("test_own", "own"),
+        item("test_ecc", "ecc", "health"),
+        item("test_hot", "hot", "health"),
+        item("test_copy", "copy", "links"),
+    ]
+    assert order(*files, soaking=("wear", "hot")) == [
+        "test_ecc",
+        "test_tflops",
+        "test_own",
+        "test_copy",
+        "test_hot",
+        "test_wear",
+    ]
+
+
+def test_one_criterion_after_the_other() -> None:
+    """Where a test judges several, all places of one come before the next."""
+    names = [("test_copy[up-gpu0]", "copy[up]"), ("test_copy[down-gpu0]", "copy[down]"), ("test_copy[up-gpu1]", "copy[up]")]
+    found = order(*(item(name, criterion) for name, criterion in names))
+    assert found == ["test_copy[up-gpu0]", "test_copy[up-gpu1]", "test_copy[down-gpu0]"]
