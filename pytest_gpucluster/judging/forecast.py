@@ -127,7 +127,8 @@ class Meter:
 
     def progress(self, now_s: float) -> Progress:
         """How far the run is now. The fraction never falls."""
-        planned_s, passed_s = self._unmeasured.get(self._current or "", 0.0), now_s - self._current_s
+        planned_s = self._unmeasured.get(self._current or "", 0.0)
+        passed_s = now_s - self._current_s if self._has_started else 0.0
         past_s = self._past_s + share_s(planned_s, passed_s) + (STARTUP_S if self._has_started else share_s(STARTUP_S, now_s))
         total_s = self._plan.total_s
         is_over = self._tests_left <= 0

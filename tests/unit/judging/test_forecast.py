@@ -131,6 +131,15 @@ def test_progress_by_planned_time() -> None:
     assert after(*("tflops", "ratio", "copies") * 2).progress(15).fraction == 1
 
 
+def test_waiting_for_ranks_is_not_late() -> None:
+    """The first measurement begins when they have joined, however long that takes."""
+    meter = after(current="copies")
+    assert meter.progress(100).remaining_s is not None
+    meter.joined(100)
+    assert meter.progress(101).remaining_s is not None
+    assert meter.progress(150).remaining_s is None
+
+
 def test_a_slow_run_expects_the_rest_to_be_slow() -> None:
     """And a quick one a quick rest."""
     slow, quick = after("tflops").progress(60), after("tflops").progress(10)
