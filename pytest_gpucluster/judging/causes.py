@@ -85,9 +85,9 @@ class _Writer:
         self.lines.append(f"{culprit.kind}: {self._where(culprit)} ({culprit.confidence} confidence)")
         if culprit.headline is not None:
             self.lines.append(f"  {culprit.headline}")
-        measured = [record for record in culprit.records if record.outcome == FAILED and record.limit is not None]
+        measured = [record for record in culprit.records if _is_measured(record)]
         self.lines += [f"  {line}" for line in dict.fromkeys(record.message for record in measured)]
-        self._add_texts([record for record in culprit.records if record not in measured])
+        self._add_texts([record for record in culprit.records if not _is_measured(record)])
         self.lines.append(f"  {_criteria(culprit.criteria)}")
         self.lines.append(f"  next: {culprit.action}")
 
@@ -132,6 +132,10 @@ class _Writer:
     def _name(self, place: str) -> str:
         hostname = self._places[place].hostname
         return f"{place} ({hostname})" if hostname and self._places[place].gpu is None else place
+
+
+def _is_measured(record: Record) -> bool:
+    return record.outcome == FAILED and record.limit is not None
 
 
 def _criteria(names: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from pytest_gpucluster.plugin.report_text import make_fit
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Generator, Mapping, Sequence
+    from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.plugin.given_tests import GivenTests
@@ -72,7 +72,7 @@ class Collection:
         above = [item for item in items if pairs[item].judges and self._is_above(pairs[item].criterion)]
         if above:
             config.hook.pytest_deselected(items=above)
-            items[:] = [item for item in items if item not in above]
+            items[:] = without(items, above)
         soaking = {key for key, threshold in self._session.setup.criteria.items() if threshold.level == "soak"}
         items[:] = in_run_order(items, pairs, soaking=soaking)
 
@@ -159,6 +159,12 @@ def expected_of(items: Sequence[pytest.Item]) -> dict[str, tuple[str, str | None
             raise pytest.UsageError(f"{item.nodeid} and {owners[pair.key]} both judge {pair.criterion!r}; rename one of them")
         owners[pair.key] = item.nodeid
     return {nodeid: key for key, nodeid in owners.items()}
+
+
+def without(items: Sequence[pytest.Item], left_out: Iterable[pytest.Item]) -> list[pytest.Item]:
+    """The items but those that are left out, in the same order."""
+    out = {*left_out}
+    return [item for item in items if item not in out]
 
 
 def subjects_of(items: Sequence[pytest.Item]) -> dict[str, str]:

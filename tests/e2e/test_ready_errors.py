@@ -55,6 +55,9 @@ def test_refused(recipe, criterion):
 
 def test_crashed(criterion):
     raise KeyError("mine")
+
+def test_low(criterion):
+    criterion.require(0)
 """
 
 
@@ -63,7 +66,7 @@ def test_no_traceback_is_made_for_errors_of_ours(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(COUNTS, encoding="utf-8")
     (tmp_path / "test_own.py").write_text(TESTS, encoding="utf-8")
     limits = {name: entry(per="gpu") for name in ("present", "measured", "expected")}
-    limits |= {name: entry() for name in ("refused", "crashed")}
+    limits |= {name: entry() for name in ("refused", "crashed", "low")}
     option = write_limits(tmp_path / "limits.yaml", limits, extends=False)
     expect = "--gpucluster-expect=nodes=3,gpus_per_node=1"
     run = run_pytest(tmp_path, "--gpucluster", "test_own.py", option, expect)
@@ -84,5 +87,7 @@ def test_no_traceback_is_made_for_errors_of_ours(tmp_path: Path) -> None:
     assert "recipe('nonsense'): " in run.case("test_refused").text.partition("\n")[0]
     assert "KeyError: 'mine'" in run.case("test_crashed").text
     assert 'raise KeyError("mine")' in run.case("test_crashed").text
+    low = run.case("test_low")
+    assert (low.outcome, low.text.startswith("low at the cluster: 0 count")) == ("failure", True), low.text
     assert "node1, node2 are absent: 6 expected outcomes are missing with it" in run.stdout
     assert json.loads((tmp_path / "made.json").read_text(encoding="utf-8")) == ["KeyError"]

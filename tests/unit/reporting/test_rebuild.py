@@ -12,6 +12,7 @@ from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.reporting.journal import record_facts, record_from_facts
 from pytest_gpucluster.reporting.rebuild import rebuild
 from tests.support.entries import limit
+from tests.support.operations import operations
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,3 +122,24 @@ def test_what_an_older_journal_blames(part: str | None, *, refused: bool) -> Non
     """It says only whether what runs at the culprits is to blame."""
     facts = {"criterion": "a", "place": None, "outcome": "error", "culprits": ["node0"], "refused": refused}
     assert record_from_facts(facts).blames == part
+
+
+def test_work_for_a_rebuilt_outcome(tmp_path: Path) -> None:
+    """Reading, trying and writing an outcome is not much, and twice as many outcomes are twice the work."""
+
+    def work(number: int) -> int:
+        keys = [f"tflops[{index}]" for index in range(number)]
+        rows = [{"criterion": key, "place": None, "nodeid": key, "outcome": "pending", "reason": None} for key in keys]
+        journal(
+            tmp_path,
+            {"event": "planned", "terms": TERMS, "expected": rows},
+            {"event": "bound", "places": [], "nodes": []},
+            *({"event": "outcome", "record": {**PASSED, "criterion": key}} for key in keys),
+            {"event": "verdict", "verdict": "ACCEPTED", "objections": []},
+        )
+        return operations(lambda: rebuild(tmp_path))
+
+    work(1)
+    few, many = work(100), work(200)
+    assert many <= 2.2 * few
+    assert (many - few) / 100 <= 18_000, (many - few) / 100

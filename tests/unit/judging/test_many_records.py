@@ -1,0 +1,72 @@
+"""What is made of all records of a run takes twice the work for twice the places. Counted in bytecodes, never in seconds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpucluster.judging import causes, failure_text
+from pytest_gpucluster.judging.culprits import find_culprits
+from pytest_gpucluster.judging.verdict import Record, Terms, decide
+from pytest_gpucluster.places import Inventory
+from pytest_gpucluster.thresholds.limit import Limit
+from tests.support.operations import operations
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pytest_gpucluster.places import Place
+
+
+def record(place: str, outcome: str) -> Record:
+    """One outcome, as most runs have it."""
+    is_measured = outcome in ("passed", "failed")
+    return Record(
+        criterion="rate",
+        place=place,
+        outcome=outcome,
+        value=5.0 if is_measured else None,
+        limit=Limit(kind="min", value=7, unit="TFLOPS"),
+        reason=None if outcome == "passed" else f"rate at {place}: {outcome}",
+        culprits=() if outcome == "passed" else (place,),
+        cause="the same everywhere" if outcome == "error" else None,
+        blames="software" if outcome == "error" else None,
+    )
+
+
+def blocks(records: list[Record], places: Mapping[str, Place]) -> list[str]:
+    """The causes as a terminal shows them."""
+    return causes.describe_causes(find_culprits(records, places), records, places, whole=True)
+
+
+def together(records: list[Record], places: Mapping[str, Place]) -> list[str]:
+    """The failures of one criterion over all places."""
+    return failure_text.describe_together(records, places, device="cuda", threshold=None)
+
+
+MADE: dict[str, Callable[[list[Record], Mapping[str, Place]], object]] = {
+    "verdict": lambda records, _places: decide(records, Terms(rehearsal=True, level_reached=True)),
+    "culprits": find_culprits,
+    "causes": blocks,
+    "failures": together,
+    "first seen": lambda records, _places: causes.first_seen(records),
+}
+
+
+OUTCOMES = ("passed", "failed", "error", "noisy", "missing")
+CASES = [(what, outcome) for what in MADE for outcome in OUTCOMES if what != "failures" or outcome == "failed"]
+
+
+@pytest.mark.parametrize(("what", "outcome"), CASES)
+def test_work_for_twice_the_places(what: str, outcome: str) -> None:
+    """Every place has the same outcome."""
+
+    def work(num_nodes: int) -> int:
+        inventory = Inventory(num_nodes=num_nodes, gpus_per_node=8, device="cuda")
+        records = [record(place.id, outcome) for place in inventory.places]
+        places = inventory.by_id
+        return operations(lambda: MADE[what](records, places))
+
+    work(1)
+    assert work(64) <= 2.3 * work(32)
