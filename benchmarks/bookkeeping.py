@@ -1,0 +1,189 @@
+"""Cost of the bookkeeping: the whole suite on simulated fleets of growing size, beside as many plain tests.
+
+    python benchmarks/bookkeeping.py [--fleet 2x8 16x8 128x8] [--repeats 10] [--bad PART:FAULT ...] [--out DIR]
+
+A simulated fleet answers in place of GPUs, so nearly all of a run's time is pytest's and the plugin's own. As many plain
+tests, which only read a fixture, are run by pytest without the plugin; the difference is the plugin's cost and that of the
+simulation. CPU time is that of all processes of a run, memory the highest of its largest one.
+
+Prints a table; with ``--out`` also writes results.json and plot.svg there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROOT = Path(__file__).resolve().parents[1]
+SHAPES = ("2x8", "16x8", "64x8", "128x8", "512x8")
+PLAIN = """
+import pytest
+
+@pytest.fixture
+def place(request):
+    return request.param
+
+@pytest.mark.parametrize("place", range({number}), indirect=True)
+def test_plain(place):
+    assert place >= 0
+"""
+COLOURS = {"seconds": "#1f77b4", "MiB": "#d62728"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run of pytest: seconds by the clock, CPU seconds of all its processes, MiB of the largest one."""
+
+    wall_s: float
+    cpu_s: float
+    peak_mib: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """The runs of one fleet, and of as many plain tests without the plugin."""
+
+    fleet: str
+    places: int
+    testcases: int
+    runs: tuple[Run, ...]
+    plain: tuple[Run, ...]
+
+    @property
+    def ms_a_test(self) -> float:
+        """The median CPU time of a test beyond pytest's own, in milliseconds."""
+        ours_s, plain_s = (statistics.median(run.cpu_s for run in runs) for runs in (self.runs, self.plain))
+        return 1000 * (ours_s - plain_s) / self.testcases
+
+
+def pytest_run(folder: Path, words: Sequence[str]) -> Run:
+    """Run pytest in ``folder``, in a process of its own.
+
+    Raises:
+        RuntimeError: it came to no end of its own: neither all passed nor some failed.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with (folder / "output.txt").open("wb") as output:
+        began_s = time.monotonic()
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--rootdir={folder}", *words]
+        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, env=environment)  # noqa: S603 -- ours
+        _, status, used = os.wait4(process.pid, 0)
+        wall_s = time.monotonic() - began_s
+    code = process.returncode = os.waitstatus_to_exitcode(status)
+    if code not in (0, 1):
+        raise RuntimeError(f"pytest ended with {code}:\n{(folder / 'output.txt').read_text(errors='replace')[-2000:]}")
+    return Run(wall_s=wall_s, cpu_s=used.ru_utime + used.ru_stime, peak_mib=used.ru_maxrss / 1024)
+
+
+def measure(fleet: str, bad: Sequence[str], repeats: int) -> Cost:
+    """The whole suite on one fleet, and plain tests, in turns."""
+    nodes, _, each = fleet.partition("x")
+    runs, plain, testcases = [], [], 0
+    for number in range(repeats):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            planted = [f"--fleet-bad={fault}" for fault in bad]
+            ours = ["-p", "pytest_gpucluster.plugin.fleet", f"--fleet={fleet}", f"--fleet-seed={number}", *planted]
+            suite = ["--gpucluster-profile=h200-sxm", "--gpucluster-results=res", "--pyargs", "tests_acceptance"]
+            runs.append(pytest_run(folder, [*ours, *suite, "--junitxml=junit.xml"]))
+            rows = json.loads((folder / "res" / "results.json").read_text(encoding="utf-8"))["criteria"]
+            testcases = sum(row["outcome"] != "not_selected" for row in rows)
+            (folder / "test_plain.py").write_text(PLAIN.format(number=testcases), encoding="utf-8")
+            plain.append(pytest_run(folder, ["-p", "no:gpucluster", "test_plain.py", "-q", "--junitxml=plain.xml"]))
+    return Cost(fleet=fleet, places=int(nodes) * int(each), testcases=testcases, runs=tuple(runs), plain=tuple(plain))
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, lowest and highest."""
+    return {"median": statistics.median(values), "lowest": min(values), "highest": max(values)}
+
+
+def document(costs: Sequence[Cost], loads: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """The results as plain data."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S607
+    return {
+        "commit": commit.stdout.strip() or None,
+        "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(),
+        "load_average_before": loads[0],
+        "load_average_after": loads[1],
+        "fleets": [
+            {
+                **asdict(cost),
+                "ms_a_test": cost.ms_a_test,
+                "wall_s": spread([run.wall_s for run in cost.runs]),
+                "cpu_s": spread([run.cpu_s for run in cost.runs]),
+                "peak_mib": spread([run.peak_mib for run in cost.runs]),
+            }
+            for cost in costs
+        ],
+    }
+
+
+def draw(costs: Sequence[Cost]) -> str:
+    """Median seconds and MiB by places, each beside its number, both axes from 0, as an SVG of 720 x 350."""
+    series = {
+        "seconds": [statistics.median(run.wall_s for run in cost.runs) for cost in costs],
+        "MiB": [statistics.median(run.peak_mib for run in cost.runs) for cost in costs],
+    }
+    widest = max(cost.places for cost in costs)
+    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 350" font-family="sans-serif" font-size="12">']
+    parts.append('<rect width="720" height="350" fill="white"/><path d="M60 40V300H680" fill="none" stroke="black"/>')
+    for index, (unit, values) in enumerate(series.items()):
+        points = [
+            (60 + 600 * cost.places / widest, 300 - 240 * value / max(values))
+            for cost, value in zip(costs, values, strict=True)
+        ]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS[unit]}"/>')
+        for (x, y), value in zip(points, values, strict=True):
+            parts.append(
+                f'<text x="{x - 40:.1f}" y="{y - 6 + 18 * index:.1f}" fill="{COLOURS[unit]}">{value:.4g} {unit}</text>'
+            )
+    parts += [
+        f'<text x="{60 + 600 * cost.places / widest:.1f}" y="318" text-anchor="middle">{cost.places}</text>' for cost in costs
+    ]
+    return "\n".join([*parts, '<text x="360" y="340" text-anchor="middle">expected places</text>', "</svg>"]) + "\n"
+
+
+def main() -> int:
+    """Measure, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--fleet", nargs="+", default=list(SHAPES), metavar="NODESxGPUS")
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--bad", action="append", default=[], metavar="PART:FAULT", help="a planted fault, on every fleet")
+    parser.add_argument("--out", type=Path, help="folder for results.json and plot.svg")
+    chosen = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    before, costs = os.getloadavg(), []
+    print("places  testcases  wall, s  CPU, s  plain CPU, s  ms a test  peak, MiB")
+    for fleet in chosen.fleet:
+        costs.append(cost := measure(fleet, chosen.bad, chosen.repeats))
+        wall_s, cpu_s, peak = (statistics.median(getattr(run, what) for run in cost.runs) for what in asdict(cost.runs[0]))
+        plain_s = statistics.median(run.cpu_s for run in cost.plain)
+        measured = f"{wall_s:7.1f}  {cpu_s:6.1f}  {plain_s:12.1f}  {cost.ms_a_test:9.2f}  {peak:9.0f}"
+        print(f"{cost.places:6}  {cost.testcases:9}  {measured}")
+    if chosen.out is not None:
+        chosen.out.mkdir(parents=True, exist_ok=True)
+        content = json.dumps(document(costs, (before, os.getloadavg())), indent=1) + "\n"
+        (chosen.out / "results.json").write_text(content, encoding="utf-8")
+        (chosen.out / "plot.svg").write_text(draw(costs), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
