@@ -119,12 +119,12 @@ class Session:
             self._binding = binding = self._bind()
             self._cluster = Cluster(self.controller, binding, wanted=self._wanted, deadline_s=self.setup.deadline_s)
             self._object_to_gpus(binding)
-            self.changed_terms += [*_terms_of_nodes(binding), *self._other_options()]
+            self.changed_terms += [*_terms_of_nodes(binding), *_other_options(self.controller, self.setup.settings)]
             places, nodes = ([place_facts(place) for place in some] for some in (binding.places, binding.nodes))
             found = {
                 "unheard": binding.unidentified,
                 "changed_terms": self.changed_terms,
-                "remarks": self._remarks,
+                "remarks": _remarks(self._binding, is_signed=self.controller.is_signed),
                 "shape": self._shape,
             }
             self.recorder.write("bound", places=places, nodes=nodes, **found)
@@ -147,17 +147,6 @@ class Session:
         except Exception as error:
             self._bind_error = MeasurementError(f"no rank can be reached: {error}", kind="lost")
             raise self._bind_error from error
-
-    def _other_options(self) -> list[str]:
-        """What other nodes were asked for: each one's pytest read the options of its own command line."""
-        hellos = {rank: self.controller.hello_of(rank) for rank in range(self.controller.world_size)}
-        own = hellos.get(0)
-        if own is None:
-            return []
-        theirs = {(one.group_rank, one.hostname): one.asked for one in hellos.values() if one and one.asked is not None}
-        theirs.pop((own.group_rank, own.hostname), None)
-        others = [(hostname, options) for (_, hostname), options in theirs.items()]
-        return other_options([(own.hostname, asked(self.setup.settings)), *others])
 
     def _object_to_gpus(self, binding: Binding) -> None:
         """Object to GPUs that nobody expected, to GPUs that cannot be told apart, and to waivers that name two of them."""
@@ -235,14 +224,8 @@ class Session:
             changed_limits=tuple(self.setup.changed_limits),
             changed_terms=tuple(self.changed_terms),
             shape=self._shape,
-            remarks=self._remarks,
+            remarks=_remarks(self._binding, is_signed=self.controller.is_signed),
         )
-
-    @property
-    def _remarks(self) -> tuple[str, ...]:
-        """What the verdict line says besides. Several nodes on one host are one host."""
-        hosts = {node.hostname for node in self._binding.nodes if node.hostname} if self._binding is not None else set()
-        return (UNSIGNED,) if len(hosts) > 1 and not self.controller.is_signed else ()
 
     def places(self) -> Mapping[str, Place]:
         """Every expected place and node by id, bound as far as anything said hello."""
@@ -287,6 +270,24 @@ def _terms_of_nodes(binding: Binding) -> list[str]:
     own = next((binding.identities[place.id] for place in binding.places if place.rank == 0), None)
     hidden = hidden_gpus(one for one in ranks if own is None or one.group_rank != own.group_rank)
     return [*hidden, *other_variables(sorted(ranks, key=lambda one: own is None or one.group_rank != own.group_rank))]
+
+
+def _other_options(controller: Controller | InlineController, settings: Settings) -> list[str]:
+    """What other nodes were asked for: each one's pytest read the options of its own command line."""
+    hellos = {rank: controller.hello_of(rank) for rank in range(controller.world_size)}
+    own = hellos.get(0)
+    if own is None:
+        return []
+    theirs = {(one.group_rank, one.hostname): one.asked for one in hellos.values() if one and one.asked is not None}
+    theirs.pop((own.group_rank, own.hostname), None)
+    others = [(hostname, options) for (_, hostname), options in theirs.items()]
+    return other_options([(own.hostname, asked(settings)), *others])
+
+
+def _remarks(binding: Binding | None, *, is_signed: bool) -> tuple[str, ...]:
+    """What the verdict line says besides. Several nodes on one host are one host."""
+    hosts = {node.hostname for node in binding.nodes if node.hostname} if binding is not None else set()
+    return (UNSIGNED,) if len(hosts) > 1 and not is_signed else ()
 
 
 def _environment(setup: RunSetup, binding: Binding | None, *, is_signed: bool) -> dict[str, Any]:

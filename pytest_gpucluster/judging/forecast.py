@@ -110,6 +110,11 @@ class Meter:
         self._current_s = 0.0
         self._fraction = 0.0
 
+    @property
+    def planned_s(self) -> float:
+        """How long the whole run is planned to take, in seconds."""
+        return self._plan.total_s
+
     def begin(self, criterion: str, now_s: float) -> None:
         """A test of this criterion begins, and the one before was of another."""
         self._current, self._current_s = criterion, now_s

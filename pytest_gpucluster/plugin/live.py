@@ -43,7 +43,6 @@ class Live:
         self._subjects = SubjectLog(forecast.Forecast(steps=()))
         self._failures = EarlyFailures()
         self._doing = self._work = self._criterion = ""
-        self._log_s = LOG_S
         self._shown_s = clock()
         self._has_joined = False
 
@@ -70,7 +69,6 @@ class Live:
     def announce(self, session: Session, plan: forecast.Forecast) -> None:
         """Print what will be measured, against which limits, and about how long that takes."""
         self._meter, self._subjects = forecast.Meter(plan), SubjectLog(plan)
-        self._log_s = max(LOG_S, plan.total_s / LOG_LINES)
         setup, width = session.setup, self._screen.width
         version = metadata.version("pytest-gpucluster")
         colour = {"yellow": header.accepts_nothing(setup)}
@@ -93,7 +91,7 @@ class Live:
     @property
     def is_line_due(self) -> bool:
         """Whether a log has had no line for a while."""
-        return self._clock() - self._shown_s >= self._log_s
+        return self._clock() - self._shown_s >= max(LOG_S, self._meter.planned_s / LOG_LINES)
 
     def say_in_log(self, text: str) -> None:
         """Print one line where no bar is shown, and not with ``-q``."""

@@ -236,7 +236,12 @@ class Records:
         self.plan = Plan()
         self.plan.expect("tflops", PLACES[0].id, nodeid="t")
         self.settled: list[Record] = []
-        self.recorder = self
+        self.recorder = self.live = self
+        self.told: list[Record] = []
+
+    def tell(self, record: Record) -> None:
+        """Show a failure at once."""
+        self.told.append(record)
 
     def record_outcome(self, record: Record) -> None:
         """Take it."""
@@ -257,6 +262,7 @@ def test_a_bad_turn_is_on_record_before_its_round_is_over() -> None:
     kept.add(3, Seen(value=400.0))
     reports.seen([kept])
     assert [(one.outcome, one.value, one.waivable) for one in session.settled] == [("failed", 500.0, False)]
+    assert session.told == session.settled
 
 
 def test_worst_of_all_places() -> None:

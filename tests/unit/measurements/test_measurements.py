@@ -102,7 +102,7 @@ def test_gemm_really_measures() -> None:
     finally:
         progress.listen(lambda _step, _fraction: None)
     assert 0 < rate.tflops < 10_000
-    assert heard == ["32", "64", "checking the products"]
+    assert heard == ["size 32", "size 64", "checking the products"]
     json.dumps(dataclasses.asdict(rate), allow_nan=False)
 
 
