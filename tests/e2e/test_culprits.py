@@ -73,13 +73,14 @@ def test_most_below_one_limit(faulty: FinishedRun) -> None:
 
 
 def test_one_death_is_one_block(faulty: FinishedRun) -> None:
-    """In results.json, on the terminal, and in the messages of the JUnit file."""
+    """In results.json, on the terminal, and in the messages of the JUnit file; the terminal says it at once too."""
     assert blaming(faulty, "dead[0]")["criteria"] == DEAD
     text = "killed was not measured: rank 1 (node0-cpu1, "
     blocks = faulty.stdout.partition("culprits and causes:")[2].partition("short test summary")[0]
     assert blocks.count(text) == 1
     assert "4 criteria: dead[0], dead[1], dead[2], dead[3]" in blocks
-    assert faulty.stdout.partition("short test summary")[0].count(text) == 1
+    at_once = faulty.stdout.partition("= gpucluster =")[0]
+    assert at_once.count(text) == at_once.count("\nnot measured: dead[0] at ") == 1
     first, *others = (faulty.case(f"test_{name}") for name in DEAD)
     assert first.message.startswith(text)
     assert "waited in barrier" in first.body
