@@ -124,7 +124,7 @@ class Session:
             found = {
                 "unheard": binding.unidentified,
                 "changed_terms": self.changed_terms,
-                "remarks": _remarks(self._binding, is_signed=self.controller.is_signed),
+                "remarks": _remarks(self._binding, self.controller),
                 "shape": self._shape,
             }
             self.recorder.write("bound", places=places, nodes=nodes, **found)
@@ -224,7 +224,7 @@ class Session:
             changed_limits=tuple(self.setup.changed_limits),
             changed_terms=tuple(self.changed_terms),
             shape=self._shape,
-            remarks=_remarks(self._binding, is_signed=self.controller.is_signed),
+            remarks=_remarks(self._binding, self.controller),
         )
 
     def places(self) -> Mapping[str, Place]:
@@ -284,10 +284,13 @@ def _other_options(controller: Controller | InlineController, settings: Settings
     return other_options([(own.hostname, asked(settings)), *others])
 
 
-def _remarks(binding: Binding | None, *, is_signed: bool) -> tuple[str, ...]:
-    """What the verdict line says besides. Several nodes on one host are one host."""
+def _remarks(binding: Binding | None, controller: Controller | InlineController) -> tuple[str, ...]:
+    """What the verdict line says besides. Several nodes on one host are one host.
+
+    A process of pytest-xdist, which is on one host, does not know whether messages are signed.
+    """
     hosts = {node.hostname for node in binding.nodes if node.hostname} if binding is not None else set()
-    return (UNSIGNED,) if len(hosts) > 1 and not is_signed else ()
+    return (UNSIGNED,) if len(hosts) > 1 and not controller.is_signed else ()
 
 
 def _environment(setup: RunSetup, binding: Binding | None, *, is_signed: bool) -> dict[str, Any]:
