@@ -37,6 +37,8 @@ STEP_CHARACTERS = 80
 PAUSE_S = 0.05
 SETTLE_S = 1.0
 """By so much the deadlines of one call may differ between ranks."""
+STOPPED_SETTLE_S = 8.0
+"""So long at most a stopped worker is kept for its peers' agents to show what waits for it: less than controller.MARGIN_S."""
 
 if TYPE_CHECKING:
     from pytest_gpucluster.agent.heartbeat import Heartbeat
@@ -270,15 +272,18 @@ class CallRunner:
         """Mark the call as hung, and give the agents of the same group time to read what their workers are in.
 
         Their deadlines are over at about the same time. What the end of this worker does to its peers must not count. A worker
-        that is stopped ends after the others: it has no stacks to show, and its end would wake those that have.
+        that is stopped ends after the others have replied: it has no stacks to show, and its end would wake those that have.
         """
         group = _group_of(self._current.command, self._context.rank.rank) if self._current is not None else ()
         if self._current is None or len(group) < 2:
             return
         self._context.channel.put(hung_key(self._current.command.id, group[0]), Fault(rank=self._context.rank.rank))
         is_stopped = self._worker is not None and self._worker.state() == STOPPED
-        until_s = time.monotonic() + (2 * SETTLE_S if is_stopped else SETTLE_S)
+        peers = [reply_key(self._current.command.id, rank) for rank in group if rank != self._context.rank.rank]
+        until_s = time.monotonic() + (STOPPED_SETTLE_S if is_stopped else SETTLE_S)
         while (left_s := until_s - time.monotonic()) > 0:
+            if is_stopped and all(self._context.channel.has(key) for key in peers):
+                return
             self._heartbeat.beat_if_connected()
             time.sleep(min(left_s, PAUSE_S))
 

@@ -132,14 +132,18 @@ class WorkerProcess:
     def evidence(self) -> Evidence:
         """Have the worker, which hangs, write what it does. The worker ends by this, unless it is stopped.
 
-        One that has answered meanwhile, since the end of a peer woke it, has no stacks: they would show its next wait.
+        One that answers meanwhile, since the end of a peer woke it, has no stacks: they would show its next wait.
         """
         state = self.state()
-        has_answered = any(isinstance(message, (Success, Failure)) for message in self.last_messages())
+        has_answered = self._has_answered()
         if state != "T":
             flight_recorder.ask(self.pid, self._flight_file)
         flight = flight_recorder.summarize(self._flight_file)
-        return Evidence(state=state, stacks="" if has_answered else self.stacks(), flight=flight)
+        stacks = "" if has_answered or self._has_answered() else self.stacks()
+        return Evidence(state=state, stacks="" if self._has_answered() else stacks, flight=flight)
+
+    def _has_answered(self) -> bool:
+        return any(isinstance(message, (Success, Failure)) for message in self.last_messages())
 
     def stacks(self) -> str:
         """The worker's Python stacks, by which it ends; empty if it does not answer. A stopped worker cannot."""

@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from pytest_gpucluster.protocol.rank import is_gone
-from pytest_gpucluster.worker import flight_recorder
+from pytest_gpucluster.worker import flight_recorder, raised
 
 ASK = signal.SIGUSR1
 ANSWER_S = 3.0
@@ -36,6 +36,8 @@ def answer_requests(path: Path) -> None:
 def ask(pid: int, path: Path) -> str:
     """In the agent: the stacks of ``pid``, which ends by this; empty if it does not answer within :data:`ANSWER_S`.
 
+    They are also empty if the function has raised by now: the end of a peer woke it, and the worker writes down what it raised.
+
     faulthandler reads the frames of threads that go on running, and may crash in doing so (seen once in some 100 dumps while
     another thread ran Python code). Then the stacks end where it crashed.
     """
@@ -45,7 +47,8 @@ def ask(pid: int, path: Path) -> str:
     deadline_s = time.monotonic() + ANSWER_S
     while time.monotonic() < deadline_s and not is_gone(pid):
         time.sleep(PAUSE_S)
-    return _without_own_frames(_text(path)[before:].partition(CRASH)[0])[-SHOWN_CHARACTERS:]
+    stacks = _without_own_frames(_text(path)[before:].partition(CRASH)[0])[-SHOWN_CHARACTERS:]
+    return "" if f'"{raised.__file__}", line' in stacks else stacks
 
 
 def of_crash(path: Path) -> str:

@@ -156,6 +156,7 @@ class PlayedStore:
         self.beats_s: list[float] = []
         self.round_s = 0.0
         self.is_hung = False
+        self.has_peer_replied = False
         self._given_s = 0.0
 
     def put(self, key: str, message: Any) -> None:
@@ -167,9 +168,9 @@ class PlayedStore:
             self.next()
 
     def has(self, key: str) -> bool:
-        """Whether the mark of a hang was written."""
-        assert key == "hung/0/0"
-        return self.is_hung
+        """Whether the mark of a hang, or the reply of the other rank, was written."""
+        assert key in ("hung/0/0", "res/0/0")
+        return self.is_hung if key == "hung/0/0" else self.has_peer_replied
 
     def next(self) -> None:
         """Give the next command, a quit after the last one; nothing if the step gives its command later."""
@@ -315,7 +316,13 @@ class Scenarios:
         self.serve(replace(call(pause_s=0.7), groups=PAIR), replace(call(hang=True), groups=PAIR))
 
     def stopped(self) -> None:
-        """The worker of a group is stopped."""
+        """The worker of a group is stopped, and the other agent never replies."""
+        self.serve(replace(call(stop=True), groups=PAIR))
+
+    def stopped_last(self) -> None:
+        """The worker of a group is stopped, and the other agent has replied."""
+        call_runner.STOPPED_SETTLE_S = 60.0
+        self.store.has_peer_replied = True
         self.serve(replace(call(stop=True), groups=PAIR))
 
     def late_value(self) -> None:
@@ -388,7 +395,7 @@ def survive_kills() -> None:
 
 
 if __name__ == "__main__":
-    call_runner.SETTLE_S = 0.5
+    call_runner.SETTLE_S, call_runner.STOPPED_SETTLE_S = 0.5, 1.5
     worker_process.KILL_S = 0.5
     worker_process.SEND_S = 0.5
     python_stacks.ANSWER_S = 0.2

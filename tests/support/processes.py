@@ -15,10 +15,19 @@ POLL_S = 0.05
 
 
 def free_port() -> int:
-    """A TCP port that no process uses now, below the ports that the kernel gives to outgoing connections."""
+    """A TCP port that no process uses now, below the ports that the kernel gives to outgoing connections.
+
+    No other test process is given the same port as long as this one lives: each holds a name of the kernel for each of its
+    ports. The program that is to use the port may take seconds to open it.
+    """
     for port in random.sample(range(20_000, 32_000), 100):
-        with contextlib.suppress(OSError), socket.create_server(("", port)):
-            return port
+        claim = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(OSError):
+            claim.bind(f"\0gpucluster-test-port-{port}")
+            with socket.create_server(("", port)):
+                claim.detach()  # the name is free again when this process ends
+                return port
+        claim.close()
     raise OSError("no free port")
 
 

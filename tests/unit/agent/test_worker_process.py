@@ -115,6 +115,36 @@ tell(left=left, raised=raised, died=died, cwd=os.getcwd())
     assert (facts["raised"], facts["died"]) == ("left with exit code 1", "died: SIGSEGV")
 
 
+@pytest.mark.parametrize("looked_at", ["flight_recorder", "python_stacks"])
+def test_no_stacks_of_a_worker_that_answers_meanwhile(agent: Any, tmp_path: Path, looked_at: str) -> None:
+    """The end of a peer may wake it while its agent looks at it: what it does after its answer says nothing."""
+    answered = tmp_path / "answer"
+    facts = said(
+        agent(f"""
+import select
+from pytest_gpucluster.worker import flight_recorder, python_stacks
+
+def answers(pid, path):
+    Path({str(answered)!r}).touch()
+    assert select.select([worker.wire], [], [], 60)[0]
+    return "waits for the next call"
+
+python_stacks.ask = lambda pid, path: "in a wait"
+flight_recorder.ask = lambda pid, path: None
+hangs = start("time.sleep(600)").evidence()
+{looked_at}.ask = answers
+worker = start('''
+while not os.path.exists({str(answered)!r}):
+    time.sleep(0.01)
+link.sendall(b'{{"t": "result", "ok": true}}\\\\n')
+time.sleep(600)
+''')
+tell(hangs=hangs.stacks, woken=worker.evidence().stacks)
+""")
+    )
+    assert facts == {"hangs": "in a wait", "woken": ""}
+
+
 def test_workers_lead_a_session_and_die_with_what_they_started(agent: Any) -> None:
     """Killed by its agent: the worker and its child are gone; the spawner starts the next one."""
     facts = said(

@@ -70,6 +70,14 @@ def test_every_thread_is_there(hanging: Callable[..., tuple[int, Path]]) -> None
     assert is_gone(pid)
 
 
+def test_a_function_that_raised_meanwhile(hanging: Callable[..., tuple[int, Path]]) -> None:
+    """The end of a peer woke it: the worker writes down what the function raised, and where it waited is not seen any more."""
+    raising = "from pytest_gpucluster.worker import raised; raised._chain_of = lambda error: hangs_in_the_main_thread()"
+    pid, path = hanging(f"{raising}; raised.failure_of(ValueError())")
+    assert python_stacks.ask(pid, path) == ""
+    assert is_gone(pid)
+
+
 def test_a_process_that_is_held_up_while_it_writes(
     hanging: Callable[..., tuple[int, Path]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
