@@ -29,6 +29,7 @@ class ItemContext:
         kept: a bad outcome recorded at its place before the test ran, by a round of a soak. The test cannot improve it.
         unmeasured: what its soak did not measure; None if it measured everything.
         attempts: how often it was run so far.
+        hidden: why a pass of it would have shown nothing, as of its function; None if the function ran to its end.
     """
 
     pair: Pair
@@ -38,6 +39,7 @@ class ItemContext:
     kept: Record | None = None
     unmeasured: str | None = None
     attempts: int = 1
+    hidden: str | None = None
 
 
 def outcome_of(report: pytest.TestReport, call: pytest.CallInfo[None], test: ItemContext) -> Record | None:
@@ -167,6 +169,8 @@ def _plain_test(report: pytest.TestReport, call: pytest.CallInfo[None], test: It
         return _crashed(report, test, FAILED)
     if report.outcome == "skipped":
         return _record(test, NOT_SELECTED, f"it skipped itself: {_skip_reason(report)}")
+    if test.hidden is not None:
+        return _error(report, test, MeasurementError(f"{test.pair.criterion} did not pass: its function {test.hidden}"))
     return _record(test, PASSED, None)
 
 

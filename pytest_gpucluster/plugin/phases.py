@@ -11,7 +11,7 @@ import pytest
 from pytest_gpucluster.errors import Blame, MeasurementError
 from pytest_gpucluster.judging.verdict import ERROR
 from pytest_gpucluster.plugin import soak_reports
-from pytest_gpucluster.plugin.attempts import attempts_of
+from pytest_gpucluster.plugin.attempts import attempts_of, hidden_by_a_hook
 from pytest_gpucluster.plugin.distributed import run_distributed_test
 from pytest_gpucluster.plugin.outcome import BAD, ItemContext, outcome_of, show_waived
 from pytest_gpucluster.plugin.report_text import make_fit
@@ -103,6 +103,7 @@ class Phases:
             kept=self._found_before(item),
             unmeasured=self._unmeasured(item),
             attempts=attempts_of(item),
+            hidden=hidden_by_a_hook(item) if call.when == "call" else None,
         )
         record = outcome_of(report, call, test)
         if record is not None:

@@ -1,4 +1,4 @@
-"""A test that some plugin repeats until it is green is not green, however the plugin does it."""
+"""A test that some plugin repeats until it is green, or whose failure it hides, is not green, however the plugin does it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 TESTS = """
+import unittest
+
 tries = []
 
 def try_once(name):
@@ -37,6 +39,10 @@ def test_low(criterion):
 class TestGroup:
     def test_method(self):
         try_once("method")
+
+class TestCase(unittest.TestCase):
+    def test_of_unittest(self):
+        try_once("unittest")
 
 def test_good():
     pass
@@ -77,6 +83,23 @@ RETRIES = {
         "        report.outcome, report.longrepr = 'passed', None\n    return report\n"
     ),
 }
+HIDING = {
+    "around the call": (
+        "@pytest.hookimpl(WRAPPER)\ndef pytest_runtest_call(item):\n    try:\n        return (yield)\n"
+        "    except BaseException:\n        return None\n"
+    ),
+    "around the function": (
+        "@pytest.hookimpl(WRAPPER)\ndef pytest_pyfunc_call(pyfuncitem):\n    try:\n        return (yield)\n"
+        "    except BaseException:\n        return True\n"
+    ),
+    "in place of the function": (
+        "@pytest.hookimpl(tryfirst=True)\ndef pytest_pyfunc_call(pyfuncitem):\n    return None if good(pyfuncitem) else True\n"
+    ),
+    "in the report": (
+        "@pytest.hookimpl(WRAPPER)\ndef pytest_runtest_makereport(item, call):\n"
+        "    if call.when == 'call':\n        call.excinfo = None\n    return (yield)\n"
+    ),
+}
 BAD = ("failed", "error")
 
 
@@ -100,14 +123,33 @@ def test_a_second_try_is_not_believed(tmp_path: Path, retry: str) -> None:
         assert row["outcome"] == "failed" or "was run 2 times; a repeated test is not accepted" in row["reason"], (name, row)
     assert ran.results["verdict"] == "REJECTED"
     assert ran.returncode != 0
-    assert {case.outcome for case in ran.cases if case.name in {"test_plain", "test_judged", "test_method"}} <= {
-        "failure",
-        "error",
-    }
+    tried = {"test_plain", "test_judged", "test_method", "test_of_unittest"}
+    assert {case.outcome for case in ran.cases if case.name in tried} <= {"failure", "error"}
+
+
+@pytest.mark.parametrize("order", ["tryfirst", "trylast"])
+@pytest.mark.parametrize("hiding", HIDING)
+def test_a_failure_that_a_hook_hides_is_not_green(tmp_path: Path, hiding: str, order: str) -> None:
+    """The test raised, or its function was never called: what passes then was not shown. What ran is green."""
+    ran = started(tmp_path, HIDING[hiding].replace("WRAPPER", f"wrapper=True, {order}=True"))
+    rows = {row["criterion"]: row for row in ran.results["criteria"]}
+    assert rows.pop("good")["outcome"] == "passed"
+    assert {name: row["outcome"] for name, row in rows.items() if row["outcome"] not in BAD} == {}, ran.stdout
+    assert ran.returncode != 0
+    assert ran.case("test_plain").outcome in {"failure", "error"}
+    word = "was not called" if hiding == "in place of the function" else "raised AssertionError"
+    assert word in rows["plain"]["reason"] or rows["plain"]["outcome"] == "failed"
 
 
 def test_a_test_that_runs_once_is_believed(tmp_path: Path) -> None:
     """The same tests without any plugin fail by their first try."""
     ran = started(tmp_path, "")
     found = {row["criterion"]: row["outcome"] for row in ran.results["criteria"]}
-    assert found == {"plain": "failed", "judged": "failed", "low": "failed", "method": "failed", "good": "passed"}
+    assert found == {
+        "plain": "failed",
+        "judged": "failed",
+        "low": "failed",
+        "method": "failed",
+        "of_unittest": "failed",
+        "good": "passed",
+    }
