@@ -7,6 +7,10 @@ A character that one of the three cannot hold, or that acts on a screen, is writ
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _NONCHARACTERS = "".join(f"{chr(plane + 0xFFFE)}{chr(plane + 0xFFFF)}" for plane in range(0, 0x110000, 0x10000))
 UNFIT = re.compile(
@@ -22,8 +26,22 @@ BAR = "  | "
 """Stands before each line of text that somebody else wrote, so that it cannot be taken for a line of ours."""
 LONGEST = 100_000
 """Characters of one reason in a report: pytest shows the arguments of a frame in full, however many MiB they have."""
+MOST_BITS = 2000
 OWN = ("verdict", "gpucluster")
 """How the lines begin that only a run itself writes."""
+
+
+def text_of(value: object, form: Callable[[object], str] = str) -> str:
+    """The value as Python writes it, by str or repr; what it is where its class or its length forbids that. Nothing is raised.
+
+    An integer beyond :data:`MOST_BITS` is not written: Python refuses from 640 or 4,300 digits on, other readers sooner.
+    """
+    try:
+        if isinstance(value, int) and int.bit_length(value) > MOST_BITS:
+            return f"an integer of {int.bit_length(value)} bits"
+        return str.__str__(form(value))
+    except Exception:  # noqa: BLE001 -- it is foreign code
+        return f"{type(value).__name__} that cannot be written"
 
 
 def visible(text: str) -> str:

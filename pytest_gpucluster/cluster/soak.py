@@ -5,13 +5,14 @@ Each piece is an ordinary call with an ordinary deadline, so nothing can hang fo
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.judging.forecast import in_words
+from pytest_gpucluster.judging.noise import is_finite
+from pytest_gpucluster.text import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -65,8 +66,8 @@ class Kept:
 
     def add(self, number: int, seen: Seen) -> None:
         """One more round; a value that is no finite number was not measured."""
-        if isinstance(seen.value, bool) or not math.isfinite(seen.value):
-            self.fail(number, MeasurementError(f"{seen.value!r} is not a finite number", culprits=(self.place,)))
+        if not is_finite(seen.value):
+            self.fail(number, MeasurementError(f"{text_of(seen.value, repr)} is not a finite number", culprits=(self.place,)))
             return
         if self.worst is None or self.value is None:
             self.first = self.value = seen.value

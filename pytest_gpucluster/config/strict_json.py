@@ -7,22 +7,40 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from pytest_gpucluster.text import visible
+from pytest_gpucluster.text import MOST_BITS, text_of, visible
+
+DEEPEST = 32
 
 
-def strict_json(value: Any) -> Any:
+def strict_json(value: Any, *, depth: int = 0) -> Any:
     """The value as strict JSON data: a number that is not finite becomes null, an object that JSON lacks becomes text.
 
-    Text is made fit by :func:`visible`.
+    Text is made fit by :func:`visible`. An integer of more than :data:`MOST_BITS`, what lies below :data:`DEEPEST` levels and
+    what raises when it is read become text too, so that no value can stop a report.
     """
-    if value is None or type(value) in (bool, int, str):  # most of a report, and of a journal
-        return visible(value) if type(value) is str else value
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
+    if value is None or type(value) is bool:  # most of a report, and of a journal
+        return value
+    if type(value) is str:
+        return visible(value)
+    if isinstance(value, float):
+        return float.__float__(value) if math.isfinite(value) else None
+    if isinstance(value, int):
+        return int.__int__(value) if int.bit_length(value) <= MOST_BITS else text_of(value)
+    try:
+        return _converted(value, depth) if depth < DEEPEST else visible(text_of(value))
+    except Exception:  # noqa: BLE001 -- it is foreign code
+        return visible(text_of(value))
+
+
+def _converted(value: Any, depth: int) -> Any:
     if isinstance(value, Mapping):
-        return {visible(str(key)): strict_json(item) for key, item in value.items()}
+        return {
+            visible(key if type(key) is str else text_of(key)): strict_json(item, depth=depth + 1)
+            for key, item in value.items()
+        }
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [strict_json(item) for item in value]
+        return [strict_json(item, depth=depth + 1) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return strict_json(dataclasses.asdict(value))
-    return value if isinstance(value, (int, float, bool)) or value is None else visible(str(value))
+        fields = dataclasses.fields(value)
+        return {field.name: strict_json(getattr(value, field.name), depth=depth + 1) for field in fields}
+    return visible(text_of(value))

@@ -14,6 +14,7 @@ from pytest_gpucluster.judging.disagreement import Compared
 from pytest_gpucluster.judging.noise import FEWEST, Repeats, doubt
 from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED, Record
 from pytest_gpucluster.places import Place
+from pytest_gpucluster.text import text_of
 
 if TYPE_CHECKING:
     from pytest_gpucluster.errors import Part
@@ -156,11 +157,12 @@ class Criterion:
         where = f" at {place}" if place is not None else ""
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise MeasurementError(
-                f"{self.threshold.key}{where}: {value!r} is {type(value).__name__}, not a number in {self.limit.unit}"
+                f"{self.threshold.key}{where}: {text_of(value, repr)} is {type(value).__name__}, "
+                f"not a number in {self.limit.unit}"
             )
         try:
             number = float(value)
-        except OverflowError:
+        except Exception:  # noqa: BLE001 -- too large, or a class whose values are no numbers after all
             number = math.inf
         if not math.isfinite(number):
             raise MeasurementError(f"{self.threshold.key}{where}: a value that is not finite, so nothing was measured")

@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.text import hung, one_line
+from pytest_gpucluster.text import hung, one_line, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -130,7 +130,7 @@ def _noun(record: Record, places: Mapping[str, Place], device: str) -> str:
 
 def _show_all(evidence: Mapping[str, Any]) -> str:
     """The evidence in one line."""
-    return one_line(", ".join(f"{name} {_show(found)}" for name, found in evidence.items()))
+    return one_line(", ".join(f"{text_of(name)} {_show(found)}" for name, found in evidence.items()))
 
 
 def _show(value: Any) -> str:
@@ -140,5 +140,5 @@ def _show(value: Any) -> str:
         if len(value) > 2 * SHOWN:
             left_out = f"... ({len(value) - 2 * SHOWN} more in results.json) ..."
             value = [*value[:SHOWN], left_out, *value[-SHOWN:]]
-        return " ".join(map(str, value)) or "none"
-    return str(value)
+        return " ".join(map(text_of, value)) or "none"
+    return text_of(value)

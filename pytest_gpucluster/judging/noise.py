@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.text import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,9 +34,9 @@ class Repeats:
         Raises:
             MeasurementError: a repeat is no finite number.
         """
-        wrong = [sample for sample in self.samples if isinstance(sample, bool) or not _is_finite(sample)]
+        wrong = [sample for sample in self.samples if not is_finite(sample)]
         if wrong:
-            raise MeasurementError(f"a repeat is {wrong[0]!r}, not a finite number")
+            raise MeasurementError(f"a repeat is {text_of(wrong[0], repr)}, not a finite number")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,5 +97,9 @@ def doubt(repeats: Repeats, *, limit: Limit, allowed: float | None) -> str | Non
     return None
 
 
-def _is_finite(sample: object) -> bool:
-    return isinstance(sample, (int, float)) and math.isfinite(sample)
+def is_finite(sample: object) -> bool:
+    """Whether it is a finite number; neither True nor an integer beyond all floats is one."""
+    try:
+        return isinstance(sample, (int, float)) and not isinstance(sample, bool) and math.isfinite(sample)
+    except OverflowError:
+        return False

@@ -170,10 +170,10 @@ def test_index_names_every_page() -> None:
 
 @pytest.mark.parametrize("file", MARKDOWN, ids=lambda file: str(file.relative_to(REPOSITORY)))
 def test_pages_are_short_and_narrow(file: Path) -> None:
-    """Prose is wrapped at 100 columns, and no page is longer than 250 lines."""
+    """Prose is wrapped at 100 columns, and no page is longer than 250 lines; a list of changes grows with each of them."""
     text = file.read_text(encoding="utf-8")
     assert wide_lines(text) == []
-    assert text.count("\n") <= MAX_LINES
+    assert text.count("\n") <= MAX_LINES or file.name == "CHANGELOG.md"
 
 
 def test_wide_lines_are_seen() -> None:

@@ -167,7 +167,7 @@ def test_everything_lost_ends_the_soak() -> None:
     assert script.rounds == [1]
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, True])
+@pytest.mark.parametrize("value", [math.nan, math.inf, True, pytest.param(10**5000, id="long")])
 def test_no_number_is_no_measurement(value: float) -> None:
     """It would hide in a minimum."""
     found = Script(duration_s=1).run({"rate": RATES}, lambda *_: value)

@@ -19,6 +19,7 @@ from pytest_gpucluster.judging.noise import Repeats
 from pytest_gpucluster.judging.outliers import Shortfall
 from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED
 from pytest_gpucluster.places import Place
+from pytest_gpucluster.text import text_of
 from tests.support.entries import limit, threshold
 
 A = Place(id="node0-gpu0", node=0, gpu=0, rank=0, hostname="gpu-node-0")
@@ -57,10 +58,42 @@ def test_limits(kind: str, value: float, good: bool) -> None:  # noqa: FBT001 --
     assert (judge.judged.value, judge.judged.unit, judge.judged.place) == (float(value), "TFLOPS", "node0-gpu0")
 
 
-NOT_MEASURED: list[Any] = [math.nan, math.inf, -math.inf, True, False, None, "800", b"8", [], {}, [800], 1j, 10**400, object]
+class Odd(Fraction):
+    """A number of a class that raises whatever is asked of it."""
+
+    def __float__(self) -> float:
+        """Raise."""
+        raise RuntimeError("no number")
+
+    def __repr__(self) -> str:
+        """Raise."""
+        raise RuntimeError("no text")
+
+    __str__ = __repr__
 
 
-@pytest.mark.parametrize("value", NOT_MEASURED, ids=lambda value: repr(value)[:12])
+NOT_MEASURED: list[Any] = [
+    math.nan,
+    math.inf,
+    -math.inf,
+    True,
+    False,
+    None,
+    "800",
+    b"8",
+    [],
+    {},
+    [800],
+    1j,
+    10**400,
+    10**5000,
+    object,
+    Odd(),
+    Odd(1),
+]
+
+
+@pytest.mark.parametrize("value", NOT_MEASURED, ids=lambda value: text_of(value, repr)[:12])
 @pytest.mark.parametrize("kind", ["above", "max"])
 def test_what_is_no_finite_number_was_not_measured(value: Any, kind: str) -> None:
     """Neither passed nor failed: an ERROR that shows what came, and nothing is judged."""

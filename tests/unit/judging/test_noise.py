@@ -107,7 +107,7 @@ def test_only_repeats_near_the_limit_are_too_close(*, value: float, is_open: boo
     assert (doubt(repeats(samples), limit=limit("above", value), allowed=0.05) is not None) == is_open
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, None, "700", True])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, None, "700", True, pytest.param(10**5000, id="long")])
 def test_repeats_are_numbers(bad: Any) -> None:
     """Anything else was not measured."""
     with pytest.raises(MeasurementError, match="not a finite number"):

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import re
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.judging import failure_text
 from pytest_gpucluster.judging.verdict import OUTCOMES, Record, Terms, decide
 from pytest_gpucluster.places import Inventory, Place
 from pytest_gpucluster.reporting.files import ResultsDirectory, write_atomically
@@ -25,7 +27,7 @@ from pytest_gpucluster.reporting.results import SCHEMA_FILE, culprits, results_d
 from pytest_gpucluster.reporting.table import criteria_table
 from pytest_gpucluster.thresholds.layers import KINDS
 from pytest_gpucluster.thresholds.limit import Limit
-from tests.support.entries import limit
+from tests.support.entries import limit, threshold
 
 INVENTORY = Inventory(num_nodes=1, gpus_per_node=2, device="cuda")
 PLACES = {place.id: place for place in (*INVENTORY.places, *INVENTORY.nodes)}
@@ -48,13 +50,45 @@ class Spread:
     median: float
 
 
+class Unspeakable:
+    """Neither its text nor its repr can be had."""
+
+    def __str__(self) -> str:
+        """Raise."""
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+class UnreadableMapping(dict[str, float]):
+    """Its items cannot be read."""
+
+    def items(self) -> Any:
+        """Raise."""
+        raise RuntimeError("no items")
+
+
+def nested(levels: int) -> list[Any]:
+    """A list in a list, so many levels deep."""
+    found: list[Any] = []
+    for _ in range(levels):
+        found = [found]
+    return found
+
+
+CIRCLE: list[Any] = []
+CIRCLE.append(CIRCLE)
 EVIDENCES: list[dict[Any, Any]] = [
     {},
     {"nan": math.nan, "inf": [math.inf, {"deep": -math.inf}]},
     {"place": INVENTORY.places[0], "set": {1}, "tuple": (1, 2), "spread": Spread(median=math.nan), "path": Path("x")},
     {INVENTORY.places[0]: 1.0, 8192: 2.0, (1, 2): 3.0, None: 4.0},
     {"surrogate \ud800": "\ud800"},
+    {"long": 10**5000, "longer": [-(10**20000)], "enum": IntEnum("Code", {"LONG": 10**5000}).LONG},
+    {"object": Unspeakable(), Unspeakable(): 1.0, "in a list": [Unspeakable()], "dict": UnreadableMapping()},
+    {"deep": nested(50), "deeper": nested(100_000), "own": CIRCLE, "field": Spread(median=Unspeakable())},  # type: ignore[arg-type]
 ]
+KINDS_OF_EVIDENCE = ["none", "not finite", "objects", "keys", "surrogates", "long", "unspeakable", "deep"]
 
 
 def record(**changes: Any) -> Record:
@@ -84,10 +118,17 @@ def validate(found: Any) -> None:
     jsonschema.Draft202012Validator(schema).validate(found)
 
 
-@pytest.mark.parametrize("evidence", EVIDENCES, ids=["none", "not finite", "objects", "keys", "surrogates"])
+@pytest.mark.parametrize("evidence", EVIDENCES, ids=KINDS_OF_EVIDENCE)
 def test_evidence_of_any_kind_is_strict_json(evidence: dict[Any, Any]) -> None:
     """Whatever a test hands over as evidence, results.json can be read by everybody."""
     validate(document([record(evidence=evidence, value=1.5, limit=limit(value=2), reason="r")]))
+
+
+@pytest.mark.parametrize("evidence", EVIDENCES, ids=KINDS_OF_EVIDENCE)
+def test_evidence_of_any_kind_stands_in_a_failure(evidence: dict[Any, Any]) -> None:
+    """The text of the failure is made, whatever the evidence is."""
+    text = failure_text.describe_failure(threshold("tflops"), limit(value=2), 1.0, places=[], evidence=evidence)
+    assert text.startswith("tflops at the cluster: 1 TFLOPS")
 
 
 RECORDS = st.builds(
@@ -221,7 +262,7 @@ def test_a_file_is_old_or_new_and_whole(tmp_path: Path, monkeypatch: pytest.Monk
     assert [(entry.name, entry.read_text(encoding="utf-8")) for entry in tmp_path.iterdir()] == [("results.json", "old")]
 
 
-@pytest.mark.parametrize("evidence", EVIDENCES, ids=["none", "not finite", "objects", "keys", "surrogates"])
+@pytest.mark.parametrize("evidence", EVIDENCES, ids=KINDS_OF_EVIDENCE)
 def test_the_journal_takes_any_evidence(tmp_path: Path, evidence: dict[Any, Any]) -> None:
     """It is written while tests run: what one test hands over must not end the run of all."""
     journal = Journal(tmp_path / "journal.jsonl")
