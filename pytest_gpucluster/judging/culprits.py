@@ -167,19 +167,21 @@ def _failed_at_most(rows: Sequence[Record], places: Mapping[str, Place]) -> list
             place=None,
             places=names,
             records=tuple(failed),
-            headline=_describe_shared(len(names), totals[names], failed, is_node=places[names[0]].gpu is None),
+            headline=_describe_shared([places[name] for name in names], totals[names], failed),
         )
         for names, failed in shared.items()
     ]
 
 
-def _describe_shared(number: int, total: int, failed: Sequence[Record], *, is_node: bool) -> str:
-    noun = "nodes" if is_node else "GPUs"
+def _describe_shared(shared: Sequence[Place], total: int, failed: Sequence[Record]) -> str:
+    number, has_gpus = len(shared), any(place.uuid is not None for place in shared)
+    noun = "nodes" if shared[0].gpu is None else "GPUs" if has_gpus else "ranks"
+    suspects = "the code or the limit?" if noun == "ranks" else "power cap, clocks, driver or limit?"
     sides = {record.limit.is_floor for record in failed if record.limit is not None}
     side = "below" if sides == {True} else "above" if sides == {False} else "outside"
     if total < FEWEST_OF_MOST:
         return f"{number} of {total} {noun} {side} the limit: nothing shows which of them is to blame, if any; or the limit is"
-    return f"{number} of {total} {noun} {side} the limit: not the {noun}: power cap, clocks, driver or limit?"
+    return f"{number} of {total} {noun} {side} the limit: not the {noun}: {suspects}"
 
 
 def _raised_at_most(bad: Sequence[Record], places: Mapping[str, Place]) -> list[Culprit]:

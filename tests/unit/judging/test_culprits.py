@@ -12,17 +12,22 @@ from hypothesis import strategies as st
 from pytest_gpucluster.errors import Part
 from pytest_gpucluster.judging.culprits import Culprit, find_culprits, is_most
 from pytest_gpucluster.judging.verdict import OUTCOMES, Record
-from pytest_gpucluster.places import Inventory
+from pytest_gpucluster.places import Device, Inventory, Place
 from tests.support.entries import limit
 
 LIMIT = limit()
 
 
-def places(nodes: int = 1, gpus: int = 8, *, absent: tuple[str, ...] = ()) -> dict[str, Any]:
+def bound_to(place: Place, device: Device) -> dict[str, Any]:
+    """What a rank says of its place."""
+    return {"hostname": f"h{place.node}", "uuid": f"GPU-{place.id}" if device == "cuda" else None}
+
+
+def places(nodes: int = 1, gpus: int = 8, *, absent: tuple[str, ...] = (), device: Device = "cuda") -> dict[str, Any]:
     """Every GPU and node; those in ``absent`` have no rank."""
-    inventory = Inventory(num_nodes=nodes, gpus_per_node=gpus, device="cuda")
+    inventory = Inventory(num_nodes=nodes, gpus_per_node=gpus, device=device)
     bound = [
-        place if place.id in absent or f"node{place.node}" in absent else replace(place, rank=rank, hostname=f"h{place.node}")
+        place if place.id in absent or f"node{place.node}" in absent else replace(place, rank=rank, **bound_to(place, device))
         for rank, place in enumerate(inventory.places)
     ]
     return {place.id: place for place in (*bound, *inventory.nodes)}
@@ -132,6 +137,14 @@ def test_most_fail_one_criterion() -> None:
     assert found.places == tuple(map(gpu, range(8)))
     assert found.evidence[0] == "8 of 8 GPUs below the limit: not the GPUs: power cap, clocks, driver or limit?"
     assert "replace" not in found.action
+
+
+def test_most_ranks_of_a_rehearsal_fail_one_criterion() -> None:
+    """There are no GPUs, so nothing is said of GPUs, power or clocks."""
+    known = places(device="cpu")
+    found = one([failed("own", f"node0-cpu{number}") for number in range(8)], known)
+    assert found.evidence[0] == "8 of 8 ranks below the limit: not the ranks: the code or the limit?"
+    assert "GPU" not in " ".join([*found.evidence, found.action])
 
 
 def test_two_of_two() -> None:
