@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.reporting.rebuild import rebuild
+from tests.support.nvml_simulator import build, environment
 from tests.support.reports import RESULTS
 from tests.support.runs import Torchrun, run_pytest
 from tests.support.thresholds_files import entry, write_limits
@@ -60,3 +61,30 @@ def test_one_meaning_in_two_spellings_is_no_difference(tmp_path: Path) -> None:
     nodes = Torchrun(ranks=1, nodes=({"PYTEST_ADDOPTS": ours}, {"PYTEST_ADDOPTS": second}))
     ran = run_pytest(tmp_path, "--gpucluster", "test_joined.py", torchrun=nodes)
     assert (ran.results["changed_terms"], ran.results["verdict"]) == ([], "REHEARSED"), ran.stdout
+
+
+@pytest.mark.parametrize("hides", [True, False])
+def test_gpus_that_the_second_node_hides_are_named(tmp_path: Path, *, hides: bool) -> None:
+    """Its third GPU is in no test, so the verdict line says so by the node's name; where nothing is hidden it says nothing."""
+    (tmp_path / "nvml").mkdir()
+    library = build(tmp_path / "nvml")
+    first = environment(library, "count 2\n")
+    second = {**environment(library, "count 3\n" if hides else "count 2\n"), "CUDA_VISIBLE_DEVICES": "0,2" if hides else "0,1"}
+    (tmp_path / "test_joined.py").write_text(TEST, encoding="utf-8")
+    limits = write_limits(tmp_path / "limits.yaml", {"joined": entry()})
+    ran = run_pytest(
+        tmp_path,
+        "--gpucluster",
+        "--gpucluster-profile=lab-2x2",
+        limits,
+        "test_joined.py",
+        torchrun=Torchrun(ranks=2, nodes=(first, second)),
+    )
+    hidden = [term for term in ran.results["changed_terms"] if "hide" in term]
+    assert len(hidden) == int(hides), ran.stdout
+    for term in hidden:
+        assert term.startswith("CUDA_VISIBLE_DEVICES hides 1 of 3 GPUs on ")
+        assert term in ran.verdict_line
+        assert term in ran.case("gpucluster.verdict").message
+        assert ran.case("gpucluster.verdict").properties["changed_term"] == term
+    assert ran.results["verdict"] != "ACCEPTED"
