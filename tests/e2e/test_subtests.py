@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 SUITE = """
+import unittest
+
 import pytest
 
 def test_rate(subtests, criterion):
@@ -46,8 +48,20 @@ def test_plain(subtests):
 def test_plain_bad(subtests):
     with subtests.test("one"):
         assert not "bad"
+
+class TestCase(unittest.TestCase):
+    def test_of_unittest(self):
+        for number in (1, 2):
+            with self.subTest(number=number):
+                self.assertEqual(number, 2)
+
+    def test_good_of_unittest(self):
+        with self.subTest():
+            pass
 """
-OUTCOMES = {"rate": "passed", "bad": "failed", "low": "failed", "left_out": "error", "plain": "passed", "plain_bad": "failed"}
+JUDGED = {"rate": "passed", "bad": "failed", "low": "failed", "left_out": "error"}
+PLAIN = {"plain": "passed", "plain_bad": "failed", "of_unittest": "failed", "good_of_unittest": "passed"}
+OUTCOMES = {**JUDGED, **PLAIN}
 KINDS = {"passed": "passed", "failed": "failure", "error": "error"}
 
 
@@ -56,7 +70,7 @@ def test_blocks(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if not request.config.pluginmanager.hasplugin("subtests"):
         pytest.skip("needs pytest 9, or pytest-subtests")
     (tmp_path / "test_blocks.py").write_text(SUITE, encoding="utf-8")
-    limits = write_limits(tmp_path / "limits.yaml", {key: entry() for key in OUTCOMES if "plain" not in key}, extends=False)
+    limits = write_limits(tmp_path / "limits.yaml", {key: entry() for key in JUDGED}, extends=False)
     run = run_pytest(tmp_path, "--gpucluster", limits)
     rows = {row["criterion"].rpartition("test_")[2]: row["outcome"] for row in run.results["criteria"]}
     assert {key: rows.get(key) for key in OUTCOMES} == OUTCOMES, run.stdout
