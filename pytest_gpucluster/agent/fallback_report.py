@@ -11,31 +11,37 @@ import contextlib
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from pytest_gpucluster.protocol.channel import Channel, ChannelLostError, journal_key
 from pytest_gpucluster.protocol.codec import RefusedMessageError
 from pytest_gpucluster.protocol.messages import JournalText, ReportTarget
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-REBUILD_S = 20.0
+REBUILD_S, REBUILD_S_PER_MB = 20.0, 2.0
+"""How long the reports may take, and how much longer for each megabyte of the journal: ten times what a free core takes."""
 
 
 def write_reports(target: ReportTarget, *, journal_copy: Path | None = None) -> None:
-    """Write the reports, at most :data:`REBUILD_S`; from ``journal_copy`` if the journal in the target's folder is missing."""
+    """Write the reports, from ``journal_copy`` if the journal in the target's folder is missing."""
+    source = journal_copy if journal_copy is not None else Path(target.folder) / "journal.jsonl"
     junit = ["--junitxml", target.junit] if target.junit else []
     journal = ["--journal", str(journal_copy)] if journal_copy is not None else ["--run", target.run]
     command = [sys.executable, "-m", "pytest_gpucluster.cli", "report", target.folder, *junit, *journal]
     with contextlib.suppress(subprocess.TimeoutExpired):
         subprocess.run(  # noqa: S603 -- our own command
             command,
-            timeout=REBUILD_S,
+            timeout=rebuild_deadline_s(source),
             check=False,
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # torchrun's SIGTERM goes to the whole process group of a rank
         )
+
+
+def rebuild_deadline_s(journal: Path) -> float:
+    """How long it may take to write the reports from a journal of this length."""
+    with contextlib.suppress(OSError):
+        return REBUILD_S + REBUILD_S_PER_MB * journal.stat().st_size / 1e6
+    return REBUILD_S
 
 
 class JournalReplica:

@@ -7,6 +7,7 @@ store, however many ranks it speaks for.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from pytest_gpucluster.agent.agent import LOST_CODE, TICK_S
 from pytest_gpucluster.agent.fallback_report import write_reports
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
 PROCESSES = 2
 LATE_S = 2.0
 """A rank with the fault ``late`` joins so long after the others, and answers so late once."""
+GOODBYE_S = 10.0
+"""How long a process of the fleet waits for its own goodbye, and after a lost store for the end of the controller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,24 +151,19 @@ def main() -> None:
     _become(settings, shares[0], secret, target=settings.target)
 
 
-def _become(settings: FleetSettings, ranks: frozenset[int], secret: Secret, *, target: ReportTarget | None) -> None:
-    """Serve until the controller says quit, or ends without a word; never returns."""
+def _become(settings: FleetSettings, ranks: frozenset[int], secret: Secret, *, target: ReportTarget | None) -> NoReturn:
+    """Serve until the controller says quit, or ends without a word; then the reports of ``target`` are written."""
     try:
         writer, beats = connect(settings.address, secret), connect(settings.address, secret)
         speaker = Speaker(Hardware(settings.simulation), ranks, writer)
         speaker.say_hello(late=False)
         obeying = threading.Thread(target=_obey, args=(speaker, writer.reconnect()), daemon=True)
         obeying.start()
-        count = 0
-        while not select.select([settings.controller_fd], [], [], BEAT_S)[0]:
-            count += 1
-            if count * BEAT_S == LATE_S:
-                speaker.say_hello(late=True)
-            for rank in ranks:
-                beats.beat(rank, count)
+        with contextlib.suppress(ChannelLostError):  # the store ends with the controller, and either is noticed first
+            _beat(speaker, beats, settings.controller_fd)
         if speaker.quits.wait(TICK_S):
-            obeying.join()  # it says goodbye, and ends this process
-        if target is not None:
+            obeying.join(GOODBYE_S)  # it says goodbye, and ends this process
+        elif target is not None and _has_ended(settings.controller_fd, within_s=GOODBYE_S):
             write_reports(target)
     except ChannelLostError as lost:
         sys.stderr.write(f"gpucluster: the simulated fleet leaves: {lost}\n")
@@ -174,8 +172,24 @@ def _become(settings: FleetSettings, ranks: frozenset[int], secret: Secret, *, t
         os._exit(LOST_CODE)
 
 
+def _beat(speaker: Speaker, beats: Channel, controller_fd: int) -> None:
+    """Write the heartbeat of each rank until the controller ends; let the late ranks join."""
+    count = 0
+    while not _has_ended(controller_fd, within_s=BEAT_S):
+        count += 1
+        if count * BEAT_S == LATE_S:
+            speaker.say_hello(late=True)
+        for rank in speaker.ranks:
+            beats.beat(rank, count)
+
+
+def _has_ended(controller_fd: int, *, within_s: float) -> bool:
+    """Whether the controller ends within this time."""
+    return bool(select.select([controller_fd], [], [], within_s)[0])
+
+
 def _obey(speaker: Speaker, reader: Channel) -> None:
-    """Obey commands until the quit, which ends this process."""
+    """Obey commands until the quit, which ends this process. A lost store is left to the thread that watches the controller."""
     number = 0
     try:
         while not isinstance(command := reader.take(command_key(number), read_command), Quit):
@@ -187,6 +201,8 @@ def _obey(speaker: Speaker, reader: Channel) -> None:
         speaker.quits.set()
         speaker.say_goodbye()
         code = command.code
+    except ChannelLostError:
+        return
     except BaseException:  # noqa: BLE001 -- shown, and the process ends here whatever it was
         sys.excepthook(*sys.exc_info())
         code = LOST_CODE

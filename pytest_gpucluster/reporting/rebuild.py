@@ -16,7 +16,10 @@ from pytest_gpucluster.reporting.report import Case, Report
 from pytest_gpucluster.reporting.writer import ReportFiles, texts_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
+
+    from pytest_gpucluster.judging.plan import Key
 
 CUT_SHORT = "not run: the run was cut short, its controller died"
 NO_VERDICT = "the run ended before its verdict"
@@ -62,8 +65,11 @@ class JournalState:
         self.terms = Terms(**{**event["terms"], "objections": tuple(event["terms"]["objections"]), "simulated": simulated})
         for row in event["expected"]:
             key = (row["criterion"], row["place"])
-            self.records[key] = Record(criterion=key[0], place=key[1], outcome=row["outcome"], reason=row["reason"])
-            self.nodeids[key] = row["nodeid"]
+            record = Record(criterion=key[0], place=key[1], outcome=row["outcome"], reason=row["reason"])
+            require_types(record)
+            if not isinstance(row["nodeid"], str):
+                raise TypeError("not a node id")
+            self.records[key], self.nodeids[key] = record, row["nodeid"]
 
     def _on_bound(self, event: dict[str, Any]) -> None:
         self.places = {place["id"]: Place(**place) for place in (*event["places"], *event.get("nodes", ()))}
@@ -151,15 +157,22 @@ def read_journal(path: Path) -> JournalState:
 
 
 def _after(state: JournalState, event: dict[str, Any]) -> JournalState:
-    """The state after an event. Events other than outcomes are few: each is tried to its end, the reports."""
+    """The state after an event. Events other than outcomes are few: each is tried to its end, the reports of a sample."""
     if event["event"] not in TRIED:
         state.take(event)
         return state
     taken = _copy(state)
     taken.take(event)
-    tried = _copy(taken)
+    tried = replace(_copy(taken), records=_sample(taken.records))
     texts_of(tried.report(tried.close()))
     return taken
+
+
+def _sample(records: Mapping[Key, Record]) -> dict[Key, Record]:
+    """The last record of each place, and every waived one. The records themselves were checked: one is as good as another."""
+    last = {record.place: key for key, record in records.items()}
+    waived = (key for key, record in records.items() if record.waiver is not None)
+    return {key: records[key] for key in (*last.values(), *waived)}
 
 
 def _copy(state: JournalState) -> JournalState:

@@ -9,6 +9,8 @@ import pytest
 
 from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.judging.verdict import Record
+from pytest_gpucluster.reporting import rebuild as rebuilding
+from pytest_gpucluster.reporting import writer
 from pytest_gpucluster.reporting.journal import record_facts, record_from_facts
 from pytest_gpucluster.reporting.rebuild import rebuild
 from tests.support.entries import limit
@@ -16,6 +18,8 @@ from tests.support.operations import operations
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pytest_gpucluster.reporting.report import Report
 
 FACTS: dict[str, Any] = {
     "level": "quick",
@@ -143,3 +147,47 @@ def test_work_for_a_rebuilt_outcome(tmp_path: Path) -> None:
     few, many = work(100), work(200)
     assert many <= 2.2 * few
     assert (many - few) / 100 <= 18_000, (many - few) / 100
+
+
+def test_work_grows_with_the_testcases_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reports are made of all records once; each event before is tried on one record of each place."""
+    written: list[int] = []
+    whole = writer.texts_of
+
+    def counted(report: Report, **options: bool) -> tuple[str, str]:
+        written.append(len(report.cases))
+        return whole(report, **options)
+
+    monkeypatch.setattr(rebuilding, "texts_of", counted)
+    monkeypatch.setattr(writer, "texts_of", counted)
+    places = [{"id": f"node0-gpu{gpu}", "node": 0, "gpu": gpu, "hostname": "h", "rank": gpu} for gpu in range(4)]
+    rows = [{"criterion": f"c{number}", "place": place["id"]} for number in range(100) for place in places]
+    planned = [{**row, "nodeid": "t", "outcome": "pending", "reason": None} for row in rows]
+    journal(
+        tmp_path,
+        {"event": "planned", "terms": TERMS, "expected": planned},
+        {"event": "bound", "places": places, "nodes": []},
+        *({"event": "outcome", "record": {**row, "outcome": "passed", "culprits": []}} for row in rows),
+        {"event": "verdict", "verdict": "ACCEPTED", "objections": []},
+    )
+    assert rebuild(tmp_path).word == "ACCEPTED"
+    assert max(written) == len(rows) + 1
+    assert sum(written) - max(written) <= len(written) * (len(places) + 1)
+
+
+@pytest.mark.parametrize("wrong", [{"outcome": 5}, {"outcome": "good"}, {"nodeid": 5}, {"criterion": 5}, {"reason": []}])
+def test_a_planned_row_that_is_none_damages_the_journal(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    """Wherever it stands among good ones, and also if its outcome is written later."""
+    rows = [{"criterion": f"c{number}", "place": None} for number in range(3)]
+    for number in range(3):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        planned = [{**row, "nodeid": "t", "outcome": "pending", "reason": None} for row in rows]
+        planned[number].update(wrong)
+        outcomes = [{"event": "outcome", "record": {**row, "outcome": "passed", "culprits": []}} for row in rows]
+        journal(
+            folder, {"event": "planned", "terms": TERMS, "expected": planned}, *outcomes, {"event": "verdict", "objections": []}
+        )
+        verdict = rebuild(folder)
+        assert verdict.word == "INCOMPLETE"
+        assert "damaged at line 4" in verdict.line
