@@ -19,7 +19,7 @@ from pytest_gpucluster.protocol.messages import Failure
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from pytest_gpucluster.controller.controller import Controller
     from pytest_gpucluster.controller.inline import InlineController
@@ -63,6 +63,11 @@ class Binding:
     def attendance(self) -> Attendance:
         """How many of the expected GPUs answer, and on which hosts."""
         return attendance_of(self.places)
+
+    @cached_property
+    def by_rank(self) -> Mapping[int, Place]:
+        """The GPU at which each rank answers."""
+        return {place.rank: place for place in self.places if place.rank is not None}
 
     @cached_property
     def by_id(self) -> Mapping[str, Place]:
@@ -137,11 +142,12 @@ def _by_position(found: Mapping[int, Identity]) -> dict[tuple[int, int | None], 
 
     Nodes are in the natural order of their hostnames, then by torchrun's group rank; the GPUs of a node by PCI address.
     """
-    nodes = sorted({_node_key(one) for one in found.values()})
+    nodes: dict[Any, list[int]] = {}
+    for rank, one in found.items():
+        nodes.setdefault(_node_key(one), []).append(rank)
     positions: dict[tuple[int, int | None], int] = {}
-    for node, key in enumerate(nodes):
-        ranks = [rank for rank, one in found.items() if _node_key(one) == key]
-        ranks.sort(key=lambda rank: (found[rank].pci or "", found[rank].local_rank))
+    for node, key in enumerate(sorted(nodes)):
+        ranks = sorted(nodes[key], key=lambda rank: (found[rank].pci or "", found[rank].local_rank))
         positions.update({(node, gpu): rank for gpu, rank in enumerate(ranks)})
     return positions
 
@@ -163,7 +169,7 @@ def _refuse_other_versions(controller: Controller | InlineController, found: Map
         other = {name: version for name, version in one.versions.items() if ours[name] != version}
         if other:
             difference = ", ".join(f"{name} {version} instead of {ours[name]}" for name, version in other.items())
-            controller.refuse(rank, f"rank {rank} on {one.hostname} runs {difference}: bring every node to one version")
+            controller.refuse(rank, f"its node runs {difference}: bring every node to one version")
 
 
 def _refuse_other_files(controller: Controller | InlineController, replies: Mapping[int, Reply]) -> dict[int, Identity]:
@@ -175,7 +181,7 @@ def _refuse_other_files(controller: Controller | InlineController, replies: Mapp
             refused[rank] = Identity(
                 hostname=hello.hostname, group_rank=hello.group_rank, local_rank=hello.local_rank, versions={}, torch_gpus=0
             )
-            controller.refuse(rank, f"rank {rank} on {hello.hostname}: {reply.error}")
+            controller.refuse(rank, reply.error)
     return refused
 
 
@@ -186,11 +192,14 @@ def _judge_idle(places: Sequence[Place], occupancies: Mapping[int, Reply]) -> Re
     errors: dict[Any, MeasurementError] = {place: missing_error(place, attendance) for place in places if place.rank is None}
     read = {rank: plain_data.from_plain(reply.value) for rank, reply in occupancies.items() if reply.ok}
     present = [place for place in places if place.rank is not None]
+    on_node: dict[int, list[Place]] = {}
+    for place in present:
+        on_node.setdefault(place.node, []).append(place)
     by_uuid = {(place.node, read[place.rank].uuid): read[place.rank] for place in present if place.rank in read}
     for place in present:
         found = by_uuid.get((place.node, place.uuid)) if place.uuid else read.get(rank_of(place))
         if found is None:
-            errors[place] = _unread_error(place, places, occupancies)
+            errors[place] = _unread_error(place, on_node[place.node], occupancies)
         elif found.holders:
             errors[place] = not_idle_error(place, found)
         else:
@@ -198,13 +207,12 @@ def _judge_idle(places: Sequence[Place], occupancies: Mapping[int, Reply]) -> Re
     return Results(values, errors)
 
 
-def _unread_error(place: Place, places: Iterable[Place], occupancies: Mapping[int, Reply]) -> MeasurementError:
-    """Why nobody read this GPU: its own rank failed, or another rank of its node, or two ranks read one GPU."""
-    others = [other for other in places if other.node == place.node and other.rank is not None]
+def _unread_error(place: Place, others: Sequence[Place], occupancies: Mapping[int, Reply]) -> MeasurementError:
+    """Why nobody read this GPU: its own rank failed, or one of the ``others`` of its node, or two ranks read one GPU."""
     failed = next((one for one in (place, *others) if not occupancies[rank_of(one)].ok), None)
     if failed is not None:
         replies = {rank_of(failed): occupancies[rank_of(failed)]}
-        return error_for(replies, places, what="who is on the GPU was not read")
+        return error_for(replies, [failed], what="who is on the GPU was not read")
     return MeasurementError(
         f"who is on the GPU was not read: of the ranks of {place.hostname} none looked at {place.label}; do two share one?",
         culprits=(place,),

@@ -236,7 +236,7 @@ class Cluster:
         for group in groups:
             of_group = {rank_of(place): replies[rank_of(place)] for place in group}
             succeeded = all(reply.ok for reply in of_group.values())
-            error = None if succeeded else self.error_for(of_group, f"{measured.what} was not measured")
+            error = None if succeeded else error_for(of_group, group, what=f"{measured.what} was not measured")
             not_idle = self._note_foreign(replies, group, f"{measured.what} was measured")
             for place in group:
                 reply = of_group[rank_of(place)]
@@ -256,7 +256,7 @@ class Cluster:
         return merged(list(errors.values())) if errors else None
 
     def error_for(self, replies: Mapping[int, Reply], what: str) -> MeasurementError:
-        """The error of a group in which at least one rank failed; ``what`` did not work, in words."""
+        """The error of a call to any ranks, of which at least one failed; ``what`` did not work, in words."""
         return error_for(replies, self.places, what=what)
 
     def run_test(

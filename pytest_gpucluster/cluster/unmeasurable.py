@@ -107,7 +107,7 @@ def _foreign_process_error(place: Place, reply: Reply, what: str) -> Measurement
 
 
 def error_for(replies: Mapping[int, Reply], places: Iterable[Place], *, what: str) -> MeasurementError:
-    """The error of a group of ranks of which at least one failed; ``what`` did not work, in words."""
+    """The error of a group of ranks at ``places``, of which at least one failed; ``what`` did not work, in words."""
     by_rank = {place.rank: place for place in places if place.rank is not None}
 
     def name(rank: int) -> str:
@@ -115,8 +115,9 @@ def error_for(replies: Mapping[int, Reply], places: Iterable[Place], *, what: st
         return f"rank {rank} ({place.id}, {place.hostname})" if place is not None else f"rank {rank}"
 
     found = diagnose(replies, name=name, what=what)
-    culprits = tuple(place for rank, place in by_rank.items() if rank in found.culprits)
-    among = () if culprits else tuple(place for rank, place in by_rank.items() if rank in found.failed)
+    named, failed = frozenset(found.culprits), frozenset(found.failed)
+    culprits = tuple(place for rank, place in by_rank.items() if rank in named)
+    among = () if culprits else tuple(place for rank, place in by_rank.items() if rank in failed)
     blame = Blame(part=found.blames, cause=found.cause, among=among)
     return MeasurementError(found.text, culprits=culprits, kind=found.kind, blame=blame)
 

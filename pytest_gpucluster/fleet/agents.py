@@ -22,7 +22,7 @@ from pytest_gpucluster.agent.agent import LOST_CODE, TICK_S
 from pytest_gpucluster.agent.fallback_report import write_reports
 from pytest_gpucluster.agent.heartbeat import BEAT_S
 from pytest_gpucluster.fleet import model
-from pytest_gpucluster.fleet.asked import hostname_of
+from pytest_gpucluster.fleet.asked import Group, hostname_of
 from pytest_gpucluster.fleet.hardware import Hardware
 from pytest_gpucluster.fleet.simulation import Simulation  # noqa: TC001 -- FleetSettings.read asks for its fields' types
 from pytest_gpucluster.protocol.channel import (
@@ -80,6 +80,8 @@ class Speaker:
     hardware: Hardware
     ranks: frozenset[int]
     writer: Channel
+    lost: frozenset[int] = frozenset()
+    """The ranks that are gone: they say and do nothing any more."""
     _held: dict[str, list[int]] = field(default_factory=dict)
     _have_been_late: set[int] = field(default_factory=set)
     quits: threading.Event = field(default_factory=threading.Event)
@@ -97,10 +99,12 @@ class Speaker:
 
     def start(self, call: StartCall) -> None:
         """Called when the controller starts a call: answer, except where a rank of the same group fails."""
-        groups = [group.ranks for group in call.groups] if call.groups is not None else [(rank,) for rank in _in(call.ranks)]
-        for group in groups:
-            failures = {rank: found for rank in group if (found := model.failure(self.hardware, call.function, rank))}
-            for rank in self.ranks.intersection(group):
+        own = [rank for rank in _in(call.ranks) if rank in self.ranks]
+        self.lost |= {rank for rank in own if model.is_lost_in(self.hardware, call.function, rank)}
+        for ranks in [group.ranks for group in call.groups] if call.groups is not None else [(rank,) for rank in own]:
+            failures = {rank: found for rank in ranks if (found := model.failure(self.hardware, call.function, rank))}
+            group = Group(hardware=self.hardware, ranks=tuple(ranks))
+            for rank in self.ranks.intersection(ranks) - self.lost:
                 if rank in failures:
                     self._reply(call.id, rank, failures[rank])
                 elif failures:
@@ -108,11 +112,11 @@ class Speaker:
                 else:
                     self._answer(call, rank, group)
 
-    def _answer(self, call: StartCall, rank: int, group: tuple[int, ...]) -> None:
+    def _answer(self, call: StartCall, rank: int, group: Group) -> None:
         if self.hardware.simulation.has(rank, "late") and rank not in self._have_been_late:
             self._have_been_late.add(rank)
             time.sleep(LATE_S / 8)
-        self._reply(call.id, rank, model.answer(self.hardware, call.function, rank=rank, group=group, kwargs=call.kwargs))
+        self._reply(call.id, rank, model.answer(group, call.function, rank=rank, kwargs=call.kwargs))
 
     def abort(self, call: AbortCall) -> None:
         """Called when the controller releases ranks that wait for one that failed."""
@@ -127,8 +131,8 @@ class Speaker:
             self.writer.put(fault_key(call_id), Fault(rank=rank))
 
     def say_goodbye(self) -> None:
-        """Say goodbye as every rank."""
-        for rank in self.ranks:
+        """Say goodbye as every rank that is left."""
+        for rank in self.ranks - self.lost:
             self.writer.put(bye_key(rank), Bye())
 
 
@@ -179,7 +183,7 @@ def _beat(speaker: Speaker, beats: Channel, controller_fd: int) -> None:
         count += 1
         if count * BEAT_S == LATE_S:
             speaker.say_hello(late=True)
-        for rank in speaker.ranks:
+        for rank in speaker.ranks - speaker.lost:
             beats.beat(rank, count)
 
 

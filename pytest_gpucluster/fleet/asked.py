@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.protocol.plain_data import MARK
@@ -18,14 +19,57 @@ PACKAGE = "pytest_gpucluster"
 PEAK_CLOCK_MHZ = 1830.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What one rank is asked: a function by its name, and the ranks of its process group (itself without a group)."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Group:
+    """The ranks of a process group, or a rank without one. What all members ask of it is found once.
+
+    Two groups are never equal, so that no table has to compare their ranks.
+    """
 
     hardware: Hardware
+    ranks: tuple[int, ...]
+
+    @cached_property
+    def nodes(self) -> tuple[int, ...]:
+        """The nodes of the group, each once."""
+        return tuple(sorted({self.hardware.simulation.place_of(rank)[0] for rank in self.ranks}))
+
+    @cached_property
+    def ends(self) -> tuple[int, int]:
+        """The lowest and the highest rank."""
+        return min(self.ranks), max(self.ranks)
+
+    def slowest(self, quantity: str) -> float:
+        """What the slowest GPU of the group reaches."""
+        return _slowest(self, quantity)
+
+    def with_fault(self, kind: FaultKind) -> tuple[int, ...]:
+        """The ranks of the group, as numbered in it, at whose GPUs this fault is planted."""
+        return _with_fault(self, kind)
+
+
+@functools.lru_cache(maxsize=64)
+def _slowest(group: Group, quantity: str) -> float:
+    return min(group.hardware.rate(rank, quantity) for rank in group.ranks)
+
+
+@functools.lru_cache(maxsize=64)
+def _with_fault(group: Group, kind: FaultKind) -> tuple[int, ...]:
+    return tuple(number for number, rank in enumerate(group.ranks) if group.hardware.simulation.has(rank, kind))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What one rank is asked: the ranks of its process group (itself without a group), and the arguments of the function."""
+
+    group: Group
     rank: int
-    group: tuple[int, ...]
     kwargs: dict[str, Any]
+
+    @property
+    def hardware(self) -> Hardware:
+        """The parts of the fleet."""
+        return self.group.hardware
 
     @property
     def place(self) -> tuple[int, int]:
@@ -43,57 +87,35 @@ class Asked:
         return self.spec.names[0]
 
     @property
-    def nodes(self) -> tuple[int, ...]:
-        """The nodes of the group, each once."""
-        return _nodes(self.hardware, self.group)
+    def claimed(self) -> tuple[int, int]:
+        """(node, GPU) that the rank uses: its own GPU, unless it is planted that two ranks share one."""
+        node, gpu = self.place
+        return node, (gpu or 2) - 1 if self.has("shared") else gpu
 
     @property
     def uuid(self) -> str:
         """A UUID that no real GPU has."""
-        node, gpu = self.place
+        node, gpu = self.claimed
         return f"GPU-SIMULATED-{node:05d}-{gpu:02d}"
 
     @property
     def serial(self) -> str:
         """A serial number that no real GPU has."""
-        node, gpu = self.place
+        node, gpu = self.claimed
         return f"SIM-{node:05d}-{gpu:02d}"
 
     @property
     def pci(self) -> str:
         """The PCI address of the GPU."""
-        return f"00000000:{0x10 + self.place[1]:02x}:00.0"
+        return f"00000000:{0x10 + self.claimed[1]:02x}:00.0"
 
     def rate(self, quantity: str) -> float:
         """What the rank's GPU reaches."""
         return self.hardware.rate(self.rank, quantity)
 
-    def slowest(self, quantity: str) -> float:
-        """What the slowest GPU of the group reaches."""
-        return _slowest(self.hardware, self.group, quantity)
-
     def has(self, kind: FaultKind) -> bool:
         """Whether this fault is planted at the rank's GPU."""
         return self.hardware.simulation.has(self.rank, kind)
-
-    def with_fault(self, kind: FaultKind) -> tuple[int, ...]:
-        """The ranks of the group, as numbered in it, at whose GPUs this fault is planted."""
-        return _with_fault(self.hardware, self.group, kind)
-
-
-@functools.lru_cache(maxsize=64)
-def _nodes(hardware: Hardware, group: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(sorted({hardware.simulation.place_of(rank)[0] for rank in group}))
-
-
-@functools.lru_cache(maxsize=64)
-def _slowest(hardware: Hardware, group: tuple[int, ...], quantity: str) -> float:
-    return min(hardware.rate(rank, quantity) for rank in group)
-
-
-@functools.lru_cache(maxsize=64)
-def _with_fault(hardware: Hardware, group: tuple[int, ...], kind: FaultKind) -> tuple[int, ...]:
-    return tuple(number for number, rank in enumerate(group) if hardware.simulation.has(rank, kind))
 
 
 def made(name: str, /, **fields: Any) -> dict[str, Any]:

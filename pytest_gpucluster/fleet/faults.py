@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FaultKind: TypeAlias = Literal[
-    "absent", "busy", "corrupt", "dead", "ecc", "hbm", "hung", "late", "nvls", "pattern", "pcie", "slow", "sockets",
-    "throttled", "versions",
+    "absent", "busy", "corrupt", "dead", "ecc", "hbm", "hung", "late", "lost", "nvls", "pattern", "pcie", "shared", "slow",
+    "sockets", "throttled", "versions",
 ]  # fmt: skip
 FAULTS: Mapping[FaultKind, str] = {
     "absent": "never joins",
@@ -26,15 +26,18 @@ FAULTS: Mapping[FaultKind, str] = {
     "hbm": "has 10 % less memory bandwidth",
     "hung": "hangs in the memory test",
     "late": "joins and answers late, and is healthy",
+    "lost": "the node is gone from the test under lasting load on",
     "nvls": "the all-reduce of the node runs without NVLink SHARP",
     "pattern": "loses bits of its memory",
     "pcie": "its link to the host came up at half its rate",
+    "shared": "its rank uses the GPU of a neighbour, so that two ranks claim that one",
     "slow": "computes 30 % slower at the same clock",
     "sockets": "the node speaks to others over sockets",
     "throttled": "is slowed by heat under lasting load",
-    "versions": "the node has another version of torch",
+    "versions": "the node has another torch and another driver",
 }
-NODES_ONLY = ("nvls", "sockets", "versions")
+NODES_ONLY = ("lost", "nvls", "sockets", "versions")
+GPUS_ONLY = ("shared",)
 PART = re.compile(r"node(\d{1,6})(?:-gpu(\d{1,3}))?", re.ASCII)
 FORM = "say PART:FAULT, for example node3-gpu5:slow or node7:absent"
 
@@ -47,10 +50,6 @@ class Fault(TypedMessage):
     gpu: int | None
     kind: FaultKind
 
-    def is_at(self, node: int, gpu: int) -> bool:
-        """Whether this GPU has the fault."""
-        return self.node == node and self.gpu in (None, gpu)
-
     def __str__(self) -> str:
         """The fault as it is written on the command line."""
         part = f"node{self.node}" if self.gpu is None else f"node{self.node}-gpu{self.gpu}"
@@ -61,7 +60,7 @@ def parse_fault(text: str) -> Fault:
     """``node23-gpu3:slow`` as a :class:`Fault`.
 
     Raises:
-        ConfigurationError: no such form or fault, or a fault of a node that names a GPU.
+        ConfigurationError: no such form or fault, a fault of a node that names a GPU, or one of a GPU that names a node.
     """
     part, _, kind = text.partition(":")
     found = PART.fullmatch(part)
@@ -72,4 +71,6 @@ def parse_fault(text: str) -> Fault:
         raise ConfigurationError(f"{text!r}: there is no fault {kind!r}; faults: {known}.{did_you_mean(kind, [*FAULTS])}")
     if kind in NODES_ONLY and found[2] is not None:
         raise ConfigurationError(f"{text!r}: {kind} is a fault of a whole node; say node{found[1]}:{kind}")
+    if kind in GPUS_ONLY and found[2] is None:
+        raise ConfigurationError(f"{text!r}: {kind} is a fault of one GPU; say {part}-gpu3:{kind}")
     return Fault(node=int(found[1]), gpu=None if found[2] is None else int(found[2]), kind=cast("FaultKind", kind))

@@ -20,13 +20,13 @@ OTHER_VERSION = "0.0.0+simulated"
 def identity(asked: Asked) -> Any:
     """Who the rank is. Versions are those of this machine, unless other ones are planted."""
     node, gpu = asked.place
-    others = {"torch": OTHER_VERSION} if asked.has("versions") else {}
+    other = asked.has("versions")
     return made(
         "inventory.identity:Identity",
         hostname=hostname_of(node),
         group_rank=node,
         local_rank=gpu,
-        versions={**read_versions(), **others},
+        versions={**read_versions(), **({"torch": OTHER_VERSION} if other else {})},
         torch_gpus=asked.hardware.simulation.gpus_per_node,
         gpu_name=asked.device,
         uuid=asked.uuid,
@@ -35,7 +35,7 @@ def identity(asked: Asked) -> Any:
         nvml_gpus=asked.hardware.simulation.gpus_per_node,
         hidden_gpus=0,
         variables={},
-        stack={"driver": "simulated", "CUDA": "simulated", "NCCL": "simulated"},
+        stack={"driver": OTHER_VERSION if other else "simulated", "CUDA": "simulated", "NCCL": "simulated"},
     )
 
 

@@ -32,7 +32,7 @@ ALONE_GIB, SHARDED_GIB, LAYERS = 20.3, 12.1, 28
 
 
 def _telemetry(asked: Asked) -> Any:
-    first, last = min(asked.group), max(asked.group)
+    first, last = asked.group.ends
     return made(
         "inventory.group_telemetry:GroupTelemetry",
         sm_clock_lowest_mhz=1725.0,
@@ -42,25 +42,25 @@ def _telemetry(asked: Asked) -> Any:
         power_highest_w=402.0,
         temperature_highest_c=61.0,
         hottest_rank=last,
-        event_reasons={"sw_power_cap": ranges(asked.group)} if len(asked.group) < 64 else {},
+        event_reasons={"sw_power_cap": ranges(asked.group.ranks)} if len(asked.group.ranks) < 64 else {},
     )
 
 
 def _on_sockets(asked: Asked) -> bool:
     fabric = asked.hardware.simulation.fabric
-    return len(asked.nodes) > 1 and (fabric not in CHANNELS or bool(asked.with_fault("sockets")))
+    return len(asked.group.nodes) > 1 and (fabric not in CHANNELS or bool(asked.group.with_fault("sockets")))
 
 
 def _busbw_gb_s(asked: Asked) -> float:
-    if len(asked.nodes) > 1:
+    if len(asked.group.nodes) > 1:
         return SOCKETS_GB_S if _on_sockets(asked) else BETWEEN_NODES_GB_S
-    whole = IN_NODE_GB_S.get(len(asked.group), NVLS_GB_S)
-    return whole * WITHOUT_NVLS if asked.with_fault("nvls") else whole
+    whole = IN_NODE_GB_S.get(len(asked.group.ranks), NVLS_GB_S)
+    return whole * WITHOUT_NVLS if asked.group.with_fault("nvls") else whole
 
 
 def all_reduce(asked: Asked) -> Any:
     """Bus bandwidth in a node or between nodes."""
-    ranks, size = len(asked.group), asked.kwargs["size_bytes"]
+    ranks, size = len(asked.group.ranks), asked.kwargs["size_bytes"]
     busbw = _busbw_gb_s(asked)
     algbw = busbw * ranks / (2 * (ranks - 1))
     return made(
@@ -76,7 +76,7 @@ def all_reduce(asked: Asked) -> Any:
         spans_busbw_gb_s=spread(busbw, max(1, asked.kwargs["iterations"] // 4)),
         backend="nccl",
         nccl_version="simulated",
-        nvls="off" if asked.with_fault("nvls") else "default",
+        nvls="off" if asked.group.with_fault("nvls") else "default",
         device=asked.device,
         telemetry=_telemetry(asked),
     )
@@ -84,20 +84,20 @@ def all_reduce(asked: Asked) -> Any:
 
 def nodes_reached(asked: Asked) -> Any:
     """Which nodes answered in one group over all ranks."""
-    nodes = asked.nodes
+    nodes = asked.group.nodes
     return made(
         "measurements.collectives:Reachability",
         nodes=[*nodes],
         num_nodes=len(nodes),
         hostnames={str(node): [hostname_of(node)] for node in nodes},
-        world_size=len(asked.group),
+        world_size=len(asked.group.ranks),
         round_trip_us=180.0,
     )
 
 
 def transport(asked: Asked) -> Any:
     """The channels of a rank: the first and the last GPU of a node speak to other nodes."""
-    nodes, (_, gpu) = asked.nodes, asked.place
+    nodes, (_, gpu) = asked.group.nodes, asked.place
     astray = asked.has("sockets")
     kind = "NET/Socket" if astray else CHANNELS.get(asked.hardware.simulation.fabric, "NET/Socket")
     ends = len(nodes) > 1 and gpu in (0, asked.hardware.simulation.gpus_per_node - 1)
@@ -117,8 +117,8 @@ def transport(asked: Asked) -> Any:
 
 def _checks(asked: Asked) -> dict[str, Any]:
     """The exact checks of a fine-tune. A slow GPU is found by its forward."""
-    slow = asked.with_fault("slow")
-    made_here = [name for name in CHECKS if len(asked.group) > 1 or name not in OF_SEVERAL]
+    slow = asked.group.with_fault("slow")
+    made_here = [name for name in CHECKS if len(asked.group.ranks) > 1 or name not in OF_SEVERAL]
     found: dict[str, Any] = {name: {"passed": True, "detail": "1 look, nothing differs", "ranks": []} for name in made_here}
     if slow and "step_time_spread" in found:
         detail = f"rank {ranges(slow)}: the forward takes 4.7 ms, the median of all is 3.3 ms"
@@ -140,7 +140,7 @@ def _outcome(asked: Asked, **measured: Any) -> Any:
         "greedy_exact_match": 1.0,
         "heldout_loss": 0.09,
         "steps": len(losses),
-        "world_size": len(asked.group),
+        "world_size": len(asked.group.ranks),
         "tokens_per_s_per_gpu": None,
         "mfu": None,
         "step_ms": None,
@@ -154,10 +154,10 @@ def _outcome(asked: Asked, **measured: Any) -> Any:
         "notes": [],
         "saved_step": None,
         "strategy": "none",
-        "step_rows": 8 * len(asked.group),
+        "step_rows": 8 * len(asked.group.ranks),
         "trained_parameters": 40_370_176,
         "wire_gb_per_step": 0.0,
-        "memory_peak_gib": [12.0] * min(8, len(asked.group)),
+        "memory_peak_gib": [12.0] * min(8, len(asked.group.ranks)),
         "compile_s": None,
         "rows_s": 0.1,
         "left_out": {},
@@ -174,9 +174,9 @@ def finetune(asked: Asked) -> Any:
 def train(asked: Asked) -> Any:
     """A training at full speed: as fast as the slowest GPU, less what the wire takes."""
     strategy = "fsdp" if asked.kwargs.get("strategy") == "fsdp" else "ddp"
-    reach = 1 if len(asked.group) == 1 else 2 if len(asked.nodes) == 1 else 3
+    reach = 1 if len(asked.group.ranks) == 1 else 2 if len(asked.group.nodes) == 1 else 3
     kept = KEPT_ON_SOCKETS[strategy] if _on_sockets(asked) else KEPT[strategy, reach]
-    rate = asked.slowest("train") * kept
+    rate = asked.group.slowest("train") * kept
     outcome = _outcome(
         asked,
         checks={},
@@ -185,9 +185,9 @@ def train(asked: Asked) -> Any:
         tokens_per_s_per_gpu=rate,
         mfu=rate / 33_700,
         step_ms=8192e3 / rate,
-        memory_peak_gib=[54.0] * min(8, len(asked.group)),
+        memory_peak_gib=[54.0] * min(8, len(asked.group.ranks)),
         strategy="none" if reach == 1 else strategy,
-        step_rows=4 * len(asked.group),
+        step_rows=4 * len(asked.group.ranks),
         wire_gb_per_step=0.0 if reach == 1 else 1.3,
     )
     return made("measurements.training:Trained", outcome=outcome, telemetry=_telemetry(asked))
@@ -195,7 +195,7 @@ def train(asked: Asked) -> Any:
 
 def sharded_memory(asked: Asked) -> Any:
     """The peak of a training under FSDP2: what a rank alone needs, less what the others hold, plus two gathered layers."""
-    ranks, layer_gib = len(asked.group), SHARDED_GIB / LAYERS
+    ranks, layer_gib = len(asked.group.ranks), SHARDED_GIB / LAYERS
     peak = ALONE_GIB if ranks == 1 else ALONE_GIB - SHARDED_GIB * (1 - 1 / ranks) + 2 * layer_gib
     return made(
         "measurements.training:ShardedMemory",

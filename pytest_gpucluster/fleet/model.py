@@ -11,6 +11,7 @@ from pytest_gpucluster.protocol.messages import Failure, Success
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from pytest_gpucluster.fleet.asked import Group
     from pytest_gpucluster.fleet.hardware import Hardware
     from pytest_gpucluster.protocol.messages import FunctionName, Reply
 
@@ -44,6 +45,11 @@ DYING = "measurements.sustained:sustained"
 HANGING = "measurements.hbm_pattern:hbm_pattern"
 
 
+def is_lost_in(hardware: Hardware, function: FunctionName, rank: int) -> bool:
+    """Whether the rank's node is lost in this call by a planted fault: it never answers again."""
+    return _name_of(function) == DYING and hardware.simulation.has(rank, "lost")
+
+
 def failure(hardware: Hardware, function: FunctionName, rank: int) -> Failure | None:
     """How this call fails at the rank by a planted fault; None if it does not."""
     name = _name_of(function)
@@ -54,8 +60,8 @@ def failure(hardware: Hardware, function: FunctionName, rank: int) -> Failure | 
     return None
 
 
-def answer(hardware: Hardware, function: FunctionName, *, rank: int, group: tuple[int, ...], kwargs: dict[str, Any]) -> Reply:
-    """The rank's answer to a call that does not fail; ``group``: the ranks of its process group, itself without one.
+def answer(group: Group, function: FunctionName, *, rank: int, kwargs: dict[str, Any]) -> Reply:
+    """The rank's answer to a call that does not fail; ``group``: its process group, itself without one.
 
     A function that the model does not know is a failure: a simulated fleet makes no value up for it.
     """
@@ -64,7 +70,7 @@ def answer(hardware: Hardware, function: FunctionName, *, rank: int, group: tupl
         error = f"a simulated fleet has no value of {function.module}:{function.qualname}"
         return Failure(kind="raised", type="NotSimulatedError", error=error, blames="software", entered=True)
     try:
-        value = ANSWERS[name](Asked(hardware=hardware, rank=rank, group=group, kwargs=kwargs))
+        value = ANSWERS[name](Asked(group=group, rank=rank, kwargs=kwargs))
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:  # arguments that no packaged recipe has
         text = f"a simulated fleet cannot answer {function.qualname} with {kwargs}: {error!r}"
         return Failure(kind="raised", type="NotSimulatedError", error=text, blames="software", entered=True)

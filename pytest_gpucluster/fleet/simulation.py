@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.fleet.faults import Fault, FaultKind, parse_fault
+from pytest_gpucluster.fleet.faults import GPUS_ONLY, Fault, FaultKind, parse_fault
 from pytest_gpucluster.protocol.codec import TypedMessage
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MOST_GPUS = 65536
 SHAPE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,2})", re.ASCII)
@@ -16,9 +20,9 @@ JOIN_S = 3.0
 """How long a simulated run waits for absent ranks, once every present rank has joined."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Simulation(TypedMessage):
-    """A fleet of ``nodes`` times ``gpus_per_node`` GPUs that does not exist.
+    """A fleet of ``nodes`` times ``gpus_per_node`` GPUs that does not exist. What is derived from its faults is built once.
 
     ``gpu`` is the id of a GPU spec and ``fabric`` what connects the nodes. Equal simulations give equal values.
     """
@@ -50,16 +54,23 @@ class Simulation(TypedMessage):
         """(node, GPU) of a rank, both counted from 0."""
         return divmod(rank, self.gpus_per_node)
 
-    def has(self, rank: int, *kinds: FaultKind) -> bool:
-        """Whether one of these faults is planted at this rank's GPU."""
+    def has(self, rank: int, kind: FaultKind) -> bool:
+        """Whether this fault is planted at this rank's GPU."""
         node, gpu = self.place_of(rank)
-        return any(fault.kind in kinds and fault.is_at(node, gpu) for fault in self.faults)
+        return kind in self._kinds.get((node, gpu), ()) or kind in self._kinds.get((node, None), ())
 
-    @property
-    def present(self) -> list[int]:
+    @cached_property
+    def _kinds(self) -> Mapping[tuple[int, int | None], set[FaultKind]]:
+        """The kinds of fault at each GPU, and under GPU None those of a whole node."""
+        kinds: dict[tuple[int, int | None], set[FaultKind]] = {}
+        for fault in self.faults:
+            kinds.setdefault((fault.node, fault.gpu), set()).add(fault.kind)
+        return kinds
+
+    @cached_property
+    def present(self) -> tuple[int, ...]:
         """The ranks that join."""
-        absent = [fault for fault in self.faults if fault.kind == "absent"]
-        return [rank for rank in range(self.world_size) if not any(one.is_at(*self.place_of(rank)) for one in absent)]
+        return tuple(rank for rank in range(self.world_size) if not self.has(rank, "absent"))
 
 
 def parse_simulation(shape: str, *, seed: int = 0, faults: list[str]) -> Simulation:
@@ -78,6 +89,8 @@ def parse_simulation(shape: str, *, seed: int = 0, faults: list[str]) -> Simulat
         if fault.node >= simulation.nodes or (fault.gpu or 0) >= simulation.gpus_per_node:
             last = f"node{simulation.nodes - 1}-gpu{simulation.gpus_per_node - 1}"
             raise ConfigurationError(f"{str(fault)!r} is outside of the fleet {shape}, whose last GPU is {last}")
+        if fault.kind in GPUS_ONLY and simulation.gpus_per_node == 1:
+            raise ConfigurationError(f"{str(fault)!r} needs a neighbour, and the nodes of the fleet {shape} have one GPU")
     if not simulation.present:
         raise ConfigurationError(f"nothing of the fleet {shape} is present: nobody could be asked")
     return simulation

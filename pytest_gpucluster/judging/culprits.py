@@ -6,7 +6,7 @@ without a place. Only a failure that was confirmed asks to replace something.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -35,6 +35,8 @@ HEAVIEST_FIRST: tuple[Part, ...] = (
 )
 """Of several parts that are blamed at one place: a suspicion of hardware is not lost behind one of software."""
 HARDWARE: tuple[Part, ...] = ("gpu", "link", "nic", "switch", "path", "node")
+OF_A_NODE: tuple[Part, ...] = ("node", "settings", "software")
+"""What all GPUs of a node may share. A process that died is blamed at its GPU, also if all of a node's did."""
 FEWEST_OF_MOST = 3
 SHOWN_EVIDENCE = 8
 REPLACE: Mapping[Part, str] = {
@@ -116,7 +118,8 @@ class Culprit:
     @property
     def _selection(self) -> str:
         """The ``-k`` for these criteria, at this place where they are judged there."""
-        here = dict.fromkeys(_own_name(record) for record in self.records if self.place in (None, record.place))
+        concerned = (self.place, *self.places)
+        here = dict.fromkeys(_own_name(record) for record in self.records if self.place is None or record.place in concerned)
         elsewhere = dict.fromkeys(name for name in map(_own_name, self.records) if name not in here)
         names = " or ".join(here)
         if self.place is None or not here:
@@ -138,7 +141,7 @@ def find_culprits(records: Iterable[Record], places: Mapping[str, Place]) -> lis
     covered = {_key(record) for culprit in shared for record in culprit.records}
     left = [record for record in bad if _key(record) not in covered]
     keys = {record.criterion for record in rows}
-    found = [*shared, *_by_place(left, places, keys), *_among_several(left, places)]
+    found = [*shared, *_whole_nodes(_by_place(left, places, keys), places), *_among_several(left, places)]
     return sorted(found, key=lambda culprit: (not culprit.is_confirmed, not culprit.is_measured))
 
 
@@ -229,6 +232,38 @@ def _culprit_at(place: Place, records: Sequence[Record], keys: set[str]) -> Culp
         return found
     headline = f"{place.id} is absent: {len(records)} expected outcomes are missing with it"
     return Culprit(kind="node", place=place.id, places=(place.id,), records=found.records, headline=headline)
+
+
+def _whole_nodes(found: Sequence[Culprit], places: Mapping[str, Place]) -> list[Culprit]:
+    """The culprits, with one in place of all GPUs of a node that answer where one cause of :data:`OF_A_NODE` took them."""
+    answering = Counter(place.node for place in places.values() if place.gpu is not None and place.rank is not None)
+    nodes = {place.node: place.id for place in places.values() if place.gpu is None}
+    alike: dict[tuple[int, Part, str], list[Culprit]] = defaultdict(list)
+    for culprit in found:
+        causes = {record.cause for record in culprit.records if record.outcome == ERROR}
+        cause = causes.pop() if len(causes) == 1 else None
+        place = places[str(culprit.place)]
+        is_whole = cause is not None and all(record.outcome == ERROR for record in culprit.records)
+        if is_whole and place.gpu is not None and culprit.kind in OF_A_NODE:
+            alike[place.node, culprit.kind, str(cause)].append(culprit)
+    merged = [
+        _culprit_of_node(nodes[node], kind, cause, same)
+        for (node, kind, cause), same in alike.items()
+        if node in nodes and len(same) == answering[node] > 1
+    ]
+    covered = {name for culprit in merged for name in culprit.places}
+    return [*(culprit for culprit in found if culprit.place not in covered), *merged]
+
+
+def _culprit_of_node(node: str, kind: Part, cause: str, same: Sequence[Culprit]) -> Culprit:
+    records = {_key(record): record for culprit in same for record in culprit.records}
+    return Culprit(
+        kind=kind,
+        place=node,
+        places=tuple(str(culprit.place) for culprit in same),
+        records=tuple(records.values()),
+        headline=f"all {len(same)} ranks alike: {cause}",
+    )
 
 
 def _among_several(left: Sequence[Record], places: Mapping[str, Place]) -> list[Culprit]:

@@ -79,7 +79,8 @@ def doubled_gpus(places: Iterable[Place]) -> list[str]:
     found: dict[str, list[str]] = {}
     for place in places:
         if place.uuid is not None:
-            found.setdefault(place.uuid, []).append(place.id)
+            host = f" ({place.hostname})" if place.hostname is not None else ""
+            found.setdefault(place.uuid, []).append(place.id + host)
     return [f"{uuid} answers at {' and '.join(ids)}" for uuid, ids in found.items() if len(ids) > 1]
 
 

@@ -101,8 +101,9 @@ class Live:
 
     def output(self, rank: int, text: str) -> None:
         """Print what a rank printed in a call, each line behind its place; called after the call, with ``-s``."""
-        places = self._session.places().values()
-        where = next((place.id for place in places if place.rank == rank), f"rank {rank}")
+        binding = self._session.binding
+        place = binding.by_rank.get(rank) if binding is not None else None
+        where = place.id if place is not None else f"rank {rank}"
         for line in lines(text):
             self.say(f"[{where}] {line}")
 

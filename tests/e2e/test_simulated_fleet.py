@@ -60,8 +60,10 @@ BAD: dict[str, dict[str, dict[str, set[str]]]] = {
     },
 }  # fmt: skip
 """By planted fault: where what is not green."""
-WITHOUT_A_RANK = ("absent", "busy", "versions")
+WITHOUT_A_RANK = ("absent", "busy", "lost", "versions")
 """Faults that take every measurement over all GPUs along."""
+NOT_ONE_EACH = ("shared",)
+"""Faults of which no value tells."""
 
 
 def simulate(folder: Path, fleet: str, *arguments: str, bad: tuple[str, ...] = ()) -> FinishedRun:
@@ -170,7 +172,7 @@ def test_what_cannot_be_simulated_is_wrong_usage(tmp_path: Path, arguments: tupl
 
 def test_every_fault_is_planted_here() -> None:
     """A new fault needs its line in one of the tests below."""
-    assert {fault.partition(":")[2] for fault in BAD} | set(WITHOUT_A_RANK) == set(FAULTS)
+    assert {fault.partition(":")[2] for fault in BAD} | {*WITHOUT_A_RANK, *NOT_ONE_EACH} == set(FAULTS)
 
 
 @pytest.mark.long
@@ -204,6 +206,47 @@ def test_parts_that_take_no_part(tmp_path: Path, fault: str, where: set[str], ou
         assert {place for place, one in found.items() if one != "passed"} == where, run.stdout[-4000:]
         assert {found[place] for place in where} <= {outcome, "error"}
     assert_said_everywhere(run, "INCOMPLETE")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("fault", "gpu", "places"), [("node1-gpu1:shared", 0, (0, 1)), ("node1-gpu0:shared", 1, (0, 1))])
+def test_two_ranks_that_claim_one_gpu(tmp_path: Path, fault: str, gpu: int, places: tuple[int, int]) -> None:
+    """All values are good, and the verdict names GPU, places and host: another GPU was never measured."""
+    run = simulate(tmp_path, "2x4", bad=(fault,))
+    claims = " and ".join(f"node1-gpu{place} (gpu-node-1)" for place in places)
+    assert f"one GPU in two places: GPU-SIMULATED-00001-{gpu:02d} answers at {claims}" in run.results["verdict_line"]
+    assert not_green(run) == {}, run.stdout[-4000:]
+    assert_said_everywhere(run, "INCOMPLETE")
+    assert run.returncode == 0, "nothing failed; --gpucluster-gate asks for more"
+
+
+@pytest.mark.long
+def test_everything_at_once(tmp_path: Path) -> None:
+    """Ten nodes that never come, one that is lost, one with other versions, a late one, a shared GPU, a slow one.
+
+    Each node is one culprit with one cause, and what is healthy is green.
+    """
+    absent = tuple(range(1, 20, 2))
+    faults = ("node2:lost", "node4:versions", "node6-gpu1:late", "node8-gpu1:shared", "node10-gpu2:slow")
+    run = simulate(tmp_path, "20x3", "-m", "compute or health", bad=(*(f"node{node}:absent" for node in absent), *faults))
+    numbers = {f"gpu-node-{node}": f"node{number}" for number, node in enumerate(range(0, 20, 2))}
+    slow, lost, versions = (numbers[f"gpu-node-{node}"] for node in (10, 2, 4))
+    blamed = {(one["kind"], one["place"]["id"], one["place"]["hostname"]) for one in run.results["culprits"]}
+    assert blamed == {
+        ("gpu", f"{slow}-gpu2", "gpu-node-10"),
+        ("node", lost, "gpu-node-2"),
+        ("software", versions, "gpu-node-4"),
+        *(("node", f"node{number}", None) for number in range(10, 20)),
+    }
+    causes = {one["place"]["id"]: one["evidence"][0] for one in run.results["culprits"]}
+    assert causes[lost] == "all 3 ranks alike: its agent on gpu-node-2 has been silent for 10 s"
+    assert causes[versions].startswith("all 3 ranks alike: its node runs torch 0.0.0+simulated instead of ")
+    assert sum("has been silent" in line and line.startswith("not measured") for line in run.stdout.splitlines()) == 1
+    assert sum("its node runs" in line and line.startswith("not measured") for line in run.stdout.splitlines()) == 1
+    assert Counter(run.outcomes("bf16_tflops").values()) == {"passed": 3 * 9 - 1, "failed": 1, "error": 3, "missing": 30}
+    assert Counter(run.outcomes("bf16_sustained").values()) == {"passed": 23, "failed": 1, "error": 6, "missing": 30}
+    assert "one GPU in two places: GPU-SIMULATED-00008-00 answers at node4-gpu0 (gpu-node-8)" in run.results["verdict_line"]
+    assert_said_everywhere(run, "REJECTED")
 
 
 @pytest.mark.long

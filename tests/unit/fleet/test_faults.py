@@ -32,6 +32,7 @@ def test_every_fault_can_be_planted_and_comes_back(kind: str) -> None:
         ("node1:", "'node1:': there is no fault ''; faults: absent, "),
         ("node1:slwo", "there is no fault 'slwo'; faults: .* Did you mean 'slow'"),
         ("node1-gpu2:nvls", "'node1-gpu2:nvls': nvls is a fault of a whole node; say node1:nvls"),
+        ("node1:shared", "'node1:shared': shared is a fault of one GPU; say node1-gpu3:shared"),
     ],
 )
 def test_faults_that_are_none_are_told(text: str, message: str) -> None:
@@ -54,6 +55,14 @@ def test_faults_outside_of_the_fleet_are_told(fault: str) -> None:
         parse_simulation("2x4", faults=[fault])
 
 
+def test_a_gpu_without_a_neighbour_cannot_be_shared() -> None:
+    """The rank would be alone on its own GPU."""
+    with pytest.raises(
+        ConfigurationError, match="'node0-gpu0:shared' needs a neighbour, and the nodes of the fleet 2x1 have one"
+    ):
+        parse_simulation("2x1", faults=["node0-gpu0:shared"])
+
+
 def test_a_fleet_that_is_absent_is_told() -> None:
     """Nobody would ever say hello."""
     with pytest.raises(ConfigurationError, match="nothing of the fleet 1x2 is present"):
@@ -71,5 +80,5 @@ def test_a_simulation_crosses_to_its_agents() -> None:
     """As JSON and back."""
     found = parse_simulation("3x2", seed=5, faults=["node1-gpu1:slow", "node2:absent"])
     assert Simulation.read(found.to_json()) == found
-    assert found.present == [0, 1, 2, 3]
+    assert found.present == (0, 1, 2, 3)
     assert [rank for rank in range(6) if found.has(rank, "slow")] == [3]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.fleet import model
+from pytest_gpucluster.fleet.asked import Group
 from pytest_gpucluster.fleet.hardware import TYPICAL, Hardware
 from pytest_gpucluster.fleet.simulation import parse_simulation
 from pytest_gpucluster.protocol import plain_data
@@ -50,10 +51,18 @@ def ask(name: str, *, rank: int = 0, gpu: str = "h200-sxm", bad: tuple[str, ...]
     """The plain value of one rank of 2 x 4 GPUs, all in one group."""
     simulation = dataclasses.replace(parse_simulation("2x4", faults=[*bad]), gpu=gpu)
     reply = model.answer(
-        Hardware(simulation), function(name), rank=rank, group=tuple(range(8)), kwargs={**ASKED.get(name, {}), **kwargs}
+        Group(hardware=Hardware(simulation), ranks=tuple(range(8))),
+        function(name),
+        rank=rank,
+        kwargs={**ASKED.get(name, {}), **kwargs},
     )
     assert isinstance(reply, Success), reply
     return reply.value
+
+
+def alone() -> Group:
+    """A rank without a process group."""
+    return Group(hardware=Hardware(parse_simulation("1x8", faults=[])), ranks=(0,))
 
 
 def dataclasses_in(value: Any) -> Iterator[dict[str, Any]]:
@@ -107,7 +116,7 @@ def test_another_seed_and_another_gpu_are_other_parts() -> None:
 
 def test_a_function_without_a_model_is_an_error_that_says_so() -> None:
     """No value is made up for a test of somebody's own."""
-    reply = model.answer(Hardware(parse_simulation("1x8", faults=[])), function("ours:own"), rank=0, group=(0,), kwargs={})
+    reply = model.answer(alone(), function("ours:own"), rank=0, kwargs={})
     assert isinstance(reply, Failure)
     assert reply.error == "a simulated fleet has no value of pytest_gpucluster.ours:own"
 
@@ -115,10 +124,9 @@ def test_a_function_without_a_model_is_an_error_that_says_so() -> None:
 def test_arguments_without_a_model_are_an_error() -> None:
     """An unknown dtype is no crash of the agent."""
     reply = model.answer(
-        Hardware(parse_simulation("1x8", faults=[])),
+        alone(),
         function("measurements.gemm:gemm"),
         rank=0,
-        group=(0,),
         kwargs={**ASKED["measurements.gemm:gemm"], "dtype": "float4"},
     )
     assert isinstance(reply, Failure)

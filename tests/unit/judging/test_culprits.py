@@ -209,6 +209,41 @@ def test_an_absent_node_is_one_culprit() -> None:
     assert found[0].evidence[0] == "node1 is absent: 18 expected outcomes are missing with it"
 
 
+@pytest.mark.parametrize(("blames", "cause"), [("node", "its agent is silent"), ("software", "its node runs torch 1")])
+def test_a_node_whose_ranks_all_fail_alike_is_one_culprit(blames: Part, cause: str) -> None:
+    """The node is named, with all that went with it; ranks of other nodes are not drawn in."""
+    known = places(nodes=3)
+    lost = [f"node1-gpu{number}" for number in range(8)]
+    rows = [
+        error(key, place, place=place, blames=blames, cause=cause, reason=f"{place}: {cause}") for key in "ab" for place in lost
+    ]
+    rows.append(error("busbw", *lost, place="node1", blames=blames, cause=cause))
+    alone = error("a", "node2-gpu0", place="node2-gpu0", blames=blames, cause=cause)
+    other, found = find_culprits([*rows, alone], known)
+    assert (other.place, other.criteria) == ("node2-gpu0", ["a"])
+    assert (found.kind, found.place, found.places) == (blames, "node1", tuple(lost))
+    assert len(found.records) == 17
+    assert found.evidence[0] == f"all 8 ranks alike: {cause}"
+    assert '-k "(a or b or busbw) and node1"' in found.action
+    assert found.confidence == "medium"
+
+
+@pytest.mark.parametrize("which", ["another cause", "a failure", "a rank that answered", "nothing"])
+def test_a_node_with_a_rank_that_differs_is_not_one_culprit(which: str) -> None:
+    """A GPU that measured, failed a limit or fails otherwise is its own; an absent one does not count."""
+    known = places(nodes=3, absent=("node1-gpu7",))
+    lost = [f"node1-gpu{number}" for number in range(7)]
+    rows = [error("a", place, place=place, cause="its node runs torch 1") for place in lost]
+    if which == "another cause":
+        rows.append(error("b", lost[0], place=lost[0], cause="KeyError: 'y'"))
+    elif which == "a failure":
+        rows.append(failed("b", lost[0]))
+    elif which == "a rank that answered":
+        del rows[0]
+    of_node = [culprit for culprit in find_culprits(rows, known) if culprit.place == "node1"]
+    assert len(of_node) == (which == "nothing")
+
+
 def test_what_was_never_run_blames_nobody() -> None:
     """A run that was cut short, on nodes that are there."""
     assert find_culprits([Record(criterion="a", place=gpu(0), outcome="missing", reason="not run")], places()) == []
