@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+import os
 import time
 from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.config.open_files import require_open_files
 from pytest_gpucluster.config.settings import DEADLINES_S, Expect, Settings, reaches
 from pytest_gpucluster.controller.inline import OBJECTION
 from pytest_gpucluster.errors import ConfigurationError
@@ -18,6 +20,7 @@ from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.promises import changed_terms, short_soak
 from pytest_gpucluster.judging.waivers import Waivers
 from pytest_gpucluster.places import Inventory
+from pytest_gpucluster.protocol.channel import most_connections
 from pytest_gpucluster.thresholds import no_effect
 from pytest_gpucluster.thresholds.load import load
 from pytest_gpucluster.thresholds.lock import changed_figures
@@ -169,7 +172,10 @@ def prepare(settings: Settings, launch: Launch | None, *, start: Path, simulatio
         objections=tuple(_objections(settings, launch, profile, inventory, detected)),
         started_s=started_s,
     )
-    return _inline(setup) if settings.inline else setup
+    if settings.inline:
+        return _inline(setup)
+    _require_open_files(launch, setup.num_local)
+    return setup
 
 
 def _prepare_simulated(
@@ -233,6 +239,13 @@ def _require_gpus(profile: Profile, launch: Launch | None, detected: Detected) -
         f"torchrun started {launch.local_world_size} ranks on this node, which has {num_gpus} visible GPUs; "
         f"say --nproc-per-node={num_gpus}. If a GPU is missing, say so with --gpucluster-expect instead"
     )
+
+
+def _require_open_files(launch: Launch | None, num_local: int) -> None:
+    """Check that whoever hosts the store may have so many connections: torchrun, or this process."""
+    world_size, num_nodes = (launch.world_size, launch.num_nodes) if launch is not None else (num_local, 1)
+    is_hosted = launch is not None and launch.agent_hosts_store
+    require_open_files(most_connections(world_size=world_size, num_nodes=num_nodes), pid=os.getppid() if is_hosted else 0)
 
 
 def _read_waivers(profile: Profile, criteria: Mapping[str, Threshold], file: Path | None) -> Waivers:

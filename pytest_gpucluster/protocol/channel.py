@@ -255,6 +255,15 @@ class Channel:
             raise ChannelLostError(f"the store at {self.address.host}:{self.address.port} is gone: {lost}") from lost
 
 
+def most_connections(*, world_size: int, num_nodes: int) -> int:
+    """How many connections the store of a run has at most.
+
+    Each agent has two and each worker in a process group one. Besides there are those of torchrun on each node, of the
+    controller, and of the journal replica.
+    """
+    return 3 * world_size + 2 * num_nodes + 3
+
+
 def listen_on_loopback() -> socket.socket:
     """A socket that listens on 127.0.0.1 only. A TCPStore that opens its own socket listens on every interface."""
     return socket.create_server(("127.0.0.1", 0), backlog=1024)

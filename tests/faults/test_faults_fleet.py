@@ -11,7 +11,7 @@ import jsonschema  # type: ignore[import-untyped]  # its stubs would be one more
 import pytest
 
 from tests.support import reports
-from tests.support.launching import ACCEPTANCE
+from tests.support.launching import ACCEPTANCE, PYTEST, under_torchrun
 
 if TYPE_CHECKING:
     from tests.support.launching import Launch, Starter
@@ -57,3 +57,58 @@ def test_a_controller_that_dies_late(starter: Starter, bad: tuple[str, ...]) -> 
     assert len(cases) == len([row for row in found["criteria"] if row["outcome"] != "not_selected"]) + 1
     assert SAID in cases[-1].message
     assert cases[-1].outcome == ("failure" if bad else "error")
+
+
+# The limit of open files.
+
+FEW_FILES = """
+import torch
+import pytest
+
+@pytest.mark.distributed(per="cluster")
+def test_sum(process_group, rank, world_size):
+    found = torch.ones(1)
+    torch.distributed.all_reduce(found)
+    assert found.item() == world_size
+"""
+RANKS = 6
+
+
+def limited(starter: Starter, limits: str, *, torchrun: bool) -> Launch:
+    """Start a rehearsal whose first process may have so many open files (arguments of ulimit)."""
+    starter.write(test_sum=FEW_FILES)
+    arguments = ("test_sum.py", "--gpucluster", "--gpucluster-profile=rehearsal")
+    if torchrun:
+        (command,) = under_torchrun(*arguments, ranks=RANKS)
+    else:
+        command = [*PYTEST, *arguments, "--gpucluster-expect", f"nodes=1,gpus_per_node={RANKS}"]
+    return starter.start(["sh", "-c", f'ulimit {limits}; exec "$@"', "sh", *command], name="limited")
+
+
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_too_few_open_files_are_told_before_anything_hangs(starter: Starter, *, torchrun: bool) -> None:
+    """The store would say nothing, and ranks that come later would time out after a minute or two."""
+    launch = limited(starter, "-n 60", torchrun=torchrun)
+    assert launch.end() == (1 if torchrun else 4), launch.output
+    launch.gone()
+    assert launch.output.count("and may have 60 (hard limit 60): raise the limit on node 0 before the start") == 1
+    assert "Traceback" not in launch.output.partition("ChildFailedError")[0].partition("raise the limit")[0]
+    assert not (launch.cwd / reports.RESULTS).exists()
+
+
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_a_soft_limit_that_is_too_low_is_raised(starter: Starter, *, torchrun: bool) -> None:
+    """Of torchrun too: with 26 open files it could not serve six ranks."""
+    launch = limited(starter, "-S -n 26" if torchrun else "-S -n 40", torchrun=torchrun)
+    assert launch.end() == 0, launch.output
+    launch.gone()
+    assert {row["outcome"] for row in launch.results()["criteria"] if row["criterion"].endswith("sum")} <= {"passed"}
+    assert "1 passed" in launch.output
+
+
+def test_a_fleet_needs_few_open_files(starter: Starter) -> None:
+    """A few processes speak for all ranks."""
+    command = [*PYTEST, *FLEET, "--fleet=64x8", "-k", "gpu_count"]
+    launch = starter.start(["sh", "-c", 'ulimit -n 256; exec "$@"', "sh", *command], name="limited")
+    assert launch.end() == 0, launch.output
+    assert "64 passed" in launch.output

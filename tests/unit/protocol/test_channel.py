@@ -149,3 +149,15 @@ def test_many_messages_at_once() -> None:
     assert good == [Fault(rank=rank) for rank in range(len(keys) - 1)]
     assert isinstance(forged, ForgedMessageError)
     assert store.take_written([], Fault.read) == []
+
+
+def test_more_keys_than_16_bits_can_count() -> None:
+    """1,024 ranks write 100,000 keys in a run: the first and the last are there, and all are read in batches."""
+    listener = channel.listen_on_loopback()
+    address = channel.Address(host="127.0.0.1", port=listener.getsockname()[1], run_id="r")
+    store = channel.host_store(address, None, listener=listener)
+    keys = [channel.reply_key("c", rank) for rank in range(65_536 + 500)]
+    for rank, key in enumerate(keys):
+        store.put(key, Fault(rank=rank))
+    assert store.arrived(keys, within_s=60)
+    assert store.take_written(keys, Fault.read) == [Fault(rank=rank) for rank in range(len(keys))]

@@ -1,0 +1,43 @@
+"""The limit of open files: the process that hosts the store of a run needs one for each connection to it."""
+
+from __future__ import annotations
+
+import resource
+
+from pytest_gpucluster.errors import ConfigurationError
+
+SPARE_FILES = 64
+"""What a process that hosts the store has open besides: torchrun about 20, pytest with its plugins less than 50."""
+
+
+def require_open_files(num_connections: int, *, pid: int = 0) -> None:
+    """Raise the soft limit of open files of a process (0: this one) so far that it can host a store, if it is lower.
+
+    A store at its limit says nothing: ranks that come later time out. Of a process that does not show its limit nothing is
+    known, and nothing is refused.
+
+    Raises:
+        ConfigurationError: the limit is too low and cannot be raised from here.
+    """
+    needed = num_connections + SPARE_FILES
+    try:
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    except OSError:
+        return
+    if _allows(soft, needed):
+        return
+    if _allows(hard, needed):
+        try:
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (needed, hard))
+        except OSError:
+            pass
+        else:
+            return
+    raise ConfigurationError(
+        f"the process that hosts the store needs up to {needed} open files for {num_connections} connections, and may have "
+        f"{soft} (hard limit {hard}): raise the limit on node 0 before the start (ulimit -n {needed})"
+    )
+
+
+def _allows(limit: int, needed: int) -> bool:
+    return limit == resource.RLIM_INFINITY or limit >= needed
