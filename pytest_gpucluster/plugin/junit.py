@@ -6,10 +6,12 @@ import contextlib
 import platform
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from _pytest.junitxml import bin_xml_escape, xml_key  # no public way
 
+from pytest_gpucluster.reporting.files import is_replaceable, whole_file
 from pytest_gpucluster.reporting.junit import REHEARSAL_SUITE, make_fit, names_of, suite_element
 from pytest_gpucluster.text import one_line
 
@@ -42,7 +44,7 @@ def finish_junit(config: pytest.Config, report: Report) -> None:
     Called when the session finishes, before pytest's writer writes its file. Of pytest's testcases stay the names, times,
     captured output and the properties that tests recorded; testcases that are not of a test stay whole.
     """
-    writer: Any = next((one for one in config.pluginmanager.get_plugins() if type(one).__name__ == "LogXML"), None)
+    writer = _writer_of(config)
     if writer is None:
         return
     suite = suite_element(report)
@@ -58,6 +60,28 @@ def finish_junit(config: pytest.Config, report: Report) -> None:
     writer.node_reporters_ordered = [FinishedTestcase(element) for element in elements]
     writer.stats = Counter(next((child.tag for child in element if child.tag in BAD), "passed") for element in elements)
     writer.cnt_double_fail_tests = 0
+
+
+@contextlib.contextmanager
+def written_whole(config: pytest.Config) -> Iterator[None]:
+    """Have pytest's writer write beside its file, and put the new one in its place when it is whole.
+
+    On a full disk the older one stays. A link, a device or a pipe is written through, as pytest does.
+
+    Raises:
+        OSError: there is no room for it.
+    """
+    writer = _writer_of(config)
+    file = Path(writer.logfile) if writer is not None else None
+    if writer is None or file is None or not is_replaceable(file):
+        yield
+        return
+    with whole_file(file) as temporary:
+        writer.logfile = str(temporary)
+        try:
+            yield
+        finally:
+            writer.logfile = str(file)
 
 
 @contextlib.contextmanager
@@ -77,6 +101,11 @@ def leave_out_junit(config: pytest.Config) -> None:
     if writer is not None:
         del config.stash[xml_key]
         config.pluginmanager.unregister(writer)
+
+
+def _writer_of(config: pytest.Config) -> Any:
+    """Pytest's own writer; None where ``--junitxml`` was not given."""
+    return next((one for one in config.pluginmanager.get_plugins() if type(one).__name__ == "LogXML"), None)
 
 
 def _finished(reporter: Any) -> ET.Element:

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_gpucluster.plugin.junit import written_whole
+
 if TYPE_CHECKING:
     from collections.abc import Generator
 
@@ -23,7 +25,8 @@ class ReportErrorGuard:
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
         """Show a report that could not be written beside the verdict; such a run is no success."""
         try:
-            return (yield)
+            with written_whole(session.config):
+                return (yield)
         except OSError as error:
             if self._end.verdict is None:
                 raise

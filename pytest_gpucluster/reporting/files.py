@@ -161,21 +161,30 @@ def write_atomically(path: Path, text: str) -> None:
     Raises:
         OSError: it cannot be written, or there is a link in its place or in that of the temporary file.
     """
+    with whole_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """A new file beside ``path`` to write to, which takes its place at the end, unless anything is raised.
+
+    Raises:
+        OSError: it cannot be made, or there is a link in its place or in that of the temporary file.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     for one in (path, temporary):
         if one.is_symlink():
             raise OSError(errno.ELOOP, f"{one.name} {IS_LINK}", str(one))
     temporary.unlink(missing_ok=True)  # of a process that was killed
-    descriptor = os.open(temporary, NEW, 0o644)
+    os.close(os.open(temporary, NEW, 0o644))
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
         temporary.replace(path)
-    except OSError:
+    finally:
         temporary.unlink(missing_ok=True)
-        raise
 
 
 @contextlib.contextmanager

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import subprocess
-import tempfile
 from typing import TYPE_CHECKING
 
 import jsonschema  # type: ignore[import-untyped]  # its stubs would be one more thing to install
 import pytest
 
-from tests.support.launching import PYTEST
+from tests.support.mounts import NO_MOUNTS, can_mount, full, mounted
 from tests.support.processes import command_of, free_port
 from tests.support.reports import SCHEMA
 from tests.support.thresholds_files import entry, write_limits
@@ -57,9 +54,6 @@ def test_after(criterion):
 LIMITS = {"rate": entry(per="gpu", min=1, unit="GB/s"), "after": entry(min=1)}
 
 
-NO_MOUNTS = "no mounts of one's own here (unshare -rm)"
-
-
 def written(starter: Starter) -> tuple[str, ...]:
     """Write the suite and its limits; the arguments of a run of it."""
     starter.write(test_value=SUITE)
@@ -71,25 +65,6 @@ def written(starter: Starter) -> tuple[str, ...]:
 def chosen(starter: Starter) -> tuple[str, ...]:
     """The suite is written; the arguments of a run of it."""
     return written(starter)
-
-
-def can_mount() -> bool:
-    """Whether a test may mount something for itself alone."""
-    command = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", tempfile.gettempdir()]
-    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-
-def mounted(starter: Starter, mount: str, *arguments: str, kept: str = "kept") -> Launch:
-    """Start pytest where ``mount`` (shell) was done for it alone; what is then in ``disk`` is copied to ``kept``."""
-    script = f'mkdir -p {kept} && {mount} || exit 99; "$@"; code=$?; cp -r disk/. {kept}/; exit $code'
-    command = ["unshare", "-rm", "sh", "-c", script, "sh", *PYTEST, *arguments]
-    (starter.folder / "disk").mkdir(exist_ok=True)
-    return starter.start(command, name="mounted")
-
-
-def full(size: str) -> str:
-    """The mount of a disk of this size."""
-    return f"mount -t tmpfs -o size={size} tmpfs disk"
 
 
 def rows(launch: Launch, folder: str = RESULTS) -> dict[str, tuple[str, float | None]]:

@@ -10,10 +10,14 @@ from typing import TYPE_CHECKING
 import jsonschema  # type: ignore[import-untyped]  # its stubs would be one more thing to install
 import pytest
 
+from pytest_gpucluster.commands.main import main
 from tests.support import reports
 from tests.support.launching import ACCEPTANCE, PYTEST, under_torchrun
+from tests.support.mounts import NO_MOUNTS, can_mount, full, mounted
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.support.launching import Launch, Starter
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
@@ -57,6 +61,58 @@ def test_a_controller_that_dies_late(starter: Starter, bad: tuple[str, ...]) -> 
     assert len(cases) == len([row for row in found["criteria"] if row["outcome"] != "not_selected"]) + 1
     assert SAID in cases[-1].message
     assert cases[-1].outcome == ("failure" if bad else "error")
+
+
+# A disk that fills.
+
+
+@pytest.fixture(scope="module")
+def filled(shared_starter: Starter) -> dict[str, Launch]:
+    """Two runs: on a disk of 500 kB where that may be mounted, and with files of 256 KiB at most."""
+    arguments = (*FLEET, "--fleet=2x8", "--gpucluster-results=disk")
+    small = ["sh", "-c", 'ulimit -f 512; exec "$@"', "sh", *PYTEST, *arguments]
+    launches = {"small files": shared_starter.start(small, name="small-files")}
+    if can_mount():
+        launches["a small disk"] = mounted(shared_starter, full("500k"), *arguments, "--junitxml=disk/junit.xml")
+    for launch in launches.values():
+        launch.end()
+        launch.gone()
+    return launches
+
+
+@pytest.mark.parametrize(
+    ("what", "folder", "why"),
+    [("small files", "disk", "File too large"), ("a small disk", "kept", "No space left on device")],
+)
+def test_a_disk_that_fills_during_the_run(filled: dict[str, Launch], what: str, folder: str, why: str) -> None:
+    """The run ends by itself and says it; what lies on the disk is whole, and looks no better than the run was."""
+    if what not in filled:
+        pytest.skip(NO_MOUNTS)
+    launch = filled[what]
+    assert launch.end() == 1, launch.output
+    assert f"\nverdict REHEARSED: {SAID}: " in launch.output
+    assert launch.output.count("results are incomplete on disk: ") == 1
+    assert why in launch.output
+    assert "Traceback" not in launch.output
+    kept = launch.cwd / folder
+    for name in ("results.json", "junit.xml"):
+        if (kept / name).exists():
+            assert_never_better(kept, name)
+    assert not list(kept.glob(".*.tmp"))
+    assert main(["report", str(kept)]) == 1
+    assert_never_better(kept, "results.json")
+    assert_never_better(kept, "junit.xml")
+
+
+def assert_never_better(folder: Path, name: str) -> None:
+    """The report is read as a whole, and says that the run is incomplete."""
+    if name == "results.json":
+        found = reports.read_results(folder)
+        jsonschema.validate(found, reports.SCHEMA)
+        assert (found["verdict"], SAID in found["verdict_line"]) == ("INCOMPLETE", True)
+    else:
+        last = reports.cases_of(reports.read_suite(folder / name))[-1]
+        assert (last.name, last.outcome, SAID in last.message) == ("gpucluster.verdict", "error", True)
 
 
 # The limit of open files.
