@@ -33,9 +33,10 @@ GPUS = 8
 class Ranks:
     """In place of a controller: every rank answers, or in calls to ``failing`` none does."""
 
-    def __init__(self, num_nodes: int, *, failing: str = "") -> None:
+    def __init__(self, num_nodes: int, *, failing: str = "", absent: int = 0) -> None:
         self.world_size = num_nodes * GPUS
         self._failing = failing
+        self._first_absent = (num_nodes - absent) * GPUS
 
     def meet(self, **_options: Any) -> None:
         """All are there."""
@@ -52,9 +53,14 @@ class Ranks:
 
     def call(self, call: Call) -> dict[int, Reply]:
         """One reply for each rank."""
-        if call.function.qualname == self._failing:
-            return {rank: Failure(kind="died", error="the worker died: SIGSEGV", entered=True) for rank in call.ranks}
-        return {rank: Success(value=plain_data.to_plain(self._value(call.function.qualname, rank))) for rank in call.ranks}
+        return {rank: self._reply(call.function.qualname, rank) for rank in call.ranks}
+
+    def _reply(self, function: str, rank: int) -> Reply:
+        if rank >= self._first_absent:
+            return Failure(kind="lost", error=f"rank {rank} never joined", blames="node")
+        if function == self._failing:
+            return Failure(kind="died", error="the worker died: SIGSEGV", entered=True)
+        return Success(value=plain_data.to_plain(self._value(function, rank)))
 
     def _value(self, function: str, rank: int) -> object:
         node, gpu = divmod(rank, GPUS)
@@ -75,9 +81,9 @@ def measure() -> float:
     return 1.0
 
 
-def bound(num_nodes: int, *, failing: str = "") -> Cluster:
-    """All places bound, by the controller above."""
-    controller: Any = Ranks(num_nodes, failing=failing)
+def bound(num_nodes: int, *, failing: str = "", absent: int = 0) -> Cluster:
+    """All places bound, by the controller above; the last nodes are ``absent``."""
+    controller: Any = Ranks(num_nodes, failing=failing, absent=absent)
     inventory = Inventory(num_nodes=num_nodes, gpus_per_node=GPUS, device="cuda")
     return Cluster(controller, bind(controller, inventory, within_s=1.0))
 
@@ -157,3 +163,15 @@ def test_work_grows_with_the_ranks(what: str) -> None:
     """Four times the nodes are four times the work, and a little for tables."""
     few, many = (operations(WORK[what](num_nodes)) for num_nodes in (FEW, MANY))
     assert many < 1.2 * few * MANY / FEW
+
+
+@pytest.mark.parametrize("per", ["gpu", "node", "cluster"])
+def test_absent_nodes_cost_no_more(per: str) -> None:
+    """To bind and to measure a fleet of which half is absent is less work than the whole, and grows as little."""
+
+    def work(num_nodes: int, *, absent: int) -> int:
+        return operations(lambda: bound(num_nodes, absent=absent).run(measure, per=per))
+
+    few, many, whole = work(FEW, absent=FEW // 2), work(MANY, absent=MANY // 2), work(MANY, absent=0)
+    assert many < 1.2 * few * MANY / FEW
+    assert many < 0.9 * whole
