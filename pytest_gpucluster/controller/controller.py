@@ -120,7 +120,7 @@ class Controller:
         self._journal.open(self._link.channel)
 
     def replicate(self, line: str) -> None:
-        """Send one line of the journal to the agent on another node that keeps the replica, if there is one."""
+        """Send one line of the journal, now or soon, to the agent on another node that keeps the replica, if there is one."""
         self._journal.add(line)
 
     # The ranks.
@@ -150,6 +150,7 @@ class Controller:
 
     def call(self, call: Call) -> dict[int, Reply]:
         """Make the call; see :meth:`CallMaker.call`."""
+        self._journal.flush()
         return self._calls.call(call)
 
     @property
@@ -190,6 +191,7 @@ class Controller:
             self._agents.end(have_met=False)
             return
         try:
+            self._journal.flush()
             self._link.send(Quit(code=code, last_lines=last_lines))
             leaving = self._members.expected_to_leave(self.world_size, said_hello=self._said_hello)
             if leaving:
