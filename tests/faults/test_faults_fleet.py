@@ -24,6 +24,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
 SAID = "SIMULATED fleet, no GPU was measured"
 FLEET = ("-p", "pytest_gpucluster.plugin.fleet", ACCEPTANCE, "--junitxml=junit.xml")
+MEASURED = 300
+"""So many outcomes of 1,141 has the run whose controller dies: enough are left that it does not end meanwhile."""
 REPORTS_S = 90.0
 """For the reports of a few hundred testcases."""
 
@@ -40,10 +42,10 @@ def is_whole(launch: Launch) -> bool:
 
 
 @pytest.mark.parametrize("bad", [(), ("node1-gpu3:slow",)])
-def test_a_controller_that_dies_late(starter: Starter, bad: tuple[str, ...]) -> None:
+def test_a_controller_that_dies(starter: Starter, bad: tuple[str, ...]) -> None:
     """An agent writes the reports from the journal, with all that was measured; the run is accepted by nobody."""
     launch = starter.pytest(*FLEET, "--fleet=4x8", *(f"--fleet-bad={one}" for one in bad))
-    launch.until(lambda: num_outcomes(launch) > 700, what="700 outcomes")
+    launch.until(lambda: num_outcomes(launch) > MEASURED, what=f"{MEASURED} outcomes")
     os.kill(launch.pid, signal.SIGKILL)
     launch.end()
     launch.gone(within_s=REPORTS_S)
@@ -52,7 +54,7 @@ def test_a_controller_that_dies_late(starter: Starter, bad: tuple[str, ...]) -> 
     jsonschema.validate(found, reports.SCHEMA)
     assert is_whole(launch), launch.output
     counted = Counter(row["outcome"] for row in found["criteria"])
-    assert counted["passed"] + counted["failed"] + counted["skipped"] >= measured > 700
+    assert counted["passed"] + counted["failed"] + counted["skipped"] >= measured > MEASURED
     assert counted["missing"] > 0
     assert found["verdict"] == ("REJECTED" if bad else "INCOMPLETE")
     assert SAID in found["verdict_line"]
@@ -164,7 +166,7 @@ def test_a_soft_limit_that_is_too_low_is_raised(starter: Starter, *, torchrun: b
 
 def test_a_fleet_needs_few_open_files(starter: Starter) -> None:
     """A few processes speak for all ranks."""
-    command = [*PYTEST, *FLEET, "--fleet=64x8", "-k", "gpu_count"]
+    command = [*PYTEST, *FLEET, "--fleet=32x8", "-k", "gpu_count"]
     launch = starter.start(["sh", "-c", 'ulimit -n 256; exec "$@"', "sh", *command], name="limited")
     assert launch.end() == 0, launch.output
-    assert "64 passed" in launch.output
+    assert "32 passed" in launch.output
