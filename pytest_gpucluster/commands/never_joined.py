@@ -165,7 +165,7 @@ def _outcome(row: Record, session: Session, absence: Absence, *, node: int | Non
     """Skipped where a rule says so, else missing; ``node`` None: the whole cluster."""
     rule = rule_against(session.setup.criteria[row.criterion], session.setup.inventory)
     if rule is not None:
-        return replace(row, outcome=SKIPPED, reason=rule)
+        return replace(row, outcome=SKIPPED, reason=rule.text, cause=rule.cause)
     rank = absence.places.get(node) if node is not None else None
     if rank is None or rank in absence.hostnames:
         return replace(row, outcome=MISSING, reason=absence.reason_elsewhere)

@@ -12,6 +12,7 @@ from pytest_gpucluster.errors import Blame, CriterionFailedError, MeasurementErr
 from pytest_gpucluster.judging import failure_text
 from pytest_gpucluster.judging.disagreement import Compared
 from pytest_gpucluster.judging.noise import FEWEST, Repeats, doubt
+from pytest_gpucluster.judging.numbers import format_number
 from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED, Record
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.text import text_of
@@ -138,7 +139,7 @@ class Criterion:
             still = doubt(second, limit=self.limit, allowed=self.threshold.noise)
         else:
             still = f"measured again with {len(second.samples)} repeats, fewer than the {len(first.samples)} before"
-        before = f"measured first: {failure_text.format_number(float(first.value))} {unit}, {why}"
+        before = f"measured first: {format_number(float(first.value))} {unit}, {why}"
         evidence = {f"first measured {unit}": float(first.value), "measured again because": why}
         return _Reading(
             value=value,

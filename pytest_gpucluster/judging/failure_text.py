@@ -6,6 +6,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.judging.numbers import format_number
 from pytest_gpucluster.text import hung, one_line, text_of
 
 if TYPE_CHECKING:
@@ -18,13 +19,6 @@ if TYPE_CHECKING:
 
 SHOWN = 4
 """How many items of a long list in the evidence are shown at either end."""
-
-
-def format_number(value: float) -> str:
-    """A number with four significant digits; a whole number below ten million with all of them."""
-    if float(value).is_integer() and abs(value) < 1e7:
-        return str(int(value))
-    return f"{value:.4g}" if abs(value) < 1000 else f"{value:.1f}"
 
 
 def where_written(threshold: Threshold) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.config.settings import reaches
@@ -15,6 +15,14 @@ if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.resolve import Threshold
 
 Key = tuple[str, "str | None"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Why a criterion does not apply here: in a sentence, and as the ``cause`` that all with the same one share."""
+
+    text: str
+    cause: str
 
 
 class Plan:
@@ -34,12 +42,11 @@ class Plan:
         self._records[criterion, place] = Record(criterion=criterion, place=place, outcome=PENDING)
         self._nodeids[criterion, place] = nodeid
 
-    def leave_out(self, criterion: str, place: str | None, *, why: str, nodeid: str | None = None) -> None:
-        """Mark what is due and no selected test judges, unless it is expected; ``why`` is the reason."""
-        key = criterion, place
+    def leave_out(self, key: Key, *, why: str, cause: str | None = None, nodeid: str | None = None) -> None:
+        """Mark what is due and no selected test judges, unless it is expected; ``why`` is the reason, ``cause`` its kind."""
         if key not in self._records:
-            self._records[key] = Record(criterion=criterion, place=place, outcome=NOT_SELECTED, reason=why)
-            self._nodeids[key] = nodeid or criterion
+            self._records[key] = Record(criterion=key[0], place=key[1], outcome=NOT_SELECTED, reason=why, cause=cause)
+            self._nodeids[key] = nodeid or key[0]
 
     def set_outcome(self, record: Record) -> None:
         """Replace the record of one expected (criterion, place)."""
@@ -79,18 +86,24 @@ def places_covered_by(place: Place | None, inventory: Inventory) -> tuple[Place,
     return inventory.everything if place is None else inventory.members[place.node]
 
 
-def rule_against(threshold: Threshold, inventory: Inventory) -> str | None:
+def rule_against(threshold: Threshold, inventory: Inventory) -> Rule | None:
     """Why the profile's rules say that this criterion does not apply here; None if it does."""
     if threshold.skip is not None:
-        return threshold.skip
+        return Rule(text=threshold.skip, cause=threshold.skip)
     facts = inventory.facts
     group = facts["gpus_per_node"] if threshold.per == "node" else facts["world_size"]
     if group < threshold.needs:
         why = "to compare" if threshold.per == "gpu" else "that work together"
-        return f"needs {threshold.needs} GPUs {why}, and {group} is expected"
+        text = f"needs {threshold.needs} GPUs {why}, and {group} is expected"
+        return Rule(text=text, cause=_number_of(group, "GPU"))
     if facts["nodes"] < threshold.needs_nodes:
-        return f"needs {threshold.needs_nodes} nodes, and {facts['nodes']} is expected"
+        text = f"needs {threshold.needs_nodes} nodes, and {facts['nodes']} is expected"
+        return Rule(text=text, cause=_number_of(facts["nodes"], "node"))
     return None
+
+
+def _number_of(number: int, part: str) -> str:
+    return f"one {part}" if number == 1 else f"{number} {part}s"
 
 
 def complete(plan: Plan, criteria: Mapping[str, Threshold], inventory: Inventory, *, level: str, accept_at: str) -> None:
@@ -100,7 +113,8 @@ def complete(plan: Plan, criteria: Mapping[str, Threshold], inventory: Inventory
         if not is_in_run and not reaches(accept_at, threshold.level):
             continue
         why = "not among the tests that were selected" if is_in_run else f"the level {level} leaves it out"
+        cause = None if is_in_run else f"level {level}"
         rule = rule_against(threshold, inventory)
         for place in places_of(threshold, inventory):
             if rule is None:
-                plan.leave_out(threshold.key, place.id if place else None, why=why)
+                plan.leave_out((threshold.key, place.id if place else None), why=why, cause=cause)

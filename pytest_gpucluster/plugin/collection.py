@@ -120,6 +120,7 @@ class Collection:
     def expect(self, keys: Mapping[str, tuple[str, str | None]], *, subjects: Mapping[str, str]) -> None:
         """Begin, and fix the expected set: criterion and place id of each test, by nodeid; subjects by criterion."""
         self._begin()
+        self._terminal.group_by(subjects)
         for nodeid, (criterion, place) in keys.items():
             self._session.plan.expect(criterion, place, nodeid=nodeid)
         self._leave_out_plain_tests()
@@ -133,9 +134,9 @@ class Collection:
         for item in self._given.tests():
             pair = item.stash.get(PAIR, None)
             if pair is not None and not pair.judges:
-                plan.leave_out(*pair.key, why="not among the tests that were selected", nodeid=item.nodeid)
+                plan.leave_out(pair.key, why="not among the tests that were selected", nodeid=item.nodeid)
         for nodeid in self._given.unread_files():
-            plan.leave_out(nodeid, None, why="its tests were not collected", nodeid=nodeid)
+            plan.leave_out((nodeid, None), why="its tests were not collected", nodeid=nodeid)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import pytest
 
     from pytest_gpucluster.judging.criterion import Criterion
+    from pytest_gpucluster.judging.plan import Rule
     from pytest_gpucluster.plugin.pairing import Pair
 
 BAD = (FAILED, ERROR, NOISY, MISSING)
@@ -33,7 +34,7 @@ class ItemContext:
     """
 
     pair: Pair
-    rule: str | None
+    rule: Rule | None
     criterion: Criterion | None
     earlier: Record | None
     kept: Record | None = None
@@ -79,7 +80,7 @@ def _after_setup(report: pytest.TestReport, call: pytest.CallInfo[None], test: I
     if report.outcome == "passed":
         return None
     if test.rule is not None and report.outcome == "skipped":
-        return _record(test, SKIPPED, test.rule)
+        return replace(_record(test, SKIPPED, test.rule.text), cause=test.rule.cause)
     return _not_measured(report, call, test)
 
 
@@ -168,10 +169,15 @@ def _plain_test(report: pytest.TestReport, call: pytest.CallInfo[None], test: It
     if report.outcome == "failed":
         return _crashed(report, test, FAILED)
     if report.outcome == "skipped":
-        return _record(test, NOT_SELECTED, f"it skipped itself: {_skip_reason(report)}")
+        return _skipped_itself(test, report)
     if test.hidden is not None:
         return _error(report, test, MeasurementError(f"{test.pair.criterion} did not pass: its function {test.hidden}"))
     return _record(test, PASSED, None)
+
+
+def _skipped_itself(test: ItemContext, report: pytest.TestReport) -> Record:
+    left_out = _record(test, NOT_SELECTED, f"it skipped itself: {_skip_reason(report)}")
+    return replace(left_out, cause="skipped itself")
 
 
 def _not_measured(report: pytest.TestReport, call: pytest.CallInfo[None], test: ItemContext) -> Record:
@@ -180,7 +186,7 @@ def _not_measured(report: pytest.TestReport, call: pytest.CallInfo[None], test: 
         return _error(report, test, error)
     if report.outcome == "skipped":
         if not test.pair.judges:
-            return _record(test, NOT_SELECTED, f"it skipped itself: {_skip_reason(report)}")
+            return _skipped_itself(test, report)
         reason = f"{test.pair.criterion} was not measured: its test skipped itself ({_skip_reason(report)})"
         _make_error(report, reason)
         return _record(test, ERROR, reason)

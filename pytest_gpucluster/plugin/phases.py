@@ -62,7 +62,7 @@ class Phases:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Skip a criterion that the profile's rules exclude; do not begin a test once the run was terminated."""
         if RULE in item.stash:
-            pytest.skip(item.stash[RULE])
+            pytest.skip(item.stash[RULE].text)
         if NO_LIMIT in item.stash:
             raise MeasurementError(f"not judged: {item.stash[NO_LIMIT]}", kind="refused", blame=Blame(part="settings"))
         if self._termination.signal is not None:

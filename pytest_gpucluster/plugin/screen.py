@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
     import pytest
+
+PLAIN_WIDTH = 100
+"""Columns of a log."""
 
 
 class Screen:
@@ -40,8 +44,10 @@ class Screen:
 
     @property
     def width(self) -> int:
-        """Columns, as pytest counts them: of the terminal, of ``COLUMNS``, or 80."""
-        return int(self.reporter._tw.fullwidth) if self.reporter is not None else 80  # noqa: SLF001 -- pytest's own width
+        """Columns: of the terminal, as pytest counts them. Without a terminal ``COLUMNS``, or 100 where that is not set."""
+        if self.reporter is None or not (self.is_terminal or os.environ.get("COLUMNS")):
+            return PLAIN_WIDTH
+        return int(self.reporter._tw.fullwidth)  # noqa: SLF001 -- pytest's own width
 
     def write(self, text: str, **markup: bool) -> None:
         """Write one line, in place of a transient one."""

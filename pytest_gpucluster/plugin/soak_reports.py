@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.cluster.soak import Kept, Soak, Turn
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
-from pytest_gpucluster.judging.failure_text import format_number
+from pytest_gpucluster.judging.numbers import format_number
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, PENDING, Record
 from pytest_gpucluster.plugin.outcome import blamed
 

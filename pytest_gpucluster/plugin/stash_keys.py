@@ -6,6 +6,7 @@ import pytest
 
 from pytest_gpucluster.fleet.simulation import Simulation
 from pytest_gpucluster.judging.criterion import Criterion
+from pytest_gpucluster.judging.plan import Rule
 from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.plugin.pairing import Pair
 
@@ -13,7 +14,7 @@ PAIR = pytest.StashKey[Pair]()
 """Of every collected test: the criterion and place that it stands for."""
 CRITERION = pytest.StashKey[Criterion]()
 """Of a test that judges: its criterion, with the limit as it applies here."""
-RULE = pytest.StashKey[str]()
+RULE = pytest.StashKey[Rule]()
 """Of a test that is skipped: the rule of the profile that excludes its criterion here."""
 NO_LIMIT = pytest.StashKey[str]()
 """Of a test that cannot judge: why its limit cannot be computed."""

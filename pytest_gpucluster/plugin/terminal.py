@@ -9,18 +9,16 @@ from pytest_gpucluster.judging.culprits import find_culprits
 from pytest_gpucluster.judging.verdict import FAILED, REJECTED, SHOWN_LIMITS, Record, Verdict, counted_as
 from pytest_gpucluster.plugin.live import Live
 from pytest_gpucluster.plugin.screen import Screen
-from pytest_gpucluster.reporting.table import criteria_table
+from pytest_gpucluster.reporting.table import Layout, criteria_table
 from pytest_gpucluster.text import hung, one_line
 from pytest_gpucluster.thresholds.file import REMOVED
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import pytest
 
     from pytest_gpucluster.session import Session
-
-PLAIN_WIDTH = 132
 
 
 class Terminal:
@@ -29,8 +27,14 @@ class Terminal:
     def __init__(self, config: pytest.Config, session: Session) -> None:
         """Nothing is shown yet."""
         self._config = config
-        self.live = Live(Screen(config), session)
+        self._screen = Screen(config)
+        self._subjects: Mapping[str, str] = {}
+        self.live = Live(self._screen, session)
         self._remarks: list[str] = []
+
+    def group_by(self, subjects: Mapping[str, str]) -> None:
+        """Take the subject of each criterion, by which the table is grouped."""
+        self._subjects = subjects
 
     def remark(self, text: str) -> None:
         """Keep a line for the end: an advisory limit was missed, which is no failure."""
@@ -44,8 +48,7 @@ class Terminal:
         reporter.section("gpucluster")
         for line in session.setup.waivers.lines:
             reporter.write_line(one_line(line), bold=True)
-        width = reporter._tw.fullwidth if reporter.isatty else PLAIN_WIDTH  # noqa: SLF001 -- pytest's own width
-        reporter.write(criteria_table(records, width=width, color=reporter.hasmarkup))
+        reporter.write(criteria_table(records, session.places(), subjects=self._subjects, layout=self._layout(session)))
         for criterion in dict.fromkeys(row.criterion for row in records if counted_as(row) == FAILED and row.limit):
             rows = [record for record in records if record.criterion == criterion]
             threshold, device = session.setup.criteria.get(criterion), session.setup.inventory.device
@@ -71,6 +74,15 @@ class Terminal:
             f"{timings['other_s']:.1f} other; results in {one_line(str(session.setup.settings.results_dir))}"
         )
         reporter.write_line(f"verdict {verdict.line}", bold=True, green=verdict.is_acceptance, red=verdict.word == REJECTED)
+
+    def _layout(self, session: Session) -> Layout:
+        screen = self._screen
+        return Layout(
+            width=screen.width,
+            color=screen.has_color,
+            is_rehearsal=session.setup.rehearsal,
+            is_whole=screen.verbosity > 0,
+        )
 
     def _write_causes(self, reporter: pytest.TerminalReporter, session: Session, records: Sequence[Record]) -> None:
         """Print what is to blame, each cause once. With ``-v`` pytest's own sections have the whole texts."""

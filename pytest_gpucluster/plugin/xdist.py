@@ -18,6 +18,7 @@ from pytest_gpucluster.agent.spawner import die_with_parent
 from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.controller.relay import Collected, Relay, RelayedController
 from pytest_gpucluster.errors import GpuclusterError
+from pytest_gpucluster.judging.plan import Rule
 from pytest_gpucluster.judging.verdict import ERROR, NOT_SELECTED, Record
 from pytest_gpucluster.plugin.collection import expected_of
 from pytest_gpucluster.plugin.report_text import make_fit
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 INPUT = "gpucluster"
 OBJECTION = "run by pytest-xdist (-n), which judges one GPU at a time"
-NEEDS_ALL = "needs all GPUs at once; run without -n"
+NEEDS_ALL = Rule(text="needs all GPUs at once; run without -n", cause="needs all GPUs at once")
 
 
 def connect(config: pytest.Config) -> RelayedController:
@@ -191,7 +192,7 @@ class XdistWorker:
         report = yield
         record = item.stash.get(RECORD, None)
         if record is not None and record is not before:
-            left_out = record.reason == NEEDS_ALL
+            left_out = record.reason == NEEDS_ALL.text
             attach(report, replace(record, outcome=NOT_SELECTED) if left_out else record)
         return report
 

@@ -1,33 +1,25 @@
-"""The closing table: criterion, outcomes, values over all places, limit, margin."""
+"""The closing table: each criterion with its worst value, where that is, the median, the limit and the headroom."""
 
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from rich.cells import cell_len
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
-from pytest_gpucluster.judging.failure_text import summarize
-from pytest_gpucluster.judging.verdict import (
-    ERROR,
-    FAILED,
-    MISSING,
-    NOISY,
-    NOT_SELECTED,
-    PASSED,
-    SKIPPED,
-    WAIVED,
-    WORDS,
-    Record,
-    count_misses,
-    counted_as,
-)
+from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, WAIVED, Record
+from pytest_gpucluster.reporting.table_folding import folded_rows, summary_lines, without_result
+from pytest_gpucluster.reporting.table_rows import PlaceNames, Row, row_of
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pytest_gpucluster.places import Place
 
 STYLES = {
     PASSED: "green",
@@ -39,48 +31,148 @@ STYLES = {
     NOISY: "yellow",
     WAIVED: "yellow",
 }
-SHOWN_LEFT_OUT = 8
-"""More criteria of which nothing was selected share one row."""
-SEVEREST_FIRST = (FAILED, ERROR, MISSING, NOISY, WAIVED, NOT_SELECTED, PASSED, SKIPPED)
+COLUMNS = ("criterion", "unit", "worst", "where", "median", "limit", "headroom", "outcome")
+DROPPED_FIRST = ("median", "headroom")
+DROPPED = (*DROPPED_FIRST, "where", "unit", "limit", "worst")
+"""Columns that a narrow screen goes without, the first one first."""
+SHORTEST_NAME = 18
+"""Columns for a name beside the other cells. Before there are less, a column is dropped."""
+TO_THE_RIGHT = ("worst", "median", "headroom")
+OTHERS = "others"
+INDENT = "  "
+UNLIMITED = 10**9
 
 
-def criteria_table(records: Iterable[Record], *, width: int, color: bool) -> str:
-    """The table with one row for each criterion, as text ``width`` columns wide."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How the table is drawn.
+
+    Attributes:
+        width: columns of the screen.
+        is_rehearsal: values say nothing about the hardware, so no headroom is shown.
+        is_whole: every criterion has its own row, also one that does not apply or was not selected.
+    """
+
+    width: int
+    color: bool = False
+    is_rehearsal: bool = False
+    is_whole: bool = False
+
+
+def criteria_table(
+    records: Iterable[Record], places: Mapping[str, Place], *, subjects: Mapping[str, str], layout: Layout
+) -> str:
+    """The table as text, grouped by subject in the order of the records.
+
+    Args:
+        records: every outcome of the run.
+        places: every expected GPU and node by id.
+        subjects: the subject of each criterion, as far as known; without any the rows are not grouped.
+        layout: how it is drawn.
+    """
     by_criterion: dict[str, list[Record]] = {}
     for record in records:
         by_criterion.setdefault(record.criterion, []).append(record)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("criterion", "places", "measured", "limit", "margin", "outcome"):
-        table.add_column(heading, overflow="fold", no_wrap=heading in ("margin", "places"))
-    left_out = [name for name, rows in by_criterion.items() if all(row.outcome == NOT_SELECTED for row in rows)]
-    folded = left_out if len(left_out) > SHOWN_LEFT_OUT else []
-    for criterion, rows in by_criterion.items():
-        if criterion not in folded:
-            table.add_row(_shown(criterion), *_cells(rows))
-    if folded:
-        table.add_row(f"{len(folded)} others", *_cells([row for name in folded for row in by_criterion[name]]))
-    sink = io.StringIO()
-    Console(file=sink, width=width, force_terminal=color, no_color=not color, highlight=False, emoji=False).print(table)
-    return sink.getvalue()
+    names = PlaceNames(places)
+    left_out: dict[str, list[Record]] = {}
+    if layout.is_whole:
+        rows = [(criterion, row_of(criterion, found, names)) for criterion, found in by_criterion.items()]
+    else:
+        left_out = {key: found for key, found in by_criterion.items() if without_result(found) is not None}
+        rows = folded_rows({key: found for key, found in by_criterion.items() if key not in left_out}, names)
+    lines = _draw(_grouped(rows, subjects), layout) if rows else []
+    return "".join(f"{line}\n" for line in [*lines, *_summary(left_out, layout)])
 
 
-def _cells(rows: list[Record]) -> list[str]:
-    values = [row.value for row in rows if row.value is not None]
-    margins = [row.margin_percent for row in rows if row.margin_percent is not None]
-    limits = list(dict.fromkeys(row.limit.text for row in rows if row.limit))
-    worst = next(outcome for outcome in SEVEREST_FIRST if any(counted_as(row) == outcome for row in rows))
-    number = sum(counted_as(row) == worst for row in rows)
-    misses = sum(row.advisory for row in rows)
-    outcome = WORDS[worst] if number == len(rows) else f"{number} of {len(rows)} {WORDS[worst]}"
-    style = STYLES[NOISY] if misses and worst == PASSED else STYLES[worst]
-    return [
-        str(len(rows)),
-        _shown(f"{summarize(values)} {rows[0].unit or ''}") if values else "-",
-        _shown(", ".join(limits)) or "-",
-        f"{min(margins):+.1f} %" if margins else "-",
-        f"[{style}]{outcome}[/]{f', {count_misses(misses)}' if misses else ''}",
-    ]
+def _grouped(rows: Sequence[tuple[str, Row]], subjects: Mapping[str, str]) -> list[Row | str]:
+    """The rows by subject, in the order of their first row, each group behind its subject."""
+    groups: dict[str, list[Row]] = {}
+    for criterion, row in rows:
+        groups.setdefault(subjects.get(criterion, OTHERS), []).append(row)
+    if [*groups] == [OTHERS]:
+        return [*groups[OTHERS]]
+    shown: list[Row | str] = []
+    for subject, members in groups.items():
+        shown += [subject, *(replace(row, criterion=f"{INDENT}{row.criterion}") for row in members)]
+    return shown
+
+
+def _draw(rows: Sequence[Row | str], layout: Layout) -> list[str]:
+    """The lines of the table, with as many columns as fit. No cell is broken.
+
+    Where too few columns would be left, a long name has a line of its own above the other cells.
+    """
+    columns = [name for name in COLUMNS if not (name == "headroom" and layout.is_rehearsal)]
+    results = [row for row in rows if isinstance(row, Row)]
+    for name in (*DROPPED, None):
+        for table in (_table(rows, columns, gap=2), _table(rows, columns, gap=1)):
+            if _width_of(table) <= layout.width:
+                return _printed(table, layout)
+        room = layout.width - _width_of(_table(results, columns[1:], gap=1)) - 1
+        if not {*DROPPED_FIRST} & {*columns} and (room >= SHORTEST_NAME or name is None):
+            break
+        columns = [kept for kept in columns if kept != name]
+    return _draw_compactly(rows, columns, max(room, SHORTEST_NAME), layout)
+
+
+def _draw_compactly(rows: Sequence[Row | str], columns: Sequence[str], room: int, layout: Layout) -> list[str]:
+    """The lines with one blank between columns. A name of more than ``room`` columns has a line of its own."""
+    long = {number: _shown(row.criterion) for number, row in enumerate(rows) if isinstance(row, Row) and _is_long(row, room)}
+    short = [replace(row, criterion="") if number in long and isinstance(row, Row) else row for number, row in enumerate(rows)]
+    table = _table(short, columns, gap=1)
+    heading, *lines = _printed(table, replace(layout, width=max(layout.width, _width_of(table))))
+    above = {number: _printed(Text(name), replace(layout, width=len(name) * 2)) for number, name in long.items()}
+    return [heading, *(line for number, found in enumerate(lines) for line in (*above.get(number, []), found))]
+
+
+def _is_long(row: Row, room: int) -> bool:
+    return cell_len(_shown(row.criterion)) > room
+
+
+def _width_of(table: Table) -> int:
+    """Columns that the table needs if no cell is broken."""
+    return _console(Layout(width=UNLIMITED)).measure(table).maximum
+
+
+def _table(rows: Sequence[Row | str], columns: Sequence[str], *, gap: int) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap - 1, 0, 1), collapse_padding=gap == 1)
+    for name in columns:
+        table.add_column(name, justify="right" if name in TO_THE_RIGHT else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*([Text(row, style="bold")] if isinstance(row, str) else _cells(row, columns)))
+    return table
+
+
+def _cells(row: Row, columns: Sequence[str]) -> list[Text]:
+    """The cells of one row. A bad value and its place have the colour of the outcome, which says so in words too."""
+    style = STYLES[NOISY] if row.misses and row.counted_as == PASSED else STYLES.get(row.counted_as, "")
+    coloured = ("outcome",) if row.counted_as == PASSED else ("outcome", "worst", "where")
+    return [Text(_shown(getattr(row, name)), style=style if name in coloured else "") for name in columns]
+
+
+def _summary(left_out: Mapping[str, Sequence[Record]], layout: Layout) -> list[str]:
+    """The lines about criteria without a result, in words that fit the screen."""
+    lines = [Text(_shown(line), style="dim") for line in summary_lines([*left_out.values()])]
+    return [printed for line in lines for printed in _printed(line, layout)]
+
+
+def _printed(what: Table | Text, layout: Layout) -> list[str]:
+    console = _console(layout)
+    with console.capture() as shown:
+        console.print(what)
+    return [line.rstrip() for line in shown.get().removesuffix("\n").split("\n")]
+
+
+def _console(layout: Layout) -> Console:
+    return Console(
+        file=io.StringIO(),
+        width=max(layout.width, 1),
+        color_system="standard" if layout.color else None,
+        force_terminal=layout.color,
+        highlight=False,
+        legacy_windows=False,
+    )
 
 
 def _shown(text: str) -> str:
-    return escape(one_line(text).replace("\t", " "))
+    return one_line(text).replace("\t", " ")

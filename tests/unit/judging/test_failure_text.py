@@ -67,24 +67,6 @@ def test_by_how_much(kind: str, number: float, value: float, text: str) -> None:
     assert failure_text.shortfall(limit(kind, number), value) == text
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (498.0, "498"),
-        (498.04, "498"),
-        (0.61803, "0.618"),
-        (1234.56, "1234.6"),
-        (3e-05, "3e-05"),
-        (0, "0"),
-        (-3.0, "-3"),
-        (1e9, "1000000000.0"),
-    ],
-)
-def test_numbers(value: float, text: str) -> None:
-    """Short, and never more exact than the measurement."""
-    assert failure_text.format_number(value) == text
-
-
 def together(*values: float) -> list[str]:
     """The closing paragraph over 16 GPUs of which the last ones have ``values``."""
     good = [

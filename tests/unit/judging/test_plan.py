@@ -53,9 +53,11 @@ def test_excluded_criteria_are_not_expected() -> None:
     complete(plan, criteria, INVENTORY, level="soak", accept_at="quick")
     assert not list(plan)
     reasons = [rule_against(criterion, INVENTORY) for criterion in criteria.values()]
-    assert reasons[0] == "not inside Slurm"
-    assert "needs 4 GPUs" in str(reasons[1])
-    assert "needs 3 nodes" in str(reasons[2])
+    texts, causes = zip(*[(rule.text, rule.cause) for rule in reasons if rule is not None], strict=True)
+    assert texts[0] == "not inside Slurm"
+    assert "needs 4 GPUs" in texts[1]
+    assert "needs 3 nodes" in texts[2]
+    assert causes == ("not inside Slurm", "2 GPUs", "2 nodes")
     assert rule_against(threshold(needs=1), INVENTORY) is None
     assert rule_against(threshold(per="cluster", needs=4), INVENTORY) is None
 

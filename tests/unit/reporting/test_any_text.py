@@ -18,7 +18,7 @@ from pytest_gpucluster.places import Place
 from pytest_gpucluster.reporting.rebuild import rebuild
 from pytest_gpucluster.reporting.recorder import Recorder, RunStatus
 from pytest_gpucluster.reporting.results import place_facts
-from pytest_gpucluster.reporting.table import criteria_table
+from pytest_gpucluster.reporting.table import Layout, criteria_table
 from pytest_gpucluster.text import visible
 from tests.support import reports
 from tests.support.entries import limit
@@ -122,7 +122,7 @@ def test_the_verdict_is_one_line(text: str) -> None:
 @example(HOSTILE)
 def test_the_table_has_no_line_of_its_own(text: str) -> None:
     """A criterion's name or a unit begins no line that looks like another."""
-    table = criteria_table([record_with(text)], width=10_000, color=False)
+    table = criteria_table([record_with(text)], {}, subjects={}, layout=Layout(width=10_000))
     assert visible(table) == table
     assert len(table.rstrip("\n").split("\n")) == 2
 

@@ -24,7 +24,6 @@ from pytest_gpucluster.places import Inventory, Place
 from pytest_gpucluster.reporting.files import ResultsDirectory, write_atomically
 from pytest_gpucluster.reporting.journal import Journal
 from pytest_gpucluster.reporting.results import SCHEMA_FILE, culprits, results_document, to_json
-from pytest_gpucluster.reporting.table import criteria_table
 from pytest_gpucluster.thresholds.layers import KINDS
 from pytest_gpucluster.thresholds.limit import Limit
 from tests.support.entries import limit, threshold
@@ -284,40 +283,3 @@ def test_a_journal_that_can_no_more_be_written_is_remembered() -> None:
     journal.write("outcome")
     journal.close()
     assert journal.failed == "No space left on device"
-
-
-def table(*records: Record, width: int = 132) -> str:
-    """The closing table without colours."""
-    return criteria_table(records, width=width, color=False)
-
-
-def test_the_table_shows_the_worst() -> None:
-    """One row a criterion: how many places, values, limit, least margin, severest outcome."""
-    good = record(outcome="passed", value=742.0, limit=limit(), margin_percent=6.0)
-    bad = record(value=498.0, limit=limit(), margin_percent=-28.9)
-    lines = table(good, good, bad, record(criterion="x[y]", outcome="missing")).splitlines()
-    assert re.search(r"^tflops +3 +min 498, median 742, max 742 TFLOPS +> 700 TFLOPS +-28.9 % +1 of 3 failed", lines[1])
-    assert re.search(r"^x\[y\] +1 +- +- +- +missing", lines[2])
-    assert "\x1b" not in "".join(lines)
-
-
-def test_the_table_folds_what_was_not_selected() -> None:
-    """A few criteria have their rows; many share one, with the number of their places."""
-    few = [record(criterion=f"c{number}", outcome="not_selected") for number in range(8)]
-    assert len(table(*few).splitlines()) == 1 + 8
-    lines = table(record(outcome="passed"), *few, *few[:1], record(criterion="c8", outcome="not_selected")).splitlines()
-    assert len(lines) == 3
-    assert re.search(r"^9 others +10 +- +- +- +not selected", lines[2])
-
-
-@given(st.lists(RECORDS, min_size=1, max_size=4), st.integers(40, 200))
-def test_the_table_takes_any_outcome(records: list[Record], width: int) -> None:
-    """Names with brackets, no values, narrow terminals: a table, never an exception."""
-    assert "criterion" in table(*records, width=width).replace("\n", "")[:400] or width < 60
-
-
-@pytest.mark.parametrize(("misses", "shown"), [(0, "passed"), (1, "passed, 1 advisory miss"), (2, "passed, 2 advisory misses")])
-def test_the_table_counts_advisory_misses(misses: int, shown: str) -> None:
-    """Beside the outcome, which is passed."""
-    rows = [record(outcome="passed", advisory=number < misses) for number in range(2)]
-    assert table(*rows).splitlines()[1].rstrip().endswith(shown)

@@ -105,7 +105,9 @@ def test_a_criterion_without_its_figure_is_skipped_by_rule(write: Write) -> None
     ampere = resolved(file, "ampere", "bf16_tflops")
     assert ampere.skip == "needs gpu.fp8_tflops, and A100 SXM 80 GB has none"
     inventory = Inventory(num_nodes=1, gpus_per_node=8, device="cuda")
-    assert rule_against(ampere, inventory) == ampere.skip
+    rule = rule_against(ampere, inventory)
+    assert rule is not None
+    assert rule.text == rule.cause == ampere.skip
     assert [resolved(file, name, "bf16_tflops").skip for name in ("h200-sxm", "lab", "rehearsal")] == [None] * 3
     own = text.replace("      lab:\n", "      ampere: {skip: not bought for it}\n      lab:\n")
     assert resolved(load(write(own)), "ampere", "bf16_tflops").skip == "not bought for it"

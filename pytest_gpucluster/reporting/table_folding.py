@@ -1,0 +1,87 @@
+"""What of the closing table is folded: good members of a family into one row, criteria without a result into one line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.judging.verdict import NOT_SELECTED, PASSED, SKIPPED, Record, counted_as
+from pytest_gpucluster.reporting.numbers import NOTHING
+from pytest_gpucluster.reporting.table_rows import OK, PlaceNames, Row, row_of, with_values
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+WITHOUT_RESULT = {SKIPPED: "not applicable", NOT_SELECTED: "not selected"}
+SHOWN_CAUSES = 4
+FEWEST = 2
+"""Good members of a family that are folded."""
+
+
+def folded_rows(by_criterion: Mapping[str, Sequence[Record]], names: PlaceNames) -> list[tuple[str, Row]]:
+    """Each row with the first criterion that it is about. The good members of a family share one; a bad one has its own."""
+    families = families_of(by_criterion)
+    rows: list[tuple[str, Row]] = []
+    for criterion, records in by_criterion.items():
+        family = family_of(criterion)
+        members = families.get(family, {})
+        if criterion not in members or len(members) < FEWEST:
+            rows.append((criterion, row_of(criterion, records, names)))
+        elif criterion == next(iter(members)):
+            number = sum(family_of(name) == family for name in by_criterion)
+            rows.append((criterion, _family_row(family, members, f"{len(members)} of {number} {OK}", names)))
+    return rows
+
+
+def families_of(by_criterion: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, Sequence[Record]]]:
+    """The good members of each family, by its name."""
+    families: dict[str, dict[str, Sequence[Record]]] = {}
+    for criterion, records in by_criterion.items():
+        family = family_of(criterion)
+        if family and is_foldable(records):
+            families.setdefault(family, {})[criterion] = records
+    return families
+
+
+def family_of(criterion: str) -> str:
+    """``straggler`` for ``straggler[hbm_bandwidth]``; empty for a criterion without brackets."""
+    name, bracket, rest = criterion.partition("[")
+    return name if bracket and rest.endswith("]") else ""
+
+
+def is_foldable(records: Sequence[Record]) -> bool:
+    """Whether all is good and no rate is hidden: a value with a lower limit keeps its row."""
+    return all(
+        counted_as(record) == PASSED and not record.advisory and not (record.limit is not None and record.limit.is_floor)
+        for record in records
+    )
+
+
+def _family_row(family: str, members: Mapping[str, Sequence[Record]], outcome: str, names: PlaceNames) -> Row:
+    """The row of the good members: the value that is nearest to its limit. No median: each member has its own."""
+    records = [record for rows in members.values() for record in rows]
+    units = {record.limit.unit if record.limit is not None else "" for record in records}
+    row = Row(criterion=f"{family}[...]", outcome=outcome)
+    if len(units) > 1:
+        return row
+    return replace(with_values(row, records, names), unit=units.pop() or NOTHING, median=NOTHING)
+
+
+def without_result(records: Sequence[Record]) -> str | None:
+    """The outcome of a criterion that was nowhere judged, because it does not apply or was not selected; else None."""
+    outcome = records[0].outcome
+    return outcome if outcome in WITHOUT_RESULT and all(record.outcome == outcome for record in records) else None
+
+
+def summary_lines(left_out: Sequence[Sequence[Record]]) -> list[str]:
+    """``not applicable (22): one GPU (12), one node (10)``: the number of criteria by outcome and cause."""
+    lines = []
+    for outcome, words in WITHOUT_RESULT.items():
+        causes = [records[0].cause for records in left_out if records[0].outcome == outcome]
+        counts = Counter(cause for cause in causes if cause is not None)
+        shown = [f"{cause} ({number})" for cause, number in counts.most_common(SHOWN_CAUSES)]
+        shown += [f"{len(counts) - SHOWN_CAUSES} other reasons"] if len(counts) > SHOWN_CAUSES else []
+        if causes:
+            lines.append(f"{words} ({len(causes)}): {', '.join(shown)}" if shown else f"{words}: {len(causes)}")
+    return lines

@@ -1,0 +1,405 @@
+"""The closing table: what each cell says, what is folded, and how it fits a screen."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import assume, example, given, settings
+from hypothesis import strategies as st
+
+from pytest_gpucluster.judging.numbers import format_beside, format_number
+from pytest_gpucluster.judging.verdict import OUTCOMES, Record
+from pytest_gpucluster.places import Inventory
+from pytest_gpucluster.reporting.numbers import headroom_cell, value_cells
+from pytest_gpucluster.reporting.table import COLUMNS, DROPPED, Layout, criteria_table
+from pytest_gpucluster.thresholds.layers import KINDS
+from pytest_gpucluster.thresholds.limit import Limit
+from tests.support.entries import limit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+NODE = Inventory(num_nodes=1, gpus_per_node=8, device="cuda")
+FLEET = Inventory(num_nodes=64, gpus_per_node=8, device="cuda")
+WIDE = Layout(width=200)
+ERRORS = Limit(kind="max", value=0, unit="errors")
+BEHIND = Limit(kind="max", value=8, unit="%")
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def table(
+    *records: Record, inventory: Inventory = NODE, subjects: Mapping[str, str] | None = None, layout: Layout = WIDE
+) -> list[str]:
+    """The lines of the table."""
+    text = criteria_table(records, inventory.by_id, subjects=subjects or {}, layout=layout)
+    return text.splitlines()
+
+
+def over(
+    criterion: str, values: Sequence[float | None], one: Limit, *, inventory: Inventory = NODE, **changes: Any
+) -> list[Record]:
+    """One criterion at the first GPUs: failed where the value misses the limit."""
+    return [
+        Record(
+            criterion=criterion,
+            place=place.id,
+            value=value,
+            limit=one,
+            **{"outcome": "passed" if value is None or one.holds(value) else "failed", **changes},
+        )
+        for place, value in zip(inventory.places, values, strict=False)
+    ]
+
+
+def cells(line: str) -> list[str]:
+    """The cells of one row; a blank within a cell is single."""
+    return re.split(r" {2,}", line.strip())
+
+
+# Numbers.
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (498.0, "498"),
+        (498.04, "498.0"),
+        (771.03, "771.0"),
+        (0.61803, "0.6180"),
+        (0.5, "0.5"),
+        (1234.56, "1235"),
+        (18914.8, "18910"),
+        (1557.9, "1558"),
+        (0.0013114, "0.001311"),
+        (3e-05, "3e-05"),
+        (0, "0"),
+        (-0.0, "0"),
+        (-3.0, "-3"),
+        (8388608, "8388608"),
+        (1e9, "1e+09"),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+    ],
+)
+def test_numbers_have_four_digits(value: float, text: str) -> None:
+    """A rounded number has four, an exact one no more than it needs, a count all."""
+    assert format_number(value) == text
+
+
+@given(st.floats(-1e300, 1e300, allow_subnormal=False))
+def test_a_shown_number_is_near(value: float) -> None:
+    """Four digits are right to a half of the last one."""
+    assert float(format_number(value)) == pytest.approx(value, rel=0.51e-3, abs=0)
+
+
+@given(st.sampled_from(KINDS), FINITE, FINITE)
+@example("above", 700.0, 699.99)
+@example("above", 700.0, 700.01)
+@example("above", 700.0, 700.0)
+@example("min", 137.592, 137.59)
+@example("max", 0.1 + 0.2, 0.30000000000000007)
+@example("below", 1e-320, 2e-320)
+def test_what_fails_is_shown_as_failing(kind: Any, bound: float, value: float) -> None:
+    """The two texts compare as the two numbers do; equal texts of different numbers never stand for a miss."""
+    one = Limit(kind=kind, value=bound, unit="s")
+    shown_limit, shown = map(float, format_beside(one, value))
+    assert replace(one, value=shown_limit).holds(shown) == one.holds(value)
+    if not one.holds(value) and value != bound:
+        assert shown != shown_limit
+
+
+@given(st.sampled_from(KINDS), FINITE, st.lists(FINITE, min_size=1, max_size=5))
+def test_a_row_shows_its_worst_value_as_bad_as_it_is(kind: Any, bound: float, values: list[float]) -> None:
+    """A row in which something failed has a worst value that misses the limit beside it, and any other row has not."""
+    one = Limit(kind=kind, value=bound, unit="ms")
+    assume("none" not in value_cells(one, *values))
+    heading, line = table(*over("time", values, one))
+    found = dict(zip(cells(heading), cells(line), strict=True))
+    shown = replace(one, value=float(found["limit"].split()[1]))
+    failed = [value for value in values if not one.holds(value)]
+    assert shown.holds(float(found["worst"])) == (not failed)
+    assert ("failed" in found["outcome"]) == bool(failed)
+
+
+@pytest.mark.parametrize(
+    ("one", "value", "text"),
+    [
+        (limit(), 777.2, "11 %"),
+        (limit(), 498.0, "-29 %"),
+        (limit(), 700.0, "0 %"),
+        (limit(), 729.4, "4.2 %"),
+        (limit(), 699.99, "-0.0014 %"),
+        (limit(), 4060.0, "5.8 x"),
+        (limit(), 1400.0, "100 %"),
+        (limit(), 1401.0, "2 x"),
+        (limit(), 33600.0, "48 x"),
+        (limit("max", 6, "%"), 5.4, "10 %"),
+        (limit("max", 6, "%"), -2.4, "140 %"),
+        (limit("max", 4, "%"), 20.66, "-416 %"),
+        (limit("max", 4, "%"), 4e9, "-1e+11 %"),
+        (limit("min", -10, "C"), 15.0, "250 %"),
+        (limit("min", 8, "GPUs"), 8, "-"),
+        (limit("min", 2, "nodes"), 1, "-"),
+        (limit("max", 6, "errors"), 1, "-"),
+        (limit("max", 0, "%"), 1.0, "-"),
+        (limit(), float("nan"), "-"),
+    ],
+)
+def test_headroom_has_one_meaning(one: Limit, value: float, text: str) -> None:
+    """Distance from the limit in percent of it, a multiple above twice a lower limit; none for counts and bounds of zero."""
+    assert headroom_cell(value, one) == text
+
+
+# Cells.
+
+
+def test_a_row_names_the_worst_place() -> None:
+    """Criterion, unit, worst value and its place, median, limit, headroom, outcome."""
+    heading, line = table(*over("tflops", [783.9, 777.2, 790.1, 784.4], limit()))
+    assert cells(heading) == [*COLUMNS]
+    assert cells(line) == ["tflops", "TFLOPS", "777.2", "gpu1", "784.1", "> 700", "11 %", "4 ok"]
+
+
+def test_a_ceiling_is_worst_at_the_top() -> None:
+    """And what misses its limit is worse than anything that does not, whatever the other limits are."""
+    assert cells(table(*over("behind", [-2.5, 3.93, 1.0], BEHIND))[1])[2:5] == ["3.93", "gpu1", "1"]
+    wider = over("behind", [9.0], replace(BEHIND, value=10)) + over("behind", [0, 8.1], BEHIND)[1:]
+    assert cells(table(*wider)[1])[2:] == ["8.1", "gpu1", "8.55", "<= 8", "-1.2 %", "1 of 2 failed"]
+
+
+@pytest.mark.parametrize(("inventory", "names"), [(NODE, ("gpu0", "node")), (FLEET, ("node0-gpu0", "node0"))])
+def test_places_have_short_names(inventory: Inventory, names: tuple[str, str]) -> None:
+    """On one node nobody needs its number."""
+    rows = [*over("rate", [800.0], limit()), replace(over("bus", [500.0], limit())[0], place="node0")]
+    rows.append(replace(rows[0], criterion="whole", place=None))
+    assert tuple(cells(line)[3] for line in table(*rows, inventory=inventory)[1:]) == (*names, "cluster")
+
+
+def test_a_bound_of_zero_reads_none() -> None:
+    """So does a value of zero at it; a count that is not zero is a number, and zero elsewhere too."""
+    good, bad = over("ecc", [0, 0], ERRORS), over("rows", [0, 3, 0], ERRORS)
+    other = over("time", [0.0], limit("max", 5, "ms"))
+    lines = [cells(line)[2:] for line in table(*good, *bad, *other)[1:]]
+    assert lines == [
+        ["none", "all", "none", "none", "-", "2 ok"],
+        ["3", "gpu1", "none", "none", "-", "1 of 3 failed"],
+        ["0", "gpu0", "-", "<= 5", "100 %", "1 ok"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "text"),
+    [
+        (["passed"] * 8, "8 ok"),
+        (["passed"] * 7 + ["failed"], "1 of 8 failed"),
+        (["failed"] * 8, "8 failed"),
+        (["missing"], "1 missing"),
+        (["passed", "error", "failed", "missing", "missing"], "1 of 5 failed, 1 not measured, 2 missing"),
+        (["passed", "noisy", "not_selected"], "1 of 3 too close to call, 1 not selected"),
+    ],
+)
+def test_outcomes_in_words(outcomes: list[str], text: str) -> None:
+    """How many, the severest first."""
+    rows = [Record(criterion="c", place=place.id, outcome=one) for place, one in zip(NODE.places, outcomes, strict=False)]
+    assert cells(table(*rows)[1]) == ["c", *["-"] * 6, text]
+
+
+@pytest.mark.parametrize(("misses", "text"), [(0, "2 ok"), (1, "2 ok, 1 advisory miss"), (2, "2 ok, 2 advisory misses")])
+def test_advisory_misses_are_counted(misses: int, text: str) -> None:
+    """Beside the outcome, which is passed."""
+    rows = [replace(row, advisory=number < misses) for number, row in enumerate(over("rate", [800.0, 800.0], limit()))]
+    assert cells(table(*rows)[1])[-1] == text
+
+
+def test_a_waived_failure_is_no_failure() -> None:
+    """It has a word of its own."""
+    rows = over("rate", [498.0, 800.0], limit(), waivable=True, waiver={"who": "J. Doe"})
+    assert cells(table(*rows)[1])[-1] == "1 of 2 waived"
+
+
+def test_a_rehearsal_shows_no_headroom() -> None:
+    """Its values say nothing about hardware."""
+    rows = over("rate", [800.0], limit())
+    assert "headroom" in table(*rows)[0]
+    assert "headroom" not in table(*rows, layout=replace(WIDE, is_rehearsal=True))[0]
+
+
+def test_rows_stand_by_subject() -> None:
+    """Subjects and criteria in the order of the run; without subjects there are no headings."""
+    rows = [over(name, [800.0], limit())[0] for name in ("ecc", "tflops", "mig", "mine")]
+    grouped = table(*rows, subjects={"ecc": "health", "mig": "health", "tflops": "compute"})
+    assert [line.partition("  TFLOPS")[0].rstrip() for line in grouped[1:]] == [
+        "health", "  ecc", "  mig", "compute", "  tflops", "others", "  mine",
+    ]  # fmt: skip
+    assert [cells(line)[0] for line in table(*rows)[1:]] == ["ecc", "tflops", "mig", "mine"]
+
+
+# Folding.
+
+
+def family(*values: float) -> list[Record]:
+    """Stragglers over eight GPUs; the last GPU has the given values, one for each member."""
+    return [one for number, value in enumerate(values) for one in over(f"straggler[m{number}]", [0.5] * 7 + [value], BEHIND)]
+
+
+def test_good_members_of_a_family_share_a_row() -> None:
+    """With the value nearest to its limit, and no median over different things."""
+    assert [cells(line) for line in table(*family(1.0, 3.9, 2.0))[1:]] == [
+        ["straggler[...]", "%", "3.9", "gpu7", "-", "<= 8", "51 %", "3 of 3 ok"]
+    ]
+
+
+def test_a_bad_member_has_its_own_row() -> None:
+    """Also an advisory miss; the good ones share theirs."""
+    rows = [cells(line) for line in table(*family(1.0, 9.1, 2.0))[1:]]
+    assert [(row[0], row[-1]) for row in rows] == [("straggler[...]", "2 of 3 ok"), ("straggler[m1]", "1 of 8 failed")]
+    missed = [replace(one, advisory=one.outcome == "failed", outcome="passed") for one in family(1.0, 9.1, 2.0)]
+    assert cells(table(*missed)[2])[0] == "straggler[m1]"
+
+
+def test_what_is_not_folded() -> None:
+    """A single member, rates (each has its own), and everything with ``-v``."""
+    rates = [one for name in "ab" for one in over(f"busbw[{name}]", [800.0], limit())]
+    assert [cells(line)[0] for line in table(*rates, *family(1.0))[1:]] == ["busbw[a]", "busbw[b]", "straggler[m0]"]
+    assert len(table(*family(1.0, 2.0), layout=replace(WIDE, is_whole=True))) == 1 + 2
+
+
+def left_out(outcome: str, causes: Sequence[str | None]) -> list[Record]:
+    """One criterion at two places for each cause."""
+    return [
+        Record(criterion=f"{outcome}{number}", place=place, outcome=outcome, cause=cause)
+        for number, cause in enumerate(causes)
+        for place in ("node0-gpu0", "node0-gpu1")
+    ]
+
+
+def test_what_has_no_result_is_a_line() -> None:
+    """The number of criteria by cause; without a cause the number alone; with ``-v`` they are rows."""
+    rows = left_out("skipped", ["one node"] * 2 + ["one GPU"] * 3) + left_out("not_selected", [None] * 4)
+    assert table(*rows) == ["not applicable (5): one GPU (3), one node (2)", "not selected: 4"]
+    assert len(table(*rows, layout=replace(WIDE, is_whole=True))) == 1 + 9
+    some = table(*left_out("not_selected", [None, "level quick"]), *over("rate", [800.0], limit()))
+    assert [cells(line)[0] for line in some] == ["criterion", "rate", "not selected (2): level quick (1)"]
+    many = table(*left_out("skipped", [f"cause {number}" for number in range(9)]))
+    assert many == ["not applicable (9): cause 0 (1), cause 1 (1), cause 2 (1), cause 3 (1), 5 other reasons"]
+
+
+def test_what_ran_somewhere_keeps_its_row() -> None:
+    """A criterion that was left out at some places only has a result."""
+    rows = [*over("rate", [800.0], limit()), Record(criterion="rate", place="node0-gpu1", outcome="not_selected")]
+    assert cells(table(*rows)[1])[-1] == "1 of 2 not selected"
+
+
+# Screens.
+
+NAMES = st.text(min_size=1, max_size=60)
+RECORDS = st.builds(
+    Record,
+    criterion=NAMES,
+    place=st.none() | st.sampled_from([*NODE.by_id, "nobody"]),
+    outcome=st.sampled_from(OUTCOMES),
+    value=st.none() | st.floats(),
+    limit=st.none() | st.builds(Limit, kind=st.sampled_from(KINDS), value=st.floats(), unit=st.text()),
+    cause=st.none() | st.text(),
+    advisory=st.booleans(),
+)
+
+
+@given(
+    st.lists(RECORDS, max_size=4),
+    st.builds(Layout, width=st.integers(1, 200), color=st.booleans(), is_whole=st.booleans()),
+)
+def test_any_outcome_at_any_width(records: list[Record], layout: Layout) -> None:
+    """Names with brackets, no values, no numbers, narrow screens: a table, never an exception."""
+    table(*records, layout=layout)
+
+
+def a_run(inventory: Inventory = NODE, *, bad: Mapping[str, float] | None = None) -> list[Record]:
+    """Every kind of row: rates, counts, long names, families, what does not apply."""
+
+    def rates(name: str, one: Limit, middle: float) -> list[Record]:
+        values = [middle * (1 + (7 * number % 13 - 6) / 1000) for number in range(len(inventory.places))]
+        return over(name, values, one, inventory=inventory)
+
+    def counts(name: str) -> list[Record]:
+        return over(name, [0] * len(inventory.places), ERRORS, inventory=inventory)
+
+    def whole(name: str, one: Limit, value: float) -> Record:
+        return Record(criterion=name, place=None, outcome="passed", value=value, limit=one)
+
+    rows = [
+        *counts("ecc_uncorrected"),
+        whole("gpu_count", Limit(kind="min", value=8, unit="GPUs"), 8),
+        *rates("bf16_tflops", limit(), 783.9),
+        *rates("hbm_bandwidth", limit("above", 4.1, "TB/s"), 4.37),
+        *rates("training_throughput_gpu", limit("above", 2000, "tokens/s/GPU"), 18463.1),
+        whole("training_throughput_fsdp_cluster", limit("above", 500, "tokens/s/GPU"), 11237.4),
+        *[one for name in ("bf16_tflops", "hbm_bandwidth") for one in rates(f"straggler[{name}]", BEHIND, 1.3)],
+        *[whole(f"finetune_check[{name}]", limit("max", 0, "count"), 0) for name in ("finite", "restore", "lock_step")],
+        *left_out("skipped", ["one node"] * 6 if len(inventory.nodes) == 1 else []),
+    ]
+    worse, at = bad or {}, inventory.places[3].id
+    return [
+        replace(row, value=worse[row.criterion], outcome="failed") if row.place == at and row.criterion in worse else row
+        for row in rows
+    ]
+
+
+SUBJECTS = {
+    "ecc_uncorrected": "health",
+    "gpu_count": "health",
+    "bf16_tflops": "compute",
+    "hbm_bandwidth": "memory",
+    "training_throughput_gpu": "training",
+    "training_throughput_fsdp_cluster": "training",
+    "straggler[bf16_tflops]": "training",
+    "straggler[hbm_bandwidth]": "training",
+    "finetune_check[finite]": "training",
+}
+BAD = {"bf16_tflops": 498.0, "ecc_uncorrected": 3, "straggler[bf16_tflops]": 36.6}
+SCREENS = Path(__file__).parent / "screens"
+
+
+@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize(
+    ("name", "records", "inventory"),
+    [
+        ("healthy-1x8", a_run(), NODE),
+        ("bad-1x8", a_run(bad=BAD), NODE),
+        ("bad-64x8", a_run(FLEET, bad=BAD), FLEET),
+    ],
+    ids=["healthy", "bad", "fleet"],
+)
+def test_screens(name: str, records: list[Record], inventory: Inventory, width: int) -> None:
+    """The whole table, as a person sees it. No line is wider than the screen, and none has colours."""
+    lines = table(*records, inventory=inventory, subjects=SUBJECTS, layout=Layout(width=width))
+    kept = SCREENS / f"{name}-{width}.txt"
+    assert lines == kept.read_text(encoding="utf-8").splitlines()
+    assert max(map(len, lines)) <= width
+    assert "\x1b" not in "".join(lines)
+
+
+@settings(max_examples=30)
+@given(st.integers(30, 160))
+def test_a_name_is_never_broken(width: int) -> None:
+    """Nor is any cell; no line is wider than the screen. A narrow screen has fewer columns: first without the median."""
+    lines = table(*a_run(bad=BAD), subjects=SUBJECTS, layout=Layout(width=width))
+    heading, shown = lines[0].split(), "\n".join(lines)
+    assert all(len(line) <= max(width, 34) for line in lines)
+    assert all(f"  {name}" in shown for name in SUBJECTS if "[" not in name)
+    dropped = [name for name in DROPPED if name not in heading]
+    assert dropped == [*DROPPED[: len(dropped)]]
+
+
+def test_colour_is_never_the_only_sign() -> None:
+    """The coloured text says the same words as the plain one. The bad value and its place are red, a good one is not."""
+    plain = table(*a_run(bad=BAD), subjects=SUBJECTS)
+    coloured = table(*a_run(bad=BAD), subjects=SUBJECTS, layout=replace(WIDE, color=True))
+    assert [re.sub(r"\x1b\[[\d;]*m", "", line).rstrip() for line in coloured] == plain
+    bad = next(line for line in coloured if "498" in line)
+    assert all(re.search(rf"\x1b\[31m *{text}", bad) for text in ("498", "gpu3", "1 of 8 failed"))
+    assert not any("\x1b[31m" in line for line in coloured if " ok" in line)
