@@ -104,11 +104,18 @@ class Culprit:
     def action(self) -> str:
         """What to do next. Only a confirmed failure of a place asks to replace anything."""
         if self.is_confirmed:
-            return REPLACE.get(self.kind, REPLACE["node"])
-        again = f'measure it again: the same command with -k "{self._selection}"'
+            return self.advice
+        again = f'measure it again: the same command with -k "{self.selection}"'
         if self.is_measured and self.kind in (*HARDWARE, "unknown"):
-            return f"{again}; {NEXT.get(self.kind, NEXT['unknown'])}"
-        return f"{NEXT.get(self.kind, NEXT['unknown'])}; then {again}"
+            return f"{again}; {self.advice}"
+        return f"{self.advice}; then {again}"
+
+    @property
+    def advice(self) -> str:
+        """What to do, without the command that measures again."""
+        if self.is_confirmed:
+            return REPLACE.get(self.kind, REPLACE["node"])
+        return NEXT.get(self.kind, NEXT["unknown"])
 
     @property
     def is_absent_node(self) -> bool:
@@ -116,7 +123,7 @@ class Culprit:
         return self.kind == "node" and all(record.outcome == MISSING for record in self.records)
 
     @property
-    def _selection(self) -> str:
+    def selection(self) -> str:
         """The ``-k`` for these criteria, at this place where they are judged there."""
         concerned = (self.place, *self.places)
         here = dict.fromkeys(_own_name(record) for record in self.records if self.place is None or record.place in concerned)

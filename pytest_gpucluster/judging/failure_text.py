@@ -12,7 +12,6 @@ from pytest_gpucluster.text import hung, one_line, text_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pytest_gpucluster.judging.verdict import Record
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.thresholds.limit import Limit
     from pytest_gpucluster.thresholds.resolve import Threshold
@@ -48,7 +47,7 @@ def describe_failure(
     ]
     lines += [f"  {place.label}" for place in places]
     if evidence:
-        lines.append(f"  {_show_all(evidence)}")
+        lines.append(f"  {show_evidence(evidence)}")
     lines.append(hung(f"  why: {threshold.why}"))
     lines.append(f"  next: {next_step(threshold, places[0] if len(places) == 1 else None)}")
     return "\n".join(lines)
@@ -81,48 +80,7 @@ def summarize(values: Sequence[float]) -> str:
     return f"min {format_number(low)}, median {format_number(middle)}, max {format_number(high)}"
 
 
-def describe_together(
-    records: Sequence[Record], places: Mapping[str, Place], *, device: str, threshold: Threshold | None = None
-) -> list[str]:
-    """One criterion's failures over all places, with a summary of the places that passed, for the end of the report.
-
-    Args:
-        records: all outcomes of one criterion with a limit; at least one failed.
-        places: every expected place by id.
-        device: ``cuda``, or ``cpu`` in a rehearsal, where a place with a number is a rank.
-        threshold: adds where the limit is written and what to do next.
-    """
-    failed = [record for record in records if record.outcome == "failed" and record.waiver is None]
-    passed = [record.value for record in records if record.outcome == "passed" and record.value is not None]
-    first = failed[0]
-    missed = first.limit.missed_text if first.limit is not None else "failed"
-    written = f" ({where_written(threshold)})" if threshold is not None else ""
-    lines = [f"{first.criterion}: {len(failed)} of {len(records)} {_noun(first, places, device)} {missed}{written}"]
-    for record in failed:
-        shown = format_number(record.value) if record.value is not None else "?"
-        margin = f", {abs(record.margin_percent):.1f} % off" if record.margin_percent is not None else ""
-        evidence = f"  {_show_all(record.evidence)}"
-        place = places.get(record.place or "")
-        where = place.label if place is not None else record.place or "cluster"
-        lines.append(f"  {where}  {shown} {record.unit}{margin}{evidence.rstrip()}")
-    if passed:
-        lines.append(f"  the other {len(passed)}: {summarize(passed)}")
-    if threshold is not None:
-        lines.append(f"  next: {next_step(threshold, None)}")
-    return lines
-
-
-def _noun(record: Record, places: Mapping[str, Place], device: str) -> str:
-    """What was judged, for ``1 of 16 GPUs``."""
-    if record.place is None:
-        return "clusters"
-    place = places.get(record.place)
-    if place is None or place.gpu is None:
-        return "nodes"
-    return "GPUs" if device == "cuda" else "ranks"
-
-
-def _show_all(evidence: Mapping[str, Any]) -> str:
+def show_evidence(evidence: Mapping[str, Any]) -> str:
     """The evidence in one line."""
     return one_line(", ".join(f"{text_of(name)} {_show(found)}" for name, found in evidence.items()))
 

@@ -100,6 +100,15 @@ class End:
 
     @pytest.hookimpl(trylast=True)
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show the table, what failed where, and the verdict line last."""
+        """Show the table and what failed where."""
         if self.verdict is not None:
-            self._terminal.summary(terminalreporter, self._session, self.verdict, disk_errors=self._disk_errors)
+            self._terminal.summary(terminalreporter, self._session, disk_errors=self._disk_errors)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_terminal_summary")
+    def pytest_show_verdict(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, object, object]:
+        """Show the verdict after the sections of pytest and of all other plugins."""
+        try:
+            return (yield)
+        finally:
+            if self.verdict is not None:
+                self._terminal.conclude(terminalreporter, self._session, self.verdict)

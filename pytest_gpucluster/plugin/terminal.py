@@ -1,24 +1,34 @@
-"""Prints the end of a run: a table, what is to blame, and the verdict."""
+"""Prints the end of a run: a table, the bad parts, and the verdict."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.judging import causes, failure_text
-from pytest_gpucluster.judging.culprits import find_culprits
-from pytest_gpucluster.judging.verdict import FAILED, REJECTED, SHOWN_LIMITS, Record, Verdict, counted_as
+from pytest_gpucluster.judging import causes
+from pytest_gpucluster.judging.verdict import SHOWN_LIMITS, Verdict
+from pytest_gpucluster.plugin import header
 from pytest_gpucluster.plugin.live import Live
+from pytest_gpucluster.plugin.own_sections import shows_own
 from pytest_gpucluster.plugin.screen import Screen
+from pytest_gpucluster.reporting.bad_parts import Shown, describe_bad_parts
 from pytest_gpucluster.reporting.table import Layout, criteria_table
+from pytest_gpucluster.reporting.verdict_block import Ending, verdict_block
 from pytest_gpucluster.text import hung, one_line
 from pytest_gpucluster.thresholds.file import REMOVED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pytest
 
+    from pytest_gpucluster.reporting.lines import Line
     from pytest_gpucluster.session import Session
+
+SHOWN_REMARKS = 10
+REPORTS = ("report.html", "results.json", "metrics.prom", "journal.jsonl")
+FROM_EARLIER_RUNS = ("-x", "--exitfirst", "--lf", "--last-failed", "--ff", "--failed-first", "--sw", "--stepwise")
+"""Options that choose tests, or end a run, by what failed."""
 
 
 class Terminal:
@@ -40,23 +50,18 @@ class Terminal:
         """Keep a line for the end: an advisory limit was missed, which is no failure."""
         self._remarks.append(text)
 
-    def summary(
-        self, reporter: pytest.TerminalReporter, session: Session, verdict: Verdict, *, disk_errors: Sequence[str]
-    ) -> None:
-        """Print the table, failures over all places, remarks and the verdict."""
+    def summary(self, reporter: pytest.TerminalReporter, session: Session, *, disk_errors: Sequence[str]) -> None:
+        """Print the table, the bad parts, and remarks."""
         records = list(session.plan)
         reporter.section("gpucluster")
         for line in session.setup.waivers.lines:
             reporter.write_line(one_line(line), bold=True)
         reporter.write(criteria_table(records, session.places(), subjects=self._subjects, layout=self._layout(session)))
-        for criterion in dict.fromkeys(row.criterion for row in records if counted_as(row) == FAILED and row.limit):
-            rows = [record for record in records if record.criterion == criterion]
-            threshold, device = session.setup.criteria.get(criterion), session.setup.inventory.device
-            for line in failure_text.describe_together(rows, session.places(), device=device, threshold=threshold):
-                reporter.write_line(one_line(line))
-        self._write_causes(reporter, session, records)
-        for remark in self._remarks:
+        self._write(reporter, describe_bad_parts(records, self._shown(session)))
+        for remark in self._remarks[:SHOWN_REMARKS]:
             reporter.write_line(hung(f"advisory: {remark}"))
+        if len(self._remarks) > SHOWN_REMARKS:
+            reporter.write_line(f"and {len(self._remarks) - SHOWN_REMARKS} more advisory misses, in results.json")
         for line in causes.describe_remarks(records):
             reporter.write_line(one_line(line))
         changed = session.setup.changed_entries
@@ -68,12 +73,6 @@ class Terminal:
             reporter.write_line(one_line(f"limits changed from the packaged ones: {'; '.join(shown)}"))
         if disk_errors:
             reporter.write_line(one_line(f"results are incomplete on disk: {'; '.join(disk_errors)}"), red=True)
-        timings = session.timings()
-        reporter.write_line(
-            f"{timings['total_s']:.1f} s: {timings['startup_s']:.1f} start-up, {timings['measuring_s']:.1f} measuring, "
-            f"{timings['other_s']:.1f} other; results in {one_line(str(session.setup.settings.results_dir))}"
-        )
-        reporter.write_line(f"verdict {verdict.line}", bold=True, green=verdict.is_acceptance, red=verdict.word == REJECTED)
 
     def _layout(self, session: Session) -> Layout:
         screen = self._screen
@@ -84,12 +83,48 @@ class Terminal:
             is_whole=screen.verbosity > 0,
         )
 
-    def _write_causes(self, reporter: pytest.TerminalReporter, session: Session, records: Sequence[Record]) -> None:
-        """Print what is to blame, each cause once. With ``-v`` pytest's own sections have the whole texts."""
-        places = session.places()
-        whole = self._config.get_verbosity() <= 0 and self._config.option.tbstyle != "no"
-        lines = causes.describe_causes(find_culprits(records, places), records, places, whole=whole)
-        if lines:
-            reporter.write_line("culprits and causes:", bold=True)
+    def conclude(self, reporter: pytest.TerminalReporter, session: Session, verdict: Verdict) -> None:
+        """Print the verdict, after every other section."""
+        folder, setup = session.setup.settings.results_dir, session.setup
+        files = [name for name in REPORTS if (folder / name).is_file()]
+        junit = getattr(self._config.option, "xmlpath", None)
+        ending = Ending(
+            mode=header.mode(setup) if header.accepts_nothing(setup) else None,
+            timings=session.timings(),
+            folder=str(folder),
+            files=[*files, *([str(junit)] if junit else [])],
+        )
+        quiet = self._config.get_verbosity() < 0
+        self._write(reporter, verdict_block(verdict, ending, width=self._screen.width, quiet=quiet))
+
+    def _shown(self, session: Session) -> Shown:
+        """What the lines about bad parts depend on. Where a user asks pytest for whole texts, they stand there."""
+        setup, given = session.setup, self._config.invocation_params.args
+        is_real = not header.accepts_nothing(setup) and setup.inventory.device == "cuda"
+        return Shown(
+            places=session.places(),
+            device=setup.inventory.device,
+            width=self._screen.width,
+            whole=shows_own(self._config),
+            command=("pytest", *without_selection(map(str, given))) if setup.launch is None else (),
+            report=str(setup.settings.results_dir / "results.json"),
+            drain_reason=f"gpucluster-{time.strftime('%Y%m%d')}" if is_real else None,
+        )
+
+    @staticmethod
+    def _write(reporter: pytest.TerminalReporter, lines: Iterable[Line]) -> None:
+        reporter.ensure_newline()
         for line in lines:
-            reporter.write_line(line)
+            reporter.write_line(line.text, **dict.fromkeys(line.markup, True))
+
+
+def without_selection(args: Iterable[str]) -> list[str]:
+    """The arguments of a command without ``-k`` and what else chooses tests by what happened before or among others."""
+    kept: list[str] = []
+    words = iter(args)
+    for word in words:
+        if word == "-k":
+            next(words, None)
+        elif not (word.startswith("-k") or word in FROM_EARLIER_RUNS):
+            kept.append(word)
+    return kept

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpucluster.judging import failure_text
-from pytest_gpucluster.judging.verdict import FAILED, PASSED, Record
 from pytest_gpucluster.places import Place
 from tests.support.entries import limit, threshold
 
@@ -65,53 +64,3 @@ def test_the_whole_cluster() -> None:
 def test_by_how_much(kind: str, number: float, value: float, text: str) -> None:
     """Percent of the limit; of a limit of 0 the difference."""
     assert failure_text.shortfall(limit(kind, number), value) == text
-
-
-def together(*values: float) -> list[str]:
-    """The closing paragraph over 16 GPUs of which the last ones have ``values``."""
-    good = [
-        Record(criterion="bf16_tflops", place=f"node0-gpu{i}", outcome=PASSED, value=731.2 + i, limit=limit())
-        for i in range(15)
-    ]
-    bad = [
-        Record(
-            criterion="bf16_tflops",
-            place=f"node1-gpu{i}",
-            outcome=FAILED,
-            value=value,
-            limit=limit(),
-            margin_percent=100 * (value - 700) / 700,
-            evidence=EVIDENCE,
-            reason=failure_text.describe_failure(threshold("bf16_tflops"), limit(), value, places=[HOT], evidence=EVIDENCE),
-        )
-        for i, value in enumerate(values)
-    ]
-    places = {"node1-gpu0": HOT}
-    return failure_text.describe_together([*good, *bad], places, device="cuda", threshold=threshold("bf16_tflops"))
-
-
-def test_all_places_together() -> None:
-    """Counts, each bad place with its hardware, how far off and evidence, and how the others are."""
-    first, place, others, *_ = together(498.0)
-    assert first.startswith("bf16_tflops: 1 of 16 ")
-    assert first.startswith("bf16_tflops: 1 of 16 GPUs not above 700 TFLOPS")
-    assert "gpu-node-1" in place
-    assert "498 TFLOPS, 28.9 %" in place
-    assert "hw_thermal_slowdown" in place
-    assert others.strip() == "the other 15: min 731.2, median 738.2, max 745.2"
-
-
-def test_all_places_together_say_where_the_limit_is_and_what_next() -> None:
-    """The paragraph alone is enough to act on: file and line, and the next step, once for all places."""
-    text = "\n".join(together(498.0, 500.0))
-    assert text.count("thresholds.yaml:41") == 1
-    assert text.count("next: ") == 1
-    assert "-k" in text
-
-
-def test_one_of_one() -> None:
-    """Nobody else to compare with is no sentence."""
-    record = Record(criterion="x", place=None, outcome=FAILED, value=None, limit=limit("above", 1, "u"))
-    lines = failure_text.describe_together([record], {}, device="cuda")
-    assert lines[0] == "x: 1 of 1 clusters not above 1 u"
-    assert "the other" not in "\n".join(lines)

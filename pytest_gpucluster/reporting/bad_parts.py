@@ -1,0 +1,350 @@
+"""What is bad, grouped by part, as lines of the screen: each failure once, its cause, and what to do next. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.judging.culprits import HARDWARE, find_culprits
+from pytest_gpucluster.judging.failure_text import show_evidence
+from pytest_gpucluster.judging.forecast import counted
+from pytest_gpucluster.judging.numbers import format_number
+from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, WAIVED, WORDS, counted_as
+from pytest_gpucluster.reporting import next_steps
+from pytest_gpucluster.reporting.hostlists import hostlist
+from pytest_gpucluster.reporting.lines import Line, cut, fitting, listed, wrapped
+from pytest_gpucluster.reporting.numbers import allows_none, value_cells
+from pytest_gpucluster.text import framed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pytest_gpucluster.judging.culprits import Culprit
+    from pytest_gpucluster.judging.verdict import Record
+    from pytest_gpucluster.places import Place
+
+MOST_LINES = 60
+MOST_DETAILED = 6
+"""More parts have one line each."""
+MOST_PARTS = 20
+MOST_CRITERIA = 16
+"""Of one part, with a line each."""
+WIDEST_NAME = 32
+ABSENT = "absent"
+UNMEASURED = (ERROR, MISSING)
+REASONS = {
+    "hw_thermal_slowdown": "heat throttles it: look at its cooling",
+    "sw_thermal_slowdown": "heat throttles it: look at its cooling",
+    "hw_power_brake_slowdown": "the power supply of the node holds it back",
+    "sw_power_cap": "its power cap holds it back: compare the cap with that of its siblings",
+}
+"""What an event reason means that a bad GPU reports and no sibling that passed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What the lines depend on besides the records.
+
+    Attributes:
+        places: every expected GPU and node by id.
+        device: ``cuda``, or ``cpu`` in a rehearsal.
+        width: columns of the screen.
+        whole: show the whole text of an error; its first line otherwise.
+        command: the words of the command of this run; empty where it is not known.
+        report: where the reports lie.
+        drain_reason: what Slurm shows as the reason; None where no real GPU was measured.
+    """
+
+    places: Mapping[str, Place]
+    device: str
+    width: int
+    whole: bool = True
+    command: tuple[str, ...] = ()
+    report: str = "results.json"
+    drain_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What is shown together: a part, absent nodes, a cause that several places share, or what blames nobody."""
+
+    name: str
+    where: tuple[str, ...]
+    records: tuple[Record, ...]
+    headline: str | None = None
+    advice: str | None = None
+    selection: str | None = None
+
+    @property
+    def is_waived(self) -> bool:
+        """Whether somebody answers for all of it."""
+        return all(counted_as(record) == WAIVED for record in self.records)
+
+
+def describe_bad_parts(records: Iterable[Record], shown: Shown) -> list[Line]:
+    """All lines of the block, 60 at most; none if nothing is bad. What does not fit is counted."""
+    rows = list(records)
+    culprits = find_culprits(rows, shown.places)
+    entries = [*_blamed(culprits, shown.places), *_unblamed(culprits, rows)]
+    if not entries:
+        return []
+    head = [Line(""), Line(cut(f"BAD PARTS  {_counts(culprits, shown)}", shown.width), ("bold", "red"))]
+    tail = _tail(rows, culprits, shown)
+    room = MOST_LINES - len(head) - len(tail)
+    writer = _Writer(rows, shown)
+    if sum(culprit.place is not None and not culprit.is_absent_node for culprit in culprits) <= MOST_DETAILED:
+        for whole in (shown.whole, False):
+            body = writer.detailed(entries, whole=whole)
+            if len(body) <= room:
+                return [*head, *body, *tail]
+    return [*head, *writer.brief(entries), *tail]
+
+
+def _counts(culprits: Sequence[Culprit], shown: Shown) -> str:
+    """``3 of 512 GPUs, 1 of 64 nodes, 1 node absent``, then what is no fault of a part."""
+    places, noun = shown.places, "GPU" if shown.device == "cuda" else "rank"
+    gpus = sum(place.gpu is not None for place in places.values())
+    kinds: Counter[str] = Counter()
+    for culprit in culprits:
+        if culprit.place is None:
+            kinds["shared"] += 1
+        elif culprit.is_absent_node:
+            kinds["absent"] += 1
+        elif culprit.kind in HARDWARE:
+            kinds["gpu" if places[culprit.place].gpu is not None else "node"] += 1
+        else:
+            kinds[f"cause: {culprit.kind}"] += 1
+    found = [f"{kinds['gpu']} of {counted(gpus, noun)}"] if kinds["gpu"] else []
+    found += [f"{kinds['node']} of {counted(len(places) - gpus, 'node')}"] if kinds["node"] else []
+    found += [f"{counted(kinds['absent'], 'node')} absent"] if kinds["absent"] else []
+    found += [f"{counted(number, 'place')} ({kind})" for kind, number in kinds.items() if kind.startswith("cause: ")]
+    found += [f"{counted(kinds['shared'], 'cause')} that several places share"] if kinds["shared"] else []
+    return ", ".join(found) or "none is named"
+
+
+def _tail(rows: Sequence[Record], culprits: Sequence[Culprit], shown: Shown) -> list[Line]:
+    """Good nodes and nodes to drain, of several nodes."""
+    if sum(place.gpu is None for place in shown.places.values()) <= 1 or not culprits:
+        return []
+    lines = next_steps.good_lines(next_steps.good_hosts(rows, culprits, shown.places), width=shown.width)
+    if shown.drain_reason is not None:
+        hosts = next_steps.hosts_to_drain(culprits, shown.places)
+        lines += next_steps.drain_lines(hosts, shown.drain_reason, width=shown.width)
+    return [Line(line) for line in lines]
+
+
+def _blamed(culprits: Sequence[Culprit], places: Mapping[str, Place]) -> list[Entry]:
+    """What most places share, then one entry a part, then all absent nodes."""
+    shared = [_entry(one, _name_of(one.places, places), ()) for one in culprits if one.place is None]
+    parts = [
+        _entry(one, str(one.place), _where(places[one.place]))
+        for one in culprits
+        if one.place is not None and not one.is_absent_node
+    ]
+    absent = [one for one in culprits if one.place is not None and one.is_absent_node]
+    if not absent:
+        return [*shared, *parts]
+    lost = tuple(record for one in absent for record in one.records)
+    names = hostlist([str(one.place) for one in absent])
+    counts = f"{counted(len(absent), 'node')}, {counted(len(lost), 'expected outcome')} missing"
+    headline = next(iter(record.message for record in lost), "")
+    advice = absent[0].advice
+    return [*shared, *parts, Entry(name=ABSENT, where=(names, counts), records=lost, headline=headline, advice=advice)]
+
+
+def _entry(culprit: Culprit, name: str, where: tuple[str, ...]) -> Entry:
+    advice = f"{culprit.kind}, {culprit.confidence} confidence: {culprit.advice}"
+    return Entry(
+        name=name,
+        where=where,
+        records=culprit.records,
+        headline=culprit.headline,
+        advice=advice,
+        selection=culprit.selection,
+    )
+
+
+def _name_of(names: Sequence[str], places: Mapping[str, Place]) -> str:
+    is_node = all(places[name].gpu is None for name in names)
+    return counted(len(names), "node" if is_node else "place")
+
+
+def _where(place: Place) -> tuple[str, ...]:
+    """Hostname, PCI address, serial and UUID, as far as they are known."""
+    known = (
+        place.hostname,
+        f"PCI {place.pci}" if place.pci else None,
+        f"serial {place.serial}" if place.serial else None,
+        place.uuid,
+    )
+    return tuple(part for part in known if part)
+
+
+def _unblamed(culprits: Sequence[Culprit], rows: Sequence[Record]) -> list[Entry]:
+    """Failures of the whole cluster, then what was not measured, is too close to call, or failed in a plain test."""
+    blamed = {id(record) for culprit in culprits for record in culprit.records}
+    alike: dict[str, list[Record]] = defaultdict(list)
+    for record in rows:
+        is_failed = record.outcome == FAILED
+        is_open = record.outcome in (*UNMEASURED, NOISY) or is_failed
+        if id(record) in blamed or not is_open or record.headline is not None:
+            continue  # pytest shows what crashed in a test itself
+        name = record.place or "cluster"
+        alike[name if is_failed and record.limit is not None else f"\n{record.reason or record.outcome}"].append(record)
+    return [
+        Entry(name=name if not name.startswith("\n") else "no culprit", where=(), records=tuple(found))
+        for name, found in alike.items()
+    ]
+
+
+class _Writer:
+    """Makes lines of entries; knows what the siblings of a bad part measured."""
+
+    def __init__(self, rows: Sequence[Record], shown: Shown) -> None:
+        self._shown = shown
+        self._texts: set[str] = set()
+        self._values: dict[str, list[float]] = defaultdict(list)
+        self._reasons: dict[str, set[str]] = defaultdict(set)
+        for record in rows:
+            if record.outcome == PASSED:
+                self._reasons[record.criterion].update(_event_reasons(record) or ())
+                if record.value is not None:
+                    self._values[record.criterion].append(record.value)
+
+    def detailed(self, entries: Iterable[Entry], *, whole: bool) -> list[Line]:
+        """Several lines for each entry."""
+        self._texts = set()
+        lines: list[Line] = []
+        for entry in entries:
+            colour = "yellow" if entry.is_waived else "red"
+            width = self._shown.width
+            head = wrapped("  ".join((entry.name, *entry.where)), width=width, indent="  ", later=" " * (len(entry.name) + 4))
+            lines += [Line(text, ("bold", colour)) for text in head]
+            lines += [Line(text) for text in self._body(entry, whole=whole)]
+        return lines
+
+    def _body(self, entry: Entry, *, whole: bool) -> list[str]:
+        width = self._shown.width
+        lines = wrapped(entry.headline, width=width, indent="    ") if entry.headline is not None else []
+        measured = [record for record in entry.records if _is_measured(record)]
+        is_shared = entry.headline is not None and bool(measured)
+        lines += self._criteria(measured) if is_shared else self._values_of(measured)
+        if entry.name != ABSENT:
+            lines += self._texts_of([one for one in entry.records if not _is_measured(one)], whole=whole)
+        seen = self._event_cause(measured)
+        lines += wrapped(seen, width=width, indent="    ") if seen is not None else []
+        lines += wrapped(entry.advice, width=width, indent="    ") if entry.advice is not None else []
+        if entry.selection is not None:
+            lines += next_steps.again(entry.selection, self._shown.command, width=width, indent="      ")
+        return lines
+
+    def _values_of(self, measured: Sequence[Record]) -> list[str]:
+        column = min(WIDEST_NAME, max((len(record.criterion) for record in measured), default=0))
+        lines: list[str] = []
+        for record in measured[:MOST_CRITERIA]:
+            start = f"    {cut(record.criterion, WIDEST_NAME):<{column}}  "
+            text = self._measured(record)
+            lines += wrapped(text, width=self._shown.width, indent=start, later=" " * min(len(start), 8))
+        more = len(measured) - MOST_CRITERIA
+        return [*lines, *([f"    and {more} more criteria, in {self._shown.report}"] if more > 0 else [])]
+
+    def _criteria(self, records: Sequence[Record]) -> list[str]:
+        names = list(dict.fromkeys(record.criterion for record in records))
+        text = f"{counted(len(names), 'criterion', 'criteria')}: {listed(names, most=MOST_CRITERIA)}"
+        return wrapped(text, width=self._shown.width, indent="    ")
+
+    def _texts_of(self, records: Sequence[Record], *, whole: bool) -> list[str]:
+        """What was not measured and why; the text of an error once, however many records share it."""
+        lines: list[str] = self._criteria(records) if records else []
+        causes: set[str] = set()
+        for record in records:
+            text, cause = record.reason or record.outcome, record.cause
+            if text in self._texts:
+                continue
+            self._texts.add(text)
+            is_plain = record.outcome == FAILED  # pytest shows the whole text of a plain test
+            if whole and not is_plain and record.outcome != MISSING and record.headline is None and cause not in causes:
+                lines += [f"    {line}" for line in framed(text).split("\n")]
+            else:
+                lines += wrapped(record.message, width=self._shown.width, indent="    ")
+            causes |= {cause} if cause is not None else set()
+        return lines
+
+    def _measured(self, record: Record) -> str:
+        """``498 TFLOPS, limit > 700; its siblings 778 to 798``."""
+        limit = record.limit
+        assert limit is not None
+        if record.value is None:
+            return record.message
+        unit = "" if limit.unit == "count" else f" {limit.unit}"
+        waived = " (waived)" if counted_as(record) == WAIVED else ""
+        others = self._values[record.criterion] if record.place is not None else []
+        asked, value, *ends = value_cells(limit, record.value, *((min(others), max(others)) if others else ()))
+        text = f"{value}{unit}, limit {asked}{waived}"
+        if ends:
+            text += f"; its siblings {' to '.join(dict.fromkeys(ends))}"
+        if allows_none(limit) and record.evidence:
+            text += f"; {cut(show_evidence(record.evidence), 2 * self._shown.width)}"
+        return text
+
+    def _event_cause(self, measured: Sequence[Record]) -> str | None:
+        """What all bad values of a part have in common, and no good value of a sibling has."""
+        found = [(record, reasons) for record in measured if (reasons := _event_reasons(record)) is not None]
+        common = set.intersection(*(reasons for _, reasons in found)) if found else set()
+        own = sorted(common.difference(*(self._reasons[record.criterion] for record, _ in found)))
+        if not own:
+            return None
+        meaning = next((REASONS[name] for name in own if name in REASONS), "no sibling reports this")
+        return f"event reasons {', '.join(own)}: {meaning}"
+
+    def brief(self, entries: Sequence[Entry]) -> list[Line]:
+        """One line for each entry, 20 at most."""
+        shown, width = entries[:MOST_PARTS], self._shown.width
+        names = [cut(entry.name, WIDEST_NAME) for entry in shown]
+        hosts = [cut(entry.where[0], WIDEST_NAME) if entry.where else "" for entry in shown]
+        name_column, host_column = max(map(len, names)), max(map(len, hosts))
+        lines: list[Line] = []
+        for entry, name, host in zip(shown, names, hosts, strict=True):
+            start = f"  {name:<{name_column}}  {f'{host:<{host_column}}  ' if host_column else ''}"
+            text = fitting(self._items(entry), width - len(start))
+            lines.append(Line(cut(f"{start}{text}", width), ("yellow" if entry.is_waived else "red",)))
+        if len(entries) > MOST_PARTS:
+            lines.append(Line(f"  and {len(entries) - MOST_PARTS} more, in {self._shown.report}", ("bold",)))
+        return lines
+
+    def _items(self, entry: Entry) -> list[str]:
+        """What is bad at one entry, in few words each."""
+        names = list(dict.fromkeys(record.criterion for record in entry.records))
+        if entry.headline is not None:
+            return list(entry.where[1:]) if entry.name == ABSENT else [f"{listed(names, most=1)}: {entry.headline}"]
+        found: list[str] = []
+        alike: Counter[str] = Counter()
+        for record in entry.records:
+            if _is_measured(record):
+                found.append(_briefly(record))
+            else:
+                alike[f"{WORDS[record.outcome]}: {record.cause or record.message}"] += 1
+        return [*found, *(f"{number} {text}" for text, number in alike.items())]
+
+
+def _is_measured(record: Record) -> bool:
+    """Whether a value is outside its limit; a plain test that failed has no limit."""
+    return record.outcome == FAILED and record.limit is not None
+
+
+def _briefly(record: Record) -> str:
+    """``bf16_tflops -29 %``, or the criterion with its value where there is no percentage."""
+    waived = " (waived)" if counted_as(record) == WAIVED else ""
+    if record.margin_percent is not None:
+        return f"{record.criterion} {record.margin_percent:+.0f} %{waived}"
+    reasons = sorted(_event_reasons(record) or ())
+    if reasons:
+        return f"{record.criterion} ({', '.join(reasons)}){waived}"
+    return f"{record.criterion} {format_number(record.value)}{waived}" if record.value is not None else record.criterion
+
+
+def _event_reasons(record: Record) -> set[str] | None:
+    """The event reasons of one GPU; None where they are not known."""
+    found = record.evidence.get("event reasons")
+    return {str(one) for one in found if str(one).isidentifier()} if isinstance(found, (list, tuple)) else None

@@ -1,0 +1,255 @@
+"""What is bad, grouped by part: each failure once, its cause, what to do next, and never more than 60 lines."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpucluster.judging.verdict import Record
+from pytest_gpucluster.reporting.bad_parts import MOST_LINES, MOST_PARTS, Shown, describe_bad_parts
+from pytest_gpucluster.reporting.hostlists import expand
+from tests.support.entries import limit
+from tests.support.fleet_records import failed, fleet, outcomes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+SCREENS = Path(__file__).with_name("screens")
+TEXT = "finetune was not measured: rank 3 (node0-gpu3, h): the worker died: SIGKILL\n  Python stacks of rank 3:\n    line"
+HOT = {"event reasons": ["hw_thermal_slowdown"], "C": 91.0, "W": 412.0, "SM MHz": 1290.0}
+
+
+def lines_of(places: Any, bad: Iterable[Record] = (), *, records: list[Record] | None = None, **changes: Any) -> list[str]:
+    """The texts of the block; an acceptance of GPUs by ``pytest --pyargs tests_acceptance``."""
+    facts: dict[str, Any] = {
+        "device": "cuda",
+        "width": 100,
+        "command": ("pytest", "--pyargs", "tests_acceptance"),
+        "report": "gpucluster-results/results.json",
+        "drain_reason": "gpucluster-20261122",
+        **changes,
+    }
+    rows = outcomes(places, bad) if records is None else records
+    return [line.text for line in describe_bad_parts(rows, Shown(places=places, **facts))]
+
+
+def one_bad() -> tuple[Any, list[Record]]:
+    """One GPU of eight, hot, which fails two criteria."""
+    bad = [failed(name, "node0-gpu3", value, evidence=HOT) for name, value in (("bf16_tflops", 498), ("clocks_under_load", 1))]
+    return fleet(1, 8), bad
+
+
+def three_bad_and_an_absent_node() -> tuple[Any, list[Record]]:
+    """Of 64 nodes with 8 GPUs."""
+    bad = [
+        failed("bf16_tflops", "node23-gpu3", 498, evidence=HOT),
+        failed("clocks_under_load", "node23-gpu3", 1, evidence=HOT),
+        failed("hbm_bandwidth", "node41-gpu0", 3.91),
+        failed("hbm_bandwidth", "node41-gpu6", 3.93),
+        failed("busbw[all_reduce]", "node41", 371),
+    ]
+    return fleet(64, 8, absent=[17]), bad
+
+
+def slow(number: int, step: int = 1) -> tuple[Any, list[Record]]:
+    """So many slow GPUs of 512."""
+    places = fleet(64, 8)
+    gpus = [place.id for place in places.values() if place.gpu is not None]
+    return places, [failed("bf16_tflops", name, 498) for name in gpus[::step][:number]]
+
+
+SCREENS_OF = {
+    "one-bad-gpu": one_bad,
+    "64x8-3-bad-1-absent": three_bad_and_an_absent_node,
+    "300-bad-of-512": lambda: slow(300),
+    "100-bad-parts": lambda: slow(100, step=5),
+}
+
+
+@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize("name", SCREENS_OF)
+def test_screen(name: str, width: int) -> None:
+    """As it was looked at; no line is wider than the screen."""
+    lines = lines_of(*SCREENS_OF[name](), width=width)
+    assert lines == (SCREENS / f"{name}-{width}.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    assert max(map(len, lines)) <= width
+    assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_nothing_bad_is_nothing_shown() -> None:
+    """A good run of one GPU and of 1,024."""
+    assert lines_of(fleet(1, 1)) == lines_of(fleet(128, 8)) == []
+
+
+@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize("number", [1, 6, 7, 20, 21, 100, 255, 512])
+def test_never_more_than_60_lines(number: int, width: int) -> None:
+    """However many parts are bad by however many criteria; what is left out is counted."""
+    places, bad = slow(number)
+    gone = {record.place for record in bad}
+    rows = outcomes(places, bad)
+    tflops = [row for row in rows if row.criterion == "bf16_tflops"]
+    rows += [replace(row, criterion=f"other_{one}", reason=f"{one} {row.reason}") for row in tflops for one in range(30)]
+    lines = lines_of(places, records=rows, width=width)
+    assert len(lines) <= MOST_LINES
+    named = {word for line in lines for word in line.split() if word in gone}
+    if MOST_PARTS < number < 256:
+        assert f"  and {number - MOST_PARTS} more, in gpucluster-results/results.json" in lines
+    if number < 256:
+        assert len(named) == min(number, MOST_PARTS)
+
+
+def test_long_errors_give_way() -> None:
+    """Stacks of 100 lines are in the reports; the screen has their first lines."""
+    error = Record(criterion="a", place=None, outcome="error", reason=TEXT + "\n    x" * 100, blames="host")
+    rows = [replace(error, culprits=("node0-gpu3",), cause="SIGKILL")]
+    lines = lines_of(fleet(1, 8), records=rows)
+    assert len(lines) < MOST_LINES
+    assert sum("the worker died: SIGKILL" in line for line in lines) == 1
+    assert any("Python stacks" in line for line in lines_of(fleet(1, 8), records=[replace(rows[0], reason=TEXT)]))
+    assert not any("Python stacks" in line for line in lines_of(fleet(1, 8), records=rows, whole=False))
+
+
+@pytest.mark.parametrize("number", [1, 14, 100])
+def test_one_text_of_one_cause(number: int) -> None:
+    """Part, criteria, the text once, what to do next."""
+    lost = Record(criterion="", place=None, outcome="error", reason=TEXT, culprits=("node0-gpu3",), blames="host")
+    rows = [replace(lost, criterion=f"check[{one}]", cause="SIGKILL") for one in range(number)]
+    lines = lines_of(fleet(1, 8), records=rows)
+    assert lines[1] == "BAD PARTS  1 place (cause: host)"
+    assert sum("Python stacks" in line for line in lines) == 1
+    assert any(line.startswith(f"    {number} criteri") for line in lines)
+    assert any(line.startswith("    host, medium confidence: look at the host") for line in lines)
+
+
+def test_a_text_of_two_places_is_shown_once() -> None:
+    """The ranks that raised are both named."""
+    row = Record(criterion="a", place=None, outcome="error", reason=TEXT, culprits=("node0-gpu3", "node0-gpu4"))
+    lines = lines_of(fleet(1, 8), records=[replace(row, blames="host")])
+    assert sum("Python stacks" in line for line in lines) == 1
+    assert [line.split()[0] for line in lines if line.startswith("  node0-gpu")] == ["node0-gpu3", "node0-gpu4"]
+
+
+def test_absent_nodes_are_one_entry() -> None:
+    """63 of 64: one list of names, one count, one next step."""
+    lines = lines_of(fleet(64, 8, absent=range(1, 64)))
+    assert lines[1:3] == ["BAD PARTS  63 nodes absent", "  absent  node[1-63]  63 nodes, 1512 expected outcomes missing"]
+    assert len(lines) == 6
+
+
+def test_only_a_cause_that_no_sibling_has() -> None:
+    """Where good GPUs report the same, it explains nothing."""
+    places, bad = one_bad()
+    rows = outcomes(places, bad)
+    assert any("heat throttles it" in line for line in lines_of(places, records=rows))
+    everywhere = [replace(row, evidence=HOT) for row in rows]
+    assert not any("heat" in line for line in lines_of(places, records=everywhere))
+    once = [replace(row, evidence={"event reasons": []}) if row.criterion == "clocks_under_load" else row for row in rows]
+    assert not any("heat" in line for line in lines_of(places, records=once))
+
+
+def test_what_blames_nobody() -> None:
+    """The whole cluster's failures, what never ran; a crash of a test itself is pytest's to show."""
+    cut = [Record(criterion=f"c{number}", place=None, outcome="missing", reason="not run: SIGTERM") for number in range(9)]
+    crash = Record(criterion="own", place=None, outcome="failed", reason="def test():\n> 1 / 0", headline="ZeroDivisionError")
+    lines = lines_of(fleet(1, 8), records=[*cut, crash, failed("loss", None, 390)])
+    assert lines[1:] == [
+        "BAD PARTS  none is named",
+        "  no culprit",
+        "    9 criteria: c0, c1, c2, c3, c4, c5, c6, c7, c8",
+        "    not run: SIGTERM",
+        "  cluster",
+        "    loss  390 GB/s, limit > 400",
+    ]
+    assert lines_of(fleet(1, 8), records=[crash]) == []
+
+
+def test_waived_parts_say_so() -> None:
+    """Yellow, not drained, and not good either."""
+    places, bad = fleet(2, 8), [failed("bf16_tflops", "node1-gpu0", 650, waivable=True, waiver={"who": "J. Doe"})]
+    lines = lines_of(places, bad)
+    assert any("limit > 700 (waived)" in line for line in lines)
+    assert "good: gpu-node-0" in lines
+    assert not any("drain" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("changes", "drained"),
+    [
+        ({}, True),
+        ({"blames": "node"}, True),
+        ({"blames": "software"}, False),
+        ({"blames": "settings"}, False),
+        ({"blames": "host"}, False),
+        ({"blames": "unknown"}, False),
+    ],
+)
+def test_only_hardware_is_drained(changes: dict[str, Any], *, drained: bool) -> None:
+    """Software, settings and what is unknown take no node out of service."""
+    bad = [failed("bf16_tflops", "node1-gpu0", 650, **changes)]
+    lines = lines_of(fleet(3, 8), bad)
+    assert any(line.startswith("drain: ") for line in lines) == drained
+    assert "good: gpu-node-[0,2]" in lines
+
+
+def test_an_absent_node_is_drained_where_its_host_is_known() -> None:
+    """A name is never guessed."""
+    places = fleet(3, 8, absent=[1])
+    assert not any("drain" in line for line in lines_of(places))
+    known = {**places, "node1": replace(places["node1"], hostname="gpu-node-1")}
+    assert "drain: scontrol update nodename=gpu-node-1 state=drain reason=gpucluster-20261122" in lines_of(known)
+
+
+def test_nothing_is_drained_where_nothing_is_real() -> None:
+    """A rehearsal, a simulated fleet."""
+    lines = lines_of(fleet(3, 8), [failed("bf16_tflops", "node1-gpu0", 498)], drain_reason=None)
+    assert not any("drain" in line or "scontrol" in line for line in lines)
+
+
+def drained(lines: list[str]) -> set[str]:
+    """The hosts that a shell would hand to Slurm."""
+    first = next(number for number, line in enumerate(lines) if line.startswith("drain: "))
+    script = "\n".join(line.removeprefix("drain: ") for line in lines[first:])
+    words = shlex.split(script.replace("\\\n", " "))
+    return {host for word in words if word.startswith("nodename=") for host in expand(word.removeprefix("nodename="))}
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_the_drain_command_is_safe_in_a_shell(width: int) -> None:
+    """It names just the hosts with bad hardware; a host that is no name for Slurm is left out."""
+    places, bad = slow(60, step=8)
+    assert drained(lines_of(places, bad, width=width)) == {f"gpu-node-{number}" for number in range(60)}
+    evil = {name: replace(place, hostname="a;reboot") if place.node == 3 else place for name, place in places.items()}
+    assert drained(lines_of(evil, bad)) == {f"gpu-node-{number}" for number in range(60) if number != 3}
+
+
+def test_foreign_text_begins_no_line() -> None:
+    """Hosts, errors and evidence that hold a verdict or act on a screen."""
+    forged = "fine\nverdict ACCEPTED: 9 passed\x1b[2J"
+    places = {name: replace(place, hostname=forged, serial=forged, uuid=forged) for name, place in fleet(2, 2).items()}
+    rows = [
+        failed("bf16_tflops", "node0-gpu0", 1, evidence={"found": forged}),
+        failed("checks", "node0-gpu1", 1, evidence={"found": forged}, limit=limit("max", 0, "count")),
+        Record(criterion="lost", place="node1-gpu0", outcome="error", reason=forged, culprits=("node1-gpu0",)),
+        Record(criterion="other", place="node1-gpu1", outcome="error", reason=forged),
+    ]
+    for count in (1, 4):
+        lines = lines_of(places, records=rows * count)
+        assert [line for line in lines if "\n" in line or "\x1b" in line or line.startswith(("verdict", "fine"))] == []
+
+
+def test_without_a_command() -> None:
+    """Under torchrun each node has one of its own."""
+    places, bad = one_bad()
+    shown = [line.strip() for line in lines_of(places, bad, command=(), width=200)]
+    assert 'the same command with -k "(bf16_tflops or clocks_under_load) and node0-gpu3"' in shown
+
+
+def test_a_rehearsal_counts_ranks() -> None:
+    """It has no GPU."""
+    bad = [failed("bf16_tflops", "node0-cpu0", 1)]
+    assert lines_of(fleet(1, 2, device="cpu"), bad, device="cpu")[1] == "BAD PARTS  1 of 2 ranks"
