@@ -31,6 +31,8 @@ MOST_PARTS = 20
 MOST_CRITERIA = 16
 """Of one part, with a line each."""
 WIDEST_NAME = 32
+NAME_COLUMN = 24
+"""A longer name of a criterion moves its own line only."""
 ABSENT = "absent"
 UNMEASURED = (ERROR, MISSING)
 REASONS = {
@@ -240,7 +242,7 @@ class _Writer:
         return lines
 
     def _values_of(self, measured: Sequence[Record]) -> list[str]:
-        column = min(WIDEST_NAME, max((len(record.criterion) for record in measured), default=0))
+        column = min(NAME_COLUMN, max((len(record.criterion) for record in measured), default=0))
         lines: list[str] = []
         for record in measured[:MOST_CRITERIA]:
             start = f"    {cut(record.criterion, WIDEST_NAME):<{column}}  "
@@ -283,7 +285,7 @@ class _Writer:
         asked, value, *ends = value_cells(limit, record.value, *((min(others), max(others)) if others else ()))
         text = f"{value}{unit}, limit {asked}{waived}"
         if ends:
-            text += f"; its siblings {' to '.join(dict.fromkeys(ends))}"
+            text += f"; siblings {' to '.join(dict.fromkeys(ends))}"
         if allows_none(limit) and record.evidence:
             text += f"; {cut(show_evidence(record.evidence), 2 * self._shown.width)}"
         return text
