@@ -6,7 +6,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.judging.numbers import format_number
+from pytest_gpucluster.judging.numbers import format_miss, format_number
 from pytest_gpucluster.text import hung, one_line, text_of
 
 if TYPE_CHECKING:
@@ -39,10 +39,7 @@ def describe_failure(
     """The text of a failure of one criterion at one place, at a pair of places, or of the cluster (no places)."""
     where = " -> ".join(place.id for place in places) or "the cluster"
     lines = [
-        (
-            f"{threshold.key} at {where}: {format_number(value)} {limit.unit}, {limit.missed_text} "
-            f"({shortfall(limit, value)}; {where_written(threshold)})"
-        ),
+        (f"{threshold.key} at {where}: {format_miss(limit, value)} ({shortfall(limit, value)}; {where_written(threshold)})"),
         hung(f"  {threshold.criterion}"),
     ]
     lines += [f"  {place.label}" for place in places]

@@ -30,6 +30,12 @@ def format_number(value: float, *, digits: int = DIGITS) -> str:
     return short
 
 
+def format_miss(limit: Limit, value: float) -> str:
+    """A value outside its limit, and the limit: ``699.99 TFLOPS, not above 700 TFLOPS``."""
+    bound, shown = format_beside(limit, value)
+    return f"{shown} {limit.unit}, {limit.missed_word} {bound} {limit.unit}"
+
+
 def format_beside(limit: Limit, *values: float) -> tuple[str, ...]:
     """The number of a limit, then each value, with enough digits that the texts compare as the numbers do.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.judging.numbers import format_number
+from pytest_gpucluster.judging.numbers import format_miss
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, NOISY, WORDS, counted_as
 from pytest_gpucluster.text import one_line
 
@@ -56,9 +56,7 @@ def describe(record: Record, place: Place | None) -> str:
     where = record.place or "the cluster"
     if place is not None and place.hostname is not None:
         where += f" ({place.hostname})"
-    if record.value is not None and record.limit is not None:
-        what = f"{format_number(record.value)} {record.unit}, {record.limit.missed_text}"
-    else:
-        what = record.message
+    limit, value = record.limit, record.value
+    what = format_miss(limit, value) if limit is not None and value is not None else record.message
     text = one_line(f"{WORDS[record.outcome]}: {record.criterion} at {where}: {what}")
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -34,7 +34,12 @@ class Limit:
     @property
     def missed_text(self) -> str:
         """What a value outside the limit is: ``not above 700 TFLOPS``."""
-        return f"{_MISSED[self.kind]} {_number(self.value)} {self.unit}"
+        return f"{self.missed_word} {_number(self.value)} {self.unit}"
+
+    @property
+    def missed_word(self) -> str:
+        """How a value outside the limit stands to it: ``not above``."""
+        return _MISSED[self.kind]
 
     def holds(self, value: object) -> bool:
         """Whether a value is within the limit. Anything but a finite int or float is not."""

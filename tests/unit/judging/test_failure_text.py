@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpucluster.judging import failure_text
+from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.places import Place
+from pytest_gpucluster.plugin.early_failures import describe
 from tests.support.entries import limit, threshold
 
 HOT = Place(id="node1-gpu3", node=1, gpu=3, rank=11, hostname="gpu-node-1", uuid="GPU-6f1c", pci="00000000:61:00.0")
@@ -64,3 +66,13 @@ def test_the_whole_cluster() -> None:
 def test_by_how_much(kind: str, number: float, value: float, text: str) -> None:
     """Percent of the limit; of a limit of 0 the difference."""
     assert failure_text.shortfall(limit(kind, number), value) == text
+
+
+@pytest.mark.parametrize(("value", "shown"), [(699.99, "699.99"), (700.0, "700"), (498.04, "498.0")])
+def test_a_failing_value_never_looks_like_its_limit(value: float, shown: str) -> None:
+    """It has as many digits as it takes to tell it from the limit."""
+    text = failure_text.describe_failure(threshold(), limit(), value, places=[], evidence={})
+    assert text.startswith(f"tflops at the cluster: {shown} TFLOPS, not above 700 TFLOPS (")
+    assert describe(Record(criterion="c", place=None, outcome="failed", value=value, limit=limit()), None) == (
+        f"failed: c at the cluster: {shown} TFLOPS, not above 700 TFLOPS"
+    )
