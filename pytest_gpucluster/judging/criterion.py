@@ -49,6 +49,7 @@ class Criterion:
 
     Attributes:
         note: called with each miss of an advisory limit.
+        selection: makes what pytest's ``-k`` needs to select this test alone.
         judged: the record of the worst value so far; None before a value was judged.
         expected: the GPUs and nodes that values by place must cover; empty if they are not known.
         first_error: the first error of a measurement; a later valid value does not clear it.
@@ -58,6 +59,7 @@ class Criterion:
     limit: Limit
     place: Place | None
     note: Callable[[str], None] = lambda _remark: None
+    selection: Callable[[], str] = lambda: ""
     judged: Record | None = None
     expected: tuple[Place, ...] = ()
     first_error: MeasurementError | None = None
@@ -227,6 +229,7 @@ class Criterion:
             self._keep(self._record(PASSED, reading, facts))
             return
         message = failure_text.describe_failure(self.threshold, reading.limit, reading.value, places=places, evidence=facts)
+        message = f"{message}\n{failure_text.next_step(self.selection(), is_noisy=False)}"
         failed = self._missed(FAILED, reading, facts, message, is_final=is_final)
         culprits = tuple(place.id for place in places)
         self._keep(replace(failed, culprits=culprits, blames=_part_of(places), confirmed=reading.confirmed))
@@ -245,6 +248,7 @@ class Criterion:
         message = failure_text.describe_noise(
             self.threshold, reading.limit, reading.value, places=places, why=reading.doubt or ""
         )
+        message = f"{message}\n{failure_text.next_step(self.selection(), is_noisy=True)}"
         facts = {**(evidence or {}), **reading.evidence}
         is_final = all(one.is_final for one in readings.values())
         self._keep(self._missed(NOISY, reading, facts, message, is_final=is_final))

@@ -6,6 +6,7 @@ without a place. Only a failure that was confirmed asks to replace something.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from pytest_gpucluster.errors import Part
+    from pytest_gpucluster.judging.plan import Key
+    from pytest_gpucluster.judging.selection import Selector
     from pytest_gpucluster.places import Place
 
 BAD = (FAILED, ERROR, MISSING)
@@ -68,6 +71,7 @@ class Culprit:
         places: the ids of all places concerned.
         records: the bad outcomes that blame it.
         headline: the finding in one line, where it is more than the reasons of the records.
+        is_systemic: most places have it alike, so that no place is to blame.
         is_confirmed: a measured failure, and a repeat or another criterion confirmed it.
     """
 
@@ -76,6 +80,7 @@ class Culprit:
     places: tuple[str, ...]
     records: tuple[Record, ...]
     headline: str | None = None
+    is_systemic: bool = False
     is_confirmed: bool = False
 
     @property
@@ -101,11 +106,16 @@ class Culprit:
         return any(record.outcome == FAILED for record in self.records)
 
     @property
-    def action(self) -> str:
+    def keys(self) -> tuple[Key, ...]:
+        """Criterion and place id of all that is to be measured again; none where a node is absent, as that is the whole run."""
+        return () if self.is_absent_node else tuple(map(_key, self.records))
+
+    def action(self, tests: Selector) -> str:
         """What to do next. Only a confirmed failure of a place asks to replace anything."""
         if self.is_confirmed:
             return self.advice
-        again = f'measure it again: the same command with -k "{self.selection}"'
+        again = "measure it again: the same command"
+        again += f" with -k {shlex.quote(tests.select(self.keys))}" if self.keys else ""
         if self.is_measured and self.kind in (*HARDWARE, "unknown"):
             return f"{again}; {self.advice}"
         return f"{self.advice}; then {again}"
@@ -121,18 +131,6 @@ class Culprit:
     def is_absent_node(self) -> bool:
         """Whether nothing but absence is known of it."""
         return self.kind == "node" and all(record.outcome == MISSING for record in self.records)
-
-    @property
-    def selection(self) -> str:
-        """The ``-k`` for these criteria, at this place where they are judged there."""
-        concerned = (self.place, *self.places)
-        here = dict.fromkeys(_own_name(record) for record in self.records if self.place is None or record.place in concerned)
-        elsewhere = dict.fromkeys(name for name in map(_own_name, self.records) if name not in here)
-        names = " or ".join(here)
-        if self.place is None or not here:
-            return " or ".join([*here, *elsewhere])
-        one = f"{f'({names})' if len(here) > 1 else names} and {self.place}"
-        return one if not elsewhere else " or ".join([f"({one})", *elsewhere])
 
 
 def find_culprits(records: Iterable[Record], places: Mapping[str, Place]) -> list[Culprit]:
@@ -178,6 +176,7 @@ def _failed_at_most(rows: Sequence[Record], places: Mapping[str, Place]) -> list
             places=names,
             records=tuple(failed),
             headline=_describe_shared([places[name] for name in names], totals[names], failed),
+            is_systemic=True,
         )
         for names, failed in shared.items()
     ]
@@ -208,7 +207,9 @@ def _raised_at_most(bad: Sequence[Record], places: Mapping[str, Place]) -> list[
         total = len(answering or gpus)
         if is_most(len(names), total):
             headline = f"{len(names)} of {total} ranks alike: {cause}"
-            found.append(Culprit(kind=part, place=None, places=names, records=tuple(records), headline=headline))
+            found.append(
+                Culprit(kind=part, place=None, places=names, records=tuple(records), headline=headline, is_systemic=True)
+            )
     return found
 
 
@@ -314,9 +315,5 @@ def _quantity(key: str, keys: set[str]) -> str:
     return inner if inner in keys else key
 
 
-def _own_name(record: Record) -> str:
-    return record.criterion.partition("[")[0]
-
-
-def _key(record: Record) -> tuple[str, str | None]:
+def _key(record: Record) -> Key:
     return record.criterion, record.place

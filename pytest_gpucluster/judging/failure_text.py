@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ def shortfall(limit: Limit, value: float) -> str:
 def describe_failure(
     threshold: Threshold, limit: Limit, value: float, *, places: Sequence[Place], evidence: Mapping[str, Any]
 ) -> str:
-    """The text of a failure of one criterion at one place, at a pair of places, or of the cluster (no places)."""
+    """The text of a failure at one place, at a pair of places, or of the cluster (no places); without :func:`next_step`."""
     where = " -> ".join(place.id for place in places) or "the cluster"
     lines = [
         (f"{threshold.key} at {where}: {format_miss(limit, value)} ({shortfall(limit, value)}; {where_written(threshold)})"),
@@ -46,27 +47,24 @@ def describe_failure(
     if evidence:
         lines.append(f"  {show_evidence(evidence)}")
     lines.append(hung(f"  why: {threshold.why}"))
-    lines.append(f"  next: {next_step(threshold, places[0] if len(places) == 1 else None)}")
     return "\n".join(lines)
 
 
 def describe_noise(threshold: Threshold, limit: Limit, value: float, *, places: Sequence[Place], why: str) -> str:
-    """The text of a value that cannot be judged because its repeats disagree; ``why`` says how much."""
+    """The text of a value that cannot be judged because its repeats disagree, and ``why``. Without :func:`next_step`."""
     where = " -> ".join(place.id for place in places) or "the cluster"
     lines = [
         f"{threshold.key} at {where} is too close to call: {format_number(value)} {limit.unit}, {limit.text} asked",
         f"  {why} ({where_written(threshold)})",
         *(f"  {place.label}" for place in places),
-        f"  next: look for what disturbs it (other processes, heat, traffic), then {next_step(threshold, None)}",
     ]
     return "\n".join(lines)
 
 
-def next_step(threshold: Threshold, place: Place | None) -> str:
-    """How to measure just this criterion again."""
-    own_name = threshold.key.partition("[")[0]
-    select = f"{own_name} and {place.id}" if place is not None else own_name
-    return f'measure this again: the same command with -k "{select}"'
+def next_step(selection: str, *, is_noisy: bool) -> str:
+    """The last line of either text: how to measure just this again. ``selection``: what pytest's ``-k`` selects."""
+    disturbed = "look for what disturbs it (other processes, heat, traffic), then " if is_noisy else ""
+    return f"  next: {disturbed}measure this again: the same command with -k {shlex.quote(selection)}"
 
 
 def summarize(values: Sequence[float]) -> str:

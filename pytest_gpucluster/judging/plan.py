@@ -64,6 +64,10 @@ class Plan:
         """The test that judges this record; the criterion itself where no test was selected."""
         return self._nodeids.get((record.criterion, record.place), record.criterion)
 
+    def nodeids(self) -> dict[Key, str]:
+        """The test of each record, by criterion and place id."""
+        return {**self._nodeids}
+
     def close(self, *, outcome: str, why: str) -> list[Record]:
         """Give every pending record this outcome; returns those records."""
         closed = [replace(record, outcome=outcome, reason=why) for record in self.pending()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,7 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.criterion import Criterion
 from pytest_gpucluster.judging.forecast import SUBJECTS
 from pytest_gpucluster.judging.plan import places_covered_by, rule_against
+from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.plugin import pairing
 from pytest_gpucluster.plugin.junit import leave_out_junit
 from pytest_gpucluster.plugin.report_text import make_fit
@@ -108,8 +110,13 @@ class Collection:
             limit=limit,
             place=place,
             note=self._terminal.remark,
+            selection=lambda: self._tests.select([(key, place.id if place is not None else None)]),
             expected=places_covered_by(place, setup.inventory),
         )
+
+    @cached_property
+    def _tests(self) -> Selector:
+        return Selector(self._session.plan.nodeids())
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Fix the expected set, before any test runs."""

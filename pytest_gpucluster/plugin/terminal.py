@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging import causes
+from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.judging.verdict import SHOWN_LIMITS, Verdict
 from pytest_gpucluster.plugin import header
 from pytest_gpucluster.plugin.live import Live
@@ -103,6 +104,7 @@ class Terminal:
         is_real = not header.accepts_nothing(setup) and setup.inventory.device == "cuda"
         return Shown(
             places=session.places(),
+            tests=Selector(session.plan.nodeids()),
             device=setup.inventory.device,
             width=self._screen.width,
             whole=shows_own(self._config),

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from pytest_gpucluster.judging.culprits import Culprit
+    from pytest_gpucluster.judging.plan import Key
+    from pytest_gpucluster.judging.selection import Selector
     from pytest_gpucluster.judging.verdict import Record
     from pytest_gpucluster.places import Place
 
@@ -50,6 +52,7 @@ class Shown:
 
     Attributes:
         places: every expected GPU and node by id.
+        tests: the tests of the run.
         device: ``cuda``, or ``cpu`` in a rehearsal.
         width: columns of the screen.
         whole: show the whole text of an error; its first line otherwise.
@@ -59,6 +62,7 @@ class Shown:
     """
 
     places: Mapping[str, Place]
+    tests: Selector
     device: str
     width: int
     whole: bool = True
@@ -76,7 +80,7 @@ class Entry:
     records: tuple[Record, ...]
     headline: str | None = None
     advice: str | None = None
-    selection: str | None = None
+    keys: tuple[Key, ...] = ()
 
     @property
     def is_waived(self) -> bool:
@@ -126,10 +130,13 @@ def _counts(culprits: Sequence[Culprit], shown: Shown) -> str:
 
 
 def _tail(rows: Sequence[Record], culprits: Sequence[Culprit], shown: Shown) -> list[Line]:
-    """Good nodes and nodes to drain, of several nodes."""
+    """Good nodes and nodes to drain, of several nodes. Where most places share a cause, no node is good or bad by it."""
     if sum(place.gpu is None for place in shown.places.values()) <= 1 or not culprits:
         return []
-    lines = next_steps.good_lines(next_steps.good_hosts(rows, culprits, shown.places), width=shown.width)
+    lines: list[str] = []
+    if not any(culprit.is_systemic for culprit in culprits):
+        hosts = next_steps.good_hosts(rows, culprits, shown.places)
+        lines += next_steps.good_lines(hosts, shown.places, width=shown.width)
     if shown.drain_reason is not None:
         hosts = next_steps.hosts_to_drain(culprits, shown.places)
         lines += next_steps.drain_lines(hosts, shown.drain_reason, width=shown.width)
@@ -163,7 +170,7 @@ def _entry(culprit: Culprit, name: str, where: tuple[str, ...]) -> Entry:
         records=culprit.records,
         headline=culprit.headline,
         advice=advice,
-        selection=culprit.selection,
+        keys=culprit.keys,
     )
 
 
@@ -237,8 +244,8 @@ class _Writer:
         seen = self._event_cause(measured)
         lines += wrapped(seen, width=width, indent="    ") if seen is not None else []
         lines += wrapped(entry.advice, width=width, indent="    ") if entry.advice is not None else []
-        if entry.selection is not None:
-            lines += next_steps.again(entry.selection, self._shown.command, width=width, indent="      ")
+        if entry.keys:
+            lines += next_steps.again(self._shown.tests.select(entry.keys), self._shown.command, width=width, indent="      ")
         return lines
 
     def _values_of(self, measured: Sequence[Record]) -> list[str]:

@@ -3,50 +3,64 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-NUMBERED = re.compile(r"(?s)(.*?)([0-9]{1,15})\Z")
-"""A name that ends with a number. A longer row of digits is a part of the name."""
+NUMBERED = re.compile(r"(.*[A-Za-z._-][0-9]*?)([0-9]{1,9})\Z")
+"""A name that ends with a number, behind a beginning of its own. Of a longer row of digits the last 9 are the number."""
 EXACT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 """A name that Slurm and a shell take as it is."""
+SEPARATORS = " ,[]\\"
 
 
 def hostlist(names: Iterable[str]) -> str:
-    """The names in the shortest list that Slurm expands to just these; zeros before a number stay.
+    r"""The names in the shortest list that Slurm expands to just these; zeros before a number stay.
 
-    Equal names count once. Names with the same beginning share one pair of brackets; a name without a number stands alone.
+    Equal names count once. Names with the same beginning share one pair of brackets. A name stands alone if it does not end
+    with a number, or is nothing but a number. What no hostname has is escaped, as ``\x2c`` for a comma.
     """
     return ",".join(pieces(names))
 
 
 def pieces(names: Iterable[str]) -> list[str]:
     """The parts of :func:`hostlist`, one for each beginning."""
-    numbers: dict[str, list[str]] = {}
+    numbers: dict[str, list[str]] = defaultdict(list)
     for name in dict.fromkeys(names):
-        found = NUMBERED.match(name)
-        prefix, number = found.groups() if found is not None else (name, "")
-        numbers.setdefault(prefix, []).append(number)
+        found = NUMBERED.match(name) if EXACT.match(name) else None
+        prefix, number = found.groups() if found is not None else (_escaped(name), "")
+        numbers[prefix].append(number)
     return [piece for prefix, found in sorted(numbers.items()) for piece in _folded(prefix, found)]
 
 
-def expand(text: str) -> list[str]:
-    """The names of a list that :func:`hostlist` made."""
-    found: list[str] = []
-    for prefix, ranges in re.findall(r"([^,\[]+)(?:\[([^\]]*)\])?", text):
-        for one in ranges.split(",") if ranges else ():
-            first, _, last = one.partition("-")
-            found += [f"{prefix}{number:0{len(first)}d}" for number in range(int(first), int(last or first) + 1)]
-        found += [] if ranges else [prefix]
-    return found
+def short_names(hostnames: Sequence[str], *, among: Iterable[str]) -> list[str]:
+    """Hostnames without their domains, as Slurm calls its nodes; unchanged where that is the name of several hosts.
+
+    Args:
+        hostnames: what to shorten.
+        among: all hosts of the run.
+    """
+    hosts: dict[str, set[str]] = defaultdict(set)
+    for name in (*hostnames, *among):
+        hosts[_label(name).lower()].add(name.lower())
+    return [_label(name) if len(hosts[_label(name).lower()]) == 1 else name for name in hostnames]
 
 
-def short_names(hostnames: Sequence[str]) -> list[str]:
-    """Hostnames without their domains, as Slurm calls its nodes; unchanged where two would become one."""
-    short = [name if name.partition(".")[0].isdigit() else name.partition(".")[0] for name in hostnames]
-    return short if len(set(short)) == len(set(hostnames)) else list(hostnames)
+def _label(hostname: str) -> str:
+    """The first label; an address as it is."""
+    first = hostname.partition(".")[0]
+    return first if first and not first.isdigit() else hostname
+
+
+def _escaped(name: str) -> str:
+    return "".join(one if one.isprintable() and one not in SEPARATORS else _escape(one) for one in name)
+
+
+def _escape(character: str) -> str:
+    number = ord(character)
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
 
 
 def _folded(prefix: str, numbers: Sequence[str]) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,6 +11,10 @@ from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+
+CONTINUED = " \\"
+"""Behind a line of a command that goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +25,7 @@ class Line:
     markup: tuple[str, ...] = ()
 
 
-def wrapped(text: str, *, width: int, indent: str, later: str | None = None, end: str = "") -> list[str]:
+def wrapped(text: str, *, width: int, indent: str, later: str | None = None) -> list[str]:
     """The text, broken at spaces into lines of at most ``width`` columns. A longer word is not broken.
 
     Args:
@@ -27,16 +33,47 @@ def wrapped(text: str, *, width: int, indent: str, later: str | None = None, end
         width: columns of the screen.
         indent: stands before the first line.
         later: stands before all other lines; ``indent`` and two spaces by default.
-        end: stands behind each line but the last.
     """
     further = f"{indent}  " if later is None else later
+    return [line.rstrip() for line in _filled(one_line(text).split(" "), width=width, indent=indent, later=further)]
+
+
+def shell_command(words: Iterable[str], *, width: int, indent: str, later: str) -> list[str]:
+    r"""A command as lines that a shell reads as just these words.
+
+    A line ends with ``\`` and is broken between two words only: a word wider than the screen stays in one line.
+
+    Args:
+        words: the command and its arguments, not quoted.
+        width: columns of the screen.
+        indent: stands before the first line.
+        later: spaces before all other lines.
+    """
+    *firsts, last = _filled(map(quoted, words), width=width - len(CONTINUED), indent=indent, later=later)
+    return [*(f"{line}{CONTINUED}" for line in firsts), last]
+
+
+def quoted(word: str) -> str:
+    r"""The word as a shell reads it, in one line: what no screen can show is ``$'\x1b'``, as bash and zsh read it."""
+    if word.isprintable():
+        return shlex.quote(word)
+    plain = "".join(one if one.isprintable() and one not in "'\\" else _as_bytes(one) for one in word)
+    return f"$'{plain}'"
+
+
+def _as_bytes(character: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
+
+
+def _filled(words: Iterable[str], *, width: int, indent: str, later: str) -> list[str]:
+    """The words in lines of at most ``width`` columns; a longer one is not broken."""
     lines: list[str] = []
     now = indent
-    for word in one_line(text).split(" "):
-        is_begun = now not in (indent, further)
-        if is_begun and len(now) + 1 + len(word) + len(end) > width:
-            lines.append(f"{now.rstrip()}{end}")
-            now = f"{further}{word}"
+    for word in words:
+        is_begun = now not in (indent, later)
+        if is_begun and len(now) + 1 + len(word) > width:
+            lines.append(now)
+            now = f"{later}{word}"
         else:
             now += f" {word}" if is_begun else word
     return [*lines, now]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.culprits import HARDWARE
+from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, WAIVED, counted_as
 from pytest_gpucluster.reporting.hostlists import EXACT, hostlist, short_names
-from pytest_gpucluster.reporting.lines import wrapped
+from pytest_gpucluster.reporting.lines import shell_command, wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -21,13 +21,11 @@ NOT_GOOD = (FAILED, ERROR, MISSING, NOISY)
 MOST_COMMANDS = 4
 MOST_GOOD = 6
 """Lines of good nodes."""
-CONTINUED = " \\"
-TIED = "\N{NO-BREAK SPACE}"
-"""A space at which no line is broken."""
+WIDTH_OF_THE_REST = len("drain: scontrol update 'nodename=' \\")
 
 
 def again(selection: str, command: Sequence[str], *, width: int, indent: str) -> list[str]:
-    r"""The command that measures just this again, broken for a shell with ``\`` where it is wider than the screen.
+    """The command that measures just this again, as a shell reads it.
 
     Args:
         selection: what pytest's ``-k`` selects.
@@ -35,9 +33,10 @@ def again(selection: str, command: Sequence[str], *, width: int, indent: str) ->
         width: columns of the screen.
         indent: stands before the first line.
     """
-    words = shlex.join(command) if command else "the same command with"
-    lines = wrapped(f'{words} -k{TIED}"{selection}"', width=width, indent=indent, end=CONTINUED if command else "")
-    return [line.replace(TIED, " ") for line in lines]
+    later = f"{indent}  "
+    if command:
+        return shell_command([*command, "-k", selection], width=width, indent=indent, later=later)
+    return shell_command(["-k", selection], width=width, indent=f"{indent}the same command with ", later=later)
 
 
 def good_hosts(records: Iterable[Record], culprits: Iterable[Culprit], places: Mapping[str, Place]) -> list[str]:
@@ -61,9 +60,10 @@ def hosts_by_node(places: Mapping[str, Place]) -> dict[int, str]:
     return {place.node: place.hostname for place in places.values() if place.hostname is not None}
 
 
-def good_lines(hosts: Sequence[str], *, width: int) -> list[str]:
+def good_lines(hosts: Sequence[str], places: Mapping[str, Place], *, width: int) -> list[str]:
     """The good nodes as one list of hosts."""
-    text = hostlist(short_names(hosts)) if hosts else "no node"
+    names = short_names(hosts, among=hosts_by_node(places).values())
+    text = hostlist(names) if names else "no node"
     lines = wrapped(text.replace(",", ", "), width=width, indent="good: ", later="      ")
     lines = [line.replace(", ", ",") for line in lines]
     if len(lines) > MOST_GOOD:
@@ -81,28 +81,24 @@ def hosts_to_drain(culprits: Iterable[Culprit], places: Mapping[str, Place]) -> 
         and culprit.kind in HARDWARE
         and any(counted_as(record) != WAIVED for record in culprit.records)
     }
-    names = short_names([hosts[node] for node in sorted(nodes) if node in hosts])
+    names = short_names([hosts[node] for node in sorted(nodes) if node in hosts], among=hosts.values())
     return [name for name in dict.fromkeys(names) if EXACT.match(name)]
 
 
 def drain_lines(hosts: Sequence[str], reason: str, *, width: int) -> list[str]:
     """Commands for Slurm that take these hosts out of service, as a shell reads them."""
     lines: list[str] = []
-    commands = _in_chunks(list(hosts), max(width - len("drain: scontrol update nodename=''") - len(CONTINUED), 20))
-    for names in commands[:MOST_COMMANDS]:
-        words = ("scontrol", "update", f"nodename={shlex.quote(names)}", "state=drain", f"reason={shlex.quote(reason)}")
-        lines += wrapped(" ".join(words), width=width, indent="drain: ", later="       ", end=CONTINUED)
-    if len(commands) > MOST_COMMANDS:
-        lines.append("drain: more nodes than these; each is in results.json")
-    return lines
+    commands = _in_chunks(list(hosts), max(width - WIDTH_OF_THE_REST, 20))
+    for some in commands[:MOST_COMMANDS]:
+        words = ("scontrol", "update", f"nodename={hostlist(some)}", "state=drain", f"reason={reason}")
+        lines += shell_command(words, width=width, indent="drain: ", later="       ")
+    more = sum(map(len, commands[MOST_COMMANDS:]))
+    return [*lines, *([f"drain: # and {counted(more, 'more node')}, in results.json"] if more else [])]
 
 
-def _in_chunks(hosts: list[str], longest: int) -> list[str]:
-    """Lists of hosts of at most ``longest`` characters each, where one name is not longer."""
-    if not hosts:
-        return []
-    text = hostlist(hosts)
-    if len(text) <= longest or len(hosts) == 1:
-        return [text]
+def _in_chunks(hosts: list[str], longest: int) -> list[list[str]]:
+    """The hosts in parts whose lists have at most ``longest`` characters each, where one name is not longer."""
+    if len(hosts) <= 1 or len(hostlist(hosts)) <= longest:
+        return [hosts] if hosts else []
     middle = len(hosts) // 2
     return [*_in_chunks(hosts[:middle], longest), *_in_chunks(hosts[middle:], longest)]

@@ -8,22 +8,25 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.judging.culprits import find_culprits
+from pytest_gpucluster.judging.selection import Selector
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from pytest_gpucluster.judging.verdict import Record, Verdict
     from pytest_gpucluster.places import Place
+    from pytest_gpucluster.reporting.report import Case
 
 SCHEMA = 1
 SCHEMA_FILE = Path(__file__).with_name("results.schema.json")
 
 
 def results_document(
-    *, records: Iterable[Record], places: Mapping[str, Place], verdict: Verdict, facts: Mapping[str, Any]
+    cases: Iterable[Case], *, places: Mapping[str, Place], verdict: Verdict, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The document of one run; ``facts`` are the other top-level members, as plain data."""
-    rows = list(records)
+    known = list(cases)
+    rows = [case.record for case in known]
     facts_of = {name: place_facts(place) for name, place in places.items()}
     return {
         "schema": SCHEMA,
@@ -31,7 +34,7 @@ def results_document(
         "verdict_line": verdict.line,
         **facts,
         "criteria": [_row(record, facts_of) for record in rows],
-        "culprits": culprits(rows, places),
+        "culprits": culprits(known, places),
     }
 
 
@@ -55,8 +58,9 @@ def place_facts(place: Place | None) -> dict[str, Any] | None:
     return None if place is None else {name: getattr(place, name) for name in _PLACE_FIELDS}
 
 
-def culprits(records: Iterable[Record], places: Mapping[str, Place]) -> list[dict[str, Any]]:
+def culprits(cases: Sequence[Case], places: Mapping[str, Place]) -> list[dict[str, Any]]:
     """Everything that the records blame, as results.json has it; confirmed failures first."""
+    tests = Selector({(case.record.criterion, case.record.place): case.nodeid for case in cases})
     return [
         {
             "kind": one.kind,
@@ -65,9 +69,9 @@ def culprits(records: Iterable[Record], places: Mapping[str, Place]) -> list[dic
             "criteria": one.criteria,
             "confidence": one.confidence,
             "evidence": one.evidence,
-            "action": one.action,
+            "action": one.action(tests),
         }
-        for one in find_culprits(records, places)
+        for one in find_culprits((case.record for case in cases), places)
     ]
 
 

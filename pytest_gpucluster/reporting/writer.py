@@ -48,8 +48,7 @@ class ReportFiles:
 
 def texts_of(report: Report, *, with_junit: bool = True) -> tuple[str, str]:
     """The text of results.json, and that of the JUnit file, empty without ``with_junit``."""
-    records = [case.record for case in report.cases]
-    document = results_document(records=records, places=report.places, verdict=report.verdict, facts=report.facts)
+    document = results_document(report.cases, places=report.places, verdict=report.verdict, facts=report.facts)
     return to_json(document), junit_text(report) if with_junit else ""
 
 

@@ -1,4 +1,4 @@
-"""The command below a bad part selects the tests that it failed."""
+"""The command below a bad part selects the tests that it failed, and no others."""
 
 from __future__ import annotations
 
@@ -9,45 +9,88 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.judging.culprits import find_culprits
+from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.reporting.next_steps import again
-from tests.support.fleet_records import failed, fleet
 from tests.support.runs import PYTEST, environment
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 EXPECT = "--gpucluster-expect=nodes=2,gpus_per_node=4"
-FAILED = {
-    "test_bf16_tflops[node1-cpu3]": ("bf16_tflops", "node1-cpu3"),
-    "test_straggler[node1-cpu3-hbm_bandwidth]": ("straggler[hbm_bandwidth]", "node1-cpu3"),
-    "test_busbw[node1-all_reduce]": ("busbw[all_reduce]", "node1"),
-    "test_finetune_check[finite]": ("finetune_check[finite]", None),
-}
+OWN = """
+import pytest
+
+IDS = ["a b", "$HOME", "`id`", "it's", 'say "x"', "a\\nb", "[x]", "[x]y", "x,y=1", "x::y", "UP", "up2"]
+
+@pytest.mark.parametrize("value", IDS, ids=IDS)
+def test_odd(value): pass
+
+def test_plain(): pass
+def test_plain_too(): pass
+def test_own(): pass
+
+class TestOne:
+    def test_in_a_class(self): pass
+class TestOneMore:
+    def test_in_a_class_too(self): pass
+"""
 
 
-@pytest.mark.parametrize(
-    "names", [list(FAILED)[:1], list(FAILED)[1:2], list(FAILED)[2:3], list(FAILED)[:2], [*list(FAILED)[:2], *list(FAILED)[3:]]]
-)
-def test_the_command_selects_what_failed(tmp_path: Path, names: list[str]) -> None:
-    """As a shell reads it, broken over several lines; of other places nothing is selected but cluster-wide tests."""
-    places = fleet(2, 4, device="cpu")
-    where = FAILED[names[0]][1]
-    bad = [failed(*FAILED[name], 1.0, culprits=(where,), blames="gpu") for name in names]
-    (culprit,) = find_culprits(bad, places)
-    command = again(culprit.selection, ("pytest", "--pyargs", "tests_acceptance", EXPECT), width=60, indent="      ")
-    words = shlex.split("\n".join(command).replace("\\\n", ""))
+def collected(folder: Path, *words: str) -> list[str]:
+    """The node ids that this command collects."""
     run: Any = subprocess.run(
-        [sys.executable, *PYTEST[1:], *words[1:], "--collect-only", "-q"],
-        cwd=tmp_path,
+        [sys.executable, *PYTEST[1:], *words, "--collect-only", "-q"],
+        cwd=folder,
         env=environment(measured=False),
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
-    selected = {line.rpartition("::")[2] for line in run.stdout.splitlines() if "::" in line}
-    assert set(names) <= selected, run.stdout
-    assert [name for name in selected if f"{where}" not in name and "finetune_check" not in name] == []
+    return [line for line in run.stdout.splitlines() if "::" in line]
+
+
+def collected_by(folder: Path, selections: Iterable[str], *words: str) -> list[str]:
+    """The node ids of all these commands, each as a shell reads its lines on a narrow screen."""
+    found = []
+    for selection in selections:
+        lines = again(selection, ("pytest", *words), width=60, indent="      ")
+        found += collected(folder, *shlex.split("\n".join(lines).replace("\\\n", ""))[1:])
+    return found
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Every test of the acceptance suite."""
+    return collected(tmp_path_factory.mktemp("suite"), "--pyargs", "tests_acceptance", EXPECT)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["test_bf16_tflops[node1-cpu3]"],
+        ["test_straggler[node1-cpu3-hbm_bandwidth]", "test_hbm_bandwidth[node1-cpu3]"],
+        ["test_busbw[node1-all_reduce]", "test_finetune_check[finite]", "test_bf16_tflops[node1-cpu3]"],
+        ["test_finetune_loss", "test_finetune_checks"],
+        ["test_hbm_pattern[node0-cpu0]", "test_transport"],
+    ],
+)
+def test_just_these_tests_of_the_suite(tmp_path: Path, suite: list[str], words: list[str]) -> None:
+    """Others whose names begin alike, or that compare this criterion, are left out."""
+    wanted = [nodeid for nodeid in suite if nodeid.rpartition("::")[2] in words]
+    assert len(wanted) == len(words)
+    selection = Selector({(nodeid, None): nodeid for nodeid in suite}).select((nodeid, None) for nodeid in wanted)
+    assert collected_by(tmp_path, [selection], "--pyargs", "tests_acceptance", EXPECT) == wanted
+
+
+def test_each_test_alone(tmp_path: Path) -> None:
+    """Odd ids, names that are parts of others, and of a file: each selection finds its one test."""
+    (tmp_path / "test_own.py").write_text(OWN, encoding="utf-8")
+    (tmp_path / "test_other.py").write_text("def test_owner(): pass\ndef test_one(): pass\n", encoding="utf-8")
+    every = collected(tmp_path, "-p", "no:gpucluster")
+    tests = Selector({(nodeid, None): nodeid for nodeid in every})
+    alone = {nodeid: collected_by(tmp_path, [tests.select([(nodeid, None)])], "-p", "no:gpucluster") for nodeid in every}
+    assert {nodeid: found for nodeid, found in alone.items() if found != [nodeid]} == {}

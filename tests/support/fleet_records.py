@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.judging.verdict import FAILED, MISSING, PASSED, Record
 from pytest_gpucluster.places import Inventory, Place
 from tests.support.entries import limit
@@ -39,6 +40,11 @@ def fleet(nodes: int, gpus: int, *, absent: Iterable[int] = (), device: Any = "c
     ]
     nodes_ = [replace(node, hostname=f"gpu-node-{node.node}") if node.node not in gone else node for node in inventory.nodes]
     return {place.id: place for place in (*bound, *nodes_)}
+
+
+def selector_of(records: Iterable[Record]) -> Selector:
+    """Tests that are called as their criteria."""
+    return Selector({(record.criterion, record.place): record.criterion for record in records})
 
 
 def failed(criterion: str, place: str | None, value: float, **changes: Any) -> Record:

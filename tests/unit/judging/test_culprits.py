@@ -11,11 +11,14 @@ from hypothesis import strategies as st
 
 from pytest_gpucluster.errors import Part
 from pytest_gpucluster.judging.culprits import Culprit, find_culprits, is_most
+from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.judging.verdict import OUTCOMES, Record
 from pytest_gpucluster.places import Device, Inventory, Place
 from tests.support.entries import limit
 
 LIMIT = limit()
+TESTS = Selector({})
+"""Called as their criteria."""
 
 
 def bound_to(place: Place, device: Device) -> dict[str, Any]:
@@ -68,29 +71,29 @@ def test_measured_once_is_measured_again() -> None:
     """One criterion, nothing that repeats it: no word of replacing, and the command that repeats it."""
     found = one([failed("bf16_tflops", gpu(3)), *(passed("bf16_tflops", gpu(number)) for number in (0, 1, 2))])
     assert (found.kind, found.place, found.confidence) == ("gpu", gpu(3), "medium")
-    assert found.action.startswith('measure it again: the same command with -k "bf16_tflops and node0-gpu3"')
-    assert "replace" not in found.action
-    assert "out of service" not in found.action
+    assert found.action(TESTS).startswith("measure it again: the same command with -k 'test_bf16_tflops[node0-gpu3]'")
+    assert "replace" not in found.action(TESTS)
+    assert "out of service" not in found.action(TESTS)
 
 
 def test_repeats_that_all_miss_confirm() -> None:
     """The criterion's own repeats."""
     found = one([failed("bf16_tflops", gpu(3), confirmed=True)])
-    assert (found.confidence, found.action.startswith("take the GPU out of service")) == ("high", True)
+    assert (found.confidence, found.action(TESTS).startswith("take the GPU out of service")) == ("high", True)
 
 
 def test_another_criterion_confirms() -> None:
     """Two measurements of one GPU."""
     found = one([failed("bf16_tflops", gpu(3)), failed("hbm_bandwidth", gpu(3))])
     assert (found.confidence, found.criteria) == ("high", ["bf16_tflops", "hbm_bandwidth"])
-    assert "take the GPU out of service" in found.action
+    assert "take the GPU out of service" in found.action(TESTS)
 
 
 def test_a_straggler_does_not_confirm_its_own_value() -> None:
     """Both criteria judge one measurement."""
     found = one([failed("hbm_bandwidth", gpu(3)), failed("straggler[hbm_bandwidth]", gpu(3))])
     assert found.confidence == "medium"
-    assert '-k "(hbm_bandwidth or straggler) and node0-gpu3"' in found.action
+    assert "-k 'test_hbm_bandwidth[node0-gpu3] or test_straggler[node0-gpu3-hbm_bandwidth]'" in found.action(TESTS)
 
 
 def test_an_error_never_confirms() -> None:
@@ -105,8 +108,8 @@ def test_errors_keep_their_kind(part: Part) -> None:
     """Whatever the place: an error without a measured failure replaces nothing."""
     found = one([error("a", gpu(3), blames=part, cause="x"), error("b", gpu(3), blames=part, cause="x")])
     assert (found.kind, found.confidence) == (part, "medium")
-    assert "replace" not in found.action
-    assert "out of service" not in found.action
+    assert "replace" not in found.action(TESTS)
+    assert "out of service" not in found.action(TESTS)
 
 
 def test_a_pair_is_a_link() -> None:
@@ -136,7 +139,7 @@ def test_most_fail_one_criterion() -> None:
     assert (found.kind, found.place, found.confidence) == ("unknown", None, "medium")
     assert found.places == tuple(map(gpu, range(8)))
     assert found.evidence[0] == "8 of 8 GPUs below the limit: not the GPUs: power cap, clocks, driver or limit?"
-    assert "replace" not in found.action
+    assert "replace" not in found.action(TESTS)
 
 
 def test_most_ranks_of_a_rehearsal_fail_one_criterion() -> None:
@@ -280,6 +283,6 @@ def test_no_false_blame(rows: list[Record]) -> None:
     for culprit in found:
         assert all(record.outcome in ("failed", "error", "missing") for record in culprit.records)
         measured = [record for record in culprit.records if record.outcome == "failed"]
-        if "out of service" in culprit.action or culprit.confidence == "high":
+        if "out of service" in culprit.action(TESTS) or culprit.confidence == "high":
             assert culprit.place is not None
             assert any(record.confirmed for record in measured) or len({record.criterion for record in measured}) > 1

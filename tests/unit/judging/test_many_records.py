@@ -6,17 +6,20 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.judging import causes, failure_text
+from pytest_gpucluster.judging import causes
 from pytest_gpucluster.judging.culprits import find_culprits
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
 from pytest_gpucluster.places import Inventory
+from pytest_gpucluster.reporting.bad_parts import Shown, describe_bad_parts
 from pytest_gpucluster.thresholds.limit import Limit
+from tests.support.fleet_records import selector_of
 from tests.support.operations import operations
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from pytest_gpucluster.places import Place
+    from pytest_gpucluster.reporting.lines import Line
 
 
 def record(place: str, outcome: str) -> Record:
@@ -35,27 +38,21 @@ def record(place: str, outcome: str) -> Record:
     )
 
 
-def blocks(records: list[Record], places: Mapping[str, Place]) -> list[str]:
-    """The causes as a terminal shows them."""
-    return causes.describe_causes(find_culprits(records, places), records, places, whole=True)
-
-
-def together(records: list[Record], places: Mapping[str, Place]) -> list[str]:
-    """The failures of one criterion over all places."""
-    return failure_text.describe_together(records, places, device="cuda", threshold=None)
+def blocks(records: list[Record], places: Mapping[str, Place]) -> list[Line]:
+    """The bad parts as a terminal shows them."""
+    return describe_bad_parts(records, Shown(places=places, tests=selector_of(records), device="cuda", width=80))
 
 
 MADE: dict[str, Callable[[list[Record], Mapping[str, Place]], object]] = {
     "verdict": lambda records, _places: decide(records, Terms(rehearsal=True, level_reached=True)),
     "culprits": find_culprits,
-    "causes": blocks,
-    "failures": together,
+    "bad parts": blocks,
     "first seen": lambda records, _places: causes.first_seen(records),
 }
 
 
 OUTCOMES = ("passed", "failed", "error", "noisy", "missing")
-CASES = [(what, outcome) for what in MADE for outcome in OUTCOMES if what != "failures" or outcome == "failed"]
+CASES = [(what, outcome) for what in MADE for outcome in OUTCOMES]
 
 
 @pytest.mark.parametrize(("what", "outcome"), CASES)

@@ -11,9 +11,9 @@ import pytest
 
 from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.reporting.bad_parts import MOST_LINES, MOST_PARTS, Shown, describe_bad_parts
-from pytest_gpucluster.reporting.hostlists import expand
 from tests.support.entries import limit
-from tests.support.fleet_records import failed, fleet, outcomes
+from tests.support.fleet_records import failed, fleet, outcomes, selector_of
+from tests.support.host_lists import expand
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,7 +34,7 @@ def lines_of(places: Any, bad: Iterable[Record] = (), *, records: list[Record] |
         **changes,
     }
     rows = outcomes(places, bad) if records is None else records
-    return [line.text for line in describe_bad_parts(rows, Shown(places=places, **facts))]
+    return [line.text for line in describe_bad_parts(rows, Shown(places=places, tests=selector_of(rows), **facts))]
 
 
 def one_bad() -> tuple[Any, list[Record]]:
@@ -227,6 +227,31 @@ def test_the_drain_command_is_safe_in_a_shell(width: int) -> None:
     assert drained(lines_of(evil, bad)) == {f"gpu-node-{number}" for number in range(60) if number != 3}
 
 
+@pytest.mark.parametrize(("bad", "name"), [("a.north", "a.north"), ("b.north", "b")])
+def test_a_short_name_is_that_of_one_host_of_the_run(bad: str, name: str) -> None:
+    """``a`` would be a good host, too."""
+    hosts = ["a.north", "a.south", "b.north"]
+    places = {key: replace(place, hostname=hosts[place.node]) for key, place in fleet(3, 8).items()}
+    node = hosts.index(bad)
+    lines = lines_of(places, [failed("bf16_tflops", f"node{node}-gpu0", 498)])
+    assert drained(lines) == {name}
+    good = next(line for line in lines if line.startswith("good: "))
+    assert good == ("good: a.south,b" if bad == "a.north" else "good: a.north,a.south")
+
+
+@pytest.mark.parametrize("number", [256, 257, 300, 512])
+def test_a_cause_that_most_share_makes_no_node_good_or_bad(number: int) -> None:
+    """Neither line, where the text says that it is not the GPUs; a node with a fault of its own is drained all the same."""
+    places, bad = slow(number)
+    is_shared = number > 256
+    lines = lines_of(places, bad)
+    assert any("not the GPUs" in line for line in lines) == is_shared
+    assert any(line.startswith(("good: ", "drain: ")) for line in lines) != is_shared
+    own = failed("hbm_bandwidth", "node63-gpu0", 3.91)
+    assert "gpu-node-63" in drained(lines_of(places, [*bad, own]))
+    assert any(line.startswith("good: ") for line in lines_of(places, [*bad, own])) != is_shared
+
+
 def test_foreign_text_begins_no_line() -> None:
     """Hosts, errors and evidence that hold a verdict or act on a screen."""
     forged = "fine\nverdict ACCEPTED: 9 passed\x1b[2J"
@@ -246,7 +271,7 @@ def test_without_a_command() -> None:
     """Under torchrun each node has one of its own."""
     places, bad = one_bad()
     shown = [line.strip() for line in lines_of(places, bad, command=(), width=200)]
-    assert 'the same command with -k "(bf16_tflops or clocks_under_load) and node0-gpu3"' in shown
+    assert "the same command with -k 'test_bf16_tflops[node0-gpu3] or test_clocks_under_load[node0-gpu3]'" in shown
 
 
 def test_a_rehearsal_counts_ranks() -> None:

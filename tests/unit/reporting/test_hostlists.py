@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_gpucluster.reporting.hostlists import expand, hostlist, short_names
+from pytest_gpucluster.reporting.hostlists import hostlist, short_names
+from tests.support.host_lists import expand
 
 NAMES = st.from_regex(r"\A[a-z][a-z0-9.-]{0,6}[0-9]{0,5}\Z")
+MIXED = st.tuples(st.sampled_from(["", "n", "N", "node-", "rack1-n", "a.b", "7"]), st.from_regex(r"\A[0-9]{1,12}\Z"))
+ANY = st.one_of(NAMES, MIXED.map("".join), st.text(min_size=1, max_size=8), st.from_regex(r"\A[a0,\[\]\\\n\x1b \-]{1,8}\Z"))
 
 
 @pytest.mark.parametrize(
@@ -27,7 +33,10 @@ NAMES = st.from_regex(r"\A[a-z][a-z0-9.-]{0,6}[0-9]{0,5}\Z")
         (["rack1-n1", "rack2-n1", "rack1-n2"], "rack1-n[1-2],rack2-n1"),
         (["gpu", "gpu0", "gpu1"], "gpu,gpu[0-1]"),
         (["n1.site", "n2.site"], "n1.site,n2.site"),
-        (["0", "1", "2"], "[0-2]"),
+        (["0", "1", "2"], "0,1,2"),
+        (["007", "008", "n1", "n2"], "007,008,n[1-2]"),
+        (["n1,n2"], r"n1\x2cn2"),
+        (["n[1-9]", "n\n1", "n\x1b2", "n 3", "n\\x2c"], r"n\x0a1,n\x1b2,n\x203,n\x5b1-9\x5d,n\x5cx2c"),
         (["n00", "n0", "n000"], "n[0,00,000]"),
         (["n9", "n09", "n10"], "n[9-10,09]"),
     ],
@@ -51,6 +60,23 @@ def test_expands_to_the_same_hosts(names: list[str]) -> None:
     assert sorted(found) == sorted(set(names))
 
 
+@given(st.lists(ANY))
+def test_any_name(names: list[str]) -> None:
+    """Foreign text too: its commas, brackets and control characters stay in its own name, on one line."""
+    text = hostlist(names)
+    assert sorted(expand(text)) == sorted(set(names))
+    assert text.isprintable()
+
+
+@pytest.mark.skipif(shutil.which("scontrol") is None, reason="Slurm's scontrol is not installed here")
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.one_of(NAMES, MIXED.map("".join)), min_size=1))
+def test_slurm_expands_to_the_same_hosts(names: list[str]) -> None:
+    """Slurm itself is asked."""
+    found = subprocess.run(["scontrol", "show", "hostnames", hostlist(names)], capture_output=True, text=True, check=True)
+    assert sorted(found.stdout.split()) == sorted(set(names))
+
+
 @given(st.sets(st.integers(0, 1100)), st.integers(1, 6))
 def test_padded_numbers(numbers: set[int], width: int) -> None:
     """Of any width, also where some numbers are wider."""
@@ -65,8 +91,18 @@ def test_1024_hosts_are_one_short_text() -> None:
     )
 
 
-def test_short_names() -> None:
-    """Slurm's nodes have no domain; an address keeps its numbers, and two hosts stay two."""
-    assert short_names(["a1.site.org", "a2.site.org"]) == ["a1", "a2"]
-    assert short_names(["a.north", "a.south"]) == ["a.north", "a.south"]
-    assert short_names(["10.0.0.1", "plain"]) == ["10.0.0.1", "plain"]
+@pytest.mark.parametrize(
+    ("names", "among", "short"),
+    [
+        (["a1.site.org", "a2.site.org"], [], ["a1", "a2"]),
+        (["a.north", "a.south"], [], ["a.north", "a.south"]),
+        (["a.north"], ["a.north", "a.south", "b.south"], ["a.north"]),
+        (["a.north", "b.north"], ["a.north", "a.south", "b.north"], ["a.north", "b"]),
+        (["a.north"], ["a"], ["a.north"]),
+        (["a.north"], ["A.south"], ["a.north"]),
+        (["10.0.0.1", "plain"], [], ["10.0.0.1", "plain"]),
+    ],
+)
+def test_short_names(names: list[str], among: list[str], short: list[str]) -> None:
+    """Slurm's nodes have no domain; an address keeps its numbers, and a name stays that of one host of the run."""
+    assert short_names(names, among=among) == short

@@ -23,6 +23,7 @@ from pytest_gpucluster.judging.verdict import OUTCOMES, Record, Terms, decide
 from pytest_gpucluster.places import Inventory, Place
 from pytest_gpucluster.reporting.files import ResultsDirectory, write_atomically
 from pytest_gpucluster.reporting.journal import Journal
+from pytest_gpucluster.reporting.report import Case
 from pytest_gpucluster.reporting.results import SCHEMA_FILE, culprits, results_document, to_json
 from pytest_gpucluster.thresholds.layers import KINDS
 from pytest_gpucluster.thresholds.limit import Limit
@@ -104,10 +105,15 @@ def strict(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
+def cases(records: list[Record]) -> list[Case]:
+    """Tests that are called as their criteria."""
+    return [Case(nodeid=record.criterion, record=record) for record in records]
+
+
 def document(records: list[Record]) -> Any:
     """What a program outside reads."""
     verdict = decide(records, TERMS)
-    return strict(to_json(results_document(records=records, places=PLACES, verdict=verdict, facts=FACTS)))
+    return strict(to_json(results_document(cases(records), places=PLACES, verdict=verdict, facts=FACTS)))
 
 
 def validate(found: Any) -> None:
@@ -153,7 +159,7 @@ def test_rows() -> None:
     """Place with its hardware, null for the cluster; number, unit, limit, reason as they are."""
     bound = {**PLACES, "node0-gpu1": Place(id="node0-gpu1", node=0, gpu=1, rank=1, hostname="h", uuid="GPU-1", pci="p")}
     rows = [record(value=498.0, limit=limit()), record(criterion="loss", place=None, culprits=())]
-    found = results_document(records=rows, places=bound, verdict=decide(rows, TERMS), facts=FACTS)
+    found = results_document(cases(rows), places=bound, verdict=decide(rows, TERMS), facts=FACTS)
     first, second = found["criteria"]
     assert first["place"] == {
         "id": "node0-gpu1",
@@ -179,7 +185,7 @@ def test_culprits_measured_ones_first() -> None:
         record(criterion="c", outcome="missing", reason="gone"),
         record(criterion="d", outcome="passed", culprits=("node0",)),
     ]
-    first, second = culprits(rows, PLACES)
+    first, second = culprits(cases(rows), PLACES)
     assert (first["place"]["id"], first["confidence"], first["criteria"]) == ("node0-gpu1", "medium", ["b", "c"])
     assert (second["place"]["id"], second["confidence"], second["evidence"]) == ("node0-gpu0", "medium", ["died"])
     assert (first["kind"], second["kind"]) == ("gpu", "unknown")
