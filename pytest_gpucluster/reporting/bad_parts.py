@@ -33,8 +33,10 @@ MOST_PARTS = 20
 MOST_CRITERIA = 16
 """Of one part, with a line each."""
 WIDEST_NAME = 32
-NAME_COLUMN = 24
+NAME_COLUMN = 26
 """A longer name of a criterion moves its own line only."""
+TIED = "\N{NO-BREAK SPACE}"
+"""A space at which no line is broken."""
 ABSENT = "absent"
 UNMEASURED = (ERROR, MISSING)
 REASONS = {
@@ -89,7 +91,7 @@ class Entry:
 
 
 def describe_bad_parts(records: Iterable[Record], shown: Shown) -> list[Line]:
-    """All lines of the block, 60 at most; none if nothing is bad. What does not fit is counted."""
+    """All lines of the block, at most 60 rows of the screen; none if nothing is bad. What does not fit is counted."""
     rows = list(records)
     culprits = find_culprits(rows, shown.places)
     entries = [*_blamed(culprits, shown.places), *_unblamed(culprits, rows)]
@@ -102,9 +104,14 @@ def describe_bad_parts(records: Iterable[Record], shown: Shown) -> list[Line]:
     if sum(culprit.place is not None and not culprit.is_absent_node for culprit in culprits) <= MOST_DETAILED:
         for whole in (shown.whole, False):
             body = writer.detailed(entries, whole=whole)
-            if len(body) <= room:
+            if sum(_rows(line.text, shown.width) for line in body) <= room:
                 return [*head, *body, *tail]
     return [*head, *writer.brief(entries), *tail]
+
+
+def _rows(text: str, width: int) -> int:
+    """How many rows of the screen a line takes."""
+    return max(1, -(-len(text) // width))
 
 
 def _counts(culprits: Sequence[Culprit], shown: Shown) -> str:
@@ -254,7 +261,8 @@ class _Writer:
         for record in measured[:MOST_CRITERIA]:
             start = f"    {cut(record.criterion, WIDEST_NAME):<{column}}  "
             text = self._measured(record)
-            lines += wrapped(text, width=self._shown.width, indent=start, later=" " * min(len(start), 8))
+            folded = wrapped(text, width=self._shown.width, indent=start, later=" " * min(len(start), 8))
+            lines += [line.replace(TIED, " ") for line in folded]
         more = len(measured) - MOST_CRITERIA
         return [*lines, *([f"    and {more} more criteria, in {self._shown.report}"] if more > 0 else [])]
 
@@ -292,7 +300,7 @@ class _Writer:
         asked, value, *ends = value_cells(limit, record.value, *((min(others), max(others)) if others else ()))
         text = f"{value}{unit}, limit {asked}{waived}"
         if ends:
-            text += f"; siblings {' to '.join(dict.fromkeys(ends))}"
+            text += "; " + f"siblings {' to '.join(dict.fromkeys(ends))}".replace(" ", TIED)
         if allows_none(limit) and record.evidence:
             text += f"; {cut(show_evidence(record.evidence), 2 * self._shown.width)}"
         return text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 CONTINUED = " \\"
 """Behind a line of a command that goes on."""
+SHORT_OPTION = re.compile("-[a-zA-Z]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,8 @@ def wrapped(text: str, *, width: int, indent: str, later: str | None = None) -> 
 def shell_command(words: Iterable[str], *, width: int, indent: str, later: str) -> list[str]:
     r"""A command as lines that a shell reads as just these words.
 
-    A line ends with ``\`` and is broken between two words only: a word wider than the screen stays in one line.
+    A line ends with ``\`` and is broken between two words only: a word wider than the screen stays in one line. A short option
+    and its value stay together where they fit.
 
     Args:
         words: the command and its arguments, not quoted.
@@ -49,7 +52,15 @@ def shell_command(words: Iterable[str], *, width: int, indent: str, later: str) 
         indent: stands before the first line.
         later: spaces before all other lines.
     """
-    *firsts, last = _filled(map(quoted, words), width=width - len(CONTINUED), indent=indent, later=later)
+    room = width - len(CONTINUED)
+    pieces: list[str] = []
+    for word in map(quoted, words):
+        is_value = bool(pieces) and SHORT_OPTION.fullmatch(pieces[-1]) is not None
+        if is_value and len(f"{later}{pieces[-1]} {word}") <= room:
+            pieces[-1] += f" {word}"
+        else:
+            pieces.append(word)
+    *firsts, last = _filled(pieces, width=room, indent=indent, later=later)
     return [*(f"{line}{CONTINUED}" for line in firsts), last]
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.judging.verdict import Record
-from pytest_gpucluster.reporting.bad_parts import MOST_LINES, MOST_PARTS, Shown, describe_bad_parts
+from pytest_gpucluster.reporting.bad_parts import MOST_DETAILED, MOST_LINES, MOST_PARTS, Shown, describe_bad_parts
 from tests.support.entries import limit
 from tests.support.fleet_records import failed, fleet, outcomes, selector_of
 from tests.support.host_lists import expand
@@ -101,6 +101,41 @@ def test_never_more_than_60_lines(number: int, width: int) -> None:
         assert f"  and {number - MOST_PARTS} more, in gpucluster-results/results.json" in lines
     if number < 256:
         assert len(named) == min(number, MOST_PARTS)
+
+
+@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize("parts", [1, 2, 6, 7, 300, 511, 513, 1024])
+@pytest.mark.parametrize("criteria", [1, 12, 40])
+def test_never_more_than_60_rows_of_1024_gpus(criteria: int, parts: int, width: int) -> None:
+    """A command wider than the screen takes several rows."""
+    places = fleet(128, 8)
+    gpus = [place.id for place in places.values() if place.gpu is not None]
+    rows = [failed(f"some_criterion_{one}", name, 1) for one in range(criteria) for name in gpus[:parts]]
+    good = [
+        Record(criterion=row.criterion, place=name, outcome="passed", value=500, limit=row.limit)
+        for row in rows[::parts]
+        for name in gpus[parts:]
+    ]
+    lines = lines_of(places, records=[*rows, *good], width=width)
+    assert sum(max(1, -(-len(line) // width)) for line in lines) <= MOST_LINES
+    if parts <= MOST_DETAILED and criteria == 1:
+        assert sum("measure" not in line and "-k" in line for line in lines) == parts
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_values_stand_in_a_column(width: int) -> None:
+    """Also behind the longest names of stragglers; what the siblings measured is not torn apart."""
+    names = ["hbm_bandwidth", "straggler[bf16_sustained]", "straggler[fp32_tflops]"]
+    bad = [failed(name, "node0-gpu3", 0.6374, limit=limit("above", 0.87, "ratio")) for name in names]
+    good = [
+        replace(row, place=f"node0-gpu{gpu}", outcome="passed", value=value)
+        for row in bad
+        for gpu, value in ((0, 0.90481), (1, 0.92052))
+    ]
+    lines = [line for line in lines_of(fleet(1, 8), records=[*bad, *good], width=width) if "0.6374 ratio" in line]
+    assert len({line.index("0.6374") for line in lines}) == 1
+    shown = lines_of(fleet(1, 8), records=[*bad, *good], width=width)
+    assert sum("siblings 0.9048 to 0.9205" in line for line in shown) == len(names)
 
 
 def test_long_errors_give_way() -> None:

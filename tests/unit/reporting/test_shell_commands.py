@@ -76,6 +76,16 @@ def test_bytes_that_are_no_text() -> None:
     assert read_by_bash(again("a\udce9b", COMMAND, width=80, indent="")) == [*COMMAND, "-k", "a\udce9b"]
 
 
+def test_an_option_and_its_value_stay_together() -> None:
+    """Where both fit into one line."""
+    command = ("pytest", "--option=of-some-length", "-p", "no:cacheprovider", "-m", "compute or health")
+    assert again("test_a[node3-gpu5]", command, width=50, indent="  ") == [
+        "  pytest --option=of-some-length \\",
+        "    -p no:cacheprovider -m 'compute or health' \\",
+        "    -k 'test_a[node3-gpu5]'",
+    ]
+
+
 @pytest.mark.parametrize("width", [80, 200])
 def test_without_a_command(width: int) -> None:
     """What is to be added is still for a shell."""
