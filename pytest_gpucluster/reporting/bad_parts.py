@@ -33,7 +33,7 @@ MOST_PARTS = 20
 MOST_CRITERIA = 16
 """Of one part, with a line each."""
 WIDEST_NAME = 32
-NAME_COLUMN = 26
+NAME_COLUMN = 25
 """A longer name of a criterion moves its own line only."""
 TIED = "\N{NO-BREAK SPACE}"
 """A space at which no line is broken."""
@@ -256,10 +256,10 @@ class _Writer:
         return lines
 
     def _values_of(self, measured: Sequence[Record]) -> list[str]:
-        column = min(NAME_COLUMN, max((len(record.criterion) for record in measured), default=0))
+        column = min(NAME_COLUMN, 1 + max((len(record.criterion) for record in measured), default=0))
         lines: list[str] = []
         for record in measured[:MOST_CRITERIA]:
-            start = f"    {cut(record.criterion, WIDEST_NAME):<{column}}  "
+            start = f"    {cut(record.criterion, WIDEST_NAME):<{column}} "
             text = self._measured(record)
             folded = wrapped(text, width=self._shown.width, indent=start, later=" " * min(len(start), 8))
             lines += [line.replace(TIED, " ") for line in folded]
