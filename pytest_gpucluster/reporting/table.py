@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, WAIVED, Record
+from pytest_gpucluster.reporting.numbers import NOTHING
 from pytest_gpucluster.reporting.table_folding import folded_rows, summary_lines, without_result
 from pytest_gpucluster.reporting.table_rows import PlaceNames, Row, row_of
 from pytest_gpucluster.text import one_line
@@ -31,14 +32,14 @@ STYLES = {
     NOISY: "yellow",
     WAIVED: "yellow",
 }
-COLUMNS = ("criterion", "unit", "worst", "where", "median", "limit", "headroom", "outcome")
-DROPPED_FIRST = ("median", "headroom")
+COLUMNS = ("criterion", "unit", "worst", "where", "p1", "median", "limit", "headroom", "outcome")
+DROPPED_FIRST = ("p1", "median", "headroom")
 DROPPED = (*DROPPED_FIRST, "where", "unit", "limit", "worst")
 """Columns that a narrow screen goes without, the first one first."""
 SHORTEST_NAME = 18
 """Columns for a name beside the other cells. Before there are less, a column is dropped."""
-TO_THE_RIGHT = ("worst", "median", "headroom")
-OTHERS = "others"
+TO_THE_RIGHT = ("worst", "p1", "median", "headroom")
+OTHERS, ALL_OK = "others", "all ok"
 INDENT = "  "
 UNLIMITED = 10**9
 
@@ -57,6 +58,19 @@ class Layout:
     color: bool = False
     is_rehearsal: bool = False
     is_whole: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heading:
+    """The line above the rows of a subject. ``is_good``: everything that was measured of it passed."""
+
+    subject: str
+    is_good: bool
+
+    def cells(self, columns: Sequence[str]) -> list[Text]:
+        """The subject in the first column, and in the last one that all is good, if it is."""
+        outcome = Text(ALL_OK if self.is_good else "", style=STYLES[PASSED])
+        return [Text(self.subject, style="bold"), *(outcome if name == "outcome" else Text() for name in columns[1:])]
 
 
 def criteria_table(
@@ -80,30 +94,39 @@ def criteria_table(
     else:
         left_out = {key: found for key, found in by_criterion.items() if without_result(found) is not None}
         rows = folded_rows({key: found for key, found in by_criterion.items() if key not in left_out}, names)
-    lines = _draw(_grouped(rows, subjects), layout) if rows else []
+    unselected = [criterion for criterion, found in left_out.items() if without_result(found) == NOT_SELECTED]
+    lines = _draw(_grouped(rows, subjects, unselected), layout) if rows else []
     return "".join(f"{line}\n" for line in [*lines, *_summary(left_out, layout)])
 
 
-def _grouped(rows: Sequence[tuple[str, Row]], subjects: Mapping[str, str]) -> list[Row | str]:
-    """The rows by subject, in the order of their first row, each group behind its subject."""
+def _grouped(rows: Sequence[tuple[str, Row]], subjects: Mapping[str, str], unselected: Iterable[str]) -> list[Row | Heading]:
+    """The rows by subject, in the order of their first row, each group behind its subject.
+
+    A subject is good if all of its rows are, and none of its criteria is among ``unselected``.
+    """
     groups: dict[str, list[Row]] = {}
     for criterion, row in rows:
         groups.setdefault(subjects.get(criterion, OTHERS), []).append(row)
     if [*groups] == [OTHERS]:
         return [*groups[OTHERS]]
-    shown: list[Row | str] = []
+    open_ones = {subjects.get(criterion, OTHERS) for criterion in unselected}
+    shown: list[Row | Heading] = []
     for subject, members in groups.items():
-        shown += [subject, *(replace(row, criterion=f"{INDENT}{row.criterion}") for row in members)]
+        is_good = subject not in open_ones and all(row.counted_as == PASSED and not row.misses for row in members)
+        shown.append(Heading(subject=subject, is_good=is_good))
+        shown += [replace(row, criterion=f"{INDENT}{row.criterion}") for row in members]
     return shown
 
 
-def _draw(rows: Sequence[Row | str], layout: Layout) -> list[str]:
+def _draw(rows: Sequence[Row | Heading], layout: Layout) -> list[str]:
     """The lines of the table, with as many columns as fit. No cell is broken.
 
     Where too few columns would be left, a long name has a line of its own above the other cells.
     """
-    columns = [name for name in COLUMNS if not (name == "headroom" and layout.is_rehearsal)]
     results = [row for row in rows if isinstance(row, Row)]
+    empty = {"headroom"} if layout.is_rehearsal else set()
+    empty |= {"p1"} if all(row.p1 == NOTHING for row in results) else set()
+    columns = [name for name in COLUMNS if name not in empty]
     for name in (*DROPPED, None):
         for table in (_table(rows, columns, gap=2), _table(rows, columns, gap=1)):
             if _width_of(table) <= layout.width:
@@ -115,7 +138,7 @@ def _draw(rows: Sequence[Row | str], layout: Layout) -> list[str]:
     return _draw_compactly(rows, columns, max(room, SHORTEST_NAME), layout)
 
 
-def _draw_compactly(rows: Sequence[Row | str], columns: Sequence[str], room: int, layout: Layout) -> list[str]:
+def _draw_compactly(rows: Sequence[Row | Heading], columns: Sequence[str], room: int, layout: Layout) -> list[str]:
     """The lines with one blank between columns. A name of more than ``room`` columns has a line of its own."""
     long = {number: _shown(row.criterion) for number, row in enumerate(rows) if isinstance(row, Row) and _is_long(row, room)}
     short = [replace(row, criterion="") if number in long and isinstance(row, Row) else row for number, row in enumerate(rows)]
@@ -134,12 +157,12 @@ def _width_of(table: Table) -> int:
     return _console(Layout(width=UNLIMITED)).measure(table).maximum
 
 
-def _table(rows: Sequence[Row | str], columns: Sequence[str], *, gap: int) -> Table:
+def _table(rows: Sequence[Row | Heading], columns: Sequence[str], *, gap: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap - 1, 0, 1), collapse_padding=gap == 1)
     for name in columns:
         table.add_column(name, justify="right" if name in TO_THE_RIGHT else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*([Text(row, style="bold")] if isinstance(row, str) else _cells(row, columns)))
+        table.add_row(*(row.cells(columns) if isinstance(row, Heading) else _cells(row, columns)))
     return table
 
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.verdict import NOT_SELECTED, PASSED, SKIPPED, Record, counted_as
-from pytest_gpucluster.reporting.numbers import NOTHING
-from pytest_gpucluster.reporting.table_rows import OK, PlaceNames, Row, row_of, with_values
+from pytest_gpucluster.reporting.table_rows import OK, PlaceNames, Row, readings_of, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,13 +58,19 @@ def is_foldable(records: Sequence[Record]) -> bool:
 
 
 def _family_row(family: str, members: Mapping[str, Sequence[Record]], outcome: str, names: PlaceNames) -> Row:
-    """The row of the good members: the value that is nearest to its limit. No median: each member has its own."""
-    records = [record for rows in members.values() for record in rows]
-    units = {record.limit.unit if record.limit is not None else "" for record in records}
-    row = Row(criterion=f"{family}[...]", outcome=outcome)
-    if len(units) > 1:
-        return row
-    return replace(with_values(row, records, names), unit=units.pop() or NOTHING, median=NOTHING)
+    """The row of the member whose value is nearest to its limit, named with the number of the others.
+
+    ``straggler[bf16_tflops] +6``; ``finetune_check[...]`` where all values are alike.
+    """
+    found = {member: readings_of(records) for member, records in members.items()}
+    readings = {member: max(of_one, key=lambda one: one.badness) for member, of_one in found.items() if of_one}
+    if len({reading.limit.unit for reading in readings.values()}) != 1 or len(readings) < len(members):
+        return Row(criterion=f"{family}[...]", outcome=outcome)
+    if len({(one.value, one.limit) for of_one in found.values() for one in of_one}) == 1:
+        every = [record for records in members.values() for record in records]
+        return replace(row_of(f"{family}[...]", every, names), outcome=outcome)
+    worst = max(readings, key=lambda member: readings[member].badness)
+    return replace(row_of(f"{worst} +{len(members) - 1}", members[worst], names), outcome=outcome)
 
 
 def without_result(records: Sequence[Record]) -> str | None:

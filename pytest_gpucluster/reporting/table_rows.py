@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.limit import Limit
 
 SEVEREST_FIRST = (FAILED, ERROR, MISSING, NOISY, WAIVED, NOT_SELECTED, SKIPPED, PENDING, PASSED)
+BAD = (FAILED, ERROR, MISSING, NOISY, WAIVED)
+JUDGED = (FAILED, NOISY, WAIVED, PASSED)
+"""What has a value or was found out otherwise; the other outcomes say why there is none."""
+PERCENT = 100
 OK, CLUSTER, EVERYWHERE = "ok", "cluster", "all"
 
 
@@ -40,6 +44,7 @@ class Row:
 
     Attributes:
         where: the place of the worst value; ``all`` where every place has the same one.
+        p1: one percent of more than 100 places is as bad as this, or worse.
         counted_as: the severest outcome, which gives the line its colour.
         misses: an advisory limit was missed somewhere.
     """
@@ -48,6 +53,7 @@ class Row:
     unit: str = NOTHING
     worst: str = NOTHING
     where: str = NOTHING
+    p1: str = NOTHING
     median: str = NOTHING
     limit: str = NOTHING
     headroom: str = NOTHING
@@ -93,52 +99,99 @@ class PlaceNames:
 
 def row_of(criterion: str, records: Sequence[Record], names: PlaceNames) -> Row:
     """The line of one criterion with at least one record."""
-    limit = next((record.limit for record in records if record.limit is not None), None)
     outcomes = [counted_as(record) for record in records]
-    severest = next(outcome for outcome in SEVEREST_FIRST if outcome in outcomes)
     misses = sum(record.advisory for record in records)
     row = Row(
         criterion=criterion,
-        unit=(limit.unit if limit is not None else "") or NOTHING,
-        limit=value_cells(limit)[0] if limit is not None else NOTHING,
         outcome=outcome_text(outcomes) + (f", {count_misses(misses)}" if misses else ""),
-        counted_as=severest,
+        counted_as=severest_of(outcomes),
         misses=misses > 0,
     )
     return with_values(row, records, names)
 
 
+def severest_of(outcomes: Sequence[str]) -> str:
+    """The outcome that is told of many."""
+    return next(outcome for outcome in SEVEREST_FIRST if outcome in outcomes)
+
+
 def outcome_text(outcomes: Sequence[str]) -> str:
-    """``8 ok``, ``1 of 8 failed``, ``1 of 8 failed, 2 missing``, ``8 failed``."""
+    """``8 ok``, ``1 of 8 failed``, ``8 failed``, ``1 of 6 failed, 2 missing``: what failed is counted among what was judged."""
     bad = [(outcome, outcomes.count(outcome)) for outcome in SEVEREST_FIRST if outcome != PASSED and outcome in outcomes]
     if not bad:
         return f"{len(outcomes)} {OK}"
     (first, number), *others = bad
-    of_all = f"{number}" if number == len(outcomes) else f"{number} of {len(outcomes)}"
+    among = sum(outcome in JUDGED for outcome in outcomes) if first in JUDGED else len(outcomes)
+    of_all = f"{number}" if number == among else f"{number} of {among}"
     return ", ".join([f"{of_all} {WORDS.get(first, first)}", *(f"{count} {WORDS.get(word, word)}" for word, count in others)])
 
 
 def with_values(row: Row, records: Sequence[Record], names: PlaceNames) -> Row:
-    """The row with the worst value, its place, limit and headroom, and the median; as it is where nothing has a value.
+    """The row with the worst value, its place, limit and headroom, and what all values are like.
 
-    Each value is judged by its own limit, and the worst one's limit is shown.
+    Where something is bad, the worst value is one of the severest outcome. If none of these has a value, the first of their
+    places stands without one: no good place is ever named beside a bad outcome. Each value is judged by its own limit, and
+    the worst one's limit is shown.
     """
-    readings = [
+    told = told_of(records)
+    limit = next((record.limit for record in (*told, *records) if record.limit is not None), None)
+    if limit is None:
+        return replace(row, where=_where(told, records, names) if is_bad(records) else NOTHING)
+    readings, every = readings_of(told), readings_of(records)
+    worst = max(readings, key=lambda reading: reading.badness) if readings else None
+    median, p1 = _distribution(every)
+    row = replace(row, unit=limit.unit or NOTHING, limit=value_cells(limit)[0], median=median, p1=p1)
+    if worst is None:
+        return replace(row, where=_where(told, records, names)) if is_bad(records) else row
+    bound, shown = value_cells(worst.limit, worst.value)
+    is_alike = len(readings) == len(records) and len({one.value for one in readings}) == 1
+    is_everywhere = is_alike and len({one.place for one in readings}) > 1
+    return replace(
+        row,
+        unit=worst.limit.unit or NOTHING,
+        worst=shown,
+        where=EVERYWHERE if is_everywhere else names.name(worst.place),
+        limit=bound,
+        headroom=headroom_cell(worst.value, worst.limit),
+    )
+
+
+def is_bad(records: Sequence[Record]) -> bool:
+    """Whether one of them has an outcome that somebody must look at."""
+    return severest_of([counted_as(record) for record in records]) in BAD
+
+
+def told_of(records: Sequence[Record]) -> Sequence[Record]:
+    """Those with the severest outcome where something is bad, else all."""
+    outcomes = [counted_as(record) for record in records]
+    severest = severest_of(outcomes)
+    if severest not in BAD:
+        return records
+    return [record for record, outcome in zip(records, outcomes, strict=True) if outcome == severest]
+
+
+def readings_of(records: Sequence[Record]) -> list[Reading]:
+    """Each value that has a limit."""
+    return [
         Reading(value=record.value, limit=record.limit, place=record.place)
         for record in records
         if record.value is not None and record.limit is not None
     ]
-    if not readings:
-        return row
-    worst = max(readings, key=lambda reading: reading.badness)
-    values = [reading.value for reading in readings]
-    bound, shown, median = value_cells(worst.limit, worst.value, statistics.median(values))
-    is_everywhere = len({reading.place for reading in readings}) > 1 and all(value == worst.value for value in values)
-    return replace(
-        row,
-        worst=shown,
-        where=EVERYWHERE if is_everywhere else names.name(worst.place),
-        median=median if len(values) > 1 else NOTHING,
-        limit=bound,
-        headroom=headroom_cell(worst.value, worst.limit),
-    )
+
+
+def _where(told: Sequence[Record], records: Sequence[Record], names: PlaceNames) -> str:
+    """The place of what has no value: all of them, or the first."""
+    return EVERYWHERE if len({record.place for record in told}) == len(records) > 1 else names.name(told[0].place)
+
+
+def _distribution(readings: Sequence[Reading]) -> tuple[str, str]:
+    """The cells of median and one percent, each with digits of its own."""
+    if len(readings) < 2:
+        return NOTHING, NOTHING
+    limit = readings[0].limit
+    median = value_cells(limit, statistics.median(reading.value for reading in readings))[1]
+    if len(readings) <= PERCENT:
+        return median, NOTHING
+    from_worst = sorted(readings, key=lambda reading: reading.badness, reverse=True)
+    p1 = from_worst[math.ceil(len(readings) / PERCENT) - 1]
+    return median, value_cells(p1.limit, p1.value)[1]

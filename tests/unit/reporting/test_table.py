@@ -19,6 +19,7 @@ from pytest_gpucluster.reporting.table import COLUMNS, DROPPED, Layout, criteria
 from pytest_gpucluster.thresholds.layers import KINDS
 from pytest_gpucluster.thresholds.limit import Limit
 from tests.support.entries import limit
+from tests.support.screens import kept_screen
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -160,7 +161,7 @@ def test_headroom_has_one_meaning(one: Limit, value: float, text: str) -> None:
 def test_a_row_names_the_worst_place() -> None:
     """Criterion, unit, worst value and its place, median, limit, headroom, outcome."""
     heading, line = table(*over("tflops", [783.9, 777.2, 790.1, 784.4], limit()))
-    assert cells(heading) == [*COLUMNS]
+    assert cells(heading) == [name for name in COLUMNS if name != "p1"]
     assert cells(line) == ["tflops", "TFLOPS", "777.2", "gpu1", "784.1", "> 700", "11 %", "4 ok"]
 
 
@@ -177,6 +178,91 @@ def test_places_have_short_names(inventory: Inventory, names: tuple[str, str]) -
     rows = [*over("rate", [800.0], limit()), replace(over("bus", [500.0], limit())[0], place="node0")]
     rows.append(replace(rows[0], criterion="whole", place=None))
     assert tuple(cells(line)[3] for line in table(*rows, inventory=inventory)[1:]) == (*names, "cluster")
+
+
+BLAMED = ["failed", "error", "missing", "noisy", "waived"]
+
+
+def blamed(outcome: str, row: Record, **changes: Any) -> Record:
+    """The same record with a bad outcome."""
+    waiver: dict[str, Any] = {"waiver": {"who": "J. Doe"}, "waivable": True} if outcome == "waived" else {}
+    return replace(row, outcome="failed" if waiver else outcome, **waiver, **changes)
+
+
+@pytest.mark.parametrize("has_limit", [True, False])
+@pytest.mark.parametrize("outcome", BLAMED)
+def test_a_bad_outcome_without_a_value_blames_its_own_place(outcome: str, *, has_limit: bool) -> None:
+    """Never the worst of the good ones: their values are in the median only."""
+    rows = over("tflops", [783.9, 777.2, 790.1, 784.4], limit())
+    rows[2] = blamed(outcome, rows[2], value=None, limit=limit() if has_limit else None)
+    line = cells(table(*rows)[1])
+    assert line[2:7] == ["-", "gpu2", "783.9", "> 700", "-"]
+    assert line[-1].startswith("1 of ")
+
+
+@pytest.mark.parametrize("outcome", BLAMED)
+def test_the_worst_value_is_one_of_the_severest_outcome(outcome: str) -> None:
+    """Also where a good value is nearer to the limit; the twin without a bad outcome shows that one."""
+    rows = over("tflops", [783.9, 777.2, 790.1, 784.4], limit())
+    assert cells(table(*rows)[1])[2:4] == ["777.2", "gpu1"]
+    rows[2] = blamed(outcome, rows[2])
+    assert cells(table(*rows)[1])[2:4] == ["790.1", "gpu2"]
+    rows[3] = blamed(outcome, rows[3], value=None)
+    assert cells(table(*rows)[1])[2:4] == ["790.1", "gpu2"]
+
+
+@pytest.mark.parametrize("outcome", BLAMED)
+def test_no_value_anywhere(outcome: str) -> None:
+    """Then the first bad place is named; all, if all are bad."""
+    rows = [blamed(outcome, row, value=None) for row in over("tflops", [800.0] * 3, limit())]
+    assert cells(table(*rows)[1])[2:7] == ["-", "all", "-", "> 700", "-"]
+    assert cells(table(replace(rows[0], outcome="passed", waiver=None), *rows[1:])[1])[2:4] == ["-", "gpu1"]
+
+
+@settings(max_examples=60)
+@given(st.lists(st.tuples(st.sampled_from([*BLAMED[:4], "passed", "skipped"]), st.booleans()), min_size=1, max_size=8))
+def test_no_good_place_is_named_beside_a_bad_outcome(found: list[tuple[str, bool]]) -> None:
+    """Whatever the outcomes, and whoever has a value."""
+    rows = [
+        Record(criterion="c", place=place.id, outcome=outcome, value=800.0 + number if has_value else None, limit=limit())
+        for number, (place, (outcome, has_value)) in enumerate(zip(NODE.places, found, strict=False))
+    ]
+    severest = next((one for one in BLAMED if any(one == outcome for outcome, _ in found)), None)
+    assume(severest is not None)
+    where = cells(table(*rows)[1])[3]
+    guilty = [f"gpu{number}" for number, (outcome, _) in enumerate(found) if outcome == severest]
+    assert where in guilty or (where == "all" and len(guilty) == len(found))
+
+
+def test_a_near_miss_gives_the_median_no_digits() -> None:
+    """Only a median that is a near miss itself has more than four."""
+    values = [782.5061728, 699.99999999, 790.1, 760.3]
+    assert cells(table(*over("tflops", values, limit()))[1])[2:6] == ["699.99999999", "gpu1", "771.4", "> 700"]
+    assert cells(table(*over("tflops", [699.99] * 3, limit()))[1])[2:6] == ["699.99", "all", "699.99", "> 700"]
+
+
+@pytest.mark.parametrize(("one", "worst"), [(limit(), 781.0), (limit("max", 6000, "ms"), 1287.0)])
+def test_one_percent_is_as_bad_or_worse(one: Limit, worst: float) -> None:
+    """The sixth worst of 512 values; a column only where a row has more than 100 values, and "-" in the other rows."""
+    values = [776.0 + number for number in range(512)]
+    heading, *lines = table(*over("rate", values, one, inventory=FLEET), *over("few", [800.0] * 2, one), inventory=FLEET)
+    assert cells(heading) == [*COLUMNS]
+    p1 = [dict(zip(COLUMNS, cells(line), strict=True))["p1"] for line in lines]
+    assert p1 == [f"{worst:.0f}" if one.is_floor else "1282", "-"]
+    assert "p1" not in table(*over("rate", values[:100], one, inventory=FLEET), inventory=FLEET)[0]
+
+
+def test_a_good_subject_says_so() -> None:
+    """On its own line: not where something is bad, an advisory limit was missed, or something was not selected."""
+    good, bad = over("ecc", [0, 0], ERRORS), over("rows", [0, 3], ERRORS)
+    missed = [replace(one, criterion="hot", outcome="passed", advisory=True) for one in bad]
+    unselected = [replace(one, criterion="mig", outcome="not_selected", value=None) for one in good]
+    skipped = [replace(one, criterion="nic", outcome="skipped", value=None) for one in good]
+    subjects = dict.fromkeys(("ecc", "rows", "hot", "mig", "nic"), "health")
+    assert cells(table(*good, subjects=subjects)[1]) == ["health", "all ok"]
+    assert cells(table(*good, *skipped, subjects=subjects)[1]) == ["health", "all ok"]
+    for more in (bad, missed, unselected):
+        assert cells(table(*good, *more, subjects=subjects)[1]) == ["health"]
 
 
 def test_a_bound_of_zero_reads_none() -> None:
@@ -198,14 +284,16 @@ def test_a_bound_of_zero_reads_none() -> None:
         (["passed"] * 7 + ["failed"], "1 of 8 failed"),
         (["failed"] * 8, "8 failed"),
         (["missing"], "1 missing"),
-        (["passed", "error", "failed", "missing", "missing"], "1 of 5 failed, 1 not measured, 2 missing"),
-        (["passed", "noisy", "not_selected"], "1 of 3 too close to call, 1 not selected"),
+        (["passed", "error", "failed", "missing", "missing"], "1 of 2 failed, 1 not measured, 2 missing"),
+        (["passed", "noisy", "not_selected"], "1 of 2 too close to call, 1 not selected"),
+        (["failed", "missing", "missing"], "1 failed, 2 missing"),
+        (["passed", "missing", "missing"], "2 of 3 missing"),
     ],
 )
 def test_outcomes_in_words(outcomes: list[str], text: str) -> None:
-    """How many, the severest first."""
+    """How many, the severest first. What was judged is counted among all that was judged, what was not among everything."""
     rows = [Record(criterion="c", place=place.id, outcome=one) for place, one in zip(NODE.places, outcomes, strict=False)]
-    assert cells(table(*rows)[1]) == ["c", *["-"] * 6, text]
+    assert cells(table(*rows)[1])[-1] == text
 
 
 @pytest.mark.parametrize(("misses", "text"), [(0, "2 ok"), (1, "2 ok, 1 advisory miss"), (2, "2 ok, 2 advisory misses")])
@@ -232,7 +320,7 @@ def test_rows_stand_by_subject() -> None:
     """Subjects and criteria in the order of the run; without subjects there are no headings."""
     rows = [over(name, [800.0], limit())[0] for name in ("ecc", "tflops", "mig", "mine")]
     grouped = table(*rows, subjects={"ecc": "health", "mig": "health", "tflops": "compute"})
-    assert [line.partition("  TFLOPS")[0].rstrip() for line in grouped[1:]] == [
+    assert [re.split(" {3,}|  TFLOPS", line)[0] for line in grouped[1:]] == [
         "health", "  ecc", "  mig", "compute", "  tflops", "others", "  mine",
     ]  # fmt: skip
     assert [cells(line)[0] for line in table(*rows)[1:]] == ["ecc", "tflops", "mig", "mine"]
@@ -247,16 +335,20 @@ def family(*values: float) -> list[Record]:
 
 
 def test_good_members_of_a_family_share_a_row() -> None:
-    """With the value nearest to its limit, and no median over different things."""
+    """That of the one nearest to its limit, with its name; no name where all are alike, or have different units."""
     assert [cells(line) for line in table(*family(1.0, 3.9, 2.0))[1:]] == [
-        ["straggler[...]", "%", "3.9", "gpu7", "-", "<= 8", "51 %", "3 of 3 ok"]
+        ["straggler[m1] +2", "%", "3.9", "gpu7", "0.5", "<= 8", "51 %", "3 of 3 ok"]
     ]
+    alike = [cells(line) for line in table(*family(0.5, 0.5))[1:]]
+    assert alike == [["straggler[...]", "%", "0.5", "all", "0.5", "<= 8", "94 %", "2 of 2 ok"]]
+    mixed = [*family(0.5), *[replace(one, criterion="straggler[m1]", limit=ERRORS, value=0) for one in family(0.5)]]
+    assert [cells(line) for line in table(*mixed)[1:]] == [["straggler[...]", *["-"] * 6, "2 of 2 ok"]]
 
 
 def test_a_bad_member_has_its_own_row() -> None:
     """Also an advisory miss; the good ones share theirs."""
     rows = [cells(line) for line in table(*family(1.0, 9.1, 2.0))[1:]]
-    assert [(row[0], row[-1]) for row in rows] == [("straggler[...]", "2 of 3 ok"), ("straggler[m1]", "1 of 8 failed")]
+    assert [(row[0], row[-1]) for row in rows] == [("straggler[m2] +1", "2 of 3 ok"), ("straggler[m1]", "1 of 8 failed")]
     missed = [replace(one, advisory=one.outcome == "failed", outcome="passed") for one in family(1.0, 9.1, 2.0)]
     assert cells(table(*missed)[2])[0] == "straggler[m1]"
 
@@ -377,8 +469,7 @@ SCREENS = Path(__file__).parent / "screens"
 def test_screens(name: str, records: list[Record], inventory: Inventory, width: int) -> None:
     """The whole table, as a person sees it. No line is wider than the screen, and none has colours."""
     lines = table(*records, inventory=inventory, subjects=SUBJECTS, layout=Layout(width=width))
-    kept = SCREENS / f"{name}-{width}.txt"
-    assert lines == kept.read_text(encoding="utf-8").splitlines()
+    assert lines == kept_screen(SCREENS / f"{name}-{width}.txt", lines)
     assert max(map(len, lines)) <= width
     assert "\x1b" not in "".join(lines)
 
