@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 _NONCHARACTERS = "".join(f"{chr(plane + 0xFFFE)}{chr(plane + 0xFFFF)}" for plane in range(0, 0x110000, 0x10000))
 UNFIT = re.compile(
@@ -70,6 +70,11 @@ def first_line(text: str) -> str:
 def lines(text: str) -> list[str]:
     """The lines of the text, none of an empty one."""
     return visible(text).removesuffix("\n").split("\n") if text else []
+
+
+def with_commas(pieces: Sequence[str]) -> list[str]:
+    """The pieces of a list, each but the last with its comma: they may be wrapped between any two."""
+    return [*(f"{piece}," for piece in pieces[:-1]), *pieces[-1:]]
 
 
 def barred(text: str) -> str:

@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.judging.numbers import format_miss, format_number
+from pytest_gpucluster.judging.numbers import format_asked, format_miss, format_number
 from pytest_gpucluster.text import hung, one_line, text_of
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def describe_noise(threshold: Threshold, limit: Limit, value: float, *, places: 
     """The text of a value that cannot be judged because its repeats disagree, and ``why``. Without :func:`next_step`."""
     where = " -> ".join(place.id for place in places) or "the cluster"
     lines = [
-        f"{threshold.key} at {where} is too close to call: {format_number(value)} {limit.unit}, {limit.text} asked",
+        f"{threshold.key} at {where} is too close to call: {format_asked(limit, value)}",
         f"  {why} ({where_written(threshold)})",
         *(f"  {place.label}" for place in places),
     ]

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.text import with_commas
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -60,7 +62,12 @@ class Forecast:
         counts = f"{counted(len(self.steps), 'criterion', 'criteria')}, {counted(self.tests, 'check')}{rules}{without},"
         times = [f"{name} {clock(math.ceil(seconds))}" for name, seconds in self._by_subject()]
         parts = [*times, f"start-up {clock(STARTUP_S)})"]
-        return [counts, f"about {clock(math.ceil(self.total_s))}", f"({parts[0]}{',' if times else ''}", *_listed(parts[1:])]
+        return [
+            counts,
+            f"about {clock(math.ceil(self.total_s))}",
+            f"({parts[0]}{',' if times else ''}",
+            *with_commas(parts[1:]),
+        ]
 
     def _by_subject(self) -> list[tuple[str, float]]:
         """The estimated time of each subject that has one."""
@@ -215,7 +222,3 @@ def _half_a_round_s(soaking: list[Threshold]) -> float:
 def counted(number: int, one: str, many: str | None = None) -> str:
     """``1 check``, ``3 checks``."""
     return f"{number} {one if number == 1 else many or f'{one}s'}"
-
-
-def _listed(parts: list[str]) -> list[str]:
-    return [f"{part}," for part in parts[:-1]] + parts[-1:]

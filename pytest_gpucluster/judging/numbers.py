@@ -6,6 +6,8 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.thresholds.limit import SIGNS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -34,6 +36,12 @@ def format_miss(limit: Limit, value: float) -> str:
     """A value outside its limit, and the limit: ``699.99 TFLOPS, not above 700 TFLOPS``."""
     bound, shown = format_beside(limit, value)
     return f"{shown} {limit.unit}, {limit.missed_word} {bound} {limit.unit}"
+
+
+def format_asked(limit: Limit, value: float) -> str:
+    """A value and its limit, without a word on which is better: ``-42.26 %, <= 6 % asked``."""
+    bound, shown = format_beside(limit, value)
+    return f"{shown} {limit.unit}, {SIGNS[limit.kind]} {bound} {limit.unit} asked"
 
 
 def format_beside(limit: Limit, *values: float) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.judging.numbers import format_miss
+from pytest_gpucluster.judging.numbers import format_asked, format_miss
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, NOISY, WORDS, counted_as
 from pytest_gpucluster.text import one_line
 
@@ -56,7 +56,16 @@ def describe(record: Record, place: Place | None) -> str:
     where = record.place or "the cluster"
     if place is not None and place.hostname is not None:
         where += f" ({place.hostname})"
-    limit, value = record.limit, record.value
-    what = format_miss(limit, value) if limit is not None and value is not None else record.message
-    text = one_line(f"{WORDS[record.outcome]}: {record.criterion} at {where}: {what}")
+    text = one_line(f"{WORDS[record.outcome]}: {record.criterion} at {where}: {_what_is_bad(record)}")
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+
+
+def _what_is_bad(record: Record) -> str:
+    """A value that misses its limit, a value that could not be judged, or the reason."""
+    limit, value = record.limit, record.value
+    if limit is not None and value is not None:
+        if record.outcome == NOISY:
+            return format_asked(limit, value)
+        if record.outcome == FAILED and not limit.holds(value):
+            return format_miss(limit, value)
+    return record.message

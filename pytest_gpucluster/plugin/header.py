@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.judging.verdict import SIMULATED
-from pytest_gpucluster.text import one_line
+from pytest_gpucluster.reporting import hostlists
+from pytest_gpucluster.text import one_line, with_commas
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from pytest_gpucluster.run_setup import RunSetup
 
 ACCEPTANCE, REHEARSAL = "ACCEPTANCE", "REHEARSAL on the CPU: accepts nothing"
-UNSIGNED = "messages between ranks are not signed: set GPUCLUSTER_SECRET on every node"
 SHOWN_GROUPS, SHOWN_ABSENT = 3, 6
 INDENT = "      "
 
@@ -62,10 +62,16 @@ def joined_lines(binding: Binding, *, width: int) -> list[str]:
     groups = groups_of(binding)
     lines: list[str] = []
     for what, hostnames in groups[:SHOWN_GROUPS]:
-        lines += wrap([f"{hosts_in_words(hostnames)}:", *what], width=width)
+        lines += wrap([*hosts(hostnames), *what], width=width)
     if len(groups) > SHOWN_GROUPS:
         lines.append(f"{INDENT}and {len(groups) - SHOWN_GROUPS} other kinds of node")
     return [*lines, *_count_lines(binding, width=width)]
+
+
+def hosts(hostnames: Sequence[str]) -> list[str]:
+    """The hostnames in Slurm's short form, in pieces that may be wrapped, with a colon at the end."""
+    *firsts, last = with_commas(hostlists.pieces(hostnames))
+    return [*firsts, f"{last}:"]
 
 
 def groups_of(binding: Binding) -> list[tuple[tuple[str, ...], list[str]]]:
@@ -111,7 +117,7 @@ def _count_lines(binding: Binding, *, width: int) -> list[str]:
     absent += [place.id for place in binding.places if place.rank is None and place.node in gpus]
     more = [f"and {len(absent) - SHOWN_ABSENT} more"] if len(absent) > SHOWN_ABSENT else []
     why = [f"({one_line(reason)})" for reason in list(binding.unidentified.values())[:1]]
-    return wrap([f"{counts};", "absent:", *_listed([*absent[:SHOWN_ABSENT], *more]), *why], width=width)
+    return wrap([f"{counts};", "absent:", *with_commas([*absent[:SHOWN_ABSENT], *more]), *why], width=width)
 
 
 def _present(places: Iterable[Place]) -> Mapping[int, list[Place]]:
@@ -121,15 +127,6 @@ def _present(places: Iterable[Place]) -> Mapping[int, list[Place]]:
         if place.rank is not None:
             found.setdefault(place.node, []).append(place)
     return found
-
-
-def hosts_in_words(hostnames: Sequence[str]) -> str:
-    """One hostname, or the first and the last of several."""
-    return hostnames[0] if hostnames[0] == hostnames[-1] else f"{hostnames[0]} to {hostnames[-1]}"
-
-
-def _listed(names: Sequence[str]) -> list[str]:
-    return [*(f"{name}," for name in names[:-1]), *names[-1:]]
 
 
 def wrap(pieces: Iterable[str], *, width: int, separator: str = " ") -> list[str]:

@@ -11,6 +11,7 @@ from pytest_gpucluster.plugin import header
 from pytest_gpucluster.plugin.bar import bar_line
 from pytest_gpucluster.plugin.early_failures import EarlyFailures
 from pytest_gpucluster.plugin.subject_log import SubjectLog
+from pytest_gpucluster.session import UNSIGNED
 from pytest_gpucluster.text import lines, one_line
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ class Live:
         for line in header.run_lines(setup, version=version, width=width):
             self.say(line, bold=True, **colour)
         if not session.controller.is_signed:
-            self.say(f"gpucluster: {header.UNSIGNED}")
+            self.say(f"gpucluster: {UNSIGNED}: set GPUCLUSTER_SECRET on every node")
         for remark in setup.remarks[:MAX_REMARKS]:
             self.say(f"gpucluster: {remark}")
         if len(setup.remarks) > MAX_REMARKS:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 import pytest
 
 from pytest_gpucluster.judging import failure_text
+from pytest_gpucluster.judging.numbers import format_number
 from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.plugin.early_failures import describe
@@ -85,3 +87,20 @@ def test_a_failing_value_never_looks_like_its_limit(value: float, shown: str) ->
     assert describe(Record(criterion="c", place=None, outcome="failed", value=value, limit=limit()), None) == (
         f"failed: c at the cluster: {shown} TFLOPS, not above 700 TFLOPS"
     )
+    noise = failure_text.describe_noise(threshold(), limit(), value, places=[], why="they differ")
+    assert noise.startswith(f"tflops at the cluster is too close to call: {shown} TFLOPS, > 700 TFLOPS asked\n")
+
+
+@pytest.mark.parametrize("outcome", ["failed", "noisy", "error"])
+@pytest.mark.parametrize("kind", ["above", "below", "min", "max"])
+@pytest.mark.parametrize("value", [-42.26, 5.999, 6.0, 6.001, 699.0])
+def test_a_live_line_says_of_a_value_only_what_is_true(outcome: str, kind: Any, value: float) -> None:
+    """That it misses its limit only where it does; else value and limit, or the reason."""
+    one = limit(kind, 6, "%")
+    record = Record(criterion="c", place=None, outcome=outcome, value=value, limit=one, reason="the siblings differ")
+    line = describe(record, None)
+    assert (f"{one.missed_word} 6 %" in line) == (outcome == "failed" and not one.holds(value))
+    if outcome == "noisy":
+        assert line == f"too close to call: c at the cluster: {format_number(value)} %, {one.text} asked"
+    elif outcome == "error" or one.holds(value):
+        assert line.endswith("at the cluster: the siblings differ")

@@ -110,8 +110,8 @@ def test_many_nodes_are_folded() -> None:
     """By what is in them, the most frequent kind first; then how many joined."""
     found = binding(64, 8, stacks={7: {**STACK, "driver": "550.1"}, 9: {**STACK, "driver": "550.1"}})
     wide = joined_lines(found, width=200)
-    assert wide[0].startswith("gpu-node-0 to gpu-node-63: 62 nodes x 8 NVIDIA H200, driver 580.159, CUDA 13.0, ")
-    assert wide[1].startswith("gpu-node-7 to gpu-node-9: 2 nodes x 8 NVIDIA H200, driver 550.1, ")
+    assert wide[0].startswith("gpu-node-[0-6,8,10-63]: 62 nodes x 8 NVIDIA H200, driver 580.159, CUDA 13.0, ")
+    assert wide[1].startswith("gpu-node-[7,9]: 2 nodes x 8 NVIDIA H200, driver 550.1, ")
     assert wide[2:] == ["joined 64 of 64 nodes, 512 of 512 GPUs"]
     assert joined_lines(found, width=80)[0].endswith(",")
 
