@@ -43,6 +43,7 @@ STOPPED_SETTLE_S = 8.0
 if TYPE_CHECKING:
     from pytest_gpucluster.agent.heartbeat import Heartbeat
     from pytest_gpucluster.agent.spawner import Spawner
+    from pytest_gpucluster.agent.voice import Voice
     from pytest_gpucluster.errors import Part
     from pytest_gpucluster.protocol.rank import Rank
     from pytest_gpucluster.worker.last_collective import LastCollective
@@ -54,7 +55,8 @@ STOPPED = "T"  # the state letter of a process after SIGSTOP
 class AgentContext:
     """What an agent works with: its rank, its connection to the store, its spawner, and the folders of this run's tests.
 
-    ``asked``: what the options on its node ask for; None for an agent that the controller itself started.
+    ``asked``: what the options on its node ask for; None for an agent that the controller itself started. ``voice``: that of
+    its node, if this agent is it.
     """
 
     rank: Rank
@@ -62,6 +64,7 @@ class AgentContext:
     spawner: Spawner
     roots: tuple[str, ...]
     asked: dict[str, str] | None = None
+    voice: Voice | None = None
 
 
 class CallRunner:
@@ -315,13 +318,15 @@ class CallRunner:
             reply = replace(reply, members=_members_of(last, call, self._context.rank.rank))
         rank, channel = self._context.rank.rank, self._context.channel
         try:
+            if reply.ok:
+                channel.put_value(call.id, rank, reply)
+                return
             channel.put(reply_key(call.id, rank), reply)
         except ValueError as error:
             reply = Failure(kind="refused", blames="software", type="ValueError", error=f"the result is too large: {error}")
             channel.put(reply_key(call.id, rank), reply)
-        if not reply.ok:
-            channel.put(fault_key(call.id), Fault(rank=rank))
-            self.discard_worker()
+        channel.put(fault_key(call.id), Fault(rank=rank))
+        self.discard_worker()
 
 
 def _members_of(last: LastCollective, call: StartCall, rank: int) -> Spans:

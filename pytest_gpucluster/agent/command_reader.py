@@ -9,7 +9,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.protocol.channel import Channel, ChannelLostError, command_key
+from pytest_gpucluster.protocol.channel import Channel, ChannelLostError
 from pytest_gpucluster.protocol.codec import RefusedMessageError
 from pytest_gpucluster.protocol.messages import Command, Quit, read_command
 
@@ -70,7 +70,7 @@ class CommandReader:
     def _read_forever(self) -> None:
         while True:
             try:
-                command: Command | None = self._reader.take(command_key(self.num_read), read_command)
+                command: Command | None = self._reader.take_command(self.num_read, read_command)
             except RefusedMessageError as refused:
                 if self.num_read > 0:  # the secret is right: another program wrote this, and the controller overwrites it
                     self._show_once(f"gpucluster: rank {self._rank} does not obey: {refused}")

@@ -22,8 +22,9 @@ from pytest_gpucluster.agent.agent import LOST_CODE, TICK_S, Agent
 from pytest_gpucluster.agent.call_runner import AgentContext
 from pytest_gpucluster.agent.command_reader import CommandReader
 from pytest_gpucluster.agent.fallback_report import write_reports
+from pytest_gpucluster.agent.node_links import join_node
 from pytest_gpucluster.agent.spawner import Spawner
-from pytest_gpucluster.protocol.channel import Address, ChannelLostError, connect
+from pytest_gpucluster.protocol.channel import Address, ChannelLostError
 from pytest_gpucluster.protocol.codec import TypedMessage
 from pytest_gpucluster.protocol.messages import ReportTarget  # noqa: TC001 -- AgentSettings.read asks for its fields' types
 from pytest_gpucluster.protocol.rank import Rank  # noqa: TC001 -- as above
@@ -83,9 +84,16 @@ def _become(rank: Rank, settings: AgentSettings, secret: Secret | None, *, targe
         watch = (settings.controller_fd, target, joined, folder)
         threading.Thread(target=_leave_with_controller, args=watch, daemon=True).start()
     try:
-        channel = connect(settings.address, secret)
-        context = AgentContext(rank=rank, channel=channel, spawner=spawner, roots=settings.roots, asked=settings.asked)
-        commands = CommandReader(channel.reconnect(), rank)
+        links = join_node(settings.address, secret, rank)
+        context = AgentContext(
+            rank=rank,
+            channel=links.channel,
+            spawner=spawner,
+            roots=settings.roots,
+            asked=settings.asked,
+            voice=links.voice,
+        )
+        commands = CommandReader(links.reader, rank)
         agent = Agent(context, commands, controller_fd=settings.controller_fd, target=target)
         agent.join()
         joined.set()

@@ -16,9 +16,9 @@ from pytest_gpucluster.controller.groups import ProcessGroups
 from pytest_gpucluster.controller.replies import Gathering, forged_reply, lost_reply
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.protocol import functions, plain_data
-from pytest_gpucluster.protocol.channel import ChannelLostError, fault_key, progress_key, reply_key
+from pytest_gpucluster.protocol.channel import ChannelLostError, progress_key
 from pytest_gpucluster.protocol.codec import RefusedMessageError
-from pytest_gpucluster.protocol.messages import AbortCall, Group, KillWorkers, ProgressInCall, StartCall, read_reply
+from pytest_gpucluster.protocol.messages import AbortCall, Group, KillWorkers, ProgressInCall, StartCall
 from pytest_gpucluster.protocol.rank import spans
 from pytest_gpucluster.text import visible
 from pytest_gpucluster.worker import worker
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from pytest_gpucluster.places import Device
     from pytest_gpucluster.protocol.messages import Reply
 
-SLICE_S = 0.1
 MARGIN_S = 20.0
 LEAVE_S = 10.0
 
@@ -161,14 +160,9 @@ class CallMaker:
         return gathering.replies
 
     def _take_replies(self, gathering: Gathering, call_id: str) -> None:
-        """Wait :data:`SLICE_S` for all replies; take those that are there if all are, or if a rank has failed."""
-        channel = self._context.link.channel
-        keys = {rank: reply_key(call_id, rank) for rank in gathering.waiting}
-        all_arrived = channel.arrived(keys.values(), within_s=SLICE_S)
-        if not all_arrived and not channel.has(fault_key(call_id)):
-            return
-        written = {rank: key for rank, key in keys.items() if all_arrived or channel.has(key)}
-        for rank, reply in zip(written, channel.take_written(list(written.values()), read_reply), strict=True):
+        """Wait a moment for all replies; take those that are there if all are, or if a rank has failed."""
+        arrivals, channel = self._context.members.arrivals, self._context.link.channel
+        for rank, reply in arrivals.replies(channel, call_id, gathering.waiting).items():
             gathering.add(rank, forged_reply(reply) if isinstance(reply, RefusedMessageError) else reply)
 
     def report_wait(self) -> None:

@@ -9,15 +9,16 @@ Each key lies below ``gpucluster/<run id>/`` and has one purpose. These keys are
 * ``cmd/<n>``: the commands, one ordered sequence. The controller writes them. If the controller dies, an agent of its node
   writes the last one (quit).
 * ``who/<rank>``: the agent's hello; ``bye/<rank>``: its goodbye.
-* ``res/<call>/<rank>``: the agent's reply to one call.
+* ``res/<call>/<rank>``: a reply that is in no parcel: a failure, a large one, or that of a rank without a voice.
+* ``parcel/<voice>/<n>``: good replies of ranks that speak through one voice (:mod:`~pytest_gpucluster.protocol.stores`).
 * ``jrn/<n>``: the lines of the journal, for the journal replica.
 * ``nonce``: a random number. Whoever connects first writes it; torchrun gives the same id to many runs.
 
 These keys are overwritten, and only their newest value counts:
 
-* ``hb/<rank>``: the heartbeat, a count and not a time.
+* ``hb/<rank>``: the heartbeat, a count and not a time; ``hb/<voice>``: the counts of the ranks of one voice.
 * ``prog/<rank>``: the step that the rank works on.
-* ``fault/<call>``: exists as soon as any rank of the call has failed; each rank that fails writes it.
+* ``fault/<call>``: exists as soon as any rank of the call has failed, or has lost its voice; each such rank writes it.
 
 Process groups have a store prefix of their own (``worker/worker.py``); call and group ids are never
 used again.
@@ -32,15 +33,15 @@ import socket
 import time
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_gpucluster.protocol.codec import JsonObject, RefusedMessageError, TypedMessage
+from pytest_gpucluster.protocol.stores import Reply, Store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from torch.distributed import PrefixStore, TCPStore
+    from torch.distributed import TCPStore
 
     from pytest_gpucluster.protocol.secret import Secret
 
@@ -77,6 +78,11 @@ def command_key(number: int) -> str:
     return f"cmd/{number}"
 
 
+def beat_key(speaker: int | str) -> str:
+    """The key of the heartbeat of a rank, or of the ranks of one voice."""
+    return f"hb/{speaker}"
+
+
 def hello_key(rank: int) -> str:
     """The key of an agent's hello."""
     return f"who/{rank}"
@@ -90,6 +96,11 @@ def bye_key(rank: int) -> str:
 def reply_key(call_id: str, rank: int) -> str:
     """The key of a rank's reply to one call."""
     return f"res/{call_id}/{rank}"
+
+
+def parcel_key(voice: str, number: int) -> str:
+    """The key of a voice's parcel of replies, from 0."""
+    return f"parcel/{voice}/{number}"
 
 
 def fault_key(call_id: str) -> str:
@@ -148,16 +159,66 @@ def _mac(name: str, body: bytes, secret: Secret | None) -> str:
     return secret.sign(name, body) if secret is not None else ""
 
 
+class DirectStore:
+    """A connection of its own to the store."""
+
+    voice: str | None = None
+
+    def __init__(self, store: TCPStore, prefix: str, *, where: str) -> None:
+        """Use ``store`` below ``prefix``. ``where``: host and port, for messages."""
+        from torch.distributed import PrefixStore
+
+        self._store: Any = PrefixStore(prefix, store)
+        self._where = where
+
+    def set(self, key: str, data: bytes) -> None:
+        """Write one key."""
+        self._guard(lambda: self._store.set(key, data))
+
+    def put_reply(self, reply: Reply) -> None:
+        """Write a reply under its own key."""
+        self.set(reply.key, reply.data)
+
+    def beat(self, rank: int, count: int) -> None:
+        """Write a heartbeat at once."""
+        self.set(beat_key(rank), str(count).encode())
+
+    def get(self, key: str) -> bytes:
+        """Read one key; waits as long as the connection's timeout allows."""
+        return bytes(self._guard(lambda: self._store.get(key)))
+
+    def command(self, number: int) -> bytes:
+        """Read a command; waits as long as the connection's timeout allows."""
+        return self.get(command_key(number))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Read keys that are written, in one round trip."""
+        return [bytes(value) for value in self._guard(lambda: self._store.multi_get(list(keys)))]
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys are written."""
+        return bool(self._guard(lambda: self._store.check(list(keys))))
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Write ``desired`` if the key has the value ``expected``; the value afterwards."""
+        return bytes(self._guard(lambda: self._store.compare_set(key, expected, desired)))
+
+    def _guard(self, operation: Callable[[], Any]) -> Any:
+        from torch.distributed import DistNetworkError
+
+        try:
+            return operation()
+        except DistNetworkError as lost:
+            raise ChannelLostError(f"the store at {self._where} is gone: {lost}") from lost
+
+
 class Channel:
     """One connection to the store. A blocked read locks its connection, so readers and writers each have their own."""
 
-    def __init__(self, address: Address, store: TCPStore, secret: Secret | None) -> None:
-        """Use ``store`` below the prefix of this run. ``secret`` signs, None: messages are not signed."""
-        from torch.distributed import PrefixStore
-
+    def __init__(self, address: Address, store: Store, secret: Secret | None) -> None:
+        """Use ``store``, which holds the keys of this run. ``secret`` signs, None: messages are not signed."""
         self.address = address
-        self._tcp_store = store
-        self._store: PrefixStore = PrefixStore(f"gpucluster/{address.run_id}", store)
+        self.store = store
         self._secret = secret
         self._signed_prefix = f"{address.run_id}/{self._read_nonce()}" if secret is not None else address.run_id
 
@@ -177,7 +238,17 @@ class Channel:
             ValueError: more than :data:`MAX_MESSAGE_BYTES`.
         """
         data = encode(message.to_json(), name=self._name(key), secret=self._secret)
-        self._guard(lambda: self._store.set(key, data))  # type: ignore[arg-type]
+        self.store.set(key, data)
+
+    def put_value(self, call_id: str, rank: int, message: TypedMessage) -> None:
+        """Write a rank's good reply to one call: in a parcel, if there is a voice, or else under its own key.
+
+        Raises:
+            ValueError: more than :data:`MAX_MESSAGE_BYTES`.
+        """
+        key = reply_key(call_id, rank)
+        data = encode(message.to_json(), name=self._name(key), secret=self._secret)
+        self.store.put_reply(Reply(rank=rank, key=key, data=data, look_key=fault_key(call_id)))
 
     def take(self, key: str, read: Callable[[Any], T]) -> T:
         """Wait for the message under ``key``, as long as the connection's timeout allows, and read it with ``read``.
@@ -186,23 +257,27 @@ class Channel:
             ForgedMessageError: this run did not sign it.
             MalformedMessageError: ``read`` says so.
         """
-        return read(self._decode(key, self._guard(lambda: bytes(self._store.get(key)))))
+        return read(self.read_signed(key, self.store.get(key)))
+
+    def take_command(self, number: int, read: Callable[[Any], T]) -> T:
+        """Wait for the command of this number, as :meth:`take` does."""
+        return read(self.read_signed(command_key(number), self.store.command(number)))
 
     def take_written(self, keys: Sequence[str], read: Callable[[Any], T]) -> list[T | RefusedMessageError]:
         """Read the messages under keys that are written, one round trip for many. A refused message is its error."""
         found: list[T | RefusedMessageError] = []
         for start in range(0, len(keys), BATCH_KEYS):
             batch = list(keys[start : start + BATCH_KEYS])
-            for key, data in zip(batch, self._guard(partial(self._store.multi_get, batch)), strict=True):
+            for key, data in zip(batch, self.store.multi_get(batch), strict=True):
                 try:
-                    found.append(read(self._decode(key, bytes(data))))
+                    found.append(read(self.read_signed(key, data)))
                 except RefusedMessageError as refused:
                     found.append(refused)
         return found
 
     def has(self, key: str) -> bool:
         """Whether the key was written."""
-        return bool(self._guard(lambda: self._store.check([key])))
+        return self.store.check([key])
 
     def arrived(self, keys: Iterable[str], *, within_s: float) -> bool:
         """Whether all keys are written within ``within_s``.
@@ -212,7 +287,7 @@ class Channel:
         deadline_s, pause_s = time.monotonic() + within_s, FIRST_PAUSE_S
         waiting = list(keys)
         while True:
-            while waiting and self._all(waiting[:BATCH_KEYS]):  # a batch that is there is not asked for again
+            while waiting and self.store.check(waiting[:BATCH_KEYS]):  # a batch that is there is not asked for again
                 del waiting[:BATCH_KEYS]
             if not waiting:
                 return True
@@ -223,16 +298,17 @@ class Channel:
 
     def beat(self, rank: int, count: int) -> None:
         """Write this rank's heartbeat: a count, because clocks differ between nodes."""
-        self._guard(lambda: self._store.set(f"hb/{rank}", str(count)))
+        self.store.beat(rank, count)
 
-    def beats(self, ranks: Sequence[int]) -> dict[int, bytes]:
-        """The newest heartbeat of each rank that has written one."""
-        keys = [f"hb/{rank}" for rank in ranks]
-        written = keys if self._all(keys) else [key for key in keys if self.has(key)]
-        values = self._guard(lambda: self._store.multi_get(written)) if written else []
-        return {int(key.partition("/")[2]): bytes(value) for key, value in zip(written, values, strict=True)}
+    def beats(self, speakers: Sequence[int | str]) -> dict[int | str, bytes]:
+        """The newest heartbeat of each rank or voice that has written one."""
+        keys = {beat_key(speaker): speaker for speaker in speakers}
+        written = list(keys) if self.store.check(list(keys)) else [key for key in keys if self.has(key)]
+        values = self.store.multi_get(written) if written else []
+        return {keys[key]: value for key, value in zip(written, values, strict=True)}
 
-    def _decode(self, key: str, data: bytes) -> JsonObject:
+    def read_signed(self, key: str, data: bytes) -> JsonObject:
+        """The message that was written under ``key`` as ``data``; see :func:`decode` for what is raised."""
         return decode(data, name=self._name(key), secret=self._secret)
 
     def _name(self, key: str) -> str:
@@ -240,26 +316,14 @@ class Channel:
 
     def _read_nonce(self) -> str:
         """The run's nonce, which the first connection writes."""
-        own = secrets.token_hex(16)
-        return bytes(self._guard(lambda: self._store.compare_set("nonce", "", own))).hex()
-
-    def _all(self, keys: list[str]) -> bool:
-        return bool(self._guard(lambda: self._store.check(keys)))
-
-    def _guard(self, operation: Any) -> Any:
-        from torch.distributed import DistNetworkError
-
-        try:
-            return operation()
-        except DistNetworkError as lost:
-            raise ChannelLostError(f"the store at {self.address.host}:{self.address.port} is gone: {lost}") from lost
+        return self.store.compare_set("nonce", "", secrets.token_hex(16)).hex()
 
 
 def most_connections(*, world_size: int, num_nodes: int) -> int:
     """How many connections the store of a run has at most.
 
-    Each agent has two and each worker in a process group one. Besides there are those of torchrun on each node, of the
-    controller, and of the journal replica.
+    Each agent has two, if its node has no voice, and each worker in a process group one. Besides there are those of
+    torchrun on each node, of the controller, and of the journal replica.
     """
     return 3 * world_size + 2 * num_nodes + 3
 
@@ -281,7 +345,7 @@ def host_store(address: Address, secret: Secret | None, *, listener: socket.sock
     if listener is not None:
         options["master_listen_fd"] = listener.detach()
     try:
-        return Channel(address, TCPStore(address.host, address.port, **options), secret)
+        return _channel_of(address, TCPStore(address.host, address.port, **options), secret)
     except (DistNetworkError, DistStoreError) as taken:
         raise ChannelLostError(f"no store can be hosted at {address.host}:{address.port}: {taken}") from taken
 
@@ -292,17 +356,25 @@ def connect(address: Address, secret: Secret | None, *, timeout_s: float = CONNE
     Raises:
         ChannelLostError: no store answers within ``timeout_s``.
     """
-    from torch.distributed import DistNetworkError, DistStoreError, TCPStore
-
-    try:
-        store = TCPStore(address.host, address.port, is_master=False, timeout=timedelta(seconds=timeout_s))
-    except (DistNetworkError, DistStoreError) as lost:
-        raise ChannelLostError(f"no store answers at {address.host}:{address.port} within {timeout_s:g} s") from lost
-    return Channel(address, store, secret)
+    return _channel_of(address, _open_store(address, timeout_s), secret)
 
 
 def connect_reader(address: Address, secret: Secret | None) -> Channel:
     """A connection whose reads wait for ever, for a thread that does nothing but read."""
-    channel = connect(address, secret)
-    channel._tcp_store.set_timeout(timedelta(seconds=FOREVER_S))  # noqa: SLF001 -- same module
+    store = _open_store(address, CONNECT_TIMEOUT_S)
+    channel = _channel_of(address, store, secret)
+    store.set_timeout(timedelta(seconds=FOREVER_S))
     return channel
+
+
+def _open_store(address: Address, timeout_s: float) -> TCPStore:
+    from torch.distributed import DistNetworkError, DistStoreError, TCPStore
+
+    try:
+        return TCPStore(address.host, address.port, is_master=False, timeout=timedelta(seconds=timeout_s))
+    except (DistNetworkError, DistStoreError) as lost:
+        raise ChannelLostError(f"no store answers at {address.host}:{address.port} within {timeout_s:g} s") from lost
+
+
+def _channel_of(address: Address, store: TCPStore, secret: Secret | None) -> Channel:
+    return Channel(address, DirectStore(store, f"gpucluster/{address.run_id}", where=f"{address.host}:{address.port}"), secret)

@@ -263,6 +263,7 @@ class Hello(TypedMessage):
     """Where an agent runs. ``machine``: where its pid means the same process (:func:`protocol.rank.machine`).
 
     ``asked``: what the options on its node ask for, by option; None for an agent that the controller itself started.
+    ``voice``: the name under which its node's voice writes this rank's replies and heartbeats; None: the rank does.
     """
 
     hostname: str
@@ -271,6 +272,7 @@ class Hello(TypedMessage):
     group_rank: int
     local_rank: int
     asked: dict[str, str] | None = None
+    voice: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -105,10 +105,10 @@ def test_a_store_and_its_client() -> None:
     assert server.beats([1, 3]) == {3: b"7"}
     other = channel.connect(channel.Address(host=host, port=port, run_id="two"), SECRET)
     assert not other.has("who/0")
-    other._store.set("who/0", server._store.get("who/0").decode())
+    other.store.set("who/0", server.store.get("who/0"))
     with pytest.raises(ForgedMessageError, match="not signed by this run"):
         other.take("who/0", Fault.read)
-    client._store.set("who/1", "\n{}")
+    client.store.set("who/1", b"\n{}")
     with pytest.raises(ForgedMessageError):
         server.take("who/1", Fault.read)
 
@@ -126,7 +126,7 @@ def test_a_message_of_an_earlier_run(message: Quit | Fault) -> None:
     (earlier, agent), (later, its_agent) = stores
     earlier.put("cmd/3", message)
     assert agent.take("cmd/3", type(message).read) == message
-    later._store.set("cmd/3", earlier._store.get("cmd/3").decode())
+    later.store.set("cmd/3", earlier.store.get("cmd/3"))
     for reader in (later, its_agent, its_agent.reconnect()):
         with pytest.raises(ForgedMessageError, match="not signed by this run"):
             reader.take("cmd/3", type(message).read)
@@ -143,7 +143,7 @@ def test_many_messages_at_once() -> None:
     for rank, key in enumerate(keys[:-1]):
         store.put(key, Fault(rank=rank))
     assert not store.arrived(keys, within_s=0.05)
-    store._store.set(keys[-1], "\n{}")
+    store.store.set(keys[-1], b"\n{}")
     assert store.arrived(keys, within_s=1)
     *good, forged = store.take_written(keys, Fault.read)
     assert good == [Fault(rank=rank) for rank in range(len(keys) - 1)]
