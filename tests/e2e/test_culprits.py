@@ -68,8 +68,8 @@ def test_kind(faulty: FinishedRun, criterion: str, kind: str, place: str | None)
 
 
 def test_most_below_one_limit(faulty: FinishedRun) -> None:
-    """It asks for a cap, a driver or a wrong limit, before anybody replaces three GPUs."""
-    assert "3 of 3 GPUs below the limit: not the GPUs" in blaming(faulty, "low")["evidence"][0]
+    """It asks for a wrong limit, before anybody replaces three of them."""
+    assert "3 of 3 ranks below the limit: not the ranks" in blaming(faulty, "low")["evidence"][0]
 
 
 def test_one_death_is_one_block(faulty: FinishedRun) -> None:
@@ -77,7 +77,7 @@ def test_one_death_is_one_block(faulty: FinishedRun) -> None:
     assert blaming(faulty, "dead[0]")["criteria"] == DEAD
     text = "killed was not measured: rank 1 (node0-cpu1, "
     blocks = faulty.stdout.partition("BAD PARTS")[2]
-    assert blocks.count("4 criteria: dead[0], dead[1], dead[2], dead[3]") == 1
+    assert len([line for line in blocks.splitlines() if "dead[0]" in line and "-k" not in line]) == 1
     assert faulty.stdout.count(text) <= 2  # as it happened, and among the bad parts
     assert "short test summary" not in faulty.stdout
     named = [line.strip() for line in faulty.stdout.splitlines() if "test_dead" in line]
