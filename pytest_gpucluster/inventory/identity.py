@@ -131,11 +131,16 @@ def read_versions() -> dict[str, str]:
     """The versions that must agree on every node."""
     found = {"python": platform.python_version(), "pytest-gpucluster's files": digest_of_package()}
     for name in VERSIONED:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
+        found[name] = version_of(name)
     return found
+
+
+def version_of(package: str) -> str:
+    """The version of a package as it was installed; a checkout may be run without that."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 @functools.cache

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from importlib import metadata
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.inventory.identity import version_of
 from pytest_gpucluster.judging import forecast
 from pytest_gpucluster.plugin import header
 from pytest_gpucluster.plugin.bar import bar_line
@@ -71,7 +71,7 @@ class Live:
         """Print what will be measured, against which limits, and about how long that takes."""
         self._meter, self._subjects = forecast.Meter(plan), SubjectLog(plan)
         setup, width = session.setup, self._screen.width
-        version = metadata.version("pytest-gpucluster")
+        version = version_of("pytest-gpucluster")
         colour = {"yellow": header.accepts_nothing(setup)}
         for line in header.run_lines(setup, version=version, width=width):
             self.say(line, bold=True, **colour)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import metadata
 from types import SimpleNamespace
 from typing import Any
 
@@ -115,6 +116,16 @@ class Run:
 def bad(place: str | None = "node3-gpu5", **known: Any) -> dict[str, Any]:
     """The facts of a value that misses its limit."""
     return {"place": place, "value": 498.0, "limit": limit(), **known}
+
+
+def test_a_checkout_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no version, and runs all the same."""
+
+    def unknown(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", unknown)
+    assert Run().screen.lines[0].startswith("gpucluster not installed   ACCEPTANCE")
 
 
 def test_a_log_has_a_line_a_subject() -> None:
