@@ -147,7 +147,7 @@ def test_most_ranks_of_a_rehearsal_fail_one_criterion() -> None:
     known = places(device="cpu")
     found = one([failed("own", f"node0-cpu{number}") for number in range(8)], known)
     assert found.evidence[0] == "8 of 8 ranks below the limit: not the ranks: the code or the limit?"
-    assert "GPU" not in " ".join([*found.evidence, found.action])
+    assert "GPU" not in " ".join([*found.evidence, found.action(TESTS)])
 
 
 def test_two_of_two() -> None:
@@ -227,7 +227,10 @@ def test_a_node_whose_ranks_all_fail_alike_is_one_culprit(blames: Part, cause: s
     assert (found.kind, found.place, found.places) == (blames, "node1", tuple(lost))
     assert len(found.records) == 17
     assert found.evidence[0] == f"all 8 ranks alike: {cause}"
-    assert '-k "(a or b or busbw) and node1"' in found.action
+    selected = found.action(TESTS).partition(" -k ")[2]
+    assert all(f"test_{key}[{place}]" in selected for key in "ab" for place in lost)
+    assert "test_busbw[node1]" in selected
+    assert "node2" not in selected
     assert found.confidence == "medium"
 
 
