@@ -102,8 +102,8 @@ def describe_bad_parts(records: Iterable[Record], shown: Shown) -> list[Line]:
     room = MOST_LINES - len(head) - len(tail)
     writer = _Writer(rows, shown)
     if sum(culprit.place is not None and not culprit.is_absent_node for culprit in culprits) <= MOST_DETAILED:
-        for whole in (shown.whole, False):
-            body = writer.detailed(entries, whole=whole)
+        for whole, command in ((shown.whole, shown.command), (False, shown.command), (False, ())):
+            body = writer.detailed(entries, whole=whole, command=command)
             if sum(_rows(line.text, shown.width) for line in body) <= room:
                 return [*head, *body, *tail]
     return [*head, *writer.brief(entries), *tail]
@@ -228,8 +228,8 @@ class _Writer:
                 if record.value is not None:
                     self._values[record.criterion].append(record.value)
 
-    def detailed(self, entries: Iterable[Entry], *, whole: bool) -> list[Line]:
-        """Several lines for each entry."""
+    def detailed(self, entries: Iterable[Entry], *, whole: bool, command: Sequence[str]) -> list[Line]:
+        """Several lines for each entry. Without the words of a ``command``, what to do next says "the same command"."""
         self._texts = set()
         lines: list[Line] = []
         for entry in entries:
@@ -238,6 +238,9 @@ class _Writer:
             head = wrapped("  ".join((entry.name, *entry.where)), width=width, indent="  ", later=" " * (len(entry.name) + 4))
             lines += [Line(text, ("bold", colour)) for text in head]
             lines += [Line(text) for text in self._body(entry, whole=whole)]
+            if entry.keys:
+                again = next_steps.again(self._shown.tests.select(entry.keys), command, width=width, indent="      ")
+                lines += [Line(text) for text in again]
         return lines
 
     def _body(self, entry: Entry, *, whole: bool) -> list[str]:
@@ -251,8 +254,6 @@ class _Writer:
         seen = self._event_cause(measured)
         lines += wrapped(seen, width=width, indent="    ") if seen is not None else []
         lines += wrapped(entry.advice, width=width, indent="    ") if entry.advice is not None else []
-        if entry.keys:
-            lines += next_steps.again(self._shown.tests.select(entry.keys), self._shown.command, width=width, indent="      ")
         return lines
 
     def _values_of(self, measured: Sequence[Record]) -> list[str]:

@@ -103,6 +103,18 @@ def test_never_more_than_60_lines(number: int, width: int) -> None:
         assert len(named) == min(number, MOST_PARTS)
 
 
+@pytest.mark.parametrize("words", [0, 60])
+def test_a_long_command_is_not_written_at_each_part(words: int) -> None:
+    """Rather than its values, a part loses the words of the command that it shares with the others."""
+    places, bad = slow(MOST_DETAILED)
+    command = ("pytest", *("--an-option=/with/a/long/folder/" for _ in range(words)))
+    lines = lines_of(places, bad, command=command)
+    assert sum("siblings" in line for line in lines) == MOST_DETAILED
+    again = [line for line in lines if "-k" in line]
+    assert len(again) == MOST_DETAILED
+    assert all(line.startswith("      the same command with -k") is (words == 60) for line in again)
+
+
 @pytest.mark.parametrize("width", [80, 200])
 @pytest.mark.parametrize(
     ("criteria", "parts"),
