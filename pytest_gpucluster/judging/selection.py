@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 WORD = re.compile(r"[\w:+\-.\[\]\\/]+")
 """What ``-k`` takes for one word."""
 OPERATORS = ("and", "or", "not")
+BETWEEN = "\n"
 MOST_NAMED = 16
 """Tests of one criterion that are named one by one."""
 Chain = tuple[str, ...]
@@ -63,8 +64,9 @@ class Selector:
         low = {_lower(chain) for chain in own}
         kept = {part for chain in low for part in chain}
         left_out: list[str] = []
-        for chain in self._hits(words):
-            if chain not in low and not any(word in part for word in left_out for part in chain):
+        for text in self._hits(words):
+            chain = tuple(text.split(BETWEEN))
+            if chain not in low and not any(word in text for word in left_out):
                 left_out += _word_against(chain, words, kept)
         return " and ".join([*words, *(f"not {word}" for word in left_out)])
 
@@ -76,11 +78,17 @@ class Selector:
         is_closed = name.endswith("]") and WORD.fullmatch(name) is not None
         return is_closed and not self._is_end_of_others[head] and not self._are_nested
 
-    def _hits(self, words: Iterable[str]) -> list[Chain]:
-        """Every test that has all these words, in lower case."""
-        asked = [word.lower() for word in words]
-        every = map(_lower, self._chains.values())
-        return [chain for chain in every if all(any(word in part for part in chain) for word in asked)]
+    def _hits(self, words: Iterable[str]) -> list[str]:
+        """Every test that has all these words: its names in lower case, with a sign between them that no word has."""
+        found = self._texts
+        for word in words:
+            low = word.lower()
+            found = [text for text in found if low in text]
+        return found
+
+    @cached_property
+    def _texts(self) -> list[str]:
+        return [BETWEEN.join(_lower(chain)) for chain in self._chains.values()]
 
     @cached_property
     def _chains(self) -> dict[Key, Chain]:

@@ -8,6 +8,7 @@ import pytest
 
 from pytest_gpucluster.judging import causes
 from pytest_gpucluster.judging.culprits import find_culprits
+from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
 from pytest_gpucluster.places import Inventory
 from pytest_gpucluster.reporting.bad_parts import Shown, describe_bad_parts
@@ -67,3 +68,13 @@ def test_work_for_twice_the_places(what: str, outcome: str) -> None:
 
     work(1)
     assert work(64) <= 2.3 * work(32)
+
+
+def test_work_to_select_tests_again() -> None:
+    """Of each criterion, all places: a few bytecodes for each test of the run, in which a name is looked for."""
+    criteria, places = range(8), range(200)
+    selector = Selector(
+        {(f"c{one}", f"node{place}"): f"f.py::test_c{one}[node{place}]" for one in criteria for place in places}
+    )
+    work = operations(lambda: [selector.select([(f"c{one}", f"node{place}") for place in places]) for one in criteria])
+    assert work < 100 * len(criteria) * len(criteria) * len(places)
