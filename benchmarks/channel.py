@@ -320,6 +320,8 @@ def simulated(agents: int) -> Iterator[Simulation]:
         holders = [processes.enter_context(forked(partial(serve_agents, share, address))) for share in shares]
         controller = Controller(launch, num_local=1, device="cpu", rootdir=REPOSITORY, secret=SECRET)
         controller.meet(within_s=JOIN_S)
+        absent = [rank for rank in range(agents) if controller.hello_of(rank) is None]
+        require(not absent, f"{len(absent)} agents did not join within {JOIN_S:g} s", {})
         controller.assign_nodes({rank: rank // RANKS_PER_NODE for rank in range(agents)})
         yield Simulation(controller=controller, store=store, holders=holders)
 
