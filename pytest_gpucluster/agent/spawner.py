@@ -136,7 +136,7 @@ class _Server:
                 pass
         finally:
             for pid in self._workers:
-                kill_group(pid)
+                kill_worker(pid)
             shutil.rmtree(self._folder, ignore_errors=True)
             os._exit(0)
 
@@ -225,12 +225,19 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def kill_worker(pid: int) -> None:
+    """SIGKILL to a worker whose end nobody has heard of, and to its group; it leads none before it begins."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
+    kill_group(pid)
+
+
 def kill_and_reap(spawner: Spawner, pid: int, *, within_s: float, meanwhile: Callable[[], None]) -> int | None:
     """Kill a worker and wait for its end: the wait status, or None if it did not end (a process in state D).
 
     ``meanwhile`` is called every :data:`POLL_S` or more often.
     """
-    kill_group(pid)
+    kill_worker(pid)
     deadline_s = time.monotonic() + within_s
     while (left_s := deadline_s - time.monotonic()) > 0:
         meanwhile()

@@ -399,7 +399,7 @@ def patient(command: StartCall) -> StartCall:
 
 def survive_kills() -> None:
     """Let workers survive SIGKILL, as in state D. The spawner was forked before, and kills them when this process ends."""
-    spawner.kill_group = lambda pid: None
+    spawner.kill_worker = lambda pid: None
 
 
 if __name__ == "__main__":

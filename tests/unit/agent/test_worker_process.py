@@ -63,8 +63,9 @@ def agent(tmp_path: Path) -> Iterator[Callable[[str], subprocess.Popen[str]]]:
     yield start
     for process in started:
         process.kill()
-        process.communicate()
     kill_marked(mark)
+    for process in started:
+        process.communicate()
 
 
 def alive(pid: int) -> bool:
@@ -234,6 +235,29 @@ tell(stacks=stacks, took_s=time.monotonic() - began_s, killed=worker.kill(), pid
     )
     assert (facts["stacks"], facts["killed"]) == ("", True)
     assert facts["took_s"] < 60  # the worker would sleep for ten minutes
+    assert ends(facts["pids"], within_s=10)
+
+
+STOPPED_EARLY = """
+def stop():  # before the worker leads a group of its own, and before its end is tied to that of the spawner
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+os.setsid = stop
+spawner = Spawner(main, folder=Path(sys.argv[1]))
+worker = start("time.sleep(600)")
+while worker.state() != "T": time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("killed_by", ["the agent", "the spawner"])
+def test_a_worker_that_was_stopped_before_it_began(agent: Any, killed_by: str) -> None:
+    """It has no group yet, and is killed all the same."""
+    end = "worker.kill()" if killed_by == "the agent" else "None"
+    process = agent(f"{STOPPED_EARLY}tell(killed={end}, pids=[worker.pid])\ntime.sleep(60)")
+    facts = said(process)
+    assert facts["killed"] in (True, None)
+    if killed_by == "the spawner":
+        process.kill()
     assert ends(facts["pids"], within_s=10)
 
 
