@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import resource
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPES = ("2x8", "16x8", "64x8", "128x8", "512x8")
@@ -41,7 +42,8 @@ def place(request):
 def test_plain(place):
     assert place >= 0
 """
-COLOURS = {"seconds": "#1f77b4", "MiB": "#d62728"}
+AIM_S, AIM_MIB = 120.0, 1536.0
+"""Of the whole suite at 128 x 8, on 2 cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,30 +136,47 @@ def document(costs: Sequence[Cost], loads: Sequence[Sequence[float]]) -> dict[st
     }
 
 
+# The plot: an SVG of 720 x 330 with two panels, both axes logarithmic; a panel is 260 x 240, its origin at (left, 290).
+
+
 def draw(costs: Sequence[Cost]) -> str:
-    """Median seconds and MiB by places, each beside its number, both axes from 0, as an SVG of 720 x 350."""
-    series = {
-        "seconds": [statistics.median(run.wall_s for run in cost.runs) for cost in costs],
-        "MiB": [statistics.median(run.peak_mib for run in cost.runs) for cost in costs],
-    }
-    widest = max(cost.places for cost in costs)
-    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 350" font-family="sans-serif" font-size="12">']
-    parts.append('<rect width="720" height="350" fill="white"/><path d="M60 40V300H680" fill="none" stroke="black"/>')
-    for index, (unit, values) in enumerate(series.items()):
-        points = [
-            (60 + 600 * cost.places / widest, 300 - 240 * value / max(values))
-            for cost, value in zip(costs, values, strict=True)
-        ]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{COLOURS[unit]}"/>')
-        for (x, y), value in zip(points, values, strict=True):
-            parts.append(
-                f'<text x="{x - 40:.1f}" y="{y - 6 + 18 * index:.1f}" fill="{COLOURS[unit]}">{value:.4g} {unit}</text>'
-            )
-    parts += [
-        f'<text x="{60 + 600 * cost.places / widest:.1f}" y="318" text-anchor="middle">{cost.places}</text>' for cost in costs
-    ]
-    return "\n".join([*parts, '<text x="360" y="340" text-anchor="middle">expected places</text>', "</svg>"]) + "\n"
+    """Seconds and MiB by expected places: the median with its number, and a bar from the lowest run to the highest."""
+    panels = (
+        ("seconds by the clock", (5.0, 1000.0), AIM_S, [[run.wall_s for run in cost.runs] for cost in costs]),
+        ("MiB of the largest process", (100.0, 10_000.0), AIM_MIB, [[run.peak_mib for run in cost.runs] for cost in costs]),
+    )
+    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 330" font-family="sans-serif" font-size="12">']
+    parts.append('<rect width="720" height="330" fill="white"/>')
+    places = [cost.places for cost in costs]
+    for left, (title, ends, aim, samples) in zip((60, 420), panels, strict=True):
+        parts += panel(left, title, ends=ends, aim=aim, samples=dict(zip(places, samples, strict=True)))
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def panel(
+    left: float, title: str, *, ends: tuple[float, float], aim: float, samples: Mapping[int, Sequence[float]]
+) -> list[str]:
+    """One panel. ``ends``: of its y-axis. ``samples``: the values of all runs, by the number of places."""
+
+    def x(places: int) -> float:
+        return left + 15 + 230 * math.log(places / 16) / math.log(4096 / 16)
+
+    def y(value: float) -> float:
+        return 290 - 240 * math.log(value / ends[0]) / math.log(ends[1] / ends[0])
+
+    parts = [f'<text x="{left}" y="30">{title}</text>']
+    parts.append(f'<path d="M{left} 50V290H{left + 260}" fill="none" stroke="black"/>')
+    parts.append(f'<path d="M{left} {y(aim):.1f}H{left + 260}" stroke="#d62728" stroke-dasharray="4 3"/>')
+    parts.append(f'<text x="{left + 6}" y="{y(aim) - 5:.1f}" fill="#d62728">aim {aim:g} at 1024</text>')
+    middles = {places: statistics.median(values) for places, values in samples.items()}
+    points = " ".join(f"{x(places):.1f},{y(value):.1f}" for places, value in middles.items())
+    parts.append(f'<polyline points="{points}" fill="none" stroke="#1f77b4" stroke-width="2"/>')
+    for places, values in samples.items():
+        at, top, bottom = x(places), y(max(values)), y(min(values))
+        parts.append(f'<path d="M{at:.1f} {top:.1f}V{bottom:.1f}" stroke="#1f77b4" stroke-width="6" opacity="0.4"/>')
+        parts.append(f'<text x="{at + 5:.1f}" y="{y(middles[places]) + 16:.1f}">{middles[places]:.4g}</text>')
+        parts.append(f'<text x="{at:.1f}" y="306" text-anchor="middle">{places}</text>')
+    return [*parts, f'<text x="{left + 130}" y="324" text-anchor="middle">expected places</text>']
 
 
 def main() -> int:
