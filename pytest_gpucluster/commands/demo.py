@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,10 @@ def command(chosen: argparse.Namespace) -> list[str]:
     require_model(chosen.profile)
     fleet = ["-p", "pytest_gpucluster.plugin.fleet", f"--fleet={chosen.fleet}", f"--fleet-seed={chosen.seed}"]
     planted = [f"--fleet-bad={fault}" for fault in chosen.bad]
-    where = [f"--gpucluster-profile={chosen.profile}", f"--gpucluster-results={RESULTS_DIR}", "-p", "no:cacheprovider"]
-    return [sys.executable, "-m", "pytest", *fleet, *planted, *where, "--pyargs", "tests_acceptance", *chosen.beyond]
+    suite = ["-p", "no:cacheprovider", "--pyargs", "tests_acceptance", *chosen.beyond]
+    again = shlex.join(["gpucluster", *chosen.typed, "--", *chosen.beyond])
+    where = [f"--fleet-command={again}", f"--gpucluster-profile={chosen.profile}", f"--gpucluster-results={RESULTS_DIR}"]
+    return [sys.executable, "-m", "pytest", *fleet, *planted, *where, *suite]
 
 
 def main(chosen: argparse.Namespace) -> int:

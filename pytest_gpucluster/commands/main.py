@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    """Read the command line; ``beyond`` has the words after ``--`` as they are, which argparse changes in a subcommand.
+    """Read the command line. ``typed`` has the words before ``--`` and ``beyond`` those after it, which argparse changes.
 
     ``run`` takes ``key=value`` anywhere between its options, which argparse cannot do in a subcommand either. So the words that
     argparse left over are added to the arguments of ``run``.
@@ -41,7 +41,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     end = words.index("--") if "--" in words else len(words)
     parser = _parser()
     chosen, extra = parser.parse_known_args(words[:end])
-    chosen.beyond = words[end + 1 :]
+    chosen.typed, chosen.beyond = words[:end], words[end + 1 :]
     if chosen.command == "run":
         chosen.words += [word for word in extra if not word.startswith("-")]
         extra = [word for word in extra if word.startswith("-")]

@@ -20,6 +20,7 @@ PENDING = "pending"  # expected, without an outcome yet; never in a verdict
 OUTCOMES = (PASSED, FAILED, ERROR, NOISY, SKIPPED, MISSING, NOT_SELECTED)
 WAIVED = "waived"  # in counts only: failed or noisy, and covered by a waiver
 WAIVABLE = (FAILED, NOISY)
+OPEN = (ERROR, NOISY, MISSING, NOT_SELECTED)
 SEVERITY = (PENDING, PASSED, SKIPPED, NOT_SELECTED, NOISY, MISSING, ERROR, FAILED)
 
 ACCEPTED, WITH_WAIVERS = "ACCEPTED", "ACCEPTED_WITH_WAIVERS"
@@ -101,11 +102,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The verdict in one word, and the reasons why it is not ACCEPTED."""
+    """The verdict in one word, and why it is not ACCEPTED: by the counts, and by the objections, which no count says."""
 
     word: str
     counts: Mapping[str, int]
-    reasons: tuple[str, ...]
+    objections: tuple[str, ...]
     changed_limits: tuple[str, ...] = ()
     changed_terms: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
@@ -125,10 +126,10 @@ class Verdict:
 
     @property
     def line(self) -> str:
-        """One line for people: word, simulation, counts, shape, reasons, changed limits and terms, remarks."""
+        """One line for people: word, simulation, counts, shape, objections, changed limits and terms, remarks."""
         counts = [f"{number} {WORDS[outcome]}" for outcome, number in self.counts.items() if number]
         counted = ", ".join([*counts, *self._advisory])
-        why = f" ({'; '.join(self.reasons)})" if self.reasons else ""
+        why = f" ({'; '.join(self.objections)})" if self.objections else ""
         remarks = "".join(f"; {remark}" for remark in self.remarks)
         found = (counted or "nothing was expected") + (f" on {self.shape}" if self.shape else "")
         simulated = f"{SIMULATED}: " if self.simulated else ""
@@ -184,10 +185,10 @@ def decide(records: Iterable[Record], terms: Terms) -> Verdict:
     unknown = set(outcomes) - set(counts)
     if unknown:
         raise ValueError(f"no such outcome: {', '.join(sorted(unknown))}")
-    reasons = _shortcomings(counts, terms)
+    objections = _objections(counts, terms)
     if counts[FAILED]:
         word = REJECTED
-    elif reasons:
+    elif objections or any(counts[outcome] for outcome in OPEN):
         word = INCOMPLETE
     elif terms.rehearsal or terms.simulated:
         word = REHEARSED
@@ -196,7 +197,7 @@ def decide(records: Iterable[Record], terms: Terms) -> Verdict:
     return Verdict(
         word=word,
         counts=counts,
-        reasons=tuple(reasons),
+        objections=tuple(objections),
         changed_limits=tuple(terms.changed_limits),
         changed_terms=tuple(terms.changed_terms),
         remarks=tuple(terms.remarks),
@@ -226,11 +227,9 @@ def worse(one: Record, other: Record) -> Record:
     return other if SEVERITY.index(other.outcome) > SEVERITY.index(one.outcome) else one
 
 
-def _shortcomings(counts: Mapping[str, int], terms: Terms) -> list[str]:
-    """Everything that keeps a run without failures from being accepted."""
-    found = [f"{counts[outcome]} {WORDS[outcome]}" for outcome in (ERROR, NOISY, MISSING, NOT_SELECTED) if counts[outcome]]
-    if not counts[PASSED]:
-        found.append("nothing was measured and passed")
+def _objections(counts: Mapping[str, int], terms: Terms) -> list[str]:
+    """What keeps a run without failures from being accepted, beside the counts of outcomes that are open."""
+    found = [] if counts[PASSED] else ["nothing was measured and passed"]
     if not terms.level_reached and not terms.rehearsal:
         found.append("the level is lower than the profile asks for")
     return [*found, *terms.objections]

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.fleet.faults import FAULTS
 from pytest_gpucluster.fleet.simulation import parse_simulation
-from pytest_gpucluster.plugin.stash_keys import SIMULATION
+from pytest_gpucluster.plugin.stash_keys import COMMAND, SIMULATION
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -25,6 +26,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     faults = ", ".join(FAULTS)
     group.addoption("--fleet-bad", metavar="PART:FAULT", action="append", default=[], help=f"a planted fault: {faults}")
     group.addoption("--fleet-seed", metavar="N", type=int, default=0, help="equal seeds give equal values (default: 0)")
+    typed = "the command that started pytest, which a user can type again (default: pytest)"
+    group.addoption("--fleet-command", metavar="WORDS", type=shlex.split, default=[], help=typed)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -35,6 +38,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None
         pytest.UsageError: the shape or a fault is not understood, or pytest-xdist is asked for.
     """
     given = early_config.known_args_namespace
+    early_config.stash[COMMAND] = tuple(given.fleet_command)
     if getattr(given, "numprocesses", None):
         raise pytest.UsageError("a simulated fleet needs no GPU and one process; leave -n out")
     try:

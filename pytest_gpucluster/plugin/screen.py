@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.reporting.lines import folded
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
@@ -45,12 +46,19 @@ class Screen:
     @property
     def width(self) -> int:
         """Columns: of the terminal, as pytest counts them. Without a terminal ``COLUMNS``, or 100 where that is not set."""
-        if self.reporter is None or not (self.is_terminal or os.environ.get("COLUMNS")):
-            return PLAIN_WIDTH
-        return int(self.reporter._tw.fullwidth)  # noqa: SLF001 -- pytest's own width
+        return int(self.reporter._tw.fullwidth) if self._has_width else PLAIN_WIDTH  # noqa: SLF001 -- pytest's own width
+
+    @property
+    def _has_width(self) -> bool:
+        return self.reporter is not None and (self.is_terminal or bool(os.environ.get("COLUMNS")))
+
+    def fit(self, text: str) -> list[str]:
+        """The text in lines that fit. One line in a log, which is searched and has no width: nobody has set ``COLUMNS``."""
+        line = one_line(text)
+        return folded(line, width=self.width) if self._has_width else [line]
 
     def write(self, text: str, **markup: bool) -> None:
-        """Write one line, in place of a transient one."""
+        """Write one line, folded where it is too wide, in place of a transient one."""
         reporter = self.reporter
         if reporter is None:
             return
@@ -58,7 +66,8 @@ class Screen:
             if self._transient:
                 self._erase()
             reporter.ensure_newline()
-            reporter.write_line(one_line(text), **markup)
+            for line in self.fit(text):
+                reporter.write_line(line, **markup)
 
     def rewrite(self, text: str) -> None:
         """Write a transient line, of the same width each time, in place of the one before. Only on a terminal."""

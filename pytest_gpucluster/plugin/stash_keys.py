@@ -22,5 +22,7 @@ IN_BODY = pytest.StashKey[bool]()
 """Of a test: whether its body runs now, so that a report is of a block of ``subtests.test()``."""
 RECORD = pytest.StashKey[Record]()
 """Of a test that has run: its outcome so far."""
+COMMAND = pytest.StashKey[tuple[str, ...]]()
+"""Of the configuration: the words that a user typed where another command started pytest."""
 SIMULATION = pytest.StashKey[Simulation]()
 """Of the configuration: the fleet that answers in place of GPUs; only ``plugin/fleet.py`` puts it there."""

@@ -12,10 +12,11 @@ from pytest_gpucluster.plugin import header
 from pytest_gpucluster.plugin.live import Live
 from pytest_gpucluster.plugin.own_sections import shows_own
 from pytest_gpucluster.plugin.screen import Screen
+from pytest_gpucluster.plugin.stash_keys import COMMAND
 from pytest_gpucluster.reporting.bad_parts import Shown, describe_bad_parts
 from pytest_gpucluster.reporting.table import Layout, criteria_table
 from pytest_gpucluster.reporting.verdict_block import Ending, verdict_block
-from pytest_gpucluster.text import hung, one_line
+from pytest_gpucluster.text import hung
 from pytest_gpucluster.thresholds.file import REMOVED
 
 if TYPE_CHECKING:
@@ -56,24 +57,25 @@ class Terminal:
         records = list(session.plan)
         reporter.section("gpucluster")
         for line in session.setup.waivers.lines:
-            reporter.write_line(one_line(line), bold=True)
+            self._fit(reporter, line, bold=True)
         reporter.write(criteria_table(records, session.places(), subjects=self._subjects, layout=self._layout(session)))
         self._write(reporter, describe_bad_parts(records, self._shown(session)))
         for remark in self._remarks[:SHOWN_REMARKS]:
-            reporter.write_line(hung(f"advisory: {remark}"))
+            for line in hung(f"advisory: {remark}").split("\n"):
+                self._fit(reporter, line)
         if len(self._remarks) > SHOWN_REMARKS:
             reporter.write_line(f"and {len(self._remarks) - SHOWN_REMARKS} more advisory misses, in results.json")
         for line in causes.describe_remarks(records):
-            reporter.write_line(one_line(line))
+            self._fit(reporter, line)
         changed = session.setup.changed_entries
         if changed:
             shown = [f"{key} ({', '.join(words)})" for key, words in changed.items() if words != [REMOVED]]
             removed = [key for key, words in changed.items() if words == [REMOVED]]
             more = f" and {len(removed) - SHOWN_LIMITS} more" if len(removed) > SHOWN_LIMITS else ""
             shown += [f"removed: {', '.join(removed[:SHOWN_LIMITS])}{more}"] if removed else []
-            reporter.write_line(one_line(f"limits changed from the packaged ones: {'; '.join(shown)}"))
+            self._fit(reporter, f"limits changed from the packaged ones: {'; '.join(shown)}")
         if disk_errors:
-            reporter.write_line(one_line(f"results are incomplete on disk: {'; '.join(disk_errors)}"), red=True)
+            self._fit(reporter, f"results are incomplete on disk: {'; '.join(disk_errors)}", red=True)
 
     def _layout(self, session: Session) -> Layout:
         screen = self._screen
@@ -96,22 +98,30 @@ class Terminal:
             files=[*files, *([str(junit)] if junit else [])],
         )
         quiet = self._config.get_verbosity() < 0
-        self._write(reporter, verdict_block(verdict, ending, width=self._screen.width, quiet=quiet))
+        reporter.ensure_newline()
+        for line in verdict_block(verdict, ending, width=self._screen.width, quiet=quiet):
+            self._fit(reporter, line.text, **dict.fromkeys(line.markup, True))
 
     def _shown(self, session: Session) -> Shown:
         """What the lines about bad parts depend on. Where a user asks pytest for whole texts, they stand there."""
-        setup, given = session.setup, self._config.invocation_params.args
+        setup, config = session.setup, self._config
+        given = config.stash.get(COMMAND, None) or ("pytest", *map(str, config.invocation_params.args))
         is_real = not header.accepts_nothing(setup) and setup.inventory.device == "cuda"
         return Shown(
             places=session.places(),
             tests=Selector(session.plan.nodeids()),
             device=setup.inventory.device,
             width=self._screen.width,
-            whole=shows_own(self._config),
-            command=("pytest", *without_selection(map(str, given))) if setup.launch is None else (),
+            whole=shows_own(config),
+            command=tuple(without_selection(given)) if setup.launch is None else (),
             report=str(setup.settings.results_dir / "results.json"),
             drain_reason=f"gpucluster-{time.strftime('%Y%m%d')}" if is_real else None,
         )
+
+    def _fit(self, reporter: pytest.TerminalReporter, text: str, **markup: bool) -> None:
+        """Write one line, folded where it is too wide."""
+        for line in self._screen.fit(text):
+            reporter.write_line(line, **markup)
 
     @staticmethod
     def _write(reporter: pytest.TerminalReporter, lines: Iterable[Line]) -> None:

@@ -40,6 +40,12 @@ def wrapped(text: str, *, width: int, indent: str, later: str | None = None) -> 
     return [line.rstrip() for line in _filled(one_line(text).split(" "), width=width, indent=indent, later=further)]
 
 
+def folded(text: str, *, width: int) -> list[str]:
+    """A line that may be too wide, as :func:`wrapped` breaks it: as far set in as it is, and later lines by two more."""
+    start = len(text) - len(text.lstrip(" "))
+    return wrapped(text[start:], width=width, indent=text[:start]) if len(text) > width else [text]
+
+
 def shell_command(words: Iterable[str], *, width: int, indent: str, later: str) -> list[str]:
     r"""A command as lines that a shell reads as just these words.
 

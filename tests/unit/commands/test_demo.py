@@ -39,8 +39,8 @@ def test_the_demo_alone_is_a_healthy_node(started: list[list[str]]) -> None:
     with pytest.raises(SystemExit):
         main.main(["demo"])
     assert words_of(started) == [
-        "--fleet=1x8", "--fleet-seed=0", "--gpucluster-profile=h200-sxm", "--gpucluster-results=gpucluster-demo", "-p",
-        "no:cacheprovider", "--pyargs", "tests_acceptance",
+        "--fleet=1x8", "--fleet-seed=0", "--fleet-command=gpucluster demo --", "--gpucluster-profile=h200-sxm",
+        "--gpucluster-results=gpucluster-demo", "-p", "no:cacheprovider", "--pyargs", "tests_acceptance",
     ]  # fmt: skip
 
 
@@ -51,6 +51,7 @@ def test_what_stands_after_the_dashes_goes_to_pytest(started: list[list[str]]) -
         main.main(["demo", "--fleet", "16x8", *planted, "--seed=9", "--", "-k", "bf16", "--x=--"])
     words = words_of(started)
     assert words[:4] == ["--fleet=16x8", "--fleet-seed=9", "--fleet-bad=node3-gpu5:slow", "--fleet-bad=node7:absent"]
+    assert words[4] == f"--fleet-command=gpucluster demo --fleet 16x8 {' '.join(planted)} --seed=9 -- -k bf16 --x=--"
     assert words[-4:] == ["tests_acceptance", "-k", "bf16", "--x=--"]
 
 

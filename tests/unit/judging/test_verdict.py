@@ -40,9 +40,9 @@ def test_no_sequence_of_outcomes_is_accepted_by_mistake(outcomes: list[str], ter
 
 @given(SOME, TERMS, st.lists(st.sampled_from(["messages were not signed", "another"]), unique=True))
 def test_a_remark_decides_nothing_and_is_said(outcomes: list[str], terms: Terms, remarks: list[str]) -> None:
-    """The word, the counts and the reasons are the same; the line ends with the remarks."""
+    """The word, the counts and the objections are the same; the line ends with the remarks."""
     without, found = decide(records(*outcomes), terms), decide(records(*outcomes), replace(terms, remarks=remarks))
-    assert (found.word, found.counts, found.reasons) == (without.word, without.counts, without.reasons)
+    assert (found.word, found.counts, found.objections) == (without.word, without.counts, without.objections)
     assert found.line == without.line + "".join(f"; {remark}" for remark in remarks)
 
 
@@ -79,13 +79,23 @@ def test_rehearsals_accept_nothing(outcomes: list[str], terms: Terms) -> None:
 
 @given(SOME, TERMS)
 def test_whatever_is_not_good_is_said_in_the_line(outcomes: list[str], terms: Terms) -> None:
-    """The line counts every outcome; an INCOMPLETE always has its reason."""
+    """The line counts every outcome; an INCOMPLETE always has its reason: a count, or an objection."""
     found = decide(records(*outcomes), terms)
     assert sum(found.counts.values()) == len(outcomes)
     assert found.line.startswith(found.word.replace("_", " "))
-    assert found.word != v.INCOMPLETE or found.reasons
+    assert found.word != v.INCOMPLETE or found.objections or set(outcomes) - {v.PASSED, v.SKIPPED}
     for outcome in set(outcomes):
         assert f"{outcomes.count(outcome)} {v.WORDS[outcome]}" in found.line
+
+
+@pytest.mark.parametrize("outcome", [v.ERROR, v.NOISY, v.MISSING, v.NOT_SELECTED])
+def test_a_count_is_no_objection_too(outcome: str) -> None:
+    """In parentheses stands only what no count says."""
+    assert decide(records(v.PASSED, outcome), GOOD).line == f"INCOMPLETE: 1 passed, 1 {v.WORDS[outcome]}"
+    assert decide(records(outcome), GOOD).line == f"INCOMPLETE: 1 {v.WORDS[outcome]} (nothing was measured and passed)"
+    more = replace(GOOD, level_reached=False, objections=("a debugger",))
+    low = "the level is lower than the profile asks for"
+    assert decide(records(v.PASSED, outcome), more).line == f"INCOMPLETE: 1 passed, 1 {v.WORDS[outcome]} ({low}; a debugger)"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,93 @@
+"""What a run writes to a screen of a known width, and to one without colours; the command that it says to type next."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.launching import DEADLINE_S, environment
+from tests.support.reports import read_results
+from tests.support.terminal import at_terminal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.e2e
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+DEMO = [sys.executable, "-m", "pytest_gpucluster.cli"]
+SELECTION = "-m", "health or compute"
+FAILED = {"clocks_under_load", "bf16_sustained", "straggler[bf16_sustained]"}
+
+
+def demo(folder: Path, *words: str, **variables: str) -> str:
+    """What ``gpucluster`` with these words writes to a pipe."""
+    run: Any = subprocess.run(
+        [*DEMO, *words],
+        cwd=folder,
+        env={**environment(measured=True), **variables},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    return str(run.stdout + run.stderr)
+
+
+def ours(shown: str) -> list[str]:
+    """The lines from our first one on, but those with a path, which is not broken."""
+    lines = shown.splitlines()
+    first = next(number for number, line in enumerate(lines) if line.startswith("gpucluster "))
+    return [line for line in lines[first:] if not line.startswith("  reports in ")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the demo ran, and runs again."""
+    return tmp_path_factory.mktemp("demo")
+
+
+@pytest.fixture(scope="module")
+def narrow(folder: Path) -> list[str]:
+    """A log of 80 columns: one GPU of 16 is hot."""
+    return ours(demo(folder, "demo", "--fleet", "2x8", "--bad", "node1-gpu3:throttled", "--", *SELECTION, COLUMNS="80"))
+
+
+def command_in(lines: list[str]) -> str:
+    """The first command below the bad parts, as a shell reads it."""
+    first = next(number for number, line in enumerate(lines) if line.startswith("      gpucluster demo "))
+    last = next(number for number in range(first, len(lines)) if not lines[number].endswith("\\"))
+    return "\n".join(lines[first : last + 1])
+
+
+def test_a_log_of_80_columns(narrow: list[str]) -> None:
+    """No line is wider but a command, which is copied; nothing in it acts on a screen."""
+    copied = command_in(narrow).split("\n")
+    assert [line for line in narrow if len(line) > 80 and line not in copied] == []
+    assert any(line.startswith("verdict REJECTED: SIMULATED fleet, no GPU was measured: ") for line in narrow)
+    assert not any("\x1b" in line or "\r" in line for line in narrow)
+
+
+def test_the_next_command_is_the_demo(narrow: list[str], folder: Path) -> None:
+    """As it was typed; typed again, it measures just what failed."""
+    words = shlex.split(command_in(narrow).replace("\\\n", ""))
+    typed = ["gpucluster", "demo", "--fleet", "2x8", "--bad", "node1-gpu3:throttled", "--", *SELECTION, "-k"]
+    assert words[:-1] == typed
+    demo(folder, *words[1:])
+    rows = read_results(folder / "gpucluster-demo")["criteria"]
+    measured = {(row["criterion"], row["place"]["id"]): row["outcome"] for row in rows if row["outcome"] != "not_selected"}
+    assert measured == {(name, "node1-gpu3"): "failed" for name in FAILED}
+
+
+@pytest.mark.parametrize("without", [{"NO_COLOR": "1"}, {}])
+def test_colours(tmp_path: Path, without: dict[str, str]) -> None:
+    """A terminal shows them, but not where ``NO_COLOR`` is set."""
+    variables = {**environment(measured=True), "COLUMNS": "80", "TERM": "xterm", **without}
+    with at_terminal([*DEMO, "demo", "--", *SELECTION], cwd=tmp_path, environment=variables) as terminal:
+        assert terminal.end() == 0, terminal.seen
+    assert bool(COLOUR.search(terminal.seen)) == (not without)

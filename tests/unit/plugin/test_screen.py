@@ -1,0 +1,63 @@
+"""The lines of a run fit a screen whose width is known, and stay whole in a log."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_gpucluster.plugin.screen import PLAIN_WIDTH, Screen
+
+LONG = "failed: straggler[bf16_sustained] at node23-gpu3 (gpu-node-23): 20.00 %, above 6.836 %; " + "and so on " * 20
+
+
+class Reporter:
+    """Keeps the lines it is given."""
+
+    def __init__(self, *, is_terminal: bool, width: int) -> None:
+        self.isatty, self.hasmarkup, self._tw = is_terminal, False, SimpleNamespace(fullwidth=width)
+        self.lines: list[tuple[str, dict[str, bool]]] = []
+
+    def ensure_newline(self) -> None:
+        """Nothing is open."""
+
+    def write_line(self, text: str, **markup: bool) -> None:
+        """Keep it."""
+        self.lines.append((text, markup))
+
+
+def screen(reporter: Reporter) -> Screen:
+    """On a reporter of pytest."""
+    capture = SimpleNamespace(global_and_fixture_disabled=contextlib.nullcontext)
+    plugins = {"terminalreporter": reporter, "capturemanager": capture}
+    config: Any = SimpleNamespace(pluginmanager=SimpleNamespace(get_plugin=plugins.__getitem__), get_verbosity=lambda: 0)
+    return Screen(config)
+
+
+@pytest.mark.parametrize("indent", ["", "      "])
+@pytest.mark.parametrize("width", [80, 200])
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_long_line_is_folded(monkeypatch: pytest.MonkeyPatch, indent: str, width: int, *, is_terminal: bool) -> None:
+    """Where the width is that of a terminal, or somebody has set it; no word is lost."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    reporter = Reporter(is_terminal=is_terminal, width=width)
+    screen(reporter).write(indent + LONG, red=True)
+    texts = [text for text, _ in reporter.lines]
+    assert len(texts) > 1
+    assert max(map(len, texts)) <= width
+    assert " ".join(" ".join(texts).split()) == LONG.strip()
+    assert texts[0].startswith(f"{indent}failed: ")
+    assert all(text.startswith(f"{indent}  ") for text in texts[1:])
+    assert all(markup == {"red": True} for _, markup in reporter.lines)
+
+
+def test_a_log_has_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are searched; no screen has a width there."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    reporter = Reporter(is_terminal=False, width=80)
+    log = screen(reporter)
+    log.write(LONG)
+    assert [text for text, _ in reporter.lines] == [LONG]
+    assert log.width == PLAIN_WIDTH
