@@ -88,28 +88,28 @@ def criteria_table(
     for record in records:
         by_criterion.setdefault(record.criterion, []).append(record)
     names = PlaceNames(places)
-    left_out: dict[str, list[Record]] = {}
+    left_out: dict[str, str] = {}
     if layout.is_whole:
         rows = [(criterion, row_of(criterion, found, names)) for criterion, found in by_criterion.items()]
     else:
-        left_out = {key: found for key, found in by_criterion.items() if without_result(found) is not None}
+        left_out = without_result(by_criterion)
         rows = folded_rows({key: found for key, found in by_criterion.items() if key not in left_out}, names)
-    unselected = [criterion for criterion, found in left_out.items() if without_result(found) == NOT_SELECTED]
-    lines = _draw(_grouped(rows, subjects, unselected), layout) if rows else []
-    return "".join(f"{line}\n" for line in [*lines, *_summary(left_out, layout)])
+    unjudged = [criterion for criterion, outcome in left_out.items() if outcome != SKIPPED]
+    lines = _draw(_grouped(rows, subjects, unjudged), layout) if rows else []
+    return "".join(f"{line}\n" for line in [*lines, *_summary([by_criterion[key] for key in left_out], layout)])
 
 
-def _grouped(rows: Sequence[tuple[str, Row]], subjects: Mapping[str, str], unselected: Iterable[str]) -> list[Row | Heading]:
+def _grouped(rows: Sequence[tuple[str, Row]], subjects: Mapping[str, str], unjudged: Iterable[str]) -> list[Row | Heading]:
     """The rows by subject, in the order of their first row, each group behind its subject.
 
-    A subject is good if all of its rows are, and none of its criteria is among ``unselected``.
+    A subject is good if all of its rows are, and none of its criteria is among ``unjudged``.
     """
     groups: dict[str, list[Row]] = {}
     for criterion, row in rows:
         groups.setdefault(subjects.get(criterion, OTHERS), []).append(row)
     if [*groups] == [OTHERS]:
         return [*groups[OTHERS]]
-    open_ones = {subjects.get(criterion, OTHERS) for criterion in unselected}
+    open_ones = {subjects.get(criterion, OTHERS) for criterion in unjudged}
     shown: list[Row | Heading] = []
     for subject, members in groups.items():
         is_good = subject not in open_ones and all(row.counted_as == PASSED and not row.misses for row in members)
@@ -167,15 +167,19 @@ def _table(rows: Sequence[Row | Heading], columns: Sequence[str], *, gap: int) -
 
 
 def _cells(row: Row, columns: Sequence[str]) -> list[Text]:
-    """The cells of one row. A bad value and its place have the colour of the outcome, which says so in words too."""
+    """The cells of one row. A bad value and its place have the colour of the outcome, which says so in words too.
+
+    A value beside missing ones is good.
+    """
     style = STYLES[NOISY] if row.misses and row.counted_as == PASSED else STYLES.get(row.counted_as, "")
-    coloured = ("outcome",) if row.counted_as == PASSED else ("outcome", "worst", "where")
+    is_good = row.counted_as == PASSED or (row.counted_as == MISSING and row.worst != NOTHING)
+    coloured = ("outcome",) if is_good else ("outcome", "worst", "where")
     return [Text(_shown(getattr(row, name)), style=style if name in coloured else "") for name in columns]
 
 
-def _summary(left_out: Mapping[str, Sequence[Record]], layout: Layout) -> list[str]:
+def _summary(left_out: Sequence[Sequence[Record]], layout: Layout) -> list[str]:
     """The lines about criteria without a result, in words that fit the screen."""
-    lines = [Text(_shown(line), style="dim") for line in summary_lines([*left_out.values()])]
+    lines = [Text(_shown(line), style=STYLES[outcome]) for outcome, line in summary_lines(left_out)]
     return [printed for line in lines for printed in _printed(line, layout)]
 
 

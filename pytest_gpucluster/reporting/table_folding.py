@@ -6,16 +6,17 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.judging.verdict import NOT_SELECTED, PASSED, SKIPPED, Record, counted_as
+from pytest_gpucluster.judging.verdict import MISSING, NOT_SELECTED, PASSED, SKIPPED, Record, counted_as
 from pytest_gpucluster.reporting.table_rows import OK, PlaceNames, Row, readings_of, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-WITHOUT_RESULT = {SKIPPED: "not applicable", NOT_SELECTED: "not selected"}
+WITHOUT_RESULT = {MISSING: "missing", SKIPPED: "not applicable", NOT_SELECTED: "not selected"}
 SHOWN_CAUSES = 4
 FEWEST = 2
-"""Good members of a family that are folded."""
+"""Good members of a family that are folded, and criteria that are missing for one reason."""
+NOT_RUN = "not run: "
 
 
 def folded_rows(by_criterion: Mapping[str, Sequence[Record]], names: PlaceNames) -> list[tuple[str, Row]]:
@@ -73,20 +74,38 @@ def _family_row(family: str, members: Mapping[str, Sequence[Record]], outcome: s
     return replace(row_of(f"{worst} +{len(members) - 1}", members[worst], names), outcome=outcome)
 
 
-def without_result(records: Sequence[Record]) -> str | None:
-    """The outcome of a criterion that was nowhere judged, because it does not apply or was not selected; else None."""
-    outcome = records[0].outcome
-    return outcome if outcome in WITHOUT_RESULT and all(record.outcome == outcome for record in records) else None
+def without_result(by_criterion: Mapping[str, Sequence[Record]]) -> dict[str, str]:
+    """The outcome of each criterion that was nowhere judged: it does not apply, was not selected, or is missing everywhere.
+
+    A criterion that is missing by itself keeps its row; two and more with one reason do not.
+    """
+    found: dict[str, str] = {}
+    for criterion, records in by_criterion.items():
+        outcome = records[0].outcome
+        if outcome in WITHOUT_RESULT and all(record.outcome == outcome for record in records):
+            found[criterion] = outcome
+    reasons = Counter(_reason(by_criterion[criterion]) for criterion, outcome in found.items() if outcome == MISSING)
+    return {
+        criterion: outcome
+        for criterion, outcome in found.items()
+        if outcome != MISSING or reasons[_reason(by_criterion[criterion])] >= FEWEST
+    }
 
 
-def summary_lines(left_out: Sequence[Sequence[Record]]) -> list[str]:
-    """``not applicable (22): one GPU (12), one node (10)``: the number of criteria by outcome and cause."""
+def _reason(records: Sequence[Record]) -> str | None:
+    """Why a criterion has no result: for all places the same, or as it is for the first one."""
+    first = records[0]
+    return (first.reason or "").removeprefix(NOT_RUN) or None if first.outcome == MISSING else first.cause
+
+
+def summary_lines(left_out: Sequence[Sequence[Record]]) -> list[tuple[str, str]]:
+    """``not applicable (22): one GPU (12), one node (10)``: each outcome, with the number of criteria by cause."""
     lines = []
     for outcome, words in WITHOUT_RESULT.items():
-        causes = [records[0].cause for records in left_out if records[0].outcome == outcome]
+        causes = [_reason(records) for records in left_out if records[0].outcome == outcome]
         counts = Counter(cause for cause in causes if cause is not None)
         shown = [f"{cause} ({number})" for cause, number in counts.most_common(SHOWN_CAUSES)]
         shown += [f"{len(counts) - SHOWN_CAUSES} other reasons"] if len(counts) > SHOWN_CAUSES else []
         if causes:
-            lines.append(f"{words} ({len(causes)}): {', '.join(shown)}" if shown else f"{words}: {len(causes)}")
+            lines.append((outcome, f"{words} ({len(causes)}): {', '.join(shown)}" if shown else f"{words}: {len(causes)}"))
     return lines

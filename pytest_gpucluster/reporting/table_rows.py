@@ -130,27 +130,30 @@ def with_values(row: Row, records: Sequence[Record], names: PlaceNames) -> Row:
     """The row with the worst value, its place, limit and headroom, and what all values are like.
 
     Where something is bad, the worst value is one of the severest outcome. If none of these has a value, the first of their
-    places stands without one: no good place is ever named beside a bad outcome. Each value is judged by its own limit, and
-    the worst one's limit is shown.
+    places stands without one: no good place is ever named beside a bad outcome. Where places are missing and nothing else is
+    bad, the worst value of the others stands. Each value is judged by its own limit, and the worst one's limit is shown.
     """
     told = told_of(records)
     limit = next((record.limit for record in (*told, *records) if record.limit is not None), None)
     if limit is None:
         return replace(row, where=_where(told, records, names) if is_bad(records) else NOTHING)
-    readings, every = readings_of(told), readings_of(records)
+    every = readings_of(records)
+    readings = every if severest_of([counted_as(record) for record in records]) == MISSING else readings_of(told)
     worst = max(readings, key=lambda reading: reading.badness) if readings else None
     median, p1 = _distribution(every)
     row = replace(row, unit=limit.unit or NOTHING, limit=value_cells(limit)[0], median=median, p1=p1)
     if worst is None:
         return replace(row, where=_where(told, records, names)) if is_bad(records) else row
     bound, shown = value_cells(worst.limit, worst.value)
-    is_alike = len(readings) == len(records) and len({one.value for one in readings}) == 1
-    is_everywhere = is_alike and len({one.place for one in readings}) > 1
+    is_alike = len(readings) > 1 and len({one.value for one in readings}) == 1 and len({one.place for one in readings}) > 1
+    where = names.name(worst.place)
+    if is_alike and len(readings) < len(records) and readings is every:
+        where = NOTHING  # of the places that are not missing, none is the worst
     return replace(
         row,
         unit=worst.limit.unit or NOTHING,
         worst=shown,
-        where=EVERYWHERE if is_everywhere else names.name(worst.place),
+        where=EVERYWHERE if is_alike and len(readings) == len(records) else where,
         limit=bound,
         headroom=headroom_cell(worst.value, worst.limit),
     )

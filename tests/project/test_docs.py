@@ -246,7 +246,7 @@ def test_summaries_of_kept_runs_are_theirs(tmp_path: Path) -> None:
 
 def test_picture_of_the_readme_shows_the_kept_run() -> None:
     """It is drawn anew when the table changes. It has each row that it picks and the verdict, and loads nothing."""
-    draw = script("images/draw_acceptance.py")
+    draw = script("images/draw.py")
     svg = draw.picture(json.loads(draw.RUN.read_text(encoding="utf-8")))
     shown = svg.replace("&#160;", " ")
     rows = [name for names in draw.SHOWN.values() for name in names]

@@ -190,7 +190,7 @@ def blamed(outcome: str, row: Record, **changes: Any) -> Record:
 
 
 @pytest.mark.parametrize("has_limit", [True, False])
-@pytest.mark.parametrize("outcome", BLAMED)
+@pytest.mark.parametrize("outcome", [one for one in BLAMED if one != "missing"])
 def test_a_bad_outcome_without_a_value_blames_its_own_place(outcome: str, *, has_limit: bool) -> None:
     """Never the worst of the good ones: their values are in the median only."""
     rows = over("tflops", [783.9, 777.2, 790.1, 784.4], limit())
@@ -200,7 +200,7 @@ def test_a_bad_outcome_without_a_value_blames_its_own_place(outcome: str, *, has
     assert line[-1].startswith("1 of ")
 
 
-@pytest.mark.parametrize("outcome", BLAMED)
+@pytest.mark.parametrize("outcome", [one for one in BLAMED if one != "missing"])
 def test_the_worst_value_is_one_of_the_severest_outcome(outcome: str) -> None:
     """Also where a good value is nearer to the limit; the twin without a bad outcome shows that one."""
     rows = over("tflops", [783.9, 777.2, 790.1, 784.4], limit())
@@ -209,6 +209,36 @@ def test_the_worst_value_is_one_of_the_severest_outcome(outcome: str) -> None:
     assert cells(table(*rows)[1])[2:4] == ["790.1", "gpu2"]
     rows[3] = blamed(outcome, rows[3], value=None)
     assert cells(table(*rows)[1])[2:4] == ["790.1", "gpu2"]
+
+
+def absent(row: Record) -> Record:
+    """The same criterion at a place that nobody heard of."""
+    return replace(
+        row, outcome="missing", value=None, limit=None, reason=f"not run: {row.place} is missing: no such node joined"
+    )
+
+
+def test_values_stand_beside_missing_places() -> None:
+    """The worst one of those that were measured. Only the outcome is red: the value is good, and so is its place."""
+    rows = over("tflops", [783.9, 777.2, 790.1, 784.4], limit())
+    rows[2] = absent(rows[2])
+    assert cells(table(*rows)[1])[2:] == ["777.2", "gpu1", "783.9", "> 700", "11 %", "1 of 4 missing"]
+    coloured = table(*rows, layout=replace(WIDE, color=True))[1]
+    assert re.findall(r"\x1b\[31m *([^\x1b]*)", coloured) == ["1 of 4 missing"]
+
+
+def test_values_that_are_alike_name_no_place_beside_missing_ones() -> None:
+    """No place is the worst, and they are not all."""
+    rows = over("errors", [0, 0, 0], ERRORS)
+    rows[2] = absent(rows[2])
+    assert cells(table(*rows)[1])[2:4] == ["none", "-"]
+    assert cells(table(*over("errors", [0, 0, 0], ERRORS))[1])[2:4] == ["none", "all"]
+
+
+def test_a_value_that_failed_stands_beside_missing_places() -> None:
+    """With its place, both red."""
+    rows = [*over("tflops", [783.9, 600.0], limit()), absent(over("tflops", [1.0] * 3, limit())[2])]
+    assert cells(table(*rows)[1])[2:4] == ["600", "gpu1"]
 
 
 @pytest.mark.parametrize("outcome", BLAMED)
@@ -222,13 +252,14 @@ def test_no_value_anywhere(outcome: str) -> None:
 @settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from([*BLAMED[:4], "passed", "skipped"]), st.booleans()), min_size=1, max_size=8))
 def test_no_good_place_is_named_beside_a_bad_outcome(found: list[tuple[str, bool]]) -> None:
-    """Whatever the outcomes, and whoever has a value."""
+    """Whatever the outcomes, and whoever has a value; but where places are only missing, others have theirs."""
     rows = [
         Record(criterion="c", place=place.id, outcome=outcome, value=800.0 + number if has_value else None, limit=limit())
         for number, (place, (outcome, has_value)) in enumerate(zip(NODE.places, found, strict=False))
     ]
     severest = next((one for one in BLAMED if any(one == outcome for outcome, _ in found)), None)
     assume(severest is not None)
+    assume(severest != "missing" or not any(has_value for _, has_value in found))
     where = cells(table(*rows)[1])[3]
     guilty = [f"gpu{number}" for number, (outcome, _) in enumerate(found) if outcome == severest]
     assert where in guilty or (where == "all" and len(guilty) == len(found))
@@ -494,3 +525,20 @@ def test_colour_is_never_the_only_sign() -> None:
     bad = next(line for line in coloured if "498" in line)
     assert all(re.search(rf"\x1b\[31m *{text}", bad) for text in ("498", "gpu3", "1 of 8 failed"))
     assert not any("\x1b[31m" in line for line in coloured if " ok" in line)
+
+
+def test_what_is_missing_everywhere_for_one_reason_is_one_line() -> None:
+    """In red, and its subject is not good. A single criterion keeps its row, and with ``-v`` each has one."""
+    gone = [
+        Record(criterion=f"c{one}", place=None, outcome="missing", reason="not run: node1 is missing: no") for one in range(3)
+    ]
+    rows, subjects = over("rate", [800.0, 810.0], limit()), {"rate": "a", "c0": "a", "c1": "b", "c2": "b"}
+    lines = table(*rows, *gone, subjects=subjects)
+    assert lines[-1] == "missing (3): node1 is missing: no (3)"
+    assert cells(lines[1]) == ["a"]
+    assert len(lines) == 4
+    assert table(*rows, *gone, layout=replace(WIDE, color=True))[-1].startswith("\x1b[31mmissing (3)")
+    assert cells(table(*rows, gone[0])[-1])[0] == "c0"
+    other = replace(gone[1], reason="not run: terminated by SIGTERM")
+    assert [cells(line)[0] for line in table(*rows, gone[0], other)[1:]] == ["rate", "c0", "c1"]
+    assert len(table(*rows, *gone, layout=replace(WIDE, is_whole=True))) == 5

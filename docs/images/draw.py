@@ -1,15 +1,21 @@
-"""Draw docs/images/acceptance-4xH200.svg: the end of a kept run, as a terminal shows it today.
+"""Draw the pictures of screens: the end of a kept run, and the ends of demos, as a terminal shows them today.
 
-Run it as ``python docs/images/draw_acceptance.py`` after the kept run or the table has changed. The values are those of its
-results.json. Rows that do not apply and some others are left out, and the picture says how many.
+    python docs/images/draw.py [acceptance-4xH200] [demo-1x8] [demo-128x8]
+
+Run it after the kept run, the table or the fleet has changed. The picture of the kept run has the values of its results.json;
+rows that do not apply and some others are left out, and it says how many. A demo is run, at a pseudo-terminal of 100 columns.
 """  # noqa: INP001 -- a script
 
 from __future__ import annotations
 
 import io
 import json
+import os
+import pty
 import re
+import shlex
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +29,17 @@ from pytest_gpucluster.reporting.verdict_block import Ending, verdict_block
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ROOT / "docs" / "results" / "2026-11-22-h200x4-3ac51ee" / "four" / "results.json"
-TARGET = ROOT / "docs" / "images" / "acceptance-4xH200.svg"
+IMAGES = ROOT / "docs" / "images"
+TARGET = IMAGES / "acceptance-4xH200.svg"
+DEMOS = {
+    "demo-1x8": "gpucluster demo --bad node0-gpu5:throttled",
+    "demo-128x8": "gpucluster demo --fleet 128x8 --bad node17:absent --bad node23-gpu3:slow --bad node41-gpu6:hbm",
+}
+DEMO_WIDTH = 100
 COMMAND = "$ torchrun --nproc-per-node=4 -m pytest tests_acceptance"
 WIDTH = 108
 SHOWN = {
@@ -79,7 +91,48 @@ def picture(results: Mapping[str, Any]) -> str:
     ending = Ending(mode=None, timings=results["timings"], folder="gpucluster-results", files=["results.json"])
     for line in verdict_block(verdict, ending, width=WIDTH, quiet=False):
         console.print(Text(line.text, style=" ".join(line.markup)))
-    svg = console.export_svg(title="4 x H200, 2026-11-22, commit 3ac51ee", unique_id="acceptance")
+    return exported(console, title="4 x H200, 2026-11-22, commit 3ac51ee", name="acceptance")
+
+
+def demo_picture(name: str) -> str:
+    """Run a demo, and draw the end of what it shows.
+
+    Raises:
+        RuntimeError: it did not come to its end.
+    """
+    command = DEMOS[name]
+    shown = at_terminal(shlex.split(command))
+    *_, end = shown.rpartition("= gpucluster =")
+    if "verdict" not in end:
+        raise RuntimeError(f"{command} has no verdict:\n{shown[-2000:]}")
+    lines = end.replace("\r", "").split("\n")[1:]
+    console = Console(
+        record=True, width=DEMO_WIDTH, file=io.StringIO(), force_terminal=True, legacy_windows=False, highlight=False
+    )
+    console.print(Text(f"$ {command}", style="bold"))
+    console.print(Text("  [the plan and the progress]", style="dim"))
+    console.print(Text.from_ansi("\n".join(lines).rstrip("\n")))
+    return exported(console, title="a simulated fleet: no GPU was measured", name=name)
+
+
+def at_terminal(words: Sequence[str]) -> str:
+    """What a command of ``gpucluster`` shows at a pseudo-terminal, in an empty folder, which it names as its own."""
+    shown: list[bytes] = []
+
+    def read(descriptor: int) -> bytes:
+        shown.append(os.read(descriptor, 1 << 16))
+        return b"." if shown[-1] else b""  # what pty.spawn writes to stdout: a sign of life
+
+    with tempfile.TemporaryDirectory() as folder:
+        variables = {"COLUMNS": str(DEMO_WIDTH), "LINES": "40", "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
+        assigned = [f"{variable}={value}" for variable, value in variables.items()]
+        pty.spawn(["env", "-C", folder, *assigned, sys.executable, "-m", "pytest_gpucluster.cli", *words[1:]], read)
+        return b"".join(shown).decode().replace(f"{folder}/", "")
+
+
+def exported(console: Console, *, title: str, name: str) -> str:
+    """What the console has recorded as an SVG text that loads nothing."""
+    svg = console.export_svg(title=title, unique_id=name)
     svg = re.sub(r"(?s)\s*@font-face \{.*?\}", "", svg)  # fonts from elsewhere: a picture in a README may load none
     # 0.602 em a character, as in most monospaced fonts: so the cells of rich, 12.2 px wide, stay in line.
     return svg.replace("Fira Code", "DejaVu Sans Mono").replace("font-size: 20px", "font-size: 20.26px")
@@ -92,8 +145,11 @@ def _family(record: Record) -> str:
 
 
 def main() -> int:
-    """Write the picture."""
-    TARGET.write_text(picture(json.loads(RUN.read_text(encoding="utf-8"))), encoding="utf-8")
+    """Write the pictures that are named, or all."""
+    for name in sys.argv[1:] or [TARGET.stem, *DEMOS]:
+        kept = name == TARGET.stem
+        text = picture(json.loads(RUN.read_text(encoding="utf-8"))) if kept else demo_picture(name)
+        (IMAGES / f"{name}.svg").write_text(text, encoding="utf-8")
     return 0
 
 
