@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.support import REPOSITORY
 from tests.support.launching import DEADLINE_S, environment
 from tests.support.reports import read_results
 from tests.support.terminal import at_terminal
@@ -91,3 +93,19 @@ def test_colours(tmp_path: Path, without: dict[str, str]) -> None:
     with at_terminal([*DEMO, "demo", "--", *SELECTION], cwd=tmp_path, environment=variables) as terminal:
         assert terminal.end() == 0, terminal.seen
     assert bool(COLOUR.search(terminal.seen)) == (not without)
+
+
+SECONDS = re.compile(r"\d+\.\d+&#160;s|\d+\.\d+s|\(?\d*:\d+:?\d*\)?|=+|textLength=\"[\d.]+\"|x=\"[\d.]+\"")
+
+
+@pytest.mark.parametrize("name", ["demo-1x8", pytest.param("demo-128x8", marks=[pytest.mark.slow])])
+def test_pictures_of_demos_show_what_they_show_today(name: str) -> None:
+    """Drawn anew, but for seconds and what they move. A picture loads nothing from elsewhere."""
+    spec = importlib.util.spec_from_file_location("draw", REPOSITORY / "docs" / "images" / "draw.py")
+    assert spec is not None
+    assert spec.loader is not None
+    draw = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(draw)
+    kept = (draw.IMAGES / f"{name}.svg").read_text(encoding="utf-8")
+    assert SECONDS.sub("", draw.demo_picture(name)) == SECONDS.sub("", kept)
+    assert "url(http" not in kept
