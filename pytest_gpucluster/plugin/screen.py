@@ -46,19 +46,17 @@ class Screen:
     @property
     def width(self) -> int:
         """Columns: of the terminal, as pytest counts them. Without a terminal ``COLUMNS``, or 100 where that is not set."""
-        return int(self.reporter._tw.fullwidth) if self._has_width else PLAIN_WIDTH  # noqa: SLF001 -- pytest's own width
-
-    @property
-    def _has_width(self) -> bool:
-        return self.reporter is not None and (self.is_terminal or bool(os.environ.get("COLUMNS")))
+        if self.reporter is None or not (self.is_terminal or os.environ.get("COLUMNS")):
+            return PLAIN_WIDTH
+        return int(self.reporter._tw.fullwidth)  # noqa: SLF001 -- pytest's own width
 
     def fit(self, text: str) -> list[str]:
-        """The text in lines that fit. One line in a log, which is searched and has no width: nobody has set ``COLUMNS``."""
+        """The text in lines that fit the terminal. One line in a log: scripts and people search it."""
         line = one_line(text)
-        return folded(line, width=self.width) if self._has_width else [line]
+        return folded(line, width=self.width) if self.is_terminal else [line]
 
     def write(self, text: str, **markup: bool) -> None:
-        """Write one line, folded where it is too wide, in place of a transient one."""
+        """Write one line, folded where it is too wide for the terminal, in place of a transient one."""
         reporter = self.reporter
         if reporter is None:
             return

@@ -119,7 +119,7 @@ class Terminal:
         )
 
     def _fit(self, reporter: pytest.TerminalReporter, text: str, **markup: bool) -> None:
-        """Write one line, folded where it is too wide."""
+        """Write one line, folded where it is too wide for the terminal."""
         for line in self._screen.fit(text):
             reporter.write_line(line, **markup)
 

@@ -38,11 +38,9 @@ def screen(reporter: Reporter) -> Screen:
 
 @pytest.mark.parametrize("indent", ["", "      "])
 @pytest.mark.parametrize("width", [80, 200])
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_a_long_line_is_folded(monkeypatch: pytest.MonkeyPatch, indent: str, width: int, *, is_terminal: bool) -> None:
-    """Where the width is that of a terminal, or somebody has set it; no word is lost."""
-    monkeypatch.setenv("COLUMNS", str(width))
-    reporter = Reporter(is_terminal=is_terminal, width=width)
+def test_a_long_line_is_folded(indent: str, width: int) -> None:
+    """At a terminal; no word is lost."""
+    reporter = Reporter(is_terminal=True, width=width)
     screen(reporter).write(indent + LONG, red=True)
     texts = [text for text, _ in reporter.lines]
     assert len(texts) > 1
@@ -53,11 +51,12 @@ def test_a_long_line_is_folded(monkeypatch: pytest.MonkeyPatch, indent: str, wid
     assert all(markup == {"red": True} for _, markup in reporter.lines)
 
 
-def test_a_log_has_whole_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are searched; no screen has a width there."""
-    monkeypatch.delenv("COLUMNS", raising=False)
+@pytest.mark.parametrize(("columns", "width"), [("", PLAIN_WIDTH), ("80", 80)])
+def test_a_log_has_whole_lines(monkeypatch: pytest.MonkeyPatch, columns: str, width: int) -> None:
+    """They are searched, by scripts too. ``COLUMNS`` is the width of tables all the same."""
+    monkeypatch.setenv("COLUMNS", columns)
     reporter = Reporter(is_terminal=False, width=80)
     log = screen(reporter)
     log.write(LONG)
     assert [text for text, _ in reporter.lines] == [LONG]
-    assert log.width == PLAIN_WIDTH
+    assert log.width == width
