@@ -3,8 +3,8 @@
     python benchmarks/bookkeeping.py [--fleet 2x8 16x8 128x8] [--repeats 10] [--bad PART:FAULT ...] [--out DIR]
 
 A simulated fleet answers in place of GPUs, so nearly all of a run's time is pytest's and the plugin's own. As many plain
-tests, which only read a fixture, are run by pytest without the plugin; the difference is the plugin's cost and that of the
-simulation. CPU time is that of all processes of a run, memory the highest of its largest one.
+tests, which only read a fixture, are run by pytest without the plugin; the difference is the plugin's cost. CPU time is that
+of pytest's process alone and of all processes of a run, the simulated agents included; memory is that of the largest one.
 
 Prints a table; with ``--out`` also writes results.json and plot.svg there.
 """
@@ -46,11 +46,22 @@ AIM_S, AIM_MIB = 120.0, 1536.0
 """Of the whole suite at 128 x 8, on 2 cores."""
 
 
+CLOCK = """
+import pathlib
+import time
+
+def pytest_unconfigure():
+    pathlib.Path("own_cpu_s.txt").write_text(repr(time.process_time()), encoding="ascii")
+"""
+"""A pytest plugin that writes the CPU seconds of pytest's own process."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One run of pytest: seconds by the clock, CPU seconds of all its processes, MiB of the largest one."""
+    """One run of pytest: seconds by the clock, CPU seconds of pytest's process and of all, MiB of the largest one."""
 
     wall_s: float
+    own_cpu_s: float
     cpu_s: float
     peak_mib: float
 
@@ -67,8 +78,8 @@ class Cost:
 
     @property
     def ms_a_test(self) -> float:
-        """The median CPU time of a test beyond pytest's own, in milliseconds."""
-        ours_s, plain_s = (statistics.median(run.cpu_s for run in runs) for runs in (self.runs, self.plain))
+        """The median CPU time of a test in pytest's process beyond that of a plain test, in milliseconds."""
+        ours_s, plain_s = (statistics.median(run.own_cpu_s for run in runs) for runs in (self.runs, self.plain))
         return 1000 * (ours_s - plain_s) / self.testcases
 
 
@@ -78,17 +89,19 @@ def pytest_run(folder: Path, words: Sequence[str]) -> Run:
     Raises:
         RuntimeError: it came to no end of its own: neither all passed nor some failed.
     """
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{folder}"}
+    (folder / "own_clock.py").write_text(CLOCK, encoding="utf-8")
     with (folder / "output.txt").open("wb") as output:
         began_s = time.monotonic()
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--rootdir={folder}", *words]
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "own_clock", f"--rootdir={folder}", *words]
         process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, env=environment)  # noqa: S603 -- ours
         _, status, used = os.wait4(process.pid, 0)
         wall_s = time.monotonic() - began_s
     code = process.returncode = os.waitstatus_to_exitcode(status)
     if code not in (0, 1):
         raise RuntimeError(f"pytest ended with {code}:\n{(folder / 'output.txt').read_text(errors='replace')[-2000:]}")
-    return Run(wall_s=wall_s, cpu_s=used.ru_utime + used.ru_stime, peak_mib=used.ru_maxrss / 1024)
+    own_cpu_s = float((folder / "own_cpu_s.txt").read_text(encoding="ascii"))
+    return Run(wall_s=wall_s, own_cpu_s=own_cpu_s, cpu_s=used.ru_utime + used.ru_stime, peak_mib=used.ru_maxrss / 1024)
 
 
 def measure(fleet: str, bad: Sequence[str], repeats: int) -> Cost:
@@ -128,6 +141,7 @@ def document(costs: Sequence[Cost], loads: Sequence[Sequence[float]]) -> dict[st
                 **asdict(cost),
                 "ms_a_test": cost.ms_a_test,
                 "wall_s": spread([run.wall_s for run in cost.runs]),
+                "own_cpu_s": spread([run.own_cpu_s for run in cost.runs]),
                 "cpu_s": spread([run.cpu_s for run in cost.runs]),
                 "peak_mib": spread([run.peak_mib for run in cost.runs]),
             }
@@ -189,12 +203,13 @@ def main() -> int:
     chosen = parser.parse_args()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     before, costs = os.getloadavg(), []
-    print("places  testcases  wall, s  CPU, s  plain CPU, s  ms a test  peak, MiB")
+    print("places  testcases  wall, s  own CPU, s  CPU, s  plain CPU, s  ms a test  peak, MiB")
     for fleet in chosen.fleet:
         costs.append(cost := measure(fleet, chosen.bad, chosen.repeats))
-        wall_s, cpu_s, peak = (statistics.median(getattr(run, what) for run in cost.runs) for what in asdict(cost.runs[0]))
-        plain_s = statistics.median(run.cpu_s for run in cost.plain)
-        measured = f"{wall_s:7.1f}  {cpu_s:6.1f}  {plain_s:12.1f}  {cost.ms_a_test:9.2f}  {peak:9.0f}"
+        medians = {what: statistics.median(getattr(run, what) for run in cost.runs) for what in asdict(cost.runs[0])}
+        wall_s, own_s, cpu_s, peak = medians.values()
+        plain_s = statistics.median(run.own_cpu_s for run in cost.plain)
+        measured = f"{wall_s:7.1f}  {own_s:10.1f}  {cpu_s:6.1f}  {plain_s:12.1f}  {cost.ms_a_test:9.2f}  {peak:9.0f}"
         print(f"{cost.places:6}  {cost.testcases:9}  {measured}")
     if chosen.out is not None:
         chosen.out.mkdir(parents=True, exist_ok=True)
