@@ -19,7 +19,7 @@ from tests.support.terminal import at_terminal
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 DEMO = [sys.executable, "-m", "pytest_gpucluster.cli"]
