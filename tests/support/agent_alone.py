@@ -101,9 +101,9 @@ def play_worker(request: StartWorker, link_fd: int) -> None:
         for task in map(Task.read, messages):
             kwargs = task.kwargs
             time.sleep(kwargs.get("late_s", 0.0))
-            wire.send(Entered(call=task.call))
-            if kwargs.get("immortal"):  # as in state D: no signal ends it
+            if kwargs.get("immortal"):  # as in state D: no signal ends it, from its entry on
                 faulthandler.register(python_stacks.ASK, Path(request.stacks_file).open("a", encoding="utf-8"))  # noqa: SIM115 -- kept
+            wire.send(Entered(call=task.call))
             hold_up(**{key: kwargs[key] for key in ("hang", "stop", "pause_s") if key in kwargs})
             if kwargs.get("wait"):
                 wait_and_join(Path(request.collective_file))
