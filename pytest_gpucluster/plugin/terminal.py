@@ -98,9 +98,7 @@ class Terminal:
             files=[*files, *([str(junit)] if junit else [])],
         )
         quiet = self._config.get_verbosity() < 0
-        reporter.ensure_newline()
-        for line in verdict_block(verdict, ending, width=self._screen.width, quiet=quiet):
-            self._fit(reporter, line.text, **dict.fromkeys(line.markup, True))
+        self._write(reporter, verdict_block(verdict, ending, width=self._screen.width, quiet=quiet))
 
     def _shown(self, session: Session) -> Shown:
         """What the lines about bad parts depend on. Where a user asks pytest for whole texts, they stand there."""

@@ -10,7 +10,6 @@ import pytest
 
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
 from pytest_gpucluster.reporting.bad_parts import MOST_LINES, Shown, describe_bad_parts
-from pytest_gpucluster.reporting.lines import folded
 from pytest_gpucluster.reporting.table import Layout, criteria_table
 from pytest_gpucluster.reporting.verdict_block import Ending, verdict_block
 from tests.support.entries import limit
@@ -76,7 +75,7 @@ def screen(places: Mapping[str, Place], records: list[Record], *, width: int) ->
     ending = verdict_block(verdict, Ending(mode=None, timings=TIMINGS, folder=folder, files=files), width=width, quiet=False)
     table = criteria_table(records, places, subjects=SUBJECTS, layout=Layout(width=width)).splitlines()
     lines = [line.text for line in parts]
-    return [*table, *lines, *(text for line in ending for text in folded(line.text, width=width))], lines
+    return [*table, *lines, *(line.text for line in ending)], lines
 
 
 @pytest.mark.parametrize("width", [80, 200])
