@@ -1,4 +1,4 @@
-"""docs/readings.md: nothing that is read goes unjudged in silence."""
+"""docs/readings.md and docs/readings-links.md: nothing that is read goes unjudged in silence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support import REPOSITORY
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PAGE = REPOSITORY / "docs" / "readings.md"
+PAGES = tuple(REPOSITORY / "docs" / name for name in ("readings.md", "readings-links.md"))
 WITHOUT_CRITERION = ("evidence", "the run", "nobody")
 ROW = re.compile(r"\| (?P<fields>`[^|]+`) \| (?P<judged>[^|]+?) \| (?P<remark>[^|]*)\|")
 NAME = re.compile(r"`([^`]+)`")
@@ -85,7 +85,8 @@ def returned() -> dict[str, tuple[str, ...]]:
 def rows() -> list[Row]:
     """The rows of all tables below a heading that names classes."""
     found = []
-    for section in PAGE.read_text(encoding="utf-8").split("\n## ")[1:]:
+    sections = [section for page in PAGES for section in page.read_text(encoding="utf-8").split("\n## ")[1:]]
+    for section in sections:
         heading, _, body = section.partition("\n")
         for row in ROW.finditer(body):
             for kind in NAME.findall(heading):
