@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.places import Inventory, Place
     from pytest_gpucluster.protocol.messages import FunctionName, Reply
 
-PER = ("gpu", "node", "cluster", "pair")
+PER = ("gpu", "host", "node", "cluster", "pair")
 DEADLINE_S = 300.0
 LOOK_DEADLINE_S = 30.0
 REPEATS = ("iterations", "bursts", "repeats")
@@ -148,8 +148,9 @@ class Cluster:
         Args:
             function: a function at module level, of any importable module or test file; it gets ``kwargs`` and returns
                 plain data (dataclass, dict, number).
-            per: which ranks share a process group: ``gpu`` none, ``node`` those of a node, ``cluster`` all, ``pair`` every pair
-                in disjoint rounds (the value of the ordered pair ``(a, b)`` is what ``a`` returned).
+            per: which ranks share a process group: ``gpu`` none; ``host`` none, and one rank of each node is asked;
+                ``node`` those of a node, ``cluster`` all, ``pair`` every pair in disjoint rounds (the value of the ordered
+                pair ``(a, b)`` is what ``a`` returned).
             places: measure these only.
             at_once: how many GPUs of a node measure at the same time; None or ``"all"``: all of them.
             deadline_s: how long the call may take, set-up apart; by default what the level gives (:attr:`deadline_s`).
@@ -163,6 +164,9 @@ class Cluster:
         """
         _check(per, at_once, deadline_s)
         chosen = self._choose(per, places)
+        if per == "host":
+            asked = self._one_of_each_node(chosen, needs_idle=needs_idle_gpu(function))
+            return self.run(function, places=asked, deadline_s=deadline_s, **kwargs).by_node(self.nodes)
         try:
             name = self._controller.name(function)
             plain_data.to_plain(kwargs)
@@ -206,8 +210,17 @@ class Cluster:
         wanted = self._wanted()
         if wanted is None or per in ("cluster", "pair"):
             return list(self.places)
-        nodes = {place.node for place in wanted if per == "node" or place.gpu is None}
+        nodes = {place.node for place in wanted if per in ("host", "node") or place.gpu is None}
         return [place for place in self.places if place in wanted or place.node in nodes]
+
+    def _one_of_each_node(self, chosen: Iterable[Place], *, needs_idle: bool) -> list[Place]:
+        """The first place of each node that can be measured; the first one where none can."""
+        chosen = list(chosen)
+        unmeasurable = self._unmeasurable(chosen, needs_idle=needs_idle)
+        found: dict[int, Place] = {}
+        for place in sorted(chosen, key=lambda place: place in unmeasurable):
+            found.setdefault(place.node, place)
+        return sorted(found.values(), key=lambda place: place.node)
 
     def _unmeasurable(self, chosen: Iterable[Place], *, needs_idle: bool) -> dict[Place, MeasurementError]:
         """The places that cannot be measured, and why: nothing answers there, or somebody else uses the GPU."""

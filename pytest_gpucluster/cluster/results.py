@@ -60,7 +60,7 @@ class Results(Mapping[Any, Any]):
             MeasurementError: the place could not be measured.
             KeyError: the place was not to be measured.
         """
-        if isinstance(place, Place) and place.gpu is None:
+        if isinstance(place, Place) and place.gpu is None and place not in self:
             return self._of_node(place)
         if place in self._errors:
             raise self._errors[place].with_traceback(None)  # of an earlier reader
@@ -99,6 +99,14 @@ class Results(Mapping[Any, Any]):
         measured = self.value if place is None else self[place]
         again = None if self._again is None else lambda: self._remeasured().repeated(place, value, repeats)
         return Repeats(value=_field(measured, value), samples=_field(measured, repeats), again=again)
+
+    def by_node(self, nodes: Sequence[Place]) -> Results:
+        """The same by node, for values of which each node has one."""
+        node_of = {node.node: node for node in nodes}
+        values = {node_of[place.node]: value for place, value in self._values.items()}
+        errors = {node_of[place.node]: error for place, error in self._errors.items()}
+        again = None if self._again is None else lambda: self._remeasured().by_node(nodes)
+        return Results(values, errors, again=again)
 
     def _remeasured(self) -> Results:
         """The second measurement, of all places under the same conditions. Made once, however many places were noisy."""

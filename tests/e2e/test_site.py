@@ -95,7 +95,7 @@ def test_refused_functions(site: FinishedRun, name: str) -> None:
     [
         ("tensor-argument", "torch.Tensor is not plain data"),
         ("unknown-place", "no expected place is called node9-gpu0"),
-        ("unknown-per", "per='rack' is not one of gpu, node, cluster, pair"),
+        ("unknown-per", "per='rack' is not one of gpu, host, node, cluster, pair"),
         ("at-once", "at_once=0 is not 'all' or a whole number above zero"),
         ("deadline", "deadline_s=0 is not a time above zero"),
     ],

@@ -1,0 +1,68 @@
+"""``per="host"``: once on each node, without a process group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.protocol.messages import Failure
+from tests.unit.cluster.test_unmeasurable import INVENTORY, bound, reads_gpu, seen, uses_gpu
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.cluster.calls import Cluster
+    from tests.unit.cluster.test_unmeasurable import FakeController
+
+N0, N1 = INVENTORY.nodes
+A, B, C, D = INVENTORY.places
+LOST = Failure(kind="lost", error="no hello")
+
+
+def ranks_asked(fake: FakeController) -> list[list[int]]:
+    """The ranks of each call of the function."""
+    return [list(call.ranks) for call in fake.calls if call.function.qualname in ("reads_gpu", "uses_gpu")]
+
+
+def test_one_rank_of_each_node_is_asked() -> None:
+    """The values stand under the nodes, in one call without groups."""
+    cluster, fake = bound({})
+    results = cluster.run(reads_gpu, per="host")
+    assert dict(results) == {N0: 0, N1: 2}
+    assert ranks_asked(fake) == [[0, 2]]
+    assert fake.calls[-1].groups is None
+    assert (results[N1], results.first_of(N1)) == (2, 2)
+
+
+@pytest.mark.parametrize("places", [[C], [N1], [C, D]])
+def test_places_narrow_it(places: list[object]) -> None:
+    """The nodes of these places, and no others."""
+    cluster, fake = bound({})
+    assert dict(cluster.run(reads_gpu, per="host", places=places)) == {N1: 2}  # type: ignore[arg-type]
+    assert ranks_asked(fake) == [[2]]
+
+
+def test_the_tests_that_run_decide_the_nodes() -> None:
+    """A test of one GPU or node wants its host alone."""
+    cluster, fake = bound({})
+    narrow: Cluster = type(cluster)(fake, cluster._binding, wanted=lambda: frozenset({D}))  # type: ignore[arg-type]  # noqa: SLF001
+    assert dict(narrow.run(reads_gpu, per="host")) == {N1: 2}
+
+
+def test_a_rank_that_does_not_answer_leaves_its_node() -> None:
+    """Another rank of the node is asked in its place."""
+    cluster, fake = bound({})
+    alive = [one if one.id != C.id else C for one in cluster.places]  # C of the inventory has no rank
+    binding = type(cluster._binding)(inventory=INVENTORY, places=tuple(alive))  # noqa: SLF001
+    assert dict(type(cluster)(fake, binding).run(reads_gpu, per="host")) == {N0: 0, N1: 3}  # type: ignore[arg-type]
+
+
+def test_an_error_is_the_node_s() -> None:
+    """Reading the node raises, and the other keeps its value; the first GPU is busy, so the second is asked."""
+    cluster, fake = bound({0: seen(0, gib=23.4), 2: seen(0, gib=23.4), 3: seen(1, gib=23.4)})
+    results = cluster.run(uses_gpu, per="host")
+    assert ranks_asked(fake) == [[1]]
+    assert results[N0] == 1
+    with pytest.raises(MeasurementError, match="GPU not idle"):
+        results[N1]
+    assert list(results.errors) == [N1]
