@@ -14,12 +14,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FaultKind: TypeAlias = Literal[
-    "absent", "busy", "corrupt", "dead", "ecc", "hbm", "hung", "late", "lost", "nvls", "pattern", "pcie", "shared", "slow",
-    "sockets", "throttled", "versions",
+    "absent", "busy", "cable", "corrupt", "dead", "ecc", "hbm", "hung", "late", "lost", "nvls", "pattern", "pcie", "shared",
+    "slow", "sockets", "throttled", "versions",
 ]  # fmt: skip
 FAULTS: Mapping[FaultKind, str] = {
     "absent": "never joins",
     "busy": "another program holds its memory",
+    "cable": "one port of the node's NICs has no link",
     "corrupt": "computes wrong bits",
     "dead": "its worker dies under lasting load",
     "ecc": "has uncorrected memory errors and a row that waits for a remap",
@@ -36,7 +37,7 @@ FAULTS: Mapping[FaultKind, str] = {
     "throttled": "is slowed by heat under lasting load",
     "versions": "the node has another torch and another driver",
 }
-NODES_ONLY = ("lost", "nvls", "sockets", "versions")
+NODES_ONLY = ("cable", "lost", "nvls", "sockets", "versions")
 GPUS_ONLY = ("shared",)
 PART = re.compile(r"node(\d{1,6})(?:-gpu(\d{1,3}))?", re.ASCII)
 FORM = "say PART:FAULT, for example node3-gpu5:slow or node7:absent"

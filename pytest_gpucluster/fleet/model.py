@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.fleet import gpu_answers, group_answers
+from pytest_gpucluster.fleet import gpu_answers, group_answers, nic_answers
 from pytest_gpucluster.fleet.asked import PACKAGE, Asked
 from pytest_gpucluster.protocol.messages import Failure, Success
 
@@ -32,6 +32,7 @@ ANSWERS: Mapping[str, Callable[[Asked], Any]] = {
     "measurements.health:clocks_under_load": gpu_answers.clocks_under_load,
     "measurements.health:gpu_state": gpu_answers.gpu_state,
     "measurements.host_link:host_link": gpu_answers.host_link,
+    "measurements.nics:nic_state": nic_answers.nic_state,
     "measurements.sustained:sustained": gpu_answers.sustained,
     "measurements.training:finetune": group_answers.finetune,
     "measurements.training:sharded_memory": group_answers.sharded_memory,

@@ -27,6 +27,14 @@ RANKING = (PASSED, NOISY, FAILED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of a place to which a value outside its limit points: their kind, and a name for each."""
+
+    kind: Part
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Reading:
     """A value as it is judged.
 
@@ -70,6 +78,7 @@ class Criterion:
         *,
         evidence: Mapping[str, Any] | None = None,
         remark: str | None = None,
+        parts: Parts | None = None,
     ) -> None:
         """Judge one value, or values by place (the worst decides).
 
@@ -81,6 +90,7 @@ class Criterion:
                 as far as the limit, or as their own spread explains, and is left open where they disagree.
             evidence: what else was seen while measuring (clocks, event reasons), shown in a failure.
             remark: what a value within the limit does not show, such as a comparison without anything to compare with.
+            parts: what a value outside the limit points to, where that is less than a whole GPU or node.
 
         Raises:
             MeasurementError: the value is not a finite number, or a place has none: nothing was measured. Or (kind
@@ -94,7 +104,7 @@ class Criterion:
         clear = {place: reading for place, reading in readings.items() if reading.doubt is None}
         doubtful = {place: reading for place, reading in readings.items() if reading.doubt is not None}
         if clear and (not self._holds(clear) or not (doubtful or gap)):
-            self._judge(clear, evidence, is_final=all(reading.is_final for reading in readings.values()))
+            self._judge(clear, evidence, parts, is_final=all(reading.is_final for reading in readings.values()))
             if self.judged is not None and remark is not None:
                 self.judged = replace(self.judged, remark=remark)
         elif gap is not None:
@@ -216,7 +226,9 @@ class Criterion:
         worst = readings[self._worst(readings)]
         return worst.limit.holds(worst.value)
 
-    def _judge(self, readings: Mapping[Any, _Reading], evidence: Mapping[str, Any] | None, *, is_final: bool) -> None:
+    def _judge(
+        self, readings: Mapping[Any, _Reading], evidence: Mapping[str, Any] | None, parts: Parts | None, *, is_final: bool
+    ) -> None:
         """Pass or fail by the worst reading.
 
         Raises:
@@ -228,11 +240,14 @@ class Criterion:
         if reading.limit.holds(reading.value):
             self._keep(self._record(PASSED, reading, facts))
             return
-        message = failure_text.describe_failure(self.threshold, reading.limit, reading.value, places=places, evidence=facts)
+        at = failure_text.Located(places, parts.names if parts is not None else ())
+        message = failure_text.describe_failure(self.threshold, reading.limit, reading.value, at=at, evidence=facts)
         message = f"{message}\n{failure_text.next_step(self.selection(), is_noisy=False)}"
         failed = self._missed(FAILED, reading, facts, message, is_final=is_final)
         culprits = tuple(place.id for place in places)
-        self._keep(replace(failed, culprits=culprits, blames=_part_of(places), confirmed=reading.confirmed))
+        self._keep(
+            replace(failed, culprits=culprits, blames=parts.kind if parts else _part_of(places), confirmed=reading.confirmed)
+        )
         if not self._is_advisory:
             raise CriterionFailedError(message)
         self.note(message)

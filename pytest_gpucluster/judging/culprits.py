@@ -45,12 +45,14 @@ SHOWN_EVIDENCE = 8
 REPLACE: Mapping[Part, str] = {
     "gpu": "take the GPU out of service; run the health criteria there, then replace it if they fail again",
     "link": "look at both ends, the cable and the switch between them; replace what fails again",
+    "nic": "look at the port, its cable and the switch's end of it; replace what fails again, the cable first",
     "node": "take the node out of service; look at its power, cabling and driver",
 }
 NEXT: Mapping[Part, str] = {
     "gpu": "look at the GPU: nvidia-smi, kernel log (Xid)",
     "node": "look at the node: power, network, kernel log",
     "link": "look at the connection between the two places",
+    "nic": "look at the port that the evidence names: ibstat, kernel log, cable and switch port",
     "software": (
         "correct the function that raised, bring the software of this node in line with the others, or end what holds the "
         "GPU; the evidence says which"

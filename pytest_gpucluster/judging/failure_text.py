@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import statistics
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,13 +35,29 @@ def shortfall(limit: Limit, value: float) -> str:
     return f"{abs(percent):.1f} % {'short' if limit.is_floor else 'over'}"
 
 
-def describe_failure(
-    threshold: Threshold, limit: Limit, value: float, *, places: Sequence[Place], evidence: Mapping[str, Any]
-) -> str:
-    """The text of a failure at one place, at a pair of places, or of the cluster (no places); without :func:`next_step`."""
-    where = " -> ".join(place.id for place in places) or "the cluster"
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Where a value was measured: a place, a pair of places, or the cluster (no places); and the parts that it names there."""
+
+    places: Sequence[Place]
+    parts: Sequence[str] = ()
+
+    @property
+    def text(self) -> str:
+        """``node3 mlx5_2 port 1 (0000:1a:00.0)``."""
+        where = " -> ".join(place.id for place in self.places) or "the cluster"
+        more = f" and {len(self.parts) - SHOWN} more" if len(self.parts) > SHOWN else ""
+        return f"{where} {', '.join(self.parts[:SHOWN])}{more}" if self.parts else where
+
+
+def describe_failure(threshold: Threshold, limit: Limit, value: float, *, at: Located, evidence: Mapping[str, Any]) -> str:
+    """The text of a failure of one criterion; without :func:`next_step`."""
+    places = at.places
     lines = [
-        (f"{threshold.key} at {where}: {format_miss(limit, value)} ({shortfall(limit, value)}; {where_written(threshold)})"),
+        (
+            f"{threshold.key} at {one_line(at.text)}: {format_miss(limit, value)} "
+            f"({shortfall(limit, value)}; {where_written(threshold)})"
+        ),
         hung(f"  {threshold.criterion}"),
     ]
     lines += [f"  {place.label}" for place in places]

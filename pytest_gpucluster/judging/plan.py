@@ -94,6 +94,9 @@ def rule_against(threshold: Threshold, inventory: Inventory) -> Rule | None:
     """Why the profile's rules say that this criterion does not apply here; None if it does."""
     if threshold.skip is not None:
         return Rule(text=threshold.skip, cause=threshold.skip)
+    if threshold.fabrics is not None and inventory.fabric not in threshold.fabrics:
+        text = f"needs the fabric {' or '.join(threshold.fabrics)}, and the profile promises {inventory.fabric}"
+        return Rule(text=text, cause=f"fabric {inventory.fabric}")
     facts = inventory.facts
     group = facts["gpus_per_node"] if threshold.per == "node" else facts["world_size"]
     if group < threshold.needs:

@@ -54,7 +54,8 @@ class Threshold(Criterion):
 
     ``of`` is what the limit's numbers are multiplied by; ``of_value`` its value when the GPU's spec gives it, None when
     the cluster's shape does. ``file`` and ``line`` are where the limit is written. ``needs`` and ``needs_nodes`` are the
-    least GPUs and nodes in the group: with fewer the criterion is skipped by rule. ``skip``: why it is skipped in any
+    least GPUs and nodes in the group: with fewer the criterion is skipped by rule, as where the profile promises none of
+    its ``fabrics`` (None: any will do). ``skip``: why it is skipped in any
     case, because the entry says so or the profile's GPU lacks what the entry ``requires`` (``gpu.fp8_tflops``: FP8 units).
     ``noise`` is the relative spread of repeats above which a value is not judged. ``takes_s`` is about how long the
     measurement takes on the profile's GPUs (at level soak: one round); ``measured_with`` names the entry whose

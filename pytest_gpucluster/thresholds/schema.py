@@ -137,6 +137,7 @@ class _Rules(_Strict):
     recipe: Recipe = {}
     needs: Count = 1
     needs_nodes: Count = 1
+    fabrics: Annotated[list[Fabric], Field(min_length=1)] | None = None
     requires: Text | None = None
     noise: Annotated[float, Field(gt=0, lt=1), _AS_WRITTEN] | None = None
     deadline_s: Seconds | None = None

@@ -54,6 +54,7 @@ BAD: dict[str, dict[str, dict[str, set[str]]]] = {
         "gpu-node-3": {"failed": {"training_scaling_node"}},
         "cluster": {"failed": {"training_scaling_cluster", "finetune_checks", "finetune_check[step_time_spread]"}},
     },
+    "node3:cable": {"gpu-node-3": {"failed": {"nic_ports"}}},
     "node3:nvls": {"gpu-node-3": {"failed": {"busbw[all_reduce]"}}},
     "node3:sockets": {
         "cluster": {"failed": {"transport", "inter_node_busbw[all_reduce]", "busbw_scaling", "training_scaling_cluster"}}

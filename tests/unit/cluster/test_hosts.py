@@ -45,7 +45,7 @@ def test_places_narrow_it(places: list[object]) -> None:
 def test_the_tests_that_run_decide_the_nodes() -> None:
     """A test of one GPU or node wants its host alone."""
     cluster, fake = bound({})
-    narrow: Cluster = type(cluster)(fake, cluster._binding, wanted=lambda: frozenset({D}))  # type: ignore[arg-type]  # noqa: SLF001
+    narrow: Cluster = type(cluster)(fake, cluster._binding, wanted=lambda: frozenset({D}))  # type: ignore[arg-type]
     assert dict(narrow.run(reads_gpu, per="host")) == {N1: 2}
 
 
@@ -53,7 +53,7 @@ def test_a_rank_that_does_not_answer_leaves_its_node() -> None:
     """Another rank of the node is asked in its place."""
     cluster, fake = bound({})
     alive = [one if one.id != C.id else C for one in cluster.places]  # C of the inventory has no rank
-    binding = type(cluster._binding)(inventory=INVENTORY, places=tuple(alive))  # noqa: SLF001
+    binding = type(cluster._binding)(inventory=INVENTORY, places=tuple(alive))
     assert dict(type(cluster)(fake, binding).run(reads_gpu, per="host")) == {N0: 0, N1: 3}  # type: ignore[arg-type]
 
 

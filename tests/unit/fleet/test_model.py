@@ -31,6 +31,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "measurements.health:clocks_under_load": {"seconds": 3, "size": 8192},
     "measurements.health:gpu_state": {},
     "measurements.host_link:host_link": {"size_bytes": 1 << 29, "iterations": 10, "warmup": 2},
+    "measurements.nics:nic_state": {},
     "measurements.sustained:sustained": {"seconds": 20, "slice_s": 1},
     "measurements.training:finetune": {"preset": "small"},
     "measurements.training:sharded_memory": {"preset": "7b-shape"},
@@ -39,6 +40,8 @@ ASKED: dict[str, dict[str, Any]] = {
     "worker.worker:leave_group": {},
     "worker.worker:look_at_gpu": {},
 }
+
+BAD = ("node0-gpu0:ecc", "node0:pattern", "node0:throttled", "node0:busy", "node0:cable", "node0:sockets")
 
 
 def function(name: str) -> FunctionName:
@@ -90,7 +93,9 @@ def test_the_function_is_there(name: str) -> None:
 
 
 @pytest.mark.parametrize("gpu", sorted(TYPICAL))
-@pytest.mark.parametrize("bad", [(), ("node0-gpu0:ecc", "node0:pattern", "node0:throttled", "node0:busy", "node0:sockets")])
+@pytest.mark.parametrize(
+    "bad", [(), ("node0-gpu0:ecc", "node0:pattern", "node0:throttled", "node0:busy", "node0:cable", "node0:sockets")]
+)
 @pytest.mark.parametrize("name", sorted(ASKED))
 def test_values_have_the_shape_of_the_measurement(name: str, bad: tuple[str, ...], gpu: str) -> None:
     """Each dataclass has exactly the fields of its class, and the value crosses the channel as it is."""

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpucluster.errors import CriterionFailedError, MeasurementError
-from pytest_gpucluster.judging.criterion import Criterion
+from pytest_gpucluster.judging.criterion import Criterion, Parts
 from pytest_gpucluster.judging.disagreement import Compared
 from pytest_gpucluster.judging.noise import Repeats
 from pytest_gpucluster.judging.outliers import Shortfall
@@ -120,6 +120,19 @@ def test_the_worst_place_decides(kind: str, worst: Place) -> None:
         judge.require({A: 900.0, B: 500.0})
     assert judge.judged is not None
     assert (judge.judged.culprits, judge.judged.place) == ((worst.id,), None)
+
+
+@pytest.mark.parametrize(("value", "named"), [(1, True), (0, False)])
+def test_a_part_of_a_place(value: int, named: bool) -> None:  # noqa: FBT001 -- a parameter
+    """What a value outside the limit points to stands in the first line and in the record; a good value blames nothing."""
+    judge = criterion(Place(id="node3", node=3), kind="max", value=0)
+    names = tuple(f"mlx5_{number} port 1" for number in range(6))
+    with contextlib.suppress(CriterionFailedError):
+        judge.require(value, parts=Parts(kind="nic", names=names))
+    assert judge.judged is not None
+    assert judge.judged.blames == ("nic" if named else None)
+    shown = ", ".join(names[:4])
+    assert str(judge.judged.reason).startswith(f"tflops at node3 {shown} and 2 more: 1 TFLOPS") is named
 
 
 def test_the_worst_pair_names_both_ends() -> None:

@@ -20,7 +20,9 @@ EVIDENCE = {"SM MHz": 1290, "event reasons": ["hw_thermal_slowdown"], "C": 91}
 
 def test_one_place() -> None:
     """Value, limit, by how much, file and line first; then the hardware, the evidence, why, and what to do next."""
-    text = failure_text.describe_failure(threshold("bf16_tflops"), limit(), 498.0, places=[HOT], evidence=EVIDENCE)
+    text = failure_text.describe_failure(
+        threshold("bf16_tflops"), limit(), 498.0, at=failure_text.Located([HOT]), evidence=EVIDENCE
+    )
     first, *rest = text.splitlines()
     assert first == "bf16_tflops at node1-gpu3: 498 TFLOPS, not above 700 TFLOPS (28.9 % short; thresholds.yaml:41)"
     body = "\n".join(rest)
@@ -49,16 +51,20 @@ def test_what_to_do_next(*, is_noisy: bool) -> None:
 def test_long_evidence_is_shortened() -> None:
     """Both ends of a loss curve are shown; all of it is in results.json."""
     curve = [[step, 0.5] for step in range(100)]
-    text = failure_text.describe_failure(threshold("finetune_loss"), limit(), 1.0, places=[], evidence={"curve": curve})
+    text = failure_text.describe_failure(
+        threshold("finetune_loss"), limit(), 1.0, at=failure_text.Located([]), evidence={"curve": curve}
+    )
     assert "curve [0, 0.5] [1, 0.5] [2, 0.5] [3, 0.5] ... (92 more in results.json) ... [96, 0.5]" in text
-    text = failure_text.describe_failure(threshold("finetune_loss"), limit(), 1.0, places=[], evidence={"curve": curve[:8]})
+    text = failure_text.describe_failure(
+        threshold("finetune_loss"), limit(), 1.0, at=failure_text.Located([]), evidence={"curve": curve[:8]}
+    )
     assert "more" not in text
 
 
 def test_a_pair() -> None:
     """Both ends are named: the link between them is meant."""
     other = Place(id="node0-gpu0", node=0, gpu=0, rank=0, hostname="gpu-node-0")
-    text = failure_text.describe_failure(threshold("p2p"), limit(), 1.0, places=[other, HOT], evidence={})
+    text = failure_text.describe_failure(threshold("p2p"), limit(), 1.0, at=failure_text.Located([other, HOT]), evidence={})
     assert text.startswith("p2p at node0-gpu0 -> node1-gpu3: 1 TFLOPS")
     assert "gpu-node-0" in text
     assert "gpu-node-1" in text
@@ -66,7 +72,7 @@ def test_a_pair() -> None:
 
 def test_the_whole_cluster() -> None:
     """Without a place there is none to name."""
-    text = failure_text.describe_failure(threshold("busbw[all_reduce]"), limit(), 1.0, places=[], evidence={})
+    text = failure_text.describe_failure(threshold("busbw[all_reduce]"), limit(), 1.0, at=failure_text.Located([]), evidence={})
     assert "busbw[all_reduce] at the cluster: 1 TFLOPS" in text
 
 
@@ -82,7 +88,7 @@ def test_by_how_much(kind: str, number: float, value: float, text: str) -> None:
 @pytest.mark.parametrize(("value", "shown"), [(699.99, "699.99"), (700.0, "700"), (498.04, "498.0")])
 def test_a_failing_value_never_looks_like_its_limit(value: float, shown: str) -> None:
     """It has as many digits as it takes to tell it from the limit."""
-    text = failure_text.describe_failure(threshold(), limit(), value, places=[], evidence={})
+    text = failure_text.describe_failure(threshold(), limit(), value, at=failure_text.Located([]), evidence={})
     assert text.startswith(f"tflops at the cluster: {shown} TFLOPS, not above 700 TFLOPS (")
     assert describe(Record(criterion="c", place=None, outcome="failed", value=value, limit=limit()), None) == (
         f"failed: c at the cluster: {shown} TFLOPS, not above 700 TFLOPS"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from pytest_gpucluster.judging.plan import Plan, complete, places_of, rule_against
@@ -60,6 +62,13 @@ def test_excluded_criteria_are_not_expected() -> None:
     assert causes == ("not inside Slurm", "2 GPUs", "2 nodes")
     assert rule_against(threshold(needs=1), INVENTORY) is None
     assert rule_against(threshold(per="cluster", needs=4), INVENTORY) is None
+
+
+@pytest.mark.parametrize(("fabric", "applies"), [("infiniband", True), ("roce", True), ("sockets", False), ("none", False)])
+def test_a_rule_by_the_promised_fabric(fabric: str, applies: bool) -> None:  # noqa: FBT001 -- a parameter
+    """A criterion of NICs applies where NICs are promised; the reason names both fabrics."""
+    rule = rule_against(threshold(fabrics=["infiniband", "roce"]), replace(INVENTORY, fabric=fabric))
+    assert rule == (None if applies else f"needs the fabric infiniband or roce, and the profile promises {fabric}")
 
 
 @pytest.mark.parametrize(("per", "number"), [("gpu", 4), ("node", 2), ("cluster", 1)])

@@ -1,0 +1,52 @@
+"""What a node of a simulated fleet answers of its NICs: eight adapters with one port each. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.fleet.asked import made
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.fleet.asked import Asked
+
+ADAPTERS = 8
+UNPLUGGED = 3
+"""The adapter whose port has no link, where that is planted."""
+
+
+def nic_state(asked: Asked) -> Any:
+    """Every adapter of the rank's node."""
+    nics = [_nic(asked, number) for number in range(ADAPTERS)]
+    return made("measurements.nics:NicState", nics=nics, at_s=1000.0)
+
+
+def _nic(asked: Asked, number: int) -> Any:
+    return made(
+        "inventory.nics:Nic",
+        device=f"mlx5_{number}",
+        pci=f"0000:{0x12 + 0x10 * number:02x}:00.0",
+        is_virtual=False,
+        driver="mlx5_core",
+        firmware="simulated",
+        board_id="simulated",
+        hca_type="MT4129",
+        guid=f"0000:0000:0000:00{number:02x}",
+        ports=[_port(number, is_up=number != UNPLUGGED or not asked.has("cable"))],
+    )
+
+
+def _port(number: int, *, is_up: bool) -> Any:
+    return made(
+        "inventory.nics:NicPort",
+        number=1,
+        fabric="infiniband",
+        state="ACTIVE" if is_up else "DOWN",
+        physical_state="LinkUp" if is_up else "Polling",
+        rate="400 Gb/sec (4X NDR)" if is_up else "10 Gb/sec (4X SDR)",
+        rate_gbit_s=400.0 if is_up else 10.0,
+        guid=f"0000:0000:0000:01{number:02x}",
+        netdevs=[f"ib{number}"],
+        carrier_changes=2,
+        counters={},
+        hw_counters={},
+    )

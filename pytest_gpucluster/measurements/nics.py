@@ -1,0 +1,28 @@
+"""The NICs of this worker's host, as they are now."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.inventory.nics import read_nics
+from pytest_gpucluster.protocol.functions import without_device
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.inventory.nics import Nic
+    from pytest_gpucluster.inventory.reading import NotAvailable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NicState:
+    """Every RDMA adapter of a host, read ``at_s`` seconds after the host was started, by the host's own clock."""
+
+    nics: list[Nic] | NotAvailable
+    at_s: float
+
+
+@without_device
+def nic_state() -> NicState:
+    """Read every RDMA adapter of this host. A value that cannot be read says why, and leaves the others."""
+    return NicState(nics=read_nics(), at_s=time.monotonic())
