@@ -2,14 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import Any
+
 import pytest
 
+from pytest_gpucluster.errors import GpuclusterError
 from pytest_gpucluster.measurements.gemm import gemm
 from pytest_gpucluster.measurements.hbm import hbm_bandwidth
 from pytest_gpucluster.measurements.health import gpu_state
 from pytest_gpucluster.measurements.host_link import host_link
+from pytest_gpucluster.measurements.nics import nic_state
 from pytest_gpucluster.measurements.sustained import sustained
 from pytest_gpucluster.measurements.training import finetune, train
+from pytest_gpucluster.plugin.stash_keys import RULE
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a reader gave at one moment; ``at_s`` is the controller's clock. What grew is the last one less the first."""
+
+    results: Any
+    at_s: float
+
+
+def snapshot(cluster: Any, function: Any, **arguments: Any) -> Snapshot:
+    """A reading that another one will be compared with."""
+    return Snapshot(cluster.run(function, **arguments), time.monotonic())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def first_snapshots(request):
+    """Take, before the first test, the ``..._at_start`` of every test that judges the whole run, and that no rule excludes."""
+    for item in request.session.items:
+        if item.get_closest_marker("at_end") is not None and RULE not in item.stash:
+            for name in item.fixturenames:
+                if name.endswith("_at_start"):
+                    with contextlib.suppress(GpuclusterError):  # raised again in each test that reads it
+                        request.getfixturevalue(name)
+
+
+@pytest.fixture(scope="session")
+def nics_at_start(cluster):
+    """Every adapter of every host, before the long work. All hosts take part: their ports are compared."""
+    return snapshot(cluster, nic_state, per="host", places=cluster.places, deadline_s=60)
 
 
 @pytest.fixture(scope="session")

@@ -7,37 +7,56 @@ import pytest
 from pytest_gpucluster import MeasurementError
 from pytest_gpucluster.errors import Blame
 from pytest_gpucluster.judging.criterion import Parts
+from pytest_gpucluster.judging.nic_errors import Readings, compare, read_limits
 from pytest_gpucluster.judging.nic_ports import Promise, judge_ports
 from pytest_gpucluster.measurements.nics import nic_state
-
-pytestmark = pytest.mark.health
+from tests_acceptance.conftest import snapshot
 
 
 @pytest.fixture(scope="session")
-def nics_at_start(cluster):
-    """Every adapter of every host, before the long work. All hosts take part: their ports are compared."""
-    return cluster.run(nic_state, per="host", places=cluster.places, deadline_s=60)
+def nics_at_end(cluster):
+    """Every adapter again, after everything else."""
+    return snapshot(cluster, nic_state, per="host", deadline_s=60)
 
 
 @pytest.fixture(scope="session")
 def ports_seen(nics_at_start, cluster, recipe):
     """The ports of each host beside the profile's promise and the other hosts, by node id."""
-    hosts = {node.id: nics_at_start[node].nics for node in nics_at_start if node not in nics_at_start.errors}
+    results = nics_at_start.results
+    hosts = {node.id: results[node].nics for node in results if node not in results.errors}
     return judge_ports(hosts, Promise(fabric=cluster.promised.fabric, **recipe("nic_ports")))
 
 
-def require(criterion, value, unknown, evidence, names):
+def require(criterion, value, seen, evidence):
     """Judge what is known, then raise what is not. A value outside its limit stands, whatever else is not known."""
-    if value or not unknown:
-        criterion.require(value, evidence=evidence, parts=Parts(kind="nic", names=names))
-    if unknown:
-        text = f"{criterion.place.label}: {'; '.join(unknown)}"
+    if value or not seen.unknown:
+        criterion.require(value, evidence=evidence, parts=Parts(kind="nic", names=seen.names))
+    if seen.unknown:
+        text = f"{criterion.place.label}: {'; '.join(seen.unknown)}"
         raise MeasurementError(text, culprits=(criterion.place,), blame=Blame(part="nic"))
 
 
+@pytest.mark.health
 def test_nic_ports(nics_at_start, ports_seen, node, criterion):
     """Every port that should be up is up, and as fast as it should be."""
-    assert nics_at_start[node]
+    assert nics_at_start.results[node]
     seen = ports_seen[node.id]
     evidence = {"ports": seen.facts, "up": seen.up, "expected": seen.expected}
-    require(criterion, seen.amiss, seen.unknown, evidence, seen.names)
+    require(criterion, seen.amiss, seen, evidence)
+
+
+@pytest.fixture
+def nic_growth(nics_at_start, nics_at_end, node, cluster, recipe):
+    """What happened on the ports of a host from the begin of the run to its end."""
+    first, last = nics_at_start.results[node].nics, nics_at_end.results[node].nics
+    readings = Readings(first=first, last=last, seconds=nics_at_end.at_s - nics_at_start.at_s)
+    return compare(readings, fabric=cluster.promised.fabric, limits=read_limits(recipe("nic_errors")["limits"]))
+
+
+@pytest.mark.fabric
+@pytest.mark.at_end
+def test_nic_errors(nic_growth, criterion):
+    """No port lost its link during the run, and no error counter grew beyond its limit."""
+    growth = nic_growth
+    evidence = {"ports": growth.facts, "within": growth.within}
+    require(criterion, growth.over, growth, evidence)

@@ -9,6 +9,10 @@ from pytest_gpucluster.fleet.asked import made
 if TYPE_CHECKING:
     from pytest_gpucluster.fleet.asked import Asked
 
+COUNTERS = (
+    "excessive_buffer_overrun_errors", "link_downed", "link_error_recovery", "local_link_integrity_errors", "port_rcv_errors",
+    "port_xmit_discards", "symbol_error",
+)  # fmt: skip
 ADAPTERS = 8
 UNPLUGGED = 3
 """The adapter whose port has no link, where that is planted."""
@@ -17,7 +21,7 @@ UNPLUGGED = 3
 def nic_state(asked: Asked) -> Any:
     """Every adapter of the rank's node."""
     nics = [_nic(asked, number) for number in range(ADAPTERS)]
-    return made("measurements.nics:NicState", nics=nics, at_s=1000.0)
+    return made("measurements.nics:NicState", nics=nics)
 
 
 def _nic(asked: Asked, number: int) -> Any:
@@ -47,6 +51,6 @@ def _port(number: int, *, is_up: bool) -> Any:
         guid=f"0000:0000:0000:01{number:02x}",
         netdevs=[f"ib{number}"],
         carrier_changes=2,
-        counters={},
+        counters=dict.fromkeys((*COUNTERS, "port_xmit_data"), 0),
         hw_counters={},
     )

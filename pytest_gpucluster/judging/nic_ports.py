@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.reading import NotAvailable
@@ -94,20 +94,29 @@ def judge_ports(hosts: Mapping[str, Sequence[Nic] | NotAvailable], promise: Prom
         hosts: the adapters that each host shows, by host.
         promise: what the profile says.
     """
-    found = {host: [] if isinstance(nics, NotAvailable) else _ports(nics, promise.fabric) for host, nics in hosts.items()}
+    found = {host: _ports(nics, promise.fabric) for host, nics in hosts.items()}
     unread = {host: _unread(nics, found[host], promise.fabric) for host, nics in hosts.items()}
     voters = [found[host] for host in hosts if not unread[host]] or [found[host] for host in hosts]
     expected = _expected([_rates(ports) for ports in voters], promise)
     usual = _usual_by_key(voters)
     alone = len(hosts) < 2 and promise.ports is None
+    said = {host: [*unread[host], *([_nothing_to_compare(promise)] if alone else [])] for host in hosts}
+    nothing = PortsSeen(amiss=0, names=(), facts=(), up="none", expected=_in_words(expected), unknown=())
     return {
-        host: _seen(ports, expected, usual, [*unread[host], *([_nothing_to_compare(promise)] if alone else [])])
+        host: replace(nothing, unknown=tuple(said[host]))
+        if isinstance(hosts[host], NotAvailable)
+        else _seen(ports, expected, usual, said[host])
         for host, ports in found.items()
     }
 
 
-def _ports(nics: Iterable[Nic], fabric: str) -> list[_Port]:
-    return [_port(nic, port) for nic, port in own_ports(nics, fabric)]
+def _ports(nics: Sequence[Nic] | NotAvailable, fabric: str) -> list[_Port]:
+    """The ports of a host; an unknown one for each adapter whose ports cannot be listed."""
+    if isinstance(nics, NotAvailable):
+        return []
+    names = [label(nic) for nic in nics if isinstance(nic.ports, NotAvailable)]
+    unlisted = [_Port(key=(name, 0), name=name, rate=math.inf, shows=name, unknown=None) for name in names]
+    return [*(_port(nic, port) for nic, port in own_ports(nics, fabric)), *unlisted]
 
 
 def _port(nic: Nic, port: NicPort) -> _Port:

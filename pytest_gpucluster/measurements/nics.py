@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,13 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NicState:
-    """Every RDMA adapter of a host, read ``at_s`` seconds after the host was started, by the host's own clock."""
+    """Every RDMA adapter of a host."""
 
     nics: list[Nic] | NotAvailable
-    at_s: float
 
 
 @without_device
 def nic_state() -> NicState:
     """Read every RDMA adapter of this host. A value that cannot be read says why, and leaves the others."""
-    return NicState(nics=read_nics(), at_s=time.monotonic())
+    return NicState(nics=read_nics())

@@ -61,7 +61,7 @@ class Collection:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Pair every test with its entry and order them: health first, one criterion after the other, a soak last."""
+        """Pair every test with its entry and order them: health first, one criterion after the other, the whole run last."""
         pairs = pairing.pairs_of([*self._given.tests(), *items], entries=self._session.setup.criteria)
         for item, pair in pairs.items():
             item.stash[PAIR] = pair
@@ -184,9 +184,17 @@ def subjects_of(items: Sequence[pytest.Item]) -> dict[str, str]:
 def in_run_order(
     items: Sequence[pytest.Item], pairs: Mapping[pytest.Item, pairing.Pair], *, soaking: Container[str]
 ) -> list[pytest.Item]:
-    """Health first, so that a broken GPU is seen before anything long; a soak last; otherwise as they were collected."""
+    """Health first, so that a broken part is seen before anything long; then as they were collected, and a soak.
+
+    Last is what judges the whole run: the mark ``at_end``.
+    """
     last = {item for item in items if pairs[item].judges and pairs[item].criterion in soaking}
-    return sorted(by_criterion(items, pairs), key=lambda item: (item in last, item.get_closest_marker("health") is None))
+
+    def turn(item: pytest.Item) -> tuple[bool, bool, bool]:
+        marked = [item.get_closest_marker(name) is not None for name in ("at_end", "health")]
+        return marked[0], item in last, not marked[1]
+
+    return sorted(by_criterion(items, pairs), key=turn)
 
 
 def by_criterion(items: Sequence[pytest.Item], pairs: Mapping[pytest.Item, pairing.Pair]) -> list[pytest.Item]:

@@ -36,6 +36,7 @@ MARKS = {
     "fabric": "links between nodes",
     "training": "real training",
     "platform": "host, scheduler, file system",
+    "at_end": "judges what happened during the whole run, so it runs after everything else",
 }
 
 

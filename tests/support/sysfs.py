@@ -9,6 +9,8 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.inventory.nics import Nic, NicPort
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -166,3 +168,13 @@ def _identity(nic: MadeNic) -> dict[str, str]:
     if nic.efa:
         return {"vendor": "0x1d0f", "device": "0xefa2", "class": "0x020000"}
     return {"vendor": "0x15b3", "device": "0x1021", "class": "0x020700"}
+
+
+def port_with(**hw_counters: int) -> list[Nic]:
+    """An adapter with one RoCE port that has these counters of the driver, and no others; without any file."""
+    known: dict[str, Any] = {"state": "ACTIVE", "physical_state": "LinkUp", "rate": NDR, "rate_gbit_s": 400.0, "guid": ""}
+    port = NicPort(
+        number=1, fabric="roce", netdevs=[], carrier_changes=0, counters={}, hw_counters={**hw_counters}, **known
+    )  # fmt: skip
+    names: dict[str, Any] = dict.fromkeys(("driver", "firmware", "board_id", "hca_type", "guid"), "")
+    return [Nic(device="mlx5_0", pci="0000:12:00.0", is_virtual=False, ports=[port], **names)]

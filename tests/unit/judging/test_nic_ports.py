@@ -142,6 +142,19 @@ def test_no_adapter_at_all(tmp_path: Path) -> None:
     assert [(one.amiss, one.up, one.unknown) for one in hosts.judge()] == [(1, "none", ())] * 2
     hosts.made[0].root = tmp_path / "nowhere"
     assert "no infiniband adapter could be read: No such file" in hosts.judge()[0].unknown[0]
+    assert amiss(hosts.judge()) == [0, 1]
+
+
+def test_an_adapter_whose_ports_cannot_be_listed(tmp_path: Path) -> None:
+    """Its port may be up, so nothing is amiss; that is said, and another bad port is still found."""
+    hosts = Hosts(tmp_path, 2)
+    ports = hosts.made[0].port("mlx5_2").parent
+    ports.rename(tmp_path / "aside")
+    seen = hosts.judge()
+    assert amiss(seen) == [0, 0]
+    assert seen[0].unknown[0].startswith("mlx5_2 (0000:32:00.0): its ports are not available")
+    hosts.made[0].pull_down("mlx5_1")
+    assert amiss(hosts.judge()) == [1, 0]
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,17 @@ def test_health_comes_first_and_a_soak_last() -> None:
     ]
 
 
+def test_what_judges_the_whole_run_comes_after_it() -> None:
+    """The mark at_end comes after a soak, whatever else is marked, and keeps the order of its own."""
+    files = [
+        item("test_grown", "grown", "health", "at_end"),
+        item("test_wear", "wear", "compute"),
+        item("test_lost", "lost", "at_end"),
+        item("test_ecc", "ecc", "health"),
+    ]
+    assert order(*files, soaking=("wear",)) == ["test_ecc", "test_wear", "test_grown", "test_lost"]
+
+
 def test_one_criterion_after_the_other() -> None:
     """Where a test judges several, all places of one come before the next."""
     names = [("test_copy[up-gpu0]", "copy[up]"), ("test_copy[down-gpu0]", "copy[down]"), ("test_copy[up-gpu1]", "copy[up]")]

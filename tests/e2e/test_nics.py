@@ -1,0 +1,149 @@
+"""Whole runs on a host whose sysfs has NICs: a healthy one, and faults that are there from the begin or come in the run.
+
+The run sees the made sysfs in a mount namespace of its own, at the place of the real one: nothing in it knows of the test.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from tests.support import REPOSITORY
+from tests.support.launching import ACCEPTANCE, PYTEST, Launch, environment, python_path
+from tests.support.nvml_simulator import build
+from tests.support.nvml_simulator import environment as with_gpus
+from tests.support.runs import PLANTS, RUN_S, collect
+from tests.support.sysfs import MadeSys, infiniband
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.runs import FinishedRun
+
+pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
+
+IN_NAMESPACE = ["unshare", "-rm", "sh", "-c", 'mount --bind "$1" /sys/class && shift && exec "$@"', "sh"]
+JUDGED = ("nic_ports", "nic_errors")
+PORTS = 3
+PORT = "mlx5_1 port 1 (0000:22:00.0)"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The simulated NVML; skips where there are no mounts of one's own."""
+    folder = tmp_path_factory.mktemp("nvml")
+    tried = [*IN_NAMESPACE, str(folder), "true"]
+    if shutil.which("unshare") is None or subprocess.run(tried, capture_output=True, check=False).returncode:
+        pytest.skip("no mounts of one's own here (unshare -rm)")
+    return build(folder)
+
+
+def limits_of(fabric: str) -> dict[str, Any]:
+    """The packaged entries for one host: three ports of 400 Gb/s are promised."""
+    packaged = yaml.safe_load((REPOSITORY / "thresholds.yaml").read_text(encoding="utf-8"))["criteria"]
+    entries = {key: {**packaged[key], "profiles": {}, "needs_nodes": 1} for key in JUDGED}
+    entries["nic_ports"]["recipe"] = {"ports": PORTS, "gbit_s": 400}
+    return {
+        "schema": 1,
+        "profiles": {"h200-sxm": {"gpu": "h200-sxm", "accept_at": "quick", "fabric": fabric}},
+        "criteria": entries,
+    }
+
+
+def run(folder: Path, library: Path, *, before: str = "", between: str = "", fabric: str = "infiniband") -> FinishedRun:
+    """Both criteria on one simulated GPU. ``before`` and ``between`` change ``made``: before the run, and in a test of it."""
+    made = MadeSys(folder / "sys", *map(infiniband, range(PORTS)))
+    exec(before, {"made": made})  # noqa: S102 -- a line of this file
+    (folder / "limits.yaml").write_text(json.dumps(limits_of(fabric)), encoding="utf-8")
+    (folder / "test_between.py").write_text(
+        textwrap.dedent(f"""\
+            from pathlib import Path
+            from tests.support.sysfs import MadeSys
+
+            def test_between():
+                made = MadeSys.__new__(MadeSys)
+                made.root = Path({str(made.root)!r})
+                {between or "pass"}
+            """),
+        encoding="utf-8",
+    )
+    chosen = [f"{ACCEPTANCE}/test_nics.py", "test_between.py", "-k", " or ".join((*JUDGED, "between")), "--junitxml=junit.xml"]
+    options = ["--gpucluster-thresholds=limits.yaml", "--gpucluster-gate"]
+    variables = {**environment(measured=True), **with_gpus(library, "count 1\n"), "PYTHONPATH": python_path(PLANTS)}
+    command = [*IN_NAMESPACE, str(made.root / "class"), *PYTEST, *chosen, *options]
+    launch = Launch(command=command, cwd=folder, environment=variables, name="node0").start()
+    try:
+        launch.end(within_s=RUN_S)
+    finally:
+        launch.kill_all()
+    return collect([launch])
+
+
+def outcomes(ran: FinishedRun) -> dict[str, str]:
+    """What became of both criteria."""
+    return {key: ran.outcomes(key).get("node0", "") for key in JUDGED}
+
+
+def test_healthy(tmp_path: Path, library: Path) -> None:
+    """Traffic alone: ACCEPTED."""
+    ran = run(tmp_path, library, between='made.change("mlx5_1", "counters/port_xmit_data", "123456")')
+    assert outcomes(ran) == {"nic_ports": "passed", "nic_errors": "passed"}, ran.stdout
+    assert (ran.results["verdict"], ran.returncode) == ("ACCEPTED", 0)
+
+
+@pytest.mark.parametrize(
+    ("when", "change", "said"),
+    [
+        ("before", 'made.pull_down("mlx5_1")', "DOWN, Polling"),
+        ("before", 'made.change("mlx5_1", "rate", "200 Gb/sec (4X HDR)")', "200 Gb/sec (4X HDR)"),
+        ("between", 'made.change("mlx5_1", "counters/link_downed", "1")', "link_downed +1 in "),
+        ("between", 'made.pull_down("mlx5_1")', "is DOWN at the end, and was ACTIVE"),
+    ],
+)
+def test_one_port(tmp_path: Path, library: Path, when: str, change: str, said: str) -> None:
+    """The right criterion fails, by the port's name, and the culprit is a NIC of that node; the other criterion passes."""
+    bad = "nic_ports" if when == "before" else "nic_errors"
+    ran = run(tmp_path, library, **{when: change})
+    assert outcomes(ran) == {**dict.fromkeys(JUDGED, "passed"), bad: "failed"}, ran.stdout
+    (culprit,) = ran.results["culprits"]
+    assert (culprit["kind"], culprit["place"]["id"], culprit["criteria"]) == ("nic", "node0", [bad])
+    assert PORT in culprit["evidence"][0]
+    assert said in ran.case(f"test_{bad}[node0]").text
+    assert ran.returncode == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "between", "said"),
+    [
+        ('made.refuse("mlx5_1", "counters/link_downed")', "", "link_downed is not available"),
+        ('made.change("mlx5_1", "counters/link_downed", "9")', 'made.change("mlx5_1", "counters/link_downed", "0")', "reset"),
+    ],
+)
+def test_counters_of_which_nothing_is_known(tmp_path: Path, library: Path, before: str, between: str, said: str) -> None:
+    """Never green: an ERROR that names the port; its state is judged all the same."""
+    ran = run(tmp_path, library, before=before, between=between)
+    assert outcomes(ran) == {"nic_ports": "passed", "nic_errors": "error"}, ran.stdout
+    row = ran.row("nic_errors", "node0")
+    assert PORT in row["reason"]
+    assert said in row["reason"]
+    assert (ran.results["verdict"], ran.returncode) == ("INCOMPLETE", 1)
+
+
+def test_no_adapter_where_they_are_promised(tmp_path: Path, library: Path) -> None:
+    """Without the class: an ERROR of both that says what is not there."""
+    ran = run(tmp_path, library, before='import shutil; shutil.rmtree(made.root / "class" / "infiniband")')
+    assert outcomes(ran) == dict.fromkeys(JUDGED, "error"), ran.stdout
+    assert "/sys/class/infiniband" in ran.row("nic_ports", "node0")["reason"]
+
+
+def test_no_adapter_where_none_is_promised(tmp_path: Path, library: Path) -> None:
+    """Skipped by rule, with the reason, however bad the ports are."""
+    ran = run(tmp_path, library, before='made.pull_down("mlx5_1")', fabric="none")
+    assert outcomes(ran) == dict.fromkeys(JUDGED, "skipped"), ran.stdout
+    assert "the profile promises none" in ran.row("nic_ports", "node0")["reason"]
