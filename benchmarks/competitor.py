@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works in a check
 
 import torch
 
-from pytest_gpucluster.inventory import nvml
+from pytest_gpucluster.inventory import nvml, nvml_calls, nvml_processes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +36,7 @@ SIZES = {"cuda": 8192, "cpu": 128}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Compete; the exit code is 1 where nobody came to the GPU in time."""
     options = _parser().parse_args(arguments)
-    with nvml.session():
+    with nvml_calls.session():
         uuid = nvml.read_uuids()[options.gpu]
         os.environ["CUDA_VISIBLE_DEVICES"] = uuid  # before CUDA starts: NVML and CUDA may count in another order
         _say("waits", uuid=uuid)
@@ -52,9 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _wait_for_work(handle: Any, when: str, *, within_s: float) -> bool:
     deadline_s = time.monotonic() + within_s
     while time.monotonic() < deadline_s:
-        if when == "used" and nvml.read_compute_processes(handle):
+        if when == "used" and nvml_processes.read_compute_processes(handle):
             return True
-        if when == "busy" and (nvml.read_utilization_percent(handle) or 0) >= BUSY_PERCENT:
+        if when == "busy" and (nvml_processes.read_utilization_percent(handle) or 0) >= BUSY_PERCENT:
             return True
         time.sleep(POLL_S)
     return False

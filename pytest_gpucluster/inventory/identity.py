@@ -80,24 +80,24 @@ def identity(*, device: str) -> Identity:
 
 def _by_nvml(local_rank: int) -> dict[str, str | None]:
     """NVML's label of the GPU that this place should have; empty if NVML cannot read it either."""
-    from pytest_gpucluster.inventory import nvml
+    from pytest_gpucluster.inventory import nvml, nvml_calls
 
     try:
-        with nvml.session():
+        with nvml_calls.session():
             shown = nvml.visible_gpus(nvml.read_uuids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
             return nvml.read_label(shown[local_rank]) if local_rank < len(shown) else {}
-    except nvml.NvmlError:
+    except nvml_calls.NvmlError:
         return {}
 
 
 def read_hidden() -> tuple[int, int] | tuple[None, None]:
     """How many GPUs NVML lists here, and how many of them ``CUDA_VISIBLE_DEVICES`` hides; None where NVML is silent."""
-    from pytest_gpucluster.inventory import nvml
+    from pytest_gpucluster.inventory import nvml, nvml_calls
 
     try:
-        with nvml.session():
+        with nvml_calls.session():
             uuids = nvml.read_uuids()
-    except nvml.NvmlError:
+    except nvml_calls.NvmlError:
         return None, None
     return len(uuids), len(uuids) - len(nvml.visible_gpus(uuids, os.environ.get("CUDA_VISIBLE_DEVICES")))
 
@@ -106,10 +106,10 @@ def read_stack() -> dict[str, str]:
     """The versions of driver, CUDA and NCCL, as far as they can be read."""
     import torch
 
-    from pytest_gpucluster.inventory import nvml
+    from pytest_gpucluster.inventory import nvml, nvml_calls
 
     driver: str | None = None
-    with contextlib.suppress(nvml.NvmlError):
+    with contextlib.suppress(nvml_calls.NvmlError):
         driver = nvml.read_driver_version()
     nccl: Any = getattr(torch.cuda, "nccl", None)
     has_nccl = torch.distributed.is_nccl_available() and nccl is not None
@@ -155,10 +155,10 @@ def digest_of_package() -> str:
 
 def read_serial(uuid: str) -> str | None:
     """The serial number of the GPU's board by NVML; None if NVML does not give it."""
-    from pytest_gpucluster.inventory import nvml
+    from pytest_gpucluster.inventory import nvml, nvml_calls
 
     try:
-        with nvml.session():
+        with nvml_calls.session():
             return nvml.read_serial(uuid)
-    except nvml.NvmlError:
+    except nvml_calls.NvmlError:
         return None

@@ -6,80 +6,27 @@ that another process can read them under a deadline: NVML itself may hang on a b
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import pynvml
 
-from pytest_gpucluster.errors import GpuclusterError
-from pytest_gpucluster.inventory.reading import NotAvailable, or_none
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from pytest_gpucluster.errors import Part
-
-_NO_VALUE = frozenset(
-    {
-        pynvml.NVML_ERROR_NOT_SUPPORTED,
-        pynvml.NVML_ERROR_NO_PERMISSION,
-        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-        pynvml.NVML_ERROR_NO_DATA,
-        pynvml.NVML_ERROR_VGPU_ECC_NOT_SUPPORTED,
-    }
+from pytest_gpucluster.inventory.event_reasons import event_reason_names, read_event_reasons
+from pytest_gpucluster.inventory.nvml_calls import (
+    NvmlError,
+    NvmlLibraryNotFoundError,
+    naming,
+    optional,
+    required,
+    session,
+    text,
+    value_or_none,
 )
-"""Errors by which NVML says that this GPU, driver or permission does not give the value."""
-
-
-class NvmlError(GpuclusterError):
-    """NVML answered with an error; the text is NVML's own, ``code`` its ``nvmlReturn_t`` (None: not NVML's)."""
-
-    def __init__(self, message: str, *, code: int | None = None) -> None:
-        """Keep NVML's text and code."""
-        super().__init__(message)
-        self.code = code
-
-
-class NvmlLibraryNotFoundError(NvmlError):
-    """There is no ``libnvidia-ml.so.1``: no NVIDIA driver on this machine."""
-
-
-class GpuLostError(NvmlError):
-    """The GPU has fallen off the bus or cannot be reached any more (``NVML_ERROR_GPU_IS_LOST``)."""
-
-    blames: ClassVar[Part] = "gpu"
-
-
-EVENT_REASONS: Mapping[int, str] = {
-    pynvml.nvmlClocksEventReasonGpuIdle: "gpu_idle",
-    pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "applications_clocks_setting",
-    pynvml.nvmlClocksEventReasonSwPowerCap: "sw_power_cap",
-    pynvml.nvmlClocksThrottleReasonHwSlowdown: "hw_slowdown",
-    pynvml.nvmlClocksEventReasonSyncBoost: "sync_boost",
-    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "sw_thermal_slowdown",
-    pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "hw_thermal_slowdown",
-    pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "hw_power_brake_slowdown",
-    pynvml.nvmlClocksEventReasonDisplayClockSetting: "display_clock_setting",
-}
-"""Names of the bits that say why a GPU does not run at its highest clock (``nvmlClocksEventReasons``)."""
-FAULT_REASONS = frozenset({"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"})
-"""Reasons that show a fault of the GPU, its cooling or its power supply. The power cap is normal under a large GEMM."""
-
-
-def event_reason_names(bits: int) -> list[str]:
-    """Names of the set bits, lowest first; a bit NVML has not documented is shown as ``unknown_0x...``."""
-    single = [1 << shift for shift in range(bits.bit_length()) if bits >> shift & 1]
-    return [EVENT_REASONS.get(bit, f"unknown_{bit:#x}") for bit in single]
-
-
-def fault_reasons(names: list[str]) -> list[str]:
-    """The names that are in :data:`FAULT_REASONS`."""
-    return [name for name in names if name in FAULT_REASONS]
+from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +72,7 @@ class GpuState:
 
 def gpu_count() -> int:
     """Number of GPUs NVML knows; inside :func:`session`."""
-    return int(_required(pynvml.nvmlDeviceGetCount))
+    return int(required(pynvml.nvmlDeviceGetCount))
 
 
 def read_uuids() -> list[str]:
@@ -140,17 +87,17 @@ def read_gpu(index: int) -> GpuState:
         GpuLostError: it has fallen off the bus.
         NvmlError: NVML cannot read it for another reason.
     """
-    with _naming(f"GPU {index}"):
-        handle = _required(pynvml.nvmlDeviceGetHandleByIndex, index)
-        uuid = _text(_required(pynvml.nvmlDeviceGetUUID, handle))
+    with naming(f"GPU {index}"):
+        handle = required(pynvml.nvmlDeviceGetHandleByIndex, index)
+        uuid = text(required(pynvml.nvmlDeviceGetUUID, handle))
         shown = visible_gpus(read_uuids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-        memory = _required(pynvml.nvmlDeviceGetMemoryInfo, handle)
+        memory = required(pynvml.nvmlDeviceGetMemoryInfo, handle)
         return GpuState(
             index=index,
             uuid=uuid,
-            pci=_text(_required(pynvml.nvmlDeviceGetPciInfo, handle).busId),
-            name=_text(_required(pynvml.nvmlDeviceGetName, handle)),
-            driver=_text(_required(pynvml.nvmlSystemGetDriverVersion)),
+            pci=text(required(pynvml.nvmlDeviceGetPciInfo, handle).busId),
+            name=text(required(pynvml.nvmlDeviceGetName, handle)),
+            driver=text(required(pynvml.nvmlSystemGetDriverVersion)),
             visible=index in shown,
             cuda_index=shown.index(index) if index in shown else None,
             memory_gib=round(int(memory.total) / 2**30, 3),
@@ -164,17 +111,17 @@ def read_gpu(index: int) -> GpuState:
 
 def read_label(index: int) -> dict[str, str | None]:
     """Name, UUID, PCI address and serial, as far as NVML gives them, of a lost GPU too; inside :func:`session`."""
-    handle = _or_none(pynvml.nvmlDeviceGetHandleByIndex, index)
+    handle = value_or_none(pynvml.nvmlDeviceGetHandleByIndex, index)
     if handle is None:
         return {}
-    pci = _or_none(pynvml.nvmlDeviceGetPciInfo, handle)
+    pci = value_or_none(pynvml.nvmlDeviceGetPciInfo, handle)
     label = {
-        "gpu_name": _or_none(pynvml.nvmlDeviceGetName, handle),
-        "uuid": _or_none(pynvml.nvmlDeviceGetUUID, handle),
+        "gpu_name": value_or_none(pynvml.nvmlDeviceGetName, handle),
+        "uuid": value_or_none(pynvml.nvmlDeviceGetUUID, handle),
         "pci": None if pci is None else pci.busId,
-        "serial": _or_none(pynvml.nvmlDeviceGetSerial, handle),
+        "serial": value_or_none(pynvml.nvmlDeviceGetSerial, handle),
     }
-    return {name: None if value is None else _text(value) for name, value in label.items()}
+    return {name: None if value is None else text(value) for name, value in label.items()}
 
 
 def read_serial(uuid: str) -> str | None:
@@ -183,7 +130,7 @@ def read_serial(uuid: str) -> str | None:
     Raises:
         NvmlError: no such GPU.
     """
-    return or_none(_optional(pynvml.nvmlDeviceGetSerial, handle_of(uuid), convert=_text))
+    return or_none(optional(pynvml.nvmlDeviceGetSerial, handle_of(uuid), convert=text))
 
 
 def visible_gpus(uuids: list[str], setting: str | None) -> list[int]:
@@ -214,24 +161,9 @@ def read_driver_version() -> str | None:
     """
     try:
         with session():
-            return _text(_required(pynvml.nvmlSystemGetDriverVersion))
+            return text(required(pynvml.nvmlSystemGetDriverVersion))
     except NvmlLibraryNotFoundError:
         return None
-
-
-@contextlib.contextmanager
-def session() -> Iterator[None]:
-    """NVML initialised for the length of the block; blocks may nest.
-
-    Raises:
-        NvmlLibraryNotFoundError: no driver library here.
-        NvmlError: the library is there and cannot start, for example ``Driver Not Loaded``.
-    """
-    _required(pynvml.nvmlInit)
-    try:
-        yield
-    finally:
-        _required(pynvml.nvmlShutdown)
 
 
 def handle_of(uuid: str) -> Any:
@@ -243,32 +175,23 @@ def handle_of(uuid: str) -> Any:
     uuids = read_uuids()
     if uuid not in uuids:
         raise NvmlError(f"NVML shows no GPU {uuid}")
-    return _required(pynvml.nvmlDeviceGetHandleByIndex, uuids.index(uuid))
-
-
-def read_event_reasons(handle: Any) -> int | NotAvailable:
-    """Bits of the clocks event reasons right now, under either name the drivers have given them."""
-    bits: int | NotAvailable = _optional(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle, convert=int)
-    if isinstance(bits, NotAvailable):
-        older: int | NotAvailable = _optional(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle, convert=int)
-        return bits if isinstance(older, NotAvailable) else older
-    return bits
+    return required(pynvml.nvmlDeviceGetHandleByIndex, uuids.index(uuid))
 
 
 def read_link(handle: Any) -> dict[str, int | NotAvailable]:
     """Generation and width of the PCIe link right now; an idle link slows down to save power."""
     return {
-        "pcie_gen": _optional(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
-        "pcie_width": _optional(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
+        "pcie_gen": optional(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
+        "pcie_width": optional(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
     }
 
 
 def read_clocks(handle: Any) -> dict[str, float | NotAvailable]:
     """SM clock (MHz), temperature (degrees C) and power draw (W, NVML's own average of about a second) right now."""
     return {
-        "sm_clock_mhz": _optional(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
-        "temperature_c": _optional(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
-        "power_w": _optional(pynvml.nvmlDeviceGetPowerUsage, handle, convert=lambda power_mw: power_mw / 1000),
+        "sm_clock_mhz": optional(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
+        "temperature_c": optional(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+        "power_w": optional(pynvml.nvmlDeviceGetPowerUsage, handle, convert=lambda power_mw: power_mw / 1000),
     }
 
 
@@ -288,37 +211,6 @@ def own_index(uuid: str | None) -> int:
     if local_rank >= len(shown):
         raise NvmlError(f"LOCAL_RANK {local_rank} has no GPU: NVML shows {len(uuids)}, CUDA may use {len(shown)}")
     return shown[local_rank]
-
-
-def read_used_bytes(handle: Any) -> tuple[int, bool] | None:
-    """Bytes in use, and whether they include the driver's own (before driver 510); None if NVML gives neither."""
-    memory = or_none(_optional(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2))
-    if memory is not None:
-        return int(memory.used), False
-    memory = or_none(_optional(pynvml.nvmlDeviceGetMemoryInfo, handle))
-    return None if memory is None else (int(memory.used), True)
-
-
-def read_compute_processes(handle: Any) -> list[tuple[int, int | None]] | None:
-    """(pid, bytes) of each process with a CUDA context on the GPU; None instead of what NVML does not give.
-
-    In a container the list may be empty, and the pids are the host's.
-    """
-    found = or_none(_optional(pynvml.nvmlDeviceGetComputeRunningProcesses_v3, handle))
-    return None if found is None else [(int(one.pid), one.usedGpuMemory) for one in found]
-
-
-def read_process_name(pid: int) -> str | None:
-    """The file name of the program that a process runs; None if NVML cannot see the program."""
-    name = _or_none(pynvml.nvmlSystemGetProcessName, pid)
-    words = _text(name).split() if name else []
-    return words[0].rpartition("/")[2] if words else None
-
-
-def read_utilization_percent(handle: Any) -> int | None:
-    """Share of the last 1/6 s to 1 s in which a kernel ran; None if NVML does not give it."""
-    rates = or_none(_optional(pynvml.nvmlDeviceGetUtilizationRates, handle))
-    return None if rates is None else int(rates.gpu)
 
 
 def survey() -> dict[str, Any]:
@@ -358,30 +250,30 @@ def _gpu_or_error(index: int) -> GpuState | NvmlError:
 
 def _uuid_or_nothing(index: int) -> str:
     try:
-        return _text(_required(pynvml.nvmlDeviceGetUUID, _required(pynvml.nvmlDeviceGetHandleByIndex, index)))
+        return text(required(pynvml.nvmlDeviceGetUUID, required(pynvml.nvmlDeviceGetHandleByIndex, index)))
     except NvmlError:
         return ""
 
 
 def _identity(handle: Any) -> dict[str, Any]:
     return {
-        "serial": _optional(pynvml.nvmlDeviceGetSerial, handle, convert=_text),
-        "vbios": _optional(pynvml.nvmlDeviceGetVbiosVersion, handle, convert=_text),
-        "mig": _optional(pynvml.nvmlDeviceGetMigMode, handle, convert=lambda modes: bool(modes[0])),
-        "persistence": _optional(pynvml.nvmlDeviceGetPersistenceMode, handle, convert=bool),
+        "serial": optional(pynvml.nvmlDeviceGetSerial, handle, convert=text),
+        "vbios": optional(pynvml.nvmlDeviceGetVbiosVersion, handle, convert=text),
+        "mig": optional(pynvml.nvmlDeviceGetMigMode, handle, convert=lambda modes: bool(modes[0])),
+        "persistence": optional(pynvml.nvmlDeviceGetPersistenceMode, handle, convert=bool),
     }
 
 
 def _memory_faults(handle: Any) -> dict[str, Any]:
     count_errors = pynvml.nvmlDeviceGetTotalEccErrors
     corrected, uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-    rows = _optional(pynvml.nvmlDeviceGetRemappedRows, handle)
+    rows = optional(pynvml.nvmlDeviceGetRemappedRows, handle)
     correctable, uncorrectable, pending, failed = (rows,) * 4 if isinstance(rows, NotAvailable) else rows
     return {
-        "ecc_enabled": _optional(pynvml.nvmlDeviceGetEccMode, handle, convert=lambda modes: bool(modes[0])),
-        "ecc_uncorrected_volatile": _optional(count_errors, handle, uncorrected, pynvml.NVML_VOLATILE_ECC),
-        "ecc_uncorrected_aggregate": _optional(count_errors, handle, uncorrected, pynvml.NVML_AGGREGATE_ECC),
-        "ecc_corrected_volatile": _optional(count_errors, handle, corrected, pynvml.NVML_VOLATILE_ECC),
+        "ecc_enabled": optional(pynvml.nvmlDeviceGetEccMode, handle, convert=lambda modes: bool(modes[0])),
+        "ecc_uncorrected_volatile": optional(count_errors, handle, uncorrected, pynvml.NVML_VOLATILE_ECC),
+        "ecc_uncorrected_aggregate": optional(count_errors, handle, uncorrected, pynvml.NVML_AGGREGATE_ECC),
+        "ecc_corrected_volatile": optional(count_errors, handle, corrected, pynvml.NVML_VOLATILE_ECC),
         "remapped_rows_correctable": correctable,
         "remapped_rows_uncorrectable": uncorrectable,
         "remapped_rows_pending": pending if isinstance(pending, NotAvailable) else bool(pending),
@@ -392,9 +284,9 @@ def _memory_faults(handle: Any) -> dict[str, Any]:
 def _links(handle: Any) -> dict[str, Any]:
     return {
         **read_link(handle),
-        "pcie_gen_max": _optional(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
-        "pcie_width_max": _optional(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
-        "pcie_replay_count": _optional(pynvml.nvmlDeviceGetPcieReplayCounter, handle),
+        "pcie_gen_max": optional(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
+        "pcie_width_max": optional(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
+        "pcie_replay_count": optional(pynvml.nvmlDeviceGetPcieReplayCounter, handle),
         "nvlink_active_links": _active_nvlinks(handle),
     }
 
@@ -411,7 +303,7 @@ def _active_nvlinks(handle: Any) -> int | NotAvailable:
     refused = NotAvailable("NVML shows no NVLink")
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
-            state = _optional(pynvml.nvmlDeviceGetNvLinkState, handle, link)
+            state = optional(pynvml.nvmlDeviceGetNvLinkState, handle, link)
         except NvmlError as error:
             if error.code != pynvml.NVML_ERROR_INVALID_ARGUMENT:
                 raise
@@ -428,49 +320,6 @@ def _index_of(entry: str, uuids: list[str]) -> int | None:
         return int(entry) if int(entry) < len(uuids) else None
     matches = [index for index, uuid in enumerate(uuids) if entry.startswith("GPU-") and uuid.startswith(entry)]
     return matches[0] if len(matches) == 1 else None
-
-
-def _required(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's value; every error of NVML is raised as :class:`NvmlError`."""
-    try:
-        return function(*arguments)
-    except pynvml.NVMLError as error:
-        kinds: dict[int, Callable[..., NvmlError]] = {
-            pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: NvmlLibraryNotFoundError,
-            pynvml.NVML_ERROR_GPU_IS_LOST: GpuLostError,
-        }
-        raise kinds.get(error.value, NvmlError)(f"{error} ({function.__name__})", code=error.value) from error
-
-
-def _or_none(function: Callable[..., Any], *arguments: Any) -> Any:
-    """The function's value; None for every error of NVML."""
-    try:
-        return _required(function, *arguments)
-    except NvmlError:
-        return None
-
-
-def _optional(function: Callable[..., Any], *arguments: Any, convert: Callable[[Any], Any] = lambda value: value) -> Any:
-    """The function's value, converted; :class:`NotAvailable` with NVML's text if NVML says that it does not give one."""
-    try:
-        return convert(_required(function, *arguments))
-    except NvmlError as error:
-        if error.code in _NO_VALUE:
-            return NotAvailable(str(error))
-        raise
-
-
-@contextlib.contextmanager
-def _naming(what: str) -> Iterator[None]:
-    """Put the GPU's name before NVML's text."""
-    try:
-        yield
-    except NvmlError as error:
-        raise type(error)(f"{what}: {error}", code=error.code) from error
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 if __name__ == "__main__":

@@ -87,9 +87,9 @@ def read_occupancy(*, looks: int = 3, pause_s: float = 1.0) -> Occupancy:
     Raises:
         NvmlError: NVML does not answer, or gives neither memory nor processes nor utilization.
     """
-    from pytest_gpucluster.inventory import nvml  # noqa: PLC0415 -- loads pynvml, which the controller does without
+    from pytest_gpucluster.inventory import nvml, nvml_calls  # noqa: PLC0415 -- loads pynvml, which the controller does without
 
-    with nvml.session():
+    with nvml_calls.session():
         index = nvml.own_index(None)
         for look in range(looks):
             if look:
@@ -102,21 +102,24 @@ def read_occupancy(*, looks: int = 3, pause_s: float = 1.0) -> Occupancy:
 
 def describe_process(pid: int, held_bytes: int | None) -> GpuProcess:
     """A process that NVML lists, with its name; inside a session of NVML."""
-    from pytest_gpucluster.inventory import nvml  # noqa: PLC0415 -- loads pynvml, which the controller does without
+    from pytest_gpucluster.inventory import nvml_processes  # noqa: PLC0415 -- loads pynvml, which the controller does without
 
-    return GpuProcess(pid=pid, name=nvml.read_process_name(pid), memory_gib=None if held_bytes is None else held_bytes / GIB)
+    return GpuProcess(
+        pid=pid, name=nvml_processes.read_process_name(pid), memory_gib=None if held_bytes is None else held_bytes / GIB
+    )
 
 
 def _read_once(index: int) -> Occupancy:
-    from pytest_gpucluster.inventory import nvml  # noqa: PLC0415 -- loads pynvml, which the controller does without
+    # These load pynvml, which the controller does without.
+    from pytest_gpucluster.inventory import nvml, nvml_calls, nvml_processes  # noqa: PLC0415
 
     uuid = nvml.read_uuids()[index]
     handle = nvml.handle_of(uuid)
-    used = nvml.read_used_bytes(handle)
-    processes = nvml.read_compute_processes(handle)
-    percent = nvml.read_utilization_percent(handle)
+    used = nvml_processes.read_used_bytes(handle)
+    processes = nvml_processes.read_compute_processes(handle)
+    percent = nvml_processes.read_utilization_percent(handle)
     if used is None and processes is None and percent is None:
-        raise nvml.NvmlError(f"GPU {uuid}: NVML tells neither memory in use nor processes nor utilization")
+        raise nvml_calls.NvmlError(f"GPU {uuid}: NVML tells neither memory in use nor processes nor utilization")
     return Occupancy(
         uuid=uuid,
         memory_used_gib=None if used is None else used[0] / GIB,

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_gpucluster.inventory import nvml
+from pytest_gpucluster.inventory import event_reasons, nvml, nvml_calls
 from pytest_gpucluster.inventory.reading import NotAvailable
 
 if TYPE_CHECKING:
@@ -126,13 +126,13 @@ class Sampler:
 
     def _run(self) -> None:
         try:
-            with nvml.session():
+            with nvml_calls.session():
                 handle = nvml.handle_of(str(self._uuid))
                 while True:
                     self._samples.append(_sample(handle))
                     if self._stop.wait(self._interval_s):
                         return
-        except nvml.NvmlError as error:
+        except nvml_calls.NvmlError as error:
             self.error = str(error)
 
 
@@ -156,9 +156,9 @@ class Snapshots:
         """Initialise NVML now, so that a reading is short."""
         if self._uuid is not None:
             try:
-                self._session.enter_context(nvml.session())
+                self._session.enter_context(nvml_calls.session())
                 self._handle = nvml.handle_of(self._uuid)
-            except nvml.NvmlError as error:
+            except nvml_calls.NvmlError as error:
                 self.error = str(error)
         return self
 
@@ -181,7 +181,7 @@ class Snapshots:
             return
         try:
             self._samples.setdefault(window, []).append(_sample(self._handle))
-        except nvml.NvmlError as error:
+        except nvml_calls.NvmlError as error:
             self.error, self._handle = str(error), None
 
 
@@ -200,7 +200,7 @@ def _summary(window: list[_Sample], *, reasons_of: list[_Sample], stopped: str |
         pcie_gen_max=int(max(generations)) if generations else None,
         pcie_width_min=int(min(widths)) if widths else None,
         event_reasons=reasons,
-        fault_reasons=reasons if isinstance(reasons, NotAvailable) else nvml.fault_reasons(reasons),
+        fault_reasons=reasons if isinstance(reasons, NotAvailable) else event_reasons.fault_reasons(reasons),
     )
 
 
@@ -213,11 +213,11 @@ def _reasons(samples: list[_Sample], stopped: str | None) -> list[str] | NotAvai
         if isinstance(sample.reasons, NotAvailable):
             return sample.reasons
         bits |= sample.reasons
-    return nvml.event_reason_names(bits)
+    return event_reasons.event_reason_names(bits)
 
 
 def _sample(handle: Any) -> _Sample:
-    reasons = nvml.read_event_reasons(handle)
+    reasons = event_reasons.read_event_reasons(handle)
     return _Sample(at_s=time.monotonic(), reasons=reasons, values={**nvml.read_clocks(handle), **nvml.read_link(handle)})
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_gpucluster.inventory import nvml, pci
+from pytest_gpucluster.inventory import nvml, nvml_calls, pci
 from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry, evidence
 from pytest_gpucluster.measurements import gemm, progress, timing
 from pytest_gpucluster.protocol.functions import without_device
@@ -74,14 +74,14 @@ def gpu_state() -> GpuHealth:
         "torch_device_name": torch.cuda.get_device_name() if uuid else None,
     }
     try:
-        with nvml.session():
+        with nvml_calls.session():
             count = nvml.gpu_count()
             try:
                 state = nvml.read_gpu(nvml.own_index(uuid))
-            except nvml.NvmlError as error:
-                lost = isinstance(error, nvml.GpuLostError)
+            except nvml_calls.NvmlError as error:
+                lost = isinstance(error, nvml_calls.GpuLostError)
                 return GpuHealth(gpu=None, nvml_device_count=count, error=str(error), lost=lost, **of_torch)
-    except nvml.NvmlLibraryNotFoundError:
+    except nvml_calls.NvmlLibraryNotFoundError:
         if uuid is not None:
             raise
         return GpuHealth(gpu=None, nvml_device_count=None, **of_torch)

@@ -10,7 +10,7 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_gpucluster.inventory import nvml
+from pytest_gpucluster.inventory import nvml, nvml_calls, nvml_processes
 from pytest_gpucluster.inventory.occupancy import GpuProcess, describe_process
 from pytest_gpucluster.inventory.own_processes import OwnProcesses, belongs_to_run
 from pytest_gpucluster.protocol.messages import ForeignProcess
@@ -105,11 +105,11 @@ class GpuWatch:
 
     def _serve(self, uuid: str) -> None:
         try:
-            with nvml.session():
+            with nvml_calls.session():
                 handle = nvml.handle_of(uuid)
                 while not self._has_given_up:
                     self._answer_or_sample(handle)
-        except nvml.NvmlError as error:
+        except nvml_calls.NvmlError as error:
             self._give_up(str(error))
         while not self._requests.empty():
             self._requests.get().put([])
@@ -126,8 +126,8 @@ class GpuWatch:
 
     def _read(self, handle: Any) -> list[GpuProcess]:
         try:
-            listed = nvml.read_compute_processes(handle)
-        except nvml.NvmlError as error:
+            listed = nvml_processes.read_compute_processes(handle)
+        except nvml_calls.NvmlError as error:
             self._give_up(str(error))
             return []
         if listed is None:

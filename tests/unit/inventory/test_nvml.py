@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pytest_gpucluster.inventory import nvml
+from pytest_gpucluster.inventory import event_reasons, nvml
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.inventory.telemetry import Sampler
 from tests.support import REPOSITORY
@@ -189,12 +189,12 @@ def test_reading_needs_no_torch(simulator: Path) -> None:
 
 def test_event_reasons_and_which_are_faults() -> None:
     """Power capping and idling are normal; slowdowns and the power brake are not; unknown bits are shown."""
-    assert nvml.event_reason_names(0) == []
-    names = nvml.event_reason_names(0x1 | 0x4 | 0x8 | 0x20 | 0x40 | 0x80 | 0x4000)
+    assert event_reasons.event_reason_names(0) == []
+    names = event_reasons.event_reason_names(0x1 | 0x4 | 0x8 | 0x20 | 0x40 | 0x80 | 0x4000)
     assert names[-1] == "unknown_0x4000"
     faults = ["hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"]
-    assert nvml.fault_reasons(names) == faults
-    assert nvml.fault_reasons(["gpu_idle", "sw_power_cap", "applications_clocks_setting", "sync_boost"]) == []
+    assert event_reasons.fault_reasons(names) == faults
+    assert event_reasons.fault_reasons(["gpu_idle", "sw_power_cap", "applications_clocks_setting", "sync_boost"]) == []
 
 
 SAMPLING = """
@@ -299,7 +299,7 @@ def test_sampler_of_nothing_says_nothing(simulator: Path) -> None:
 HEALTH = """
 import dataclasses, json, os, sys
 from pathlib import Path
-from pytest_gpucluster.inventory import nvml
+from pytest_gpucluster.inventory import event_reasons, nvml, nvml_calls
 from pytest_gpucluster.measurements import health
 answers = []
 for variables, scenario in json.loads(sys.argv[1]):
@@ -307,7 +307,7 @@ for variables, scenario in json.loads(sys.argv[1]):
     Path(os.environ["FAKE_NVML"]).write_text(scenario)
     try:
         answers.append(dataclasses.asdict(health.gpu_state()))
-    except nvml.NvmlError as error:
+    except nvml_calls.NvmlError as error:
         answers.append({"raised": type(error).__name__, "text": str(error)})
 print(json.dumps(answers))
 """

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 READING = """
 import dataclasses, json, sys, time
-from pytest_gpucluster.inventory import nvml
+from pytest_gpucluster.inventory import nvml_calls
 from pytest_gpucluster.inventory.occupancy import read_occupancy
 start_s = time.monotonic()
 try:
     found = dataclasses.asdict(read_occupancy(**json.loads(sys.argv[1])))
-except nvml.NvmlError as error:
+except nvml_calls.NvmlError as error:
     found = {"raised": str(error)}
 print(json.dumps([found, time.monotonic() - start_s, "torch" in sys.modules]))
 """

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from finetune_smoke.settings.config import InputError, OwnInputError
 from pytest_gpucluster.errors import ConfigurationError, GpuMemoryError, MeasurementError, Part
-from pytest_gpucluster.inventory.nvml import GpuLostError, NvmlError
+from pytest_gpucluster.inventory.nvml_calls import GpuLostError, NvmlError
 from pytest_gpucluster.protocol.functions import RefusedError
 from pytest_gpucluster.protocol.plain_data import NotPlainError
 from pytest_gpucluster.worker.blame import HOST_ERRORS, NoGpuError, part_of

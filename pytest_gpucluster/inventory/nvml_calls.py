@@ -1,0 +1,105 @@
+"""Calls of NVML: a session, and what each error of NVML means to a reader."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pynvml
+
+from pytest_gpucluster.errors import GpuclusterError
+from pytest_gpucluster.inventory.reading import NotAvailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pytest_gpucluster.errors import Part
+
+_NO_VALUE = frozenset(
+    {
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_NO_PERMISSION,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+        pynvml.NVML_ERROR_NO_DATA,
+        pynvml.NVML_ERROR_VGPU_ECC_NOT_SUPPORTED,
+    }
+)
+"""Errors by which NVML says that this GPU, driver or permission does not give the value."""
+
+
+class NvmlError(GpuclusterError):
+    """NVML answered with an error; the text is NVML's own, ``code`` its ``nvmlReturn_t`` (None: not NVML's)."""
+
+    def __init__(self, message: str, *, code: int | None = None) -> None:
+        """Keep NVML's text and code."""
+        super().__init__(message)
+        self.code = code
+
+
+class NvmlLibraryNotFoundError(NvmlError):
+    """There is no ``libnvidia-ml.so.1``: no NVIDIA driver on this machine."""
+
+
+class GpuLostError(NvmlError):
+    """The GPU has fallen off the bus or cannot be reached any more (``NVML_ERROR_GPU_IS_LOST``)."""
+
+    blames: ClassVar[Part] = "gpu"
+
+
+@contextlib.contextmanager
+def session() -> Iterator[None]:
+    """NVML initialised for the length of the block; blocks may nest.
+
+    Raises:
+        NvmlLibraryNotFoundError: no driver library here.
+        NvmlError: the library is there and cannot start, for example ``Driver Not Loaded``.
+    """
+    required(pynvml.nvmlInit)
+    try:
+        yield
+    finally:
+        required(pynvml.nvmlShutdown)
+
+
+def required(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's value; every error of NVML is raised as :class:`NvmlError`."""
+    try:
+        return function(*arguments)
+    except pynvml.NVMLError as error:
+        kinds: dict[int, Callable[..., NvmlError]] = {
+            pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: NvmlLibraryNotFoundError,
+            pynvml.NVML_ERROR_GPU_IS_LOST: GpuLostError,
+        }
+        raise kinds.get(error.value, NvmlError)(f"{error} ({function.__name__})", code=error.value) from error
+
+
+def value_or_none(function: Callable[..., Any], *arguments: Any) -> Any:
+    """The function's value; None for every error of NVML."""
+    try:
+        return required(function, *arguments)
+    except NvmlError:
+        return None
+
+
+def optional(function: Callable[..., Any], *arguments: Any, convert: Callable[[Any], Any] = lambda value: value) -> Any:
+    """The function's value, converted; :class:`NotAvailable` with NVML's text if NVML says that it does not give one."""
+    try:
+        return convert(required(function, *arguments))
+    except NvmlError as error:
+        if error.code in _NO_VALUE:
+            return NotAvailable(str(error))
+        raise
+
+
+@contextlib.contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Put the GPU's name before NVML's text."""
+    try:
+        yield
+    except NvmlError as error:
+        raise type(error)(f"{what}: {error}", code=error.code) from error
+
+
+def text(value: str | bytes) -> str:
+    """The text that NVML gave; the binding returns bytes for some calls."""
+    return value.decode() if isinstance(value, bytes) else value
