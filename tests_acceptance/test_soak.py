@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections import Counter
 
 import pytest
 
 from pytest_gpucluster.cluster.soak import Seen, Work
+from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.agreement import only_itself, suspicions_in_round
+from pytest_gpucluster.judging.criterion import Parts
+from pytest_gpucluster.judging.nic_errors import Readings, compare, read_limits
 from pytest_gpucluster.measurements.digest import digests
 from pytest_gpucluster.measurements.hbm_pattern import hbm_pattern
+from pytest_gpucluster.measurements.nics import nic_state
 from pytest_gpucluster.measurements.sustained import sustained
+from tests_acceptance.conftest import Snapshot, snapshot
 
 
 def rates(results):
@@ -61,7 +67,31 @@ def wrong_words(results):
     }
 
 
-MEASURE = {"bf16_soak": sustained, "silent_corruption_soak": digests, "hbm_pattern_soak": hbm_pattern}
+def links_lost(taken, compared, results):
+    """Links that each host's ports lost since the snapshot before. ``taken`` keeps the latest snapshot alone."""
+    before, now = taken.pop(), Snapshot(results, time.monotonic())
+    taken.append(now)
+    seen = {}
+    for node, state in measured(results).items():
+        lost = before.results.errors.get(node)
+        first = before.results[node].nics if lost is None else NotAvailable(str(lost))
+        growth = compared(Readings(first=first, last=state.nics, seconds=now.at_s - before.at_s))
+        seen[node] = Seen(
+            value=growth.lost or min(growth.over, 1),
+            evidence={"ports": growth.facts},
+            unknown="; ".join(growth.unknown) or None,
+            parts=Parts(kind="nic", names=growth.names),
+        )
+    return seen
+
+
+MEASURE = {
+    "bf16_soak": sustained,
+    "silent_corruption_soak": digests,
+    "hbm_pattern_soak": hbm_pattern,
+    "nic_flaps_soak": nic_state,
+}
+FLAPS = read_limits({"link_downed": {"total": 0}, "carrier_changes": {"total": 0}})
 
 
 @pytest.fixture(scope="session")
@@ -72,10 +102,15 @@ def soaked(cluster, recipe, soak):
         "silent_corruption_soak": Work(read=functools.partial(differing_kinds, {}, Counter()), keep="total", compares=True),
         "hbm_pattern_soak": Work(read=wrong_words, keep="total"),
     }
+    if soak.is_wanted("nic_flaps_soak"):
+        taken = [snapshot(cluster, nic_state, per="host", places=cluster.places)]
+        compared = functools.partial(compare, fabric=cluster.promised.fabric, limits=FLAPS)
+        works["nic_flaps_soak"] = Work(read=functools.partial(links_lost, taken, compared), keep="total")
     for turn in soak.rounds(works):
         other_words = {"first_pass": turn.round} if turn.criterion == "hbm_pattern_soak" else {}
         arguments = {**recipe(turn.criterion), **other_words}
-        turn.keep(cluster.run(MEASURE[turn.criterion], per="gpu", places=turn.places, **arguments))
+        per = "gpu" if turn.places[0].gpu is not None else "host"
+        turn.keep(cluster.run(MEASURE[turn.criterion], per=per, places=turn.places, **arguments))
     return soak
 
 
@@ -95,3 +130,9 @@ def test_silent_corruption_soak(soaked, place, criterion):
 def test_hbm_pattern_soak(soaked, place, criterion):
     """Not one wrong word in any round."""
     soaked["hbm_pattern_soak", place].judge(criterion)
+
+
+@pytest.mark.fabric
+def test_nic_flaps_soak(soaked, node, criterion):
+    """No port loses its link more often than the limit gives the whole soak."""
+    soaked["nic_flaps_soak", node].judge(criterion)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pytest_gpucluster.cluster.results import Results
-    from pytest_gpucluster.judging.criterion import Criterion
+    from pytest_gpucluster.judging.criterion import Criterion, Parts
     from pytest_gpucluster.places import Place
 
 Keep = Literal["lowest", "highest", "total"]
@@ -26,11 +26,17 @@ Keep = Literal["lowest", "highest", "total"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What one round showed at one place; ``remark``: what it could not show."""
+    """What one round showed at one place.
+
+    ``remark``: what it could not show. ``unknown``: what could not be measured beside the value, so that the criterion cannot
+    pass; the rounds go on. ``parts``: what a bad value points to.
+    """
 
     value: float
     evidence: Mapping[str, Any] = field(default_factory=dict)
     remark: str | None = None
+    unknown: str | None = None
+    parts: Parts | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +68,7 @@ class Kept:
     last: float = 0.0
     error: MeasurementError | None = None
     remark: str | None = None
+    unknown: str | None = None
     latest_round: int = 0
 
     def add(self, number: int, seen: Seen) -> None:
@@ -81,6 +88,8 @@ class Kept:
                 self.worst, self.worst_round = seen, number
         self.last = seen.value
         self.remark = seen.remark or self.remark
+        if seen.unknown is not None and self.unknown is None:
+            self.unknown = f"in round {number} of the soak: {seen.unknown}"
         self.rounds += 1
         self.latest_round = number
 
@@ -109,10 +118,12 @@ class Kept:
             CriterionFailedError: a value outside the limit, whatever else happened.
             MeasurementError: a round could not be measured here.
         """
-        if self.value is not None:
-            criterion.require(self.value, evidence=self.evidence, remark=self.remark)
+        if self.value is not None and self.worst is not None:
+            criterion.require(self.value, evidence=self.evidence, remark=self.remark, parts=self.worst.parts)
         if self.error is not None:
             raise self.error
+        if self.unknown is not None:
+            raise MeasurementError(f"{self.place}: {self.unknown}", culprits=(self.place,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +204,10 @@ class Soak:
     def __iter__(self) -> Iterator[Kept]:
         """Everything kept so far."""
         return (kept for places in self._kept.values() for kept in places.values())
+
+    def is_wanted(self, criterion: str) -> bool:
+        """Whether a selected test judges this criterion."""
+        return bool(self._wanted.get(criterion))
 
     def has_work(self, criterion: str) -> bool:
         """Whether rounds bring values of this criterion."""

@@ -34,7 +34,7 @@ def start(session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion
         )
     places = session.cluster.places
     wanted: dict[str, list[Any]] = {}
-    for place in places:
+    for place in (*places, *session.cluster.nodes):
         for key, place_id in criteria:
             if place_id == place.id:
                 wanted.setdefault(key, []).append(place)

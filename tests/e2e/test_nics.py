@@ -30,6 +30,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
 IN_NAMESPACE = ["unshare", "-rm", "sh", "-c", 'mount --bind "$1" /sys/class && shift && exec "$@"', "sh"]
 JUDGED = ("nic_ports", "nic_errors")
+SOAK = "nic_flaps_soak"
 PORTS = 3
 PORT = "mlx5_1 port 1 (0000:22:00.0)"
 
@@ -47,7 +48,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def limits_of(fabric: str) -> dict[str, Any]:
     """The packaged entries for one host: three ports of 400 Gb/s are promised."""
     packaged = yaml.safe_load((REPOSITORY / "thresholds.yaml").read_text(encoding="utf-8"))["criteria"]
-    entries = {key: {**packaged[key], "profiles": {}, "needs_nodes": 1} for key in JUDGED}
+    entries = {key: {**packaged[key], "profiles": {}, "needs_nodes": 1} for key in (*JUDGED, SOAK)}
     entries["nic_ports"]["recipe"] = {"ports": PORTS, "gbit_s": 400}
     return {
         "schema": 1,
@@ -56,13 +57,15 @@ def limits_of(fabric: str) -> dict[str, Any]:
     }
 
 
-def run(folder: Path, library: Path, *, before: str = "", between: str = "", fabric: str = "infiniband") -> FinishedRun:
-    """Both criteria on one simulated GPU. ``before`` and ``between`` change ``made``: before the run, and in a test of it."""
+def run(folder: Path, library: Path, *options: str, fabric: str = "infiniband", **changes: str) -> FinishedRun:
+    """The criteria on one simulated GPU. Two changes of ``made``: ``before`` the run, and ``between``, in a test of it."""
+    before, between = changes.get("before", ""), changes.get("between", "")
     made = MadeSys(folder / "sys", *map(infiniband, range(PORTS)))
     exec(before, {"made": made})  # noqa: S102 -- a line of this file
     (folder / "limits.yaml").write_text(json.dumps(limits_of(fabric)), encoding="utf-8")
     (folder / "test_between.py").write_text(
         textwrap.dedent(f"""\
+            import threading
             from pathlib import Path
             from tests.support.sysfs import MadeSys
 
@@ -73,8 +76,9 @@ def run(folder: Path, library: Path, *, before: str = "", between: str = "", fab
             """),
         encoding="utf-8",
     )
-    chosen = [f"{ACCEPTANCE}/test_nics.py", "test_between.py", "-k", " or ".join((*JUDGED, "between")), "--junitxml=junit.xml"]
-    options = ["--gpucluster-thresholds=limits.yaml", "--gpucluster-gate"]
+    names = " or ".join((*JUDGED, SOAK, "between"))
+    chosen = [*(f"{ACCEPTANCE}/{name}" for name in ("test_nics.py", "test_soak.py")), "test_between.py", "-k", names]
+    options = (*options, "--gpucluster-thresholds=limits.yaml", "--gpucluster-gate", "--junitxml=junit.xml")
     variables = {**environment(measured=True), **with_gpus(library, "count 1\n"), "PYTHONPATH": python_path(PLANTS)}
     command = [*IN_NAMESPACE, str(made.root / "class"), *PYTEST, *chosen, *options]
     launch = Launch(command=command, cwd=folder, environment=variables, name="node0").start()
@@ -147,3 +151,18 @@ def test_no_adapter_where_none_is_promised(tmp_path: Path, library: Path) -> Non
     ran = run(tmp_path, library, before='made.pull_down("mlx5_1")', fabric="none")
     assert outcomes(ran) == dict.fromkeys(JUDGED, "skipped"), ran.stdout
     assert "the profile promises none" in ran.row("nic_ports", "node0")["reason"]
+
+
+@pytest.mark.parametrize("flaps", [True, False])
+def test_a_cable_that_flaps_once_in_a_soak(tmp_path: Path, library: Path, *, flaps: bool) -> None:
+    """The soak names the port, the round and the rate; the whole run shows it too. The twin without a flap is green."""
+    flap = 'threading.Timer(3, lambda: made.change("mlx5_1", "counters/link_downed", "1")).start()'
+    ran = run(tmp_path, library, "--gpucluster-level=soak:6s", between=flap if flaps else "pass")
+    expected = "failed" if flaps else "passed"
+    assert ran.outcomes(SOAK) == ran.outcomes("nic_errors") == {"node0": expected}, ran.stdout
+    row = ran.row(SOAK, "node0")
+    assert (row["value"], row["evidence"]["rounds"] > 1) == (int(flaps), True)
+    if flaps:
+        assert row["evidence"]["worst in round"] > 1
+        assert PORT in row["reason"].splitlines()[0]
+        assert "an hour), 0 allowed" in row["evidence"]["ports"][0]

@@ -11,7 +11,7 @@ import pytest
 from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.cluster.soak import Kept, Seen, Soak, Work
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
-from pytest_gpucluster.judging.criterion import Criterion
+from pytest_gpucluster.judging.criterion import Criterion, Parts
 from pytest_gpucluster.judging.plan import Plan
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.plugin.soak_reports import Reports, start, worst_of
@@ -287,3 +287,29 @@ def test_a_soak_needs_its_level() -> None:
     session: Any = SimpleNamespace(setup=SimpleNamespace(settings=SimpleNamespace(soak_s=None)))
     with pytest.raises(ConfigurationError, match="give the entry level: soak"):
         start(session, session, {})
+
+
+NODE = Place(id="node0", node=0)
+
+
+def test_a_node_has_rounds_too() -> None:
+    """What a node shares is measured once a round, beside what every GPU does."""
+    script = Script(duration_s=2, wanted={"rate": PLACES, "flaps": (NODE,)})
+    script.run({"rate": RATES, "flaps": ERRORS}, lambda number, criterion, _: float(number if criterion == "flaps" else 700))
+    assert [turn for turn in script.turns if turn[1] == "flaps"] == [(1, "flaps", ["node0"])]
+    assert (script.soak["flaps", NODE].value, script.soak.is_wanted("flaps"), script.soak.is_wanted("wear")) == (1, True, False)
+
+
+def test_what_is_not_known_beside_a_value_is_never_green() -> None:
+    """Rounds go on; the total is judged first, then the first thing that was not known is raised, with its round."""
+    kept = Kept(criterion="flaps", place=NODE, keep="total")
+    for number, unknown in enumerate((None, "port 1: reset", "port 2: reset", None), start=1):
+        kept.add(number, Seen(value=0, unknown=unknown))
+    judge = criterion("max", 0)
+    with pytest.raises(MeasurementError, match="node0: in round 2 of the soak: port 1: reset"):
+        kept.judge(judge)
+    kept.add(5, Seen(value=1, parts=Parts(kind="nic", names=("mlx5_2 port 1",))))
+    with pytest.raises(CriterionFailedError, match="node0-gpu0 mlx5_2 port 1: 1 TFLOPS"):
+        kept.judge(judge)
+    assert judge.judged is not None
+    assert judge.judged.blames == "nic"
