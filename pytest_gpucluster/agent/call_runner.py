@@ -266,7 +266,8 @@ class CallRunner:
                 self._announce_hang()
             evidence = self._worker.evidence()
             part: Part | None = "software" if evidence.state == STOPPED else failure.blames
-            failure = replace(failure, blames=part, state=evidence.state, stacks=evidence.stacks, flight=evidence.flight)
+            failure = replace(failure, blames=part, state=evidence.state, stacks=evidence.stacks)
+            failure = replace(failure, flight=evidence.flight, ras=evidence.ras)
             if not self._kill(self._worker) and failure.kind == "hung":
                 failure = replace(failure, error=f"{failure.error}; SIGKILL does not end it")
         self._finish(failure, last)

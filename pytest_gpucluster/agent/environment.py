@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.agent import nccl_ras
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -30,9 +32,15 @@ def worker_environment(rank: Rank, folder: Path, *, nodes: Mapping[str, int]) ->
     """The variables of a worker. ``nodes``: the node number of each torchrun group rank, as far as known.
 
     Variables that the agent inherited win over the defaults. Those of NCCL's log do not: the worker measures by that log.
+    NCCL's RAS service gets a port of this worker's own.
+
+    Raises:
+        OSError: no port is free.
     """
     log = str(folder / LOG_NAME)
+    ras = {} if nccl_ras.VARIABLE in os.environ else {nccl_ras.VARIABLE: nccl_ras.free_address()}
     return {
+        **ras,
         **{name: value for name, value in WORKER_DEFAULTS.items() if name not in os.environ},
         **NCCL_LOGGING,
         "NCCL_DEBUG_FILE": log,

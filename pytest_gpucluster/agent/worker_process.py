@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.agent import nccl_ras
 from pytest_gpucluster.agent.spawner import Spawner, kill_and_reap
 from pytest_gpucluster.agent.worker_exit import read_oom_kills
 from pytest_gpucluster.protocol.codec import MalformedMessageError
@@ -32,11 +33,12 @@ READS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What can be seen from outside of a worker that hangs: process state letter, Python stacks, last collectives."""
+    """What can be seen from outside of a worker that hangs: process state letter, stacks, last collectives, NCCL's RAS."""
 
     state: str
     stacks: str
     flight: str
+    ras: str
 
 
 class WorkerProcess:
@@ -52,6 +54,7 @@ class WorkerProcess:
         self._stacks_file = spawner.folder / "stacks"
         self._collective_file = spawner.folder / "collective"
         self._flight_file = spawner.folder / "flight.json"
+        self._ras_address = environment.get(nccl_ras.VARIABLE)
         self._flight_file.unlink(missing_ok=True)
         self._stacks_file.unlink(missing_ok=True)
         self.oom_kills_before = read_oom_kills()
@@ -136,11 +139,13 @@ class WorkerProcess:
         """
         state = self.state()
         has_answered = self._has_answered()
+        ras = ""
         if state != "T":
+            ras = nccl_ras.ask(self._ras_address)  # while its peers live, too
             flight_recorder.ask(self.pid, self._flight_file)
         flight = flight_recorder.summarize(self._flight_file)
         stacks = "" if has_answered or self._has_answered() else self.stacks()
-        return Evidence(state=state, stacks="" if self._has_answered() else stacks, flight=flight)
+        return Evidence(state=state, stacks="" if self._has_answered() else stacks, flight=flight, ras=ras)
 
     def _has_answered(self) -> bool:
         return any(isinstance(message, (Success, Failure)) for message in self.last_messages())

@@ -197,6 +197,7 @@ def _evidence(ranks: Sequence[int], failed: Failures, name: Name) -> list[str]:
             ("traceback", failure.traceback),
             ("Python stacks", failure.stacks),
             ("flight recorder", failure.flight),
+            ("NCCL RAS", failure.ras),
             ("last output", failure.output),
         ):
             if text.strip() and text not in shown:

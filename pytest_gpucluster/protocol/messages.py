@@ -218,7 +218,7 @@ class Failure(_Result):
 
     ``blames``: the kind of part that is to blame, None if unknown. ``type``, ``traceback`` and ``cause`` (the first of a chain
     of exceptions) belong to an exception. ``state`` (the letter of proc(5)), ``stacks`` and ``flight`` (the last collectives
-    in PyTorch's flight recorder) were taken from a worker that did not return.
+    in PyTorch's flight recorder) were taken from a worker that did not return, and ``ras`` from its NCCL: who lags where.
     """
 
     ok: Literal[False] = False
@@ -231,6 +231,7 @@ class Failure(_Result):
     state: str = ""
     stacks: str = ""
     flight: str = ""
+    ras: str = ""
 
 
 Reply: TypeAlias = "Success | Failure"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.agent import current_call, heartbeat, spawner, worker_process
+from pytest_gpucluster.agent import current_call, heartbeat, nccl_ras, spawner, worker_process
 from pytest_gpucluster.controller import members
 from pytest_gpucluster.worker import flight_recorder, python_stacks
 from tests.support import REPOSITORY
@@ -237,7 +237,7 @@ def test_a_worker_that_does_not_read(played: Any) -> None:
 def test_no_limit_is_longer_than_the_controllers_patience() -> None:
     """In these waits the agent does not beat: the controller must not take it for dead before it can say why."""
     waits_s = {
-        "evidence": python_stacks.ANSWER_S + flight_recorder.ANSWER_S,
+        "evidence": python_stacks.ANSWER_S + flight_recorder.ANSWER_S + nccl_ras.ANSWER_S,
         "spawner": spawner.ANSWER_S,
         "worker": worker_process.SEND_S,
     }

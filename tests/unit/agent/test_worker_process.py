@@ -146,6 +146,28 @@ tell(hangs=hangs.stacks, woken=worker.evidence().stacks)
     assert facts == {"hangs": "in a wait", "woken": ""}
 
 
+def test_nccl_is_asked_at_a_hang(agent: Any) -> None:
+    """At the address in the worker's environment, while the worker lives; a stopped worker, or one without, is not asked."""
+    facts = said(
+        agent("""
+from pytest_gpucluster.worker import flight_recorder, python_stacks
+from pytest_gpucluster.agent import nccl_ras
+
+flight_recorder.ask = lambda pid, path: None
+python_stacks.ask = lambda pid, path: ""
+nccl_ras.ask = lambda address: f"asked {address}"
+known = {"DO": "time.sleep(600)", "NCCL_RAS_ADDR": "127.0.0.1:4711"}
+worker = WorkerProcess(spawner, cwd="/", environment=known)
+asked = worker.evidence().ras
+os.kill(worker.pid, signal.SIGSTOP)
+while worker.state() != "T":
+    time.sleep(0.01)
+tell(asked=asked, stopped=worker.evidence().ras, without=start("time.sleep(600)").evidence().ras)
+""")
+    )
+    assert facts == {"asked": "asked 127.0.0.1:4711", "stopped": "", "without": "asked None"}
+
+
 def test_workers_lead_a_session_and_die_with_what_they_started(agent: Any) -> None:
     """Killed by its agent: the worker and its child are gone; the spawner starts the next one."""
     facts = said(

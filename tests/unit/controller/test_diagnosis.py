@@ -85,6 +85,15 @@ def test_who_never_arrived_is_named() -> None:
     assert "did not return within 5 s" in first
 
 
+@pytest.mark.parametrize("said", ["", "communicator c0ffee of 2 ranks: rank 1 launched 5 AllReduce; rank 0 launched 6"])
+def test_what_nccl_says_stands_below(said: str) -> None:
+    """Beside the flight recorder, once; nothing where NCCL says nothing."""
+    waiting, late = replace(hung(2), ras=said), replace(hung(1), ras=said, flight="all_reduce 1: completed")
+    _, _, text = diagnosed({0: waiting, 1: late})
+    assert text.count("NCCL RAS of rank 1") == text.count("communicator c0ffee") == (1 if said else 0)
+    assert "flight recorder of rank 1" in text
+
+
 def returned(collectives: int) -> Success:
     """A rank that returned after so many collectives."""
     return Success(value=1, collectives=collectives)
