@@ -6,10 +6,12 @@ import pytest
 
 from pytest_gpucluster import MeasurementError
 from pytest_gpucluster.errors import Blame
+from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.criterion import Parts
 from pytest_gpucluster.judging.nic_errors import Readings, compare, read_limits
-from pytest_gpucluster.judging.nic_ports import Promise, judge_ports
-from pytest_gpucluster.measurements.nics import nic_state
+from pytest_gpucluster.judging.nic_links import judge_links, nearest_gpus
+from pytest_gpucluster.judging.nic_ports import Promise, judge_ports, own_ports
+from pytest_gpucluster.measurements.nics import nic_paths, nic_state
 from tests_acceptance.conftest import snapshot
 
 
@@ -43,6 +45,30 @@ def test_nic_ports(nics_at_start, ports_seen, node, criterion):
     seen = ports_seen[node.id]
     evidence = {"ports": seen.facts, "up": seen.up, "expected": seen.expected}
     require(criterion, seen.amiss, seen, evidence)
+
+
+@pytest.fixture(scope="session")
+def nic_ways(cluster):
+    """The ways of every adapter and GPU through the PCIe tree of its host."""
+    return cluster.run(nic_paths, per="host", deadline_s=60)
+
+
+@pytest.mark.health
+def test_nic_pcie(nic_ways, node, cluster, criterion):
+    """Every PCIe link on the way to an adapter of the promised fabric is as wide and as fast as both of its ends can be."""
+    found = nic_ways[node]
+    listed = [] if isinstance(found.nics, NotAvailable) else found.nics
+    names = dict.fromkeys(nic.device for nic, _ in own_ports(listed, cluster.promised.fabric))
+    seen = judge_links({name: found.paths[name] for name in names})
+    evidence = {"links": seen.facts, "GPUs near": gpus_near(found, names), "nvidia_peermem": str(found.peer_memory)}
+    require(criterion, len(seen.names), seen, evidence)
+
+
+def gpus_near(found, names):
+    """The GPUs that are nearest to each adapter, where the tree shows them."""
+    gpus = {} if isinstance(found.gpu_paths, NotAvailable) else found.gpu_paths
+    ways = {name: found.paths[name] for name in names if not isinstance(found.paths[name], NotAvailable)}
+    return [f"{name}: {' '.join(nearest_gpus(way, gpus)) or 'not shown'}" for name, way in ways.items()]
 
 
 @pytest.fixture

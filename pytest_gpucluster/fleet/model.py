@@ -32,6 +32,7 @@ ANSWERS: Mapping[str, Callable[[Asked], Any]] = {
     "measurements.health:clocks_under_load": gpu_answers.clocks_under_load,
     "measurements.health:gpu_state": gpu_answers.gpu_state,
     "measurements.host_link:host_link": gpu_answers.host_link,
+    "measurements.nics:nic_paths": nic_answers.nic_paths,
     "measurements.nics:nic_state": nic_answers.nic_state,
     "measurements.sustained:sustained": gpu_answers.sustained,
     "measurements.training:finetune": group_answers.finetune,

@@ -24,6 +24,22 @@ def nic_state(asked: Asked) -> Any:
     return made("measurements.nics:NicState", nics=nics)
 
 
+def nic_paths(asked: Asked) -> Any:
+    """The way of every adapter of the rank's node, and of every GPU: each below a switch of its own."""
+    nics = [_nic(asked, number) for number in range(ADAPTERS)]
+    gpus = [f"0000:{0x13 + 0x10 * gpu:02x}:00.0" for gpu in range(asked.hardware.simulation.gpus_per_node)]
+    paths = {nic["fields"]["device"]: _path(nic["fields"]["pci"], number) for number, nic in enumerate(nics)}
+    gpu_paths = {address: _path(address, number) for number, address in enumerate(gpus)}
+    return made("measurements.nics:NicPaths", nics=nics, paths=paths, gpu_paths=gpu_paths, peer_memory=True)
+
+
+def _path(address: str, number: int) -> Any:
+    addresses = (address, f"0000:{0x11 + 0x10 * number:02x}:01.0")
+    link = {"speed_gt_s": 32.0, "max_speed_gt_s": 32.0, "width": 16, "max_width": 16, "redirects_peers": False}
+    nodes = [made("inventory.pci_tree:PciNode", address=one, **link) for one in addresses]
+    return made("inventory.pci_tree:PciPath", numa_node="0", nodes=nodes)
+
+
 def _nic(asked: Asked, number: int) -> Any:
     return made(
         "inventory.nics:Nic",

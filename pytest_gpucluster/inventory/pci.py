@@ -20,12 +20,17 @@ def count_nvidia_gpus(*, root: Path = SYS) -> int | NotAvailable:
     """How many NVIDIA GPUs the kernel lists on the PCI bus."""
     folder = root / "bus" / "pci" / "devices"
     try:
-        return sum(_is_nvidia_gpu(device) for device in folder.iterdir())
+        return sum(is_nvidia_gpu(device) for device in folder.iterdir())
     except OSError as error:
         return NotAvailable(f"{error.strerror} ({folder})")
 
 
-def _is_nvidia_gpu(device: Path) -> bool:
+def is_nvidia_gpu(device: Path) -> bool:
+    """Whether a device of sysfs is one.
+
+    Raises:
+        OSError: its vendor or class cannot be read.
+    """
     if (device / "vendor").read_text(encoding="ascii").strip() != NVIDIA:
         return False
     return (device / "class").read_text(encoding="ascii").startswith(GPU_CLASSES)

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
-IN_NAMESPACE = ["unshare", "-rm", "sh", "-c", 'mount --bind "$1" /sys/class && shift && exec "$@"', "sh"]
-JUDGED = ("nic_ports", "nic_errors")
+MOUNT = 'for name in class bus; do mount --bind "$1/$name" "/sys/$name" || exit 99; done; shift; exec "$@"'
+IN_NAMESPACE = ["unshare", "-rm", "sh", "-c", MOUNT, "sh"]
+JUDGED = ("nic_ports", "nic_pcie", "nic_errors")
 SOAK = "nic_flaps_soak"
 PORTS = 3
 PORT = "mlx5_1 port 1 (0000:22:00.0)"
@@ -39,6 +40,8 @@ PORT = "mlx5_1 port 1 (0000:22:00.0)"
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The simulated NVML; skips where there are no mounts of one's own."""
     folder = tmp_path_factory.mktemp("nvml")
+    for name in ("class", "bus"):
+        (folder / name).mkdir()
     tried = [*IN_NAMESPACE, str(folder), "true"]
     if shutil.which("unshare") is None or subprocess.run(tried, capture_output=True, check=False).returncode:
         pytest.skip("no mounts of one's own here (unshare -rm)")
@@ -80,7 +83,7 @@ def run(folder: Path, library: Path, *options: str, fabric: str = "infiniband", 
     chosen = [*(f"{ACCEPTANCE}/{name}" for name in ("test_nics.py", "test_soak.py")), "test_between.py", "-k", names]
     options = (*options, "--gpucluster-thresholds=limits.yaml", "--gpucluster-gate", "--junitxml=junit.xml")
     variables = {**environment(measured=True), **with_gpus(library, "count 1\n"), "PYTHONPATH": python_path(PLANTS)}
-    command = [*IN_NAMESPACE, str(made.root / "class"), *PYTEST, *chosen, *options]
+    command = [*IN_NAMESPACE, str(made.root), *PYTEST, *chosen, *options]
     launch = Launch(command=command, cwd=folder, environment=variables, name="node0").start()
     try:
         launch.end(within_s=RUN_S)
@@ -90,14 +93,14 @@ def run(folder: Path, library: Path, *options: str, fabric: str = "infiniband", 
 
 
 def outcomes(ran: FinishedRun) -> dict[str, str]:
-    """What became of both criteria."""
+    """What became of each criterion."""
     return {key: ran.outcomes(key).get("node0", "") for key in JUDGED}
 
 
 def test_healthy(tmp_path: Path, library: Path) -> None:
     """Traffic alone: ACCEPTED."""
     ran = run(tmp_path, library, between='made.change("mlx5_1", "counters/port_xmit_data", "123456")')
-    assert outcomes(ran) == {"nic_ports": "passed", "nic_errors": "passed"}, ran.stdout
+    assert outcomes(ran) == dict.fromkeys(JUDGED, "passed"), ran.stdout
     assert (ran.results["verdict"], ran.returncode) == ("ACCEPTED", 0)
 
 
@@ -111,7 +114,7 @@ def test_healthy(tmp_path: Path, library: Path) -> None:
     ],
 )
 def test_one_port(tmp_path: Path, library: Path, when: str, change: str, said: str) -> None:
-    """The right criterion fails, by the port's name, and the culprit is a NIC of that node; the other criterion passes."""
+    """The right criterion fails, by the port's name, and the culprit is a NIC of that node; the others pass."""
     bad = "nic_ports" if when == "before" else "nic_errors"
     ran = run(tmp_path, library, **{when: change})
     assert outcomes(ran) == {**dict.fromkeys(JUDGED, "passed"), bad: "failed"}, ran.stdout
@@ -120,6 +123,16 @@ def test_one_port(tmp_path: Path, library: Path, when: str, change: str, said: s
     assert PORT in culprit["evidence"][0]
     assert said in ran.case(f"test_{bad}[node0]").text
     assert ran.returncode == 1
+
+
+def test_a_narrow_link(tmp_path: Path, library: Path) -> None:
+    """The slot of one adapter trained at x8: its address is named, and what the link could be."""
+    narrow = '(made.root / "bus/pci/devices/0000:22:00.0/current_link_width").write_text("8")'
+    ran = run(tmp_path, library, before=narrow)
+    assert outcomes(ran) == {**dict.fromkeys(JUDGED, "passed"), "nic_pcie": "failed"}, ran.stdout
+    row = ran.row("nic_pcie", "node0")
+    assert row["evidence"]["links"] == ["0000:22:00.0 on the way to mlx5_1: x8 at 32 GT/s of x16 at 32 GT/s"]
+    assert "nic_pcie at node0 0000:22:00.0: 1 links" in row["reason"]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +145,7 @@ def test_one_port(tmp_path: Path, library: Path, when: str, change: str, said: s
 def test_counters_of_which_nothing_is_known(tmp_path: Path, library: Path, before: str, between: str, said: str) -> None:
     """Never green: an ERROR that names the port; its state is judged all the same."""
     ran = run(tmp_path, library, before=before, between=between)
-    assert outcomes(ran) == {"nic_ports": "passed", "nic_errors": "error"}, ran.stdout
+    assert outcomes(ran) == {**dict.fromkeys(JUDGED, "passed"), "nic_errors": "error"}, ran.stdout
     row = ran.row("nic_errors", "node0")
     assert PORT in row["reason"]
     assert said in row["reason"]
@@ -140,7 +153,7 @@ def test_counters_of_which_nothing_is_known(tmp_path: Path, library: Path, befor
 
 
 def test_no_adapter_where_they_are_promised(tmp_path: Path, library: Path) -> None:
-    """Without the class: an ERROR of both that says what is not there."""
+    """Without the class: an ERROR of each that says what is not there."""
     ran = run(tmp_path, library, before='import shutil; shutil.rmtree(made.root / "class" / "infiniband")')
     assert outcomes(ran) == dict.fromkeys(JUDGED, "error"), ran.stdout
     assert "/sys/class/infiniband" in ran.row("nic_ports", "node0")["reason"]

@@ -27,7 +27,7 @@ HW_COUNTERS = (
 )  # fmt: skip
 EFA_COUNTERS = ("lifespan", "rx_bytes", "rx_drops", "tx_bytes", "tx_pkts")
 NDR, HDR = "400 Gb/sec (4X NDR)", "200 Gb/sec (4X HDR)"
-BRIDGES = ("pci0000:{bus:02x}", "0000:{bus:02x}:01.0", "0000:{up:02x}:00.0", "0000:{up:02x}:{slot:02x}.0")
+BRIDGES = ("pci0000:{bus:02x}", "0000:{bus:02x}:01.0", "0000:{up:02x}:00.0", "0000:{up:02x}:{port:02x}.0")
 """A root complex, its root port, and the two ends of a PCIe switch: one for each device below."""
 
 
@@ -103,7 +103,7 @@ class MadeSys:
 
     def add_pci(self, address: str, *, bus: int, slot: int = 0, files: Mapping[str, str]) -> Path:
         """A PCI device below the switch of a root port, with its link and those of the bridges above."""
-        parts = [part.format(bus=bus, up=bus + 1, slot=slot) for part in BRIDGES]
+        parts = [part.format(bus=bus, up=bus + 1, port=slot + 1) for part in BRIDGES]
         folder = self.root / "devices"
         listed = self.root / "bus" / "pci" / "devices"
         listed.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ class MadeSys:
             if not part.startswith("pci") and not (listed / part).exists():
                 link = {"current_link_speed": "32.0 GT/s PCIe", "current_link_width": "16"}
                 most = {"max_link_speed": "32.0 GT/s PCIe", "max_link_width": "16"}
-                write(folder, {**link, **most, "class": "0x060400", "numa_node": "0"})
+                write(folder, {**link, **most, "vendor": "0x1000", "class": "0x060400", "numa_node": "0"})
                 (listed / part).symlink_to(folder)
         write(folder, files)
         return folder

@@ -31,6 +31,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "measurements.health:clocks_under_load": {"seconds": 3, "size": 8192},
     "measurements.health:gpu_state": {},
     "measurements.host_link:host_link": {"size_bytes": 1 << 29, "iterations": 10, "warmup": 2},
+    "measurements.nics:nic_paths": {},
     "measurements.nics:nic_state": {},
     "measurements.sustained:sustained": {"seconds": 20, "slice_s": 1},
     "measurements.training:finetune": {"preset": "small"},
