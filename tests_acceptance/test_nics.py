@@ -81,8 +81,8 @@ def nic_growth(nics_at_start, nics_at_end, node, cluster, recipe):
 
 @pytest.mark.fabric
 @pytest.mark.at_end
-def test_nic_errors(nic_growth, criterion):
+def test_nic_errors(nic_growth, nics_at_start, nics_at_end, criterion):
     """No port lost its link during the run, and no error counter grew beyond its limit."""
-    growth = nic_growth
-    evidence = {"ports": growth.facts, "within": growth.within}
+    growth, watched_s = nic_growth, nics_at_end.at_s - nics_at_start.at_s
+    evidence = {"ports": growth.facts, "within": growth.within, "s watched": round(watched_s, 1)}
     require(criterion, growth.over, growth, evidence)
