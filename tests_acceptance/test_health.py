@@ -7,7 +7,10 @@ import pytest
 from pytest_gpucluster import MeasurementError
 from pytest_gpucluster.errors import Blame
 from pytest_gpucluster.inventory.reading import NotAvailable, or_none
-from pytest_gpucluster.measurements.health import clocks_under_load
+from pytest_gpucluster.judging.criterion import Parts
+from pytest_gpucluster.judging.gpu_growth import grown, nvlink_growth, per_minute
+from pytest_gpucluster.measurements.health import clocks_under_load, gpu_counters
+from tests_acceptance.conftest import snapshot
 
 pytestmark = pytest.mark.health
 
@@ -16,6 +19,18 @@ pytestmark = pytest.mark.health
 def loaded_clocks(cluster, recipe):
     """Clocks event reasons of every GPU while a matrix product keeps it busy."""
     return cluster.run(clocks_under_load, per="gpu", **recipe("clocks_under_load"))
+
+
+@pytest.fixture(scope="session")
+def counters_at_start(cluster):
+    """The error counters of every GPU, before the long work."""
+    return snapshot(cluster, gpu_counters, per="gpu", deadline_s=60)
+
+
+@pytest.fixture(scope="session")
+def counters_at_end(cluster):
+    """The same counters, after everything else."""
+    return snapshot(cluster, gpu_counters, per="gpu", deadline_s=60)
 
 
 def read(states, place, name):
@@ -90,3 +105,51 @@ def test_clocks_under_load(loaded_clocks, place, criterion):
     clocks = loaded_clocks[place]
     seen = NotAvailable(clocks.nvml_error or "no NVML") if clocks.telemetry is None else clocks.telemetry.fault_reasons
     criterion.require(len(available(seen, "clocks event reasons", place)), evidence=clocks.evidence)
+
+
+def growth_of(name, first, last, place):
+    """By how much a counter of a GPU grew; a counter that was refused, or reset, was not measured."""
+    return available(grown(getattr(first.results[place], name), getattr(last.results[place], name)), name, place, part="gpu")
+
+
+@pytest.mark.at_end
+def test_ecc_growth(counters_at_start, counters_at_end, place, criterion):
+    """No uncorrected memory error came during the run."""
+    first, last = counters_at_start.results[place], counters_at_end.results[place]
+    corrected = grown(first.ecc_corrected, last.ecc_corrected)
+    errors = growth_of("ecc_uncorrected", counters_at_start, counters_at_end, place)
+    criterion.require(errors, evidence={"corrected": str(corrected)})
+
+
+@pytest.mark.at_end
+def test_pcie_replays(counters_at_start, counters_at_end, place, criterion):
+    """The PCIe link hardly ever had to send a packet again."""
+    run_s = counters_at_end.at_s - counters_at_start.at_s
+    replays = growth_of("pcie_replays", counters_at_start, counters_at_end, place)
+    criterion.require(per_minute(replays, run_s), evidence={"replays": replays, "seconds": run_s})
+
+
+@pytest.fixture
+def nvlinks(counters_at_start, counters_at_end, node, recipe):
+    """What happened on the NVLinks of each GPU of a node from the begin of the run to its end, by GPU."""
+    first, last = counters_at_start.results, counters_at_end.results
+    apart = {"seconds": counters_at_end.at_s - counters_at_start.at_s, **recipe("nvlink_errors")}
+    return {gpu: nvlink_growth(first[gpu], last[gpu], **apart) for gpu in first if gpu.node == node.node}
+
+
+def of_all(nvlinks, name):
+    """One kind of what happened, over all GPUs, each with the GPU's name."""
+    return [f"{gpu.label}: {fact}" for gpu, one in nvlinks.items() for fact in getattr(one, name)]
+
+
+@pytest.mark.at_end
+def test_nvlink_errors(nvlinks, node, criterion):
+    """No NVLink sent packets again or had to be trained again during the run."""
+    over, unknown = sum(one.over for one in nvlinks.values()), of_all(nvlinks, "unknown")
+    if over or not unknown:
+        bad = tuple(gpu.label for gpu, one in nvlinks.items() if one.over)
+        evidence = {"links": of_all(nvlinks, "facts"), "within": of_all(nvlinks, "within")}
+        criterion.require(over, evidence=evidence, parts=Parts(kind="gpu", names=bad))
+    if unknown:
+        blame = Blame(part="gpu", cause=unknown[0])
+        raise MeasurementError(f"{node.label}: {'; '.join(unknown)}", culprits=(node,), blame=blame)

@@ -81,6 +81,19 @@ def gpu_state(asked: Asked) -> Any:
     )
 
 
+def gpu_counters(asked: Asked) -> Any:
+    """Error counters of the GPU, which do not grow."""
+    counters = dict.fromkeys(("replays", "recoveries", "crc_flits", "crc_data"), 0)
+    links = [made("inventory.gpu_counters:LinkCounters", link=link, **counters) for link in range(asked.spec.nvlink_links)]
+    return made(
+        "inventory.gpu_counters:GpuCounters",
+        ecc_uncorrected=2 if asked.has("ecc") else 0,
+        ecc_corrected=0,
+        pcie_replays=0,
+        nvlinks=links,
+    )
+
+
 def clocks_under_load(asked: Asked) -> Any:
     """NVML's event reasons under load."""
     hot = asked.has("throttled")

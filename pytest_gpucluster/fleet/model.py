@@ -30,6 +30,7 @@ ANSWERS: Mapping[str, Callable[[Asked], Any]] = {
     "measurements.hbm:hbm_bandwidth": gpu_answers.hbm_bandwidth,
     "measurements.hbm_pattern:hbm_pattern": gpu_answers.hbm_pattern,
     "measurements.health:clocks_under_load": gpu_answers.clocks_under_load,
+    "measurements.health:gpu_counters": gpu_answers.gpu_counters,
     "measurements.health:gpu_state": gpu_answers.gpu_state,
     "measurements.host_link:host_link": gpu_answers.host_link,
     "measurements.nics:nic_paths": nic_answers.nic_paths,

@@ -16,6 +16,7 @@ from typing import Any
 import pynvml
 
 from pytest_gpucluster.inventory.event_reasons import event_reason_names, read_event_reasons
+from pytest_gpucluster.inventory.gpu_counters import read_link_states
 from pytest_gpucluster.inventory.nvml_calls import (
     NvmlError,
     NvmlLibraryNotFoundError,
@@ -298,21 +299,13 @@ def _running(handle: Any) -> dict[str, Any]:
 
 
 def _active_nvlinks(handle: Any) -> int | NotAvailable:
-    """Links that are up. NVML refuses the first link number beyond the last, and all of them where there is no NVLink."""
-    states: list[int] = []
-    refused = NotAvailable("NVML shows no NVLink")
-    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            state = optional(pynvml.nvmlDeviceGetNvLinkState, handle, link)
-        except NvmlError as error:
-            if error.code != pynvml.NVML_ERROR_INVALID_ARGUMENT:
-                raise
-            break
-        if isinstance(state, NotAvailable):
-            refused = state
-        else:
-            states.append(state)
-    return sum(states) if states else refused
+    """Links that are up; not available if NVML refuses all of them: there is no NVLink."""
+    states = read_link_states(handle)
+    known = [state for state in states if not isinstance(state, NotAvailable)]
+    refused = next((state for state in reversed(states) if isinstance(state, NotAvailable)), None)
+    if known:
+        return sum(known)
+    return NotAvailable("NVML shows no NVLink") if refused is None else refused
 
 
 def _index_of(entry: str, uuids: list[str]) -> int | None:

@@ -6,9 +6,11 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import pynvml
 import torch
 
 from pytest_gpucluster.inventory import nvml, nvml_calls, pci
+from pytest_gpucluster.inventory.gpu_counters import GpuCounters, read_counters
 from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry, evidence
 from pytest_gpucluster.measurements import gemm, progress, timing
 from pytest_gpucluster.protocol.functions import without_device
@@ -86,6 +88,21 @@ def gpu_state() -> GpuHealth:
             raise
         return GpuHealth(gpu=None, nvml_device_count=None, **of_torch)
     return GpuHealth(gpu=state, nvml_device_count=count, **of_torch)
+
+
+@without_device
+def gpu_counters() -> GpuCounters:
+    """Read the error counters of this worker's own GPU, the one of :func:`gpu_state`.
+
+    Raises:
+        GpuLostError: the GPU has fallen off the bus.
+        NvmlError: there is no driver, or NVML cannot read the GPU.
+    """
+    uuid = timing.gpu_uuid()
+    with nvml_calls.session():
+        index = nvml.own_index(uuid)
+        with nvml_calls.naming(f"GPU {index}"):
+            return read_counters(nvml_calls.required(pynvml.nvmlDeviceGetHandleByIndex, index))
 
 
 def clocks_under_load(*, seconds: float, size: int = 8192) -> ClocksUnderLoad:

@@ -1,4 +1,4 @@
-"""docs/readings.md and docs/readings-links.md: nothing that is read goes unjudged in silence."""
+"""docs/readings.md and its sister pages: nothing that is read goes unjudged in silence."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.support import REPOSITORY
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PAGES = tuple(REPOSITORY / "docs" / name for name in ("readings.md", "readings-links.md"))
+PAGES = tuple(REPOSITORY / "docs" / name for name in ("readings.md", "readings-gpu.md", "readings-links.md"))
 WITHOUT_CRITERION = ("evidence", "the run", "nobody")
 ROW = re.compile(r"\| (?P<fields>`[^|]+`) \| (?P<judged>[^|]+?) \| (?P<remark>[^|]*)\|")
 NAME = re.compile(r"`([^`]+)`")

@@ -312,6 +312,23 @@ Return nvmlDeviceGetNvLinkState(Device device, unsigned link, unsigned *active)
     return SUCCESS;
 }
 
+/* nvlink.0.replay, nvlink.0.recovery, nvlink.0.crc_flit, nvlink.0.crc_data, nvlink.0.ecc_data and so on: 0 */
+Return nvmlDeviceGetNvLinkErrorCounter(Device device, unsigned link, int counter, unsigned long long *value)
+{
+    static const char *const names[] = {"replay", "recovery", "crc_flit", "crc_data", "ecc_data"};
+    char key[KEY_LENGTH];
+
+    CHECK(device->index, "nvmlDeviceGetNvLinkErrorCounter");
+    if (link >= 18 || counter < 0 || counter > 4)
+        return INVALID_ARGUMENT;
+    snprintf(key, sizeof key, "err.nvlink.%u.%s", link, names[counter]);
+    if (number(device->index, key, SUCCESS) != SUCCESS)
+        return (Return)number(device->index, key, SUCCESS);
+    snprintf(key, sizeof key, "nvlink.%u.%s", link, names[counter]);
+    *value = (unsigned long long)number(device->index, key, 0);
+    return SUCCESS;
+}
+
 /* --- What it does right now --- */
 
 GETTER(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, "throttle", 0)

@@ -29,6 +29,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "measurements.hbm:hbm_bandwidth": {"size_bytes": 1 << 32, "iterations": 20, "warmup": 5},
     "measurements.hbm_pattern:hbm_pattern": {"share": 0.95, "passes": 1},
     "measurements.health:clocks_under_load": {"seconds": 3, "size": 8192},
+    "measurements.health:gpu_counters": {},
     "measurements.health:gpu_state": {},
     "measurements.host_link:host_link": {"size_bytes": 1 << 29, "iterations": 10, "warmup": 2},
     "measurements.nics:nic_paths": {},

@@ -378,3 +378,52 @@ def test_a_value_that_is_not_available_cannot_be_taken_for_one(value: str) -> No
     """``or 0`` is how silence became health."""
     with pytest.raises(TypeError, match="not available"):
         eval(value, {"reading": NotAvailable("Not Supported")})  # noqa: S307 -- the expression is the subject
+
+
+COUNTERS = """
+import dataclasses, json
+from pytest_gpucluster.inventory import nvml_calls
+from pytest_gpucluster.inventory.gpu_counters import read_counters
+import pynvml
+with nvml_calls.session():
+    answers = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        try:
+            answers.append(dataclasses.asdict(read_counters(pynvml.nvmlDeviceGetHandleByIndex(index))))
+        except nvml_calls.NvmlError as error:
+            answers.append({"raised": str(error)})
+print(json.dumps(answers))
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "fields"),
+    [
+        ("nvmlDeviceGetTotalEccErrors", {"ecc_corrected", "ecc_uncorrected"}),
+        ("nvmlDeviceGetPcieReplayCounter", {"pcie_replays"}),
+        ("nvmlDeviceGetNvLinkState", {"nvlinks"}),
+        ("nvmlDeviceGetNvLinkErrorCounter", {"nvlinks"}),
+    ],
+)
+def test_no_error_of_a_counter_is_silent(simulator: Path, function: str, fields: set[str]) -> None:
+    """Every counter refused with every error: it says why in NVML's words, or the GPU is an error; never 0."""
+    scenario = f"count {len(CODES)}\n" + "".join(f"{index}.err.{function} {code}\n" for index, code in enumerate(CODES))
+    healthy = run_python(["-c", COUNTERS], environment(simulator, "count 1"))[0]
+    assert [link["recoveries"] for link in healthy["nvlinks"]] == [0] * 18
+    for code, found in zip(CODES, run_python(["-c", COUNTERS], environment(simulator, scenario)), strict=True):
+        if "raised" in found:
+            assert function in found["raised"], code
+            continue
+        assert {name for name, value in found.items() if value != healthy[name]} == fields, code
+        for value in (found[name] for name in fields):
+            refused = value[3]["recoveries"] if isinstance(value, list) else value
+            is_last_link = function == "nvmlDeviceGetNvLinkState" and code == 2
+            assert function in refused["why"] or is_last_link, (code, refused)
+
+
+def test_each_counter_of_a_link(simulator: Path) -> None:
+    """Each planted counter shows in its own field, on its own link."""
+    scenario = "count 1\nnvlink.3.replay 1\nnvlink.3.recovery 2\nnvlink.3.crc_flit 3\nnvlink.3.crc_data 4"
+    links = run_python(["-c", COUNTERS], environment(simulator, scenario))[0]["nvlinks"]
+    assert links[3] == {"link": 3, "replays": 1, "recoveries": 2, "crc_flits": 3, "crc_data": 4}
+    assert all(set(link.values()) == {0, link["link"]} for link in links if link["link"] != 3)

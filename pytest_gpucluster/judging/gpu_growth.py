@@ -1,0 +1,114 @@
+"""What a GPU's error counters grew by between two readings. Pure.
+
+A counter that fell was reset: nothing is known of what it counted, which is never green.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.inventory.reading import NotAvailable
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.inventory.gpu_counters import GpuCounters, LinkCounters
+
+MINUTE_S = 60.0
+EVENTS = ("replays", "recoveries")
+"""Counters of an NVLink whose every growth counts."""
+RATES = ("crc_flits", "crc_data")
+"""Counters that a healthy link counts too: the rate of all links of a GPU counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkGrowth:
+    """What happened on the NVLinks of one GPU between two readings.
+
+    Attributes:
+        over: growth of replays and recoveries, and one for each rate that reaches its limit.
+        facts: what is beyond its limit.
+        within: rates within their limit.
+        unknown: why nothing can be said of some counters.
+    """
+
+    over: int = 0
+    facts: tuple[str, ...] = ()
+    within: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+
+
+def grown(first: int | NotAvailable, last: int | NotAvailable) -> int | NotAvailable:
+    """By how much a counter grew; not available where one reading is not, or where the counter was reset in between."""
+    if isinstance(first, NotAvailable):
+        return first
+    if isinstance(last, NotAvailable):
+        return last
+    if last < first:
+        return NotAvailable(f"the counter was reset during the run: {first} at its begin, {last} at its end")
+    return last - first
+
+
+def per_minute(growth: int, seconds: float) -> float:
+    """Growth a minute; a shorter time counts as a minute, so that one error in a second is not sixty a minute."""
+    return growth / max(1.0, seconds / MINUTE_S)
+
+
+def nvlink_growth(first: GpuCounters, last: GpuCounters, *, seconds: float, crc_per_s: float) -> LinkGrowth:
+    """What happened on a GPU's NVLinks in ``seconds``; ``crc_per_s``: from so many CRC errors a second on, a GPU is faulty."""
+    if isinstance(first.nvlinks, NotAvailable) or isinstance(last.nvlinks, NotAvailable):
+        why = first.nvlinks if isinstance(first.nvlinks, NotAvailable) else last.nvlinks
+        return LinkGrowth(unknown=(f"the NVLinks are {why}",))
+    if seconds <= 0:
+        return LinkGrowth(unknown=("no time passed between the two readings",))
+    after = {one.link: one for one in last.nvlinks}
+    found = _Found()
+    for before in first.nvlinks:
+        _compare(before, after.pop(before.link, None), found)
+    found.unknown += [f"link {link} came during the run" for link in after]
+    return found.judged(seconds, crc_per_s)
+
+
+@dataclass(slots=True)
+class _Found:
+    """What is collected over the links of one GPU; ``rates``: the growth of each counter by link."""
+
+    over: int = 0
+    facts: list[str] = field(default_factory=list)
+    rates: dict[str, dict[int, int]] = field(default_factory=lambda: {counter: {} for counter in RATES})
+    unknown: list[str] = field(default_factory=list)
+
+    def judged(self, seconds: float, crc_per_s: float) -> LinkGrowth:
+        """With the rates of the whole GPU beside their limit."""
+        within = []
+        over, facts = self.over, [*self.facts]
+        for counter, by_link in self.rates.items():
+            total = sum(by_link.values())
+            rate = total / seconds
+            text = f"{_words(counter)} +{total}, {rate:.4g} a second"
+            if rate >= crc_per_s:
+                most = max(by_link, key=by_link.__getitem__)
+                over += 1
+                facts.append(f"{text}, most on link {most} (+{by_link[most]})")
+            elif total:
+                within.append(text)
+        return LinkGrowth(over=over, facts=tuple(facts), within=tuple(within), unknown=tuple(self.unknown))
+
+
+def _compare(first: LinkCounters, last: LinkCounters | None, found: _Found) -> None:
+    name = f"link {first.link}"
+    if last is None:
+        found.unknown.append(f"{name} is gone at the end")
+        return
+    for counter in (*EVENTS, *RATES):
+        growth = grown(getattr(first, counter), getattr(last, counter))
+        if isinstance(growth, NotAvailable):
+            found.unknown.append(f"{name} {_words(counter)}: {growth.why}")
+        elif counter in RATES:
+            found.rates[counter][first.link] = growth
+        elif growth:
+            found.over += growth
+            found.facts.append(f"{name} {_words(counter)} +{growth}")
+
+
+def _words(counter: str) -> str:
+    return {"crc_flits": "CRC errors of flits", "crc_data": "CRC errors of data"}.get(counter, counter)

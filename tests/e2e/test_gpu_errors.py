@@ -1,0 +1,124 @@
+"""Whole runs on a simulated host whose GPUs count errors during the run, each beside one that counts none."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from tests.support import REPOSITORY
+from tests.support.launching import ACCEPTANCE, PYTEST, Launch, environment, python_path
+from tests.support.nvml_simulator import build
+from tests.support.nvml_simulator import environment as with_gpus
+from tests.support.runs import PLANTS, RUN_S, collect
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.runs import FinishedRun
+
+pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
+
+JUDGED = ("ecc_growth", "pcie_replays", "nvlink_errors")
+FIRST = "gpu_count"
+"""Judged before ``test_between``, so the run has begun by then, as in a whole suite."""
+LOST = {"node0-gpu1": "error"}
+BEGIN = "count 2\n1.ecc.cor.vol 3\n1.ecc.unc.vol 2\n1.pcie.replay 40\n1.nvlink.4.recovery 3\n1.nvlink.4.crc_data 7\n"
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The simulated NVML."""
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+def limits() -> dict[str, Any]:
+    """The packaged entries alone."""
+    packaged = yaml.safe_load((REPOSITORY / "thresholds.yaml").read_text(encoding="utf-8"))["criteria"]
+    return {
+        "schema": 1,
+        "profiles": {"h200-sxm": {"gpu": "h200-sxm", "accept_at": "quick"}},
+        "criteria": {key: {**packaged[key], "profiles": {}} for key in (FIRST, *JUDGED)},
+    }
+
+
+def run(folder: Path, library: Path, *, begin: str = BEGIN, between: str) -> FinishedRun:
+    """The criteria on the GPUs of ``begin``; a test of the run replaces lines of the scenario by those of ``between``."""
+    (folder / "limits.yaml").write_text(json.dumps(limits()), encoding="utf-8")
+    kept = [line for line in begin.splitlines() if line.split()[0] not in {new.split()[0] for new in between.splitlines()}]
+    (folder / "test_between.py").write_text(
+        textwrap.dedent(f"""\
+            import os
+            from tests.support.nvml_simulator import plant
+
+            def test_between():
+                plant(os.environ, {chr(10).join([between, *kept])!r})
+            """),
+        encoding="utf-8",
+    )
+    names = " or ".join((FIRST, *JUDGED, "between"))
+    chosen = (f"{ACCEPTANCE}/test_health.py", "test_between.py", "-k", names)
+    options = ("--gpucluster-thresholds=limits.yaml", "--gpucluster-gate", "--junitxml=junit.xml")
+    variables = {**environment(measured=True), **with_gpus(library, begin), "PYTHONPATH": python_path(PLANTS)}
+    launch = Launch(command=[*PYTEST, *chosen, *options], cwd=folder, environment=variables, name="node0").start()
+    try:
+        launch.end(within_s=RUN_S)
+    finally:
+        launch.kill_all()
+    return collect([launch])
+
+
+def outcomes(ran: FinishedRun) -> dict[str, dict[str, str]]:
+    """What is not green, by criterion and place."""
+    found = {key: ran.outcomes(key) for key in JUDGED}
+    assert all(found.values())
+    return {
+        key: bad
+        for key, places in found.items()
+        if (bad := {place: outcome for place, outcome in places.items() if outcome != "passed"})
+    }
+
+
+def test_counters_that_hardly_grow(tmp_path: Path, library: Path) -> None:
+    """What was counted before the run, a corrected error, some replays and CRC errors of data: ACCEPTED."""
+    ran = run(tmp_path, library, between="1.ecc.cor.vol 4\n1.pcie.replay 48\n1.nvlink.4.crc_data 9")
+    assert outcomes(ran) == {}, ran.stdout
+    assert (ran.results["verdict"], ran.returncode) == ("ACCEPTED", 0)
+
+
+@pytest.mark.parametrize(
+    ("between", "bad", "said"),
+    [
+        ("1.ecc.unc.vol 3", {"ecc_growth": {"node0-gpu1": "failed"}}, "ecc_growth at node0-gpu1"),
+        ("1.pcie.replay 49", {"pcie_replays": {"node0-gpu1": "failed"}}, "pcie_replays at node0-gpu1"),
+        ("1.nvlink.4.recovery 4", {"nvlink_errors": {"node0": "failed"}}, "link 4 recoveries +1"),
+        ("1.nvlink.9.replay 2", {"nvlink_errors": {"node0": "failed"}}, "link 9 replays +2"),
+        ("1.nvlink.3.crc_flit 900000", {"nvlink_errors": {"node0": "failed"}}, "CRC errors of flits +900000"),
+        ("1.ecc.unc.vol 0", {"ecc_growth": {"node0-gpu1": "error"}}, "the counter was reset during the run"),
+        ("1.pcie.replay 0", {"pcie_replays": {"node0-gpu1": "error"}}, "the counter was reset during the run"),
+        ("1.nvlink.4.recovery 0", {"nvlink_errors": {"node0": "error"}}, "link 4 recoveries: the counter was reset"),
+        ("1.err.nvmlDeviceGetNvLinkErrorCounter 3", {"nvlink_errors": {"node0": "error"}}, "Not Supported"),
+        ("1.err.nvmlDeviceGetTotalEccErrors 3", {"ecc_growth": {"node0-gpu1": "error"}}, "Not Supported"),
+        (
+            "1.err 15",
+            {"ecc_growth": LOST, "pcie_replays": LOST, "nvlink_errors": {"node0": "error"}},
+            "GPU is lost",
+        ),
+    ],
+)
+def test_one_gpu(tmp_path: Path, library: Path, between: str, bad: dict[str, Any], said: str) -> None:
+    """The right criterion is not green, at the right place, and nothing else is."""
+    ran = run(tmp_path, library, between=between)
+    assert outcomes(ran) == bad, ran.stdout
+    assert said in ran.stdout
+    assert ran.results["verdict"] != "ACCEPTED"
+
+
+def test_one_gpu_has_no_links_to_others(tmp_path: Path, library: Path) -> None:
+    """Its NVLinks are refused, as on a real host of one GPU: skipped by rule, and the rest is judged."""
+    ran = run(tmp_path, library, begin="count 1\nerr.nvmlDeviceGetNvLinkState 3\n", between="0.pcie.replay 1")
+    assert ran.outcomes("nvlink_errors") == {"node0": "skipped"}, ran.stdout
+    assert ran.results["verdict"] == "ACCEPTED"

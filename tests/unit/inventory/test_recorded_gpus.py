@@ -1,0 +1,154 @@
+"""What the readers make of a real H100 and H200: NVML's raw answers, beside what nvidia-smi said at the same moment.
+
+The answers were recorded with nvidia-ml-py 13.615; serials and UUIDs were left out. ``recorded/*.json``: each call's value,
+or NVML's error code.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pynvml
+import pytest
+
+from pytest_gpucluster.inventory import nvml
+from pytest_gpucluster.inventory.event_reasons import event_reason_names
+from pytest_gpucluster.inventory.gpu_counters import GpuCounters, LinkCounters, read_counters
+from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.judging.gpu_growth import nvlink_growth
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RECORDED = [
+    json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(__file__).with_name("recorded").glob("*.json"))
+]
+MOMENTS = [
+    pytest.param(recorded["driver"], moment, id=f"{recorded['device']}-gpu{moment['gpu']}-{moment['when']}")
+    for recorded in RECORDED
+    for moment in recorded["moments"]
+]
+KINDS = {0: "corrected", 1: "uncorrected"}
+SINCE = {0: "volatile", 1: "aggregate"}
+UUID = "GPU-00000000-0000-0000-0000-000000000000"
+
+
+def answer(name: str, value: Any) -> Callable[..., Any]:
+    """A function of the binding that gives the recorded value, or raises the recorded error."""
+
+    def call(_handle: object, *arguments: Any) -> Any:
+        found = value(*arguments) if callable(value) else value
+        if isinstance(found, dict) and set(found) == {"code"}:
+            raise pynvml.NVMLError(found["code"])
+        return found
+
+    call.__name__ = name
+    return call
+
+
+def by_link(values: list[Any]) -> Callable[..., Any]:
+    """The recorded value of a link (and a counter); NVML refuses a link beyond the last."""
+
+    def of(link: int, *counter: int) -> Any:
+        if link >= len(values):
+            return {"code": pynvml.NVML_ERROR_INVALID_ARGUMENT}
+        return values[link][counter[0]] if counter else values[link]
+
+    return of
+
+
+def replay(monkeypatch: pytest.MonkeyPatch, driver: str, moment: dict[str, Any]) -> None:
+    """Let the binding answer as it did at this moment."""
+    calls = moment["calls"]
+    simple = {name: value for name, value in calls.items() if "[" not in name}
+    made: dict[str, Any] = {
+        **simple,
+        "nvmlDeviceGetPciInfo": SimpleNamespace(busId=calls["nvmlDeviceGetPciInfo"]),
+        "nvmlDeviceGetMemoryInfo": SimpleNamespace(**calls["nvmlDeviceGetMemoryInfo"]),
+        "nvmlDeviceGetUUID": UUID,
+        "nvmlDeviceGetSerial": "none recorded",
+        "nvmlDeviceGetHandleByIndex": "handle",
+        "nvmlDeviceGetTemperature": calls["nvmlDeviceGetTemperature[0]"],
+        "nvmlDeviceGetClockInfo": calls["nvmlDeviceGetClockInfo[1]"],
+        "nvmlDeviceGetTotalEccErrors": lambda kind, since: calls[f"nvmlDeviceGetTotalEccErrors[{KINDS[kind]},{SINCE[since]}]"],
+        "nvmlDeviceGetNvLinkState": by_link(moment["links"]),
+        "nvmlDeviceGetNvLinkErrorCounter": by_link(moment["link_errors"]),
+    }
+    for name, value in made.items():
+        monkeypatch.setattr(pynvml, name, answer(name, value))
+    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: driver)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1)
+
+
+def counters_of(driver: str, moment: dict[str, Any]) -> GpuCounters:
+    """What the reader makes of a recorded moment."""
+    with pytest.MonkeyPatch.context() as patched:
+        replay(patched, driver, moment)
+        return read_counters("handle")
+
+
+def number(text: str) -> int:
+    """``16x``, ``63 C`` or ``143771 MiB`` as a number."""
+    return int("".join(filter(str.isdigit, text)))
+
+
+@pytest.mark.parametrize(("driver", "moment"), MOMENTS)
+def test_state_is_what_nvidia_smi_says(monkeypatch: pytest.MonkeyPatch, driver: str, moment: dict[str, Any]) -> None:
+    """Field by field; temperatures were read a moment apart."""
+    replay(monkeypatch, driver, moment)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    state, smi, calls = nvml.read_gpu(0), moment["nvidia_smi"], moment["calls"]
+    link = "pci/pci_gpu_link_info"
+    assert {
+        "product_name": state.name,
+        "vbios_version": state.vbios,
+        "persistence_mode": "Enabled" if state.persistence is True else "Disabled",
+        "mig_mode/current_mig": "Enabled" if state.mig is True else "Disabled",
+        "ecc_mode/current_ecc": "Enabled" if state.ecc_enabled is True else "Disabled",
+        "pci/pci_bus_id": state.pci,
+        "remapped_rows/remapped_row_corr": str(state.remapped_rows_correctable),
+        "remapped_rows/remapped_row_unc": str(state.remapped_rows_uncorrectable),
+        "remapped_rows/remapped_row_pending": "Yes" if state.remapped_rows_pending is True else "No",
+        "remapped_rows/remapped_row_failure": "Yes" if state.remapped_rows_failed is True else "No",
+        f"{link}/pcie_gen/current_link_gen": str(state.pcie_gen),
+        f"{link}/pcie_gen/max_link_gen": str(state.pcie_gen_max),
+        f"{link}/link_widths/current_link_width": f"{state.pcie_width}x",
+        f"{link}/link_widths/max_link_width": f"{state.pcie_width_max}x",
+        "pci/replay_counter": str(state.pcie_replay_count),
+    }.items() <= smi.items()
+    assert state.driver == driver
+    assert number(smi["fb_memory_usage/total"]) == pytest.approx(state.memory_gib * 1024, abs=1)
+    assert number(smi["temperature/gpu_temp"]) == pytest.approx(state.temperature_c, abs=5)
+    assert state.clocks_event_reasons == event_reason_names(calls["nvmlDeviceGetCurrentClocksEventReasons"])
+    assert state.power_w == calls["nvmlDeviceGetPowerUsage"] / 1000
+
+
+@pytest.mark.parametrize(("driver", "moment"), MOMENTS)
+def test_counters_are_what_nvidia_smi_says(driver: str, moment: dict[str, Any]) -> None:
+    """The totals of ECC are the sums of device memory and SRAM; each link has its own counters."""
+    counters, smi = counters_of(driver, moment), moment["nvidia_smi"]
+    corrected = sum(number(smi[f"ecc_errors/volatile/{kind}_correctable"]) for kind in ("dram", "sram"))
+    kinds = ("dram_uncorrectable", "sram_uncorrectable_parity", "sram_uncorrectable_secded")
+    assert counters.ecc_corrected == corrected
+    assert counters.ecc_uncorrected == sum(number(smi[f"ecc_errors/volatile/{kind}"]) for kind in kinds)
+    assert counters.pcie_replays == number(smi["pci/replay_counter"])
+    if moment["links"][0] == {"code": pynvml.NVML_ERROR_NOT_SUPPORTED}:
+        assert counters.nvlinks == NotAvailable("Not Supported (nvmlDeviceGetNvLinkState)")
+        return
+    assert counters.nvlinks == [
+        LinkCounters(link=link, replays=replays, recoveries=recoveries, crc_flits=flits, crc_data=data)
+        for link, (replays, recoveries, flits, data, _ecc) in enumerate(moment["link_errors"])
+    ]
+
+
+@pytest.mark.parametrize("gpu", [0, 1])
+def test_healthy_links_are_within_the_limits(gpu: int) -> None:
+    """From idle, through a load, to afterwards: CRC errors of data grew on every link, and that is healthy."""
+    recorded = next(one for one in RECORDED if one["device"] == "h200x2")
+    first, last = (counters_of(recorded["driver"], moment) for moment in recorded["moments"] if moment["gpu"] == gpu)
+    growth = nvlink_growth(first, last, seconds=10.0, crc_per_s=100)
+    assert (growth.over, growth.facts, growth.unknown) == (0, (), ())
+    assert growth.within[0].startswith("CRC errors of data +")
