@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.errors import ConfigurationError, MeasurementError
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.protocol.messages import Failure
 from tests.unit.cluster.test_unmeasurable import INVENTORY, bound, reads_gpu, seen, uses_gpu
 
@@ -66,3 +68,41 @@ def test_an_error_is_the_node_s() -> None:
     with pytest.raises(MeasurementError, match="GPU not idle"):
         results[N1]
     assert list(results.errors) == [N1]
+
+
+def test_a_rank_that_fails_in_the_call_fails_its_node() -> None:
+    """The error names the rank and its host, and no other rank of the node is asked; the other node keeps its value."""
+    cluster, fake = bound({})
+    fake.fail["reads_gpu"] = {2: LOST}
+    results = cluster.run(reads_gpu, per="host")
+    assert ranks_asked(fake) == [[0, 2]]
+    assert results[N0] == 0
+    with pytest.raises(MeasurementError, match=r"rank 2 \(node1-gpu0.*host1") as raised:
+        results[N1]
+    assert raised.value.culprits == (C,)
+
+
+def test_a_node_without_ranks_is_an_error() -> None:
+    """Nothing answers on it: it is missing, by its name."""
+    cluster, fake = bound({})
+    alive = [one if one.node == 0 else INVENTORY.by_id[one.id] for one in cluster.places]
+    binding = dataclasses.replace(cluster._binding, places=tuple(alive))
+    results = type(cluster)(fake, binding).run(reads_gpu, per="host")  # type: ignore[arg-type]
+    assert dict(results.errors).keys() == {N1}
+    assert results.errors[N1].kind == "missing"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"per": "hosts"}, r"per='hosts' is not one of gpu, host, .*Did you mean 'host'"),
+        ({"per": "host", "at_once": 1}, "at_once goes with per='gpu', not with per='host'"),
+        ({"per": "host", "places": [Place(id="node9", node=9)]}, "no expected place is called node9"),
+    ],
+)
+def test_bad_input(wrong: dict[str, Any], said: str) -> None:
+    """Said before any rank is asked."""
+    cluster, fake = bound({})
+    with pytest.raises(ConfigurationError, match=said):
+        cluster.run(reads_gpu, **wrong)
+    assert ranks_asked(fake) == []

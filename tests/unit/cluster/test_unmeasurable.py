@@ -59,6 +59,7 @@ class FakeController:
     def __init__(self, looks: dict[int, Any], *, swapped: bool = False) -> None:
         """``looks``: what each rank answers when asked who is on its GPU; ``swapped``: ranks 0 and 1 read each other's."""
         self.calls: list[Call] = []
+        self.fail: dict[str, dict[int, Failure]] = {}
         self._looks = looks
         self._swapped = {0: 1, 1: 0} if swapped else {}
 
@@ -79,7 +80,8 @@ class FakeController:
         """Idle GPUs where nothing else was planted; otherwise the rank's number."""
         self.calls.append(call)
         answer = {"read_occupancy": self._look, "identity": self._identity}.get(call.function.qualname, lambda rank: rank)
-        replies = {rank: answer(rank) for rank in call.ranks}
+        failed = self.fail.get(call.function.qualname, {})
+        replies = {rank: failed.get(rank) or answer(rank) for rank in call.ranks}
         return {
             rank: reply if isinstance(reply, Failure) else Success(value=plain_data.to_plain(reply))
             for rank, reply in replies.items()
