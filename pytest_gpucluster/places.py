@@ -56,7 +56,7 @@ class Inventory:
     """What was promised: ``num_nodes`` times ``gpus_per_node`` places, ids counted from 0. Places are built once.
 
     ``device`` is ``cuda``, or ``cpu`` in a rehearsal; ``fabric`` is what connects the nodes (the profile's word);
-    ``gpu_names`` are the names by which NVML may call the promised GPU.
+    ``gpu_names`` are the names by which NVML may call the promised GPU, ``shared_paths`` the folders that all nodes share.
     """
 
     num_nodes: int
@@ -64,6 +64,7 @@ class Inventory:
     device: Device
     fabric: str = "none"
     gpu_names: tuple[str, ...] = ()
+    shared_paths: tuple[str, ...] = ()
 
     @cached_property
     def places(self) -> tuple[Place, ...]:

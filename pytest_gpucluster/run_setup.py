@@ -158,7 +158,7 @@ def prepare(settings: Settings, launch: Launch | None, *, start: Path, simulatio
     detected = Detected(names=()) if named is not None and named.rehearsal else detect_gpus()
     profile = thresholds.profile_for(name=settings.profile, gpu_names=detected.names)
     criteria = thresholds.criteria(profile)
-    inventory = _expected(profile, _shape(settings.expect, thresholds.cluster, profile, _shown(launch, detected)))
+    inventory = _expected(thresholds, profile, _shape(settings.expect, thresholds.cluster, profile, _shown(launch, detected)))
     _require_gpus(profile, launch, detected)
     setup = RunSetup(
         settings=settings,
@@ -192,7 +192,7 @@ def _prepare_simulated(
     simulation = replace(simulation, gpu=profile.spec.id, fabric=profile.fabric)
     detected = Detected(names=profile.spec.names[:1] * simulation.gpus_per_node)
     shown = Expect(nodes=simulation.nodes, gpus_per_node=simulation.gpus_per_node)
-    inventory = _expected(profile, _shape(settings.expect, thresholds.cluster, profile, shown))
+    inventory = _expected(thresholds, profile, _shape(settings.expect, thresholds.cluster, profile, shown))
     return RunSetup(
         settings=settings,
         launch=None,
@@ -221,13 +221,14 @@ def _shape(*sources: Promise) -> tuple[int, int]:
     return nodes, next(source.gpus_per_node for source in sources if source.gpus_per_node is not None)
 
 
-def _expected(profile: Profile, shape: tuple[int, int]) -> Inventory:
+def _expected(thresholds: ThresholdsFile, profile: Profile, shape: tuple[int, int]) -> Inventory:
     return Inventory(
         num_nodes=shape[0],
         gpus_per_node=shape[1],
         device="cpu" if profile.rehearsal else "cuda",
         fabric=profile.fabric,
         gpu_names=tuple(profile.spec.names) if profile.spec is not None else (),
+        shared_paths=tuple(dict.fromkeys(thresholds.content.cluster.shared_paths)),
     )
 
 

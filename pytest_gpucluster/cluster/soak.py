@@ -64,8 +64,7 @@ class Kept:
     value: float | None = None
     worst: Seen | None = None
     worst_round: int = 0
-    first: float = 0.0
-    last: float = 0.0
+    first_and_last: tuple[float, float] = (0.0, 0.0)
     error: MeasurementError | None = None
     remark: str | None = None
     unknown: str | None = None
@@ -77,7 +76,8 @@ class Kept:
             self.fail(number, MeasurementError(f"{text_of(seen.value, repr)} is not a finite number", culprits=(self.place,)))
             return
         if self.worst is None or self.value is None:
-            self.first = self.value = seen.value
+            self.first_and_last = (seen.value, seen.value)
+            self.value = seen.value
             self.worst, self.worst_round = seen, number
         else:
             lowest = self.keep == "lowest"
@@ -86,7 +86,7 @@ class Kept:
             is_worse = seen.value < self.worst.value if lowest else seen.value > self.worst.value
             if is_worse:
                 self.worst, self.worst_round = seen, number
-        self.last = seen.value
+        self.first_and_last = (self.first_and_last[0], seen.value)
         self.remark = seen.remark or self.remark
         if seen.unknown is not None and self.unknown is None:
             self.unknown = f"in round {number} of the soak: {seen.unknown}"
@@ -106,8 +106,8 @@ class Kept:
         return {
             "rounds": self.rounds,
             "worst in round": self.worst_round,
-            "first round": self.first,
-            "last round": self.last,
+            "first round": self.first_and_last[0],
+            "last round": self.first_and_last[1],
             **self.worst.evidence,
         }
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem
 
@@ -38,15 +38,11 @@ _MAX_SHOWN = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A mapping of the file, for messages: its noun, its place (``" (in 'bf16_tflops')"``) and its keys.
-
-    ``refused``: keys that are refused with a reason of their own.
-    """
+    """A mapping of the file, for messages: its noun, its place (``" (in 'bf16_tflops')"``) and its keys."""
 
     noun: str
     inside: str
     keys: tuple[str, ...]
-    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 def closest(word: str, known: Sequence[str], *, most: int = 1) -> list[str]:
@@ -132,6 +128,4 @@ def _message(
 
 
 def _unknown_key(name: str, part: Part) -> str:
-    if name in part.refused:
-        return f"{name!r}{part.inside}: {part.refused[name]}."
     return f"{name!r} is not a key of {part.noun}{part.inside}. Keys: {', '.join(part.keys)}.{did_you_mean(name, part.keys)}"

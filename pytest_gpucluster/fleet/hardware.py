@@ -49,6 +49,8 @@ H200: Mapping[str, Typical] = {
     "h2d_all": Typical(48.0, 0.01, 0.01),
     "d2h_all": Typical(39.0, 0.01, 0.01),
     "train": Typical(18900.0, 0.006, 0.002),
+    "write": Typical(5.6, 0.0, 0.02),
+    "read": Typical(6.5, 0.0, 0.02),
 }
 TYPICAL: Mapping[str, Mapping[str, Typical]] = {
     "h200-sxm": H200,

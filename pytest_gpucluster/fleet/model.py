@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.fleet import gpu_answers, group_answers, nic_answers
+from pytest_gpucluster.fleet import gpu_answers, group_answers, host_answers, nic_answers
 from pytest_gpucluster.fleet.asked import PACKAGE, Asked
 from pytest_gpucluster.protocol.messages import Failure, Success
 
@@ -26,6 +26,7 @@ ANSWERS: Mapping[str, Callable[[Asked], Any]] = {
     "measurements.collectives:all_reduce": group_answers.all_reduce,
     "measurements.collectives:nodes_reached": group_answers.nodes_reached,
     "measurements.digest:digests": gpu_answers.digests,
+    "measurements.file_rates:file_rates": host_answers.file_rates,
     "measurements.gemm:gemm": gpu_answers.gemm,
     "measurements.hbm:hbm_bandwidth": gpu_answers.hbm_bandwidth,
     "measurements.hbm_pattern:hbm_pattern": gpu_answers.hbm_pattern,
@@ -35,6 +36,11 @@ ANSWERS: Mapping[str, Callable[[Asked], Any]] = {
     "measurements.host_link:host_link": gpu_answers.host_link,
     "measurements.nics:nic_paths": nic_answers.nic_paths,
     "measurements.nics:nic_state": nic_answers.nic_state,
+    "measurements.shared_paths:clear_path": host_answers.clear_path,
+    "measurements.shared_paths:count_under_lock": host_answers.count_under_lock,
+    "measurements.shared_paths:leave_mark": host_answers.leave_mark,
+    "measurements.shared_paths:read_marks": host_answers.read_marks,
+    "measurements.shared_paths:small_files": host_answers.small_files,
     "measurements.sustained:sustained": gpu_answers.sustained,
     "measurements.training:finetune": group_answers.finetune,
     "measurements.training:sharded_memory": group_answers.sharded_memory,

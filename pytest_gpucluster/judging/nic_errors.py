@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.forecast import in_words
 from pytest_gpucluster.judging.nic_ports import ACTIVE, LINK_UP, label, own_ports, unread_adapters
+from pytest_gpucluster.judging.numbers import format_number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -97,6 +97,9 @@ def rule_against(threshold: Threshold, inventory: Inventory) -> Rule | None:
     if threshold.fabrics is not None and inventory.fabric not in threshold.fabrics:
         text = f"needs the fabric {' or '.join(threshold.fabrics)}, and the profile promises {inventory.fabric}"
         return Rule(text=text, cause=f"fabric {inventory.fabric}")
+    if threshold.needs_shared_paths and not inventory.shared_paths:
+        text = "needs a path that the nodes share, and the limits name none (cluster: shared_paths)"
+        return Rule(text=text, cause="no shared path")
     facts = inventory.facts
     group = facts["gpus_per_node"] if threshold.per == "node" else facts["world_size"]
     if group < threshold.needs:

@@ -46,6 +46,7 @@ Unit = Literal[
     "reasons",
     "nats/token",
     "tokens/s/GPU",
+    "files/s",
     "links",
     "count",
 ]
@@ -83,6 +84,8 @@ Numbers = Annotated[
 Count = Annotated[int, Field(ge=1), _expecting("a whole number above 0")]
 AutoCount = Annotated[Literal["auto"] | _Size, _expecting("'auto' or a whole number above 0")]
 _Plain = Annotated[Any, GetPydanticSchema(lambda _type, handler: handler(JsonValue))]
+_SharedPath = Annotated[str, StringConstraints(pattern=r"^/[^\x00]*[^/\x00][^\x00]*$")]
+SharedPaths = Annotated[list[_SharedPath], _expecting("a list of absolute paths of folders, such as [/mnt/shared]")]
 Recipe = Annotated[dict[str, _Plain], _expecting("a mapping of plain data with text keys")]
 
 
@@ -109,6 +112,7 @@ class Cluster(_Strict):
 
     nodes: AutoCount = "auto"
     gpus_per_node: AutoCount = "auto"
+    shared_paths: SharedPaths = []
 
 
 class ProfileEntry(_Strict):
@@ -137,6 +141,7 @@ class _Rules(_Strict):
     recipe: Recipe = {}
     needs: Count = 1
     needs_nodes: Count = 1
+    needs_shared_paths: bool = False
     fabrics: Annotated[list[Fabric], Field(min_length=1)] | None = None
     requires: Text | None = None
     noise: Annotated[float, Field(gt=0, lt=1), _AS_WRITTEN] | None = None
@@ -244,9 +249,7 @@ def part_of(path: tuple[str | int, ...]) -> Part:
     """The mapping a path of keys points to, for messages."""
     match path:
         case ("cluster", *_):
-            refused = {"shared_paths": "no criterion looks at shared paths yet; remove the key"}
-            keys = tuple(Cluster.model_fields)
-            return Part(noun="the cluster section", inside=" (in 'cluster')", keys=keys, refused=refused)
+            return Part(noun="the cluster section", inside=" (in 'cluster')", keys=tuple(Cluster.model_fields))
         case ("profiles", name, *_):
             inside = f" (in profile {str(name)!r})"
             return Part(noun="a profile", inside=inside, keys=tuple(ProfileEntry.model_fields))

@@ -92,3 +92,11 @@ def test_no_fleet_is_simulated_under_torchrun(tmp_path: Path) -> None:
     ranks = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     with pytest.raises(ConfigurationError, match="a simulated fleet runs neither under torchrun"):
         simulated(tmp_path, read_launch(ranks))
+
+
+def test_shared_paths_are_promised(tmp_path: Path) -> None:
+    """Each path of the cluster section once, in the file's order."""
+    limits = tmp_path / "site.yaml"
+    limits.write_text("schema: 1\nextends: packaged\ncluster: {shared_paths: [/mnt/b, /mnt/a, /mnt/b]}\n", encoding="utf-8")
+    assert simulated(tmp_path, thresholds=limits).inventory.shared_paths == ("/mnt/b", "/mnt/a")
+    assert simulated(tmp_path).inventory.shared_paths == ()

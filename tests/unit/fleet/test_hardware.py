@@ -28,6 +28,8 @@ JUDGED = {
     "host_to_device_all": "h2d_all",
     "device_to_host_all": "d2h_all",
     "training_throughput_gpu": "train",
+    "scratch_write": "write",
+    "scratch_read": "read",
 }
 COMPARED = {
     "bf16_tflops": "slow",

@@ -71,6 +71,15 @@ def test_a_rule_by_the_promised_fabric(fabric: str, applies: bool) -> None:  # n
     assert rule == (None if applies else f"needs the fabric infiniband or roce, and the profile promises {fabric}")
 
 
+def test_a_rule_by_shared_paths() -> None:
+    """A criterion of shared paths applies where the limits name one."""
+    needy = threshold(needs_shared_paths=True)
+    assert rule_against(needy, replace(INVENTORY, shared_paths=("/mnt",))) is None
+    assert (
+        rule_against(needy, INVENTORY) == "needs a path that the nodes share, and the limits name none (cluster: shared_paths)"
+    )
+
+
 @pytest.mark.parametrize(("per", "number"), [("gpu", 4), ("node", 2), ("cluster", 1)])
 def test_places_of(per: str, number: int) -> None:
     """Every GPU, every node, or the cluster once."""

@@ -1,0 +1,77 @@
+"""What a host of a simulated fleet answers of its file systems: all of them healthy. Pure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.fleet.asked import made
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.fleet.asked import Asked
+
+UPDATES = 10
+SHARED_GB_S = 12.0
+SMALL_FILES_S = 4000.0
+
+
+def leave_mark(asked: Asked) -> Any:
+    """A file in the rank's own folder."""
+    return made(
+        "measurements.shared_paths:PathMark",
+        problem=None,
+        mount=_mount("nfs4", asked.kwargs["path"], "simulated:/export"),
+        folder=_folder(asked),
+        digest="simulated",
+        free_gib=1000.0,
+        free_inodes=1 << 30,
+        leftovers=[],
+    )
+
+
+def read_marks(_asked: Asked) -> Any:
+    """Every file is seen at once."""
+    return made("measurements.shared_paths:MarksSeen", slowest_s=0.004, missed={}, absent=[])
+
+
+def count_under_lock(asked: Asked) -> Any:
+    """Each host counts in turn, and no update is lost."""
+    parties = asked.kwargs["parties"]
+    if _folder(asked) not in parties:
+        return None
+    last = UPDATES * (parties.index(_folder(asked)) + 1)
+    return made("measurements.shared_paths:LockCount", updates=UPDATES, last=last, waited=3, problem=None, absent=[])
+
+
+def small_files(asked: Asked) -> Any:
+    """All that were asked for."""
+    files = asked.kwargs["count"]
+    return made("measurements.shared_paths:SmallFiles", files_s=SMALL_FILES_S, files=files, seconds=files / SMALL_FILES_S)
+
+
+def clear_path(_asked: Asked) -> None:
+    """There is nothing to remove."""
+
+
+def file_rates(asked: Asked) -> Any:
+    """A local disk where no path is named, else a shared file system."""
+    path = asked.kwargs["path"]
+    is_local = path is None
+    write, read = (asked.hardware.rate(asked.rank, quantity) if is_local else SHARED_GB_S for quantity in ("write", "read"))
+    return made(
+        "measurements.file_rates:FileRates",
+        write_gb_s=write,
+        read_gb_s=read,
+        written_bytes=asked.kwargs["size_bytes"],
+        files=asked.kwargs["files"],
+        cache="O_DIRECT",
+        path=path or "/tmp",  # noqa: S108 -- nothing is written there
+        mount=_mount("ext4", "/", "/dev/md0") if is_local else _mount("nfs4", path, "simulated:/export"),
+    )
+
+
+def _folder(asked: Asked) -> str:
+    return f"simulated-rank{asked.rank}"
+
+
+def _mount(kind: str, folder: str, source: str) -> Any:
+    return made("inventory.mounts:Mount", folder=folder, kind=kind, source=source)

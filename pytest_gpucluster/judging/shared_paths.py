@@ -1,0 +1,179 @@
+"""What is amiss with a path that hosts share, and at which host, from what each of them wrote and saw. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pytest_gpucluster.measurements.shared_paths import LockCount, MarksSeen, PathMark
+
+NAMED = 4
+"""So many hosts are named in one sentence; the others are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathLooks:
+    """What was seen of one path, by host: the files written first and rewritten, the files read after each, the counting.
+
+    A host without an entry was not measured at that step. ``left`` says why a host could not remove its folder at the end.
+    """
+
+    marks: Mapping[str, PathMark]
+    rewritten: Mapping[str, PathMark] = field(default_factory=dict)
+    seen: Mapping[str, MarksSeen] = field(default_factory=dict)
+    seen_again: Mapping[str, MarksSeen] = field(default_factory=dict)
+    counted: Mapping[str, LockCount] = field(default_factory=dict)
+    left: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def usable(self) -> list[str]:
+        """The hosts that could write below the path."""
+        return [host for host, mark in self.marks.items() if mark.problem is None]
+
+    @property
+    def turns(self) -> Iterator[tuple[str, Mapping[str, PathMark], Mapping[str, MarksSeen]]]:
+        """Each turn of writing and reading: what was written, in words, by whom, and what was seen of it."""
+        yield "the file", self.marks, self.seen
+        yield "the file, written again,", self.rewritten, self.seen_again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a path must offer each host: free GiB, free inodes where the file system counts them, and locks."""
+
+    least_free_gib: float
+    least_free_inodes: int
+    locks: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Amiss:
+    """What is wrong with a path at one host, and what could not be found out, each in a sentence."""
+
+    wrong: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+
+def judge_path(path: str, looks: PathLooks, asked: Asked, *, hosts: Sequence[str]) -> dict[str, Amiss]:
+    """What is amiss at each host; ``hosts`` are all that should share the path, measured or not."""
+    found = {host: Amiss() for host in hosts}
+    for host, why in (*_unusable(looks, asked), *_not_shared(looks), *_locks_that_fail(looks)):
+        found[host].wrong.append(f"{path} {why}")
+    for host in looks.usable:
+        doubt = None if found[host].wrong else _unknown(looks, asked, host, is_one_of_many=len(hosts) > 1)
+        if doubt is not None:
+            found[host].unknown.append(f"{path}: {doubt}")
+    return found
+
+
+def _unusable(looks: PathLooks, asked: Asked) -> Iterator[tuple[str, str]]:
+    """What is wrong with a path whatever other hosts see."""
+    for host, mark in looks.marks.items():
+        for why in _own(mark, asked):
+            yield host, why
+    for host, mark in looks.rewritten.items():
+        if mark.problem is not None and looks.marks[host].problem is None:
+            yield host, f"{mark.problem}, at the second writing"
+    for host, why in looks.left.items():
+        yield host, f"{why}, so this run's own folder could not be removed"
+
+
+def _not_shared(looks: PathLooks) -> Iterator[tuple[str, str]]:
+    """Files of other hosts that were missed: all, or some."""
+    apart, others = _apart(looks), len(looks.usable) - 1
+    nothing = f"no file of the {others} other hosts shows here" if others > 1 else "the other host's file does not show here"
+    for host in apart:
+        yield host, f"is not shared: {nothing} ({looks.marks[host].mount})"
+    yield from _unseen(looks, apart)
+
+
+def _unknown(looks: PathLooks, asked: Asked, host: str, *, is_one_of_many: bool) -> str | None:
+    """What could not be found out at a host where nothing is wrong."""
+    if is_one_of_many and len(looks.usable) == 1:
+        return "no other host could use it, so nothing says that it is shared"
+    if host not in looks.seen_again:
+        return "the files of the other hosts were not read"
+    if not asked.locks:
+        return None
+    if host not in looks.counted or (is_one_of_many and len(looks.counted) == 1):
+        return "locks were not tried with another host"
+    if is_one_of_many and not any(its.waited for its in looks.counted.values()):
+        return "no host ever had to wait for another one's lock, so nothing says that locks hold"
+    return None
+
+
+def _own(mark: PathMark, asked: Asked) -> Iterator[str]:
+    """What is wrong with a path whatever other hosts see."""
+    if mark.problem is not None:
+        yield mark.problem
+        return
+    if mark.free_gib is not None and mark.free_gib < asked.least_free_gib:
+        yield f"has {mark.free_gib:.3g} GiB free, and {asked.least_free_gib:g} GiB are asked for"
+    if mark.free_inodes is not None and mark.free_inodes < asked.least_free_inodes:
+        yield f"has room for {mark.free_inodes} files, and {asked.least_free_inodes} are asked for"
+
+
+def _missed(looks: PathLooks) -> list[tuple[str, str, str, str]]:
+    """Every file that a host did not see in time: reader, writer, which file, and what the reader saw."""
+    found = []
+    for what, marks, seen in looks.turns:
+        writer_of = {mark.folder: host for host, mark in marks.items() if mark.problem is None}
+        for reader, its in seen.items():
+            found += [(reader, writer_of[folder], what, why) for folder, why in its.missed.items() if folder in writer_of]
+    return [one for one in found if one[0] in looks.usable]
+
+
+def _apart(looks: PathLooks) -> list[str]:
+    """The hosts that see no other host's first file at all. Each writes to a file system of its own."""
+    folders = {looks.marks[host].folder for host in looks.usable}
+    if len(folders) < 2:
+        return []
+    absent = {host: looks.seen[host].absent if host in looks.seen else [] for host in looks.usable}
+    return [host for host in looks.usable if folders - {looks.marks[host].folder} <= {*absent[host]}]
+
+
+def _unseen(looks: PathLooks, apart: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Files that were missed where both hosts share the path: blamed on the reader or the writer, whichever misses more.
+
+    Where both miss as much, nobody can tell, and both are named.
+    """
+    pairs: dict[tuple[str, str], str] = {}
+    for reader, writer, what, why in _missed(looks):
+        if reader not in apart and writer not in apart:
+            pairs.setdefault((reader, writer), f"{what} {why}")
+    as_reader, as_writer = _counted(reader for reader, _ in pairs), _counted(writer for _, writer in pairs)
+    said: dict[tuple[str, str], list[str]] = {}
+    for (reader, writer), why in pairs.items():
+        if as_reader[reader] >= as_writer[writer]:
+            said.setdefault((reader, f"{why} here, of"), []).append(writer)
+        if as_writer[writer] >= as_reader[reader]:
+            said.setdefault((writer, f"{why}, of this host, on"), []).append(reader)
+    for (host, text), others in said.items():
+        yield host, f"loses files: {text} {_named(others)}"
+
+
+def _counted(hosts: Iterator[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for host in hosts:
+        found[host] = found.get(host, 0) + 1
+    return found
+
+
+def _locks_that_fail(looks: PathLooks) -> Iterator[tuple[str, str]]:
+    """Locks that were refused, at the host; updates that were lost under a lock, at all hosts: nobody can tell whose."""
+    refused = {host: its.problem for host, its in looks.counted.items() if its.problem is not None}
+    for host, why in refused.items():
+        yield host, f"gives no lock: {why}"
+    updates = sum(its.updates for its in looks.counted.values())
+    last = max((its.last for its in looks.counted.values()), default=0)
+    if not refused and last != updates:
+        for host in looks.counted:
+            yield host, f"has locks that do not hold between hosts: of {updates} updates under a lock {last} arrived"
+
+
+def _named(hosts: Sequence[str]) -> str:
+    more = f" and {len(hosts) - NAMED} more" if len(hosts) > NAMED else ""
+    return ", ".join(hosts[:NAMED]) + more

@@ -1,0 +1,213 @@
+"""Rates at which a host writes and reads large files below a path, with its page cache defeated.
+
+Several files are written at once, each by a thread of its own, as the ranks of a host write a checkpoint; then they are
+flushed (fsync) and read again. The contents are random, so that nothing can be compressed, and every byte is compared. Where
+the file system takes it, files are opened with O_DIRECT, which goes past the cache. Elsewhere the cache's pages are written
+and dropped (posix_fadvise) before the files are read. A file system in memory has no disk to measure, and the method says so.
+The caches of a server and of a disk are not defeated. GB/s are 10^9 bytes a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import mmap
+import os
+import secrets
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from pytest_gpucluster.inventory.mounts import Mount, read_mount
+from pytest_gpucluster.measurements import progress
+from pytest_gpucluster.measurements.own_folder import remove_leftovers, within_own_folder
+from pytest_gpucluster.protocol.functions import without_device
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pytest_gpucluster.inventory.reading import NotAvailable
+
+CHUNK_BYTES = 8 << 20
+PAGE_BYTES = 4096
+DIRECT, DROPPED, IN_MEMORY = "O_DIRECT", "fsync and dropped pages", "none: the file system is in memory"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRates:
+    """Rates of all files together in GB/s (10^9 bytes a second), each from the first byte to the last one's flush.
+
+    ``written_bytes`` is less than asked for where the time was over first. ``cache`` says how the page cache was defeated.
+    """
+
+    write_gb_s: float
+    read_gb_s: float
+    written_bytes: int
+    files: int
+    cache: str
+    path: str
+    mount: Mount | NotAvailable
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """One file: its path, what is written, and where the bytes are read to."""
+
+    file: Path
+    source: mmap.mmap
+    target: mmap.mmap
+
+
+@without_device
+def file_rates(*, path: str | None, size_bytes: int, files: int, within_s: float) -> FileRates:
+    """Write and read files of ``size_bytes`` in all below ``path``, in a folder of this rank's own.
+
+    Args:
+        path: an existing folder; None: that for temporary files (``TMPDIR``, else /tmp).
+        size_bytes: of all files together, rounded down to whole pages of each.
+        files: how many are written and read at once.
+        within_s: no further chunk is begun after so many seconds of writing, nor of reading.
+
+    Raises:
+        OSError: the path cannot be used, or is full.
+        ValueError: no file, or less than a page for each.
+        ArithmeticError: what was read is not what was written.
+    """
+    each_bytes = size_bytes // max(1, files) // PAGE_BYTES * PAGE_BYTES
+    if files < 1 or each_bytes < 1:
+        raise ValueError(f"{size_bytes} bytes in {files} files are less than a page of {PAGE_BYTES} bytes each")
+    folder = Path(path or tempfile.gettempdir())
+    progress.report(f"look at {folder}", 0.0)
+    remove_leftovers(folder)
+    mount = read_mount(folder)
+    with within_own_folder(folder, secrets.token_hex(8)) as own, contextlib.ExitStack() as held:
+        cache = _cache_of(own, mount)
+        streams = [held.enter_context(_stream(own / str(number), each_bytes)) for number in range(files)]
+        written, write_s, read, read_s = _write_and_read(streams, cache, within_s)
+    progress.report("done", 1.0)
+    return FileRates(
+        write_gb_s=sum(written) / write_s / 1e9,
+        read_gb_s=sum(read) / read_s / 1e9,
+        written_bytes=sum(written),
+        files=files,
+        cache=cache,
+        path=str(folder),
+        mount=mount,
+    )
+
+
+def _write_and_read(streams: list[_Stream], cache: str, within_s: float) -> tuple[list[int], float, list[int], float]:
+    """The bytes written of each file and the seconds for all, the bytes read and the seconds."""
+    with ThreadPoolExecutor(len(streams)) as threads:
+        list(threads.map(_fill, streams))
+        progress.report(f"write {streams[0].file.parent}", 0.2)
+        start_s = time.perf_counter()
+        written = list(threads.map(functools.partial(_write, cache=cache, end_s=start_s + within_s), streams))
+        write_s = time.perf_counter() - start_s
+        progress.report(f"read {streams[0].file.parent}", 0.6)
+        start_s = time.perf_counter()
+        read = list(threads.map(functools.partial(_read, cache=cache, end_s=start_s + within_s), streams, written))
+        read_s = time.perf_counter() - start_s
+        list(threads.map(_verify, streams, read))
+    return written, write_s, read, read_s
+
+
+def _cache_of(folder: Path, mount: Mount | NotAvailable) -> str:
+    """How the page cache is defeated in a folder; the file system itself is asked."""
+    if isinstance(mount, Mount) and mount.is_in_memory:
+        return IN_MEMORY
+    with _mapped(PAGE_BYTES) as page:
+        try:
+            file = os.open(folder / "probe", os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return DROPPED
+        try:
+            os.write(file, page)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return DROPPED
+        finally:
+            os.close(file)
+    return DIRECT
+
+
+@contextlib.contextmanager
+def _mapped(size_bytes: int) -> Iterator[mmap.mmap]:
+    """Memory that begins at a page, as O_DIRECT asks; given back at once."""
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
+    try:
+        yield memory
+    finally:
+        with contextlib.suppress(BufferError):  # an error on its way still shows the tensor that uses it
+            memory.close()
+
+
+@contextlib.contextmanager
+def _stream(file: Path, size_bytes: int) -> Iterator[_Stream]:
+    with _mapped(size_bytes) as source, _mapped(size_bytes) as target:
+        yield _Stream(file=file, source=source, target=target)
+
+
+def _fill(stream: _Stream) -> None:
+    generator = torch.Generator().manual_seed(secrets.randbits(63))
+    torch.frombuffer(stream.source, dtype=torch.int64).random_(generator=generator)
+
+
+def _write(stream: _Stream, *, cache: str, end_s: float) -> int:
+    """Write, flush and close one file; the bytes written before the time was over."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | (os.O_DIRECT if cache == DIRECT else 0)
+    file = os.open(stream.file, flags, 0o600)
+    done = 0
+    try:
+        with memoryview(stream.source) as source:
+            while done < len(source) and (not done or time.perf_counter() < end_s):
+                with source[done : done + CHUNK_BYTES] as chunk:
+                    done += os.pwrite(file, chunk, done)
+        os.fsync(file)
+        if cache == DROPPED:
+            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(file)
+    return done
+
+
+def _read(stream: _Stream, size_bytes: int, *, cache: str, end_s: float) -> int:
+    """Read one file; the bytes read before the time was over.
+
+    Raises:
+        ArithmeticError: the file is shorter than what was written.
+    """
+    file = os.open(stream.file, os.O_RDONLY | (os.O_DIRECT if cache == DIRECT else 0))
+    done = 0
+    try:
+        with memoryview(stream.target) as target:
+            while done < size_bytes and (not done or time.perf_counter() < end_s):
+                with target[done : min(done + CHUNK_BYTES, size_bytes)] as chunk:
+                    got = os.preadv(file, [chunk], done)
+                if not got:
+                    raise ArithmeticError(f"{stream.file} ends after {done} bytes of {size_bytes}")
+                done += got
+    finally:
+        os.close(file)
+    return done
+
+
+def _verify(stream: _Stream, size_bytes: int) -> None:
+    """Compare every byte that was read with what was written.
+
+    Raises:
+        ArithmeticError: they differ.
+    """
+    written, read = (torch.frombuffer(one, dtype=torch.uint8, count=size_bytes) for one in (stream.source, stream.target))
+    if not torch.equal(written, read):
+        first = int((written != read).nonzero()[0])
+        raise ArithmeticError(f"{stream.file}: the byte at {first} of {size_bytes} is not what was written")

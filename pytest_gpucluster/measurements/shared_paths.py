@@ -1,0 +1,314 @@
+"""What hosts see of each other's files below paths that they are said to share.
+
+Each host writes a file (``leave_mark``), then each host reads the digests of all files (``read_marks``). No process group is
+needed: the controller asks for the reading when every host has written and closed its file. Then all hosts count up one
+number under a lock (``count_under_lock``), and each makes many small files (``small_files``). What they write lies in folders
+of their own (:mod:`own_folder`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import random
+import secrets
+import stat
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.inventory.mounts import read_mount
+from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.measurements import progress
+from pytest_gpucluster.measurements.own_folder import (
+    make_own_folder,
+    own_folder,
+    remove_leftovers,
+    remove_own_folder,
+    within_own_folder,
+)
+from pytest_gpucluster.protocol.functions import without_device
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.inventory.mounts import Mount
+
+MARK_BYTES = 4096
+SMALL_BYTES = 4096
+POLL_S = 0.01
+READY_S = 5.0
+"""How long a host waits for the others before it counts."""
+PATIENCE_S = 2.0
+"""How much longer a host counts that never had to wait: another one may be held up."""
+HELD_S = 0.001
+"""How long the lock is held, so that another host that does not respect it comes between."""
+_MARK, _LOCK, _READY = "mark", "lock", "ready"
+_IS_READY = "1"
+_ABSENT = "does not show"
+_DIGITS = 20
+_WORDS = {
+    errno.ENOENT: "is not there",
+    errno.ENOTDIR: "is a file, no folder",
+    errno.EACCES: "gives no permission",
+    errno.EPERM: "gives no permission",
+    errno.EROFS: "is mounted read-only",
+    errno.ENOSPC: "is full",
+    errno.EDQUOT: "is full: the quota is used up",
+    errno.ESTALE: "is stale: its server does not know it any more",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PathMark:
+    """A path as one host finds it, and the file that it wrote there.
+
+    ``problem``: why the path cannot be used, None if it can. ``folder`` is the host's own below the path, ``digest`` the
+    SHA-256 of the file. ``leftovers`` are the folders of killed runs that were removed. ``free_inodes`` is None where the
+    file system counts none.
+    """
+
+    problem: str | None
+    mount: Mount | NotAvailable
+    folder: str = ""
+    digest: str = ""
+    free_gib: float | None = None
+    free_inodes: int | None = None
+    leftovers: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarksSeen:
+    """What one host sees of all hosts' files below one path.
+
+    ``slowest_s`` is the longest time until a file's digest was right, counted from the call, which begins when all files are
+    closed; None if none ever was. ``missed`` says, by folder, why a file was not seen in time; ``absent`` are those of these
+    folders of which nothing was seen.
+    """
+
+    slowest_s: float | None
+    missed: dict[str, str]
+    absent: list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockCount:
+    """What one host did to the number that all hosts count up under a lock.
+
+    ``updates`` is how often it added one, ``last`` the number it wrote last, ``waited`` how often another one had the lock.
+    ``problem``: why it could not lock, None if it could. ``absent`` are the hosts' folders that showed no sign in time.
+    """
+
+    updates: int
+    last: int
+    waited: int
+    problem: str | None = None
+    absent: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallFiles:
+    """Small files a second: each is made, written and closed, then read, then removed. ``files`` were done in ``seconds``."""
+
+    files_s: float
+    files: int
+    seconds: float
+
+
+@without_device
+def leave_mark(*, path: str, run: str) -> PathMark:
+    """Write a new file below a path, in this host's own folder, and close it. A path that cannot be used has a problem."""
+    progress.report(f"write to {path}")
+    try:
+        return _leave_mark(Path(path), run)
+    except OSError as error:
+        return PathMark(problem=in_words(error), mount=_mount(path))
+
+
+def _mount(path: str) -> Mount | NotAvailable:
+    try:
+        return read_mount(Path(path))
+    except (OSError, RuntimeError) as error:
+        return NotAvailable(str(error))
+
+
+def _leave_mark(path: Path, run: str) -> PathMark:
+    if not stat.S_ISDIR(path.stat().st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    leftovers = remove_leftovers(path)
+    folder = make_own_folder(path, run)
+    contents = os.urandom(MARK_BYTES)
+    for name in (_LOCK, _READY):
+        with contextlib.suppress(FileExistsError), (folder / name).open("x", encoding="ascii") as file:
+            file.write("0" * _DIGITS)
+    with (folder / _MARK).open("wb") as mark:
+        mark.write(contents)
+        mark.flush()
+        os.fsync(mark.fileno())
+    system = os.statvfs(folder)
+    return PathMark(
+        problem=None,
+        mount=_mount(str(path)),
+        folder=folder.name,
+        digest=hashlib.sha256(contents).hexdigest(),
+        free_gib=system.f_bavail * system.f_frsize / 2**30,
+        free_inodes=system.f_favail if system.f_files else None,
+        leftovers=leftovers,
+    )
+
+
+@without_device
+def read_marks(*, path: str, digests: dict[str, str], within_s: float) -> MarksSeen:
+    """Read the files of all hosts until each has the digest it should have, or ``within_s`` is over.
+
+    Each file is tried in turn, those that are not right again and again. A first attempt counts for its own time.
+
+    Args:
+        path: that is shared.
+        digests: of the file in each host's folder.
+        within_s: an attempt that begins so late is the last one, in seconds since the call.
+    """
+    progress.report(f"read from {path}")
+    start_s = time.monotonic()
+    waiting, seen_s, missed = dict(digests), [], {}
+    is_first = True
+    while waiting:
+        for folder, digest in list(waiting.items()):
+            begun_s = time.monotonic()
+            why = _wrong(Path(path) / folder / _MARK, digest)
+            took_s = time.monotonic() - (begun_s if is_first else start_s)
+            if why is None and took_s <= within_s:
+                seen_s.append(took_s)
+                del waiting[folder]
+            elif why is None or begun_s - start_s >= within_s:
+                missed[folder] = why or f"came after {took_s:.1f} s"
+                del waiting[folder]
+        is_first = False
+        time.sleep(POLL_S if waiting else 0)
+    absent = [folder for folder, why in missed.items() if why == _ABSENT]
+    return MarksSeen(slowest_s=max(seen_s, default=None), missed=missed, absent=absent)
+
+
+def _wrong(mark: Path, digest: str) -> str | None:
+    """Why a file is not what its host wrote; None if it is."""
+    try:
+        contents = mark.read_bytes()
+    except OSError as error:
+        return _ABSENT if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+    return None if hashlib.sha256(contents).hexdigest() == digest else f"shows other contents ({len(contents)} bytes)"
+
+
+@without_device
+def count_under_lock(*, path: str, run: str, parties: list[str], seconds: float) -> LockCount | None:
+    """Count up one number with the other hosts, each time under an exclusive lock (fcntl) of the file that holds it.
+
+    Args:
+        path: that is shared.
+        run: of this rank's own folder.
+        parties: the folders of the hosts that take part; the number lies in the first one's. None is returned elsewhere.
+        seconds: how long to count, once all are there.
+    """
+    progress.report(f"lock below {path}")
+    own = own_folder(Path(path), run)
+    return _count(own, [own.parent / folder for folder in parties], seconds) if own.name in parties else None
+
+
+def _count(own: Path, folders: list[Path], seconds: float) -> LockCount:
+    updates = last = waited = 0
+    absent: list[str] = []
+    try:
+        (own / _READY).write_text(_IS_READY, encoding="ascii")
+        absent = _absent(folders)
+        end_s = time.monotonic() + seconds
+        latest_s = end_s + (PATIENCE_S if len(folders) > 1 else 0)
+        with (folders[0] / _LOCK).open("r+b", buffering=0) as file:
+            while time.monotonic() < (end_s if waited else latest_s):
+                number = _add_one(file.fileno())
+                updates, last, waited = (updates, last, waited + 1) if number is None else (updates + 1, number, waited)
+                time.sleep(HELD_S * random.random())
+    except (OSError, ValueError) as error:
+        problem = str(error) if isinstance(error, ValueError) else error.strerror or str(error)
+        return LockCount(updates=updates, last=last, waited=waited, problem=problem, absent=absent)
+    return LockCount(updates=updates, last=last, waited=waited, absent=absent)
+
+
+def _absent(folders: list[Path]) -> list[str]:
+    """The folders in which nobody is ready to count within :data:`READY_S`.
+
+    A file that was there before is opened anew each time: a client of NFS asks its server then.
+    """
+    end_s = time.monotonic() + READY_S
+    while True:
+        absent = [folder.name for folder in folders if (folder / _READY).read_text(encoding="ascii") != _IS_READY]
+        if not absent or time.monotonic() > end_s:
+            return absent
+        time.sleep(POLL_S)
+
+
+def _add_one(file: int) -> int | None:
+    """The number after one was added, or None if another one has the lock."""
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        return None
+    try:
+        number = int(os.pread(file, _DIGITS, 0)) + 1
+        time.sleep(HELD_S)
+        os.pwrite(file, f"{number:0{_DIGITS}d}".encode("ascii"), 0)
+        os.fsync(file)
+    finally:
+        fcntl.lockf(file, fcntl.LOCK_UN)
+    return number
+
+
+@without_device
+def small_files(*, path: str, count: int, within_s: float) -> SmallFiles:
+    """Make, read and remove many files of 4 KiB below a path, in a folder of this rank's own.
+
+    Args:
+        path: an existing folder.
+        count: how many files, at most.
+        within_s: no further file is begun after so many seconds.
+
+    Raises:
+        OSError: the path cannot be used.
+        ArithmeticError: a file does not hold what was written.
+    """
+    progress.report(f"small files below {path}")
+    with within_own_folder(Path(path), secrets.token_hex(8)) as own:
+        return _turn_over(own, count, within_s)
+
+
+def _turn_over(folder: Path, count: int, within_s: float) -> SmallFiles:
+    """Make files, then read them all, then remove them all."""
+    contents = os.urandom(SMALL_BYTES)
+    start_s = time.perf_counter()
+    made: list[Path] = []
+    while len(made) < count and (not made or time.perf_counter() - start_s < within_s):
+        made.append(folder / str(len(made)))
+        made[-1].write_bytes(contents)
+    for file in made:
+        if file.read_bytes() != contents:
+            raise ArithmeticError(f"{file} does not hold what was written")
+    for file in made:
+        file.unlink()
+    seconds = time.perf_counter() - start_s
+    return SmallFiles(files_s=len(made) / seconds, files=len(made), seconds=seconds)
+
+
+@without_device
+def clear_path(*, path: str, run: str) -> str | None:
+    """Remove this host's own folder below a path; why it could not be removed, None if it was."""
+    progress.report(f"remove from {path}")
+    try:
+        remove_own_folder(Path(path), run)
+    except OSError as error:
+        return in_words(error)
+    return None
+
+
+def in_words(error: OSError) -> str:
+    """What an error of a file system says about the path."""
+    return _WORDS.get(error.errno or 0, f"cannot be used: {error.strerror or error}")

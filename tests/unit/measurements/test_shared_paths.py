@@ -1,0 +1,259 @@
+"""What a host writes below a shared path and sees of others, on real file systems; what it does with one that is bad."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import pytest
+
+from pytest_gpucluster.inventory.mounts import Mount
+from pytest_gpucluster.measurements import shared_paths as module
+from pytest_gpucluster.measurements.own_folder import name_of
+from pytest_gpucluster.measurements.shared_paths import (
+    PathMark,
+    clear_path,
+    count_under_lock,
+    in_words,
+    leave_mark,
+    read_marks,
+    small_files,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RUN = "0123456789abcdef"
+FORK = multiprocessing.get_context("fork")
+LONG_S = 60.0
+
+
+def as_rank(rank: int, call: Callable[[], Any]) -> Any:
+    """What a call returns, made as this rank."""
+    with mock.patch.dict(os.environ, RANK=str(rank)):
+        return call()
+
+
+def mark_of(path: Path) -> PathMark:
+    """This rank's file below one path."""
+    return leave_mark(path=str(path), run=RUN)
+
+
+def test_a_file_is_seen(tmp_path: Path) -> None:
+    """Another rank reads the digest, also after the file was written again; removed at the end, with nothing left."""
+    (tmp_path / "users.txt").write_text("mine")
+    digests = set()
+    for _ in range(2):
+        mark = as_rank(3, lambda: mark_of(tmp_path))
+        assert (mark.problem, mark.folder) == (None, name_of(RUN, 3))
+        assert mark.free_gib > 0
+        assert isinstance(mark.mount, Mount)
+        digests.add(mark.digest)
+        seen = read_marks(path=str(tmp_path), digests={mark.folder: mark.digest}, within_s=LONG_S)
+        assert (seen.missed, seen.absent) == ({}, [])
+        assert seen.slowest_s is not None
+    assert len(digests) == 2
+    assert as_rank(3, lambda: clear_path(path=str(tmp_path), run=RUN)) is None
+    assert [path.name for path in tmp_path.iterdir()] == ["users.txt"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why", "absent"),
+    [
+        (lambda mark: mark.unlink(), "does not show", 1),
+        (lambda mark: mark.write_bytes(b"other"), "shows other contents (5 bytes)", 0),
+        (lambda mark: (mark.unlink(), mark.mkdir()), "cannot be read: Is a directory", 0),
+    ],
+)
+def test_a_file_is_not_seen(tmp_path: Path, spoil: Callable[[Path], Any], why: str, absent: int) -> None:
+    """After the time, with what is there in its place; the other host's file is seen."""
+    bad, good = as_rank(0, lambda: mark_of(tmp_path)), as_rank(1, lambda: mark_of(tmp_path))
+    spoil(tmp_path / bad.folder / "mark")
+    digests = {one.folder: one.digest for one in (bad, good)}
+    seen = read_marks(path=str(tmp_path), digests=digests, within_s=0.05)
+    assert seen.missed == {bad.folder: why}
+    assert seen.absent == ([bad.folder][:absent])
+    assert seen.slowest_s is not None
+
+
+def test_a_file_that_comes_late_and_in_time(tmp_path: Path) -> None:
+    """It is tried again until then, and the time is that from the call on."""
+    (tmp_path / "late").mkdir()
+    late = threading.Timer(0.3, lambda: (tmp_path / "late" / "mark").write_bytes(b"x"))
+    late.start()
+    digest = hashlib.sha256(b"x").hexdigest()
+    seen = read_marks(path=str(tmp_path), digests={"late": digest}, within_s=LONG_S)
+    assert seen.missed == {}
+    assert seen.slowest_s is not None
+    assert seen.slowest_s >= 0.2
+
+
+def test_a_slow_answer_is_late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right, and later than allowed."""
+    mark = mark_of(tmp_path)
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda self: (time.sleep(0.3), read(self))[1])
+    seen = read_marks(path=str(tmp_path), digests={mark.folder: mark.digest}, within_s=0.1)
+    assert seen.missed == {mark.folder: "came after 0.3 s"}
+
+
+# Paths that cannot be used: an outcome with a reason.
+
+
+@pytest.mark.parametrize(
+    ("plant", "why"),
+    [
+        (lambda _path: None, "is not there"),
+        (lambda path: path.write_text("a file"), "is a file, no folder"),
+        (os.mkfifo, "is a file, no folder"),
+        (lambda path: path.symlink_to("nowhere"), "is not there"),
+        (lambda path: path.symlink_to(path), "cannot be used: Too many levels of symbolic links"),
+    ],
+)
+def test_a_path_that_is_no_folder(tmp_path: Path, plant: Callable[[Path], Any], why: str) -> None:
+    """Said in words."""
+    plant(tmp_path / "bad")
+    assert mark_of(tmp_path / "bad").problem == why
+
+
+@pytest.mark.parametrize(
+    ("number", "why"),
+    [
+        (errno.EACCES, "gives no permission"),
+        (errno.ENOSPC, "is full"),
+        (errno.EDQUOT, "is full: the quota is used up"),
+        (errno.EROFS, "is mounted read-only"),
+        (errno.ESTALE, "is stale: its server does not know it any more"),
+        (errno.EIO, "cannot be used: Input/output error"),
+    ],
+)
+def test_errors_in_words(number: int, why: str) -> None:
+    """What the kernel says, for people."""
+    assert in_words(OSError(number, os.strerror(number))) == why
+
+
+MOUNTED = """
+import json, sys
+from pytest_gpucluster.measurements.shared_paths import clear_path, leave_mark
+path, run = sys.argv[1:]
+mark = leave_mark(path=path, run=run)
+print(json.dumps({"problem": mark.problem, "kind": mark.mount.kind, "left": clear_path(path=path, run=run)}))
+"""
+
+
+def mounted(folder: Path, options: str, *, fill: str = "true") -> dict[str, Any]:
+    """A mark below a tmpfs of its own, in a mount namespace of its own."""
+    mount = f'mount -t tmpfs -o {options} none "$1" && {{ {fill}; }} && exec "$2" -c "$3" "$1" {RUN}'
+    command = ["unshare", "-rm", "sh", "-c", mount, "sh", str(folder), sys.executable, MOUNTED]
+    tried = ["unshare", "-rm", "true"]
+    if shutil.which("unshare") is None or subprocess.run(tried, capture_output=True, check=False).returncode:
+        pytest.skip("no mounts of one's own here (unshare -rm)")
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LONG_S)
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    ("options", "fill", "problem"),
+    [
+        ("size=1m", "true", None),
+        ("ro", "true", "is mounted read-only"),
+        ("size=64k", 'head -c 65536 /dev/zero > "$1/full" 2>/dev/null', "is full"),
+        ("nr_inodes=3", 'touch "$1/a" "$1/b"', "is full"),
+    ],
+)
+def test_real_file_systems(tmp_path: Path, options: str, fill: str, problem: str | None) -> None:
+    """Read-only, without room, without inodes; and a healthy one."""
+    assert mounted(tmp_path, options, fill=fill) == {"problem": problem, "kind": "tmpfs", "left": None}
+
+
+# Locks.
+
+
+def count(folder: Path, parties: list[str], seconds: float = 0.3) -> Any:
+    """Count as one of the parties."""
+    return count_under_lock(path=str(folder), run=RUN, parties=parties, seconds=seconds)
+
+
+def count_without_lock(folder: Path, parties: list[str], seconds: float = 0.3) -> Any:
+    """The same on a file system whose locks hold on one host only: each host gets every lock."""
+    module.fcntl.lockf = lambda *_: None  # type: ignore[attr-defined]  # of a process that ends with the call
+    return count(folder, parties, seconds)
+
+
+@pytest.mark.parametrize("counting", [count, count_without_lock])
+def test_locks_hold_or_lose_updates(tmp_path: Path, counting: Callable[[Path, list[str]], Any]) -> None:
+    """Every update under a lock arrives, and somebody had to wait. Without locks updates are lost."""
+    parties = [as_rank(rank, lambda: mark_of(tmp_path)).folder for rank in (0, 1)]
+    pools = [FORK.Pool(1, initializer=os.environ.__setitem__, initargs=("RANK", str(rank))) for rank in (0, 1)]
+    with pools[0], pools[1]:
+        answers = [pool.apply_async(counting, (tmp_path, parties)) for pool in pools]
+        counted = [answer.get(LONG_S) for answer in answers]
+    assert [(one.problem, one.absent) for one in counted] == [(None, [])] * 2
+    updates, last = sum(one.updates for one in counted), max(one.last for one in counted)
+    if counting is count:
+        assert updates == last
+        assert any(one.waited for one in counted)
+    else:
+        assert updates > last
+
+
+def test_locks_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Lustre does without the option flock."""
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    mark = mark_of(tmp_path)
+    monkeypatch.setattr(fcntl, "lockf", refuse)
+    assert count(tmp_path, [mark.folder]).problem == "Function not implemented"
+
+
+def test_a_host_that_never_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Named, and not waited for without end."""
+    monkeypatch.setattr(module, "READY_S", 0.05)
+    here, other = mark_of(tmp_path), as_rank(7, lambda: mark_of(tmp_path))
+    counted = count(tmp_path, [here.folder, other.folder], 0.01)
+    assert counted.absent == [other.folder]
+    assert counted.updates == counted.last
+
+
+def test_no_party_at_a_path(tmp_path: Path) -> None:
+    """A host that saw not every file does not count."""
+    assert count(tmp_path, [name_of(RUN, 9)]) is None
+
+
+# Small files.
+
+
+def test_small_files(tmp_path: Path) -> None:
+    """Made, read and removed."""
+    found = small_files(path=str(tmp_path), count=20, within_s=LONG_S)
+    assert found.files == 20
+    assert found.files_s == pytest.approx(20 / found.seconds)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_small_files_end_in_time(tmp_path: Path) -> None:
+    """The time bounds how many."""
+    found = small_files(path=str(tmp_path), count=1 << 30, within_s=0.05)
+    assert 0 < found.files < 1 << 30
+
+
+def test_small_files_that_lose_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never a rate; and nothing stays."""
+    monkeypatch.setattr(Path, "read_bytes", lambda _self: b"")
+    with pytest.raises(ArithmeticError, match="does not hold what was written"):
+        small_files(path=str(tmp_path), count=2, within_s=LONG_S)
+    assert list(tmp_path.iterdir()) == []
