@@ -51,12 +51,22 @@ class Place:
         return f"{self.id} ({', '.join(part for part in known if part)})"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuLinks:
+    """The links that a GPU is promised to have. ``nvlink_gb_s`` is one NVLink's rate one way, in 10^9 bytes a second."""
+
+    nvlink_gb_s: float
+    pcie_gen: int
+    pcie_width: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Inventory:
     """What was promised: ``num_nodes`` times ``gpus_per_node`` places, ids counted from 0. Places are built once.
 
     ``device`` is ``cuda``, or ``cpu`` in a rehearsal; ``fabric`` is what connects the nodes (the profile's word);
-    ``gpu_names`` are the names by which NVML may call the promised GPU, ``shared_paths`` the folders that all nodes share.
+    ``gpu_names`` are the names by which NVML may call the promised GPU, ``gpu_links`` its links (None in a rehearsal),
+    ``shared_paths`` the folders that all nodes share.
     """
 
     num_nodes: int
@@ -64,6 +74,7 @@ class Inventory:
     device: Device
     fabric: str = "none"
     gpu_names: tuple[str, ...] = ()
+    gpu_links: GpuLinks | None = None
     shared_paths: tuple[str, ...] = ()
 
     @cached_property

@@ -19,7 +19,7 @@ from pytest_gpucluster.inventory.detect import Detected, detect_gpus
 from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.promises import changed_terms, short_soak
 from pytest_gpucluster.judging.waivers import Waivers
-from pytest_gpucluster.places import Inventory
+from pytest_gpucluster.places import GpuLinks, Inventory
 from pytest_gpucluster.protocol.channel import most_connections
 from pytest_gpucluster.thresholds import no_effect
 from pytest_gpucluster.thresholds.load import load
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.judging.promises import Promise
     from pytest_gpucluster.thresholds.file import ThresholdsFile
     from pytest_gpucluster.thresholds.resolve import Profile, Threshold
+    from pytest_gpucluster.thresholds.specs import GpuSpec
 
 OLDEST_TORCH = (2, 7)
 REHEARSAL_RANKS = 2
@@ -228,8 +229,13 @@ def _expected(thresholds: ThresholdsFile, profile: Profile, shape: tuple[int, in
         device="cpu" if profile.rehearsal else "cuda",
         fabric=profile.fabric,
         gpu_names=tuple(profile.spec.names) if profile.spec is not None else (),
+        gpu_links=_links_of(profile.spec) if profile.spec is not None else None,
         shared_paths=tuple(dict.fromkeys(thresholds.content.cluster.shared_paths)),
     )
+
+
+def _links_of(spec: GpuSpec) -> GpuLinks:
+    return GpuLinks(nvlink_gb_s=spec.nvlink_gb_s / spec.nvlink_links, pcie_gen=spec.pcie_gen, pcie_width=spec.pcie_width)
 
 
 def _require_gpus(profile: Profile, launch: Launch | None, detected: Detected) -> None:

@@ -9,6 +9,7 @@ from pytest_gpucluster.errors import Blame
 from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.judging.criterion import Parts
 from pytest_gpucluster.judging.gpu_growth import grown, nvlink_growth, per_minute
+from pytest_gpucluster.judging.gpu_links import count_nvlinks
 from pytest_gpucluster.measurements.health import clocks_under_load, gpu_counters
 from tests_acceptance.conftest import snapshot
 
@@ -35,9 +36,13 @@ def counters_at_end(cluster):
 
 def read(states, place, name):
     """One reading of NVML; a GPU that does not give the value was not measured."""
+    return available(reading(states, place, name), name, place, part="gpu" if states[place].lost else "unknown")
+
+
+def reading(states, place, name):
+    """One reading of NVML, or why there is none."""
     state = states[place]
-    value = NotAvailable(state.error or "no NVML") if state.gpu is None else getattr(state.gpu, name)
-    return available(value, name, place, part="gpu" if state.lost else "unknown")
+    return NotAvailable(state.error or "no NVML") if state.gpu is None else getattr(state.gpu, name)
 
 
 def available(value, name, place, *, part="unknown"):
@@ -98,6 +103,32 @@ def test_remapped_rows(gpu_states, place, criterion):
     """No memory row waits for a remap, and none failed."""
     pending, failed = (read(gpu_states, place, name) for name in ("remapped_rows_pending", "remapped_rows_failed"))
     criterion.require(int(pending) + int(failed), evidence={"pending": pending, "failed": failed})
+
+
+def test_nvlink_links(gpu_states, cluster, node, criterion):
+    """Every NVLink of each GPU is up, at its rate."""
+    gpus = {gpu.id: gpu for gpu in cluster.places if gpu.node == node.node}
+    nvlinks = {name: reading(gpu_states, gpu, "nvlinks") for name, gpu in gpus.items()}
+    found = count_nvlinks(nvlinks, gb_s=cluster.promised.gpu_links.nvlink_gb_s)
+    if found.by_gpu:
+        fewest = min(found.by_gpu.values())
+        worst = tuple(gpus[name].label for name, links in found.by_gpu.items() if links == fewest)
+        criterion.require(fewest, evidence={"links": found.facts}, parts=Parts(kind="gpu", names=worst))
+    if found.unknown:
+        blame = Blame(part="gpu", cause=found.unknown[0])
+        raise MeasurementError(f"{node.label}: {'; '.join(found.unknown)}", culprits=(node,), blame=blame)
+
+
+def test_pcie_link(loaded_clocks, cluster, place, recipe, criterion):
+    """Under load the GPU's PCIe link has the generation and the lanes that it should have."""
+    clocks, promised, asked = loaded_clocks[place], cluster.promised.gpu_links, recipe("pcie_link")
+    most = {"gen": asked["gen"] or promised.pcie_gen, "lanes": asked["lanes"] or promised.pcie_width}
+    is_whole = clocks.telemetry is not None and clocks.nvml_error is None
+    link = available(clocks.telemetry if is_whole else NotAvailable(clocks.nvml_error or "no NVML"), "telemetry", place)
+    seen = {"gen": link.pcie_gen_max, "lanes": link.pcie_width_min}
+    found = {name: available(value, f"PCIe {name}", place) for name, value in seen.items()}
+    lost = [name for name in most if found[name] < most[name]]
+    criterion.require(len(lost), evidence={**found, **{f"{name} promised": most[name] for name in most}})
 
 
 def test_clocks_under_load(loaded_clocks, place, criterion):

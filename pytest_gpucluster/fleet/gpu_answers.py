@@ -56,7 +56,9 @@ def occupancy(asked: Asked) -> Any:
 def gpu_state(asked: Asked) -> Any:
     """NVML's view of the GPU at rest."""
     bad, half = asked.has("ecc"), asked.has("pcie")
-    gen, gpu = asked.spec.pcie_gen, asked.place[1]
+    spec, gpu = asked.spec, asked.place[1]
+    gen, speed = spec.pcie_gen, spec.nvlink_gb_s / spec.nvlink_links
+    links = [made("inventory.nvlinks:NvLink", link=link, is_up=True, speed_gb_s=speed) for link in range(spec.nvlink_links)]
     state = made(
         "inventory.nvml:GpuState",
         index=gpu, uuid=asked.uuid, serial=asked.serial, pci=asked.pci, name=asked.device, visible=True, cuda_index=gpu,
@@ -64,7 +66,7 @@ def gpu_state(asked: Asked) -> Any:
         ecc_uncorrected_volatile=2 if bad else 0, ecc_uncorrected_aggregate=2 if bad else 0, ecc_corrected_volatile=0,
         remapped_rows_correctable=0, remapped_rows_uncorrectable=0, remapped_rows_pending=bad, remapped_rows_failed=False,
         pcie_gen=gen - half, pcie_gen_max=gen, pcie_width=asked.spec.pcie_width, pcie_width_max=asked.spec.pcie_width,
-        pcie_replay_count=0, nvlink_active_links=asked.spec.nvlink_links, clocks_event_reasons=["gpu_idle"],
+        pcie_replay_count=0, nvlinks=links, clocks_event_reasons=["gpu_idle"],
         sm_clock_mhz=345, temperature_c=34 + gpu, power_w=76.0, mig=False, persistence=True,
     )  # fmt: skip
     count = asked.hardware.simulation.gpus_per_node

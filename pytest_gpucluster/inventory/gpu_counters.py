@@ -7,7 +7,8 @@ from typing import Any
 
 import pynvml
 
-from pytest_gpucluster.inventory.nvml_calls import NvmlError, optional
+from pytest_gpucluster.inventory.nvlinks import read_link_states
+from pytest_gpucluster.inventory.nvml_calls import optional
 from pytest_gpucluster.inventory.reading import NotAvailable
 
 
@@ -54,24 +55,9 @@ def read_counters(handle: Any) -> GpuCounters:
     )
 
 
-def read_link_states(handle: Any) -> list[int | NotAvailable]:
-    """1 for each NVLink that is up, 0 for one that is not. NVML refuses the first link number beyond the last one."""
-    states: list[int | NotAvailable] = []
-    for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-        try:
-            states.append(optional(pynvml.nvmlDeviceGetNvLinkState, handle, link))
-        except NvmlError as error:
-            if error.code != pynvml.NVML_ERROR_INVALID_ARGUMENT:
-                raise
-            break
-    return states
-
-
 def _read_links(handle: Any) -> list[LinkCounters] | NotAvailable:
     states = read_link_states(handle)
-    if all(isinstance(state, NotAvailable) for state in states):
-        return next((state for state in states if isinstance(state, NotAvailable)), NotAvailable("NVML shows no NVLink"))
-    return [_read_link(handle, link) for link in range(len(states))]
+    return states if isinstance(states, NotAvailable) else [_read_link(handle, link) for link in range(len(states))]
 
 
 def _read_link(handle: Any, link: int) -> LinkCounters:

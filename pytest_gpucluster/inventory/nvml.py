@@ -16,7 +16,7 @@ from typing import Any
 import pynvml
 
 from pytest_gpucluster.inventory.event_reasons import event_reason_names, read_event_reasons
-from pytest_gpucluster.inventory.gpu_counters import read_link_states
+from pytest_gpucluster.inventory.nvlinks import NvLink, read_nvlinks
 from pytest_gpucluster.inventory.nvml_calls import (
     NvmlError,
     NvmlLibraryNotFoundError,
@@ -62,7 +62,7 @@ class GpuState:
     pcie_width: int | NotAvailable
     pcie_width_max: int | NotAvailable
     pcie_replay_count: int | NotAvailable
-    nvlink_active_links: int | NotAvailable
+    nvlinks: list[NvLink] | NotAvailable
     clocks_event_reasons: list[str] | NotAvailable
     sm_clock_mhz: int | NotAvailable
     temperature_c: int | NotAvailable
@@ -288,7 +288,7 @@ def _links(handle: Any) -> dict[str, Any]:
         "pcie_gen_max": optional(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
         "pcie_width_max": optional(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
         "pcie_replay_count": optional(pynvml.nvmlDeviceGetPcieReplayCounter, handle),
-        "nvlink_active_links": _active_nvlinks(handle),
+        "nvlinks": read_nvlinks(handle),
     }
 
 
@@ -296,16 +296,6 @@ def _running(handle: Any) -> dict[str, Any]:
     bits = read_event_reasons(handle)
     reasons = bits if isinstance(bits, NotAvailable) else event_reason_names(bits)
     return {"clocks_event_reasons": reasons, **read_clocks(handle)}
-
-
-def _active_nvlinks(handle: Any) -> int | NotAvailable:
-    """Links that are up; not available if NVML refuses all of them: there is no NVLink."""
-    states = read_link_states(handle)
-    known = [state for state in states if not isinstance(state, NotAvailable)]
-    refused = next((state for state in reversed(states) if isinstance(state, NotAvailable)), None)
-    if known:
-        return sum(known)
-    return NotAvailable("NVML shows no NVLink") if refused is None else refused
 
 
 def _index_of(entry: str, uuids: list[str]) -> int | None:

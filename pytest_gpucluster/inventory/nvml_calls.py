@@ -25,6 +25,8 @@ _NO_VALUE = frozenset(
     }
 )
 """Errors by which NVML says that this GPU, driver or permission does not give the value."""
+_MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+"""Where the value of a field stands, by ``nvmlValueType_t``."""
 
 
 class NvmlError(GpuclusterError):
@@ -66,11 +68,7 @@ def required(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except pynvml.NVMLError as error:
-        kinds: dict[int, Callable[..., NvmlError]] = {
-            pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: NvmlLibraryNotFoundError,
-            pynvml.NVML_ERROR_GPU_IS_LOST: GpuLostError,
-        }
-        raise kinds.get(error.value, NvmlError)(f"{error} ({function.__name__})", code=error.value) from error
+        raise _refused(error, function.__name__) from error
 
 
 def value_or_none(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -89,6 +87,35 @@ def optional(function: Callable[..., Any], *arguments: Any, convert: Callable[[A
         if error.code in _NO_VALUE:
             return NotAvailable(str(error))
         raise
+
+
+def read_fields(handle: Any, *fields: tuple[int, int]) -> list[float | NotAvailable]:
+    """Values of NVML's numbered fields, each asked by its number and scope (the number of a link, otherwise 0).
+
+    Raises:
+        GpuLostError: the GPU has fallen off the bus.
+        NvmlError: NVML cannot read a field for another reason.
+    """
+    answers = optional(pynvml.nvmlDeviceGetFieldValues, handle, fields)
+    return [answers] * len(fields) if isinstance(answers, NotAvailable) else [_field(answer) for answer in answers]
+
+
+def _field(answer: Any) -> float | NotAvailable:
+    """A driver that is older than a field calls its number an invalid argument."""
+    if answer.nvmlReturn == pynvml.NVML_SUCCESS:
+        return float(getattr(answer.value, _MEMBERS[answer.valueType]))
+    error = _refused(pynvml.NVMLError(answer.nvmlReturn), f"nvmlDeviceGetFieldValues, field {answer.fieldId}")
+    if error.code in _NO_VALUE or error.code == pynvml.NVML_ERROR_INVALID_ARGUMENT:
+        return NotAvailable(str(error))
+    raise error
+
+
+def _refused(error: Any, call: str) -> NvmlError:
+    kinds: dict[int, Callable[..., NvmlError]] = {
+        pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: NvmlLibraryNotFoundError,
+        pynvml.NVML_ERROR_GPU_IS_LOST: GpuLostError,
+    }
+    return kinds.get(error.value, NvmlError)(f"{error} ({call})", code=error.value)
 
 
 @contextlib.contextmanager

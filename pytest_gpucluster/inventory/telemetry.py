@@ -27,10 +27,12 @@ SILENT_S = 3.0
 class Telemetry:
     """Telemetry of one GPU. None: the GPU does not give the value. Power is NVML's own average of about a second.
 
+    The PCIe link is judged: it says why it is not available. ``pcie_gen_max`` is the fastest generation, because an idle link
+    slows down to save power; its width stays.
+
     ``event_reasons`` is the union over all samples, so that a fault of one sample's length is not averaged away. It is
     judged, and ``fault_reasons`` too. So both are :class:`NotAvailable` if NVML refused them in any sample, or if sampling
-    stopped half-way: a fault may lie in what was not read. ``pcie_gen_max`` is the fastest generation, because an idle link
-    slows down to save power.
+    stopped half-way: a fault may lie in what was not read.
     """
 
     samples: int
@@ -40,8 +42,8 @@ class Telemetry:
     temperature_max_c: float | None
     power_mean_w: float | None
     power_max_w: float | None
-    pcie_gen_max: int | None
-    pcie_width_min: int | None
+    pcie_gen_max: int | NotAvailable
+    pcie_width_min: int | NotAvailable
     event_reasons: list[str] | NotAvailable
     fault_reasons: list[str] | NotAvailable
 
@@ -187,7 +189,6 @@ class Snapshots:
 
 def _summary(window: list[_Sample], *, reasons_of: list[_Sample], stopped: str | None) -> Telemetry:
     clocks, power, temperature = (_seen(window, key) for key in ("sm_clock_mhz", "power_w", "temperature_c"))
-    generations, widths = (_seen(window, key) for key in ("pcie_gen", "pcie_width"))
     reasons = _reasons(reasons_of, stopped)
     return Telemetry(
         samples=len(window),
@@ -197,8 +198,8 @@ def _summary(window: list[_Sample], *, reasons_of: list[_Sample], stopped: str |
         temperature_max_c=max(temperature, default=None),
         power_mean_w=statistics.fmean(power) if power else None,
         power_max_w=max(power, default=None),
-        pcie_gen_max=int(max(generations)) if generations else None,
-        pcie_width_min=int(min(widths)) if widths else None,
+        pcie_gen_max=_extreme(window, "pcie_gen", max),
+        pcie_width_min=_extreme(window, "pcie_width", min),
         event_reasons=reasons,
         fault_reasons=reasons if isinstance(reasons, NotAvailable) else event_reasons.fault_reasons(reasons),
     )
@@ -219,6 +220,13 @@ def _reasons(samples: list[_Sample], stopped: str | None) -> list[str] | NotAvai
 def _sample(handle: Any) -> _Sample:
     reasons = event_reasons.read_event_reasons(handle)
     return _Sample(at_s=time.monotonic(), reasons=reasons, values={**nvml.read_clocks(handle), **nvml.read_link(handle)})
+
+
+def _extreme(samples: list[_Sample], key: str, choose: Callable[[list[float]], float]) -> int | NotAvailable:
+    """The most or the least of what was given; not available where every sample was refused."""
+    given = _seen(samples, key)
+    refused = samples[-1].values[key]
+    return int(choose(given)) if given else refused if isinstance(refused, NotAvailable) else NotAvailable("no sample")
 
 
 def _seen(samples: list[_Sample], key: str) -> list[float]:

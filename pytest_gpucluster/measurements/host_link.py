@@ -24,6 +24,7 @@ import torch.distributed as dist
 
 from pytest_gpucluster.errors import GpuMemoryError
 from pytest_gpucluster.inventory import numa
+from pytest_gpucluster.inventory.reading import or_none
 from pytest_gpucluster.inventory.telemetry import Snapshots, Telemetry, evidence
 from pytest_gpucluster.measurements import progress, timing
 
@@ -87,7 +88,7 @@ class HostLink:
     def evidence(self, way: str) -> dict[str, Any]:
         """The link's PCIe state and the GPU's clock, power, temperature and event reasons in one direction."""
         found = self.telemetry.get(way)
-        link = {} if found is None else {"PCIe gen": found.pcie_gen_max, "PCIe width": found.pcie_width_min}
+        link = {} if found is None else {"PCIe gen": or_none(found.pcie_gen_max), "PCIe width": or_none(found.pcie_width_min)}
         return {**link, **evidence(found)}
 
     @property

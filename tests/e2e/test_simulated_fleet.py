@@ -33,7 +33,7 @@ BAD: dict[str, dict[str, dict[str, set[str]]]] = {
     "node2-gpu0:pcie": {
         "gpu-node-2 gpu 0": {
             "failed": {
-                "host_to_device", "device_to_host", "straggler[host_to_device]", "straggler[device_to_host]",
+                "host_to_device", "device_to_host", "straggler[host_to_device]", "straggler[device_to_host]", "pcie_link",
             },
             "advisory": {"host_to_device_all", "device_to_host_all"},
         }

@@ -329,6 +329,44 @@ Return nvmlDeviceGetNvLinkErrorCounter(Device device, unsigned link, int counter
     return SUCCESS;
 }
 
+/* --- Numbered fields; err.field.164 3 refuses one of them --- */
+
+typedef struct {
+    unsigned id, scope;
+    long long timestamp, latency_us;
+    int type;
+    Return error;
+    union { unsigned number; unsigned long long wide; } value;
+} Field;
+
+enum { FIELD_NVLINK_SPEED = 164, TYPE_UNSIGNED = 1 };
+
+/* nvlink.0.speed and so on, in MB/s: 26562 */
+static void answer(int gpu, Field *field)
+{
+    char key[KEY_LENGTH];
+
+    snprintf(key, sizeof key, "err.field.%u", field->id);
+    field->error = (Return)number(gpu, key, SUCCESS);
+    field->type = TYPE_UNSIGNED;
+    switch (field->id) {
+    case FIELD_NVLINK_SPEED:
+        snprintf(key, sizeof key, "nvlink.%u.speed", field->scope);
+        field->value.number = (unsigned)number(gpu, key, 26562);
+        break;
+    default:
+        field->error = INVALID_ARGUMENT;
+    }
+}
+
+Return nvmlDeviceGetFieldValues(Device device, int count, Field *fields)
+{
+    CHECK(device->index, "nvmlDeviceGetFieldValues");
+    for (int index = 0; index < count; index++)
+        answer(device->index, &fields[index]);
+    return SUCCESS;
+}
+
 /* --- What it does right now --- */
 
 GETTER(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, "throttle", 0)

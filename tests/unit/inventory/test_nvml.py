@@ -61,7 +61,8 @@ def test_healthy_node(simulator: Path) -> None:
     assert gpu["memory_gib"] == pytest.approx(140.4, abs=0.01)
     assert (gpu["ecc_enabled"], gpu["mig"], gpu["persistence"]) == (True, False, True)
     assert (gpu["ecc_uncorrected_volatile"], gpu["ecc_uncorrected_aggregate"]) == (0, 0)
-    assert (gpu["pcie_gen"], gpu["pcie_width"], gpu["nvlink_active_links"]) == (5, 16, 18)
+    assert (gpu["pcie_gen"], gpu["pcie_width"]) == (5, 16)
+    assert gpu["nvlinks"] == [{"link": link, "is_up": True, "speed_gb_s": 26.562} for link in range(18)]
     assert (gpu["sm_clock_mhz"], gpu["temperature_c"], gpu["power_w"]) == (1980, 41, 115.2)
     assert gpu["clocks_event_reasons"] == []
 
@@ -76,7 +77,6 @@ def test_healthy_node(simulator: Path) -> None:
         ("5.remap.pending 1", 5, "remapped_rows_pending", True),
         ("4.throttle 0x44", 4, "clocks_event_reasons", ["sw_power_cap", "hw_thermal_slowdown"]),
         ("6.pcie.width 8", 6, "pcie_width", 8),
-        ("2.nvlink.4 0", 2, "nvlink_active_links", 17),
         ("1.mig 1", 1, "mig", True),
         ("7.serial none of ours", 7, "serial", "none of ours"),
     ],
@@ -86,6 +86,36 @@ def test_fault_is_read_on_the_right_gpu(simulator: Path, scenario: str, gpu: int
     gpus = survey(simulator, scenario)["gpus"]
     assert gpus[gpu][field] == value
     assert all(other[field] != value for other in gpus if other["index"] != gpu)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "seen"),
+    [
+        ("2.nvlink.4 0", {"link": 4, "is_up": False, "speed_gb_s": 26.562}),
+        ("2.nvlink.4.speed 12500", {"link": 4, "is_up": True, "speed_gb_s": 12.5}),
+    ],
+)
+def test_fault_of_one_link_is_read_there(simulator: Path, scenario: str, seen: dict[str, Any]) -> None:
+    """On its GPU and its link; all others stay as they were."""
+    healthy, gpus = survey(simulator, "")["gpus"], survey(simulator, scenario)["gpus"]
+    assert gpus[2]["nvlinks"] == [*healthy[2]["nvlinks"][:4], seen, *healthy[2]["nvlinks"][5:]]
+    assert [gpu["nvlinks"] for gpu in gpus if gpu["index"] != 2] == [healthy[0]["nvlinks"]] * 7
+
+
+FIELDS = {164: lambda gpu: gpu["nvlinks"][17]["speed_gb_s"]}
+"""The reading that each numbered field of NVML gives."""
+
+
+@pytest.mark.parametrize("field", FIELDS)
+def test_no_refused_field_is_silent(simulator: Path, field: int) -> None:
+    """A field that an older driver does not know says so, as any other refusal; a lost GPU is an error."""
+    planted = "".join(f"{index}.err.field.{field} {code}\n" for index, code in enumerate(CODES))
+    answer = survey(simulator, f"count {len(CODES)}\n{planted}")
+    found = {CODES[gpu["index"]]: FIELDS[field](gpu) for gpu in answer["gpus"]}
+    assert {2, 3, 4, 13} <= set(found)
+    assert all(f"(nvmlDeviceGetFieldValues, field {field})" in value["why"] for value in found.values())
+    for index, code in enumerate(CODES):
+        assert (code in found) is not (f"GPU {index}: " in answer["error"])
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetTemperature", "nvmlDeviceGetHandleByIndex"])
@@ -141,7 +171,7 @@ def test_value_the_gpu_does_not_give_says_why(simulator: Path) -> None:
     assert gpu["ecc_uncorrected_volatile"] == {"why": "Not Supported (nvmlDeviceGetTotalEccErrors)"}
     assert gpu["serial"] == {"why": "Insufficient Permissions (nvmlDeviceGetSerial)"}
     assert gpu["mig"] == {"why": "Function Not Found (nvmlDeviceGetMigMode)"}
-    assert gpu["nvlink_active_links"] == {"why": "Not Supported (nvmlDeviceGetNvLinkState)"}
+    assert gpu["nvlinks"] == {"why": "Not Supported (nvmlDeviceGetNvLinkState)"}
     assert gpu["clocks_event_reasons"] == ["sw_power_cap"]  # read under the name older drivers know
 
 
@@ -334,7 +364,8 @@ READERS = (
     "nvmlDeviceGetSerial", "nvmlDeviceGetVbiosVersion", "nvmlDeviceGetMigMode", "nvmlDeviceGetPersistenceMode",
     "nvmlDeviceGetEccMode", "nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetCurrPcieLinkGeneration",
     "nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetMaxPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkWidth",
-    "nvmlDeviceGetPcieReplayCounter", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetPcieReplayCounter", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetFieldValues",
+    "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetClockInfo", "nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage",
 )  # fmt: skip
 FATAL = (
@@ -368,7 +399,8 @@ def test_no_error_of_a_reader_is_silent(simulator: Path, function: str) -> None:
         changed = [value for field, value in found[index].items() if value != before[field]]
         is_last_link = function == "nvmlDeviceGetNvLinkState" and code == 2  # how NVML says that there are no more links
         assert changed, (function, code)
-        for value in changed:
+        for field in changed:
+            value = field[17]["speed_gb_s"] if isinstance(field, list) else field  # rates of links whose state was given
             assert isinstance(value, dict), (function, code, value)
             assert function in value["why"] or is_last_link, (function, code, value)
 

@@ -17,6 +17,7 @@ import pytest
 from pytest_gpucluster.inventory import nvml
 from pytest_gpucluster.inventory.event_reasons import event_reason_names
 from pytest_gpucluster.inventory.gpu_counters import GpuCounters, LinkCounters, read_counters
+from pytest_gpucluster.inventory.nvlinks import NvLink
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.gpu_growth import nvlink_growth
 
@@ -60,6 +61,18 @@ def by_link(values: list[Any]) -> Callable[..., Any]:
     return of
 
 
+def fields_of(recorded: dict[str, Any]) -> Callable[..., Any]:
+    """NVML's numbered fields, by scope where there are several."""
+
+    def one(number: int, scope: int) -> Any:
+        found = recorded[str(number)]
+        found = found[scope] if isinstance(found, list) else found
+        code = found["code"] if isinstance(found, dict) else pynvml.NVML_SUCCESS
+        return SimpleNamespace(fieldId=number, nvmlReturn=code, valueType=1, value=SimpleNamespace(uiVal=found))
+
+    return lambda fields: [one(*field) for field in fields]
+
+
 def replay(monkeypatch: pytest.MonkeyPatch, driver: str, moment: dict[str, Any]) -> None:
     """Let the binding answer as it did at this moment."""
     calls = moment["calls"]
@@ -74,6 +87,7 @@ def replay(monkeypatch: pytest.MonkeyPatch, driver: str, moment: dict[str, Any])
         "nvmlDeviceGetTemperature": calls["nvmlDeviceGetTemperature[0]"],
         "nvmlDeviceGetClockInfo": calls["nvmlDeviceGetClockInfo[1]"],
         "nvmlDeviceGetTotalEccErrors": lambda kind, since: calls[f"nvmlDeviceGetTotalEccErrors[{KINDS[kind]},{SINCE[since]}]"],
+        "nvmlDeviceGetFieldValues": fields_of(moment["fields"]),
         "nvmlDeviceGetNvLinkState": by_link(moment["links"]),
         "nvmlDeviceGetNvLinkErrorCounter": by_link(moment["link_errors"]),
     }
@@ -123,6 +137,10 @@ def test_state_is_what_nvidia_smi_says(monkeypatch: pytest.MonkeyPatch, driver: 
     assert number(smi["fb_memory_usage/total"]) == pytest.approx(state.memory_gib * 1024, abs=1)
     assert number(smi["temperature/gpu_temp"]) == pytest.approx(state.temperature_c, abs=5)
     assert state.clocks_event_reasons == event_reason_names(calls["nvmlDeviceGetCurrentClocksEventReasons"])
+    if moment["links"][0] == {"code": pynvml.NVML_ERROR_NOT_SUPPORTED}:
+        assert state.nvlinks == NotAvailable("Not Supported (nvmlDeviceGetNvLinkState)")
+    else:
+        assert state.nvlinks == [NvLink(link=link, is_up=True, speed_gb_s=26.562) for link in range(18)]
     assert state.power_w == calls["nvmlDeviceGetPowerUsage"] / 1000
 
 

@@ -1,0 +1,62 @@
+"""The links of GPUs beside what is promised: NVLinks that are up at their rate, and the PCIe link. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.inventory.reading import NotAvailable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pytest_gpucluster.inventory.nvlinks import NvLink
+
+
+@dataclass(frozen=True, slots=True)
+class LinksUp:
+    """The NVLinks of several GPUs.
+
+    Attributes:
+        by_gpu: how many links of each GPU are up at their rate; a GPU of which nothing is known is left out.
+        facts: what is wrong with the others.
+        unknown: why nothing can be said of some links, or of a GPU. Such a link counts as up in ``by_gpu``.
+    """
+
+    by_gpu: Mapping[str, int]
+    facts: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+
+def count_nvlinks(nvlinks: Mapping[str, list[NvLink] | NotAvailable], *, gb_s: float) -> LinksUp:
+    """How many NVLinks of each GPU are up and carry ``gb_s`` (10^9 bytes a second, one way) or more."""
+    by_gpu: dict[str, int] = {}
+    facts: list[str] = []
+    unknown: list[str] = []
+    for gpu, links in nvlinks.items():
+        if isinstance(links, NotAvailable):
+            unknown.append(f"{gpu}: its NVLinks are {links}")
+            continue
+        bad = {f"{gpu} link {one.link} {fault}" for one in links if (fault := _fault(one, gb_s)) is not None}
+        by_gpu[gpu] = len(links) - len(bad)
+        facts += sorted(bad)
+        unknown += [f"{gpu} link {one.link}: {why}" for one in links if (why := _unknown(one)) is not None]
+    return LinksUp(by_gpu, tuple(facts), tuple(unknown))
+
+
+def _fault(link: NvLink, gb_s: float) -> str | None:
+    """What is wrong with a link, as far as that is known."""
+    if link.is_up is False:
+        return "is down"
+    if link.is_up is True and not isinstance(link.speed_gb_s, NotAvailable) and link.speed_gb_s < gb_s:
+        return f"at {link.speed_gb_s:g} of {gb_s:g} GB/s"
+    return None
+
+
+def _unknown(link: NvLink) -> str | None:
+    """What of a link is not known, and why. The rate of a link that is down does not matter."""
+    if isinstance(link.is_up, NotAvailable):
+        return f"its state is {link.is_up}"
+    if link.is_up and isinstance(link.speed_gb_s, NotAvailable):
+        return f"its rate is {link.speed_gb_s}"
+    return None

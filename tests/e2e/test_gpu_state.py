@@ -1,0 +1,98 @@
+"""Whole runs on a simulated host with one bad GPU, each beside a healthy one: what NVML tells before any load."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from tests.support import REPOSITORY
+from tests.support.launching import ACCEPTANCE, PYTEST, Launch, environment, python_path
+from tests.support.nvml_simulator import build
+from tests.support.nvml_simulator import environment as with_gpus
+from tests.support.runs import PLANTS, RUN_S, collect
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.runs import FinishedRun
+
+pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
+
+OF_NODE = ("nvlink_links",)
+OF_GPU = ()
+JUDGED = (*OF_NODE, *OF_GPU)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The simulated NVML."""
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+def limits() -> dict[str, Any]:
+    """The packaged entries alone."""
+    packaged = yaml.safe_load((REPOSITORY / "thresholds.yaml").read_text(encoding="utf-8"))["criteria"]
+    alone = {key: {name: value for name, value in packaged[key].items() if name != "measured_with"} for key in JUDGED}
+    return {
+        "schema": 1,
+        "profiles": {"h200-sxm": {"gpu": "h200-sxm", "accept_at": "quick"}},
+        "criteria": {key: {**entry, "takes_s": 0.1, "profiles": {}} for key, entry in alone.items()},
+    }
+
+
+def run(folder: Path, library: Path, scenario: str) -> FinishedRun:
+    """The criteria on the GPUs of a scenario."""
+    (folder / "limits.yaml").write_text(json.dumps(limits()), encoding="utf-8")
+    chosen = (f"{ACCEPTANCE}/test_health.py", "-k", " or ".join(JUDGED))
+    options = ("--gpucluster-thresholds=limits.yaml", "--gpucluster-gate", "--junitxml=junit.xml")
+    variables = {**environment(measured=True), **with_gpus(library, scenario), "PYTHONPATH": python_path(PLANTS)}
+    launch = Launch(command=[*PYTEST, *chosen, *options], cwd=folder, environment=variables, name="node0").start()
+    try:
+        launch.end(within_s=RUN_S)
+    finally:
+        launch.kill_all()
+    return collect([launch])
+
+
+def outcomes(ran: FinishedRun) -> dict[str, dict[str, str]]:
+    """What is not green, by criterion and place."""
+    found = {key: ran.outcomes(key) for key in JUDGED}
+    assert all(found.values()), ran.stdout
+    return {
+        key: bad
+        for key, places in found.items()
+        if (bad := {place: outcome for place, outcome in places.items() if outcome != "passed"})
+    }
+
+
+def test_healthy_host(tmp_path: Path, library: Path) -> None:
+    """Two GPUs with nothing planted: ACCEPTED."""
+    ran = run(tmp_path, library, "count 2")
+    assert outcomes(ran) == {}, ran.stdout
+    assert (ran.results["verdict"], ran.returncode) == ("ACCEPTED", 0)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "bad", "said"),
+    [
+        ("1.nvlink.4 0", {"nvlink_links": {"node0": "failed"}}, "node0-gpu1 link 4 is down"),
+        ("1.nvlink.17.speed 13281", {"nvlink_links": {"node0": "failed"}}, "node0-gpu1 link 17 at 13.281 of 25 GB/s"),
+        ("1.err.field.164 3", {"nvlink_links": {"node0": "error"}}, "its rate is not available: Not Supported"),
+        ("1.err.nvmlDeviceGetNvLinkState 3", {"nvlink_links": {"node0": "error"}}, "NVLinks are not available: Not Supported"),
+    ],
+)
+def test_one_bad_gpu(tmp_path: Path, library: Path, scenario: str, bad: dict[str, Any], said: str) -> None:
+    """One criterion is not green, at one place, and says why."""
+    ran = run(tmp_path, library, f"count 2\n{scenario}")
+    assert outcomes(ran) == bad, ran.stdout
+    assert all(said in ran.row(key, place)["reason"] for key, places in bad.items() for place in places)
+    assert ran.results["verdict"] != "ACCEPTED"
+
+
+def test_gpu_alone(tmp_path: Path, library: Path) -> None:
+    """NVML refuses every link of the only GPU of a host, as on a real one: skipped by rule."""
+    ran = run(tmp_path, library, "count 1\nerr.nvmlDeviceGetNvLinkState 3")
+    assert outcomes(ran) == {key: {"node0": "skipped"} for key in OF_NODE}, ran.stdout

@@ -1,0 +1,69 @@
+"""NVLinks of GPUs beside the promised rate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_gpucluster.inventory.nvlinks import NvLink
+from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.judging.gpu_links import LinksUp, count_nvlinks
+
+REFUSED = NotAvailable("Not Supported")
+
+
+def links(number: int = 18, **of_link_4: Any) -> list[NvLink]:
+    """A GPU's links, all healthy but for link 4."""
+    fields = [{"is_up": True, "speed_gb_s": 26.562, **(of_link_4 if link == 4 else {})} for link in range(number)]
+    return [NvLink(link=link, **one) for link, one in enumerate(fields)]
+
+
+def count(bad: list[NvLink] | NotAvailable) -> LinksUp:
+    """A healthy GPU beside this one."""
+    return count_nvlinks({"gpu0": links(), "gpu1": bad}, gb_s=25.0)
+
+
+def test_healthy_links() -> None:
+    """All of them count, at the promised rate or above it."""
+    assert count(links(speed_gb_s=25.0)) == LinksUp({"gpu0": 18, "gpu1": 18}, (), ())
+
+
+@pytest.mark.parametrize(
+    ("change", "fact"),
+    [
+        ({"is_up": False}, "gpu1 link 4 is down"),
+        ({"is_up": False, "speed_gb_s": REFUSED}, "gpu1 link 4 is down"),
+        ({"is_up": False, "speed_gb_s": 0.0}, "gpu1 link 4 is down"),
+        ({"speed_gb_s": 24.9}, "gpu1 link 4 at 24.9 of 25 GB/s"),
+        ({"speed_gb_s": 0.0}, "gpu1 link 4 at 0 of 25 GB/s"),
+    ],
+)
+def test_bad_link(change: dict[str, Any], fact: str) -> None:
+    """One link less on that GPU, named; a link that is down needs no rate."""
+    assert count(links(**change)) == LinksUp({"gpu0": 18, "gpu1": 17}, (fact,), ())
+
+
+def test_link_that_is_not_listed() -> None:
+    """Fewer links than promised are fewer."""
+    assert count(links(17)).by_gpu == {"gpu0": 18, "gpu1": 17}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"is_up": REFUSED}, "gpu1 link 4: its state is not available: Not Supported"),
+        ({"is_up": REFUSED, "speed_gb_s": 1.0}, "gpu1 link 4: its state is not available: Not Supported"),
+        ({"speed_gb_s": REFUSED}, "gpu1 link 4: its rate is not available: Not Supported"),
+    ],
+)
+def test_unknown_link_is_neither_good_nor_bad(change: dict[str, Any], why: str) -> None:
+    """It does not fail the GPU, and is told."""
+    assert count(links(**change)) == LinksUp({"gpu0": 18, "gpu1": 18}, (), (why,))
+
+
+def test_gpu_whose_links_are_refused() -> None:
+    """It has no count; the other GPUs keep theirs."""
+    found = count(REFUSED)
+    assert (found.by_gpu, found.facts) == ({"gpu0": 18}, ())
+    assert found.unknown == ("gpu1: its NVLinks are not available: Not Supported",)
