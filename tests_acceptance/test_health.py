@@ -10,6 +10,7 @@ from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.judging.criterion import Parts
 from pytest_gpucluster.judging.gpu_growth import grown, nvlink_growth, per_minute
 from pytest_gpucluster.judging.gpu_links import count_nvlinks
+from pytest_gpucluster.judging.gpu_repair import advice_for, needs_of
 from pytest_gpucluster.measurements.health import clocks_under_load, gpu_counters
 from tests_acceptance.conftest import snapshot
 
@@ -103,6 +104,34 @@ def test_remapped_rows(gpu_states, place, criterion):
     """No memory row waits for a remap, and none failed."""
     pending, failed = (read(gpu_states, place, name) for name in ("remapped_rows_pending", "remapped_rows_failed"))
     criterion.require(int(pending) + int(failed), evidence={"pending": pending, "failed": failed})
+
+
+def test_recovery_action(gpu_states, place, criterion):
+    """NVML asks for no reset, no reboot and no other recovery."""
+    action = available(read(gpu_states, place, "repair").recovery_action, "recovery_action", place)
+    advice = advice_for(action)
+    criterion.require(0 if advice is None else 1, evidence={"asked for": action}, parts=Parts(kind="gpu", advice=advice))
+
+
+def test_memory_repair(gpu_states, place, criterion):
+    """The memory waits for no repair, can be repaired, and its SRAM is within NVIDIA's threshold."""
+    needs = needs_of(read(gpu_states, place, "repair"))
+    if needs.facts or not needs.unknown:
+        parts = Parts(kind="gpu", advice=needs.advice)
+        criterion.require(len(needs.facts), evidence={"needs": needs.facts}, parts=parts)
+    if needs.unknown:
+        available(NotAvailable("; ".join(needs.unknown)), "memory_repair", place)
+
+
+def test_compute_mode(gpu_states, place, criterion):
+    """Any process may use the GPU, as many as there are."""
+    mode = read(gpu_states, place, "compute_mode")
+    criterion.require(0 if mode == "default" else 1, evidence={"mode": mode}, parts=Parts(kind="settings"))
+
+
+def test_persistence(gpu_states, place, criterion):
+    """The driver stays loaded while nobody uses the GPU."""
+    criterion.require(0 if read(gpu_states, place, "persistence") else 1, parts=Parts(kind="settings"))
 
 
 def test_nvlink_links(gpu_states, cluster, node, criterion):

@@ -59,6 +59,14 @@ def gpu_state(asked: Asked) -> Any:
     spec, gpu = asked.spec, asked.place[1]
     gen, speed = spec.pcie_gen, spec.nvlink_gb_s / spec.nvlink_links
     links = [made("inventory.nvlinks:NvLink", link=link, is_up=True, speed_gb_s=speed) for link in range(spec.nvlink_links)]
+    repair = made(
+        "inventory.gpu_repair:GpuRepair",
+        recovery_action="none",
+        channel_repair_pending=False,
+        tpc_repair_pending=False,
+        memory_unrepairable=False,
+        sram_threshold_exceeded=False,
+    )
     state = made(
         "inventory.nvml:GpuState",
         index=gpu, uuid=asked.uuid, serial=asked.serial, pci=asked.pci, name=asked.device, visible=True, cuda_index=gpu,
@@ -68,6 +76,7 @@ def gpu_state(asked: Asked) -> Any:
         pcie_gen=gen - half, pcie_gen_max=gen, pcie_width=asked.spec.pcie_width, pcie_width_max=asked.spec.pcie_width,
         pcie_replay_count=0, nvlinks=links, clocks_event_reasons=["gpu_idle"],
         sm_clock_mhz=345, temperature_c=34 + gpu, power_w=76.0, mig=False, persistence=True,
+        board_part_number="simulated", compute_mode="default", memory_temperature_c=40.0 + gpu, repair=repair,
     )  # fmt: skip
     count = asked.hardware.simulation.gpus_per_node
     return made(

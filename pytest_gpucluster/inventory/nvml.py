@@ -16,18 +16,22 @@ from typing import Any
 import pynvml
 
 from pytest_gpucluster.inventory.event_reasons import event_reason_names, read_event_reasons
+from pytest_gpucluster.inventory.gpu_repair import GpuRepair, read_repair
 from pytest_gpucluster.inventory.nvlinks import NvLink, read_nvlinks
 from pytest_gpucluster.inventory.nvml_calls import (
     NvmlError,
     NvmlLibraryNotFoundError,
     naming,
     optional,
+    read_fields,
     required,
     session,
     text,
     value_or_none,
 )
 from pytest_gpucluster.inventory.reading import NotAvailable, or_none
+
+COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,7 @@ class GpuState:
     cuda_index: int | None
     driver: str
     vbios: str | NotAvailable
+    board_part_number: str | NotAvailable
     memory_gib: float
     memory_used_gib: float
     ecc_enabled: bool | NotAvailable
@@ -69,6 +74,9 @@ class GpuState:
     power_w: float | NotAvailable
     mig: bool | NotAvailable
     persistence: bool | NotAvailable
+    compute_mode: str | NotAvailable
+    memory_temperature_c: float | NotAvailable
+    repair: GpuRepair
 
 
 def gpu_count() -> int:
@@ -107,6 +115,7 @@ def read_gpu(index: int) -> GpuState:
             **_memory_faults(handle),
             **_links(handle),
             **_running(handle),
+            repair=read_repair(handle),
         )
 
 
@@ -260,8 +269,12 @@ def _identity(handle: Any) -> dict[str, Any]:
     return {
         "serial": optional(pynvml.nvmlDeviceGetSerial, handle, convert=text),
         "vbios": optional(pynvml.nvmlDeviceGetVbiosVersion, handle, convert=text),
+        "board_part_number": optional(pynvml.nvmlDeviceGetBoardPartNumber, handle, convert=text),
         "mig": optional(pynvml.nvmlDeviceGetMigMode, handle, convert=lambda modes: bool(modes[0])),
         "persistence": optional(pynvml.nvmlDeviceGetPersistenceMode, handle, convert=bool),
+        "compute_mode": optional(
+            pynvml.nvmlDeviceGetComputeMode, handle, convert=lambda mode: COMPUTE_MODES.get(mode, f"unknown_{mode}")
+        ),
     }
 
 
@@ -295,7 +308,8 @@ def _links(handle: Any) -> dict[str, Any]:
 def _running(handle: Any) -> dict[str, Any]:
     bits = read_event_reasons(handle)
     reasons = bits if isinstance(bits, NotAvailable) else event_reason_names(bits)
-    return {"clocks_event_reasons": reasons, **read_clocks(handle)}
+    (memory_temperature,) = read_fields(handle, (pynvml.NVML_FI_DEV_MEMORY_TEMP, 0))
+    return {"clocks_event_reasons": reasons, "memory_temperature_c": memory_temperature, **read_clocks(handle)}
 
 
 def _index_of(entry: str, uuids: list[str]) -> int | None:

@@ -22,6 +22,7 @@ _NO_VALUE = frozenset(
         pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
         pynvml.NVML_ERROR_NO_DATA,
         pynvml.NVML_ERROR_VGPU_ECC_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,
     }
 )
 """Errors by which NVML says that this GPU, driver or permission does not give the value."""
@@ -87,6 +88,14 @@ def optional(function: Callable[..., Any], *arguments: Any, convert: Callable[[A
         if error.code in _NO_VALUE:
             return NotAvailable(str(error))
         raise
+
+
+def newer(name: str, *arguments: Any, convert: Callable[[Any], Any] = lambda value: value) -> Any:
+    """As :func:`optional`, for a function that older versions of the binding lack."""
+    function = getattr(pynvml, name, None)
+    if function is None:
+        return NotAvailable(f"this version of nvidia-ml-py does not know it ({name})")
+    return optional(function, *arguments, convert=convert)
 
 
 def read_fields(handle: Any, *fields: tuple[int, int]) -> list[float | NotAvailable]:

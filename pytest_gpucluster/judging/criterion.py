@@ -28,10 +28,14 @@ RANKING = (PASSED, NOISY, FAILED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of a place to which a value outside its limit points: their kind, and a name for each."""
+    """The parts of a place to which a value outside its limit points: their kind, and a name for each.
+
+    ``advice``: what the part itself, or its vendor, asks for; None: what is usual for its kind.
+    """
 
     kind: Part
     names: tuple[str, ...] = ()
+    advice: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,14 +244,13 @@ class Criterion:
         if reading.limit.holds(reading.value):
             self._keep(self._record(PASSED, reading, facts))
             return
+        advice = parts.advice if parts is not None else None
         at = failure_text.Located(places, parts.names if parts is not None else ())
         message = failure_text.describe_failure(self.threshold, reading.limit, reading.value, at=at, evidence=facts)
-        message = f"{message}\n{failure_text.next_step(self.selection(), is_noisy=False)}"
+        message = f"{message}\n{failure_text.next_step(self.selection(), is_noisy=False, advice=advice)}"
         failed = self._missed(FAILED, reading, facts, message, is_final=is_final)
-        culprits = tuple(place.id for place in places)
-        self._keep(
-            replace(failed, culprits=culprits, blames=parts.kind if parts else _part_of(places), confirmed=reading.confirmed)
-        )
+        culprits, kind = tuple(place.id for place in places), parts.kind if parts is not None else _part_of(places)
+        self._keep(replace(failed, culprits=culprits, blames=kind, confirmed=reading.confirmed, advice=advice))
         if not self._is_advisory:
             raise CriterionFailedError(message)
         self.note(message)

@@ -124,7 +124,10 @@ class Culprit:
 
     @property
     def advice(self) -> str:
-        """What to do, without the command that measures again."""
+        """What to do, without the command that measures again. What a part asks for comes before what is usual."""
+        asked = list(dict.fromkeys(record.advice for record in self.records if record.advice is not None))
+        if asked:
+            return "; ".join(asked)
         if self.is_confirmed:
             return REPLACE.get(self.kind, REPLACE["node"])
         return NEXT.get(self.kind, NEXT["unknown"])

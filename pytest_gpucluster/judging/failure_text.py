@@ -78,10 +78,14 @@ def describe_noise(threshold: Threshold, limit: Limit, value: float, *, places: 
     return "\n".join(lines)
 
 
-def next_step(selection: str, *, is_noisy: bool) -> str:
-    """The last line of either text: how to measure just this again. ``selection``: what pytest's ``-k`` selects."""
-    disturbed = "look for what disturbs it (other processes, heat, traffic), then " if is_noisy else ""
-    return f"  next: {disturbed}measure this again: the same command with -k {shlex.quote(selection)}"
+def next_step(selection: str, *, is_noisy: bool, advice: str | None = None) -> str:
+    """The last line of either text: how to measure just this again, after ``advice``.
+
+    ``selection`` is what pytest's ``-k`` selects.
+    """
+    disturbed = "look for what disturbs it (other processes, heat, traffic)" if is_noisy else advice
+    first = f"{disturbed}, then " if disturbed is not None else ""
+    return f"  next: {first}measure this again: the same command with -k {shlex.quote(selection)}"
 
 
 def summarize(values: Sequence[float]) -> str:

@@ -61,6 +61,7 @@ class Record:
         started: pytest started the test, so that it is in the JUnit file also if it counts as not selected.
         headline: the reason in one line, where that is not the first line of ``reason``.
         teardown: how the teardown failed after another failure or error.
+        advice: what the part that is to blame asks for; None: what is usual for its kind.
     """
 
     criterion: str
@@ -83,6 +84,7 @@ class Record:
     started: bool = False
     headline: str | None = None
     teardown: str | None = None
+    advice: str | None = None
 
     @property
     def unit(self) -> str | None:

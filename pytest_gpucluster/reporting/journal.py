@@ -26,7 +26,7 @@ TYPES: dict[str, Any] = {
     "limit": (Limit, type(None)),
     "evidence": Mapping,
     "waiver": (Mapping, type(None)),
-    **dict.fromkeys(("place", "reason", "headline", "teardown", "blames", "cause", "remark"), TEXT),
+    **dict.fromkeys(("place", "reason", "headline", "teardown", "blames", "cause", "remark", "advice"), TEXT),
     **dict.fromkeys(("value", "margin_percent"), NUMBER),
     **dict.fromkeys(("advisory", "confirmed", "waivable", "started"), bool),
 }

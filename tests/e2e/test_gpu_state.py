@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
 OF_NODE = ("nvlink_links",)
-OF_GPU = ()
+OF_GPU = ("recovery_action", "memory_repair", "compute_mode", "persistence")
+GPU_1 = {"node0-gpu1": "failed"}
+UNREAD = {"node0-gpu1": "error"}
 JUDGED = (*OF_NODE, *OF_GPU)
 
 
@@ -78,6 +80,22 @@ def test_healthy_host(tmp_path: Path, library: Path) -> None:
 @pytest.mark.parametrize(
     ("scenario", "bad", "said"),
     [
+        ("1.recovery 1", {"recovery_action": GPU_1}, "next: end all processes on the GPU and reset it"),
+        ("1.recovery 2", {"recovery_action": GPU_1}, "next: reboot the node"),
+        ("1.recovery 99", {"recovery_action": GPU_1}, "asked for unknown_99"),
+        ("1.err.field.230 2", {"recovery_action": UNREAD}, "recovery_action could not be read: Invalid Argument"),
+        ("1.unrepairable 1", {"memory_repair": GPU_1}, "next: take the GPU out of service"),
+        ("1.sram.threshold 1", {"memory_repair": GPU_1}, "its SRAM has had too many uncorrectable errors"),
+        ("1.repair.channel 1", {"memory_repair": GPU_1}, "next: reset the GPU"),
+        ("1.repair.tpc 1", {"memory_repair": GPU_1}, "a processing cluster (TPC) waits for a repair"),
+        ("1.repair.tpc 1\n1.err.nvmlDeviceGetSramEccErrorStatus 3", {"memory_repair": GPU_1}, "waits for a repair"),
+        (
+            "1.err.nvmlDeviceGetRepairStatus 13",
+            {"memory_repair": UNREAD},
+            "channel_repair_pending is not available: Function Not",
+        ),
+        ("1.compute.mode 3", {"compute_mode": GPU_1}, "mode exclusive_process"),
+        ("1.err.nvmlDeviceGetPersistenceMode 3", {"persistence": UNREAD}, "persistence could not be read: Not Supported"),
         ("1.nvlink.4 0", {"nvlink_links": {"node0": "failed"}}, "node0-gpu1 link 4 is down"),
         ("1.nvlink.17.speed 13281", {"nvlink_links": {"node0": "failed"}}, "node0-gpu1 link 17 at 13.281 of 25 GB/s"),
         ("1.err.field.164 3", {"nvlink_links": {"node0": "error"}}, "its rate is not available: Not Supported"),
@@ -90,6 +108,21 @@ def test_one_bad_gpu(tmp_path: Path, library: Path, scenario: str, bad: dict[str
     assert outcomes(ran) == bad, ran.stdout
     assert all(said in ran.row(key, place)["reason"] for key, places in bad.items() for place in places)
     assert ran.results["verdict"] != "ACCEPTED"
+
+
+def test_what_a_gpu_asks_for_is_the_next_step(tmp_path: Path, library: Path) -> None:
+    """In results.json and on the terminal, in place of what is usual for a GPU."""
+    ran = run(tmp_path, library, "count 2\n1.recovery 4")
+    assert "start nothing new on it, and reset it" in ran.culprit("node0-gpu1")["action"]
+    assert "start nothing new on it, and reset it" in " ".join(ran.stdout.split())
+
+
+def test_persistence_is_advisory(tmp_path: Path, library: Path) -> None:
+    """A driver that leaves with the last process is told, and accepted."""
+    ran = run(tmp_path, library, "count 2\n1.persistence 0")
+    assert outcomes(ran) == {}, ran.stdout
+    assert ran.row("persistence", "node0-gpu1")["advisory"] is True
+    assert ran.results["verdict"] == "ACCEPTED"
 
 
 def test_gpu_alone(tmp_path: Path, library: Path) -> None:

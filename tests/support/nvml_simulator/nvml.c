@@ -19,7 +19,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10 };
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, VERSION_MISMATCH = 25 };
 enum { MAX_GPUS = 16, KEY_LENGTH = 96, VALUE_LENGTH = 128, NODE = -1, EVENT_XID = 0x8 };
 
 typedef int Return;
@@ -132,6 +132,7 @@ const char *nvmlErrorString(Return error)
     case 13: return "Function Not Found";
     case 15: return "GPU is lost";
     case 16: return "GPU requires reset";
+    case VERSION_MISMATCH: return "Argument version mismatch";
     default: return "Unknown Error";
     }
 }
@@ -240,6 +241,14 @@ Return nvmlDeviceGetPciInfo_v3(Device device, Pci *pci)
 MODE(nvmlDeviceGetMigMode, "mig", 0)
 MODE(nvmlDeviceGetEccMode, "ecc", 1)
 GETTER(nvmlDeviceGetPersistenceMode, unsigned, "persistence", 1)
+GETTER(nvmlDeviceGetComputeMode, unsigned, "compute.mode", 0)
+
+Return nvmlDeviceGetBoardPartNumber(Device device, char *part, unsigned size)
+{
+    CHECK(device->index, "nvmlDeviceGetBoardPartNumber");
+    text(device->index, "part", "692-2G520-0282-001", part, size);
+    return SUCCESS;
+}
 
 /* --- Memory --- */
 
@@ -291,6 +300,40 @@ Return nvmlDeviceGetRemappedRows(Device device, unsigned *corrected, unsigned *u
     return SUCCESS;
 }
 
+typedef struct { unsigned version, channel, tpc; } Repair;
+
+/* repair.channel 0, repair.tpc 0 */
+Return nvmlDeviceGetRepairStatus(Device device, Repair *repair)
+{
+    CHECK(device->index, "nvmlDeviceGetRepairStatus");
+    repair->channel = (unsigned)number(device->index, "repair.channel", 0);
+    repair->tpc = (unsigned)number(device->index, "repair.tpc", 0);
+    return SUCCESS;
+}
+
+typedef struct { unsigned version, flag; } Unrepairable;
+
+/* unrepairable 0 */
+Return nvmlDeviceGetUnrepairableMemoryFlag_v1(Device device, Unrepairable *memory)
+{
+    CHECK(device->index, "nvmlDeviceGetUnrepairableMemoryFlag_v1");
+    memory->flag = (unsigned)number(device->index, "unrepairable", 0);
+    return SUCCESS;
+}
+
+typedef struct { unsigned version; unsigned long long counters[11]; unsigned threshold_exceeded; } Sram;
+
+/* sram.threshold 0 */
+Return nvmlDeviceGetSramEccErrorStatus(Device device, Sram *sram)
+{
+    CHECK(device->index, "nvmlDeviceGetSramEccErrorStatus");
+    if (sram->version != (sizeof *sram | 1 << 24))
+        return VERSION_MISMATCH;
+    memset(sram->counters, 0, sizeof sram->counters);
+    sram->threshold_exceeded = (unsigned)number(device->index, "sram.threshold", 0);
+    return SUCCESS;
+}
+
 /* --- Links --- */
 
 GETTER(nvmlDeviceGetCurrPcieLinkGeneration, unsigned, "pcie.gen", 5)
@@ -339,9 +382,9 @@ typedef struct {
     union { unsigned number; unsigned long long wide; } value;
 } Field;
 
-enum { FIELD_NVLINK_SPEED = 164, TYPE_UNSIGNED = 1 };
+enum { FIELD_MEMORY_TEMPERATURE = 82, FIELD_NVLINK_SPEED = 164, FIELD_RECOVERY_ACTION = 230, TYPE_UNSIGNED = 1 };
 
-/* nvlink.0.speed and so on, in MB/s: 26562 */
+/* nvlink.0.speed and so on, in MB/s: 26562; recovery: 0; temp.mem: 42 */
 static void answer(int gpu, Field *field)
 {
     char key[KEY_LENGTH];
@@ -353,6 +396,12 @@ static void answer(int gpu, Field *field)
     case FIELD_NVLINK_SPEED:
         snprintf(key, sizeof key, "nvlink.%u.speed", field->scope);
         field->value.number = (unsigned)number(gpu, key, 26562);
+        break;
+    case FIELD_RECOVERY_ACTION:
+        field->value.number = (unsigned)number(gpu, "recovery", 0);
+        break;
+    case FIELD_MEMORY_TEMPERATURE:
+        field->value.number = (unsigned)number(gpu, "temp.mem", 42);
         break;
     default:
         field->error = INVALID_ARGUMENT;

@@ -19,6 +19,13 @@ from tests.support.nvml_simulator import LIBRARY, build, environment, plant
 if TYPE_CHECKING:
     from pathlib import Path
 
+NEEDS_NOTHING = {
+    "recovery_action": "none",
+    "channel_repair_pending": False,
+    "tpc_repair_pending": False,
+    "memory_unrepairable": False,
+    "sram_threshold_exceeded": False,
+}
 UUIDS = [f"GPU-{index:08x}-0000-0000-0000-{index:012x}" for index in range(8)]
 
 
@@ -65,6 +72,8 @@ def test_healthy_node(simulator: Path) -> None:
     assert gpu["nvlinks"] == [{"link": link, "is_up": True, "speed_gb_s": 26.562} for link in range(18)]
     assert (gpu["sm_clock_mhz"], gpu["temperature_c"], gpu["power_w"]) == (1980, 41, 115.2)
     assert gpu["clocks_event_reasons"] == []
+    assert (gpu["board_part_number"], gpu["compute_mode"]) == ("692-2G520-0282-001", "default")
+    assert (gpu["memory_temperature_c"], gpu["repair"]) == (42, NEEDS_NOTHING)
 
 
 @pytest.mark.parametrize(
@@ -78,6 +87,17 @@ def test_healthy_node(simulator: Path) -> None:
         ("4.throttle 0x44", 4, "clocks_event_reasons", ["sw_power_cap", "hw_thermal_slowdown"]),
         ("6.pcie.width 8", 6, "pcie_width", 8),
         ("1.mig 1", 1, "mig", True),
+        ("1.persistence 0", 1, "persistence", False),
+        ("1.compute.mode 3", 1, "compute_mode", "exclusive_process"),
+        ("1.compute.mode 7", 1, "compute_mode", "unknown_7"),
+        ("4.part 692-2G520-0000-000", 4, "board_part_number", "692-2G520-0000-000"),
+        ("4.temp.mem 95", 4, "memory_temperature_c", 95),
+        ("2.recovery 1", 2, "repair", {**NEEDS_NOTHING, "recovery_action": "gpu_reset"}),
+        ("2.recovery 42", 2, "repair", {**NEEDS_NOTHING, "recovery_action": "unknown_42"}),
+        ("2.repair.channel 1", 2, "repair", {**NEEDS_NOTHING, "channel_repair_pending": True}),
+        ("2.repair.tpc 1", 2, "repair", {**NEEDS_NOTHING, "tpc_repair_pending": True}),
+        ("2.unrepairable 1", 2, "repair", {**NEEDS_NOTHING, "memory_unrepairable": True}),
+        ("2.sram.threshold 1", 2, "repair", {**NEEDS_NOTHING, "sram_threshold_exceeded": True}),
         ("7.serial none of ours", 7, "serial", "none of ours"),
     ],
 )
@@ -102,7 +122,11 @@ def test_fault_of_one_link_is_read_there(simulator: Path, scenario: str, seen: d
     assert [gpu["nvlinks"] for gpu in gpus if gpu["index"] != 2] == [healthy[0]["nvlinks"]] * 7
 
 
-FIELDS = {164: lambda gpu: gpu["nvlinks"][17]["speed_gb_s"]}
+FIELDS = {
+    82: lambda gpu: gpu["memory_temperature_c"],
+    164: lambda gpu: gpu["nvlinks"][17]["speed_gb_s"],
+    230: lambda gpu: gpu["repair"]["recovery_action"],
+}
 """The reading that each numbered field of NVML gives."""
 
 
@@ -366,7 +390,9 @@ READERS = (
     "nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetMaxPcieLinkGeneration", "nvmlDeviceGetMaxPcieLinkWidth",
     "nvmlDeviceGetPcieReplayCounter", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetFieldValues",
     "nvmlDeviceGetCurrentClocksEventReasons",
-    "nvmlDeviceGetClockInfo", "nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage",
+    "nvmlDeviceGetClockInfo", "nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetBoardPartNumber",
+    "nvmlDeviceGetComputeMode", "nvmlDeviceGetRepairStatus", "nvmlDeviceGetUnrepairableMemoryFlag_v1",
+    "nvmlDeviceGetSramEccErrorStatus",
 )  # fmt: skip
 FATAL = (
     "nvmlDeviceGetHandleByIndex",
@@ -375,8 +401,16 @@ FATAL = (
     "nvmlDeviceGetPciInfo",
     "nvmlDeviceGetName",
 )
-CODES = (1, 2, 3, 4, 6, 9, 13, 14, 15, 16, 18, 20, 21, 23, 24, 999)
+CODES = (1, 2, 3, 4, 6, 9, 13, 14, 15, 16, 18, 20, 21, 23, 25, 999)
 """Of NVML's return codes all that a query of one GPU may give; 15 is GPU_IS_LOST, 999 UNKNOWN."""
+
+
+def readings(gpu: dict[str, Any]) -> dict[str, Any]:
+    """Every reading of a GPU by name, those of its links and repairs too."""
+    links = gpu["nvlinks"] if isinstance(gpu["nvlinks"], list) else []
+    of_links = {f"link {link['link']} {name}": value for link in links for name, value in link.items()}
+    nvlinks = len(links) if links else gpu["nvlinks"]
+    return {**of_links, **gpu, **gpu["repair"], "repair": None, "nvlinks": nvlinks}
 
 
 @pytest.mark.parametrize("function", [*READERS, *FATAL])
@@ -396,11 +430,10 @@ def test_no_error_of_a_reader_is_silent(simulator: Path, function: str) -> None:
             assert f"GPU {index}: " in answer["error"], (function, code)
             continue
         before = healthy["gpus"][index]
-        changed = [value for field, value in found[index].items() if value != before[field]]
+        changed = [value for field, value in readings(found[index]).items() if value != readings(before)[field]]
         is_last_link = function == "nvmlDeviceGetNvLinkState" and code == 2  # how NVML says that there are no more links
         assert changed, (function, code)
-        for field in changed:
-            value = field[17]["speed_gb_s"] if isinstance(field, list) else field  # rates of links whose state was given
+        for value in changed:
             assert isinstance(value, dict), (function, code, value)
             assert function in value["why"] or is_last_link, (function, code, value)
 

@@ -87,6 +87,7 @@ def replay(monkeypatch: pytest.MonkeyPatch, driver: str, moment: dict[str, Any])
         "nvmlDeviceGetTemperature": calls["nvmlDeviceGetTemperature[0]"],
         "nvmlDeviceGetClockInfo": calls["nvmlDeviceGetClockInfo[1]"],
         "nvmlDeviceGetTotalEccErrors": lambda kind, since: calls[f"nvmlDeviceGetTotalEccErrors[{KINDS[kind]},{SINCE[since]}]"],
+        "nvmlDeviceGetSramEccErrorStatus": lambda _status: None,  # not recorded: the structure stays as it is
         "nvmlDeviceGetFieldValues": fields_of(moment["fields"]),
         "nvmlDeviceGetNvLinkState": by_link(moment["links"]),
         "nvmlDeviceGetNvLinkErrorCounter": by_link(moment["link_errors"]),
@@ -132,10 +133,18 @@ def test_state_is_what_nvidia_smi_says(monkeypatch: pytest.MonkeyPatch, driver: 
         f"{link}/link_widths/current_link_width": f"{state.pcie_width}x",
         f"{link}/link_widths/max_link_width": f"{state.pcie_width_max}x",
         "pci/replay_counter": str(state.pcie_replay_count),
+        "board_part_number": state.board_part_number,
+        "compute_mode": str(state.compute_mode).capitalize(),
+        "gpu_recovery_action": str(state.repair.recovery_action).capitalize(),
+        "ecc_errors/channel_repair_pending": "Yes" if state.repair.channel_repair_pending is True else "No",
+        "ecc_errors/tpc_repair_pending": "Yes" if state.repair.tpc_repair_pending is True else "No",
+        "ecc_errors/unrepairable_memory": "Yes" if state.repair.memory_unrepairable is True else "No",
+        "ecc_errors/aggregate/sram_threshold_exceeded": "Yes" if state.repair.sram_threshold_exceeded is True else "No",
     }.items() <= smi.items()
     assert state.driver == driver
     assert number(smi["fb_memory_usage/total"]) == pytest.approx(state.memory_gib * 1024, abs=1)
     assert number(smi["temperature/gpu_temp"]) == pytest.approx(state.temperature_c, abs=5)
+    assert number(smi["temperature/memory_temp"]) == pytest.approx(state.memory_temperature_c, abs=5)
     assert state.clocks_event_reasons == event_reason_names(calls["nvmlDeviceGetCurrentClocksEventReasons"])
     if moment["links"][0] == {"code": pynvml.NVML_ERROR_NOT_SUPPORTED}:
         assert state.nvlinks == NotAvailable("Not Supported (nvmlDeviceGetNvLinkState)")
