@@ -8,6 +8,7 @@ from pytest_gpucluster import MeasurementError
 from pytest_gpucluster.errors import Blame
 from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.judging.criterion import Parts
+from pytest_gpucluster.judging.gpu_fabric import ADVICE, judge_fabric
 from pytest_gpucluster.judging.gpu_growth import grown, nvlink_growth, per_minute
 from pytest_gpucluster.judging.gpu_links import count_nvlinks
 from pytest_gpucluster.judging.gpu_repair import advice_for, needs_of
@@ -143,6 +144,19 @@ def test_nvlink_links(gpu_states, cluster, node, criterion):
         fewest = min(found.by_gpu.values())
         worst = tuple(gpus[name].label for name, links in found.by_gpu.items() if links == fewest)
         criterion.require(fewest, evidence={"links": found.facts}, parts=Parts(kind="gpu", names=worst))
+    if found.unknown:
+        blame = Blame(part="gpu", cause=found.unknown[0])
+        raise MeasurementError(f"{node.label}: {'; '.join(found.unknown)}", culprits=(node,), blame=blame)
+
+
+def test_fabric_state(gpu_states, cluster, node, criterion):
+    """Every GPU behind NVSwitches has joined their fabric, is healthy there, and in one clique with its siblings."""
+    gpus = {gpu.id: gpu for gpu in cluster.places if gpu.node == node.node}
+    peers, fabrics = ({name: reading(gpu_states, gpu, of) for name, gpu in gpus.items()} for of in ("nvlink_peer", "fabric"))
+    found = judge_fabric(peers, fabrics)
+    if found.bad or not found.unknown:
+        names = tuple(gpus[name].label for name in found.bad)
+        criterion.require(len(found.bad), evidence=found.bad, parts=Parts(kind="gpu", names=names, advice=ADVICE))
     if found.unknown:
         blame = Blame(part="gpu", cause=found.unknown[0])
         raise MeasurementError(f"{node.label}: {'; '.join(found.unknown)}", culprits=(node,), blame=blame)

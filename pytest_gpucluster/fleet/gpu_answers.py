@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 KINDS = ("bf16", "fp8", "fp32", "attention", "softmax", "reduction")
+NO_UUID = "00000000-0000-0000-0000-000000000000"
 OTHER_VERSION = "0.0.0+simulated"
 
 
@@ -67,6 +68,7 @@ def gpu_state(asked: Asked) -> Any:
         memory_unrepairable=False,
         sram_threshold_exceeded=False,
     )
+    fabric = made("inventory.gpu_fabric:GpuFabric", state="completed", error=None, cluster_uuid=NO_UUID, clique=0, troubles=[])
     state = made(
         "inventory.nvml:GpuState",
         index=gpu, uuid=asked.uuid, serial=asked.serial, pci=asked.pci, name=asked.device, visible=True, cuda_index=gpu,
@@ -77,6 +79,7 @@ def gpu_state(asked: Asked) -> Any:
         pcie_replay_count=0, nvlinks=links, clocks_event_reasons=["gpu_idle"],
         sm_clock_mhz=345, temperature_c=34 + gpu, power_w=76.0, mig=False, persistence=True,
         board_part_number="simulated", compute_mode="default", memory_temperature_c=40.0 + gpu, repair=repair,
+        nvlink_peer="switch", fabric=fabric,
     )  # fmt: skip
     count = asked.hardware.simulation.gpus_per_node
     return made(

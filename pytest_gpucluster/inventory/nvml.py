@@ -16,6 +16,7 @@ from typing import Any
 import pynvml
 
 from pytest_gpucluster.inventory.event_reasons import event_reason_names, read_event_reasons
+from pytest_gpucluster.inventory.gpu_fabric import GpuFabric, read_fabric, read_nvlink_peer
 from pytest_gpucluster.inventory.gpu_repair import GpuRepair, read_repair
 from pytest_gpucluster.inventory.nvlinks import NvLink, read_nvlinks
 from pytest_gpucluster.inventory.nvml_calls import (
@@ -77,6 +78,8 @@ class GpuState:
     compute_mode: str | NotAvailable
     memory_temperature_c: float | NotAvailable
     repair: GpuRepair
+    nvlink_peer: str | NotAvailable
+    fabric: GpuFabric | NotAvailable
 
 
 def gpu_count() -> int:
@@ -116,6 +119,8 @@ def read_gpu(index: int) -> GpuState:
             **_links(handle),
             **_running(handle),
             repair=read_repair(handle),
+            nvlink_peer=read_nvlink_peer(handle),
+            fabric=read_fabric(handle),
         )
 
 

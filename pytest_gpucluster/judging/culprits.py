@@ -118,19 +118,23 @@ class Culprit:
             return self.advice
         again = "measure it again: the same command"
         again += f" with -k {shlex.quote(tests.select(self.keys))}" if self.keys else ""
-        if self.is_measured and self.kind in (*HARDWARE, "unknown"):
+        if self.is_measured and not self._asked and self.kind in (*HARDWARE, "unknown"):
             return f"{again}; {self.advice}"
         return f"{self.advice}; then {again}"
 
     @property
     def advice(self) -> str:
         """What to do, without the command that measures again. What a part asks for comes before what is usual."""
-        asked = list(dict.fromkeys(record.advice for record in self.records if record.advice is not None))
-        if asked:
-            return "; ".join(asked)
+        if self._asked:
+            return "; ".join(self._asked)
         if self.is_confirmed:
             return REPLACE.get(self.kind, REPLACE["node"])
         return NEXT.get(self.kind, NEXT["unknown"])
+
+    @property
+    def _asked(self) -> tuple[str, ...]:
+        """What the parts that are blamed ask for."""
+        return tuple(dict.fromkeys(record.advice for record in self.records if record.advice is not None))
 
     @property
     def is_absent_node(self) -> bool:

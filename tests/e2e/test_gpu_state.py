@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
-OF_NODE = ("nvlink_links",)
+OF_NODE = ("nvlink_links", "fabric_state")
 OF_GPU = ("recovery_action", "memory_repair", "compute_mode", "persistence")
 GPU_1 = {"node0-gpu1": "failed"}
 UNREAD = {"node0-gpu1": "error"}
@@ -96,6 +96,10 @@ def test_healthy_host(tmp_path: Path, library: Path) -> None:
         ),
         ("1.compute.mode 3", {"compute_mode": GPU_1}, "mode exclusive_process"),
         ("1.err.nvmlDeviceGetPersistenceMode 3", {"persistence": UNREAD}, "persistence could not be read: Not Supported"),
+        ("1.fabric.state 1", {"fabric_state": {"node0": "failed"}}, "node0-gpu1 its state is not_started"),
+        ("1.fabric.state 2", {"fabric_state": {"node0": "failed"}}, "next: look at the fabric manager of the node"),
+        ("1.fabric.health 0x1", {"fabric_state": {"node0": "failed"}}, "degraded bandwidth"),
+        ("1.fabric.state 0", {"fabric_state": {"node0": "error"}}, "it tells of no fabric"),
         ("1.nvlink.4 0", {"nvlink_links": {"node0": "failed"}}, "node0-gpu1 link 4 is down"),
         ("1.nvlink.17.speed 13281", {"nvlink_links": {"node0": "failed"}}, "node0-gpu1 link 17 at 13.281 of 25 GB/s"),
         ("1.err.field.164 3", {"nvlink_links": {"node0": "error"}}, "its rate is not available: Not Supported"),

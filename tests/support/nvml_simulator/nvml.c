@@ -372,6 +372,45 @@ Return nvmlDeviceGetNvLinkErrorCounter(Device device, unsigned link, int counter
     return SUCCESS;
 }
 
+/* nvlink.end 2: a switch; 0: a GPU */
+Return nvmlDeviceGetNvLinkRemoteDeviceType(Device device, unsigned link, int *kind)
+{
+    CHECK(device->index, "nvmlDeviceGetNvLinkRemoteDeviceType");
+    if (link >= 18)
+        return INVALID_ARGUMENT;
+    *kind = (int)number(device->index, "nvlink.end", 2);
+    return SUCCESS;
+}
+
+typedef struct {
+    unsigned version;
+    unsigned char cluster[16];
+    unsigned status, clique;
+    unsigned char state;
+    unsigned health_mask;
+    unsigned char health_summary;
+} Fabric;
+
+/*
+ * fabric.state 3, fabric.status 0, fabric.clique 0, fabric.cluster 0 (the first byte), fabric.health 0, fabric.summary 0;
+ * fabric.version 3: the newest version of the structure that the driver knows
+ */
+Return nvmlDeviceGetGpuFabricInfoV(Device device, Fabric *fabric)
+{
+    CHECK(device->index, "nvmlDeviceGetGpuFabricInfoV");
+    if (fabric->version >> 24 > (unsigned)number(device->index, "fabric.version", 3))
+        return VERSION_MISMATCH;
+    memset(fabric->cluster, 0, sizeof fabric->cluster);
+    fabric->cluster[0] = (unsigned char)number(device->index, "fabric.cluster", 0);
+    fabric->status = (unsigned)number(device->index, "fabric.status", SUCCESS);
+    fabric->clique = (unsigned)number(device->index, "fabric.clique", 0);
+    fabric->state = (unsigned char)number(device->index, "fabric.state", 3);
+    fabric->health_mask = (unsigned)number(device->index, "fabric.health", 0);
+    if (fabric->version >> 24 > 2)
+        fabric->health_summary = (unsigned char)number(device->index, "fabric.summary", 0);
+    return SUCCESS;
+}
+
 /* --- Numbered fields; err.field.164 3 refuses one of them --- */
 
 typedef struct {

@@ -26,6 +26,13 @@ NEEDS_NOTHING = {
     "memory_unrepairable": False,
     "sram_threshold_exceeded": False,
 }
+JOINED: dict[str, Any] = {
+    "state": "completed",
+    "error": None,
+    "cluster_uuid": "00000000-0000-0000-0000-000000000000",
+    "clique": 0,
+    "troubles": [],
+}
 UUIDS = [f"GPU-{index:08x}-0000-0000-0000-{index:012x}" for index in range(8)]
 
 
@@ -74,6 +81,7 @@ def test_healthy_node(simulator: Path) -> None:
     assert gpu["clocks_event_reasons"] == []
     assert (gpu["board_part_number"], gpu["compute_mode"]) == ("692-2G520-0282-001", "default")
     assert (gpu["memory_temperature_c"], gpu["repair"]) == (42, NEEDS_NOTHING)
+    assert (gpu["nvlink_peer"], gpu["fabric"]) == ("switch", JOINED)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +100,18 @@ def test_healthy_node(simulator: Path) -> None:
         ("1.compute.mode 7", 1, "compute_mode", "unknown_7"),
         ("4.part 692-2G520-0000-000", 4, "board_part_number", "692-2G520-0000-000"),
         ("4.temp.mem 95", 4, "memory_temperature_c", 95),
+        ("6.nvlink.end 0", 6, "nvlink_peer", "gpu"),
+        ("6.fabric.state 2", 6, "fabric", {**JOINED, "state": "in_progress"}),
+        ("6.fabric.state 9", 6, "fabric", {**JOINED, "state": "unknown_9"}),
+        ("6.fabric.status 10", 6, "fabric", {**JOINED, "error": "Timeout"}),
+        ("6.fabric.clique 4", 6, "fabric", {**JOINED, "clique": 4}),
+        ("6.fabric.cluster 0xab", 6, "fabric", {**JOINED, "cluster_uuid": "ab000000-0000-0000-0000-000000000000"}),
+        ("6.fabric.health 0x1", 6, "fabric", {**JOINED, "troubles": ["degraded bandwidth"]}),
+        ("6.fabric.health 0x10", 6, "fabric", {**JOINED, "troubles": ["route unhealthy"]}),
+        ("6.fabric.health 0x500", 6, "fabric", {**JOINED, "troubles": ["insufficient NVLinks"]}),
+        ("6.fabric.health 0xf00", 6, "fabric", {**JOINED, "troubles": ["incorrect configuration 15"]}),
+        ("6.fabric.health 0x2000", 6, "fabric", {**JOINED, "troubles": ["no partition assigned"]}),
+        ("6.fabric.summary 2", 6, "fabric", {**JOINED, "troubles": ["unhealthy"]}),
         ("2.recovery 1", 2, "repair", {**NEEDS_NOTHING, "recovery_action": "gpu_reset"}),
         ("2.recovery 42", 2, "repair", {**NEEDS_NOTHING, "recovery_action": "unknown_42"}),
         ("2.repair.channel 1", 2, "repair", {**NEEDS_NOTHING, "channel_repair_pending": True}),
@@ -140,6 +160,13 @@ def test_no_refused_field_is_silent(simulator: Path, field: int) -> None:
     assert all(f"(nvmlDeviceGetFieldValues, field {field})" in value["why"] for value in found.values())
     for index, code in enumerate(CODES):
         assert (code in found) is not (f"GPU {index}: " in answer["error"])
+
+
+def test_healthy_fabric_of_all_words(simulator: Path) -> None:
+    """A fabric that tells every part of its health, all good, has no trouble; so has a driver that knows an older structure."""
+    told = survey(simulator, "count 1\nfabric.health 0x51aa\nfabric.summary 1")["gpus"][0]
+    older = survey(simulator, "count 1\nfabric.version 2\nfabric.clique 3\nfabric.summary 2")["gpus"][0]
+    assert (told["fabric"], older["fabric"]) == (JOINED, {**JOINED, "clique": 3})
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetTemperature", "nvmlDeviceGetHandleByIndex"])
@@ -392,7 +419,7 @@ READERS = (
     "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetClockInfo", "nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetBoardPartNumber",
     "nvmlDeviceGetComputeMode", "nvmlDeviceGetRepairStatus", "nvmlDeviceGetUnrepairableMemoryFlag_v1",
-    "nvmlDeviceGetSramEccErrorStatus",
+    "nvmlDeviceGetSramEccErrorStatus", "nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetNvLinkRemoteDeviceType",
 )  # fmt: skip
 FATAL = (
     "nvmlDeviceGetHandleByIndex",

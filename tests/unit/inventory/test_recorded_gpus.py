@@ -17,6 +17,7 @@ import pytest
 from pytest_gpucluster.inventory import nvml
 from pytest_gpucluster.inventory.event_reasons import event_reason_names
 from pytest_gpucluster.inventory.gpu_counters import GpuCounters, LinkCounters, read_counters
+from pytest_gpucluster.inventory.gpu_fabric import GpuFabric
 from pytest_gpucluster.inventory.nvlinks import NvLink
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.gpu_growth import nvlink_growth
@@ -73,6 +74,18 @@ def fields_of(recorded: dict[str, Any]) -> Callable[..., Any]:
     return lambda fields: [one(*field) for field in fields]
 
 
+def fill_fabric(recorded: dict[str, Any]) -> Callable[..., Any]:
+    """Fill the structure that the reader hands over."""
+
+    def fill(reference: Any) -> None:
+        info = reference._obj
+        info.cluster_uuid[:] = recorded["clusterUuid"]
+        info.status, info.clique, info.state = (recorded[name] for name in ("status", "cliqueId", "state"))
+        info.health_mask, info.health_summary = recorded["healthMask"], recorded["healthSummary"]
+
+    return fill
+
+
 def replay(monkeypatch: pytest.MonkeyPatch, driver: str, moment: dict[str, Any]) -> None:
     """Let the binding answer as it did at this moment."""
     calls = moment["calls"]
@@ -87,6 +100,8 @@ def replay(monkeypatch: pytest.MonkeyPatch, driver: str, moment: dict[str, Any])
         "nvmlDeviceGetTemperature": calls["nvmlDeviceGetTemperature[0]"],
         "nvmlDeviceGetClockInfo": calls["nvmlDeviceGetClockInfo[1]"],
         "nvmlDeviceGetTotalEccErrors": lambda kind, since: calls[f"nvmlDeviceGetTotalEccErrors[{KINDS[kind]},{SINCE[since]}]"],
+        "nvmlDeviceGetGpuFabricInfoV": fill_fabric(calls["nvmlDeviceGetGpuFabricInfoV"]),
+        "nvmlDeviceGetNvLinkRemoteDeviceType": by_link(moment["link_ends"]),
         "nvmlDeviceGetSramEccErrorStatus": lambda _status: None,  # not recorded: the structure stays as it is
         "nvmlDeviceGetFieldValues": fields_of(moment["fields"]),
         "nvmlDeviceGetNvLinkState": by_link(moment["links"]),
@@ -146,9 +161,15 @@ def test_state_is_what_nvidia_smi_says(monkeypatch: pytest.MonkeyPatch, driver: 
     assert number(smi["temperature/gpu_temp"]) == pytest.approx(state.temperature_c, abs=5)
     assert number(smi["temperature/memory_temp"]) == pytest.approx(state.memory_temperature_c, abs=5)
     assert state.clocks_event_reasons == event_reason_names(calls["nvmlDeviceGetCurrentClocksEventReasons"])
+    assert isinstance(state.fabric, GpuFabric)
     if moment["links"][0] == {"code": pynvml.NVML_ERROR_NOT_SUPPORTED}:
         assert state.nvlinks == NotAvailable("Not Supported (nvmlDeviceGetNvLinkState)")
+        assert (state.fabric.state, smi["fabric/state"]) == ("not_supported", "N/A")
     else:
+        assert state.nvlink_peer == "switch"
+        assert (state.fabric.state.capitalize(), state.fabric.error) == (smi["fabric/state"], None)
+        assert (state.fabric.cluster_uuid, str(state.fabric.clique)) == (smi["fabric/clusterUuid"], smi["fabric/cliqueId"])
+        assert state.fabric.troubles == []
         assert state.nvlinks == [NvLink(link=link, is_up=True, speed_gb_s=26.562) for link in range(18)]
     assert state.power_w == calls["nvmlDeviceGetPowerUsage"] / 1000
 

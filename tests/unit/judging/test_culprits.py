@@ -82,6 +82,16 @@ def test_repeats_that_all_miss_confirm() -> None:
     assert (found.confidence, found.action(TESTS).startswith("take the GPU out of service")) == ("high", True)
 
 
+@pytest.mark.parametrize("confirmed", [False, True])
+def test_what_a_gpu_asks_for_comes_first(*, confirmed: bool) -> None:
+    """Once, before what is usual, and before it is measured again."""
+    asking = replace(failed("recovery_action", gpu(3), confirmed=confirmed), advice="reset the GPU")
+    found = one([asking, replace(asking, criterion="memory_repair"), failed("bf16_tflops", gpu(3))])
+    assert found.action(TESTS).startswith("reset the GPU")
+    assert found.action(TESTS).count("reset the GPU") == 1
+    assert "out of service" not in found.action(TESTS)
+
+
 def test_another_criterion_confirms() -> None:
     """Two measurements of one GPU."""
     found = one([failed("bf16_tflops", gpu(3)), failed("hbm_bandwidth", gpu(3))])

@@ -132,7 +132,9 @@ def test_evidence_of_any_kind_is_strict_json(evidence: dict[Any, Any]) -> None:
 @pytest.mark.parametrize("evidence", EVIDENCES, ids=KINDS_OF_EVIDENCE)
 def test_evidence_of_any_kind_stands_in_a_failure(evidence: dict[Any, Any]) -> None:
     """The text of the failure is made, whatever the evidence is."""
-    text = failure_text.describe_failure(threshold("tflops"), limit(value=2), 1.0, at=failure_text.Located([]), evidence=evidence)
+    text = failure_text.describe_failure(
+        threshold("tflops"), limit(value=2), 1.0, at=failure_text.Located([]), evidence=evidence
+    )
     assert text.startswith("tflops at the cluster: 1 TFLOPS")
 
 
