@@ -1,4 +1,4 @@
-"""File systems: the paths that all nodes share, and each node's own scratch."""
+"""The file systems that all nodes share."""
 
 from __future__ import annotations
 
@@ -115,20 +115,7 @@ def judge(criterion, by_path, node, way):
     """Judge the slowest of the paths."""
     found = [results[node] for results in by_path.values()]
     worst = min(found, key=lambda one: getattr(one, way))
-    criterion.require(getattr(worst, way), evidence=rates_evidence(worst))
-
-
-def rates_evidence(found):
-    """Both rates, and how they were measured."""
-    return {
-        "path": found.path,
-        "file system": str(found.mount),
-        "page cache defeated by": found.cache,
-        "write GB/s": found.write_gb_s,
-        "read GB/s": found.read_gb_s,
-        "GiB": found.written_bytes / 2**30,
-        "files": found.files,
-    }
+    criterion.require(getattr(worst, way), evidence=worst.evidence)
 
 
 def test_shared_write(shared_alone, node, criterion):
@@ -149,19 +136,3 @@ def test_shared_write_all(shared_together, node, criterion):
 def test_shared_read_all(shared_together, node, criterion):
     """The same files, read again."""
     judge(criterion, shared_together, node, "read_gb_s")
-
-
-@pytest.fixture(scope="session")
-def scratch(cluster, recipe):
-    """Large files in the folder for temporary files of each node."""
-    return cluster.run(file_rates, per="host", **recipe("scratch_write"))
-
-
-def test_scratch_write(scratch, node, criterion):
-    """All nodes at the same time: each has a disk of its own."""
-    criterion.require(scratch[node].write_gb_s, evidence=rates_evidence(scratch[node]))
-
-
-def test_scratch_read(scratch, node, criterion):
-    """The same files, read again."""
-    criterion.require(scratch[node].read_gb_s, evidence=rates_evidence(scratch[node]))

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FaultKind: TypeAlias = Literal[
-    "absent", "busy", "cable", "corrupt", "dead", "ecc", "hbm", "hung", "late", "lost", "nvls", "pattern", "pcie", "shared",
-    "slow", "sockets", "throttled", "versions",
+    "absent", "busy", "cable", "corrupt", "dead", "dimm", "disk", "ecc", "hbm", "hung", "late", "lost", "nvls", "pattern",
+    "pcie", "shared", "slow", "sockets", "throttled", "versions",
 ]  # fmt: skip
 FAULTS: Mapping[FaultKind, str] = {
     "absent": "never joins",
@@ -23,6 +23,8 @@ FAULTS: Mapping[FaultKind, str] = {
     "cable": "one port of the node's NICs has no link",
     "corrupt": "computes wrong bits",
     "dead": "its worker dies under lasting load",
+    "dimm": "memory modules of the node are missing",
+    "disk": "the node's scratch is half as fast as others",
     "ecc": "has uncorrected memory errors and a row that waits for a remap",
     "hbm": "has 10 % less memory bandwidth",
     "hung": "hangs in the memory test",
@@ -37,7 +39,7 @@ FAULTS: Mapping[FaultKind, str] = {
     "throttled": "is slowed by heat under lasting load",
     "versions": "the node has another torch and another driver",
 }
-NODES_ONLY = ("cable", "lost", "nvls", "sockets", "versions")
+NODES_ONLY = ("cable", "dimm", "disk", "lost", "nvls", "sockets", "versions")
 GPUS_ONLY = ("shared",)
 PART = re.compile(r"node(\d{1,6})(?:-gpu(\d{1,3}))?", re.ASCII)
 FORM = "say PART:FAULT, for example node3-gpu5:slow or node7:absent"

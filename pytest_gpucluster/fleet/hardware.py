@@ -49,6 +49,7 @@ H200: Mapping[str, Typical] = {
     "h2d_all": Typical(48.0, 0.01, 0.01),
     "d2h_all": Typical(39.0, 0.01, 0.01),
     "train": Typical(18900.0, 0.006, 0.002),
+    "triad": Typical(250.0, 0.0, 0.005),
     "write": Typical(5.6, 0.0, 0.02),
     "read": Typical(6.5, 0.0, 0.02),
 }
@@ -72,6 +73,8 @@ LOSSES: Mapping[FaultKind, Mapping[str, float]] = {
     "hbm": {"hbm": 0.9},
     "throttled": {"sustained": 0.8},
     "pcie": dict.fromkeys(LINKS, 0.48),
+    "dimm": {"triad": 0.75},
+    "disk": {"write": 0.5, "read": 0.5},
 }
 """What is left of a quantity at a GPU with this fault."""
 

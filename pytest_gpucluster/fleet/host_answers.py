@@ -1,10 +1,11 @@
-"""What a host of a simulated fleet answers of its file systems: all of them healthy. Pure."""
+"""What a host of a simulated fleet answers of its memory, file systems and launches: all of them healthy. Pure."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.fleet.asked import made
+from pytest_gpucluster.fleet.hardware import spread
 
 if TYPE_CHECKING:
     from pytest_gpucluster.fleet.asked import Asked
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 UPDATES = 10
 SHARED_GB_S = 12.0
 SMALL_FILES_S = 4000.0
+LAUNCH_US = 5.0
 
 
 def leave_mark(asked: Asked) -> Any:
@@ -66,6 +68,37 @@ def file_rates(asked: Asked) -> Any:
         cache="O_DIRECT",
         path=path or "/tmp",  # noqa: S108 -- nothing is written there
         mount=_mount("ext4", "/", "/dev/md0") if is_local else _mount("nfs4", path, "simulated:/export"),
+    )
+
+
+def host_memory(asked: Asked) -> Any:
+    """Two sockets, alike."""
+    rate = asked.hardware.rate(asked.rank, "triad")
+    repeats = spread(rate, asked.kwargs["repeats"])
+    nodes = [
+        made("measurements.host_memory:NumaRate", node=node, triad_gb_s=rate, repeats_gb_s=repeats, cpus=cpus)
+        for node, cpus in enumerate(("0-55", "56-111"))
+    ]
+    return made(
+        "measurements.host_memory:HostMemory",
+        triad_gb_s=rate,
+        repeats_gb_s=repeats,
+        nodes=nodes,
+        not_measured=[],
+        cpus_allowed="0-111",
+        size_bytes=asked.kwargs["size_bytes"],
+    )
+
+
+def launch_latency(asked: Asked) -> Any:
+    """The same on every GPU."""
+    repeats = spread(LAUNCH_US, asked.kwargs["repeats"])
+    return made(
+        "measurements.launch:LaunchLatency",
+        launch_us=LAUNCH_US,
+        round_trip_us=2 * LAUNCH_US,
+        repeats_us=repeats,
+        device=asked.device,
     )
 
 

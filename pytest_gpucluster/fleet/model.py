@@ -34,6 +34,8 @@ ANSWERS: Mapping[str, Callable[[Asked], Any]] = {
     "measurements.health:gpu_counters": gpu_answers.gpu_counters,
     "measurements.health:gpu_state": gpu_answers.gpu_state,
     "measurements.host_link:host_link": gpu_answers.host_link,
+    "measurements.host_memory:host_memory": host_answers.host_memory,
+    "measurements.launch:launch_latency": host_answers.launch_latency,
     "measurements.nics:nic_paths": nic_answers.nic_paths,
     "measurements.nics:nic_state": nic_answers.nic_state,
     "measurements.shared_paths:clear_path": host_answers.clear_path,

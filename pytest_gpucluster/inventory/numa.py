@@ -104,6 +104,15 @@ def read_nodes(*, root: Path = SYS) -> tuple[NumaNode, ...]:
     return tuple(_read_node(folder / f"node{number}", number, numbers) for number in numbers)
 
 
+def read_threads_of_core(cpu: int, *, root: Path = SYS) -> frozenset[int]:
+    """The CPUs (hardware threads) of the core of a CPU, itself included; itself alone where sysfs does not say."""
+    text = _read(root / "devices" / "system" / "cpu" / f"cpu{cpu}" / "topology" / "thread_siblings_list")
+    try:
+        return parse_cpulist(text or "") | {cpu}
+    except ValueError:
+        return frozenset({cpu})
+
+
 def sysfs_address(pci: str) -> str:
     """A PCI address as sysfs spells it: ``0000:1b:00.0`` for NVML's ``00000000:1B:00.0``.
 

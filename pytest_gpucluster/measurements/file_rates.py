@@ -20,7 +20,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -53,6 +53,19 @@ class FileRates:
     cache: str
     path: str
     mount: Mount | NotAvailable
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """Both rates, and how they were measured."""
+        return {
+            "path": self.path,
+            "file system": str(self.mount),
+            "page cache defeated by": self.cache,
+            "write GB/s": self.write_gb_s,
+            "read GB/s": self.read_gb_s,
+            "GiB": self.written_bytes / 2**30,
+            "files": self.files,
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,8 @@ CORRUPT = {
     "device_to_host": in_rehearsal(above=1e6),
     "host_to_device_all": in_rehearsal(above=1e6),
     "device_to_host_all": in_rehearsal(above=1e6),
+    **{key: in_rehearsal(above=1e6) for key in ("host_memory", "scratch_write", "scratch_read")},
+    "launch_latency": in_rehearsal(below=1e-6, skip=None),
 }
 NEEDS_FP8 = pytest.mark.skipif(
     not torch._C._dispatch_has_kernel_for_dispatch_key("aten::_scaled_mm", "CPU"),
@@ -247,6 +249,7 @@ def test_sick_node_is_no_rehearsal(sick: FinishedRun) -> None:
         ("device_to_host", ("failed", "failed"), "NUMA node"),
         ("host_to_device_all", ("passed", "passed"), None),
         ("device_to_host_all", ("passed", "passed"), None),
+        ("launch_latency", ("passed", "passed"), None),
     ],
 )
 def test_corruption_and_slow_links(corrupt: FinishedRun, criterion: str, outcomes: tuple[str, str], told: str | None) -> None:
@@ -256,6 +259,16 @@ def test_corruption_and_slow_links(corrupt: FinishedRun, criterion: str, outcome
         assert f"advisory: {criterion} at node0-cpu1" in corrupt.stdout
     else:
         assert told in corrupt.case(f"test_{criterion}[node0-cpu1]").text
+
+
+@pytest.mark.parametrize(
+    ("criterion", "told"),
+    [("host_memory", "CPUs allowed"), ("scratch_write", "page cache defeated by"), ("scratch_read", "page cache defeated by")],
+)
+def test_slow_host(corrupt: FinishedRun, criterion: str, told: str) -> None:
+    """A rate of the host fails at the node, once, and says how it was measured."""
+    assert corrupt.outcomes(criterion) == {"node0": "failed"}
+    assert told in corrupt.case(f"test_{criterion}[node0]").text
 
 
 def test_a_gpu_fewer_than_promised_fails(tmp_path: Path) -> None:

@@ -55,6 +55,8 @@ BAD: dict[str, dict[str, dict[str, set[str]]]] = {
         "cluster": {"failed": {"training_scaling_cluster", "finetune_checks", "finetune_check[step_time_spread]"}},
     },
     "node3:cable": {"gpu-node-3": {"failed": {"nic_ports"}}},
+    "node3:dimm": {"gpu-node-3": {"advisory": {"slow_host[host_memory]"}}},
+    "node3:disk": {"gpu-node-3": {"advisory": {"slow_host[scratch_write]", "slow_host[scratch_read]"}}},
     "node3:nvls": {"gpu-node-3": {"failed": {"busbw[all_reduce]"}}},
     "node3:sockets": {
         "cluster": {"failed": {"transport", "inter_node_busbw[all_reduce]", "busbw_scaling", "training_scaling_cluster"}}

@@ -28,6 +28,7 @@ JUDGED = {
     "host_to_device_all": "h2d_all",
     "device_to_host_all": "d2h_all",
     "training_throughput_gpu": "train",
+    "host_memory": "triad",
     "scratch_write": "write",
     "scratch_read": "read",
 }
@@ -41,6 +42,9 @@ COMPARED = {
     "device_to_host": "pcie",
 }
 """The quantities that are compared, each with a fault that lowers it."""
+LOW_FLOORS = ("train", "triad", "write", "read")
+HOSTS = {"host_memory": "dimm", "scratch_write": "disk", "scratch_read": "disk"}
+"""The quantities by which hosts are compared, each with a fault that lowers it."""
 SHAPES = ("1x8", "2x8", "4x8", "16x8", "64x8")
 SEEDS = range(8)
 
@@ -53,14 +57,14 @@ def hardware(shape: str, *faults: str, gpu: str, seed: int) -> Hardware:
 @pytest.mark.parametrize("gpu", sorted(TYPICAL))
 @pytest.mark.parametrize("criterion", JUDGED)
 def test_healthy_parts_pass_and_planted_ones_do_not(criterion: str, gpu: str) -> None:
-    """With room for the spread of repeats. What a fault takes is enough, but for the low floor of training."""
+    """With room for the spread of repeats. What a fault takes is enough, but for low floors, such as that of training."""
     thresholds, quantity = load(None), JUDGED[criterion]
     limit = thresholds.criteria(thresholds.profiles[gpu])[criterion].limit(gpus=1, cluster={}).value
     parts = [hardware("64x8", gpu=gpu, seed=seed) for seed in SEEDS]
     rates = [part.rate(rank, quantity) for part in parts for rank in range(512)]
     assert spread_of(spread(min(rates), 10)).low > limit
     losses = [found[quantity] for found in LOSSES.values() if quantity in found]
-    for loss in losses if quantity != "train" else ():
+    for loss in losses if quantity not in LOW_FLOORS else ():
         assert spread_of(spread(max(rates) * loss, 10)).high < limit
 
 
@@ -84,6 +88,23 @@ def test_no_healthy_part_is_a_straggler(quantity: str, shape: str, gpu: str) -> 
             found = compare(siblings, Healthy(**entry.recipe), limit_percent=limit_percent)
             named = [rank for rank, one in found.items() if one.shortfall.is_named(limit_percent)]
             assert named == ([1] if faults else []), seed
+            assert {one.doubt for one in found.values()} == {None}, seed
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 16, 64])
+@pytest.mark.parametrize("quantity", HOSTS)
+def test_no_healthy_host_is_slow(quantity: str, nodes: int) -> None:
+    """By the packaged tolerances. A bad host is named, and alone."""
+    thresholds = load(None)
+    entry = thresholds.criteria(thresholds.profiles["h200-sxm"])[f"slow_host[{quantity}]"]
+    limit_percent = entry.limit(gpus=8, cluster={}).value
+    for seed in SEEDS:
+        for faults in ([], [f"node1:{HOSTS[quantity]}"]):
+            parts = hardware(f"{nodes}x8", *faults, gpu="h200-sxm", seed=seed)
+            rates = {node: parts.rate(8 * node, JUDGED[quantity]) for node in range(nodes)}
+            siblings = Siblings(rates=rates, models=dict.fromkeys(rates, "host"), hosts={node: node for node in rates})
+            found = compare(siblings, Healthy(**entry.recipe), limit_percent=limit_percent)
+            assert [node for node, one in found.items() if one.shortfall.is_named(limit_percent)] == ([1] if faults else [])
             assert {one.doubt for one in found.values()} == {None}, seed
 
 

@@ -33,6 +33,8 @@ ASKED: dict[str, dict[str, Any]] = {
     "measurements.health:gpu_counters": {},
     "measurements.health:gpu_state": {},
     "measurements.host_link:host_link": {"size_bytes": 1 << 29, "iterations": 10, "warmup": 2},
+    "measurements.host_memory:host_memory": {"size_bytes": 6 << 30, "repeats": 5},
+    "measurements.launch:launch_latency": {"launches": 2000, "repeats": 5},
     "measurements.nics:nic_paths": {},
     "measurements.nics:nic_state": {},
     "measurements.shared_paths:clear_path": {"path": "/mnt", "run": "0"},

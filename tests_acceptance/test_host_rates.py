@@ -1,0 +1,83 @@
+"""Rates of each host: memory, local scratch, launches; and hosts beside each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_gpucluster import MeasurementError
+from pytest_gpucluster.judging.disagreement import Healthy, Siblings, compare
+from pytest_gpucluster.judging.outliers import FEWEST_SIBLINGS
+from pytest_gpucluster.measurements.file_rates import file_rates
+from pytest_gpucluster.measurements.host_memory import host_memory
+from pytest_gpucluster.measurements.launch import launch_latency
+
+pytestmark = pytest.mark.platform
+
+
+@pytest.fixture(scope="session")
+def memory(cluster, recipe, compared_places):
+    """The triad on each NUMA node of every host."""
+    return cluster.run(host_memory, per="host", places=compared_places, **recipe("host_memory"))
+
+
+@pytest.fixture(scope="session")
+def scratch(cluster, recipe, compared_places):
+    """Large files in the folder for temporary files of each host, on all hosts at once: each has a disk of its own."""
+    return cluster.run(file_rates, per="host", places=compared_places, **recipe("scratch_write"))
+
+
+@pytest.fixture(scope="session")
+def launches(cluster, recipe):
+    """Kernels launched on every GPU, one GPU of a node at a time."""
+    return cluster.run(launch_latency, per="gpu", **recipe("launch_latency"))
+
+
+def test_host_memory(memory, node, criterion):
+    """The slowest NUMA node of the host."""
+    found = memory[node]
+    nodes = ", ".join(map(str, found.not_measured))
+    remark = f"NUMA node {nodes} was not measured: this rank may run on CPUs {found.cpus_allowed} only" if nodes else None
+    criterion.require(memory.repeated(node, "triad_gb_s", "repeats_gb_s"), evidence=found.evidence, remark=remark)
+
+
+def test_scratch_write(scratch, node, criterion):
+    """Files are written and flushed."""
+    criterion.require(scratch[node].write_gb_s, evidence=scratch[node].evidence)
+
+
+def test_scratch_read(scratch, node, criterion):
+    """The same files, read again."""
+    criterion.require(scratch[node].read_gb_s, evidence=scratch[node].evidence)
+
+
+def test_launch_latency(launches, place, criterion):
+    """One launch of many in a row."""
+    found = launches[place]
+    criterion.require(launches.repeated(place, "launch_us", "repeats_us"), evidence={"round trip us": found.round_trip_us})
+
+
+COMPARED = {
+    "host_memory": ("memory", "triad_gb_s"),
+    "scratch_write": ("scratch", "write_gb_s"),
+    "scratch_read": ("scratch", "read_gb_s"),
+}
+"""The fixture and the field that hold a quantity."""
+
+
+@pytest.fixture
+def siblings(request, quantity):
+    """The values of every host, whichever are selected: see ``compared_places``."""
+    return request.getfixturevalue(COMPARED[quantity][0])
+
+
+@pytest.mark.parametrize("quantity", COMPARED)
+def test_slow_host(quantity, siblings, node, recipe, criterion):
+    """The host lies no further below the median of the others than the limit, or than their own spread explains."""
+    own, field = siblings[node], COMPARED[quantity][1]
+    rates = {one: getattr(siblings[one], field) for one in siblings if one not in siblings.errors}
+    alike = Siblings(rates=rates, models=dict.fromkeys(rates, "host"), hosts={one: one.node for one in rates})
+    healthy = Healthy(**recipe(f"slow_host[{quantity}]"))
+    compared = compare(alike, healthy, limit_percent=criterion.limit.value).get(node)
+    if compared is None or compared.shortfall.siblings < FEWEST_SIBLINGS:
+        raise MeasurementError(f"{node.label}: of the other hosts {len(rates) - 1} could be measured, too few to compare")
+    criterion.require(compared, evidence={"own": rates[node], **compared.evidence, **own.evidence})
