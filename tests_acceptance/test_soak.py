@@ -8,13 +8,16 @@ from collections import Counter
 
 import pytest
 
+from pytest_gpucluster import MeasurementError
 from pytest_gpucluster.cluster.soak import Seen, Work
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.agreement import only_itself, suspicions_in_round
 from pytest_gpucluster.judging.criterion import Parts
+from pytest_gpucluster.judging.gpu_growth import Growth, gpu_growth, nvlink_growth, together
 from pytest_gpucluster.judging.nic_errors import Readings, compare, read_limits
 from pytest_gpucluster.measurements.digest import digests
 from pytest_gpucluster.measurements.hbm_pattern import hbm_pattern
+from pytest_gpucluster.measurements.health import gpu_counters
 from pytest_gpucluster.measurements.nics import nic_state
 from pytest_gpucluster.measurements.sustained import sustained
 from tests_acceptance.conftest import Snapshot, snapshot
@@ -85,12 +88,37 @@ def links_lost(taken, compared, results):
     return seen
 
 
+def errors_counted(taken, limits, has_peers, results):
+    """What each GPU counted since the snapshot before. ``taken`` keeps the latest one alone, ``limits`` are the recipe's."""
+    before, now = taken.pop(), Snapshot(results, time.monotonic())
+    taken.append(now)
+    seen = {}
+    for place, last in measured(results).items():
+        first = before.results.errors.get(place) or before.results[place]
+        growth = counted_between(first, last, now.at_s - before.at_s, limits, has_peers)
+        evidence = {"counted": growth.facts, "within": growth.within}
+        seen[place] = Seen(value=growth.over, evidence=evidence, unknown="; ".join(growth.unknown) or None)
+    return seen
+
+
+def counted_between(first, last, seconds, limits, has_peers):
+    """What one GPU counted; nothing is known where the first reading is an error. One GPU has no NVLinks to others."""
+    if isinstance(first, MeasurementError):
+        return Growth(unknown=(str(first),))
+    growth = gpu_growth(first, last, seconds=seconds, replays_per_min=limits["replays_per_min"])
+    links = nvlink_growth(first, last, seconds=seconds, crc_per_s=limits["crc_per_s"]) if has_peers else Growth()
+    return together([growth, links])
+
+
 MEASURE = {
     "bf16_soak": sustained,
     "silent_corruption_soak": digests,
     "hbm_pattern_soak": hbm_pattern,
     "nic_flaps_soak": nic_state,
+    "gpu_errors_soak": gpu_counters,
 }
+JUDGED_BY = ("gpu_errors_soak",)
+"""Whose recipe judges; the measurement takes none."""
 FLAPS = read_limits({"link_downed": {"total": 0}, "carrier_changes": {"total": 0}})
 
 
@@ -106,9 +134,13 @@ def soaked(cluster, recipe, soak):
         taken = [snapshot(cluster, nic_state, per="host", places=cluster.places)]
         compared = functools.partial(compare, fabric=cluster.promised.fabric, limits=FLAPS)
         works["nic_flaps_soak"] = Work(read=functools.partial(links_lost, taken, compared), keep="total")
+    if soak.is_wanted("gpu_errors_soak"):
+        read = [snapshot(cluster, gpu_counters, per="gpu", deadline_s=60)]
+        judged = functools.partial(errors_counted, read, recipe("gpu_errors_soak"), cluster.promised.gpus_per_node > 1)
+        works["gpu_errors_soak"] = Work(read=judged, keep="total")
     for turn in soak.rounds(works):
         other_words = {"first_pass": turn.round} if turn.criterion == "hbm_pattern_soak" else {}
-        arguments = {**recipe(turn.criterion), **other_words}
+        arguments = {} if turn.criterion in JUDGED_BY else {**recipe(turn.criterion), **other_words}
         per = "gpu" if turn.places[0].gpu is not None else "host"
         turn.keep(cluster.run(MEASURE[turn.criterion], per=per, places=turn.places, **arguments))
     return soak
@@ -130,6 +162,12 @@ def test_silent_corruption_soak(soaked, place, criterion):
 def test_hbm_pattern_soak(soaked, place, criterion):
     """Not one wrong word in any round."""
     soaked["hbm_pattern_soak", place].judge(criterion)
+
+
+@pytest.mark.health
+def test_gpu_errors_soak(soaked, place, criterion):
+    """The GPU counts no error in any round that a healthy one does not count."""
+    soaked["gpu_errors_soak", place].judge(criterion)
 
 
 @pytest.mark.fabric

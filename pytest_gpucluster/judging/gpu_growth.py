@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.inventory.reading import NotAvailable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from pytest_gpucluster.inventory.gpu_counters import GpuCounters, LinkCounters
 
 MINUTE_S = 60.0
+TEXTS = ("facts", "within", "unknown")
 EVENTS = ("replays", "recoveries")
 """Counters of an NVLink whose every growth counts."""
 RATES = ("crc_flits", "crc_data")
@@ -21,11 +24,11 @@ RATES = ("crc_flits", "crc_data")
 
 
 @dataclass(frozen=True, slots=True)
-class LinkGrowth:
-    """What happened on the NVLinks of one GPU between two readings.
+class Growth:
+    """What one GPU counted on its links, and in its memory, between two readings.
 
     Attributes:
-        over: growth of replays and recoveries, and one for each rate that reaches its limit.
+        over: growth of counters that may not grow, and one for each rate beyond its limit.
         facts: what is beyond its limit.
         within: rates within their limit.
         unknown: why nothing can be said of some counters.
@@ -53,19 +56,48 @@ def per_minute(growth: int, seconds: float) -> float:
     return growth / max(1.0, seconds / MINUTE_S)
 
 
-def nvlink_growth(first: GpuCounters, last: GpuCounters, *, seconds: float, crc_per_s: float) -> LinkGrowth:
+def nvlink_growth(first: GpuCounters, last: GpuCounters, *, seconds: float, crc_per_s: float) -> Growth:
     """What happened on a GPU's NVLinks in ``seconds``; ``crc_per_s``: from so many CRC errors a second on, a GPU is faulty."""
     if isinstance(first.nvlinks, NotAvailable) or isinstance(last.nvlinks, NotAvailable):
         why = first.nvlinks if isinstance(first.nvlinks, NotAvailable) else last.nvlinks
-        return LinkGrowth(unknown=(f"the NVLinks are {why}",))
+        return Growth(unknown=(f"the NVLinks are {why}",))
     if seconds <= 0:
-        return LinkGrowth(unknown=("no time passed between the two readings",))
+        return Growth(unknown=("no time passed between the two readings",))
     after = {one.link: one for one in last.nvlinks}
     found = _Found()
     for before in first.nvlinks:
         _compare(before, after.pop(before.link, None), found)
     found.unknown += [f"link {link} came during the run" for link in after]
     return found.judged(seconds, crc_per_s)
+
+
+def gpu_growth(first: GpuCounters, last: GpuCounters, *, seconds: float, replays_per_min: float) -> Growth:
+    """What a GPU's memory and its PCIe link counted in ``seconds``; more PCIe replays a minute than that count as one."""
+    over = 0
+    facts: list[str] = []
+    within: list[str] = []
+    unknown: list[str] = []
+    errors = grown(first.ecc_uncorrected, last.ecc_uncorrected)
+    if isinstance(errors, NotAvailable):
+        unknown.append(f"uncorrected memory errors: {errors.why}")
+    elif errors:
+        over += errors
+        facts.append(f"uncorrected memory errors +{errors}")
+    replays = grown(first.pcie_replays, last.pcie_replays)
+    if isinstance(replays, NotAvailable):
+        unknown.append(f"PCIe replays: {replays.why}")
+    elif replays:
+        rate = per_minute(replays, seconds)
+        over += rate > replays_per_min
+        (facts if rate > replays_per_min else within).append(f"PCIe replays +{replays}, {rate:.4g} a minute")
+    return Growth(over, tuple(facts), tuple(within), tuple(unknown))
+
+
+def together(growths: Iterable[Growth]) -> Growth:
+    """Several kinds of growth as one."""
+    found = list(growths)
+    facts, within, unknown = (tuple(text for one in found for text in getattr(one, name)) for name in TEXTS)
+    return Growth(sum(one.over for one in found), facts, within, unknown)
 
 
 @dataclass(slots=True)
@@ -77,7 +109,7 @@ class _Found:
     rates: dict[str, dict[int, int]] = field(default_factory=lambda: {counter: {} for counter in RATES})
     unknown: list[str] = field(default_factory=list)
 
-    def judged(self, seconds: float, crc_per_s: float) -> LinkGrowth:
+    def judged(self, seconds: float, crc_per_s: float) -> Growth:
         """With the rates of the whole GPU beside their limit."""
         within = []
         over, facts = self.over, [*self.facts]
@@ -91,7 +123,7 @@ class _Found:
                 facts.append(f"{text}, most on link {most} (+{by_link[most]})")
             elif total:
                 within.append(text)
-        return LinkGrowth(over=over, facts=tuple(facts), within=tuple(within), unknown=tuple(self.unknown))
+        return Growth(over=over, facts=tuple(facts), within=tuple(within), unknown=tuple(self.unknown))
 
 
 def _compare(first: LinkCounters, last: LinkCounters | None, found: _Found) -> None:

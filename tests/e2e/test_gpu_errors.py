@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import textwrap
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
 JUDGED = ("ecc_growth", "pcie_replays", "nvlink_errors")
+SOAK = "gpu_errors_soak"
 FIRST = "gpu_count"
 """Judged before ``test_between``, so the run has begun by then, as in a whole suite."""
 LOST = {"node0-gpu1": "error"}
@@ -41,27 +43,34 @@ def limits() -> dict[str, Any]:
     return {
         "schema": 1,
         "profiles": {"h200-sxm": {"gpu": "h200-sxm", "accept_at": "quick"}},
-        "criteria": {key: {**packaged[key], "profiles": {}} for key in (FIRST, *JUDGED)},
+        "criteria": {key: {**packaged[key], "profiles": {}} for key in (FIRST, *JUDGED, SOAK)},
     }
 
 
-def run(folder: Path, library: Path, *, begin: str = BEGIN, between: str) -> FinishedRun:
-    """The criteria on the GPUs of ``begin``; a test of the run replaces lines of the scenario by those of ``between``."""
+def run(folder: Path, library: Path, *, begin: str = BEGIN, between: str, soaks: bool = False) -> FinishedRun:
+    """The criteria on the GPUs of ``begin``; a test of the run replaces lines of the scenario by those of ``between``.
+
+    In a run that soaks, which takes 6 s, the lines are replaced 3 s after that test.
+    """
     (folder / "limits.yaml").write_text(json.dumps(limits()), encoding="utf-8")
     kept = [line for line in begin.splitlines() if line.split()[0] not in {new.split()[0] for new in between.splitlines()}]
     (folder / "test_between.py").write_text(
         textwrap.dedent(f"""\
             import os
+            import threading
             from tests.support.nvml_simulator import plant
 
             def test_between():
-                plant(os.environ, {chr(10).join([between, *kept])!r})
+                planting = threading.Timer({3 if soaks else 0}, plant, (os.environ, {chr(10).join([between, *kept])!r}))
+                planting.start()
+                {"" if soaks else "planting.join()"}
             """),
         encoding="utf-8",
     )
-    names = " or ".join((FIRST, *JUDGED, "between"))
-    chosen = (f"{ACCEPTANCE}/test_health.py", "test_between.py", "-k", names)
-    options = ("--gpucluster-thresholds=limits.yaml", "--gpucluster-gate", "--junitxml=junit.xml")
+    names = " or ".join((FIRST, *JUDGED, "between", SOAK))
+    chosen = (f"{ACCEPTANCE}/test_health.py", f"{ACCEPTANCE}/test_soak.py", "test_between.py", "-k", names)
+    level = ("--gpucluster-level=soak:6s",) if soaks else ()
+    options = (*level, "--gpucluster-thresholds=limits.yaml", "--gpucluster-gate", "--junitxml=junit.xml")
     variables = {**environment(measured=True), **with_gpus(library, begin), "PYTHONPATH": python_path(PLANTS)}
     launch = Launch(command=[*PYTEST, *chosen, *options], cwd=folder, environment=variables, name="node0").start()
     try:
@@ -113,8 +122,32 @@ def test_one_gpu(tmp_path: Path, library: Path, between: str, bad: dict[str, Any
     """The right criterion is not green, at the right place, and nothing else is."""
     ran = run(tmp_path, library, between=between)
     assert outcomes(ran) == bad, ran.stdout
-    assert said in ran.stdout
+    assert said in " ".join(ran.stdout.split())  # long lines are wrapped
     assert ran.results["verdict"] != "ACCEPTED"
+
+
+@pytest.mark.parametrize(
+    ("between", "outcome", "said"),
+    [
+        ("1.ecc.cor.vol 9\n1.pcie.replay 41\n1.nvlink.4.crc_data 9", "passed", None),
+        ("1.ecc.unc.vol 3", "failed", "uncorrected memory errors +1"),
+        ("1.pcie.replay 49", "failed", "PCIe replays +9"),
+        ("1.nvlink.4.recovery 4", "failed", "link 4 recoveries +1"),
+        ("1.pcie.replay 0", "error", "PCIe replays: the counter was reset"),
+        ("1.err 15", "error", "GPU is lost"),
+    ],
+)
+def test_one_gpu_in_a_soak(tmp_path: Path, library: Path, between: str, outcome: str, said: str | None) -> None:
+    """The right GPU is not green, and its round is told; the other GPU is green."""
+    ran = run(tmp_path, library, between=between, soaks=True)
+    assert ran.outcomes(SOAK) == {"node0-gpu0": "passed", "node0-gpu1": outcome}, ran.stdout
+    row = ran.row(SOAK, "node0-gpu1")
+    if outcome == "failed":
+        assert row["evidence"]["worst in round"] > 1
+        assert said in str(row["evidence"]["counted"])
+    if outcome == "error":
+        assert re.search(r"in round ([2-9]|\d\d+) of the soak", row["reason"])
+        assert said in row["reason"]
 
 
 def test_one_gpu_has_no_links_to_others(tmp_path: Path, library: Path) -> None:
@@ -122,3 +155,9 @@ def test_one_gpu_has_no_links_to_others(tmp_path: Path, library: Path) -> None:
     ran = run(tmp_path, library, begin="count 1\nerr.nvmlDeviceGetNvLinkState 3\n", between="0.pcie.replay 1")
     assert ran.outcomes("nvlink_errors") == {"node0": "skipped"}, ran.stdout
     assert ran.results["verdict"] == "ACCEPTED"
+
+
+def test_one_gpu_in_a_soak_has_no_links(tmp_path: Path, library: Path) -> None:
+    """The soak judges the rest of its counters."""
+    ran = run(tmp_path, library, begin="count 1\nerr.nvmlDeviceGetNvLinkState 3\n", between="0.pcie.replay 1", soaks=True)
+    assert ran.outcomes(SOAK) == {"node0-gpu0": "passed"}, ran.stdout

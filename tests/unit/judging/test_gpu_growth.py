@@ -9,9 +9,14 @@ import pytest
 
 from pytest_gpucluster.inventory.gpu_counters import GpuCounters, LinkCounters
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.judging.gpu_growth import LinkGrowth, grown, nvlink_growth, per_minute
+from pytest_gpucluster.judging.gpu_growth import Growth, gpu_growth, grown, nvlink_growth, per_minute, together
 
 REFUSED = NotAvailable("Not Supported")
+
+
+def of_gpu(*, ecc: Any = 7, replays: Any = 40) -> GpuCounters:
+    """A GPU with these counters of its memory and its PCIe link."""
+    return replace(counters(), ecc_uncorrected=ecc, pcie_replays=replays)
 
 
 def counters(*, nvlinks: Any = None, **of_link_4: Any) -> GpuCounters:
@@ -22,7 +27,7 @@ def counters(*, nvlinks: Any = None, **of_link_4: Any) -> GpuCounters:
     return GpuCounters(ecc_uncorrected=0, ecc_corrected=0, pcie_replays=0, nvlinks=links if nvlinks is None else nvlinks)
 
 
-def grow(last: GpuCounters, *, seconds: float = 100.0) -> LinkGrowth:
+def grow(last: GpuCounters, *, seconds: float = 100.0) -> Growth:
     """What happened since the healthy reading."""
     return nvlink_growth(counters(), last, seconds=seconds, crc_per_s=100)
 
@@ -56,7 +61,7 @@ def test_rate_a_minute(growth: int, seconds: float, rate: float) -> None:
 
 def test_links_that_count_nothing_are_healthy() -> None:
     """Whatever the counters stood at before."""
-    assert grow(counters()) == LinkGrowth()
+    assert grow(counters()) == Growth()
 
 
 @pytest.mark.parametrize(("counter", "growth"), [("replays", 1), ("recoveries", 1), ("recoveries", 7)])
@@ -104,3 +109,33 @@ def test_links_that_come_go_or_are_refused_are_unknown() -> None:
     assert grow(counters(nvlinks=REFUSED)).unknown == ("the NVLinks are not available: Not Supported",)
     assert nvlink_growth(counters(nvlinks=REFUSED), counters(), seconds=1.0, crc_per_s=100).unknown
     assert grow(counters(), seconds=0.0).unknown == ("no time passed between the two readings",)
+
+
+@pytest.mark.parametrize(
+    ("last", "seconds", "growth"),
+    [
+        (of_gpu(), 60.0, Growth()),
+        (of_gpu(ecc=9), 60.0, Growth(2, ("uncorrected memory errors +2",))),
+        (of_gpu(replays=48), 5.0, Growth(within=("PCIe replays +8, 8 a minute",))),
+        (of_gpu(replays=49), 5.0, Growth(1, ("PCIe replays +9, 9 a minute",))),
+        (of_gpu(replays=49), 120.0, Growth(within=("PCIe replays +9, 4.5 a minute",))),
+        (of_gpu(ecc=REFUSED), 60.0, Growth(unknown=("uncorrected memory errors: Not Supported",))),
+        (of_gpu(replays=REFUSED), 60.0, Growth(unknown=("PCIe replays: Not Supported",))),
+    ],
+)
+def test_growth_of_memory_and_pcie(last: GpuCounters, seconds: float, growth: Growth) -> None:
+    """Each counter by its own limit; a refused one is not known."""
+    assert gpu_growth(of_gpu(), last, seconds=seconds, replays_per_min=8) == growth
+
+
+def test_reset_counters_are_not_known() -> None:
+    """Both at once."""
+    found = gpu_growth(of_gpu(), of_gpu(ecc=0, replays=0), seconds=60.0, replays_per_min=8)
+    assert (found.over, len(found.unknown)) == (0, 2)
+    assert all("was reset during the run" in why for why in found.unknown)
+
+
+def test_growth_together() -> None:
+    """Sums and lists, in order."""
+    one, two = Growth(1, ("a",), ("b",), ("c",)), Growth(2, ("d",))
+    assert together([one, two]) == Growth(3, ("a", "d"), ("b",), ("c",))
