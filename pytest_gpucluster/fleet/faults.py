@@ -14,13 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FaultKind: TypeAlias = Literal[
-    "absent", "busy", "cable", "corrupt", "dead", "dimm", "disk", "ecc", "hbm", "hung", "late", "lost", "nvls", "pattern",
-    "pcie", "shared", "slow", "sockets", "throttled", "versions",
+    "absent", "busy", "cable", "clock", "corrupt", "dead", "dimm", "disk", "ecc", "hbm", "hung", "late", "lost", "nvls",
+    "odd", "pattern", "pcie", "shared", "slow", "sockets", "throttled", "versions",
 ]  # fmt: skip
 FAULTS: Mapping[FaultKind, str] = {
     "absent": "never joins",
     "busy": "another program holds its memory",
     "cable": "one port of the node's NICs has no link",
+    "clock": "the node's clock is late",
     "corrupt": "computes wrong bits",
     "dead": "its worker dies under lasting load",
     "dimm": "memory modules of the node are missing",
@@ -31,6 +32,7 @@ FAULTS: Mapping[FaultKind, str] = {
     "late": "joins and answers late, and is healthy",
     "lost": "the node is gone from the test under lasting load on",
     "nvls": "the all-reduce of the node runs without NVLink SHARP",
+    "odd": "the node has another kernel",
     "pattern": "loses bits of its memory",
     "pcie": "its link to the host came up at half its rate",
     "shared": "its rank uses the GPU of a neighbour, so that two ranks claim that one",
@@ -39,7 +41,7 @@ FAULTS: Mapping[FaultKind, str] = {
     "throttled": "is slowed by heat under lasting load",
     "versions": "the node has another torch and another driver",
 }
-NODES_ONLY = ("cable", "dimm", "disk", "lost", "nvls", "sockets", "versions")
+NODES_ONLY = ("cable", "clock", "dimm", "disk", "lost", "nvls", "odd", "sockets", "versions")
 GPUS_ONLY = ("shared",)
 PART = re.compile(r"node(\d{1,6})(?:-gpu(\d{1,3}))?", re.ASCII)
 FORM = "say PART:FAULT, for example node3-gpu5:slow or node7:absent"

@@ -1,7 +1,8 @@
-"""What a host of a simulated fleet answers of its memory, file systems and launches: all of them healthy. Pure."""
+"""What a host of a simulated fleet answers of itself: its facts, clock, memory, file systems and launches."""
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.fleet.asked import made
@@ -14,6 +15,26 @@ UPDATES = 10
 SHARED_GB_S = 12.0
 SMALL_FILES_S = 4000.0
 LAUNCH_US = 5.0
+LATE_S = 2.5
+"""By so much a clock is late where that is planted."""
+
+
+def host_state(asked: Asked) -> Any:
+    """Two sockets, set as they should be; another kernel and less memory where that is planted."""
+    odd = asked.has("odd")
+    facts = made(
+        "inventory.host:HostFacts",
+        kernel="6.5.0-simulated" if odd else "6.8.0-simulated", operating_system="simulated", cpu_model="simulated",
+        sockets=2, cores=112, cpus=224, smt=True, governors=["performance"], idle_states=["POLL", "C1"], numa_nodes=2,
+        numa_balancing=False, iommu="identity", memory_gib=1511.0 if asked.has("dimm") else 2015.0, huge_pages=0,
+        transparent_huge_pages="madvise", memlock="unlimited", nofile=1048576, shm_gib=1007.0, mlx5_driver="simulated",
+    )  # fmt: skip
+    return made("measurements.host:HostState", facts=facts, versions={"driver": "simulated"}, variables={})
+
+
+def host_clock(asked: Asked) -> Any:
+    """This machine's clock, or one that is late where that is planted."""
+    return made("measurements.host:HostClock", shown_s=time.time() - LATE_S * asked.has("clock"))
 
 
 def leave_mark(asked: Asked) -> Any:

@@ -33,6 +33,8 @@ ANSWERS: Mapping[str, Callable[[Asked], Any]] = {
     "measurements.health:clocks_under_load": gpu_answers.clocks_under_load,
     "measurements.health:gpu_counters": gpu_answers.gpu_counters,
     "measurements.health:gpu_state": gpu_answers.gpu_state,
+    "measurements.host:host_clock": host_answers.host_clock,
+    "measurements.host:host_state": host_answers.host_state,
     "measurements.host_link:host_link": gpu_answers.host_link,
     "measurements.host_memory:host_memory": host_answers.host_memory,
     "measurements.launch:launch_latency": host_answers.launch_latency,

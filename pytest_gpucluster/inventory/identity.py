@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 READ = ("NCCL_", "TORCH_NCCL_", "CUDA_", "CUBLAS_", "OMP_NUM_THREADS", "PYTORCH_", "UCX_", "GLOO_")
-NOT_READ = ("NCCL_DEBUG", "CUDA_VISIBLE_DEVICES")
+NOT_READ = ("NCCL_DEBUG", "NCCL_RAS_ADDR", "CUDA_VISIBLE_DEVICES")
 """Beginnings of names of variables. What ``CUDA_VISIBLE_DEVICES`` does is read by :func:`read_hidden`."""
 VERSIONED = ("pytest-gpucluster", "torch", "pytest")
 

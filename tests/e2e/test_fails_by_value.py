@@ -43,6 +43,10 @@ CORRUPT = {
     "host_to_device_all": in_rehearsal(above=1e6),
     "device_to_host_all": in_rehearsal(above=1e6),
     **{key: in_rehearsal(above=1e6) for key in ("host_memory", "scratch_write", "scratch_read")},
+    "host_limits": in_rehearsal(recipe={"nofile": 1 << 40}),
+    "drift": {"recipe": {"demanded": {"kernel": "0.*", "torch": ">= 1.0"}}},
+    "drift_coverage": in_rehearsal(min=1000),
+    "environment_hints": {"severity": "required"},
     "launch_latency": in_rehearsal(below=1e-6, skip=None),
 }
 NEEDS_FP8 = pytest.mark.skipif(
@@ -78,7 +82,8 @@ def corrupt(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
     """Flipped bits in memory and in a result of rank 1, and limits that no link and no CPU reaches."""
     folder = tmp_path_factory.mktemp("corrupt")
     limits = write_limits(folder / "corrupt.yaml", CORRUPT)
-    return run_pytest(folder, ACCEPTANCE, limits, "-k", " or ".join(CORRUPT))
+    variables = {"NCCL_ALGO": "Ring"}
+    return run_pytest(folder, ACCEPTANCE, limits, "-k", " or ".join(CORRUPT), variables=variables)
 
 
 @pytest.fixture(scope="module")
@@ -263,12 +268,28 @@ def test_corruption_and_slow_links(corrupt: FinishedRun, criterion: str, outcome
 
 @pytest.mark.parametrize(
     ("criterion", "told"),
-    [("host_memory", "CPUs allowed"), ("scratch_write", "page cache defeated by"), ("scratch_read", "page cache defeated by")],
+    [
+        ("host_memory", "CPUs allowed"),
+        ("scratch_write", "page cache defeated by"),
+        ("scratch_read", "page cache defeated by"),
+        ("host_limits", "files, and 1099511627776 are needed"),
+        ("environment_hints", "NCCL_ALGO=Ring: forbids NVLink SHARP"),
+        ("drift", "demanded is 0.*"),
+    ],
 )
-def test_slow_host(corrupt: FinishedRun, criterion: str, told: str) -> None:
-    """A rate of the host fails at the node, once, and says how it was measured."""
+def test_bad_host(corrupt: FinishedRun, criterion: str, told: str) -> None:
+    """A rate, a limit or a setting of the host fails at the node, once, and says how or what it is."""
     assert corrupt.outcomes(criterion) == {"node0": "failed"}
     assert told in corrupt.case(f"test_{criterion}[node0]").text
+
+
+def test_too_few_facts_to_compare(corrupt: FinishedRun) -> None:
+    """Fails as a whole, with the table of what there was."""
+    row = corrupt.row("drift_coverage")
+    assert row["outcome"] == "failed"
+    names = {fact["name"] for fact in row["evidence"]["facts"]}
+    assert {"kernel", "torch", "CPU cores", "variable NCCL_ALGO"} <= names
+    assert row["value"] <= len(names)
 
 
 def test_a_gpu_fewer_than_promised_fails(tmp_path: Path) -> None:

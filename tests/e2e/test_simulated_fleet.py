@@ -55,7 +55,9 @@ BAD: dict[str, dict[str, dict[str, set[str]]]] = {
         "cluster": {"failed": {"training_scaling_cluster", "finetune_checks", "finetune_check[step_time_spread]"}},
     },
     "node3:cable": {"gpu-node-3": {"failed": {"nic_ports"}}},
-    "node3:dimm": {"gpu-node-3": {"advisory": {"slow_host[host_memory]"}}},
+    "node3:odd": {"gpu-node-3": {"failed": {"drift"}}},
+    "node3:clock": {"gpu-node-3": {"failed": {"clock_skew"}}},
+    "node3:dimm": {"gpu-node-3": {"failed": {"drift"}, "advisory": {"slow_host[host_memory]"}}},
     "node3:disk": {"gpu-node-3": {"advisory": {"slow_host[scratch_write]", "slow_host[scratch_read]"}}},
     "node3:nvls": {"gpu-node-3": {"failed": {"busbw[all_reduce]"}}},
     "node3:sockets": {
@@ -171,6 +173,22 @@ def test_what_cannot_be_simulated_is_wrong_usage(tmp_path: Path, arguments: tupl
     assert message in run.stdout
     assert "Traceback" not in run.stdout
     assert run.results == {}
+
+
+def test_three_of_64_nodes_drift(tmp_path: Path) -> None:
+    """Each is named, in its row, in the table and in one line; the others are alike."""
+    bad = ("node5:odd", "node17:odd", "node40:dimm")
+    run = simulate(tmp_path, "64x1", "-k", "drift", bad=bad)
+    failed = {row["place"]["id"]: row["evidence"]["found"] for row in run.results["criteria"] if row["outcome"] == "failed"}
+    kernel = "kernel: 6.5.0-simulated, 62 of 64 have 6.8.0-simulated"
+    memory = "memory GiB: 1511, 63 of 64 have 2015"
+    assert failed == {"node5": [kernel], "node17": [kernel], "node40": [memory]}
+    assert {one["place"]["id"] for one in run.results["culprits"] if one["kind"] == "host"} == {*failed}
+    table = {fact["name"]: fact for fact in run.row("drift_coverage")["evidence"]["facts"]}
+    assert [one["part"] for one in table["kernel"]["outliers"]] == ["node5", "node17"]
+    assert (table["NICs"]["usual"], table["NICs"]["alike"]) == ("8 MT4129", 64)
+    said = "facts compared over 64 nodes; 3 parts differ: node5 (kernel), node17 (kernel), node40 (memory GiB)"
+    assert said in " ".join(run.stdout.split())
 
 
 def test_every_fault_is_planted_here() -> None:
