@@ -44,7 +44,7 @@ CORRUPT = {
     "device_to_host_all": in_rehearsal(above=1e6),
     **{key: in_rehearsal(above=1e6) for key in ("host_memory", "scratch_write", "scratch_read")},
     "host_limits": in_rehearsal(recipe={"nofile": 1 << 40}),
-    "drift": {"recipe": {"demanded": {"kernel": "0.*", "torch": ">= 1.0"}}},
+    "drift": in_rehearsal(severity="required", recipe={"demanded": {"kernel": "0.*", "torch": ">= 1.0"}}),
     "drift_coverage": in_rehearsal(min=1000),
     "environment_hints": {"severity": "required"},
     "launch_latency": in_rehearsal(below=1e-6, skip=None),
