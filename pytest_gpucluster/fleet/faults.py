@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FaultKind: TypeAlias = Literal[
-    "absent", "busy", "cable", "clock", "corrupt", "dead", "dimm", "disk", "ecc", "hbm", "hung", "late", "lost", "nvls",
-    "odd", "pattern", "pcie", "shared", "slow", "sockets", "throttled", "versions",
+    "absent", "busy", "cable", "clock", "corrupt", "dead", "dimm", "disk", "ecc", "hbm", "hung", "late", "lost", "nvlink",
+    "nvls", "odd", "pattern", "pcie", "reset", "shared", "slow", "sockets", "throttled", "versions",
 ]  # fmt: skip
 FAULTS: Mapping[FaultKind, str] = {
     "absent": "never joins",
@@ -31,10 +31,12 @@ FAULTS: Mapping[FaultKind, str] = {
     "hung": "hangs in the memory test",
     "late": "joins and answers late, and is healthy",
     "lost": "the node is gone from the test under lasting load on",
+    "nvlink": "one of its NVLinks is down",
     "nvls": "the all-reduce of the node runs without NVLink SHARP",
     "odd": "the node has another kernel",
     "pattern": "loses bits of its memory",
     "pcie": "its link to the host came up at half its rate",
+    "reset": "asks to be reset",
     "shared": "its rank uses the GPU of a neighbour, so that two ranks claim that one",
     "slow": "computes 30 % slower at the same clock",
     "sockets": "the node speaks to others over sockets",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 KINDS = ("bf16", "fp8", "fp32", "attention", "softmax", "reduction")
+DEAD_LINK = 4
 NO_UUID = "00000000-0000-0000-0000-000000000000"
 OTHER_VERSION = "0.0.0+simulated"
 
@@ -59,10 +60,13 @@ def gpu_state(asked: Asked) -> Any:
     bad, half = asked.has("ecc"), asked.has("pcie")
     spec, gpu = asked.spec, asked.place[1]
     gen, speed = spec.pcie_gen, spec.nvlink_gb_s / spec.nvlink_links
-    links = [made("inventory.nvlinks:NvLink", link=link, is_up=True, speed_gb_s=speed) for link in range(spec.nvlink_links)]
+    links = [
+        made("inventory.nvlinks:NvLink", link=link, is_up=link != DEAD_LINK or not asked.has("nvlink"), speed_gb_s=speed)
+        for link in range(spec.nvlink_links)
+    ]
     repair = made(
         "inventory.gpu_repair:GpuRepair",
-        recovery_action="none",
+        recovery_action="gpu_reset" if asked.has("reset") else "none",
         channel_repair_pending=False,
         tpc_repair_pending=False,
         memory_unrepairable=False,
@@ -78,8 +82,8 @@ def gpu_state(asked: Asked) -> Any:
         pcie_gen=gen - half, pcie_gen_max=gen, pcie_width=asked.spec.pcie_width, pcie_width_max=asked.spec.pcie_width,
         pcie_replay_count=0, nvlinks=links, clocks_event_reasons=["gpu_idle"],
         sm_clock_mhz=345, temperature_c=34 + gpu, power_w=76.0, mig=False, persistence=True,
-        board_part_number="simulated", compute_mode="default", memory_temperature_c=40.0 + gpu, repair=repair,
-        nvlink_peer="switch", fabric=fabric,
+        board_part_number="simulated", module_id=gpu + 1, compute_mode="default", memory_temperature_c=40.0 + gpu,
+        repair=repair, nvlink_peer="switch", fabric=fabric,
     )  # fmt: skip
     count = asked.hardware.simulation.gpus_per_node
     return made(

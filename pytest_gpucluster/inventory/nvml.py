@@ -53,6 +53,7 @@ class GpuState:
     driver: str
     vbios: str | NotAvailable
     board_part_number: str | NotAvailable
+    module_id: int | NotAvailable
     memory_gib: float
     memory_used_gib: float
     ecc_enabled: bool | NotAvailable
@@ -275,6 +276,7 @@ def _identity(handle: Any) -> dict[str, Any]:
         "serial": optional(pynvml.nvmlDeviceGetSerial, handle, convert=text),
         "vbios": optional(pynvml.nvmlDeviceGetVbiosVersion, handle, convert=text),
         "board_part_number": optional(pynvml.nvmlDeviceGetBoardPartNumber, handle, convert=text),
+        "module_id": optional(pynvml.nvmlDeviceGetModuleId, handle),
         "mig": optional(pynvml.nvmlDeviceGetMigMode, handle, convert=lambda modes: bool(modes[0])),
         "persistence": optional(pynvml.nvmlDeviceGetPersistenceMode, handle, convert=bool),
         "compute_mode": optional(

@@ -26,6 +26,8 @@ PRODUCTS = ("bf16_tflops", "fp16_tflops", "fp8_tflops", "tf32_tflops", "fp32_tfl
 COMPARED = ("bf16_tflops", "bf16_sustained", "fp32_tflops", "bf16_at_clock")
 BAD: dict[str, dict[str, dict[str, set[str]]]] = {
     "node0-gpu0:late": {},
+    "node0-gpu2:nvlink": {"gpu-node-0": {"failed": {"nvlink_links"}}},
+    "node0-gpu3:reset": {"gpu-node-0 gpu 3": {"failed": {"recovery_action"}}},
     "node1-gpu0:hbm": {"gpu-node-1 gpu 0": {"failed": {"hbm_bandwidth", "straggler[hbm_bandwidth]"}}},
     "node1-gpu1:pattern": {"gpu-node-1 gpu 1": {"failed": {"hbm_pattern"}}},
     "node1-gpu2:ecc": {"gpu-node-1 gpu 2": {"failed": {"ecc_uncorrected", "remapped_rows"}}},

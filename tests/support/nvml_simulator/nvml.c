@@ -241,6 +241,7 @@ Return nvmlDeviceGetPciInfo_v3(Device device, Pci *pci)
 MODE(nvmlDeviceGetMigMode, "mig", 0)
 MODE(nvmlDeviceGetEccMode, "ecc", 1)
 GETTER(nvmlDeviceGetPersistenceMode, unsigned, "persistence", 1)
+GETTER(nvmlDeviceGetModuleId, unsigned, "module", device->index + 1)
 GETTER(nvmlDeviceGetComputeMode, unsigned, "compute.mode", 0)
 
 Return nvmlDeviceGetBoardPartNumber(Device device, char *part, unsigned size)

@@ -99,6 +99,7 @@ def test_healthy_node(simulator: Path) -> None:
         ("1.compute.mode 3", 1, "compute_mode", "exclusive_process"),
         ("1.compute.mode 7", 1, "compute_mode", "unknown_7"),
         ("4.part 692-2G520-0000-000", 4, "board_part_number", "692-2G520-0000-000"),
+        ("4.module 11", 4, "module_id", 11),
         ("4.temp.mem 95", 4, "memory_temperature_c", 95),
         ("6.nvlink.end 0", 6, "nvlink_peer", "gpu"),
         ("6.fabric.state 2", 6, "fabric", {**JOINED, "state": "in_progress"}),
@@ -418,7 +419,7 @@ READERS = (
     "nvmlDeviceGetPcieReplayCounter", "nvmlDeviceGetNvLinkState", "nvmlDeviceGetFieldValues",
     "nvmlDeviceGetCurrentClocksEventReasons",
     "nvmlDeviceGetClockInfo", "nvmlDeviceGetTemperature", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetBoardPartNumber",
-    "nvmlDeviceGetComputeMode", "nvmlDeviceGetRepairStatus", "nvmlDeviceGetUnrepairableMemoryFlag_v1",
+    "nvmlDeviceGetComputeMode", "nvmlDeviceGetModuleId", "nvmlDeviceGetRepairStatus", "nvmlDeviceGetUnrepairableMemoryFlag_v1",
     "nvmlDeviceGetSramEccErrorStatus", "nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetNvLinkRemoteDeviceType",
 )  # fmt: skip
 FATAL = (

@@ -6,6 +6,7 @@ or NVML's error code.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,8 @@ from pytest_gpucluster.inventory.gpu_fabric import GpuFabric
 from pytest_gpucluster.inventory.nvlinks import NvLink
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.gpu_growth import nvlink_growth
+from tests.support.nvml_simulator import build
+from tests.unit.inventory.test_nvml import survey
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -200,3 +203,32 @@ def test_healthy_links_are_within_the_limits(gpu: int) -> None:
     growth = nvlink_growth(first, last, seconds=10.0, crc_per_s=100)
     assert (growth.over, growth.facts, growth.unknown) == (0, (), ())
     assert growth.within[0].startswith("CRC errors of data +")
+
+
+ALONE = "err.nvmlDeviceGetNvLinkState 3\nerr.nvmlDeviceGetNvLinkRemoteDeviceType 3\nfabric.state 0\n"
+SCENARIOS = {
+    "h200x2": "count 2\n",
+    "h100x1": f"count 1\nname NVIDIA H100 80GB HBM3\nmem.total 85520809984\npart 695-2G520-0200-000\n{ALONE}",
+}
+VARIES = {
+    "uuid", "serial", "pci", "driver", "vbios", "module_id", "memory_used_gib", "clocks_event_reasons", "sm_clock_mhz",
+    "temperature_c", "memory_temperature_c", "power_w", "index", "cuda_index",
+}  # fmt: skip
+"""What differs between healthy GPUs of a model, or from one moment to the next."""
+
+
+@pytest.mark.parametrize(("driver", "moment"), MOMENTS)
+def test_simulated_gpu_answers_as_the_real_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: str, moment: dict[str, Any]
+) -> None:
+    """Every field that a healthy GPU of this model gives or refuses, with NVML's words; the others are of the same type."""
+    device = "h200x2" if moment["calls"]["nvmlDeviceGetName"] == "NVIDIA H200" else "h100x1"
+    simulated = survey(build(tmp_path), SCENARIOS[device])["gpus"][0]
+    replay(monkeypatch, driver, moment)
+    real = json.loads(json.dumps(dataclasses.asdict(nvml.read_gpu(0))))
+    assert {name: real[name] for name in real if name not in VARIES} == {
+        name: simulated[name] for name in simulated if name not in VARIES
+    }
+    assert {name: type(real[name]) for name in VARIES - {"cuda_index"}} == {
+        name: type(simulated[name]) for name in VARIES - {"cuda_index"}
+    }
