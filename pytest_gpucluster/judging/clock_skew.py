@@ -42,6 +42,10 @@ class Skew:
         """Whether the doubt leaves no question which side of the limit the skew is on."""
         return abs(self.skew_s - limit_s) > self.doubt_s
 
+    def is_within(self, limit_s: float) -> bool:
+        """Whether the skew is surely within the limit."""
+        return self.skew_s < limit_s and self.is_known(limit_s)
+
 
 def skews(looks: Mapping[str, Look]) -> dict[str, Skew]:
     """The skew of each host: from the median of all, or of two hosts from the other one. A single host has none."""

@@ -58,7 +58,10 @@ NEXT: Mapping[Part, str] = {
         "GPU; the evidence says which"
     ),
     "settings": "correct the setting that the evidence names",
-    "host": "look at the host: kernel log (oom-kill), memory and limits of the container, disk space, processes",
+    "host": (
+        "look at what the evidence names, then at the host: kernel log (oom-kill), memory and limits of the container, disk "
+        "space, processes"
+    ),
     "unknown": "run the health criteria there (-m health); kernel log (Xid, oom-kill)",
 }
 """What to do first, where nothing confirmed that a part is defective."""

@@ -80,6 +80,7 @@ def facts_of_gpus(node: str, states: Mapping[str, GpuState]) -> Iterator[Fact]:
 def facts_of_nics(node: str, nics: list[Nic] | NotAvailable) -> Iterator[Fact]:
     """The facts of the NICs of a node, among adapters of their type, and how many of each type the host has."""
     if isinstance(nics, NotAvailable):
+        yield Fact(kind="host", name="NICs", node=node, part=node, value=nics)
         return
     kinds = [str(nic.hca_type) for nic in nics]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted({*kinds}))

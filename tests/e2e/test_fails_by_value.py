@@ -283,6 +283,17 @@ def test_bad_host(corrupt: FinishedRun, criterion: str, told: str) -> None:
     assert told in corrupt.case(f"test_{criterion}[node0]").text
 
 
+def test_a_demanded_fact_that_nobody_knows(tmp_path: Path) -> None:
+    """Not measured, with the names that are known, and no traceback: a misspelt demand never passes."""
+    limits = write_limits(tmp_path / "misspelt.yaml", {"drift": in_rehearsal(recipe={"demanded": {"kernle": "6.*"}})})
+    ran = run_pytest(tmp_path, ACCEPTANCE, limits, "-k", "drift")
+    assert set(ran.outcomes("drift").values()) == {"error"}
+    said = " ".join(ran.stdout.split())
+    assert "nothing is known of kernle, which the recipe demands; known are " in said
+    assert "Traceback" not in said
+    assert "drift.py:" not in said
+
+
 def test_too_few_facts_to_compare(corrupt: FinishedRun) -> None:
     """Fails as a whole, with the table of what there was."""
     row = corrupt.row("drift_coverage")

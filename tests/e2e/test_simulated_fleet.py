@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import jsonschema
 import pytest
 
 from pytest_gpucluster.fleet.faults import FAULTS
 from pytest_gpucluster.reporting.rebuild import rebuild
+from pytest_gpucluster.reporting.results import SCHEMA_FILE
 from tests.support import reports
 from tests.support.launching import ACCEPTANCE
 from tests.support.runs import run_pytest
@@ -189,6 +192,7 @@ def test_three_of_64_nodes_drift(tmp_path: Path) -> None:
     table = {fact["name"]: fact for fact in run.row("drift_coverage")["evidence"]["facts"]}
     assert [one["part"] for one in table["kernel"]["outliers"]] == ["node5", "node17"]
     assert (table["NICs"]["usual"], table["NICs"]["alike"]) == ("8 MT4129", 64)
+    jsonschema.validate(run.results, json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
     said = "facts compared over 64 nodes; 3 parts differ: node5 (kernel), node17 (kernel), node40 (memory GiB)"
     assert said in " ".join(run.stdout.split())
 

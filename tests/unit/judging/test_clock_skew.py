@@ -47,7 +47,9 @@ def test_a_slow_question_tells_little() -> None:
 )
 def test_what_is_known(skew_s: float, doubt_s: float, known: bool) -> None:  # noqa: FBT001 -- the expected value
     """On which side of the limit the clock surely is."""
-    assert Skew(skew_s=skew_s, doubt_s=doubt_s).is_known(0.1) is known
+    skew = Skew(skew_s=skew_s, doubt_s=doubt_s)
+    assert skew.is_known(0.1) is known
+    assert skew.is_within(0.1) is (known and skew_s < 0.1)
 
 
 def test_a_clock_that_was_set_while_asking() -> None:

@@ -204,4 +204,12 @@ def test_facts_of_nics() -> None:
     assert of_node(rows, "node0") == ([], [])
     assert of_node(rows, "node1")[0] == ["node1 mlx5_1 NIC firmware: 28.39.2, 4 of 5 have 28.43.1"]
     assert of_node(rows, "node2")[0] == ["NICs: 1 MT4127, 1 MT4129, 2 of 3 have 1 MT4127, 2 MT4129"]
-    assert list(facts_of_nics("node0", HIDDEN)) == []
+
+
+def test_a_host_that_shows_no_nics() -> None:
+    """Where others show theirs, that host is not measured; where nobody does, there is nothing to compare."""
+    hosts = {"node0": [nic("mlx5_0")], "node1": HIDDEN, "node2": [nic("mlx5_0")]}
+    rows = compare([fact for node, nics in hosts.items() for fact in facts_of_nics(node, nics)], Asked())
+    assert [of_node(rows, node) for node in ("node0", "node2")] == [([], []), ([], [])]
+    assert of_node(rows, "node1") == ([], ["NICs: not available: Permission denied (/sys)"])
+    assert of_node(compare(facts_of_nics("node1", HIDDEN), Asked()), "node1") == ([], [])
