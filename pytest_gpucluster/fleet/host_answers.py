@@ -27,7 +27,8 @@ def host_state(asked: Asked) -> Any:
         kernel="6.5.0-simulated" if odd else "6.8.0-simulated", operating_system="simulated", cpu_model="simulated",
         sockets=2, cores=112, cpus=224, smt=True, governors=["performance"], idle_states=["POLL", "C1"], numa_nodes=2,
         numa_balancing=False, iommu="identity", memory_gib=1511.0 if asked.has("dimm") else 2015.0, huge_pages=0,
-        transparent_huge_pages="madvise", memlock="unlimited", nofile=1048576, shm_gib=1007.0, mlx5_driver="simulated",
+        transparent_huge_pages="madvise",
+        memlock="unlimited", ipc_lock=False, nofile=1048576, shm_gib=1007.0, mlx5_driver="simulated",
     )  # fmt: skip
     return made("measurements.host:HostState", facts=facts, versions={"driver": "simulated"}, variables={})
 

@@ -22,6 +22,7 @@ OS_RELEASE = Path("/etc/os-release")
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- read, never written
 GIB = 2**30
 UNLIMITED = "unlimited"
+_CAP_IPC_LOCK = 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +31,8 @@ class HostFacts:
 
     ``governors`` are those of all processors, each once; ``idle_states`` those that the first processor may enter.
     ``iommu`` is ``off``, or the kinds of its groups: ``DMA-FQ`` translates, ``identity`` does not. ``memlock`` and ``nofile``
-    are this process's soft limits, in bytes and files, or ``unlimited``.
+    are this process's soft limits, in bytes and files, or ``unlimited``; with ``ipc_lock`` (CAP_IPC_LOCK) the first does not
+    count.
     """
 
     kernel: str
@@ -49,6 +51,7 @@ class HostFacts:
     huge_pages: int | NotAvailable
     transparent_huge_pages: str | NotAvailable
     memlock: int | str
+    ipc_lock: bool | NotAvailable
     nofile: int | str
     shm_gib: float | NotAvailable
     mlx5_driver: str | NotAvailable
@@ -71,6 +74,7 @@ def read_host(*, proc: Path = PROC, sys: Path = SYS, os_release: Path = OS_RELEA
         huge_pages=_first_number(_field(proc / "meminfo", "HugePages_Total")),
         transparent_huge_pages=_chosen(sys / "kernel" / "mm" / "transparent_hugepage" / "enabled"),
         memlock=_limit(resource.RLIMIT_MEMLOCK),
+        ipc_lock=_may(_CAP_IPC_LOCK, proc),
         nofile=_limit(resource.RLIMIT_NOFILE),
         shm_gib=_size_gib(shm),
         mlx5_driver=read_text(sys / "module" / "mlx5_core" / "version"),
@@ -178,6 +182,17 @@ def _chosen(file: Path) -> str | NotAvailable:
 def _limit(kind: int) -> int | str:
     soft, _ = resource.getrlimit(kind)
     return UNLIMITED if soft == resource.RLIM_INFINITY else soft
+
+
+def _may(capability: int, proc: Path) -> bool | NotAvailable:
+    """Whether this process has a capability in effect."""
+    text = _field(proc / "self" / "status", "CapEff")
+    if isinstance(text, NotAvailable):
+        return text
+    try:
+        return bool(int(text, 16) >> capability & 1)
+    except ValueError:
+        return NotAvailable(f"{text[:80]!r} are no capabilities")
 
 
 def _size_gib(folder: Path) -> float | NotAvailable:

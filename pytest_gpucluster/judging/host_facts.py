@@ -31,6 +31,7 @@ OF_HOST: Mapping[str, str] = {
     "huge_pages": "huge pages",
     "transparent_huge_pages": "transparent huge pages",
     "memlock": "memlock limit",
+    "ipc_lock": "right to lock memory",
     "nofile": "open files limit",
     "shm_gib": "shared memory GiB",
     "mlx5_driver": "mlx5 driver",

@@ -47,7 +47,7 @@ def judge_limits(facts: HostFacts, least: Least, *, fabric: str) -> Found:
         size = f"{facts.shm_gib * 2**30 / MIB:.4g} MiB"
         found.wrong.append(f"shared memory has {size}, and {least.shm_gib:g} GiB are needed (docker run --shm-size)")
     locked = facts.memlock
-    if fabric in RDMA and locked != UNLIMITED and int(locked) < least.memlock_gib * 2**30:
+    if fabric in RDMA and facts.ipc_lock is not True and locked != UNLIMITED and int(locked) < least.memlock_gib * 2**30:
         found.wrong.append(f"{int(locked) // 1024} KiB may be locked in memory, and RDMA needs more (ulimit -l unlimited)")
     return found
 

@@ -48,6 +48,7 @@ def made(tmp_path: Path) -> dict[str, Path]:
         write(sys / "devices" / "system" / "node" / f"node{node}" / "cpulist", f"{node}\n")
     write(proc / "cpuinfo", CPUINFO)
     write(proc / "meminfo", MEMINFO)
+    write(proc / "self" / "status", "Name:\tpython\nCapEff:\t000001ffffffffff\n")
     write(proc / "sys" / "kernel" / "numa_balancing", "0\n")
     write(tmp_path / "os-release", 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 24.04.1 LTS"\n')
     return {"sys": sys, "proc": proc, "os_release": tmp_path / "os-release", "shm": tmp_path}
@@ -77,6 +78,7 @@ def test_a_whole_host(made: dict[str, Path], monkeypatch: pytest.MonkeyPatch) ->
         huge_pages=16,
         transparent_huge_pages="madvise",
         memlock="unlimited",
+        ipc_lock=True,
         nofile=1048576,
         shm_gib=found.shm_gib,
         mlx5_driver="24.10-0.7.0",
@@ -91,6 +93,7 @@ def test_a_whole_host(made: dict[str, Path], monkeypatch: pytest.MonkeyPatch) ->
         ("sys/devices/system/cpu/smt/active", "0", {"smt": False}),
         ("sys/kernel/iommu_groups/1/type", "DMA-FQ", {"iommu": "DMA-FQ, identity"}),
         ("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]", {"transparent_huge_pages": "never"}),
+        ("proc/self/status", "CapEff:\t00000000a80425fb", {"ipc_lock": False}),
         ("proc/sys/kernel/numa_balancing", "1", {"numa_balancing": True}),
     ],
 )
@@ -109,6 +112,7 @@ def test_what_differs(tmp_path: Path, made: dict[str, Path], file: str, text: st
         ("sys/devices/system/cpu/cpu3/cpufreq/scaling_governor", ("governors",)),
         ("sys/devices/system/cpu/cpu0/cpuidle/state1/name", ("idle_states",)),
         ("proc/meminfo", ("memory_gib", "huge_pages")),
+        ("proc/self/status", ("ipc_lock",)),
         ("proc/cpuinfo", ("cpu_model",)),
         ("proc/sys/kernel/numa_balancing", ("numa_balancing",)),
         ("os-release", ("operating_system",)),

@@ -16,7 +16,8 @@ LEAST = Least(nofile=1024, shm_gib=1, memlock_gib=16)
 HEALTHY = HostFacts(
     kernel="6.8", operating_system="Ubuntu", cpu_model="Xeon", sockets=2, cores=112, cpus=224, smt=True,
     governors=["performance"], idle_states=["POLL"], numa_nodes=2, numa_balancing=False, iommu="identity", memory_gib=2015.0,
-    huge_pages=0, transparent_huge_pages="madvise", memlock="unlimited", nofile=1048576, shm_gib=1007.0, mlx5_driver=HIDDEN,
+    huge_pages=0, transparent_huge_pages="madvise",
+    memlock="unlimited", ipc_lock=False, nofile=1048576, shm_gib=1007.0, mlx5_driver=HIDDEN,
 )  # fmt: skip
 
 
@@ -55,6 +56,12 @@ def test_limits_that_are_just_enough(changes: dict[str, Any]) -> None:
 def test_locked_memory_is_for_rdma(fabric: str, count: int) -> None:
     """Without it nobody locks."""
     assert len(judge_limits(changed(memlock=65536), LEAST, fabric=fabric).wrong) == count
+
+
+@pytest.mark.parametrize(("may", "count"), [(True, 0), (False, 1), (HIDDEN, 1)])
+def test_who_may_lock_needs_no_limit(may: Any, count: int) -> None:
+    """The kernel does not ask for the limit of a process with CAP_IPC_LOCK."""
+    assert len(judge_limits(changed(memlock=65536, ipc_lock=may), LEAST, fabric="infiniband").wrong) == count
 
 
 def test_shared_memory_that_is_hidden() -> None:
