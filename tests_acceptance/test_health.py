@@ -12,7 +12,8 @@ from pytest_gpucluster.judging.gpu_fabric import ADVICE, judge_fabric
 from pytest_gpucluster.judging.gpu_growth import grown, nvlink_growth, per_minute
 from pytest_gpucluster.judging.gpu_links import count_nvlinks
 from pytest_gpucluster.judging.gpu_repair import advice_for, needs_of
-from pytest_gpucluster.measurements.health import clocks_under_load, gpu_counters
+from pytest_gpucluster.judging.gpu_worse import worsened
+from pytest_gpucluster.measurements.health import clocks_under_load, gpu_counters, gpu_state
 from tests_acceptance.conftest import snapshot
 
 pytestmark = pytest.mark.health
@@ -179,6 +180,35 @@ def test_clocks_under_load(loaded_clocks, place, criterion):
     clocks = loaded_clocks[place]
     seen = NotAvailable(clocks.nvml_error or "no NVML") if clocks.telemetry is None else clocks.telemetry.fault_reasons
     criterion.require(len(available(seen, "clocks event reasons", place)), evidence=clocks.evidence)
+
+
+@pytest.fixture(scope="session")
+def gpu_states_at_start(gpu_states):
+    """NVML's view of every GPU, before the long work."""
+    return gpu_states
+
+
+@pytest.fixture(scope="session")
+def gpu_states_at_end(cluster):
+    """The same view, after everything else."""
+    return cluster.run(gpu_state, per="gpu", deadline_s=60)
+
+
+@pytest.mark.at_end
+def test_gpu_worsened(gpu_states_at_start, gpu_states_at_end, place, criterion):
+    """No link went down during the run, and no GPU came to need a reset or a repair."""
+    both = [states[place] for states in (gpu_states_at_start, gpu_states_at_end)]
+    for state in both:
+        gone = NotAvailable(state.error or "no NVML") if state.gpu is None else state.gpu
+        available(gone, "state", place, part="gpu" if state.lost else "unknown")
+    found = worsened(*(state.gpu for state in both))
+    if found.over or not found.unknown:
+        repair = both[1].gpu.repair
+        advice = None if isinstance(repair.recovery_action, NotAvailable) else advice_for(repair.recovery_action)
+        parts = Parts(kind="gpu", advice=advice or needs_of(repair).advice)
+        criterion.require(found.over, evidence={"worse": found.facts}, parts=parts)
+    if found.unknown:
+        available(NotAvailable("; ".join(found.unknown)), "state", place, part="gpu")
 
 
 def growth_of(name, first, last, place):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
-JUDGED = ("ecc_growth", "pcie_replays", "nvlink_errors")
+JUDGED = ("ecc_growth", "pcie_replays", "nvlink_errors", "gpu_worsened")
 SOAK = "gpu_errors_soak"
 FIRST = "gpu_count"
 """Judged before ``test_between``, so the run has begun by then, as in a whole suite."""
@@ -111,9 +111,13 @@ def test_counters_that_hardly_grow(tmp_path: Path, library: Path) -> None:
         ("1.nvlink.4.recovery 0", {"nvlink_errors": {"node0": "error"}}, "link 4 recoveries: the counter was reset"),
         ("1.err.nvmlDeviceGetNvLinkErrorCounter 3", {"nvlink_errors": {"node0": "error"}}, "Not Supported"),
         ("1.err.nvmlDeviceGetTotalEccErrors 3", {"ecc_growth": {"node0-gpu1": "error"}}, "Not Supported"),
+        ("1.nvlink.7 0", {"gpu_worsened": {"node0-gpu1": "failed"}}, "link 7 went down"),
+        ("1.recovery 1", {"gpu_worsened": {"node0-gpu1": "failed"}}, "reset it (nvidia-smi --gpu-reset)"),
+        ("1.remap.pending 1", {"gpu_worsened": {"node0-gpu1": "failed"}}, "remapped_rows_pending is True, was False"),
+        ("1.err.nvmlDeviceGetRepairStatus 3", {"gpu_worsened": {"node0-gpu1": "error"}}, "channel_repair_pending is not"),
         (
             "1.err 15",
-            {"ecc_growth": LOST, "pcie_replays": LOST, "nvlink_errors": {"node0": "error"}},
+            {"ecc_growth": LOST, "pcie_replays": LOST, "gpu_worsened": LOST, "nvlink_errors": {"node0": "error"}},
             "GPU is lost",
         ),
     ],
@@ -148,6 +152,13 @@ def test_one_gpu_in_a_soak(tmp_path: Path, library: Path, between: str, outcome:
     if outcome == "error":
         assert re.search(r"in round ([2-9]|\d\d+) of the soak", row["reason"])
         assert said in row["reason"]
+
+
+def test_what_was_bad_before_is_not_worse(tmp_path: Path, library: Path) -> None:
+    """A dead link, a repair and a refused reading at the begin are for other criteria; one that becomes well is no fault."""
+    begin = f"{BEGIN}1.nvlink.7 0\n1.repair.tpc 1\n1.err.nvmlDeviceGetSramEccErrorStatus 3\n1.recovery 1\n"
+    ran = run(tmp_path, library, begin=begin, between="1.recovery 0")
+    assert outcomes(ran) == {}, ran.stdout
 
 
 def test_one_gpu_has_no_links_to_others(tmp_path: Path, library: Path) -> None:
