@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pytest_gpucluster.errors import GpuclusterError
+from pytest_gpucluster.errors import GpuclusterError, MeasurementError
 from pytest_gpucluster.measurements.gemm import gemm
 from pytest_gpucluster.measurements.hbm import hbm_bandwidth
 from pytest_gpucluster.measurements.health import gpu_state
@@ -19,18 +20,46 @@ from pytest_gpucluster.measurements.sustained import sustained
 from pytest_gpucluster.measurements.training import finetune, train
 from pytest_gpucluster.plugin.stash_keys import RULE
 
+FOLDER = "tests_acceptance"
+
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a reader gave at one moment; ``at_s`` is the controller's clock. What grew is the last one less the first."""
+    """What a reader gave at one moment; what grew is the last one less the first.
+
+    Attributes:
+        at_s: the controller's clock.
+        earlier: the first test of the run if it began before a test of this folder did, so that nobody had read anything yet.
+    """
 
     results: Any
     at_s: float
+    earlier: str | None = None
 
 
 def snapshot(cluster: Any, function: Any, **arguments: Any) -> Snapshot:
     """A reading that another one will be compared with."""
     return Snapshot(cluster.run(function, **arguments), time.monotonic())
+
+
+def first_snapshot(request: pytest.FixtureRequest, cluster: Any, function: Any, **arguments: Any) -> Snapshot:
+    """The reading before the run, for :func:`first_snapshots`."""
+    first = request.session.items[0]
+    is_own = first.path.is_relative_to(Path(__file__).parent)
+    return replace(snapshot(cluster, function, **arguments), earlier=None if is_own else first.nodeid)
+
+
+def watched_s(first: Snapshot, last: Snapshot) -> float:
+    """The seconds of the run between two readings.
+
+    Raises:
+        MeasurementError: tests had run before the first one, and what they did to the hardware was not seen.
+    """
+    if first.earlier is not None:
+        raise MeasurementError(
+            f"{first.earlier} ran before the first reading: select a test of {FOLDER} that can run before it"
+        )
+    return last.at_s - first.at_s
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -45,9 +74,9 @@ def first_snapshots(request):
 
 
 @pytest.fixture(scope="session")
-def nics_at_start(cluster):
+def nics_at_start(cluster, request):
     """Every adapter of every host, before the long work. All hosts take part: their ports are compared."""
-    return snapshot(cluster, nic_state, per="host", places=cluster.places, deadline_s=60)
+    return first_snapshot(request, cluster, nic_state, per="host", places=cluster.places, deadline_s=60)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from pytest_gpucluster.judging.gpu_links import count_nvlinks
 from pytest_gpucluster.judging.gpu_repair import advice_for, needs_of
 from pytest_gpucluster.judging.gpu_worse import worsened
 from pytest_gpucluster.measurements.health import clocks_under_load, gpu_counters, gpu_state
-from tests_acceptance.conftest import snapshot
+from tests_acceptance.conftest import first_snapshot, snapshot, watched_s
 
 pytestmark = pytest.mark.health
 
@@ -26,9 +26,9 @@ def loaded_clocks(cluster, recipe):
 
 
 @pytest.fixture(scope="session")
-def counters_at_start(cluster):
+def counters_at_start(cluster, request):
     """The error counters of every GPU, before the long work."""
-    return snapshot(cluster, gpu_counters, per="gpu", deadline_s=60)
+    return first_snapshot(request, cluster, gpu_counters, per="gpu", deadline_s=60)
 
 
 @pytest.fixture(scope="session")
@@ -222,13 +222,15 @@ def test_ecc_growth(counters_at_start, counters_at_end, place, criterion):
     first, last = counters_at_start.results[place], counters_at_end.results[place]
     corrected = grown(first.ecc_corrected, last.ecc_corrected)
     errors = growth_of("ecc_uncorrected", counters_at_start, counters_at_end, place)
-    criterion.require(errors, evidence={"corrected": str(corrected)})
+    criterion.require(
+        errors, evidence={"corrected": str(corrected), "s watched": watched_s(counters_at_start, counters_at_end)}
+    )
 
 
 @pytest.mark.at_end
 def test_pcie_replays(counters_at_start, counters_at_end, place, criterion):
     """The PCIe link hardly ever had to send a packet again."""
-    run_s = counters_at_end.at_s - counters_at_start.at_s
+    run_s = watched_s(counters_at_start, counters_at_end)
     replays = growth_of("pcie_replays", counters_at_start, counters_at_end, place)
     criterion.require(per_minute(replays, run_s), evidence={"replays": replays, "seconds": run_s})
 
@@ -237,7 +239,7 @@ def test_pcie_replays(counters_at_start, counters_at_end, place, criterion):
 def nvlinks(counters_at_start, counters_at_end, node, recipe):
     """What happened on the NVLinks of each GPU of a node from the begin of the run to its end, by GPU."""
     first, last = counters_at_start.results, counters_at_end.results
-    apart = {"seconds": counters_at_end.at_s - counters_at_start.at_s, **recipe("nvlink_errors")}
+    apart = {"seconds": watched_s(counters_at_start, counters_at_end), **recipe("nvlink_errors")}
     return {gpu: nvlink_growth(first[gpu], last[gpu], **apart) for gpu in first if gpu.node == node.node}
 
 

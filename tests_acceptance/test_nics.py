@@ -12,7 +12,7 @@ from pytest_gpucluster.judging.nic_errors import Readings, compare, read_limits
 from pytest_gpucluster.judging.nic_links import judge_links, nearest_gpus
 from pytest_gpucluster.judging.nic_ports import Promise, judge_ports, own_ports
 from pytest_gpucluster.measurements.nics import nic_paths, nic_state
-from tests_acceptance.conftest import snapshot
+from tests_acceptance.conftest import snapshot, watched_s
 
 
 @pytest.fixture(scope="session")
@@ -75,7 +75,7 @@ def gpus_near(found, names):
 def nic_growth(nics_at_start, nics_at_end, node, cluster, recipe):
     """What happened on the ports of a host from the begin of the run to its end."""
     first, last = nics_at_start.results[node].nics, nics_at_end.results[node].nics
-    readings = Readings(first=first, last=last, seconds=nics_at_end.at_s - nics_at_start.at_s)
+    readings = Readings(first=first, last=last, seconds=watched_s(nics_at_start, nics_at_end))
     return compare(readings, fabric=cluster.promised.fabric, limits=read_limits(recipe("nic_errors")["limits"]))
 
 
@@ -83,6 +83,6 @@ def nic_growth(nics_at_start, nics_at_end, node, cluster, recipe):
 @pytest.mark.at_end
 def test_nic_errors(nic_growth, nics_at_start, nics_at_end, criterion):
     """No port lost its link during the run, and no error counter grew beyond its limit."""
-    growth, watched_s = nic_growth, nics_at_end.at_s - nics_at_start.at_s
-    evidence = {"ports": growth.facts, "within": growth.within, "s watched": round(watched_s, 1)}
+    growth, seconds = nic_growth, watched_s(nics_at_start, nics_at_end)
+    evidence = {"ports": growth.facts, "within": growth.within, "s watched": round(seconds, 1)}
     require(criterion, growth.over, growth, evidence)

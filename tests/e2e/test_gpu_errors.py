@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pytest
 import yaml
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
+Kind: TypeAlias = Literal["whole", "soak", "late"]
 JUDGED = ("ecc_growth", "pcie_replays", "nvlink_errors", "gpu_worsened")
 SOAK = "gpu_errors_soak"
 FIRST = "gpu_count"
@@ -47,19 +48,23 @@ def limits() -> dict[str, Any]:
     }
 
 
-def run(folder: Path, library: Path, *, begin: str = BEGIN, between: str, soaks: bool = False) -> FinishedRun:
+def run(folder: Path, library: Path, *, begin: str = BEGIN, between: str, kind: Kind = "whole") -> FinishedRun:
     """The criteria on the GPUs of ``begin``; a test of the run replaces lines of the scenario by those of ``between``.
 
-    In a run that soaks, which takes 6 s, the lines are replaced 3 s after that test.
+    That test is collected first, and is a test of health as well. In a soak, which takes 6 s, the lines are replaced 3 s after
+    it. In a late run, none of our tests can run before it.
     """
+    soaks = kind == "soak"
     (folder / "limits.yaml").write_text(json.dumps(limits()), encoding="utf-8")
     kept = [line for line in begin.splitlines() if line.split()[0] not in {new.split()[0] for new in between.splitlines()}]
     (folder / "test_between.py").write_text(
         textwrap.dedent(f"""\
             import os
             import threading
+            import pytest
             from tests.support.nvml_simulator import plant
 
+            @pytest.mark.health
             def test_between():
                 planting = threading.Timer({3 if soaks else 0}, plant, (os.environ, {chr(10).join([between, *kept])!r}))
                 planting.start()
@@ -68,7 +73,8 @@ def run(folder: Path, library: Path, *, begin: str = BEGIN, between: str, soaks:
         encoding="utf-8",
     )
     names = " or ".join((FIRST, *JUDGED, "between", SOAK))
-    chosen = (f"{ACCEPTANCE}/test_health.py", f"{ACCEPTANCE}/test_soak.py", "test_between.py", "-k", names)
+    selected = ("-k", f"({names}) and not {FIRST if kind == 'late' else 'nothing'}")
+    chosen = ("test_between.py", f"{ACCEPTANCE}/test_health.py", f"{ACCEPTANCE}/test_soak.py", *selected)
     level = ("--gpucluster-level=soak:6s",) if soaks else ()
     options = (*level, "--gpucluster-thresholds=limits.yaml", "--gpucluster-gate", "--junitxml=junit.xml")
     variables = {**environment(measured=True), **with_gpus(library, begin), "PYTHONPATH": python_path(PLANTS)}
@@ -143,7 +149,7 @@ def test_one_gpu(tmp_path: Path, library: Path, between: str, bad: dict[str, Any
 )
 def test_one_gpu_in_a_soak(tmp_path: Path, library: Path, between: str, outcome: str, said: str | None) -> None:
     """The right GPU is not green, and its round is told; the other GPU is green."""
-    ran = run(tmp_path, library, between=between, soaks=True)
+    ran = run(tmp_path, library, between=between, kind="soak")
     assert ran.outcomes(SOAK) == {"node0-gpu0": "passed", "node0-gpu1": outcome}, ran.stdout
     row = ran.row(SOAK, "node0-gpu1")
     if outcome == "failed":
@@ -170,5 +176,12 @@ def test_one_gpu_has_no_links_to_others(tmp_path: Path, library: Path) -> None:
 
 def test_one_gpu_in_a_soak_has_no_links(tmp_path: Path, library: Path) -> None:
     """The soak judges the rest of its counters."""
-    ran = run(tmp_path, library, begin="count 1\nerr.nvmlDeviceGetNvLinkState 3\n", between="0.pcie.replay 1", soaks=True)
+    ran = run(tmp_path, library, begin="count 1\nerr.nvmlDeviceGetNvLinkState 3\n", between="0.pcie.replay 1", kind="soak")
     assert ran.outcomes(SOAK) == {"node0-gpu0": "passed"}, ran.stdout
+
+
+def test_nothing_was_read_before_the_run(tmp_path: Path, library: Path) -> None:
+    """A test of another folder ran before any of ours could: what it did to the GPUs was not seen, and is an error."""
+    ran = run(tmp_path, library, between="1.ecc.unc.vol 3\n1.pcie.replay 400\n1.nvlink.9.replay 2", kind="late")
+    assert {outcome for key in JUDGED for outcome in ran.outcomes(key).values()} == {"error"}, ran.stdout
+    assert "test_between.py::test_between ran before the first reading" in " ".join(ran.stdout.split())
