@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +42,11 @@ def snapshot(cluster: Any, function: Any, **arguments: Any) -> Snapshot:
     return Snapshot(cluster.run(function, **arguments), time.monotonic())
 
 
-def first_snapshot(request: pytest.FixtureRequest, cluster: Any, function: Any, **arguments: Any) -> Snapshot:
-    """The reading before the run, for :func:`first_snapshots`."""
+def first_snapshot(request: pytest.FixtureRequest, results: Any) -> Snapshot:
+    """A reading that was taken before the run, for :func:`first_snapshots`."""
     first = request.session.items[0]
     is_own = first.path.is_relative_to(Path(__file__).parent)
-    return replace(snapshot(cluster, function, **arguments), earlier=None if is_own else first.nodeid)
+    return Snapshot(results, time.monotonic(), None if is_own else f"{first.path.name}::{first.name}")
 
 
 def watched_s(first: Snapshot, last: Snapshot) -> float:
@@ -76,7 +76,7 @@ def first_snapshots(request):
 @pytest.fixture(scope="session")
 def nics_at_start(cluster, request):
     """Every adapter of every host, before the long work. All hosts take part: their ports are compared."""
-    return first_snapshot(request, cluster, nic_state, per="host", places=cluster.places, deadline_s=60)
+    return first_snapshot(request, cluster.run(nic_state, per="host", places=cluster.places, deadline_s=60))
 
 
 @pytest.fixture(scope="session")

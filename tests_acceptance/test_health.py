@@ -28,7 +28,7 @@ def loaded_clocks(cluster, recipe):
 @pytest.fixture(scope="session")
 def counters_at_start(cluster, request):
     """The error counters of every GPU, before the long work."""
-    return first_snapshot(request, cluster, gpu_counters, per="gpu", deadline_s=60)
+    return first_snapshot(request, cluster.run(gpu_counters, per="gpu", deadline_s=60))
 
 
 @pytest.fixture(scope="session")
@@ -183,21 +183,22 @@ def test_clocks_under_load(loaded_clocks, place, criterion):
 
 
 @pytest.fixture(scope="session")
-def gpu_states_at_start(gpu_states):
+def gpu_states_at_start(gpu_states, request):
     """NVML's view of every GPU, before the long work."""
-    return gpu_states
+    return first_snapshot(request, gpu_states)
 
 
 @pytest.fixture(scope="session")
 def gpu_states_at_end(cluster):
     """The same view, after everything else."""
-    return cluster.run(gpu_state, per="gpu", deadline_s=60)
+    return snapshot(cluster, gpu_state, per="gpu", deadline_s=60)
 
 
 @pytest.mark.at_end
 def test_gpu_worsened(gpu_states_at_start, gpu_states_at_end, place, criterion):
     """No link went down during the run, and no GPU came to need a reset or a repair."""
-    both = [states[place] for states in (gpu_states_at_start, gpu_states_at_end)]
+    seconds = watched_s(gpu_states_at_start, gpu_states_at_end)
+    both = [states.results[place] for states in (gpu_states_at_start, gpu_states_at_end)]
     for state in both:
         gone = NotAvailable(state.error or "no NVML") if state.gpu is None else state.gpu
         available(gone, "state", place, part="gpu" if state.lost else "unknown")
@@ -206,7 +207,7 @@ def test_gpu_worsened(gpu_states_at_start, gpu_states_at_end, place, criterion):
         repair = both[1].gpu.repair
         advice = None if isinstance(repair.recovery_action, NotAvailable) else advice_for(repair.recovery_action)
         parts = Parts(kind="gpu", advice=advice or needs_of(repair).advice)
-        criterion.require(found.over, evidence={"worse": found.facts}, parts=parts)
+        criterion.require(found.over, evidence={"worse": found.facts, "s watched": seconds}, parts=parts)
     if found.unknown:
         available(NotAvailable("; ".join(found.unknown)), "state", place, part="gpu")
 
