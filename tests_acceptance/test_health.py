@@ -13,7 +13,9 @@ from pytest_gpucluster.judging.gpu_growth import grown, nvlink_growth, per_minut
 from pytest_gpucluster.judging.gpu_links import count_nvlinks
 from pytest_gpucluster.judging.gpu_repair import advice_for, needs_of
 from pytest_gpucluster.judging.gpu_worse import worsened
+from pytest_gpucluster.judging.gpu_xids import judge_xids
 from pytest_gpucluster.measurements.health import clocks_under_load, gpu_counters, gpu_state
+from pytest_gpucluster.measurements.xids import gpu_xids
 from tests_acceptance.conftest import first_snapshot, snapshot, watched_s
 
 pytestmark = pytest.mark.health
@@ -226,6 +228,25 @@ def test_ecc_growth(counters_at_start, counters_at_end, place, criterion):
     criterion.require(
         errors, evidence={"corrected": str(corrected), "s watched": watched_s(counters_at_start, counters_at_end)}
     )
+
+
+@pytest.fixture(scope="session")
+def xids_at_end(cluster):
+    """What the listener of every node heard of its GPUs, after everything else."""
+    return cluster.run(gpu_xids, per="gpu", deadline_s=60)
+
+
+@pytest.mark.at_end
+def test_xid_during_run(xids_at_end, place, criterion):
+    """The driver reported no error of the GPU; what a worker of this run caused itself is shown where it happened."""
+    seen = xids_at_end[place]
+    found = judge_xids(seen)
+    if found.over or found.unknown is None:
+        evidence = {"Xids": found.facts, "of own workers": found.own, "before the run": found.before}
+        parts = Parts(kind="gpu", advice=found.advice)
+        criterion.require(found.over, evidence={name: texts for name, texts in evidence.items() if texts}, parts=parts)
+    if found.unknown is not None:
+        available(NotAvailable(found.unknown), "Xids", place)
 
 
 @pytest.mark.at_end

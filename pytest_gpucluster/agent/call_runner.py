@@ -13,6 +13,7 @@ from pytest_gpucluster.agent.current_call import CurrentCall
 from pytest_gpucluster.agent.environment import LOG_NAME, site_log, worker_environment
 from pytest_gpucluster.agent.worker_exit import describe_end
 from pytest_gpucluster.agent.worker_process import WorkerProcess
+from pytest_gpucluster.protocol import node_events
 from pytest_gpucluster.protocol.channel import Channel, fault_key, hung_key, progress_key, reply_key
 from pytest_gpucluster.protocol.codec import MalformedMessageError
 from pytest_gpucluster.protocol.messages import (
@@ -56,7 +57,7 @@ class AgentContext:
     """What an agent works with: its rank, its connection to the store, its spawner, and the folders of this run's tests.
 
     ``asked``: what the options on its node ask for; None for an agent that the controller itself started. ``voice``: that of
-    its node, if this agent is it.
+    its node, if this agent is it. ``events``: the address of the node's listener.
     """
 
     rank: Rank
@@ -65,6 +66,7 @@ class AgentContext:
     roots: tuple[str, ...]
     asked: dict[str, str] | None = None
     voice: Voice | None = None
+    events: str | None = None
 
 
 class CallRunner:
@@ -222,10 +224,20 @@ class CallRunner:
         spawner = self._context.spawner
         (spawner.folder / LOG_NAME).unlink(missing_ok=True)  # that of the worker before
         environment = worker_environment(self._context.rank, spawner.folder, nodes=command.nodes)
+        if self._context.events is not None:
+            environment[node_events.VARIABLE] = self._context.events
         worker = WorkerProcess(spawner, cwd=command.cwd, environment=environment)
+        self._note(worker)
         self._selector.register(worker.wire, selectors.EVENT_READ, self._on_message)
         self._selector.register(worker.output_fd, selectors.EVENT_READ, self._on_output)
         return worker
+
+    def _note(self, worker: WorkerProcess) -> None:
+        """Tell the node's listener of a worker, so that its own errors are known. Nobody may listen: a test says so then."""
+        if self._context.events is not None:
+            with contextlib.suppress(OSError):
+                noted = node_events.NodeWorker(pid=worker.pid, local_rank=self._context.rank.local_rank)
+                node_events.note_worker(self._context.events, noted)
 
     def _task_of(self, command: StartCall) -> Task:
         rank, address = self._context.rank.rank, self._context.channel.address

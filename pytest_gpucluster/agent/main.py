@@ -27,6 +27,7 @@ from pytest_gpucluster.agent.spawner import Spawner
 from pytest_gpucluster.protocol.channel import Address, ChannelLostError
 from pytest_gpucluster.protocol.codec import TypedMessage
 from pytest_gpucluster.protocol.messages import ReportTarget  # noqa: TC001 -- AgentSettings.read asks for its fields' types
+from pytest_gpucluster.protocol.node_events import listener_address
 from pytest_gpucluster.protocol.rank import Rank  # noqa: TC001 -- as above
 from pytest_gpucluster.protocol.secret import Secret
 from pytest_gpucluster.worker import worker
@@ -76,6 +77,11 @@ def main() -> None:
 
 
 def _become(rank: Rank, settings: AgentSettings, secret: Secret | None, *, target: ReportTarget | None) -> None:
+    events = listener_address(settings.address, secret, rank)
+    if rank.local_rank == 0:
+        from pytest_gpucluster.agent.event_listener import start_listener
+
+        start_listener(events)
     folder = Path(tempfile.mkdtemp(prefix=f"gpucluster-rank{rank.rank}-"))
     spawner = Spawner(worker.main, folder=folder)  # forked first: no thread and no connection may exist yet
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -92,6 +98,7 @@ def _become(rank: Rank, settings: AgentSettings, secret: Secret | None, *, targe
             roots=settings.roots,
             asked=settings.asked,
             voice=links.voice,
+            events=events,
         )
         commands = CommandReader(links.reader, rank)
         agent = Agent(context, commands, controller_fd=settings.controller_fd, target=target)

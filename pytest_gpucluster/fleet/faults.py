@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FaultKind: TypeAlias = Literal[
     "absent", "busy", "cable", "clock", "corrupt", "dead", "dimm", "disk", "ecc", "hbm", "hung", "late", "lost", "nvlink",
-    "nvls", "odd", "pattern", "pcie", "reset", "shared", "slow", "sockets", "throttled", "versions",
+    "nvls", "odd", "pattern", "pcie", "reset", "shared", "slow", "sockets", "throttled", "versions", "xid",
 ]  # fmt: skip
 FAULTS: Mapping[FaultKind, str] = {
     "absent": "never joins",
@@ -42,6 +42,7 @@ FAULTS: Mapping[FaultKind, str] = {
     "sockets": "the node speaks to others over sockets",
     "throttled": "is slowed by heat under lasting load",
     "versions": "the node has another torch and another driver",
+    "xid": "the driver reports during the run that it has fallen off the bus",
 }
 NODES_ONLY = ("cable", "clock", "dimm", "disk", "lost", "nvls", "odd", "sockets", "versions")
 GPUS_ONLY = ("shared",)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 GIB = 2**30
 KINDS = ("bf16", "fp8", "fp32", "attention", "softmax", "reduction")
 DEAD_LINK = 4
+FALLEN = 79
 NO_UUID = "00000000-0000-0000-0000-000000000000"
 OTHER_VERSION = "0.0.0+simulated"
 
@@ -110,6 +111,13 @@ def gpu_counters(asked: Asked) -> Any:
         pcie_replays=0,
         nvlinks=links,
     )
+
+
+def gpu_xids(asked: Asked) -> Any:
+    """What the driver reported during the run: nothing, unless that is planted."""
+    heard = [made("measurements.xids:XidSeen", code=FALLEN, pid=None, is_own=False)] if asked.has("xid") else []
+    no_log = "the simulated host has none"
+    return made("measurements.xids:GpuXids", nvml=heard, nvml_why=None, kernel_log=[], kernel_log_why=no_log, before=[])
 
 
 def clocks_under_load(asked: Asked) -> Any:

@@ -50,6 +50,7 @@ ANSWERS: Mapping[str, Callable[[Asked], Any]] = {
     "measurements.training:sharded_memory": group_answers.sharded_memory,
     "measurements.training:train": group_answers.train,
     "measurements.transport:transport": group_answers.transport,
+    "measurements.xids:gpu_xids": gpu_answers.gpu_xids,
     "worker.worker:leave_group": _nothing,
     "worker.worker:look_at_gpu": _nothing,
 }

@@ -555,19 +555,41 @@ Return nvmlSystemGetProcessName(unsigned pid, char *name, unsigned size)
     return SUCCESS;
 }
 
-/* --- Events: "xid.event <gpu> <xid>" is delivered once per event set --- */
+/*
+ * --- Events: "xids 3:79 0:48" is what happened since the driver was loaded: GPU and code, in that order. What is appended
+ * while a set waits is delivered to it, one by one; what was there when the set was made is past.
+ */
 
-typedef struct { int delivered; } EventSet;
+typedef struct {
+    unsigned delivered;
+    unsigned long long registered[MAX_GPUS];
+} EventSet;
 typedef struct {
     Device device;
     unsigned long long type, data;
     unsigned gpu_instance, compute_instance;
 } Event;
 
+/* The xid with this number, counted from 0; 0 where there are not so many. */
+static int xid_at(unsigned number, unsigned *gpu, unsigned long long *xid)
+{
+    char value[VALUE_LENGTH];
+    char *word = find("xids", value) ? strtok(value, " ") : NULL;
+
+    for (; word && number; number--)
+        word = strtok(NULL, " ");
+    return word && sscanf(word, "%u:%llu", gpu, xid) == 2 && *gpu < MAX_GPUS;
+}
+
 Return nvmlEventSetCreate(EventSet **set)
 {
+    unsigned gpu;
+    unsigned long long xid;
+
     CHECK(NODE, "nvmlEventSetCreate");
     *set = calloc(1, sizeof **set);
+    while (xid_at((*set)->delivered, &gpu, &xid))
+        (*set)->delivered++;
     return SUCCESS;
 }
 
@@ -586,27 +608,27 @@ Return nvmlDeviceGetSupportedEventTypes(Device device, unsigned long long *types
 
 Return nvmlDeviceRegisterEvents(Device device, unsigned long long types, EventSet *set)
 {
-    (void)types;
-    (void)set;
     CHECK(device->index, "nvmlDeviceRegisterEvents");
+    set->registered[device->index] |= types;
     return SUCCESS;
 }
 
 Return nvmlEventSetWait_v2(EventSet *set, Event *event, unsigned timeout_ms)
 {
-    char value[VALUE_LENGTH];
     unsigned gpu;
     unsigned long long xid;
 
-    CHECK(NODE, "nvmlEventSetWait");
-    for (unsigned waited_ms = 0;; waited_ms += 20) {
-        if (!set->delivered && find("xid.event", value) && sscanf(value, "%u %llu", &gpu, &xid) == 2 && gpu < MAX_GPUS) {
-            *event = (Event){&gpus[gpu], EVENT_XID, xid, 0xffffffff, 0xffffffff};
-            set->delivered = 1;
-            return SUCCESS;
+    for (unsigned waited_ms = 0;; waited_ms += 50) {
+        CHECK(NODE, "nvmlEventSetWait");
+        while (xid_at(set->delivered, &gpu, &xid)) {
+            set->delivered++;
+            if (set->registered[gpu] & EVENT_XID) {
+                *event = (Event){&gpus[gpu], EVENT_XID, xid, 0xffffffff, 0xffffffff};
+                return SUCCESS;
+            }
         }
         if (waited_ms >= timeout_ms)
             return TIMEOUT;
-        usleep(20000);
+        usleep(50000);
     }
 }

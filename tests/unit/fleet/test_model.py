@@ -49,11 +49,12 @@ ASKED: dict[str, dict[str, Any]] = {
     "measurements.training:sharded_memory": {"preset": "7b-shape"},
     "measurements.training:train": {"preset": "7b-shape", "steps": 12},
     "measurements.transport:transport": {"size_bytes": 1 << 26},
+    "measurements.xids:gpu_xids": {},
     "worker.worker:leave_group": {},
     "worker.worker:look_at_gpu": {},
 }
 
-BAD = ("node0-gpu0:ecc", "node0:pattern", "node0:throttled", "node0:busy", "node0:cable", "node0:sockets")
+BAD = ("node0-gpu0:ecc", "node0:pattern", "node0:throttled", "node0:busy", "node0:cable", "node0:sockets", "node0:xid")
 
 
 def function(name: str) -> FunctionName:

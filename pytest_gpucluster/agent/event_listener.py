@@ -1,0 +1,134 @@
+"""The listener of a node: a process that hears Xids for the whole run, from NVML and from the kernel log.
+
+The agent of the first rank of a node forks it before anything else, so an agent itself never calls NVML, and a driver that
+hangs holds up no agent. The listener ends with that agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from pytest_gpucluster.agent.spawner import die_with_parent
+from pytest_gpucluster.inventory.kernel_log import KernelLog
+from pytest_gpucluster.inventory.xid_events import XidEvents
+from pytest_gpucluster.protocol.codec import MalformedMessageError
+from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeWorker, NodeXid
+from pytest_gpucluster.protocol.rank import is_gone
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.inventory.kernel_log import LoggedXid
+
+HOST_PIDS = "pid:[4026531836]"
+"""The first pid namespace of every Linux (PROC_PID_INIT_INO)."""
+POLL_S = 0.5
+LINE_S = 1.0
+LINE_BYTES = 4096
+BACKLOG = 256
+
+
+def start_listener(name: str) -> int | None:
+    """Fork the listener and return its pid; None where somebody has its name, so that nobody is heard and a test says so."""
+    taking = socket.socket(socket.AF_UNIX)
+    try:
+        taking.bind(f"\0{name}")
+    except OSError:
+        taking.close()
+        return None
+    taking.listen(BACKLOG)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _become_listener(taking, parent)
+    taking.close()
+    return pid
+
+
+def _become_listener(taking: socket.socket, parent: int) -> NoReturn:
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        die_with_parent()
+        if os.getppid() == parent:
+            events = XidEvents()
+            events.start()
+            Listener(taking, events, KernelLog()).serve()
+    finally:
+        os._exit(0)
+
+
+def _sees_host_pids() -> bool:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink()) == HOST_PIDS
+    except OSError:
+        return False
+
+
+class Listener:
+    """Answers what was heard so far to everyone who connects."""
+
+    def __init__(self, taking: socket.socket, events: XidEvents, log: KernelLog) -> None:
+        """Read what the kernel logged before the run."""
+        self._taking = taking
+        self._events = events
+        self._log = log
+        self._before = log.read()
+        self._logged: list[tuple[float, LoggedXid]] = []
+        self._workers: dict[int, NodeWorker] = {}
+        self._ended_s: dict[int, float] = {}
+
+    def serve(self) -> NoReturn:
+        """Serve until this process is killed."""
+        while True:
+            self.step()
+
+    def step(self) -> None:
+        """Take in what is new, and answer who asks."""
+        is_asked = bool(select.select([self._taking], [], [], POLL_S)[0])
+        self._look()
+        if is_asked:
+            line, _ = self._taking.accept()
+            with line, contextlib.suppress(OSError, ValueError, MalformedMessageError):
+                line.settimeout(LINE_S)
+                self._answer(line)
+
+    def _look(self) -> None:
+        now_s = time.monotonic()
+        self._logged += [(now_s, xid) for xid in self._log.read()]
+        for pid in self._workers:
+            if pid not in self._ended_s and is_gone(pid):
+                self._ended_s[pid] = now_s
+
+    def _answer(self, line: socket.socket) -> None:
+        with line.makefile("rb") as reader:
+            said = json.loads(reader.readline(LINE_BYTES))
+        if said:
+            worker = NodeWorker.read(said)
+            self._workers[worker.pid] = worker
+            self._ended_s.pop(worker.pid, None)
+        line.sendall(json.dumps(self.heard().to_json()).encode())
+
+    def heard(self) -> NodeEvents:
+        """All that was heard so far."""
+        now_s = time.monotonic()
+        ends_s = {pid: now_s - at_s for pid, at_s in self._ended_s.items()}
+        workers = self._workers.values()
+        return NodeEvents(
+            nvml_why=self._events.why,
+            log_why=None if self._log.why is None else self._log.why.why,
+            sees_host_pids=_sees_host_pids(),
+            gpus=tuple(NodeGpu(index=gpu.index, uuid=gpu.uuid, pci=gpu.pci, why=gpu.why) for gpu in self._events.gpus),
+            xids=(
+                *(NodeXid(code=one.code, index=one.gpu, age_s=now_s - one.at_s) for one in self._events.heard),
+                *(NodeXid(code=one.code, pci=one.pci, pid=one.pid, age_s=now_s - at_s) for at_s, one in self._logged),
+                *(NodeXid(code=one.code, pci=one.pci, pid=one.pid) for one in self._before),
+            ),
+            workers=tuple(NodeWorker(pid=one.pid, local_rank=one.local_rank, ended_s=ends_s.get(one.pid)) for one in workers),
+        )

@@ -1,0 +1,110 @@
+"""The Xids that were heard of this worker's own GPU since the run began."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.inventory.kernel_log import pci_key
+from pytest_gpucluster.inventory.nvml import visible_gpus
+from pytest_gpucluster.inventory.xids import xid_of
+from pytest_gpucluster.measurements import timing
+from pytest_gpucluster.protocol import node_events
+from pytest_gpucluster.protocol.codec import MalformedMessageError
+from pytest_gpucluster.protocol.functions import without_device
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeXid
+
+OWN_S = 15.0
+"""A worker that an Xid ends has ended so long after it at most: the driver tells first, then the call fails."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class XidSeen:
+    """One Xid. ``pid``: the process that the kernel log names. ``is_own``: a worker of this run can have caused it."""
+
+    code: int
+    pid: int | None
+    is_own: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuXids:
+    """The Xids of one GPU during the run, by source; ``before``: what the kernel had logged before it, since the boot.
+
+    ``nvml_why``, ``kernel_log_why``: why this source may not have told all; None where it has.
+    """
+
+    nvml: list[XidSeen]
+    nvml_why: str | None
+    kernel_log: list[XidSeen]
+    kernel_log_why: str | None
+    before: list[XidSeen]
+
+
+@without_device
+def gpu_xids() -> GpuXids:
+    """Ask the listener of this node what it heard of this worker's own GPU.
+
+    A GPU that is lost, or whose driver hangs, is asked for nothing: the listener knows the GPUs of its node.
+    """
+    name = os.environ.get(node_events.VARIABLE)
+    if name is None:
+        return _nothing("no listener was started")
+    try:
+        heard = node_events.ask(name)
+    except (OSError, MalformedMessageError) as error:
+        return _nothing(f"the listener of this node does not answer: {error}")
+    if not heard.gpus:
+        return _nothing(heard.nvml_why or "NVML shows no GPU")
+    gpu = _own_gpu(heard)
+    if gpu is None:
+        return _nothing("NVML does not show this GPU")
+    return xids_of(gpu, heard, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def xids_of(gpu: NodeGpu, heard: NodeEvents, local_rank: int) -> GpuXids:
+    """What was heard of one GPU, which the worker of ``local_rank`` uses."""
+
+    def seen(xid: NodeXid) -> XidSeen:
+        return XidSeen(code=xid.code, pid=xid.pid, is_own=_is_own(xid, heard, local_rank))
+
+    key = pci_key(gpu.pci) if gpu.pci else ""
+    logged = [xid for xid in heard.xids if xid.pci is not None and xid.pci == key]
+    return GpuXids(
+        nvml=[seen(xid) for xid in heard.xids if xid.index == gpu.index],
+        nvml_why=heard.nvml_why or gpu.why,
+        kernel_log=[seen(xid) for xid in logged if xid.age_s is not None],
+        kernel_log_why=heard.log_why or (None if key else "the PCI address of this GPU is not known"),
+        before=[seen(xid) for xid in logged if xid.age_s is None],
+    )
+
+
+def _nothing(why: str) -> GpuXids:
+    return GpuXids(nvml=[], nvml_why=why, kernel_log=[], kernel_log_why=why, before=[])
+
+
+def _own_gpu(heard: NodeEvents) -> NodeGpu | None:
+    """This worker's GPU: torch's, else the ``LOCAL_RANK``-th that CUDA should show."""
+    uuid, uuids = timing.gpu_uuid(), [gpu.uuid for gpu in heard.gpus]
+    if uuid is not None:
+        return next((gpu for gpu in heard.gpus if gpu.uuid == uuid), None)
+    shown = visible_gpus(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    return heard.gpus[shown[local_rank]] if local_rank < len(shown) else None
+
+
+def _is_own(xid: NodeXid, heard: NodeEvents, local_rank: int) -> bool:
+    """Whether a worker of this GPU can have caused it: by its pid, else because it ended at that time.
+
+    The kernel log has pids of the host, which a container does not know. Only a code that a program can cause by itself is
+    ever a worker's own.
+    """
+    if xid_of(xid.code).kind != "application" or xid.age_s is None:
+        return False
+    own = [worker for worker in heard.workers if worker.local_rank == local_rank]
+    if xid.pid is not None and heard.sees_host_pids:
+        return any(worker.pid == xid.pid for worker in own)
+    return any(worker.ended_s is not None and abs(xid.age_s - worker.ended_s) <= OWN_S for worker in own)

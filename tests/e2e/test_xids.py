@@ -1,0 +1,136 @@
+"""Whole runs on a simulated host whose driver reports errors (Xids) during the run, each beside a healthy twin."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from pytest_gpucluster.inventory.xids import RESET, VENDOR, xid_of
+from tests.support import REPOSITORY
+from tests.support.launching import ACCEPTANCE, PYTEST, Launch, environment, python_path
+from tests.support.nvml_simulator import build
+from tests.support.nvml_simulator import environment as with_gpus
+from tests.support.runs import PLANTS, RUN_S, collect
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.runs import FinishedRun
+
+pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
+
+KEY = "xid_during_run"
+FIRST = "gpu_count"
+"""Judged before ``test_between``, so the run has begun by then, as in a whole suite."""
+GREEN = {"node0-gpu0": "passed", "node0-gpu1": "passed"}
+BETWEEN = """\
+    import os
+    import time
+    from pytest_gpucluster.protocol.functions import without_device
+    from tests.support.nvml_simulator import plant
+
+    @without_device
+    def happen(*, scenario, end):
+        plant(os.environ, scenario)
+        time.sleep(2)  # until the listener has heard of it
+        if end:
+            os.abort()
+
+    def test_between(cluster):
+        if {in_worker}:
+            errors = cluster.run(happen, per="gpu", places=[cluster.places[1]], scenario={scenario!r}, end=True).errors
+            assert "SIGABRT" in str([*errors.values()])
+        else:
+            happen(scenario={scenario!r}, end=False)
+    """
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The simulated NVML."""
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+def limits() -> dict[str, Any]:
+    """The packaged entries alone."""
+    packaged = yaml.safe_load((REPOSITORY / "thresholds.yaml").read_text(encoding="utf-8"))["criteria"]
+    return {
+        "schema": 1,
+        "profiles": {"h200-sxm": {"gpu": "h200-sxm", "accept_at": "quick"}},
+        "criteria": {key: {**packaged[key], "profiles": {}} for key in (FIRST, KEY)},
+    }
+
+
+def run(folder: Path, library: Path, *, begin: str = "count 2\n", between: str = "", in_worker: bool = False) -> FinishedRun:
+    """The criterion on the GPUs of ``begin``; a test of the run, or a worker of GPU 1 that dies of it, adds ``between``."""
+    (folder / "limits.yaml").write_text(json.dumps(limits()), encoding="utf-8")
+    text = textwrap.dedent(BETWEEN).format(in_worker=in_worker, scenario=f"{between}\n{begin}")
+    (folder / "test_between.py").write_text(text, encoding="utf-8")
+    chosen = (f"{ACCEPTANCE}/test_health.py", "test_between.py", "-k", f"{FIRST} or {KEY} or between")
+    options = ("--gpucluster-thresholds=limits.yaml", "--gpucluster-gate", "--junitxml=junit.xml")
+    variables = {**environment(measured=True), **with_gpus(library, begin), "PYTHONPATH": python_path(PLANTS)}
+    launch = Launch(command=[*PYTEST, *chosen, *options], cwd=folder, environment=variables, name="node0").start()
+    try:
+        launch.end(within_s=RUN_S)
+    finally:
+        launch.kill_all()
+    return collect([launch])
+
+
+def test_nothing_is_reported(tmp_path: Path, library: Path) -> None:
+    """Codes from before the run, and a test message in it: ACCEPTED."""
+    ran = run(tmp_path, library, begin="count 2\nxids 1:79\n", between="xids 1:79 1:106")
+    assert ran.outcomes(KEY) == GREEN, ran.stdout
+    assert (ran.results["verdict"], ran.returncode) == ("ACCEPTED", 0)
+
+
+@pytest.mark.parametrize(
+    ("xids", "codes", "advice"),
+    [
+        ("1:79", (79,), xid_of(79).action),
+        ("1:48 1:48", (48,), RESET),
+        ("1:74", (74,), xid_of(74).action),
+        ("1:119", (119,), RESET),
+        ("1:43", (43,), xid_of(43).action),
+        ("1:999", (999,), VENDOR),
+        ("1:43 1:95", (43, 95), RESET),
+    ],
+)
+def test_one_gpu(tmp_path: Path, library: Path, xids: str, codes: tuple[int, ...], advice: str) -> None:
+    """The GPU that is named fails, with the meaning of each code and what to do; the other one is green."""
+    ran = run(tmp_path, library, between=f"xids {xids}")
+    assert ran.outcomes(KEY) == {**GREEN, "node0-gpu1": "failed"}, ran.stdout
+    row = ran.row(KEY, "node0-gpu1")
+    assert row["value"] == len(xids.split())
+    assert all(str(xid_of(code)) in str(row["evidence"]["Xids"]) for code in codes)
+    assert f"next: {advice}" in row["reason"]
+    assert ran.results["verdict"] != "ACCEPTED"
+
+
+@pytest.mark.parametrize(
+    ("xids", "outcome"), [("1:43", "passed"), ("1:45 1:43", "passed"), ("1:43 1:79", "failed"), ("0:43", None)]
+)
+def test_a_worker_of_our_own_dies(tmp_path: Path, library: Path, xids: str, outcome: str | None) -> None:
+    """Its own codes are no fault of the GPU; a code of hardware is, and so is any code of another GPU."""
+    ran = run(tmp_path, library, between=f"xids {xids}", in_worker=True)
+    bad = {"node0-gpu0": "failed"} if outcome is None else {"node0-gpu1": outcome}
+    assert ran.outcomes(KEY) == {**GREEN, **bad}, ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("begin", "between", "bad"),
+    [
+        ("err.nvmlEventSetCreate 3", "", ("node0-gpu0", "node0-gpu1")),
+        ("1.err.nvmlDeviceRegisterEvents 3", "", ("node0-gpu1",)),
+        ("", "err.nvmlEventSetWait 3", ("node0-gpu0", "node0-gpu1")),
+    ],
+)
+def test_nobody_listens(tmp_path: Path, library: Path, begin: str, between: str, bad: tuple[str, ...]) -> None:
+    """What was not heard is an error with its reason, never a pass."""
+    ran = run(tmp_path, library, begin=f"count 2\n{begin}\n", between=between)
+    assert ran.outcomes(KEY) == {**GREEN, **dict.fromkeys(bad, "error")}, ran.stdout
+    assert all("Not Supported" in ran.row(KEY, place)["reason"] for place in bad)

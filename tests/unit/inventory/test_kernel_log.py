@@ -1,0 +1,109 @@
+"""Lines of the kernel log: which are Xids, of which GPU and process; and logs that cannot be read."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpucluster.inventory.kernel_log import KernelLog, LoggedXid, parse_xid, pci_key
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BUS = "NVRM: Xid (PCI:0000:5e:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+"""As in public reports of driver 535 and later, for example NVIDIA/open-gpu-kernel-modules, issue 461."""
+REMAP = "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping, reset gpu to activate."
+"""From stas00/ml-engineering, compute/accelerator/nvidia/debug.md."""
+OLD = "NVRM: Xid (0000:01:00): 31, Ch 0000000b, engmask 00000120, intr 10000000"
+"""From a public paste of a host of 2017 (pastebin.com/NGng33SB)."""
+FAULT = "NVRM: Xid (PCI:0000:1B:00): 31, pid=4242, name=python3, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS"
+
+
+@pytest.mark.parametrize(
+    ("line", "xid"),
+    [
+        (BUS, LoggedXid(code=79, pci="0000:5e:00", pid=None)),
+        (REMAP, LoggedXid(code=63, pci="0000:10:1c", pid=1896)),
+        (OLD, LoggedXid(code=31, pci="0000:01:00", pid=None)),
+        (FAULT, LoggedXid(code=31, pci="0000:1b:00", pid=4242)),
+        (f"4,1307,52012345,-;{BUS}", LoggedXid(code=79, pci="0000:5e:00", pid=None)),
+        ("NVRM: Xid (PCI:0000:5e:00.0): 119, pid='77', name=x", LoggedXid(code=119, pci="0000:5e:00", pid=77)),
+    ],
+)
+def test_lines_of_the_driver(line: str, xid: LoggedXid) -> None:
+    """Each form that the driver has written over the years."""
+    assert parse_xid(line) == xid
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "NVRM: loading NVIDIA UNIX Open Kernel Module",
+        "NVRM: Xid (PCI:0000:5e:00): ",
+        "NVRM: Xid (PCI:zz): 79",
+        "NVRM: GPU at PCI:0000:5e:00: GPU-12345678",
+        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Non-fatal, Link 46 MC TS crumbstore MCTO (First)",
+        "python3[5]: segfault at 0 ip 0 sp 0 error 4",
+    ],
+)
+def test_other_lines(line: str) -> None:
+    """Nothing is made up."""
+    assert parse_xid(line) is None
+
+
+@pytest.mark.parametrize("address", ["00000000:1B:00.0", "0000:1b:00", "0000:1b:00.0", "00000000:1B:00"])
+def test_addresses_of_one_gpu(address: str) -> None:
+    """NVML writes a domain of eight digits, the kernel one of four."""
+    assert pci_key(address) == "0000:1b:00"
+
+
+def test_a_log_that_grows(tmp_path: Path) -> None:
+    """Each record is told once."""
+    path = tmp_path / "kmsg"
+    path.write_text(f"4,1,5,-;{BUS}\n6,2,6,-;usb 1-1: new device\n", encoding="utf-8")
+    log = KernelLog(path)
+    assert [xid.code for xid in log.read()] == [79]
+    with path.open("a", encoding="utf-8") as more:
+        more.write(f"4,3,7,-;{REMAP}\n")
+    assert [xid.code for xid in log.read()] == [63]
+    assert (log.read(), log.why) == ([], None)
+
+
+def test_a_log_without_the_driver(tmp_path: Path) -> None:
+    """A log of a container tells nothing of the GPUs, until it has a line of the driver."""
+    path = tmp_path / "kmsg"
+    path.write_text("6,2,6,-;usb 1-1: new device\n", encoding="utf-8")
+    log = KernelLog(path)
+    assert log.read() == []
+    assert log.why is not None
+    path.write_text("6,2,6,-;usb 1-1: new device\n6,3,7,-;NVRM: loading NVIDIA UNIX Open Kernel Module\n", encoding="utf-8")
+    assert (log.read(), log.why) == ([], None)
+
+
+def test_no_log(tmp_path: Path) -> None:
+    """The reason is the system's own."""
+    log = KernelLog(tmp_path / "none")
+    assert log.read() == []
+    assert log.why is not None
+    assert "No such file" in log.why.why
+
+
+@pytest.mark.parametrize(("error", "said"), [(1, "Operation not permitted"), (32, "lost records")])
+def test_a_log_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, said: str) -> None:
+    """Reading is refused, or the kernel has overwritten what was not read yet: the log is not known as a whole."""
+    path = tmp_path / "kmsg"
+    path.write_text("", encoding="utf-8")
+    log, reads = KernelLog(path), iter([OSError(error, os.strerror(error))])
+
+    def read(*_: int) -> bytes:
+        for one in reads:
+            raise one
+        return b""
+
+    monkeypatch.setattr(os, "read", read)
+    assert log.read() == []
+    assert log.why is not None
+    assert said in log.why.why

@@ -1,0 +1,88 @@
+"""What was heard on a node, told apart by GPU and by whose it is, and how it is judged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_gpucluster.inventory.xids import XIDS, xid_of
+from pytest_gpucluster.judging.gpu_xids import judge_xids
+from pytest_gpucluster.measurements.xids import gpu_xids, xids_of
+from pytest_gpucluster.protocol.node_events import VARIABLE, NodeEvents, NodeGpu, NodeWorker, NodeXid
+
+GPU = NodeGpu(index=1, uuid="GPU-1", pci="00000000:43:00.0", why=None)
+KEY = "0000:43:00"
+MINE = NodeWorker(pid=50, local_rank=1, ended_s=9.0)
+ALIVE = NodeWorker(pid=51, local_rank=1)
+OTHERS = NodeWorker(pid=60, local_rank=0, ended_s=10.0)
+
+
+def judged(*xids: NodeXid, **heard: Any) -> Any:
+    """The judgement on GPU 1."""
+    told = {"nvml_why": None, "log_why": None, "sees_host_pids": True, "workers": (MINE, ALIVE, OTHERS), **heard}
+    return judge_xids(xids_of(GPU, NodeEvents(gpus=(GPU,), xids=xids, **told), 1))
+
+
+@pytest.mark.parametrize("code", sorted(XIDS))
+def test_every_code(code: int) -> None:
+    """Each counts with its meaning and advice, but for the test messages."""
+    found = judged(NodeXid(code=code, index=1, age_s=100.0))
+    if xid_of(code).kind == "test":
+        assert (found.over, found.facts, found.advice) == (0, (), None)
+    else:
+        assert (found.over, found.facts, found.advice) == (1, (str(xid_of(code)),), xid_of(code).action)
+
+
+@pytest.mark.parametrize(
+    ("xid", "over"),
+    [
+        (NodeXid(code=43, index=1, age_s=10.0), 0),
+        (NodeXid(code=43, index=1, age_s=40.0), 1),
+        (NodeXid(code=43, index=0, age_s=10.0), 0),
+        (NodeXid(code=79, index=1, age_s=10.0), 1),
+        (NodeXid(code=94, index=1, age_s=10.0), 1),
+        (NodeXid(code=12345, index=1, age_s=10.0), 1),
+        (NodeXid(code=31, pci=KEY, pid=50, age_s=10.0), 0),
+        (NodeXid(code=31, pci=KEY, pid=77, age_s=10.0), 1),
+        (NodeXid(code=31, pci=KEY, pid=60, age_s=10.0), 1),
+        (NodeXid(code=79, pci=KEY, pid=50, age_s=10.0), 1),
+        (NodeXid(code=79, pci="0000:44:00", age_s=10.0), 0),
+        (NodeXid(code=79, pci=KEY), 0),
+    ],
+)
+def test_whose_it_is(xid: NodeXid, over: int) -> None:
+    """A worker of this GPU excuses what a program can cause; nothing excuses the rest. Before the run is not in it."""
+    assert judged(xid).over == over
+
+
+def test_pids_of_a_container() -> None:
+    """The kernel's pids are not comparable there: the time decides."""
+    assert judged(NodeXid(code=31, pci=KEY, pid=9999, age_s=10.0), sees_host_pids=False).over == 0
+
+
+def test_both_sources_tell_one_error() -> None:
+    """It counts once; what only one tells counts too."""
+    both = (NodeXid(code=79, index=1, age_s=30.0), NodeXid(code=79, pci=KEY, age_s=30.0), NodeXid(code=48, pci=KEY, age_s=30.0))
+    assert judged(*both).over == 2
+
+
+def test_before_the_run() -> None:
+    """It is shown."""
+    assert judged(NodeXid(code=79, pci=KEY)).before == (str(xid_of(79)),)
+
+
+def test_one_source_is_enough() -> None:
+    """Both silent is not: nothing is known then, also where a worker's own code was heard."""
+    own = NodeXid(code=43, index=1, age_s=10.0)
+    assert judged(own, log_why="Permission denied").unknown is None
+    assert judged(own, nvml_why="Not Supported").unknown is None
+    assert judged(own, nvml_why="Not Supported", log_why="Permission denied").unknown is not None
+
+
+def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No listener, or one that is gone: why, and nothing else."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert judge_xids(gpu_xids()).unknown is not None
+    monkeypatch.setenv(VARIABLE, "gpucluster-events-nobody")
+    assert "does not answer" in str(judge_xids(gpu_xids()).unknown)
