@@ -231,20 +231,27 @@ def test_ecc_growth(counters_at_start, counters_at_end, place, criterion):
 
 
 @pytest.fixture(scope="session")
+def xids_at_start(cluster, request):
+    """What the listener of every node heard of its GPUs before the long work; it listens from then on at the latest."""
+    return first_snapshot(request, cluster.run(gpu_xids, per="gpu", deadline_s=60))
+
+
+@pytest.fixture(scope="session")
 def xids_at_end(cluster):
-    """What the listener of every node heard of its GPUs, after everything else."""
-    return cluster.run(gpu_xids, per="gpu", deadline_s=60)
+    """The same, after everything else."""
+    return snapshot(cluster, gpu_xids, per="gpu", deadline_s=60)
 
 
 @pytest.mark.at_end
-def test_xid_during_run(xids_at_end, place, criterion):
+def test_xid_during_run(xids_at_start, xids_at_end, place, criterion):
     """The driver reported no error of the GPU; what a worker of this run caused itself is shown where it happened."""
-    seen = xids_at_end[place]
-    found = judge_xids(seen)
+    seconds = watched_s(xids_at_start, xids_at_end)
+    found = judge_xids(xids_at_end.results[place])
     if found.over or found.unknown is None:
         evidence = {"Xids": found.facts, "of own workers": found.own, "before the run": found.before}
         parts = Parts(kind="gpu", advice=found.advice)
-        criterion.require(found.over, evidence={name: texts for name, texts in evidence.items() if texts}, parts=parts)
+        shown = {name: texts for name, texts in evidence.items() if texts}
+        criterion.require(found.over, evidence={**shown, "s watched": seconds}, parts=parts)
     if found.unknown is not None:
         available(NotAvailable(found.unknown), "Xids", place)
 

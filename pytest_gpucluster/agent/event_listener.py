@@ -124,6 +124,7 @@ class Listener:
             nvml_why=self._events.why,
             log_why=None if self._log.why is None else self._log.why.why,
             sees_host_pids=_sees_host_pids(),
+            is_ready=self._events.is_ready,
             gpus=tuple(NodeGpu(index=gpu.index, uuid=gpu.uuid, pci=gpu.pci, why=gpu.why) for gpu in self._events.gpus),
             xids=(
                 *(NodeXid(code=one.code, index=one.gpu, age_s=now_s - one.at_s) for one in self._events.heard),

@@ -42,6 +42,7 @@ class XidEvents:
     def __init__(self) -> None:
         """Prepare to listen; :meth:`start` begins."""
         self._why: str | None = "NVML has not answered yet"
+        self._is_ready = threading.Event()
         self._returned_s = time.monotonic()
         self._gpus: dict[int, WatchedGpu] = {}
         self._heard: list[HeardXid] = []
@@ -50,6 +51,11 @@ class XidEvents:
     def start(self) -> None:
         """Listen from now on."""
         self._thread.start()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every later Xid is heard, or it is known why not."""
+        return self._is_ready.is_set()
 
     @property
     def gpus(self) -> list[WatchedGpu]:
@@ -79,6 +85,8 @@ class XidEvents:
             self._why = str(error)
         except Exception as error:  # noqa: BLE001 -- a listener that ends in silence would look like a healthy GPU
             self._why = f"the listener failed: {error!r}"
+        finally:
+            self._is_ready.set()
 
     def _listen(self) -> None:
         events = required(pynvml.nvmlEventSetCreate)
@@ -95,6 +103,7 @@ class XidEvents:
             except NvmlError as error:
                 gpu.why = str(error)
         self._why = None
+        self._is_ready.set()
         while True:
             self._wait(events, by_handle)
 

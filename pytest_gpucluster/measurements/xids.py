@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ from pytest_gpucluster.protocol.functions import without_device
 if TYPE_CHECKING:
     from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeXid
 
+READY_S = 30.0
+POLL_S = 0.05
 OWN_S = 15.0
 """A worker that an Xid ends has ended so long after it at most: the driver tells first, then the call fails."""
 
@@ -46,7 +49,7 @@ class GpuXids:
 
 @without_device
 def gpu_xids() -> GpuXids:
-    """Ask the listener of this node what it heard of this worker's own GPU.
+    """Ask the listener of this node what it heard of this worker's own GPU, as soon as it listens.
 
     A GPU that is lost, or whose driver hangs, is asked for nothing: the listener knows the GPUs of its node.
     """
@@ -54,7 +57,7 @@ def gpu_xids() -> GpuXids:
     if name is None:
         return _nothing("no listener was started")
     try:
-        heard = node_events.ask(name)
+        heard = _ask_when_ready(name)
     except (OSError, MalformedMessageError) as error:
         return _nothing(f"the listener of this node does not answer: {error}")
     if not heard.gpus:
@@ -63,6 +66,19 @@ def gpu_xids() -> GpuXids:
     if gpu is None:
         return _nothing("NVML does not show this GPU")
     return xids_of(gpu, heard, int(os.environ.get("LOCAL_RANK", "0")))
+
+
+def _ask_when_ready(name: str) -> NodeEvents:
+    """What was heard; a listener that NVML keeps waiting for long says so itself.
+
+    Raises:
+        MalformedMessageError: its answer is none.
+        OSError: it does not answer.
+    """
+    deadline_s = time.monotonic() + READY_S
+    while not (heard := node_events.ask(name)).is_ready and time.monotonic() < deadline_s:
+        time.sleep(POLL_S)
+    return heard
 
 
 def xids_of(gpu: NodeGpu, heard: NodeEvents, local_rank: int) -> GpuXids:

@@ -64,11 +64,13 @@ class NodeEvents(TypedMessage):
     """All that was heard. ``nvml_why``, ``log_why``: why this source does not tell all; None where it does.
 
     ``sees_host_pids``: pids of the kernel log and of this node's processes are of one kind, as outside of containers.
+    ``is_ready``: whatever comes from now on is heard, or it is known why not.
     """
 
     nvml_why: str | None
     log_why: str | None
     sees_host_pids: bool = False
+    is_ready: bool = True
     gpus: tuple[NodeGpu, ...] = ()
     xids: tuple[NodeXid, ...] = ()
     workers: tuple[NodeWorker, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pytest
 import yaml
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
+Kind: TypeAlias = Literal["test", "worker", "late"]
 KEY = "xid_during_run"
 FIRST = "gpu_count"
 """Judged before ``test_between``, so the run has begun by then, as in a whole suite."""
@@ -30,6 +31,7 @@ GREEN = {"node0-gpu0": "passed", "node0-gpu1": "passed"}
 BETWEEN = """\
     import os
     import time
+    import pytest
     from pytest_gpucluster.protocol.functions import without_device
     from tests.support.nvml_simulator import plant
 
@@ -40,8 +42,10 @@ BETWEEN = """\
         if end:
             os.abort()
 
-    def test_between(cluster):
+    @pytest.mark.health
+    def test_between(request):
         if {in_worker}:
+            cluster = request.getfixturevalue("cluster")
             errors = cluster.run(happen, per="gpu", places=[cluster.places[1]], scenario={scenario!r}, end=True).errors
             assert "SIGABRT" in str([*errors.values()])
         else:
@@ -65,12 +69,16 @@ def limits() -> dict[str, Any]:
     }
 
 
-def run(folder: Path, library: Path, *, begin: str = "count 2\n", between: str = "", in_worker: bool = False) -> FinishedRun:
-    """The criterion on the GPUs of ``begin``; a test of the run, or a worker of GPU 1 that dies of it, adds ``between``."""
+def run(folder: Path, library: Path, *, begin: str = "count 2\n", between: str = "", kind: Kind = "test") -> FinishedRun:
+    """The criterion on the GPUs of ``begin``; a test of the run, or a worker of GPU 1 that dies of it, adds ``between``.
+
+    The test is collected first, is one of health and asks for no GPU. In a late run, none of ours can run before it.
+    """
     (folder / "limits.yaml").write_text(json.dumps(limits()), encoding="utf-8")
-    text = textwrap.dedent(BETWEEN).format(in_worker=in_worker, scenario=f"{between}\n{begin}")
+    text = textwrap.dedent(BETWEEN).format(in_worker=kind == "worker", scenario=f"{between}\n{begin}")
     (folder / "test_between.py").write_text(text, encoding="utf-8")
-    chosen = (f"{ACCEPTANCE}/test_health.py", "test_between.py", "-k", f"{FIRST} or {KEY} or between")
+    names = f"{KEY} or between" if kind == "late" else f"{FIRST} or {KEY} or between"
+    chosen = ("test_between.py", f"{ACCEPTANCE}/test_health.py", "-k", names)
     options = ("--gpucluster-thresholds=limits.yaml", "--gpucluster-gate", "--junitxml=junit.xml")
     variables = {**environment(measured=True), **with_gpus(library, begin), "PYTHONPATH": python_path(PLANTS)}
     launch = Launch(command=[*PYTEST, *chosen, *options], cwd=folder, environment=variables, name="node0").start()
@@ -116,7 +124,7 @@ def test_one_gpu(tmp_path: Path, library: Path, xids: str, codes: tuple[int, ...
 )
 def test_a_worker_of_our_own_dies(tmp_path: Path, library: Path, xids: str, outcome: str | None) -> None:
     """Its own codes are no fault of the GPU; a code of hardware is, and so is any code of another GPU."""
-    ran = run(tmp_path, library, between=f"xids {xids}", in_worker=True)
+    ran = run(tmp_path, library, between=f"xids {xids}", kind="worker")
     bad = {"node0-gpu0": "failed"} if outcome is None else {"node0-gpu1": outcome}
     assert ran.outcomes(KEY) == {**GREEN, **bad}, ran.stdout
 
@@ -134,3 +142,10 @@ def test_nobody_listens(tmp_path: Path, library: Path, begin: str, between: str,
     ran = run(tmp_path, library, begin=f"count 2\n{begin}\n", between=between)
     assert ran.outcomes(KEY) == {**GREEN, **dict.fromkeys(bad, "error")}, ran.stdout
     assert all("Not Supported" in ran.row(KEY, place)["reason"] for place in bad)
+
+
+def test_nobody_listened_before_the_run(tmp_path: Path, library: Path) -> None:
+    """A test of another folder ran before any of ours could: what the driver reported then may not have been heard."""
+    ran = run(tmp_path, library, between="xids 1:79", kind="late")
+    assert ran.outcomes(KEY) == dict.fromkeys(GREEN, "error"), ran.stdout
+    assert "test_between.py::test_between ran before the first reading" in " ".join(ran.stdout.split())

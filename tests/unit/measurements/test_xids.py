@@ -9,6 +9,7 @@ import pytest
 from pytest_gpucluster.inventory.xids import XIDS, xid_of
 from pytest_gpucluster.judging.gpu_xids import judge_xids
 from pytest_gpucluster.measurements.xids import gpu_xids, xids_of
+from pytest_gpucluster.protocol import node_events
 from pytest_gpucluster.protocol.node_events import VARIABLE, NodeEvents, NodeGpu, NodeWorker, NodeXid
 
 GPU = NodeGpu(index=1, uuid="GPU-1", pci="00000000:43:00.0", why=None)
@@ -86,3 +87,13 @@ def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert judge_xids(gpu_xids()).unknown is not None
     monkeypatch.setenv(VARIABLE, "gpucluster-events-nobody")
     assert "does not answer" in str(judge_xids(gpu_xids()).unknown)
+
+
+def test_a_listener_that_is_not_ready_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first reading comes back only when later Xids are heard."""
+    waits = NodeEvents(nvml_why="NVML has not answered yet", log_why=None, is_ready=False)
+    answers = [waits, waits, NodeEvents(nvml_why="no NVML", log_why=None)]
+    monkeypatch.setenv(VARIABLE, "listener")
+    monkeypatch.setattr(node_events, "ask", lambda name: answers.pop(0))
+    assert gpu_xids().nvml_why == "no NVML"
+    assert answers == []
