@@ -138,6 +138,19 @@ def test_persistence(gpu_states, place, criterion):
     criterion.require(0 if read(gpu_states, place, "persistence") else 1, parts=Parts(kind="settings"))
 
 
+def blamed(bad, gpus):
+    """The bad GPUs of a node; none where all of its GPUs are bad, as the fault is the node's then."""
+    return tuple(bad) if len(bad) < len(gpus) else ()
+
+
+def nothing_unknown(unknown, gpus, node):
+    """Raise the error of the GPUs of a node of which nothing is known: what, by GPU."""
+    texts = [f"{gpu.id}: {why}" for gpu, whys in unknown.items() for why in whys]
+    if texts:
+        blame = Blame(part="gpu", cause=texts[0])
+        raise MeasurementError(f"{node.label}: {'; '.join(texts)}", culprits=blamed(unknown, gpus) or (node,), blame=blame)
+
+
 def test_nvlink_links(gpu_states, cluster, node, criterion):
     """Every NVLink of each GPU is up, at its rate."""
     gpus = {gpu.id: gpu for gpu in cluster.places if gpu.node == node.node}
@@ -145,11 +158,9 @@ def test_nvlink_links(gpu_states, cluster, node, criterion):
     found = count_nvlinks(nvlinks, gb_s=cluster.promised.gpu_links.nvlink_gb_s)
     if found.by_gpu:
         fewest = min(found.by_gpu.values())
-        worst = tuple(gpus[name].label for name, links in found.by_gpu.items() if links == fewest)
-        criterion.require(fewest, evidence={"links": found.facts}, parts=Parts(kind="gpu", names=worst))
-    if found.unknown:
-        blame = Blame(part="gpu", cause=found.unknown[0])
-        raise MeasurementError(f"{node.label}: {'; '.join(found.unknown)}", culprits=(node,), blame=blame)
+        worst = [gpus[name] for name, links in found.by_gpu.items() if links == fewest]
+        criterion.require(fewest, evidence={"links": found.facts}, parts=Parts(kind="gpu", places=blamed(worst, gpus)))
+    nothing_unknown({gpus[name]: whys for name, whys in found.unknown.items()}, gpus, node)
 
 
 def test_fabric_state(gpu_states, cluster, node, criterion):
@@ -158,11 +169,9 @@ def test_fabric_state(gpu_states, cluster, node, criterion):
     peers, fabrics = ({name: reading(gpu_states, gpu, of) for name, gpu in gpus.items()} for of in ("nvlink_peer", "fabric"))
     found = judge_fabric(peers, fabrics)
     if found.bad or not found.unknown:
-        names = tuple(gpus[name].label for name in found.bad)
-        criterion.require(len(found.bad), evidence=found.bad, parts=Parts(kind="gpu", names=names, advice=ADVICE))
-    if found.unknown:
-        blame = Blame(part="gpu", cause=found.unknown[0])
-        raise MeasurementError(f"{node.label}: {'; '.join(found.unknown)}", culprits=(node,), blame=blame)
+        parts = Parts(kind="gpu", places=blamed([gpus[name] for name in found.bad], gpus), advice=ADVICE)
+        criterion.require(len(found.bad), evidence=found.bad, parts=parts)
+    nothing_unknown({gpus[name]: whys for name, whys in found.unknown.items()}, gpus, node)
 
 
 def test_pcie_link(loaded_clocks, cluster, place, recipe, criterion):
@@ -209,7 +218,7 @@ def test_gpu_worsened(gpu_states_at_start, gpu_states_at_end, place, criterion):
         repair = both[1].gpu.repair
         advice = None if isinstance(repair.recovery_action, NotAvailable) else advice_for(repair.recovery_action)
         parts = Parts(kind="gpu", advice=advice or needs_of(repair).advice)
-        criterion.require(found.over, evidence={"worse": found.facts, "s watched": seconds}, parts=parts)
+        criterion.require(found.over, evidence={"worse": found.facts, "seconds watched": seconds}, parts=parts)
     if found.unknown:
         available(NotAvailable("; ".join(found.unknown)), "state", place, part="gpu")
 
@@ -226,7 +235,7 @@ def test_ecc_growth(counters_at_start, counters_at_end, place, criterion):
     corrected = grown(first.ecc_corrected, last.ecc_corrected)
     errors = growth_of("ecc_uncorrected", counters_at_start, counters_at_end, place)
     criterion.require(
-        errors, evidence={"corrected": str(corrected), "s watched": watched_s(counters_at_start, counters_at_end)}
+        errors, evidence={"corrected": str(corrected), "seconds watched": watched_s(counters_at_start, counters_at_end)}
     )
 
 
@@ -248,10 +257,10 @@ def test_xid_during_run(xids_at_start, xids_at_end, place, criterion):
     seconds = watched_s(xids_at_start, xids_at_end)
     found = judge_xids(xids_at_end.results[place])
     if found.over or found.unknown is None:
-        evidence = {"Xids": found.facts, "of own workers": found.own, "before the run": found.before}
+        evidence = {"found": found.facts, "of own workers": found.own, "before the run": found.before}
         parts = Parts(kind="gpu", advice=found.advice)
         shown = {name: texts for name, texts in evidence.items() if texts}
-        criterion.require(found.over, evidence={**shown, "s watched": seconds}, parts=parts)
+        criterion.require(found.over, evidence={**shown, "seconds watched": seconds}, parts=parts)
     if found.unknown is not None:
         available(NotAvailable(found.unknown), "Xids", place)
 
@@ -274,17 +283,16 @@ def nvlinks(counters_at_start, counters_at_end, node, recipe):
 
 def of_all(nvlinks, name):
     """One kind of what happened, over all GPUs, each with the GPU's name."""
-    return [f"{gpu.label}: {fact}" for gpu, one in nvlinks.items() for fact in getattr(one, name)]
+    return [f"{gpu.id}: {fact}" for gpu, one in nvlinks.items() for fact in getattr(one, name)]
 
 
 @pytest.mark.at_end
 def test_nvlink_errors(nvlinks, node, criterion):
     """No NVLink sent packets again or had to be trained again during the run."""
-    over, unknown = sum(one.over for one in nvlinks.values()), of_all(nvlinks, "unknown")
+    over = sum(one.over for one in nvlinks.values())
+    unknown = {gpu: one.unknown for gpu, one in nvlinks.items() if one.unknown}
     if over or not unknown:
-        bad = tuple(gpu.label for gpu, one in nvlinks.items() if one.over)
+        bad = blamed([gpu for gpu, one in nvlinks.items() if one.over], nvlinks)
         evidence = {"links": of_all(nvlinks, "facts"), "within": of_all(nvlinks, "within")}
-        criterion.require(over, evidence=evidence, parts=Parts(kind="gpu", names=bad))
-    if unknown:
-        blame = Blame(part="gpu", cause=unknown[0])
-        raise MeasurementError(f"{node.label}: {'; '.join(unknown)}", culprits=(node,), blame=blame)
+        criterion.require(over, evidence=evidence, parts=Parts(kind="gpu", places=bad))
+    nothing_unknown(unknown, nvlinks, node)

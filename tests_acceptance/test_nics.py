@@ -84,5 +84,5 @@ def nic_growth(nics_at_start, nics_at_end, node, cluster, recipe):
 def test_nic_errors(nic_growth, nics_at_start, nics_at_end, criterion):
     """No port lost its link during the run, and no error counter grew beyond its limit."""
     growth, seconds = nic_growth, watched_s(nics_at_start, nics_at_end)
-    evidence = {"ports": growth.facts, "within": growth.within, "s watched": round(seconds, 1)}
+    evidence = {"ports": growth.facts, "within": growth.within, "seconds watched": round(seconds, 1)}
     require(criterion, growth.over, growth, evidence)

@@ -30,11 +30,13 @@ RANKING = (PASSED, NOISY, FAILED)
 class Parts:
     """The parts of a place to which a value outside its limit points: their kind, and a name for each.
 
+    ``places``: the GPUs to blame in place of their node; none: the place itself is to blame.
     ``advice``: what the part itself, or its vendor, asks for; None: what is usual for its kind.
     """
 
     kind: Part
     names: tuple[str, ...] = ()
+    places: tuple[Place, ...] = ()
     advice: str | None = None
 
 
@@ -244,12 +246,13 @@ class Criterion:
         if reading.limit.holds(reading.value):
             self._keep(self._record(PASSED, reading, facts))
             return
-        advice = parts.advice if parts is not None else None
-        at = failure_text.Located(places, parts.names if parts is not None else ())
+        kind = parts.kind if parts is not None else _part_of(places)
+        names, blamed, advice = (parts.names, parts.places, parts.advice) if parts is not None else ((), (), None)
+        at = failure_text.Located(blamed or places, names, is_path=not blamed)
         message = failure_text.describe_failure(self.threshold, reading.limit, reading.value, at=at, evidence=facts)
         message = f"{message}\n{failure_text.next_step(self.selection(), is_noisy=False, advice=advice)}"
         failed = self._missed(FAILED, reading, facts, message, is_final=is_final)
-        culprits, kind = tuple(place.id for place in places), parts.kind if parts is not None else _part_of(places)
+        culprits = tuple(place.id for place in at.places)
         self._keep(replace(failed, culprits=culprits, blames=kind, confirmed=reading.confirmed, advice=advice))
         if not self._is_advisory:
             raise CriterionFailedError(message)

@@ -37,15 +37,19 @@ def shortfall(limit: Limit, value: float) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Where a value was measured: a place, a pair of places, or the cluster (no places); and the parts that it names there."""
+    """Where a fault is: a place, a pair of places, or the cluster (no places); and the parts that it names there.
+
+    ``is_path``: several places are the ends of a way from the first to the last; else they are simply several.
+    """
 
     places: Sequence[Place]
     parts: Sequence[str] = ()
+    is_path: bool = True
 
     @property
     def text(self) -> str:
         """``node3 mlx5_2 port 1 (0000:1a:00.0)``."""
-        where = " -> ".join(place.id for place in self.places) or "the cluster"
+        where = (" -> " if self.is_path else ", ").join(place.id for place in self.places) or "the cluster"
         more = f" and {len(self.parts) - SHOWN} more" if len(self.parts) > SHOWN else ""
         return f"{where} {', '.join(self.parts[:SHOWN])}{more}" if self.parts else where
 

@@ -19,10 +19,10 @@ ADVICE = "look at the fabric manager of the node (systemctl status nvidia-fabric
 
 @dataclass(frozen=True, slots=True)
 class FabricSeen:
-    """The fabric of a host's GPUs: what is wrong with each that is not healthy (``bad``), and what is not known."""
+    """The fabric of a host's GPUs: what is wrong with each that is not healthy (``bad``), and what is not known of others."""
 
     bad: Mapping[str, str]
-    unknown: tuple[str, ...]
+    unknown: Mapping[str, tuple[str, ...]]
 
 
 def judge_fabric(peers: Mapping[str, str | NotAvailable], fabrics: Mapping[str, GpuFabric | NotAvailable]) -> FabricSeen:
@@ -31,25 +31,25 @@ def judge_fabric(peers: Mapping[str, str | NotAvailable], fabrics: Mapping[str, 
     NVLinks that end at GPUs need no fabric.
     """
     bad: dict[str, str] = {}
-    unknown: list[str] = []
+    unknown: dict[str, tuple[str, ...]] = {}
     joined: dict[str, tuple[str, int]] = {}
     for gpu, fabric in fabrics.items():
         peer = peers[gpu]
         if isinstance(peer, NotAvailable):
-            unknown.append(f"{gpu}: what its NVLinks end at is {peer}")
+            unknown[gpu] = (f"what its NVLinks end at is {peer}",)
         elif peer == "gpu":
             continue
         elif isinstance(fabric, NotAvailable):
-            unknown.append(f"{gpu}: its fabric is {fabric}")
+            unknown[gpu] = (f"its fabric is {fabric}",)
         elif fabric.state == "not_supported":
-            unknown.append(f"{gpu}: its NVLinks end at a {peer}, and it tells of no fabric")
+            unknown[gpu] = (f"its NVLinks end at a {peer}, and it tells of no fabric",)
         elif (fault := _fault(fabric)) is not None:
             bad[gpu] = fault
         else:
             joined[gpu] = (fabric.cluster_uuid, fabric.clique)
     usual = Counter(joined.values()).most_common(1)
     bad.update({gpu: f"in clique {at[1]} of cluster {at[0]}" for gpu, at in joined.items() if at != usual[0][0]})
-    return FabricSeen(bad, tuple(unknown))
+    return FabricSeen(bad, unknown)
 
 
 def _fault(fabric: GpuFabric) -> str | None:

@@ -20,28 +20,29 @@ class LinksUp:
     Attributes:
         by_gpu: how many links of each GPU are up at their rate; a GPU of which nothing is known is left out.
         facts: what is wrong with the others.
-        unknown: why nothing can be said of some links, or of a GPU. Such a link counts as up in ``by_gpu``.
+        unknown: by GPU, why nothing can be said of some of its links, or of all. Such a link counts as up in ``by_gpu``.
     """
 
     by_gpu: Mapping[str, int]
     facts: tuple[str, ...]
-    unknown: tuple[str, ...]
+    unknown: Mapping[str, tuple[str, ...]]
 
 
 def count_nvlinks(nvlinks: Mapping[str, list[NvLink] | NotAvailable], *, gb_s: float) -> LinksUp:
     """How many NVLinks of each GPU are up and carry ``gb_s`` (10^9 bytes a second, one way) or more."""
     by_gpu: dict[str, int] = {}
     facts: list[str] = []
-    unknown: list[str] = []
+    unknown: dict[str, tuple[str, ...]] = {}
     for gpu, links in nvlinks.items():
         if isinstance(links, NotAvailable):
-            unknown.append(f"{gpu}: its NVLinks are {links}")
+            unknown[gpu] = (f"its NVLinks are {links}",)
             continue
         bad = {f"{gpu} link {one.link} {fault}" for one in links if (fault := _fault(one, gb_s)) is not None}
         by_gpu[gpu] = len(links) - len(bad)
         facts += sorted(bad)
-        unknown += [f"{gpu} link {one.link}: {why}" for one in links if (why := _unknown(one)) is not None]
-    return LinksUp(by_gpu, tuple(facts), tuple(unknown))
+        whys = tuple(f"link {one.link}: {why}" for one in links if (why := _unknown(one)) is not None)
+        unknown.update({gpu: whys} if whys else {})
+    return LinksUp(by_gpu, tuple(facts), unknown)
 
 
 def _fault(link: NvLink, gb_s: float) -> str | None:

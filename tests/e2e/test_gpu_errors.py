@@ -133,6 +133,7 @@ def test_one_gpu(tmp_path: Path, library: Path, between: str, bad: dict[str, Any
     ran = run(tmp_path, library, between=between)
     assert outcomes(ran) == bad, ran.stdout
     assert said in " ".join(ran.stdout.split())  # long lines are wrapped
+    assert [one["places"] for one in ran.results["culprits"]] == [["node0-gpu1"]], "the GPU, also by a value of its node"
     assert ran.results["verdict"] != "ACCEPTED"
 
 

@@ -114,7 +114,7 @@ def test_one_gpu(tmp_path: Path, library: Path, xids: str, codes: tuple[int, ...
     assert ran.outcomes(KEY) == {**GREEN, "node0-gpu1": "failed"}, ran.stdout
     row = ran.row(KEY, "node0-gpu1")
     assert row["value"] == len(xids.split())
-    assert all(str(xid_of(code)) in str(row["evidence"]["Xids"]) for code in codes)
+    assert all(str(xid_of(code)) in str(row["evidence"]["found"]) for code in codes)
     assert f"next: {advice}" in row["reason"]
     assert ran.results["verdict"] != "ACCEPTED"
 

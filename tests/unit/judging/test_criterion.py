@@ -135,6 +135,17 @@ def test_a_part_of_a_place(value: int, named: bool) -> None:  # noqa: FBT001 -- 
     assert str(judge.judged.reason).startswith(f"tflops at node3 {shown} and 2 more: 1 TFLOPS") is named
 
 
+@pytest.mark.parametrize(("gpus", "named"), [((A, B), ("node0-gpu0", "node0-gpu1")), ((), ("node0",))])
+def test_gpus_of_a_node(gpus: tuple[Place, ...], named: tuple[str, ...]) -> None:
+    """GPUs to which the value of a node points are to blame in place of it; the record stays the node's."""
+    judge = criterion(Place(id="node0", node=0), kind="max", value=0)
+    with pytest.raises(CriterionFailedError) as raised:
+        judge.require(1, parts=Parts(kind="gpu", places=gpus))
+    assert judge.judged is not None
+    assert (judge.judged.culprits, judge.judged.place, judge.judged.blames) == (named, "node0", "gpu")
+    assert str(raised.value).startswith(f"tflops at {', '.join(named)}: 1 TFLOPS")
+
+
 def test_the_worst_pair_names_both_ends() -> None:
     """A value of an ordered pair belongs to two places."""
     judge = criterion(None)

@@ -26,7 +26,7 @@ def count(bad: list[NvLink] | NotAvailable) -> LinksUp:
 
 def test_healthy_links() -> None:
     """All of them count, at the promised rate or above it."""
-    assert count(links(speed_gb_s=25.0)) == LinksUp({"gpu0": 18, "gpu1": 18}, (), ())
+    assert count(links(speed_gb_s=25.0)) == LinksUp({"gpu0": 18, "gpu1": 18}, (), {})
 
 
 @pytest.mark.parametrize(
@@ -41,7 +41,7 @@ def test_healthy_links() -> None:
 )
 def test_bad_link(change: dict[str, Any], fact: str) -> None:
     """One link less on that GPU, named; a link that is down needs no rate."""
-    assert count(links(**change)) == LinksUp({"gpu0": 18, "gpu1": 17}, (fact,), ())
+    assert count(links(**change)) == LinksUp({"gpu0": 18, "gpu1": 17}, (fact,), {})
 
 
 def test_link_that_is_not_listed() -> None:
@@ -52,18 +52,18 @@ def test_link_that_is_not_listed() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"is_up": REFUSED}, "gpu1 link 4: its state is not available: Not Supported"),
-        ({"is_up": REFUSED, "speed_gb_s": 1.0}, "gpu1 link 4: its state is not available: Not Supported"),
-        ({"speed_gb_s": REFUSED}, "gpu1 link 4: its rate is not available: Not Supported"),
+        ({"is_up": REFUSED}, "link 4: its state is not available: Not Supported"),
+        ({"is_up": REFUSED, "speed_gb_s": 1.0}, "link 4: its state is not available: Not Supported"),
+        ({"speed_gb_s": REFUSED}, "link 4: its rate is not available: Not Supported"),
     ],
 )
 def test_unknown_link_is_neither_good_nor_bad(change: dict[str, Any], why: str) -> None:
     """It does not fail the GPU, and is told."""
-    assert count(links(**change)) == LinksUp({"gpu0": 18, "gpu1": 18}, (), (why,))
+    assert count(links(**change)) == LinksUp({"gpu0": 18, "gpu1": 18}, (), {"gpu1": (why,)})
 
 
 def test_gpu_whose_links_are_refused() -> None:
     """It has no count; the other GPUs keep theirs."""
     found = count(REFUSED)
     assert (found.by_gpu, found.facts) == ({"gpu0": 18}, ())
-    assert found.unknown == ("gpu1: its NVLinks are not available: Not Supported",)
+    assert found.unknown == {"gpu1": ("its NVLinks are not available: Not Supported",)}

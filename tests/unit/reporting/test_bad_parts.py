@@ -178,7 +178,7 @@ def test_one_text_of_one_cause(number: int) -> None:
     assert lines[1] == "BAD PARTS  1 place (cause: host)"
     assert sum("Python stacks" in line for line in lines) == 1
     assert any(line.startswith(f"    {number} criteri") for line in lines)
-    assert any(line.startswith("    host, medium confidence: look at the host") for line in lines)
+    assert any(line.startswith("    host, medium confidence: look at what the evidence names") for line in lines)
 
 
 def test_a_text_of_two_places_is_shown_once() -> None:
