@@ -10,6 +10,15 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.fleet.faults import FAULTS, NODES_ONLY, Fault, parse_fault
 from pytest_gpucluster.fleet.hardware import require_model
 from pytest_gpucluster.fleet.simulation import Simulation, parse_simulation
+from tests.support import REPOSITORY
+
+FIRST_CELL = re.compile(r"(?m)^\| *(`[a-z]+`(?:, `[a-z]+`)*) *\|")
+
+
+def listed(page: str) -> set[str]:
+    """The faults in the table of ``gpucluster demo`` of a page: the names in its first column."""
+    table = page.partition("| fault |")[2].partition("\n\n")[0]
+    return {name for cell in FIRST_CELL.findall(table) for name in re.findall("[a-z]+", cell)}
 
 
 @pytest.mark.parametrize("kind", FAULTS)
@@ -19,6 +28,18 @@ def test_every_fault_can_be_planted_and_comes_back(kind: str) -> None:
     fault = parse_fault(text)
     assert str(fault) == text
     assert Fault.read(fault.to_json()) == fault
+
+
+def test_every_fault_stands_in_the_page_of_the_commands() -> None:
+    """The table has each fault that can be planted, and no other one."""
+    page = (REPOSITORY / "docs" / "commands.md").read_text(encoding="utf-8")
+    assert listed(page) == set(FAULTS)
+
+
+def test_a_fault_that_the_page_does_not_name_is_seen() -> None:
+    """Names in other columns and in other tables do not count."""
+    page = "| `odd` | x |\n\n| fault | the part |\n|---|---|\n| `slow`, `ecc` | like `hbm` |\n\n| `xid` | y |\n"
+    assert listed(page) == {"slow", "ecc"}
 
 
 @pytest.mark.parametrize(

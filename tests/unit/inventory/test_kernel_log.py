@@ -12,23 +12,29 @@ from pytest_gpucluster.inventory.kernel_log import KernelLog, LoggedXid, parse_x
 if TYPE_CHECKING:
     from pathlib import Path
 
-BUS = "NVRM: Xid (PCI:0000:5e:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
-"""As in public reports of driver 535 and later, for example NVIDIA/open-gpu-kernel-modules, issue 461."""
+BUS = "NVRM: Xid (PCI:0000:91:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
+"""From the notes on SXids of leptonai/gpud, where SXids of three NVSwitches follow."""
 REMAP = "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping, reset gpu to activate."
 """From stas00/ml-engineering, compute/accelerator/nvidia/debug.md."""
 OLD = "NVRM: Xid (0000:01:00): 31, Ch 0000000b, engmask 00000120, intr 10000000"
 """From a public paste of a host of 2017 (pastebin.com/NGng33SB)."""
-FAULT = "NVRM: Xid (PCI:0000:1B:00): 31, pid=4242, name=python3, Ch 00000008, intr 00000000. MMU Fault: ENGINE GRAPHICS"
+FAULT = (
+    "NVRM: Xid (PCI:0000:0a:00): 31, pid=13332, name=cuda_plot_k32_v, Ch 00000010, intr 00000000. "
+    "MMU Fault: ENGINE CE2 HUBCLIENT_CE0 faulted @ 0x7f29_5b8c9000. "
+    "Fault is of type FAULT_PRIV_VIOLATION ACCESS_TYPE_VIRT_READ"
+)
+"""From madMAx43v3r/chia-gigahorse, issue 301."""
 
 
 @pytest.mark.parametrize(
     ("line", "xid"),
     [
-        (BUS, LoggedXid(code=79, pci="0000:5e:00", pid=None)),
+        (BUS, LoggedXid(code=79, pci="0000:91:00", pid=None)),
         (REMAP, LoggedXid(code=63, pci="0000:10:1c", pid=1896)),
         (OLD, LoggedXid(code=31, pci="0000:01:00", pid=None)),
-        (FAULT, LoggedXid(code=31, pci="0000:1b:00", pid=4242)),
-        (f"4,1307,52012345,-;{BUS}", LoggedXid(code=79, pci="0000:5e:00", pid=None)),
+        (FAULT, LoggedXid(code=31, pci="0000:0a:00", pid=13332)),
+        (f"4,1307,52012345,-;{BUS}", LoggedXid(code=79, pci="0000:91:00", pid=None)),
+        # Made: the forms of the address and of the process in one line.
         ("NVRM: Xid (PCI:0000:5e:00.0): 119, pid='77', name=x", LoggedXid(code=119, pci="0000:5e:00", pid=77)),
     ],
 )
