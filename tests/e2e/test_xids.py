@@ -23,15 +23,18 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
-Kind: TypeAlias = Literal["test", "worker", "late"]
+Kind: TypeAlias = Literal["test", "worker", "late", "deaf"]
 KEY = "xid_during_run"
 FIRST = "gpu_count"
 """Judged before ``test_between``, so the run has begun by then, as in a whole suite."""
 GREEN = {"node0-gpu0": "passed", "node0-gpu1": "passed"}
 BETWEEN = """\
     import os
+    import signal
     import time
+    from pathlib import Path
     import pytest
+    from pytest_gpucluster.protocol import node_events
     from pytest_gpucluster.protocol.functions import without_device
     from tests.support.nvml_simulator import plant
 
@@ -42,9 +45,28 @@ BETWEEN = """\
         if end:
             os.abort()
 
+    @without_device
+    def kill_the_listener():
+        name = "@" + os.environ[node_events.VARIABLE]
+        lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+        inode = next(line[6] for line in lines if line[7:] == [name])
+        for fd in Path("/proc").glob("[0-9]*/fd/*"):
+            try:
+                is_its = os.readlink(fd) == f"socket:[{{inode}}]"
+            except OSError:
+                continue
+            if is_its:
+                os.kill(int(fd.parts[2]), signal.SIGKILL)
+                return fd.parts[2]
+
     @pytest.mark.health
     def test_between(request):
-        if {in_worker}:
+        if {kind!r} == "deaf":
+            cluster = request.getfixturevalue("cluster")
+            killed = cluster.run(kill_the_listener, per="gpu", places=[cluster.places[0]])
+            assert killed[cluster.places[0]] is not None
+            happen(scenario={scenario!r}, end=False)
+        elif {kind!r} == "worker":
             cluster = request.getfixturevalue("cluster")
             errors = cluster.run(happen, per="gpu", places=[cluster.places[1]], scenario={scenario!r}, end=True).errors
             assert "SIGABRT" in str([*errors.values()])
@@ -72,10 +94,12 @@ def limits() -> dict[str, Any]:
 def run(folder: Path, library: Path, *, begin: str = "count 2\n", between: str = "", kind: Kind = "test") -> FinishedRun:
     """The criterion on the GPUs of ``begin``; a test of the run, or a worker of GPU 1 that dies of it, adds ``between``.
 
+    In a deaf run, the test kills the node's listener first.
+
     The test is collected first, is one of health and asks for no GPU. In a late run, none of ours can run before it.
     """
     (folder / "limits.yaml").write_text(json.dumps(limits()), encoding="utf-8")
-    text = textwrap.dedent(BETWEEN).format(in_worker=kind == "worker", scenario=f"{between}\n{begin}")
+    text = textwrap.dedent(BETWEEN).format(kind=kind, scenario=f"{between}\n{begin}")
     (folder / "test_between.py").write_text(text, encoding="utf-8")
     names = f"{KEY} or between" if kind == "late" else f"{FIRST} or {KEY} or between"
     chosen = ("test_between.py", f"{ACCEPTANCE}/test_health.py", "-k", names)
@@ -142,6 +166,15 @@ def test_nobody_listens(tmp_path: Path, library: Path, begin: str, between: str,
     ran = run(tmp_path, library, begin=f"count 2\n{begin}\n", between=between)
     assert ran.outcomes(KEY) == {**GREEN, **dict.fromkeys(bad, "error")}, ran.stdout
     assert all("Not Supported" in ran.row(KEY, place)["reason"] for place in bad)
+
+
+@pytest.mark.parametrize("between", ["", "xids 1:79"])
+def test_the_listener_is_killed(tmp_path: Path, library: Path, between: str) -> None:
+    """Nobody knows what came then, on any GPU of the node."""
+    ran = run(tmp_path, library, between=between, kind="deaf")
+    assert ran.outcomes(KEY) == dict.fromkeys(GREEN, "error"), ran.stdout
+    assert all("the listener of this node does not answer" in ran.row(KEY, place)["reason"] for place in GREEN)
+    assert (ran.results["verdict"], ran.returncode != 0) == ("INCOMPLETE", True), ran.stdout
 
 
 def test_nobody_listened_before_the_run(tmp_path: Path, library: Path) -> None:
