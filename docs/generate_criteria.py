@@ -77,14 +77,19 @@ def _limit(threshold: Threshold) -> str:
     if threshold.skip is not None:
         return "skipped"
     sizes = {size: _text(threshold, number) for size, number in threshold.numbers.items()}
+    shapes = [f", {_plain(threshold, number)} ({shape})" for shape, number in threshold.by_shape.items()]
     advisory = " (advisory)" if threshold.severity == "advisory" else ""
     if list(sizes) == ["any"]:
-        return sizes["any"] + advisory
+        return "".join((sizes["any"], *shapes)) + advisory
     return ", ".join(f"{text} ({size if size != 'any' else 'other'} GPUs)" for size, text in sizes.items()) + advisory
 
 
+def _plain(threshold: Threshold, number: float) -> str:
+    return Limit(kind=threshold.kind, value=number, unit=threshold.unit).text
+
+
 def _text(threshold: Threshold, number: float) -> str:
-    text = Limit(kind=threshold.kind, value=number, unit=threshold.unit).text
+    text = _plain(threshold, number)
     if threshold.unit in NO_UNIT or threshold.of is not None:
         text = text.removesuffix(f" {threshold.unit}")
     return text if threshold.of is None else f"{text} x {threshold.of}"

@@ -22,6 +22,7 @@ from pytest_gpucluster.judging.waivers import Waivers
 from pytest_gpucluster.places import GpuLinks, Inventory
 from pytest_gpucluster.protocol.channel import most_connections
 from pytest_gpucluster.thresholds import no_effect
+from pytest_gpucluster.thresholds.bounds import ring_gb_s
 from pytest_gpucluster.thresholds.load import load
 from pytest_gpucluster.thresholds.lock import changed_figures
 from pytest_gpucluster.thresholds.specs import load_specs
@@ -230,8 +231,16 @@ def _expected(thresholds: ThresholdsFile, profile: Profile, shape: tuple[int, in
         fabric=profile.fabric,
         gpu_names=tuple(profile.spec.names) if profile.spec is not None else (),
         gpu_links=_links_of(profile.spec) if profile.spec is not None else None,
+        ring_gb_s=_ring_gb_s(profile, shape[1]),
         shared_paths=tuple(dict.fromkeys(thresholds.content.cluster.shared_paths)),
     )
+
+
+def _ring_gb_s(profile: Profile, gpus_per_node: int) -> float | None:
+    if profile.spec is None or profile.nic_gb_s_per_gpu is None:
+        return None
+    rates = {"nic_gb_s_per_gpu": profile.nic_gb_s_per_gpu, "nvlink_gb_s": profile.spec.nvlink_gb_s}
+    return ring_gb_s(gpus_per_node=gpus_per_node, **rates)
 
 
 def _links_of(spec: GpuSpec) -> GpuLinks:

@@ -144,3 +144,13 @@ def hbm(cluster, recipe, compared_places):
 def host_link_alone(cluster, recipe, compared_places):
     """Copies between every GPU and its host, one GPU of a node at a time."""
     return cluster.run(host_link, per="gpu", places=compared_places, **recipe("host_to_device"))
+
+
+def sized(recipe, cluster):
+    """The recipe of a collective with the size for so many nodes: the large one from ``large_from_nodes`` on.
+
+    Without a cluster it is the ordinary size.
+    """
+    large, least = recipe.pop("large_size_bytes", None), recipe.pop("large_from_nodes", None)
+    is_large = None not in (large, least, cluster) and cluster.promised.num_nodes >= least
+    return {**recipe, "size_bytes": large} if is_large else recipe

@@ -15,7 +15,12 @@ IN_NODE_GB_S = {2: 331.0, 3: 340.0, 4: 353.0}
 """Bus bandwidth of an all-reduce in a node by the number of GPUs; from here on NVLink SHARP gives :data:`NVLS_GB_S`."""
 NVLS_GB_S = 480.0
 WITHOUT_NVLS = 0.765
-BETWEEN_NODES_GB_S = 461.0
+PORT_GB_S = 50.0
+"""What the ports of a node carry for each of its GPUs."""
+OF_PORTS = {2: 1.1525}
+"""Bus bandwidth as a part of all ports of a node, by the number of nodes: a tree on 2 nodes; rings on more."""
+RINGS_OF_PORTS = 0.9665
+"""As 96 H100 reach them (386.6 of 400 GB/s; CoreWeave, README of its nccl-tests)."""
 SOCKETS_GB_S = 4.8
 CHANNELS = {"infiniband": "NET/IB/GDRDMA", "roce": "NET/RoCE/GDRDMA", "nvlink": "P2P/MNNVL"}
 """By fabric; any other is sockets."""
@@ -53,7 +58,9 @@ def _on_sockets(asked: Asked) -> bool:
 
 def _busbw_gb_s(asked: Asked) -> float:
     if len(asked.group.nodes) > 1:
-        return SOCKETS_GB_S if _on_sockets(asked) else BETWEEN_NODES_GB_S
+        nodes, ranks = len(asked.group.nodes), len(asked.group.ranks)
+        ports_gb_s = PORT_GB_S * ranks / nodes
+        return SOCKETS_GB_S if _on_sockets(asked) else ports_gb_s * OF_PORTS.get(nodes, RINGS_OF_PORTS)
     whole = IN_NODE_GB_S.get(len(asked.group.ranks), NVLS_GB_S)
     return whole * WITHOUT_NVLS if asked.group.with_fault("nvls") else whole
 

@@ -57,10 +57,11 @@ class Located:
 def describe_failure(threshold: Threshold, limit: Limit, value: float, *, at: Located, evidence: Mapping[str, Any]) -> str:
     """The text of a failure of one criterion; without :func:`next_step`."""
     places = at.places
+    basis = f"; {limit.basis}" if limit.basis is not None else ""
     lines = [
         (
             f"{threshold.key} at {one_line(at.text)}: {format_miss(limit, value)} "
-            f"({shortfall(limit, value)}; {where_written(threshold)})"
+            f"({shortfall(limit, value)}; {where_written(threshold)}{basis})"
         ),
         hung(f"  {threshold.criterion}"),
     ]

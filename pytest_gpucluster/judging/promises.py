@@ -72,6 +72,9 @@ def _differences(profile: Profile, standard: Profile) -> Iterable[str]:
         yield f"a soak of {in_words(profile.accept_soak_s)} instead of {in_words(standard.accept_soak_s)}"
     if profile.fabric != standard.fabric:
         yield f"fabric {profile.fabric} instead of {standard.fabric}"
+    promised, here = standard.nic_gb_s_per_gpu, profile.nic_gb_s_per_gpu
+    if promised is not None and here is not None and here < promised:
+        yield f"nic_gb_s_per_gpu {here} instead of {promised}"
 
 
 def doubled_gpus(places: Iterable[Place]) -> list[str]:

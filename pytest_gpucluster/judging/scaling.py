@@ -37,6 +37,15 @@ def efficiency_percent(rate: float, *, of: Sequence[float]) -> float:
     return 100.0 * rate / base
 
 
+def kept_percent(rate: float, *, of: Sequence[float], most: float) -> float:
+    """As :func:`efficiency_percent`, but a rate ``of`` above ``most`` counts as ``most``: more could not be kept.
+
+    Raises:
+        ValueError: nothing to compare with, or a mean that is not above zero.
+    """
+    return efficiency_percent(rate, of=[min(one, most) for one in of])
+
+
 def sharded_peak_gib(*, single_rank_gib: float, sharded_gib: float, layer_gib: float, ranks: int) -> float:
     """The peak of one of ``ranks`` that share a model by FSDP, in GiB.
 

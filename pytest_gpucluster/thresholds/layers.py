@@ -1,7 +1,7 @@
 """Layers of plain data: a file over the packaged file, and a profile's overrides over an entry.
 
 Both use one rule (``merge_entry``): a key replaces the key below it, ``recipe`` is merged key by key, and a limit
-(``above below min max`` with ``of`` and ``bound_waived``) replaces the whole limit below it.
+(``above below min max`` with ``of``, ``shapes`` and ``bound_waived``) replaces the whole limit below it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Key = TypeVar("Key", str, str | int)
 Kind: TypeAlias = Literal["above", "below", "min", "max"]
 KINDS: tuple[Kind, ...] = ("above", "below", "min", "max")
 """How a limit is written: above and below are strict, min and max inclusive."""
-LIMIT = (*KINDS, "of", "bound_waived")
+LIMIT = (*KINDS, "of", "shapes", "bound_waived")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,15 @@ _MISSED: dict[Kind, str] = {"above": "not above", "below": "not below", "min": "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
-    """One number to compare with. ``above`` and ``below`` are strict, ``min`` and ``max`` inclusive."""
+    """One number to compare with. ``above`` and ``below`` are strict, ``min`` and ``max`` inclusive.
+
+    ``basis``: where several limits are written, which one this is, in words.
+    """
 
     kind: Kind
     value: float
     unit: str
+    basis: str | None = None
 
     @property
     def is_floor(self) -> bool:

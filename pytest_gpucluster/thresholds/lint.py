@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.config.yaml_lines import Problem
 from pytest_gpucluster.thresholds import schema as shape
+from pytest_gpucluster.thresholds.bounds import most_gb_s
 from pytest_gpucluster.thresholds.file import ThresholdsFile
 from pytest_gpucluster.thresholds.layers import KINDS, read_source
-from pytest_gpucluster.thresholds.resolve import chain_of
+from pytest_gpucluster.thresholds.resolve import RING, chain_of
 from pytest_gpucluster.thresholds.specs import FIELD_UNITS, load_specs
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 CLUSTER_UNITS = {"gpus_per_node": "GPUs", "nodes": "nodes", "world_size": "GPUs"}
 """What ``of: cluster...`` may name, with the unit it is in."""
+FABRIC_UNITS = {RING.removeprefix("fabric."): "GB/s"}
 _KEY = re.compile(r"[a-z][a-z0-9_]*(\[[^\[\]]+\])?\Z")
 _BOUND_LOWEST, _BOUND_HIGHEST = 0.40, 1.05
 _HIGHEST = {"ratio": 1, "%": 100}
@@ -164,6 +166,8 @@ def _check_limit_keys(document: Document, path: KeyPath, layer: Entry | Override
         yield document.problem(path, f"no limit{inside}: one of {', '.join(KINDS)}.")
     if not kinds and isinstance(layer, shape.Override) and "of" in written:
         yield document.problem((*path, "of"), f"'of' without a limit beside it{inside}: an override replaces both.")
+    if not kinds and isinstance(layer, shape.Override) and "shapes" in written:
+        yield document.problem((*path, "shapes"), f"'shapes' without a limit beside it{inside}: an override replaces both.")
     yield from _check_references(document, path, written)
 
 
@@ -176,10 +180,10 @@ def _check_references(document: Document, path: KeyPath, written: Mapping[str, A
             continue
         if _unit_of(reference) is None:
             known = [f"gpu.{field}" for field in FIELD_UNITS]
-            known += [f"cluster.{field}" for field in CLUSTER_UNITS] if name == "of" else []
+            known += [RING, *(f"cluster.{field}" for field in CLUSTER_UNITS)] if name == "of" else []
             text = f"{name!r} is {reference!r}{inside}. Choose from: {', '.join(known)}."
             yield document.problem((*path, name), text + did_you_mean(reference, known))
-        elif name != "of" and reference.startswith("cluster."):
+        elif name != "of" and not reference.startswith("gpu."):
             what = "a bound is physics" if name == "bound" else "what a GPU may lack stands in its spec"
             yield document.problem((*path, name), f"{what}, so of the form gpu.<field>{inside}.")
 
@@ -190,16 +194,21 @@ def _exceeds(lowest: object, highest: object) -> bool:
 
 
 def _unit_of(reference: str) -> str | None:
-    """The unit of ``gpu.<field>`` or ``cluster.<field>``; None when there is no such field."""
+    """The unit of ``gpu.<field>``, ``cluster.<field>`` or ``fabric.<field>``; None when there is no such field."""
     table, _, name = reference.partition(".")
-    return {"gpu": FIELD_UNITS, "cluster": CLUSTER_UNITS}.get(table, {}).get(name)
+    return {"gpu": FIELD_UNITS, "cluster": CLUSTER_UNITS, "fabric": FABRIC_UNITS}.get(table, {}).get(name)
 
 
 def _check_resolved(threshold: Threshold, profile: Profile | None) -> Iterator[str]:
     """Check a limit as a profile sees it (None: as written, before any override)."""
     name = repr(threshold.key)
     for number in threshold.numbers.values():
-        yield from _check_number(threshold, number)
+        yield from _check_number(threshold, number, is_part=threshold.of is not None)
+    for number in threshold.by_shape.values():
+        yield from _check_number(threshold, number, is_part=False)
+    if threshold.by_shape and threshold.per != "cluster":
+        yield f"{name}: 'shapes' are of the whole cluster, and this is per {threshold.per}."
+        return
     for what, reference in (("'of'", threshold.of), ("'bound'", threshold.bound)):
         if reference is not None and _unit_of(reference) != threshold.unit:
             yield f"{name} is in {threshold.unit}, but {what} {reference} is in {_unit_of(reference)}."
@@ -209,13 +218,13 @@ def _check_resolved(threshold: Threshold, profile: Profile | None) -> Iterator[s
         return
     if profile is not None and threshold.skip is None:
         yield from _check_physics(threshold, profile)
+        yield from _check_shapes(threshold, profile)
 
 
-def _check_number(threshold: Threshold, number: float) -> Iterator[str]:
+def _check_number(threshold: Threshold, number: float, *, is_part: bool) -> Iterator[str]:
     """Find a number that no value, or every value, satisfies."""
     limit = f"{threshold.key!r}: '{threshold.kind}: {number}'"
     unit, highest = threshold.unit, _HIGHEST.get(threshold.unit)
-    is_part = threshold.of is not None
     if number < 0 and unit not in _MAY_BE_NEGATIVE:
         yield f"{limit} is negative; {unit} never is."
     elif highest is not None and number > highest:
@@ -224,7 +233,7 @@ def _check_number(threshold: Threshold, number: float) -> Iterator[str]:
         yield f"{limit} {unit} holds for every value: it is no limit."
     elif number == 0 and unit not in _MAY_BE_NEGATIVE and (threshold.kind == "below" or is_part):
         yield f"{limit} {unit} can hold for no value."
-    elif is_part and number > 1 and threshold.kind in {"above", "min"} and str(threshold.of).startswith("cluster."):
+    elif is_part and number > 1 and threshold.kind in {"above", "min"} and not str(threshold.of).startswith("gpu."):
         yield f"{limit} of {threshold.of} asks for more than there is."
 
 
@@ -250,4 +259,22 @@ def _check_physics(threshold: Threshold, profile: Profile) -> Iterator[str]:
             yield (
                 f"{name}: {value:g} {threshold.unit} is {100 * share:.0f} % of {reference} = {top:g} "
                 f"(profile {profile.name!r}); a floor lies between 40 % and 105 %, or say 'bound_waived: reason'."
+            )
+
+
+def _check_shapes(threshold: Threshold, profile: Profile) -> Iterator[str]:
+    """Check that a cluster of a stated shape could reach its floor at all."""
+    if threshold.rates is None or threshold.kind in {"below", "max"} or threshold.bound_waived is not None:
+        return
+    nic_gb_s, nvlink_gb_s = threshold.rates
+    for written, number in threshold.by_shape.items():
+        nodes, gpus = map(int, written.split("x"))
+        if nodes < 2:
+            yield f"{threshold.key!r}: the shape {written} has nothing between nodes."
+            continue
+        top = most_gb_s(nodes=nodes, gpus_per_node=gpus, nic_gb_s_per_gpu=nic_gb_s, nvlink_gb_s=nvlink_gb_s)
+        if number >= top:
+            yield (
+                f"{threshold.key!r}: {number:g} {threshold.unit} for {written} is more than any all-reduce can reach there, "
+                f"{top:.4g} (profile {profile.name!r}: {nic_gb_s:g} GB/s of ports a GPU, {nvlink_gb_s:g} of NVLinks)."
             )

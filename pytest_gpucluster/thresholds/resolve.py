@@ -6,6 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.thresholds.bounds import ring_gb_s
 from pytest_gpucluster.thresholds.layers import KINDS, Kind, merge_entry
 from pytest_gpucluster.thresholds.limit import Limit
 from pytest_gpucluster.thresholds.schema import Criterion, ProfileEntry
@@ -30,10 +31,13 @@ CANNOT_CHANGE_AN_OUTCOME = frozenset(
         "requires",  # acts through ``skip``
         "takes_s",  # the forecast alone reads this key and the next
         "measured_with",
+        "rates",  # a term of the profile, which is told by itself where it is less
     }
 )
 """Fields of :class:`Threshold` that a site may change without changing a limit. Every other field counts."""
-LIMIT_AND_RECIPE = frozenset({"kind", "numbers", "of", "of_value", "unit", "recipe"})
+RING = "fabric.ring_gb_s"
+"""What ``of`` names for a part of the rate of rings over all nodes."""
+LIMIT_AND_RECIPE = frozenset({"kind", "numbers", "of", "of_value", "shapes", "unit", "recipe"})
 """Names in :attr:`Threshold.decisive` that :meth:`Threshold.differences` shows in words of their own."""
 
 
@@ -53,13 +57,14 @@ class Threshold(Criterion):
     """One entry of thresholds.yaml, resolved for one profile.
 
     ``of`` is what the limit's numbers are multiplied by; ``of_value`` its value when the GPU's spec gives it, None when
-    the cluster's shape does. ``file`` and ``line`` are where the limit is written. ``needs`` and ``needs_nodes`` are the
-    least GPUs and nodes in the group: with fewer the criterion is skipped by rule, as where the profile promises none of
-    its ``fabrics`` (None: any will do). ``skip``: why it is skipped in any
-    case, because the entry says so or the profile's GPU lacks what the entry ``requires`` (``gpu.fp8_tflops``: FP8 units).
-    ``noise`` is the relative spread of repeats above which a value is not judged. ``takes_s`` is about how long the
-    measurement takes on the profile's GPUs (at level soak: one round); ``measured_with`` names the entry whose
-    measurement gives this value too.
+    the cluster's shape does. ``shapes`` are plain numbers for clusters of stated shapes, before all others. ``rates`` are
+    the promised rates of a GPU's ports and of its NVLinks in GB/s, where ``of`` is :data:`RING` and both are known.
+    ``file`` and ``line`` are where the limit is written. ``needs`` and ``needs_nodes`` are the least GPUs and nodes in the
+    group: with fewer the criterion is skipped by rule, as where the profile promises none of its ``fabrics`` (None: any
+    will do). ``skip``: why it is skipped in any case, because the entry says so or the profile's GPU lacks what the entry
+    ``requires`` (``gpu.fp8_tflops``: FP8 units). ``noise`` is the relative spread of repeats above which a value is not
+    judged. ``takes_s`` is about how long the measurement takes on the profile's GPUs (at level soak: one round);
+    ``measured_with`` names the entry whose measurement gives this value too.
     """
 
     key: str
@@ -67,6 +72,7 @@ class Threshold(Criterion):
     line: int
     skip: str | None = None
     of_value: float | None = None
+    rates: tuple[float, float] | None = None
 
     @property
     def kind(self) -> Kind:
@@ -103,20 +109,29 @@ class Threshold(Criterion):
         """``above 700``, ``min 0.98 of gpu.memory_gib``, with one number for each size where there are several."""
         numbers = self.numbers
         number = numbers["any"] if [*numbers] == ["any"] else ", ".join(f"{size}: {one}" for size, one in numbers.items())
-        if "of" not in self.model_fields_set:
-            return f"{self.kind} {number}"
-        return f"{self.kind} {number} of {self.of}" + (f" ({self.of_value:g})" if self.of_value is not None else "")
+        written = f"{self.kind} {number}"
+        if "of" in self.model_fields_set:
+            written += f" of {self.of}" + (f" ({self.of_value:g})" if self.of_value is not None else "")
+        return written + "".join(f", {shape}: {one}" for shape, one in self.by_shape.items())
+
+    @property
+    def by_shape(self) -> Mapping[str, float]:
+        """The limits of stated shapes (``2x8``); empty without any."""
+        return self.shapes if "shapes" in self.model_fields_set else {}
 
     def limit(self, *, gpus: int, cluster: Mapping[str, int]) -> Limit:
         """The limit for a group.
 
         Args:
             gpus: number of GPUs in the group.
-            cluster: ``nodes``, ``gpus_per_node`` and ``world_size``, for limits ``of: cluster...``.
+            cluster: ``nodes``, ``gpus_per_node`` and ``world_size``, for limits ``of: cluster...`` and by shape.
 
         Raises:
             ConfigurationError: the table has no number for this size, or ``cluster`` lacks what ``of`` names.
         """
+        shape = f"{cluster.get('nodes')}x{cluster.get('gpus_per_node')}"
+        if shape in self.by_shape:
+            return Limit(kind=self.kind, value=self.by_shape[shape], unit=self.unit, basis=f"the limit for {shape}")
         number = self.numbers.get(gpus, self.numbers.get("any"))
         where = f"{self.file}:{self.line}"
         if number is None:
@@ -125,10 +140,19 @@ class Threshold(Criterion):
             raise ConfigurationError(message)
         if self.of is None:
             return Limit(kind=self.kind, value=number, unit=self.unit)
-        factor = self.of_value if self.of.startswith("gpu.") else cluster.get(self.of.removeprefix("cluster."))
+        factor = self._ring_gb_s(cluster) if self.of == RING else self.of_value or cluster.get(self.of.removeprefix("cluster."))
         if factor is None:
-            raise ConfigurationError(f"{where}: '{self.key}' is a part of {self.of}, which is not known here.")
-        return Limit(kind=self.kind, value=number * factor, unit=self.unit)
+            message = f"{where}: '{self.key}' is a part of {self.of}, which is not known here."
+            how = f" Say 'nic_gb_s_per_gpu' in the profile, or the limit for {shape} under 'shapes'." if self.of == RING else ""
+            raise ConfigurationError(message + how)
+        basis = f"{number:g} of {self.of}, {factor:g} {self.unit}" if self.of == RING else None
+        return Limit(kind=self.kind, value=number * factor, unit=self.unit, basis=basis)
+
+    def _ring_gb_s(self, cluster: Mapping[str, int]) -> float | None:
+        if self.rates is None or "gpus_per_node" not in cluster:
+            return None
+        nic_gb_s, nvlink_gb_s = self.rates
+        return ring_gb_s(gpus_per_node=cluster["gpus_per_node"], nic_gb_s_per_gpu=nic_gb_s, nvlink_gb_s=nvlink_gb_s)
 
 
 def chain_of(profiles: Mapping[str, ProfileEntry], name: str) -> list[str]:
@@ -161,7 +185,9 @@ def resolve(document: Document, key: str, entry: Entry, *, profile: Profile | No
         limit_path = next((("criteria", key, *path, kind) for kind in KINDS if kind in layer), limit_path)
     merged["skip"] = merged.get("skip") or _missing_figure(merged.get("requires"), spec)
     file, line = document.find(limit_path)
-    return Threshold(key=key, of_value=_figure(merged.get("of"), spec), file=file, line=line, **copy.deepcopy(merged))
+    rates = _rates(profile) if merged.get("of") == RING else None
+    of_value = _figure(merged.get("of"), spec)
+    return Threshold(key=key, of_value=of_value, rates=rates, file=file, line=line, **copy.deepcopy(merged))
 
 
 def layers_of(entry: Entry, profile: Profile | None) -> list[tuple[KeyPath, dict[str, Any]]]:
@@ -169,6 +195,13 @@ def layers_of(entry: Entry, profile: Profile | None) -> list[tuple[KeyPath, dict
     base = {key: value for key, value in entry.written().items() if key != "profiles"}
     named = [name for name in (profile.chain if profile else ()) if name in entry.profiles]
     return [((), base), *((("profiles", name), entry.profiles[name].written()) for name in named)]
+
+
+def _rates(profile: Profile | None) -> tuple[float, float] | None:
+    """The promised rates of a GPU's ports and of its NVLinks, one way in GB/s; None where one is not known."""
+    if profile is None or profile.spec is None or profile.nic_gb_s_per_gpu is None:
+        return None
+    return profile.nic_gb_s_per_gpu, profile.spec.nvlink_gb_s
 
 
 def _figure(reference: str | None, spec: GpuSpec | None) -> float | None:

@@ -81,6 +81,11 @@ Numbers = Annotated[
     _Number | Annotated[dict[_Size | Literal["any"], _Number], Field(min_length=1)],
     _expecting("a number or a table of numbers by GPUs in the group, such as {2: 310, 8: 400, any: 300}"),
 ]
+Shapes = Annotated[
+    dict[Annotated[str, StringConstraints(pattern=r"^[1-9]\d*x[1-9]\d*$")], _Number],
+    Field(min_length=1),
+    _expecting("a table of numbers by nodes x GPUs of a node, such as {2x8: 350}"),
+]
 Count = Annotated[int, Field(ge=1), _expecting("a whole number above 0")]
 AutoCount = Annotated[Literal["auto"] | _Size, _expecting("'auto' or a whole number above 0")]
 _Plain = Annotated[Any, GetPydanticSchema(lambda _type, handler: handler(JsonValue))]
@@ -126,6 +131,7 @@ class ProfileEntry(_Strict):
     rehearsal: bool = False
     nodes: Count | None = None
     gpus_per_node: Count | None = None
+    nic_gb_s_per_gpu: Annotated[float, Field(gt=0), _AS_WRITTEN] | None = None
 
 
 class _Rules(_Strict):
@@ -136,6 +142,7 @@ class _Rules(_Strict):
     min: Numbers = _LEFT_OUT
     max: Numbers = _LEFT_OUT
     of: Text = _LEFT_OUT
+    shapes: Shapes = _LEFT_OUT
     level: Level = "standard"
     severity: Literal["required", "advisory"] = "required"
     recipe: Recipe = {}

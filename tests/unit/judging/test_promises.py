@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 H200 = "NVIDIA H200"
 SITE = Profile(name="site", gpu="h200-sxm", spec=None, chain=("site",), accept_at="soak")
-STANDARD = Profile(name="h200-sxm", gpu="h200-sxm", spec=None, chain=("h200-sxm",), fabric="infiniband")
+STANDARD = Profile(name="h200-sxm", gpu="h200-sxm", spec=None, chain=("h200-sxm",), fabric="infiniband", nic_gb_s_per_gpu=50)
 TWO = Inventory(num_nodes=2, gpus_per_node=8, device="cuda")
 
 
@@ -56,6 +56,9 @@ def test_a_soak_must_last_as_long_as_the_profile_asks(level: str, changes: dict[
         ({}, TWO, []),
         ({"accept_at": "soak"}, TWO, []),  # more than the packaged one asks
         ({"accept_at": "quick"}, TWO, ["accept_at quick instead of standard"]),
+        ({"nic_gb_s_per_gpu": 25.0}, TWO, ["nic_gb_s_per_gpu 25.0 instead of 50"]),
+        ({"nic_gb_s_per_gpu": None}, TWO, []),  # what needs it is an error then
+        ({"nic_gb_s_per_gpu": 100.0}, TWO, []),
         ({"fabric": "sockets"}, TWO, ["fabric sockets instead of infiniband"]),
         ({}, replace(TWO, num_nodes=3), []),
         (

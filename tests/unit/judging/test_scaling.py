@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from finetune_smoke.model import flops
 from finetune_smoke.settings.config import preset
+from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging import scaling
 from pytest_gpucluster.measurements.collectives import busbw_gb_s
 from pytest_gpucluster.thresholds.load import load
@@ -142,3 +143,42 @@ def test_recipes_are_settings_of_the_fine_tune(profile: str) -> None:
         config = preset(found[key].recipe["preset"], **recipe)
         assert dataclasses.asdict(config)["steps"] == recipe["steps"]
         assert "memory" in key or config.steps >= 2 * config.window_steps
+
+
+SHAPES = {
+    "handover": (2, 8, 435.0, True),
+    "2 nodes of 8, one rail at half rate": (2, 8, 218.0, False),
+    "published, 96 GPUs": (12, 8, 386.6, True),
+    "96 GPUs, 1 GiB": (12, 8, 365.9, True),
+    "96 GPUs, one rail at half rate": (12, 8, 193.3, False),
+    "4 ports a node": (2, 4, 193.0, True),
+    "4 ports a node, one at half rate": (2, 4, 97.0, False),
+    "one GPU a node": (2, 1, 46.0, True),
+    "1,024 GPUs, half of the rings": (128, 8, 200.0, False),
+}
+"""Nodes, GPUs of each, bus bandwidth between them, and whether that is healthy."""
+
+
+@pytest.mark.parametrize(("nodes", "gpus", "busbw", "is_healthy"), SHAPES.values(), ids=SHAPES)
+def test_the_limit_between_nodes_fits_the_shape(nodes: int, gpus: int, busbw: float, *, is_healthy: bool) -> None:
+    """Clusters with 400 Gb/s a GPU; a site with 200 has half of the limit, but for the shape of the handover."""
+    facts = {"nodes": nodes, "gpus_per_node": gpus, "world_size": nodes * gpus}
+    limit = entries("h200-sxm")["inter_node_busbw[all_reduce]"].limit(gpus=nodes * gpus, cluster=facts)
+    assert limit.holds(busbw) is is_healthy
+    assert limit.basis is not None
+    assert ("the limit for 2x8" in limit.basis) is ((nodes, gpus) == (2, 8))
+
+
+def test_no_number_of_another_shape() -> None:
+    """Where the profile does not say what its ports carry, nothing is judged but the stated shape."""
+    entry = entries("h100-sxm")["inter_node_busbw[all_reduce]"].model_copy(update={"rates": None})
+    assert entry.limit(gpus=16, cluster={"nodes": 2, "gpus_per_node": 8}).value == 350
+    with pytest.raises(ConfigurationError, match=r"Say 'nic_gb_s_per_gpu' in the profile, or the limit for 3x8 under 'shapes'"):
+        entry.limit(gpus=24, cluster={"nodes": 3, "gpus_per_node": 8})
+
+
+def test_a_node_counts_for_what_can_cross() -> None:
+    """96 H100 keep 78 % of a node's bus bandwidth, and 91 % of what their ports can carry."""
+    assert scaling.efficiency_percent(365.9, of=[466.3] * 12) == pytest.approx(78.5, abs=0.1)
+    assert scaling.kept_percent(365.9, of=[466.3] * 12, most=400.0) == pytest.approx(91.5, abs=0.1)
+    assert scaling.kept_percent(365.9, of=[366.0] * 12, most=400.0) == pytest.approx(100.0, abs=0.1)

@@ -103,6 +103,21 @@ def problems_of(path: Path) -> list[str]:
         ("needs: 2", "needs: 2.5", "site.yaml:39: 'needs' must be a whole number above 0, not 2.5"),
         ("recipe: {iterations: 5}", "recipe: {5: 5}", "'recipe' must be a mapping of plain data with text keys (in"),
         ("of: cluster.gpus_per_node", "of: cluster.gpus", "site.yaml:28: 'of' is 'cluster.gpus' (in 'gpu_count')."),
+        ("of: cluster.gpus_per_node", "of: fabric.ring", "site.yaml:28: 'of' is 'fabric.ring' (in 'gpu_count')."),
+        ("of: cluster.gpus_per_node", "of: fabric.ring_gb_s", "is in GPUs, but 'of' fabric.ring_gb_s is in GB/s."),
+        ("bound: gpu.bf16_tflops", "bound: fabric.ring_gb_s", "a bound is physics, so of the form gpu.<field> (in"),
+        (
+            "per: node\n    above: {2: 310, 8: 400}",
+            "per: cluster\n    above: 1.2\n    of: fabric.ring_gb_s",
+            "more than there is.",
+        ),
+        ("{2: 310, 8: 400}", "300\n    shapes: {2x8: 350}", "'busbw[all_reduce]': 'shapes' are of the whole cluster, and"),
+        ("{2: 310, 8: 400}", "300\n    shapes: {8: 350}", "site.yaml:38: 'shapes' must be a table of numbers by nodes x GPUs"),
+        ("{2: 310, 8: 400}", "300\n    shapes: {0x8: 350}", "site.yaml:38: 'shapes' must be a table of numbers by nodes x"),
+        ("{2: 310, 8: 400}", "300\n    shapes: {}", "site.yaml:38: 'shapes' must be a table of numbers by nodes x GPUs"),
+        ("{2: 310, 8: 400}", "300\n    shapes: {2x8: -1}", "'above: -1' is negative; GB/s never is."),
+        ("recipe: {iterations: 5}", "shapes: {2x8: 5}\n        recipe: {iterations: 5}", "'shapes' are of the whole"),
+        ("{rehearsal: true}", "{rehearsal: true, nic_gb_s_per_gpu: 0}", "'nic_gb_s_per_gpu' must be above 0, not 0"),
         ("bound: gpu.bf16_tflops", "bound: gpu.bf16_tflop", "Did you mean 'gpu.bf16_tflops'?"),
         ("noise: 0.03", "requires: gpu.fp8_tflop", "site.yaml:14: 'requires' is 'gpu.fp8_tflop' (in 'bf16_tflops'). Choose"),
         ("noise: 0.03", "requires: gpu.fp8_tflop", "Did you mean 'gpu.fp8_tflops'?"),
@@ -269,6 +284,26 @@ def test_bound_waived_lets_an_odd_floor_through(write: Write) -> None:
     waived = GOOD.replace("above: 700", "above: 100\n    bound_waived: a slow clock by contract")
     assert lint.lint(write(waived)) == []
     assert "profile 'rehearsal'" in str(lint.lint(write(waived.replace("bound_waived: a CPU, ", "")))[0])
+
+
+BETWEEN = "per: cluster\n    above: 0.8\n    of: fabric.ring_gb_s\n    shapes: {%s}"
+
+
+@pytest.mark.parametrize(
+    ("shapes", "nic", "expected"),
+    [
+        ("2x8: 350, 12x8: 300, 2x4: 300", 50, None),
+        ("2x4: 350", 50, "'busbw[all_reduce]': 350 GB/s for 2x4 is more than any all-reduce can reach there, 350 (profile"),
+        ("2x8: 350", 20, "350 GB/s for 2x8 is more than any all-reduce can reach there, 300 (profile 'h200-sxm': 20 GB/s of"),
+        ("1x8: 350", 50, "'busbw[all_reduce]': the shape 1x8 has nothing between nodes."),
+    ],
+)
+def test_a_floor_that_no_cluster_of_the_shape_can_reach(shapes: str, nic: int, expected: str | None, write: Write) -> None:
+    """Physics of the ports and the NVLinks; a possible floor is good."""
+    text = GOOD.replace("per: node\n    above: {2: 310, 8: 400}", BETWEEN % shapes)
+    path = write(text.replace("fabric: infiniband}", f"fabric: infiniband, nic_gb_s_per_gpu: {nic}}}"))
+    assert not expected or any(expected in problem for problem in problems_of(path))
+    assert expected or not lint.lint(path)
 
 
 def test_of_a_gpu_without_that_number(write: Write) -> None:

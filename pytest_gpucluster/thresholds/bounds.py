@@ -1,0 +1,40 @@
+"""What physics allows an all-reduce between nodes, as bus bandwidth in GB/s (10^9 bytes a second). Pure arithmetic.
+
+Bus bandwidth is that of nccl-tests (doc/PERFORMANCE.md): 2 (n - 1) / n x S / t for n GPUs that reduce S bytes in t seconds.
+With N nodes of G GPUs, n = N x G, and rates one way:
+
+* Between nodes, each byte of the result needs the shares of N - 1 other nodes, and has to reach them: a node sends at least
+  2 (N - 1) / N x S over its ports together. In a ring a node sends 2 (n - 1) / n x S, which is more.
+* In a node the same holds for each GPU and its NVLinks: 2 (G - 1) / G x S. Where the switches add up (NVLS), a GPU sends
+  S for the sum and S / G for the result.
+
+A tree on two nodes may so exceed the rate of the ports: 2 nodes of 8 GPUs with 50 GB/s each reach 435 GB/s in the handover, and
+not more than 750. Switches of a fabric that add up (SHARP) are left out: they halve what a node sends.
+"""
+
+from __future__ import annotations
+
+
+def ring_gb_s(*, gpus_per_node: int, nic_gb_s_per_gpu: float, nvlink_gb_s: float) -> float:
+    """The bus bandwidth of rings over all nodes: that of the ports of a node together, or of a GPU's NVLinks if that is less.
+
+    Rings are what NCCL takes for large messages on many nodes. Their rate does not depend on the number of nodes.
+    """
+    return min(gpus_per_node * nic_gb_s_per_gpu, nvlink_gb_s)
+
+
+def most_gb_s(*, nodes: int, gpus_per_node: int, nic_gb_s_per_gpu: float, nvlink_gb_s: float) -> float:
+    """More than this no all-reduce over at least two nodes can reach, by whichever algorithm, with NVLS and without SHARP.
+
+    Raises:
+        ValueError: fewer than two nodes, or no GPU.
+    """
+    if nodes < 2 or gpus_per_node < 1:
+        raise ValueError(f"{nodes} x {gpus_per_node} are no nodes with something between them")
+    gpus = nodes * gpus_per_node
+    bus = 2 * (gpus - 1) / gpus
+    between = bus * gpus_per_node * nic_gb_s_per_gpu / (2 * (nodes - 1) / nodes)
+    if gpus_per_node == 1:
+        return between
+    sent = min(2 * (gpus_per_node - 1) / gpus_per_node, 1 + 1 / gpus_per_node)
+    return min(between, bus * nvlink_gb_s / sent)

@@ -1,0 +1,65 @@
+"""The physical bound of all-reduce between nodes, beside every published number of a healthy cluster."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_gpucluster.thresholds.bounds import most_gb_s, ring_gb_s
+
+H100 = {"nvlink_gb_s": 450.0}
+GB200 = {"nvlink_gb_s": 900.0}
+PUBLISHED = {
+    "handover, 2 x 8 H100": (2, 8, 50, 450, 435.0),
+    "CoreWeave, 12 x 8 H100, 1 GiB": (12, 8, 50, 450, 365.9),
+    "CoreWeave, 12 x 8 H100, 8 GiB": (12, 8, 50, 450, 386.6),
+    "cluster-readiness-engine, 2 x 8 H100 on EFA, 16 GB": (2, 8, 50, 450, 487.9),
+    "cluster-readiness-engine, 2 x 8 H100 on TCPXO, 16 GB": (2, 8, 25, 450, 337.1),
+    "cluster-readiness-engine, 4 x 4 GB200 on EFA, 16 GB": (4, 4, 50, 900, 191.4),
+    "cluster-readiness-engine, 8 x 4 GB300 on RoCE, 16 GB": (8, 4, 100, 900, 376.0),
+    "CoreWeave, 144 GB200 as 2 domains of 72, 16 GiB": (2, 72, 50, 900, 810.0),
+    "CoreWeave, 1440 GB200 as 20 domains of 72, 16 GiB": (20, 72, 50, 900, 405.0),
+}
+"""Nodes (or domains), GPUs of each, GB/s of ports a GPU, GB/s of NVLinks a GPU, and the bus bandwidth reached."""
+
+
+@pytest.mark.parametrize(("nodes", "gpus", "nic", "nvlink", "reached"), PUBLISHED.values(), ids=PUBLISHED)
+def test_no_healthy_cluster_is_above_it(nodes: int, gpus: int, nic: float, nvlink: float, reached: float) -> None:
+    """A bound that somebody exceeded would be none."""
+    assert most_gb_s(nodes=nodes, gpus_per_node=gpus, nic_gb_s_per_gpu=nic, nvlink_gb_s=nvlink) > reached
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "most"),
+    [(2, 8, 750.0), (2, 4, 350.0), (12, 8, 431.8), (2, 1, 50.0), (128, 8, 402.8)],
+)
+def test_by_hand(nodes: int, gpus: int, most: float) -> None:
+    """Figures worked out on paper for ports of 50 GB/s a GPU; 2 nodes of 4 cannot reach more than 350."""
+    assert most_gb_s(nodes=nodes, gpus_per_node=gpus, nic_gb_s_per_gpu=50, **H100) == pytest.approx(most, abs=0.05)
+
+
+def test_nvlinks_bound_what_fast_ports_do_not() -> None:
+    """In a node without NVLS 2 GPUs send as much as with it; more GPUs send less with it."""
+    assert most_gb_s(nodes=2, gpus_per_node=2, nic_gb_s_per_gpu=10_000, **H100) == pytest.approx(675.0)
+    assert most_gb_s(nodes=2, gpus_per_node=8, nic_gb_s_per_gpu=10_000, **H100) == pytest.approx(750.0)
+
+
+@pytest.mark.parametrize(("gpus", "nic", "ring"), [(8, 50, 400.0), (4, 50, 200.0), (8, 100, 450.0), (1, 50, 50.0)])
+def test_rings(gpus: int, nic: float, ring: float) -> None:
+    """The ports of a node together, or the NVLinks of a GPU."""
+    assert ring_gb_s(gpus_per_node=gpus, nic_gb_s_per_gpu=nic, **H100) == ring
+
+
+@given(nodes=st.integers(2, 1024), gpus=st.integers(1, 72), nic=st.floats(1, 200))
+def test_a_ring_is_within_the_bound(nodes: int, gpus: int, nic: float) -> None:
+    """The rate of one algorithm is never above what all of them may reach."""
+    ring = ring_gb_s(gpus_per_node=gpus, nic_gb_s_per_gpu=nic, **GB200)
+    assert ring <= most_gb_s(nodes=nodes, gpus_per_node=gpus, nic_gb_s_per_gpu=nic, **GB200) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), [(1, 8), (0, 8), (2, 0)])
+def test_nothing_between_nodes(nodes: int, gpus: int) -> None:
+    """One node has no bound between nodes."""
+    with pytest.raises(ValueError, match="between"):
+        most_gb_s(nodes=nodes, gpus_per_node=gpus, nic_gb_s_per_gpu=50, **H100)
