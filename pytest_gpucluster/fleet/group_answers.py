@@ -22,7 +22,7 @@ OF_PORTS = {2: 1.1525}
 RINGS_OF_PORTS = 0.9665
 """As 96 H100 reach them (386.6 of 400 GB/s; CoreWeave, README of its nccl-tests)."""
 SOCKETS_GB_S = 4.8
-CHANNELS = {"infiniband": "NET/IB/GDRDMA", "roce": "NET/RoCE/GDRDMA", "nvlink": "P2P/MNNVL"}
+CHANNELS = {"infiniband": "NET/IB/GDRDMA", "roce": "NET/RoCE/GDRDMA", "efa": "NET/AWS Libfabric/GDRDMA", "nvlink": "P2P/MNNVL"}
 """By fabric; any other is sockets."""
 CHECKS = (
     "base_digest", "data_digest", "lock_step", "all_reduce", "adapter_digest", "finite", "adapters_moved", "restore",

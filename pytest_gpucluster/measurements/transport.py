@@ -40,10 +40,15 @@ SHOWN_LINES = 8
 FABRICS: Mapping[str, Callable[[str], bool]] = {
     "infiniband": lambda kind: kind.startswith("NET/IB") and "/GDRDMA" in kind,
     "roce": lambda kind: kind.startswith("NET/RoCE") and "/GDRDMA" in kind,
+    "efa": lambda kind: kind == "NET/AWS Libfabric/GDRDMA",
     "sockets": lambda kind: kind.startswith("NET/Socket"),
-    "nvlink": lambda kind: kind.startswith("P2P/"),
+    "nvlink": lambda kind: kind.startswith("P2P/MNNVL"),
 }
-"""What each promised fabric accepts between nodes: RDMA with GPUDirect only; ``nvlink`` is multi-node NVLink."""
+"""What each promised fabric accepts between nodes: RDMA with GPUDirect only; ``nvlink`` is multi-node NVLink.
+
+AWS's plugin for EFA calls itself ``AWS Libfabric`` (a log of two H200 hosts: https://github.com/NVIDIA/nccl/issues/1597). NCCL
+calls multi-node NVLink ``P2P/MNNVL`` (its transport/p2p.cc). Google's TCPX and TCPXO are not known here: no log was found.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

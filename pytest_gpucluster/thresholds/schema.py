@@ -51,7 +51,7 @@ Unit = Literal[
     "count",
 ]
 Level = Literal["quick", "standard", "soak"]
-Fabric = Literal["infiniband", "roce", "sockets", "none"]
+Fabric = Literal["infiniband", "roce", "efa", "nvlink", "sockets", "none"]
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 

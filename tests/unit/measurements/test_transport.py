@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from pytest_gpucluster.measurements import transport
+from pytest_gpucluster.thresholds.schema import Fabric
 
 # Logs in the format of NCCL 2.2x at NCCL_DEBUG=INFO (its init.cc, net.cc, p2p.cc), composed for these tests, not
 # recorded: this project has not run on InfiniBand yet. Ranks 0 and 1 are on one node, 2 and 3 on another.
@@ -84,6 +87,30 @@ def test_plugins_names_are_understood() -> None:
     other = summary(INFINIBAND_LOG.replace("NET/IB/", "NET/AWS Libfabric/"), TWO_NODES)
     assert other.inter_node == {"NET/AWS Libfabric/GDRDMA": 3}
     assert transport.off_fabric_channels(other, fabric="infiniband") == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "fabric"),
+    [
+        ("NET/AWS Libfabric/1/GDRDMA", "efa"),  # recorded on two hosts of 8 H200: NVIDIA/nccl, issue 1597
+        ("NET/AWS Libfabric/7/GDRDMA/Shared", "efa"),
+        ("P2P/MNNVL", "nvlink"),  # the form of NCCL's transport/p2p.cc
+        ("P2P/MNNVL/read", "nvlink"),
+        ("NET/AWS Libfabric/1", None),  # through the host's memory, or libfabric over TCP
+        ("P2P/IPC", None),  # no way between hosts
+        ("NET/FasTrak/0/GDRDMA", None),
+    ],
+)
+def test_what_carries_each_fabric(path: str, fabric: str | None) -> None:
+    """Every channel between nodes is on the one promised fabric that it belongs to, and on no other one."""
+    found = summary(f"gpu:1:2 [0] NCCL INFO Channel 05/0 : 1[1] -> 2[0] [send] via {path}\n", TWO_NODES)
+    assert sum(found.inter_node.values()) == 1
+    assert {name for name in transport.FABRICS if not transport.off_fabric_channels(found, fabric=name)} == {fabric} - {None}
+
+
+def test_every_fabric_can_be_promised() -> None:
+    """The profile's word and what the log is held against are the same list."""
+    assert {*transport.FABRICS, "none"} == {*get_args(Fabric)}
 
 
 def test_one_node_has_no_channel_between_nodes() -> None:
