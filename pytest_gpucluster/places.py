@@ -67,7 +67,7 @@ class Inventory:
     ``device`` is ``cuda``, or ``cpu`` in a rehearsal; ``fabric`` is what connects the nodes (the profile's word);
     ``gpu_names`` are the names by which NVML may call the promised GPU, ``gpu_links`` its links (None in a rehearsal),
     ``ring_gb_s`` the bus bandwidth of rings over all nodes (None where the profile does not say what its ports carry),
-    ``shared_paths`` the folders that all nodes share.
+    ``shared_paths`` the folders that all nodes share, ``slurm_job`` the number of Slurm's job in which the run was started.
     """
 
     num_nodes: int
@@ -78,6 +78,7 @@ class Inventory:
     gpu_links: GpuLinks | None = None
     ring_gb_s: float | None = None
     shared_paths: tuple[str, ...] = ()
+    slurm_job: str | None = None
 
     @cached_property
     def places(self) -> tuple[Place, ...]:

@@ -161,6 +161,7 @@ def prepare(settings: Settings, launch: Launch | None, *, start: Path, simulatio
     profile = thresholds.profile_for(name=settings.profile, gpu_names=detected.names)
     criteria = thresholds.criteria(profile)
     inventory = _expected(thresholds, profile, _shape(settings.expect, thresholds.cluster, profile, _shown(launch, detected)))
+    inventory = replace(inventory, slurm_job=_slurm_job(os.environ))
     _require_gpus(profile, launch, detected)
     setup = RunSetup(
         settings=settings,
@@ -241,6 +242,12 @@ def _ring_gb_s(profile: Profile, gpus_per_node: int) -> float | None:
         return None
     rates = {"nic_gb_s_per_gpu": profile.nic_gb_s_per_gpu, "nvlink_gb_s": profile.spec.nvlink_gb_s}
     return ring_gb_s(gpus_per_node=gpus_per_node, **rates)
+
+
+def _slurm_job(variables: Mapping[str, str]) -> str | None:
+    """The number of Slurm's job in which this process runs; None in none."""
+    job = variables.get("SLURM_JOB_ID", "")
+    return job if job.isascii() and job.isdecimal() else None
 
 
 def _links_of(spec: GpuSpec) -> GpuLinks:

@@ -88,6 +88,16 @@ def gpu_count() -> int:
     return int(required(pynvml.nvmlDeviceGetCount))
 
 
+def is_in_mig_mode(index: int) -> bool:
+    """Whether the GPU is divided into instances; inside :func:`session`. No for one that does not say so.
+
+    Raises:
+        NvmlError: NVML lists the GPU and cannot open it.
+    """
+    handle = required(pynvml.nvmlDeviceGetHandleByIndex, index)
+    return optional(pynvml.nvmlDeviceGetMigMode, handle, convert=lambda modes: bool(modes[0])) is True
+
+
 def read_uuids() -> list[str]:
     """UUIDs by index; empty text for a GPU that does not give one, so that the others keep their numbers."""
     return [_uuid_or_nothing(index) for index in range(gpu_count())]

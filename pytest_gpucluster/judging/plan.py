@@ -92,24 +92,30 @@ def places_covered_by(place: Place | None, inventory: Inventory) -> tuple[Place,
 
 def rule_against(threshold: Threshold, inventory: Inventory) -> Rule | None:
     """Why the profile's rules say that this criterion does not apply here; None if it does."""
+    return next(_rules_against(threshold, inventory), None)
+
+
+def _rules_against(threshold: Threshold, inventory: Inventory) -> Iterator[Rule]:
     if threshold.skip is not None:
-        return Rule(text=threshold.skip, cause=threshold.skip)
+        yield Rule(text=threshold.skip, cause=threshold.skip)
     if threshold.fabrics is not None and inventory.fabric not in threshold.fabrics:
         text = f"needs the fabric {' or '.join(threshold.fabrics)}, and the profile promises {inventory.fabric}"
-        return Rule(text=text, cause=f"fabric {inventory.fabric}")
+        yield Rule(text=text, cause=f"fabric {inventory.fabric}")
     if threshold.needs_shared_paths and not inventory.shared_paths:
         text = "needs a path that the nodes share, and the limits name none (cluster: shared_paths)"
-        return Rule(text=text, cause="no shared path")
+        yield Rule(text=text, cause="no shared path")
+    if threshold.needs_slurm and inventory.slurm_job is None:
+        text = "needs a job of Slurm, and the run was started in none (SLURM_JOB_ID is not set)"
+        yield Rule(text=text, cause="no job of Slurm")
     facts = inventory.facts
     group = facts["gpus_per_node"] if threshold.per == "node" else facts["world_size"]
     if group < threshold.needs:
         why = "to compare" if threshold.per == "gpu" else "that work together"
         text = f"needs {threshold.needs} GPUs {why}, and {group} is expected"
-        return Rule(text=text, cause=_number_of(group, "GPU"))
+        yield Rule(text=text, cause=_number_of(group, "GPU"))
     if facts["nodes"] < threshold.needs_nodes:
         text = f"needs {threshold.needs_nodes} nodes, and {facts['nodes']} is expected"
-        return Rule(text=text, cause=_number_of(facts["nodes"], "node"))
-    return None
+        yield Rule(text=text, cause=_number_of(facts["nodes"], "node"))
 
 
 def _number_of(number: int, part: str) -> str:

@@ -81,6 +81,15 @@ def test_a_rule_by_shared_paths() -> None:
     assert rule.text == "needs a path that the nodes share, and the limits name none (cluster: shared_paths)"
 
 
+def test_a_rule_by_slurm() -> None:
+    """A criterion of Slurm applies where the run is in a job."""
+    needy = threshold(needs_slurm=True)
+    assert rule_against(needy, replace(INVENTORY, slurm_job="12")) is None
+    rule = rule_against(needy, INVENTORY)
+    assert rule is not None
+    assert rule.text == "needs a job of Slurm, and the run was started in none (SLURM_JOB_ID is not set)"
+
+
 @pytest.mark.parametrize(("per", "number"), [("gpu", 4), ("node", 2), ("cluster", 1)])
 def test_places_of(per: str, number: int) -> None:
     """Every GPU, every node, or the cluster once."""

@@ -1,0 +1,208 @@
+"""What Slurm says of this host and of the job that runs here, by ``scontrol`` with one line for each record (``-o``).
+
+That form is the same in all versions; ``--json`` came with 23.02, and its fields change with the version. No field is taken
+from text that a user may write: the state stands before the reason, and what a job has of a host is one fixed group of words.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+
+from pytest_gpucluster.inventory.numa import parse_cpulist
+from pytest_gpucluster.inventory.reading import NotAvailable
+
+DEADLINE_S = 8.0
+"""For one command: a controller that does not answer must not hold up the others."""
+LONGEST = 300
+"""Characters of an error message that are kept."""
+SIGNS = {
+    "*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN",
+    "$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED",
+}  # fmt: skip
+"""What the sign behind a state means, by Slurm's manual of sinfo (NODE STATE CODES)."""
+SAME = {
+    "ALLOC": "ALLOCATED", "MIX": "MIXED", "COMP": "COMPLETING", "MAINT": "MAINTENANCE", "INVAL": "INVALID_REG",
+    "DRAINED": "DRAIN", "DRAINING": "DRAIN", "FAILING": "FAIL", "RESV": "RESERVED", "REBOOT": "REBOOT_REQUESTED",
+}  # fmt: skip
+"""Other words of the same states, as sinfo and older versions write them."""
+NONE = ("", "(null)", "N/A")
+_STATE = re.compile(r" State=(\S+) ThreadsPerCore=(\d+) ")
+_REASON = re.compile(r" Reason=(.*?)(?: (?:Comment|Extra)=.*)?$")
+_SHARE = re.compile(r" Nodes=(\S+) CPU_IDs=(\S*) Mem=(\d+) GRES=(\S*)(?=\s+[A-Z][\w/:]*=)")
+_GPUS = re.compile(r"gpu(?::[^:()]+)*?:(\d+)(?:\(.*\))?")
+_OUTSIDE_BRACKETS = re.compile(r",(?![^\[(]*[\])])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmNode:
+    """A host in the eyes of its controller.
+
+    ``host`` is its hostname. ``states`` are the base state and each flag, in the words of Slurm's source. ``gpus`` are those of
+    its GRES, 0 where it has none. ``memory_mib`` is what Slurm may give to jobs.
+    """
+
+    name: str
+    host: str | NotAvailable
+    states: list[str]
+    reason: str
+    gpus: int | NotAvailable
+    threads_per_core: int
+    memory_mib: int | NotAvailable
+    partitions: str | NotAvailable
+    version: str | NotAvailable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmShare:
+    """What a job has of a host. ``cpus`` is a number only: Slurm counts CPUs in an order of its own. 0 MiB: all memory."""
+
+    cpus: int
+    memory_mib: int
+    gpus: int | NotAvailable
+
+
+def read_node(name: str, *, hostname: str) -> SlurmNode | NotAvailable:
+    """The host with this name in Slurm. A variable of another host may name another one, so the hostname has to fit."""
+    text = ask("-o", "show", "node", name)
+    node = text if isinstance(text, NotAvailable) else parse_node(text)
+    if isinstance(node, SlurmNode) and isinstance(node.host, str) and _without_domain(node.host) != _without_domain(hostname):
+        return NotAvailable(f"Slurm's node {name} is the host {node.host}, and this one is {hostname}")
+    return node
+
+
+def read_share(job: str, name: str) -> SlurmShare | NotAvailable:
+    """What the job has of the host with this name in Slurm."""
+    text = ask("-d", "-o", "show", "job", job)
+    return text if isinstance(text, NotAvailable) else parse_share(text, name)
+
+
+def read_controller() -> str | NotAvailable:
+    """Slurm's own words: ``Slurmctld(primary) at head1 is UP``, a line for each controller."""
+    return ask("ping")
+
+
+def parse_node(text: str) -> SlurmNode | NotAvailable:
+    """A record of ``scontrol -o show node``."""
+    line = text.strip()
+    found = _STATE.search(f"{line} ")
+    if found is None or not line.startswith("NodeName="):
+        return NotAvailable(f"scontrol's answer is no record of a node: {_short(line)}")
+    before = line[: line.find(" Reason=")] if " Reason=" in line else line
+    memory = _word(before, "RealMemory")
+    gres = _word(before, "Gres")
+    reason = _REASON.search(line)
+    return SlurmNode(
+        name=str(_word(before, "NodeName")),
+        host=_word(before, "NodeHostName"),
+        states=parse_states(found[1]),
+        reason="" if reason is None else reason[1],
+        gpus=gres if isinstance(gres, NotAvailable) else gpus_of(gres),
+        threads_per_core=max(1, int(found[2])),
+        memory_mib=int(memory) if isinstance(memory, str) and memory.isdecimal() else NotAvailable("no RealMemory"),
+        partitions=_word(before, "Partitions"),
+        version=_word(before, "Version"),
+    )
+
+
+def parse_states(text: str) -> list[str]:
+    """``IDLE*+DRAIN`` as ``IDLE``, ``NOT_RESPONDING`` and ``DRAIN``."""
+    states: list[str] = []
+    for part in text.upper().split("+"):
+        word = part.rstrip("".join(SIGNS))
+        states += [SAME.get(word, word), *(SIGNS[sign] for sign in part[len(word) :])]
+    return [*dict.fromkeys(filter(None, states))]
+
+
+def parse_share(text: str, name: str) -> SlurmShare | NotAvailable:
+    """What ``scontrol -d -o show job`` says of one host. A job may be several hosts, each group with its own share."""
+    shares = {found.groups()[1:] for found in _SHARE.finditer(text) if is_in(name, found[1])}
+    if len(shares) != 1:
+        what = "says nothing of this host" if not shares else "says several things of this host"
+        return NotAvailable(f"scontrol's record of the job {what} ({name}): {_short(text)}")
+    ((cpus, memory, gres),) = shares
+    try:
+        return SlurmShare(cpus=len(parse_cpulist(cpus)), memory_mib=int(memory), gpus=gpus_of(gres))
+    except ValueError as error:
+        return NotAvailable(str(error))
+
+
+def gpus_of(gres: str) -> int | NotAvailable:
+    """The GPUs in ``gpu:h100:8(S:0-1),nic:2``, of all types together."""
+    if gres in NONE:
+        return 0
+    parts = [part for part in _OUTSIDE_BRACKETS.split(gres) if part == "gpu" or part.startswith(("gpu:", "gpu("))]
+    found = [_GPUS.fullmatch(part) for part in parts]
+    if None in found:
+        return NotAvailable(f"{_short(gres)} does not say how many GPUs")
+    return sum(int(one[1]) for one in found if one is not None)
+
+
+def is_in(name: str, hosts: str) -> bool:
+    """Whether a list of hosts as Slurm writes it, ``gpu[01-16,18],login1``, has this name."""
+    return any(_fits(name, part) for part in _OUTSIDE_BRACKETS.split(hosts))
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """``gpu[01-16]`` or ``rack[1-2]n[1-4]``: each bracket holds numbers, whose zeros count."""
+    pieces = re.split(r"\[([^\]]*)\]", pattern)
+    form = "".join(r"(\d+)" if index % 2 else re.escape(piece) for index, piece in enumerate(pieces))
+    found = re.fullmatch(form, name, re.ASCII)
+    return found is not None and all(map(_is_among, found.groups(), pieces[1::2]))
+
+
+def _is_among(number: str, ranges: str) -> bool:
+    for part in ranges.split(","):
+        first, _, last = part.partition("-")
+        ends = [int(end) for end in (first, last or first) if end.isascii() and end.isdecimal()]
+        width = max(len(first), len(str(int(number))))
+        if len(ends) == 2 and ends[0] <= int(number) <= ends[1] and len(number) == width:
+            return True
+    return False
+
+
+def ask(*arguments: str) -> str | NotAvailable:
+    """What ``scontrol`` prints; why not, where it is absent, fails, is silent for :data:`DEADLINE_S` or prints nothing."""
+    path = shutil.which("scontrol")
+    if path is None:
+        return NotAvailable("scontrol is not on the PATH")
+    said = f"scontrol {' '.join(arguments)}"
+    try:
+        child = subprocess.Popen(  # noqa: S603 -- Slurm's own command
+            [path, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "LC_ALL": "C"},
+            start_new_session=True,
+        )
+    except OSError as error:
+        return NotAvailable(f"{said}: {error.strerror}")
+    try:
+        output, errors = (data.decode("utf-8", "replace").strip() for data in child.communicate(timeout=DEADLINE_S))
+    except subprocess.TimeoutExpired:
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(child.pid, signal.SIGKILL)
+            child.communicate(timeout=1)  # no longer: a process on a dead file system does not end
+        return NotAvailable(f"{said}: no answer within {DEADLINE_S:g} s")
+    if child.returncode != 0:
+        return NotAvailable(f"{said}: exit code {child.returncode}: {_short(errors or output)}")
+    return output or NotAvailable(f"{said}: it printed nothing")
+
+
+def _word(line: str, key: str) -> str | NotAvailable:
+    found = re.search(rf"(?:^| ){key}=(\S*)", line)
+    return NotAvailable(f"scontrol does not say {key}") if found is None else found[1]
+
+
+def _without_domain(hostname: str) -> str:
+    return hostname.partition(".")[0].lower()
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:LONGEST]

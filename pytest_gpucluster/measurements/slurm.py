@@ -1,0 +1,77 @@
+"""This worker's host and job as Slurm sees them, and what the rank itself may use."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.inventory import numa, nvml, slurm
+from pytest_gpucluster.inventory.job_cgroup import read_memory_limit
+from pytest_gpucluster.inventory.nvml_calls import NvmlError, session
+from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.protocol.functions import without_device
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.inventory.slurm import SlurmNode, SlurmShare
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmState:
+    """A host in a job of Slurm: the controller, the host, what the job has of it, and the GPUs that NVML shows to the job.
+
+    ``mig_gpus`` is how many of them are in MIG mode.
+    """
+
+    controller: str | NotAvailable
+    node: SlurmNode | NotAvailable
+    share: SlurmShare | NotAvailable
+    gpus_seen: int | NotAvailable
+    mig_gpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBinding:
+    """Where this rank may run: its CPUs, the first CPU of each of their cores, their NUMA nodes, and its memory in bytes."""
+
+    cpus: str
+    cores: str
+    numa_nodes: str
+    memory_limit_bytes: int | NotAvailable
+
+
+@without_device
+def slurm_state(*, job: str) -> SlurmState:
+    """Ask Slurm about this host. A value that cannot be read says why, and leaves the others."""
+    hostname = platform.node()
+    name = os.environ.get("SLURMD_NODENAME") or hostname.partition(".")[0]
+    seen, mig_gpus = _gpus()
+    return SlurmState(
+        controller=slurm.read_controller(),
+        node=slurm.read_node(name, hostname=hostname),
+        share=slurm.read_share(job, name),
+        gpus_seen=seen,
+        mig_gpus=mig_gpus,
+    )
+
+
+@without_device
+def rank_binding(*, job: str) -> RankBinding:
+    """Read where this rank may run."""
+    allowed = os.sched_getaffinity(0)
+    return RankBinding(
+        cpus=numa.format_cpulist(allowed),
+        cores=numa.format_cpulist({min(numa.read_threads_of_core(cpu)) for cpu in allowed}),
+        numa_nodes=numa.format_cpulist({node.number for node in numa.read_nodes() if node.cpus & allowed}),
+        memory_limit_bytes=read_memory_limit(job),
+    )
+
+
+def _gpus() -> tuple[int | NotAvailable, int]:
+    """How many GPUs NVML shows here, and how many are in MIG mode. One that is lost counts too."""
+    try:
+        with session():
+            return nvml.gpu_count(), sum(map(nvml.is_in_mig_mode, range(nvml.gpu_count())))
+    except NvmlError as error:
+        return NotAvailable(str(error)), 0

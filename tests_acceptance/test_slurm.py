@@ -1,0 +1,72 @@
+"""Slurm: its view of the hosts, and what its job may use there."""
+
+from __future__ import annotations
+
+import pytest
+
+from pytest_gpucluster import MeasurementError
+from pytest_gpucluster.errors import Blame
+from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.slurm import SlurmNode
+from pytest_gpucluster.judging.criterion import Parts
+from pytest_gpucluster.judging.slurm import judge_job, judge_node
+from pytest_gpucluster.measurements.slurm import rank_binding, slurm_state
+
+pytestmark = pytest.mark.platform
+
+
+@pytest.fixture(scope="session")
+def slurm_states(cluster):
+    """What Slurm says of every host."""
+    return cluster.run(slurm_state, per="host", deadline_s=60, job=cluster.promised.slurm_job)
+
+
+@pytest.fixture(scope="session")
+def rank_bindings(cluster):
+    """Where every rank may run."""
+    return cluster.run(rank_binding, per="gpu", deadline_s=60, job=cluster.promised.slurm_job)
+
+
+def told(state):
+    """What Slurm says of a host and the job there, in words."""
+    node, share = state.node, state.share
+    if not isinstance(node, NotAvailable):
+        node = f"{node.name}: {'+'.join(node.states)}, GPUs {node.gpus}, partitions {node.partitions}, Slurm {node.version}"
+    if not isinstance(share, NotAvailable):
+        share = f"{share.cpus} CPUs, {share.memory_mib} MiB, GPUs {share.gpus}"
+    seen = f"{state.gpus_seen}{f', {state.mig_gpus} of them in MIG mode' if state.mig_gpus else ''}"
+    return {"node": str(node), "job": str(share), "controller": str(state.controller), "GPUs seen": seen}
+
+
+def raise_unknown(node, unknown):
+    """An ERROR at the host, of what could not be judged."""
+    text = f"{node.label}: {'; '.join(unknown)}"
+    raise MeasurementError(text, culprits=(node,), blame=Blame(part="host"))
+
+
+def test_slurm_node(slurm_states, node, criterion):
+    """Slurm gives the host jobs, and counts its GPUs."""
+    state = slurm_states[node]
+    found = judge_node(state)
+    remark = None
+    if isinstance(state.node, SlurmNode) and state.node.gpus == 0 and isinstance(state.gpus_seen, int) and state.gpus_seen:
+        remark = f"Slurm counts no GPU of this host (Gres), and NVML shows {state.gpus_seen}"
+    if found.wrong or not found.unknown:
+        evidence = {"found": found.wrong, **told(state)}
+        criterion.require(len(found.wrong), evidence=evidence, remark=remark, parts=Parts(kind="host"))
+    if found.unknown:
+        raise_unknown(node, found.unknown)
+
+
+def test_slurm_job(slurm_states, rank_bindings, node, criterion):
+    """The ranks may use what the job has of the host."""
+    state = slurm_states[node]
+    ranks = {place: rank_bindings[place] for place in rank_bindings if place.node == node.node}
+    found = judge_job(state, [*ranks.values()])
+    if isinstance(state.node, NotAvailable) or isinstance(state.share, NotAvailable) or not ranks:
+        raise_unknown(node, found.unknown)
+    bound = [f"{place.id}: CPUs {one.cpus} on NUMA nodes {one.numa_nodes}" for place, one in ranks.items()]
+    evidence = {"found": found.wrong, **told(state), "ranks": bound}
+    criterion.require(
+        len(found.wrong), evidence=evidence, remark="; ".join(found.unknown) or None, parts=Parts(kind="settings")
+    )
