@@ -70,7 +70,16 @@ def _parser() -> argparse.ArgumentParser:
     _add_run(commands.add_parser("run", help="one measurement on this machine, outside pytest", allow_abbrev=False))
     _add_launch(commands.add_parser("launch", help="torchrun on every node, with a deadline for joining", allow_abbrev=False))
     _add_demo(commands.add_parser("demo", help="the suite on a simulated fleet; no GPU is used, nothing can be accepted"))
+    _add_info(commands.add_parser("info", help="what this machine tells of its GPUs, links and host; nothing is run"))
     return parser
+
+
+def _add_info(info: argparse.ArgumentParser) -> None:
+    info.description = "Exit code 0: nothing is wrong; 1: something is; 3: what the view is about could not be seen."
+    views = ("summary", "gpu", "links", "ib", "host", "software", "all")
+    info.add_argument("view", nargs="?", choices=views, default="summary", help="default: summary")
+    info.add_argument("--json", action="store_true", help="everything that was read, as one JSON object")
+    info.set_defaults(act=_info)
 
 
 def _add_demo(demo: argparse.ArgumentParser) -> None:
@@ -151,6 +160,12 @@ def _demo(chosen: argparse.Namespace) -> int:
     from pytest_gpucluster.commands import demo
 
     return demo.main(chosen)
+
+
+def _info(chosen: argparse.Namespace) -> int:
+    from pytest_gpucluster.commands import info
+
+    return info.main(chosen)
 
 
 if __name__ == "__main__":

@@ -31,11 +31,11 @@ class Detected:
         return len(self.names) + self.num_lost
 
 
-def detect_gpus() -> Detected:
-    """Read NVML. Without its library there is no GPU. A library that fails is a broken machine, not one without GPUs.
+def survey_gpus() -> dict[str, Any]:
+    """What ``pytest_gpucluster.inventory.nvml.survey`` finds, read in a child process under a deadline.
 
     Raises:
-        ConfigurationError: NVML is installed but does not work, or did not answer in time.
+        ConfigurationError: NVML did not answer in time, or the child died.
     """
     command = [sys.executable, "-m", "pytest_gpucluster.inventory.nvml"]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: S603 -- ourselves
@@ -47,10 +47,19 @@ def detect_gpus() -> Detected:
             f"NVML did not answer within {DEADLINE_S:g} s: the driver hangs. Look at the kernel log (Xid), then reboot the node"
         ) from None
     try:
-        found: dict[str, Any] = json.loads(output if child.returncode == 0 else "")
+        return dict(json.loads(output if child.returncode == 0 else ""))
     except ValueError:
         tail = errors.strip().splitlines()[-1:] or [f"exit code {child.returncode}"]
         raise ConfigurationError(f"NVML could not be read: {tail[0]}") from None
+
+
+def detect_gpus() -> Detected:
+    """Read NVML. Without its library there is no GPU. A library that fails is a broken machine, not one without GPUs.
+
+    Raises:
+        ConfigurationError: NVML is installed but does not work, or did not answer in time.
+    """
+    found = survey_gpus()
     if found["status"] == "no_library":
         return Detected(names=())
     if found["status"] != "ok" and not found["gpus"]:

@@ -1,0 +1,91 @@
+"""All that the readers see of this machine, as plain data: for people who look at it. Loads no torch.
+
+NVML is read in a child process, because a driver may hang. What could not be read is ``{"not_available": why}``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+import socket
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.inventory.detect import survey_gpus
+from pytest_gpucluster.inventory.host import read_host
+from pytest_gpucluster.inventory.nics import read_nics
+from pytest_gpucluster.inventory.pci import count_nvidia_gpus
+from pytest_gpucluster.inventory.pci_tree import read_gpu_paths, read_path, read_peer_memory
+from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.sysfs import SYS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pytest_gpucluster.inventory.nics import Nic
+
+PACKAGES = ("pytest-gpucluster", "pytest", "torch", "transformers", "peft", "nvidia-ml-py")
+NCCL = "nvidia-nccl"
+"""The wheel of NCCL is called by its CUDA too: ``nvidia-nccl-cu12``."""
+PREFIXES = ("NCCL_", "CUDA_", "NVIDIA_VISIBLE", "UCX_", "FI_", "OMP_NUM")
+"""Of environment variables that change what the GPUs do."""
+
+
+def read_machine(*, root: Path = SYS) -> dict[str, Any]:
+    """Host, GPUs, PCIe ways, adapters and software of this machine; ``root`` is where sysfs is mounted."""
+    nics = read_nics(root=root)
+    ways = {} if isinstance(nics, NotAvailable) else {nic.device: _way(nic, root) for nic in nics}
+    found = {
+        "hostname": socket.gethostname(),
+        "host": read_host(sys=root),
+        "gpus": _gpus(),
+        "gpus_on_pci_bus": count_nvidia_gpus(root=root),
+        "gpu_ways": read_gpu_paths(root=root),
+        "nics": nics,
+        "nic_ways": ways,
+        "peer_memory": read_peer_memory(root=root),
+        "software": _software(),
+        "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(PREFIXES)},
+    }
+    return {name: _plain(value) for name, value in found.items()}
+
+
+def _gpus() -> dict[str, Any]:
+    try:
+        return survey_gpus()
+    except ConfigurationError as error:
+        return {"status": "error", "error": str(error), "gpus": [], "count": 0}
+
+
+def _way(nic: Nic, root: Path) -> Any:
+    return nic.pci if isinstance(nic.pci, NotAvailable) else read_path(nic.pci, root=root)
+
+
+def _software() -> dict[str, Any]:
+    """Versions by name; what is not installed is said. Nothing is imported."""
+    found: dict[str, Any] = {"python": platform.python_version()}
+    found.update({name: _version(name) for name in PACKAGES})
+    nccl = {one.name: one.version for one in metadata.distributions() if str(one.name).startswith(NCCL)}
+    return {**found, **(nccl or {NCCL: NotAvailable("not installed as a wheel")})}
+
+
+def _version(name: str) -> str | NotAvailable:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return NotAvailable("not installed")
+
+
+def _plain(value: Any) -> Any:
+    """Data classes as mappings; a reading that is not available as its reason, also where NVML's child wrote it."""
+    if isinstance(value, NotAvailable):
+        return {"not_available": value.why}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {"not_available": value["why"]} if value.keys() == {"why"} else {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return value
