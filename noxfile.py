@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -82,6 +83,23 @@ def launches(session: nox.Session) -> None:
     if not session.posargs:
         run(session, "coverage", "run", "-m", "pytest", *SHOWN, "-m", f"{FAST} and long", *MEASURED, **FOR_TESTS)
     run(session, "pytest", *SHOWN, "-m", FAST, *(session.posargs or LAUNCHES), **FOR_TESTS)
+
+
+@nox.session
+def slurm(session: nox.Session) -> None:
+    """Run rehearsals as jobs of a real Slurm; Debian's packages are unpacked under .nox/slurm, nothing is installed."""
+    install(session, "tests")
+    root = ROOT / ".nox" / "slurm"
+    if not root.exists() and shutil.which("slurmctld") is None:
+        wanted = ("install", "--simulate", "--no-install-recommends", "slurmctld", "slurmd", "munge")
+        planned = str(session.run("apt-get", *wanted, external=True, silent=True))
+        with tempfile.TemporaryDirectory(prefix="gpucluster-") as folder, session.chdir(folder):
+            session.run("apt-get", "download", *re.findall(r"(?m)^Inst (\S+)", planned), external=True)
+            for package in Path(folder).glob("*.deb"):
+                session.run("dpkg", "--extract", package.name, "unpacked", external=True)
+            shutil.move("unpacked", root)
+    variables = {**FOR_TESTS, "GPUCLUSTER_TEST_SLURM": str(root) if root.exists() else ""}
+    run(session, "pytest", *SHOWN, *(session.posargs or ["tests/e2e/test_real_slurm.py"]), **variables)
 
 
 @nox.session

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pytest_gpucluster.inventory.numa import parse_cpulist
 from pytest_gpucluster.inventory.reading import NotAvailable
 
-DEADLINE_S = 8.0
-"""For one command: a controller that does not answer must not hold up the others."""
+DEADLINE_S = 15.0
+"""For one command. Slurm itself says after 9 s that no controller is there, so its own words come first."""
 LONGEST = 300
 """Characters of an error message that are kept."""
 SIGNS = {

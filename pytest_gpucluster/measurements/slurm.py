@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -46,13 +47,13 @@ def slurm_state(*, job: str) -> SlurmState:
     """Ask Slurm about this host. A value that cannot be read says why, and leaves the others."""
     hostname = platform.node()
     name = os.environ.get("SLURMD_NODENAME") or hostname.partition(".")[0]
-    seen, mig_gpus = _gpus()
+    with ThreadPoolExecutor(3) as questions:  # at once, so that a controller that is silent costs one deadline
+        controller = questions.submit(slurm.read_controller)
+        node = questions.submit(slurm.read_node, name, hostname=hostname)
+        share = questions.submit(slurm.read_share, job, name)
+        seen, mig_gpus = _gpus()
     return SlurmState(
-        controller=slurm.read_controller(),
-        node=slurm.read_node(name, hostname=hostname),
-        share=slurm.read_share(job, name),
-        gpus_seen=seen,
-        mig_gpus=mig_gpus,
+        controller=controller.result(), node=node.result(), share=share.result(), gpus_seen=seen, mig_gpus=mig_gpus
     )
 
 

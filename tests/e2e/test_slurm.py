@@ -113,7 +113,7 @@ def test_one_fault(tmp_path: Path, library: Path, bad: str, changes: dict[str, A
 @pytest.mark.parametrize(
     ("before", "said"),
     [
-        ("sleep 1000", "no answer within 8 s"),
+        ("sleep 1000", "no answer within 15 s"),
         ("echo 'slurm_load_node error: Access/permission denied' >&2; exit 1", "Access/permission denied"),
         ("rm -f node.txt job.txt; echo NodeName=x; exit 0", "is no record of a node"),
     ],
