@@ -7,6 +7,7 @@
     +-- MeasurementError       something could not be measured: pytest ERROR, never FAILED
     +-- CriterionFailedError   measured, and outside the limit: pytest FAILED
     +-- RanksFailedError       a distributed test failed on some of its ranks: pytest FAILED
+    +-- DoesNotApplyError      by its entry's own rule a criterion does not apply here: pytest SKIPPED
 
     MemoryError
     +-- GpuMemoryError         too little memory is free on a GPU
@@ -81,6 +82,15 @@ class GpuMemoryError(MemoryError):
 
 class CriterionFailedError(GpuclusterError):
     """Measured, and outside the limit: pytest FAILED, without a traceback."""
+
+
+class DoesNotApplyError(GpuclusterError):
+    """By its entry's own rule a criterion does not apply to a host. Counts only from ``criterion.does_not_apply``."""
+
+    def __init__(self, message: str, *, cause: str) -> None:
+        """``cause``: what all that do not apply for this reason have in common, in a few words."""
+        super().__init__(message)
+        self.cause = cause
 
 
 class RanksFailedError(GpuclusterError):

@@ -38,6 +38,11 @@ def host_clock(asked: Asked) -> Any:
     return made("measurements.host:HostClock", shown_s=time.time() - LATE_S * asked.has("clock"))
 
 
+def dcgm_program(_asked: Asked) -> Any:
+    """Not installed: the model has no diagnostic of NVIDIA's."""
+    return made("measurements.dcgm:DcgmProgram", path=None)
+
+
 def leave_mark(asked: Asked) -> Any:
     """A file in the rank's own folder."""
     return made(

@@ -25,6 +25,7 @@ ANSWERS: Mapping[str, Callable[[Asked], Any]] = {
     "inventory.occupancy:read_occupancy": gpu_answers.occupancy,
     "measurements.collectives:all_reduce": group_answers.all_reduce,
     "measurements.collectives:nodes_reached": group_answers.nodes_reached,
+    "measurements.dcgm:dcgm_program": host_answers.dcgm_program,
     "measurements.digest:digests": gpu_answers.digests,
     "measurements.file_rates:file_rates": host_answers.file_rates,
     "measurements.gemm:gemm": gpu_answers.gemm,

@@ -6,9 +6,9 @@ import math
 import numbers
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from pytest_gpucluster.errors import Blame, CriterionFailedError, MeasurementError
+from pytest_gpucluster.errors import Blame, CriterionFailedError, DoesNotApplyError, MeasurementError
 from pytest_gpucluster.judging import failure_text
 from pytest_gpucluster.judging.disagreement import Compared
 from pytest_gpucluster.judging.noise import FEWEST, Repeats, doubt
@@ -67,6 +67,7 @@ class Criterion:
         judged: the record of the worst value so far; None before a value was judged.
         expected: the GPUs and nodes that values by place must cover; empty if they are not known.
         first_error: the first error of a measurement; a later valid value does not clear it.
+        left_out: the error by which it said that it does not apply here.
     """
 
     threshold: Threshold
@@ -77,6 +78,20 @@ class Criterion:
     judged: Record | None = None
     expected: tuple[Place, ...] = ()
     first_error: MeasurementError | None = None
+    left_out: DoesNotApplyError | None = None
+
+    def does_not_apply(self, where: str) -> NoReturn:
+        """Skip the criterion: the program that its entry needs (``needs_program``) is not installed ``where``.
+
+        Raises:
+            DoesNotApplyError: always; an entry without that key does not come here.
+            MeasurementError: the entry needs no program, so it may not leave.
+        """
+        program = self.threshold.needs_program
+        if program is None:
+            raise MeasurementError(f"{self.threshold.key}: a criterion may not leave by itself", blame=Blame(part="software"))
+        self.left_out = DoesNotApplyError(f"needs {program}, which is not installed {where}", cause=f"no {program}")
+        raise self.left_out
 
     def require(
         self,
@@ -137,7 +152,7 @@ class Criterion:
         value = self._number(measured.value, place)
         why = doubt(measured, limit=self.limit, allowed=self.threshold.noise)
         if why is None:
-            return _Reading(value=value, limit=self.limit, confirmed=self._all_miss(measured))
+            return _Reading(value=value, limit=self.limit, confirmed=_all_miss(measured, self.limit))
         if measured.again is None:
             return _Reading(value=value, limit=self.limit, doubt=why, is_final=False)
         return self._second_reading(measured, measured.again(), place, why=why)
@@ -164,13 +179,9 @@ class Criterion:
             limit=self.limit,
             doubt=still and f"{still}; {before}",
             is_final=is_whole,
-            confirmed=self._all_miss(second),
+            confirmed=_all_miss(second, self.limit),
             evidence=evidence,
         )
-
-    def _all_miss(self, measured: Repeats) -> bool:
-        """Whether there are enough repeats to confirm a failure, and each of them misses the limit."""
-        return len(measured.samples) >= FEWEST and not any(map(self.limit.holds, measured.samples))
 
     def _number(self, value: Any, place: Any) -> float:
         where = f" at {place}" if place is not None else ""
@@ -319,6 +330,11 @@ class Criterion:
         assert record.value is not None
         worse = record.value < before.value if self.limit.is_floor else record.value > before.value
         return worse and before.outcome == PASSED
+
+
+def _all_miss(measured: Repeats, limit: Limit) -> bool:
+    """Whether there are enough repeats to confirm a failure, and each of them misses the limit."""
+    return len(measured.samples) >= FEWEST and not any(map(limit.holds, measured.samples))
 
 
 def _places_in(name: Any) -> tuple[Place, ...]:

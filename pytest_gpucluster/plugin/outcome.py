@@ -12,6 +12,7 @@ from pytest_gpucluster.text import shortened
 if TYPE_CHECKING:
     import pytest
 
+    from pytest_gpucluster.errors import DoesNotApplyError
     from pytest_gpucluster.judging.criterion import Criterion
     from pytest_gpucluster.judging.plan import Rule
     from pytest_gpucluster.plugin.pairing import Pair
@@ -102,6 +103,8 @@ def _after_call(report: pytest.TestReport, call: pytest.CallInfo[None], test: It
     bad = _bad_by_value(report, error, test, criterion)
     if bad is not None:
         return bad
+    if error is not None and error is criterion.left_out and criterion.judged is None and criterion.first_error is None:
+        return _left_out(report, test, criterion.left_out)
     if error is not None or report.outcome == "skipped":
         return _not_measured(report, call, test)
     lacking = _lacking(test, criterion)
@@ -110,6 +113,15 @@ def _after_call(report: pytest.TestReport, call: pytest.CallInfo[None], test: It
     assert criterion.judged is not None
     _pass(report)
     return criterion.judged
+
+
+def _left_out(report: pytest.TestReport, test: ItemContext, why: DoesNotApplyError) -> Record:
+    """Skipped by the rule of its entry, as seen on the host."""
+    reason = str(why)
+    _clear_xfail(report)
+    report.outcome = "skipped"
+    report.longrepr = (report.location[0], report.location[1] or 0, f"Skipped: {reason}")
+    return replace(_record(test, SKIPPED, reason), cause=why.cause)
 
 
 def _bad_by_value(

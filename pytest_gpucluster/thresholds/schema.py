@@ -150,6 +150,7 @@ class _Rules(_Strict):
     needs_nodes: Count = 1
     needs_shared_paths: bool = False
     needs_slurm: bool = False
+    needs_program: Text | None = None
     fabrics: Annotated[list[Fabric], Field(min_length=1)] | None = None
     requires: Text | None = None
     noise: Annotated[float, Field(gt=0, lt=1), _AS_WRITTEN] | None = None

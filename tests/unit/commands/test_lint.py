@@ -152,6 +152,13 @@ def test_which_tests_judge(test: str, name: str, code: int, lint: Lint) -> None:
     assert lint("site.yaml", site=f"{OVERLAY}criteria:\n{OWN.format(name=name)}", test_own=test)[0] == code
 
 
+@pytest.mark.parametrize(("name", "code"), [("'dcgm_diag[eud]'", 0), ("dcgm_diag", 1), ("'dcgm_diags[eud]'", 1)])
+def test_the_packaged_test_that_judges_any_parameter(name: str, code: int, lint: Lint) -> None:
+    """Every entry ``dcgm_diag[...]`` has a test; one that is called otherwise has none."""
+    near = f"{OVERLAY}criteria:\n  bf16_tflops: {{why: mine}}\n{OWN.format(name=name)}"
+    assert lint("site.yaml", site=near)[0] == code
+
+
 def test_tests_are_not_executed(lint: Lint) -> None:
     """A test file beside the thresholds file is read, never run; one that is no Python is no test."""
     source = "from pathlib import Path\nPath('executed').touch()\n"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpucluster.errors import DoesNotApplyError, MeasurementError
 from pytest_gpucluster.judging.criterion import Criterion
 from pytest_gpucluster.judging.noise import Repeats
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
@@ -170,3 +171,34 @@ def test_only_a_value_can_be_answered_for() -> None:
 
     record, _ = run(asserts)
     assert (record.outcome, record.waivable) == ("failed", False)
+
+
+def left_out(criterion: Criterion, error: BaseException) -> tuple[str, str | None]:
+    """What becomes of a test that ends with this error, and the rule that is told."""
+    with pytest.raises(type(error)) as caught:
+        raise error
+    call: Any = SimpleNamespace(when="call", excinfo=caught)
+    report: Any = SimpleNamespace(
+        outcome="failed", when="call", location=("test_x.py", 1, "test_x"), longreprtext="", longrepr=""
+    )
+    found = outcome_of(report, call, ItemContext(pair=PAIR, rule=None, criterion=criterion, earlier=None))
+    assert found is not None
+    assert (report.outcome == "skipped") == (found.outcome == "skipped")
+    return found.outcome, found.cause
+
+
+def test_a_criterion_leaves_by_its_own_rule_only() -> None:
+    """Its entry names the program; without that, after a value, or by an error that somebody else made, it may not."""
+    optional = Criterion(threshold=threshold("tflops", needs_program="dcgmi"), limit=limit(), place=None)
+    with pytest.raises(DoesNotApplyError, match="needs dcgmi, which is not installed on any host") as caught:
+        optional.does_not_apply("on any host")
+    assert left_out(optional, caught.value) == ("skipped", "no dcgmi")
+    assert left_out(optional, DoesNotApplyError("mine", cause="mine"))[0] == "error"
+    assert left_out(replace(optional, first_error=MeasurementError("no value")), caught.value)[0] == "error"
+    judged = replace(optional)
+    judged.require(1e6)
+    assert left_out(judged, caught.value)[0] == "error"
+    bound = Criterion(threshold=threshold("tflops"), limit=limit(), place=None)
+    with pytest.raises(MeasurementError, match="may not leave by itself"):
+        bound.does_not_apply("here")
+    assert left_out(bound, DoesNotApplyError("mine", cause="mine"))[0] == "error"

@@ -1,0 +1,102 @@
+"""What NVIDIA's diagnostic (``dcgmi diag``) says of one GPU, judged. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.inventory.dcgm_report import BAD, PASSED, SOFTWARE
+from pytest_gpucluster.text import one_line, shortened
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from pytest_gpucluster.errors import Part
+    from pytest_gpucluster.inventory.dcgm_report import DiagResult
+    from pytest_gpucluster.measurements.dcgm import DcgmDiag
+
+MOST_INFO = 3
+ADVICE = {
+    2: "take this GPU out of service (DCGM: isolate)",
+    6: "drain the node and reset the GPU (DCGM: reset)",
+    4: "have the GPU examined (DCGM: triage)",
+    5: "change the setting that DCGM names (DCGM: config)",
+    1: "watch the GPU (DCGM: monitor)",
+}
+"""By dcgmErrorSeverity_t (dcgmlib/dcgm_errors.h, DCGM 3 and 4), the most urgent first."""
+CONFIG = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiagFound:
+    """What one kind of test found on one GPU.
+
+    Attributes:
+        bad: each test that failed, with DCGM's text.
+        unknown: why the others did not show that the GPU is healthy; empty if all passed.
+        advice: what DCGM advises for what failed; None where it does not say.
+        blames: the kind of part that is to blame for what failed.
+        evidence: what to show beside the value.
+    """
+
+    bad: tuple[str, ...]
+    unknown: tuple[str, ...]
+    advice: str | None
+    blames: Part
+    evidence: dict[str, object]
+
+
+def judge_diag(diag: DcgmDiag, uuid: str, kind: str, *, kinds: Collection[str]) -> DiagFound:
+    """Judge the tests of one ``kind`` on the GPU with this UUID.
+
+    ``kinds`` are those that are judged at all. A test of another kind counts as ``software``, so that none is lost. What a
+    test says of the host, or of a part that is no GPU, counts for every GPU of that host.
+    """
+    number = next((gpu.number for gpu in diag.gpus if gpu.uuid == uuid), None)
+    if number is None:
+        return _found([], [f"DCGM {diag.version or ''} does not list {uuid}"], diag)
+    own = [result for result in diag.results if _judged_as(result.kind, kinds) == kind]
+    results = [result for result in own if result.gpu in (number, None)]
+    tests = {result.test: None for result in own}
+    told = {result.test for result in results if result.scope != "other"}
+    silent = [f"{test}: no result for GPU {number}" for test in tests if test not in told]
+    none = [] if own else [f"dcgmi diag -r {diag.level} ran no test {kind!r}"]
+    unknown = [*none, *silent, *filter(None, map(_why_unknown, results)), *diag.doubts]
+    return _found([result for result in results if result.word.casefold() in BAD], unknown, diag, results)
+
+
+def _judged_as(kind: str, kinds: Collection[str]) -> str:
+    return kind if kind in kinds else SOFTWARE
+
+
+def _why_unknown(result: DiagResult) -> str | None:
+    """Why a result that is not bad does not show health; None if it does, or is bad."""
+    if result.word.casefold() in BAD:
+        return None
+    if result.word.casefold() != PASSED.casefold():
+        return _text(result, result.errors or result.info)
+    return _text(result, result.errors) if result.errors else None
+
+
+def _found(bad: list[DiagResult], unknown: list[str], diag: DcgmDiag, results: Iterable[DiagResult] = ()) -> DiagFound:
+    severities = [severity for result in bad for severity in result.severities]
+    words = [result.word.casefold() for result in results]
+    info = [_text(result, result.info) for result in results if result.info]
+    evidence: dict[str, object] = {
+        "DCGM": diag.version or "version not told",
+        "-r": diag.level,
+        "passed": words.count(PASSED.casefold()),
+    }
+    return DiagFound(
+        bad=tuple(_text(result, result.errors) for result in bad),
+        unknown=tuple(unknown),
+        advice=next((text for severity, text in ADVICE.items() if severity in severities), None),
+        blames="settings" if severities and set(severities) == {CONFIG} else "gpu",
+        evidence={**evidence, **({"info": info[:MOST_INFO]} if info else {})},
+    )
+
+
+def _text(result: DiagResult, details: Iterable[str]) -> str:
+    """``PCIe, GPU 3: Fail: the text of DCGM``, in one line."""
+    told = "; ".join(details)
+    return one_line(shortened(f"{result.test}, {result.part}: {result.word}{': ' if told else ''}{told}"))
