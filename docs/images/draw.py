@@ -1,9 +1,10 @@
-"""Draw the pictures of screens: the end of a kept run, and the ends of demos, as a terminal shows them today.
+"""Draw the pictures of screens: the end of a kept run, the ends of demos, and a watch, as a terminal shows them today.
 
-    python docs/images/draw.py [acceptance-4xH200] [demo-1x8] [demo-128x8]
+    python docs/images/draw.py [acceptance-4xH200] [demo-1x8] [demo-128x8] [watch]
 
 Run it after the kept run, the table or the fleet has changed. The picture of the kept run has the values of its results.json;
 rows that do not apply and some others are left out, and it says how many. A demo is run, at a pseudo-terminal of 100 columns.
+The watch shows the made node and the made run of its tests.
 """  # noqa: INP001 -- a script
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.text import Text
 
+from pytest_gpucluster.commands.watch_screen import screen_lines
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.reporting.table import Layout, criteria_table
@@ -39,7 +41,8 @@ DEMOS = {
     "demo-1x8": "gpucluster demo --bad node0-gpu5:throttled",
     "demo-128x8": "gpucluster demo --fleet 128x8 --bad node17:absent --bad node23-gpu3:slow --bad node41-gpu6:hbm",
 }
-DEMO_WIDTH = 100
+DEMO_WIDTH = WATCH_WIDTH = 100
+WATCH = "watch"
 COMMAND = "$ torchrun --nproc-per-node=4 -m pytest tests_acceptance"
 WIDTH = 108
 SHOWN = {
@@ -115,6 +118,20 @@ def demo_picture(name: str) -> str:
     return exported(console, title="a simulated fleet: no GPU was measured", name=name)
 
 
+def watch_picture() -> str:
+    """A watch of a node with a hot GPU and a lost one, and of a run on two nodes."""
+    from tests.support.watched import settled, write_run  # noqa: PLC0415 -- main() puts the checkout on the path
+
+    console = Console(
+        record=True, width=WATCH_WIDTH, file=io.StringIO(), force_terminal=True, legacy_windows=False, highlight=False
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        shown = settled(write_run(Path(folder) / "run", nodes=2, done=0.9), holder=4711)
+    for line in (Text("$ gpucluster watch", style="bold"), *screen_lines(shown, width=WATCH_WIDTH)):
+        console.print(line)
+    return exported(console, title="made values: no GPU was measured", name=WATCH)
+
+
 def at_terminal(words: Sequence[str]) -> str:
     """What a command of ``gpucluster`` shows at a pseudo-terminal, in an empty folder, which it names as its own."""
     shown: list[bytes] = []
@@ -146,9 +163,12 @@ def _family(record: Record) -> str:
 
 def main() -> int:
     """Write the pictures that are named, or all."""
-    for name in sys.argv[1:] or [TARGET.stem, *DEMOS]:
-        kept = name == TARGET.stem
-        text = picture(json.loads(RUN.read_text(encoding="utf-8"))) if kept else demo_picture(name)
+    sys.path.insert(0, str(ROOT))
+    for name in sys.argv[1:] or [TARGET.stem, *DEMOS, WATCH]:
+        if name == WATCH:
+            text = watch_picture()
+        else:
+            text = picture(json.loads(RUN.read_text(encoding="utf-8"))) if name == TARGET.stem else demo_picture(name)
         (IMAGES / f"{name}.svg").write_text(text, encoding="utf-8")
     return 0
 

@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_launch(commands.add_parser("launch", help="torchrun on every node, with a deadline for joining", allow_abbrev=False))
     _add_demo(commands.add_parser("demo", help="the suite on a simulated fleet; no GPU is used, nothing can be accepted"))
     _add_info(commands.add_parser("info", help="what this machine tells of its GPUs, links and host; nothing is run"))
+    _add_watch(commands.add_parser("watch", help="a live picture of this node, and of a run by its files; touches nothing"))
     return parser
 
 
@@ -80,6 +81,15 @@ def _add_info(info: argparse.ArgumentParser) -> None:
     info.add_argument("view", nargs="?", choices=views, default="summary", help="default: summary")
     info.add_argument("--json", action="store_true", help="everything that was read, as one JSON object")
     info.set_defaults(act=_info)
+
+
+def _add_watch(watch: argparse.ArgumentParser) -> None:
+    words = "a results directory, or a journal; default: gpucluster-results, where a run has begun there"
+    watch.add_argument("source", type=Path, nargs="?", metavar="DIR", help=words)
+    watch.add_argument("--interval-s", type=float, default=2.0, metavar="S", help="between two pictures (default: 2)")
+    watch.add_argument("--once", action="store_true", help="one picture, after two readings")
+    watch.add_argument("--plain", action="store_true", help="for a log: a block every interval; default without a terminal")
+    watch.set_defaults(act=_watch)
 
 
 def _add_demo(demo: argparse.ArgumentParser) -> None:
@@ -166,6 +176,12 @@ def _info(chosen: argparse.Namespace) -> int:
     from pytest_gpucluster.commands import info
 
     return info.main(chosen)
+
+
+def _watch(chosen: argparse.Namespace) -> int:
+    from pytest_gpucluster.commands import watch
+
+    return watch.main(chosen)
 
 
 if __name__ == "__main__":

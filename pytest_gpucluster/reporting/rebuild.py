@@ -129,7 +129,7 @@ class JournalState:
         return Report(
             cases=tuple(Case(nodeid=self.nodeids.get(key, key[0]), record=record) for key, record in self.records.items()),
             verdict=verdict,
-            places=self.places or _unbound(self),
+            places=self.places or unbound_places(self),
             facts=facts,
             is_rehearsal=self.terms.rehearsal or self.terms.simulated,
             is_rebuilt=True,
@@ -150,13 +150,13 @@ def read_journal(path: Path) -> JournalState:
     for number, line in enumerate(content.removesuffix(b"\n").split(b"\n") if content else (), start=1):
         try:
             event = json.loads(line.decode("utf-8"))
-            state = _after(state, event)
+            state = state_after(state, event)
         except NOT_AN_EVENT:
             state.unread.append(number)
     return state
 
 
-def _after(state: JournalState, event: dict[str, Any]) -> JournalState:
+def state_after(state: JournalState, event: dict[str, Any]) -> JournalState:
     """The state after an event. Events other than outcomes are few: each is tried to its end, the reports of a sample."""
     if event["event"] not in TRIED:
         state.take(event)
@@ -241,7 +241,7 @@ def take_over(folder: Path, replica: Path) -> None:
     write_atomically(journal, content.decode("utf-8", "backslashreplace"))
 
 
-def _unbound(state: JournalState) -> dict[str, Place]:
+def unbound_places(state: JournalState) -> dict[str, Place]:
     """The expected places of a run that ended before any rank said hello."""
     expected = state.facts.get("expected")
     if expected is None:

@@ -422,9 +422,25 @@ typedef struct {
     union { unsigned number; unsigned long long wide; } value;
 } Field;
 
-enum { FIELD_MEMORY_TEMPERATURE = 82, FIELD_NVLINK_SPEED = 164, FIELD_RECOVERY_ACTION = 230, TYPE_UNSIGNED = 1 };
+enum { FIELD_MEMORY_TEMPERATURE = 82, FIELD_NVLINK_SPEED = 164, FIELD_RECOVERY_ACTION = 230 };
+enum { FIELD_NVLINK_TX = 138, FIELD_NVLINK_RX = 139, FIELD_PCIE_TX = 197, FIELD_PCIE_RX = 198 };
+enum { TYPE_UNSIGNED = 1, TYPE_WIDE = 3 };
 
-/* nvlink.0.speed and so on, in MB/s: 26562; recovery: 0; temp.mem: 42 */
+/* A counter of a link: those of the NVLinks are asked for all links at once, by the highest scope. */
+static void count(int gpu, Field *field, const char *key)
+{
+    int is_nvlink = field->id == FIELD_NVLINK_TX || field->id == FIELD_NVLINK_RX;
+
+    if (is_nvlink && field->scope != 0xffffffff)
+        field->error = INVALID_ARGUMENT;
+    field->type = TYPE_WIDE;
+    field->value.wide = (unsigned long long)number(gpu, key, 0);
+}
+
+/*
+ * nvlink.0.speed and so on, in MB/s: 26562; recovery: 0; temp.mem: 42; nvlink.tx and nvlink.rx, in KiB: 0;
+ * pcie.tx and pcie.rx, in bytes: 0
+ */
 static void answer(int gpu, Field *field)
 {
     char key[KEY_LENGTH];
@@ -443,6 +459,10 @@ static void answer(int gpu, Field *field)
     case FIELD_MEMORY_TEMPERATURE:
         field->value.number = (unsigned)number(gpu, "temp.mem", 42);
         break;
+    case FIELD_NVLINK_TX: count(gpu, field, "nvlink.tx"); break;
+    case FIELD_NVLINK_RX: count(gpu, field, "nvlink.rx"); break;
+    case FIELD_PCIE_TX: count(gpu, field, "pcie.tx"); break;
+    case FIELD_PCIE_RX: count(gpu, field, "pcie.rx"); break;
     default:
         field->error = INVALID_ARGUMENT;
     }
@@ -478,6 +498,7 @@ Return nvmlDeviceGetTemperature(Device device, int sensor, unsigned *celsius)
 }
 
 GETTER(nvmlDeviceGetPowerUsage, unsigned, "power_mw", 115200)
+GETTER(nvmlDeviceGetEnforcedPowerLimit, unsigned, "power.limit_mw", 700000)
 
 typedef struct { unsigned gpu, memory; } Utilization;
 

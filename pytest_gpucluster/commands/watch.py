@@ -1,0 +1,178 @@
+"""``gpucluster watch``: a live picture of this node, and of a run by its files. It reads only, and touches no run."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import socket
+import sys
+import termios
+import time
+import tty
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console, Group
+from rich.live import Live
+
+from pytest_gpucluster.commands.watch_screen import View, plain_text, screen_lines
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.inventory.watched_node import NodeReader
+from pytest_gpucluster.reporting.watched_run import JOURNAL, WatchedRun
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+USUAL_RESULTS = Path("gpucluster-results")
+PLAIN_WIDTH = 100
+"""Columns of a log."""
+READ_S = 10.0
+"""How long one picture waits for the driver, beyond the interval between its two readings."""
+QUIT = b"qQ\x03\x04"
+
+
+class _EndedError(Exception):
+    """A signal asks to end; the argument is its number."""
+
+
+def main(chosen: argparse.Namespace) -> int:
+    """Watch until somebody ends it; 0, or 128 and the number of the signal that ended it.
+
+    Raises:
+        ConfigurationError: an interval that is none.
+    """
+    if not (0.1 <= chosen.interval_s <= 3600 and math.isfinite(chosen.interval_s)):
+        raise ConfigurationError(f"--interval-s {chosen.interval_s:g} is not a time from 0.1 to 3600 s")
+    sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        with _ended_by(signal.SIGTERM, signal.SIGHUP), NodeReader(interval_s=chosen.interval_s) as reader:
+            _watch(_Watch(reader, chosen), chosen)
+    except KeyboardInterrupt:
+        pass
+    except BrokenPipeError:  # the reader of the log has gone; what is buffered has nowhere to go
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except _EndedError as ended:
+        return 128 + int(ended.args[0])
+    return 0
+
+
+def _watch(watch: _Watch, chosen: argparse.Namespace) -> None:
+    is_terminal = sys.stdout.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+    if chosen.once:
+        watch.reader.wait_for_two(chosen.interval_s + READ_S)
+        watch.print_once(has_color=is_terminal and not chosen.plain)
+    elif chosen.plain or not is_terminal:
+        watch.print_blocks()
+    else:
+        watch.live()
+
+
+class _Watch:
+    """What is watched, and the ways to show it."""
+
+    def __init__(self, reader: NodeReader, chosen: argparse.Namespace) -> None:
+        self.reader = reader
+        self._interval_s = float(chosen.interval_s)
+        source = chosen.source
+        if source is None and (USUAL_RESULTS / JOURNAL).exists():
+            source = USUAL_RESULTS
+        self._run = None if source is None else WatchedRun(source)
+
+    def view(self) -> View:
+        """The picture of this moment."""
+        before, now = self.reader.last
+        return View(
+            hostname=socket.gethostname(),
+            at=time.strftime("%Y-%m-%d %H:%M:%S"),
+            before=before,
+            now=now,
+            silent_s=self.reader.silent_s,
+            interval_s=self._interval_s,
+            run=None if self._run is None else self._run.look(),
+        )
+
+    def print_once(self, *, has_color: bool) -> None:
+        """One picture, whatever the height of the screen."""
+        lines = screen_lines(self.view(), width=_plain_width())
+        if has_color:
+            Console(legacy_windows=False, highlight=False).print(Group(*lines))
+        else:
+            sys.stdout.write(plain_text(lines))
+        sys.stdout.flush()
+
+    def print_blocks(self) -> None:
+        """A block every interval, for a log; the first one as soon as there are rates."""
+        self.reader.wait_for_two(self._interval_s + READ_S)
+        while True:
+            sys.stdout.write(plain_text(screen_lines(self.view(), width=_plain_width())) + "\n")
+            sys.stdout.flush()
+            time.sleep(self._interval_s)
+
+    def live(self) -> None:
+        """The whole terminal, drawn again every interval, until a key ends it."""
+        console = Console(legacy_windows=False, highlight=False)
+        with _keys() as keys, Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False) as live:
+            while True:
+                width, height = console.size
+                live.update(Group(*screen_lines(self.view(), width=width, height=height)), refresh=True)
+                if _is_ended(keys, self._interval_s):
+                    return
+
+
+def _plain_width() -> int:
+    """Columns of a terminal; without one ``COLUMNS``, or those of a log."""
+    with contextlib.suppress(OSError, ValueError):
+        return max(40, int(os.environ["COLUMNS"]) if "COLUMNS" in os.environ else os.get_terminal_size(1).columns)
+    return PLAIN_WIDTH
+
+
+def _is_ended(keys: int | None, wait_s: float) -> bool:
+    """Wait so long for the key that ends; other keys draw again."""
+    if keys is None:
+        time.sleep(wait_s)
+        return False
+    ready, _, _ = select.select([keys], [], [], wait_s)
+    if not ready:
+        return False
+    typed = os.read(keys, 64)
+    return not typed or any(byte in QUIT for byte in typed)
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[int | None]:
+    """Single keys of the terminal, which are not shown; None without one. The terminal is afterwards as it was before.
+
+    Ctrl-Z has no effect: a stopped process would leave the terminal as it is.
+    """
+    if not sys.stdin.isatty():
+        yield None
+        return
+    keys = sys.stdin.fileno()
+    before = termios.tcgetattr(keys)
+    try:
+        tty.setcbreak(keys)
+        now = termios.tcgetattr(keys)
+        now[6][termios.VSUSP] = b"\0"
+        termios.tcsetattr(keys, termios.TCSANOW, now)
+        yield keys
+    finally:
+        termios.tcsetattr(keys, termios.TCSADRAIN, before)
+
+
+@contextlib.contextmanager
+def _ended_by(*signals: signal.Signals) -> Iterator[None]:
+    """Leave the block when one of these comes, so that the terminal is restored."""
+
+    def end(number: int, _frame: Any) -> None:
+        raise _EndedError(number)
+
+    before = {one: signal.signal(one, end) for one in signals}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)

@@ -1,0 +1,363 @@
+"""The screen of ``gpucluster watch``. Pure: readings in, lines out, none wider than the screen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from pytest_gpucluster.inventory.event_reasons import FAULT_REASONS
+from pytest_gpucluster.inventory.reading import NotAvailable, or_none
+from pytest_gpucluster.inventory.watched_node import rate_gb_s
+from pytest_gpucluster.judging.forecast import clock, counted
+from pytest_gpucluster.judging.verdict import FAILED, OUTCOMES, WAIVED, WORDS
+from pytest_gpucluster.reporting.hostlists import hostlist
+from pytest_gpucluster.reporting.lines import wrapped
+from pytest_gpucluster.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pytest_gpucluster.inventory.watched_node import LiveGpu, LivePort, NodeReading
+    from pytest_gpucluster.judging.culprits import Culprit
+    from pytest_gpucluster.places import Place
+    from pytest_gpucluster.reporting.watched_run import NodeProgress, RunPicture
+
+NOTHING = "-"
+"""Stands where a value is not available, or where no rate can be said."""
+INDENT = "  "
+GBIT_IN_GB = 8
+SILENT_S = 5.0
+"""A reading that is later than this beyond its interval: the driver hangs."""
+BAR_WIDTH = 20
+MOST_NODES, MOST_CELLS, MOST_PARTS, MOST_LOG_LINES, MOST_VARIABLES, MOST_FOLDED = 8, 32, 8, 6, 8, 3
+NODE_CELL, PORT_CELL = 26, 39
+SHORT_REASONS = {
+    "gpu_idle": "idle",
+    "applications_clocks_setting": "app clocks",
+    "sw_power_cap": "power cap",
+    "hw_slowdown": "HW slow",
+    "sync_boost": "sync boost",
+    "sw_thermal_slowdown": "SW heat",
+    "hw_thermal_slowdown": "HW heat",
+    "hw_power_brake_slowdown": "power brake",
+    "display_clock_setting": "display",
+}
+"""What fits a screen of 80 columns; a wider one has NVML's names."""
+GPU_COLUMNS = (
+    ("GPU", 3), ("busy", 4), ("mem GiB", 8), ("C/mem", 7), ("W/limit", 9), ("SM", 4), ("mem", 4), ("NVLink", 7), ("PCIe", 7),
+)  # fmt: skip
+WIDE = 110
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """All that one screen shows.
+
+    ``before`` and ``now`` are the last two readings of this node, ``silent_s`` the time since the last one, which is due every
+    ``interval_s``; ``run`` is None where no run is watched.
+    """
+
+    hostname: str
+    at: str
+    before: NodeReading | None
+    now: NodeReading | None
+    silent_s: float
+    interval_s: float
+    run: RunPicture | None
+
+
+def screen_lines(view: View, *, width: int, height: int | None = None) -> list[Text]:
+    """The lines from top to bottom, as many as fit the height; the last one says how many do not."""
+    lines = [] if view.run is None else [*_run_lines(view.run, width), Text("")]
+    lines += _node_lines(view, width)
+    if view.run is not None and view.run.problem is None:
+        lines += [*_log_lines(view.run), *_variable_lines(view.run)]
+    for line in lines:
+        line.truncate(width, overflow="ellipsis")
+        line.rstrip()
+    if height is not None and len(lines) > height:
+        hidden = counted(len(lines) - height + 1, "more line")
+        lines = [*lines[: height - 1], _head(f"... {hidden}: a taller terminal shows all")]
+    return lines
+
+
+def plain_text(lines: Iterable[Text]) -> str:
+    """The lines without colours and without any control character but newlines."""
+    return "".join(f"{line.plain}\n" for line in lines)
+
+
+def _head(text: str) -> Text:
+    return Text(_safe(text), style="bold")
+
+
+def _safe(text: str) -> str:
+    """Foreign text in one line, with a blank for each tab: columns stay in line."""
+    return one_line(text).replace("\t", " ")
+
+
+# --- This node ---
+
+
+def _node_lines(view: View, width: int) -> list[Text]:
+    head = f"{view.hostname}  {view.at}"
+    now = view.now
+    if now is None:
+        waited = f", for {view.silent_s:.0f} s now" if view.silent_s > SILENT_S else ""
+        return [_head(head), Text(f"{INDENT}waiting for the first reading{waited}")]
+    lines = [_head(f"{head}  {_what_is_there(now)}")]
+    if view.silent_s > view.interval_s + SILENT_S:
+        late = f"{INDENT}the driver has not answered for {view.silent_s:.0f} s: the values below are that old"
+        lines.append(Text(late, style="bold red"))
+    elapsed_s = 0.0 if view.before is None else now.at_s - view.before.at_s
+    return [*lines, *_gpu_lines(view.before, now, elapsed_s, width), *_port_lines(view.before, now, elapsed_s, width)]
+
+
+def _what_is_there(now: NodeReading) -> str:
+    if isinstance(now.gpus, NotAvailable):
+        return "no GPU to be seen"
+    names = [_words(gpu.name) for gpu in now.gpus if not isinstance(gpu, NotAvailable)]
+    kinds = [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)]
+    lost = len(now.gpus) - len(names)
+    return ", ".join([*kinds, *([f"{lost} cannot be read"] if lost else [])]) or "no GPU"
+
+
+def _gpu_lines(before: NodeReading | None, now: NodeReading, elapsed_s: float, width: int) -> list[Text]:
+    if isinstance(now.gpus, NotAvailable):
+        return [Text(_safe(f"{INDENT}GPUs: {now.gpus.why}"))]
+    if not now.gpus:
+        return [Text(f"{INDENT}NVML shows no GPU")]
+    columns = _columns(width)
+    titles = " ".join(f"{name:>{size}}" for name, size in columns)
+    units = "   (clocks in MHz, links in GB/s sent/received)" if width >= WIDE else ""
+    lines = [Text(f"{titles} events{units}", style="dim")]
+    for index, gpu in enumerate(now.gpus):
+        if isinstance(gpu, NotAvailable):
+            lines.append(Text(_safe(f"{index:>3} cannot be read: {gpu.why}"), style="red"))
+        else:
+            lines.append(_gpu_line(index, gpu, _bytes_before(before, index), elapsed_s, columns))
+    return lines
+
+
+def _columns(width: int) -> Sequence[tuple[str, int]]:
+    """A wide screen gives each column but the first more room."""
+    return [(name, size + (4 if width >= WIDE and number else 0)) for number, (name, size) in enumerate(GPU_COLUMNS)]
+
+
+def _bytes_before(before: NodeReading | None, index: int) -> Mapping[str, int | NotAvailable]:
+    if before is None or isinstance(before.gpus, NotAvailable) or index >= len(before.gpus):
+        return {}
+    gpu = before.gpus[index]
+    return {} if isinstance(gpu, NotAvailable) else gpu.counted_bytes
+
+
+def _gpu_line(
+    index: int, gpu: LiveGpu, before: Mapping[str, int | NotAvailable], elapsed_s: float, columns: Sequence[tuple[str, int]]
+) -> Text:
+    rates = {name: rate_gb_s(before.get(name), count, elapsed_s) for name, count in gpu.counted_bytes.items()}
+    cells = (
+        str(index),
+        NOTHING if isinstance(gpu.busy_percent, NotAvailable) else f"{gpu.busy_percent}%",
+        f"{_number(gpu.memory_used_gib, 1)}/{_number(gpu.memory_gib)}",
+        f"{_number(gpu.temperature_c)}/{_number(gpu.memory_temperature_c)}",
+        f"{_number(gpu.power_w)}/{_number(gpu.power_limit_w)}",
+        _number(gpu.sm_clock_mhz),
+        _number(gpu.memory_clock_mhz),
+        f"{_rate(rates.get('nvlink_tx'))}/{_rate(rates.get('nvlink_rx'))}",
+        f"{_rate(rates.get('pcie_tx'))}/{_rate(rates.get('pcie_rx'))}",
+    )
+    line = Text(" ".join(f"{cell:>{size}}" for cell, (_, size) in zip(cells, columns, strict=True)))
+    is_wide = columns[1][1] > GPU_COLUMNS[1][1]
+    return line.append(" ").append(_reasons(gpu.event_reasons, is_wide=is_wide))
+
+
+def _reasons(names: list[str] | NotAvailable, *, is_wide: bool) -> Text:
+    """Event reasons, faults first and red: what does not fit is never a fault behind what is normal."""
+    if isinstance(names, NotAvailable):
+        return Text(NOTHING)
+    ordered = sorted(names, key=lambda name: name not in FAULT_REASONS)
+    shown = ordered if is_wide else [SHORT_REASONS.get(name, name) for name in ordered]
+    return Text(_safe(", ".join(shown)), style="bold red" if FAULT_REASONS & {*names} else "")
+
+
+def _number(value: float | NotAvailable, digits: int = 0) -> str:
+    known = or_none(value)
+    if known is None:
+        return NOTHING
+    return f"{known:.{0 if known >= 100 else digits}f}"
+
+
+def _rate(gb_s: float | None) -> str:
+    """Three columns: ``0.0``, ``9.9``, ``450``."""
+    if gb_s is None:
+        return NOTHING
+    return f"{gb_s:.1f}" if gb_s < 9.95 else f"{gb_s:.0f}"
+
+
+def _words(value: str | NotAvailable) -> str:
+    return NOTHING if isinstance(value, NotAvailable) else _safe(value)
+
+
+def _port_lines(before: NodeReading | None, now: NodeReading, elapsed_s: float, width: int) -> list[Text]:
+    if isinstance(now.ports, NotAvailable) or not now.ports:
+        return [Text(f"{INDENT}no InfiniBand, RoCE or EFA adapter is to be seen", style="dim")]
+    old = {} if before is None or isinstance(before.ports, NotAvailable) else {port.name: port for port in before.ports}
+    cells = [_port_cell(port, old.get(port.name), elapsed_s) for port in now.ports]
+    title = f"{'port':<12}{'state':<7}{'Gbit/s':>6}{'tx':>6}{'rx':>6}  "
+    across = _across(width, PORT_CELL, len(cells))
+    return [Text(title * across, style="dim"), *_rows(cells, across)]
+
+
+def _port_cell(port: LivePort, before: LivePort | None, elapsed_s: float) -> Text:
+    old = {} if before is None else before.counted_bytes
+    rates = [rate_gb_s(old.get(way), port.counted_bytes[way], elapsed_s) for way in ("tx", "rx")]
+    tx, rx = (_rate(None if rate is None else rate * GBIT_IN_GB) for rate in rates)
+    state = _words(port.state)[:6]
+    text = f"{_safe(port.name)[:11]:<12}{state:<7}{_number(port.rate_gbit_s):>6}{tx:>6}{rx:>6}  "
+    return Text(text, style="" if port.state == "ACTIVE" else "yellow")
+
+
+def _across(width: int, cell: int, number: int) -> int:
+    return max(1, min((width + 2) // cell, number))
+
+
+def _rows(cells: Sequence[Text], across: int) -> list[Text]:
+    return [Text.assemble(*cells[start : start + across]) for start in range(0, len(cells), across)]
+
+
+# --- The run ---
+
+
+def _run_lines(run: RunPicture, width: int) -> list[Text]:
+    head = _head(f"run  {run.source}")
+    if run.problem is not None:
+        return [head, Text(_safe(f"{INDENT}{run.problem}"), style="yellow")]
+    simulated = "SIMULATED fleet: no GPU is measured" if run.facts.get("simulated") else ""
+    facts = [f"{name} {run.facts[name]}" for name in ("level", "profile") if run.facts.get(name)]
+    words = ", ".join(filter(None, [simulated, *facts, run.shape]))
+    lines = [head, Text(_safe(f"{INDENT}{words}")), *_state_lines(run, width), _progress_line(run), _counts_line(run)]
+    if run.unread:
+        lines.append(Text(f"{INDENT}{counted(run.unread, 'line')} of the journal cannot be read", style="yellow"))
+    return [*lines, *_progress_of_nodes(run, width), *_part_lines(run, width)]
+
+
+def _state_lines(run: RunPicture, width: int) -> list[Text]:
+    ago = f"last entry {clock(run.silent_s)} ago"
+    if run.verdict_line is not None:
+        style = "bold red" if run.counts.get(FAILED) else "bold"
+        return _folded(f"ended {clock(run.silent_s)} ago: {run.verdict_line}", width, indent=INDENT, style=style)
+    if run.holder is not None:
+        return [Text(f"{INDENT}running, process {run.holder}, {ago}")]
+    text = f"no process of this machine runs it, and it has no verdict; {ago}"
+    return _folded(text, width, indent=INDENT, style="yellow")
+
+
+def _progress_line(run: RunPicture) -> Text:
+    done = sum(run.counts.values())
+    share = done / run.expected if run.expected else 0.0
+    full = int(share * BAR_WIDTH)
+    text = f"{INDENT}[{'#' * full}{'-' * (BAR_WIDTH - full)}] {int(100 * share)} %, {done} of {run.expected} checks"
+    text += f" after {clock(run.elapsed_s)}"
+    text += f", soak round {run.soak_round}" if run.soak_round is not None else ""
+    is_open = run.verdict_line is None and run.next_criterion is not None
+    return Text(_safe(f"{text}, next {run.next_criterion}" if is_open else text))
+
+
+def _counts_line(run: RunPicture) -> Text:
+    words = [f"{run.counts[kind]} {WORDS[kind]}" for kind in (*OUTCOMES, WAIVED) if run.counts.get(kind)]
+    text = ", ".join(words) or "nothing is measured yet"
+    return Text(f"{INDENT}{text}", style="red" if run.counts.get(FAILED) else "")
+
+
+def _progress_of_nodes(run: RunPicture, width: int) -> list[Text]:
+    """A line for each of a few nodes, a cell for each of many: those with bad outcomes first."""
+    if len(run.nodes) <= MOST_NODES:
+        return [_node_line(node, is_bound=run.is_bound, width=width) for node in run.nodes]
+    ordered = sorted(run.nodes, key=lambda node: not _is_notable(node, is_bound=run.is_bound))
+    cells = [_node_cell(node, is_bound=run.is_bound) for node in ordered[:MOST_CELLS]]
+    lines = _rows(cells, _across(width - len(INDENT), NODE_CELL, len(cells)))
+    left = ordered[MOST_CELLS:]
+    if left:
+        bad = sum(_is_notable(node, is_bound=run.is_bound) for node in left)
+        lines.append(Text(f"and {counted(len(left), 'more node')}, {bad or 'none'} of them bad or absent"))
+    return [Text(INDENT).append_text(line) for line in lines]
+
+
+def _is_notable(node: NodeProgress, *, is_bound: bool) -> bool:
+    return node.bad > 0 or (is_bound and node.hostname is None)
+
+
+def _share(node: NodeProgress) -> str:
+    return f"{100 * node.done // node.expected} %" if node.expected else NOTHING
+
+
+def _node_cell(node: NodeProgress, *, is_bound: bool) -> Text:
+    state = "absent" if is_bound and node.hostname is None else f"{_share(node):>5}"
+    bad = f" {node.bad} bad" if node.bad else ""
+    style = "red" if _is_notable(node, is_bound=is_bound) else ""
+    return Text(f"{node.id:<9}{state}{bad}"[: NODE_CELL - 1].ljust(NODE_CELL), style=style)
+
+
+def _node_line(node: NodeProgress, *, is_bound: bool, width: int) -> Text:
+    name = node.id if node.hostname is None else f"{node.id} ({node.hostname})"
+    state = "absent" if is_bound and node.hostname is None else f"{_share(node):>5}{f', {node.bad} bad' if node.bad else ''}"
+    spans = "  ".join(f"{_span(span)} {'MHz' if unit == 'SM MHz' else unit}" for unit, span in node.telemetry.items())
+    style = "red" if _is_notable(node, is_bound=is_bound) else ""
+    line = Text().append(_safe(f"{INDENT}{name}  {state}"), style=style)
+    return line.append("  ").append(_reasons([*node.reasons], is_wide=width >= WIDE)).append(f"  {spans}")
+
+
+def _span(span: tuple[float, float]) -> str:
+    low, high = (f"{value:.0f}" for value in span)
+    return low if low == high else f"{low}-{high}"
+
+
+def _part_lines(run: RunPicture, width: int) -> list[Text]:
+    culprits = run.culprits
+    if not culprits:
+        return []
+    lines = [Text(f"{INDENT}bad so far: {counted(len(culprits), 'part or cause', 'parts or causes')}", style="bold red")]
+    for culprit in culprits[:MOST_PARTS]:
+        lines += _folded(_part(culprit, run.places), width, indent=INDENT * 2, style="red")
+    more = len(culprits) - MOST_PARTS
+    return [*lines, *([Text(f"{INDENT * 2}and {more} more")] if more > 0 else [])]
+
+
+def _part(culprit: Culprit, places: Mapping[str, Place]) -> str:
+    if culprit.place is None:
+        where = counted(len(culprit.places), "place")
+    else:
+        place = places.get(culprit.place)
+        where = culprit.place if place is None or place.hostname is None else f"{culprit.place} ({place.hostname})"
+    criteria = culprit.criteria
+    why = next(iter(culprit.evidence), ", ".join(criteria))
+    return f"{culprit.kind} {where}{f', {len(criteria)} criteria' if len(criteria) > 1 else ''}: {why}"
+
+
+def _folded(text: str, width: int, *, indent: str, style: str) -> list[Text]:
+    """A text that is worth a few lines, but no more."""
+    lines = [Text(line, style=style) for line in wrapped(_safe(text), width=width, indent=indent)]
+    if len(lines) > MOST_FOLDED:
+        lines[MOST_FOLDED - 1].append(" ...")
+    return lines[:MOST_FOLDED]
+
+
+def _log_lines(run: RunPicture) -> list[Text]:
+    if not run.logs:
+        return []
+    lines = [Text(_safe(f"{INDENT}{name} | {line}")) for name, line in run.logs[:MOST_LOG_LINES]]
+    return [Text(""), _head("log, newest file first"), *lines]
+
+
+def _variable_lines(run: RunPicture) -> list[Text]:
+    title = [Text(""), _head("NCCL variables of the run")]
+    if run.variables is None:
+        return [*title, Text(f"{INDENT}not read yet", style="dim")]
+    lines = [Text(_safe(f"{INDENT}{name}  {_who(nodes, run)}")) for name, nodes in run.variables.items()]
+    more = [Text(f"{INDENT}and {len(lines) - MOST_VARIABLES} more")] if len(lines) > MOST_VARIABLES else []
+    return [*title, *(lines[:MOST_VARIABLES] or [Text(f"{INDENT}none is set", style="dim")]), *more]
+
+
+def _who(nodes: Sequence[str], run: RunPicture) -> str:
+    return "on all nodes" if len(nodes) == len(run.nodes) > 1 else f"on {hostlist(nodes)}"

@@ -1,0 +1,222 @@
+"""What the GPUs and ports of this node do right now, for people who watch: never judged. Loads no torch.
+
+Rates are differences of counters. A driver that hangs stops the readings, and never the one who asks for them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pynvml
+
+from pytest_gpucluster.inventory import nvml, nvml_calls
+from pytest_gpucluster.inventory.event_reasons import event_reason_names, read_event_reasons
+from pytest_gpucluster.inventory.nics import read_nics
+from pytest_gpucluster.inventory.nvml_calls import optional, read_fields
+from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.sysfs import SYS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from pytest_gpucluster.inventory.nics import NicPort
+
+ALL_LINKS = 0xFFFFFFFF
+"""The scope by which NVML adds the counters of all NVLinks of a GPU."""
+KIB, WORD_BYTES = 1024, 4
+FIELDS = {
+    "nvlink_tx": (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ALL_LINKS, KIB),
+    "nvlink_rx": (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, ALL_LINKS, KIB),
+    "pcie_tx": (getattr(pynvml, "NVML_FI_DEV_PCIE_COUNT_TX_BYTES", 197), 0, 1),
+    "pcie_rx": (getattr(pynvml, "NVML_FI_DEV_PCIE_COUNT_RX_BYTES", 198), 0, 1),
+}
+"""Counters of a GPU: NVML's field, its scope, and bytes in one count. An older binding lacks the names of two."""
+PORT_COUNTERS = {"tx": ("port_xmit_data", "tx_bytes"), "rx": ("port_rcv_data", "rx_bytes")}
+"""Of a port: the counter of InfiniBand and RoCE, in words of 4 bytes, and that of EFA, in bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveGpu:
+    """One GPU at one moment. ``busy_percent``: the share of NVML's last sample in which a kernel ran.
+
+    ``counted_bytes`` are what the links have carried since the driver was loaded: ``nvlink_tx``, ``nvlink_rx``, ``pcie_tx``,
+    ``pcie_rx``, seen from the GPU.
+    """
+
+    name: str | NotAvailable
+    busy_percent: int | NotAvailable
+    memory_used_gib: float | NotAvailable
+    memory_gib: float | NotAvailable
+    temperature_c: int | NotAvailable
+    memory_temperature_c: float | NotAvailable
+    power_w: float | NotAvailable
+    power_limit_w: float | NotAvailable
+    sm_clock_mhz: int | NotAvailable
+    memory_clock_mhz: int | NotAvailable
+    event_reasons: list[str] | NotAvailable
+    counted_bytes: Mapping[str, int | NotAvailable]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivePort:
+    """One port of an adapter. ``counted_bytes`` are what it has sent (``tx``) and received (``rx``)."""
+
+    name: str
+    state: str | NotAvailable
+    rate_gbit_s: float | NotAvailable
+    counted_bytes: Mapping[str, int | NotAvailable]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeReading:
+    """GPUs in NVML's order and ports by name, at ``at_s`` of ``time.monotonic``. A GPU that cannot be read says why."""
+
+    at_s: float
+    gpus: list[LiveGpu | NotAvailable] | NotAvailable
+    ports: list[LivePort] | NotAvailable
+
+
+def rate_gb_s(before: int | NotAvailable | None, now: int | NotAvailable | None, elapsed_s: float) -> float | None:
+    """10^9 bytes/s between two readings of a counter of bytes; None where one is absent, or where the counter was reset."""
+    if not isinstance(before, int) or not isinstance(now, int) or elapsed_s <= 0 or now < before:
+        return None
+    return (now - before) / elapsed_s / 1e9
+
+
+class NodeReader:
+    """Reads this node every ``interval_s`` in a thread. It reads only, and never raises."""
+
+    def __init__(self, *, interval_s: float, root: Path = SYS, clock: Callable[[], float] = time.monotonic) -> None:
+        """Nothing is read before the ``with`` block."""
+        self._interval_s = interval_s
+        self._root = root
+        self._clock = clock
+        self._last: tuple[NodeReading | None, NodeReading | None] = (None, None)
+        self._began_s = clock()
+        self._stop, self._changed = threading.Event(), threading.Event()
+        self._nvml = contextlib.ExitStack()
+        self._has_nvml = False
+        self._thread = threading.Thread(target=self._run, name="node-reader", daemon=True)
+
+    def __enter__(self) -> NodeReader:  # noqa: PYI034 - typing.Self needs Python 3.11
+        """Start reading; the first reading is taken at once."""
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        """Stop; a driver that hangs is left behind."""
+        self._stop.set()
+        self._thread.join(timeout=1)
+
+    @property
+    def last(self) -> tuple[NodeReading | None, NodeReading | None]:
+        """The reading before the last one, and the last one."""
+        return self._last
+
+    @property
+    def silent_s(self) -> float:
+        """How long ago the last reading ended."""
+        _, now = self._last
+        return self._clock() - (self._began_s if now is None else now.at_s)
+
+    def wait_for_two(self, deadline_s: float) -> None:
+        """Wait until rates can be shown, at most so long."""
+        until_s = self._clock() + deadline_s
+        while self._last[0] is None and (left_s := until_s - self._clock()) > 0:
+            self._changed.wait(left_s)
+            self._changed.clear()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            gpus = self._read_gpus()
+            reading = NodeReading(at_s=self._clock(), gpus=gpus, ports=read_ports(root=self._root))
+            self._last = (self._last[1], reading)
+            self._changed.set()
+            self._stop.wait(self._interval_s)
+        self._close_nvml()
+
+    def _read_gpus(self) -> list[LiveGpu | NotAvailable] | NotAvailable:
+        """NVML stays open between readings: to open it may wake sleeping GPUs. After an error it is opened again."""
+        try:
+            if not self._has_nvml:
+                self._nvml.enter_context(nvml_calls.session())
+                self._has_nvml = True
+            return [_gpu_or_reason(index) for index in range(nvml.gpu_count())]
+        except nvml_calls.NvmlLibraryNotFoundError:
+            return NotAvailable("there is no NVIDIA driver library (libnvidia-ml.so.1) here")
+        except nvml_calls.NvmlError as error:
+            self._close_nvml()
+            return NotAvailable(str(error))
+
+    def _close_nvml(self) -> None:
+        self._has_nvml = False
+        with contextlib.suppress(nvml_calls.NvmlError):
+            self._nvml.close()
+
+
+def _gpu_or_reason(index: int) -> LiveGpu | NotAvailable:
+    try:
+        return read_watched(nvml_calls.required(pynvml.nvmlDeviceGetHandleByIndex, index))
+    except nvml_calls.NvmlError as error:
+        return NotAvailable(str(error))
+
+
+def read_watched(handle: Any) -> LiveGpu:
+    """The GPU with this handle; inside a session of NVML.
+
+    Raises:
+        GpuLostError: the GPU has fallen off the bus.
+        NvmlError: NVML cannot read the GPU for another reason.
+    """
+    memory = optional(pynvml.nvmlDeviceGetMemoryInfo, handle)
+    used, total = (memory, memory) if isinstance(memory, NotAvailable) else (memory.used / 2**30, memory.total / 2**30)
+    bits = read_event_reasons(handle)
+    (memory_temperature,) = read_fields(handle, (pynvml.NVML_FI_DEV_MEMORY_TEMP, 0))
+    clocks: dict[str, Any] = {**nvml.read_clocks(handle)}
+    return LiveGpu(
+        name=optional(pynvml.nvmlDeviceGetName, handle, convert=nvml_calls.text),
+        busy_percent=optional(pynvml.nvmlDeviceGetUtilizationRates, handle, convert=lambda rates: int(rates.gpu)),
+        memory_used_gib=used,
+        memory_gib=total,
+        memory_temperature_c=memory_temperature,
+        power_limit_w=optional(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle, convert=lambda limit_mw: limit_mw / 1000),
+        memory_clock_mhz=optional(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM),
+        event_reasons=bits if isinstance(bits, NotAvailable) else event_reason_names(bits),
+        counted_bytes=_counted(handle),
+        **clocks,
+    )
+
+
+def _counted(handle: Any) -> dict[str, int | NotAvailable]:
+    counts = read_fields(handle, *((field, scope) for field, scope, _ in FIELDS.values()))
+    return {
+        name: count if isinstance(count, NotAvailable) else int(count) * size
+        for (name, (_, _, size)), count in zip(FIELDS.items(), counts, strict=True)
+    }
+
+
+def read_ports(*, root: Path = SYS) -> list[LivePort] | NotAvailable:
+    """Every port of every RDMA adapter; one adapter that hides its ports does not hide the others."""
+    nics = read_nics(root=root)
+    if isinstance(nics, NotAvailable):
+        return nics
+    return [_port(nic.device, port) for nic in nics for port in ([] if isinstance(nic.ports, NotAvailable) else nic.ports)]
+
+
+def _port(device: str, port: NicPort) -> LivePort:
+    counted = {way: _port_bytes(port, *names) for way, names in PORT_COUNTERS.items()}
+    name = f"{device}/{port.number}"
+    return LivePort(name=name, state=port.state, rate_gbit_s=port.rate_gbit_s, counted_bytes=counted)
+
+
+def _port_bytes(port: NicPort, in_words: str, in_bytes: str) -> int | NotAvailable:
+    for counters, name, size in ((port.counters, in_words, WORD_BYTES), (port.hw_counters, in_bytes, 1)):
+        count = None if isinstance(counters, NotAvailable) else counters.get(name)
+        if isinstance(count, int):
+            return count * size
+    return NotAvailable(f"the port has no counter {in_words} or {in_bytes}")

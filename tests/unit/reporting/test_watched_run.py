@@ -1,0 +1,170 @@
+"""A run by its files, while they are written: nothing is raised, and nothing is touched."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_gpucluster.reporting.journal import Journal
+from pytest_gpucluster.reporting.watched_run import JOURNAL, LOGS, WatchedRun, holder_of, last_lines
+from tests.support.watched import write_run
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file by its path."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_journal_that_grows_byte_by_byte(tmp_path: Path) -> None:
+    """Each look sees what is whole; a line that is being written is neither lost nor damage."""
+    write_run(tmp_path / "whole", nodes=1, verdict="REJECTED: 2 failed")
+    text = (tmp_path / "whole" / JOURNAL).read_bytes()
+    growing = tmp_path / "growing"
+    growing.mkdir()
+    run, done = WatchedRun(growing), [0]
+    steps = [*range(0, len(text), 499), len(text)]
+    for start, end in pairwise(steps):
+        with (growing / JOURNAL).open("ab") as file:
+            file.write(text[start:end])
+        seen = run.look()
+        assert (seen.problem, seen.unread) == (None, 0)
+        done.append(sum(seen.counts.values()))
+    assert done == sorted(done)
+    assert len(set(done)) > 10
+    assert (done[-1], seen.expected, seen.verdict_line) == (25, 25, "REJECTED: 2 failed")
+
+
+def test_progress_parts_logs_and_variables(tmp_path: Path) -> None:
+    """What a run has shown so far, by node."""
+    seen = write_run(tmp_path / "run", nodes=2, done=0.6).look()
+    assert seen.counts == {"passed": 29, "failed": 1}
+    assert (seen.expected, seen.next_criterion, seen.verdict_line, seen.variables) == (50, "hbm_bandwidth", None, None)
+    assert [(node.id, node.hostname, node.bad) for node in seen.nodes] == [
+        ("node0", "gpu-node-0", 1),
+        ("node1", "gpu-node-1", 0),
+    ]
+    assert seen.nodes[0].telemetry["C"] == (61.0, 91.0)
+    assert set(seen.nodes[0].reasons) == {"sw_power_cap", "hw_thermal_slowdown"}
+    assert [culprit.place for culprit in seen.culprits] == ["node0-gpu3"]
+    assert seen.logs[-1] == ("rank3", "clocks 1290 MHz, 91 C")
+
+
+def test_variables_are_those_of_nccl(tmp_path: Path) -> None:
+    """With the nodes that have them."""
+    seen = write_run(tmp_path / "run", nodes=3, absent=[1]).look()
+    assert seen.variables == {"NCCL_DEBUG=INFO": ("node0", "node2"), "NCCL_IB_HCA=mlx5": ("node0", "node2")}
+    assert [node.hostname for node in seen.nodes] == ["gpu-node-0", None, "gpu-node-2"]
+
+
+@pytest.mark.parametrize("kept", [-1, -40])
+def test_a_killed_run_has_no_verdict(tmp_path: Path, kept: int) -> None:
+    """Its last line may be cut: all others count."""
+    run = write_run(tmp_path / "run", nodes=1)
+    journal = tmp_path / "run" / JOURNAL
+    journal.write_bytes(journal.read_bytes()[:kept])
+    seen = run.look()
+    assert (sum(seen.counts.values()), seen.unread, seen.verdict_line, seen.holder) == (24, 0, None, None)
+
+
+def test_damaged_lines_are_counted(tmp_path: Path) -> None:
+    """And the rest is seen."""
+    run = write_run(tmp_path / "run", nodes=1)
+    with (tmp_path / "run" / JOURNAL).open("ab") as file:
+        file.write(b'\xff\xfe\n[]\n{"event": "verdict"}\n{"at_s": 1, "event": "outcome", "record": {}}\n')
+    seen = run.look()
+    assert (sum(seen.counts.values()), seen.unread) == (25, 4)
+
+
+def test_a_new_run_in_the_same_folder_begins_anew(tmp_path: Path) -> None:
+    """Also where the file was cut to nothing and written again."""
+    run = write_run(tmp_path / "run", nodes=2)
+    assert run.look().expected == 50
+    (tmp_path / "run").rename(tmp_path / "previous")
+    assert "there is no run to see" in str(run.look().problem)
+    write_run(tmp_path / "run", nodes=1, done=0.2)
+    assert run.look().expected == 25
+    (tmp_path / "run" / JOURNAL).write_bytes(b"")
+    seen = run.look()
+    assert (seen.problem, seen.expected) == (None, 0)
+
+
+def test_a_journal_by_its_name(tmp_path: Path) -> None:
+    """A copy, or that of an older run."""
+    write_run(tmp_path / "run", nodes=1)
+    (tmp_path / "copy").write_bytes((tmp_path / "run" / JOURNAL).read_bytes())
+    assert WatchedRun(tmp_path / "copy").look().expected == 25
+
+
+def make(folder: Path, kind: str) -> Path:
+    """Something that is no directory of a run."""
+    if kind == "folder of something else":
+        (folder / "README").write_text("nothing\n")
+    elif kind == "fifo":
+        os.mkfifo(folder / JOURNAL)
+    elif kind == "folder":
+        (folder / JOURNAL).mkdir()
+    elif kind == "other file":
+        (folder / JOURNAL).write_bytes(b"hello\nworld\n")
+    elif kind == "other lines":
+        (folder / JOURNAL).write_bytes(b'{"a": 1}\n')
+    return folder / "absent" if kind == "absent" else folder
+
+
+@pytest.mark.parametrize("kind", ["absent", "folder of something else", "fifo", "folder", "other file", "other lines"])
+def test_a_directory_that_is_none(tmp_path: Path, kind: str) -> None:
+    """The reason is said, and nothing waits."""
+    seen = WatchedRun(make(tmp_path, kind)).look()
+    assert seen.problem is not None
+    assert JOURNAL in seen.problem
+
+
+def test_nothing_is_written_or_locked(tmp_path: Path) -> None:
+    """A run that starts at the same moment gets its lock; no file is made or changed."""
+    run = write_run(tmp_path / "run", nodes=1)
+    before = content(tmp_path)
+    run.look()
+    assert content(tmp_path) == before
+
+
+def test_the_process_that_holds_the_directory(tmp_path: Path) -> None:
+    """By the kernel's list of locks, where the system has one."""
+    lock = tmp_path / ".lock"
+    assert holder_of(lock) is None
+    with lock.open("w") as file:
+        assert holder_of(lock) is None
+        fcntl.flock(file, fcntl.LOCK_EX)
+        status = os.fstat(file.fileno())
+        name = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        if f" {name} " in Path("/proc/locks").read_text(encoding="ascii"):
+            assert holder_of(lock) == os.getpid()
+        made = tmp_path / "locks"
+        made.write_text(f"1: POSIX  ADVISORY  WRITE 12 {name} 0 EOF\n2: FLOCK  ADVISORY  WRITE 4711 {name} 0 EOF\n")
+        assert holder_of(lock, locks=made) == 4711
+    assert holder_of(lock, locks=tmp_path / "absent") is None
+
+
+def test_logs_that_may_lead_anywhere_are_not_read(tmp_path: Path) -> None:
+    """Links and pipes; of a log that is no UTF-8 the bytes are shown."""
+    (tmp_path / "secret").write_text("secret\n")
+    (tmp_path / LOGS).mkdir()
+    (tmp_path / LOGS / "rank0.log").symlink_to(tmp_path / "secret")
+    os.mkfifo(tmp_path / LOGS / "rank1.log")
+    (tmp_path / LOGS / "rank2.log").write_bytes(b"\xff one\n\n\ntwo\n")
+    assert last_lines(tmp_path / LOGS) == [("rank2", "\\xff one"), ("rank2", "two")]
+    assert last_lines(tmp_path / "absent") == []
+
+
+@pytest.mark.parametrize("evidence", [{"variables": [1]}, {"variables": {"NCCL_A": None}}, {"SM MHz": "x", "event reasons": 3}])
+def test_evidence_of_any_kind_is_survived(tmp_path: Path, evidence: dict[str, Any]) -> None:
+    """It comes from a file."""
+    run = write_run(tmp_path / "run", nodes=1)
+    record = {"criterion": "environment_hints", "place": "node0", "outcome": "passed", "culprits": [], "evidence": evidence}
+    journal = Journal(tmp_path / "run" / JOURNAL)
+    journal.write("outcome", record=record)
+    journal.close()
+    assert run.look().unread == 0
