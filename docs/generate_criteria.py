@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.resolve import Profile, Threshold
 
 TARGET = ROOT / "docs" / "criteria.md"
+RESULTS = ROOT / "docs" / "results"
+MODEL = re.compile(r"-(?P<model>[a-z]+\d+)x\d")
+"""Of the name of a kept run: ``2026-11-23-h200x2-98e5417``."""
 COMMAND = "python docs/generate_criteria.py"
 NO_UNIT = ("count",)
 HEAD = f"""\
@@ -32,6 +38,8 @@ What `pytest tests_acceptance` judges, and the limits of each profile. For each 
 [thresholds.yaml](../thresholds.yaml) says in a sentence what must hold, why (`why`), how it is
 measured (`recipe`) and where the number comes from (`source`): on which hardware it was seen, and
 where it never was. A limit and its recipe belong together: another size is another number.
+"Measured on" names the GPUs of [kept runs](results/README.md) that gave a value. Without one a
+criterion ran on simulated GPUs, made adapters or CPUs; a page of results may say more.
 
 The format of that file: [thresholds.md](thresholds.md). A criterion of your own:
 [writing-a-criterion.md](writing-a-criterion.md).
@@ -64,13 +72,27 @@ def _profiles(profiles: Sequence[Profile]) -> list[str]:
 
 def _limits(profiles: Sequence[Profile], by_profile: Mapping[str, Mapping[str, Threshold]]) -> list[str]:
     first = by_profile[profiles[0].name]
+    measured = measured_on()
     rows = []
     for key, threshold in first.items():
         limits = [_limit(by_profile[profile.name][key]) for profile in profiles]
-        rows.append((f"`{key}`", threshold.per, threshold.level, *limits))
-    headings = ("criterion", "per", "level", *(f"`{profile.name}`" for profile in profiles))
+        rows.append((f"`{key}`", threshold.per, threshold.level, *limits, ", ".join(sorted(measured[key])) or "no kept run"))
+    headings = ("criterion", "per", "level", *(f"`{profile.name}`" for profile in profiles), "measured on")
     note = "An advisory limit that is missed is a remark and not a failure."
     return ["## Limits", "", note, "", *_table(headings, rows), ""]
+
+
+def measured_on() -> dict[str, set[str]]:
+    """The models of GPUs on which each criterion gave a value, by the kept runs; none for one that never did."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for file in RESULTS.rglob("summary.json"):
+        run, model = json.loads(file.read_text(encoding="utf-8")), MODEL.search(file.relative_to(RESULTS).parts[0])
+        if model is None or not run["gpus"]:
+            continue
+        for key, row in run["criteria"].items():
+            if any(value is not None for value in row["values"].values()):
+                found[key].add(model["model"].upper())
+    return found
 
 
 def _limit(threshold: Threshold) -> str:

@@ -141,6 +141,21 @@ def test_stale_criteria_page_is_seen(
     assert "python docs/generate_criteria.py" in capsys.readouterr().err
 
 
+def test_where_a_criterion_was_measured(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only values on GPUs count: neither a run on CPUs nor an outcome without a value."""
+    kept = {
+        "2026-11-22-h100x1": (["NVIDIA H100"], {"bf16_tflops": 790.0, "drift": None}),
+        "2026-11-23-h200x2-98e5417/four": (["NVIDIA H200"], {"bf16_tflops": 790.0}),
+        "2026-11-23-cpu-faults": ([], {"drift": 0.0}),
+    }
+    for name, (gpus, values) in kept.items():
+        criteria = {key: {"values": {"node0": value}} for key, value in values.items()}
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "summary.json").write_text(json.dumps({"gpus": gpus, "criteria": criteria}), encoding="utf-8")
+    monkeypatch.setattr(generator, "RESULTS", tmp_path)
+    assert generator.measured_on() == {"bf16_tflops": {"H100", "H200"}}
+
+
 def test_generator_refuses_other_arguments(generator: ModuleType) -> None:
     """A misspelt --check must not rewrite the page and look like success."""
     assert generator.main(["--chek"]) == 2
