@@ -13,11 +13,13 @@ import pytest
 from pytest_gpucluster.errors import GpuclusterError, MeasurementError
 from pytest_gpucluster.measurements.gemm import gemm
 from pytest_gpucluster.measurements.hbm import hbm_bandwidth
-from pytest_gpucluster.measurements.health import gpu_state
+from pytest_gpucluster.measurements.health import gpu_counters, gpu_state
 from pytest_gpucluster.measurements.host_link import host_link
 from pytest_gpucluster.measurements.nics import nic_state
 from pytest_gpucluster.measurements.sustained import sustained
+from pytest_gpucluster.measurements.sxids import node_sxids
 from pytest_gpucluster.measurements.training import finetune, train
+from pytest_gpucluster.measurements.xids import gpu_xids
 from pytest_gpucluster.plugin.stash_keys import RULE
 
 FOLDER = "tests_acceptance"
@@ -64,7 +66,10 @@ def watched_s(first: Snapshot, last: Snapshot) -> float:
 
 @pytest.fixture(scope="session", autouse=True)
 def first_snapshots(request):
-    """Take, before the first test, the ``..._at_start`` of every test that judges the whole run, and that no rule excludes."""
+    """Take, before the first test, the ``..._at_start`` of every test that judges the whole run, and that no rule excludes.
+
+    They are all at home in this file: the first test may be one of any other.
+    """
     for item in request.session.items:
         if item.get_closest_marker("at_end") is not None and RULE not in item.stash:
             for name in item.fixturenames:
@@ -80,9 +85,33 @@ def nics_at_start(cluster, request):
 
 
 @pytest.fixture(scope="session")
+def counters_at_start(cluster, request):
+    """The error counters of every GPU, before the long work."""
+    return first_snapshot(request, cluster.run(gpu_counters, per="gpu", deadline_s=60))
+
+
+@pytest.fixture(scope="session")
+def xids_at_start(cluster, request):
+    """What the listener of every node heard of its GPUs before the long work; it listens from then on at the latest."""
+    return first_snapshot(request, cluster.run(gpu_xids, per="gpu", deadline_s=60))
+
+
+@pytest.fixture(scope="session")
+def sxids_at_start(cluster, request):
+    """What the listener of every host read in the kernel log before the long work; it reads on from then."""
+    return first_snapshot(request, cluster.run(node_sxids, per="host", deadline_s=60))
+
+
+@pytest.fixture(scope="session")
 def gpu_states(cluster):
     """NVML's and torch's view of every GPU."""
     return cluster.run(gpu_state, per="gpu", deadline_s=60)
+
+
+@pytest.fixture(scope="session")
+def gpu_states_at_start(gpu_states, request):
+    """NVML's view of every GPU, before the long work."""
+    return first_snapshot(request, gpu_states)
 
 
 @pytest.fixture(scope="session")

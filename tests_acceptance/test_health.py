@@ -16,7 +16,7 @@ from pytest_gpucluster.judging.gpu_worse import worsened
 from pytest_gpucluster.judging.gpu_xids import judge_xids
 from pytest_gpucluster.measurements.health import clocks_under_load, gpu_counters, gpu_state
 from pytest_gpucluster.measurements.xids import gpu_xids
-from tests_acceptance.conftest import first_snapshot, snapshot, watched_s
+from tests_acceptance.conftest import snapshot, watched_s
 
 pytestmark = pytest.mark.health
 
@@ -25,12 +25,6 @@ pytestmark = pytest.mark.health
 def loaded_clocks(cluster, recipe):
     """Clocks event reasons of every GPU while a matrix product keeps it busy."""
     return cluster.run(clocks_under_load, per="gpu", **recipe("clocks_under_load"))
-
-
-@pytest.fixture(scope="session")
-def counters_at_start(cluster, request):
-    """The error counters of every GPU, before the long work."""
-    return first_snapshot(request, cluster.run(gpu_counters, per="gpu", deadline_s=60))
 
 
 @pytest.fixture(scope="session")
@@ -194,12 +188,6 @@ def test_clocks_under_load(loaded_clocks, place, criterion):
 
 
 @pytest.fixture(scope="session")
-def gpu_states_at_start(gpu_states, request):
-    """NVML's view of every GPU, before the long work."""
-    return first_snapshot(request, gpu_states)
-
-
-@pytest.fixture(scope="session")
 def gpu_states_at_end(cluster):
     """The same view, after everything else."""
     return snapshot(cluster, gpu_state, per="gpu", deadline_s=60)
@@ -237,12 +225,6 @@ def test_ecc_growth(counters_at_start, counters_at_end, place, criterion):
     criterion.require(
         errors, evidence={"corrected": str(corrected), "seconds watched": watched_s(counters_at_start, counters_at_end)}
     )
-
-
-@pytest.fixture(scope="session")
-def xids_at_start(cluster, request):
-    """What the listener of every node heard of its GPUs before the long work; it listens from then on at the latest."""
-    return first_snapshot(request, cluster.run(gpu_xids, per="gpu", deadline_s=60))
 
 
 @pytest.fixture(scope="session")

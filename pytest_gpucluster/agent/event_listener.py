@@ -1,4 +1,4 @@
-"""The listener of a node: a process that hears Xids for the whole run, from NVML and from the kernel log.
+"""The listener of a node: a process that hears Xids and SXids for the whole run, from NVML and from the kernel log.
 
 The agent of the first rank of a node forks it before anything else, so an agent itself never calls NVML, and a driver that
 hangs holds up no agent. The listener ends with that agent.
@@ -13,18 +13,20 @@ import select
 import signal
 import socket
 import time
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from pytest_gpucluster.agent.spawner import die_with_parent
-from pytest_gpucluster.inventory.kernel_log import KernelLog
+from pytest_gpucluster.inventory.kernel_log import KernelLog, LoggedSxid, LoggedXid
 from pytest_gpucluster.inventory.xid_events import XidEvents
 from pytest_gpucluster.protocol.codec import MalformedMessageError
-from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeWorker, NodeXid
+from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeSxid, NodeWorker, NodeXid
 from pytest_gpucluster.protocol.rank import is_gone
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.inventory.kernel_log import LoggedXid
+    from collections.abc import Iterable
 
 HOST_PIDS = "pid:[4026531836]"
 """The first pid namespace of every Linux (PROC_PID_INIT_INO)."""
@@ -79,10 +81,22 @@ class Listener:
         self._taking = taking
         self._events = events
         self._log = log
-        self._before = log.read()
+        self._before: list[LoggedXid] = []
+        self._sxids: Counter[tuple[LoggedSxid, bool]] = Counter()
         self._logged: list[tuple[float, LoggedXid]] = []
         self._workers: dict[int, NodeWorker] = {}
         self._ended_s: dict[int, float] = {}
+        self._before += self._xids_of(log.read(), is_before=True)
+
+    def _xids_of(self, logged: Iterable[LoggedXid | LoggedSxid], *, is_before: bool = False) -> list[LoggedXid]:
+        """Count what is of a switch, of which there may be very many lines; the rest is returned."""
+        xids: list[LoggedXid] = []
+        for one in logged:
+            if isinstance(one, LoggedXid):
+                xids.append(one)
+            else:
+                self._sxids[one, is_before] += 1
+        return xids
 
     def serve(self) -> NoReturn:
         """Serve until this process is killed."""
@@ -101,7 +115,7 @@ class Listener:
 
     def _look(self) -> None:
         now_s = time.monotonic()
-        self._logged += [(now_s, xid) for xid in self._log.read()]
+        self._logged += [(now_s, xid) for xid in self._xids_of(self._log.read())]
         for pid in self._workers:
             if pid not in self._ended_s and is_gone(pid):
                 self._ended_s[pid] = now_s
@@ -131,5 +145,6 @@ class Listener:
                 *(NodeXid(code=one.code, pci=one.pci, pid=one.pid, age_s=now_s - at_s) for at_s, one in self._logged),
                 *(NodeXid(code=one.code, pci=one.pci, pid=one.pid) for one in self._before),
             ),
+            sxids=tuple(NodeSxid(**asdict(one), count=count, is_before=old) for (one, old), count in self._sxids.items()),
             workers=tuple(NodeWorker(pid=one.pid, local_rank=one.local_rank, ended_s=ends_s.get(one.pid)) for one in workers),
         )

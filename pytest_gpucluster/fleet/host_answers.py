@@ -33,6 +33,11 @@ def host_state(asked: Asked) -> Any:
     return made("measurements.host:HostState", facts=facts, versions={"driver": "simulated"}, variables={})
 
 
+def node_sxids(_asked: Asked) -> Any:
+    """A kernel log that has no error of an NVSwitch."""
+    return made("measurements.sxids:NodeSxids", seen=[], before=[], kernel_log_why=None)
+
+
 def host_clock(asked: Asked) -> Any:
     """This machine's clock, or one that is late where that is planted."""
     return made("measurements.host:HostClock", shown_s=time.time() - LATE_S * asked.has("clock"))

@@ -47,6 +47,7 @@ ANSWERS: Mapping[str, Callable[[Asked], Any]] = {
     "measurements.shared_paths:read_marks": host_answers.read_marks,
     "measurements.shared_paths:small_files": host_answers.small_files,
     "measurements.sustained:sustained": gpu_answers.sustained,
+    "measurements.sxids:node_sxids": host_answers.node_sxids,
     "measurements.training:finetune": group_answers.finetune,
     "measurements.training:sharded_memory": group_answers.sharded_memory,
     "measurements.training:train": group_answers.train,

@@ -1,4 +1,4 @@
-"""Lines of NVIDIA's driver in the kernel log: Xids with PCI address and process."""
+"""Lines of NVIDIA's driver in the kernel log: Xids of GPUs with their process, SXids of NVSwitches with their link."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from pytest_gpucluster.inventory.reading import NotAvailable
 
 KMSG = Path("/dev/kmsg")
-DRIVER = "NVRM:"
+DRIVER = ("NVRM:", "nvidia-nvswitch")
 """How the lines of NVIDIA's driver begin."""
 RECORD_BYTES = 8192
 """The kernel refuses to hand a record to a smaller buffer."""
@@ -21,6 +21,29 @@ XID = re.compile(
     re.ASCII,
 )
 """The driver's line. Drivers before 450 name no process; newer ones write ``pid='<unknown>'`` where there is none."""
+SXID = re.compile(
+    r"nvidia-nvswitch(?P<switch>\d{1,4}): SXid \(PCI:(?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?\): "
+    r"(?P<code>\d{1,5}), "
+    r"(?:(?P<severity>Fatal|Non-fatal|Correctable)\b(?:, Link (?P<link>\d{1,4})\b)?|(?P<detail>Severity|Data) )?",
+    re.ASCII,
+)
+"""The lines of an error: its severity and link, then ``Severity 1 Engine instance 60 ...`` and ``Data {0x10000000, ...}``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedSxid:
+    """One line on an error of an NVSwitch. ``pci``: as in :func:`pci_key`.
+
+    ``severity``: ``Fatal``, ``Non-fatal`` or ``Correctable``; ``link``: a port of the switch; None where the line names none.
+    ``is_detail``: the line adds numbers to an error that another line has told.
+    """
+
+    code: int
+    switch: int
+    pci: str
+    severity: str | None = None
+    link: int | None = None
+    is_detail: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +70,21 @@ def parse_xid(line: str) -> LoggedXid | None:
     return LoggedXid(code=int(found["code"]), pci=pci_key(found["pci"]), pid=None if pid is None else int(pid))
 
 
+def parse_sxid(line: str) -> LoggedSxid | None:
+    """The error of an NVSwitch in a line of the kernel log; None in every other line."""
+    found = SXID.search(line)
+    if found is None:
+        return None
+    return LoggedSxid(
+        code=int(found["code"]),
+        switch=int(found["switch"]),
+        pci=pci_key(found["pci"]),
+        severity=found["severity"],
+        link=None if found["link"] is None else int(found["link"]),
+        is_detail=found["detail"] is not None,
+    )
+
+
 class KernelLog:
     """Reads the kernel log record by record and never waits."""
 
@@ -67,13 +105,13 @@ class KernelLog:
             return NotAvailable("the kernel log has no line of NVIDIA's driver")
         return None if self._trouble is None else NotAvailable(self._trouble)
 
-    def read(self) -> list[LoggedXid]:
-        """The Xids that were logged since the last call."""
-        found: list[LoggedXid] = []
+    def read(self) -> list[LoggedXid | LoggedSxid]:
+        """The Xids and SXids that were logged since the last call."""
+        found: list[LoggedXid | LoggedSxid] = []
         while self._fd is not None and (data := self._record(self._fd)):
             text = data.decode("utf-8", "replace")
-            self._has_driver = self._has_driver or DRIVER in text
-            found += filter(None, map(parse_xid, text.splitlines()))
+            self._has_driver = self._has_driver or any(name in text for name in DRIVER)
+            found += filter(None, (parse_xid(line) or parse_sxid(line) for line in text.splitlines()))
         return found
 
     def _record(self, fd: int) -> bytes | None:

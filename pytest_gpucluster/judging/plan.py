@@ -104,6 +104,9 @@ def _rules_against(threshold: Threshold, inventory: Inventory) -> Iterator[Rule]
     if threshold.needs_shared_paths and not inventory.shared_paths:
         text = "needs a path that the nodes share, and the limits name none (cluster: shared_paths)"
         yield Rule(text=text, cause="no shared path")
+    if threshold.needs_kernel_log and not inventory.requires_kernel_log:
+        text = "needs the kernel log, and the limits do not require that it can be read (cluster: kernel_log: required)"
+        yield Rule(text=text, cause="kernel log not required")
     if threshold.needs_slurm and inventory.slurm_job is None:
         text = "needs a job of Slurm, and the run was started in none (SLURM_JOB_ID is not set)"
         yield Rule(text=text, cause="no job of Slurm")

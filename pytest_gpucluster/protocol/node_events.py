@@ -1,4 +1,4 @@
-"""What the listener of a node has heard of its GPUs, and how agents and workers of the node talk to it.
+"""What the listener of a node has heard of its GPUs and NVSwitches, and how agents and workers of the node talk to it.
 
 A connection to the listener's address in the abstract namespace carries one line of JSON each way: a worker that began, or
 nothing, and :class:`NodeEvents`.
@@ -51,6 +51,23 @@ class NodeXid(TypedMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSxid(TypedMessage):
+    """Equal lines of the kernel log on an error of an NVSwitch, and how many; fields as in the log.
+
+    ``is_before``: the kernel logged them before the run.
+    """
+
+    code: int
+    switch: int
+    pci: str
+    severity: str | None
+    link: int | None
+    is_detail: bool
+    count: int
+    is_before: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeWorker(TypedMessage):
     """A worker of this run. ``ended_s``: how long ago it ended; None while it lives."""
 
@@ -73,6 +90,7 @@ class NodeEvents(TypedMessage):
     is_ready: bool = True
     gpus: tuple[NodeGpu, ...] = ()
     xids: tuple[NodeXid, ...] = ()
+    sxids: tuple[NodeSxid, ...] = ()
     workers: tuple[NodeWorker, ...] = ()
 
 

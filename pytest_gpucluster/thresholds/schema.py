@@ -118,6 +118,7 @@ class Cluster(_Strict):
     nodes: AutoCount = "auto"
     gpus_per_node: AutoCount = "auto"
     shared_paths: SharedPaths = []
+    kernel_log: Literal["required", "optional"] = "optional"
 
 
 class ProfileEntry(_Strict):
@@ -151,6 +152,7 @@ class _Rules(_Strict):
     needs_shared_paths: bool = False
     needs_slurm: bool = False
     needs_program: Text | None = None
+    needs_kernel_log: bool = False
     fabrics: Annotated[list[Fabric], Field(min_length=1)] | None = None
     requires: Text | None = None
     noise: Annotated[float, Field(gt=0, lt=1), _AS_WRITTEN] | None = None

@@ -100,3 +100,12 @@ def test_shared_paths_are_promised(tmp_path: Path) -> None:
     limits.write_text("schema: 1\nextends: packaged\ncluster: {shared_paths: [/mnt/b, /mnt/a, /mnt/b]}\n", encoding="utf-8")
     assert simulated(tmp_path, thresholds=limits).inventory.shared_paths == ("/mnt/b", "/mnt/a")
     assert simulated(tmp_path).inventory.shared_paths == ()
+
+
+@pytest.mark.parametrize(("word", "is_required"), [("required", True), ("optional", False)])
+def test_the_kernel_log_is_required(tmp_path: Path, word: str, is_required: bool) -> None:  # noqa: FBT001 -- a parameter
+    """Only where the limits say so."""
+    limits = tmp_path / "site.yaml"
+    limits.write_text(f"schema: 1\nextends: packaged\ncluster: {{kernel_log: {word}}}\n", encoding="utf-8")
+    assert simulated(tmp_path, thresholds=limits).inventory.requires_kernel_log is is_required
+    assert simulated(tmp_path).inventory.requires_kernel_log is False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,11 +13,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.agent.event_listener import start_listener
+from pytest_gpucluster.agent.event_listener import Listener, start_listener
+from pytest_gpucluster.inventory.kernel_log import KernelLog
+from pytest_gpucluster.inventory.xid_events import XidEvents
 from pytest_gpucluster.protocol.node_events import NodeEvents, NodeWorker, ask, note_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
 WITHIN_S = 30.0
 
@@ -83,3 +87,26 @@ def test_it_is_killed(listener: tuple[str, int]) -> None:
     os.waitpid(pid, 0)
     with pytest.raises(OSError, match="refused"):
         ask(name)
+
+
+def test_errors_of_switches(tmp_path: Path) -> None:
+    """Equal lines are counted, those from before the run apart, and they cross as data."""
+    log = tmp_path / "kmsg"
+    line = "3,1,5,-;nvidia-nvswitch1: SXid (PCI:0000:06:00.0): 20034, Fatal, Link 48 LTSSM Fault Up\n"
+    log.write_text(line, encoding="utf-8")
+    with socket.socket(socket.AF_UNIX) as taking:
+        taking.bind(f"\0gpucluster-events-test-{os.getpid()}-{time.monotonic_ns()}")
+        taking.listen()
+        heard = Listener(taking, XidEvents(), KernelLog(log))
+        log.write_text(line * 4, encoding="utf-8")
+        taking.settimeout(0)
+        with socket.socket(socket.AF_UNIX) as asking:
+            asking.connect(taking.getsockname())
+            asking.sendall(b"{}\n")
+            heard.step()
+    events = heard.heard()
+    assert [(one.code, one.switch, one.link, one.count, one.is_before) for one in events.sxids] == [
+        (20034, 1, 48, 1, True),
+        (20034, 1, 48, 3, False),
+    ]
+    assert NodeEvents.read(events.to_json()) == events

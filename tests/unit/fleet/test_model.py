@@ -46,6 +46,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "measurements.shared_paths:read_marks": {"path": "/mnt", "digests": {}, "within_s": 1},
     "measurements.shared_paths:small_files": {"path": "/mnt", "count": 500, "within_s": 5},
     "measurements.sustained:sustained": {"seconds": 20, "slice_s": 1},
+    "measurements.sxids:node_sxids": {},
     "measurements.training:finetune": {"preset": "small"},
     "measurements.training:sharded_memory": {"preset": "7b-shape"},
     "measurements.training:train": {"preset": "7b-shape", "steps": 12},

@@ -1,4 +1,4 @@
-"""Lines of the kernel log: which are Xids, of which GPU and process; and logs that cannot be read."""
+"""Lines of the kernel log: which are Xids and SXids, of which part and process; and logs that cannot be read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.inventory.kernel_log import KernelLog, LoggedXid, parse_xid, pci_key
+from pytest_gpucluster.inventory.kernel_log import KernelLog, LoggedSxid, LoggedXid, parse_sxid, parse_xid, pci_key
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +24,18 @@ FAULT = (
     "Fault is of type FAULT_PRIV_VIOLATION ACCESS_TYPE_VIRT_READ"
 )
 """From madMAx43v3r/chia-gigahorse, issue 301."""
+DOWN = "nvidia-nvswitch1: SXid (PCI:0000:06:00.0): 20034, Fatal, Link 48 LTSSM Fault Up"
+DOWN_SEVERITY = "nvidia-nvswitch2: SXid (PCI:0000:07:00.0): 20034, Severity 1 Engine instance 60 Sub-engine instance 00"
+"""From the notes on SXids of leptonai/gpud, as ``BUS``."""
+MINION = "nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Non-fatal, Link 44 Minion Link DLREQ interrupt"
+MINION_DATA = (
+    "nvidia-nvswitch3: SXid (PCI:0000:04:00.0): 22013, Data {0x0000002b, 0x0000002b, 0x00000000, 0x0000002b, 0x80005302, "
+    "0x00000000, 0x00000000, 0x00000000, 0x00000000}"
+)
+"""From NVIDIA/nvtrust, issue 124."""
+HOT = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 10004, Thermal Slowdown Engaged | Temp higher than WARN Threshold"
+CORRECTED = "nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 15019, Correctable, Link 07 text"
+"""Made, in the driver's form (NVIDIA/open-gpu-kernel-modules, src/common/nvswitch/kernel)."""
 
 
 @pytest.mark.parametrize(
@@ -60,6 +72,31 @@ def test_other_lines(line: str) -> None:
     assert parse_xid(line) is None
 
 
+SWITCH_0 = {"switch": 0, "pci": "0000:05:00"}
+SWITCH_3 = {"switch": 3, "pci": "0000:04:00"}
+
+
+@pytest.mark.parametrize(
+    ("line", "sxid"),
+    [
+        (DOWN, LoggedSxid(code=20034, switch=1, pci="0000:06:00", severity="Fatal", link=48)),
+        (DOWN_SEVERITY, LoggedSxid(code=20034, switch=2, pci="0000:07:00", is_detail=True)),
+        (MINION, LoggedSxid(code=22013, severity="Non-fatal", link=44, **SWITCH_3)),
+        (MINION_DATA, LoggedSxid(code=22013, is_detail=True, **SWITCH_3)),
+        (HOT, LoggedSxid(code=10004, **SWITCH_0)),
+        (CORRECTED, LoggedSxid(code=15019, severity="Correctable", link=7, **SWITCH_0)),
+        (f"3,1307,52012345,-;{MINION}", LoggedSxid(code=22013, severity="Non-fatal", link=44, **SWITCH_3)),
+        (BUS, None),
+        ("nvidia-nvswitch3: SXid (PCI:zz): 22013, Fatal", None),
+        ("nvidia-nvswitch: Probing device 0000:c1:00.0", None),
+        ("", None),
+    ],
+)
+def test_lines_of_the_switches(line: str, sxid: LoggedSxid | None) -> None:
+    """An error, the numbers that follow it, and what is none."""
+    assert parse_sxid(line) == sxid
+
+
 @pytest.mark.parametrize("address", ["00000000:1B:00.0", "0000:1b:00", "0000:1b:00.0", "00000000:1B:00"])
 def test_addresses_of_one_gpu(address: str) -> None:
     """NVML writes a domain of eight digits, the kernel one of four."""
@@ -76,6 +113,15 @@ def test_a_log_that_grows(tmp_path: Path) -> None:
         more.write(f"4,3,7,-;{REMAP}\n")
     assert [xid.code for xid in log.read()] == [63]
     assert (log.read(), log.why) == ([], None)
+
+
+def test_a_log_of_switches_alone(tmp_path: Path) -> None:
+    """Their lines are the driver's too."""
+    path = tmp_path / "kmsg"
+    path.write_text(f"3,1,5,-;{DOWN}\n3,2,5,-;{DOWN_SEVERITY}\n", encoding="utf-8")
+    log = KernelLog(path)
+    assert [one.code for one in log.read() if isinstance(one, LoggedSxid)] == [20034, 20034]
+    assert log.why is None
 
 
 def test_a_log_without_the_driver(tmp_path: Path) -> None:

@@ -90,6 +90,15 @@ def test_a_rule_by_slurm() -> None:
     assert rule.text == "needs a job of Slurm, and the run was started in none (SLURM_JOB_ID is not set)"
 
 
+def test_a_rule_by_the_kernel_log() -> None:
+    """A criterion of the kernel log applies where the limits require that it can be read."""
+    needy = threshold(needs_kernel_log=True)
+    assert rule_against(needy, replace(INVENTORY, requires_kernel_log=True)) is None
+    rule = rule_against(needy, INVENTORY)
+    assert rule is not None
+    assert "the limits do not require that it can be read (cluster: kernel_log: required)" in rule.text
+
+
 @pytest.mark.parametrize(("per", "number"), [("gpu", 4), ("node", 2), ("cluster", 1)])
 def test_places_of(per: str, number: int) -> None:
     """Every GPU, every node, or the cluster once."""

@@ -55,6 +55,11 @@ def problems_of(path: Path) -> list[str]:
         ("auto}", "auto, shared_paths: [mnt]}", "site.yaml:2: 'shared_paths' must be a list of absolute paths of folders"),
         ("auto}", "auto, shared_paths: [/]}", "site.yaml:2: 'shared_paths' must be a list of absolute paths of folders"),
         ("auto}", "auto, shared_paths: /mnt}", "site.yaml:2: 'shared_paths' must be a list of absolute paths of folders"),
+        (
+            "auto}",
+            "auto, kernel_log: true}",
+            "site.yaml:2: 'kernel_log' is true (in 'cluster'). Choose from: required, optional.",
+        ),
         ("fabric: infiniband", "fabric: infinband", "is 'infinband' (in profile 'h200-sxm'). Choose from: infiniband,"),
         ("fabric: infiniband", "fabrik: roce", "site.yaml:4: 'fabrik' is not a key of a profile (in profile"),
         ("accept_at: quick", "accept_at: fast", "site.yaml:5: 'accept_at' is 'fast' (in profile 'lab'). Choose from:"),

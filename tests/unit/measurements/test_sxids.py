@@ -1,0 +1,95 @@
+"""What was heard of a host's NVSwitches, and how it is judged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytest_gpucluster.inventory.sxids import SXIDS, VENDOR, sxid_of
+from pytest_gpucluster.judging.node_sxids import SxidsFound, judge_sxids
+from pytest_gpucluster.measurements.sxids import node_sxids, sxids_of
+from pytest_gpucluster.protocol.node_events import VARIABLE, NodeEvents, NodeSxid
+
+
+def line(code: int, severity: str | None = "Non-fatal", **changes: Any) -> NodeSxid:
+    """Lines on an error of switch 0."""
+    fields = {"switch": 0, "pci": "0000:05:00", "link": 4, "is_detail": False, "count": 1, "is_before": False, **changes}
+    return NodeSxid(code=code, severity=severity, **fields)
+
+
+def judged(*lines: NodeSxid) -> SxidsFound:
+    """The judgement on a host whose log has these lines."""
+    return judge_sxids(sxids_of(NodeEvents(nvml_why="no NVML", log_why=None, sxids=lines)))
+
+
+@pytest.mark.parametrize("code", [*SXIDS, 28001])
+def test_every_code(code: int) -> None:
+    """Each counts with its meaning and advice, but for those that the guide calls harmless; an unknown one counts."""
+    found = judged(line(code))
+    said = f"NVSwitch 0 (0000:05:00): {sxid_of(code)} (Non-fatal), link 4"
+    if sxid_of(code).kind == "harmless":
+        assert (found.over, found.advice, found.harmless) == (0, None, (said,))
+    else:
+        assert (found.over, found.facts, found.advice) == (1, (said,), sxid_of(code).action)
+
+
+@pytest.mark.parametrize(
+    ("code", "severity", "over"),
+    [
+        (22013, "Fatal", 1),
+        (11012, "Fatal", 1),
+        (11012, None, 0),
+        (15019, "Correctable", 0),
+        (15019, None, 1),
+        (20034, "Correctable", 1),
+    ],
+)
+def test_the_word_of_the_driver(code: int, severity: str | None, over: int) -> None:
+    """A fatal error is never harmless; one that was corrected and is not in the guide is."""
+    assert judged(line(code, severity)).over == over
+
+
+def test_details_do_not_count_twice() -> None:
+    """Three lines tell one error; details alone tell one too, since the log may begin with them."""
+    detail = line(20034, None, link=None, is_detail=True, count=2)
+    assert judged(line(20034, "Fatal"), detail).over == 1
+    assert judged(detail).over == 1
+
+
+def test_many_errors_of_one_code() -> None:
+    """They are one fact of each switch, and the worst code gives the advice."""
+    other = {"switch": 2, "pci": "0000:07:00"}
+    found = judged(
+        line(11004), line(20034, "Fatal", link=62, count=2), line(20034, "Fatal", link=9), line(12020, "Fatal", link=1, **other)
+    )
+    assert found.over == 5
+    assert found.facts == (
+        f"NVSwitch 2 (0000:07:00): {sxid_of(12020)} (Fatal), link 1",
+        f"NVSwitch 0 (0000:05:00): {sxid_of(20034)} (Fatal), links 9 62, 3 times",
+        f"NVSwitch 0 (0000:05:00): {sxid_of(11004)} (Non-fatal), link 4",
+    )
+    assert found.switches == ("NVSwitch 2 (0000:07:00)", "NVSwitch 0 (0000:05:00)")
+    assert found.advice == sxid_of(12020).action
+
+
+def test_before_the_run() -> None:
+    """It is shown and not judged."""
+    found = judged(line(20034, "Fatal", is_before=True))
+    assert (found.over, len(found.before)) == (0, 1)
+
+
+def test_nothing_is_made_up() -> None:
+    """A healthy log has nothing; a code that nobody knows has no meaning."""
+    assert judged() == SxidsFound(over=0, facts=(), switches=(), advice=None, harmless=(), before=())
+    assert (sxid_of(99999).kind, sxid_of(99999).action) == ("unknown", VENDOR)
+
+
+def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No listener, one that is gone, or a log that cannot be read: why."""
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert node_sxids().kernel_log_why == "no listener was started"
+    monkeypatch.setenv(VARIABLE, "gpucluster-events-nobody")
+    assert "does not answer" in str(node_sxids().kernel_log_why)
+    refused = NodeEvents(nvml_why=None, log_why="/dev/kmsg cannot be read: Permission denied")
+    assert sxids_of(refused).kernel_log_why == "/dev/kmsg cannot be read: Permission denied"
