@@ -32,6 +32,8 @@ PLAIN_WIDTH = 100
 """Columns of a log."""
 READ_S = 10.0
 """How long one picture waits for the driver, beyond the interval between its two readings."""
+STEP_BYTES = 2**21
+"""Of a long journal this much is read before keys are looked at again."""
 QUIT = b"qQ\x03\x04"
 
 
@@ -82,8 +84,8 @@ class _Watch:
             source = USUAL_RESULTS
         self._run = None if source is None else WatchedRun(source)
 
-    def view(self) -> View:
-        """The picture of this moment."""
+    def view(self, *, most_bytes: int | None = None) -> View:
+        """The picture of this moment, after so many bytes more of the journal."""
         before, now = self.reader.last
         return View(
             hostname=socket.gethostname(),
@@ -92,7 +94,7 @@ class _Watch:
             now=now,
             silent_s=self.reader.silent_s,
             interval_s=self._interval_s,
-            run=None if self._run is None else self._run.look(),
+            run=None if self._run is None else self._run.look(most_bytes=most_bytes),
         )
 
     def print_once(self, *, has_color: bool) -> None:
@@ -118,8 +120,9 @@ class _Watch:
         with _keys() as keys, Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False) as live:
             while True:
                 width, height = console.size
-                live.update(Group(*screen_lines(self.view(), width=width, height=height)), refresh=True)
-                if _is_ended(keys, self._interval_s):
+                view = self.view(most_bytes=STEP_BYTES)
+                live.update(Group(*screen_lines(view, width=width, height=height)), refresh=True)
+                if _is_ended(keys, 0.0 if view.run is not None and view.run.is_behind else self._interval_s):
                     return
 
 

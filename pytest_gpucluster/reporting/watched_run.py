@@ -8,7 +8,7 @@ import os
 import stat
 import time
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,8 @@ HINTS = "environment_hints"
 """The criterion whose evidence has the variables of each node."""
 BAD = ("failed", "error", "noisy", "missing", "waived")
 TAIL_BYTES, NEWEST_LOGS, LINES_OF_A_LOG = 16384, 3, 3
+COST_SHARE, CHEAP_S = 0.1, 0.05
+"""What is worked out from the journal takes at most this part of the time, unless that is quick."""
 TELEMETRY = ("SM MHz", "W", "C")
 
 
@@ -63,6 +65,7 @@ class RunPicture:
         is_bound: whether it is known which nodes joined.
         variables: each ``NAME=value`` of NCCL and the nodes that have it; None where no node was asked yet.
         unread: how many lines of the journal could not be read.
+        is_behind: more of the journal is there than was read so far.
     """
 
     source: str
@@ -84,6 +87,7 @@ class RunPicture:
     logs: tuple[tuple[str, str], ...] = ()
     variables: Mapping[str, tuple[str, ...]] | None = None
     unread: int = 0
+    is_behind: bool = False
 
 
 class WatchedRun:
@@ -93,7 +97,7 @@ class WatchedRun:
         """``source`` is a results directory, or a journal: also a copy, or that of an older run."""
         self._source = source
         self._file: tuple[int, int] | None = None
-        self._offset, self._rest = 0, b""
+        self._offset, self._rest, self._is_behind = 0, b"", False
         self._forget()
 
     def _forget(self) -> None:
@@ -101,49 +105,64 @@ class WatchedRun:
         self._unread = 0
         self._verdict_line: str | None = None
         self._soak_round: int | None = None
-        self._culprits: tuple[Culprit, ...] | None = None
+        self._picture: RunPicture | None = None
+        self._is_new, self._next_s = False, 0.0
 
-    def look(self) -> RunPicture:
-        """The run now. Nothing is raised: what cannot be read is a ``problem``."""
+    def look(self, *, most_bytes: int | None = None) -> RunPicture:
+        """The run now. Nothing is raised: what cannot be read is a ``problem``.
+
+        Args:
+            most_bytes: how much of the journal is read at once, so that a long one holds up nobody; all by default.
+        """
         journal = self._source if self._is_journal else self._source / JOURNAL
-        problem = self._read(journal)
+        problem = self._read(journal, most_bytes)
         if problem is not None:
             return RunPicture(source=str(self._source), problem=problem, facts={}, counts={}, places={})
+        if self._picture is None or (self._is_new and time.monotonic() >= self._next_s):
+            self._picture = self._draw()
+        return replace(
+            self._picture,
+            is_behind=self._is_behind,
+            holder=holder_of(journal.with_name(LOCK)),
+            silent_s=max(0.0, time.time() - self._state.ended_s),
+            logs=tuple(last_lines(journal.with_name(LOGS))),
+        )
+
+    def _draw(self) -> RunPicture:
+        """What the journal says. Of a large run this takes time, and is done less often: it may run on the node that runs."""
+        began_s = time.monotonic()
         state = self._state
         places = state.places or unbound_places(state)
         records = list(state.records.values())
-        if self._culprits is None:
-            self._culprits = tuple(find_culprits(records, places))
-        counts = Counter(counted_as(record) for record in records if record.outcome != PENDING)
-        return RunPicture(
+        picture = RunPicture(
             source=str(self._source),
-            holder=holder_of(journal.with_name(LOCK)),
             facts=state.facts,
             shape=state.terms.shape,
             verdict_line=self._verdict_line,
-            silent_s=max(0.0, time.time() - state.ended_s),
             elapsed_s=max(0.0, state.ended_s - state.began_s),
-            counts=counts,
+            counts=Counter(counted_as(record) for record in records if record.outcome != PENDING),
             expected=len(records),
             next_criterion=next((record.criterion for record in records if record.outcome == PENDING), None),
             soak_round=self._soak_round,
             is_bound=bool(state.places),
             nodes=tuple(_nodes(records, places)),
-            culprits=self._culprits,
+            culprits=tuple(find_culprits(records, places)),
             places=places,
-            logs=tuple(last_lines(journal.with_name(LOGS))),
             variables=_variables(records),
             unread=self._unread,
         )
+        cost_s = time.monotonic() - began_s
+        self._is_new, self._next_s = False, time.monotonic() + (cost_s / COST_SHARE if cost_s > CHEAP_S else 0.0)
+        return picture
 
     @property
     def _is_journal(self) -> bool:
         return self._source.is_file()
 
-    def _read(self, journal: Path) -> str | None:
+    def _read(self, journal: Path, most_bytes: int | None) -> str | None:
         """Take what was written since; what is wrong with the file, None if it is a journal."""
         try:
-            content = self._new_bytes(journal)
+            content = self._new_bytes(journal, most_bytes)
         except OSError as error:
             self._file = None
             return f"there is no run to see: {journal}: {error.strerror}"
@@ -153,7 +172,7 @@ class WatchedRun:
             self._take(line)
         return None if self._state.began_s or not self._unread else f"{journal} is not the journal of a run"
 
-    def _new_bytes(self, journal: Path) -> bytes:
+    def _new_bytes(self, journal: Path, most_bytes: int | None) -> bytes:
         """What was written since; all of a file that is another one now, or that was cut.
 
         Raises:
@@ -168,11 +187,13 @@ class WatchedRun:
                 self._forget()
                 self._file, self._offset, self._rest = (status.st_dev, status.st_ino), 0, b""
             file.seek(self._offset)
-            return file.read()
+            content = file.read(most_bytes)
+            self._is_behind = self._offset + len(content) < status.st_size
+            return content
 
     def _take(self, line: bytes) -> None:
         """One whole line; the last one may still be written, and is taken when its end is there."""
-        self._culprits = None
+        self._is_new = True
         try:
             event = json.loads(line.decode("utf-8"))
             self._state = state_after(self._state, event)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pytest_gpucluster.reporting import watched_run
 from pytest_gpucluster.reporting.journal import Journal
 from pytest_gpucluster.reporting.watched_run import JOURNAL, LOGS, WatchedRun, holder_of, last_lines
 from tests.support.watched import write_run
@@ -37,6 +38,31 @@ def test_a_journal_that_grows_byte_by_byte(tmp_path: Path) -> None:
     assert done == sorted(done)
     assert len(set(done)) > 10
     assert (done[-1], seen.expected, seen.verdict_line) == (25, 25, "REJECTED: 2 failed")
+
+
+def test_a_long_journal_is_read_in_steps(tmp_path: Path) -> None:
+    """Each look is short, says that there is more, and the last one has all."""
+    run = write_run(tmp_path / "run", nodes=2)
+    looks = [run.look(most_bytes=4096)]
+    while looks[-1].is_behind:
+        looks.append(run.look(most_bytes=4096))
+    assert len(looks) > 5
+    assert looks[0].expected == 0
+    assert (sum(looks[-1].counts.values()), looks[-1].unread) == (50, 0)
+
+
+def test_a_large_run_is_worked_out_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch may run on the node that runs: it takes a tenth of the time, and the newest lines come later."""
+    run = write_run(tmp_path / "run", nodes=1, done=0.2)
+    monkeypatch.setattr(watched_run, "CHEAP_S", -1.0)
+    monkeypatch.setattr(watched_run, "COST_SHARE", 1e-9)
+    assert sum(run.look().counts.values()) == 5
+    journal = Journal(tmp_path / "run" / JOURNAL)
+    journal.write("outcome", record={"criterion": "environment_hints", "place": "node0", "outcome": "passed", "culprits": []})
+    journal.close()
+    assert sum(run.look().counts.values()) == 5
+    monkeypatch.setattr(run, "_next_s", 0.0)
+    assert sum(run.look().counts.values()) == 6
 
 
 def test_progress_parts_logs_and_variables(tmp_path: Path) -> None:
