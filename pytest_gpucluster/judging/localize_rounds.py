@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from itertools import islice, pairwise
+from itertools import combinations, islice, pairwise
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.group_tests import Group, Suspect
@@ -24,6 +24,8 @@ MOST_REPEATS = 2
 """Tests of a part with the same partner, at most, while no other partner can be had."""
 MOST_OF_ONE = 6
 """Tests of the same connection, and of the same rest, at most."""
+MOST_TRIED = 8
+"""Parts of a container from which the two for a test are taken."""
 
 
 def sweep(knowledge: Knowledge, size: int) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
@@ -67,7 +69,7 @@ class _Draft:
         self.by_trust = sorted(search.parts, key=self._distrust)
         self.neighbours: dict[str, list[str]] = defaultdict(list)
         for name in self.by_trust:
-            for container in search.parts[name].within[:1]:
+            for container in search.parts[name].within:
                 self.neighbours[container].append(name)
 
     def _distrust(self, name: str) -> float:
@@ -89,39 +91,45 @@ class _Draft:
             if self.used.isdisjoint(suspect.names) and self._repeats(*suspect.names) < MOST_OF_ONE:
                 self.add(suspect.names, "suspect")
         elif suspect.kind == "between":
-            ends = [[name for name in self.neighbours[end] if self._is_free(name, "")][:8] for end in suspect.names]
+            ends = [[name for name in self.neighbours[end] if name not in self.used][:MOST_TRIED] for end in suspect.names]
             fresh = ((one, other) for one in ends[0] for other in ends[1] if not self._repeats(one, other))
             for pair in islice(fresh, 1):
                 self.add(pair, "suspect")
         elif suspect.kind == "part":
-            self._with_partner(suspect.names[0], None)
+            self._with_partner(suspect.names[0], near=self.search.parts[suspect.names[0]].within[:1])
         else:
-            container = suspect.names[0]
-            inside = (name for name in self.by_trust if container in self.search.parts[name].within)
-            for name in islice(sorted((name for name in inside if name not in self.used), key=self.avoid.__contains__), 1):
-                self._with_partner(name, container)
+            self._test_container(suspect)
 
-    def _with_partner(self, name: str, container: str | None) -> None:
-        """Pair a part. ``container``: the partner comes from outside of it; otherwise from the part's first one, if it can."""
+    def _test_container(self, suspect: Suspect) -> None:
+        """Test the inside of a container; where only what leaves it is suspected, a part of it with one outside."""
+        container = suspect.names[0]
+        free = sorted((name for name in self.neighbours[container] if name not in self.used), key=self.avoid.__contains__)
+        inside = combinations(free[:MOST_TRIED], 2) if suspect.kind == "whole" else iter(())
+        fresh = next((pair for pair in inside if not self._repeats(*pair)), None)
+        if fresh is not None:
+            self.add(fresh, "suspect")
+        elif free:
+            self._with_partner(free[0], outside=container)
+
+    def _with_partner(self, name: str, *, near: tuple[str, ...] = (), outside: str | None = None) -> None:
+        """Pair a part with another one, of the containers ``near`` if it can, and not of the container ``outside``."""
         if name in self.used:
             return
-        others = self._partners(name, container)
-        fresh = next((other for other in others if not self._repeats(name, other)), None)
-        if fresh is None:
-            others = (other for other in self._partners(name, container) if self._repeats(name, other) < MOST_REPEATS)
-            fresh = next(others, None)
-        if fresh is not None:
-            self.add((name, fresh), "suspect")
+        for most in (0, MOST_REPEATS - 1):
+            others = (other for other in self._partners(name, near, outside) if self._repeats(name, other) <= most)
+            partner = next(others, None)
+            if partner is not None:
+                self.add((name, partner), "suspect")
+                return
 
-    def _partners(self, name: str, container: str | None) -> Iterator[str]:
+    def _partners(self, name: str, near: tuple[str, ...], outside: str | None) -> Iterator[str]:
         """Parts to test another one with, the best first."""
-        search = self.search
-        if container is None:
-            for near in search.parts[name].within[:1]:
-                yield from (other for other in self.neighbours[near] if self._is_free(other, name) and other not in self.avoid)
+        parts = self.search.parts
+        for container in near:
+            yield from (other for other in self.neighbours[container] if self._is_free(other, name) and other not in self.avoid)
         for trusted in (True, False):
             for other in self.by_trust:
-                is_outside = container is None or container not in search.parts[other].within
+                is_outside = outside is None or outside not in parts[other].within
                 if is_outside and self._is_free(other, name) and (other not in self.avoid) == trusted:
                     yield other
 
@@ -142,7 +150,7 @@ class _Draft:
         if len(members) > 1:
             self.add(members, "pool")
         else:
-            self._with_partner(members[0], None)
+            self._with_partner(members[0])
 
     def add_rest(self, low: Sequence[str]) -> None:
         """Everything else, and low suspicions, as one group: it shows whether all is well without the culprits."""
