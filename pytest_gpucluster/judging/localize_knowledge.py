@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 WEIGHTS: dict[Kind, float] = {"part": 1.0, "whole": 0.1, "edge": 0.1, "between": 0.05}
 """How frequent culprits of a kind are, relative to parts."""
-NAMED = 0.99
+NAMED = 0.998
 """A culprit is at least so probable."""
 FEWEST_FAILURES = 2
 """Failed tests, each in other company, without which nobody is named."""
@@ -26,7 +26,7 @@ CLEAN = 0.05
 """The others of a test are all less probable culprits than this where its failure counts as a confirmation."""
 TESTED_ALONE = 0.01
 """Above this probability a suspect is tested with one partner and in no pool."""
-MISSED_SHARE = 0.003
+MISSED_SHARE = 0.006
 """Culprits expected among those that are let go, as a share of all expected culprits (at least 1)."""
 WHOLE_REST = 0.9
 """The rest is judged by a group of at least this share of it; by all of it after a failure."""
