@@ -51,7 +51,7 @@ def localize(
         what was found.
 
     Raises:
-        ValueError: fewer than 2 parts, a name twice, or not one result for each group.
+        ValueError: fewer than 2 parts, a name twice or of a part and a container, or not one result for each group.
     """
     search = Knowledge(parts, rates or ErrorRates())
     size = max(2, group_size or math.ceil(1.1 * math.sqrt(len(parts))))

@@ -43,6 +43,8 @@ class Knowledge:
         self.parts = {part.name: part for part in parts}
         if len(self.parts) < 2 or len(self.parts) < len(parts):
             raise ValueError(f"{len(parts)} parts, {len(self.parts)} names: expected at least 2 parts, each with its own name")
+        if shared := sorted(self.parts.keys() & {name for part in parts for name in part.within}):
+            raise ValueError(f"{shared[0]} names a part and what parts are in: expected different names")
         sizes = Counter(name for part in parts for name in dict.fromkeys(part.within))
         self.sizes = {name: size for name, size in sizes.items() if size > 1}
         containers = [Suspect(kind, (name,)) for name in self.sizes for kind in ("whole", "edge")]

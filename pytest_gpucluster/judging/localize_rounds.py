@@ -85,7 +85,7 @@ class _Draft:
         self.used.update(parts)
 
     def test_alone(self, number: int) -> None:
-        """GroupTest a suspect with a partner that is most probably good."""
+        """Test a suspect with a partner that is most probably good."""
         suspect = self.search.suspects[number]
         if suspect.kind == "between" and suspect.names[0] in self.search.parts:
             if self.used.isdisjoint(suspect.names) and self._repeats(*suspect.names) < MOST_OF_ONE:
@@ -154,7 +154,7 @@ class _Draft:
 
     def add_rest(self, low: Sequence[str]) -> None:
         """Everything else, and low suspicions, as one group: it shows whether all is well without the culprits."""
-        rest = [name for name in self.search.parts if name not in self.used and (name not in self.avoid.difference(low))]
+        rest = [name for name in self.search.parts if name not in self.used and name not in self.avoid.difference(low)]
         group = Group(tuple(rest), "rest")
         repeats = sum(test.group == group for test in self.search.tests)
         if len(rest) >= max(2, len(self.search.parts) // 2) and repeats < MOST_OF_ONE:

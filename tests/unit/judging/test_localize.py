@@ -135,6 +135,12 @@ def test_too_few_parts(parts: list[Part]) -> None:
         next(localize(parts))
 
 
+def test_a_part_is_no_container() -> None:
+    """One name for a part and for what parts are in is refused."""
+    with pytest.raises(ValueError, match="node1 names a part and what parts are in"):
+        next(localize([Part(name="node1"), Part(name="nic0", within=("node1",))]))
+
+
 def test_one_result_for_each_group() -> None:
     """A missing result is refused."""
     search = localize(nodes(9))
