@@ -57,7 +57,7 @@ def run(folder: Path, library: Path, path: Path, *, torchrun: Torchrun | None = 
     gpus = with_gpus(library, "count 2\n")
     variables = {name: gpus[name] for name in ("LD_LIBRARY_PATH", "FAKE_NVML")}
     variables["PATH"] = f"{path}{os.pathsep}{os.environ['PATH']}"
-    chosen = [f"{ACCEPTANCE}/{name}" for name in ("test_health.py", "test_dcgm.py")]
+    chosen = [f"{ACCEPTANCE}/{name}" for name in ("test_health.py", "test_health_dcgm.py")]
     options = ("-k", f"{OTHER} or dcgm", "--gpucluster-thresholds=limits.yaml", "--gpucluster-gate")
     return run_pytest(folder, *chosen, *options, variables=variables, torchrun=torchrun)
 
