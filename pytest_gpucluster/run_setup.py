@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import os
+import shutil
 import time
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -246,9 +247,10 @@ def _ring_gb_s(profile: Profile, gpus_per_node: int) -> float | None:
 
 
 def _slurm_job(variables: Mapping[str, str]) -> str | None:
-    """The number of Slurm's job in which this process runs; None in none."""
+    """The number of Slurm's job in which this process runs; None in none, and where a container hides Slurm's commands."""
     job = variables.get("SLURM_JOB_ID", "")
-    return job if job.isascii() and job.isdecimal() else None
+    can_ask = shutil.which("scontrol", path=variables.get("PATH")) is not None
+    return job if can_ask and job.isascii() and job.isdecimal() else None
 
 
 def _links_of(spec: GpuSpec) -> GpuLinks:

@@ -16,7 +16,18 @@ pytestmark = pytest.mark.platform
 
 
 @pytest.fixture(scope="session")
-def slurm_states(cluster):
+def slurm_at_start(cluster):
+    """What Slurm says of every host before the long work."""
+    return ask_slurm(cluster)
+
+
+@pytest.fixture(scope="session")
+def slurm_at_end(cluster):
+    """What Slurm says after everything else: a site's health check may have drained a host meanwhile."""
+    return ask_slurm(cluster)
+
+
+def ask_slurm(cluster):
     """What Slurm says of every host."""
     return cluster.run(slurm_state, per="host", deadline_s=60, job=cluster.promised.slurm_job)
 
@@ -44,23 +55,31 @@ def raise_unknown(node, unknown):
     raise MeasurementError(text, culprits=(node,), blame=Blame(part="host"))
 
 
-def test_slurm_node(slurm_states, node, criterion):
-    """Slurm gives the host jobs, and counts its GPUs."""
-    state = slurm_states[node]
-    found = judge_node(state)
-    remark = None
-    if isinstance(state.node, SlurmNode) and state.node.gpus == 0 and isinstance(state.gpus_seen, int) and state.gpus_seen:
-        remark = f"Slurm counts no GPU of this host (Gres), and NVML shows {state.gpus_seen}"
-    if found.wrong or not found.unknown:
-        evidence = {"found": found.wrong, **told(state)}
-        criterion.require(len(found.wrong), evidence=evidence, remark=remark, parts=Parts(kind="host"))
-    if found.unknown:
-        raise_unknown(node, found.unknown)
+def gpus_without_gres(state):
+    """A remark where Slurm counts no GPU of a host that has some: its site may give out whole hosts only."""
+    has_none = isinstance(state.node, SlurmNode) and state.node.gpus == 0
+    if has_none and isinstance(state.gpus_seen, int) and state.gpus_seen > 0:
+        return f"Slurm counts no GPU of this host (Gres), and NVML shows {state.gpus_seen}"
+    return None
 
 
-def test_slurm_job(slurm_states, rank_bindings, node, criterion):
+@pytest.mark.at_end
+def test_slurm_node(slurm_at_start, slurm_at_end, node, criterion):
+    """Slurm gives the host jobs, and counts its GPUs, at the start and at the end."""
+    first, last = slurm_at_start[node], slurm_at_end[node]
+    at_start, found = judge_node(first), judge_node(last)
+    wrong = [*found.wrong, *(f"{text}, at the start" for text in at_start.wrong if text not in found.wrong)]
+    unknown = [*found.unknown, *(f"{text}, at the start" for text in at_start.unknown if text not in found.unknown)]
+    if wrong or not unknown:
+        evidence = {"found": wrong, **told(last), "node at the start": told(first)["node"]}
+        criterion.require(len(wrong), evidence=evidence, remark=gpus_without_gres(last), parts=Parts(kind="host"))
+    if unknown:
+        raise_unknown(node, unknown)
+
+
+def test_slurm_job(slurm_at_start, rank_bindings, node, criterion):
     """The ranks may use what the job has of the host."""
-    state = slurm_states[node]
+    state = slurm_at_start[node]
     ranks = {place: rank_bindings[place] for place in rank_bindings if place.node == node.node}
     found = judge_job(state, [*ranks.values()])
     if isinstance(state.node, NotAvailable) or isinstance(state.share, NotAvailable) or not ranks:

@@ -108,7 +108,7 @@ def _rules_against(threshold: Threshold, inventory: Inventory) -> Iterator[Rule]
         text = "needs the kernel log, and the limits do not require that it can be read (cluster: kernel_log: required)"
         yield Rule(text=text, cause="kernel log not required")
     if threshold.needs_slurm and inventory.slurm_job is None:
-        text = "needs a job of Slurm, and the run was started in none (SLURM_JOB_ID is not set)"
+        text = "needs a job of Slurm that can be asked: SLURM_JOB_ID is not set, or scontrol is not on the PATH"
         yield Rule(text=text, cause="no job of Slurm")
     facts = inventory.facts
     group = facts["gpus_per_node"] if threshold.per == "node" else facts["world_size"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -45,11 +46,23 @@ def limits() -> dict[str, Any]:
     }
 
 
-def run(folder: Path, library: Path, *, in_job: bool = True, before: str = "", **changes: Any) -> FinishedRun:
-    """The two criteria on two simulated GPUs; ``node`` and ``job`` change the records."""
+def run(folder: Path, library: Path, *, in_job: bool = True, has_command: bool = True, **changes: Any) -> FinishedRun:
+    """The two criteria on two simulated GPUs.
+
+    ``node`` and ``job`` change the records, ``before`` is shell that scontrol runs first; a test of the run makes
+    ``between`` the record of the node.
+    """
     node, job = ({**made, **changes.get(name, {})} for name, made in (("node", NODE), ("job", JOB)))
     (folder / "limits.yaml").write_text(json.dumps(limits()), encoding="utf-8")
+    before = changes.get("before", "")
     commands = fake_slurm.install(folder / "bin", node=fake_slurm.node(**node), job=fake_slurm.job(**job), before=before)
+    if not has_command:
+        (commands / "scontrol").unlink()
+    (folder / "test_between.py").write_text(
+        f"from pathlib import Path\n\ndef test_between():\n    Path({str(commands / 'node.txt')!r})"
+        f".write_text({changes.get('between', fake_slurm.node(**node))!r})\n",
+        encoding="utf-8",
+    )
     options = ("--gpucluster-thresholds=limits.yaml", "--gpucluster-gate", "--junitxml=junit.xml")
     kept = {name: value for name, value in environment(measured=True).items() if not name.startswith("SLURM")}
     gpus = {name: value for name, value in with_gpus(library, "count 2\n").items() if not name.startswith("SLURM")}
@@ -57,7 +70,7 @@ def run(folder: Path, library: Path, *, in_job: bool = True, before: str = "", *
     variables["PATH"] = f"{commands}{os.pathsep}{variables['PATH']}"
     if in_job:
         variables["SLURM_JOB_ID"] = fake_slurm.JOB_ID
-    command = [*PYTEST, f"{ACCEPTANCE}/test_slurm.py", *options]
+    command = [*PYTEST, f"{ACCEPTANCE}/test_slurm.py", "test_between.py", *options]
     launch = Launch(command=command, cwd=folder, environment=variables, name="node0").start()
     try:
         launch.end(within_s=RUN_S)
@@ -79,11 +92,29 @@ def test_a_healthy_job(tmp_path: Path, library: Path) -> None:
     assert "no cgroup of job 2" in ran.row("slurm_job", "node0")["remark"]
 
 
+def test_no_command(tmp_path: Path, library: Path) -> None:
+    """A container with the job's variables and without Slurm's commands: skipped by rule."""
+    if shutil.which("scontrol") is not None:
+        pytest.skip("this machine has a scontrol of its own")
+    ran = run(tmp_path, library, has_command=False)
+    assert outcomes(ran) == dict.fromkeys(JUDGED, "skipped"), ran.stdout
+
+
+@pytest.mark.parametrize("drains", [True, False])
+def test_a_host_that_is_drained_during_the_run(tmp_path: Path, library: Path, *, drains: bool) -> None:
+    """Healthy at the start, and drained under load: it fails. The twin stays in service."""
+    change = "IDLE+DRAIN" if drains else "IDLE"
+    ran = run(tmp_path, library, between=fake_slurm.node(**{**NODE, "state": change}))
+    assert ran.outcomes("slurm_node") == {"node0": "failed" if drains else "passed"}, ran.stdout
+    evidence = ran.row("slurm_node", "node0")["evidence"]
+    assert ("DRAIN" in evidence["node"], "ALLOCATED" in evidence["node at the start"]) == (drains, True)
+
+
 def test_no_job(tmp_path: Path, library: Path) -> None:
     """Skipped by rule, with the reason, though a scontrol is there."""
     ran = run(tmp_path, library, in_job=False, node={"state": "DOWN"})
     assert outcomes(ran) == dict.fromkeys(JUDGED, "skipped"), ran.stdout
-    assert "the run was started in none (SLURM_JOB_ID is not set)" in ran.row("slurm_node", "node0")["reason"]
+    assert "SLURM_JOB_ID is not set, or scontrol is not on the PATH" in ran.row("slurm_node", "node0")["reason"]
 
 
 @pytest.mark.parametrize(

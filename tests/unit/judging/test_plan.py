@@ -87,7 +87,7 @@ def test_a_rule_by_slurm() -> None:
     assert rule_against(needy, replace(INVENTORY, slurm_job="12")) is None
     rule = rule_against(needy, INVENTORY)
     assert rule is not None
-    assert rule.text == "needs a job of Slurm, and the run was started in none (SLURM_JOB_ID is not set)"
+    assert rule.text == "needs a job of Slurm that can be asked: SLURM_JOB_ID is not set, or scontrol is not on the PATH"
 
 
 def test_a_rule_by_the_kernel_log() -> None:
