@@ -12,7 +12,7 @@ from pytest_gpucluster.judging.gpu_fabric import ADVICE, judge_fabric
 from pytest_gpucluster.judging.gpu_growth import grown, nvlink_growth, per_minute
 from pytest_gpucluster.judging.gpu_links import count_nvlinks
 from pytest_gpucluster.judging.gpu_repair import advice_for, needs_of
-from pytest_gpucluster.judging.gpu_worse import worsened
+from pytest_gpucluster.judging.gpu_worse import held_back, worsened
 from pytest_gpucluster.judging.gpu_xids import judge_xids
 from pytest_gpucluster.measurements.health import clocks_under_load, gpu_counters, gpu_state
 from pytest_gpucluster.measurements.xids import gpu_xids
@@ -101,7 +101,9 @@ def test_ecc_uncorrected(gpu_states, place, criterion):
 def test_remapped_rows(gpu_states, place, criterion):
     """No memory row waits for a remap, and none failed."""
     pending, failed = (read(gpu_states, place, name) for name in ("remapped_rows_pending", "remapped_rows_failed"))
-    criterion.require(int(pending) + int(failed), evidence={"pending": pending, "failed": failed})
+    banks = or_none(gpu_states[place].gpu.spare_row_banks)
+    evidence = {"pending": pending, "failed": failed, "banks by spare rows": banks}
+    criterion.require(int(pending) + int(failed), evidence=evidence)
 
 
 def test_recovery_action(gpu_states, place, criterion):
@@ -206,7 +208,9 @@ def test_gpu_worsened(gpu_states_at_start, gpu_states_at_end, place, criterion):
         repair = both[1].gpu.repair
         advice = None if isinstance(repair.recovery_action, NotAvailable) else advice_for(repair.recovery_action)
         parts = Parts(kind="gpu", advice=advice or needs_of(repair).advice)
-        criterion.require(found.over, evidence={"worse": found.facts, "seconds watched": seconds}, parts=parts)
+        seconds_held = or_none(held_back(*(state.gpu for state in both)))
+        evidence = {"worse": found.facts, "seconds watched": seconds, "seconds held back by": seconds_held}
+        criterion.require(found.over, evidence=evidence, parts=parts)
     if found.unknown:
         available(NotAvailable("; ".join(found.unknown)), "state", place, part="gpu")
 

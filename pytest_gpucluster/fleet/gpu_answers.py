@@ -85,6 +85,7 @@ def gpu_state(asked: Asked) -> Any:
         sm_clock_mhz=345, temperature_c=34 + gpu, power_w=76.0, mig=False, persistence=True,
         board_part_number="simulated", module_id=gpu + 1, compute_mode="default", memory_temperature_c=40.0 + gpu,
         repair=repair, nvlink_peer="switch", fabric=fabric,
+        spare_row_banks={"max": 2560, "high": 0, "partial": 0, "low": 0, "none": 0}, held_back_s={"power": 0.0, "heat": 0.0},
     )  # fmt: skip
     count = asked.hardware.simulation.gpus_per_node
     return made(

@@ -18,6 +18,7 @@ import pynvml
 from pytest_gpucluster.inventory.event_reasons import event_reason_names, read_event_reasons
 from pytest_gpucluster.inventory.gpu_fabric import GpuFabric, read_fabric, read_nvlink_peer
 from pytest_gpucluster.inventory.gpu_repair import GpuRepair, read_repair
+from pytest_gpucluster.inventory.gpu_wear import read_held_back_s, read_spare_row_banks
 from pytest_gpucluster.inventory.nvlinks import NvLink, read_nvlinks
 from pytest_gpucluster.inventory.nvml_calls import (
     NvmlError,
@@ -40,7 +41,8 @@ class GpuState:
     """One GPU at one moment. :class:`NotAvailable`: this GPU, driver or permission does not give the value; NVML says why.
 
     ``index`` is NVML's, which is PCI order; ``cuda_index`` is what CUDA calls the GPU under this process's
-    ``CUDA_VISIBLE_DEVICES``, None where that hides it (``visible`` false).
+    ``CUDA_VISIBLE_DEVICES``, None where that hides it (``visible`` false). ``spare_row_banks``: how many banks of memory
+    have most, or none, of their spare rows left; ``held_back_s``: seconds, since the driver was loaded, by limiter.
     """
 
     index: int
@@ -64,6 +66,7 @@ class GpuState:
     remapped_rows_uncorrectable: int | NotAvailable
     remapped_rows_pending: bool | NotAvailable
     remapped_rows_failed: bool | NotAvailable
+    spare_row_banks: dict[str, int] | NotAvailable
     pcie_gen: int | NotAvailable
     pcie_gen_max: int | NotAvailable
     pcie_width: int | NotAvailable
@@ -78,6 +81,7 @@ class GpuState:
     persistence: bool | NotAvailable
     compute_mode: str | NotAvailable
     memory_temperature_c: float | NotAvailable
+    held_back_s: dict[str, float] | NotAvailable
     repair: GpuRepair
     nvlink_peer: str | NotAvailable
     fabric: GpuFabric | NotAvailable
@@ -309,6 +313,7 @@ def _memory_faults(handle: Any) -> dict[str, Any]:
         "remapped_rows_uncorrectable": uncorrectable,
         "remapped_rows_pending": pending if isinstance(pending, NotAvailable) else bool(pending),
         "remapped_rows_failed": failed if isinstance(failed, NotAvailable) else bool(failed),
+        "spare_row_banks": read_spare_row_banks(handle),
     }
 
 
@@ -326,7 +331,12 @@ def _running(handle: Any) -> dict[str, Any]:
     bits = read_event_reasons(handle)
     reasons = bits if isinstance(bits, NotAvailable) else event_reason_names(bits)
     (memory_temperature,) = read_fields(handle, (pynvml.NVML_FI_DEV_MEMORY_TEMP, 0))
-    return {"clocks_event_reasons": reasons, "memory_temperature_c": memory_temperature, **read_clocks(handle)}
+    return {
+        "clocks_event_reasons": reasons,
+        "memory_temperature_c": memory_temperature,
+        "held_back_s": read_held_back_s(handle),
+        **read_clocks(handle),
+    }
 
 
 def _index_of(entry: str, uuids: list[str]) -> int | None:

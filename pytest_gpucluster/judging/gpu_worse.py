@@ -31,6 +31,16 @@ def worsened(first: GpuState, last: GpuState) -> Growth:
     )
 
 
+def held_back(first: GpuState, last: GpuState) -> dict[str, float] | NotAvailable:
+    """Seconds between two readings in which each limiter held the clocks back; one whose count shrank is left out."""
+    before, now = first.held_back_s, last.held_back_s
+    if isinstance(before, NotAvailable):
+        return before
+    if isinstance(now, NotAvailable):
+        return now
+    return {name: now[name] - before[name] for name in now if now[name] >= before.get(name, float("inf"))}
+
+
 def _flag(name: str, before: Any, now: Any) -> Growth:
     if isinstance(before, NotAvailable) or now == before:
         return Growth()

@@ -301,6 +301,34 @@ Return nvmlDeviceGetRemappedRows(Device device, unsigned *corrected, unsigned *u
     return SUCCESS;
 }
 
+typedef struct { unsigned max, high, partial, low, none; } SpareRows;
+
+/* Banks of memory by the spare rows that they have left: spare.max 2560, spare.high, spare.partial, spare.low, spare.none 0 */
+Return nvmlDeviceGetRowRemapperHistogram(Device device, SpareRows *rows)
+{
+    CHECK(device->index, "nvmlDeviceGetRowRemapperHistogram");
+    rows->max = (unsigned)number(device->index, "spare.max", 2560);
+    rows->high = (unsigned)number(device->index, "spare.high", 0);
+    rows->partial = (unsigned)number(device->index, "spare.partial", 0);
+    rows->low = (unsigned)number(device->index, "spare.low", 0);
+    rows->none = (unsigned)number(device->index, "spare.none", 0);
+    return SUCCESS;
+}
+
+typedef struct { unsigned long long reference, violation; } Violation;
+
+/* Nanoseconds by the number of the policy: violation.0 (power), violation.1 (thermal), ...: 0 */
+Return nvmlDeviceGetViolationStatus(Device device, unsigned policy, Violation *status)
+{
+    char key[KEY_LENGTH];
+
+    CHECK(device->index, "nvmlDeviceGetViolationStatus");
+    snprintf(key, sizeof key, "violation.%u", policy);
+    status->reference = 0;
+    status->violation = (unsigned long long)number(device->index, key, 0);
+    return SUCCESS;
+}
+
 typedef struct { unsigned version, channel, tpc; } Repair;
 
 /* repair.channel 0, repair.tpc 0 */

@@ -26,6 +26,8 @@ NEEDS_NOTHING = {
     "memory_unrepairable": False,
     "sram_threshold_exceeded": False,
 }
+SPARE_ROWS = {"max": 2560, "high": 0, "partial": 0, "low": 0, "none": 0}
+NEVER_HELD_BACK = {"power": 0.0, "heat": 0.0, "sync boost": 0.0, "board": 0.0, "reliability": 0.0}
 JOINED: dict[str, Any] = {
     "state": "completed",
     "error": None,
@@ -63,6 +65,11 @@ def survey(folder: Path, scenario: str, **variables: str) -> dict[str, Any]:
     return answer
 
 
+def refused(call: str) -> dict[str, str]:
+    """What stands for a value that NVML does not give."""
+    return {"why": f"Not Supported ({call})"}
+
+
 def test_healthy_node(simulator: Path) -> None:
     """Eight GPUs, in PCI order, with everything a health criterion reads."""
     answer = survey(simulator, "")
@@ -82,6 +89,7 @@ def test_healthy_node(simulator: Path) -> None:
     assert (gpu["board_part_number"], gpu["compute_mode"]) == ("692-2G520-0282-001", "default")
     assert (gpu["memory_temperature_c"], gpu["repair"]) == (42, NEEDS_NOTHING)
     assert (gpu["nvlink_peer"], gpu["fabric"]) == ("switch", JOINED)
+    assert (gpu["spare_row_banks"], gpu["held_back_s"]) == (SPARE_ROWS, NEVER_HELD_BACK)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +100,12 @@ def test_healthy_node(simulator: Path) -> None:
         ("0.ecc 0", 0, "ecc_enabled", False),
         ("5.remap.failed 1", 5, "remapped_rows_failed", True),
         ("5.remap.pending 1", 5, "remapped_rows_pending", True),
+        ("5.spare.max 2559\n5.spare.none 1", 5, "spare_row_banks", {**SPARE_ROWS, "max": 2559, "none": 1}),
+        ("5.spare.high 3", 5, "spare_row_banks", {**SPARE_ROWS, "high": 3}),
+        ("5.violation.0 2500000000", 5, "held_back_s", {**NEVER_HELD_BACK, "power": 2.5}),
+        ("5.violation.1 1000000", 5, "held_back_s", {**NEVER_HELD_BACK, "heat": 0.001}),
+        ("5.err.nvmlDeviceGetRowRemapperHistogram 3", 5, "spare_row_banks", refused("nvmlDeviceGetRowRemapperHistogram")),
+        ("5.err.nvmlDeviceGetViolationStatus 3", 5, "held_back_s", refused("nvmlDeviceGetViolationStatus")),
         ("4.throttle 0x44", 4, "clocks_event_reasons", ["sw_power_cap", "hw_thermal_slowdown"]),
         ("6.pcie.width 8", 6, "pcie_width", 8),
         ("1.mig 1", 1, "mig", True),

@@ -13,7 +13,7 @@ from pytest_gpucluster.inventory.gpu_repair import GpuRepair
 from pytest_gpucluster.inventory.nvlinks import NvLink
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.gpu_growth import Growth
-from pytest_gpucluster.judging.gpu_worse import worsened
+from pytest_gpucluster.judging.gpu_worse import held_back, worsened
 
 REFUSED = NotAvailable("Not Supported")
 FLAGS = ("channel_repair_pending", "tpc_repair_pending", "memory_unrepairable", "sram_threshold_exceeded")
@@ -73,3 +73,11 @@ def test_refused_at_the_end_alone(change: dict[str, Any]) -> None:
     assert (found.over, len(found.unknown)) == (0, 1)
     assert "not available: Not Supported" in found.unknown[0]
     assert worsened(gpu(**change), gpu(**change)) == worsened(gpu(**change), gpu()) == Growth()
+
+
+def test_seconds_held_back() -> None:
+    """What each limiter took since; what shrank or was not told before is left out; a refusal says why."""
+    first, last = gpu(held_back_s={"power": 1.5, "heat": 2.0}), gpu(held_back_s={"power": 4.0, "heat": 1.0, "board": 3.0})
+    assert held_back(first, last) == {"power": 2.5}
+    assert held_back(gpu(held_back_s=REFUSED), last) == REFUSED
+    assert held_back(first, gpu(held_back_s=REFUSED)) == REFUSED
