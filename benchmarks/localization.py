@@ -197,9 +197,9 @@ def draw(rows: Sequence[Row]) -> str:
     parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 330" font-family="sans-serif" font-size="12">']
     parts.append('<rect width="720" height="330" fill="white"/>')
     nodes = [row for row in rows if row.scene == "nodes"]
-    rounds = {(row.nodes, row.culprits): statistics.mean(row.rounds) for row in nodes}
+    rounds = {(row.nodes, row.culprits): statistics.median(row.rounds) for row in nodes}
     tests = {(row.nodes, row.culprits): statistics.median(row.tests) for row in nodes}
-    parts += panel(60, "rounds, mean", ends=(0, 1 + max(rounds.values())), values=rounds)
+    parts += panel(60, "rounds, median", ends=(0, 1 + max(rounds.values())), values=rounds)
     logarithms = {at: math.log10(number) for at, number in tests.items()}
     parts += panel(420, "tests, median (powers of 10)", ends=(0, 0.3 + max(logarithms.values())), values=logarithms)
     legend = enumerate(sorted({row.culprits for row in nodes}))
