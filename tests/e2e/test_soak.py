@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 PACKAGED = ("bf16_soak", "silent_corruption_soak", "hbm_pattern_soak")
 PLACES = ("node0-cpu0", "node0-cpu1")
-SOAK_S = 10
+SOAK_S = 20
 """Long enough for two rounds on a machine that is busy with other things."""
 LIMITS: dict[str, Any] = {
     key: entry(
@@ -89,7 +89,7 @@ def test_a_line_when_the_worst_value_changes(healthy: FinishedRun) -> None:
 def test_the_plan_of_a_soak(healthy: FinishedRun) -> None:
     """The duration is in the estimate."""
     plan = re.search(
-        r"plan: 3 criteria, 6 checks, 3 not applicable, about 0:(\d+)\s+\(soak 0:\d+,\s+start-up 0:04\)", healthy.stdout
+        r"plan: 3 criteria, 6 checks, 2 not applicable, about 0:(\d+)\s+\(soak 0:\d+,\s+start-up 0:04\)", healthy.stdout
     )
     assert plan is not None
     assert SOAK_S + 4 <= int(plan[1]) <= SOAK_S + 6
