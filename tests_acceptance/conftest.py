@@ -16,6 +16,7 @@ from pytest_gpucluster.measurements.hbm import hbm_bandwidth
 from pytest_gpucluster.measurements.health import gpu_counters, gpu_state
 from pytest_gpucluster.measurements.host_link import host_link
 from pytest_gpucluster.measurements.nics import nic_state
+from pytest_gpucluster.measurements.slurm import slurm_state
 from pytest_gpucluster.measurements.sustained import sustained
 from pytest_gpucluster.measurements.sxids import node_sxids
 from pytest_gpucluster.measurements.training import finetune, train
@@ -100,6 +101,17 @@ def xids_at_start(cluster, request):
 def sxids_at_start(cluster, request):
     """What the listener of every host read in the kernel log before the long work; it reads on from then."""
     return first_snapshot(request, cluster.run(node_sxids, per="host", deadline_s=60))
+
+
+def ask_slurm(cluster):
+    """What Slurm says of every host."""
+    return cluster.run(slurm_state, per="host", deadline_s=60, job=cluster.promised.slurm_job)
+
+
+@pytest.fixture(scope="session")
+def slurm_at_start(cluster):
+    """What Slurm says of every host before the long work."""
+    return ask_slurm(cluster)
 
 
 @pytest.fixture(scope="session")

@@ -10,26 +10,16 @@ from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.inventory.slurm import SlurmNode
 from pytest_gpucluster.judging.criterion import Parts
 from pytest_gpucluster.judging.slurm import judge_job, judge_node
-from pytest_gpucluster.measurements.slurm import rank_binding, slurm_state
+from pytest_gpucluster.measurements.slurm import rank_binding
+from tests_acceptance.conftest import ask_slurm
 
 pytestmark = pytest.mark.platform
-
-
-@pytest.fixture(scope="session")
-def slurm_at_start(cluster):
-    """What Slurm says of every host before the long work."""
-    return ask_slurm(cluster)
 
 
 @pytest.fixture(scope="session")
 def slurm_at_end(cluster):
     """What Slurm says after everything else: a site's health check may have drained a host meanwhile."""
     return ask_slurm(cluster)
-
-
-def ask_slurm(cluster):
-    """What Slurm says of every host."""
-    return cluster.run(slurm_state, per="host", deadline_s=60, job=cluster.promised.slurm_job)
 
 
 @pytest.fixture(scope="session")
