@@ -2,63 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
 from rich.text import Text
 
 from pytest_gpucluster.commands.info_findings import unavailable
+from pytest_gpucluster.commands.info_links import links, nvlinks_of_all
+from pytest_gpucluster.commands.info_tables import NOTHING, cell, pairs, table
 from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
-    Machine: TypeAlias = Mapping[str, Any]
-    Shown: TypeAlias = Table | Text
+    from pytest_gpucluster.commands.info_tables import Machine, Shown
 
-NOTHING = "-"
 UNITS = {"memlock": "memlock_bytes", "nofile": "nofile_files"}
 """Names of facts that lack their unit."""
 VENDOR = "NVIDIA "
-SAME_SWITCH_BRIDGES = 2
-"""Bridges of a device up to the switch that it shares with another one: its own port and the switch's upward port."""
-
-
-def cell(value: Any, form: str = "{}") -> str:
-    """A value in ``form``; ``-`` where it is not available."""
-    if value is None or unavailable(value) is not None:
-        return NOTHING
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list):
-        return one_line(", ".join(map(str, value))) or "none"
-    return one_line(form.format(value))
 
 
 def _title(words: str) -> Text:
     return Text(words, style="bold")
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> Table:
-    """A plain table; what is too wide is cut, never wrapped. Without a row not even a heading is shown."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    found = list(rows)
-    for column in columns if found else ():
-        table.add_column(column, no_wrap=True, overflow="ellipsis", justify="right" if column in right else "left")
-    for row in found:
-        table.add_row(*map(Text, row))
-    return table
-
-
-def _pairs(pairs: Iterable[tuple[str, str]]) -> Table:
-    """Names and values without a heading; a long value goes on in the next line."""
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in pairs:
-        table.add_row(Text(name), Text(value))
-    return table
 
 
 def summary(machine: Machine) -> list[Shown]:
@@ -76,7 +41,7 @@ def summary(machine: Machine) -> list[Shown]:
     )
     software = machine["software"]
     return [
-        _pairs(
+        pairs(
             [
                 (
                     "host",
@@ -86,22 +51,12 @@ def summary(machine: Machine) -> list[Shown]:
                 ("memory", f"{cell(host['memory_gib'], '{:.0f}')} GiB, {counted(host['numa_nodes'], 'NUMA node')}"),
                 ("GPUs", ", ".join(shown) or "none"),
                 ("driver", ", ".join(map(one_line, drivers)) or NOTHING),
-                ("NVLinks", _nvlinks_of_all(gpus)),
+                ("NVLinks", nvlinks_of_all(gpus)),
                 ("adapters", f"{len(active)} of {len(ports)} ports active" if ports else "none"),
                 ("software", f"torch {cell(software['torch'])}, pytest-gpucluster {cell(software['pytest-gpucluster'])}"),
             ]
         )
     ]
-
-
-def _nvlinks_of_all(gpus: Sequence[Mapping[str, Any]]) -> str:
-    """``18 of 18 up`` where all GPUs are alike, else the range."""
-    found = [gpu["nvlinks"] for gpu in gpus if isinstance(gpu["nvlinks"], list)]
-    if not found:
-        return NOTHING
-    up = [sum(link["is_up"] is True for link in links) for links in found]
-    most = max(map(len, found))
-    return f"{min(up)} to {max(up)} of {most} up" if min(up) != max(up) else f"{up[0]} of {most} up"
 
 
 def gpu(machine: Machine) -> list[Shown]:
@@ -127,58 +82,13 @@ def gpu(machine: Machine) -> list[Shown]:
     which = [(str(one["index"]), one_line(one["pci"]), cell(one["serial"]), one_line(one["uuid"])) for one in gpus]
     board = [(str(one["index"]), cell(one["board_part_number"]), cell(one["vbios"]), cell(one["module_id"])) for one in gpus]
     shown: list[Shown] = [
-        _table(names, running, right=numbers),
+        table(names, running, right=numbers),
         Text(""),
-        _table(("GPU", "PCI", "serial", "UUID"), which, right=("GPU",)),
+        table(("GPU", "PCI", "serial", "UUID"), which, right=("GPU",)),
         Text(""),
-        _table(("GPU", "board", "VBIOS", "module"), board, right=("GPU", "module")),
+        table(("GPU", "board", "VBIOS", "module"), board, right=("GPU", "module")),
     ]
     return shown if gpus else []
-
-
-def links(machine: Machine) -> list[Shown]:
-    """The links of each GPU, and which adapter is near which GPU."""
-    gpus = machine["gpus"]["gpus"]
-    rows = []
-    for one in gpus:
-        found = one["nvlinks"]
-        speeds = sorted({cell(link["speed_gb_s"], "{:g}") for link in found}) if isinstance(found, list) else [NOTHING]
-        rows.append(
-            (
-                str(one["index"]),
-                _nvlinks_of_all([one]),
-                ", ".join(speeds),
-                cell(one["nvlink_peer"]),
-                NOTHING if unavailable(one["fabric"]) is not None else one_line(one["fabric"]["state"]),
-                f"{cell(one['pcie_gen'])}/{cell(one['pcie_gen_max'])}",
-                f"x{cell(one['pcie_width'])}/x{cell(one['pcie_width_max'])}",
-                cell(one["pcie_replay_count"]),
-            )
-        )
-    names = ("GPU", "NVLinks", "GB/s each", "to", "fabric", "PCIe gen", "lanes", "replays")
-    return [_table(names, rows, right=("GPU", "replays")), *_affinity(machine)]
-
-
-def _affinity(machine: Machine) -> list[Shown]:
-    """As ``nvidia-smi topo -m`` names it: PIX below one switch, PXB over several bridges, NODE of one NUMA node, SYS."""
-    ways, nics = machine["gpu_ways"], machine["nic_ways"]
-    if not nics or unavailable(ways) is not None:
-        return []
-    rows = [(address, *(_distance(way, other) for other in nics.values())) for address, way in ways.items()]
-    return [Text(""), _table(("GPU at", *map(one_line, nics)), rows)]
-
-
-def _distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
-    if unavailable(one) is not None or unavailable(other) is not None:
-        return NOTHING
-    above = [[node["address"] for node in way["nodes"][1:]] for way in (one, other)]
-    shared = [address for address in above[0] if address in above[1]]
-    if shared:
-        return "PIX" if max(up.index(shared[0]) for up in above) < SAME_SWITCH_BRIDGES else "PXB"
-    numa = [way["numa_node"] for way in (one, other)]
-    if any(unavailable(node) is not None or str(node) == "-1" for node in numa):
-        return NOTHING
-    return "NODE" if numa[0] == numa[1] else "SYS"
 
 
 def ib(machine: Machine) -> list[Shown]:
@@ -204,8 +114,8 @@ def ib(machine: Machine) -> list[Shown]:
     kinds = [
         [one_line(nic["device"]), *(cell(nic[key]) for key in ("pci", "hca_type", "board_id", "firmware"))] for nic in nics
     ]
-    adapters = _table(("adapter", "PCI", "type", "board", "firmware"), kinds)
-    return [_table(names, rows, right=("Gb/s", "downs", "symbols")), Text(""), adapters]
+    adapters = table(("adapter", "PCI", "type", "board", "firmware"), kinds)
+    return [table(names, rows, right=("Gb/s", "downs", "symbols")), Text(""), adapters]
 
 
 def _ports(nic: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -219,15 +129,22 @@ def _counter(port: Mapping[str, Any], name: str) -> str:
 
 def host(machine: Machine) -> list[Shown]:
     """Every fact of the host."""
-    return [_pairs((UNITS.get(name, name), _or_why(value)) for name, value in machine["host"].items())]
+    return [pairs((UNITS.get(name, name), _or_why(value)) for name, value in machine["host"].items())]
 
 
 def software(machine: Machine) -> list[Shown]:
     """Versions, and the variables that change what GPUs do."""
-    gpus = machine["gpus"]["gpus"]
-    driver = {"driver": gpus[0]["driver"]} if gpus else {}
-    pairs = {**driver, **machine["software"], "nvidia_peermem": machine["peer_memory"], **machine["variables"]}
-    return [_pairs((one_line(name), _or_why(value)) for name, value in pairs.items())]
+    gpus, host = machine["gpus"]["gpus"], machine["host"]
+    drivers = [gpu["driver"] for gpu in gpus]
+    found = {
+        "operating_system": host["operating_system"],
+        "kernel": host["kernel"],
+        "driver": sorted(set(drivers)) if drivers else {"not_available": machine["gpus"]["error"] or "NVML shows no GPU"},
+        **machine["software"],
+        "nvidia_peermem": machine["peer_memory"],
+        **machine["variables"],
+    }
+    return [pairs((one_line(name), _or_why(value)) for name, value in found.items())]
 
 
 def _or_why(value: Any) -> str:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import platform
 import socket
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
@@ -19,6 +17,7 @@ from pytest_gpucluster.inventory.nics import read_nics
 from pytest_gpucluster.inventory.pci import count_nvidia_gpus
 from pytest_gpucluster.inventory.pci_tree import read_gpu_paths, read_path, read_peer_memory
 from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.software import read_software
 from pytest_gpucluster.inventory.sysfs import SYS
 
 if TYPE_CHECKING:
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.inventory.nics import Nic
 
-PACKAGES = ("pytest-gpucluster", "pytest", "torch", "transformers", "peft", "nvidia-ml-py")
-NCCL = "nvidia-nccl"
-"""The wheel of NCCL is called by its CUDA too: ``nvidia-nccl-cu12``."""
 PREFIXES = ("NCCL_", "CUDA_", "NVIDIA_VISIBLE", "UCX_", "FI_", "OMP_NUM")
 """Of environment variables that change what the GPUs do."""
 
@@ -46,7 +42,7 @@ def read_machine(*, root: Path = SYS) -> dict[str, Any]:
         "nics": nics,
         "nic_ways": ways,
         "peer_memory": read_peer_memory(root=root),
-        "software": _software(),
+        "software": read_software(root=root),
         "variables": {name: os.environ[name] for name in sorted(os.environ) if name.startswith(PREFIXES)},
     }
     return {name: _plain(value) for name, value in found.items()}
@@ -61,21 +57,6 @@ def _gpus() -> dict[str, Any]:
 
 def _way(nic: Nic, root: Path) -> Any:
     return nic.pci if isinstance(nic.pci, NotAvailable) else read_path(nic.pci, root=root)
-
-
-def _software() -> dict[str, Any]:
-    """Versions by name; what is not installed is said. Nothing is imported."""
-    found: dict[str, Any] = {"python": platform.python_version()}
-    found.update({name: _version(name) for name in PACKAGES})
-    nccl = {one.name: one.version for one in metadata.distributions() if str(one.name).startswith(NCCL)}
-    return {**found, **(nccl or {NCCL: NotAvailable("not installed as a wheel")})}
-
-
-def _version(name: str) -> str | NotAvailable:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return NotAvailable("not installed")
 
 
 def _plain(value: Any) -> Any:

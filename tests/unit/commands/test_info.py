@@ -11,7 +11,6 @@ import pytest
 
 from pytest_gpucluster.commands import info
 from pytest_gpucluster.commands.info_findings import find
-from pytest_gpucluster.commands.info_views import VIEWS
 from pytest_gpucluster.commands.main import main
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory import machine
@@ -65,6 +64,8 @@ def test_eight_gpus_fit_the_screen(
     """No line is longer than the screen, none is cut, and nothing is coloured outside a terminal."""
     plant(monkeypatch, library)
     monkeypatch.setenv("COLUMNS", str(width))
+    read = info.read_machine()
+    monkeypatch.setattr(info, "read_machine", lambda: read)
     for view in ("summary", "gpu", "links"):
         assert main(["info", view]) == 0
     shown = capsys.readouterr().out
@@ -99,10 +100,12 @@ def test_eight_gpus_fit_the_screen(
 def test_what_is_wrong_is_named(scenario: str, part: str, what: str, library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One fault is one finding, at its part, with what to do; the exit code is 1."""
     plant(monkeypatch, library, f"count 4\n{scenario}")
-    (found,) = find(machine.read_machine())
+    read = machine.read_machine()
+    (found,) = find(read)
     assert found.part == part
     assert what in found.what
     assert found.advice
+    monkeypatch.setattr(info, "read_machine", lambda: read)
     assert main(["info", "software"]) == 1
 
 
@@ -149,25 +152,6 @@ def test_ports_of_every_fabric(sysfs: MadeSys, capsys: pytest.CaptureFixture[str
     assert rows["mlx5_0:1"][1:8] == ["infiniband", "ACTIVE", "LinkUp", "400", "ib0", "-", "0"]
     assert rows["mlx5_1:1"][1:5] == ["roce", "DOWN", "Polling", "10"]
     assert rows["rdmap2s27:1"][1:5] == ["efa", "ACTIVE", "LinkUp", "100"]
-
-
-def test_which_adapter_is_near_which_gpu(sysfs: MadeSys) -> None:
-    """Below one switch, of one NUMA node, of another one."""
-    for nic in (infiniband(0), infiniband(1)):
-        sysfs.add(nic)
-    sysfs.add_pci("0000:1b:00.0", bus=0x10, slot=1, files=GPU_CLASS)
-    far = sysfs.add_pci("0000:5b:00.0", bus=0x50, files={**GPU_CLASS, "numa_node": "1"})
-    found = machine.read_machine(root=sysfs.root)
-    assert affinity(found) == {"0000:1b:00.0": ["PIX", "NODE"], "0000:5b:00.0": ["SYS", "SYS"]}
-    (far / "numa_node").write_text("-1\n")
-    assert affinity(machine.read_machine(root=sysfs.root))["0000:5b:00.0"] == ["-", "-"]
-
-
-def affinity(found: dict[str, Any]) -> dict[str, list[str]]:
-    """The rows of the matrix by GPU, as the view of the links shows them."""
-    table: Any = VIEWS["links"](found)[-1]
-    columns = [[str(cell) for cell in column.cells] for column in table.columns]
-    return {row[0]: list(row[1:]) for row in zip(*columns, strict=True)}
 
 
 def test_hidden_proc_and_sys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

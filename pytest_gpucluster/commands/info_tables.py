@@ -1,0 +1,51 @@
+"""Cells and tables of ``gpucluster info``. Foreign text is made fit for a terminal here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rich.table import Table
+from rich.text import Text
+
+from pytest_gpucluster.commands.info_findings import unavailable
+from pytest_gpucluster.text import one_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    Machine: TypeAlias = Mapping[str, Any]
+    Shown: TypeAlias = Table | Text
+
+NOTHING = "-"
+
+
+def cell(value: Any, form: str = "{}") -> str:
+    """A value in ``form``; ``-`` where it is not available."""
+    if value is None or unavailable(value) is not None:
+        return NOTHING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return one_line(", ".join(map(str, value))) or "none"
+    return one_line(form.format(value))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[str] = ()) -> Table:
+    """A plain table; what is too wide is cut, never wrapped. Without a row not even a heading is shown."""
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    found = list(rows)
+    for column in columns if found else ():
+        made.add_column(column, no_wrap=True, overflow="ellipsis", justify="right" if column in right else "left")
+    for row in found:
+        made.add_row(*map(Text, row))
+    return made
+
+
+def pairs(names: Iterable[tuple[str, str]]) -> Table:
+    """Names and values without a heading; a long value goes on in the next line."""
+    made = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    made.add_column(no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in names:
+        made.add_row(Text(name), Text(value))
+    return made
