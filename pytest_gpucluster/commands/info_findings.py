@@ -42,11 +42,15 @@ def find(machine: Mapping[str, Any]) -> list[Finding]:
 
 
 def unseen(machine: Mapping[str, Any]) -> dict[str, str]:
-    """The sources that show nothing, and why: ``gpus``, ``nics``."""
+    """The sources that do not show all, and why: ``gpus``, ``nics``."""
     found = {}
     gpus, nics = machine["gpus"], machine["nics"]
+    on_bus = machine["gpus_on_pci_bus"]
     if not gpus["gpus"]:
         found["gpus"] = gpus["error"] or "NVML shows no GPU"
+    if isinstance(on_bus, int) and on_bus > gpus["count"]:
+        more = f"NVML shows {gpus['count']} of the {on_bus} NVIDIA GPUs on the PCI bus (a container may have a part of them)"
+        found["gpus"] = "; ".join([*([found["gpus"]] if "gpus" in found else []), more])
     why = unavailable(nics)
     if why is not None or not nics:
         found["nics"] = why or "the kernel lists no adapter"
@@ -54,12 +58,9 @@ def unseen(machine: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _of_driver(machine: Mapping[str, Any]) -> Iterator[Finding]:
-    gpus, on_bus = machine["gpus"], machine["gpus_on_pci_bus"]
+    gpus = machine["gpus"]
     if gpus["status"] == "error":
         yield Finding("NVML", gpus["error"], LOOK)
-    if isinstance(on_bus, int) and on_bus > gpus["count"] and gpus["status"] != "error":
-        what = f"the PCI bus lists {on_bus} NVIDIA GPUs, NVML {gpus['count']}"
-        yield Finding("NVML", what, f"in a container ask for all GPUs; else {LOOK}")
 
 
 def _of_gpu(gpu: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
