@@ -121,6 +121,7 @@ def outcome_text(outcomes: Sequence[str]) -> str:
     if not bad:
         return f"{len(outcomes)} {OK}"
     (first, number), *others = bad
+    others = [one for one in others if one[0] != SKIPPED]  # what a rule leaves out is no news beside what is bad
     among = sum(outcome in JUDGED for outcome in outcomes) if first in JUDGED else len(outcomes)
     of_all = f"{number}" if number == among else f"{number} of {among}"
     return ", ".join([f"{of_all} {WORDS.get(first, first)}", *(f"{count} {WORDS.get(word, word)}" for word, count in others)])

@@ -16,6 +16,7 @@ from pytest_gpucluster.judging.verdict import OUTCOMES, Record
 from pytest_gpucluster.places import Inventory
 from pytest_gpucluster.reporting.numbers import headroom_cell, value_cells
 from pytest_gpucluster.reporting.table import COLUMNS, DROPPED, Layout, criteria_table
+from pytest_gpucluster.reporting.table_rows import outcome_text
 from pytest_gpucluster.thresholds.layers import KINDS
 from pytest_gpucluster.thresholds.limit import Limit
 from tests.support.entries import limit
@@ -225,6 +226,21 @@ def test_values_stand_beside_missing_places() -> None:
     assert cells(table(*rows)[1])[2:] == ["777.2", "gpu1", "783.9", "> 700", "11 %", "1 of 4 missing"]
     coloured = table(*rows, layout=replace(WIDE, color=True))[1]
     assert re.findall(r"\x1b\[31m *([^\x1b]*)", coloured) == ["1 of 4 missing"]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "text"),
+    [
+        (["missing"] * 8 + ["skipped"] * 1016, "8 of 1024 missing"),
+        (["failed", "skipped", "missing"], "1 failed, 1 missing"),
+        (["failed", "passed", "skipped"], "1 of 2 failed"),
+        (["skipped"] * 3, "3 do not apply"),
+        (["passed"] * 3, "3 ok"),
+    ],
+)
+def test_what_a_rule_leaves_out_is_told_alone(outcomes: list[str], text: str) -> None:
+    """Beside what is bad it is no news, and would take the room of other columns."""
+    assert outcome_text(outcomes) == text
 
 
 def test_values_that_are_alike_name_no_place_beside_missing_ones() -> None:
