@@ -82,6 +82,11 @@ class Inventory:
     slurm_job: str | None = None
     requires_kernel_log: bool = False
 
+    @property
+    def fabric_between_nodes(self) -> str:
+        """The promised fabric; ``none`` for one node, which has nothing to talk to."""
+        return self.fabric if self.num_nodes > 1 else "none"
+
     @cached_property
     def places(self) -> tuple[Place, ...]:
         """One place for each expected GPU (for each rank of a rehearsal), unbound."""

@@ -28,7 +28,7 @@ def host_states(cluster):
 def test_host_limits(host_states, node, cluster, recipe, criterion):
     """A job gets the files, the shared memory and the locked memory that it needs."""
     facts = host_states[node].facts
-    found = judge_limits(facts, Least(**recipe("host_limits")), fabric=cluster.promised.fabric)
+    found = judge_limits(facts, Least(**recipe("host_limits")), fabric=cluster.promised.fabric_between_nodes)
     evidence = {"open files": facts.nofile, "shared memory GiB": str(facts.shm_gib), "memlock bytes": facts.memlock}
     if found.wrong or not found.unknown:
         criterion.require(len(found.wrong), evidence={"found": found.wrong, **evidence})

@@ -10,6 +10,7 @@ import pytest
 from pytest_gpucluster.inventory.host import HostFacts
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.host_settings import HINTS, Found, Least, hints, judge_limits, judge_settings
+from pytest_gpucluster.places import Inventory
 
 HIDDEN = NotAvailable("Permission denied")
 LEAST = Least(nofile=1024, shm_gib=1, memlock_gib=16)
@@ -56,6 +57,13 @@ def test_limits_that_are_just_enough(changes: dict[str, Any]) -> None:
 def test_locked_memory_is_for_rdma(fabric: str, count: int) -> None:
     """Without it nobody locks."""
     assert len(judge_limits(changed(memlock=65536), LEAST, fabric=fabric).wrong) == count
+
+
+@pytest.mark.parametrize(("nodes", "count"), [(1, 0), (2, 1)])
+def test_one_node_needs_no_rdma(nodes: int, count: int) -> None:
+    """A node alone is judged as without a fabric, whatever its profile promises."""
+    inventory = Inventory(num_nodes=nodes, gpus_per_node=8, device="cuda", fabric="infiniband")
+    assert len(judge_limits(changed(memlock=65536), LEAST, fabric=inventory.fabric_between_nodes).wrong) == count
 
 
 @pytest.mark.parametrize(("may", "count"), [(True, 0), (False, 1), (HIDDEN, 1)])
