@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpucluster.errors import Blame, MeasurementError
+from pytest_gpucluster.judging.criterion import Parts
 from pytest_gpucluster.judging.scaling import deviation_percent, efficiency_percent, group_sizes, kept_percent, sharded_peak_gib
 from pytest_gpucluster.measurements.collectives import all_reduce
 from pytest_gpucluster.measurements.training import sharded_memory
@@ -14,12 +15,21 @@ from tests_acceptance.conftest import sized
 @pytest.mark.training
 def test_training_scaling_node(trained_alone, trained_in_node, cluster, node, criterion):
     """Tokens a second and GPU of a whole node, in per cent of its GPUs alone."""
-    alone = {place.id: trained_alone[place].tokens_per_s_per_gpu for place in cluster.places if place.node == node.node}
+    alone = {place: trained_alone[place].tokens_per_s_per_gpu for place in cluster.places if place.node == node.node}
     together = trained_in_node[node]
+    rate = together.tokens_per_s_per_gpu
     criterion.require(
-        efficiency_percent(together.tokens_per_s_per_gpu, of=[*alone.values()]),
-        evidence={"tokens/s/GPU": together.tokens_per_s_per_gpu, "alone": alone, **together.evidence},
+        efficiency_percent(rate, of=[*alone.values()]),
+        evidence={"tokens/s/GPU": rate, "alone": {gpu.id: one for gpu, one in alone.items()}, **together.evidence},
+        parts=waited_for(rate, alone, criterion),
     )
+
+
+def waited_for(rate, alone, criterion):
+    """The slowest GPU, where its own rate explains the rate of all: they wait for it, and nothing else of the node is slow."""
+    slowest = min(alone, key=alone.__getitem__)
+    explains = criterion.limit.holds(efficiency_percent(rate, of=[alone[slowest]]))
+    return Parts(kind="gpu", places=(slowest,)) if explains else None
 
 
 @pytest.mark.training

@@ -104,7 +104,8 @@ def summary_lines(left_out: Sequence[Sequence[Record]]) -> list[tuple[str, str]]
     for outcome, words in WITHOUT_RESULT.items():
         causes = [_reason(records) for records in left_out if records[0].outcome == outcome]
         counts = Counter(cause for cause in causes if cause is not None)
-        shown = [f"{cause} ({number})" for cause, number in counts.most_common(SHOWN_CAUSES)]
+        found = counts.most_common(SHOWN_CAUSES)
+        shown = [cause if number == len(causes) else f"{cause} ({number})" for cause, number in found]
         shown += [f"{len(counts) - SHOWN_CAUSES} other reasons"] if len(counts) > SHOWN_CAUSES else []
         if causes:
             lines.append((outcome, f"{words} ({len(causes)}): {', '.join(shown)}" if shown else f"{words}: {len(causes)}"))

@@ -142,6 +142,18 @@ def test_a_healthy_fleet_is_rehearsed_and_never_accepted(healthy: tuple[Finished
     assert run.returncode == 1
 
 
+@pytest.mark.long
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("bad", "blamed"), [(("node0-gpu2:slow",), ["node0-gpu2"]), (("node0-gpu2:slow", "node0:nvls"), ["node0", "node0-gpu2"])]
+)
+def test_a_gpu_that_others_wait_for_is_to_blame_alone(tmp_path: Path, bad: tuple[str, ...], blamed: list[str]) -> None:
+    """Its node trains as slowly as that GPU, which is no fault of the node; a fault of the node is named beside it."""
+    run = simulate(tmp_path, "1x8", "-k", "bf16_tflops or training or busbw", bad=bad)
+    assert run.row("training_scaling_node", "node0")["outcome"] == "failed"
+    assert sorted(one["place"]["id"] for one in run.results["culprits"]) == blamed
+
+
 def test_a_rebuilt_report_says_it_too(healthy: tuple[FinishedRun, Path], tmp_path: Path) -> None:
     """Also where the line of the plan, or the first line of the journal, is damaged."""
     run, folder = healthy
