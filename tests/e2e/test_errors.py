@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tests.support.runs import FinishedRun
 
-pytestmark = [pytest.mark.e2e, pytest.mark.fault]
+pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
 DEADLINE_S = 2.0
 FINETUNE = ("finetune_loss", "finetune_exact_match", "finetune_checks")

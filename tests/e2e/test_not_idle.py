@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from tests.support.runs import FinishedRun
 
-pytestmark = [pytest.mark.e2e, pytest.mark.fault]
+pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
 UUID = "GPU-00000001-0000-0000-0000-000000000001"
 BUSY = f"""count 2

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from tests.support.runs import FinishedRun
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 MEASURED = {
     "bf16_tflops": ("node0-cpu0", "node0-cpu1"),
@@ -79,7 +79,6 @@ def busy_cores() -> Iterator[None]:
             loop.wait(10)
 
 
-@pytest.mark.long
 @pytest.mark.usefixtures("busy_cores")
 def test_a_busy_machine_rehearses_all_the_same(tmp_path: Path) -> None:
     """Eight ranks on cores that three other programs want too: slow is no reason to reject a rehearsal."""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from tests.support.runs import FinishedRun
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 SAID = "SIMULATED fleet, no GPU was measured"
 PRODUCTS = ("bf16_tflops", "fp16_tflops", "fp8_tflops", "tf32_tflops", "fp32_tflops", "fp64_tflops", "int8_tops")
@@ -142,7 +142,6 @@ def test_a_healthy_fleet_is_rehearsed_and_never_accepted(healthy: tuple[Finished
     assert run.returncode == 1
 
 
-@pytest.mark.long
 @pytest.mark.fault
 @pytest.mark.parametrize(
     ("bad", "blamed"), [(("node0-gpu2:slow",), ["node0-gpu2"]), (("node0-gpu2:slow", "node0:nvls"), ["node0", "node0-gpu2"])]
@@ -215,7 +214,6 @@ def test_every_fault_is_planted_here() -> None:
     assert {fault.partition(":")[2] for fault in BAD} | {*WITHOUT_A_RANK, *NOT_ONE_EACH} == set(FAULTS)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("profile", ["h200-sxm", "h100-sxm"])
 def test_each_fault_shows_as_itself_and_nowhere_else(tmp_path: Path, profile: str) -> None:
     """Sixteen GPUs with every fault that leaves all ranks in the run. The healthy ones are green."""
@@ -226,7 +224,6 @@ def test_each_fault_shows_as_itself_and_nowhere_else(tmp_path: Path, profile: st
     assert run.results["simulated"]["faults"] == list(BAD)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "where", "outcome"),
     [
@@ -248,7 +245,6 @@ def test_parts_that_take_no_part(tmp_path: Path, fault: str, where: set[str], ou
     assert_said_everywhere(run, "INCOMPLETE")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(("fault", "gpu", "places"), [("node1-gpu1:shared", 0, (0, 1)), ("node1-gpu0:shared", 1, (0, 1))])
 def test_two_ranks_that_claim_one_gpu(tmp_path: Path, fault: str, gpu: int, places: tuple[int, int]) -> None:
     """All values are good, and the verdict names GPU, places and host: another GPU was never measured."""
@@ -260,7 +256,6 @@ def test_two_ranks_that_claim_one_gpu(tmp_path: Path, fault: str, gpu: int, plac
     assert run.returncode == 0, "nothing failed; --gpucluster-gate asks for more"
 
 
-@pytest.mark.long
 def test_everything_at_once(tmp_path: Path) -> None:
     """Ten nodes that never come, one that is lost, one with other versions, a late one, a shared GPU, a slow one.
 
@@ -289,7 +284,6 @@ def test_everything_at_once(tmp_path: Path) -> None:
     assert_said_everywhere(run, "REJECTED")
 
 
-@pytest.mark.long
 def test_a_fleet_of_128_gpus(tmp_path: Path) -> None:
     """Sixteen nodes, two bad GPUs, one node that never joins: each is counted once and named as what it is."""
     bad = ("node3-gpu5:slow", "node9-gpu0:hbm", "node12:absent")

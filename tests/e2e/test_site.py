@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from tests.support.runs import FinishedRun
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 LIMITS = {
     "site_rate": entry(per="gpu", min=90, unit="GB/s"),

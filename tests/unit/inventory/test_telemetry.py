@@ -242,6 +242,7 @@ def test_each_kind_of_copy_has_its_own_window(alone: dict[str, Any]) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_value_of_a_group_carries_that_of_all_ranks(simulator: Path, tmp_path: Path) -> None:
     """The same on every rank: the rank with the low clock, and the hot one."""
     scenario = "0.clock.sm 1755\n1.temp 88\n1.throttle 0x40\n"

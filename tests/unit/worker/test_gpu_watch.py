@@ -43,7 +43,9 @@ def take(watch):
 watch = gpu_watch.GpuWatch(lambda process: seen.append([process.pid, process.name, process.memory_gib, process.when]))
 started_s = time.monotonic()
 exec(sys.argv[2])
-print(json.dumps({"seen": seen, "took_s": time.monotonic() - started_s}))
+answer = json.dumps({"seen": seen, "took_s": time.monotonic() - started_s})
+Path(sys.argv[3]).write_text(answer)  # not printed: the watch prints from a thread of its own
+sys.stdout.flush()
 os._exit(0)
 """
 STRANGER = [4_194_999, "python3", 612 / 1024]
@@ -61,14 +63,14 @@ def watched(simulator: Path, tmp_path: Path) -> Any:
 
     def run(code: str, scenario: str = "") -> tuple[list[Any], float, list[str]]:
         scenario = f"processes {tmp_path}\nprogram.4194999 /usr/bin/python3\n{scenario}"
-        command = [sys.executable, "-c", WATCHING, str(tmp_path), code]
+        written = tmp_path.with_suffix(".answer")
+        command = [sys.executable, "-c", WATCHING, str(tmp_path), code, str(written)]
         variables = environment(simulator, scenario)
         done = subprocess.run(
             command, env=variables, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, timeout=120, check=True
         )
-        *printed, last = done.stdout.splitlines()
-        answer = json.loads(last)
-        return answer["seen"], answer["took_s"], printed
+        answer = json.loads(written.read_text(encoding="utf-8"))
+        return answer["seen"], answer["took_s"], done.stdout.splitlines()
 
     return run
 
