@@ -73,6 +73,7 @@ def all_of(word: str, **others: str) -> dict[tuple[str, str | None], str]:
     return same | {(KEYS[1], f"node0-{gpu}"): outcome for gpu, outcome in others.items()}
 
 
+@pytest.mark.slow
 def test_it_finds_nothing(tmp_path: Path, library: Path) -> None:
     """One call for all, at the longer of the levels; ACCEPTED, and DCGM's version is told."""
     path = install(tmp_path / "bin", uuids=UUIDS, report=HEALTHY)
@@ -113,7 +114,9 @@ def test_it_cannot_tell(tmp_path: Path, library: Path) -> None:
     ("dcgmi", "said"),
     [
         ({"before": NO_ENGINE}, "is DCGM's host engine, nv-hostengine, running"),
-        ({"before": '[ "$1" = discovery ] || sleep 1000'}, "did not end within 2 s and was ended"),
+        pytest.param(
+            {"before": '[ "$1" = discovery ] || sleep 1000'}, "did not end within 2 s and was ended", marks=pytest.mark.slow
+        ),
     ],
     ids=["no host engine", "hangs"],
 )
@@ -138,6 +141,7 @@ def test_it_is_not_there(tmp_path: Path, library: Path) -> None:
     assert "no dcgmi" in ran.stdout
 
 
+@pytest.mark.slow
 def test_it_is_on_one_host_of_two(tmp_path: Path, library: Path) -> None:
     """Where others have it, a host without it is an ERROR that names them."""
     path = install(tmp_path / "bin", uuids=UUIDS, report=HEALTHY)

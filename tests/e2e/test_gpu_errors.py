@@ -114,19 +114,68 @@ def test_counters_that_hardly_grow(tmp_path: Path, library: Path) -> None:
     ("between", "bad", "said"),
     [
         ("1.ecc.unc.vol 3", {"ecc_growth": {"node0-gpu1": "failed"}}, "ecc_growth at node0-gpu1"),
-        ("1.pcie.replay 49", {"pcie_replays": {"node0-gpu1": "failed"}}, "pcie_replays at node0-gpu1"),
+        pytest.param(
+            "1.pcie.replay 49", {"pcie_replays": {"node0-gpu1": "failed"}}, "pcie_replays at node0-gpu1", marks=pytest.mark.slow
+        ),
         ("1.nvlink.4.recovery 4", {"nvlink_errors": {"node0": "failed"}}, "link 4 recoveries +1"),
-        ("1.nvlink.9.replay 2", {"nvlink_errors": {"node0": "failed"}}, "link 9 replays +2"),
-        ("1.nvlink.3.crc_flit 900000", {"nvlink_errors": {"node0": "failed"}}, "CRC errors of flits +900000"),
-        ("1.ecc.unc.vol 0", {"ecc_growth": {"node0-gpu1": "error"}}, "the counter was reset during the run"),
-        ("1.pcie.replay 0", {"pcie_replays": {"node0-gpu1": "error"}}, "the counter was reset during the run"),
-        ("1.nvlink.4.recovery 0", {"nvlink_errors": {"node0": "error"}}, "link 4 recoveries: the counter was reset"),
-        ("1.err.nvmlDeviceGetNvLinkErrorCounter 3", {"nvlink_errors": {"node0": "error"}}, "Not Supported"),
-        ("1.err.nvmlDeviceGetTotalEccErrors 3", {"ecc_growth": {"node0-gpu1": "error"}}, "Not Supported"),
+        pytest.param(
+            "1.nvlink.9.replay 2", {"nvlink_errors": {"node0": "failed"}}, "link 9 replays +2", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "1.nvlink.3.crc_flit 900000",
+            {"nvlink_errors": {"node0": "failed"}},
+            "CRC errors of flits +900000",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "1.ecc.unc.vol 0",
+            {"ecc_growth": {"node0-gpu1": "error"}},
+            "the counter was reset during the run",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "1.pcie.replay 0",
+            {"pcie_replays": {"node0-gpu1": "error"}},
+            "the counter was reset during the run",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "1.nvlink.4.recovery 0",
+            {"nvlink_errors": {"node0": "error"}},
+            "link 4 recoveries: the counter was reset",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "1.err.nvmlDeviceGetNvLinkErrorCounter 3",
+            {"nvlink_errors": {"node0": "error"}},
+            "Not Supported",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "1.err.nvmlDeviceGetTotalEccErrors 3",
+            {"ecc_growth": {"node0-gpu1": "error"}},
+            "Not Supported",
+            marks=pytest.mark.slow,
+        ),
         ("1.nvlink.7 0", {"gpu_worsened": {"node0-gpu1": "failed"}}, "link 7 went down"),
-        ("1.recovery 1", {"gpu_worsened": {"node0-gpu1": "failed"}}, "reset it (nvidia-smi --gpu-reset)"),
-        ("1.remap.pending 1", {"gpu_worsened": {"node0-gpu1": "failed"}}, "remapped_rows_pending is True, was False"),
-        ("1.err.nvmlDeviceGetRepairStatus 3", {"gpu_worsened": {"node0-gpu1": "error"}}, "channel_repair_pending is not"),
+        pytest.param(
+            "1.recovery 1",
+            {"gpu_worsened": {"node0-gpu1": "failed"}},
+            "reset it (nvidia-smi --gpu-reset)",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "1.remap.pending 1",
+            {"gpu_worsened": {"node0-gpu1": "failed"}},
+            "remapped_rows_pending is True, was False",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "1.err.nvmlDeviceGetRepairStatus 3",
+            {"gpu_worsened": {"node0-gpu1": "error"}},
+            "channel_repair_pending is not",
+            marks=pytest.mark.slow,
+        ),
         (
             "1.err 15",
             {"ecc_growth": LOST, "pcie_replays": LOST, "gpu_worsened": LOST, "nvlink_errors": {"node0": "error"}},
@@ -146,12 +195,12 @@ def test_one_gpu(tmp_path: Path, library: Path, between: str, bad: dict[str, Any
 @pytest.mark.parametrize(
     ("between", "outcome", "said"),
     [
-        ("1.ecc.cor.vol 9\n1.pcie.replay 41\n1.nvlink.4.crc_data 9", "passed", None),
+        pytest.param("1.ecc.cor.vol 9\n1.pcie.replay 41\n1.nvlink.4.crc_data 9", "passed", None, marks=pytest.mark.slow),
         ("1.ecc.unc.vol 3", "failed", "uncorrected memory errors +1"),
-        ("1.pcie.replay 49", "failed", "PCIe replays +9"),
-        ("1.nvlink.4.recovery 4", "failed", "link 4 recoveries +1"),
-        ("1.pcie.replay 0", "error", "PCIe replays: the counter was reset"),
-        ("1.err 15", "error", "GPU is lost"),
+        pytest.param("1.pcie.replay 49", "failed", "PCIe replays +9", marks=pytest.mark.slow),
+        pytest.param("1.nvlink.4.recovery 4", "failed", "link 4 recoveries +1", marks=pytest.mark.slow),
+        pytest.param("1.pcie.replay 0", "error", "PCIe replays: the counter was reset", marks=pytest.mark.slow),
+        pytest.param("1.err 15", "error", "GPU is lost", marks=pytest.mark.slow),
     ],
 )
 def test_one_gpu_in_a_soak(tmp_path: Path, library: Path, between: str, outcome: str, said: str | None) -> None:
@@ -167,6 +216,7 @@ def test_one_gpu_in_a_soak(tmp_path: Path, library: Path, between: str, outcome:
         assert said in row["reason"]
 
 
+@pytest.mark.slow
 def test_what_was_bad_before_is_not_worse(tmp_path: Path, library: Path) -> None:
     """A dead link, a repair and a refused reading at the begin are for other criteria; one that becomes well is no fault."""
     begin = f"{BEGIN}1.nvlink.7 0\n1.repair.tpc 1\n1.err.nvmlDeviceGetSramEccErrorStatus 3\n1.recovery 1\n"
@@ -174,6 +224,7 @@ def test_what_was_bad_before_is_not_worse(tmp_path: Path, library: Path) -> None
     assert outcomes(ran) == {}, ran.stdout
 
 
+@pytest.mark.slow
 def test_one_gpu_has_no_links_to_others(tmp_path: Path, library: Path) -> None:
     """Its NVLinks are refused, as on a real host of one GPU: skipped by rule, and the rest is judged."""
     ran = run(tmp_path, library, begin="count 1\nerr.nvmlDeviceGetNvLinkState 3\n", between="0.pcie.replay 1")
@@ -181,6 +232,7 @@ def test_one_gpu_has_no_links_to_others(tmp_path: Path, library: Path) -> None:
     assert ran.results["verdict"] == "ACCEPTED"
 
 
+@pytest.mark.slow
 def test_one_gpu_in_a_soak_has_no_links(tmp_path: Path, library: Path) -> None:
     """The soak judges the rest of its counters."""
     ran = run(tmp_path, library, begin="count 1\nerr.nvmlDeviceGetNvLinkState 3\n", between="0.pcie.replay 1", kind="soak")

@@ -81,29 +81,74 @@ def test_healthy_host(tmp_path: Path, library: Path) -> None:
     ("scenario", "bad", "said"),
     [
         ("1.recovery 1", {"recovery_action": GPU_1}, "next: end all processes on the GPU and reset it"),
-        ("1.recovery 2", {"recovery_action": GPU_1}, "next: reboot the node"),
-        ("1.recovery 99", {"recovery_action": GPU_1}, "asked for unknown_99"),
-        ("1.err.field.230 2", {"recovery_action": UNREAD}, "recovery_action could not be read: Invalid Argument"),
+        pytest.param("1.recovery 2", {"recovery_action": GPU_1}, "next: reboot the node", marks=pytest.mark.slow),
+        pytest.param("1.recovery 99", {"recovery_action": GPU_1}, "asked for unknown_99", marks=pytest.mark.slow),
+        pytest.param(
+            "1.err.field.230 2",
+            {"recovery_action": UNREAD},
+            "recovery_action could not be read: Invalid Argument",
+            marks=pytest.mark.slow,
+        ),
         ("1.unrepairable 1", {"memory_repair": GPU_1}, "next: take the GPU out of service"),
-        ("1.sram.threshold 1", {"memory_repair": GPU_1}, "its SRAM has had too many uncorrectable errors"),
-        ("1.repair.channel 1", {"memory_repair": GPU_1}, "next: reset the GPU"),
-        ("1.repair.tpc 1", {"memory_repair": GPU_1}, "a processing cluster (TPC) waits for a repair"),
-        ("1.repair.tpc 1\n1.err.nvmlDeviceGetSramEccErrorStatus 3", {"memory_repair": GPU_1}, "waits for a repair"),
-        (
+        pytest.param(
+            "1.sram.threshold 1",
+            {"memory_repair": GPU_1},
+            "its SRAM has had too many uncorrectable errors",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("1.repair.channel 1", {"memory_repair": GPU_1}, "next: reset the GPU", marks=pytest.mark.slow),
+        pytest.param(
+            "1.repair.tpc 1", {"memory_repair": GPU_1}, "a processing cluster (TPC) waits for a repair", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "1.repair.tpc 1\n1.err.nvmlDeviceGetSramEccErrorStatus 3",
+            {"memory_repair": GPU_1},
+            "waits for a repair",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             "1.err.nvmlDeviceGetRepairStatus 13",
             {"memory_repair": UNREAD},
             "channel_repair_pending is not available: Function Not",
+            marks=pytest.mark.slow,
         ),
-        ("1.compute.mode 3", {"compute_mode": GPU_1}, "mode exclusive_process"),
-        ("1.err.nvmlDeviceGetPersistenceMode 3", {"persistence": UNREAD}, "persistence could not be read: Not Supported"),
-        ("1.fabric.state 1", {"fabric_state": {"node0": "failed"}}, "node0-gpu1 its state is not_started"),
+        pytest.param("1.compute.mode 3", {"compute_mode": GPU_1}, "mode exclusive_process", marks=pytest.mark.slow),
+        pytest.param(
+            "1.err.nvmlDeviceGetPersistenceMode 3",
+            {"persistence": UNREAD},
+            "persistence could not be read: Not Supported",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "1.fabric.state 1",
+            {"fabric_state": {"node0": "failed"}},
+            "node0-gpu1 its state is not_started",
+            marks=pytest.mark.slow,
+        ),
         ("1.fabric.state 2", {"fabric_state": {"node0": "failed"}}, "next: look at the fabric manager of the node"),
-        ("1.fabric.health 0x1", {"fabric_state": {"node0": "failed"}}, "degraded bandwidth"),
-        ("1.fabric.state 0", {"fabric_state": {"node0": "error"}}, "it tells of no fabric"),
+        pytest.param(
+            "1.fabric.health 0x1", {"fabric_state": {"node0": "failed"}}, "degraded bandwidth", marks=pytest.mark.slow
+        ),
+        pytest.param("1.fabric.state 0", {"fabric_state": {"node0": "error"}}, "it tells of no fabric", marks=pytest.mark.slow),
         ("1.nvlink.4 0", {"nvlink_links": {"node0": "failed"}}, "node0-gpu1 link 4 is down"),
-        ("1.nvlink.17.speed 13281", {"nvlink_links": {"node0": "failed"}}, "node0-gpu1 link 17 at 13.281 of 25 GB/s"),
-        ("1.err.field.164 3", {"nvlink_links": {"node0": "error"}}, "its rate is not available: Not Supported"),
-        ("1.err.nvmlDeviceGetNvLinkState 3", {"nvlink_links": {"node0": "error"}}, "NVLinks are not available: Not Supported"),
+        pytest.param(
+            "1.nvlink.17.speed 13281",
+            {"nvlink_links": {"node0": "failed"}},
+            "node0-gpu1 link 17 at 13.281 of 25 GB/s",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "1.err.field.164 3",
+            {"nvlink_links": {"node0": "error"}},
+            "its rate is not available: Not Supported",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "1.err.nvmlDeviceGetNvLinkState 3",
+            {"nvlink_links": {"node0": "error"}},
+            "NVLinks are not available: Not Supported",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_one_bad_gpu(tmp_path: Path, library: Path, scenario: str, bad: dict[str, Any], said: str) -> None:
@@ -114,6 +159,7 @@ def test_one_bad_gpu(tmp_path: Path, library: Path, scenario: str, bad: dict[str
     assert ran.results["verdict"] != "ACCEPTED"
 
 
+@pytest.mark.slow
 def test_what_a_gpu_asks_for_is_the_next_step(tmp_path: Path, library: Path) -> None:
     """In results.json and on the terminal, in place of what is usual for a GPU."""
     ran = run(tmp_path, library, "count 2\n1.recovery 4")
@@ -121,6 +167,7 @@ def test_what_a_gpu_asks_for_is_the_next_step(tmp_path: Path, library: Path) -> 
     assert "start nothing new on it, and reset it" in " ".join(ran.stdout.split())
 
 
+@pytest.mark.slow
 def test_persistence_is_advisory(tmp_path: Path, library: Path) -> None:
     """A driver that leaves with the last process is told, and accepted."""
     ran = run(tmp_path, library, "count 2\n1.persistence 0")

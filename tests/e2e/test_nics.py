@@ -108,9 +108,11 @@ def test_healthy(tmp_path: Path, library: Path) -> None:
     ("when", "change", "said"),
     [
         ("before", 'made.pull_down("mlx5_1")', "DOWN, Polling"),
-        ("before", 'made.change("mlx5_1", "rate", "200 Gb/sec (4X HDR)")', "200 Gb/sec (4X HDR)"),
+        pytest.param(
+            "before", 'made.change("mlx5_1", "rate", "200 Gb/sec (4X HDR)")', "200 Gb/sec (4X HDR)", marks=pytest.mark.slow
+        ),
         ("between", 'made.change("mlx5_1", "counters/link_downed", "1")', "link_downed +1 in "),
-        ("between", 'made.pull_down("mlx5_1")', "is DOWN at the end, and was ACTIVE"),
+        pytest.param("between", 'made.pull_down("mlx5_1")', "is DOWN at the end, and was ACTIVE", marks=pytest.mark.slow),
     ],
 )
 def test_one_port(tmp_path: Path, library: Path, when: str, change: str, said: str) -> None:
@@ -139,7 +141,12 @@ def test_a_narrow_link(tmp_path: Path, library: Path) -> None:
     ("before", "between", "said"),
     [
         ('made.refuse("mlx5_1", "counters/link_downed")', "", "link_downed is not available"),
-        ('made.change("mlx5_1", "counters/link_downed", "9")', 'made.change("mlx5_1", "counters/link_downed", "0")', "reset"),
+        pytest.param(
+            'made.change("mlx5_1", "counters/link_downed", "9")',
+            'made.change("mlx5_1", "counters/link_downed", "0")',
+            "reset",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_counters_of_which_nothing_is_known(tmp_path: Path, library: Path, before: str, between: str, said: str) -> None:
@@ -159,6 +166,7 @@ def test_no_adapter_where_they_are_promised(tmp_path: Path, library: Path) -> No
     assert "/sys/class/infiniband" in ran.row("nic_ports", "node0")["reason"]
 
 
+@pytest.mark.slow
 def test_no_adapter_where_none_is_promised(tmp_path: Path, library: Path) -> None:
     """Skipped by rule, with the reason, however bad the ports are."""
     ran = run(tmp_path, library, before='made.pull_down("mlx5_1")', fabric="none")
@@ -166,7 +174,7 @@ def test_no_adapter_where_none_is_promised(tmp_path: Path, library: Path) -> Non
     assert "the profile promises none" in ran.row("nic_ports", "node0")["reason"]
 
 
-@pytest.mark.parametrize("flaps", [True, False])
+@pytest.mark.parametrize("flaps", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_cable_that_flaps_once_in_a_soak(tmp_path: Path, library: Path, *, flaps: bool) -> None:
     """The soak names the port, the round and the rate; the whole run shows it too. The twin without a flap is green."""
     flap = 'threading.Timer(3, lambda: made.change("mlx5_1", "counters/link_downed", "1")).start()'

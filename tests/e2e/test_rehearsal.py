@@ -79,6 +79,7 @@ def busy_cores() -> Iterator[None]:
             loop.wait(10)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("busy_cores")
 def test_a_busy_machine_rehearses_all_the_same(tmp_path: Path) -> None:
     """Eight ranks on cores that three other programs want too: slow is no reason to reject a rehearsal."""

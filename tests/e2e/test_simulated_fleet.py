@@ -214,7 +214,7 @@ def test_every_fault_is_planted_here() -> None:
     assert {fault.partition(":")[2] for fault in BAD} | {*WITHOUT_A_RANK, *NOT_ONE_EACH} == set(FAULTS)
 
 
-@pytest.mark.parametrize("profile", ["h200-sxm", "h100-sxm"])
+@pytest.mark.parametrize("profile", ["h200-sxm", pytest.param("h100-sxm", marks=pytest.mark.slow)])
 def test_each_fault_shows_as_itself_and_nowhere_else(tmp_path: Path, profile: str) -> None:
     """Sixteen GPUs with every fault that leaves all ranks in the run. The healthy ones are green."""
     run = simulate(tmp_path, "4x4", f"--gpucluster-profile={profile}", bad=tuple(BAD))
@@ -245,7 +245,10 @@ def test_parts_that_take_no_part(tmp_path: Path, fault: str, where: set[str], ou
     assert_said_everywhere(run, "INCOMPLETE")
 
 
-@pytest.mark.parametrize(("fault", "gpu", "places"), [("node1-gpu1:shared", 0, (0, 1)), ("node1-gpu0:shared", 1, (0, 1))])
+@pytest.mark.parametrize(
+    ("fault", "gpu", "places"),
+    [("node1-gpu1:shared", 0, (0, 1)), pytest.param("node1-gpu0:shared", 1, (0, 1), marks=pytest.mark.slow)],
+)
 def test_two_ranks_that_claim_one_gpu(tmp_path: Path, fault: str, gpu: int, places: tuple[int, int]) -> None:
     """All values are good, and the verdict names GPU, places and host: another GPU was never measured."""
     run = simulate(tmp_path, "2x4", bad=(fault,))
@@ -256,6 +259,7 @@ def test_two_ranks_that_claim_one_gpu(tmp_path: Path, fault: str, gpu: int, plac
     assert run.returncode == 0, "nothing failed; --gpucluster-gate asks for more"
 
 
+@pytest.mark.slow
 def test_everything_at_once(tmp_path: Path) -> None:
     """Ten nodes that never come, one that is lost, one with other versions, a late one, a shared GPU, a slow one.
 
@@ -284,6 +288,7 @@ def test_everything_at_once(tmp_path: Path) -> None:
     assert_said_everywhere(run, "REJECTED")
 
 
+@pytest.mark.slow
 def test_a_fleet_of_128_gpus(tmp_path: Path) -> None:
     """Sixteen nodes, two bad GPUs, one node that never joins: each is counted once and named as what it is."""
     bad = ("node3-gpu5:slow", "node9-gpu0:hbm", "node12:absent")

@@ -92,6 +92,7 @@ def test_a_healthy_job(tmp_path: Path, library: Path) -> None:
     assert "no cgroup of job 2" in ran.row("slurm_job", "node0")["remark"]
 
 
+@pytest.mark.slow
 def test_no_command(tmp_path: Path, library: Path) -> None:
     """A container with the job's variables and without Slurm's commands: skipped by rule."""
     if shutil.which("scontrol") is not None:
@@ -100,7 +101,7 @@ def test_no_command(tmp_path: Path, library: Path) -> None:
     assert outcomes(ran) == dict.fromkeys(JUDGED, "skipped"), ran.stdout
 
 
-@pytest.mark.parametrize("drains", [True, False])
+@pytest.mark.parametrize("drains", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_host_that_is_drained_during_the_run(tmp_path: Path, library: Path, *, drains: bool) -> None:
     """Healthy at the start, and drained under load: it fails. The twin stays in service."""
     change = "IDLE+DRAIN" if drains else "IDLE"
@@ -125,9 +126,19 @@ def test_no_job(tmp_path: Path, library: Path) -> None:
             {"node": {"state": "MIXED+DRAIN", "reason": fake_slurm.REASON}},
             "DRAIN: it gets no new jobs (reason: bad GPU 3 [me@x] [root@2026-11-23T12:30:47])",
         ),
-        ("slurm_node", {"node": {"state": "DOWN*"}}, "NOT_RESPONDING: its slurmd does not answer the controller"),
+        pytest.param(
+            "slurm_node",
+            {"node": {"state": "DOWN*"}},
+            "NOT_RESPONDING: its slurmd does not answer the controller",
+            marks=pytest.mark.slow,
+        ),
         ("slurm_node", {"job": {"gres": "gpu:h200:3"}}, "NVML shows 2 GPUs, and the job has 3 here"),
-        ("slurm_job", {"job": {"gres": "gpu:h200:1(IDX:0)"}}, "the job has 1 of 2 GPUs here and sees 2"),
+        pytest.param(
+            "slurm_job",
+            {"job": {"gres": "gpu:h200:1(IDX:0)"}},
+            "the job has 1 of 2 GPUs here and sees 2",
+            marks=pytest.mark.slow,
+        ),
         ("slurm_job", {"job": {"cpus": "0-299"}}, f"the ranks may use {CORES} cores, and the job has 300 here"),
     ],
 )
@@ -145,8 +156,12 @@ def test_one_fault(tmp_path: Path, library: Path, bad: str, changes: dict[str, A
     ("before", "said"),
     [
         ("sleep 1000", "no answer within 15 s"),
-        ("echo 'slurm_load_node error: Access/permission denied' >&2; exit 1", "Access/permission denied"),
-        ("rm -f node.txt job.txt; echo NodeName=x; exit 0", "is no record of a node"),
+        pytest.param(
+            "echo 'slurm_load_node error: Access/permission denied' >&2; exit 1",
+            "Access/permission denied",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param("rm -f node.txt job.txt; echo NodeName=x; exit 0", "is no record of a node", marks=pytest.mark.slow),
     ],
 )
 def test_slurm_gives_no_answer(tmp_path: Path, library: Path, before: str, said: str) -> None:

@@ -100,7 +100,9 @@ def test_the_distance_of_a_healthy_one_is_shown(slow: FinishedRun) -> None:
     ("shares", "percent"),
     [
         ({"1": 0.955, "2": 0.926, "3": 0.897}, 6.1),  # 51.3, 49, 47.5 and 46 TFLOPS
-        ({"0": 0.94, "1": 0.94, "2": 0.94}, -6.3),  # three are slow, and the median is one of them
+        pytest.param(
+            {"0": 0.94, "1": 0.94, "2": 0.94}, -6.3, marks=pytest.mark.slow
+        ),  # three are slow, and the median is one of them
     ],
 )
 def test_nobody_passes_where_nobody_can_be_named(ran: Any, shares: dict[str, float], percent: float) -> None:
@@ -183,7 +185,7 @@ def test_one_gpu_is_too_few_by_rule(ran: Any) -> None:
         assert few.row(key, PLACES[0])["reason"].startswith("needs 2 GPUs")
 
 
-@pytest.mark.parametrize(("share", "outcome"), [(1.0, "passed"), (0.88, "noisy")])
+@pytest.mark.parametrize(("share", "outcome"), [(1.0, "passed"), pytest.param(0.88, "noisy", marks=pytest.mark.slow)])
 def test_of_two_that_differ_nobody_is_named(ran: Any, share: float, outcome: str) -> None:
     """Two that are alike pass. Of two that are not, one is slow, and nothing shows which."""
     two = ran(ranks=2, slow={"1": share})

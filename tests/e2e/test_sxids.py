@@ -86,6 +86,7 @@ def run(folder: Path, library: Path, *, begin: str | None, during: str = "", clu
     return collect([launch])
 
 
+@pytest.mark.slow
 def test_nothing_is_reported(tmp_path: Path, library: Path) -> None:
     """An error from before the run, and a harmless one in it: ACCEPTED."""
     ran = run(tmp_path, library, begin=DRIVER + DOWN, during=HARMLESS, cluster={"kernel_log": "required"})
@@ -115,7 +116,7 @@ def test_the_log_cannot_be_read(tmp_path: Path, library: Path) -> None:
     assert ran.results["verdict"] == "INCOMPLETE"
 
 
-@pytest.mark.parametrize("cluster", [{}, {"kernel_log": "optional"}])
+@pytest.mark.parametrize("cluster", [{}, pytest.param({"kernel_log": "optional"}, marks=pytest.mark.slow)])
 def test_the_log_is_not_required(tmp_path: Path, library: Path, cluster: dict[str, Any]) -> None:
     """The rule of the limits leaves the criterion out and says so, whatever the log has."""
     ran = run(tmp_path, library, begin=DRIVER, during=DOWN, cluster=cluster)

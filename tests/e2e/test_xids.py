@@ -124,11 +124,11 @@ def test_nothing_is_reported(tmp_path: Path, library: Path) -> None:
     ("xids", "codes", "advice"),
     [
         ("1:79", (79,), xid_of(79).action),
-        ("1:48 1:48", (48,), RESET),
-        ("1:74", (74,), xid_of(74).action),
-        ("1:119", (119,), RESET),
-        ("1:43", (43,), xid_of(43).action),
-        ("1:999", (999,), VENDOR),
+        pytest.param("1:48 1:48", (48,), RESET, marks=pytest.mark.slow),
+        pytest.param("1:74", (74,), xid_of(74).action, marks=pytest.mark.slow),
+        pytest.param("1:119", (119,), RESET, marks=pytest.mark.slow),
+        pytest.param("1:43", (43,), xid_of(43).action, marks=pytest.mark.slow),
+        pytest.param("1:999", (999,), VENDOR, marks=pytest.mark.slow),
         ("1:43 1:95", (43, 95), RESET),
     ],
 )
@@ -144,7 +144,13 @@ def test_one_gpu(tmp_path: Path, library: Path, xids: str, codes: tuple[int, ...
 
 
 @pytest.mark.parametrize(
-    ("xids", "outcome"), [("1:43", "passed"), ("1:45 1:43", "passed"), ("1:43 1:79", "failed"), ("0:43", None)]
+    ("xids", "outcome"),
+    [
+        ("1:43", "passed"),
+        ("1:45 1:43", "passed"),
+        pytest.param("1:43 1:79", "failed", marks=pytest.mark.slow),
+        pytest.param("0:43", None, marks=pytest.mark.slow),
+    ],
 )
 def test_a_worker_of_our_own_dies(tmp_path: Path, library: Path, xids: str, outcome: str | None) -> None:
     """Its own codes are no fault of the GPU; a code of hardware is, and so is any code of another GPU."""
@@ -157,8 +163,8 @@ def test_a_worker_of_our_own_dies(tmp_path: Path, library: Path, xids: str, outc
     ("begin", "between", "bad"),
     [
         ("err.nvmlEventSetCreate 3", "", ("node0-gpu0", "node0-gpu1")),
-        ("1.err.nvmlDeviceRegisterEvents 3", "", ("node0-gpu1",)),
-        ("", "err.nvmlEventSetWait 3", ("node0-gpu0", "node0-gpu1")),
+        pytest.param("1.err.nvmlDeviceRegisterEvents 3", "", ("node0-gpu1",), marks=pytest.mark.slow),
+        pytest.param("", "err.nvmlEventSetWait 3", ("node0-gpu0", "node0-gpu1"), marks=pytest.mark.slow),
     ],
 )
 def test_nobody_listens(tmp_path: Path, library: Path, begin: str, between: str, bad: tuple[str, ...]) -> None:
@@ -168,7 +174,7 @@ def test_nobody_listens(tmp_path: Path, library: Path, begin: str, between: str,
     assert all("Not Supported" in ran.row(KEY, place)["reason"] for place in bad)
 
 
-@pytest.mark.parametrize("between", ["", "xids 1:79"])
+@pytest.mark.parametrize("between", [pytest.param("", marks=pytest.mark.slow), "xids 1:79"])
 def test_the_listener_is_killed(tmp_path: Path, library: Path, between: str) -> None:
     """Nobody knows what came then, on any GPU of the node."""
     ran = run(tmp_path, library, between=between, kind="deaf")

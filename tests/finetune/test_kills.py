@@ -124,6 +124,7 @@ def end_all_below(pid: int) -> None:
         process.send_signal(signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_torchrun_starts_again_and_the_run_goes_on(tmp_path: Path) -> None:
     """Rank 1 kills itself after the checkpoint of step 4; torchrun restarts the run."""
     settings = options({**OFTEN, "steps": 6, "checkpoint_every": 2, "window_steps": 2})
