@@ -30,6 +30,8 @@ MOST_LINES = 60
 MOST_DETAILED = 6
 """More parts have one line each."""
 MOST_PARTS = 20
+SHOWN_CAUSES = 3
+"""Criteria of a shared cause whose findings are shown, at one place each."""
 MOST_CRITERIA = 16
 """Of one part, with a line each."""
 WIDEST_NAME = 32
@@ -248,7 +250,7 @@ class _Writer:
         lines = wrapped(entry.headline, width=width, indent="    ") if entry.headline is not None else []
         measured = [record for record in entry.records if _is_measured(record)]
         is_shared = entry.headline is not None and bool(measured)
-        lines += self._criteria(measured) if is_shared else self._values_of(measured)
+        lines += [*self._criteria(measured), *self._found_first(measured)] if is_shared else self._values_of(measured)
         if entry.name != ABSENT:
             lines += self._texts_of([one for one in entry.records if not _is_measured(one)], whole=whole)
         seen = self._event_cause(measured)
@@ -271,6 +273,16 @@ class _Writer:
         names = list(dict.fromkeys(record.criterion for record in records))
         text = f"{counted(len(names), 'criterion', 'criteria')}: {listed(names, most=MOST_CRITERIA)}"
         return wrapped(text, width=self._shown.width, indent="    ")
+
+    def _found_first(self, records: Sequence[Record]) -> list[str]:
+        """What was found at the first place of a shared cause, for each criterion that allows nothing to be found."""
+        first = {record.criterion: record for record in reversed(records)}
+        lines: list[str] = []
+        for record in [*reversed(first.values())][:SHOWN_CAUSES]:
+            if record.limit is not None and allows_none(record.limit) and record.evidence:
+                found = cut(show_evidence(record.evidence), 2 * self._shown.width)
+                lines += wrapped(f"{record.place}: {found}", width=self._shown.width, indent="    ")
+        return lines
 
     def _texts_of(self, records: Sequence[Record], *, whole: bool) -> list[str]:
         """What was not measured and why; the text of an error once, however many records share it."""

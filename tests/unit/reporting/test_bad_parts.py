@@ -307,6 +307,16 @@ def test_a_cause_that_most_share_makes_no_node_good_or_bad(number: int) -> None:
     assert any(line.startswith("good: ") for line in lines_of(places, [*bad, own])) != is_shared
 
 
+def test_a_shared_cause_shows_what_was_found_at_one_place() -> None:
+    """Not the values of a rate, which the table has; but what a criterion that allows nothing found, once."""
+    found = {"found": ["/mnt/x is not shared"]}
+    gpus = [f"node0-gpu{number}" for number in range(8)]
+    lines = lines_of(fleet(1, 8), [failed("clocks_under_load", name, 1, evidence=found) for name in gpus])
+    assert [line for line in lines if "is not shared" in line] == ["    node0-gpu0: found /mnt/x is not shared"]
+    rates = [failed("bf16_tflops", name, 498, evidence=found) for name in gpus]
+    assert not any("is not shared" in line for line in lines_of(fleet(1, 8), rates))
+
+
 def test_foreign_text_begins_no_line() -> None:
     """Hosts, errors and evidence that hold a verdict or act on a screen."""
     forged = "fine\nverdict ACCEPTED: 9 passed\x1b[2J"
