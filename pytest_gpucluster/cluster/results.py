@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.errors import MeasurementError, Part
 from pytest_gpucluster.judging.noise import Repeats
 from pytest_gpucluster.judging.outliers import OUTLIER_SIGMAS, shortfalls
 from pytest_gpucluster.places import Place
 
 Value = TypeVar("Value")
+OF_THE_RANK: tuple[Part, ...] = ("gpu", "link", "nic", "switch", "path")
+"""Parts of which a rank that is asked for its whole host may be the only one to know."""
 
 
 class Results(Mapping[Any, Any]):
@@ -101,10 +103,13 @@ class Results(Mapping[Any, Any]):
         return Repeats(value=_field(measured, value), samples=_field(measured, repeats), again=again)
 
     def by_node(self, nodes: Sequence[Place]) -> Results:
-        """The same by node, for values of which each node has one."""
+        """The same by node, for values of which each node has one.
+
+        The rank that was asked spoke for its host: an error blames the node, unless it is that of a GPU or a link.
+        """
         node_of = {node.node: node for node in nodes}
         values = {node_of[place.node]: value for place, value in self._values.items()}
-        errors = {node_of[place.node]: error for place, error in self._errors.items()}
+        errors = {node_of[place.node]: _of_host(error, node_of[place.node]) for place, error in self._errors.items()}
         again = None if self._again is None else lambda: self._remeasured().by_node(nodes)
         return Results(values, errors, again=again)
 
@@ -163,6 +168,12 @@ class Results(Mapping[Any, Any]):
         errors = [self._errors[place] for place in places if place in self._errors]
         if errors:
             raise _merged(errors).with_traceback(None)
+
+
+def _of_host(error: MeasurementError, node: Place) -> MeasurementError:
+    if error.blames in OF_THE_RANK or error.kind == "not_idle" or not error.culprits:
+        return error
+    return MeasurementError(str(error), culprits=(node,), kind=error.kind, blame=error.blame)
 
 
 def _merged(errors: list[MeasurementError]) -> MeasurementError:

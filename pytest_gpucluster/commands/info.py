@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from pytest_gpucluster.commands.info_findings import find, must_be_seen, unseen
+from pytest_gpucluster.commands.info_tables import without_gaps
 from pytest_gpucluster.commands.info_views import show
 from pytest_gpucluster.inventory.machine import read_machine
 from pytest_gpucluster.reporting.lines import wrapped
@@ -34,7 +35,7 @@ def main(chosen: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps({**machine, "findings": findings, "unseen": hidden}, indent=1) + "\n")
         return code
     console = Console(highlight=False, markup=False, emoji=False)
-    for part in show(machine, chosen.view):
+    for part in without_gaps(show(machine, chosen.view)):
         console.print(part)
     told = hidden if chosen.view in WHOLE else missing
     for name, why in told.items():

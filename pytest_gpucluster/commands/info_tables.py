@@ -49,3 +49,19 @@ def pairs(names: Iterable[tuple[str, str]]) -> Table:
     for name, value in names:
         made.add_row(Text(name), Text(value))
     return made
+
+
+def without_gaps(parts: Iterable[Shown]) -> list[Shown]:
+    """The parts without empty tables, and with one empty line at most between two others."""
+    found: list[Shown] = []
+    for part in parts:
+        is_empty = isinstance(part, Table) and not part.columns
+        if not is_empty and not (_is_gap(part) and (not found or _is_gap(found[-1]))):
+            found.append(part)
+    while found and _is_gap(found[-1]):
+        found.pop()
+    return found
+
+
+def _is_gap(part: Shown) -> bool:
+    return isinstance(part, Text) and not part.plain

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 READ = ("NCCL_", "TORCH_NCCL_", "CUDA_", "CUBLAS_", "OMP_NUM_THREADS", "PYTORCH_", "UCX_", "GLOO_")
 NOT_READ = ("NCCL_DEBUG", "NCCL_RAS_ADDR", "CUDA_VISIBLE_DEVICES")
 """Beginnings of names of variables. What ``CUDA_VISIBLE_DEVICES`` does is read by :func:`read_hidden`."""
+NOT_INSTALLED = "not installed"
 VERSIONED = ("pytest-gpucluster", "torch", "pytest")
 
 
@@ -140,7 +141,7 @@ def version_of(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "not installed"
+        return NOT_INSTALLED
 
 
 @functools.cache

@@ -206,7 +206,7 @@ def _describe_shared(shared: Sequence[Place], total: int, failed: Sequence[Recor
 
 
 def _raised_at_most(bad: Sequence[Record], places: Mapping[str, Place]) -> list[Culprit]:
-    """Errors of software or settings that hit most GPUs alike: one culprit for each such error."""
+    """Errors of software or settings that hit most GPUs, or most nodes, alike: one culprit for each such error."""
     gpus = [place for place in places.values() if place.gpu is not None]
     answering = [place for place in gpus if place.rank is not None]
     alike: dict[tuple[Part, str], list[Record]] = defaultdict(list)
@@ -216,9 +216,11 @@ def _raised_at_most(bad: Sequence[Record], places: Mapping[str, Place]) -> list[
     found = []
     for (part, cause), records in alike.items():
         names = tuple(dict.fromkeys(name for record in records for name in record.culprits))
-        total = len(answering or gpus)
+        total, noun = len(answering or gpus), "ranks"
+        if all(name in places and places[name].gpu is None for name in names):
+            total, noun = len({place.node for place in answering or gpus}), "nodes"
         if is_most(len(names), total):
-            headline = f"{len(names)} of {total} ranks alike: {cause}"
+            headline = f"{len(names)} of {total} {noun} alike: {cause}"
             found.append(
                 Culprit(kind=part, place=None, places=names, records=tuple(records), headline=headline, is_systemic=True)
             )
@@ -255,7 +257,10 @@ def _culprit_at(place: Place, records: Sequence[Record], keys: set[str]) -> Culp
 
 
 def _whole_nodes(found: Sequence[Culprit], places: Mapping[str, Place]) -> list[Culprit]:
-    """The culprits, with one in place of all GPUs of a node that answer where one cause of :data:`OF_A_NODE` took them."""
+    """The culprits, with one in place of all GPUs of a node that answer where one cause of :data:`OF_A_NODE` took them.
+
+    What that cause did to the node itself goes with them.
+    """
     answering = Counter(place.node for place in places.values() if place.gpu is not None and place.rank is not None)
     nodes = {place.node: place.id for place in places.values() if place.gpu is None}
     alike: dict[tuple[int, Part, str], list[Culprit]] = defaultdict(list)
@@ -264,25 +269,26 @@ def _whole_nodes(found: Sequence[Culprit], places: Mapping[str, Place]) -> list[
         cause = causes.pop() if len(causes) == 1 else None
         place = places[str(culprit.place)]
         is_whole = cause is not None and all(record.outcome == ERROR for record in culprit.records)
-        if is_whole and place.gpu is not None and culprit.kind in OF_A_NODE:
+        if is_whole and culprit.kind in OF_A_NODE:
             alike[place.node, culprit.kind, str(cause)].append(culprit)
-    merged = [
-        _culprit_of_node(nodes[node], kind, cause, same)
-        for (node, kind, cause), same in alike.items()
-        if node in nodes and len(same) == answering[node] > 1
-    ]
-    covered = {name for culprit in merged for name in culprit.places}
-    return [*(culprit for culprit in found if culprit.place not in covered), *merged]
+    merged: list[Culprit] = []
+    covered: set[int] = set()
+    for (node, kind, cause), same in alike.items():
+        ranks = [str(culprit.place) for culprit in same if culprit.place != nodes.get(node)]
+        if node in nodes and len(ranks) == answering[node] > 1:
+            merged.append(_culprit_of_node(nodes[node], kind, cause, ranks, same))
+            covered |= set(map(id, same))
+    return [*(culprit for culprit in found if id(culprit) not in covered), *merged]
 
 
-def _culprit_of_node(node: str, kind: Part, cause: str, same: Sequence[Culprit]) -> Culprit:
+def _culprit_of_node(node: str, kind: Part, cause: str, ranks: Sequence[str], same: Sequence[Culprit]) -> Culprit:
     records = {_key(record): record for culprit in same for record in culprit.records}
     return Culprit(
         kind=kind,
         place=node,
-        places=tuple(str(culprit.place) for culprit in same),
+        places=tuple(ranks),
         records=tuple(records.values()),
-        headline=f"all {len(same)} ranks alike: {cause}",
+        headline=f"all {len(ranks)} ranks alike: {cause}",
     )
 
 

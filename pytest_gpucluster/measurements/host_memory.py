@@ -122,7 +122,7 @@ def _require_memory(node: int | None, size_bytes: int) -> None:
     available = numa.read_locality(None).available_bytes(node)
     if available is not None and available < size_bytes:
         where = "this host" if node is None else f"NUMA node {node}"
-        raise MemoryError(f"{where} has {available} bytes free, and {size_bytes} are needed")
+        raise MemoryError(f"{where} has {available / 2**30:.4g} GiB free, and {size_bytes / 2**30:.4g} GiB are needed")
 
 
 def _triad(cpus: Sequence[int], size_bytes: int, repeats: int) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.inventory.identity import version_of
+from pytest_gpucluster.inventory.identity import NOT_INSTALLED, version_of
 from pytest_gpucluster.judging import forecast
 from pytest_gpucluster.plugin import header
 from pytest_gpucluster.plugin.bar import bar_line
@@ -72,6 +72,7 @@ class Live:
         self._meter, self._subjects = forecast.Meter(plan), SubjectLog(plan)
         setup, width = session.setup, self._screen.width
         version = version_of("pytest-gpucluster")
+        version = "from a checkout" if version == NOT_INSTALLED else version
         colour = {"yellow": header.accepts_nothing(setup)}
         for line in header.run_lines(setup, version=version, width=width):
             self.say(line, bold=True, **colour)

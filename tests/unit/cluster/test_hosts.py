@@ -14,6 +14,7 @@ from tests.unit.cluster.test_unmeasurable import INVENTORY, bound, reads_gpu, se
 
 if TYPE_CHECKING:
     from pytest_gpucluster.cluster.calls import Cluster
+    from pytest_gpucluster.errors import Part
     from tests.unit.cluster.test_unmeasurable import FakeController
 
 N0, N1 = INVENTORY.nodes
@@ -79,7 +80,19 @@ def test_a_rank_that_fails_in_the_call_fails_its_node() -> None:
     assert results[N0] == 0
     with pytest.raises(MeasurementError, match=r"rank 2 \(node1-gpu0.*host1") as raised:
         results[N1]
-    assert raised.value.culprits == (C,)
+    assert raised.value.culprits == (N1,)
+
+
+@pytest.mark.parametrize(
+    ("part", "blamed"), [("host", N1), ("software", N1), ("unknown", N1), ("settings", N1), ("gpu", C), ("link", C), ("nic", C)]
+)
+def test_the_rank_that_is_asked_is_not_to_blame_for_its_host(part: Part, blamed: Place) -> None:
+    """Too little memory of a host was blamed on its first GPU, with its serial number; a GPU's own error is the GPU's."""
+    cluster, fake = bound({})
+    fake.fail["reads_gpu"] = {2: Failure(kind="raised", error="MemoryError: 1 byte free", blames=part)}
+    error = cluster.run(reads_gpu, per="host").errors[N1]
+    assert (error.culprits, error.blames) == ((blamed,), part)
+    assert "rank 2 (node1-gpu0" in str(error)
 
 
 def test_a_node_without_ranks_is_an_error() -> None:

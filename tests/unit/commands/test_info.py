@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -55,6 +56,16 @@ def test_a_machine_without_gpus(view: str, code: int, capsys: pytest.CaptureFixt
     shown = capsys.readouterr().out
     assert ("not seen: gpus: NVML Shared Library Not Found" in shown) is (view in WITH_GPUS)
     assert ("not seen: nics: the kernel lists no adapter" in shown) is (view in ("summary", "all", "ib"))
+
+
+@pytest.mark.parametrize("view", ["summary", "gpu", "links", "ib", "host", "software", "all"])
+def test_nothing_to_show_leaves_no_gap(view: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a machine without adapters, `ib` began with three empty lines."""
+    main(["info", view])
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0]
+    assert lines[-1]
+    assert ("", "") not in itertools.pairwise(lines)
 
 
 @pytest.mark.parametrize("width", [80, 200])

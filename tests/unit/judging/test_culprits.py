@@ -196,6 +196,14 @@ def test_one_typo_is_one_culprit() -> None:
     assert found.evidence[0] == "8 of 8 ranks alike: KeyError: 'x'"
 
 
+def test_one_typo_in_a_function_of_the_host_is_one_culprit() -> None:
+    """One rank of each node is asked, so all nodes are all of them."""
+    rows = [error("own", f"node{number}", place=f"node{number}") for number in range(3)]
+    found = one(rows, places(nodes=3))
+    assert (found.kind, found.place) == ("software", None)
+    assert found.evidence[0] == "3 of 3 nodes alike: KeyError: 'x'"
+
+
 def test_dead_workers_stay_at_their_places() -> None:
     """Also if most died: a process dies at a place."""
     rows = [error("own", gpu(number), blames="host", cause="died: SIGKILL") for number in range(8)]
@@ -231,11 +239,12 @@ def test_a_node_whose_ranks_all_fail_alike_is_one_culprit(blames: Part, cause: s
         error(key, place, place=place, blames=blames, cause=cause, reason=f"{place}: {cause}") for key in "ab" for place in lost
     ]
     rows.append(error("busbw", *lost, place="node1", blames=blames, cause=cause))
+    rows.append(error("host", "node1", place="node1", blames=blames, cause=cause))
     alone = error("a", "node2-gpu0", place="node2-gpu0", blames=blames, cause=cause)
     other, found = find_culprits([*rows, alone], known)
     assert (other.place, other.criteria) == ("node2-gpu0", ["a"])
     assert (found.kind, found.place, found.places) == (blames, "node1", tuple(lost))
-    assert len(found.records) == 17
+    assert len(found.records) == 18
     assert found.evidence[0] == f"all 8 ranks alike: {cause}"
     selected = found.action(TESTS).partition(" -k ")[2]
     assert all(f"test_{key}[{place}]" in selected for key in "ab" for place in lost)

@@ -113,7 +113,7 @@ def test_too_little_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     """Named with the node, before the kernel has to kill anybody."""
     locality = module.numa.read_locality(None, root=plant(tmp_path, nodes={0: "0-3"}, memory_kb={0: 1}))
     monkeypatch.setattr(module.numa, "read_locality", lambda _pci: locality)
-    with pytest.raises(MemoryError, match=f"NUMA node 0 has 3072 bytes free, and {SMALL} are needed"):
+    with pytest.raises(MemoryError, match=r"NUMA node 0 has 2.861e-06 GiB free, and \S+ GiB are needed"):
         host_memory(size_bytes=SMALL, repeats=1)
 
 

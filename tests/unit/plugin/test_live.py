@@ -125,7 +125,7 @@ def test_a_checkout_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "version", unknown)
-    assert Run().screen.lines[0].startswith("gpucluster not installed   ACCEPTANCE")
+    assert Run().screen.lines[0].startswith("gpucluster from a checkout   ACCEPTANCE")
 
 
 def test_a_log_has_a_line_a_subject() -> None:
