@@ -47,20 +47,21 @@ WATCH_S = 0.5
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure or render; the exit code is 0."""
     options = _parser().parse_args(arguments)
-    result = json.loads(options.source.read_text()) if options.source else measure(pairs=options.pairs)
+    result = json.loads(options.source.read_text()) if options.source else measure(pairs=options.pairs, only=options.only)
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n")
     sys.stdout.write(table(result) + "\n" if options.markdown or options.source else json.dumps(_short(result)) + "\n")
     return 0
 
 
-def measure(*, pairs: int) -> dict[str, Any]:
-    """Ratios of every kind of work with every reader; ``pairs`` ratios each."""
+def measure(*, pairs: int, only: Sequence[str] = ()) -> dict[str, Any]:
+    """Ratios of every kind of work with every reader, or with those whose names have a word of ``only``; ``pairs`` ratios each."""
     sizes = GPU_SIZES if torch.cuda.is_available() else CPU_SIZES
     ratios = {}
+    readers = {name: reading for name, reading in _readers().items() if not only or any(word in name for word in only)}
     for work, run in _works(sizes).items():
         run()  # loads and chooses kernels
-        for reader, reading in _readers().items():
+        for reader, reading in readers.items():
             found = [_ratio(run, reading, reader_first=bool(pair % 2)) for pair in range(pairs)]
             ratios[f"{work}, {reader}"] = found
             sys.stderr.write(f"{work}, {reader}: {statistics.median(found):.4f}\n")
@@ -157,6 +158,7 @@ def _short(result: dict[str, Any]) -> dict[str, float]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--pairs", type=int, default=9, help="ratios of each work with each reader (default: 9)")
+    parser.add_argument("--only", nargs="+", default=(), help="readers whose names have one of these words")
     parser.add_argument("--json", type=Path, help="write all ratios to this file")
     parser.add_argument("--from", dest="source", type=Path, help="render this file instead of measuring")
     parser.add_argument("--markdown", action="store_true", help="print a table instead of one JSON line")

@@ -5,6 +5,7 @@ Nothing is guessed: a value that sysfs does not give, or gives in an unknown for
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from itertools import pairwise
@@ -70,6 +71,16 @@ class Locality:
         nodes = [node for node in self.nodes if number in (None, node.number)]
         sizes = [node.available_bytes for node in nodes if node.available_bytes is not None]
         return sum(sizes) if sizes and len(sizes) == len(nodes) else None
+
+    def room_bytes(self, number: int | None) -> int:
+        """As :meth:`available_bytes`; of all nodes, the only one, or an unknown one at least what the kernel counts as free.
+
+        In a virtual machine that grows (memory hotplug), the numbers of its node leave out what was added.
+        """
+        available = self.available_bytes(number)
+        if number is not None and available is not None and self.memory_nodes != [number]:
+            return available
+        return max(available or 0, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
     def _named(self, number: int | None) -> NumaNode | None:
         return next((node for node in self.nodes if node.number == number), None)

@@ -423,11 +423,9 @@ def _require_memory(size_bytes: int, locality: Locality) -> None:
         MemoryError: on the host, where every rank of the node may need as much at once, or on the GPU.
     """
     where = "the host" if locality.node is None else f"the host's NUMA node {locality.node}"
-    free_bytes = locality.available_bytes(locality.node)
-    if free_bytes is None or locality.node is None:  # in a virtual machine that grows, either may be too low
-        free_bytes = max(free_bytes or 0, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    room_bytes = locality.room_bytes(locality.node)
     buffers = 1 if torch.cuda.is_available() else 2
-    _require_free(MemoryError, where, buffers * _local_ranks() * size_bytes, free_bytes)
+    _require_free(MemoryError, where, buffers * _local_ranks() * size_bytes, room_bytes)
     if torch.cuda.is_available():
         _require_free(GpuMemoryError, timing.device_name(), size_bytes + 32 * CHUNK, int(torch.cuda.mem_get_info()[0]))
 

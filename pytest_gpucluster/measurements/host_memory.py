@@ -119,8 +119,8 @@ def _one_of_each_core(cpus: frozenset[int], root: Path) -> list[int]:
 
 
 def _require_memory(node: int | None, size_bytes: int) -> None:
-    available = numa.read_locality(None).available_bytes(node)
-    if available is not None and available < size_bytes:
+    available = numa.read_locality(None).room_bytes(node)
+    if available < size_bytes:
         where = "this host" if node is None else f"NUMA node {node}"
         raise MemoryError(f"{where} has {available / 2**30:.4g} GiB free, and {size_bytes / 2**30:.4g} GiB are needed")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -22,13 +23,14 @@ from tests.support.terminal import at_terminal
 from tests.support.watched import write_run
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 CLI = [sys.executable, "-m", "pytest_gpucluster.cli"]
 WATCH = [*CLI, "watch"]
+MOST_LINES = 5000
 HOT = "2.throttle 64\n2.temp 91\nutil 97\nmem.used 64424509440\n"
 
 
@@ -89,19 +91,27 @@ def test_rates_and_a_reset_in_a_log(simulator: Path, tmp_path: Path) -> None:
     variables = gpus(simulator, "nvlink.tx 1000000\n")
     with log_of(tmp_path, variables) as (process, shown):
         text = "".join(_until(shown, r"  0 .* 0\.0/0\.0"))
-        nvml_simulator.plant(variables, "nvlink.tx 90000000000\n")
-        text += "".join(_until(shown, r"  0 .* \d{3,}/0\.0"))
-        nvml_simulator.plant(variables, "nvlink.tx 5\n")
-        text += "".join(_until(shown, r"  0 .* -/0\.0"))
+        text += "".join(_until(_counting(shown, variables, 90_000_000_000), r"  0 .* \d{3,}/0\.0"))
+        text += "".join(_until(_counting(shown, variables, -1_000_000), r"  0 .* -/0\.0"))
         process.send_signal(signal.SIGINT)
         text += shown.read()
         assert process.wait(DEADLINE_S) == 0
     assert text.replace("\n", "").isprintable()
 
 
-def _until(shown: Any, pattern: str) -> Iterator[str]:
-    """The lines to the first one that fits."""
+def _counting(shown: Iterable[str], variables: dict[str, str], step: int) -> Iterator[str]:
+    """The lines; the counter goes on by ``step`` with each block, as one may show no reading of its own."""
+    count = 10**13
     for line in shown:
+        if line.startswith("  0 "):
+            count += step
+            nvml_simulator.plant(variables, f"nvlink.tx {count}\n")
+        yield line
+
+
+def _until(shown: Iterable[str], pattern: str) -> Iterator[str]:
+    """The lines to the first one that fits."""
+    for line in itertools.islice(shown, MOST_LINES):
         yield line
         if re.search(pattern, line):
             return

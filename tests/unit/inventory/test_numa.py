@@ -105,6 +105,17 @@ def test_without_a_device_the_nodes_are_read(two_sockets: Path) -> None:
     assert found.available_bytes(None) == 2 * 400 * 1024
 
 
+def test_room_of_a_node(two_sockets: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One of two nodes has its own; the only node, all nodes and an unknown one have at least what the kernel has free."""
+    free_bytes = 1 << 20  # far below what this machine has
+    found = numa.read_locality(None, root=two_sockets)
+    assert found.room_bytes(0) == 400 * 1024
+    assert min(found.room_bytes(None), found.room_bytes(7)) > free_bytes
+    one = tmp_path_factory.mktemp("one")
+    plant_node(one, 0)
+    assert numa.read_locality(None, root=one).room_bytes(0) > free_bytes
+
+
 def test_garbage_in_a_node_is_not_read(tmp_path: Path) -> None:
     """Each file alone: CPUs, memory and distances that make no sense are none, and the node is still there."""
     folder = plant_node(tmp_path, 0)

@@ -111,10 +111,17 @@ def test_one_thread_that_fails_ends_all(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_too_little_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Named with the node, before the kernel has to kill anybody."""
-    locality = module.numa.read_locality(None, root=plant(tmp_path, nodes={0: "0-3"}, memory_kb={0: 1}))
+    locality = module.numa.read_locality(None, root=plant(tmp_path, nodes={0: "0-3", 1: "4-7"}, memory_kb={0: 1}))
     monkeypatch.setattr(module.numa, "read_locality", lambda _pci: locality)
     with pytest.raises(MemoryError, match=r"NUMA node 0 has 2.861e-06 GiB free, and \S+ GiB are needed"):
         host_memory(size_bytes=SMALL, repeats=1)
+
+
+def test_a_virtual_machine_that_grew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The only node shows the memory of its start. A host with 122 GiB free had "5.9 GiB free, and 6 GiB are needed"."""
+    locality = module.numa.read_locality(None, root=plant(tmp_path, nodes={0: "0-3"}, memory_kb={0: 1}))
+    monkeypatch.setattr(module.numa, "read_locality", lambda _pci: locality)
+    assert host_memory(size_bytes=SMALL, repeats=1).triad_gb_s > 0
 
 
 @pytest.mark.parametrize("wrong", [{"size_bytes": 8}, {"repeats": 0}])
