@@ -29,7 +29,9 @@ nox.options.default_venv_backend = "none"
 
 FAST = "not slow and not soak"
 LAUNCHES = ("tests/launch", "tests/faults")  # real torchruns by the dozen, one after the other
-MEASURED = ("-n", "2", "--dist", "loadfile", *(f"--ignore={path}" for path in LAUNCHES), "tests")  # a file shares its runs
+# A file shares its runs. A worker that a timeout ends is not replaced: with "loadfile", xdist may then wait without an end.
+SPLIT = ("-n", "2", "--dist", "loadfile", "--max-worker-restart=0")
+MEASURED = (*SPLIT, *(f"--ignore={path}" for path in LAUNCHES), "tests")
 # A dump of every thread after this long in one test, then the end of the session: a hang must not cost the CI its hour.
 SHOWN = ("-o", "faulthandler_timeout=600", "-o", "faulthandler_exit_on_timeout=true", "-ra", "--durations=15")
 # Several processes share few cores; tokenizers warn about forks otherwise; no test may need the network. Bytecode is kept, but

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(*, pairs: int, only: Sequence[str] = ()) -> dict[str, Any]:
-    """Ratios of every kind of work with every reader, or with those whose names have a word of ``only``; ``pairs`` ratios each."""
+    """``pairs`` ratios of every kind of work with every reader, or with those whose names have a word of ``only``."""
     sizes = GPU_SIZES if torch.cuda.is_available() else CPU_SIZES
     ratios = {}
     readers = {name: reading for name, reading in _readers().items() if not only or any(word in name for word in only)}

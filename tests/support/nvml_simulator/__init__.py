@@ -1,8 +1,8 @@
 """A simulated NVML under the real Python binding: builds ``nvml.c`` and makes environments that load it.
 
 The binding loads ``libnvidia-ml.so.1`` by name, so only a process *started* with the environment sees the simulated
-GPUs; the test's own process never does. The keys of a scenario stand in ``nvml.c``. Its values have not been compared
-with a driver's on real GPUs beyond their types and units.
+GPUs; the test's own process never does. The keys of a scenario stand in ``nvml.c``. Which fields
+it gives and which it refuses is compared with real GPUs (tests/project/test_raw_reads.py), NVLinks apart; its values are not.
 """
 
 from __future__ import annotations

@@ -1,0 +1,171 @@
+"""What our readers said of a real GPU, beside ``nvidia-smi -q -x`` of the moment before and after; and what simulated GPUs say.
+
+The files are kept in ``docs/results/RUN/raw``: ``before.xml``, ``info.json`` of ``gpucluster info all --json``, ``after.xml``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import xml.etree.ElementTree as ET  # our own files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support import nvml_simulator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results"
+RAW = sorted(folder.parent for folder in RESULTS.glob("*/raw/info.json"))
+WITHOUT_NVLINKS = ("nvlinks", "nvlink_peer")
+"""A virtual machine with one GPU has none of its links; the simulated GPUs have them."""
+
+
+def number(text: str) -> float:
+    """``81559 MiB`` as 81559."""
+    return float(text.partition(" ")[0].rstrip("x"))
+
+
+def is_on(text: str) -> bool:
+    """``Enabled``, ``Yes``."""
+    return {"Enabled": True, "Yes": True, "Disabled": False, "No": False}[text]
+
+
+def gib(text: str) -> float:
+    """``81559 MiB`` in GiB."""
+    return number(text) / 1024
+
+
+def seconds(text: str) -> float:
+    """``12 us`` in seconds."""
+    return number(text) / 1e6
+
+
+FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "uuid": ("uuid", str),
+    "serial": ("serial", str),
+    "pci": ("pci/pci_bus_id", str),
+    "name": ("product_name", str),
+    "vbios": ("vbios_version", str),
+    "board_part_number": ("board_part_number", str),
+    "module_id": ("platformInfo/module_id", int),
+    "memory_gib": ("fb_memory_usage/total", gib),
+    "memory_used_gib": ("fb_memory_usage/reserved", gib),
+    "ecc_enabled": ("ecc_mode/current_ecc", is_on),
+    "ecc_uncorrected_volatile": ("ecc_errors/volatile/dram_uncorrectable", int),
+    "ecc_uncorrected_aggregate": ("ecc_errors/aggregate/dram_uncorrectable", int),
+    "ecc_corrected_volatile": ("ecc_errors/volatile/dram_correctable", int),
+    "remapped_rows_correctable": ("remapped_rows/remapped_row_corr", int),
+    "remapped_rows_uncorrectable": ("remapped_rows/remapped_row_unc", int),
+    "remapped_rows_pending": ("remapped_rows/remapped_row_pending", is_on),
+    "remapped_rows_failed": ("remapped_rows/remapped_row_failure", is_on),
+    **{
+        f"spare_row_banks.{name}": (f"remapped_rows/row_remapper_histogram/row_remapper_histogram_{name}", number)
+        for name in ("max", "high", "partial", "low", "none")
+    },
+    "pcie_gen": ("pci/pci_gpu_link_info/pcie_gen/current_link_gen", int),
+    "pcie_gen_max": ("pci/pci_gpu_link_info/pcie_gen/max_link_gen", int),
+    "pcie_width": ("pci/pci_gpu_link_info/link_widths/current_link_width", number),
+    "pcie_width_max": ("pci/pci_gpu_link_info/link_widths/max_link_width", number),
+    "pcie_replay_count": ("pci/replay_counter", int),
+    "sm_clock_mhz": ("clocks/sm_clock", number),
+    "temperature_c": ("temperature/gpu_temp", number),
+    "memory_temperature_c": ("temperature/memory_temp", number),
+    "power_w": ("gpu_power_readings/average_power_draw", number),
+    "mig": ("mig_mode/current_mig", is_on),
+    "persistence": ("persistence_mode", is_on),
+    "compute_mode": ("compute_mode", str.lower),
+    "held_back_s.power": ("clocks_event_reasons_counters/clocks_event_reasons_counters_sw_power_cap", seconds),
+    "held_back_s.sync boost": ("clocks_event_reasons_counters/clocks_event_reasons_counters_sync_boost", seconds),
+    "repair.recovery_action": ("gpu_recovery_action", str.lower),
+    "repair.channel_repair_pending": ("ecc_errors/channel_repair_pending", is_on),
+    "repair.tpc_repair_pending": ("ecc_errors/tpc_repair_pending", is_on),
+    "repair.memory_unrepairable": ("ecc_errors/unrepairable_memory", is_on),
+    "repair.sram_threshold_exceeded": ("ecc_errors/aggregate/sram_threshold_exceeded", is_on),
+}
+"""Our field, the element of nvidia-smi, and how its text is read."""
+ROUNDED = {"memory_gib": 1e-3, "memory_used_gib": 1e-3, "held_back_s.power": 1.0, "power_w": 5.0, "sm_clock_mhz": 15}
+"""By how much ours may lie outside both readings: digits, and what changes from one moment to the next."""
+
+
+def field(gpu: dict[str, Any], name: str) -> Any:
+    """``repair.recovery_action`` of nested dictionaries."""
+    found: Any = gpu
+    for part in name.split("."):
+        found = found[part]
+    return found
+
+
+def of_smi(file: Path, index: int, path: str) -> str:
+    """The text of an element of one GPU."""
+    element = ET.parse(file).getroot().findall("gpu")[index].find(path)  # noqa: S314 -- our own file
+    assert element is not None, f"{file}: no {path}"
+    return str(element.text)
+
+
+def is_alike(name: str, ours: Any, before: Any, after: Any) -> bool:
+    """The same, or between both readings."""
+    if isinstance(before, (bool, str)) or not isinstance(before, (int, float)):
+        return bool(ours in (before, after))
+    room = ROUNDED.get(name, 1 if name.endswith("temperature_c") else 0)
+    return bool(min(before, after) - room <= ours <= max(before, after) + room)
+
+
+@pytest.mark.parametrize("folder", RAW, ids=lambda folder: folder.parent.name)
+@pytest.mark.parametrize("name", FIELDS)
+def test_ours_is_nvidia_smi_s(folder: Path, name: str) -> None:
+    """Field by field, of every GPU."""
+    path, read = FIELDS[name]
+    for gpu in json.loads((folder / "info.json").read_text())["gpus"]["gpus"]:
+        before, after = (read(of_smi(folder / file, gpu["index"], path)) for file in ("before.xml", "after.xml"))
+        ours = field(gpu, name)
+        assert is_alike(name, ours, before, after), f"{name}: {ours!r}, nvidia-smi {before!r}, then {after!r}"
+
+
+@pytest.mark.parametrize(
+    ("name", "ours", "alike"),
+    [("pcie_replay_count", 3, False), ("pcie_replay_count", 1, True), ("mig", True, False), ("temperature_c", 30, False)],
+)
+def test_a_difference_is_seen(name: str, ours: Any, *, alike: bool) -> None:
+    """The comparison can fail."""
+    before, after = {"pcie_replay_count": (1, 2), "mig": (False, False), "temperature_c": (40, 41)}[name]
+    assert is_alike(name, ours, before, after) is alike
+
+
+def test_event_reasons_are_those_of_nvidia_smi() -> None:
+    """All active ones by name, in each kept file."""
+    assert RAW
+    for folder in RAW:
+        for gpu in json.loads((folder / "info.json").read_text())["gpus"]["gpus"]:
+            root = ET.parse(folder / "before.xml").getroot().findall("gpu")[gpu["index"]]  # noqa: S314 -- our own file
+            reasons = root.find("clocks_event_reasons")
+            assert reasons is not None
+            active = {one.tag.removeprefix("clocks_event_reason_") for one in reasons if one.text == "Active"}
+            assert set(gpu["clocks_event_reasons"]) == active
+
+
+def shape(value: Any) -> Any:
+    """The kind of a value and the names in it; ``not available`` for a refused field."""
+    if isinstance(value, dict):
+        if value.keys() == {"not_available"}:
+            return "not available"
+        return {name: shape(one) for name, one in value.items()}
+    return type(value).__name__
+
+
+@pytest.mark.parametrize("folder", RAW, ids=lambda folder: folder.parent.name)
+def test_simulated_gpus_answer_as_real_ones(folder: Path, tmp_path: Path) -> None:
+    """The same fields, with a value or refused, each of the same kind; NVLinks apart."""
+    variables = nvml_simulator.environment(nvml_simulator.build(tmp_path))
+    command = [sys.executable, "-m", "pytest_gpucluster.cli", "info", "all", "--json"]
+    ran = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=False, timeout=300)
+    assert not json.loads(ran.stdout)["gpus"]["error"], ran.stdout
+    simulated = json.loads(ran.stdout)["gpus"]["gpus"][0]
+    for real in json.loads((folder / "info.json").read_text())["gpus"]["gpus"]:
+        assert real.keys() == simulated.keys()
+        for name in real.keys() - set(WITHOUT_NVLINKS):
+            assert shape(real[name]) == shape(simulated[name]), name
