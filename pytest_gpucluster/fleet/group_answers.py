@@ -9,12 +9,25 @@ from pytest_gpucluster.fleet.hardware import spread
 from pytest_gpucluster.protocol.rank import ranges
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from pytest_gpucluster.fleet.asked import Asked
 
 IN_NODE_GB_S = {2: 331.0, 3: 340.0, 4: 353.0}
 """Bus bandwidth of an all-reduce in a node by the number of GPUs; from here on NVLink SHARP gives :data:`NVLS_GB_S`."""
 NVLS_GB_S = 480.0
 WITHOUT_NVLS = 0.765
+MOVED_GB_S = {"all_gather": 332.8, "reduce_scatter": 326.9, "all_to_all": 336.6, "broadcast": 330.0, "send_recv": 359.6}
+"""Bus bandwidth of the other collectives in a node; those of 4 H200, but for broadcast, which nobody measured."""
+BY_NVLS = ("all_gather", "reduce_scatter")
+LATENCY_US = 13.3
+"""What the smallest collective takes (8 H100, NVIDIA's dgxc-benchmarking)."""
+BUSBW_FACTOR: Mapping[str, Callable[[int], float]] = {
+    "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
+    **dict.fromkeys(("all_gather", "reduce_scatter", "all_to_all"), lambda ranks: (ranks - 1) / ranks),
+    **dict.fromkeys(("broadcast", "send_recv"), lambda _ranks: 1.0),
+}
+"""As of measurements/collectives.py, which needs torch."""
 PORT_GB_S = 50.0
 """What the ports of a node carry for each of its GPUs."""
 OF_PORTS = {2: 1.1525}
@@ -65,28 +78,43 @@ def _busbw_gb_s(asked: Asked) -> float:
     return whole * WITHOUT_NVLS if asked.group.with_fault("nvls") else whole
 
 
-def all_reduce(asked: Asked) -> Any:
-    """Bus bandwidth in a node or between nodes."""
-    ranks, size = len(asked.group.ranks), asked.kwargs["size_bytes"]
-    busbw = _busbw_gb_s(asked)
-    algbw = busbw * ranks / (2 * (ranks - 1))
+def _timing(asked: Asked, operation: str, busbw: float) -> Any:
+    ranks, size, iterations = len(asked.group.ranks), asked.kwargs["size_bytes"], asked.kwargs["iterations"]
+    algbw = busbw / BUSBW_FACTOR[operation](ranks)
+    time_us = max(size / algbw / 1e3, LATENCY_US)
+    spans = max(1, iterations // 4)
     return made(
         "measurements.collectives:CollectiveTiming",
-        operation="all_reduce",
+        operation=operation,
         busbw_gb_s=busbw,
         algbw_gb_s=algbw,
-        time_us=size / algbw / 1e3,
+        time_us=time_us,
+        p50_us=time_us,
+        p99_us=1.02 * time_us,
         size_bytes=size,
         dtype=asked.kwargs.get("dtype", "float32"),
         world_size=ranks,
-        samples_busbw_gb_s=spread(busbw, asked.kwargs["iterations"]),
-        spans_busbw_gb_s=spread(busbw, max(1, asked.kwargs["iterations"] // 4)),
+        samples_busbw_gb_s=spread(busbw, iterations),
+        spans_busbw_gb_s=spread(busbw, spans),
+        spans_us=spread(time_us, spans),
         backend="nccl",
         nccl_version="simulated",
         nvls="off" if asked.group.with_fault("nvls") else "default",
         device=asked.device,
         telemetry=_telemetry(asked),
     )
+
+
+def all_reduce(asked: Asked) -> Any:
+    """Bus bandwidth in a node or between nodes."""
+    return _timing(asked, "all_reduce", _busbw_gb_s(asked))
+
+
+def collective(asked: Asked) -> Any:
+    """Another collective in a node."""
+    operation = asked.kwargs["operation"]
+    without = asked.group.with_fault("nvls") and operation in BY_NVLS
+    return _timing(asked, operation, MOVED_GB_S[operation] * (WITHOUT_NVLS if without else 1.0))
 
 
 def nodes_reached(asked: Asked) -> Any:

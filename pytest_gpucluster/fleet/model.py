@@ -24,6 +24,7 @@ ANSWERS: Mapping[str, Callable[[Asked], Any]] = {
     "inventory.identity:identity": gpu_answers.identity,
     "inventory.occupancy:read_occupancy": gpu_answers.occupancy,
     "measurements.collectives:all_reduce": group_answers.all_reduce,
+    "measurements.collectives:collective": group_answers.collective,
     "measurements.collectives:nodes_reached": group_answers.nodes_reached,
     "measurements.dcgm:dcgm_program": host_answers.dcgm_program,
     "measurements.digest:digests": gpu_answers.digests,

@@ -1,12 +1,13 @@
 """Collective operations over the ranks of the default process group, reported as nccl-tests reports them.
 
 Method: back-to-back launches between two events, several such spans, no barrier inside. **The time is that of the
-slowest rank**: the ranks exchange their times, so every rank returns the same values. The sum is checked exactly,
+slowest rank**: the ranks exchange their times, so every rank returns the same values. What arrives is checked exactly,
 outside the timing.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import statistics
@@ -19,7 +20,7 @@ import torch.distributed as dist
 
 from pytest_gpucluster.inventory import group_telemetry
 from pytest_gpucluster.inventory.telemetry import Snapshots, evidence
-from pytest_gpucluster.measurements import progress, timing
+from pytest_gpucluster.measurements import collective_cases, progress, timing
 from pytest_gpucluster.protocol.functions import beside_others
 from pytest_gpucluster.text import one_line
 
@@ -64,7 +65,8 @@ class CollectiveTiming:
     """One collective at one size; GB/s are 10^9 bytes a second.
 
     ``time_us``, ``algbw_gb_s`` and ``busbw_gb_s`` come from the median over spans of the slowest rank's mean a launch.
-    ``samples_busbw_gb_s`` are single launches (slowest rank of each), for the spread; ``spans_busbw_gb_s`` the spans.
+    ``samples_busbw_gb_s`` are single launches (slowest rank of each), for the spread, and
+    ``p50_us`` and ``p99_us`` are of them; ``spans_busbw_gb_s`` and ``spans_us`` are the spans.
     ``nvls`` is ``"off"`` where ``NCCL_NVLS_ENABLE=0`` forbids NVLink SHARP, else ``"default"``; it and
     ``nccl_version`` are None without NCCL. ``telemetry`` is of all ranks' GPUs, once in each span; None without NVML.
     """
@@ -73,11 +75,14 @@ class CollectiveTiming:
     busbw_gb_s: float
     algbw_gb_s: float
     time_us: float
+    p50_us: float
+    p99_us: float
     size_bytes: int
     dtype: str
     world_size: int
     samples_busbw_gb_s: list[float]
     spans_busbw_gb_s: list[float]
+    spans_us: list[float]
     backend: str
     nccl_version: str | None
     nvls: str | None
@@ -131,26 +136,70 @@ def all_reduce(*, size_bytes: int, iterations: int, warmup: int, dtype: str = "f
     for _ in range(warmup):
         dist.all_reduce(buffer)
     with Snapshots(timing.gpu_uuid()) as snapshots:
-        spans_s, single_s = _time_launches(buffer, iterations, snapshots.of("spans"))
+        spans_s, single_s = _time_launches(
+            lambda: dist.all_reduce(buffer), iterations, snapshots.of("spans"), reset=lambda: buffer.fill_(1)
+        )
     wrong += _wrong_sums(buffer, ranks)
-    times_s = _slowest([*spans_s, *single_s], wrong)
-    time_s = statistics.median(times_s[: len(spans_s)])
-    rates = [busbw_gb_s("all_reduce", size_bytes=buffer.nbytes, time_s=one_s, ranks=ranks) for one_s in times_s]
+    times_s = _slowest([*spans_s, *single_s], wrong, "all_reduce gave a wrong sum")
+    telemetry = gather_telemetry(snapshots.summary("spans"))
+    return _timed("all_reduce", buffer, times_s, len(spans_s), telemetry)
+
+
+def collective(operation: str, *, size_bytes: int, iterations: int, warmup: int, dtype: str = "float32") -> CollectiveTiming:
+    """One of :data:`collective_cases.CASES` over all ranks of the default group.
+
+    Args:
+        operation: its name.
+        size_bytes: bytes of the larger of what a rank sends and receives, rounded down to whole elements for each rank.
+        iterations: timed launches, in whole spans of :data:`LAUNCHES_PER_SPAN`; after each span as many one by one.
+        warmup: untimed launches before.
+        dtype: one of :data:`collective_cases.EXACT`.
+
+    Raises:
+        ValueError: as of :func:`collective_cases.case`, or no iteration.
+        ArithmeticError: wrong elements arrived, naming the ranks that saw them; raised on every rank.
+    """
+    if iterations < 1:
+        raise ValueError(f"iterations must be at least 1, not {iterations}")
+    case = collective_cases.case(operation, size_bytes=size_bytes, dtype=dtype)
+    wrong = case.wrong_elements()
+    for _ in range(warmup):
+        case.call()
+    with Snapshots(timing.gpu_uuid()) as snapshots:
+        spans_s, single_s = _time_launches(case.call, iterations, snapshots.of("spans"))
+    wrong += case.wrong_elements()
+    times_s = _slowest([*spans_s, *single_s], wrong, f"{operation} gave wrong elements")
+    telemetry = gather_telemetry(snapshots.summary("spans"))
+    whole = max(case.sent, case.received, key=lambda tensor: tensor.numel())
+    return _timed(operation, whole, times_s, len(spans_s), telemetry)
+
+
+def _timed(
+    operation: str, buffer: torch.Tensor, times_s: list[float], spans: int, telemetry: GroupTelemetry | None
+) -> CollectiveTiming:
+    """From the slowest rank's seconds of so many spans, then of the single launches; ``buffer`` is the whole one."""
+    ranks = dist.get_world_size()
+    time_s = statistics.median(times_s[:spans])
+    rates = [busbw_gb_s(operation, size_bytes=buffer.nbytes, time_s=one_s, ranks=ranks) for one_s in times_s]
+    singles_us = sorted(one_s * 1e6 for one_s in times_s[spans:])
     return CollectiveTiming(
-        operation="all_reduce",
-        busbw_gb_s=busbw_gb_s("all_reduce", size_bytes=buffer.nbytes, time_s=time_s, ranks=ranks),
+        operation=operation,
+        busbw_gb_s=busbw_gb_s(operation, size_bytes=buffer.nbytes, time_s=time_s, ranks=ranks),
         algbw_gb_s=buffer.nbytes / time_s / 1e9,
         time_us=time_s * 1e6,
+        p50_us=statistics.median(singles_us),
+        p99_us=singles_us[math.ceil(0.99 * len(singles_us)) - 1],
         size_bytes=buffer.nbytes,
-        dtype=dtype,
+        dtype=str(buffer.dtype).removeprefix("torch."),
         world_size=ranks,
-        samples_busbw_gb_s=[round(rate, 4) for rate in rates[len(spans_s) :]],
-        spans_busbw_gb_s=[round(rate, 4) for rate in rates[: len(spans_s)]],
+        samples_busbw_gb_s=[round(rate, 4) for rate in rates[spans:]],
+        spans_busbw_gb_s=[round(rate, 4) for rate in rates[:spans]],
+        spans_us=[round(one_s * 1e6, 3) for one_s in times_s[:spans]],
         device=timing.device_name(),
         backend=dist.get_backend(),
         nccl_version=_nccl_version(),
         nvls=_nvls_setting(),
-        telemetry=gather_telemetry(snapshots.summary("spans")),
+        telemetry=telemetry,
     )
 
 
@@ -179,7 +228,7 @@ def nodes_reached(*, node: int | None = None, iterations: int = 10) -> Reachabil
         num_nodes=len(hostnames),
         hostnames=hostnames,
         world_size=dist.get_world_size(),
-        round_trip_us=statistics.median(_slowest(trips_s, 0)) * 1e6,
+        round_trip_us=statistics.median(_slowest(trips_s)) * 1e6,
     )
 
 
@@ -230,8 +279,10 @@ def _buffer(size_bytes: int, dtype: str, ranks: int) -> torch.Tensor:
     return torch.empty(size_bytes // kind.itemsize, dtype=kind, device=timing.current_device())
 
 
-def _time_launches(buffer: torch.Tensor, iterations: int, snapshot: Callable[[], None]) -> tuple[list[float], list[float]]:
-    """This rank's seconds per launch of each span, then of each single launch.
+def _time_launches(
+    call: Callable[[], object], iterations: int, snapshot: Callable[[], None], *, reset: Callable[[], object] = lambda: None
+) -> tuple[list[float], list[float]]:
+    """This rank's seconds per launch of each span, then of each single launch; ``reset`` keeps sums from overflowing.
 
     The snapshot is taken when a span is queued and runs. A rank that is late by it delays the others only before the
     next span's first event, where all ranks line up. So the snapshot is harmless for the smallest sizes, too.
@@ -242,12 +293,12 @@ def _time_launches(buffer: torch.Tensor, iterations: int, snapshot: Callable[[],
     single_s: list[float] = []
     for index in range(spans):
         progress.report(f"span {index + 1} of {spans}", index / spans)
-        buffer.fill_(1)
-        dist.all_reduce(buffer)  # lines the ranks up: the span begins when the last of them has arrived
-        spans_s.append(timing.time_span(lambda: dist.all_reduce(buffer), launches=launches, meanwhile=snapshot))
-        buffer.fill_(1)
-        dist.all_reduce(buffer)
-        single_s += timing.time_each(lambda: dist.all_reduce(buffer), iterations=launches).samples_s
+        reset()
+        call()  # lines the ranks up: the span begins when the last of them has arrived
+        spans_s.append(timing.time_span(call, launches=launches, meanwhile=snapshot))
+        reset()
+        call()
+        single_s += timing.time_each(call, iterations=launches).samples_s
     return spans_s, single_s
 
 
@@ -279,8 +330,8 @@ def _repeated(pattern: torch.Tensor, elements: int) -> torch.Tensor:
     return pattern.repeat(-(-elements // len(pattern)))[:elements]
 
 
-def _slowest(times_s: list[float], wrong: int) -> list[float]:
-    """Each time's maximum over the ranks.
+def _slowest(times_s: list[float], wrong: int = 0, fault: str = "") -> list[float]:
+    """Each time's maximum over the ranks; ``fault`` says what a wrong element is.
 
     Raises:
         ArithmeticError: a rank counted wrong elements; every rank raises, with all of them named.
@@ -292,7 +343,7 @@ def _slowest(times_s: list[float], wrong: int) -> list[float]:
         bad[dist.get_rank()] = wrong
     if bad:
         seen = ", ".join(f"rank {rank} ({count} elements)" for rank, count in sorted(bad.items()))
-        raise ArithmeticError(f"all_reduce gave a wrong sum on {seen}")
+        raise ArithmeticError(f"{fault} on {seen}")
     return [max(column) for column in list(zip(*rows, strict=True))[1:]]
 
 

@@ -96,6 +96,15 @@ def not_green(run: FinishedRun) -> dict[str, dict[str, set[str]]]:
     return found
 
 
+def test_collectives_of_a_slow_node_fail(tmp_path: Path) -> None:
+    """On nodes of 4 GPUs, which have limits; the healthy node beside it passes."""
+    run = simulate(tmp_path, "2x4", "-k", "test_busbw and links or test_latency", bad=("node1:nvls",))
+    for name in ("all_reduce", "all_gather", "reduce_scatter"):
+        assert run.outcomes(f"busbw[{name}]") == {"node0": "passed", "node1": "failed"}
+    for name in ("busbw[all_to_all]", "busbw[broadcast]", "busbw[send_recv]", "latency[all_reduce]"):
+        assert run.outcomes(name) == {"node0": "passed", "node1": "passed"}
+
+
 def expected(bad: dict[str, dict[str, dict[str, set[str]]]]) -> dict[str, dict[str, set[str]]]:
     """What all these faults do together."""
     found: dict[str, dict[str, set[str]]] = {}

@@ -23,6 +23,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "inventory.identity:identity": {"device": "cuda"},
     "inventory.occupancy:read_occupancy": {},
     "measurements.collectives:all_reduce": {"size_bytes": 1 << 30, "iterations": 20, "warmup": 5, "dtype": "float32"},
+    "measurements.collectives:collective": {"operation": "all_gather", "size_bytes": 1 << 30, "iterations": 20, "warmup": 5},
     "measurements.collectives:nodes_reached": {},
     "measurements.dcgm:dcgm_program": {},
     "measurements.digest:digests": {"rounds": 100, "size": 8192, "seed": 1, "heat_s": 10},

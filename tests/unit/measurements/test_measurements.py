@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_gpucluster.measurements import collectives, gemm, hbm, health, progress, timing, transport
+from pytest_gpucluster.measurements import collective_cases, collectives, gemm, hbm, health, progress, timing, transport
 from tests.support import REPOSITORY
 from tests.support.products import skip_without_cpu_product
 
@@ -338,6 +338,8 @@ def test_node_number_comes_from_the_worker(monkeypatch: pytest.MonkeyPatch) -> N
         collectives.node_number()
 
 
+FAULTS = ("missing", "doubled", "shifted", "swapped")
+
 # --- two ranks over gloo: started once, every case inside; see two_ranks_program ---
 
 
@@ -429,6 +431,29 @@ def test_transport_that_measured_nothing_is_an_error(two_ranks: list[dict[str, A
     assert all(rank[case].startswith(text) for rank in two_ranks)
 
 
+@pytest.mark.parametrize("dtype", collective_cases.EXACT)
+@pytest.mark.parametrize("operation", collective_cases.CASES)
+def test_collective_is_timed_and_right(operation: str, dtype: str, two_ranks: list[dict[str, Any]]) -> None:
+    """The same on every rank, with nccl-tests' factor."""
+    found = two_ranks[0][f"{operation} {dtype}"]
+    assert found == two_ranks[1][f"{operation} {dtype}"]
+    assert found["size_bytes"] == 100_000
+    assert found["dtype"] == dtype
+    factor = collectives.BUSBW_FACTOR[operation](2)
+    assert found["busbw_gb_s"] == pytest.approx(factor * found["algbw_gb_s"])
+    assert found["algbw_gb_s"] == pytest.approx(100_000 / found["time_us"] / 1e3)
+    assert 0 < found["p50_us"] <= found["p99_us"]
+    assert len(found["spans_us"]) == 2
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("operation", collective_cases.CASES)
+def test_wrong_element_is_an_error_on_every_rank(operation: str, fault: str, two_ranks: list[dict[str, Any]]) -> None:
+    """It names the rank that received something else."""
+    for found in two_ranks:
+        assert found[f"{operation} {fault}"].startswith(f"ArithmeticError: {operation} gave wrong elements on rank 1 (")
+
+
 def outcome(call: Callable[[], Any]) -> Any:
     """The measurement's fields, or its error as text."""
     try:
@@ -469,6 +494,38 @@ def wrong_sum(rank: int) -> Any:
         return outcome(lambda: collectives.all_reduce(size_bytes=400, iterations=1, warmup=0))
 
 
+def broken(fault: str, received: torch.Tensor) -> None:
+    """Plant a fault into what a rank received."""
+    half = received.numel() // 2
+    if fault == "missing":
+        received[:half] = 0
+    elif fault == "doubled":
+        received[:half] *= 2
+    elif fault == "shifted":
+        received.copy_(received.roll(1))
+    else:
+        received.copy_(torch.cat([received[half:], received[:half]]))
+
+
+def wrong_collective(rank: int, operation: str, fault: str) -> Any:
+    """A collective of which rank 1 receives something else."""
+    real = collective_cases.case
+
+    def case(*arguments: Any, **named: Any) -> Any:
+        whole = real(*arguments, **named)
+
+        def call() -> None:
+            whole.call()
+            if rank == 1:
+                broken(fault, whole.received)
+
+        return dataclasses.replace(whole, call=call)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collective_cases, "case", case)
+        return outcome(lambda: collectives.collective(operation, size_bytes=4096, iterations=1, warmup=0))
+
+
 def slow_rank(rank: int) -> Any:
     """A span that rank 1 says took half a second a launch."""
     real = timing.time_span
@@ -494,6 +551,16 @@ def two_ranks_program(rank: int, folder: Path) -> None:
         "bfloat16": outcome(lambda: collectives.all_reduce(size_bytes=1001, iterations=1, warmup=0, dtype="bfloat16")),
         "slow": slow_rank(rank),
         "wrong_sum": wrong_sum(rank),
+        **{
+            f"{name} {dtype}": outcome(
+                lambda name=name, dtype=dtype: collectives.collective(
+                    name, size_bytes=100_000, iterations=10, warmup=1, dtype=dtype
+                )
+            )
+            for name in collective_cases.CASES
+            for dtype in collective_cases.EXACT
+        },
+        **{f"{name} {fault}": wrong_collective(rank, name, fault) for name in collective_cases.CASES for fault in FAULTS},
         "nodes_reached": outcome(collectives.nodes_reached),
         "transport": outcome(lambda: transport.transport(size_bytes=64)),
         "transport_nccl": with_nccl_log(folder, rank, network + crossing),
