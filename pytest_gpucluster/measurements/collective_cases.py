@@ -6,8 +6,7 @@ missing, doubled, shifted or swapped with another one changes what arrives.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -30,8 +29,7 @@ PIECE = PERIOD << 18
 """Elements written or compared at once, to keep the temporary memory small."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class Case(NamedTuple):
     """One collective of one rank.
 
     Attributes:

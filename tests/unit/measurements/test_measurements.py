@@ -519,7 +519,7 @@ def wrong_collective(rank: int, operation: str, fault: str) -> Any:
             if rank == 1:
                 broken(fault, whole.received)
 
-        return dataclasses.replace(whole, call=call)
+        return whole._replace(call=call)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(collective_cases, "case", case)
