@@ -65,7 +65,7 @@ BAD: dict[str, dict[str, dict[str, set[str]]]] = {
     "node3:clock": {"gpu-node-3": {"failed": {"clock_skew"}}},
     "node3:dimm": {"gpu-node-3": {"failed": {"drift"}, "advisory": {"slow_host[host_memory]"}}},
     "node3:disk": {"gpu-node-3": {"advisory": {"slow_host[scratch_write]", "slow_host[scratch_read]"}}},
-    "node3:nvls": {"gpu-node-3": {"failed": {"busbw[all_reduce]"}}},
+    "node3:nvls": {"gpu-node-3": {"failed": {"busbw[all_reduce]", "busbw[all_gather]", "busbw[reduce_scatter]"}}},
     "node3:sockets": {
         "cluster": {"failed": {"transport", "inter_node_busbw[all_reduce]", "busbw_scaling", "training_scaling_cluster"}}
     },
