@@ -15,7 +15,7 @@ from pytest_gpucluster.measurements.gemm import gemm
 from pytest_gpucluster.measurements.hbm import hbm_bandwidth
 from pytest_gpucluster.measurements.health import gpu_counters, gpu_state
 from pytest_gpucluster.measurements.host_link import host_link
-from pytest_gpucluster.measurements.nics import nic_state
+from pytest_gpucluster.measurements.nics import nic_paths, nic_state
 from pytest_gpucluster.measurements.slurm import slurm_state
 from pytest_gpucluster.measurements.sustained import sustained
 from pytest_gpucluster.measurements.sxids import node_sxids
@@ -83,6 +83,12 @@ def first_snapshots(request):
 def nics_at_start(cluster, request):
     """Every adapter of every host, before the long work. All hosts take part: their ports are compared."""
     return first_snapshot(request, cluster.run(nic_state, per="host", places=cluster.places, deadline_s=60))
+
+
+@pytest.fixture(scope="session")
+def nic_ways(cluster):
+    """The ways of every adapter and GPU through the PCIe tree of its host."""
+    return cluster.run(nic_paths, per="host", deadline_s=60)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from pytest_gpucluster.judging.criterion import Parts
 from pytest_gpucluster.judging.nic_errors import Readings, compare, read_limits
 from pytest_gpucluster.judging.nic_links import judge_links, nearest_gpus
 from pytest_gpucluster.judging.nic_ports import Promise, judge_ports, own_ports
-from pytest_gpucluster.measurements.nics import nic_paths, nic_state
+from pytest_gpucluster.measurements.nics import nic_state
 from tests_acceptance.conftest import snapshot, watched_s
 
 
@@ -45,12 +45,6 @@ def test_nic_ports(nics_at_start, ports_seen, node, criterion):
     seen = ports_seen[node.id]
     evidence = {"ports": seen.facts, "up": seen.up, "expected": seen.expected}
     require(criterion, seen.amiss, seen, evidence)
-
-
-@pytest.fixture(scope="session")
-def nic_ways(cluster):
-    """The ways of every adapter and GPU through the PCIe tree of its host."""
-    return cluster.run(nic_paths, per="host", deadline_s=60)
 
 
 @pytest.mark.health

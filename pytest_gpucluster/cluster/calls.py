@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.cluster.results import Results, rounds_of_pairs
+from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.cluster.unmeasurable import (
     complete_groups,
     error_for,
@@ -23,6 +23,7 @@ from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.judging import noise
 from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.functions import RefusedError, needs_idle_gpu
+from pytest_gpucluster.protocol.pairs import rounds_of_pairs
 from pytest_gpucluster.worker.worker import look_at_gpu
 
 if TYPE_CHECKING:

@@ -195,17 +195,3 @@ def _order(place: Any) -> tuple[Any, ...]:
     if isinstance(place, tuple):
         return tuple(_order(member) for member in place)
     return (place.node, -1 if place.gpu is None else place.gpu)
-
-
-def rounds_of_pairs(members: list[Value]) -> list[list[tuple[Value, Value]]]:
-    """Every pair once, in rounds of disjoint pairs (the circle method): n members need n - 1 rounds, n if n is odd."""
-    ring: list[Value | None] = [*members]
-    if len(ring) % 2:
-        ring.append(None)
-    rounds = []
-    for _ in range(len(ring) - 1):
-        half = len(ring) // 2
-        pairs = zip(ring[:half], reversed(ring[half:]), strict=True)
-        rounds.append([(first, second) for first, second in pairs if first is not None and second is not None])
-        ring = [ring[0], ring[-1], *ring[1:-1]]
-    return rounds

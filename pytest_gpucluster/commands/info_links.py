@@ -10,6 +10,7 @@ from rich.text import Text
 
 from pytest_gpucluster.commands.info_findings import unavailable
 from pytest_gpucluster.commands.info_tables import NOTHING, cell, table
+from pytest_gpucluster.inventory.nearness import NO_NUMA_NODE, Position, nearness
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.text import one_line
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.commands.info_tables import Machine, Shown
 
-SAME_SWITCH_BRIDGES = 2
-"""Bridges of a device up to the switch that it shares with another one: its own port and the switch's upward port."""
 SELF = "X"
 
 
@@ -115,37 +114,19 @@ def _short(address: str) -> str:
 def _nearness(one: Device, other: Device) -> str:
     if one is other:
         return SELF
-    nvlinks = min(one.nvlinks, other.nvlinks)
-    return f"NV{nvlinks}" if nvlinks else _pcie(one, other)
+    return nearness(_position(one), _position(other)) or NOTHING
 
 
-def _pcie(one: Device, other: Device) -> str:
-    """PIX below one switch, PXB over several bridges, PHB below one host bridge, NODE of one NUMA node, SYS of two."""
-    ways = [[node["address"] for node in device.way["nodes"]] for device in (one, other) if _is_known(device)]
-    if len(ways) < 2:
-        return NOTHING
-    above = [way[1:] for way in ways]
-    shared = [address for address in above[0] if address in above[1]]
-    if shared:
-        return "PIX" if max(up.index(shared[0]) for up in above) < SAME_SWITCH_BRIDGES else "PXB"
-    if all(above) and _bus(above[0][-1]) == _bus(above[1][-1]):
-        return "PHB"
-    numa = [_numa_node(device) for device in (one, other)]
-    if None in numa:
-        return NOTHING
-    return "NODE" if numa[0] == numa[1] else "SYS"
+def _position(device: Device) -> Position:
+    way = tuple(node["address"] for node in device.way["nodes"]) if _is_known(device) else None
+    return Position(addresses=way, numa_node=_numa_node(device), nvlinks=device.nvlinks)
 
 
 def _is_known(device: Device) -> bool:
     return device.way is not None and unavailable(device.way) is None
 
 
-def _bus(address: str) -> str:
-    """Domain and bus; the root ports of a host bridge are on one bus."""
-    return address.rpartition(":")[0]
-
-
 def _numa_node(device: Device) -> str | None:
     """None where the firmware does not tell."""
     node = device.way["numa_node"] if _is_known(device) else None
-    return None if node is None or unavailable(node) is not None or str(node) == "-1" else one_line(node)
+    return None if node is None or unavailable(node) is not None or str(node) == NO_NUMA_NODE else one_line(node)

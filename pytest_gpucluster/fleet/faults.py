@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FaultKind: TypeAlias = Literal[
     "absent", "busy", "cable", "clock", "corrupt", "dead", "dimm", "disk", "ecc", "hbm", "hung", "late", "lost", "nvlink",
-    "nvls", "odd", "pattern", "pcie", "reset", "shared", "slow", "sockets", "throttled", "versions", "xid",
+    "nvls", "odd", "pair", "pattern", "pcie", "reset", "shared", "slow", "sockets", "throttled", "versions", "xid",
 ]  # fmt: skip
 FAULTS: Mapping[FaultKind, str] = {
     "absent": "never joins",
@@ -34,6 +34,7 @@ FAULTS: Mapping[FaultKind, str] = {
     "nvlink": "one of its NVLinks is down",
     "nvls": "the all-reduce of the node runs without NVLink SHARP",
     "odd": "the node has another kernel",
+    "pair": "speaks to the next GPU of its node through the host",
     "pattern": "loses bits of its memory",
     "pcie": "its link to the host came up at half its rate",
     "reset": "asks to be reset",
@@ -45,7 +46,7 @@ FAULTS: Mapping[FaultKind, str] = {
     "xid": "the driver reports during the run that it has fallen off the bus",
 }
 NODES_ONLY = ("cable", "clock", "dimm", "disk", "lost", "nvls", "odd", "sockets", "versions")
-GPUS_ONLY = ("shared",)
+GPUS_ONLY = ("pair", "shared")
 PART = re.compile(r"node(\d{1,6})(?:-gpu(\d{1,3}))?", re.ASCII)
 FORM = "say PART:FAULT, for example node3-gpu5:slow or node7:absent"
 

@@ -110,6 +110,8 @@ def _show(value: Any) -> str:
     if isinstance(value, float):
         return format_number(value)
     if isinstance(value, (list, tuple)):
+        if value and all(isinstance(one, dict) for one in value):
+            return f"{len(value)} in results.json"
         if len(value) > 2 * SHOWN:
             left_out = f"... ({len(value) - 2 * SHOWN} more in results.json) ..."
             value = [*value[:SHOWN], left_out, *value[-SHOWN:]]

@@ -97,13 +97,13 @@ def transport(*, size_bytes: int = 1 << 20, node: int | None = None) -> Transpor
     nodes = [int(number) for number in gather_texts(str(node_number(node)))]
     if dist.get_backend() != "nccl":
         return _of_gloo(nodes)
-    before = _log()
+    before = read_log()
     progress.report("new group", 0.0)
     group = dist.new_group(list(range(dist.get_world_size())))
     dist.all_reduce(torch.ones(max(1, size_bytes // 4), device=timing.current_device()), group=group)
     timing.synchronize()
     dist.destroy_process_group(group)
-    text = _log()
+    text = read_log()
     # Other groups of this process number their ranks differently: only the new one's lines count.
     channels = parse_nccl_log(text[len(before) :], devices_from=text)
     found = summarise(text, channels, nodes=nodes)
@@ -173,7 +173,7 @@ def _kind(path: str, layers: Mapping[int, str]) -> str:
     return f"NET/{name}/GDRDMA" if "GDRDMA" in net["rest"] else f"NET/{name}"
 
 
-def _log() -> str:
+def read_log() -> str:
     """This process's NCCL log so far; empty if there is none, so that all ranks raise the same error."""
     pattern = os.environ.get("GPUCLUSTER_NCCL_LOG", "")
     hostname = socket.gethostname().partition(".")[0]  # as NCCL has it: without the domain

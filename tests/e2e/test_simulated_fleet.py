@@ -32,6 +32,7 @@ BAD: dict[str, dict[str, dict[str, set[str]]]] = {
     "node0-gpu2:nvlink": {"gpu-node-0": {"failed": {"nvlink_links"}}},
     "node0-gpu3:reset": {"gpu-node-0 gpu 3": {"failed": {"recovery_action"}}},
     "node0-gpu1:xid": {"gpu-node-0 gpu 1": {"failed": {"xid_during_run"}}},
+    "node0-gpu1:pair": {"gpu-node-0": {"advisory": {"gpu_pairs", "slow_pair[bandwidth]", "slow_pair[latency]"}}},
     "node1-gpu0:hbm": {"gpu-node-1 gpu 0": {"failed": {"hbm_bandwidth", "straggler[hbm_bandwidth]"}}},
     "node1-gpu1:pattern": {"gpu-node-1 gpu 1": {"failed": {"hbm_pattern"}}},
     "node1-gpu2:ecc": {"gpu-node-1 gpu 2": {"failed": {"ecc_uncorrected", "remapped_rows"}}},
@@ -71,6 +72,7 @@ BAD: dict[str, dict[str, dict[str, set[str]]]] = {
     },
 }  # fmt: skip
 """By planted fault: where what is not green."""
+PLANTED_PAIR = [("node0-gpu1", "node0-gpu2"), ("node0-gpu2", "node0-gpu1")]
 WITHOUT_A_RANK = ("absent", "busy", "lost", "versions")
 """Faults that take every measurement over all GPUs along."""
 NOT_ONE_EACH = ("shared",)
@@ -231,6 +233,12 @@ def test_each_fault_shows_as_itself_and_nowhere_else(tmp_path: Path, profile: st
     assert_said_everywhere(run, "REJECTED")
     assert run.returncode == 1
     assert run.results["simulated"]["faults"] == list(BAD)
+    evidence = run.row("gpu_pairs", "node0")["evidence"]
+    assert [one.split(" (")[0] for one in evidence["over the host"]] == [f"{one} -> {other}" for one, other in PLANTED_PAIR]
+    assert len(evidence["pairs"]) == 12
+    assert {(one["source"], one["target"]) for one in evidence["pairs"] if one["gb_s"] < 100} == {*PLANTED_PAIR}
+    assert run.row("slow_pair[bandwidth]", "node0")["evidence"]["worst"].startswith("node0-gpu1 -> node0-gpu2 (NV")
+    assert "slow_pair[bandwidth] at node0-gpu1 -> node0-gpu2" in run.stdout
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpucluster.cluster.binding import natural_sort_key
-from pytest_gpucluster.cluster.results import Results, rounds_of_pairs
+from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.errors import Blame, MeasurementError
 from pytest_gpucluster.places import Inventory, Place
 
@@ -99,19 +99,6 @@ def test_no_places_is_not_measured() -> None:
         _ = Results({}, {}).value
     with pytest.raises(MeasurementError):
         Results({}, {}).slowest(float)
-
-
-@pytest.mark.parametrize("size", range(2, 18))
-def test_every_pair_once_in_disjoint_rounds(size: int) -> None:
-    """For even n they are n - 1, for odd n: no fewer are possible."""
-    rounds = rounds_of_pairs(list(range(size)))
-    assert len(rounds) == (size if size % 2 else size - 1)
-    for pairs in rounds:
-        members = [member for pair in pairs for member in pair]
-        assert len(members) == len(set(members))
-        assert pairs
-    everything = [frozenset(pair) for pairs in rounds for pair in pairs]
-    assert len(everything) == len(set(everything)) == size * (size - 1) // 2
 
 
 @given(st.lists(st.from_regex(r"[a-z]{0,3}-?[0-9]{0,4}", fullmatch=True)))

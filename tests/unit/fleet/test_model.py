@@ -41,6 +41,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "measurements.launch:launch_latency": {"launches": 2000, "repeats": 5},
     "measurements.nics:nic_paths": {},
     "measurements.nics:nic_state": {},
+    "measurements.pair_matrix:pair_matrix": {"size_bytes": 1 << 28, "small_bytes": 8, "iterations": 5, "warmup": 2},
     "measurements.shared_paths:clear_path": {"path": "/mnt", "run": "0"},
     "measurements.shared_paths:count_under_lock": {"path": "/mnt", "run": "0", "parties": ["simulated-rank0"], "seconds": 0.3},
     "measurements.shared_paths:leave_mark": {"path": "/mnt", "run": "0"},
@@ -57,7 +58,16 @@ ASKED: dict[str, dict[str, Any]] = {
     "worker.worker:look_at_gpu": {},
 }
 
-BAD = ("node0-gpu0:ecc", "node0:pattern", "node0:throttled", "node0:busy", "node0:cable", "node0:sockets", "node0:xid")
+BAD = (
+    "node0-gpu0:ecc",
+    "node0:pattern",
+    "node0:throttled",
+    "node0:busy",
+    "node0:cable",
+    "node0:sockets",
+    "node0:xid",
+    "node0-gpu1:pair",
+)
 
 
 def function(name: str) -> FunctionName:
@@ -110,7 +120,11 @@ def test_the_function_is_there(name: str) -> None:
 
 @pytest.mark.parametrize("gpu", sorted(TYPICAL))
 @pytest.mark.parametrize(
-    "bad", [(), ("node0-gpu0:ecc", "node0:pattern", "node0:throttled", "node0:busy", "node0:cable", "node0:sockets")]
+    "bad",
+    [
+        (),
+        ("node0-gpu0:ecc", "node0:pattern", "node0:throttled", "node0:busy", "node0:cable", "node0:sockets", "node0-gpu1:pair"),
+    ],
 )
 @pytest.mark.parametrize("name", sorted(ASKED))
 def test_values_have_the_shape_of_the_measurement(name: str, bad: tuple[str, ...], gpu: str) -> None:

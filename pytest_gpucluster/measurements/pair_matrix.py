@@ -1,0 +1,203 @@
+"""Every ordered pair of GPUs in a node: bandwidth, latency, and the way that NCCL took. Disjoint pairs work at once.
+
+Method: send and receive over a group of its own, so that NCCL logs its channels anew. Back-to-back transfers between two
+events, all ranks lined up before. **The time of a pair is that of its slower end.** What arrives is verified, untimed.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from pytest_gpucluster.measurements import progress, timing
+from pytest_gpucluster.measurements.collectives import gather_texts
+from pytest_gpucluster.measurements.transport import parse_nccl_log, read_log
+from pytest_gpucluster.protocol.pairs import rounds_of_pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+PERIOD = 251
+"""The test pattern repeats after a prime number of bytes, so that shifted chunks do not match."""
+STEP = 37
+"""How far the patterns of two neighbouring ranks are apart: each source has its own."""
+BYTES_A_PAIR = 512
+"""Room for what a rank tells the others about one peer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairMatrix:
+    """What each rank of a node sends to each other one; a row for each source, a column for each target, None on the diagonal.
+
+    ``gb_s`` is 10^9 bytes a second, one way. ``latency_us`` is half a round trip of ``small_bytes``. ``paths`` is what NCCL
+    logged (``P2P/CUMEM``, ``SHM/direct/direct``), None where it logged nothing. ``peer_access`` is CUDA's word whether the
+    source may reach the target's memory, None where this process does not see the other GPU.
+    """
+
+    gb_s: list[list[float | None]]
+    latency_us: list[list[float | None]]
+    paths: list[list[str | None]]
+    peer_access: list[list[bool | None]]
+    size_bytes: int
+    small_bytes: int
+    world_size: int
+    backend: str
+    device: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Case:
+    """What is sent, and how often."""
+
+    size_bytes: int
+    small_bytes: int
+    iterations: int
+    warmup: int
+
+
+def pair_matrix(*, size_bytes: int, small_bytes: int = 8, iterations: int = 5, warmup: int = 2) -> PairMatrix:
+    """Send between all ranks of the default group, one ordered pair after the other, disjoint pairs at once.
+
+    Args:
+        size_bytes: bytes of a transfer whose bandwidth counts.
+        small_bytes: bytes of one whose latency counts.
+        iterations: timed transfers of each pair, back to back.
+        warmup: untimed ones before. The first of a pair connects it.
+
+    Raises:
+        ValueError: fewer than two ranks, nothing to send, no iteration.
+        ArithmeticError: wrong bytes arrived; names the pairs, and is raised on every rank.
+    """
+    ranks, own = dist.get_world_size(), dist.get_rank()
+    if ranks < 2 or min(size_bytes, small_bytes, iterations, warmup) < 1:
+        raise ValueError(f"two ranks, and sizes and counts of at least 1 are needed; there are {ranks} ranks")
+    case = _Case(size_bytes=size_bytes, small_bytes=small_bytes, iterations=iterations, warmup=warmup)
+    before = read_log()
+    group = dist.new_group(list(range(ranks)))
+    try:
+        rows = _all_rounds(case, group, ranks=ranks, own=own)
+    finally:
+        dist.destroy_process_group(group)
+    told = {"rows": rows, "paths": _logged_paths(read_log()[len(before) :], own), "peers": _peer_access(ranks)}
+    answers = gather_texts(json.dumps(told, separators=(",", ":")), limit_bytes=BYTES_A_PAIR * 2 * ranks)
+    return _merged([json.loads(answer) for answer in answers], case)
+
+
+def ordered_rounds(ranks: int) -> list[list[tuple[int, int]]]:
+    """Every ordered pair once, in rounds of disjoint pairs."""
+    rounds = rounds_of_pairs(list(range(ranks)))
+    return [pairs for forth in rounds for pairs in (forth, [(target, source) for source, target in forth])]
+
+
+def _all_rounds(case: _Case, group: Any, *, ranks: int, own: int) -> list[list[float]]:
+    """Source, target, seconds of a transfer, seconds of a round trip, wrong bytes: of each pair that this rank is an end of."""
+    device = timing.current_device()
+    line = torch.ones(1, device=device)
+    sent = _pattern(own, case.size_bytes, device)
+    received = torch.empty_like(sent)
+    rows = []
+    rounds = ordered_rounds(ranks)
+    for number, pairs in enumerate(rounds):
+        progress.report(f"round {number + 1} of {len(rounds)}", number / len(rounds))
+        pair = next((pair for pair in pairs if own in pair), None)
+        received.zero_()
+        dist.all_reduce(line, group=group)  # lines the ranks up
+        if pair is not None:
+            rows.append([*pair, *_time_pair(pair, case, group, (sent, received))])
+    timing.synchronize()
+    return rows
+
+
+def _time_pair(
+    pair: tuple[int, int], case: _Case, group: Any, buffers: tuple[torch.Tensor, torch.Tensor]
+) -> tuple[float, float, float]:
+    """Seconds of a transfer and of a small round trip at this end, and the wrong bytes that arrived here."""
+    source, target = pair
+    is_source = dist.get_rank() == source
+    sent, received = buffers
+    small = torch.zeros(case.small_bytes, dtype=torch.uint8, device=sent.device)
+
+    def transfer() -> None:
+        _move(sent if is_source else received, target if is_source else source, group, sends=is_source)
+
+    def round_trip() -> None:
+        for sends in (is_source, not is_source):
+            _move(small, target if is_source else source, group, sends=sends)
+
+    transfer_s, trip_s = (_span_s(call, case) for call in (transfer, round_trip))
+    wrong = 0 if is_source else int((received != _pattern(source, case.size_bytes, sent.device)).sum())
+    return transfer_s, trip_s, wrong
+
+
+def _span_s(call: Callable[[], None], case: _Case) -> float:
+    for _ in range(case.warmup):
+        call()
+    return timing.time_span(call, launches=case.iterations)
+
+
+def _move(buffer: torch.Tensor, peer: int, group: Any, *, sends: bool) -> None:
+    operation = dist.P2POp(dist.isend if sends else dist.irecv, buffer, peer, group=group)
+    for work in dist.batch_isend_irecv([operation]):
+        work.wait()
+
+
+def _pattern(rank: int, size_bytes: int, device: torch.device) -> torch.Tensor:
+    """What a rank sends."""
+    period = ((torch.arange(PERIOD, device=device) + STEP * rank) % PERIOD + 1).to(torch.uint8)
+    return period.repeat(-(-size_bytes // PERIOD))[:size_bytes]
+
+
+def _logged_paths(text: str, own: int) -> dict[str, str]:
+    """The kinds of channel from this rank to each other one, by the target. NCCL logs them at the sender."""
+    kinds: dict[int, set[str]] = {}
+    for channel in parse_nccl_log(text):
+        if channel.source == own:
+            kinds.setdefault(channel.target, set()).add(channel.kind)
+    return {str(target): " ".join(sorted(found)) for target, found in kinds.items()}
+
+
+def _peer_access(ranks: int) -> list[bool | None]:
+    """Whether this GPU may reach that of each other rank, as far as this process sees those."""
+    uuids = gather_texts(timing.gpu_uuid() or "")
+    if not torch.cuda.is_available():
+        return [None] * ranks
+    seen = {f"GPU-{torch.cuda.get_device_properties(index).uuid}": index for index in range(torch.cuda.device_count())}
+    own = torch.cuda.current_device()
+    return [torch.cuda.can_device_access_peer(own, seen[uuid]) if seen.get(uuid, own) != own else None for uuid in uuids]
+
+
+def _merged(told: list[dict[str, Any]], case: _Case) -> PairMatrix:
+    """The whole matrix, the same on every rank.
+
+    Raises:
+        ArithmeticError: wrong bytes arrived.
+    """
+    ranks = range(len(told))
+    times: dict[tuple[int, int], list[list[float]]] = {}
+    for one in told:
+        for source, target, *values in one["rows"]:
+            times.setdefault((int(source), int(target)), []).append(values)
+    bad = [f"rank {source} -> rank {target}" for (source, target), ends in sorted(times.items()) if any(end[2] for end in ends)]
+    if bad:
+        raise ArithmeticError(f"wrong bytes arrived: {', '.join(bad)}")
+    transfer_s = {pair: max(end[0] for end in ends) for pair, ends in times.items()}
+    trip_s = {pair: max(end[1] for end in ends) for pair, ends in times.items()}
+    return PairMatrix(
+        gb_s=_square(ranks, {pair: case.size_bytes / seconds / 1e9 for pair, seconds in transfer_s.items()}),
+        latency_us=_square(ranks, {pair: seconds / 2 * 1e6 for pair, seconds in trip_s.items()}),
+        paths=[[told[source]["paths"].get(str(target)) for target in ranks] for source in ranks],
+        peer_access=[one["peers"] for one in told],
+        size_bytes=case.size_bytes,
+        small_bytes=case.small_bytes,
+        world_size=len(told),
+        backend=dist.get_backend(),
+        device=timing.device_name(),
+    )
+
+
+def _square(ranks: Iterable[int], values: dict[tuple[int, int], float]) -> list[list[float | None]]:
+    return [[values.get((source, target)) for target in ranks] for source in ranks]
