@@ -17,6 +17,7 @@ from pytest_gpucluster.protocol import node_events
 from pytest_gpucluster.protocol.channel import Channel, fault_key, hung_key, progress_key, reply_key
 from pytest_gpucluster.protocol.codec import MalformedMessageError
 from pytest_gpucluster.protocol.messages import (
+    CALL_VARIABLES,
     AbortCall,
     Entered,
     Failure,
@@ -224,6 +225,7 @@ class CallRunner:
         spawner = self._context.spawner
         (spawner.folder / LOG_NAME).unlink(missing_ok=True)  # that of the worker before
         environment = worker_environment(self._context.rank, spawner.folder, nodes=command.nodes)
+        environment |= {name: value for name, value in command.variables.items() if name in CALL_VARIABLES}
         if self._context.events is not None:
             environment[node_events.VARIABLE] = self._context.events
         worker = WorkerProcess(spawner, cwd=command.cwd, environment=environment)

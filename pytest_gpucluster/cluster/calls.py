@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from pytest_gpucluster.errors import ConfigurationError, MeasurementError
 from pytest_gpucluster.judging import noise
 from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.functions import RefusedError, needs_idle_gpu
+from pytest_gpucluster.protocol.messages import CALL_VARIABLES
 from pytest_gpucluster.protocol.pairs import rounds_of_pairs
 from pytest_gpucluster.worker.worker import look_at_gpu
 
@@ -83,6 +85,7 @@ class Cluster:
         self._controller = controller
         self._binding = binding
         self._wanted = wanted
+        self._variables: dict[str, str] = {}
         self._came: dict[Place, MeasurementError] = {}
         """The GPUs to which a foreign process came during this run, and was there when it was last looked for."""
 
@@ -134,6 +137,19 @@ class Cluster:
             raise missing_error(bound, attendance)
         return bound
 
+    def with_variables(self, variables: Mapping[str, str]) -> Cluster:
+        """The same cluster, whose calls of :meth:`run` have new workers with these variables in their environment.
+
+        Raises:
+            ConfigurationError: a variable that a call may not set.
+        """
+        foreign = [name for name in variables if name not in CALL_VARIABLES]
+        if foreign:
+            raise ConfigurationError(f"a call cannot set {', '.join(foreign)}; it can set {', '.join(CALL_VARIABLES)}")
+        other = copy.copy(self)
+        other._variables = dict(variables)  # noqa: SLF001 -- a copy of this object
+        return other
+
     def run(
         self,
         function: Callable[..., Any],
@@ -184,6 +200,7 @@ class Cluster:
                 groups=_ranks_of(wave.groups),
                 deadline_s=deadline_s,
                 kwargs=kwargs,
+                variables=self._variables,
             )
             replies = self._controller.call(call)
             self._sort(replies, wave.groups or [[place] for place in wave.places], measured)

@@ -36,6 +36,8 @@ class Call:
     """Later calls of the function get the first one's replies: this run itself changes what the function reads."""
     is_startup: bool = False
     """The call belongs to the start-up, so its time does not count as measuring."""
+    variables: dict[str, str] = field(default_factory=dict)
+    """What new workers get in their environment, for this call alone (:data:`protocol.messages.CALL_VARIABLES`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

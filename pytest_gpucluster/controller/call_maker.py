@@ -103,6 +103,16 @@ class CallMaker:
         return replies
 
     def _exchange(self, call: Call, ranks: list[int], groups: list[tuple[int, ...]]) -> dict[int, Reply]:
+        """The replies to the call. One with variables has workers of its own: libraries read theirs once."""
+        if not call.variables:
+            return self._exchange_with_these(call, ranks, groups)
+        self._end_workers(ranks)
+        try:
+            return self._exchange_with_these(call, ranks, groups)
+        finally:
+            self._end_workers(ranks)
+
+    def _exchange_with_these(self, call: Call, ranks: list[int], groups: list[tuple[int, ...]]) -> dict[int, Reply]:
         joined = self._join(groups) if call.groups is not None else None
         if joined is None:
             self._leave(self._groups.remove_of(ranks))
@@ -132,6 +142,7 @@ class CallMaker:
                 sys_path=tuple(path for path in sys.path if path),
                 cwd=str(Path.cwd()),
                 nodes={str(hellos[rank].group_rank): node for rank, node in self._nodes.items()},
+                variables=call.variables,
             )
         )
         return call_id
@@ -209,6 +220,10 @@ class CallMaker:
         replies = self._gather(Gathering(waiting=set(ranks), groups=[], give_up_s=_give_up_s(call)), call_id)
         if not all(reply.ok for reply in replies.values()):
             self._context.link.send(KillWorkers(ranks=spans(ranks)))
+
+    def _end_workers(self, ranks: list[int]) -> None:
+        """Kill the workers of these ranks, and those of all ranks that share a process group with one."""
+        self._context.link.send(KillWorkers(ranks=spans({*ranks, *self._groups.remove_of(ranks)})))
 
     def _drop_broken_groups(self, replies: Mapping[int, Reply]) -> None:
         """Kill the workers whose process group a rank broke or left behind otherwise; remember the ranks that are lost."""

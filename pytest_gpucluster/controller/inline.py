@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.agent.environment import WORKER_DEFAULTS
 from pytest_gpucluster.controller.call import Observer
 from pytest_gpucluster.protocol import functions, plain_data
-from pytest_gpucluster.protocol.messages import Success
+from pytest_gpucluster.protocol.messages import Failure, Success
 from pytest_gpucluster.worker import worker
 from pytest_gpucluster.worker.raised import failure_of
 
@@ -93,6 +93,10 @@ class InlineController:
         return {0: reply}
 
     def _run(self, call: Call) -> Reply:
+        if call.variables:
+            return Failure(
+                kind="refused", blames="software", error="variables need a worker of its own, and inline there is none"
+            )
         try:
             function = functions.find_function(call.function, trusted=True, rewrite=call.test_arguments is not None)
             device = self._device(call)

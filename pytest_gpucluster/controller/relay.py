@@ -61,6 +61,7 @@ class RelayedCall(TypedMessage):
     test_arguments: tuple[str, ...] | None
     once: bool
     is_startup: bool
+    variables: dict[str, str]
     nth: int = 0
     sys_path: tuple[str, ...] = ()
 
@@ -205,6 +206,7 @@ class RelayedController:
             test_arguments=None if call.test_arguments is None else tuple(call.test_arguments),
             once=call.once,
             is_startup=call.is_startup,
+            variables=call.variables,
         )
         text = json.dumps(message.to_json(), sort_keys=True)
         nth, self._num_made[text] = self._num_made[text], self._num_made[text] + 1

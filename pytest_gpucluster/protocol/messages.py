@@ -6,7 +6,7 @@ first and the last of consecutive ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, cast
 
 from pytest_gpucluster.errors import Part  # noqa: TC001 -- read_one_of asks for its fields' types
@@ -33,6 +33,9 @@ class FunctionName(TypedMessage):
     relative: str
     digest: str
 
+
+CALL_VARIABLES = ("NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+"""What a call may set in its workers: which adapter carries it. Of other variables some load code, and a stranger may call."""
 
 # Controller to agents, under ``cmd/<n>``. Each agent reads every command and obeys those whose spans contain its rank.
 
@@ -64,7 +67,10 @@ class Work(TypedMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartCall(Work):
-    """Run a function on some ranks. ``nodes``: the node number of each torchrun group rank, as far as known."""
+    """Run a function on some ranks. ``nodes``: the node number of each torchrun group rank, as far as known.
+
+    ``variables``: those of :data:`CALL_VARIABLES` that a worker gets which is started for this call.
+    """
 
     t: Literal["call"] = "call"
     id: str
@@ -74,6 +80,7 @@ class StartCall(Work):
     setup_s: float
     cwd: str
     nodes: dict[str, int]
+    variables: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

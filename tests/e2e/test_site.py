@@ -74,7 +74,7 @@ def test_values_by_pair_name_the_worst(site: FinishedRun) -> None:
     assert "node0-cpu1" in text
 
 
-@pytest.mark.parametrize("name", ["pairs_in_both_directions", "helpers", "places_and_at_once"])
+@pytest.mark.parametrize("name", ["pairs_in_both_directions", "helpers", "places_and_at_once", "variables_of_a_call"])
 def test_results_in_a_users_hands(site: FinishedRun, name: str) -> None:
     """Pairs in both directions, each, slowest, relative_to_fastest, outliers, places and at_once (see folders/site)."""
     case = site.case(f"test_{name}")

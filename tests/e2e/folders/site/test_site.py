@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from pytest_gpucluster import Place
+from pytest_gpucluster.errors import GpuclusterError
 
 
 def rate(*, slower: int = -1) -> float:
@@ -34,6 +35,13 @@ def when() -> dict[str, float]:
     began_s = time.monotonic()
     time.sleep(0.2)
     return {"began_s": began_s, "ended_s": time.monotonic()}
+
+
+def seen(*, name: str) -> dict[str, object]:
+    """A variable and the worker that has it, after a collective."""
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return {"value": os.environ.get(name), "pid": os.getpid(), "sum": total.item()}
 
 
 @pytest.fixture(scope="session")
@@ -85,6 +93,23 @@ def test_helpers(rates, cluster):
     assert rates.each(lambda value: value > 90)[slow] is False
     assert rates.relative_to_fastest(lambda value: 1 / value)[slow] == pytest.approx(0.8)
     assert rates.outliers(float) == {slow: 0.8}
+
+
+def test_variables_of_a_call(cluster):
+    name = "NCCL_IB_HCA"
+    set_to = cluster.with_variables({name: "=mlx5_3:1", "GLOO_SOCKET_IFNAME": "lo"})
+    first = cluster.run(seen, per="cluster", name=name)
+    own = set_to.run(seen, per="cluster", places=cluster.places[:2], name=name)
+    again = set_to.run(seen, per="cluster", places=cluster.places[:2], name="GLOO_SOCKET_IFNAME")
+    last = cluster.run(seen, per="cluster", name=name)
+    assert [own[place]["value"] for place in own] == ["=mlx5_3:1"] * 2
+    assert [again[place]["value"] for place in again] == ["lo"] * 2
+    assert [one[place]["value"] for one in (first, last) for place in one] == [None] * 8
+    pids = [one[place]["pid"] for one in (first, own, again, last) for place in one]
+    assert len(set(pids)) == len(pids), "each call has workers of its own, and those after it too"
+    assert {last[place]["sum"] for place in last} == {4.0}
+    with pytest.raises(GpuclusterError, match="a call cannot set NCCL_NET_PLUGIN; it can set NCCL_IB_HCA"):
+        cluster.with_variables({"NCCL_NET_PLUGIN": "mine.so"})
 
 
 def test_places_and_at_once(cluster):
