@@ -6,7 +6,7 @@ first and the last of consecutive ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias, cast
 
 from pytest_gpucluster.errors import Part  # noqa: TC001 -- read_one_of asks for its fields' types
@@ -80,7 +80,7 @@ class StartCall(Work):
     setup_s: float
     cwd: str
     nodes: dict[str, int]
-    variables: dict[str, str] = field(default_factory=dict)
+    variables: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -389,6 +389,7 @@ def call(**kwargs: Any) -> StartCall:
         sys_path=(),
         cwd="/",
         nodes={},
+        variables={},
     )
 
 

@@ -129,6 +129,7 @@ def answered(num_nodes: int) -> Callable[[], object]:
         sys_path=(),
         cwd="",
         nodes={},
+        variables={},
     )
     return lambda: speaker.start(call)
 

@@ -151,6 +151,7 @@ def test_a_lost_node_says_nothing_more() -> None:
                 sys_path=(),
                 cwd="",
                 nodes={},
+                variables={},
             )
         )
     speaker.say_goodbye()
