@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works in a checkout that is not installed
 
+from pytest_gpucluster.judging import group_search
 from pytest_gpucluster.judging.group_tests import Part, Result, Suspect
-from pytest_gpucluster.judging.localize import localize
 from pytest_gpucluster.judging.suspicion import ErrorRates
 
 if TYPE_CHECKING:
@@ -114,14 +114,8 @@ def cluster_of(scene: str, nodes: int, culprits: int, noise: float, chance: rand
 def search(cluster: Cluster, chance: random.Random) -> Report:
     """Let the culprits of a cluster be found."""
     told = max(cluster.noise, LEAST_NOISE)
-    asked = localize(cluster.parts, rates=ErrorRates(false_failure=told, missed=told))
-    groups = next(asked)
-    while True:
-        try:
-            groups = asked.send(cluster.measure(groups, chance))
-        except StopIteration as ended:
-            report: Report = ended.value
-            return report
+    rates = ErrorRates(false_failure=told, missed=told)
+    return group_search.search(cluster.parts, lambda groups: cluster.measure(groups, chance), rates=rates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,7 @@ from pytest_gpucluster.measurements.sxids import node_sxids
 from pytest_gpucluster.measurements.training import finetune, train
 from pytest_gpucluster.measurements.xids import gpu_xids
 from pytest_gpucluster.plugin.stash_keys import RULE
+from tests_acceptance.guilty_nodes import GuiltyNodes
 
 FOLDER = "tests_acceptance"
 
@@ -193,11 +194,18 @@ def host_link_alone(cluster, recipe, compared_places):
     return cluster.run(host_link, per="gpu", places=compared_places, **recipe("host_to_device"))
 
 
+@pytest.fixture(scope="session")
+def guilty_nodes(cluster, recipe):
+    """Searches the nodes that spoil an all-reduce between nodes."""
+    return GuiltyNodes(cluster, recipe("inter_node_busbw[all_reduce]"))
+
+
 def sized(recipe, cluster):
     """The recipe of a collective with the size for so many nodes: the large one from ``large_from_nodes`` on.
 
     Without a cluster it is the ordinary size.
     """
+    recipe.pop("search_s", None)  # of guilty_nodes
     large, least = recipe.pop("large_size_bytes", None), recipe.pop("large_from_nodes", None)
     is_large = None not in (large, least, cluster) and cluster.promised.num_nodes >= least
     return {**recipe, "size_bytes": large} if is_large else recipe

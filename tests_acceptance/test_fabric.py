@@ -54,14 +54,17 @@ def test_transport(chosen_transport, cluster, criterion):
 
 
 @pytest.mark.parametrize("collective", ["all_reduce"])
-def test_inter_node_busbw(collective, all_reduce_in_cluster, small_all_reduce, criterion):
-    """Bus bandwidth over all nodes, as nccl-tests counts it."""
+def test_inter_node_busbw(collective, all_reduce_in_cluster, small_all_reduce, guilty_nodes, criterion):
+    """Bus bandwidth over all nodes, as nccl-tests counts it. Where it is too low, the nodes that spoil it are searched."""
     measured = {"all_reduce": all_reduce_in_cluster}[collective]
     timing = measured.value
     small = {f"at {one.value.size_bytes} bytes": one.value.busbw_gb_s for one in (small_all_reduce,) if one is not None}
+    guilty = guilty_nodes.of(criterion, timing.busbw_gb_s)
     criterion.require(
         measured.repeated(None, "busbw_gb_s", "spans_busbw_gb_s"),
+        parts=guilty.parts,
         evidence={
+            **guilty.evidence,
             "NVLS": timing.nvls,
             "NCCL": timing.nccl_version,
             "us": timing.time_us,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from pytest_gpucluster.errors import Blame, MeasurementError
@@ -50,19 +52,21 @@ def all_reduced(cluster, recipe):
 
 
 @pytest.mark.fabric
-def test_busbw_scaling(all_reduced, cluster, criterion):
+def test_busbw_scaling(all_reduced, guilty_nodes, cluster, criterion):
     """Bus bandwidth of all GPUs, in per cent of what of a node's own could cross to the others."""
     in_node, in_cluster = all_reduced
     by_node = {node.id: in_node[node].busbw_gb_s for node in cluster.nodes}
     together, ring = in_cluster.value, cluster.promised.ring_gb_s
-    evidence = {"GB/s": together.busbw_gb_s, "alone": by_node, "bytes": together.size_bytes}
+    guilty = guilty_nodes.found.parts
+    evidence: dict[str, Any] = {} if guilty is None else {"slowed by": [node.id for node in guilty.places]}
+    evidence |= {"GB/s": together.busbw_gb_s, "bytes": together.size_bytes, "alone": by_node}
     value = efficiency_percent(together.busbw_gb_s, of=[*by_node.values()])
     if criterion.threshold.by_shape and criterion.limit.basis is None:  # the limit of a stated shape is one of the plain ratio
         if ring is None:
             raise MeasurementError("the profile does not say 'nic_gb_s_per_gpu'", kind="refused", blame=Blame(part="settings"))
         evidence |= {"plain ratio %": value, "rings GB/s": ring}
         value = kept_percent(together.busbw_gb_s, of=[*by_node.values()], most=ring)
-    criterion.require(value, evidence={**evidence, **together.evidence})
+    criterion.require(value, evidence={**evidence, **together.evidence}, parts=guilty)
 
 
 @pytest.fixture(scope="session")

@@ -216,6 +216,37 @@ class Cluster:
         )
         return Results(measured.values, measured.errors, again=again)
 
+    def run_groups(
+        self, function: Callable[..., Any], groups: Sequence[Sequence[Place]], *, deadline_s: float | None = None, **kwargs: Any
+    ) -> list[Any]:
+        """Measure with ``function`` in several process groups at once.
+
+        Args:
+            function: as of :meth:`run`.
+            groups: of nodes (with all their GPUs) or of GPUs; no GPU is in two of them.
+            deadline_s: how long the call may take, set-up apart.
+            kwargs: plain data.
+
+        Returns:
+            For each group, in order, what its first rank returned; the :class:`MeasurementError` of a group that failed.
+        """
+        members = [self._choose("node", group) for group in groups]
+        chosen = [place for group in members for place in group]
+        measured = _Measured(what=self._controller.name(function).qualname, pairs=False)
+        measured.errors.update(self._unmeasurable(chosen, needs_idle=needs_idle_gpu(function)))
+        able = [group for group in members if not any(place in measured.errors for place in group)]
+        if able:
+            call = Call(
+                function=self._controller.name(function),
+                ranks=[rank_of(place) for group in able for place in group],
+                groups=_ranks_of(able),
+                deadline_s=deadline_s or self.deadline_s,
+                kwargs=kwargs,
+            )
+            self._sort(self._controller.call(call), able, measured)
+        errors = [next((measured.errors[place] for place in group if place in measured.errors), None) for group in members]
+        return [measured.values[group[0]] if error is None else error for group, error in zip(members, errors, strict=True)]
+
     def _choose(self, per: str, places: Iterable[Place] | None) -> list[Place]:
         """The places to measure: those of the caller, else the wanted ones; whole nodes where a node shares a group."""
         if places is not None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 FaultKind: TypeAlias = Literal[
     "absent", "busy", "cable", "clock", "corrupt", "dead", "dimm", "disk", "ecc", "hbm", "hung", "late", "lost", "nvlink",
-    "nvls", "odd", "pair", "pattern", "pcie", "reset", "shared", "slow", "sockets", "throttled", "versions", "xid",
+    "nvls", "odd", "pair", "pattern", "pcie", "reset", "shared", "slow", "sockets", "throttled", "uplink", "versions", "xid",
 ]  # fmt: skip
 FAULTS: Mapping[FaultKind, str] = {
     "absent": "never joins",
@@ -42,10 +42,11 @@ FAULTS: Mapping[FaultKind, str] = {
     "slow": "computes 30 % slower at the same clock",
     "sockets": "the node speaks to others over sockets",
     "throttled": "is slowed by heat under lasting load",
+    "uplink": "the node's adapters carry half of their rate",
     "versions": "the node has another torch and another driver",
     "xid": "the driver reports during the run that it has fallen off the bus",
 }
-NODES_ONLY = ("cable", "clock", "dimm", "disk", "lost", "nvls", "odd", "sockets", "versions")
+NODES_ONLY = ("cable", "clock", "dimm", "disk", "lost", "nvls", "odd", "sockets", "uplink", "versions")
 GPUS_ONLY = ("pair", "shared")
 PART = re.compile(r"node(\d{1,6})(?:-gpu(\d{1,3}))?", re.ASCII)
 FORM = "say PART:FAULT, for example node3-gpu5:slow or node7:absent"

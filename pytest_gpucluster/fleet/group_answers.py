@@ -34,6 +34,7 @@ OF_PORTS = {2: 1.1525}
 """Bus bandwidth as a part of all ports of a node, by the number of nodes: a tree on 2 nodes; rings on more."""
 RINGS_OF_PORTS = 0.9665
 """As 96 H100 reach them (386.6 of 400 GB/s; CoreWeave, README of its nccl-tests)."""
+SLOW_UPLINK = 0.5
 SOCKETS_GB_S = 4.8
 CHANNELS = {"infiniband": "NET/IB/GDRDMA", "roce": "NET/RoCE/GDRDMA", "efa": "NET/AWS Libfabric/GDRDMA", "nvlink": "P2P/MNNVL"}
 """By fabric; any other is sockets."""
@@ -73,6 +74,7 @@ def _busbw_gb_s(asked: Asked) -> float:
     if len(asked.group.nodes) > 1:
         nodes, ranks = len(asked.group.nodes), len(asked.group.ranks)
         ports_gb_s = PORT_GB_S * ranks / nodes
+        ports_gb_s *= SLOW_UPLINK if asked.group.with_fault("uplink") else 1.0
         return SOCKETS_GB_S if _on_sockets(asked) else ports_gb_s * OF_PORTS.get(nodes, RINGS_OF_PORTS)
     whole = IN_NODE_GB_S.get(len(asked.group.ranks), NVLS_GB_S)
     return whole * WITHOUT_NVLS if asked.group.with_fault("nvls") else whole

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, Record
-from pytest_gpucluster.text import first_line
+from pytest_gpucluster.text import first_line, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -100,10 +100,12 @@ class Culprit:
 
     @property
     def evidence(self) -> list[str]:
-        """The headline and the first line of each reason, measured failures first."""
+        """The headline, the first line of each reason, measured failures first, and what was found of this place in them."""
         measured_first = sorted(self.records, key=lambda record: record.outcome != FAILED)
         reasons = [first_line(record.reason) for record in measured_first if record.reason]
-        return list(dict.fromkeys([*([self.headline] if self.headline else []), *reasons]))[:SHOWN_EVIDENCE]
+        name = self.place or ""
+        told = [f"{name}: {text_of(record.evidence[name])}" for record in self.records if name in record.evidence]
+        return list(dict.fromkeys([*([self.headline] if self.headline else []), *told, *reasons]))[:SHOWN_EVIDENCE]
 
     @property
     def is_measured(self) -> bool:

@@ -314,7 +314,7 @@ class _Writer:
         text = f"{value}{unit}, limit {asked}{waived}"
         if ends:
             text += "; " + f"siblings {' to '.join(dict.fromkeys(ends))}".replace(" ", TIED)
-        is_of_a_part = record.place is not None and record.place not in record.culprits
+        is_of_a_part = bool(record.culprits) and record.place not in record.culprits
         if (allows_none(limit) or is_of_a_part) and record.evidence:
             text += f"; {cut(show_evidence(record.evidence), 2 * self._shown.width)}"
         return text

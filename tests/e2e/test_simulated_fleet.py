@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -69,6 +70,7 @@ BAD: dict[str, dict[str, dict[str, set[str]]]] = {
     "node3:nvls": {
         "gpu-node-3": {"failed": {"busbw[all_reduce]"}, "advisory": {"busbw[all_gather]", "busbw[reduce_scatter]"}}
     },
+    "node3:uplink": {"cluster": {"failed": {"inter_node_busbw[all_reduce]", "busbw_scaling"}}},
     "node3:sockets": {
         "cluster": {"failed": {"transport", "inter_node_busbw[all_reduce]", "busbw_scaling", "training_scaling_cluster"}}
     },
@@ -108,6 +110,18 @@ def test_collectives_of_a_slow_node_are_missed(tmp_path: Path) -> None:
     assert missed == {("gpu-node-1", kind): names for kind, names in BAD["node3:nvls"]["gpu-node-3"].items()}
     for name in ("busbw[all_to_all]", "busbw[broadcast]", "busbw[send_recv]", "latency[all_reduce]"):
         assert run.outcomes(name) == {"node0": "passed", "node1": "passed"}
+
+
+def test_the_node_that_slows_all_is_named(tmp_path: Path) -> None:
+    """Smaller groups are measured at once; results.json and the screen name that node, and what the others reach without it."""
+    run = simulate(tmp_path, "6x2", "-k", "inter_node_busbw or busbw_scaling", bad=("node4:uplink",))
+    assert {row["outcome"] for row in run.results["criteria"] if row["outcome"] != "not_selected"} == {"failed"}
+    (culprit,) = run.results["culprits"]
+    assert (culprit["kind"], culprit["place"]["id"], culprit["confidence"]) == ("node", "node4", "high")
+    assert set(culprit["criteria"]) == {"inter_node_busbw[all_reduce]", "busbw_scaling"}
+    assert "groups with it missed the limit" in culprit["evidence"][0]
+    reason = next(row["reason"] for row in run.results["criteria"] if row["criterion"] == "inter_node_busbw[all_reduce]")
+    assert re.search(r"the rest 96\.65 GB/s on \d nodes, searched \d+ smaller groups in \d+ rounds, ", reason)
 
 
 def expected(bad: dict[str, dict[str, dict[str, set[str]]]]) -> dict[str, dict[str, set[str]]]:

@@ -97,6 +97,27 @@ def test_two_nodes(starter: Starter) -> None:
     assert first.junit()["test_busbw[node1-all_reduce]"] == "passed"
 
 
+UNREACHABLE = """
+extends: packaged
+criteria:
+  "inter_node_busbw[all_reduce]":
+    profiles:
+      rehearsal: {above: 1000000, why: a limit that nothing reaches}
+"""
+
+
+def test_smaller_groups_are_measured_where_all_nodes_are_too_slow(starter: Starter) -> None:
+    """Real process groups of some nodes; as each of them is too slow, no node is named, and all ends as ever."""
+    (starter.folder / "site.yaml").write_text(UNREACHABLE)
+    chosen = ("-k", "inter_node_busbw", "--gpucluster-thresholds=site.yaml")
+    launches = starter.nodes(ACCEPTANCE, *chosen, ranks=1, prefixes=[()] * 4)
+    assert ended(launches) == [1] * 4, launches[0].output
+    (row,) = (row for row in launches[0].results()["criteria"] if row["outcome"] == "failed")
+    assert row["evidence"]["guilty"] == "no node could be named"
+    assert int(row["evidence"]["searched"].partition(" ")[0]) >= 4
+    assert launches[0].results()["culprits"] == []
+
+
 SLOW = """
 import os
 import time

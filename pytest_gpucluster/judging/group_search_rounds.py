@@ -7,14 +7,14 @@ from collections import defaultdict
 from itertools import combinations, islice, pairwise
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.judging.group_search_knowledge import TESTED_ALONE
 from pytest_gpucluster.judging.group_tests import Group, Suspect
-from pytest_gpucluster.judging.localize_knowledge import TESTED_ALONE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from pytest_gpucluster.judging.group_search_knowledge import Knowledge
     from pytest_gpucluster.judging.group_tests import Kind, Purpose
-    from pytest_gpucluster.judging.localize_knowledge import Knowledge
 
 FEW = 0.1
 """Where fewer culprits than this are expected among the low suspicions, these are tested with the rest and not in pools."""

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pytest_gpucluster.judging.group_search import bound, search
 from pytest_gpucluster.judging.group_tests import Part, Result, Suspect
-from pytest_gpucluster.judging.localize import bound, localize
 from pytest_gpucluster.judging.suspicion import ErrorRates, Observed, probabilities
 from tests.support.scripts import benchmark_module
 
@@ -29,17 +29,14 @@ def nodes(number: int, leaf: int | None = None) -> list[Part]:
 
 def found(parts: Sequence[Part], passes: Callable[[Group], bool | None], most_rounds: int | None = None) -> Report:
     """The report of a search; each round's groups share no part, and each has two."""
-    search = localize(parts, most_rounds=most_rounds)
-    groups = next(search)
-    while True:
+
+    def measure(groups: Sequence[Group]) -> list[Result]:
         names = [name for group in groups for name in group.parts]
         assert len(names) == len(set(names))
         assert all(len(group.parts) >= 2 for group in groups)
-        try:
-            groups = search.send([Result(passed=passes(group), value=1.0) for group in groups])
-        except StopIteration as ended:
-            report: Report = ended.value
-            return report
+        return [Result(passed=passes(group), value=1.0) for group in groups]
+
+    return search(parts, measure, most_rounds=most_rounds)
 
 
 def without(*bad: str) -> Callable[[Group], bool]:
@@ -132,21 +129,19 @@ def test_groups_that_were_not_measured() -> None:
 def test_too_few_parts(parts: list[Part]) -> None:
     """Fewer than two parts, or a name twice, are refused."""
     with pytest.raises(ValueError, match="expected at least 2 parts"):
-        next(localize(parts))
+        search(parts, lambda _: [])
 
 
 def test_a_part_is_no_container() -> None:
     """One name for a part and for what parts are in is refused."""
     with pytest.raises(ValueError, match="node1 names a part and what parts are in"):
-        next(localize([Part(name="node1"), Part(name="nic0", within=("node1",))]))
+        search([Part(name="node1"), Part(name="nic0", within=("node1",))], lambda _: [])
 
 
 def test_one_result_for_each_group() -> None:
     """A missing result is refused."""
-    search = localize(nodes(9))
-    next(search)
     with pytest.raises(ValueError, match="expected one for each"):
-        search.send([])
+        search(nodes(9), lambda _: [])
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5, -1.0])

@@ -1,0 +1,104 @@
+"""Which nodes spoil a collective that missed its limit: smaller groups of nodes are measured, within a time. Pure."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.judging.forecast import counted
+from pytest_gpucluster.judging.group_search import search
+from pytest_gpucluster.judging.group_tests import Part, Result
+from pytest_gpucluster.judging.numbers import format_number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pytest_gpucluster.judging.group_tests import Finding, Group, Report
+
+FEWEST_NODES = 3
+"""Of two nodes that fail together, either may be to blame."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSearch:
+    """How a search among nodes ended.
+
+    Attributes:
+        report: what was found.
+        measured: how many groups gave a value.
+        seconds: how long it took.
+        is_cut: the time was over before it ended by itself.
+        unit: of the values.
+    """
+
+    report: Report
+    measured: int
+    seconds: float
+    is_cut: bool
+    unit: str
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The ids of the nodes that are named."""
+        return tuple(found.suspect.names[0] for found in self.report.culprits if found.suspect.kind == "part")
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """What it found, in words: for each node that is named, for connections, for the rest, and for suspects."""
+        spent = f"{counted(self.measured, 'smaller group')} in {counted(self.report.rounds, 'round')}, {self.seconds:.0f} s"
+        cut = "; no time was left for more" if self.is_cut else ""
+        told: dict[str, Any] = {}
+        for found in self.report.culprits:
+            told[" - ".join(found.suspect.names)] = self._with(found)
+        rest = self.report.rest
+        if rest is not None and rest.result.passed and rest.result.value is not None:
+            told["the rest"] = f"{format_number(rest.result.value)} {self.unit} on {counted(len(rest.group.parts), 'node')}"
+        if self.report.unconfirmed:
+            told["suspected, not confirmed"] = [" - ".join(found.suspect.names) for found in self.report.unconfirmed]
+        if not self.report.culprits:
+            told["guilty"] = "no node could be named"
+        return {**told, "searched": f"{spent}{cut}"}
+
+    def _with(self, found: Finding) -> str:
+        values = [test.result.value for test in found.evidence if test.result.value is not None]
+        passed = f", {found.passed} passed" if found.passed else ""
+        return f"{counted(len(found.evidence), 'group')} with it missed the limit, best {format_number(max(values))}{passed}"
+
+
+def search_nodes(
+    nodes: Sequence[str],
+    measure: Callable[[Sequence[Group], float], Sequence[Result]],
+    *,
+    within_s: float,
+    unit: str,
+    clock: Callable[[], float] = time.monotonic,
+) -> NodeSearch:
+    """Search for so long, at least one round.
+
+    Args:
+        nodes: the ids of at least :data:`FEWEST_NODES` nodes.
+        measure: the results of the groups of a round, which share no node, and the seconds that are left for it.
+        within_s: no further round begins after so many seconds.
+        unit: of the values.
+        clock: the time in seconds.
+
+    Raises:
+        ValueError: too few nodes.
+    """
+    if len(nodes) < FEWEST_NODES:
+        raise ValueError(f"{len(nodes)} nodes: expected at least {FEWEST_NODES}")
+    began_s, measured, is_cut = clock(), 0, False
+
+    def in_time(groups: Sequence[Group]) -> Sequence[Result]:
+        nonlocal measured, is_cut
+        left_s = began_s + within_s - clock()
+        if left_s <= 0:
+            is_cut = True
+            return [Result(passed=None) for _ in groups]
+        found = measure(groups, left_s)
+        measured += sum(one.passed is not None for one in found)
+        return found
+
+    report = search([Part(name=node) for node in nodes], in_time)
+    return NodeSearch(report=report, measured=measured, seconds=clock() - began_s, is_cut=is_cut, unit=unit)

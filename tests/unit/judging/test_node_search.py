@@ -1,0 +1,92 @@
+"""A search among nodes within its time: who is named, and what is told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpucluster.judging.group_tests import Result
+from pytest_gpucluster.judging.node_search import NodeSearch, search_nodes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pytest_gpucluster.judging.group_tests import Group
+
+NODES = [f"node{number}" for number in range(12)]
+GOOD_GB_S, LIMIT_GB_S = 386.6, 320.0
+
+
+class Clock:
+    """Each look takes so many seconds."""
+
+    def __init__(self, step_s: float) -> None:
+        self.now_s, self.step_s = 0.0, step_s
+
+    def __call__(self) -> float:
+        """The time in seconds."""
+        self.now_s += self.step_s
+        return self.now_s
+
+
+def searched(*bad: str, pair: tuple[str, str] | None = None, within_s: float = 60, step_s: float = 0.1) -> NodeSearch:
+    """A search where groups with a bad node, or with both of a pair, reach half of the rate."""
+
+    def measure(groups: Sequence[Group], left_s: float) -> list[Result]:
+        assert left_s > 0
+        slow = [bool(set(bad) & set(group.parts)) or (pair is not None and set(pair) <= set(group.parts)) for group in groups]
+        return [Result(passed=not one, value=GOOD_GB_S / 2 if one else GOOD_GB_S) for one in slow]
+
+    return search_nodes(NODES, measure, within_s=within_s, unit="GB/s", clock=Clock(step_s))
+
+
+@pytest.mark.parametrize("bad", [("node5",), ("node0",), ("node5", "node9"), ("node1", "node2", "node11")])
+def test_the_bad_nodes_are_named(bad: tuple[str, ...]) -> None:
+    """Each with its groups; and what the others reach."""
+    found = searched(*bad)
+    assert set(found.nodes) == set(bad)
+    assert not found.is_cut
+    assert all("missed the limit, best 193.3" in found.evidence[name] for name in bad)
+    assert found.evidence["the rest"].startswith("386.6 GB/s on ")
+    assert found.evidence["searched"].startswith(f"{found.measured} smaller groups in {found.report.rounds} rounds, ")
+
+
+def test_nobody_where_smaller_groups_are_good() -> None:
+    """What fails only together with all others is no node's fault."""
+    found = searched()
+    assert (found.nodes, found.report.unconfirmed) == ((), ())
+    assert found.evidence["guilty"] == "no node could be named"
+
+
+def test_nobody_where_all_are_bad() -> None:
+    """Nothing shows which of them is to blame."""
+    assert searched(*NODES).nodes == ()
+
+
+def test_a_connection_blames_neither_end() -> None:
+    """Two nodes that are slow only together: told, and no node is named."""
+    found = searched(pair=("node3", "node7"))
+    assert found.nodes == ()
+    assert any("node3" in str(name) and "node7" in str(name) for name in (*found.evidence, *found.evidence.values()))
+
+
+def test_the_time_is_over() -> None:
+    """No round begins after that; nobody is named by one round, and it says so."""
+    found = searched("node5", within_s=1.0, step_s=0.7)
+    assert found.is_cut
+    assert found.nodes == ()
+    assert found.measured < searched("node5").measured
+    assert found.evidence["searched"].endswith("no time was left for more")
+
+
+def test_groups_that_cannot_be_measured() -> None:
+    """Lost workers say nothing of a node."""
+    found = search_nodes(NODES, lambda groups, _: [Result(passed=None)] * len(groups), within_s=60, unit="GB/s")
+    assert (found.nodes, found.measured) == ((), 0)
+
+
+def test_two_nodes_are_too_few() -> None:
+    """Either may be to blame."""
+    with pytest.raises(ValueError, match="expected at least 3"):
+        search_nodes(NODES[:2], lambda _groups, _left: [], within_s=60, unit="GB/s")

@@ -1,0 +1,84 @@
+"""Which nodes spoil a collective between nodes that missed its limit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.judging.criterion import Parts
+from pytest_gpucluster.judging.group_tests import Result
+from pytest_gpucluster.judging.node_search import FEWEST_NODES, search_nodes
+from pytest_gpucluster.measurements import collectives
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pytest_gpucluster.cluster.calls import Cluster
+    from pytest_gpucluster.judging.criterion import Criterion
+    from pytest_gpucluster.judging.group_tests import Group
+
+ITERATIONS = 8
+"""Of each smaller group: a search has a minute, and is after nodes that are clearly too slow."""
+
+
+@dataclass(frozen=True)
+class Guilty:
+    """What ``criterion.require`` wants to know; nothing where nobody was searched."""
+
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    parts: Parts | None = None
+
+
+class GuiltyNodes:
+    """Searches the nodes that spoil the all-reduce over all nodes. ``found`` is what a search has found so far."""
+
+    def __init__(self, cluster: Cluster, recipe: Mapping[str, Any]) -> None:
+        """``recipe`` is that of the all-reduce; its ``search_s`` is the time of a search, 0 for none."""
+        self.found = Guilty()
+        self._cluster = cluster
+        self._recipe = recipe
+
+    def of(self, criterion: Criterion, value: float) -> Guilty:
+        """Search, unless the value is within the limit, or there is no time."""
+        within_s, nodes = self._recipe.get("search_s", 0), self._cluster.nodes
+        if criterion.limit.holds(value) or not within_s:
+            return Guilty()
+        if len(nodes) < FEWEST_NODES:
+            return Guilty(evidence={"guilty": f"not searched: it takes {FEWEST_NODES} nodes"})
+
+        def measure(groups: Sequence[Group], left_s: float) -> list[Result]:
+            return _results(self._cluster, criterion, self._recipe, groups, left_s)
+
+        found = search_nodes([node.id for node in nodes], measure, within_s=within_s, unit=criterion.limit.unit)
+        places = tuple(node for node in nodes if node.id in found.nodes)
+        self.found = Guilty(evidence=found.evidence, parts=Parts(kind="node", places=places) if places else None)
+        return self.found
+
+
+def _results(
+    cluster: Cluster, criterion: Criterion, recipe: Mapping[str, Any], groups: Sequence[Group], left_s: float
+) -> list[Result]:
+    """The results of a round; each group has the limit of its own number of nodes."""
+    by_id = {node.id: node for node in cluster.nodes}
+    members = [[by_id[name] for name in group.parts] for group in groups]
+    is_large = max(map(len, members)) >= recipe.get("large_from_nodes", len(by_id) + 1)
+    values = cluster.run_groups(
+        collectives.all_reduce,
+        members,
+        deadline_s=min(cluster.deadline_s, max(left_s, 10)),
+        size_bytes=recipe["large_size_bytes" if is_large else "size_bytes"],
+        iterations=min(ITERATIONS, recipe["iterations"]),
+        warmup=recipe["warmup"],
+        dtype=recipe["dtype"],
+    )
+    return [_result(value, criterion, len(group), cluster) for value, group in zip(values, members, strict=True)]
+
+
+def _result(value: Any, criterion: Criterion, nodes: int, cluster: Cluster) -> Result:
+    if isinstance(value, MeasurementError):
+        return Result(passed=None)
+    gpus_per_node = cluster.promised.gpus_per_node
+    shape = {"nodes": nodes, "gpus_per_node": gpus_per_node, "world_size": nodes * gpus_per_node}
+    limit = criterion.threshold.limit(gpus=shape["world_size"], cluster=shape)
+    return Result(passed=limit.holds(value.busbw_gb_s), value=value.busbw_gb_s)
