@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 FaultKind: TypeAlias = Literal[
     "absent", "busy", "cable", "clock", "corrupt", "dead", "dimm", "disk", "ecc", "hbm", "hung", "late", "lost", "nvlink",
-    "nvls", "odd", "pair", "pattern", "pcie", "reset", "shared", "slow", "sockets", "throttled", "uplink", "versions", "xid",
+    "nvls", "odd", "pair", "pattern", "pcie", "rail", "reset", "shared", "slow", "sockets", "throttled", "uplink", "versions",
+    "xid",
 ]  # fmt: skip
 FAULTS: Mapping[FaultKind, str] = {
     "absent": "never joins",
@@ -37,6 +38,7 @@ FAULTS: Mapping[FaultKind, str] = {
     "pair": "speaks to the next GPU of its node through the host",
     "pattern": "loses bits of its memory",
     "pcie": "its link to the host came up at half its rate",
+    "rail": "one adapter of the node carries half of its rate",
     "reset": "asks to be reset",
     "shared": "its rank uses the GPU of a neighbour, so that two ranks claim that one",
     "slow": "computes 30 % slower at the same clock",
@@ -46,7 +48,7 @@ FAULTS: Mapping[FaultKind, str] = {
     "versions": "the node has another torch and another driver",
     "xid": "the driver reports during the run that it has fallen off the bus",
 }
-NODES_ONLY = ("cable", "clock", "dimm", "disk", "lost", "nvls", "odd", "sockets", "uplink", "versions")
+NODES_ONLY = ("cable", "clock", "dimm", "disk", "lost", "nvls", "odd", "rail", "sockets", "uplink", "versions")
 GPUS_ONLY = ("pair", "shared")
 PART = re.compile(r"node(\d{1,6})(?:-gpu(\d{1,3}))?", re.ASCII)
 FORM = "say PART:FAULT, for example node3-gpu5:slow or node7:absent"

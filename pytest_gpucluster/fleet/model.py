@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.fleet import gpu_answers, group_answers, host_answers, nic_answers, pair_answers
+from pytest_gpucluster.fleet import gpu_answers, group_answers, host_answers, nic_answers, pair_answers, rail_answers
 from pytest_gpucluster.fleet.asked import PACKAGE, Asked
 from pytest_gpucluster.protocol.messages import Failure, Success
 
@@ -43,6 +43,8 @@ ANSWERS: Mapping[str, Callable[[Asked], Any]] = {
     "measurements.nics:nic_paths": nic_answers.nic_paths,
     "measurements.nics:nic_state": nic_answers.nic_state,
     "measurements.pair_matrix:pair_matrix": pair_answers.pair_matrix,
+    "measurements.rails:net_interfaces": rail_answers.net_interfaces,
+    "measurements.rails:rail": rail_answers.rail,
     "measurements.shared_paths:clear_path": host_answers.clear_path,
     "measurements.shared_paths:count_under_lock": host_answers.count_under_lock,
     "measurements.shared_paths:leave_mark": host_answers.leave_mark,

@@ -16,10 +16,10 @@ import torch.distributed as dist
 from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.measurements.collectives import gather_texts
 from pytest_gpucluster.measurements.transport import parse_nccl_log, read_log
-from pytest_gpucluster.protocol.pairs import rounds_of_pairs
+from pytest_gpucluster.protocol.pairs import ordered_rounds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
 PERIOD = 251
 """The test pattern repeats after a prime number of bytes, so that shifted chunks do not match."""
@@ -50,7 +50,7 @@ class PairMatrix:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
+class Transfers:
     """What is sent, and how often."""
 
     size_bytes: int
@@ -75,11 +75,11 @@ def pair_matrix(*, size_bytes: int, small_bytes: int = 8, iterations: int = 5, w
     ranks, own = dist.get_world_size(), dist.get_rank()
     if ranks < 2 or min(size_bytes, small_bytes, iterations, warmup) < 1:
         raise ValueError(f"two ranks, and sizes and counts of at least 1 are needed; there are {ranks} ranks")
-    case = _Case(size_bytes=size_bytes, small_bytes=small_bytes, iterations=iterations, warmup=warmup)
+    case = Transfers(size_bytes=size_bytes, small_bytes=small_bytes, iterations=iterations, warmup=warmup)
     before = read_log()
     group = dist.new_group(list(range(ranks)))
     try:
-        rows = _all_rounds(case, group, ranks=ranks, own=own)
+        rows = time_rounds(case, group, ordered_rounds(ranks))
     finally:
         dist.destroy_process_group(group)
     told = {"rows": rows, "paths": _logged_paths(read_log()[len(before) :], own), "peers": _peer_access(ranks)}
@@ -87,20 +87,17 @@ def pair_matrix(*, size_bytes: int, small_bytes: int = 8, iterations: int = 5, w
     return _merged([json.loads(answer) for answer in answers], case)
 
 
-def ordered_rounds(ranks: int) -> list[list[tuple[int, int]]]:
-    """Every ordered pair once, in rounds of disjoint pairs."""
-    rounds = rounds_of_pairs(list(range(ranks)))
-    return [pairs for forth in rounds for pairs in (forth, [(target, source) for source, target in forth])]
+def time_rounds(case: Transfers, group: Any, rounds: Sequence[Sequence[tuple[int, int]]]) -> list[list[float]]:
+    """Let the ordered pairs of each round send to each other, round after round.
 
-
-def _all_rounds(case: _Case, group: Any, *, ranks: int, own: int) -> list[list[float]]:
-    """Source, target, seconds of a transfer, seconds of a round trip, wrong bytes: of each pair that this rank is an end of."""
-    device = timing.current_device()
+    Returns:
+        Of each pair that this rank is an end of: source, target, seconds of a transfer, seconds of a round trip, wrong bytes.
+    """
+    own, device = dist.get_rank(), timing.current_device()
     line = torch.ones(1, device=device)
     sent = _pattern(own, case.size_bytes, device)
     received = torch.empty_like(sent)
     rows = []
-    rounds = ordered_rounds(ranks)
     for number, pairs in enumerate(rounds):
         progress.report(f"round {number + 1} of {len(rounds)}", number / len(rounds))
         pair = next((pair for pair in pairs if own in pair), None)
@@ -113,7 +110,7 @@ def _all_rounds(case: _Case, group: Any, *, ranks: int, own: int) -> list[list[f
 
 
 def _time_pair(
-    pair: tuple[int, int], case: _Case, group: Any, buffers: tuple[torch.Tensor, torch.Tensor]
+    pair: tuple[int, int], case: Transfers, group: Any, buffers: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[float, float, float]:
     """Seconds of a transfer and of a small round trip at this end, and the wrong bytes that arrived here."""
     source, target = pair
@@ -133,7 +130,7 @@ def _time_pair(
     return transfer_s, trip_s, wrong
 
 
-def _span_s(call: Callable[[], None], case: _Case) -> float:
+def _span_s(call: Callable[[], None], case: Transfers) -> float:
     for _ in range(case.warmup):
         call()
     return timing.time_span(call, launches=case.iterations)
@@ -170,7 +167,7 @@ def _peer_access(ranks: int) -> list[bool | None]:
     return [torch.cuda.can_device_access_peer(own, seen[uuid]) if seen.get(uuid, own) != own else None for uuid in uuids]
 
 
-def _merged(told: list[dict[str, Any]], case: _Case) -> PairMatrix:
+def _merged(told: list[dict[str, Any]], case: Transfers) -> PairMatrix:
     """The whole matrix, the same on every rank.
 
     Raises:

@@ -63,6 +63,9 @@ BAD: dict[str, dict[str, dict[str, set[str]]]] = {
         "cluster": {"failed": {"training_scaling_cluster", "finetune_checks", "finetune_check[step_time_spread]"}},
     },
     "node3:cable": {"gpu-node-3": {"failed": {"nic_ports"}}},
+    "node3:rail": {
+        "gpu-node-3": {"advisory": {"rail_bandwidth", "slow_rail[bandwidth]", "slow_rail[latency]"}},
+    },
     "node3:odd": {"gpu-node-3": {"failed": {"drift"}}},
     "node3:clock": {"gpu-node-3": {"failed": {"clock_skew"}}},
     "node3:dimm": {"gpu-node-3": {"failed": {"drift"}, "advisory": {"slow_host[host_memory]"}}},
@@ -237,6 +240,16 @@ def test_three_of_64_nodes_drift(tmp_path: Path) -> None:
     assert said in " ".join(run.stdout.split())
 
 
+def test_two_interfaces_have_no_siblings(tmp_path: Path) -> None:
+    """Two healthy nodes with one interface each: the rates are told, and nothing is open for that."""
+    run = simulate(tmp_path, "2x2", "--gpucluster-profile=lab-2x2", "--gpucluster-level=standard", "-k", "rail")
+    for quantity in ("bandwidth", "latency"):
+        assert run.outcomes(f"slow_rail[{quantity}]") == {"node0": "passed", "node1": "passed"}
+        rates = run.row(f"slow_rail[{quantity}]", "node0")["evidence"]["rates"]
+        assert rates == ["eth0: 4.8 GB/s, 38 us"]
+    assert "no two other adapters to compare with" in " ".join(run.stdout.split())
+
+
 def test_every_fault_is_planted_here() -> None:
     """A new fault needs its line in one of the tests below."""
     assert {fault.partition(":")[2] for fault in BAD} | {*WITHOUT_A_RANK, *NOT_ONE_EACH} == set(FAULTS)
@@ -256,6 +269,8 @@ def test_each_fault_shows_as_itself_and_nowhere_else(tmp_path: Path, profile: st
     assert {(one["source"], one["target"]) for one in evidence["pairs"] if one["gb_s"] < 100} == {*PLANTED_PAIR}
     assert run.row("slow_pair[bandwidth]", "node0")["evidence"]["worst"].startswith("node0-gpu1 -> node0-gpu2 (NV")
     assert "slow_pair[bandwidth] at node0-gpu1 -> node0-gpu2" in run.stdout
+    for criterion in ("rail_bandwidth", "slow_rail[bandwidth]", "slow_rail[latency]"):
+        assert f"{criterion} at node3 mlx5_5:1: " in run.row(criterion, "node3")["reason"], "by name, and no other"
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ ASKED: dict[str, dict[str, Any]] = {
     "measurements.nics:nic_paths": {},
     "measurements.nics:nic_state": {},
     "measurements.pair_matrix:pair_matrix": {"size_bytes": 1 << 28, "small_bytes": 8, "iterations": 5, "warmup": 2},
+    "measurements.rails:net_interfaces": {},
+    "measurements.rails:rail": {"name": "mlx5_5:1", "size_bytes": 1 << 28},
     "measurements.shared_paths:clear_path": {"path": "/mnt", "run": "0"},
     "measurements.shared_paths:count_under_lock": {"path": "/mnt", "run": "0", "parties": ["simulated-rank0"], "seconds": 0.3},
     "measurements.shared_paths:leave_mark": {"path": "/mnt", "run": "0"},

@@ -26,17 +26,6 @@ SLOW = (1, 2)
 LINE = "gpu-node-0:1:1 [0] NCCL INFO Channel 00/1 : {source}[0] -> {target}[0] via {path}\n"
 
 
-@pytest.mark.parametrize("ranks", range(2, 10))
-def test_every_ordered_pair_once_in_disjoint_rounds(ranks: int) -> None:
-    """Both directions of a pair, never at once."""
-    rounds = pair_matrix.ordered_rounds(ranks)
-    for pairs in rounds:
-        members = [member for pair in pairs for member in pair]
-        assert len(members) == len(set(members))
-    everything = [pair for pairs in rounds for pair in pairs]
-    assert len(everything) == len(set(everything)) == ranks * (ranks - 1)
-
-
 def test_each_rank_sends_its_own_bytes() -> None:
     """Shifted by any number of bytes, or of another rank, they do not match; zero is no byte of it."""
     device = torch.device("cpu")

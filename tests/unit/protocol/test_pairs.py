@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpucluster.protocol.pairs import rounds_of_pairs
+from pytest_gpucluster.protocol.pairs import ordered_rounds, rounds_of_pairs
 
 
 @pytest.mark.parametrize("size", range(2, 18))
@@ -18,3 +18,25 @@ def test_every_pair_once_in_disjoint_rounds(size: int) -> None:
         assert pairs
     everything = [frozenset(pair) for pairs in rounds for pair in pairs]
     assert len(everything) == len(set(everything)) == size * (size - 1) // 2
+
+
+@pytest.mark.parametrize("size", range(2, 10))
+def test_every_ordered_pair_once_in_disjoint_rounds(size: int) -> None:
+    """Both directions of a pair, never at once."""
+    rounds = ordered_rounds(size)
+    for pairs in rounds:
+        members = [member for pair in pairs for member in pair]
+        assert len(members) == len(set(members))
+    everything = [pair for pairs in rounds for pair in pairs]
+    assert len(everything) == len(set(everything)) == size * (size - 1)
+
+
+@pytest.mark.parametrize(("size", "fewest"), [(2, 1), (3, 2), (4, 3), (5, 2), (8, 3), (9, 2), (128, 3)])
+def test_few_partners_of_each(size: int, fewest: int) -> None:
+    """As many rounds as asked, in which each member has different partners, both ways."""
+    found = [pair for pairs in ordered_rounds(size, most=3) for pair in pairs]
+    assert len(found) == len(set(found))
+    partners = [{target for source, target in found if source == member} for member in range(size)]
+    assert partners == [{source for source, target in found if target == member} for member in range(size)]
+    assert min(map(len, partners)) == fewest
+    assert max(map(len, partners)) <= 3
