@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from pytest_gpucluster.errors import GpuclusterError, MeasurementError
+from pytest_gpucluster.measurements.collective_sizes import by_size
+from pytest_gpucluster.measurements.collectives import all_reduce, collective
 from pytest_gpucluster.measurements.gemm import gemm
 from pytest_gpucluster.measurements.hbm import hbm_bandwidth
 from pytest_gpucluster.measurements.health import gpu_counters, gpu_state
@@ -201,11 +203,36 @@ def guilty_nodes(cluster, recipe):
 
 
 def sized(recipe, cluster):
-    """The recipe of a collective with the size for so many nodes: the large one from ``large_from_nodes`` on.
-
-    Without a cluster it is the ordinary size.
-    """
+    """The recipe of a collective with the size for so many nodes: the large one from ``large_from_nodes`` on."""
     recipe.pop("search_s", None)  # of guilty_nodes
     large, least = recipe.pop("large_size_bytes", None), recipe.pop("large_from_nodes", None)
-    is_large = None not in (large, least, cluster) and cluster.promised.num_nodes >= least
+    is_large = None not in (large, least) and cluster.promised.num_nodes >= least
     return {**recipe, "size_bytes": large} if is_large else recipe
+
+
+def measure_collective(cluster, operation, recipe, *, per):
+    """One collective over the GPUs of each node, or of all nodes: what is judged, and by size what is shown beside it."""
+    shown_bytes = recipe.pop("shown_bytes", [])
+    call, named = (all_reduce, {}) if operation == "all_reduce" else (collective, {"operation": operation})
+    judged = cluster.run(call, per=per, **named, **recipe)
+    deadline = {key: value for key, value in recipe.items() if key == "deadline_s"}
+    return judged, cluster.run(by_size, per=per, operation=operation, sizes_bytes=shown_bytes, **deadline)
+
+
+def evidence_of(timing, sizes):
+    """What else was seen while a collective was timed; by size it is in results.json."""
+    left_out = {"without": sizes.left_out} if sizes.left_out else {}
+    return {
+        "NVLS": timing.nvls,
+        "NCCL": timing.nccl_version,
+        "us": timing.time_us,
+        "p50 us": timing.p50_us,
+        "p99 us": timing.p99_us,
+        "algbw GB/s": timing.algbw_gb_s,
+        "ranks": timing.world_size,
+        "slowest rank": timing.slowest_rank,
+        "bytes": timing.size_bytes,
+        "sizes": sizes.rows,
+        **left_out,
+        **timing.evidence,
+    }

@@ -6,7 +6,8 @@ import pytest
 
 from pytest_gpucluster.measurements import collectives
 from pytest_gpucluster.measurements.transport import off_fabric_channels, transport
-from tests_acceptance.conftest import sized
+from tests_acceptance.conftest import evidence_of, measure_collective, sized
+from tests_acceptance.guilty_nodes import Guilty
 
 pytestmark = pytest.mark.fabric
 
@@ -17,19 +18,33 @@ def reached(cluster):
     return cluster.run(collectives.nodes_reached, per="cluster", deadline_s=60)
 
 
+def in_cluster(operation, cluster, recipe):
+    """A collective over every GPU of every node, at the size that is judged."""
+    return measure_collective(cluster, operation, sized(recipe(f"inter_node_busbw[{operation}]"), cluster), per="cluster")
+
+
 @pytest.fixture(scope="session")
 def all_reduce_in_cluster(cluster, recipe):
-    """All-reduce over every GPU of every node, at the size that is judged."""
-    return cluster.run(collectives.all_reduce, per="cluster", **sized(recipe("inter_node_busbw[all_reduce]"), cluster))
+    """Every GPU gets the sum."""
+    return in_cluster("all_reduce", cluster, recipe)
 
 
 @pytest.fixture(scope="session")
-def small_all_reduce(all_reduce_in_cluster, cluster, recipe):
-    """The same at the smaller size, which is shown where a larger one is judged; None where it is the judged one."""
-    small = sized(recipe("inter_node_busbw[all_reduce]"), None)
-    if all_reduce_in_cluster.value.size_bytes <= small["size_bytes"]:
-        return None
-    return cluster.run(collectives.all_reduce, per="cluster", **small)
+def all_gather_in_cluster(cluster, recipe):
+    """Every GPU gets the part of every other."""
+    return in_cluster("all_gather", cluster, recipe)
+
+
+@pytest.fixture(scope="session")
+def reduce_scatter_in_cluster(cluster, recipe):
+    """Every GPU gets its part of the sum."""
+    return in_cluster("reduce_scatter", cluster, recipe)
+
+
+@pytest.fixture(scope="session")
+def all_to_all_in_cluster(cluster, recipe):
+    """Every GPU sends a part of its own to every other."""
+    return in_cluster("all_to_all", cluster, recipe)
 
 
 @pytest.fixture(scope="session")
@@ -53,24 +68,13 @@ def test_transport(chosen_transport, cluster, criterion):
     )
 
 
-@pytest.mark.parametrize("collective", ["all_reduce"])
-def test_inter_node_busbw(collective, all_reduce_in_cluster, small_all_reduce, guilty_nodes, criterion):
-    """Bus bandwidth over all nodes, as nccl-tests counts it. Where it is too low, the nodes that spoil it are searched."""
-    measured = {"all_reduce": all_reduce_in_cluster}[collective]
-    timing = measured.value
-    small = {f"at {one.value.size_bytes} bytes": one.value.busbw_gb_s for one in (small_all_reduce,) if one is not None}
-    guilty = guilty_nodes.of(criterion, timing.busbw_gb_s)
+@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])
+def test_inter_node_busbw(collective, guilty_nodes, criterion, request):
+    """Bus bandwidth over all nodes, as nccl-tests counts it. Where all_reduce is too slow, the guilty nodes are searched."""
+    measured, sizes = request.getfixturevalue(f"{collective}_in_cluster")
+    guilty = guilty_nodes.of(criterion, measured.value.busbw_gb_s) if collective == "all_reduce" else Guilty()
     criterion.require(
         measured.repeated(None, "busbw_gb_s", "spans_busbw_gb_s"),
         parts=guilty.parts,
-        evidence={
-            **guilty.evidence,
-            "NVLS": timing.nvls,
-            "NCCL": timing.nccl_version,
-            "us": timing.time_us,
-            "ranks": timing.world_size,
-            "bytes": timing.size_bytes,
-            **small,
-            **timing.evidence,
-        },
+        evidence={**guilty.evidence, **evidence_of(measured.value, sizes.value)},
     )

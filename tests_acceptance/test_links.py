@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpucluster.measurements import collectives
+from tests_acceptance.conftest import evidence_of, measure_collective
 
 pytestmark = pytest.mark.links
 
 
+def in_node(operation, cluster, recipe):
+    """A collective over the GPUs of each node, all nodes at once."""
+    return measure_collective(cluster, operation, recipe(f"busbw[{operation}]"), per="node")
+
+
 @pytest.fixture(scope="session")
 def all_reduce_in_node(cluster, recipe):
-    """All-reduce over the GPUs of each node, all nodes at once."""
-    return cluster.run(collectives.all_reduce, per="node", **recipe("busbw[all_reduce]"))
-
-
-def in_node(operation, cluster, recipe):
-    """Another collective over the GPUs of each node."""
-    return cluster.run(collectives.collective, per="node", operation=operation, **recipe(f"busbw[{operation}]"))
+    """Every GPU gets the sum."""
+    return in_node("all_reduce", cluster, recipe)
 
 
 @pytest.fixture(scope="session")
@@ -52,56 +52,21 @@ def send_recv_in_node(cluster, recipe):
 
 @pytest.fixture(scope="session")
 def smallest_all_reduce(cluster, recipe):
-    """All-reduce of so few bytes that only its latency counts."""
-    return cluster.run(collectives.all_reduce, per="node", **without_sizes(recipe("latency[all_reduce]")))
-
-
-@pytest.fixture(scope="session")
-def all_reduce_by_size(cluster, recipe):
-    """All-reduce at the sizes that are shown, by MiB."""
-    asked = recipe("latency[all_reduce]")
-    few = {**without_sizes(asked), "iterations": 5, "warmup": 2}
-    return {
-        mib: cluster.run(collectives.all_reduce, per="node", **{**few, "size_bytes": mib << 20}) for mib in asked["shown_mib"]
-    }
-
-
-def without_sizes(recipe):
-    """The recipe of one all-reduce."""
-    return {key: value for key, value in recipe.items() if key != "shown_mib"}
+    """All-reduce of so few bytes that only its latency counts; beside it the sizes above those of busbw."""
+    return measure_collective(cluster, "all_reduce", recipe("latency[all_reduce]"), per="node")
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"])
 def test_busbw(collective, node, criterion, request):
     """Bus bandwidth as nccl-tests counts it, the slowest rank's time, what arrived verified."""
-    measured = request.getfixturevalue(f"{collective}_in_node")
-    timing = measured[node]
+    measured, sizes = request.getfixturevalue(f"{collective}_in_node")
     criterion.require(
-        measured.repeated(node, "busbw_gb_s", "spans_busbw_gb_s"),
-        evidence={
-            "NVLS": timing.nvls,
-            "NCCL": timing.nccl_version,
-            "us": timing.time_us,
-            "p50 us": timing.p50_us,
-            "p99 us": timing.p99_us,
-            "ranks": timing.world_size,
-            **timing.evidence,
-        },
+        measured.repeated(node, "busbw_gb_s", "spans_busbw_gb_s"), evidence=evidence_of(measured[node], sizes[node])
     )
 
 
 @pytest.mark.parametrize("collective", ["all_reduce"])
-def test_latency(collective, smallest_all_reduce, all_reduce_by_size, node, criterion):
-    """Time of the smallest all-reduce; beside it the bus bandwidth at the sizes of common reports."""
-    measured = {"all_reduce": smallest_all_reduce}[collective]
-    timing = measured[node]
-    criterion.require(
-        timing.time_us,
-        evidence={
-            "bytes": timing.size_bytes,
-            "p50 us": timing.p50_us,
-            "p99 us": timing.p99_us,
-            "ranks": timing.world_size,
-            **{f"GB/s at {mib} MiB": found[node].busbw_gb_s for mib, found in all_reduce_by_size.items()},
-        },
-    )
+def test_latency(collective, smallest_all_reduce, node, criterion):
+    """Time of the smallest all-reduce, the slowest rank's."""
+    measured, sizes = {"all_reduce": smallest_all_reduce}[collective]
+    criterion.require(measured[node].time_us, evidence=evidence_of(measured[node], sizes[node]))

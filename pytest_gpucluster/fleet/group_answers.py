@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.fleet.asked import hostname_of, made
 from pytest_gpucluster.fleet.hardware import spread
 from pytest_gpucluster.protocol.rank import ranges
+from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,7 +20,7 @@ NVLS_GB_S = 480.0
 WITHOUT_NVLS = 0.765
 MOVED_GB_S = {"all_gather": 332.8, "reduce_scatter": 326.9, "all_to_all": 336.6, "broadcast": 330.0, "send_recv": 359.6}
 """Bus bandwidth of the other collectives in a node; those of 4 H200, but for broadcast, which nobody measured."""
-BY_NVLS = ("all_gather", "reduce_scatter")
+BY_NVLS = ("all_reduce", "all_gather", "reduce_scatter")
 LATENCY_US = 13.3
 """What the smallest collective takes (8 H100, NVIDIA's dgxc-benchmarking)."""
 BUSBW_FACTOR: Mapping[str, Callable[[int], float]] = {
@@ -28,6 +29,7 @@ BUSBW_FACTOR: Mapping[str, Callable[[int], float]] = {
     **dict.fromkeys(("broadcast", "send_recv"), lambda _ranks: 1.0),
 }
 """As of measurements/collectives.py, which needs torch."""
+SHOWN_DTYPES = ("float32", "bfloat16")
 PORT_GB_S = 50.0
 """What the ports of a node carry for each of its GPUs."""
 OF_PORTS = {2: 1.1525}
@@ -35,6 +37,8 @@ OF_PORTS = {2: 1.1525}
 RINGS_OF_PORTS = 0.9665
 """As 96 H100 reach them (386.6 of 400 GB/s; CoreWeave, README of its nccl-tests)."""
 SLOW_UPLINK = 0.5
+ALL_TO_ALL_OF_BOUND = 0.84
+"""As 16 H100 reach it (79.1 of 93.75 GB/s; NVIDIA's cluster-readiness-engine)."""
 SOCKETS_GB_S = 4.8
 CHANNELS = {"infiniband": "NET/IB/GDRDMA", "roce": "NET/RoCE/GDRDMA", "efa": "NET/AWS Libfabric/GDRDMA", "nvlink": "P2P/MNNVL"}
 """By fabric; any other is sockets."""
@@ -70,20 +74,33 @@ def _on_sockets(asked: Asked) -> bool:
     return len(asked.group.nodes) > 1 and (fabric not in CHANNELS or bool(asked.group.with_fault("sockets")))
 
 
-def _busbw_gb_s(asked: Asked) -> float:
+def _busbw_gb_s(asked: Asked, operation: str) -> float:
     if len(asked.group.nodes) > 1:
-        nodes, ranks = len(asked.group.nodes), len(asked.group.ranks)
-        ports_gb_s = PORT_GB_S * ranks / nodes
-        ports_gb_s *= SLOW_UPLINK if asked.group.with_fault("uplink") else 1.0
-        return SOCKETS_GB_S if _on_sockets(asked) else ports_gb_s * OF_PORTS.get(nodes, RINGS_OF_PORTS)
-    whole = IN_NODE_GB_S.get(len(asked.group.ranks), NVLS_GB_S)
-    return whole * WITHOUT_NVLS if asked.group.with_fault("nvls") else whole
+        slowed = SLOW_UPLINK if asked.group.with_fault("uplink") else 1.0
+        return SOCKETS_GB_S if _on_sockets(asked) else slowed * _between_nodes_gb_s(asked, operation)
+    whole = MOVED_GB_S.get(operation) or IN_NODE_GB_S.get(len(asked.group.ranks), NVLS_GB_S)
+    return whole * WITHOUT_NVLS if asked.group.with_fault("nvls") and operation in BY_NVLS else whole
 
 
-def _timing(asked: Asked, operation: str, busbw: float) -> Any:
+def _between_nodes_gb_s(asked: Asked, operation: str) -> float:
+    nodes, ranks = len(asked.group.nodes), len(asked.group.ranks)
+    gpus = max(1, ranks // nodes)
+    if operation == "all_to_all":
+        rates = {"nic_gb_s_per_gpu": PORT_GB_S, "nvlink_gb_s": asked.spec.nvlink_gb_s}
+        return ALL_TO_ALL_OF_BOUND * all_to_all_gb_s(nodes=nodes, gpus_per_node=gpus, **rates)
+    share = OF_PORTS.get(nodes, RINGS_OF_PORTS) if operation == "all_reduce" else RINGS_OF_PORTS
+    return PORT_GB_S * ranks / nodes * share
+
+
+def _time_us(asked: Asked, operation: str, size_bytes: int) -> float:
+    algbw = _busbw_gb_s(asked, operation) / BUSBW_FACTOR[operation](len(asked.group.ranks))
+    return max(size_bytes / algbw / 1e3, LATENCY_US)
+
+
+def _timing(asked: Asked, operation: str) -> Any:
     ranks, size, iterations = len(asked.group.ranks), asked.kwargs["size_bytes"], asked.kwargs["iterations"]
+    busbw, time_us = _busbw_gb_s(asked, operation), _time_us(asked, operation, size)
     algbw = busbw / BUSBW_FACTOR[operation](ranks)
-    time_us = max(size / algbw / 1e3, LATENCY_US)
     spans = max(1, iterations // 4)
     return made(
         "measurements.collectives:CollectiveTiming",
@@ -99,6 +116,7 @@ def _timing(asked: Asked, operation: str, busbw: float) -> Any:
         samples_busbw_gb_s=spread(busbw, iterations),
         spans_busbw_gb_s=spread(busbw, spans),
         spans_us=spread(time_us, spans),
+        slowest_rank=0,
         backend="nccl",
         nccl_version="simulated",
         nvls="off" if asked.group.with_fault("nvls") else "default",
@@ -109,14 +127,39 @@ def _timing(asked: Asked, operation: str, busbw: float) -> Any:
 
 def all_reduce(asked: Asked) -> Any:
     """Bus bandwidth in a node or between nodes."""
-    return _timing(asked, "all_reduce", _busbw_gb_s(asked))
+    return _timing(asked, "all_reduce")
 
 
 def collective(asked: Asked) -> Any:
-    """Another collective in a node."""
-    operation = asked.kwargs["operation"]
-    without = asked.group.with_fault("nvls") and operation in BY_NVLS
-    return _timing(asked, operation, MOVED_GB_S[operation] * (WITHOUT_NVLS if without else 1.0))
+    """Another collective in a node or between nodes."""
+    return _timing(asked, asked.kwargs["operation"])
+
+
+def by_size(asked: Asked) -> Any:
+    """A collective at several sizes: its rate from some size on, its latency below."""
+    operation, ranks = asked.kwargs["operation"], len(asked.group.ranks)
+    return made(
+        "measurements.collective_sizes:CollectiveSizes",
+        operation=operation,
+        rows=[_row(asked, operation, dtype, size) for dtype in SHOWN_DTYPES for size in asked.kwargs["sizes_bytes"]],
+        left_out=[],
+        world_size=ranks,
+    )
+
+
+def _row(asked: Asked, operation: str, dtype: str, size_bytes: int) -> dict[str, Any]:
+    time_us = _time_us(asked, operation, size_bytes)
+    algbw = size_bytes / time_us / 1e3
+    return {
+        "dtype": dtype,
+        "bytes": size_bytes,
+        "us": round(time_us, 3),
+        "p50_us": round(time_us, 3),
+        "p99_us": round(1.02 * time_us, 3),
+        "algbw_gb_s": round(algbw, 5),
+        "busbw_gb_s": round(algbw * BUSBW_FACTOR[operation](len(asked.group.ranks)), 5),
+        "slowest_rank": 0,
+    }
 
 
 def nodes_reached(asked: Asked) -> Any:

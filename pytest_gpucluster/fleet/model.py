@@ -23,6 +23,7 @@ def _nothing(_asked: Asked) -> None:
 ANSWERS: Mapping[str, Callable[[Asked], Any]] = {
     "inventory.identity:identity": gpu_answers.identity,
     "inventory.occupancy:read_occupancy": gpu_answers.occupancy,
+    "measurements.collective_sizes:by_size": group_answers.by_size,
     "measurements.collectives:all_reduce": group_answers.all_reduce,
     "measurements.collectives:collective": group_answers.collective,
     "measurements.collectives:nodes_reached": group_answers.nodes_reached,

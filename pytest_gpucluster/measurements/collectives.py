@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from pytest_gpucluster.inventory import group_telemetry
 from pytest_gpucluster.inventory.telemetry import Snapshots, evidence
-from pytest_gpucluster.measurements import collective_cases, progress, timing
+from pytest_gpucluster.measurements import collective_cases, exact_sums, progress, timing
 from pytest_gpucluster.protocol.functions import beside_others
 from pytest_gpucluster.text import one_line
 
@@ -44,21 +44,6 @@ BUSBW_FACTOR: Mapping[str, Callable[[int], float]] = {
 LAUNCHES_PER_SPAN = 5
 """All-reduce multiplies the buffer by the number of ranks; after so few launches even 1024 ranks do not overflow."""
 
-EXACT: Mapping[str, int] = {
-    "float32": 2**24,
-    "float64": 2**53,
-    "bfloat16": 2**8,
-    "float16": 2**11,
-    "int32": 2**31 - 1,
-}
-"""Accepted dtypes and the whole number up to which each counts without a gap."""
-
-LONGEST_PERIOD = 251
-"""The test pattern repeats after a prime number of elements, so that shifted or swapped chunks do not match."""
-
-CHUNK = 1 << 26
-"""Elements verified at once, to keep the temporary memory small."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTiming:
@@ -66,7 +51,8 @@ class CollectiveTiming:
 
     ``time_us``, ``algbw_gb_s`` and ``busbw_gb_s`` come from the median over spans of the slowest rank's mean a launch.
     ``samples_busbw_gb_s`` are single launches (slowest rank of each), for the spread, and
-    ``p50_us`` and ``p99_us`` are of them; ``spans_busbw_gb_s`` and ``spans_us`` are the spans.
+    ``p50_us`` and ``p99_us`` are of them; ``spans_busbw_gb_s`` and ``spans_us`` are the spans. ``slowest_rank`` is the rank
+    with the largest median of its own spans: the others of a collective wait for it, so they differ little.
     ``nvls`` is ``"off"`` where ``NCCL_NVLS_ENABLE=0`` forbids NVLink SHARP, else ``"default"``; it and
     ``nccl_version`` are None without NCCL. ``telemetry`` is of all ranks' GPUs, once in each span; None without NVML.
     """
@@ -83,6 +69,7 @@ class CollectiveTiming:
     samples_busbw_gb_s: list[float]
     spans_busbw_gb_s: list[float]
     spans_us: list[float]
+    slowest_rank: int
     backend: str
     nccl_version: str | None
     nvls: str | None
@@ -122,7 +109,7 @@ def all_reduce(*, size_bytes: int, iterations: int, warmup: int, dtype: str = "f
         size_bytes: bytes of the buffer, rounded down to whole elements.
         iterations: timed launches, in whole spans of :data:`LAUNCHES_PER_SPAN`; after each span as many one by one.
         warmup: untimed launches before.
-        dtype: one of :data:`EXACT`.
+        dtype: one of :data:`exact_sums.EXACT`.
 
     Raises:
         ValueError: an unknown dtype, fewer than two ranks, too many for an exact sum, nothing to send, no iteration.
@@ -131,16 +118,16 @@ def all_reduce(*, size_bytes: int, iterations: int, warmup: int, dtype: str = "f
     if iterations < 1:
         raise ValueError(f"iterations must be at least 1, not {iterations}")
     ranks = dist.get_world_size()
-    buffer = _buffer(size_bytes, dtype, ranks)
-    wrong = _wrong_sums(buffer, ranks)
+    buffer = exact_sums.buffer(size_bytes, dtype, ranks)
+    wrong = exact_sums.wrong_elements(buffer, ranks)
     for _ in range(warmup):
         dist.all_reduce(buffer)
     with Snapshots(timing.gpu_uuid()) as snapshots:
         spans_s, single_s = _time_launches(
             lambda: dist.all_reduce(buffer), iterations, snapshots.of("spans"), reset=lambda: buffer.fill_(1)
         )
-    wrong += _wrong_sums(buffer, ranks)
-    times_s = _slowest([*spans_s, *single_s], wrong, "all_reduce gave a wrong sum")
+    wrong += exact_sums.wrong_elements(buffer, ranks)
+    times_s = _of_each_rank([*spans_s, *single_s], wrong, "all_reduce gave a wrong sum")
     telemetry = gather_telemetry(snapshots.summary("spans"))
     return _timed("all_reduce", buffer, times_s, len(spans_s), telemetry)
 
@@ -168,17 +155,18 @@ def collective(operation: str, *, size_bytes: int, iterations: int, warmup: int,
     with Snapshots(timing.gpu_uuid()) as snapshots:
         spans_s, single_s = _time_launches(case.call, iterations, snapshots.of("spans"))
     wrong += case.wrong_elements()
-    times_s = _slowest([*spans_s, *single_s], wrong, f"{operation} gave wrong elements")
+    times_s = _of_each_rank([*spans_s, *single_s], wrong, f"{operation} gave wrong elements")
     telemetry = gather_telemetry(snapshots.summary("spans"))
     whole = max(case.sent, case.received, key=lambda tensor: tensor.numel())
     return _timed(operation, whole, times_s, len(spans_s), telemetry)
 
 
 def _timed(
-    operation: str, buffer: torch.Tensor, times_s: list[float], spans: int, telemetry: GroupTelemetry | None
+    operation: str, buffer: torch.Tensor, of_each_rank_s: list[list[float]], spans: int, telemetry: GroupTelemetry | None
 ) -> CollectiveTiming:
-    """From the slowest rank's seconds of so many spans, then of the single launches; ``buffer`` is the whole one."""
+    """From each rank's seconds of so many spans, then of the single launches; ``buffer`` is the whole one."""
     ranks = dist.get_world_size()
+    times_s = _slowest(of_each_rank_s)
     time_s = statistics.median(times_s[:spans])
     rates = [busbw_gb_s(operation, size_bytes=buffer.nbytes, time_s=one_s, ranks=ranks) for one_s in times_s]
     singles_us = sorted(one_s * 1e6 for one_s in times_s[spans:])
@@ -195,6 +183,7 @@ def _timed(
         samples_busbw_gb_s=[round(rate, 4) for rate in rates[spans:]],
         spans_busbw_gb_s=[round(rate, 4) for rate in rates[:spans]],
         spans_us=[round(one_s * 1e6, 3) for one_s in times_s[:spans]],
+        slowest_rank=max(range(ranks), key=lambda rank: statistics.median(of_each_rank_s[rank][:spans])),
         device=timing.device_name(),
         backend=dist.get_backend(),
         nccl_version=_nccl_version(),
@@ -228,7 +217,7 @@ def nodes_reached(*, node: int | None = None, iterations: int = 10) -> Reachabil
         num_nodes=len(hostnames),
         hostnames=hostnames,
         world_size=dist.get_world_size(),
-        round_trip_us=statistics.median(_slowest(trips_s)) * 1e6,
+        round_trip_us=statistics.median(_slowest(_of_each_rank(trips_s))) * 1e6,
     )
 
 
@@ -268,17 +257,6 @@ def _gather(row: torch.Tensor) -> list[torch.Tensor]:
     return rows
 
 
-def _buffer(size_bytes: int, dtype: str, ranks: int) -> torch.Tensor:
-    if dtype not in EXACT:
-        raise ValueError(f"unknown dtype {dtype!r}; valid: {', '.join(EXACT)}")
-    if not 2 <= ranks <= EXACT[dtype]:
-        raise ValueError(f"an exact {dtype} sum needs 2 to {EXACT[dtype]} ranks, there are {ranks}")
-    kind: torch.dtype = getattr(torch, dtype)
-    if size_bytes < kind.itemsize:
-        raise ValueError(f"size_bytes must hold at least one {dtype}, not {size_bytes}")
-    return torch.empty(size_bytes // kind.itemsize, dtype=kind, device=timing.current_device())
-
-
 def _time_launches(
     call: Callable[[], object], iterations: int, snapshot: Callable[[], None], *, reset: Callable[[], object] = lambda: None
 ) -> tuple[list[float], list[float]]:
@@ -302,36 +280,8 @@ def _time_launches(
     return spans_s, single_s
 
 
-def _patterns(ranks: int, rank: int, buffer: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """One period of what ``rank`` puts in, and of the sum: whole numbers below the dtype's first gap."""
-    exact = EXACT[str(buffer.dtype).removeprefix("torch.")]
-    period = min(LONGEST_PERIOD, exact // ranks + 1)
-    steps = torch.arange(period, device=buffer.device)
-    total = sum(((steps + other) % period for other in range(ranks)), torch.zeros_like(steps))
-    return ((steps + rank) % period).to(buffer.dtype), total.to(buffer.dtype)
-
-
-def _wrong_sums(buffer: torch.Tensor, ranks: int) -> int:
-    """All-reduce a known pattern; number of elements of the result that are not exactly right on this rank."""
-    own, total = _patterns(ranks, dist.get_rank(), buffer)
-    step = CHUNK // len(own) * len(own)  # whole periods
-    for start in range(0, buffer.numel(), step):
-        part = buffer[start : start + step]
-        part.copy_(_repeated(own, part.numel()))
-    dist.all_reduce(buffer)
-    wrong = 0
-    for start in range(0, buffer.numel(), step):
-        part = buffer[start : start + step]
-        wrong += int((part != _repeated(total, part.numel())).sum())
-    return wrong
-
-
-def _repeated(pattern: torch.Tensor, elements: int) -> torch.Tensor:
-    return pattern.repeat(-(-elements // len(pattern)))[:elements]
-
-
-def _slowest(times_s: list[float], wrong: int = 0, fault: str = "") -> list[float]:
-    """Each time's maximum over the ranks; ``fault`` says what a wrong element is.
+def _of_each_rank(times_s: list[float], wrong: int = 0, fault: str = "") -> list[list[float]]:
+    """The times of every rank, in rank order; ``fault`` says what a wrong element is.
 
     Raises:
         ArithmeticError: a rank counted wrong elements; every rank raises, with all of them named.
@@ -344,7 +294,12 @@ def _slowest(times_s: list[float], wrong: int = 0, fault: str = "") -> list[floa
     if bad:
         seen = ", ".join(f"rank {rank} ({count} elements)" for rank, count in sorted(bad.items()))
         raise ArithmeticError(f"{fault} on {seen}")
-    return [max(column) for column in list(zip(*rows, strict=True))[1:]]
+    return [one[1:] for one in rows]
+
+
+def _slowest(of_each_rank_s: list[list[float]]) -> list[float]:
+    """Each time's maximum over the ranks."""
+    return [max(column) for column in zip(*of_each_rank_s, strict=True)]
 
 
 def _host_seconds(call: Callable[[], object]) -> float:

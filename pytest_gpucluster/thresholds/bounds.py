@@ -1,7 +1,8 @@
-"""What physics allows an all-reduce between nodes, as bus bandwidth in GB/s (10^9 bytes a second). Pure arithmetic.
+"""What physics allows collectives between nodes, as bus bandwidth in GB/s (10^9 bytes a second). Pure arithmetic.
 
-Bus bandwidth is that of nccl-tests (doc/PERFORMANCE.md): 2 (n - 1) / n x S / t for n GPUs that reduce S bytes in t seconds.
-With N nodes of G GPUs, n = N x G, and rates one way:
+Bus bandwidth is that of nccl-tests (doc/PERFORMANCE.md): 2 (n - 1) / n x S / t for n GPUs that reduce S bytes in t seconds,
+and (n - 1) / n x S / t for all_gather, reduce_scatter and all_to_all, where S is the whole buffer of a GPU.
+With N nodes of G GPUs, n = N x G, and rates one way, an all-reduce:
 
 * Between nodes, each byte of the result needs the shares of N - 1 other nodes, and has to reach them: a node sends at least
   2 (N - 1) / N x S over its ports together. In a ring a node sends 2 (n - 1) / n x S, which is more.
@@ -10,6 +11,9 @@ With N nodes of G GPUs, n = N x G, and rates one way:
 
 A tree on two nodes may so exceed the rate of the ports: 2 nodes of 8 GPUs with 50 GB/s each reach 435 GB/s in the handover, and
 not more than 750. Switches of a fabric that add up (SHARP) are left out: they halve what a node sends.
+
+In a ring, all_gather and reduce_scatter send (n - 1) / n x S: half of an all-reduce, and counted half. The rate is equal.
+In an all_to_all each GPU has S / n for every other one. No ring helps there: (n - G) / n x S leave by its ports.
 """
 
 from __future__ import annotations
@@ -38,3 +42,17 @@ def most_gb_s(*, nodes: int, gpus_per_node: int, nic_gb_s_per_gpu: float, nvlink
         return between
     sent = min(2 * (gpus_per_node - 1) / gpus_per_node, 1 + 1 / gpus_per_node)
     return min(between, bus * nvlink_gb_s / sent)
+
+
+def all_to_all_gb_s(*, nodes: int, gpus_per_node: int, nic_gb_s_per_gpu: float, nvlink_gb_s: float) -> float:
+    """More than this no all_to_all can reach: what a GPU has for other nodes takes its ports, the rest takes its NVLinks.
+
+    Raises:
+        ValueError: fewer than two GPUs, or no node.
+    """
+    gpus = nodes * gpus_per_node
+    if nodes < 1 or gpus < 2:
+        raise ValueError(f"{nodes} x {gpus_per_node} are no GPUs with something between them")
+    by_ports = (gpus - 1) / (gpus - gpus_per_node) * nic_gb_s_per_gpu if nodes > 1 else float("inf")
+    by_nvlinks = (gpus - 1) / (gpus_per_node - 1) * nvlink_gb_s if gpus_per_node > 1 else float("inf")
+    return min(by_ports, by_nvlinks)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.config.yaml_lines import Problem
 from pytest_gpucluster.thresholds import schema as shape
-from pytest_gpucluster.thresholds.bounds import most_gb_s
+from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s, most_gb_s
 from pytest_gpucluster.thresholds.file import ThresholdsFile
 from pytest_gpucluster.thresholds.layers import KINDS, read_source
-from pytest_gpucluster.thresholds.resolve import RING, chain_of
+from pytest_gpucluster.thresholds.resolve import ALL_TO_ALL, OF_FABRIC, chain_of
 from pytest_gpucluster.thresholds.specs import FIELD_UNITS, load_specs
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 CLUSTER_UNITS = {"gpus_per_node": "GPUs", "nodes": "nodes", "world_size": "GPUs"}
 """What ``of: cluster...`` may name, with the unit it is in."""
-FABRIC_UNITS = {RING.removeprefix("fabric."): "GB/s"}
+FABRIC_UNITS = {of.removeprefix("fabric."): "GB/s" for of in OF_FABRIC}
 _KEY = re.compile(r"[a-z][a-z0-9_]*(\[[^\[\]]+\])?\Z")
 _BOUND_LOWEST, _BOUND_HIGHEST = 0.40, 1.05
 _HIGHEST = {"ratio": 1, "%": 100}
@@ -180,7 +180,7 @@ def _check_references(document: Document, path: KeyPath, written: Mapping[str, A
             continue
         if _unit_of(reference) is None:
             known = [f"gpu.{field}" for field in FIELD_UNITS]
-            known += [RING, *(f"cluster.{field}" for field in CLUSTER_UNITS)] if name == "of" else []
+            known += [*OF_FABRIC, *(f"cluster.{field}" for field in CLUSTER_UNITS)] if name == "of" else []
             text = f"{name!r} is {reference!r}{inside}. Choose from: {', '.join(known)}."
             yield document.problem((*path, name), text + did_you_mean(reference, known))
         elif name != "of" and not reference.startswith("gpu."):
@@ -272,9 +272,10 @@ def _check_shapes(threshold: Threshold, profile: Profile) -> Iterator[str]:
         if nodes < 2:
             yield f"{threshold.key!r}: the shape {written} has nothing between nodes."
             continue
-        top = most_gb_s(nodes=nodes, gpus_per_node=gpus, nic_gb_s_per_gpu=nic_gb_s, nvlink_gb_s=nvlink_gb_s)
+        most, what = (all_to_all_gb_s, "all_to_all") if threshold.of == ALL_TO_ALL else (most_gb_s, "all-reduce")
+        top = most(nodes=nodes, gpus_per_node=gpus, nic_gb_s_per_gpu=nic_gb_s, nvlink_gb_s=nvlink_gb_s)
         if number >= top:
             yield (
-                f"{threshold.key!r}: {number:g} {threshold.unit} for {written} is more than any all-reduce can reach there, "
+                f"{threshold.key!r}: {number:g} {threshold.unit} for {written} is more than any {what} can reach there, "
                 f"{top:.4g} (profile {profile.name!r}: {nic_gb_s:g} GB/s of ports a GPU, {nvlink_gb_s:g} of NVLinks)."
             )

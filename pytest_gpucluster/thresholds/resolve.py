@@ -6,7 +6,7 @@ import copy
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.thresholds.bounds import ring_gb_s
+from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s, ring_gb_s
 from pytest_gpucluster.thresholds.layers import KINDS, Kind, merge_entry
 from pytest_gpucluster.thresholds.limit import Limit
 from pytest_gpucluster.thresholds.schema import Criterion, ProfileEntry
@@ -37,6 +37,9 @@ CANNOT_CHANGE_AN_OUTCOME = frozenset(
 """Fields of :class:`Threshold` that a site may change without changing a limit. Every other field counts."""
 RING = "fabric.ring_gb_s"
 """What ``of`` names for a part of the rate of rings over all nodes."""
+ALL_TO_ALL = "fabric.all_to_all_gb_s"
+"""What ``of`` names for a part of the most that an all_to_all over all nodes can reach."""
+OF_FABRIC = (RING, ALL_TO_ALL)
 LIMIT_AND_RECIPE = frozenset({"kind", "numbers", "of", "of_value", "shapes", "unit", "recipe"})
 """Names in :attr:`Threshold.decisive` that :meth:`Threshold.differences` shows in words of their own."""
 
@@ -58,7 +61,7 @@ class Threshold(Criterion):
 
     ``of`` is what the limit's numbers are multiplied by; ``of_value`` its value when the GPU's spec gives it, None when
     the cluster's shape does. ``shapes`` are plain numbers for clusters of stated shapes, before all others. ``rates`` are
-    the promised rates of a GPU's ports and of its NVLinks in GB/s, where ``of`` is :data:`RING` and both are known.
+    the promised rates of a GPU's ports and of its NVLinks in GB/s, where ``of`` is in :data:`OF_FABRIC` and both are known.
     ``file`` and ``line`` are where the limit is written. ``needs`` and ``needs_nodes`` are the least GPUs and nodes in the
     group: with fewer the criterion is skipped by rule, as where the profile promises none of its ``fabrics`` (None: any
     will do). ``skip``: why it is skipped in any case, because the entry says so or the profile's GPU lacks what the entry
@@ -140,19 +143,22 @@ class Threshold(Criterion):
             raise ConfigurationError(message)
         if self.of is None:
             return Limit(kind=self.kind, value=number, unit=self.unit)
-        factor = self._ring_gb_s(cluster) if self.of == RING else self.of_value or cluster.get(self.of.removeprefix("cluster."))
+        is_of_fabric = self.of in OF_FABRIC
+        factor = self._fabric_gb_s(cluster) if is_of_fabric else self.of_value or cluster.get(self.of.removeprefix("cluster."))
         if factor is None:
             message = f"{where}: '{self.key}' is a part of {self.of}, which is not known here."
-            how = f" Say 'nic_gb_s_per_gpu' in the profile, or the limit for {shape} under 'shapes'." if self.of == RING else ""
+            how = f" Say 'nic_gb_s_per_gpu' in the profile, or the limit for {shape} under 'shapes'." if is_of_fabric else ""
             raise ConfigurationError(message + how)
-        basis = f"{number:g} of {self.of}, {factor:g} {self.unit}" if self.of == RING else None
+        basis = f"{number:g} of {self.of}, {factor:g} {self.unit}" if is_of_fabric else None
         return Limit(kind=self.kind, value=number * factor, unit=self.unit, basis=basis)
 
-    def _ring_gb_s(self, cluster: Mapping[str, int]) -> float | None:
-        if self.rates is None or "gpus_per_node" not in cluster:
+    def _fabric_gb_s(self, cluster: Mapping[str, int]) -> float | None:
+        if self.rates is None or not {"nodes", "gpus_per_node"} <= {*cluster}:
             return None
-        nic_gb_s, nvlink_gb_s = self.rates
-        return ring_gb_s(gpus_per_node=cluster["gpus_per_node"], nic_gb_s_per_gpu=nic_gb_s, nvlink_gb_s=nvlink_gb_s)
+        gpus, (nic_gb_s, nvlink_gb_s) = cluster["gpus_per_node"], self.rates
+        if self.of == RING:
+            return ring_gb_s(gpus_per_node=gpus, nic_gb_s_per_gpu=nic_gb_s, nvlink_gb_s=nvlink_gb_s)
+        return all_to_all_gb_s(nodes=cluster["nodes"], gpus_per_node=gpus, nic_gb_s_per_gpu=nic_gb_s, nvlink_gb_s=nvlink_gb_s)
 
 
 def chain_of(profiles: Mapping[str, ProfileEntry], name: str) -> list[str]:
@@ -185,7 +191,7 @@ def resolve(document: Document, key: str, entry: Entry, *, profile: Profile | No
         limit_path = next((("criteria", key, *path, kind) for kind in KINDS if kind in layer), limit_path)
     merged["skip"] = merged.get("skip") or _missing_figure(merged.get("requires"), spec)
     file, line = document.find(limit_path)
-    rates = _rates(profile) if merged.get("of") == RING else None
+    rates = _rates(profile) if merged.get("of") in OF_FABRIC else None
     of_value = _figure(merged.get("of"), spec)
     return Threshold(key=key, of_value=of_value, rates=rates, file=file, line=line, **copy.deepcopy(merged))
 

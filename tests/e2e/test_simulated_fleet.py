@@ -28,6 +28,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long]
 SAID = "SIMULATED fleet, no GPU was measured"
 PRODUCTS = ("bf16_tflops", "fp16_tflops", "fp8_tflops", "tf32_tflops", "fp32_tflops", "fp64_tflops", "int8_tops")
 COMPARED = ("bf16_tflops", "bf16_sustained", "fp32_tflops", "bf16_at_clock")
+MOVED_BETWEEN_NODES = [f"inter_node_busbw[{name}]" for name in ("all_gather", "reduce_scatter", "all_to_all")]
 BAD: dict[str, dict[str, dict[str, set[str]]]] = {
     "node0-gpu0:late": {},
     "node0-gpu2:nvlink": {"gpu-node-0": {"failed": {"nvlink_links"}}},
@@ -73,9 +74,14 @@ BAD: dict[str, dict[str, dict[str, set[str]]]] = {
     "node3:nvls": {
         "gpu-node-3": {"failed": {"busbw[all_reduce]"}, "advisory": {"busbw[all_gather]", "busbw[reduce_scatter]"}}
     },
-    "node3:uplink": {"cluster": {"failed": {"inter_node_busbw[all_reduce]", "busbw_scaling"}}},
+    "node3:uplink": {
+        "cluster": {"failed": {"inter_node_busbw[all_reduce]", "busbw_scaling"}, "advisory": {*MOVED_BETWEEN_NODES}}
+    },
     "node3:sockets": {
-        "cluster": {"failed": {"transport", "inter_node_busbw[all_reduce]", "busbw_scaling", "training_scaling_cluster"}}
+        "cluster": {
+            "failed": {"transport", "inter_node_busbw[all_reduce]", "busbw_scaling", "training_scaling_cluster"},
+            "advisory": {*MOVED_BETWEEN_NODES},
+        }
     },
 }  # fmt: skip
 """By planted fault: where what is not green."""
@@ -113,11 +119,14 @@ def test_collectives_of_a_slow_node_are_missed(tmp_path: Path) -> None:
     assert missed == {("gpu-node-1", kind): names for kind, names in BAD["node3:nvls"]["gpu-node-3"].items()}
     for name in ("busbw[all_to_all]", "busbw[broadcast]", "busbw[send_recv]", "latency[all_reduce]"):
         assert run.outcomes(name) == {"node0": "passed", "node1": "passed"}
+    rows = run.row("busbw[all_gather]", "node0")["evidence"]["sizes"]
+    assert {(row["dtype"], row["bytes"]) for row in rows} >= {("bfloat16", 8 << 30), ("float32", 1000 << 20)}
+    assert run.row("latency[all_reduce]", "node1")["evidence"]["sizes"][0]["bytes"] == 8 << 30
 
 
 def test_the_node_that_slows_all_is_named(tmp_path: Path) -> None:
     """Smaller groups are measured at once; results.json and the screen name that node, and what the others reach without it."""
-    run = simulate(tmp_path, "6x2", "-k", "inter_node_busbw or busbw_scaling", bad=("node4:uplink",))
+    run = simulate(tmp_path, "6x2", "-k", "inter_node_busbw and all_reduce or busbw_scaling", bad=("node4:uplink",))
     assert {row["outcome"] for row in run.results["criteria"] if row["outcome"] != "not_selected"} == {"failed"}
     (culprit,) = run.results["culprits"]
     assert (culprit["kind"], culprit["place"]["id"], culprit["confidence"]) == ("node", "node4", "high")
@@ -268,7 +277,8 @@ def test_each_fault_shows_as_itself_and_nowhere_else(tmp_path: Path, profile: st
     assert len(evidence["pairs"]) == 12
     assert {(one["source"], one["target"]) for one in evidence["pairs"] if one["gb_s"] < 100} == {*PLANTED_PAIR}
     assert run.row("slow_pair[bandwidth]", "node0")["evidence"]["worst"].startswith("node0-gpu1 -> node0-gpu2 (NV")
-    assert "slow_pair[bandwidth] at node0-gpu1 -> node0-gpu2" in run.stdout
+    assert "slow_pair[bandwidth] at node0-gpu1 -> node0-gpu2" in run.row("slow_pair[bandwidth]", "node0")["reason"]
+    assert "more advisory misses, in results.json" in run.stdout, "the terminal shows the first ten"
     for criterion in ("rail_bandwidth", "slow_rail[bandwidth]", "slow_rail[latency]"):
         assert f"{criterion} at node3 mlx5_5:1: " in run.row(criterion, "node3")["reason"], "by name, and no other"
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 ASKED: dict[str, dict[str, Any]] = {
     "inventory.identity:identity": {"device": "cuda"},
     "inventory.occupancy:read_occupancy": {},
+    "measurements.collective_sizes:by_size": {"operation": "all_to_all", "sizes_bytes": [8, 1 << 30]},
     "measurements.collectives:all_reduce": {"size_bytes": 1 << 30, "iterations": 20, "warmup": 5, "dtype": "float32"},
     "measurements.collectives:collective": {"operation": "all_gather", "size_bytes": 1 << 30, "iterations": 20, "warmup": 5},
     "measurements.collectives:nodes_reached": {},

@@ -50,6 +50,25 @@ def test_a_level_keeps_its_promise(level: str, gpus: int) -> None:
     assert found.total_s <= LIMITS_S[level], f"{found.total_s:.1f} s; the longest: {longest}"
 
 
+def test_all_links_of_two_gpus_take_at_most_90_s() -> None:
+    """Collectives at every size, pairs, and what lies between two nodes of one GPU, at level standard."""
+    file = load(None)
+    criteria = file.criteria(file.profiles["h200-sxm"])
+    of_links = (
+        "busbw",
+        "latency[",
+        "gpu_pairs",
+        "slow_pair",
+        "inter_node_busbw",
+        "busbw_scaling",
+        "nodes_reachable",
+        "transport",
+    )
+    found = [one for one in criteria.values() if one.key.startswith(of_links) and one.level in ("quick", "standard")]
+    assert len(found) >= 15
+    assert sum(one.takes_s or 0.0 for one in found) <= 90
+
+
 def test_every_packaged_entry_has_an_estimate() -> None:
     """Else the plan's time would be a part of the truth: give it takes_s, or measured_with."""
     assert [step.criterion for step in whole("standard", 8).steps if step.takes_s is None] == []

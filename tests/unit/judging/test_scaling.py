@@ -169,6 +169,38 @@ def test_the_limit_between_nodes_fits_the_shape(nodes: int, gpus: int, busbw: fl
     assert ("the limit for 2x8" in limit.basis) is ((nodes, gpus) == (2, 8))
 
 
+MOVED = {
+    "2 x 8 H100, ports of 50 GB/s": (2, 8, 50, {"all_gather": (338.6, 320.0), "all_to_all": (79.1, 65.625)}),
+    "2 x 8 H100, ports of 25 GB/s": (2, 8, 25, {"all_to_all": (40.2, 32.8125)}),
+    "4 x 4 GB200, ports of 50 GB/s": (4, 4, 50, {"all_gather": (191, 160.0), "all_to_all": (58, 43.75)}),
+    "8 x 4 GB300, ports of 100 GB/s": (8, 4, 100, {"all_gather": (366, 320.0), "all_to_all": (86, 77.5)}),
+}
+"""Nodes, GPUs, ports; bus bandwidth at 16 GB (NVIDIA's cluster-readiness-engine), and the limit worked out on paper."""
+
+
+@pytest.mark.parametrize(("nodes", "gpus", "nic", "found"), MOVED.values(), ids=MOVED)
+def test_the_other_collectives_have_a_limit_for_any_shape(
+    nodes: int, gpus: int, nic: float, found: dict[str, tuple[float, float]]
+) -> None:
+    """A part of the bound, which healthy clusters reach. No GPU was run on by this program: only a remark."""
+    facts = {"nodes": nodes, "gpus_per_node": gpus, "world_size": nodes * gpus}
+    for operation, (reached, floor) in found.items():
+        entry = entries("h200-sxm")[f"inter_node_busbw[{operation}]"].model_copy(update={"rates": (nic, 450.0)})
+        limit = entry.limit(gpus=nodes * gpus, cluster=facts)
+        assert limit.value == pytest.approx(floor)
+        assert limit.holds(reached)
+        assert not limit.holds(0.75 * reached)
+        assert entry.severity == "advisory"
+
+
+@pytest.mark.parametrize("operation", ["all_gather", "reduce_scatter", "all_to_all"])
+def test_no_collective_takes_the_number_of_another_shape(operation: str) -> None:
+    """Without the rate of the ports there is an error that asks for it."""
+    entry = entries("h100-sxm")[f"inter_node_busbw[{operation}]"].model_copy(update={"rates": None})
+    with pytest.raises(ConfigurationError, match="Say 'nic_gb_s_per_gpu' in the profile"):
+        entry.limit(gpus=16, cluster={"nodes": 2, "gpus_per_node": 8})
+
+
 def test_no_number_of_another_shape() -> None:
     """Where the profile does not say what its ports carry, nothing is judged but the stated shape."""
     entry = entries("h100-sxm")["inter_node_busbw[all_reduce]"].model_copy(update={"rates": None})

@@ -17,7 +17,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_gpucluster.measurements import collective_cases, collectives, gemm, hbm, health, progress, timing, transport
+from pytest_gpucluster.measurements import (
+    collective_cases,
+    collective_sizes,
+    collectives,
+    exact_sums,
+    gemm,
+    hbm,
+    health,
+    progress,
+    timing,
+    transport,
+)
 from tests.support import REPOSITORY
 from tests.support.products import skip_without_cpu_product
 
@@ -314,16 +325,16 @@ def test_busbw_factors_are_those_of_nccl_tests() -> None:
 def test_all_reduce_refuses(dtype: str, ranks: int, size_bytes: int, text: str) -> None:
     """A sum that could not be exact is not measured."""
     with pytest.raises(ValueError, match=text):
-        collectives._buffer(size_bytes, dtype, ranks)
+        exact_sums.buffer(size_bytes, dtype, ranks)
 
 
 @pytest.mark.parametrize(("dtype", "ranks"), [("float32", 4096), ("bfloat16", 200), ("float16", 64), ("int32", 3)])
 def test_test_pattern_sums_exactly(dtype: str, ranks: int) -> None:
     """The sum stays below the dtype's first gap, and a missing or doubled rank changes it."""
     buffer = torch.empty(1, dtype=getattr(torch, dtype))
-    own = [collectives._patterns(ranks, rank, buffer)[0].double() for rank in (0, 1)]
-    total = collectives._patterns(ranks, 0, buffer)[1].double()
-    assert total.max() <= collectives.EXACT[dtype]
+    own = [exact_sums.patterns(ranks, rank, buffer)[0].double() for rank in (0, 1)]
+    total = exact_sums.patterns(ranks, 0, buffer)[1].double()
+    assert total.max() <= exact_sums.EXACT[dtype]
     assert not torch.equal(own[0], own[1])
     assert own[0].max() >= 1
 
@@ -454,6 +465,44 @@ def test_wrong_element_is_an_error_on_every_rank(operation: str, fault: str, two
         assert found[f"{operation} {fault}"].startswith(f"ArithmeticError: {operation} gave wrong elements on rank 1 (")
 
 
+@pytest.mark.parametrize("operation", ["all_reduce", *collective_cases.CASES])
+def test_a_collective_by_size(operation: str, two_ranks: list[dict[str, Any]]) -> None:
+    """Each size in each dtype, the same rows on every rank; none is smaller than an element for each rank."""
+    found = two_ranks[0][f"{operation} by size"]
+    assert found == two_ranks[1][f"{operation} by size"]
+    least = 1 if operation in ("all_reduce", *collective_cases.WHOLE) else 2
+    expected = [("float32", 4 * least), ("float32", 4096), ("bfloat16", 2 * least), ("bfloat16", 4096)]
+    assert [(row["dtype"], row["bytes"]) for row in found["rows"]] == expected
+    for row in found["rows"]:
+        assert 0 < row["p50_us"] <= row["p99_us"]
+        assert row["algbw_gb_s"] == pytest.approx(row["bytes"] / row["us"] / 1e3, rel=0.01, abs=1e-5)
+        assert row["busbw_gb_s"] == pytest.approx(row["algbw_gb_s"] * collectives.BUSBW_FACTOR[operation](2), abs=2e-5)
+        assert row["slowest_rank"] in (0, 1)
+
+
+def test_a_wrong_element_names_its_size(two_ranks: list[dict[str, Any]]) -> None:
+    """Every row is verified."""
+    expected = "ArithmeticError: all_reduce gave a wrong sum on rank 1 (2 elements), at 64 bytes of bfloat16"
+    assert [rank["wrong_size"] for rank in two_ranks] == [expected] * 2
+
+
+def test_the_slowest_rank_is_named(two_ranks: list[dict[str, Any]]) -> None:
+    """Rank 1 says 0.5 s a launch."""
+    assert two_ranks[0]["slow"]["slowest_rank"] == two_ranks[1]["slow"]["slowest_rank"] == 1
+
+
+@pytest.mark.parametrize("operation", ["all_reduce", "all_gather"])
+def test_a_dtype_that_cannot_count_the_ranks_is_left_out(operation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bfloat16 counts to 256: the rest is shown all the same, and what is left out is said."""
+    asked: list[str] = []
+    monkeypatch.setattr(dist, "get_world_size", lambda: 257)
+    monkeypatch.setattr(collective_sizes, "_timed", lambda _operation, **named: asked.append(named["dtype"]))
+    monkeypatch.setattr(collective_sizes, "_row", lambda _timed: {})
+    found = collective_sizes.by_size(operation, sizes_bytes=[8, 4096])
+    assert set(asked) == {"float32"}
+    assert found.left_out == ["bfloat16"]
+
+
 def outcome(call: Callable[[], Any]) -> Any:
     """The measurement's fields, or its error as text."""
     try:
@@ -480,7 +529,7 @@ def with_nccl_log(folder: Path, rank: int, lines: str) -> Any:
         return outcome(lambda: transport.transport(size_bytes=64))
 
 
-def wrong_sum(rank: int) -> Any:
+def wrong_sum(rank: int, measure: Callable[[], Any]) -> Any:
     """An all-reduce that breaks one element on rank 1."""
     real = dist.all_reduce
 
@@ -491,7 +540,7 @@ def wrong_sum(rank: int) -> Any:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "all_reduce", all_reduce)
-        return outcome(lambda: collectives.all_reduce(size_bytes=400, iterations=1, warmup=0))
+        return outcome(measure)
 
 
 def broken(fault: str, received: torch.Tensor) -> None:
@@ -550,7 +599,14 @@ def two_ranks_program(rank: int, folder: Path) -> None:
         "all_reduce": outcome(lambda: collectives.all_reduce(size_bytes=1 << 20, iterations=10, warmup=1)),
         "bfloat16": outcome(lambda: collectives.all_reduce(size_bytes=1001, iterations=1, warmup=0, dtype="bfloat16")),
         "slow": slow_rank(rank),
-        "wrong_sum": wrong_sum(rank),
+        "wrong_sum": wrong_sum(rank, lambda: collectives.all_reduce(size_bytes=400, iterations=1, warmup=0)),
+        "wrong_size": wrong_sum(
+            rank, lambda: collective_sizes.by_size("all_reduce", sizes_bytes=[64], dtypes=["bfloat16"], iterations=1)
+        ),
+        **{
+            f"{name} by size": outcome(lambda name=name: collective_sizes.by_size(name, sizes_bytes=[1, 4096], iterations=5))
+            for name in ("all_reduce", *collective_cases.CASES)
+        },
         **{
             f"{name} {dtype}": outcome(
                 lambda name=name, dtype=dtype: collectives.collective(

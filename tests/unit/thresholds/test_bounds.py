@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster.thresholds.bounds import most_gb_s, ring_gb_s
+from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s, most_gb_s, ring_gb_s
 
 H100 = {"nvlink_gb_s": 450.0}
 GB200 = {"nvlink_gb_s": 900.0}
@@ -49,6 +49,32 @@ def test_nvlinks_bound_what_fast_ports_do_not() -> None:
 def test_rings(gpus: int, nic: float, ring: float) -> None:
     """The ports of a node together, or the NVLinks of a GPU."""
     assert ring_gb_s(gpus_per_node=gpus, nic_gb_s_per_gpu=nic, **H100) == ring
+
+
+ALL_TO_ALL = {
+    "2 x 8 H100": ((2, 8), (50, 450), 93.75),
+    "2 x 8 H100, half the ports": ((2, 8), (25, 450), 46.875),
+    "8 x 4 GB300": ((8, 4), (100, 900), 110.71),
+    "GPUs of one node": ((1, 8), (50, 450), 450),
+    "one GPU in each node": ((4, 1), (50, 450), 50),
+    "ports faster than NVLinks": ((2, 2), (10_000, 450), 1350),
+}
+"""Nodes and GPUs of each; GB/s of ports and of NVLinks a GPU; the bound on paper."""
+
+
+@pytest.mark.parametrize(("shape", "rates", "most"), ALL_TO_ALL.values(), ids=ALL_TO_ALL)
+def test_all_to_all(shape: tuple[int, int], rates: tuple[float, float], most: float) -> None:
+    """What leaves a node takes the ports of its GPU, what stays the NVLinks."""
+    (nodes, gpus), (nic, nvlink) = shape, rates
+    found = all_to_all_gb_s(nodes=nodes, gpus_per_node=gpus, nic_gb_s_per_gpu=nic, nvlink_gb_s=nvlink)
+    assert found == pytest.approx(most, abs=0.01)
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), [(1, 1), (0, 8), (2, 0)])
+def test_nobody_to_exchange_with(nodes: int, gpus: int) -> None:
+    """One GPU has no all_to_all."""
+    with pytest.raises(ValueError, match="between"):
+        all_to_all_gb_s(nodes=nodes, gpus_per_node=gpus, nic_gb_s_per_gpu=50, **H100)
 
 
 @given(nodes=st.integers(2, 1024), gpus=st.integers(1, 72), nic=st.floats(1, 200))

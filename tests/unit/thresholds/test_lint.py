@@ -311,6 +311,17 @@ def test_a_floor_that_no_cluster_of_the_shape_can_reach(shapes: str, nic: int, e
     assert expected or not lint.lint(path)
 
 
+@pytest.mark.parametrize(("floor", "is_possible"), [(93, True), (94, False)])
+def test_an_all_to_all_has_a_bound_of_its_own(floor: int, write: Write, *, is_possible: bool) -> None:
+    """What an all-reduce can reach, an all_to_all cannot: 93.75 GB/s on 2 x 8 with ports of 50."""
+    text = GOOD.replace("fabric: infiniband}", "fabric: infiniband, nic_gb_s_per_gpu: 50}")
+    between = BETWEEN.replace("ring_gb_s", "all_to_all_gb_s") % f"2x8: {floor}"
+    path = write(text.replace("per: node\n    above: {2: 310, 8: 400}", between))
+    expected = "94 GB/s for 2x8 is more than any all_to_all can reach there, 93.75 (profile"
+    assert is_possible or any(expected in problem for problem in problems_of(path))
+    assert not is_possible or not lint.lint(path)
+
+
 def test_of_a_gpu_without_that_number(write: Write) -> None:
     """A100 has no FP8, so no limit can be a part of it."""
     text = GOOD.replace("{gpu: h200-sxm,", "{gpu: a100-sxm,").replace("bound: gpu.bf16_tflops", "bound: gpu.fp8_tflops")
