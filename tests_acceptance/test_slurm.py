@@ -32,11 +32,20 @@ def told(state):
     """What Slurm says of a host and the job there, in words."""
     node, share = state.node, state.share
     if not isinstance(node, NotAvailable):
-        node = f"{node.name}: {'+'.join(node.states)}, GPUs {node.gpus}, partitions {node.partitions}, Slurm {node.version}"
+        node = f"{node.name}: {'+'.join(node.states)}, GPUs {node.gpus}, Slurm {node.version}"
     if not isinstance(share, NotAvailable):
         share = f"{share.cpus} CPUs, {share.memory_mib} MiB, GPUs {share.gpus}"
+    partitions = state.partitions
+    if not isinstance(partitions, NotAvailable):
+        partitions = ", ".join(f"{name} {found}" for name, found in partitions.items()) or "none"
     seen = f"{state.gpus_seen}{f', {state.mig_gpus} of them in MIG mode' if state.mig_gpus else ''}"
-    return {"node": str(node), "job": str(share), "controller": str(state.controller), "GPUs seen": seen}
+    return {
+        "node": str(node),
+        "job": str(share),
+        "partitions": str(partitions),
+        "controller": str(state.controller),
+        "GPUs seen": seen,
+    }
 
 
 def raise_unknown(node, unknown):
@@ -45,12 +54,15 @@ def raise_unknown(node, unknown):
     raise MeasurementError(text, culprits=(node,), blame=Blame(part="host"))
 
 
-def gpus_without_gres(state):
-    """A remark where Slurm counts no GPU of a host that has some: its site may give out whole hosts only."""
+def remark_on(state):
+    """What a site may have on purpose: Slurm counts no GPU of a host that has some; a partition takes no jobs."""
+    remarks = []
     has_none = isinstance(state.node, SlurmNode) and state.node.gpus == 0
     if has_none and isinstance(state.gpus_seen, int) and state.gpus_seen > 0:
-        return f"Slurm counts no GPU of this host (Gres), and NVML shows {state.gpus_seen}"
-    return None
+        remarks.append(f"Slurm counts no GPU of this host (Gres), and NVML shows {state.gpus_seen}")
+    if not isinstance(state.partitions, NotAvailable):
+        remarks += [f"partition {name} is {found}, not UP" for name, found in state.partitions.items() if found != "UP"]
+    return "; ".join(remarks) or None
 
 
 @pytest.mark.at_end
@@ -62,7 +74,7 @@ def test_slurm_node(slurm_at_start, slurm_at_end, node, criterion):
     unknown = [*found.unknown, *(f"{text}, at the start" for text in at_start.unknown if text not in found.unknown)]
     if wrong or not unknown:
         evidence = {"found": wrong, **told(last), "node at the start": told(first)["node"]}
-        criterion.require(len(wrong), evidence=evidence, remark=gpus_without_gres(last), parts=Parts(kind="host"))
+        criterion.require(len(wrong), evidence=evidence, remark=remark_on(last), parts=Parts(kind="host"))
     if unknown:
         raise_unknown(node, unknown)
 

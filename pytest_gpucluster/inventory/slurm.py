@@ -33,6 +33,7 @@ SAME = {
 """Other words of the same states, as sinfo and older versions write them."""
 NONE = ("", "(null)", "N/A")
 _STATE = re.compile(r" State=(\S+) ThreadsPerCore=(\d+) ")
+_PARTITION = re.compile(r"PartitionName=(\S+) .*\bState=([A-Z]+) ")
 _REASON = re.compile(r" Reason=(.*?)(?: (?:Comment|Extra)=.*)?$")
 _SHARE = re.compile(r" Nodes=(\S+) CPU_IDs=(\S*) Mem=(\d+) GRES=(\S*)(?=\s+[A-Z][\w/:]*=)")
 _GPUS = re.compile(r"gpu(?::[^:()]+)*?:(\d+)(?:\(.*\))?")
@@ -85,6 +86,23 @@ def read_share(job: str, name: str) -> SlurmShare | NotAvailable:
 def read_controller() -> str | NotAvailable:
     """Slurm's own words: ``Slurmctld(primary) at head1 is UP``, a line for each controller."""
     return ask("ping")
+
+
+def read_partitions() -> dict[str, str] | NotAvailable:
+    """The state of every partition by name: ``UP``, ``DOWN``, ``DRAIN`` or ``INACTIVE``."""
+    text = ask("-o", "show", "partition")
+    return text if isinstance(text, NotAvailable) else parse_partitions(text)
+
+
+def parse_partitions(text: str) -> dict[str, str] | NotAvailable:
+    """The records of ``scontrol -o show partition``, a line each."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        state = _PARTITION.match(line)
+        if state is None:
+            return NotAvailable(f"scontrol's answer is no record of a partition: {_short(line)}")
+        found[state[1]] = state[2]
+    return found
 
 
 def parse_node(text: str) -> SlurmNode | NotAvailable:

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 class SlurmState:
     """A host in a job of Slurm: the controller, the host, what the job has of it, and the GPUs that NVML shows to the job.
 
-    ``mig_gpus`` is how many of them are in MIG mode.
+    ``partitions`` are the states of the host's partitions by name. ``mig_gpus`` is how many GPUs are in MIG mode.
     """
 
     controller: str | NotAvailable
     node: SlurmNode | NotAvailable
     share: SlurmShare | NotAvailable
+    partitions: dict[str, str] | NotAvailable
     gpus_seen: int | NotAvailable
     mig_gpus: int
 
@@ -47,14 +48,29 @@ def slurm_state(*, job: str) -> SlurmState:
     """Ask Slurm about this host. A value that cannot be read says why, and leaves the others."""
     hostname = platform.node()
     name = os.environ.get("SLURMD_NODENAME") or hostname.partition(".")[0]
-    with ThreadPoolExecutor(3) as questions:  # at once, so that a controller that is silent costs one deadline
+    with ThreadPoolExecutor(4) as questions:  # at once, so that a controller that is silent costs one deadline
         controller = questions.submit(slurm.read_controller)
         node = questions.submit(slurm.read_node, name, hostname=hostname)
         share = questions.submit(slurm.read_share, job, name)
+        partitions = questions.submit(slurm.read_partitions)
         seen, mig_gpus = _gpus()
     return SlurmState(
-        controller=controller.result(), node=node.result(), share=share.result(), gpus_seen=seen, mig_gpus=mig_gpus
+        controller=controller.result(),
+        node=node.result(),
+        share=share.result(),
+        partitions=_of_host(partitions.result(), node.result()),
+        gpus_seen=seen,
+        mig_gpus=mig_gpus,
     )
+
+
+def _of_host(partitions: dict[str, str] | NotAvailable, node: SlurmNode | NotAvailable) -> dict[str, str] | NotAvailable:
+    """The host's partitions, of all."""
+    if isinstance(partitions, NotAvailable) or isinstance(node, NotAvailable):
+        return node if isinstance(node, NotAvailable) else partitions
+    if isinstance(node.partitions, NotAvailable):
+        return node.partitions
+    return {name: partitions[name] for name in node.partitions.split(",") if name in partitions}
 
 
 @without_device

@@ -72,13 +72,15 @@ def test_the_whole_node(tmp_path: Path, slurm: RealSlurm, num_cpus: int) -> None
 
 
 def test_a_node_that_is_drained(tmp_path: Path, slurm: RealSlurm, num_cpus: int) -> None:
-    """Somebody drains it while the job runs: it fails, with the reason; after that it is healthy again."""
-    drain = f"scontrol update nodename={HOST} state=drain reason='bad GPU 3'"
+    """Somebody drains it, and its partition, while the job runs: it fails, with the reason; after that it is healthy again."""
+    drain = f"scontrol update nodename={HOST} state=drain reason='bad GPU 3'; scontrol update PartitionName=test State=DRAIN"
     try:
         ran = run(tmp_path, slurm, *HEALTHY, f"-c{num_cpus}", before=drain)
         assert outcomes(ran) == {"slurm_node": "failed", "slurm_job": "passed"}, ran.stdout
         assert "DRAIN: it gets no new jobs (reason: bad GPU 3 [" in str(ran.row("slurm_node", "node0")["evidence"]["found"])
+        assert ran.row("slurm_node", "node0")["evidence"]["partitions"] == "test DRAIN"
     finally:
+        slurm.ask("scontrol", "update", "PartitionName=test", "State=UP")
         slurm.ask("scontrol", "update", f"nodename={HOST}", "state=resume")
     slurm.until("State=IDLE ", "scontrol", "-o", "show", "node", HOST)
 

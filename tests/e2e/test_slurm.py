@@ -49,13 +49,15 @@ def limits() -> dict[str, Any]:
 def run(folder: Path, library: Path, *, in_job: bool = True, has_command: bool = True, **changes: Any) -> FinishedRun:
     """The two criteria on two simulated GPUs.
 
-    ``node`` and ``job`` change the records, ``before`` is shell that scontrol runs first; a test of the run makes
-    ``between`` the record of the node.
+    ``node``, ``job`` and ``partition`` change the records, ``before`` is shell that scontrol runs first; a test of the run
+    makes ``between`` the record of the node.
     """
     node, job = ({**made, **changes.get(name, {})} for name, made in (("node", NODE), ("job", JOB)))
     (folder / "limits.yaml").write_text(json.dumps(limits()), encoding="utf-8")
     before = changes.get("before", "")
-    commands = fake_slurm.install(folder / "bin", node=fake_slurm.node(**node), job=fake_slurm.job(**job), before=before)
+    partition = changes.get("partition", fake_slurm.PARTITION)
+    records = {"node": fake_slurm.node(**node), "job": fake_slurm.job(**job), "partition": partition}
+    commands = fake_slurm.install(folder / "bin", **records, before=before)
     if not has_command:
         (commands / "scontrol").unlink()
     (folder / "test_between.py").write_text(
@@ -85,10 +87,12 @@ def outcomes(ran: FinishedRun) -> dict[str, str]:
 
 
 def test_a_healthy_job(tmp_path: Path, library: Path) -> None:
-    """ACCEPTED; what cannot be read of the memory is told."""
-    ran = run(tmp_path, library)
+    """ACCEPTED; what cannot be read of the memory is told, and a partition that a site has closed."""
+    ran = run(tmp_path, library, partition=fake_slurm.PARTITION.replace("State=UP", "State=DRAIN"))
     assert outcomes(ran) == dict.fromkeys(JUDGED, "passed"), ran.stdout
     assert (ran.results["verdict"], ran.returncode) == ("ACCEPTED", 0)
+    assert ran.row("slurm_node", "node0")["remark"] == "partition gpu is DRAIN, not UP"
+    assert ran.row("slurm_node", "node0")["evidence"]["partitions"] == "gpu DRAIN"
     assert "no cgroup of job 2" in ran.row("slurm_job", "node0")["remark"]
 
 

@@ -1,8 +1,9 @@
 """A ``scontrol`` of a test's own: prints records in the form of a real one.
 
-``IDLE`` and ``JOB`` were recorded with Slurm 22.05.8 of Debian 12 (``scontrol -o show node``, ``scontrol -d -o show job``),
-with one host and no GPU. The GRES in ``node`` and ``job`` follow Slurm's source (job_info.c, gres.c) and issues of others, up
-to 25.11 (SlinkyProject/slurm-operator 57 and 101): no real one with GPUs was at hand.
+``IDLE``, ``JOB`` and ``PARTITION`` were recorded with Slurm 22.05.8 of Debian 12 (``scontrol -o show node``,
+``-d -o show job``, ``-o show partition``), with one host and no GPU. The GRES in ``node`` and ``job`` follow Slurm's source
+(job_info.c, gres.c) and issues of others, up to 25.11 (SlinkyProject/slurm-operator 57 and 101): no real one with GPUs was at
+hand.
 """
 
 from __future__ import annotations
@@ -37,6 +38,13 @@ JOB = (
     "Nodes=vm CPU_IDs=0 Mem=200 GRES= MinCPUsNode=1 MinMemoryNode=200M MinTmpDiskNode=0 Features=(null) DelayBoot=00:00:00 "
     "OverSubscribe=OK Contiguous=0 Licenses=(null) Network=(null) Command=/tmp/inner.sh WorkDir=/tmp Power= "
 )
+PARTITION = (
+    "PartitionName=gpu AllowGroups=ALL AllowAccounts=ALL AllowQos=ALL AllocNodes=ALL Default=YES QoS=N/A DefaultTime=NONE "
+    "DisableRootJobs=NO ExclusiveUser=NO GraceTime=0 Hidden=NO MaxNodes=UNLIMITED MaxTime=UNLIMITED MinNodes=0 LLN=NO "
+    "MaxCPUsPerNode=UNLIMITED Nodes=vm PriorityJobFactor=1 PriorityTier=1 RootOnly=NO ReqResv=NO OverSubscribe=NO "
+    "OverTimeLimit=NONE PreemptMode=OFF State=UP TotalCPUs=2 TotalNodes=1 SelectTypeParameters=NONE "
+    "JobDefaults=(null) DefMemPerNode=UNLIMITED MaxMemPerNode=UNLIMITED TRES=cpu=2,mem=1000M,node=1,billing=2"
+)
 PING = "Slurmctld(primary) at vm is UP"
 
 
@@ -51,10 +59,10 @@ def job(*, cpus: str = "0", memory_mib: int = 200, gres: str = "", hosts: str = 
     return JOB.replace("Nodes=vm CPU_IDs=0 Mem=200 GRES=", f"Nodes={hosts} CPU_IDs={cpus} Mem={memory_mib} GRES={gres}")
 
 
-def install(folder: Path, *, node: str, job: str, before: str = "") -> Path:
+def install(folder: Path, *, node: str, job: str, partition: str = PARTITION, before: str = "") -> Path:
     """Write ``scontrol`` into ``folder``, which belongs on the PATH; ``before`` is shell that runs first."""
     folder.mkdir(exist_ok=True)
-    for name, text in (("node", node), ("job", job), ("ping", PING)):
+    for name, text in (("node", node), ("job", job), ("partition", partition), ("ping", PING)):
         (folder / f"{name}.txt").write_text(f"{text}\n", encoding="utf-8")
     script = textwrap.dedent(f"""\
         #!/bin/sh
@@ -63,6 +71,7 @@ def install(folder: Path, *, node: str, job: str, before: str = "") -> Path:
         case "$*" in
             "-o show node "*) cat node.txt;;
             "-d -o show job {JOB_ID}") cat job.txt;;
+            "-o show partition") cat partition.txt;;
             ping) cat ping.txt;;
             *) echo "invalid keyword" >&2; exit 1;;
         esac

@@ -39,6 +39,15 @@ def test_a_recorded_host_that_is_drained() -> None:
     assert (node.states, node.reason) == (["IDLE", "DRAIN"], "bad GPU 3 [me@x] [root@2026-11-23T12:30:47]")
 
 
+def test_recorded_partitions() -> None:
+    """A state for each name; what is no record says so, and no word of a user passes for a state."""
+    text = fake_slurm.PARTITION
+    both = f"{text}\n{text.replace('=gpu ', '=all ').replace('State=UP', 'State=DRAIN')}"
+    assert slurm.parse_partitions(both) == {"gpu": "UP", "all": "DRAIN"}
+    for wrong in ("No partitions in the system", text[: text.index("State=")], f"{text}\nslurm_load_partitions error"):
+        assert isinstance(slurm.parse_partitions(wrong), NotAvailable)
+
+
 def test_an_old_version() -> None:
     """Signs behind the state, and no version."""
     node = parse_node(OF_2017)

@@ -21,6 +21,7 @@ NODE = SlurmNode(
     version="24.05.4",
 )  # fmt: skip
 WHOLE = SlurmState(
+    partitions={"gpu": "UP"},
     controller="Slurmctld(primary) at head is UP",
     node=NODE,
     share=SlurmShare(cpus=8, memory_mib=2000, gpus=8),
