@@ -68,7 +68,8 @@ class Inventory:
     ``gpu_names`` are the names by which NVML may call the promised GPU, ``gpu_links`` its links (None in a rehearsal),
     ``ring_gb_s`` the bus bandwidth of rings over all nodes (None where the profile does not say what its ports carry),
     ``shared_paths`` the folders that all nodes share, ``slurm_job`` the number of Slurm's job in which the run was started.
-    ``requires_kernel_log``: every node has to be able to read its kernel log.
+    ``requires_kernel_log``: every node has to be able to read its kernel log. ``measures_rails``: each adapter is measured by
+    itself.
     """
 
     num_nodes: int
@@ -81,6 +82,7 @@ class Inventory:
     shared_paths: tuple[str, ...] = ()
     slurm_job: str | None = None
     requires_kernel_log: bool = False
+    measures_rails: bool = False
 
     @property
     def fabric_between_nodes(self) -> str:

@@ -236,6 +236,7 @@ def _expected(thresholds: ThresholdsFile, profile: Profile, shape: tuple[int, in
         ring_gb_s=_ring_gb_s(profile, shape[1]),
         shared_paths=tuple(dict.fromkeys(thresholds.content.cluster.shared_paths)),
         requires_kernel_log=thresholds.content.cluster.kernel_log == "required",
+        measures_rails=thresholds.content.cluster.rails == "measured",
     )
 
 

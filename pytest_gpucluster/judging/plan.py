@@ -107,6 +107,9 @@ def _rules_against(threshold: Threshold, inventory: Inventory) -> Iterator[Rule]
     if threshold.needs_kernel_log and not inventory.requires_kernel_log:
         text = "needs the kernel log, and the limits do not require that it can be read (cluster: kernel_log: required)"
         yield Rule(text=text, cause="kernel log not required")
+    if threshold.needs_rails and not inventory.measures_rails:
+        text = "measures each adapter by itself, and the limits do not ask for it (cluster: rails: measured)"
+        yield Rule(text=text, cause="rails not asked for")
     if threshold.needs_slurm and inventory.slurm_job is None:
         text = "needs a job of Slurm that can be asked: SLURM_JOB_ID is not set, or scontrol is not on the PATH"
         yield Rule(text=text, cause="no job of Slurm")

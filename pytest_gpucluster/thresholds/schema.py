@@ -119,6 +119,7 @@ class Cluster(_Strict):
     gpus_per_node: AutoCount = "auto"
     shared_paths: SharedPaths = []
     kernel_log: Literal["required", "optional"] = "optional"
+    rails: Literal["measured", "skipped"] = "skipped"
 
 
 class ProfileEntry(_Strict):
@@ -153,6 +154,7 @@ class _Rules(_Strict):
     needs_slurm: bool = False
     needs_program: Text | None = None
     needs_kernel_log: bool = False
+    needs_rails: bool = False
     fabrics: Annotated[list[Fabric], Field(min_length=1)] | None = None
     requires: Text | None = None
     noise: Annotated[float, Field(gt=0, lt=1), _AS_WRITTEN] | None = None

@@ -98,6 +98,12 @@ def simulate(folder: Path, fleet: str, *arguments: str, bad: tuple[str, ...] = (
     return run_pytest(folder, "-p", "pytest_gpucluster.plugin.fleet", f"--fleet={fleet}", *planted, ACCEPTANCE, *arguments)
 
 
+def with_rails(folder: Path) -> str:
+    """The option for limits that ask for each adapter by itself."""
+    (folder / "site.yaml").write_text("extends: packaged\ncluster: {rails: measured}\n", encoding="utf-8")
+    return "--gpucluster-thresholds=site.yaml"
+
+
 def not_green(run: FinishedRun) -> dict[str, dict[str, set[str]]]:
     """The criteria that are neither passed nor skipped, by place in words and outcome; advisory misses too."""
     found: dict[str, dict[str, set[str]]] = {}
@@ -251,7 +257,8 @@ def test_three_of_64_nodes_drift(tmp_path: Path) -> None:
 
 def test_two_interfaces_have_no_siblings(tmp_path: Path) -> None:
     """Two healthy nodes with one interface each: the rates are told, and nothing is open for that."""
-    run = simulate(tmp_path, "2x2", "--gpucluster-profile=lab-2x2", "--gpucluster-level=standard", "-k", "rail")
+    chosen = (with_rails(tmp_path), "--gpucluster-profile=lab-2x2", "--gpucluster-level=standard", "-k", "rail")
+    run = simulate(tmp_path, "2x2", *chosen)
     for quantity in ("bandwidth", "latency"):
         assert run.outcomes(f"slow_rail[{quantity}]") == {"node0": "passed", "node1": "passed"}
         rates = run.row(f"slow_rail[{quantity}]", "node0")["evidence"]["rates"]
@@ -267,7 +274,7 @@ def test_every_fault_is_planted_here() -> None:
 @pytest.mark.parametrize("profile", ["h200-sxm", pytest.param("h100-sxm", marks=pytest.mark.slow)])
 def test_each_fault_shows_as_itself_and_nowhere_else(tmp_path: Path, profile: str) -> None:
     """Sixteen GPUs with every fault that leaves all ranks in the run. The healthy ones are green."""
-    run = simulate(tmp_path, "4x4", f"--gpucluster-profile={profile}", bad=tuple(BAD))
+    run = simulate(tmp_path, "4x4", with_rails(tmp_path), f"--gpucluster-profile={profile}", bad=tuple(BAD))
     assert not_green(run) == expected(BAD), run.stdout[-4000:]
     assert_said_everywhere(run, "REJECTED")
     assert run.returncode == 1

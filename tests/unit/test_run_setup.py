@@ -102,6 +102,15 @@ def test_shared_paths_are_promised(tmp_path: Path) -> None:
     assert simulated(tmp_path).inventory.shared_paths == ()
 
 
+@pytest.mark.parametrize(("word", "asks"), [("measured", True), ("skipped", False)])
+def test_rails_are_asked_for(tmp_path: Path, word: str, asks: bool) -> None:  # noqa: FBT001 -- a parameter
+    """Only where the limits say so."""
+    limits = tmp_path / "site.yaml"
+    limits.write_text(f"schema: 1\nextends: packaged\ncluster: {{rails: {word}}}\n", encoding="utf-8")
+    assert simulated(tmp_path, thresholds=limits).inventory.measures_rails is asks
+    assert simulated(tmp_path).inventory.measures_rails is False
+
+
 @pytest.mark.parametrize(("word", "is_required"), [("required", True), ("optional", False)])
 def test_the_kernel_log_is_required(tmp_path: Path, word: str, is_required: bool) -> None:  # noqa: FBT001 -- a parameter
     """Only where the limits say so."""

@@ -99,6 +99,15 @@ def test_a_rule_by_the_kernel_log() -> None:
     assert "the limits do not require that it can be read (cluster: kernel_log: required)" in rule.text
 
 
+def test_a_rule_by_the_rails() -> None:
+    """Adapters are measured one by one where the limits ask for it."""
+    needy = threshold(needs_rails=True)
+    assert rule_against(needy, replace(INVENTORY, measures_rails=True)) is None
+    rule = rule_against(needy, INVENTORY)
+    assert rule is not None
+    assert "(cluster: rails: measured)" in rule.text
+
+
 @pytest.mark.parametrize(("per", "number"), [("gpu", 4), ("node", 2), ("cluster", 1)])
 def test_places_of(per: str, number: int) -> None:
     """Every GPU, every node, or the cluster once."""
