@@ -24,6 +24,7 @@ from pytest_gpucluster.measurements.sxids import node_sxids
 from pytest_gpucluster.measurements.training import finetune, train
 from pytest_gpucluster.measurements.xids import gpu_xids
 from pytest_gpucluster.plugin.stash_keys import RULE
+from pytest_gpucluster.text import first_line
 from tests_acceptance.guilty_nodes import GuiltyNodes
 
 FOLDER = "tests_acceptance"
@@ -219,9 +220,23 @@ def measure_collective(cluster, operation, recipe, *, per):
     return judged, cluster.run(by_size, per=per, operation=operation, sizes_bytes=shown_bytes, **deadline)
 
 
-def evidence_of(timing, sizes):
+def told_by_size(read):
+    """The table by size that ``read`` returns. An error of our own code there is told, and leaves the judged value as it is.
+
+    Raises:
+        MeasurementError: wrong elements arrived, a rank hung or died: that is no healthy node's.
+    """
+    try:
+        sizes = read()
+    except MeasurementError as error:
+        if error.blames != "software":
+            raise
+        return {"sizes": f"not measured: {first_line(str(error))}"}
+    return {"sizes": sizes.rows, **({"without": sizes.left_out} if sizes.left_out else {})}
+
+
+def evidence_of(timing, read_sizes):
     """What else was seen while a collective was timed; by size it is in results.json."""
-    left_out = {"without": sizes.left_out} if sizes.left_out else {}
     return {
         "NVLS": timing.nvls,
         "NCCL": timing.nccl_version,
@@ -232,7 +247,6 @@ def evidence_of(timing, sizes):
         "ranks": timing.world_size,
         "slowest rank": timing.slowest_rank,
         "bytes": timing.size_bytes,
-        "sizes": sizes.rows,
-        **left_out,
+        **told_by_size(read_sizes),
         **timing.evidence,
     }

@@ -76,5 +76,5 @@ def test_inter_node_busbw(collective, guilty_nodes, criterion, request):
     criterion.require(
         measured.repeated(None, "busbw_gb_s", "spans_busbw_gb_s"),
         parts=guilty.parts,
-        evidence={**guilty.evidence, **evidence_of(measured.value, sizes.value)},
+        evidence={**guilty.evidence, **evidence_of(measured.value, lambda: sizes.value)},
     )
