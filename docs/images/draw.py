@@ -1,10 +1,10 @@
 """Draw the pictures of screens: the end of a kept run, the ends of demos, and a watch, as a terminal shows them today.
 
-    python docs/images/draw.py [acceptance-4xH200] [demo-1x8] [demo-128x8] [watch]
+    python docs/images/draw.py [acceptance-4xH200] [demo-1x8] [demo-128x8] [watch] [watch-h200] [info-h100]
 
 Run it after the kept run, the table or the fleet has changed. The picture of the kept run has the values of its results.json;
 rows that do not apply and some others are left out, and it says how many. A demo is run, at a pseudo-terminal of 100 columns.
-The watch shows the made node and the made run of its tests.
+The watch shows the made node and the made run of its tests; watch-h200 and info-h100 what was printed on real GPUs, as kept.
 """  # noqa: INP001 -- a script
 
 from __future__ import annotations
@@ -43,6 +43,14 @@ DEMOS = {
 }
 DEMO_WIDTH = WATCH_WIDTH = 100
 WATCH = "watch"
+RESULTS = ROOT / "docs" / "results"
+KEPT = {
+    "watch-h200": ("$ gpucluster watch --once", RESULTS / "2026-11-23-h200x1-2508f65" / "watch.txt"),
+    "info-h100": (
+        "$ for view in summary gpu links host; do echo $view; gpucluster info $view; done",
+        RESULTS / "2026-11-23-h100x1-432fa9a" / "raw" / "info.txt",
+    ),
+}
 COMMAND = "$ torchrun --nproc-per-node=4 -m pytest tests_acceptance"
 WIDTH = 108
 SHOWN = {
@@ -132,6 +140,17 @@ def watch_picture() -> str:
     return exported(console, title="made values: no GPU was measured", name=WATCH)
 
 
+def kept_picture(name: str) -> str:
+    """What a command printed on a real machine."""
+    command, file = KEPT[name]
+    console = Console(
+        record=True, width=WATCH_WIDTH, file=io.StringIO(), force_terminal=True, legacy_windows=False, highlight=False
+    )
+    console.print(Text(command, style="bold"))
+    console.print(Text("\n".join(line.rstrip() for line in file.read_text(encoding="utf-8").splitlines())))
+    return exported(console, title=f"as printed: {file.relative_to(RESULTS).parts[0]}", name=name)
+
+
 def at_terminal(words: Sequence[str]) -> str:
     """What a command of ``gpucluster`` shows at a pseudo-terminal, in an empty folder, which it names as its own."""
     shown: list[bytes] = []
@@ -164,8 +183,10 @@ def _family(record: Record) -> str:
 def main() -> int:
     """Write the pictures that are named, or all."""
     sys.path.insert(0, str(ROOT))
-    for name in sys.argv[1:] or [TARGET.stem, *DEMOS, WATCH]:
-        if name == WATCH:
+    for name in sys.argv[1:] or [TARGET.stem, *DEMOS, WATCH, *KEPT]:
+        if name in KEPT:
+            text = kept_picture(name)
+        elif name == WATCH:
             text = watch_picture()
         else:
             text = picture(json.loads(RUN.read_text(encoding="utf-8"))) if name == TARGET.stem else demo_picture(name)

@@ -270,6 +270,17 @@ def test_picture_of_the_readme_shows_the_kept_run() -> None:
     assert "url(http" not in svg
 
 
+@pytest.mark.parametrize("name", ["watch-h200", "info-h100"])
+def test_pictures_of_real_machines_show_the_kept_text(name: str) -> None:
+    """What was printed there, and nothing else."""
+    draw = script("images/draw.py")
+    svg = draw.kept_picture(name)
+    assert (draw.IMAGES / f"{name}.svg").read_text(encoding="utf-8") == svg
+    shown = svg.replace("&#160;", " ")
+    words = [word for word in draw.KEPT[name][1].read_text(encoding="utf-8").split() if word.isalnum()]
+    assert [word for word in words if word not in shown] == []
+
+
 def test_sources_name_pages_that_exist() -> None:
     """Every page that thresholds.yaml names is there, and a source with the date of a run names its page."""
     text = (REPOSITORY / "thresholds.yaml").read_text(encoding="utf-8")
