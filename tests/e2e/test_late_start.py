@@ -11,7 +11,7 @@ from tests.support.runs import run_pytest
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
 @pytest.mark.parametrize(("fixtures", "passed"), [("cluster", 1), ("place, cluster", 2)])

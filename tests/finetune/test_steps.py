@@ -73,6 +73,7 @@ def test_gradient_checkpointing_changes_no_loss(plain: Outcome) -> None:
     assert run(gradient_checkpointing=True).losses == pytest.approx(plain.losses, rel=1e-5)
 
 
+@pytest.mark.long
 def test_compiled_layers_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers are traced once, evaluated and audited eagerly; compile_s has the time."""
     monkeypatch.setattr(strategy, "BACKEND", "aot_eager")

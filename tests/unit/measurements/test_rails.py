@@ -89,6 +89,7 @@ def test_the_interfaces_of_a_host(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
+@pytest.mark.long
 def test_ranks_on_the_loopback(tmp_path: Path) -> None:
     """Each pair has both ends, the slow rank is slow with every partner, and wrong bytes name who sent them."""
     fixed = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"}
