@@ -17,7 +17,7 @@ import pytest
 
 from pytest_gpucluster.reporting.watched_run import WatchedRun
 from tests.support import nvml_simulator
-from tests.support.launching import DEADLINE_S, environment
+from tests.support.launching import DEADLINE_S, environment, hear_interrupts
 from tests.support.processes import MARK, kill_marked
 from tests.support.terminal import at_terminal
 from tests.support.watched import write_run
@@ -56,8 +56,8 @@ def once(folder: Path, variables: dict[str, str], *words: str) -> Any:
 def log_of(folder: Path, variables: dict[str, str], *words: str) -> Iterator[tuple[subprocess.Popen[str], Any]]:
     """A watch that writes into a pipe, and what it writes."""
     command = [*WATCH, "--interval-s", "0.2", *words]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=folder, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True) as process:
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, cwd=folder, env=variables, preexec_fn=hear_interrupts, **pipes) as process:  # noqa: PLW1509
         try:
             yield process, process.stdout
         finally:

@@ -85,7 +85,7 @@ class Launch:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                preexec_fn=_hear_interrupts,  # noqa: PLW1509 -- one thread, and nothing but a signal's default
+                preexec_fn=hear_interrupts,  # noqa: PLW1509 -- one thread, and nothing but a signal's default
             )
         return self
 
@@ -209,7 +209,7 @@ class Launch:
         return {case.name: case.outcome for case in self.cases(file)}
 
 
-def _hear_interrupts() -> None:
+def hear_interrupts() -> None:
     """A job in the background of a shell ignores SIGINT, and so would all it starts."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
