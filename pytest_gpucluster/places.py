@@ -16,7 +16,8 @@ Device: TypeAlias = Literal["cuda", "cpu"]
 class Place:
     """One GPU of the expected inventory (or one node, with ``gpu`` None), bound to hardware once that said hello.
 
-    Two places are equal when their ids are. ``rank`` is None while the place is unbound: nothing answers there.
+    Two places are equal when their ids are. ``rank`` is None while the place is unbound: nothing answers there. ``board`` is
+    which part the GPU is, as text: part number, VBIOS, module, and where in the rack, as far as the driver tells it.
     """
 
     id: str
@@ -27,6 +28,7 @@ class Place:
     uuid: str | None = field(compare=False, default=None)
     serial: str | None = field(compare=False, default=None)
     pci: str | None = field(compare=False, default=None)
+    board: Mapping[str, str] = field(compare=False, default_factory=dict)
 
     def __str__(self) -> str:
         """The id, as in testcase names."""

@@ -33,7 +33,7 @@ from pytest_gpucluster.judging.promises import (
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, Record, Terms, Verdict, decide
 from pytest_gpucluster.protocol.messages import ReportTarget
 from pytest_gpucluster.reporting.recorder import Recorder, RunStatus
-from pytest_gpucluster.reporting.results import place_facts
+from pytest_gpucluster.reporting.results import bound_facts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -120,7 +120,7 @@ class Session:
             self._cluster = Cluster(self.controller, binding, wanted=self._wanted, deadline_s=self.setup.deadline_s)
             self._object_to_gpus(binding)
             self.changed_terms += [*_terms_of_nodes(binding), *_other_options(self.controller, self.setup.settings)]
-            places, nodes = ([place_facts(place) for place in some] for some in (binding.places, binding.nodes))
+            places, nodes = ([bound_facts(place) for place in some] for some in (binding.places, binding.nodes))
             found = {
                 "unheard": binding.unidentified,
                 "changed_terms": self.changed_terms,

@@ -134,6 +134,13 @@ def test_persistence(gpu_states, place, criterion):
     criterion.require(0 if read(gpu_states, place, "persistence") else 1, parts=Parts(kind="settings"))
 
 
+def test_power_limit(gpu_states, place, criterion):
+    """The GPU may draw what its board is made for."""
+    limit_w, default_w = (read(gpu_states, place, name) for name in ("power_limit_w", "power_limit_default_w"))
+    evidence = {"limit W": limit_w, "default W": default_w}
+    criterion.require(max(0.0, default_w - limit_w), evidence=evidence, parts=Parts(kind="settings"))
+
+
 def blamed(bad, gpus):
     """The bad GPUs of a node; none where all of its GPUs are bad, as the fault is the node's then."""
     return tuple(bad) if len(bad) < len(gpus) else ()

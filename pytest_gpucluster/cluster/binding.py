@@ -157,7 +157,8 @@ def _node_key(one: Identity) -> tuple[tuple[tuple[int, int, str], ...], int, str
 
 
 def _bound(place: Place, rank: int, one: Identity) -> Place:
-    return replace(place, rank=rank, hostname=one.hostname, uuid=one.uuid, serial=one.serial, pci=one.pci)
+    found = {name: getattr(one, name) for name in ("hostname", "uuid", "serial", "pci", "board")}
+    return replace(place, rank=rank, **found)
 
 
 def _refuse_other_versions(controller: Controller | InlineController, found: Mapping[int, Identity]) -> None:

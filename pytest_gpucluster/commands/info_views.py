@@ -80,15 +80,33 @@ def gpu(machine: Machine) -> list[Shown]:
     numbers = ("GPU", "GiB", "C", "mem C", "W", "MHz", "ECC")
     names = ("GPU", "name", "GiB", "C", "mem C", "W", "MHz", "ECC", "recovery", "held by")
     which = [(str(one["index"]), one_line(one["pci"]), cell(one["serial"]), one_line(one["uuid"])) for one in gpus]
-    board = [(str(one["index"]), cell(one["board_part_number"]), cell(one["vbios"]), cell(one["module_id"])) for one in gpus]
+    board = [
+        (
+            str(one["index"]),
+            cell(one["board_part_number"]),
+            cell(one["vbios"]),
+            cell(one["module_id"]),
+            cell(one["power_limit_w"], "{:.0f}"),
+            _where(one["platform"]),
+        )
+        for one in gpus
+    ]
     shown: list[Shown] = [
         table(names, running, right=numbers),
         Text(""),
         table(("GPU", "PCI", "serial", "UUID"), which, right=("GPU",)),
         Text(""),
-        table(("GPU", "board", "VBIOS", "module"), board, right=("GPU", "module")),
+        table(("GPU", "board", "VBIOS", "module", "limit W", "in the rack"), board, right=("GPU", "module", "limit W")),
     ]
     return shown if gpus else []
+
+
+def _where(platform: Mapping[str, Any]) -> str:
+    """``chassis 1821924190012, slot 3, tray 2, host 1``."""
+    if unavailable(platform) is not None:
+        return NOTHING
+    words = {"chassis_serial": "chassis", "slot": "slot", "tray": "tray", "host": "host"}
+    return ", ".join(f"{word} {one_line(str(platform[name]))}" for name, word in words.items())
 
 
 def ib(machine: Machine) -> list[Shown]:
@@ -140,6 +158,7 @@ def software(machine: Machine) -> list[Shown]:
         "operating_system": host["operating_system"],
         "kernel": host["kernel"],
         "driver": sorted(set(drivers)) if drivers else {"not_available": machine["gpus"]["error"] or "NVML shows no GPU"},
+        "driver_cuda": machine["gpus"]["driver_cuda"],
         **machine["software"],
         "nvidia_peermem": machine["peer_memory"],
         **machine["variables"],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.fleet.asked import PEAK_CLOCK_MHZ, hostname_of, made, telemetry
 from pytest_gpucluster.fleet.hardware import spread
 from pytest_gpucluster.inventory.identity import read_versions
+from pytest_gpucluster.inventory.reading import NotAvailable
 
 if TYPE_CHECKING:
     from pytest_gpucluster.fleet.asked import Asked
@@ -38,6 +39,7 @@ def identity(asked: Asked) -> Any:
         nvml_gpus=asked.hardware.simulation.gpus_per_node,
         hidden_gpus=0,
         variables={},
+        board={"vbios": "simulated", "module": str(gpu + 1)},
         stack={"driver": OTHER_VERSION if other else "simulated", "CUDA": "simulated", "NCCL": "simulated"},
     )
 
@@ -83,6 +85,7 @@ def gpu_state(asked: Asked) -> Any:
         pcie_gen=gen - half, pcie_gen_max=gen, pcie_width=asked.spec.pcie_width, pcie_width_max=asked.spec.pcie_width,
         pcie_replay_count=0, nvlinks=links, clocks_event_reasons=["gpu_idle"],
         sm_clock_mhz=345, temperature_c=34 + gpu, power_w=76.0, mig=False, persistence=True,
+        power_limit_w=700.0, power_limit_default_w=700.0, platform=NotAvailable("Not Supported (nvmlDeviceGetPlatformInfo)"),
         board_part_number="simulated", module_id=gpu + 1, compute_mode="default", memory_temperature_c=40.0 + gpu,
         repair=repair, nvlink_peer="switch", fabric=fabric,
         spare_row_banks={"max": 2560, "high": 0, "partial": 0, "low": 0, "none": 0}, held_back_s={"power": 0.0, "heat": 0.0},

@@ -31,6 +31,7 @@ class Identity:
         nvml_gpus: how many GPUs NVML lists on this node; None where it was not read.
         hidden_gpus: how many of them ``CUDA_VISIBLE_DEVICES`` hides from this rank.
         variables: the environment variables of this rank that may change what is measured.
+        board: which part the GPU is, as far as NVML tells it (:func:`~pytest_gpucluster.inventory.gpu_board.read_board`).
         stack: the versions below torch, by name: driver, CUDA, NCCL, as far as they could be read. They may differ.
     """
 
@@ -47,6 +48,7 @@ class Identity:
     hidden_gpus: int | None = None
     variables: dict[str, str] = field(default_factory=dict)
     stack: dict[str, str] = field(default_factory=dict)
+    board: dict[str, str] = field(default_factory=dict)
 
 
 def identity(*, device: str) -> Identity:
@@ -75,6 +77,7 @@ def identity(*, device: str) -> Identity:
         hidden_gpus=hidden_gpus,
         variables=read_variables(os.environ),
         stack=read_stack() if device == "cuda" else {},
+        board=read_board_of(gpu.get("uuid")),
         **gpu,
     )
 
@@ -152,6 +155,19 @@ def digest_of_package() -> str:
     for file in sorted(folder.rglob("*.py")):
         found.update(str(file.relative_to(folder)).encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
     return found.hexdigest()[:12]
+
+
+def read_board_of(uuid: str | None) -> dict[str, str]:
+    """Part number, VBIOS, module and place in the rack of a GPU by NVML; what NVML does not give is left out."""
+    if uuid is None:
+        return {}
+    from pytest_gpucluster.inventory import gpu_board, nvml, nvml_calls
+
+    try:
+        with nvml_calls.session():
+            return gpu_board.read_board(nvml.handle_of(uuid))
+    except nvml_calls.NvmlError:
+        return {}
 
 
 def read_serial(uuid: str) -> str | None:

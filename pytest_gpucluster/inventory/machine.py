@@ -52,7 +52,7 @@ def _gpus() -> dict[str, Any]:
     try:
         return survey_gpus()
     except ConfigurationError as error:
-        return {"status": "error", "error": str(error), "gpus": [], "count": 0}
+        return {"status": "error", "error": str(error), "gpus": [], "count": 0, "driver_cuda": NotAvailable(str(error))}
 
 
 def _way(nic: Nic, root: Path) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 import pynvml
 
 from pytest_gpucluster.inventory.event_reasons import event_reason_names, read_event_reasons
+from pytest_gpucluster.inventory.gpu_board import GpuPlatform, read_platform
 from pytest_gpucluster.inventory.gpu_fabric import GpuFabric, read_fabric, read_nvlink_peer
 from pytest_gpucluster.inventory.gpu_repair import GpuRepair, read_repair
 from pytest_gpucluster.inventory.gpu_wear import read_held_back_s, read_spare_row_banks
@@ -24,6 +25,7 @@ from pytest_gpucluster.inventory.nvml_calls import (
     NvmlError,
     NvmlLibraryNotFoundError,
     naming,
+    newer,
     optional,
     read_fields,
     required,
@@ -56,6 +58,7 @@ class GpuState:
     vbios: str | NotAvailable
     board_part_number: str | NotAvailable
     module_id: int | NotAvailable
+    platform: GpuPlatform | NotAvailable
     memory_gib: float
     memory_used_gib: float
     ecc_enabled: bool | NotAvailable
@@ -77,6 +80,8 @@ class GpuState:
     sm_clock_mhz: int | NotAvailable
     temperature_c: int | NotAvailable
     power_w: float | NotAvailable
+    power_limit_w: float | NotAvailable
+    power_limit_default_w: float | NotAvailable
     mig: bool | NotAvailable
     persistence: bool | NotAvailable
     compute_mode: str | NotAvailable
@@ -221,7 +226,7 @@ def read_clocks(handle: Any) -> dict[str, float | NotAvailable]:
     return {
         "sm_clock_mhz": optional(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
         "temperature_c": optional(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
-        "power_w": optional(pynvml.nvmlDeviceGetPowerUsage, handle, convert=lambda power_mw: power_mw / 1000),
+        "power_w": optional(pynvml.nvmlDeviceGetPowerUsage, handle, convert=_watts),
     }
 
 
@@ -247,28 +252,36 @@ def survey() -> dict[str, Any]:
     """What :func:`main` prints.
 
     ``status`` is ``ok``, ``no_library`` (no driver here) or ``error``; ``error`` NVML's text, with every GPU it
-    concerns, or None; ``gpus`` the readable GPUs; ``count`` how many NVML knows, unreadable ones included.
+    concerns, or None; ``gpus`` the readable GPUs; ``count`` how many NVML knows, unreadable ones included;
+    ``driver_cuda`` the newest CUDA that the driver runs.
     """
     answers: list[GpuState | NvmlError] = []
     count = 0
+    cuda: str | NotAvailable = NotAvailable("NVML did not start")
     try:
         with session():
+            cuda = newer("nvmlSystemGetCudaDriverVersion_v2", convert=lambda number: f"{number // 1000}.{number % 1000 // 10}")
             count = gpu_count()
             answers = [_gpu_or_error(index) for index in range(count)]
     except NvmlLibraryNotFoundError as error:
-        return {"status": "no_library", "error": str(error), "gpus": [], "count": 0}
+        return {"status": "no_library", "error": str(error), "gpus": [], "count": 0, "driver_cuda": _plain(cuda)}
     except NvmlError as error:
         answers = [error]
     errors = [str(answer) for answer in answers if isinstance(answer, NvmlError)]
     gpus = [dataclasses.asdict(answer) for answer in answers if isinstance(answer, GpuState)]
     status = "error" if errors else "ok"
-    return {"status": status, "error": "; ".join(errors) or None, "gpus": gpus, "count": count}
+    texts = "; ".join(errors) or None
+    return {"status": status, "error": texts, "gpus": gpus, "count": count, "driver_cuda": _plain(cuda)}
 
 
 def main() -> int:
     """Print :func:`survey` as one line of JSON; always 0, because a broken GPU is an answer."""
     sys.stdout.write(json.dumps(survey()) + "\n")
     return 0
+
+
+def _plain(value: str | NotAvailable) -> Any:
+    return dataclasses.asdict(value) if isinstance(value, NotAvailable) else value
 
 
 def _gpu_or_error(index: int) -> GpuState | NvmlError:
@@ -291,6 +304,7 @@ def _identity(handle: Any) -> dict[str, Any]:
         "vbios": optional(pynvml.nvmlDeviceGetVbiosVersion, handle, convert=text),
         "board_part_number": optional(pynvml.nvmlDeviceGetBoardPartNumber, handle, convert=text),
         "module_id": optional(pynvml.nvmlDeviceGetModuleId, handle),
+        "platform": read_platform(handle),
         "mig": optional(pynvml.nvmlDeviceGetMigMode, handle, convert=lambda modes: bool(modes[0])),
         "persistence": optional(pynvml.nvmlDeviceGetPersistenceMode, handle, convert=bool),
         "compute_mode": optional(
@@ -335,8 +349,14 @@ def _running(handle: Any) -> dict[str, Any]:
         "clocks_event_reasons": reasons,
         "memory_temperature_c": memory_temperature,
         "held_back_s": read_held_back_s(handle),
+        "power_limit_w": optional(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle, convert=_watts),
+        "power_limit_default_w": optional(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle, convert=_watts),
         **read_clocks(handle),
     }
+
+
+def _watts(power_mw: float) -> float:
+    return power_mw / 1000
 
 
 def _index_of(entry: str, uuids: list[str]) -> int | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pynvml
 
-from pytest_gpucluster.inventory.nvml_calls import optional, text, value_or_none
+from pytest_gpucluster.inventory.nvml_calls import newer, optional, text, value_or_none
 from pytest_gpucluster.inventory.reading import or_none
 
 
@@ -22,10 +22,13 @@ def read_used_bytes(handle: Any) -> tuple[int, bool] | None:
 def read_compute_processes(handle: Any) -> list[tuple[int, int | None]] | None:
     """(pid, bytes) of each process with a CUDA context on the GPU; None instead of what NVML does not give.
 
-    In a container the list may be empty, and the pids are the host's.
+    Clients of an MPS daemon are in a list of their own. In a container the lists may be empty, and the pids are the host's.
     """
     found = or_none(optional(pynvml.nvmlDeviceGetComputeRunningProcesses_v3, handle))
-    return None if found is None else [(int(one.pid), one.usedGpuMemory) for one in found]
+    clients = or_none(newer("nvmlDeviceGetMPSComputeRunningProcesses_v3", handle))
+    if found is None and not clients:
+        return None
+    return [*{int(one.pid): (int(one.pid), one.usedGpuMemory) for one in (*(clients or ()), *(found or ()))}.values()]
 
 
 def read_process_name(pid: int) -> str | None:

@@ -45,6 +45,7 @@ OF_GPU: Mapping[str, str] = {
     "ecc_enabled": "ECC",
     "mig": "MIG",
     "persistence": "persistence mode",
+    "power_limit_w": "power limit W",
     "pcie_gen_max": "PCIe generation",
     "pcie_width_max": "PCIe lanes",
 }

@@ -41,6 +41,8 @@ TIED = "\N{NO-BREAK SPACE}"
 """A space at which no line is broken."""
 ABSENT = "absent"
 UNMEASURED = (ERROR, MISSING)
+BOARD = {"part_number": "part", "module": "module", "chassis_serial": "chassis", "slot": "slot", "tray": "tray"}
+"""What of a GPU's board whoever replaces it has to know, each with its word."""
 REASONS = {
     "hw_thermal_slowdown": "heat throttles it: look at its cooling",
     "sw_thermal_slowdown": "heat throttles it: look at its cooling",
@@ -189,11 +191,12 @@ def _name_of(names: Sequence[str], places: Mapping[str, Place]) -> str:
 
 
 def _where(place: Place) -> tuple[str, ...]:
-    """Hostname, PCI address, serial and UUID, as far as they are known."""
+    """Hostname, PCI address, serial, board and UUID, as far as they are known."""
     known = (
         place.hostname,
         f"PCI {place.pci}" if place.pci else None,
         f"serial {place.serial}" if place.serial else None,
+        *(f"{word} {place.board[name]}" for name, word in BOARD.items() if name in place.board),
         place.uuid,
     )
     return tuple(part for part in known if part)

@@ -33,6 +33,7 @@ def results_document(
         "verdict": verdict.word,
         "verdict_line": verdict.line,
         **facts,
+        "hardware": [{"place": name, **place.board} for name, place in places.items() if place.board],
         "criteria": [_row(record, facts_of) for record in rows],
         "culprits": culprits(known, places),
     }
@@ -53,9 +54,14 @@ def _member(value: Any) -> str:
     return f"[\n{rows}\n ]"
 
 
-def place_facts(place: Place | None) -> dict[str, Any] | None:
-    """A place as results.json describes it; None stays None."""
-    return None if place is None else {name: getattr(place, name) for name in _PLACE_FIELDS}
+def place_facts(place: Place) -> dict[str, Any]:
+    """A place as results.json describes it."""
+    return {name: getattr(place, name) for name in _PLACE_FIELDS}
+
+
+def bound_facts(place: Place) -> dict[str, Any]:
+    """A place as the journal describes it, from which it is built again."""
+    return {**place_facts(place), **({"board": dict(place.board)} if place.board else {})}
 
 
 def culprits(cases: Sequence[Case], places: Mapping[str, Place]) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
 OF_NODE = ("nvlink_links", "fabric_state")
-OF_GPU = ("recovery_action", "memory_repair", "compute_mode", "persistence")
+OF_GPU = ("recovery_action", "memory_repair", "compute_mode", "persistence", "power_limit")
 GPU_1 = {"node0-gpu1": "failed"}
 UNREAD = {"node0-gpu1": "error"}
 JUDGED = (*OF_NODE, *OF_GPU)
@@ -120,6 +120,12 @@ def test_healthy_host(tmp_path: Path, library: Path) -> None:
             marks=pytest.mark.slow,
         ),
         pytest.param(
+            "1.err.nvmlDeviceGetPowerManagementDefaultLimit 3",
+            {"power_limit": UNREAD},
+            "power_limit_default_w could not be read: Not Supported",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             "1.fabric.state 1",
             {"fabric_state": {"node0": "failed"}},
             "node0-gpu1 its state is not_started",
@@ -165,6 +171,17 @@ def test_what_a_gpu_asks_for_is_the_next_step(tmp_path: Path, library: Path) -> 
     ran = run(tmp_path, library, "count 2\n1.recovery 4")
     assert "start nothing new on it, and reset it" in ran.culprit("node0-gpu1")["action"]
     assert "start nothing new on it, and reset it" in " ".join(ran.stdout.split())
+
+
+@pytest.mark.parametrize(("limit_mw", "value"), [(500_000, 200.0), (699_000, 1.0)])
+def test_lower_power_limit_is_shown(tmp_path: Path, library: Path, limit_mw: int, value: float) -> None:
+    """A GPU below the default of its board is shown with both, and accepted: its owner may want it so."""
+    ran = run(tmp_path, library, f"count 2\n1.power.limit_mw {limit_mw}")
+    assert outcomes(ran) == {}, ran.stdout
+    row = ran.row("power_limit", "node0-gpu1")
+    assert (row["value"], row["unit"], row["advisory"]) == (value, "W", True)
+    assert row["evidence"] == {"limit W": limit_mw / 1000, "default W": 700.0}
+    assert "power_limit" in ran.stdout
 
 
 @pytest.mark.slow

@@ -144,6 +144,14 @@ Return nvmlSystemGetDriverVersion(char *version, unsigned size)
     return SUCCESS;
 }
 
+/* driver.cuda 12080: CUDA 12.8 */
+Return nvmlSystemGetCudaDriverVersion_v2(int *version)
+{
+    CHECK(NODE, "nvmlSystemGetCudaDriverVersion_v2");
+    *version = (int)number(NODE, "driver.cuda", 12080);
+    return SUCCESS;
+}
+
 Return nvmlDeviceGetCount_v2(unsigned *count)
 {
     CHECK(NODE, "nvmlDeviceGetCount");
@@ -248,6 +256,29 @@ Return nvmlDeviceGetBoardPartNumber(Device device, char *part, unsigned size)
 {
     CHECK(device->index, "nvmlDeviceGetBoardPartNumber");
     text(device->index, "part", "692-2G520-0282-001", part, size);
+    return SUCCESS;
+}
+
+typedef struct {
+    unsigned version;
+    unsigned char guid[16], chassis[16];
+    unsigned char slot, tray, host, peer, module;
+} Platform;
+
+/* Hopper refuses it. "platform 1821924190012 3 2 1": serial number of the chassis, slot, tray, host */
+Return nvmlDeviceGetPlatformInfo(Device device, Platform *platform)
+{
+    char value[VALUE_LENGTH], serial[17];
+    unsigned slot, tray, host;
+
+    CHECK(device->index, "nvmlDeviceGetPlatformInfo");
+    if (!look(device->index, "platform", value) || sscanf(value, "%16s %u %u %u", serial, &slot, &tray, &host) != 4)
+        return 3;
+    memset(platform->chassis, 0, sizeof platform->chassis);
+    memcpy(platform->chassis, serial, strlen(serial));
+    platform->slot = (unsigned char)slot;
+    platform->tray = (unsigned char)tray;
+    platform->host = (unsigned char)host;
     return SUCCESS;
 }
 
@@ -525,6 +556,7 @@ Return nvmlDeviceGetTemperature(Device device, int sensor, unsigned *celsius)
     return SUCCESS;
 }
 
+GETTER(nvmlDeviceGetPowerManagementDefaultLimit, unsigned, "power.default_mw", 700000)
 GETTER(nvmlDeviceGetPowerUsage, unsigned, "power_mw", 115200)
 GETTER(nvmlDeviceGetEnforcedPowerLimit, unsigned, "power.limit_mw", 700000)
 
@@ -571,25 +603,38 @@ static unsigned in_folder(int gpu, Process *all, unsigned found)
     return found;
 }
 
-Return nvmlDeviceGetComputeRunningProcesses_v3(Device device, unsigned *count, Process *processes)
+/* "process.0 4711 1073741824" and so on; of MPS "mps.0 4711 1073741824" */
+static Return list(int gpu, const char *kind, unsigned *count, Process *processes)
 {
     char key[KEY_LENGTH], value[VALUE_LENGTH];
     Process all[MAX_PROCESSES];
     unsigned room = *count, found = 0;
 
-    CHECK(device->index, "nvmlDeviceGetComputeRunningProcesses");
     for (; found < 8; found++) {
         long long pid, bytes;
-        snprintf(key, sizeof key, "process.%u", found);
-        if (!look(device->index, key, value) || sscanf(value, "%lld %lld", &pid, &bytes) != 2)
+        snprintf(key, sizeof key, "%s.%u", kind, found);
+        if (!look(gpu, key, value) || sscanf(value, "%lld %lld", &pid, &bytes) != 2)
             break;
         all[found] = (Process){(unsigned)pid, (unsigned long long)bytes, 0xffffffff, 0xffffffff};
     }
-    found = in_folder(device->index, all, found);
+    if (!strcmp(kind, "process"))
+        found = in_folder(gpu, all, found);
     if (processes)
         memcpy(processes, all, (found < room ? found : room) * sizeof *all);
     *count = found;
     return found > (processes ? room : 0) ? INSUFFICIENT_SIZE : SUCCESS;
+}
+
+Return nvmlDeviceGetComputeRunningProcesses_v3(Device device, unsigned *count, Process *processes)
+{
+    CHECK(device->index, "nvmlDeviceGetComputeRunningProcesses");
+    return list(device->index, "process", count, processes);
+}
+
+Return nvmlDeviceGetMPSComputeRunningProcesses_v3(Device device, unsigned *count, Process *processes)
+{
+    CHECK(device->index, "nvmlDeviceGetMPSComputeRunningProcesses");
+    return list(device->index, "mps", count, processes);
 }
 
 Return nvmlSystemGetProcessName(unsigned pid, char *name, unsigned size)

@@ -114,6 +114,9 @@ def test_healthy_node(simulator: Path) -> None:
         ("1.compute.mode 7", 1, "compute_mode", "unknown_7"),
         ("4.part 692-2G520-0000-000", 4, "board_part_number", "692-2G520-0000-000"),
         ("4.module 11", 4, "module_id", 11),
+        ("4.platform 1821924190012 3 2 1", 4, "platform", {"chassis_serial": "1821924190012", "slot": 3, "tray": 2, "host": 1}),
+        ("4.power.limit_mw 500000", 4, "power_limit_w", 500.0),
+        ("4.power.default_mw 600000", 4, "power_limit_default_w", 600.0),
         ("4.temp.mem 95", 4, "memory_temperature_c", 95),
         ("6.nvlink.end 0", 6, "nvlink_peer", "gpu"),
         ("6.fabric.state 2", 6, "fabric", {**JOINED, "state": "in_progress"}),
@@ -202,6 +205,26 @@ def test_serial_of_one_gpu(simulator: Path) -> None:
         for scenario in ("", "3.err.nvmlDeviceGetSerial 3", "count 2", "init 9")
     ]
     assert serials == ["1654024000003", None, None, None]
+
+
+def test_board_of_one_gpu(simulator: Path) -> None:
+    """What a spare-parts desk asks for, as text; what NVML refuses is left out; nothing without such a GPU or a driver."""
+    code = (
+        f"import json; from pytest_gpucluster.inventory.identity import read_board_of as r; print(json.dumps(r({UUIDS[3]!r})))"
+    )
+    known = {"part_number": "692-2G520-0282-001", "vbios": "96.00.A5.00.01", "module": "4"}
+    rack = {"chassis_serial": "1821924190012", "slot": "3", "tray": "2", "host": "1"}
+    boards = [
+        run_python(["-c", code], environment(simulator, scenario))
+        for scenario in ("", "3.platform 1821924190012 3 2 1", "3.err.nvmlDeviceGetBoardPartNumber 3", "count 2", "init 9")
+    ]
+    assert boards == [known, {**known, **rack}, {name: known[name] for name in ("vbios", "module")}, {}, {}]
+
+
+@pytest.mark.parametrize(("scenario", "cuda"), [("", "12.8"), ("driver.cuda 13010", "13.1")])
+def test_newest_cuda_of_the_driver(simulator: Path, scenario: str, cuda: str) -> None:
+    """As nvidia-smi shows it."""
+    assert survey(simulator, scenario)["driver_cuda"] == cuda
 
 
 def test_driver_not_loaded(simulator: Path) -> None:

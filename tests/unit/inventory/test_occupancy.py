@@ -70,6 +70,15 @@ def test_process_is_named(simulator: Path) -> None:
     assert read(simulator, scenario, local_rank=2)[0].holders == 0
 
 
+def test_a_client_of_mps_is_a_process(simulator: Path) -> None:
+    """NVML lists the clients of an MPS daemon apart; one that is in both lists counts once."""
+    scenario = f"3.mps.0 4711 {GIB}\nprogram.4711 /usr/bin/python3 serve.py"
+    assert read(simulator, scenario)[0].text == "1.0 GiB held by pid 4711 (python3)"
+    assert read(simulator, f"{scenario}\n3.process.0 4711 {GIB}")[0].holders == 1
+    refused = f"{scenario}\nerr.nvmlDeviceGetMPSComputeRunningProcesses 3"
+    assert read(simulator, refused)[0].holders == 0
+
+
 def test_processes_that_nvml_does_not_tell(simulator: Path) -> None:
     """In a container: memory in use decides."""
     found, _ = read(simulator, f"3.mem.used {24 * GIB}\nerr.nvmlDeviceGetComputeRunningProcesses 3")

@@ -106,7 +106,10 @@ def replay(monkeypatch: pytest.MonkeyPatch, driver: str, moment: dict[str, Any])
         "nvmlDeviceGetGpuFabricInfoV": fill_fabric(calls["nvmlDeviceGetGpuFabricInfoV"]),
         "nvmlDeviceGetNvLinkRemoteDeviceType": by_link(moment["link_ends"]),
         "nvmlDeviceGetSramEccErrorStatus": lambda _status: None,  # not recorded: the structure stays as it is
-        "nvmlDeviceGetRowRemapperHistogram": {"code": pynvml.NVML_ERROR_NOT_SUPPORTED},  # not recorded, nor the next
+        "nvmlDeviceGetRowRemapperHistogram": {"code": pynvml.NVML_ERROR_NOT_SUPPORTED},  # not recorded, nor the next ones
+        "nvmlDeviceGetPlatformInfo": {"code": pynvml.NVML_ERROR_NOT_SUPPORTED},
+        "nvmlDeviceGetEnforcedPowerLimit": {"code": pynvml.NVML_ERROR_NOT_SUPPORTED},
+        "nvmlDeviceGetPowerManagementDefaultLimit": {"code": pynvml.NVML_ERROR_NOT_SUPPORTED},
         "nvmlDeviceGetViolationStatus": {"code": pynvml.NVML_ERROR_NOT_SUPPORTED},
         "nvmlDeviceGetFieldValues": fields_of(moment["fields"]),
         "nvmlDeviceGetNvLinkState": by_link(moment["links"]),
@@ -217,7 +220,7 @@ VARIES = {
     "temperature_c", "memory_temperature_c", "power_w", "index", "cuda_index",
 }  # fmt: skip
 """What differs between healthy GPUs of a model, or from one moment to the next."""
-NOT_RECORDED = {"spare_row_banks", "held_back_s"}
+NOT_RECORDED = {"spare_row_banks", "held_back_s", "platform", "power_limit_w", "power_limit_default_w"}
 """Readings that are newer than the recordings."""
 
 

@@ -55,6 +55,23 @@ def three_bad_and_an_absent_node() -> tuple[Any, list[Record]]:
     return fleet(64, 8, absent=[17]), bad
 
 
+def test_board_of_a_bad_gpu() -> None:
+    """Whoever replaces it reads part and module, and where in the rack it is."""
+    places, bad = one_bad()
+    board = {
+        "part_number": "692-2G520-0282-001",
+        "vbios": "96",
+        "module": "4",
+        "chassis_serial": "18",
+        "slot": "3",
+        "tray": "2",
+    }
+    known = {**places, "node0-gpu3": replace(places["node0-gpu3"], board=board)}
+    text = " ".join(" ".join(lines_of(known, bad)).split())
+    assert "part 692-2G520-0282-001 module 4 chassis 18 slot 3 tray 2" in text
+    assert "part 692" not in " ".join(lines_of(places, bad))
+
+
 def slow(number: int, step: int = 1) -> tuple[Any, list[Record]]:
     """So many slow GPUs of 512."""
     places = fleet(64, 8)

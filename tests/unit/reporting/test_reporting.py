@@ -24,7 +24,7 @@ from pytest_gpucluster.places import Inventory, Place
 from pytest_gpucluster.reporting.files import ResultsDirectory, write_atomically
 from pytest_gpucluster.reporting.journal import Journal
 from pytest_gpucluster.reporting.report import Case
-from pytest_gpucluster.reporting.results import SCHEMA_FILE, culprits, results_document, to_json
+from pytest_gpucluster.reporting.results import SCHEMA_FILE, bound_facts, culprits, results_document, to_json
 from pytest_gpucluster.thresholds.layers import KINDS
 from pytest_gpucluster.thresholds.limit import Limit
 from tests.support.entries import limit, threshold
@@ -110,10 +110,10 @@ def cases(records: list[Record]) -> list[Case]:
     return [Case(nodeid=record.criterion, record=record) for record in records]
 
 
-def document(records: list[Record]) -> Any:
+def document(records: list[Record], *, places: dict[str, Place] | None = None) -> Any:
     """What a program outside reads."""
     verdict = decide(records, TERMS)
-    return strict(to_json(results_document(cases(records), places=PLACES, verdict=verdict, facts=FACTS)))
+    return strict(to_json(results_document(cases(records), places=places or PLACES, verdict=verdict, facts=FACTS)))
 
 
 def validate(found: Any) -> None:
@@ -177,6 +177,19 @@ def test_rows() -> None:
     assert (first["limit_kind"], first["limit_value"], first["advisory"]) == ("above", 700, False)
     assert second["place"] is None
     assert (found["verdict"], found["schema"]) == ("REJECTED", 1)
+
+
+def test_boards_stand_once_for_each_gpu() -> None:
+    """Apart from the rows, which are many; a GPU of which the driver tells no board has none."""
+    board = {"part_number": "692-2G520-0282-001", "module": "4"}
+    bound = {**PLACES, "node0-gpu1": dataclasses.replace(PLACES["node0-gpu1"], board=board)}
+    found = document([record()], places=bound)
+    validate(found)
+    assert found["hardware"] == [{"place": "node0-gpu1", **board}]
+    assert "board" not in found["criteria"][0]["place"]
+    again = Place(**json.loads(json.dumps(bound_facts(bound["node0-gpu1"]))))
+    assert (again, again.board) == (bound["node0-gpu1"], board)
+    assert "board" not in bound_facts(PLACES["node0-gpu0"])
 
 
 def test_culprits_measured_ones_first() -> None:
