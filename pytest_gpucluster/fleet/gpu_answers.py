@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.fleet.asked import PEAK_CLOCK_MHZ, hostname_of, made, telemetry
 from pytest_gpucluster.fleet.hardware import spread
 from pytest_gpucluster.inventory.identity import read_versions
-from pytest_gpucluster.inventory.reading import NotAvailable
 
 if TYPE_CHECKING:
     from pytest_gpucluster.fleet.asked import Asked
@@ -75,6 +74,7 @@ def gpu_state(asked: Asked) -> Any:
         memory_unrepairable=False,
         sram_threshold_exceeded=False,
     )
+    no_platform = made("inventory.reading:NotAvailable", why="Not Supported (nvmlDeviceGetPlatformInfo)")
     fabric = made("inventory.gpu_fabric:GpuFabric", state="completed", error=None, cluster_uuid=NO_UUID, clique=0, troubles=[])
     state = made(
         "inventory.nvml:GpuState",
@@ -85,7 +85,7 @@ def gpu_state(asked: Asked) -> Any:
         pcie_gen=gen - half, pcie_gen_max=gen, pcie_width=asked.spec.pcie_width, pcie_width_max=asked.spec.pcie_width,
         pcie_replay_count=0, nvlinks=links, clocks_event_reasons=["gpu_idle"],
         sm_clock_mhz=345, temperature_c=34 + gpu, power_w=76.0, mig=False, persistence=True,
-        power_limit_w=700.0, power_limit_default_w=700.0, platform=NotAvailable("Not Supported (nvmlDeviceGetPlatformInfo)"),
+        power_limit_w=700.0, power_limit_default_w=700.0, platform=no_platform,
         board_part_number="simulated", module_id=gpu + 1, compute_mode="default", memory_temperature_c=40.0 + gpu,
         repair=repair, nvlink_peer="switch", fabric=fabric,
         spare_row_banks={"max": 2560, "high": 0, "partial": 0, "low": 0, "none": 0}, held_back_s={"power": 0.0, "heat": 0.0},
