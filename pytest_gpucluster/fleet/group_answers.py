@@ -37,6 +37,8 @@ OF_PORTS = {2: 1.1525}
 RINGS_OF_PORTS = 0.9665
 """As 96 H100 reach them (386.6 of 400 GB/s; CoreWeave, README of its nccl-tests)."""
 SLOW_UPLINK = 0.5
+SLOW_RAIL = 5
+"""The number of the adapter, and so of the GPU, whose way is slow where that is planted (rail_answers.py)."""
 ALL_TO_ALL_OF_BOUND = 0.84
 """As 16 H100 reach it (79.1 of 93.75 GB/s; NVIDIA's cluster-readiness-engine)."""
 SOCKETS_GB_S = 4.8
@@ -76,10 +78,16 @@ def _on_sockets(asked: Asked) -> bool:
 
 def _busbw_gb_s(asked: Asked, operation: str) -> float:
     if len(asked.group.nodes) > 1:
-        slowed = SLOW_UPLINK if asked.group.with_fault("uplink") else 1.0
+        slowed = SLOW_UPLINK if asked.group.with_fault("uplink") or _has_slow_way(asked) else 1.0
         return SOCKETS_GB_S if _on_sockets(asked) else slowed * _between_nodes_gb_s(asked, operation)
     whole = MOVED_GB_S.get(operation) or IN_NODE_GB_S.get(len(asked.group.ranks), NVLS_GB_S)
     return whole * WITHOUT_NVLS if asked.group.with_fault("nvls") and operation in BY_NVLS else whole
+
+
+def _has_slow_way(asked: Asked) -> bool:
+    """Whether the GPU beside the slow adapter of a node takes part: a ring is as slow as its slowest way."""
+    gpus, ranks = asked.hardware.simulation.gpus_per_node, asked.group.ranks
+    return any(ranks[number] % gpus == SLOW_RAIL % gpus for number in asked.group.with_fault("rail"))
 
 
 def _between_nodes_gb_s(asked: Asked, operation: str) -> float:

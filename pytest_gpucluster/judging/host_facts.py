@@ -53,6 +53,8 @@ OF_GPU: Mapping[str, str] = {
 OF_NIC: Mapping[str, str] = {"firmware": "NIC firmware", "board_id": "NIC board", "driver": "NIC driver"}
 """The fields of ``Nic``, each with its name in words."""
 UNSET = "unset"
+OF_ONE_HOST = ("NCCL_HOSTID",)
+"""Variables that name their host, so that no two are alike."""
 
 
 def facts_of_hosts(states: Mapping[str, HostState]) -> Iterator[Fact]:
@@ -64,7 +66,10 @@ def facts_of_hosts(states: Mapping[str, HostState]) -> Iterator[Fact]:
                 kind="host", name=name, node=node, part=node, value=", ".join(value) if isinstance(value, list) else value
             )
     tables = {"": {node: state.versions for node, state in states.items()}}
-    tables["variable "] = {node: state.variables for node, state in states.items()}
+    tables["variable "] = {
+        node: {name: value for name, value in state.variables.items() if name not in OF_ONE_HOST}
+        for node, state in states.items()
+    }
     for prefix, table in tables.items():
         for key in dict.fromkeys(key for one in table.values() for key in one):
             for node, one in table.items():

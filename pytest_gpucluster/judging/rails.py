@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pytest_gpucluster.inventory.reading import NotAvailable
@@ -140,6 +140,26 @@ def behind_siblings(seen: Iterable[RailSeen], quantity: Quantity) -> dict[tuple[
             worse = -percent if quantity == "bandwidth" else percent
             found[one.node, one.rail] = Behind(percent=worse, median=median, siblings=siblings)
     return found
+
+
+def suspected(seen: Sequence[RailSeen], percent: Mapping[Quantity, float]) -> set[tuple[str, str]]:
+    """The adapters, by node and rail, that are further behind the others than so many per cent."""
+    return {
+        name
+        for quantity, limit in percent.items()
+        for name, found in behind_siblings(seen, quantity).items()
+        if found.percent > limit
+    }
+
+
+def better_of(first: Sequence[RailSeen], second: Sequence[RailSeen]) -> list[RailSeen]:
+    """What was seen first, with the better values where an adapter was measured again: a slow one is slow each time."""
+    again = {(one.node, one.rail): one for one in second}
+    return [
+        one if other is None else replace(one, gb_s=max(one.gb_s, other.gb_s), latency_us=min(one.latency_us, other.latency_us))
+        for one in first
+        for other in (again.get((one.node, one.rail)),)
+    ]
 
 
 def _median_without(ordered: Sequence[float], left_out: float) -> float:

@@ -66,6 +66,7 @@ BAD: dict[str, dict[str, dict[str, set[str]]]] = {
     "node3:cable": {"gpu-node-3": {"failed": {"nic_ports"}}},
     "node3:rail": {
         "gpu-node-3": {"advisory": {"rail_bandwidth", "slow_rail[bandwidth]", "slow_rail[latency]"}},
+        "cluster": {"failed": {"inter_node_busbw[all_reduce]", "busbw_scaling"}, "advisory": {*MOVED_BETWEEN_NODES}},
     },
     "node3:odd": {"gpu-node-3": {"failed": {"drift"}}},
     "node3:clock": {"gpu-node-3": {"failed": {"clock_skew"}}},
@@ -140,6 +141,23 @@ def test_the_node_that_slows_all_is_named(tmp_path: Path) -> None:
     assert "groups with it missed the limit" in culprit["evidence"][0]
     reason = next(row["reason"] for row in run.results["criteria"] if row["criterion"] == "inter_node_busbw[all_reduce]")
     assert re.search(r"the rest 96\.65 GB/s on \d nodes, searched \d+ smaller groups in \d+ rounds, ", reason)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("uplink", r"each of its 4 GPUs is slow by itself \(best 28\.81; 57\.6\d GB/s between good nodes\)"),
+        ("rail", r"by itself only the way of gpu1 28\.81 is slow \(57\.6\d GB/s between good nodes\)"),
+    ],
+)
+def test_the_ways_of_a_slow_node_are_measured(tmp_path: Path, fault: str, said: str) -> None:
+    """Each GPU with the one of its number elsewhere: the whole node is slow, or one way out of it."""
+    run = simulate(tmp_path, "6x4", "-k", "inter_node_busbw and all_reduce", bad=(f"node4:{fault}",))
+    (culprit,) = run.results["culprits"]
+    assert (culprit["kind"], culprit["place"]["id"]) == ("node", "node4")
+    row = next(row for row in run.results["criteria"] if row["criterion"] == "inter_node_busbw[all_reduce]")
+    assert re.fullmatch(said, row["evidence"]["node4 by GPU"])
+    assert re.search(said, " ".join(row["reason"].split()))
 
 
 def expected(bad: dict[str, dict[str, dict[str, set[str]]]]) -> dict[str, dict[str, set[str]]]:

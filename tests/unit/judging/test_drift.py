@@ -180,6 +180,13 @@ def test_facts_of_hosts() -> None:
     assert of_node(rows, "node1")[0] == ["variable NCCL_ALGO: Ring, 2 of 3 have unset"]
 
 
+def test_a_variable_that_names_its_host_is_not_compared() -> None:
+    """NCCL_HOSTID must differ from host to host: it was called a drift of every node."""
+    hosts = {f"node{number}": host(NCCL_HOSTID=f"h{number}") for number in range(4)}
+    rows = compare(facts_of_hosts(hosts), Asked(percent=2))
+    assert [one.name for one in rows if one.outliers or "HOSTID" in one.name] == []
+
+
 def test_fields_that_are_compared_exist() -> None:
     """Of GPUs and NICs."""
     assert set(OF_GPU) <= set(GpuState.__slots__)

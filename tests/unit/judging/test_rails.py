@@ -15,13 +15,16 @@ from pytest_gpucluster.judging.rails import (
     Rail,
     RailSeen,
     behind_siblings,
+    better_of,
     rails_of_interfaces,
     rails_of_nics,
     seen_of,
+    suspected,
 )
 from pytest_gpucluster.measurements.rails import RailEnd, RailRates
 from pytest_gpucluster.protocol.pairs import ordered_rounds
 
+AGAIN: dict[Quantity, float] = {"bandwidth": 10, "latency": 50}
 UNREAD = NotAvailable("No such file or directory")
 SIZE = 1_000_000_000
 HEALTHY_S, TRIP_S = 0.02, 20e-6
@@ -64,6 +67,18 @@ def measured(nodes: int, slow: dict[tuple[int, str], float]) -> list[RailSeen]:
     }  # fmt: skip
     rail = Rail(name="mlx5_0:1", variables={}, gbit_s=dict.fromkeys(names, 400.0))
     return seen_of(rail, rates)
+
+
+def test_an_adapter_that_seemed_slow_is_measured_again() -> None:
+    """A slow one is slow each time; one that was disturbed is not, and keeps the better of both values."""
+    first = measured(4, {(1, "out"): 2.0, (2, "in"): 1.5})
+    assert suspected(first, AGAIN) == {("node1", "mlx5_0:1"), ("node2", "mlx5_0:1")}
+    assert suspected(measured(4, {}), AGAIN) == set()
+    assert suspected(measured(4, {(2, "in"): 1.3}), {"latency": 50}) == set()
+    found = better_of(first, measured(4, {(1, "out"): 2.0, (3, "out"): 2.0}))
+    assert suspected(found, AGAIN) == {("node1", "mlx5_0:1")}
+    assert better_of(first, []) == first
+    assert [one.node for one in found] == [one.node for one in first]
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 5, 12])
