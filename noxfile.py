@@ -29,9 +29,10 @@ nox.options.default_venv_backend = "none"
 
 FAST = "not slow and not soak"
 LAUNCHES = ("tests/launch", "tests/faults")  # real torchruns by the dozen, one after the other
+NETLAB = "tests/netlab"  # hosts in network namespaces, which only root makes
 # A file shares its runs. A worker that a timeout ends is not replaced: with "loadfile", xdist may then wait without an end.
 SPLIT = ("-n", "2", "--dist", "loadfile", "--max-worker-restart=0")
-MEASURED = (*SPLIT, *(f"--ignore={path}" for path in LAUNCHES), "tests")
+MEASURED = (*SPLIT, *(f"--ignore={path}" for path in (*LAUNCHES, NETLAB)), "tests")
 # A dump of every thread after this long in one test, then the end of the session: a hang must not cost the CI its hour.
 SHOWN = ("-o", "faulthandler_timeout=600", "-o", "faulthandler_exit_on_timeout=true", "-ra", "--durations=15")
 # Several processes share few cores; tokenizers warn about forks otherwise; no test may need the network. Bytecode is kept, but
@@ -85,6 +86,13 @@ def launches(session: nox.Session) -> None:
     if not session.posargs:
         run(session, "coverage", "run", "-m", "pytest", *SHOWN, "-m", f"{FAST} and long", *MEASURED, **FOR_TESTS)
     run(session, "pytest", *SHOWN, "-m", FAST, *(session.posargs or LAUNCHES), **FOR_TESTS)
+
+
+@nox.session
+def netlab(session: nox.Session) -> None:
+    """Plant network faults between hosts that are network namespaces (Linux, root, iproute2; 2 minutes); skips elsewhere."""
+    install(session, "tests")
+    run(session, "pytest", *SHOWN, *SPLIT, "-m", FAST, *(session.posargs or [NETLAB]), **FOR_TESTS)
 
 
 @nox.session

@@ -13,6 +13,7 @@ import selectors
 import signal
 import socket
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 TICK_S = 0.5
 PAUSE_S = 0.05
 SIBLINGS_S = 2.0
+STUCK_S = 60.0
+"""Longer than the main thread waits for anything: an answer of the store does not come, because the network is cut."""
 LOST_CODE = 3
 LOST = Quit(code=LOST_CODE, last_lines="no verdict is known here: the controller of the run is lost")
 JOURNAL_COPY = "journal.jsonl"
@@ -69,6 +72,7 @@ class Agent:
         self._heartbeat = Heartbeat(context.channel, context.rank)
         self._selector = selectors.DefaultSelector()
         self._calls = CallRunner(context, self._selector, self._heartbeat)
+        self._rounds = 0
         self._selector.register(commands, selectors.EVENT_READ, commands.on_wake)
         if controller_fd is not None:
             self._selector.register(controller_fd, selectors.EVENT_READ, self._on_controller_exit)
@@ -93,6 +97,7 @@ class Agent:
 
     def serve(self) -> Quit:
         """Obey commands; return how this node leaves."""
+        threading.Thread(target=self._end_if_stuck, daemon=True).start()
         try:
             return self._serve()
         except ChannelLostError as lost:
@@ -131,6 +136,7 @@ class Agent:
 
     def _serve(self) -> Quit:
         while True:
+            self._rounds += 1
             self._wait()
             self._heartbeat.beat()
             quits = self._obey()
@@ -208,6 +214,26 @@ class Agent:
         if self._replica is not None:
             self._calls.discard_worker()
             self._replica.write_reports()
+
+    def _end_if_stuck(self) -> None:
+        """Runs in a thread: end this process where the main one makes no round for :data:`STUCK_S`.
+
+        A read of the store that waits for a host without a network never ends, and hears no signal. Rounds are counted and not
+        timed, so that a process that was stopped for a while is not taken for stuck. The worker ends with this process.
+        """
+        rounds, quiet_s = self._rounds, 0.0
+        while quiet_s < STUCK_S:
+            time.sleep(TICK_S)
+            rounds, quiet_s = self._rounds, quiet_s + TICK_S if rounds == self._rounds else 0.0
+        rank = self._context.rank.rank
+        sys.stderr.write(f"gpucluster: rank {rank} leaves: the store has not answered for {STUCK_S:g} s. Is its network cut?\n")
+        if self._replica is not None:
+            self._replica.write_reports()
+        self._remove_files()
+        if rank != 0:
+            write_error_file(LOST.last_lines, LOST_CODE)
+        sys.stderr.flush()
+        os._exit(LOST_CODE)
 
     def _remove_files(self) -> None:
         folder = self._context.spawner.folder

@@ -24,7 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from pytest_gpucluster.agent import call_runner, current_call, heartbeat, spawner, worker_process
+from pytest_gpucluster.agent import agent, call_runner, current_call, heartbeat, spawner, worker_process
 from pytest_gpucluster.agent.agent import Agent
 from pytest_gpucluster.agent.call_runner import AgentContext
 from pytest_gpucluster.agent.command_reader import CommandReader
@@ -221,9 +221,9 @@ class Scenarios:
         store = self.store
         store.steps = list(steps)
         context = AgentContext(rank=RANK, channel=cast("Channel", store), spawner=self.spawner, roots=())
-        agent = Agent(context, store.commands)
+        served = Agent(context, store.commands)
         store.next()
-        code = agent.serve().code
+        code = served.serve().code
         silent_s = max((later - earlier for earlier, later in zip(store.beats_s, store.beats_s[1:], strict=False)), default=0.0)
         sys.stdout.write(json.dumps({"replies": store.replies, "code": code, "silent_s": silent_s}))
 
@@ -357,6 +357,12 @@ class Scenarios:
     def worker_does_not_read(self) -> None:
         """The arguments of the second call do not fit into the line."""
         self.serve(call(deaf=True), call(text="x" * 8_000_000), call())
+
+    def store_without_an_answer(self) -> None:
+        """The network is cut: a round of the agent does not end. A worker hangs meanwhile."""
+        agent.STUCK_S = 2.0
+        self.store.round_s = 600.0
+        self.serve(patient(call(hang=True)))
 
     def long_kill(self) -> None:
         """The agent waits 6 s for a worker that SIGKILL does not end."""

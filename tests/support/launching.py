@@ -57,9 +57,9 @@ def python_path(*folders: Path) -> str:
     return os.pathsep.join(map(str, paths))
 
 
-def under_torchrun(*arguments: str, ranks: int, nodes: int = 1) -> list[list[str]]:
-    """The command of each node that runs pytest under torchrun, all nodes on this machine."""
-    shape = (f"--nproc-per-node={ranks}", f"--nnodes={nodes}", "--master-addr=127.0.0.1", f"--master-port={free_port()}")
+def under_torchrun(*arguments: str, ranks: int, nodes: int = 1, address: str = "127.0.0.1") -> list[list[str]]:
+    """The command of each node that runs pytest under torchrun, all nodes on this machine; ``address`` of the first one."""
+    shape = (f"--nproc-per-node={ranks}", f"--nnodes={nodes}", f"--master-addr={address}", f"--master-port={free_port()}")
     return [[*TORCHRUN, *shape, f"--node-rank={node}", *PYTEST[1:], *arguments] for node in range(nodes)]
 
 
@@ -247,9 +247,9 @@ class Starter:
         command = [*TORCHRUN, f"--nproc-per-node={ranks}", *chosen, *PYTEST[1:], *arguments]
         return self.start(command, name="torchrun", **variables)
 
-    def nodes(self, *arguments: str, ranks: int, prefixes: Sequence[Sequence[str]]) -> list[Launch]:
-        """Start one torchrun a node, each behind a command of its own (``unshare ...``)."""
-        commands = under_torchrun(*arguments, ranks=ranks, nodes=len(prefixes))
+    def nodes(self, *arguments: str, ranks: int, prefixes: Sequence[Sequence[str]], address: str = "127.0.0.1") -> list[Launch]:
+        """Start one torchrun a node, each behind a command of its own (``unshare ...``); ``address`` is the first one's."""
+        commands = under_torchrun(*arguments, ranks=ranks, nodes=len(prefixes), address=address)
         paired = enumerate(zip(prefixes, commands, strict=True))
         return [self.start([*prefix, *command], name=f"node{node}") for node, (prefix, command) in paired]
 

@@ -7,16 +7,18 @@ import os
 import re
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_gpucluster.agent import current_call, heartbeat, nccl_ras, spawner, worker_process
+from pytest_gpucluster.agent.agent import LOST_CODE
 from pytest_gpucluster.controller import members
 from pytest_gpucluster.worker import flight_recorder, python_stacks
 from tests.support import REPOSITORY
 from tests.support.agent_alone import GARBAGE
-from tests.support.processes import MARK, kill_marked
+from tests.support.processes import MARK, kill_marked, marked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,6 +43,23 @@ def played(tmp_path: Path) -> Iterator[Callable[[str], dict[str, Any]]]:
 
     yield play
     kill_marked(mark)
+
+
+def test_a_store_that_never_answers(tmp_path: Path) -> None:
+    """The agent of a host whose network is cut ends by itself, says why, and takes its worker along."""
+    mark = f"{os.getpid()}-{tmp_path.name}"
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), MARK: mark, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "tests.support.agent_alone", "store_without_an_answer"]
+    try:
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert (ran.returncode, ran.stdout) == (LOST_CODE, ""), ran.stderr
+        assert "rank 1 leaves: the store has not answered for 2 s. Is its network cut?" in ran.stderr
+        deadline_s = time.monotonic() + 30
+        while marked(mark):
+            assert time.monotonic() < deadline_s, marked(mark)
+            time.sleep(0.05)
+    finally:
+        kill_marked(mark)
 
 
 # A worker that SIGKILL does not end.

@@ -1,0 +1,1 @@
+"""Runs over networks that are really slow, cut or lossy: hosts are network namespaces, ranks talk gloo."""
