@@ -64,7 +64,10 @@ def rails_measured(rails, nic_ways, gpu_states, cluster, recipe):
     An adapter that seems far worse than the others is measured a second time, and the better value counts.
     """
     arguments = recipe("rail_bandwidth")
-    again_percent = {quantity: arguments.pop(f"again_{quantity}_percent") for quantity in ("bandwidth", "latency")}
+    again_percent: dict[Quantity, float] = {
+        "bandwidth": arguments.pop("again_bandwidth_percent"),
+        "latency": arguments.pop("again_latency_percent"),
+    }
     near = {
         one.name: near_gpu(one.name.partition(":")[0], nic_ways, gpu_states, number % cluster.promised.gpus_per_node)
         for number, one in enumerate(rails)
