@@ -13,6 +13,7 @@ from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.criterion import Parts
 from pytest_gpucluster.judging.nic_links import nearest_gpus
 from pytest_gpucluster.judging.rails import (
+    Quantity,
     RailSeen,
     behind_siblings,
     better_of,
