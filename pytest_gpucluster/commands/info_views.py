@@ -87,24 +87,23 @@ def gpu(machine: Machine) -> list[Shown]:
             cell(one["vbios"]),
             cell(one["module_id"]),
             cell(one["power_limit_w"], "{:.0f}"),
-            _where(one["platform"]),
         )
         for one in gpus
     ]
+    racks = [(str(one["index"]), _where(one["platform"])) for one in gpus if unavailable(one["platform"]) is None]
     shown: list[Shown] = [
         table(names, running, right=numbers),
         Text(""),
         table(("GPU", "PCI", "serial", "UUID"), which, right=("GPU",)),
         Text(""),
-        table(("GPU", "board", "VBIOS", "module", "limit W", "in the rack"), board, right=("GPU", "module", "limit W")),
+        table(("GPU", "board", "VBIOS", "module", "limit W"), board, right=("GPU", "module", "limit W")),
+        *([Text(""), table(("GPU", "in the rack"), racks, right=("GPU",))] if racks else []),
     ]
     return shown if gpus else []
 
 
 def _where(platform: Mapping[str, Any]) -> str:
     """``chassis 1821924190012, slot 3, tray 2, host 1``."""
-    if unavailable(platform) is not None:
-        return NOTHING
     words = {"chassis_serial": "chassis", "slot": "slot", "tray": "tray", "host": "host"}
     return ", ".join(f"{word} {one_line(str(platform[name]))}" for name, word in words.items())
 

@@ -74,7 +74,7 @@ def gpu_state(asked: Asked) -> Any:
         memory_unrepairable=False,
         sram_threshold_exceeded=False,
     )
-    no_platform = made("inventory.reading:NotAvailable", why="Not Supported (nvmlDeviceGetPlatformInfo)")
+    no_platform = made("inventory.reading:NotAvailable", why="it names no chassis (nvmlDeviceGetPlatformInfo)")
     fabric = made("inventory.gpu_fabric:GpuFabric", state="completed", error=None, cluster_uuid=NO_UUID, clique=0, troubles=[])
     state = made(
         "inventory.nvml:GpuState",

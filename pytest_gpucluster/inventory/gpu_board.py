@@ -30,7 +30,9 @@ class GpuPlatform:
 
 
 def read_platform(handle: Any) -> GpuPlatform | NotAvailable:
-    """Where the GPU with this handle sits; inside a session of NVML. Hopper does not give it.
+    """Where the GPU with this handle sits; inside a session of NVML. Not available where no chassis is named, as on HGX.
+
+    An H100 and an H200 answer with an empty serial number, slot 0, tray 0 and host 1; nvidia-smi shows N/A for them.
 
     Raises:
         GpuLostError: the GPU has fallen off the bus.
@@ -41,6 +43,8 @@ def read_platform(handle: Any) -> GpuPlatform | NotAvailable:
     if isinstance(answer, NotAvailable):
         return answer
     serial = bytes(info.chassis_serial).partition(b"\0")[0].decode("utf-8", "replace")
+    if not serial.strip():
+        return NotAvailable("it names no chassis (nvmlDeviceGetPlatformInfo)")
     return GpuPlatform(chassis_serial=one_line(serial), slot=info.slot, tray=info.tray, host=info.host)
 
 

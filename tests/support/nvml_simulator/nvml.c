@@ -265,15 +265,15 @@ typedef struct {
     unsigned char slot, tray, host, peer, module;
 } Platform;
 
-/* Hopper refuses it. "platform 1821924190012 3 2 1": serial number of the chassis, slot, tray, host */
+/* "platform 1821924190012 3 2 1": serial number of the chassis, slot, tray, host; as an H200 without: none, 0, 0, 1 */
 Return nvmlDeviceGetPlatformInfo(Device device, Platform *platform)
 {
-    char value[VALUE_LENGTH], serial[17];
-    unsigned slot, tray, host;
+    char value[VALUE_LENGTH], serial[17] = "";
+    unsigned slot = 0, tray = 0, host = 1;
 
     CHECK(device->index, "nvmlDeviceGetPlatformInfo");
-    if (!look(device->index, "platform", value) || sscanf(value, "%16s %u %u %u", serial, &slot, &tray, &host) != 4)
-        return 3;
+    if (look(device->index, "platform", value) && sscanf(value, "%16s %u %u %u", serial, &slot, &tray, &host) != 4)
+        return INVALID_ARGUMENT;
     memset(platform->chassis, 0, sizeof platform->chassis);
     memcpy(platform->chassis, serial, strlen(serial));
     platform->slot = (unsigned char)slot;

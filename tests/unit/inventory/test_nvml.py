@@ -221,6 +221,13 @@ def test_board_of_one_gpu(simulator: Path) -> None:
     assert boards == [known, {**known, **rack}, {name: known[name] for name in ("vbios", "module")}, {}, {}]
 
 
+def test_no_chassis_is_no_place_in_a_rack(simulator: Path) -> None:
+    """An H100 and an H200 answer with slot 0 of a chassis without a name: nothing is known. A refusal has NVML's word."""
+    named, refused_one = survey(simulator, "count 2\n1.err.nvmlDeviceGetPlatformInfo 3")["gpus"]
+    assert named["platform"] == {"why": "it names no chassis (nvmlDeviceGetPlatformInfo)"}
+    assert refused_one["platform"] == refused("nvmlDeviceGetPlatformInfo")
+
+
 @pytest.mark.parametrize(("scenario", "cuda"), [("", "12.8"), ("driver.cuda 13010", "13.1")])
 def test_newest_cuda_of_the_driver(simulator: Path, scenario: str, cuda: str) -> None:
     """As nvidia-smi shows it."""
