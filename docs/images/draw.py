@@ -47,8 +47,8 @@ RESULTS = ROOT / "docs" / "results"
 KEPT = {
     "watch-h200": ("$ gpucluster watch --once", RESULTS / "2026-11-23-h200x1-2508f65" / "watch.txt"),
     "info-h100": (
-        "$ for view in summary gpu links host; do echo $view; gpucluster info $view; done",
-        RESULTS / "2026-11-23-h100x1-432fa9a" / "raw" / "info.txt",
+        "$ gpucluster info all | head -24",
+        RESULTS / "2026-11-23-h100x1-4ab19ae" / "raw" / "info.txt",
     ),
 }
 COMMAND = "$ torchrun --nproc-per-node=4 -m pytest tests_acceptance"

@@ -76,6 +76,8 @@ FIELDS: dict[str, tuple[str, Callable[[str], Any]]] = {
     "temperature_c": ("temperature/gpu_temp", number),
     "memory_temperature_c": ("temperature/memory_temp", number),
     "power_w": ("gpu_power_readings/average_power_draw", number),
+    "power_limit_w": ("gpu_power_readings/current_power_limit", number),
+    "power_limit_default_w": ("gpu_power_readings/default_power_limit", number),
     "mig": ("mig_mode/current_mig", is_on),
     "persistence": ("persistence_mode", is_on),
     "compute_mode": ("compute_mode", str.lower),
