@@ -97,8 +97,9 @@ def gpu(machine: Machine) -> list[Shown]:
         table(("GPU", "PCI", "serial", "UUID"), which, right=("GPU",)),
         Text(""),
         table(("GPU", "board", "VBIOS", "module", "limit W"), board, right=("GPU", "module", "limit W")),
-        *([Text(""), table(("GPU", "in the rack"), racks, right=("GPU",))] if racks else []),
     ]
+    if racks:
+        shown += [Text(""), table(("GPU", "in the rack"), racks, right=("GPU",))]
     return shown if gpus else []
 
 
