@@ -8,19 +8,20 @@ from collections import Counter
 
 import pytest
 
-from pytest_gpucluster import MeasurementError
-from pytest_gpucluster.cluster.soak import Seen, Work
+from pytest_gpucluster import MeasurementError, Results
+from pytest_gpucluster.cluster.soak import CLUSTER, Seen, Work
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.agreement import only_itself, suspicions_in_round
 from pytest_gpucluster.judging.criterion import Parts
 from pytest_gpucluster.judging.gpu_growth import Growth, gpu_growth, nvlink_growth, together
 from pytest_gpucluster.judging.nic_errors import Readings, compare, read_limits
+from pytest_gpucluster.measurements.collectives import all_reduce
 from pytest_gpucluster.measurements.digest import digests
 from pytest_gpucluster.measurements.hbm_pattern import hbm_pattern
 from pytest_gpucluster.measurements.health import gpu_counters
 from pytest_gpucluster.measurements.nics import nic_state
 from pytest_gpucluster.measurements.sustained import sustained
-from tests_acceptance.conftest import Snapshot, snapshot
+from tests_acceptance.conftest import Snapshot, sized, snapshot
 
 
 def rates(results):
@@ -70,6 +71,22 @@ def wrong_words(results):
     }
 
 
+def in_nodes(results):
+    """The bus bandwidth in each node; its sum was verified."""
+    return {node: moved(timing) for node, timing in measured(results).items()}
+
+
+def between_nodes(results):
+    """The one bus bandwidth over all nodes."""
+    return {} if results.errors else {CLUSTER: moved(results.value)}
+
+
+def moved(timing):
+    """What a round of a collective shows."""
+    evidence = {"p99 us": timing.p99_us, "slowest rank": timing.slowest_rank, **timing.evidence}
+    return Seen(value=timing.busbw_gb_s, evidence=evidence)
+
+
 def links_lost(taken, compared, results):
     """Links that each host's ports lost since the snapshot before. ``taken`` keeps the latest snapshot alone."""
     before, now = taken.pop(), Snapshot(results, time.monotonic())
@@ -114,9 +131,13 @@ MEASURE = {
     "bf16_soak": sustained,
     "silent_corruption_soak": digests,
     "hbm_pattern_soak": hbm_pattern,
+    "busbw_soak": all_reduce,
+    "inter_node_busbw_soak": all_reduce,
     "nic_flaps_soak": nic_state,
     "gpu_errors_soak": gpu_counters,
 }
+PER = {"busbw_soak": "node", "inter_node_busbw_soak": "cluster", "nic_flaps_soak": "host"}
+"""Who shares a process group where that is not each GPU for itself."""
 JUDGED_BY = ("gpu_errors_soak",)
 """Whose recipe judges; the measurement takes none."""
 FLAPS = read_limits({"link_downed": {"total": 0}, "carrier_changes": {"total": 0}})
@@ -129,6 +150,8 @@ def soaked(cluster, recipe, soak):
         "bf16_soak": Work(read=rates, keep="lowest"),
         "silent_corruption_soak": Work(read=functools.partial(differing_kinds, {}, Counter()), keep="total", compares=True),
         "hbm_pattern_soak": Work(read=wrong_words, keep="total"),
+        "busbw_soak": Work(read=in_nodes, keep="lowest"),
+        "inter_node_busbw_soak": Work(read=between_nodes, keep="lowest"),
     }
     if soak.is_wanted("nic_flaps_soak"):
         taken = [snapshot(cluster, nic_state, per="host", places=cluster.places)]
@@ -139,11 +162,30 @@ def soaked(cluster, recipe, soak):
         judged = functools.partial(errors_counted, read, recipe("gpu_errors_soak"), cluster.promised.gpus_per_node > 1)
         works["gpu_errors_soak"] = Work(read=judged, keep="total")
     for turn in soak.rounds(works):
-        other_words = {"first_pass": turn.round} if turn.criterion == "hbm_pattern_soak" else {}
-        arguments = {} if turn.criterion in JUDGED_BY else {**recipe(turn.criterion), **other_words}
-        per = "gpu" if turn.places[0].gpu is not None else "host"
-        turn.keep(cluster.run(MEASURE[turn.criterion], per=per, places=turn.places, **arguments))
+        turn.keep(measure(turn, cluster, recipe))
     return soak
+
+
+def measure(turn, cluster, recipe):
+    """One kind of work in one round."""
+    arguments = {} if turn.criterion in JUDGED_BY else sized(recipe(turn.criterion), cluster)
+    if turn.criterion == "hbm_pattern_soak":
+        arguments["first_pass"] = turn.round
+    per = PER.get(turn.criterion, "gpu")
+    places = None if per == "cluster" else turn.places
+    results = cluster.run(MEASURE[turn.criterion], per=per, places=places, **arguments)
+    return each_node(results, turn.places) if per == "node" else results
+
+
+def each_node(results, nodes):
+    """The value of each node, or the error that is the cause of those of its GPUs."""
+    values, errors = {}, {}
+    for node in nodes:
+        try:
+            values[node] = results[node]
+        except MeasurementError as error:
+            errors[node] = error
+    return Results(values, errors)
 
 
 @pytest.mark.compute
@@ -162,6 +204,18 @@ def test_silent_corruption_soak(soaked, place, criterion):
 def test_hbm_pattern_soak(soaked, place, criterion):
     """Not one wrong word in any round."""
     soaked["hbm_pattern_soak", place].judge(criterion)
+
+
+@pytest.mark.links
+def test_busbw_soak(soaked, node, criterion):
+    """The GPUs of the node keep their bus bandwidth in the worst round."""
+    soaked["busbw_soak", node].judge(criterion)
+
+
+@pytest.mark.fabric
+def test_inter_node_busbw_soak(soaked, criterion):
+    """All nodes keep their bus bandwidth in the worst round."""
+    soaked["inter_node_busbw_soak", CLUSTER].judge(criterion)
 
 
 @pytest.mark.health

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.judging.forecast import in_words
 from pytest_gpucluster.judging.noise import is_finite
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.text import text_of
 
 if TYPE_CHECKING:
@@ -19,9 +20,10 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.cluster.results import Results
     from pytest_gpucluster.judging.criterion import Criterion, Parts
-    from pytest_gpucluster.places import Place
 
 Keep = Literal["lowest", "highest", "total"]
+CLUSTER = Place(id="cluster", node=-1)
+"""Where a value stands that all nodes share. It blames no place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,7 @@ class Kept:
     def add(self, number: int, seen: Seen) -> None:
         """One more round; a value that is no finite number was not measured."""
         if not is_finite(seen.value):
-            self.fail(number, MeasurementError(f"{text_of(seen.value, repr)} is not a finite number", culprits=(self.place,)))
+            self.fail(number, MeasurementError(f"{text_of(seen.value, repr)} is not a finite number", culprits=self.blamed))
             return
         if self.worst is None or self.value is None:
             self.first_and_last = (seen.value, seen.value)
@@ -100,6 +102,11 @@ class Kept:
         self.latest_round = number
 
     @property
+    def blamed(self) -> tuple[Place, ...]:
+        """Whom an error of this place points to."""
+        return () if self.place == CLUSTER else (self.place,)
+
+    @property
     def evidence(self) -> dict[str, Any]:
         """The worst round, what it showed, and how the rounds went."""
         assert self.worst is not None
@@ -123,7 +130,7 @@ class Kept:
         if self.error is not None:
             raise self.error
         if self.unknown is not None:
-            raise MeasurementError(f"{self.place}: {self.unknown}", culprits=(self.place,))
+            raise MeasurementError(f"{self.place}: {self.unknown}", culprits=self.blamed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,13 +146,23 @@ class Turn:
 
     def keep(self, results: Results) -> None:
         """Fold a round's results into what is kept; those of other places than :attr:`places` are passed over."""
-        for place, error in results.errors.items():
+        for place, error in self._errors(results).items():
             if place in self.places:
                 self._kept[place].fail(self.round, error)
         for place, seen in self._work.read(results).items():
             if place in self.places:
                 self._kept[place].add(self.round, seen)
         self._watch.seen([self._kept[place] for place in self.places])
+
+    def _errors(self, results: Results) -> Mapping[Place, MeasurementError]:
+        """The errors by place; of a value that all nodes share, the cause of all of them."""
+        if CLUSTER not in self.places:
+            return results.errors
+        try:
+            results.value  # noqa: B018 -- raises
+        except MeasurementError as error:
+            return {CLUSTER: error}
+        return {}
 
     def close(self) -> None:
         """Record an error at every place whose value the test did not keep in this turn."""

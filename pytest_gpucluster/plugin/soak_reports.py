@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.cluster.soak import Kept, Soak, Turn
+from pytest_gpucluster.cluster.soak import CLUSTER, Kept, Soak, Turn
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
 from pytest_gpucluster.judging.numbers import format_number
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, PENDING, Record
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.judging.criterion import Criterion
     from pytest_gpucluster.judging.plan import Key
+    from pytest_gpucluster.places import Place
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.session import Session
 
@@ -34,9 +35,9 @@ def start(session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion
         )
     places = session.cluster.places
     wanted: dict[str, list[Any]] = {}
-    for place in (*places, *session.cluster.nodes):
+    for place in (*places, *session.cluster.nodes, CLUSTER):
         for key, place_id in criteria:
-            if place_id == place.id:
+            if place_id == _id_of(place):
                 wanted.setdefault(key, []).append(place)
     watch = Reports(session, terminal, criteria)
     return Soak(duration_s=session.setup.settings.soak_s, places=places, wanted=wanted, watch=watch)
@@ -59,13 +60,14 @@ class Reports:
     def seen(self, kept: Sequence[Kept]) -> None:
         """Record the values after each measurement: the round may never end."""
         for one in kept:
-            criterion = self._criteria.get((one.criterion, one.place.id))
+            criterion = self._criteria.get((one.criterion, _id_of(one.place)))
             if criterion is not None:
                 self._record(one, criterion)
 
     def round_over(self, soak: Soak) -> None:
         """Record the values of the round, write it into the journal, and show the worst values so far, if they have changed."""
-        judged = [(kept, self._criteria[key]) for kept in soak if (key := (kept.criterion, kept.place.id)) in self._criteria]
+        keys = [(kept, (kept.criterion, _id_of(kept.place))) for kept in soak]
+        judged = [(kept, self._criteria[key]) for kept, key in keys if key in self._criteria]
         for kept, criterion in judged:
             self._record(kept, criterion)
         worst = worst_of(judged)
@@ -85,7 +87,7 @@ class Reports:
 
         No waiver can cover the failure yet: a waiver is for a soak that was measured to its end.
         """
-        before = self._session.plan.record(kept.criterion, kept.place.id)
+        before = self._session.plan.record(kept.criterion, _id_of(kept.place))
         if before is None or before.outcome in (FAILED, ERROR):
             return
         record = replace(_provisional(kept, criterion), waivable=False)
@@ -122,7 +124,8 @@ def _where(worst: Mapping[str, Any]) -> str:
 
 def _provisional(kept: Kept, criterion: Criterion) -> Record:
     """The record as it would be if the soak ended now."""
-    trial = replace(criterion, place=kept.place, judged=None, first_error=None, note=_ignore)
+    place = None if kept.place == CLUSTER else kept.place
+    trial = replace(criterion, place=place, judged=None, first_error=None, note=_ignore)
     error: MeasurementError | None = None
     with contextlib.suppress(CriterionFailedError):
         try:
@@ -131,10 +134,15 @@ def _provisional(kept: Kept, criterion: Criterion) -> Record:
             error = caught
     if error is None and trial.judged is not None:
         return trial.judged
-    record = Record(criterion=kept.criterion, place=kept.place.id, outcome=PENDING, limit=criterion.limit)
+    record = Record(criterion=kept.criterion, place=_id_of(kept.place), outcome=PENDING, limit=criterion.limit)
     if error is None:
         return record
     return blamed(replace(record, outcome=ERROR, reason=str(error)), error)
+
+
+def _id_of(place: Place) -> str | None:
+    """The place of a record: None for a value that all nodes share."""
+    return None if place == CLUSTER else place.id
 
 
 def _ignore(_remark: str) -> None:

@@ -76,6 +76,8 @@ def test_the_packaged_soak(healthy: FinishedRun) -> None:
     evidence = healthy.row("bf16_soak", PLACES[0])["evidence"]
     assert evidence["rounds"] == len(rounds)
     assert min(evidence["first round"], evidence["last round"]) >= healthy.row("bf16_soak", PLACES[0])["value"]
+    assert healthy.outcomes("busbw_soak") == {"node0": "passed"}
+    assert healthy.row("busbw_soak", "node0")["evidence"]["rounds"] == len(rounds)
 
 
 def test_a_line_when_the_worst_value_changes(healthy: FinishedRun) -> None:
@@ -89,7 +91,7 @@ def test_a_line_when_the_worst_value_changes(healthy: FinishedRun) -> None:
 def test_the_plan_of_a_soak(healthy: FinishedRun) -> None:
     """The duration is in the estimate."""
     plan = re.search(
-        r"plan: 3 criteria, 6 checks, 2 not applicable, about 0:(\d+)\s+\(soak 0:\d+,\s+start-up 0:04\)", healthy.stdout
+        r"plan: 4 criteria, 7 checks, 3 not applicable, about 0:(\d+)\s+\(soak 0:\d+,\s+start-up 0:04\)", healthy.stdout
     )
     assert plan is not None
     assert SOAK_S + 4 <= int(plan[1]) <= SOAK_S + 6
@@ -102,15 +104,32 @@ def test_each_packaged_work_can_fail(tmp_path: Path) -> None:
         "silent_corruption_soak": in_rehearsal(recipe={"flips": [{"kind": "softmax", "bit": 5, "round": 1, "rank": 1}]}),
         "hbm_pattern_soak": in_rehearsal(recipe={"flip": 4096}),
         "bf16_soak": in_rehearsal(above=1000),
+        "busbw_soak": in_rehearsal(above={"any": 1000}),
     }
     limits = write_limits(tmp_path / "planted.yaml", planted)
     ran = run_pytest(tmp_path, ACCEPTANCE, limits, "--gpucluster-level", "soak:1s", "-k", "soak")
     assert ran.outcomes("bf16_soak") == ran.outcomes("hbm_pattern_soak") == dict.fromkeys(PLACES, "failed")
+    assert ran.outcomes("busbw_soak") == {"node0": "failed"}
     assert ran.outcomes("silent_corruption_soak") == {PLACES[0]: "passed", PLACES[1]: "failed"}
     bits = ran.row("silent_corruption_soak", PLACES[1])
     assert bits["value"] == len(rounds_of(ran))  # one kind in each
     assert "rounds are not like the first: 1" in bits["evidence"]["softmax"]
     assert ran.row("hbm_pattern_soak", PLACES[0])["evidence"]["random"] > 0
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(("bad", "outcome"), [((), "passed"), (("node1:uplink",), "failed")])
+def test_rounds_between_nodes(tmp_path: Path, bad: tuple[str, ...], outcome: str) -> None:
+    """One value for all nodes, of the worst round: a slow uplink is missed in it, and blames nobody by itself."""
+    planted = [f"--fleet-bad={fault}" for fault in bad]
+    fleet = ("-p", "pytest_gpucluster.plugin.fleet", "--fleet=3x4", *planted)
+    ran = run_pytest(tmp_path, *fleet, ACCEPTANCE, "--gpucluster-level", "soak:1s", "-k", "busbw_soak")
+    assert ran.outcomes("busbw_soak") == dict.fromkeys(("node0", "node1", "node2"), "passed")
+    (row,) = (row for row in ran.results["criteria"] if row["criterion"] == "inter_node_busbw_soak")
+    assert (row["place"], row["outcome"]) == (None, outcome)
+    assert row["evidence"]["rounds"] == len(rounds_of(ran))
+    assert ran.results["culprits"] == []
+    assert rounds_of(ran)[-1]["worst"]["inter_node_busbw_soak"]["place"] == "cluster"
 
 
 @pytest.mark.fault

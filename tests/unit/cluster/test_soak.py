@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.cluster.results import Results
-from pytest_gpucluster.cluster.soak import Kept, Seen, Soak, Work
+from pytest_gpucluster.cluster.soak import CLUSTER, Kept, Seen, Soak, Work
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
 from pytest_gpucluster.judging.criterion import Criterion, Parts
 from pytest_gpucluster.judging.plan import Plan
@@ -298,6 +298,39 @@ def test_a_node_has_rounds_too() -> None:
     script.run({"rate": RATES, "flaps": ERRORS}, lambda number, criterion, _: float(number if criterion == "flaps" else 700))
     assert [turn for turn in script.turns if turn[1] == "flaps"] == [(1, "flaps", ["node0"])]
     assert (script.soak["flaps", NODE].value, script.soak.is_wanted("flaps"), script.soak.is_wanted("wear")) == (1, True, False)
+
+
+def shared(results: Results) -> dict[Place, Seen]:
+    """One value of all places."""
+    return {} if results.errors else {CLUSTER: Seen(value=results.value)}
+
+
+@pytest.mark.parametrize("lost", [(), (PLACES[1],)])
+def test_a_value_that_all_share(lost: tuple[Place, ...]) -> None:
+    """One a round, and an error is the cause of those of all ranks: the rank that is to blame, and no other place."""
+    script = Script(duration_s=2, wanted={"fabric": (CLUSTER,)})
+    values = {place: 350.0 for place in PLACES if place not in lost}
+    errors = {place: MeasurementError(f"{place} died", culprits=(place,)) for place in lost}
+    for turn in script.soak.rounds({"fabric": Work(read=shared, keep="lowest")}):
+        script.now_s += 1.0
+        turn.keep(Results(values, errors))
+    kept = script.soak["fabric", CLUSTER]
+    assert [one[2] for one in script.turns] == [["cluster"]] * (1 if lost else 2)
+    assert (kept.value, kept.rounds) == ((None, 0) if lost else (350.0, 2))
+    assert (None if kept.error is None else kept.error.culprits) == (lost or None)
+
+
+def test_a_value_that_all_share_blames_no_place() -> None:
+    """Neither where it is no number, nor where something beside it is not known."""
+    kept = Kept(criterion="fabric", place=CLUSTER, keep="lowest")
+    kept.add(1, Seen(value=math.nan))
+    assert kept.error is not None
+    assert kept.error.culprits == ()
+    kept = Kept(criterion="fabric", place=CLUSTER, keep="lowest")
+    kept.add(1, Seen(value=900, unknown="no clocks"))
+    with pytest.raises(MeasurementError, match="cluster: in round 1 of the soak: no clocks") as caught:
+        kept.judge(criterion("above", 1))
+    assert caught.value.culprits == ()
 
 
 def test_what_is_not_known_beside_a_value_is_never_green() -> None:
