@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from pytest_gpucluster.measurements import collective_cases, collectives, exact_sums
+from pytest_gpucluster.measurements import collective_cases, collectives, exact_sums, timing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -89,7 +89,7 @@ def _row(timed: CollectiveTiming) -> dict[str, Any]:
         "us": round(timed.time_us, 3),
         "p50_us": round(timed.p50_us, 3),
         "p99_us": round(timed.p99_us, 3),
-        "algbw_gb_s": round(timed.algbw_gb_s, 5),
-        "busbw_gb_s": round(timed.busbw_gb_s, 5),
+        "algbw_gb_s": timing.rounded(timed.algbw_gb_s),
+        "busbw_gb_s": timing.rounded(timed.busbw_gb_s),
         "slowest_rank": timed.slowest_rank,
     }

@@ -171,8 +171,10 @@ def gemm(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         dtype=dtype,
         best_size=best,
         by_size={str(size): _spread(size, one) for size, one in timed.items()},
-        bursts_tflops=[round(_tflops(best, statistics.median(part)), 4) for part in _in_parts(timed[best].samples_s, bursts)],
-        samples_tflops=[round(_tflops(best, seconds), 4) for seconds in timed[best].samples_s],
+        bursts_tflops=[
+            timing.rounded(_tflops(best, statistics.median(part))) for part in _in_parts(timed[best].samples_s, bursts)
+        ],
+        samples_tflops=[timing.rounded(_tflops(best, seconds)) for seconds in timed[best].samples_s],
         warmup_s=warmup_s,
         rest_s=rest_s,
         bursts=bursts,

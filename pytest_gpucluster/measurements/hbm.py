@@ -117,7 +117,7 @@ def _bandwidth(size_bytes: int, timed: dict[str, tuple[int, Timing]], telemetry:
         f"{kind}_tb_s": _tb_s(arrays * size_bytes, times.median_s) for kind, (arrays, times) in timed.items()
     }
     samples: dict[str, Any] = {
-        f"samples_{kind}_tb_s": [round(_tb_s(arrays * size_bytes, seconds), 6) for seconds in times.samples_s]
+        f"samples_{kind}_tb_s": [timing.rounded(_tb_s(arrays * size_bytes, seconds)) for seconds in times.samples_s]
         for kind, (arrays, times) in timed.items()
     }
     return HbmBandwidth(

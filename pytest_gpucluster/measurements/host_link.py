@@ -289,7 +289,7 @@ def _time(way: str, call: Callable[[], None], moved_bytes: int, recipe: _Recipe)
     for _ in range(recipe.spans):
         call()  # still runs while the span is queued
         seconds = timing.time_span(call, launches=COPIES_PER_SPAN, meanwhile=snapshot)
-        rates.append(round(gb_s(moved_bytes, seconds), 6))
+        rates.append(timing.rounded(gb_s(moved_bytes, seconds)))
     return rates
 
 

@@ -124,7 +124,7 @@ def sustained(  # noqa: PLR0913 - the recipe of a threshold, all by keyword
         size=size,
         seconds=sum(part.seconds for part in slices),
         products=sum(part.products for part in slices),
-        slices_tflops=[round(rate, 6) for rate in rates],
+        slices_tflops=[timing.rounded(rate) for rate in rates],
         counted_clock_mhz=clock_mhz,
         counted_tflops=counted_tflops,
         clock_error=clock_error,

@@ -35,6 +35,11 @@ class Timing:
         return statistics.median(self.samples_s)
 
 
+def rounded(rate: float) -> float:
+    """Six significant digits: by decimals, the rate of a small case on a busy CPU would become 0."""
+    return float(f"{rate:.6g}")
+
+
 def memory_error(text: str) -> MemoryError:
     """The error of too little memory on the current device: a GPU's is not the host's."""
     return GpuMemoryError(text) if torch.cuda.is_available() else MemoryError(text)

@@ -135,7 +135,7 @@ def test_span_is_divided_by_its_copies_and_the_middle_one_judged(monkeypatch: py
     monkeypatch.setattr(timing, "time_span", time_span)
     found = small(iterations=3)
     assert set(launched) == {module.COPIES_PER_SPAN}
-    assert found.repeats_d2h_gb_s == [round(SMALL / ms / 1e6, 6) for ms in (5, 1, 2)]
+    assert found.repeats_d2h_gb_s == [timing.rounded(SMALL / ms / 1e6) for ms in (5, 1, 2)]
     assert found.d2h_gb_s == pytest.approx(SMALL / 2e-3 / 1e9, abs=1e-6)
     assert found.h2d_gb_s == pytest.approx(SMALL / 4e-3 / 1e9, abs=1e-6)
     assert found.both_gb_s == pytest.approx(SMALL / 2e-3 / 1e9, abs=1e-6)

@@ -163,6 +163,22 @@ def test_gemm_sees_a_wrong_product(monkeypatch: pytest.MonkeyPatch, harm: str) -
         small_gemm(sizes=[64])
 
 
+def test_a_small_rate_is_not_rounded_to_nothing() -> None:
+    """A tiny product of a busy CPU had repeats of 0 TFLOPS, which is outside every limit."""
+    assert timing.rounded(4.2e-05) == 4.2e-05
+    assert timing.rounded(123.45678) == 123.457
+    assert timing.rounded(0.0) == 0.0
+
+
+def test_slow_products_have_a_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 x 64 in a tenth of a second are 5e-06 TFLOPS, in every repeat."""
+    slow = timing.Timing(samples_s=[0.1] * 6)
+    monkeypatch.setattr(timing, "queue_each", lambda call, **_: (call(), lambda: slow)[1])
+    found = gemm.gemm(dtype="float32", sizes=[64], iterations=6, warmup_s=0.0)
+    assert min(found.samples_tflops) > 0
+    assert min(found.bursts_tflops) > 0
+
+
 # --- hbm ---
 
 
@@ -175,7 +191,9 @@ def test_hbm_counts_bytes_moved(fixed_times: None) -> None:
     assert found.tb_s == found.triad_tb_s
     assert found.read_tb_s == found.write_tb_s == pytest.approx(4096 / 0.002 / 1e12)
     assert len(found.samples_copy_tb_s) == len(found.samples_triad_tb_s) == 3
-    assert found.samples_read_tb_s == found.samples_write_tb_s == [round(4096 / seconds / 1e9, 6) for seconds in (1, 2, 3)]
+    assert (
+        found.samples_read_tb_s == found.samples_write_tb_s == [timing.rounded(4096 / seconds / 1e9) for seconds in (1, 2, 3)]
+    )
     assert found.repeats_tb_s == found.samples_triad_tb_s
 
 

@@ -116,7 +116,7 @@ def test_last_half_is_judged(said_to_take: Slices) -> None:
     said_to_take(slices)
     found = small(seconds=7.0, slice_s=1.0)
     rates = [FLOP * count / seconds / 1e12 for count, seconds in slices]
-    assert found.slices_tflops == [round(rate, 6) for rate in rates]
+    assert found.slices_tflops == [timing.rounded(rate) for rate in rates]
     assert found.repeats_tflops == found.slices_tflops[3:]
     assert found.tflops == pytest.approx(FLOP * 20 / 1e12)
     assert found.products == 193
