@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.places import Inventory, Place
     from pytest_gpucluster.protocol.messages import FunctionName, Reply
 
-PER = ("gpu", "host", "node", "cluster", "pair")
+PER = ("gpu", "host", "node", "domain", "cluster", "pair")
 DEADLINE_S = 300.0
 LOOK_DEADLINE_S = 30.0
 REPEATS = ("iterations", "bursts", "repeats")
@@ -166,7 +166,8 @@ class Cluster:
             function: a function at module level, of any importable module or test file; it gets ``kwargs`` and returns
                 plain data (dataclass, dict, number).
             per: which ranks share a process group: ``gpu`` none; ``host`` none, and one rank of each node is asked;
-                ``node`` those of a node, ``cluster`` all, ``pair`` every pair in disjoint rounds (the value of the ordered
+                ``node`` those of a node, ``domain`` those of an NVLink domain (a node, or nodes whose GPUs NVML calls one
+                fabric: NVL72), ``cluster`` all, ``pair`` every pair in disjoint rounds (the value of the ordered
                 pair ``(a, b)`` is what ``a`` returned).
             places: measure these only.
             at_once: how many GPUs of a node measure at the same time; None or ``"all"``: all of them.
@@ -257,7 +258,7 @@ class Cluster:
             nodes = {node.node for node in self.promised.nodes if node.id in ids}
             return [place for place in self.places if place.id in ids or place.node in nodes]
         wanted = self._wanted()
-        if wanted is None or per in ("cluster", "pair"):
+        if wanted is None or per in ("domain", "cluster", "pair"):
             return list(self.places)
         nodes = {place.node for place in wanted if per in ("host", "node") or place.gpu is None}
         return [place for place in self.places if place in wanted or place.node in nodes]

@@ -132,13 +132,14 @@ def errors_of_pairs(unmeasurable: Mapping[Place, MeasurementError], chosen: Sequ
 def complete_groups(
     chosen: Sequence[Place], unmeasurable: Mapping[Place, MeasurementError], *, per: str
 ) -> tuple[list[list[Place]], Errors]:
-    """The groups (nodes, or the cluster) without an unmeasurable member, and the errors of all members of the others.
+    """The groups (nodes, NVLink domains, or the cluster) without an unmeasurable member, and the errors of the other members.
 
     A result from an incomplete group would answer a different question, so all its members get the error.
     """
-    groups: dict[int, list[Place]] = {}
+    groups: dict[int | str, list[Place]] = {}
+    domains = domains_of(chosen) if per == "domain" else {}
     for place in chosen:
-        groups.setdefault(place.node if per == "node" else 0, []).append(place)
+        groups.setdefault(place.node if per == "node" else domains.get(place.node, 0), []).append(place)
     complete: list[list[Place]] = []
     errors: Errors = {}
     for group in groups.values():
@@ -148,6 +149,14 @@ def complete_groups(
         else:
             complete.append(group)
     return complete, errors
+
+
+def domains_of(places: Iterable[Place]) -> dict[int, int | str]:
+    """The NVLink domain of each node: the fabric that all its GPUs belong to, or the node where they tell of none."""
+    fabrics: dict[int, set[str | None]] = {}
+    for place in places:
+        fabrics.setdefault(place.node, set()).add(place.fabric)
+    return {node: next(iter(found)) or node if len(found) == 1 else node for node, found in fabrics.items()}
 
 
 def merged(errors: Sequence[MeasurementError]) -> MeasurementError:

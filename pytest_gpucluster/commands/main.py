@@ -109,7 +109,10 @@ def _add_run(run: argparse.ArgumentParser) -> None:
     run.add_argument("words", nargs="*", metavar="KEY=VALUE", help="its arguments; values as in YAML: sizes=[4096,8192]")
     run.add_argument("--place", nargs="+", action="extend", default=[], metavar="ID", help="node0-gpu3 ...; default: all")
     run.add_argument(
-        "--per", default="gpu", metavar="WHAT", help="who shares a process group: gpu (default), host, node, cluster, pair"
+        "--per",
+        default="gpu",
+        metavar="WHAT",
+        help="who shares a process group: gpu (default), host, node, domain, cluster, pair",
     )
     run.add_argument("--deadline-s", type=float, metavar="S", help="how long one call may take (default: 300)")
     run.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto", help="cpu: rehearse, whatever is here")

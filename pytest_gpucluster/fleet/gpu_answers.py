@@ -39,6 +39,7 @@ def identity(asked: Asked) -> Any:
         hidden_gpus=0,
         variables={},
         board={"vbios": "simulated", "module": str(gpu + 1)},
+        fabric=None,
         stack={"driver": OTHER_VERSION if other else "simulated", "CUDA": "simulated", "NCCL": "simulated"},
     )
 

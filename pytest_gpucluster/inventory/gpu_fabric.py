@@ -13,6 +13,7 @@ from pytest_gpucluster.inventory.nvml_calls import NvmlError, newer
 from pytest_gpucluster.inventory.reading import NotAvailable
 
 STATES = {0: "not_supported", 1: "not_started", 2: "in_progress", 3: "completed"}
+JOINED = "completed"
 PEERS = {0: "gpu", 1: "npu", 2: "switch"}
 SUMMARIES = {2: "unhealthy", 3: "limited capacity"}
 """The summaries of the health that are not good; 0 is not told, 1 healthy."""
@@ -75,6 +76,17 @@ def read_fabric(handle: Any) -> GpuFabric | NotAvailable:
             )
     assert isinstance(answer, NotAvailable)
     return answer
+
+
+def fabric_between_nodes(fabric: GpuFabric | NotAvailable) -> str | None:
+    """What all GPUs of a fabric have in common that spans nodes: the UUID of the cluster and the clique.
+
+    None where the GPU has not joined one: on HGX, where NVLink ends at the node, NVML gives zeros as the UUID (seen on H100
+    and H200). Never run on a GB200.
+    """
+    if isinstance(fabric, NotAvailable) or fabric.state != JOINED or uuid.UUID(fabric.cluster_uuid).int == 0:
+        return None
+    return f"{fabric.cluster_uuid}/{fabric.clique}"
 
 
 def read_nvlink_peer(handle: Any) -> str | NotAvailable:

@@ -32,6 +32,7 @@ class Identity:
         hidden_gpus: how many of them ``CUDA_VISIBLE_DEVICES`` hides from this rank.
         variables: the environment variables of this rank that may change what is measured.
         board: which part the GPU is, as far as NVML tells it (:func:`~pytest_gpucluster.inventory.gpu_board.read_board`).
+        fabric: what the GPUs of its NVLink fabric have in common, if that spans nodes.
         stack: the versions below torch, by name: driver, CUDA, NCCL, as far as they could be read. They may differ.
     """
 
@@ -49,6 +50,7 @@ class Identity:
     variables: dict[str, str] = field(default_factory=dict)
     stack: dict[str, str] = field(default_factory=dict)
     board: dict[str, str] = field(default_factory=dict)
+    fabric: str | None = None
 
 
 def identity(*, device: str) -> Identity:
@@ -78,6 +80,7 @@ def identity(*, device: str) -> Identity:
         variables=read_variables(os.environ),
         stack=read_stack() if device == "cuda" else {},
         board=read_board_of(gpu.get("uuid")),
+        fabric=read_fabric_of(gpu.get("uuid")),
         **gpu,
     )
 
@@ -168,6 +171,19 @@ def read_board_of(uuid: str | None) -> dict[str, str]:
             return gpu_board.read_board(nvml.handle_of(uuid))
     except nvml_calls.NvmlError:
         return {}
+
+
+def read_fabric_of(uuid: str | None) -> str | None:
+    """What the GPUs of this one's NVLink fabric have in common by NVML; None where it spans no nodes, or NVML is silent."""
+    if uuid is None:
+        return None
+    from pytest_gpucluster.inventory import gpu_fabric, nvml, nvml_calls
+
+    try:
+        with nvml_calls.session():
+            return gpu_fabric.fabric_between_nodes(gpu_fabric.read_fabric(nvml.handle_of(uuid)))
+    except nvml_calls.NvmlError:
+        return None
 
 
 def read_serial(uuid: str) -> str | None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.protocol.messages import Reply
     from pytest_gpucluster.session import Session
 
-PER = ("cluster", "node", "gpu")
+PER = ("cluster", "domain", "node", "gpu")
 
 
 def run_distributed_test(item: pytest.Function, session: Session) -> None:
@@ -48,7 +48,7 @@ def _read_mark(item: pytest.Function) -> tuple[str, float | None]:
     per = mark.kwargs.get("per", "cluster")
     if mark.args or unknown or per not in PER:
         raise ConfigurationError(
-            f"{item.nodeid}: @pytest.mark.distributed takes per='cluster', 'node' or 'gpu' and deadline_s, "
+            f"{item.nodeid}: @pytest.mark.distributed takes per='cluster', 'domain', 'node' or 'gpu' and deadline_s, "
             f"not {', '.join(map(repr, (*mark.args, *unknown, *({per} - set(PER)))))}"
         )
     deadline_s = mark.kwargs.get("deadline_s")

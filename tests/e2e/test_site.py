@@ -95,7 +95,7 @@ def test_refused_functions(site: FinishedRun, name: str) -> None:
     [
         ("tensor-argument", "torch.Tensor is not plain data"),
         ("unknown-place", "no expected place is called node9-gpu0"),
-        ("unknown-per", "per='rack' is not one of gpu, host, node, cluster, pair"),
+        ("unknown-per", "per='rack' is not one of gpu, host, node, domain, cluster, pair"),
         ("at-once", "at_once=0 is not 'all' or a whole number above zero"),
         ("deadline", "deadline_s=0 is not a time above zero"),
     ],
@@ -169,7 +169,7 @@ def test_distributed_wrong_mark(site: FinishedRun) -> None:
     """A word that the mark does not know could not be carried out: an error with the valid ones."""
     case = site.case("test_wrong_mark")
     assert case.outcome == "error"
-    assert "takes per='cluster', 'node' or 'gpu' and deadline_s, not 'rack'" in case.text
+    assert "takes per='cluster', 'domain', 'node' or 'gpu' and deadline_s, not 'rack'" in case.text
 
 
 def test_site_verdict(site: FinishedRun) -> None:

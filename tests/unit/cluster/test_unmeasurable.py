@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
@@ -55,6 +55,8 @@ class FakeController:
     """Two nodes of two ranks; GPUs of different nodes have the same UUIDs, as only a simulator's have."""
 
     world_size = 4
+    fabrics: ClassVar[dict[int, str]] = {}
+    """Of the ranks whose GPUs are in an NVLink fabric that spans nodes."""
 
     def __init__(self, looks: dict[int, Any], *, swapped: bool = False) -> None:
         """``looks``: what each rank answers when asked who is on its GPU; ``swapped``: ranks 0 and 1 read each other's."""
@@ -92,7 +94,7 @@ class FakeController:
 
     def _identity(self, rank: int) -> Identity:
         node, gpu = divmod(rank, 2)
-        known = {"hostname": f"host{node}", "uuid": f"GPU-{gpu}", "pci": str(gpu)}
+        known = {"hostname": f"host{node}", "uuid": f"GPU-{gpu}", "pci": str(gpu), "fabric": self.fabrics.get(rank)}
         return Identity(group_rank=node, local_rank=gpu, versions={}, torch_gpus=2, **known)
 
 
@@ -250,6 +252,34 @@ def test_group_with_a_busy_gpu_is_not_measured() -> None:
         assert results.errors[place].culprits == (B,)
     assert (results[C], results[D]) == (2, 3)
     assert set(bound()[0].run(uses_gpu, per="cluster").errors) == {A, B, C, D}
+
+
+@pytest.mark.parametrize(
+    ("fabrics", "groups"),
+    [
+        ({}, [[0, 1], [2, 3]]),
+        (dict.fromkeys(range(4), "one/0"), [[0, 1, 2, 3]]),
+        ({0: "one/0", 1: "one/0", 2: "one/1", 3: "one/1"}, [[0, 1], [2, 3]]),
+        ({0: "one/0", 2: "one/0", 3: "one/0"}, [[0, 1], [2, 3]]),
+    ],
+    ids=["HGX", "one fabric", "two cliques", "a GPU outside"],
+)
+def test_an_nvlink_domain_is_a_fabric_or_a_node(
+    monkeypatch: pytest.MonkeyPatch, fabrics: dict[int, str], groups: list[list[int]]
+) -> None:
+    """By what NVML tells of each GPU; a node whose GPUs tell different things is a domain by itself."""
+    monkeypatch.setattr(FakeController, "fabrics", fabrics)
+    cluster, controller = bound({})
+    assert set(cluster.run(uses_gpu, per="domain").values()) == {0, 1, 2, 3}
+    assert controller.calls[-1].groups == groups
+    cluster.run_test(function_named("test_it"), per="domain", arguments=[], parameters={}, deadline_s=1)
+    assert controller.calls[-1].groups == groups
+
+
+def test_a_busy_gpu_spoils_its_domain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it does its node: a part of a domain answers another question."""
+    monkeypatch.setattr(FakeController, "fabrics", dict.fromkeys(range(4), "one/0"))
+    assert set(bound()[0].run(uses_gpu, per="domain").errors) == {A, B, C, D}
 
 
 def test_several_busy_gpus_of_a_group_are_all_named() -> None:

@@ -219,7 +219,7 @@ def test_wrong_usage_is_said_before_anything_starts(capsys: pytest.CaptureFixtur
     assert "unexpected keyword argument 'fial'; it takes (*, fail: int = -1" in refused(capsys, look, "fial=1")
     assert "one of that name" in refused(capsys, "probes.py:takes", "places=1", "at_once=1")
     assert "no place node0-gpu0; places: node0-cpu0, node0-cpu1, node0" in refused(capsys, look, "--place", "node0-gpu0")
-    assert "--per rank is not one of gpu, host, node, cluster, pair" in refused(capsys, look, "--per", "rank")
+    assert "--per rank is not one of gpu, host, node, domain, cluster, pair" in refused(capsys, look, "--per", "rank")
     assert "--deadline-s 0 is not a time" in refused(capsys, look, "--deadline-s", "0")
     assert "--expect nodes=2: this command is for one machine" in refused(capsys, look, "--expect", "nodes=2")
     assert "gpucluster run: --expect: 'gpus=2' is not understood" in refused(capsys, look, "--expect", "gpus=2")

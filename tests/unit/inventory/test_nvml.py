@@ -221,6 +221,25 @@ def test_board_of_one_gpu(simulator: Path) -> None:
     assert boards == [known, {**known, **rack}, {name: known[name] for name in ("vbios", "module")}, {}, {}]
 
 
+@pytest.mark.parametrize(
+    ("scenario", "fabric"),
+    [
+        ("", None),
+        ("fabric.cluster 0xab\nfabric.clique 3", "ab000000-0000-0000-0000-000000000000/3"),
+        ("fabric.cluster 0xab\nfabric.state 2", None),
+        ("fabric.cluster 0xab\nerr.nvmlDeviceGetGpuFabricInfoV 3", None),
+        ("init 9", None),
+    ],
+    ids=["HGX", "NVL72", "not joined", "refused", "no driver"],
+)
+def test_fabric_that_spans_nodes(simulator: Path, scenario: str, fabric: str | None) -> None:
+    """The UUID of the cluster and the clique; none where NVLink ends at the node."""
+    code = (
+        f"import json; from pytest_gpucluster.inventory import identity as i; print(json.dumps(i.read_fabric_of({UUIDS[3]!r})))"
+    )
+    assert run_python(["-c", code], environment(simulator, scenario)) == fabric
+
+
 def test_no_chassis_is_no_place_in_a_rack(simulator: Path) -> None:
     """An H100 and an H200 answer with slot 0 of a chassis without a name: nothing is known. A refusal has NVML's word."""
     named, refused_one = survey(simulator, "count 2\n1.err.nvmlDeviceGetPlatformInfo 3")["gpus"]

@@ -29,6 +29,11 @@ def test_in_node(world_size):
     assert world_size == int(os.environ["LOCAL_WORLD_SIZE"])
 
 
+@pytest.mark.distributed(per="domain")
+def test_in_domain(world_size):
+    assert world_size == int(os.environ["LOCAL_WORLD_SIZE"])
+
+
 @pytest.mark.parametrize("factor", [2, 3])
 @pytest.mark.parametrize("word", ["twice"])
 @pytest.mark.distributed
