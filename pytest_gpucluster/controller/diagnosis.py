@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from pytest_gpucluster.controller import mismatch
 from pytest_gpucluster.protocol.messages import Failure
 from pytest_gpucluster.protocol.rank import ranges
 from pytest_gpucluster.text import first_line, hung
@@ -124,6 +125,14 @@ def _find_cause_of_hang(failed: Failures, replies: Mapping[int, Reply]) -> Cause
         returned = [rank for rank in absent if rank not in failed]
         why = f"{_ranks(returned)} returned from the function; " if returned else ""
         return tuple(absent), lambda name: f"{_names(absent, name)} never arrived in {where}: {why}the call {late}"
+    differing = mismatch.find({rank: failed[rank] for rank in entered if failed[rank].members == failed[entered[0]].members})
+    if len(differing) > 1:
+        odd = mismatch.odd_ranks(differing)
+        each = ", ".join(f"{_ranks(ranks)} {words}" for words, ranks in differing.items())
+        where = f"({each}; collective {furthest} of the call): the call {late}"
+        if odd:
+            return tuple(odd), lambda name: f"{_names(odd, name)} did not enter what the others did {where}"
+        return (), lambda _name: f"the ranks did not enter the same collective {where}"
     return (), lambda _name: f"{_ranks(failed)} all entered {collective or 'no collective'} and none returned: the call {late}"
 
 

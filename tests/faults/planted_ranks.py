@@ -140,7 +140,13 @@ def stop():
     os.kill(os.getpid(), signal.SIGSTOP)
 
 
-BEFORE = {"raise": raise_early, "hang": hang, "stop": stop}
+def enter_another():
+    total = ones()
+    dist.broadcast(total, src=0)
+    total.item()  # on a GPU, a broadcast has only been queued before
+
+
+BEFORE = {"raise": raise_early, "hang": hang, "stop": stop, "mismatch": enter_another}
 INSIDE = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "leave": lambda: os._exit(0),
@@ -227,4 +233,12 @@ def test_stopped(cluster):
 
 
 def test_after_stopped(cluster):
+    judge_healthy(cluster)
+
+
+def test_mismatched(cluster):
+    judge(cluster, add_twice, "mismatched", victim=1, fault="mismatch", deadline_s=SHORT_S)
+
+
+def test_after_mismatched(cluster):
     judge_healthy(cluster)

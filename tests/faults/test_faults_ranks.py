@@ -83,6 +83,17 @@ FAULTS = (
         told=(f"is stopped (SIGSTOP): the call did not return within {SHORT_S:g} s", f"ranks 0-1, 3 {WAITED}"),
         within_s=LATE,
     ),
+    Fault(
+        case="mismatched",
+        victim=1,
+        inside=(0, 2, 3),
+        told=(
+            "did not enter what the others did (ranks 0, 2-3 all_reduce of Float [1], rank 1 broadcast of Float [1]; ",
+            f"ranks 0, 2-3 {WAITED}",
+            "in enter_another",
+        ),
+        within_s=LATE,
+    ),
 )
 each_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.case)
 

@@ -167,6 +167,56 @@ def test_all_entered_blames_nobody() -> None:
     assert "ranks 0-1 all entered all_reduce and none returned" in text
 
 
+def waiting(collective: str, tensor: str = "Float [4]", **more: Any) -> Failure:
+    """A rank that did not return from its second collective, with the last lines of its flight recorder."""
+    flight = f"all_reduce 1: completed, Float [4]\n{collective} 2: started, {tensor}" if tensor else ""
+    return replace(hung(2), collective=collective, flight=flight, **more)
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        (waiting("broadcast"), "ranks 0, 2 all_reduce of Float [4], rank 1 broadcast of Float [4]"),
+        (waiting("barrier"), "ranks 0, 2 all_reduce, rank 1 barrier"),
+        (waiting("all_reduce", "Float [8]"), "ranks 0, 2 all_reduce of Float [4], rank 1 all_reduce of Float [8]"),
+        (waiting("all_reduce", "Double [4]"), "ranks 0, 2 all_reduce of Float [4], rank 1 all_reduce of Double [4]"),
+    ],
+    ids=["name", "without-tensors", "size", "dtype"],
+)
+def test_who_entered_something_else_is_named(odd: Failure, words: str) -> None:
+    """Most ranks agree: the one that does not is the cause, whichever it is. PyTorch's matcher blames all but the first."""
+    culprits, kind, text = diagnosed({0: waiting("all_reduce"), 1: odd, 2: waiting("all_reduce")})
+    assert (culprits, kind) == ((1,), "hung")
+    assert f"rank 1 (node0-gpu1, h) did not enter what the others did ({words}; collective 2 of the call)" in text
+    culprits, _, _ = diagnosed({0: odd, 1: waiting("all_reduce"), 2: waiting("all_reduce")})
+    assert culprits == (0,)
+
+
+def test_who_of_two_is_wrong_is_not_known() -> None:
+    """Both are told, neither is blamed."""
+    culprits, _, text = diagnosed({0: waiting("all_reduce"), 1: waiting("broadcast")})
+    assert culprits == ()
+    assert "the ranks did not enter the same collective (rank 0 all_reduce of Float [4], rank 1 broadcast of" in text
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [waiting("all_reduce"), waiting("all_reduce")],
+        [waiting("all_to_all", "Float [8]"), waiting("all_to_all", "Float [4]")],
+        [waiting("recv"), waiting("send")],
+        [waiting("all_reduce", ""), waiting("all_reduce")],
+        [waiting("broadcast", members=((1, 2),)), waiting("broadcast", members=((1, 2),))],
+    ],
+    ids=["alike", "sizes-may-differ", "pairs", "no-recorder", "another-group"],
+)
+def test_ranks_that_match_blame_nobody(others: list[Failure]) -> None:
+    """What may differ from rank to rank, or is not known, is no mismatch."""
+    culprits, _, text = diagnosed({0: replace(others[0], members=()), 1: others[0], 2: others[1]})
+    assert culprits == ()
+    assert "did not enter" not in text
+
+
 def test_one_rank_alone_that_hangs() -> None:
     """No peers, no collective: the rank itself."""
     culprits, _, text = diagnosed({5: hung(0)})
