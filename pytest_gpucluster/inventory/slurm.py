@@ -6,15 +6,13 @@ from text that a user may write: the state stands before the reason, and what a 
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import signal
-import subprocess
-from contextlib import suppress
 from dataclasses import dataclass
 
+from pytest_gpucluster.inventory import program
 from pytest_gpucluster.inventory.numa import parse_cpulist
+from pytest_gpucluster.inventory.program import ProgramError
 from pytest_gpucluster.inventory.reading import NotAvailable
 
 DEADLINE_S = 15.0
@@ -191,25 +189,12 @@ def ask(*arguments: str) -> str | NotAvailable:
         return NotAvailable("scontrol is not on the PATH")
     said = f"scontrol {' '.join(arguments)}"
     try:
-        child = subprocess.Popen(  # noqa: S603 -- Slurm's own command
-            [path, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**os.environ, "LC_ALL": "C"},
-            start_new_session=True,
-        )
-    except OSError as error:
-        return NotAvailable(f"{said}: {error.strerror}")
-    try:
-        output, errors = (data.decode("utf-8", "replace").strip() for data in child.communicate(timeout=DEADLINE_S))
-    except subprocess.TimeoutExpired:
-        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-            os.killpg(child.pid, signal.SIGKILL)
-            child.communicate(timeout=1)  # no longer: a process on a dead file system does not end
-        return NotAvailable(f"{said}: no answer within {DEADLINE_S:g} s")
-    if child.returncode != 0:
-        return NotAvailable(f"{said}: exit code {child.returncode}: {_short(errors or output)}")
+        ended = program.run(path, arguments, within_s=DEADLINE_S, variables={"LC_ALL": "C"})
+    except ProgramError as error:
+        return NotAvailable(str(error))
+    output = ended.printed.strip()
+    if ended.exit_code != 0:
+        return NotAvailable(f"{said}: exit code {ended.exit_code}: {_short(ended.complained.strip() or output)}")
     return output or NotAvailable(f"{said}: it printed nothing")
 
 

@@ -10,8 +10,9 @@ from pytest_gpucluster.inventory.dcgm_report import BAD, parse_report
 from pytest_gpucluster.protocol.functions import without_device
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.inventory.dcgm import DcgmGpu, Ended
+    from pytest_gpucluster.inventory.dcgm import DcgmGpu
     from pytest_gpucluster.inventory.dcgm_report import DiagReport, DiagResult
+    from pytest_gpucluster.inventory.program import Ended
 
 ASK_S = 30.0
 """Its version, and the list of its GPUs, come within a second."""

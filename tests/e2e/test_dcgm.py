@@ -115,7 +115,7 @@ def test_it_cannot_tell(tmp_path: Path, library: Path) -> None:
     [
         ({"before": NO_ENGINE}, "is DCGM's host engine, nv-hostengine, running"),
         pytest.param(
-            {"before": '[ "$1" = discovery ] || sleep 1000'}, "did not end within 2 s and was ended", marks=pytest.mark.slow
+            {"before": '[ "$1" = discovery ] || sleep 1000'}, "no answer within 2 s, so it was ended", marks=pytest.mark.slow
         ),
     ],
     ids=["no host engine", "hangs"],

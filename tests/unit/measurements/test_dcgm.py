@@ -93,7 +93,7 @@ def test_no_report(path: Path, report: str, exit_code: int, said: str) -> None:
 def test_one_that_hangs(path: Path) -> None:
     """An error that names the command and its time."""
     install(path, uuids=UUIDS, report=REPORT, before='[ "$1" = discovery ] || sleep 1000')
-    with pytest.raises(DcgmError, match=r"dcgmi diag -r 1 -j -i 0,2 did not end within 0\.5 s"):
+    with pytest.raises(DcgmError, match=r"dcgmi diag -r 1 -j -i 0,2: no answer within 0\.5 s"):
         diag(within_s=0.5)
 
 
