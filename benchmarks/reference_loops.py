@@ -258,14 +258,47 @@ def _near_cpus() -> set[int]:
 
 def all_reduce(size_bytes: int, count: int) -> Values:
     """Bus bandwidth in GB/s over the slowest rank's span, by nccl-tests' formula; needs a process group."""
-    buffer = torch.rand(size_bytes // 4, device=device())
+    return {"loop": collective("all_reduce", size_bytes, count)}
+
+
+def collective(operation: str, size_bytes: int, count: int) -> float:
+    """Bus bandwidth in GB/s of float32 over the slowest rank's span, by nccl-tests' formula; needs a process group.
+
+    ``size_bytes`` is nccl-tests' size: of all_gather what a rank receives, of the others what it sends.
+    """
+    call, buffer = _collective(operation, size_bytes)
     spans_s = []
     for _ in range(SPANS + 1):
         buffer.uniform_()  # sums grow with every launch
         wait()
         dist.barrier()
-        slowest = torch.tensor([span_s(lambda: dist.all_reduce(buffer), count)], device=device())
+        slowest = torch.tensor([span_s(call, count)], device=device())
         dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         spans_s.append(slowest.item())
     ranks = dist.get_world_size()
-    return {"loop": size_bytes / statistics.median(spans_s[1:]) / 1e9 * 2 * (ranks - 1) / ranks}
+    factor = {"all_reduce": 2 * (ranks - 1) / ranks, "broadcast": 1.0, "send_recv": 1.0}.get(operation, (ranks - 1) / ranks)
+    return size_bytes / statistics.median(spans_s[1:]) / 1e9 * factor
+
+
+def _collective(operation: str, size_bytes: int) -> tuple[Callable[[], object], torch.Tensor]:
+    """The call, and what it works on."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    part_elements = size_bytes // 4 // ranks
+    whole = torch.rand(part_elements * ranks, device=device())
+    part = torch.rand(part_elements if operation in ("all_gather", "reduce_scatter") else 0, device=device())
+    other = torch.empty_like(whole) if operation in ("all_to_all", "send_recv") else part
+
+    def ring() -> None:
+        pair = [dist.P2POp(dist.isend, whole, (rank + 1) % ranks), dist.P2POp(dist.irecv, other, (rank - 1) % ranks)]
+        for request in dist.batch_isend_irecv(pair):
+            request.wait()
+
+    calls: dict[str, Callable[[], object]] = {
+        "all_reduce": lambda: dist.all_reduce(whole),
+        "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole),
+        "broadcast": lambda: dist.broadcast(whole, 0),
+        "send_recv": ring,
+    }
+    return calls[operation], whole
