@@ -88,27 +88,35 @@ def launches(session: nox.Session) -> None:
     run(session, "pytest", *SHOWN, "-m", FAST, *(session.posargs or LAUNCHES), **FOR_TESTS)
 
 
-@nox.session
-def netlab(session: nox.Session) -> None:
-    """Plant network faults between hosts that are network namespaces (Linux, root, iproute2; 2 minutes); skips elsewhere."""
-    install(session, "tests")
-    run(session, "pytest", *SHOWN, *SPLIT, "-m", FAST, *(session.posargs or [NETLAB]), **FOR_TESTS)
-
-
-@nox.session
-def slurm(session: nox.Session) -> None:
-    """Run rehearsals as jobs of a real Slurm; Debian's packages are unpacked under .nox/slurm, nothing is installed."""
-    install(session, "tests")
-    root = ROOT / ".nox" / "slurm"
-    if not root.exists() and shutil.which("slurmctld") is None:
-        wanted = ("install", "--simulate", "--no-install-recommends", "slurmctld", "slurmd", "munge")
+def unpack(session: nox.Session, *packages: str, program: str) -> str:
+    """Unpack Debian packages under .nox/ and install none; their folder, "" where there is the program, or no ``apt-get``."""
+    root = ROOT / ".nox" / packages[0]
+    if not root.exists():
+        if shutil.which(program) is not None or shutil.which("apt-get") is None:
+            return ""
+        wanted = ("install", "--simulate", "--no-install-recommends", *packages)
         planned = str(session.run("apt-get", *wanted, external=True, silent=True))
         with tempfile.TemporaryDirectory(prefix="gpucluster-") as folder, session.chdir(folder):
             session.run("apt-get", "download", *re.findall(r"(?m)^Inst (\S+)", planned), external=True)
             for package in Path(folder).glob("*.deb"):
                 session.run("dpkg", "--extract", package.name, "unpacked", external=True)
             shutil.move("unpacked", root)
-    variables = {**FOR_TESTS, "GPUCLUSTER_TEST_SLURM": str(root) if root.exists() else ""}
+    return str(root)
+
+
+@nox.session
+def netlab(session: nox.Session) -> None:
+    """Plant network faults between hosts that are network namespaces (Linux, root, iproute2; 3 minutes); skips elsewhere."""
+    install(session, "tests")
+    variables = {**FOR_TESTS, "GPUCLUSTER_TEST_IPTABLES": unpack(session, "iptables", program="iptables")}
+    run(session, "pytest", *SHOWN, *SPLIT, "-m", FAST, *(session.posargs or [NETLAB]), **variables)
+
+
+@nox.session
+def slurm(session: nox.Session) -> None:
+    """Run rehearsals as jobs of a real Slurm; Debian's packages are unpacked under .nox/slurmctld, nothing is installed."""
+    install(session, "tests")
+    variables = {**FOR_TESTS, "GPUCLUSTER_TEST_SLURM": unpack(session, "slurmctld", "slurmd", "munge", program="slurmctld")}
     run(session, "pytest", *SHOWN, *(session.posargs or ["tests/e2e/test_real_slurm.py"]), **variables)
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 COMMAND_S = 20.0
 NEEDED = ("ip", "tc", "unshare")
+UNPACKED = "GPUCLUSTER_TEST_IPTABLES"
+"""The variable that names the folder of an unpacked iptables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,12 @@ class Host:
         """An interface goes down, as without its cable."""
         run("ip", "-n", self.space, "link", "set", f"eth{rail}", "down")
 
+    def lose_packets(self, rail: int, share: float) -> None:
+        """This share of the packets that arrive at an interface is lost, one by one at random, as by a bad cable."""
+        chance = ("-m", "statistic", "--mode", "random", "--probability", str(share))
+        rule = ("-w", "-A", "INPUT", "-i", f"eth{rail}", *chance, "-j", "DROP")
+        run("ip", "netns", "exec", self.space, *(iptables() or ["iptables"]), *rule)
+
     def drop_packets(self, rail: int) -> None:
         """The switch forwards nothing from or to the host, which sees a link that is up."""
         run("ip", "link", "set", port_of(self.number, rail), "nomaster")
@@ -64,6 +72,18 @@ def run(*command: str) -> None:
         subprocess.CalledProcessError: it failed.
     """
     subprocess.run(command, check=True, capture_output=True, timeout=COMMAND_S)
+
+
+def iptables() -> list[str] | None:
+    """The command that drops packets: installed, or unpacked by ``noxfile.py -s netlab``. None where there is none."""
+    if shutil.which("iptables") is not None:
+        return ["iptables"]
+    root = Path(os.environ.get(UNPACKED) or "/nonexistent")
+    if not root.is_dir():
+        return None
+    extensions = next(root.rglob("libxt_*.so")).parent
+    libraries = f"LD_LIBRARY_PATH={extensions.parent}", f"XTABLES_LIBDIR={extensions}"
+    return ["env", *libraries, str(root / "usr" / "sbin" / "iptables-legacy")]
 
 
 def bridge_of(rail: int) -> str:
