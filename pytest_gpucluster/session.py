@@ -100,6 +100,8 @@ class Session:
             ConfigurationError: the results directory or the JUnit file cannot be written.
         """
         self.recorder.open(self.setup.settings.results_dir, junit=junit, replicate=self.controller.replicate)
+        if self.setup.settings.soak_s is not None:
+            self.recorder.look_for_cut_soak(self.facts(), read_versions())
         run = secrets.token_hex(8)
         self.recorder.write("started", run=run, **self.started())
         folder = self.setup.settings.results_dir.absolute()
@@ -177,7 +179,8 @@ class Session:
 
     def forecast(self, subjects: Mapping[str, str]) -> Forecast:
         """About how long the selected tests take; ``subjects``: the mark of each criterion's test."""
-        criteria, inventory = self.setup.criteria, self.setup.inventory
+        criteria, inventory, soak_s = self.setup.criteria, self.setup.inventory, self.setup.settings.soak_s
+        cut = self.recorder.cut_soak
         due = [one.criterion for one in self.plan if one.outcome == PENDING]
         rules = {key: planning.rule_against(criteria[key], inventory) for key in {*due} & {*criteria}}
         planned = forecast(
@@ -185,7 +188,7 @@ class Session:
             criteria,
             subjects=subjects,
             gpus_per_node=inventory.gpus_per_node,
-            soak_s=self.setup.settings.soak_s,
+            soak_s=soak_s - cut.elapsed_s if soak_s is not None and cut is not None and cut.why_not is None else soak_s,
         )
         return replace(planned, left_out=sum(rule is not None for rule in rules.values()))
 
@@ -224,7 +227,7 @@ class Session:
             changed_limits=tuple(self.setup.changed_limits),
             changed_terms=tuple(self.changed_terms),
             shape=self._shape,
-            remarks=_remarks(self._binding, self.controller),
+            remarks=(*_remarks(self._binding, self.controller), *self.recorder.soak_remarks),
         )
 
     def places(self) -> Mapping[str, Place]:
@@ -249,7 +252,8 @@ class Session:
     def facts(self) -> dict[str, Any]:
         """What the verdict is about, as results.json has it."""
         selftest = {"selftest": self.selftest} if self.selftest is not None else {}
-        return {**self.setup.facts, "changed_terms": [*self.changed_terms], **selftest}
+        resumed = {"soak_resumed": self.recorder.resumed} if self.recorder.resumed is not None else {}
+        return {**self.setup.facts, "changed_terms": [*self.changed_terms], **selftest, **resumed}
 
     def timings(self) -> dict[str, float]:
         """Seconds: the whole session so far, starting the ranks, waiting for measurements, everything else."""

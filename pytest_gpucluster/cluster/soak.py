@@ -6,7 +6,7 @@ Each piece is an ordinary call with an ordinary deadline, so nothing can hang fo
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from pytest_gpucluster.errors import MeasurementError
@@ -172,6 +172,22 @@ class Turn:
                 self._kept[place].fail(self.round, MeasurementError(nothing))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """What a soak had measured when it was cut short. ``kept`` is by criterion and place id.
+
+    ``round``: the last one of which anything was measured. ``elapsed_s``: up to the end of the last whole round.
+    """
+
+    round: int
+    num_whole_rounds: int
+    elapsed_s: float
+    kept: Mapping[tuple[str, str], Kept]
+
+
+NOTHING_EARLIER = Earlier(round=0, num_whole_rounds=0, elapsed_s=0.0, kept={})
+
+
 class Watch(Protocol):
     """What a soak reports its progress to."""
 
@@ -197,7 +213,15 @@ class Soak:
         watch: Watch,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``places`` are all there are, ``wanted`` those that selected tests judge, by criterion."""
+        """Measure nothing yet.
+
+        Args:
+            duration_s: of all rounds, those before a cut included.
+            places: all there are.
+            wanted: those that selected tests judge, by criterion.
+            watch: is called before and after each measurement.
+            now: the time in seconds.
+        """
         self.duration_s = duration_s
         self.round = 0
         self.num_whole_rounds = 0
@@ -205,14 +229,19 @@ class Soak:
         self._places = tuple(places)
         self._wanted = wanted
         self._watch = watch
+        self._earlier = NOTHING_EARLIER
         self._now = now
         self._began_s = now()
         self._kept: dict[str, dict[Place, Kept]] = {}
 
+    def go_on_with(self, earlier: Earlier) -> None:
+        """Begin with what was measured before the soak was cut short. Called before the first round."""
+        self._earlier = earlier
+
     @property
     def elapsed_s(self) -> float:
-        """Since the first round began."""
-        return self._now() - self._began_s
+        """Since the first round began, without the time between a cut and what goes on after it."""
+        return self._earlier.elapsed_s + self._now() - self._began_s
 
     def __getitem__(self, key: tuple[str, Place]) -> Kept:
         """What is kept of a criterion at a place."""
@@ -253,9 +282,9 @@ class Soak:
         chosen = {key: work for key, work in works.items() if self._wanted.get(key)}
         for key, work in chosen.items():
             places = self._places if work.compares else self._wanted[key]
-            self._kept[key] = {place: Kept(criterion=key, place=place, keep=work.keep) for place in places}
-        self._began_s, self.round = self._now(), 0
-        self.num_whole_rounds, self.is_over = 0, False
+            self._kept[key] = {place: self._begin(key, place, work) for place in places}
+        self._began_s, self.round = self._now(), self._earlier.round
+        self.num_whole_rounds, self.is_over = self._earlier.num_whole_rounds, False
         while (self.round == 0 or self.elapsed_s < self.duration_s) and any(map(self._left, chosen)):
             self.round += 1
             for key, work in chosen.items():
@@ -268,6 +297,11 @@ class Soak:
             self.num_whole_rounds = self.round
             self._watch.round_over(self)
         self.is_over = self.elapsed_s >= self.duration_s
+
+    def _begin(self, key: str, place: Place, work: Work) -> Kept:
+        """What is kept of a work at a place before the first round: what an earlier part of the soak left, or nothing."""
+        earlier = self._earlier.kept.get((key, place.id))
+        return replace(earlier, place=place) if earlier is not None else Kept(criterion=key, place=place, keep=work.keep)
 
     def _turn(self, key: str, places: tuple[Place, ...], work: Work) -> Turn:
         return Turn(round=self.round, criterion=key, places=places, _work=work, _kept=self._kept[key], _watch=self._watch)

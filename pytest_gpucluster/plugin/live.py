@@ -82,6 +82,9 @@ class Live:
             self.say(f"gpucluster: {remark}")
         if len(setup.remarks) > MAX_REMARKS:
             self.say(f"gpucluster: ... and {len(setup.remarks) - MAX_REMARKS} more such lines in results.json")
+        cut = session.recorder.cut_soak
+        if cut is not None and cut.why_not is None:
+            self.say(f"gpucluster: will go on with {cut.words}, if the hardware is the same; its files: {cut.folder}")
         if self._screen.verbosity >= 0:
             for line in header.plan_lines(plan, width=width):
                 self.say(line)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.cluster.soak import CLUSTER, Kept, Soak, Turn
+from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, Kept, Soak, Turn
+from pytest_gpucluster.cluster.soak_record import SoakRecord, read_back
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
+from pytest_gpucluster.judging.forecast import in_words
 from pytest_gpucluster.judging.numbers import format_number
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, PENDING, Record
 from pytest_gpucluster.plugin.outcome import blamed
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.judging.plan import Key
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.plugin.terminal import Terminal
+    from pytest_gpucluster.reporting.cut_soak import CutSoak
     from pytest_gpucluster.session import Session
 
 
@@ -40,7 +44,40 @@ def start(session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion
             if place_id == _id_of(place):
                 wanted.setdefault(key, []).append(place)
     watch = Reports(session, terminal, criteria)
-    return Soak(duration_s=session.setup.settings.soak_s, places=places, wanted=wanted, watch=watch)
+    soak = Soak(duration_s=session.setup.settings.soak_s, places=places, wanted=wanted, watch=watch)
+    earlier = _earlier(session, terminal, criteria)
+    if earlier is not None:
+        soak.go_on_with(earlier)
+    return soak
+
+
+def _earlier(session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion]) -> Earlier | None:
+    """What the soak had measured before it was cut short, if this run goes on with it. Says so, or why not."""
+    cut = session.recorder.cut_soak
+    if cut is None:
+        return None
+    away_s = time.time() - cut.ended_s
+    earlier, why_not = None, cut.why_not or cut.why_not_here(session.places())
+    if why_not is None:
+        earlier, why_not = _read_back(cut, [*session.cluster.places, *session.cluster.nodes], criteria)
+    if earlier is None:
+        terminal.live.say(f"gpucluster: a new soak begins, as {why_not}; {cut.words} is left as it is")
+        return None
+    session.recorder.record_soak_resumed(cut, away_s=away_s)
+    terminal.live.say(f"gpucluster: goes on with {cut.words}; nothing was watched for {in_words(away_s)}")
+    return earlier
+
+
+def _read_back(cut: CutSoak, places: Sequence[Place], criteria: Mapping[Key, Criterion]) -> tuple[Earlier | None, str | None]:
+    """The soak as it was, or why it cannot be had: the selected tests must all have taken part in it."""
+    try:
+        earlier = read_back(cut.turns, places=places, num_whole_rounds=cut.num_whole_rounds, elapsed_s=cut.elapsed_s)
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return None, "its journal is damaged"
+    for (key, place), criterion in criteria.items():
+        if criterion.threshold.level == "soak" and (key, place or CLUSTER.id) not in earlier.kept:
+            return None, f"{key} at {place or 'the cluster'} took no part in it"
+    return earlier, None
 
 
 class Reports:
@@ -52,6 +89,7 @@ class Reports:
         self._terminal = terminal
         self._criteria = criteria
         self._shown: list[str] = []
+        self._facts = SoakRecord()
 
     def turn(self, turn: Turn) -> None:
         """Name the round and the criterion in the progress line. Called before each measurement."""
@@ -59,6 +97,7 @@ class Reports:
 
     def seen(self, kept: Sequence[Kept]) -> None:
         """Record the values after each measurement: the round may never end."""
+        self._session.recorder.record_soak_turn(self._facts.facts(kept))
         for one in kept:
             criterion = self._criteria.get((one.criterion, _id_of(one.place)))
             if criterion is not None:

@@ -41,12 +41,13 @@ class ResultsDirectory:
     """A directory that only this run writes to, until it closes it."""
 
     def __init__(self, path: Path) -> None:
-        """Make the directory, lock it, and move an older run's files into ``previous/<its time>/``.
+        """Make the directory, lock it, and move an older run's files into ``previous/<its time>/``, the ``older_run``.
 
         Raises:
             ConfigurationError: the directory cannot be written, holds a link where a run writes, or another run holds it.
         """
         self.path = path
+        self.older_run: Path | None = None
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = _take_lock(path, advice="; give this one its own: --gpucluster-results DIR")
@@ -76,6 +77,7 @@ class ResultsDirectory:
         shelf.mkdir(parents=True)
         for path in older:
             path.rename(shelf / path.name)
+        self.older_run = shelf
 
     def _try_to_write(self) -> None:
         """Find a full disk now, not when the verdict is due."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.errors import Part
+from pytest_gpucluster.judging.forecast import in_words
 from pytest_gpucluster.judging.verdict import OUTCOMES, PASSED, PENDING, Record
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
@@ -31,6 +32,8 @@ TYPES: dict[str, Any] = {
     **dict.fromkeys(("advisory", "confirmed", "waivable", "started"), bool),
 }
 """Of the fields of a record that comes from a file."""
+RESUMED = ("run", "folder", "rounds", "elapsed_s", "away_s")
+"""Of a soak that goes on: the run that had begun it, its folder in ``previous/``, its whole rounds, and their seconds."""
 
 
 class Journal:
@@ -85,6 +88,11 @@ def record_from_facts(facts: dict[str, Any]) -> Record:
     if "advisory" not in facts and facts["outcome"] == PASSED and reason.startswith(OLD_ADVISORY):
         known.update(advisory=True, reason=reason.removeprefix(OLD_ADVISORY))
     return Record(**known)
+
+
+def soak_remark(resumed: Mapping[str, Any]) -> str:
+    """What the verdict says of a soak that another run had begun; ``resumed`` has the facts of :data:`RESUMED`."""
+    return f"the soak was cut short after {in_words(resumed['elapsed_s'])} and went on {in_words(resumed['away_s'])} later"
 
 
 def _limit_from_text(text: str) -> Limit:

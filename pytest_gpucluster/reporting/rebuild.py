@@ -11,7 +11,7 @@ from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, REJECTED, VERDICTS, Record, Terms, Verdict, decide
 from pytest_gpucluster.places import Device, Inventory, Place
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links, write_atomically
-from pytest_gpucluster.reporting.journal import record_from_facts, require_types
+from pytest_gpucluster.reporting.journal import RESUMED, record_from_facts, require_types, soak_remark
 from pytest_gpucluster.reporting.report import Case, Report
 from pytest_gpucluster.reporting.writer import ReportFiles, texts_of
 
@@ -25,7 +25,7 @@ CUT_SHORT = "not run: the run was cut short, its controller died"
 NO_VERDICT = "the run ended before its verdict"
 NOT_AN_EVENT = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What a line raises that is no event of a journal, wherever that comes to light."""
-TRIED = ("started", "planned", "bound", "selftest", "verdict")
+TRIED = ("started", "planned", "bound", "selftest", "soak_resumed", "verdict")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,6 +83,11 @@ class JournalState:
         """Add the objections of the self-test: they forbid an acceptance also if the run ended before its verdict."""
         self.selftest = event["selftest"]
         self.terms = replace(self.terms, objections=(*self.terms.objections, *event["selftest"]["objections"]))
+
+    def _on_soak_resumed(self, event: dict[str, Any]) -> None:
+        resumed = {name: event[name] for name in RESUMED}
+        self.terms = replace(self.terms, remarks=(*self.terms.remarks, soak_remark(resumed)))
+        self.facts = {**self.facts, "soak_resumed": resumed}
 
     def _on_outcome(self, event: dict[str, Any]) -> None:
         record = record_from_facts(event["record"])

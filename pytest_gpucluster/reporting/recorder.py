@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.judging.verdict import Record, Terms, Verdict, decide
+from pytest_gpucluster.reporting.cut_soak import CutSoak, find_cut_soak
 from pytest_gpucluster.reporting.files import ResultsDirectory, is_replaceable, require_writable
-from pytest_gpucluster.reporting.journal import Journal, record_facts
+from pytest_gpucluster.reporting.journal import Journal, record_facts, soak_remark
 from pytest_gpucluster.reporting.report import Case, Report
 from pytest_gpucluster.reporting.writer import ReportFiles, ReportWriter, not_ended, with_pending_as_missing
 
@@ -44,6 +46,8 @@ class Recorder:
         self._journal: Journal | None = None
         self._junit: Path | None = None
         self._writer = ReportWriter(self._write_unfinished)
+        self.cut_soak: CutSoak | None = None
+        self.resumed: Mapping[str, Any] | None = None
 
     @property
     def is_open(self) -> bool:
@@ -67,6 +71,16 @@ class Recorder:
         self._directory = ResultsDirectory(folder)
         self._junit = junit if junit is not None and is_replaceable(junit) else None
         self._journal = Journal(folder / "journal.jsonl", copy=replicate)
+
+    def look_for_cut_soak(self, facts: Mapping[str, Any], versions: Mapping[str, str]) -> None:
+        """Find the soak that the older run in this results directory left unfinished, for ``cut_soak``.
+
+        Args:
+            facts: of this run, as results.json has them.
+            versions: of this run's software.
+        """
+        older = self._directory.older_run if self._directory is not None else None
+        self.cut_soak = find_cut_soak(older, facts=facts, versions=versions, now_s=time.time()) if older is not None else None
 
     def write(self, event: str, **facts: Any) -> None:
         """Append one event to the journal, if there is one."""
@@ -92,6 +106,21 @@ class Recorder:
         for record in closed:
             self.write("outcome", record=record_facts(record))
         return closed
+
+    def record_soak_resumed(self, cut: CutSoak, *, away_s: float) -> None:
+        """Write that the soak goes on with what an earlier run had measured, ``away_s`` seconds after it was cut short."""
+        facts = {"run": cut.run, "folder": cut.folder.name, "rounds": cut.num_whole_rounds, "elapsed_s": cut.elapsed_s}
+        self.resumed = {**facts, "away_s": round(away_s, 3)}
+        self.write("soak_resumed", **self.resumed)
+
+    @property
+    def soak_remarks(self) -> tuple[str, ...]:
+        """What a reader of the verdict must know of the soak."""
+        return () if self.resumed is None else (soak_remark(self.resumed),)
+
+    def record_soak_turn(self, facts: Mapping[str, Any]) -> None:
+        """Write what one measurement of a soak showed, so that another run can go on with it."""
+        self.write("soak_turn", **facts)
 
     def record_soak_round(self, **facts: Any) -> None:
         """Write that a round of a soak has ended, and bring the reports up to date."""

@@ -235,6 +235,57 @@ def test_reports_while_it_runs_and_when_it_is_ended(running: Launch) -> None:
     assert ran.results["verdict"] == "REJECTED"
 
 
+def cut_after(folder: Path, arguments: tuple[str, ...], number: int, how: signal.Signals) -> None:
+    """Start a soak, and end it by this signal after a round."""
+    (launch,) = start_pytest(folder, *arguments)
+    try:
+        launch.until(
+            lambda: any(event["event"] == "soak_round" and event["round"] == number for event in launch.journal()),
+            what="a round",
+        )
+        os.kill(launch.pid, how)
+        launch.end()
+        launch.gone()
+    finally:
+        launch.kill_all()
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    "how", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)], ids=lambda how: how.name
+)
+def test_a_soak_that_was_cut_short_goes_on(tmp_path: Path, how: signal.Signals) -> None:
+    """The same command again: rounds, time and values are those of one soak, which the verdict says. The older run is kept."""
+    folder, arguments = start(tmp_path, {}, "--gpucluster-level", "soak:12s")
+    cut_after(folder, arguments, 2, how)
+    ran = run_pytest(folder, *arguments)
+    rounds = rounds_of(ran)
+    numbers = [one["round"] for one in rounds]
+    assert numbers[0] in (3, 4)  # 4, if the third was cut in its midst
+    assert numbers == list(range(numbers[0], numbers[-1] + 1))
+    assert rounds[0]["elapsed_s"] < rounds[-2]["elapsed_s"] < 12 <= rounds[-1]["elapsed_s"]
+    assert ran.outcomes("wear") == ran.outcomes("tear") == dict.fromkeys(PLACES, "passed")
+    row = ran.row("tear", PLACES[0])
+    assert row["evidence"]["rounds"] in (numbers[-1], numbers[-1] - 1)
+    resumed = ran.results["soak_resumed"]
+    assert resumed["rounds"] >= 2
+    assert (folder / "gpucluster-results" / "previous" / resumed["folder"] / "journal.jsonl").is_file()
+    assert "will go on with the soak that was cut short after round" in ran.stdout
+    assert re.search(r"; the soak was cut short after \d+ s and went on \d+ s later", ran.verdict_line)
+
+
+@pytest.mark.fault
+@pytest.mark.slow
+def test_a_soak_of_another_duration_begins_anew(tmp_path: Path) -> None:
+    """And says why."""
+    folder, (*arguments, _) = start(tmp_path, {}, "--gpucluster-level", "soak:1h")
+    cut_after(folder, (*arguments, "soak:1h"), 1, signal.SIGKILL)
+    ran = run_pytest(folder, *arguments, "soak:1s")
+    assert rounds_of(ran)[0]["round"] == 1
+    assert "a new soak begins, as the duration is another one; the soak that was cut short after round" in ran.stdout
+    assert "soak_resumed" not in ran.results
+
+
 def test_not_with_xdist(tmp_path: Path) -> None:
     """Each of its processes would soak for itself."""
     folder, arguments = start(tmp_path, {}, "--gpucluster-level", "soak:3s", "-n", "2")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.cluster.results import Results
-from pytest_gpucluster.cluster.soak import CLUSTER, Kept, Seen, Soak, Work
+from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, Kept, Seen, Soak, Work
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
 from pytest_gpucluster.judging.criterion import Criterion, Parts
 from pytest_gpucluster.judging.plan import Plan
@@ -238,6 +238,11 @@ class Records:
         self.settled: list[Record] = []
         self.recorder = self.live = self
         self.told: list[Record] = []
+        self.turns: list[dict[str, Any]] = []
+
+    def record_soak_turn(self, facts: dict[str, Any]) -> None:
+        """Take what one measurement showed."""
+        self.turns.append(facts)
 
     def tell(self, record: Record) -> None:
         """Show a failure at once."""
@@ -263,6 +268,7 @@ def test_a_bad_turn_is_on_record_before_its_round_is_over() -> None:
     reports.seen([kept])
     assert [(one.outcome, one.value, one.waivable) for one in session.settled] == [("failed", 500.0, False)]
     assert session.told == session.settled
+    assert [(turn["round"], turn["usual"]) for turn in session.turns] == [(1, 750.0), (2, 500.0), (3, 400.0)]
 
 
 def test_worst_of_all_places() -> None:
@@ -280,6 +286,24 @@ def test_worst_of_all_places() -> None:
         "rate": (0.0, "node0-gpu0"),
         "errors": (2.0, "node0-gpu2"),
     }
+
+
+def test_a_soak_goes_on_where_it_was_cut() -> None:
+    """Its rounds, time and values are those of one soak; the time between the two parts does not count."""
+    first = Script(duration_s=6)
+    turns = iter(first.soak.rounds({"rate": RATES, "errors": ERRORS}))
+    for number, turn in zip(range(5), turns, strict=False):  # two rounds and a half
+        turn.keep(Results(dict.fromkeys(PLACES, float(number)), {}))
+        first.now_s += 1
+    kept = {(one.criterion, one.place.id): one for one in first.soak}
+    second = Script(duration_s=6)
+    second.soak.go_on_with(Earlier(round=3, num_whole_rounds=2, elapsed_s=4.0, kept=kept))
+    found = second.run({"rate": RATES, "errors": ERRORS}, lambda *_: 9.0)
+    assert [(number, key) for number, key, _ in second.turns] == [(4, "rate"), (4, "errors")]
+    assert (found.elapsed_s, found.num_whole_rounds, found.is_over) == (6.0, 4, True)
+    assert (found["rate", PLACES[0]].value, found["rate", PLACES[0]].rounds) == (0.0, 4)
+    assert found["errors", PLACES[0]].value == 1 + 3 + 9
+    assert found.unmeasured("rate", PLACES[0]) is None
 
 
 def test_a_soak_needs_its_level() -> None:

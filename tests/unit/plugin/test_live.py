@@ -73,7 +73,11 @@ class Run:
         )
         self.asked_for_places = 0
         self.session: Any = SimpleNamespace(
-            setup=setup, controller=SimpleNamespace(is_signed=True), binding=None, places=self.places
+            setup=setup,
+            controller=SimpleNamespace(is_signed=True),
+            recorder=SimpleNamespace(cut_soak=None),
+            binding=None,
+            places=self.places,
         )
         self.live = Live(self.screen, self.session, clock=lambda: self.now_s)
         self.live.take_over()

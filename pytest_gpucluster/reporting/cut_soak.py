@@ -1,0 +1,164 @@
+"""A soak that was cut short, as the journal of its run shows it, and why this run does not go on with it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.judging.forecast import in_words
+from pytest_gpucluster.judging.verdict import ERROR, FAILED
+from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, read_journal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from pytest_gpucluster.places import Place
+
+JOURNAL = "journal.jsonl"
+LATEST_S = 24 * 3600.0
+"""A soak that was cut short longer ago is another soak's business: what happened meanwhile was seen by nobody."""
+SAME = {
+    "soak_s": "the duration",
+    "profile": "the profile",
+    "expected": "the number of nodes or GPUs",
+    "thresholds_sha256": "the file of limits",
+    "simulated": "the simulated fleet",
+}
+"""Of the facts of a run: what must be the same for one soak, in words."""
+HARDWARE = ("hostname", "uuid", "serial", "pci")
+SHELF = re.compile(r"[0-9]{8}-[0-9]{6}(-[0-9]+)?\Z")
+"""The name of an older run's folder in ``previous/``."""
+MOST_PARTS = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutSoak:
+    """A soak that was cut short.
+
+    Attributes:
+        folder: where the files of its run lie now.
+        run: the id of that run.
+        ended_s: when it was cut, in seconds since 1970.
+        num_whole_rounds: of all its parts.
+        elapsed_s: of all its parts, up to the end of the last whole round.
+        places: the hardware that was found at each place.
+        turns: the facts of each measurement, of all its parts.
+        why_not: why no run goes on with it; None if one may.
+    """
+
+    folder: Path
+    run: str
+    ended_s: float
+    num_whole_rounds: int
+    elapsed_s: float
+    places: Mapping[str, Place]
+    turns: tuple[Mapping[str, Any], ...]
+    why_not: str | None
+
+    @property
+    def words(self) -> str:
+        """Which soak it is."""
+        return f"the soak that was cut short after round {self.num_whole_rounds} ({in_words(self.elapsed_s)})"
+
+    def why_not_here(self, places: Mapping[str, Place]) -> str | None:
+        """Why it does not go on with these GPUs and nodes; None if they are the same."""
+        for name, place in places.items():
+            before = self.places.get(name)
+            differs = [what for what in HARDWARE if before is None or getattr(before, what) != getattr(place, what)]
+            if differs:
+                return f"{name} has another {differs[0]}"
+        return None
+
+
+def find_cut_soak(folder: Path, *, facts: Mapping[str, Any], versions: Mapping[str, str], now_s: float) -> CutSoak | None:
+    """The soak that the run whose files lie in ``folder`` left unfinished; None if there is none.
+
+    Args:
+        folder: an older run's, below ``previous/`` of a results directory.
+        facts: of this run, as results.json has them.
+        versions: of this run's software.
+        now_s: the time in seconds since 1970.
+    """
+    try:
+        state = read_journal(folder / JOURNAL)
+    except ConfigurationError:
+        return None
+    if state.facts.get("level") != "soak":
+        return None
+    try:
+        events = list(_soak_events(folder, of=None))
+        return _cut_soak(folder, state, events, why_not=next(_whys(state, events, facts, versions, now_s), None))
+    except (OSError, *NOT_AN_EVENT):
+        return _cut_soak(folder, state, [], why_not="its journal is damaged")
+
+
+def _cut_soak(folder: Path, state: JournalState, events: list[dict[str, Any]], *, why_not: str | None) -> CutSoak | None:
+    """The soak; None where its time was over, or no whole round was measured."""
+    rounds = [event for event in events if event["event"] == "soak_round"]
+    if events and (not rounds or rounds[-1]["elapsed_s"] >= rounds[-1]["duration_s"]):
+        return None
+    last: Mapping[str, Any] = rounds[-1] if rounds else {"round": 0, "elapsed_s": 0.0}
+    return CutSoak(
+        folder=folder,
+        run=run_of(folder),
+        ended_s=state.ended_s,
+        num_whole_rounds=int(last["round"]),
+        elapsed_s=float(last["elapsed_s"]),
+        places=state.places,
+        turns=tuple(event for event in events if event["event"] == "soak_turn"),
+        why_not=why_not,
+    )
+
+
+def _whys(
+    state: JournalState,
+    events: Iterable[Mapping[str, Any]],
+    facts: Mapping[str, Any],
+    versions: Mapping[str, str],
+    now_s: float,
+) -> Iterator[str]:
+    if not 0 <= now_s - state.ended_s <= LATEST_S:
+        yield f"it did not end within the last {LATEST_S / 3600:.0f} h"
+    for name, words in SAME.items():
+        if state.facts.get(name) != facts[name]:
+            yield f"{words} is another one"
+    for name in {**state.versions, **versions}:
+        if state.versions.get(name) != versions.get(name):
+            yield f"{name} is {versions.get(name)} and was {state.versions.get(name)}"
+    criteria = {event["criterion"] for event in events if event["event"] == "soak_turn"}
+    for record in state.records.values():
+        if record.criterion in criteria and record.outcome in (FAILED, ERROR):
+            yield f"{record.criterion} at {record.place or 'the cluster'} is {record.outcome} in it"
+
+
+def run_of(folder: Path) -> str:
+    """The id of the run whose journal lies in a folder.
+
+    Raises:
+        OSError, LookupError, TypeError, ValueError: there is none.
+    """
+    with (folder / JOURNAL).open("rb") as journal:
+        return str(json.loads(journal.readline())["run"])
+
+
+def _soak_events(folder: Path, *, of: str | None, left: int = MOST_PARTS) -> Iterator[dict[str, Any]]:
+    """The events of a soak, those of its earlier parts first. ``of``: the run whose part it has to be.
+
+    Raises:
+        OSError, LookupError, TypeError, ValueError: a part is not there, or is another run's.
+    """
+    if (of is not None and run_of(folder) != of) or left == 0:
+        raise ValueError(f"{folder} has no part of this soak")
+    for line in (folder / JOURNAL).read_bytes().split(b"\n")[:-1]:  # a kill may have cut the last one
+        if not line.startswith(b'{"at_s"') or b'"event": "soak_' not in line[:80]:
+            continue
+        event = json.loads(line)
+        if event["event"] == "soak_resumed":
+            if SHELF.match(event["folder"]) is None:
+                raise ValueError(event["folder"])
+            yield from _soak_events(folder.parent / event["folder"], of=event["run"], left=left - 1)
+        yield event
