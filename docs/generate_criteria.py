@@ -50,7 +50,9 @@ def page(file: ThresholdsFile) -> str:
     """The whole page as Markdown."""
     profiles = list(file.profiles.values())
     by_profile = {profile.name: file.criteria(profile) for profile in profiles}
-    lines = [HEAD, *_profiles(profiles), *_limits(profiles, by_profile)]
+    untried = [profile for profile in profiles if profile.spec is not None and profile.spec.is_untried]
+    tried = [profile for profile in profiles if profile not in untried]
+    lines = [HEAD, *_profiles(profiles), *_limits(tried, by_profile), *_untried_limits(tried[0], untried, by_profile)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -80,6 +82,26 @@ def _limits(profiles: Sequence[Profile], by_profile: Mapping[str, Mapping[str, T
     headings = ("criterion", "per", "level", *(f"`{profile.name}`" for profile in profiles), "measured on")
     note = "An advisory limit that is missed is a remark and not a failure."
     return ["## Limits", "", note, "", *_table(headings, rows), ""]
+
+
+def _untried_limits(base: Profile, profiles: Sequence[Profile], by_profile: Mapping[str, Mapping[str, Threshold]]) -> list[str]:
+    """The limits of GPUs on which nothing ever ran, where one of them differs from the first profile's."""
+    rows = []
+    for key, threshold in by_profile[base.name].items():
+        limits = [_untried(by_profile[profile.name][key]) for profile in profiles]
+        if any(limit != _untried(threshold) for limit in limits):
+            rows.append((f"`{key}`", *limits))
+    headings = ("criterion", *(f"`{profile.name}`" for profile in profiles))
+    note = (
+        "The other criteria have the limit of `" + base.name + "`. *None*: nobody published a number, so the value is\n"
+        "shown and not judged ([decision 25](decisions/0025-nvlink-domains.md))."
+    )
+    return ["## Limits of GPUs that were never tried", "", note, "", *_table(headings, rows), ""]
+
+
+def _untried(threshold: Threshold) -> str:
+    has_none = threshold.skip is None and threshold.numbers == {"any": 0} and threshold.kind == "above"
+    return "none" if has_none else _limit(threshold)
 
 
 def measured_on() -> dict[str, set[str]]:

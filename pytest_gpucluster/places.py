@@ -73,7 +73,7 @@ class Inventory:
     ``ring_gb_s`` the bus bandwidth of rings over all nodes (None where the profile does not say what its ports carry),
     ``shared_paths`` the folders that all nodes share, ``slurm_job`` the number of Slurm's job in which the run was started.
     ``requires_kernel_log``: every node has to be able to read its kernel log. ``measures_rails``: each adapter is measured by
-    itself.
+    itself. ``nodes_per_domain``: how many nodes an NVLink domain has; 1 where NVLink ends at the node.
     """
 
     num_nodes: int
@@ -87,6 +87,12 @@ class Inventory:
     slurm_job: str | None = None
     requires_kernel_log: bool = False
     measures_rails: bool = False
+    nodes_per_domain: int = 1
+
+    @property
+    def num_domains(self) -> int:
+        """How many NVLink domains that span nodes the nodes are in, at least; 0 where NVLink ends at the node."""
+        return 0 if 1 in (self.nodes_per_domain, self.num_nodes) else -(-self.num_nodes // self.nodes_per_domain)
 
     @property
     def fabric_between_nodes(self) -> str:

@@ -23,9 +23,9 @@ from pytest_gpucluster.judging.waivers import Waivers
 from pytest_gpucluster.places import GpuLinks, Inventory
 from pytest_gpucluster.protocol.channel import most_connections
 from pytest_gpucluster.thresholds import no_effect
-from pytest_gpucluster.thresholds.bounds import ring_gb_s
 from pytest_gpucluster.thresholds.load import load
 from pytest_gpucluster.thresholds.lock import changed_figures
+from pytest_gpucluster.thresholds.resolve import RING, rates_of
 from pytest_gpucluster.thresholds.specs import load_specs
 
 if TYPE_CHECKING:
@@ -193,7 +193,8 @@ def _prepare_simulated(
     if profile is None or profile.spec is None:
         raise ConfigurationError(f"a simulated fleet needs the profile of a GPU, and {settings.profile!r} is none")
     require_model(profile.spec.id)
-    simulation = replace(simulation, gpu=profile.spec.id, fabric=profile.fabric)
+    domain = profile.nodes_per_domain
+    simulation = replace(simulation, gpu=profile.spec.id, fabric=profile.fabric, nodes_per_domain=domain)
     detected = Detected(names=profile.spec.names[:1] * simulation.gpus_per_node)
     shown = Expect(nodes=simulation.nodes, gpus_per_node=simulation.gpus_per_node)
     inventory = _expected(thresholds, profile, _shape(settings.expect, thresholds.cluster, profile, shown))
@@ -226,6 +227,7 @@ def _shape(*sources: Promise) -> tuple[int, int]:
 
 
 def _expected(thresholds: ThresholdsFile, profile: Profile, shape: tuple[int, int]) -> Inventory:
+    rates = rates_of(profile)
     return Inventory(
         num_nodes=shape[0],
         gpus_per_node=shape[1],
@@ -233,18 +235,12 @@ def _expected(thresholds: ThresholdsFile, profile: Profile, shape: tuple[int, in
         fabric=profile.fabric,
         gpu_names=tuple(profile.spec.names) if profile.spec is not None else (),
         gpu_links=_links_of(profile.spec) if profile.spec is not None else None,
-        ring_gb_s=_ring_gb_s(profile, shape[1]),
+        ring_gb_s=rates.bound_gb_s(RING, nodes=shape[0], gpus_per_node=shape[1]) if rates is not None else None,
         shared_paths=tuple(dict.fromkeys(thresholds.content.cluster.shared_paths)),
         requires_kernel_log=thresholds.content.cluster.kernel_log == "required",
         measures_rails=thresholds.content.cluster.rails == "measured",
+        nodes_per_domain=profile.nodes_per_domain,
     )
-
-
-def _ring_gb_s(profile: Profile, gpus_per_node: int) -> float | None:
-    if profile.spec is None or profile.nic_gb_s_per_gpu is None:
-        return None
-    rates = {"nic_gb_s_per_gpu": profile.nic_gb_s_per_gpu, "nvlink_gb_s": profile.spec.nvlink_gb_s}
-    return ring_gb_s(gpus_per_node=gpus_per_node, **rates)
 
 
 def _slurm_job(variables: Mapping[str, str]) -> str | None:

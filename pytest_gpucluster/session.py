@@ -126,7 +126,7 @@ class Session:
             found = {
                 "unheard": binding.unidentified,
                 "changed_terms": self.changed_terms,
-                "remarks": _remarks(self._binding, self.controller),
+                "remarks": _remarks(self.setup, self._binding, self.controller),
                 "shape": self._shape,
             }
             self.recorder.write("bound", places=places, nodes=nodes, **found)
@@ -227,7 +227,7 @@ class Session:
             changed_limits=tuple(self.setup.changed_limits),
             changed_terms=tuple(self.changed_terms),
             shape=self._shape,
-            remarks=(*_remarks(self._binding, self.controller), *self.recorder.soak_remarks),
+            remarks=(*_remarks(self.setup, self._binding, self.controller), *self.recorder.soak_remarks),
         )
 
     def places(self) -> Mapping[str, Place]:
@@ -288,13 +288,15 @@ def _other_options(controller: Controller | InlineController, settings: Settings
     return other_options([(own.hostname, asked(settings)), *others])
 
 
-def _remarks(binding: Binding | None, controller: Controller | InlineController) -> tuple[str, ...]:
+def _remarks(setup: RunSetup, binding: Binding | None, controller: Controller | InlineController) -> tuple[str, ...]:
     """What the verdict line says besides. Several nodes on one host are one host.
 
     A process of pytest-xdist, which is on one host, does not know whether messages are signed.
     """
     hosts = {node.hostname for node in binding.nodes if node.hostname} if binding is not None else set()
-    return (UNSIGNED,) if len(hosts) > 1 and not controller.is_signed else ()
+    unsigned = (UNSIGNED,) if len(hosts) > 1 and not controller.is_signed else ()
+    spec = setup.profile.spec
+    return (f"its limits were never tried on {spec.title}", *unsigned) if spec is not None and spec.is_untried else unsigned
 
 
 def _environment(setup: RunSetup, binding: Binding | None, *, is_signed: bool) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import pytest
 
 from pytest_gpucluster.measurements import collectives
 from pytest_gpucluster.measurements.transport import off_fabric_channels, transport
+from pytest_gpucluster.protocol.rank import ranges
 from tests_acceptance.conftest import evidence_of, measure_collective, sized
 from tests_acceptance.guilty_nodes import Guilty
 
@@ -48,9 +49,17 @@ def all_to_all_in_cluster(cluster, recipe):
 
 
 @pytest.fixture(scope="session")
+def all_reduce_in_domains(cluster, recipe):
+    """Every GPU of an NVLink domain gets the sum, all domains at once."""
+    return cluster.run(collectives.all_reduce, per="domain", **recipe("domain_busbw[all_reduce]"))
+
+
+@pytest.fixture(scope="session")
 def chosen_transport(cluster, recipe):
-    """The channels that NCCL really opened."""
-    return cluster.run(transport, per="cluster", **recipe("transport"))
+    """The channels that NCCL really opened. Each rank is told which others NVLink should reach."""
+    of_rank = {place.rank: place.fabric for place in cluster.places if place.rank is not None}
+    domains = {"domains": [of_rank[rank] for rank in sorted(of_rank)]} if any(of_rank.values()) else {}
+    return cluster.run(transport, per="cluster", **domains, **recipe("transport"))
 
 
 def test_nodes_reachable(reached, criterion):
@@ -62,9 +71,11 @@ def test_transport(chosen_transport, cluster, criterion):
     """NCCL talks between nodes over the promised fabric, and over nothing else."""
     fabric = cluster.promised.fabric
     astray = chosen_transport.each(lambda found: off_fabric_channels(found, fabric=fabric))
-    found = {kind: count for each in chosen_transport.each(lambda one: one.inter_node).values() for kind, count in each.items()}
+    found = {kind for each in chosen_transport.each(lambda one: one.inter_node).values() for kind in each}
+    in_domain = {kind for each in chosen_transport.each(lambda one: one.in_domain).values() for kind in each}
+    evidence = {"promised": fabric, "found": sorted(found), "network": chosen_transport.value.network}
     criterion.require(
-        sum(astray.values()), evidence={"promised": fabric, "found": [*found], "network": chosen_transport.value.network}
+        sum(astray.values()), evidence={**evidence, **({"in NVLink domains": sorted(in_domain)} if in_domain else {})}
     )
 
 
@@ -78,3 +89,15 @@ def test_inter_node_busbw(collective, guilty_nodes, criterion, request):
         parts=guilty.parts,
         evidence={**guilty.evidence, **evidence_of(measured.value, lambda: sizes.value)},
     )
+
+
+@pytest.mark.parametrize("collective", ["all_reduce"])
+def test_domain_busbw(collective, request, cluster, criterion):
+    """Bus bandwidth in each NVLink domain that spans nodes; the slowest domain counts."""
+    measured = request.getfixturevalue(f"{collective}_in_domains")
+    timings = {place.fabric: measured[place] for place in cluster.places}
+    nodes = {domain: sorted({place.node for place in cluster.places if place.fabric == domain}) for domain in timings}
+    slowest = min(timings, key=lambda domain: timings[domain].busbw_gb_s)
+    by_domain = {f"nodes {ranges(nodes[domain])}": timing.busbw_gb_s for domain, timing in timings.items()}
+    found = timings[slowest]
+    criterion.require(found.busbw_gb_s, evidence={"domains": by_domain, "bytes": found.size_bytes, **found.evidence})

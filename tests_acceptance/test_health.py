@@ -14,6 +14,8 @@ from pytest_gpucluster.judging.gpu_links import count_nvlinks
 from pytest_gpucluster.judging.gpu_repair import advice_for, needs_of
 from pytest_gpucluster.judging.gpu_worse import held_back, worsened
 from pytest_gpucluster.judging.gpu_xids import judge_xids
+from pytest_gpucluster.judging.nvlink_domains import ADVICE as DOMAIN_ADVICE
+from pytest_gpucluster.judging.nvlink_domains import outside_domains
 from pytest_gpucluster.measurements.health import clocks_under_load, gpu_counters, gpu_state
 from pytest_gpucluster.measurements.xids import gpu_xids
 from tests_acceptance.conftest import snapshot, watched_s
@@ -175,6 +177,17 @@ def test_fabric_state(gpu_states, cluster, node, criterion):
         parts = Parts(kind="gpu", places=blamed([gpus[name] for name in found.bad], gpus), advice=ADVICE)
         criterion.require(len(found.bad), evidence=found.bad, parts=parts)
     nothing_unknown({gpus[name]: whys for name, whys in found.unknown.items()}, gpus, node)
+
+
+def test_nvlink_domain(cluster, node, criterion):
+    """The GPUs of the node are in the NVLink domain of the other nodes of its rack."""
+    fabrics = {
+        one.id: [gpu.fabric for gpu in cluster.places if gpu.node == one.node and gpu.rank is not None] for one in cluster.nodes
+    }
+    present = {name: of_gpus for name, of_gpus in fabrics.items() if of_gpus}
+    outside = outside_domains(present, nodes_per_domain=cluster.promised.nodes_per_domain)
+    evidence = {"why": outside[node.id]} if node.id in outside else {"domain": present[node.id][0]}
+    criterion.require(int(node.id in outside), evidence=evidence, parts=Parts(kind="node", advice=DOMAIN_ADVICE))
 
 
 def test_pcie_link(loaded_clocks, cluster, place, recipe, criterion):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,8 @@ from pytest_gpucluster.protocol.plain_data import MARK
 from pytest_gpucluster.thresholds.specs import load_specs
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from pytest_gpucluster.fleet.faults import FaultKind
     from pytest_gpucluster.fleet.hardware import Hardware
     from pytest_gpucluster.thresholds.specs import GpuSpec
@@ -33,6 +36,11 @@ class Group:
     def nodes(self) -> tuple[int, ...]:
         """The nodes of the group, each once."""
         return tuple(sorted({self.hardware.simulation.place_of(rank)[0] for rank in self.ranks}))
+
+    @cached_property
+    def domains(self) -> Mapping[str | None, int]:
+        """How many nodes of the group are in each NVLink domain; None where NVLink ends at the node."""
+        return Counter(self.hardware.simulation.domain_of(node) for node in self.nodes)
 
     @cached_property
     def ends(self) -> tuple[int, int]:

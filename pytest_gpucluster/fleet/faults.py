@@ -14,14 +14,15 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FaultKind: TypeAlias = Literal[
-    "absent", "busy", "cable", "clock", "corrupt", "dead", "dimm", "disk", "ecc", "hbm", "hung", "late", "lost", "nvlink",
-    "nvls", "odd", "pair", "pattern", "pcie", "rail", "reset", "shared", "slow", "sockets", "throttled", "uplink", "versions",
-    "xid",
+    "absent", "busy", "cable", "clique", "clock", "corrupt", "dead", "dimm", "disk", "ecc", "hbm", "hung", "late", "lost",
+    "nvlink", "nvls", "odd", "pair", "pattern", "pcie", "rail", "reset", "shared", "slow", "sockets",
+    "throttled", "uplink", "versions", "xid",
 ]  # fmt: skip
 FAULTS: Mapping[FaultKind, str] = {
     "absent": "never joins",
     "busy": "another program holds its memory",
     "cable": "one port of the node's NICs has no link",
+    "clique": "the node is not in the NVLink domain of its rack (GB200 NVL72)",
     "clock": "the node's clock is late",
     "corrupt": "computes wrong bits",
     "dead": "its worker dies under lasting load",
@@ -48,7 +49,7 @@ FAULTS: Mapping[FaultKind, str] = {
     "versions": "the node has another torch and another driver",
     "xid": "the driver reports during the run that it has fallen off the bus",
 }
-NODES_ONLY = ("cable", "clock", "dimm", "disk", "lost", "nvls", "odd", "rail", "sockets", "uplink", "versions")
+NODES_ONLY = ("cable", "clique", "clock", "dimm", "disk", "lost", "nvls", "odd", "rail", "sockets", "uplink", "versions")
 GPUS_ONLY = ("pair", "shared")
 PART = re.compile(r"node(\d{1,6})(?:-gpu(\d{1,3}))?", re.ASCII)
 FORM = "say PART:FAULT, for example node3-gpu5:slow or node7:absent"

@@ -39,7 +39,7 @@ def identity(asked: Asked) -> Any:
         hidden_gpus=0,
         variables={},
         board={"vbios": "simulated", "module": str(gpu + 1)},
-        fabric=None,
+        fabric=asked.hardware.simulation.domain_of(node),
         stack={"driver": OTHER_VERSION if other else "simulated", "CUDA": "simulated", "NCCL": "simulated"},
     )
 
@@ -76,7 +76,9 @@ def gpu_state(asked: Asked) -> Any:
         sram_threshold_exceeded=False,
     )
     no_platform = made("inventory.reading:NotAvailable", why="it names no chassis (nvmlDeviceGetPlatformInfo)")
-    fabric = made("inventory.gpu_fabric:GpuFabric", state="completed", error=None, cluster_uuid=NO_UUID, clique=0, troubles=[])
+    cluster_uuid, _, clique = (asked.hardware.simulation.domain_of(asked.place[0]) or f"{NO_UUID}/0").partition("/")
+    joined = {"state": "completed", "cluster_uuid": cluster_uuid, "clique": int(clique)}
+    fabric = made("inventory.gpu_fabric:GpuFabric", **joined, error=None, troubles=[])
     state = made(
         "inventory.nvml:GpuState",
         index=gpu, uuid=asked.uuid, serial=asked.serial, pci=asked.pci, name=asked.device, visible=True, cuda_index=gpu,
@@ -86,7 +88,7 @@ def gpu_state(asked: Asked) -> Any:
         pcie_gen=gen - half, pcie_gen_max=gen, pcie_width=asked.spec.pcie_width, pcie_width_max=asked.spec.pcie_width,
         pcie_replay_count=0, nvlinks=links, clocks_event_reasons=["gpu_idle"],
         sm_clock_mhz=345, temperature_c=34 + gpu, power_w=76.0, mig=False, persistence=True,
-        power_limit_w=700.0, power_limit_default_w=700.0, platform=no_platform,
+        power_limit_w=spec.power_w, power_limit_default_w=spec.power_w, platform=no_platform,
         board_part_number="simulated", module_id=gpu + 1, compute_mode="default", memory_temperature_c=40.0 + gpu,
         repair=repair, nvlink_peer="switch", fabric=fabric,
         spare_row_banks={"max": 2560, "high": 0, "partial": 0, "low": 0, "none": 0}, held_back_s={"power": 0.0, "heat": 0.0},

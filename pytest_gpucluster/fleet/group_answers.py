@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 IN_NODE_GB_S = {2: 331.0, 3: 340.0, 4: 353.0}
 """Bus bandwidth of an all-reduce in a node by the number of GPUs; from here on NVLink SHARP gives :data:`NVLS_GB_S`."""
 NVLS_GB_S = 480.0
+BLACKWELL_IN_NODE_GB_S = {4: 650.0, 8: 725.0}
+IN_DOMAIN_GB_S = 870.0
+"""Bus bandwidth of an all-reduce of 8 GiB in an NVLink domain of several nodes, and between domains (GB200, published)."""
+BETWEEN_DOMAINS_GB_S = 790.0
 WITHOUT_NVLS = 0.765
+HOPPER_NVLINK_GB_S = 450.0
 MOVED_GB_S = {"all_gather": 332.8, "reduce_scatter": 326.9, "all_to_all": 336.6, "broadcast": 330.0, "send_recv": 359.6}
 """Bus bandwidth of the other collectives in a node; those of 4 H200, but for broadcast, which nobody measured."""
 BY_NVLS = ("all_reduce", "all_gather", "reduce_scatter")
@@ -34,6 +39,7 @@ PORT_GB_S = 50.0
 """What the ports of a node carry for each of its GPUs."""
 OF_PORTS = {2: 1.1525}
 """Bus bandwidth as a part of all ports of a node, by the number of nodes: a tree on 2 nodes; rings on more."""
+BLACKWELL_OF_PORTS = {2: 1.51}
 RINGS_OF_PORTS = 0.9665
 """As 96 H100 reach them (386.6 of 400 GB/s; CoreWeave, README of its nccl-tests)."""
 SLOW_UPLINK = 0.5
@@ -41,6 +47,8 @@ SLOW_RAIL = 5
 """The number of the adapter, and so of the GPU, whose way is slow where that is planted (rail_answers.py)."""
 ALL_TO_ALL_OF_BOUND = 0.84
 """As 16 H100 reach it (79.1 of 93.75 GB/s; NVIDIA's cluster-readiness-engine)."""
+ALL_TO_ALL_OF_DOMAINS = 0.65
+"""As 144 GB200 in two racks reach it (65 of 100 GB/s; a handbook of Google A4X)."""
 SOCKETS_GB_S = 4.8
 CHANNELS = {"infiniband": "NET/IB/GDRDMA", "roce": "NET/RoCE/GDRDMA", "efa": "NET/AWS Libfabric/GDRDMA", "nvlink": "P2P/MNNVL"}
 """By fabric; any other is sockets."""
@@ -80,7 +88,10 @@ def _busbw_gb_s(asked: Asked, operation: str) -> float:
     if len(asked.group.nodes) > 1:
         slowed = SLOW_UPLINK if asked.group.with_fault("uplink") or _has_slow_way(asked) else 1.0
         return SOCKETS_GB_S if _on_sockets(asked) else slowed * _between_nodes_gb_s(asked, operation)
-    whole = MOVED_GB_S.get(operation) or IN_NODE_GB_S.get(len(asked.group.ranks), NVLS_GB_S)
+    links = asked.spec.nvlink_gb_s / HOPPER_NVLINK_GB_S
+    in_node = IN_NODE_GB_S if links == 1 else BLACKWELL_IN_NODE_GB_S
+    moved = MOVED_GB_S[operation] * links if operation in MOVED_GB_S else None
+    whole = moved or in_node.get(len(asked.group.ranks), NVLS_GB_S)
     return whole * WITHOUT_NVLS if asked.group.with_fault("nvls") and operation in BY_NVLS else whole
 
 
@@ -93,10 +104,17 @@ def _has_slow_way(asked: Asked) -> bool:
 def _between_nodes_gb_s(asked: Asked, operation: str) -> float:
     nodes, ranks = len(asked.group.nodes), len(asked.group.ranks)
     gpus = max(1, ranks // nodes)
+    domains = asked.group.domains
+    if None not in domains and not asked.group.with_fault("clique"):
+        nvlink_gb_s = IN_DOMAIN_GB_S if len(domains) == 1 else BETWEEN_DOMAINS_GB_S
+        if operation == "all_to_all" and len(domains) > 1:
+            return ALL_TO_ALL_OF_DOMAINS * PORT_GB_S * (ranks - 1) / (ranks - ranks / len(domains))
+        return nvlink_gb_s * (1.0 if operation == "all_reduce" else 0.75)
     if operation == "all_to_all":
         rates = {"nic_gb_s_per_gpu": PORT_GB_S, "nvlink_gb_s": asked.spec.nvlink_gb_s}
         return ALL_TO_ALL_OF_BOUND * all_to_all_gb_s(nodes=nodes, gpus_per_node=gpus, **rates)
-    share = OF_PORTS.get(nodes, RINGS_OF_PORTS) if operation == "all_reduce" else RINGS_OF_PORTS
+    of_ports = OF_PORTS if asked.spec.nvlink_gb_s == HOPPER_NVLINK_GB_S else BLACKWELL_OF_PORTS
+    share = of_ports.get(nodes, RINGS_OF_PORTS) if operation == "all_reduce" else RINGS_OF_PORTS
     return PORT_GB_S * ranks / nodes * share
 
 
@@ -187,9 +205,14 @@ def transport(asked: Asked) -> Any:
     """The channels of a rank: the first and the last GPU of a node speak to other nodes."""
     nodes, (_, gpu) = asked.group.nodes, asked.place
     astray = asked.has("sockets")
-    kind = "NET/Socket" if astray else CHANNELS.get(asked.hardware.simulation.fabric, "NET/Socket")
-    ends = len(nodes) > 1 and gpu in (0, asked.hardware.simulation.gpus_per_node - 1)
-    crossing = {kind: 2} if ends else {}
+    simulation = asked.hardware.simulation
+    kind = "NET/Socket" if astray else CHANNELS.get(simulation.fabric, "NET/Socket")
+    ends = len(nodes) > 1 and gpu in (0, simulation.gpus_per_node - 1)
+    domains = asked.group.domains
+    own = simulation.domain_of(asked.place[0])
+    in_domain = {"NET/Socket" if astray else "P2P/MNNVL": 2} if ends and own is not None and domains[own] > 1 else {}
+    leaves = ends and (own is None or len(domains) > 1)
+    crossing = {**({kind: 2} if leaves else {}), **in_domain}
     return made(
         "measurements.transport:Transport",
         backend="nccl",
@@ -197,7 +220,8 @@ def transport(asked: Asked) -> Any:
         devices=[f"mlx5_{gpu}:1/IB"],
         kinds={"P2P/CUMEM": 4, **crossing},
         inter_node=crossing,
-        gdr="GDRDMA" in kind if ends else None,
+        in_domain=in_domain,
+        gdr=all("GDRDMA" in one for one in crossing) if crossing else None,
         num_nodes=len(nodes),
         lines=[],
     )

@@ -53,7 +53,7 @@ H200: Mapping[str, Typical] = {
     "write": Typical(5.6, 0.0, 0.02),
     "read": Typical(6.5, 0.0, 0.02),
 }
-TYPICAL: Mapping[str, Mapping[str, Typical]] = {
+TYPICAL: dict[str, Mapping[str, Typical]] = {
     "h200-sxm": H200,
     "h100-sxm": {
         **H200,
@@ -66,6 +66,33 @@ TYPICAL: Mapping[str, Mapping[str, Typical]] = {
         "sustained": Typical(694.0, 0.009, 0.004),
         "hbm": Typical(3.05, 0.0015, 0.001),
         "train": Typical(18488.0, 0.006, 0.002),
+    },
+}
+BLACKWELL: Mapping[str, Typical] = {
+    **H200,
+    "bfloat16": Typical(1720.0, 0.011, 0.005),
+    "float16": Typical(1628.0, 0.011, 0.005),
+    "float8_e4m3fn": Typical(2850.0, 0.011, 0.005),
+    "tf32": Typical(850.0, 0.011, 0.005),
+    "float32": Typical(65.0, 0.0015, 0.001),
+    "float64": Typical(34.0, 0.003, 0.001),
+    "int8": Typical(2800.0, 0.004, 0.002),
+    "sustained": Typical(1450.0, 0.009, 0.004),
+    "hbm": Typical(6.3, 0.0015, 0.001),
+    "train": Typical(40000.0, 0.006, 0.002),
+}
+"""BF16, FP16 and HBM as somebody published them of B200; the others are guesses."""
+TYPICAL |= {
+    "b200-sxm": BLACKWELL,
+    "gb200-nvl72": {
+        **BLACKWELL,
+        "bfloat16": Typical(1822.0, 0.011, 0.005),
+        "sustained": Typical(1550.0, 0.009, 0.004),
+        "hbm": Typical(6.55, 0.0015, 0.001),
+        "h2d": Typical(200.0, 0.002, 0.004),
+        "d2h": Typical(193.0, 0.002, 0.004),
+        "h2d_all": Typical(170.0, 0.01, 0.01),
+        "d2h_all": Typical(182.0, 0.01, 0.01),
     },
 }
 LOSSES: Mapping[FaultKind, Mapping[str, float]] = {

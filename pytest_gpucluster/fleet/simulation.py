@@ -24,13 +24,15 @@ JOIN_S = 3.0
 class Simulation(TypedMessage):
     """A fleet of ``nodes`` times ``gpus_per_node`` GPUs that does not exist. What is derived from its faults is built once.
 
-    ``gpu`` is the id of a GPU spec and ``fabric`` what connects the nodes. Equal simulations give equal values.
+    ``gpu`` is the id of a GPU spec, ``fabric`` what connects the nodes, ``nodes_per_domain`` how many of them NVLink joins.
+    Equal simulations give equal values.
     """
 
     nodes: int
     gpus_per_node: int
     gpu: str = "h200-sxm"
     fabric: str = "infiniband"
+    nodes_per_domain: int = 1
     seed: int = 0
     faults: tuple[Fault, ...] = ()
 
@@ -53,6 +55,13 @@ class Simulation(TypedMessage):
     def place_of(self, rank: int) -> tuple[int, int]:
         """(node, GPU) of a rank, both counted from 0."""
         return divmod(rank, self.gpus_per_node)
+
+    def domain_of(self, node: int) -> str | None:
+        """What the GPUs of a node's NVLink fabric have in common; None where NVLink ends at the node."""
+        if self.nodes_per_domain == 1:
+            return None
+        alone = "clique" in self._kinds.get((node, None), ())
+        return f"00000000-0000-0000-0000-{1 + node // self.nodes_per_domain:012d}/{node + 2 if alone else 1}"
 
     def has(self, rank: int, kind: FaultKind) -> bool:
         """Whether this fault is planted at this rank's GPU."""

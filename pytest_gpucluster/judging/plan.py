@@ -113,6 +113,8 @@ def _rules_against(threshold: Threshold, inventory: Inventory) -> Iterator[Rule]
     if threshold.needs_slurm and inventory.slurm_job is None:
         text = "needs a job of Slurm that can be asked: SLURM_JOB_ID is not set, or scontrol is not on the PATH"
         yield Rule(text=text, cause="no job of Slurm")
+    if inventory.num_domains < threshold.needs_domains:
+        yield _domain_rule(threshold.needs_domains, inventory)
     facts = inventory.facts
     group = facts["gpus_per_node"] if threshold.per == "node" else facts["world_size"]
     if group < threshold.needs:
@@ -122,6 +124,15 @@ def _rules_against(threshold: Threshold, inventory: Inventory) -> Iterator[Rule]
     if facts["nodes"] < threshold.needs_nodes:
         text = f"needs {threshold.needs_nodes} nodes, and {facts['nodes']} is expected"
         yield Rule(text=text, cause=_number_of(facts["nodes"], "node"))
+
+
+def _domain_rule(needed: int, inventory: Inventory) -> Rule:
+    if inventory.num_domains == 0:
+        return Rule(
+            text="needs an NVLink domain of several nodes, and NVLink ends at the node", cause="NVLink ends at the node"
+        )
+    text = f"needs {needed} NVLink domains, and {inventory.num_domains} is expected"
+    return Rule(text=text, cause=_number_of(inventory.num_domains, "NVLink domain"))
 
 
 def _number_of(number: int, part: str) -> str:

@@ -72,6 +72,8 @@ def _differences(profile: Profile, standard: Profile) -> Iterable[str]:
         yield f"a soak of {in_words(profile.accept_soak_s)} instead of {in_words(standard.accept_soak_s)}"
     if profile.fabric != standard.fabric:
         yield f"fabric {profile.fabric} instead of {standard.fabric}"
+    if profile.nodes_per_domain != standard.nodes_per_domain:
+        yield f"nodes_per_domain {profile.nodes_per_domain} instead of {standard.nodes_per_domain}"
     promised, here = standard.nic_gb_s_per_gpu, profile.nic_gb_s_per_gpu
     if promised is not None and here is not None and here < promised:
         yield f"nic_gb_s_per_gpu {here} instead of {promised}"

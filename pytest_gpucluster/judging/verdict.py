@@ -114,6 +114,7 @@ class Verdict:
     remarks: tuple[str, ...] = ()
     shape: str = ""
     advisory_misses: int = 0
+    without_limit: int = 0
     simulated: bool = False
 
     @property
@@ -130,7 +131,8 @@ class Verdict:
     def line(self) -> str:
         """One line for people: word, simulation, counts, shape, objections, changed limits and terms, remarks."""
         counts = [f"{number} {WORDS[outcome]}" for outcome, number in self.counts.items() if number]
-        counted = ", ".join([*counts, *self._advisory])
+        unlimited = [count_unlimited(self.without_limit)] if self.without_limit else []
+        counted = ", ".join([*counts, *self._advisory, *unlimited])
         why = f" ({'; '.join(self.objections)})" if self.objections else ""
         remarks = "".join(f"; {remark}" for remark in self.remarks)
         found = (counted or "nothing was expected") + (f" on {self.shape}" if self.shape else "")
@@ -205,8 +207,13 @@ def decide(records: Iterable[Record], terms: Terms) -> Verdict:
         remarks=tuple(terms.remarks),
         shape=terms.shape,
         advisory_misses=sum(record.advisory for record in rows),
+        without_limit=0 if terms.rehearsal else len({record.criterion for record in rows if _has_no_limit(record)}),
         simulated=terms.simulated,
     )
+
+
+def _has_no_limit(record: Record) -> bool:
+    return record.outcome == PASSED and record.limit is not None and record.limit.is_none
 
 
 def counted_as(record: Record) -> str:
@@ -217,6 +224,11 @@ def counted_as(record: Record) -> str:
 def count_misses(number: int) -> str:
     """How many advisory limits were missed, in words."""
     return f"{number} advisory miss{'' if number == 1 else 'es'}"
+
+
+def count_unlimited(number: int) -> str:
+    """How many criteria are measured, and judged by no number, in words."""
+    return f"{number} {'criterion' if number == 1 else 'criteria'} without a limit"
 
 
 def may_be_waived(record: Record) -> bool:

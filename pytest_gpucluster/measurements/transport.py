@@ -23,7 +23,7 @@ from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.measurements.collectives import gather_texts, node_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 _CHANNEL = re.compile(
     r"NCCL INFO Channel (?P<channel>\d+)(?:/\d+)? : (?P<source>\d+)\[[0-9a-fx]+\] -> (?P<target>\d+)\[[0-9a-fx]+\]"
@@ -32,22 +32,29 @@ _CHANNEL = re.compile(
 )
 _NET = re.compile(r"NET/(?P<name>.+?)/(?P<device>\d+)(?P<rest>.*)")
 _NETWORK = re.compile(r"NCCL INFO .*?Using network (?P<name>.+?)\s*$", re.MULTILINE)
-_DEVICE = re.compile(r"\[(?P<index>\d+)\](?P<name>[\w.+-]+:\d+)/(?P<layer>IB|RoCE)\b")
+_PORT = re.compile(r"(?P<name>[\w.+-]+(?::\d+)+)/(?P<layer>IB|RoCE)\b")
+_ADAPTER = re.compile(r"\[(?P<index>\d+)\](?:=\{(?P<merged>[^}\n]*)\}|(?P<alone>[\w.+-]+(?::\d+)+/\w+))")
+"""One entry of the list of adapters: a port, or several that NCCL merged into one (``[0]={[0] mlx5_0:1/RoCE, ...}``)."""
 
 SHOWN_LINES = 8
 """Log lines kept as evidence."""
 
+NVLINK = "nvlink"
 FABRICS: Mapping[str, Callable[[str], bool]] = {
     "infiniband": lambda kind: kind.startswith("NET/IB") and "/GDRDMA" in kind,
-    "roce": lambda kind: kind.startswith("NET/RoCE") and "/GDRDMA" in kind,
+    "roce": lambda kind: kind.startswith(("NET/RoCE", "NET/gIB")) and "/GDRDMA" in kind,
     "efa": lambda kind: kind == "NET/AWS Libfabric/GDRDMA",
+    "tcpx": lambda kind: kind.startswith("NET/GPUDirectTCPX"),
+    "tcpxo": lambda kind: kind.startswith("NET/FasTrak"),
     "sockets": lambda kind: kind.startswith("NET/Socket"),
-    "nvlink": lambda kind: kind.startswith("P2P/MNNVL"),
+    NVLINK: lambda kind: kind.startswith("P2P/MNNVL"),
 }
 """What each promised fabric accepts between nodes: RDMA with GPUDirect only; ``nvlink`` is multi-node NVLink.
 
 AWS's plugin for EFA calls itself ``AWS Libfabric`` (a log of two H200 hosts: https://github.com/NVIDIA/nccl/issues/1597). NCCL
-calls multi-node NVLink ``P2P/MNNVL`` (its transport/p2p.cc). Google's TCPX and TCPXO are not known here: no log was found.
+calls multi-node NVLink ``P2P/MNNVL`` (its transport/p2p.cc). Google's plugin ``gIB`` is RoCE (recorded channels of A3 Ultra).
+Of Google's TCPX and TCPXO only the names are recorded (``Using network GPUDirectTCPX_v7``, ``FasTrak``), and no channel: the
+form is that of NCCL's net.cc, and whether GPUDirect is used cannot be told from it.
 """
 
 
@@ -65,7 +72,8 @@ class Channel:
 class Transport:
     """The channels of this rank in a group over all ranks.
 
-    ``kinds`` counts them all, ``inter_node`` those whose ends lie on different nodes. ``gdr``: every inter-node channel
+    ``kinds`` counts them all, ``inter_node`` those whose ends lie on different nodes, ``in_domain`` those of them whose nodes
+    are in one NVLink domain. ``gdr``: every inter-node channel
     uses GPUDirect RDMA (None: there is none). ``network`` is NCCL's choice (``IB``, ``Socket``, a plugin's name),
     ``devices`` the adapters it uses (``mlx5_0:1/IB``), ``lines`` a few lines of the log as evidence.
     """
@@ -75,12 +83,13 @@ class Transport:
     devices: list[str]
     kinds: dict[str, int]
     inter_node: dict[str, int]
+    in_domain: dict[str, int]
     gdr: bool | None
     num_nodes: int
     lines: list[str]
 
 
-def transport(*, size_bytes: int = 1 << 20, node: int | None = None) -> Transport:
+def transport(*, size_bytes: int = 1 << 20, node: int | None = None, domains: Sequence[str | None] | None = None) -> Transport:
     """Create a group over all ranks, all-reduce ``size_bytes`` on it, and read which channels NCCL opened.
 
     NCCL connects only what an operation needs, so ``size_bytes`` should be the size that matters. Gloo, which carries a
@@ -89,6 +98,7 @@ def transport(*, size_bytes: int = 1 << 20, node: int | None = None) -> Transpor
     Args:
         size_bytes: bytes of the float32 buffer.
         node: this rank's node number; by default ``GPUCLUSTER_NODE``.
+        domains: the NVLink domain of each rank, None where it ends at the node; by default it does everywhere.
 
     Raises:
         RuntimeError: nothing was measured: a rank's log is missing or shows no channel, or there are several nodes and
@@ -106,7 +116,7 @@ def transport(*, size_bytes: int = 1 << 20, node: int | None = None) -> Transpor
     text = read_log()
     # Other groups of this process number their ranks differently: only the new one's lines count.
     channels = parse_nccl_log(text[len(before) :], devices_from=text)
-    found = summarise(text, channels, nodes=nodes)
+    found = summarise(text, channels, nodes=nodes, domains=domains)
     _require_channels(found, len(channels), several_ranks=len(nodes) > 1)
     return found
 
@@ -118,7 +128,11 @@ def parse_nccl_log(text: str, *, devices_from: str | None = None) -> list[Channe
         text: the part of the log in which to find channels.
         devices_from: the part that lists the adapters and whether each is InfiniBand or RoCE; by default ``text``.
     """
-    layers = {int(found["index"]): found["layer"] for found in _DEVICE.finditer(devices_from or text)}
+    layers = {}
+    for found in _ADAPTER.finditer(devices_from or text):
+        layer = _PORT.search(found["merged"] or found["alone"])
+        if layer is not None:
+            layers[int(found["index"])] = layer["layer"]
     return [
         Channel(
             source=int(found["source"]),
@@ -136,16 +150,21 @@ def network_name(text: str) -> str | None:
     return found[-1] if found else None
 
 
-def summarise(text: str, channels: list[Channel], *, nodes: list[int]) -> Transport:
-    """Count ``channels``; ``nodes`` is the node number of every rank of their group."""
+def summarise(
+    text: str, channels: list[Channel], *, nodes: list[int], domains: Sequence[str | None] | None = None
+) -> Transport:
+    """Count ``channels``; ``nodes`` is the node number of every rank of their group, ``domains`` its NVLink domain."""
     crossing = [one for one in channels if nodes[one.source] != nodes[one.target]]
-    devices = sorted({f"{found['name']}/{found['layer']}" for found in _DEVICE.finditer(text)})
+    of = domains or [None] * len(nodes)
+    in_domain = [one for one in crossing if of[one.source] is not None and of[one.source] == of[one.target]]
+    devices = sorted({f"{found['name']}/{found['layer']}" for found in _PORT.finditer(text)})
     return Transport(
         backend="nccl",
         network=network_name(text),
         devices=devices,
         kinds=dict(sorted(Counter(one.kind for one in channels).items())),
         inter_node=dict(sorted(Counter(one.kind for one in crossing).items())),
+        in_domain=dict(sorted(Counter(one.kind for one in in_domain).items())),
         gdr=all("GDRDMA" in one.kind for one in crossing) if crossing else None,
         num_nodes=len(set(nodes)),
         lines=[one.line for one in (crossing or channels)[:SHOWN_LINES]],
@@ -155,12 +174,16 @@ def summarise(text: str, channels: list[Channel], *, nodes: list[int]) -> Transp
 def off_fabric_channels(found: Transport, *, fabric: str) -> int:
     """Number of inter-node channels that do not use the promised ``fabric`` (one of :data:`FABRICS`).
 
+    Between nodes of one NVLink domain, NVLink is promised.
+
     Raises:
         ValueError: an unknown fabric.
     """
     if fabric not in FABRICS:
         raise ValueError(f"unknown fabric {fabric!r}; valid: {', '.join(FABRICS)}")
-    return sum(count for kind, count in found.inter_node.items() if not FABRICS[fabric](kind))
+    between = Counter(found.inter_node) - Counter(found.in_domain)
+    promised = ((between, FABRICS[fabric]), (found.in_domain, FABRICS[NVLINK]))
+    return sum(count for kinds, is_on in promised for kind, count in kinds.items() if not is_on(kind))
 
 
 def _kind(path: str, layers: Mapping[int, str]) -> str:

@@ -38,10 +38,23 @@ def most_gb_s(*, nodes: int, gpus_per_node: int, nic_gb_s_per_gpu: float, nvlink
     gpus = nodes * gpus_per_node
     bus = 2 * (gpus - 1) / gpus
     between = bus * gpus_per_node * nic_gb_s_per_gpu / (2 * (nodes - 1) / nodes)
-    if gpus_per_node == 1:
-        return between
-    sent = min(2 * (gpus_per_node - 1) / gpus_per_node, 1 + 1 / gpus_per_node)
-    return min(between, bus * nvlink_gb_s / sent)
+    return between if gpus_per_node == 1 else min(between, bus * nvlink_gb_s / _sent_in_node(gpus_per_node))
+
+
+def most_by_nvlink_gb_s(*, gpus: int, nvlink_gb_s: float) -> float:
+    """More than this no all-reduce can reach over at least two GPUs that NVLink joins, with NVLS or without.
+
+    Raises:
+        ValueError: fewer than two GPUs.
+    """
+    if gpus < 2:
+        raise ValueError(f"{gpus} GPUs have nothing between them")
+    return 2 * (gpus - 1) / gpus * nvlink_gb_s / _sent_in_node(gpus)
+
+
+def _sent_in_node(gpus: int) -> float:
+    """What a GPU sends by its NVLinks for each byte, without the switches that add up, or with them."""
+    return min(2 * (gpus - 1) / gpus, 1 + 1 / gpus)
 
 
 def all_to_all_gb_s(*, nodes: int, gpus_per_node: int, nic_gb_s_per_gpu: float, nvlink_gb_s: float) -> float:

@@ -31,6 +31,11 @@ class Limit:
         return self.kind in {"above", "min"}
 
     @property
+    def is_none(self) -> bool:
+        """Whether any value above zero holds: a value is measured and shown, and nobody knows a number to ask of it."""
+        return self.kind == "above" and self.value == 0
+
+    @property
     def text(self) -> str:
         """``> 700 TFLOPS``."""
         return f"{SIGNS[self.kind]} {_number(self.value)} {self.unit}"

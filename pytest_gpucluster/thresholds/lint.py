@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.config.yaml_lines import Problem
 from pytest_gpucluster.thresholds import schema as shape
-from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s, most_gb_s
+from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s, most_by_nvlink_gb_s, most_gb_s
 from pytest_gpucluster.thresholds.file import ThresholdsFile
 from pytest_gpucluster.thresholds.layers import KINDS, read_source
 from pytest_gpucluster.thresholds.resolve import ALL_TO_ALL, OF_FABRIC, chain_of
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.config.yaml_lines import Document, KeyPath
     from pytest_gpucluster.thresholds.layers import Source
-    from pytest_gpucluster.thresholds.resolve import Profile, Threshold
+    from pytest_gpucluster.thresholds.resolve import FabricRates, Profile, Threshold
     from pytest_gpucluster.thresholds.schema import Entry, Override
 
 CLUSTER_UNITS = {"gpus_per_node": "GPUs", "nodes": "nodes", "world_size": "GPUs"}
@@ -266,16 +266,28 @@ def _check_shapes(threshold: Threshold, profile: Profile) -> Iterator[str]:
     """Check that a cluster of a stated shape could reach its floor at all."""
     if threshold.rates is None or threshold.kind in {"below", "max"} or threshold.bound_waived is not None:
         return
-    nic_gb_s, nvlink_gb_s = threshold.rates
+    rates = threshold.rates
     for written, number in threshold.by_shape.items():
         nodes, gpus = map(int, written.split("x"))
         if nodes < 2:
             yield f"{threshold.key!r}: the shape {written} has nothing between nodes."
             continue
-        most, what = (all_to_all_gb_s, "all_to_all") if threshold.of == ALL_TO_ALL else (most_gb_s, "all-reduce")
-        top = most(nodes=nodes, gpus_per_node=gpus, nic_gb_s_per_gpu=nic_gb_s, nvlink_gb_s=nvlink_gb_s)
+        top, what = _most(rates, threshold.of, nodes, gpus)
         if number >= top:
+            ports = "no known ports" if rates.nic_gb_s_per_gpu is None else f"{rates.nic_gb_s_per_gpu:g} GB/s of ports a GPU"
             yield (
                 f"{threshold.key!r}: {number:g} {threshold.unit} for {written} is more than any {what} can reach there, "
-                f"{top:.4g} (profile {profile.name!r}: {nic_gb_s:g} GB/s of ports a GPU, {nvlink_gb_s:g} of NVLinks)."
+                f"{top:.4g} (profile {profile.name!r}: {ports}, {rates.nvlink_gb_s:g} of NVLinks)."
             )
+
+
+def _most(rates: FabricRates, of: str | None, nodes: int, gpus_per_node: int) -> tuple[float, str]:
+    """More than this no such collective can reach, and its name. What NVLink reaches counts as one node."""
+    domains, gpus = -(-nodes // rates.nodes_per_domain), gpus_per_node * min(nodes, rates.nodes_per_domain)
+    nic_gb_s = math.inf if rates.nic_gb_s_per_gpu is None else rates.nic_gb_s_per_gpu
+    known = {"nic_gb_s_per_gpu": nic_gb_s, "nvlink_gb_s": rates.nvlink_gb_s}
+    if domains == 1 and of != ALL_TO_ALL:
+        return most_by_nvlink_gb_s(gpus=gpus, nvlink_gb_s=rates.nvlink_gb_s), "all-reduce"
+    if of == ALL_TO_ALL:
+        return all_to_all_gb_s(nodes=domains, gpus_per_node=gpus, **known), "all_to_all"
+    return most_gb_s(nodes=domains, gpus_per_node=gpus, **known), "all-reduce"

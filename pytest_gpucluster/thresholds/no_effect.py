@@ -55,10 +55,12 @@ def remarks(file: ThresholdsFile) -> list[Problem]:
     """
     found = [_never_chosen(file, name) for name in _taken_by_name_only(file)]
     specs = load_specs()
+    lost: dict[KeyPath, list[_Fate]] = {}
     for profile in file.profiles.values():
         if not profile.rehearsal and (profile.name in specs or _is_own(file, ("profiles", profile.name))):
-            found += _told(file, profile)
-    return _sorted(found)
+            for fate in _lost(file, profile):
+                lost.setdefault(fate.said.path, []).append(fate)
+    return _sorted([*found, *(_told(file, fates) for fates in lost.values())])
 
 
 def remarks_of_run(file: ThresholdsFile, profile: Profile) -> list[Problem]:
@@ -72,7 +74,7 @@ def remarks_of_run(file: ThresholdsFile, profile: Profile) -> list[Problem]:
         for name in _taken_by_name_only(file)
         if name not in profile.chain
     ]
-    return _sorted([*found, *_told(file, profile)])
+    return _sorted([*found, *(_told(file, [fate]) for fate in _lost(file, profile))])
 
 
 def problems(file: ThresholdsFile) -> list[Problem]:
@@ -94,14 +96,21 @@ def _dead(document: Document, fates: list[_Fate]) -> Problem:
     return document.problem(fates[0].said.path, f"no effect for any profile: {losses} ({_described(fates[0].said)}).")
 
 
-def _told(file: ThresholdsFile, profile: Profile) -> Iterator[Problem]:
+def _lost(file: ThresholdsFile, profile: Profile) -> Iterator[_Fate]:
+    """The fates of what has no effect for a profile, and is not meant to have none."""
     for fate in (*_terms_fates(file, profile), *_criteria_fates(file, profile)):
-        if fate.loses_to is None or fate.is_meant:
-            continue
-        is_entry = fate.said.path[0] == "criteria" and fate.loses_to.endswith("overrides it")
-        advice = f" Write yours under 'profiles: {{{fate.profile}: ...}}'." if is_entry else ""
-        text = f"no effect for profile {fate.profile}: {fate.loses_to} ({_described(fate.said)}).{advice}"
-        yield file.document.problem(fate.said.path, text)
+        if fate.loses_to is not None and not fate.is_meant:
+            yield fate
+
+
+def _told(file: ThresholdsFile, fates: list[_Fate]) -> Problem:
+    """One thing that has no effect: what wins over it for the first of these profiles, and for which others it is so too."""
+    first, *others = fates
+    is_entry = first.said.path[0] == "criteria" and str(first.loses_to).endswith("overrides it")
+    advice = f" Write yours under 'profiles: {{{first.profile}: ...}}'." if is_entry else ""
+    more = f" So it is for {', '.join(fate.profile for fate in others)}." if others else ""
+    text = f"no effect for profile {first.profile}: {first.loses_to} ({_described(first.said)}).{advice}{more}"
+    return file.document.problem(first.said.path, text)
 
 
 def _described(said: _Said) -> str:

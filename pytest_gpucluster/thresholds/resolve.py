@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
@@ -39,9 +40,35 @@ RING = "fabric.ring_gb_s"
 """What ``of`` names for a part of the rate of rings over all nodes."""
 ALL_TO_ALL = "fabric.all_to_all_gb_s"
 """What ``of`` names for a part of the most that an all_to_all over all nodes can reach."""
-OF_FABRIC = (RING, ALL_TO_ALL)
+DOMAIN = "fabric.domain_gb_s"
+"""What ``of`` names for a part of the rate of a GPU's NVLinks, where these reach every GPU of the group."""
+OF_FABRIC = (RING, ALL_TO_ALL, DOMAIN)
 LIMIT_AND_RECIPE = frozenset({"kind", "numbers", "of", "of_value", "shapes", "unit", "recipe"})
 """Names in :attr:`Threshold.decisive` that :meth:`Threshold.differences` shows in words of their own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricRates:
+    """What a profile promises of the links: GB/s one way of a GPU's ports and NVLinks, and the nodes of an NVLink domain."""
+
+    nic_gb_s_per_gpu: float | None
+    nvlink_gb_s: float
+    nodes_per_domain: int
+
+    def bound_gb_s(self, of: str, *, nodes: int, gpus_per_node: int) -> float | None:
+        """The figure that ``of`` names (:data:`OF_FABRIC`) for a group of nodes; None where it is not known.
+
+        What NVLink reaches counts as one node.
+        """
+        domains, gpus = -(-nodes // self.nodes_per_domain), gpus_per_node * min(nodes, self.nodes_per_domain)
+        if of == DOMAIN:
+            return self.nvlink_gb_s if domains == 1 else None
+        if self.nic_gb_s_per_gpu is None:
+            return None
+        rates = {"nic_gb_s_per_gpu": self.nic_gb_s_per_gpu, "nvlink_gb_s": self.nvlink_gb_s}
+        if of == RING:
+            return ring_gb_s(gpus_per_node=gpus, **rates)
+        return all_to_all_gb_s(nodes=domains, gpus_per_node=gpus, **rates)
 
 
 class Profile(ProfileEntry):
@@ -61,7 +88,7 @@ class Threshold(Criterion):
 
     ``of`` is what the limit's numbers are multiplied by; ``of_value`` its value when the GPU's spec gives it, None when
     the cluster's shape does. ``shapes`` are plain numbers for clusters of stated shapes, before all others. ``rates`` are
-    the promised rates of a GPU's ports and of its NVLinks in GB/s, where ``of`` is in :data:`OF_FABRIC` and both are known.
+    what the profile promises of the links, where ``of`` is in :data:`OF_FABRIC` and its GPU is known.
     ``file`` and ``line`` are where the limit is written. ``needs`` and ``needs_nodes`` are the least GPUs and nodes in the
     group: with fewer the criterion is skipped by rule, as where the profile promises none of its ``fabrics`` (None: any
     will do). ``skip``: why it is skipped in any case, because the entry says so or the profile's GPU lacks what the entry
@@ -75,7 +102,7 @@ class Threshold(Criterion):
     line: int
     skip: str | None = None
     of_value: float | None = None
-    rates: tuple[float, float] | None = None
+    rates: FabricRates | None = None
 
     @property
     def kind(self) -> Kind:
@@ -147,7 +174,8 @@ class Threshold(Criterion):
         factor = self._fabric_gb_s(cluster) if is_of_fabric else self.of_value or cluster.get(self.of.removeprefix("cluster."))
         if factor is None:
             message = f"{where}: '{self.key}' is a part of {self.of}, which is not known here."
-            how = f" Say 'nic_gb_s_per_gpu' in the profile, or the limit for {shape} under 'shapes'." if is_of_fabric else ""
+            need = "" if self.of == DOMAIN else "'nic_gb_s_per_gpu' in the profile, or "
+            how = f" Say {need}the limit for {shape} under 'shapes'." if is_of_fabric else ""
             raise ConfigurationError(message + how)
         basis = f"{number:g} of {self.of}, {factor:g} {self.unit}" if is_of_fabric else None
         return Limit(kind=self.kind, value=number * factor, unit=self.unit, basis=basis)
@@ -155,10 +183,7 @@ class Threshold(Criterion):
     def _fabric_gb_s(self, cluster: Mapping[str, int]) -> float | None:
         if self.rates is None or not {"nodes", "gpus_per_node"} <= {*cluster}:
             return None
-        gpus, (nic_gb_s, nvlink_gb_s) = cluster["gpus_per_node"], self.rates
-        if self.of == RING:
-            return ring_gb_s(gpus_per_node=gpus, nic_gb_s_per_gpu=nic_gb_s, nvlink_gb_s=nvlink_gb_s)
-        return all_to_all_gb_s(nodes=cluster["nodes"], gpus_per_node=gpus, nic_gb_s_per_gpu=nic_gb_s, nvlink_gb_s=nvlink_gb_s)
+        return self.rates.bound_gb_s(self.of, nodes=cluster["nodes"], gpus_per_node=cluster["gpus_per_node"])
 
 
 def chain_of(profiles: Mapping[str, ProfileEntry], name: str) -> list[str]:
@@ -191,7 +216,7 @@ def resolve(document: Document, key: str, entry: Entry, *, profile: Profile | No
         limit_path = next((("criteria", key, *path, kind) for kind in KINDS if kind in layer), limit_path)
     merged["skip"] = merged.get("skip") or _missing_figure(merged.get("requires"), spec)
     file, line = document.find(limit_path)
-    rates = _rates(profile) if merged.get("of") in OF_FABRIC else None
+    rates = rates_of(profile) if profile is not None and merged.get("of") in OF_FABRIC else None
     of_value = _figure(merged.get("of"), spec)
     return Threshold(key=key, of_value=of_value, rates=rates, file=file, line=line, **copy.deepcopy(merged))
 
@@ -203,11 +228,15 @@ def layers_of(entry: Entry, profile: Profile | None) -> list[tuple[KeyPath, dict
     return [((), base), *((("profiles", name), entry.profiles[name].written()) for name in named)]
 
 
-def _rates(profile: Profile | None) -> tuple[float, float] | None:
-    """The promised rates of a GPU's ports and of its NVLinks, one way in GB/s; None where one is not known."""
-    if profile is None or profile.spec is None or profile.nic_gb_s_per_gpu is None:
+def rates_of(profile: Profile) -> FabricRates | None:
+    """What a profile promises of the links; None without a GPU."""
+    if profile.spec is None:
         return None
-    return profile.nic_gb_s_per_gpu, profile.spec.nvlink_gb_s
+    return FabricRates(
+        nic_gb_s_per_gpu=profile.nic_gb_s_per_gpu,
+        nvlink_gb_s=profile.spec.nvlink_gb_s,
+        nodes_per_domain=profile.nodes_per_domain,
+    )
 
 
 def _figure(reference: str | None, spec: GpuSpec | None) -> float | None:

@@ -51,7 +51,7 @@ Unit = Literal[
     "count",
 ]
 Level = Literal["quick", "standard", "soak"]
-Fabric = Literal["infiniband", "roce", "efa", "nvlink", "sockets", "none"]
+Fabric = Literal["infiniband", "roce", "efa", "tcpx", "tcpxo", "nvlink", "sockets", "none"]
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
 
@@ -134,6 +134,7 @@ class ProfileEntry(_Strict):
     nodes: Count | None = None
     gpus_per_node: Count | None = None
     nic_gb_s_per_gpu: Annotated[float, Field(gt=0), _AS_WRITTEN] | None = None
+    nodes_per_domain: Count = 1
 
 
 class _Rules(_Strict):
@@ -150,6 +151,7 @@ class _Rules(_Strict):
     recipe: Recipe = {}
     needs: Count = 1
     needs_nodes: Count = 1
+    needs_domains: Annotated[int, Field(ge=0), _expecting("a whole number, at least 0")] = 0
     needs_shared_paths: bool = False
     needs_slurm: bool = False
     needs_program: Text | None = None

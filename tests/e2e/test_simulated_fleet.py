@@ -89,8 +89,8 @@ BAD: dict[str, dict[str, dict[str, set[str]]]] = {
 PLANTED_PAIR = [("node0-gpu1", "node0-gpu2"), ("node0-gpu2", "node0-gpu1")]
 WITHOUT_A_RANK = ("absent", "busy", "lost", "versions")
 """Faults that take every measurement over all GPUs along."""
-NOT_ONE_EACH = ("shared",)
-"""Faults of which no value tells."""
+NOT_ONE_EACH = ("shared", "clique")
+"""A fault of which no value tells, and one of other GPUs: each has tests of its own."""
 
 
 def simulate(folder: Path, fleet: str, *arguments: str, bad: tuple[str, ...] = ()) -> FinishedRun:
@@ -306,6 +306,40 @@ def test_each_fault_shows_as_itself_and_nowhere_else(tmp_path: Path, profile: st
     assert "more advisory misses, in results.json" in run.stdout, "the terminal shows the first ten"
     for criterion in ("rail_bandwidth", "slow_rail[bandwidth]", "slow_rail[latency]"):
         assert f"{criterion} at node3 mlx5_5:1: " in run.row(criterion, "node3")["reason"], "by name, and no other"
+
+
+NVL72 = "--gpucluster-profile=gb200-nvl72"
+IN_RACKS = "nvlink_domain or transport or busbw and all_reduce"
+
+
+@pytest.mark.parametrize(("fleet", "of_domains"), [("3x4", "skipped"), pytest.param("36x4", "passed", marks=pytest.mark.slow)])
+def test_racks_of_nvlink(tmp_path: Path, fleet: str, of_domains: str) -> None:
+    """Within a rack, and over two: all is green, and the verdict says that these limits were never tried."""
+    run = simulate(tmp_path, fleet, NVL72, "-k", IN_RACKS)
+    assert {outcome for kinds in not_green(run).values() for outcome in kinds} == {"not_selected"}
+    assert run.outcomes("domain_busbw[all_reduce]") == {None: of_domains}
+    assert {*run.outcomes("nvlink_domain").values()} == {"passed"}
+    limit = run.row("inter_node_busbw[all_reduce]")["limit"]
+    assert limit == ("> 720 GB/s" if fleet == "3x4" else "> 670 GB/s")
+    assert "; its limits were never tried on GB200 NVL72" in run.verdict_line
+
+
+def test_racks_without_a_limit(tmp_path: Path) -> None:
+    """Twenty nodes are more than a rack, and nobody published such a number: an error that says how to add one."""
+    run = simulate(tmp_path, "20x4", NVL72, "-k", "inter_node_busbw and all_reduce")
+    assert run.outcomes("inter_node_busbw[all_reduce]") == {None: "error"}
+    assert "Say the limit for 20x4 under 'shapes'" in run.row("inter_node_busbw[all_reduce]")["reason"]
+
+
+def test_a_node_outside_the_nvlink_domain_of_its_rack(tmp_path: Path) -> None:
+    """Named by what NVML tells and by the search for slow nodes, as one culprit, with what to look at."""
+    run = simulate(tmp_path, "4x4", NVL72, "-k", IN_RACKS, bad=("node2:clique",))
+    (culprit,) = run.results["culprits"]
+    assert (culprit["kind"], culprit["place"]["id"]) == ("node", "node2")
+    assert {*culprit["criteria"]} == {"nvlink_domain", "inter_node_busbw[all_reduce]"}
+    assert "imex" in culprit["action"]
+    assert run.outcomes("nvlink_domain") == {"node0": "passed", "node1": "passed", "node2": "failed", "node3": "passed"}
+    assert run.outcomes("transport") == {None: "passed"}, "it speaks to the others by the promised network"
 
 
 @pytest.mark.parametrize(

@@ -47,11 +47,14 @@ _Watt = Annotated[float, _POSITIVE, Unit("W")]
 _MHz = Annotated[float, _POSITIVE, Unit("MHz")]
 
 
+UNTRIED = "never"
+
+
 class SpecFile(BaseModel):
     """The file of one GPU product. Rates are dense, links one way.
 
     ``fp64_tflops`` is that of the tensor cores. A rate that is None: the GPU has no such units. ``names``: the whole names
-    that NVML may give the product. ``memory_gib``: what NVML reports. ``seen``: when and on what the project ran on it.
+    that NVML may give the product. ``memory_gib``: what NVML reports. ``seen``: when and on what we ran on it, or ``never``.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -82,6 +85,11 @@ class GpuSpec(SpecFile):
     """One GPU product; ``id`` is the name of its file."""
 
     id: str
+
+    @property
+    def is_untried(self) -> bool:
+        """Whether this project never ran on such a GPU."""
+        return self.seen.startswith(UNTRIED)
 
 
 FIELD_UNITS: Mapping[str, str] = MappingProxyType(

@@ -43,6 +43,8 @@ COMPARED = {
 }
 """The quantities that are compared, each with a fault that lowers it."""
 LOW_FLOORS = ("train", "triad", "write", "read")
+LOW_HERE = {"hbm": ("b200-sxm", "gb200-nvl72")}
+"""Where published numbers differ by so much that a loss of 10 % passes: siblings find it."""
 HOSTS = {"host_memory": "dimm", "scratch_write": "disk", "scratch_read": "disk"}
 """The quantities by which hosts are compared, each with a fault that lowers it."""
 SHAPES = ("1x8", "2x8", "4x8", "16x8", "64x8")
@@ -64,7 +66,8 @@ def test_healthy_parts_pass_and_planted_ones_do_not(criterion: str, gpu: str) ->
     rates = [part.rate(rank, quantity) for part in parts for rank in range(512)]
     assert spread_of(spread(min(rates), 10)).low > limit
     losses = [found[quantity] for found in LOSSES.values() if quantity in found]
-    for loss in losses if quantity not in LOW_FLOORS else ():
+    is_low = quantity in LOW_FLOORS or gpu in LOW_HERE.get(quantity, ()) or limit == 0
+    for loss in () if is_low else losses:
         assert spread_of(spread(max(rates) * loss, 10)).high < limit
 
 

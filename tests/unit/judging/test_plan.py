@@ -108,6 +108,22 @@ def test_a_rule_by_the_rails() -> None:
     assert "(cluster: rails: measured)" in rule.text
 
 
+@pytest.mark.parametrize(
+    ("nodes", "nodes_per_domain", "needed", "text"),
+    [
+        (2, 1, 1, "needs an NVLink domain of several nodes, and NVLink ends at the node"),
+        (1, 18, 1, "needs an NVLink domain of several nodes, and NVLink ends at the node"),
+        (2, 18, 1, None),
+        (18, 18, 2, "needs 2 NVLink domains, and 1 is expected"),
+        (19, 18, 2, None),
+    ],
+)
+def test_a_rule_by_the_nvlink_domains(nodes: int, nodes_per_domain: int, needed: int, text: str | None) -> None:
+    """A rack is a domain of 18 nodes; of HGX each node is one by itself."""
+    rule = rule_against(threshold(needs_domains=needed), replace(INVENTORY, num_nodes=nodes, nodes_per_domain=nodes_per_domain))
+    assert (rule and rule.text) == text
+
+
 @pytest.mark.parametrize(("per", "number"), [("gpu", 4), ("node", 2), ("cluster", 1)])
 def test_places_of(per: str, number: int) -> None:
     """Every GPU, every node, or the cluster once."""

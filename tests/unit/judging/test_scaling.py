@@ -15,6 +15,7 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging import scaling
 from pytest_gpucluster.measurements.collectives import busbw_gb_s
 from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.resolve import FabricRates
 
 if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.resolve import Threshold
@@ -178,6 +179,11 @@ MOVED = {
 """Nodes, GPUs, ports; bus bandwidth at 16 GB (NVIDIA's cluster-readiness-engine), and the limit worked out on paper."""
 
 
+def rates(nic_gb_s: float | None) -> FabricRates:
+    """Those of an H100 or H200, with ports of this rate."""
+    return FabricRates(nic_gb_s_per_gpu=nic_gb_s, nvlink_gb_s=450.0, nodes_per_domain=1)
+
+
 @pytest.mark.parametrize(("nodes", "gpus", "nic", "found"), MOVED.values(), ids=MOVED)
 def test_the_other_collectives_have_a_limit_for_any_shape(
     nodes: int, gpus: int, nic: float, found: dict[str, tuple[float, float]]
@@ -185,7 +191,7 @@ def test_the_other_collectives_have_a_limit_for_any_shape(
     """A part of the bound, which healthy clusters reach. No GPU was run on by this program: only a remark."""
     facts = {"nodes": nodes, "gpus_per_node": gpus, "world_size": nodes * gpus}
     for operation, (reached, floor) in found.items():
-        entry = entries("h200-sxm")[f"inter_node_busbw[{operation}]"].model_copy(update={"rates": (nic, 450.0)})
+        entry = entries("h200-sxm")[f"inter_node_busbw[{operation}]"].model_copy(update={"rates": rates(nic)})
         limit = entry.limit(gpus=nodes * gpus, cluster=facts)
         assert limit.value == pytest.approx(floor)
         assert limit.holds(reached)
@@ -196,7 +202,7 @@ def test_the_other_collectives_have_a_limit_for_any_shape(
 @pytest.mark.parametrize("operation", ["all_gather", "reduce_scatter", "all_to_all"])
 def test_no_collective_takes_the_number_of_another_shape(operation: str) -> None:
     """Without the rate of the ports there is an error that asks for it."""
-    entry = entries("h100-sxm")[f"inter_node_busbw[{operation}]"].model_copy(update={"rates": None})
+    entry = entries("h100-sxm")[f"inter_node_busbw[{operation}]"].model_copy(update={"rates": rates(None)})
     with pytest.raises(ConfigurationError, match="Say 'nic_gb_s_per_gpu' in the profile"):
         entry.limit(gpus=16, cluster={"nodes": 2, "gpus_per_node": 8})
 

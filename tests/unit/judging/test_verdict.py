@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pytest_gpucluster.judging import verdict as v
 from pytest_gpucluster.judging.verdict import OUTCOMES, Record, Terms, decide
+from tests.support.entries import limit
 
 GOOD = Terms(rehearsal=False, level_reached=True)
 REHEARSAL = Terms(rehearsal=True, level_reached=True)
@@ -141,6 +142,23 @@ def test_changed_limits_are_in_the_line() -> None:
     terms = "nodes 1 instead of 2 (the profile), accept_at quick instead of soak"
     assert less.line == f"ACCEPTED: 1 passed; limits changed: a; terms changed: {terms}"
     assert many.line == "ACCEPTED: 1 passed; limits changed: a, b, c and 2 more"
+
+
+@pytest.mark.parametrize(
+    ("rehearsal", "words"),
+    [(False, "ACCEPTED: 3 passed, 2 criteria without a limit"), (True, "REHEARSED: 3 passed")],
+)
+def test_what_has_no_limit_is_counted_in_the_line(rehearsal: bool, words: str) -> None:  # noqa: FBT001 -- a parameter
+    """Measured, shown, and judged by no number: once a criterion. In a rehearsal that is the rule."""
+    nothing, some = limit("above", 0), limit("above", 700)
+    rows = [
+        Record(criterion="a", place="node0", outcome=v.PASSED, value=5.0, limit=nothing),
+        Record(criterion="a", place="node1", outcome=v.PASSED, value=5.0, limit=nothing),
+        Record(criterion="b", place=None, outcome=v.PASSED, value=5.0, limit=nothing),
+    ]
+    assert decide(rows, Terms(rehearsal=rehearsal, level_reached=True)).line == words
+    judged = [replace(row, limit=some) for row in rows]
+    assert decide(judged, Terms(rehearsal=False, level_reached=True)).line == "ACCEPTED: 3 passed"
 
 
 @pytest.mark.parametrize(("number", "words"), [(0, None), (1, "1 advisory miss"), (2, "2 advisory misses")])

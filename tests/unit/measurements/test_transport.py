@@ -98,7 +98,11 @@ def test_plugins_names_are_understood() -> None:
         ("P2P/MNNVL/read", "nvlink"),
         ("NET/AWS Libfabric/1", None),  # through the host's memory, or libfabric over TCP
         ("P2P/IPC", None),  # no way between hosts
-        ("NET/FasTrak/0/GDRDMA", None),
+        ("NET/gIB/3/GDRDMA", "roce"),  # recorded on Google's A3 Ultra: RoCE by a plugin of its own
+        ("NET/gIB/3", None),
+        ("NET/GPUDirectTCPX_v7/0/GDRDMA", "tcpx"),  # the plugins' names as recorded, in the form of NCCL's net.cc
+        ("NET/FasTrak/0/GDRDMA", "tcpxo"),
+        ("NET/FastSocket/0", None),  # Google's plugin for plain TCP
     ],
 )
 def test_what_carries_each_fabric(path: str, fabric: str | None) -> None:
@@ -106,6 +110,56 @@ def test_what_carries_each_fabric(path: str, fabric: str | None) -> None:
     found = summary(f"gpu:1:2 [0] NCCL INFO Channel 05/0 : 1[1] -> 2[0] [send] via {path}\n", TWO_NODES)
     assert sum(found.inter_node.values()) == 1
     assert {name for name in transport.FABRICS if not transport.off_fabric_channels(found, fabric=name)} == {fabric} - {None}
+
+
+ROCE_LISTS = {
+    "recorded, NVIDIA/aicr, issue 1413": "Using [0]rocep161s0_dma:1/RoCE [1]rocep202s0_dma:1/RoCE [RO]; OOB eth0:10.0.0.5<0>",
+    "recorded, with merged ports": "Using [0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE} [1]={[0] mlx5_2:1/RoCE} [RO]; OOB eth0<0>",
+    "NCCL 2.30's net_ib/init.cc, with rail and plane": "Using [0]mlx5_0:1:0:1/RoCE [1]mlx5_1:1:1:1/RoCE [RO]; OOB eth0<0>",
+}
+
+
+@pytest.mark.parametrize("listed", ROCE_LISTS.values(), ids=ROCE_LISTS.keys())
+def test_roce_in_every_form_of_the_list_of_adapters(listed: str) -> None:
+    """NCCL calls RoCE ``NET/IB`` too: the list of adapters alone tells, also where ports are merged."""
+    using = "Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB/SHARP [RO]; OOB eth0:10.0.0.5<0>"
+    found = summary(INFINIBAND_LOG.replace(using, listed), TWO_NODES)
+    assert found.inter_node == {"NET/RoCE/GDRDMA": 3}
+    assert transport.off_fabric_channels(found, fabric="roce") == 0
+    assert transport.off_fabric_channels(found, fabric="infiniband") == 3
+    assert len(found.devices) >= 2
+    assert all(device.endswith("/RoCE") for device in found.devices)
+
+
+IN_RACK = "gpu:1:2 [0] NCCL INFO Channel 05/0 : 1[1] -> 2[0] [send] via {}\n"
+BETWEEN_RACKS = "gpu:1:2 [0] NCCL INFO Channel 06/0 : 1[1] -> 4[0] [send] via {}\n"
+
+
+@pytest.mark.parametrize(
+    ("in_rack", "between", "astray"),
+    [
+        ("P2P/MNNVL", "NET/IB/0/GDRDMA", 0),
+        ("NET/IB/0/GDRDMA", "NET/IB/0/GDRDMA", 1),  # NVLink between nodes is off, and nothing else would tell
+        ("P2P/MNNVL", "NET/Socket/0", 1),
+        ("NET/Socket/0", "NET/Socket/0", 2),
+    ],
+)
+def test_nodes_of_one_nvlink_domain_talk_by_nvlink(in_rack: str, between: str, astray: int) -> None:
+    """Between nodes of a domain NVLink is promised, whatever the fabric between domains is."""
+    log, domains = IN_RACK.format(in_rack) + BETWEEN_RACKS.format(between), ["a/1"] * 4 + ["b/1"] * 2
+    channels = transport.parse_nccl_log(log)
+    found = transport.summarise(log, channels, nodes=[0, 0, 1, 1, 2, 2], domains=domains)
+    assert sum(found.inter_node.values()) == 2
+    assert sum(found.in_domain.values()) == 1
+    assert transport.off_fabric_channels(found, fabric="infiniband") == astray
+
+
+def test_a_node_of_no_domain_is_not_in_one() -> None:
+    """Two nodes without a fabric of NVLink have none in common."""
+    log = IN_RACK.format("NET/IB/0/GDRDMA")
+    found = transport.summarise(log, transport.parse_nccl_log(log), nodes=TWO_NODES, domains=[None] * 4)
+    assert found.in_domain == {}
+    assert transport.off_fabric_channels(found, fabric="infiniband") == 0
 
 
 def test_every_fabric_can_be_promised() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s, most_gb_s, ring_gb_s
+from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s, most_by_nvlink_gb_s, most_gb_s, ring_gb_s
 
 H100 = {"nvlink_gb_s": 450.0}
 GB200 = {"nvlink_gb_s": 900.0}
@@ -82,6 +82,14 @@ def test_a_ring_is_within_the_bound(nodes: int, gpus: int, nic: float) -> None:
     """The rate of one algorithm is never above what all of them may reach."""
     ring = ring_gb_s(gpus_per_node=gpus, nic_gb_s_per_gpu=nic, **GB200)
     assert ring <= most_gb_s(nodes=nodes, gpus_per_node=gpus, nic_gb_s_per_gpu=nic, **GB200) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize(("gpus", "most"), [(8, 1400.0), (72, 1750.7), (2, 900.0)])
+def test_in_an_nvlink_domain(gpus: int, most: float) -> None:
+    """72 GB200 reach 835 GB/s at 8 GiB (CoreWeave); the bound is that of switches that add up."""
+    assert most_by_nvlink_gb_s(gpus=gpus, **GB200) == pytest.approx(most, abs=0.1)
+    with pytest.raises(ValueError, match="nothing between them"):
+        most_by_nvlink_gb_s(gpus=1, **GB200)
 
 
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 8), (0, 8), (2, 0)])

@@ -311,6 +311,25 @@ def test_a_floor_that_no_cluster_of_the_shape_can_reach(shapes: str, nic: int, e
     assert expected or not lint.lint(path)
 
 
+@pytest.mark.parametrize(
+    ("shapes", "expected"),
+    [
+        ("18x4: 700, 36x4: 700", None),
+        (
+            "18x4: 880",
+            "880 GB/s for 18x4 is more than any all-reduce can reach there, 875.3 (profile 'h200-sxm': 50 GB/s",
+        ),
+        ("36x4: 900", "900 GB/s for 36x4 is more than any all-reduce can reach there, 881.5 (profile"),
+    ],
+)
+def test_what_nvlink_joins_counts_as_one_node(shapes: str, expected: str | None, write: Write) -> None:
+    """In a rack of 18 nodes the NVLinks of a GPU bound an all-reduce, not the ports of its node."""
+    text = GOOD.replace("per: node\n    above: {2: 310, 8: 400}", BETWEEN % shapes)
+    path = write(text.replace("fabric: infiniband}", "fabric: infiniband, nic_gb_s_per_gpu: 50, nodes_per_domain: 18}"))
+    assert not expected or any(expected in problem for problem in problems_of(path)), problems_of(path)
+    assert expected or not lint.lint(path)
+
+
 @pytest.mark.parametrize(("floor", "is_possible"), [(93, True), (94, False)])
 def test_an_all_to_all_has_a_bound_of_its_own(floor: int, write: Write, *, is_possible: bool) -> None:
     """What an all-reduce can reach, an all_to_all cannot: 93.75 GB/s on 2 x 8 with ports of 50."""

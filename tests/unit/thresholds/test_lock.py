@@ -127,7 +127,7 @@ def test_a_comment_is_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("changes", "others"),
-    [({"memory_gib": 70.0}, {}), ({"names": ("another",)}, {"b200": {"names": (H200,)}})],
+    [({"memory_gib": 70.0}, {}), ({"names": ("another",)}, {"b200-sxm": {"names": (H200,)}})],
 )
 def test_edited_figures_of_a_gpu(
     monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], others: dict[str, dict[str, Any]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 GOOD = (Path(__file__).parent / "good_thresholds.yaml").read_text(encoding="utf-8")
 OVERLAY = "schema: 1\nextends: packaged\n"
+OTHERS = ("h100-nvl", "b200-sxm", "gb200-nvl72", "gb300-nvl72")
+"""Packaged profiles with limits of their own for most rates."""
 SITE = "profiles:\n  site: {inherits: h200-sxm, fabric: roce}\n"
 PACKAGED = layers.packaged_path().read_text(encoding="utf-8").splitlines()
 
@@ -55,7 +58,7 @@ def in_run(file: ThresholdsFile, profile: str) -> list[str]:
 
 
 def test_a_packaged_override_wins_over_an_entry_of_mine(loaded: Load) -> None:
-    """The packaged file has a limit of its own for H200; the entry of the overlay acts on H100 alone."""
+    """The packaged file has limits of its own for H200 and others: one line; the entry of the overlay acts on H100 alone."""
     file = loaded(f"{OVERLAY}criteria:\n  hbm_bandwidth: {{above: 2.0}}\n")
     wins = f"no effect for profile h200-sxm: thresholds.yaml:{line_of('hbm_bandwidth', 'h200-sxm:', 'above')} overrides it"
     lines = in_lint(file)
@@ -63,7 +66,8 @@ def test_a_packaged_override_wins_over_an_entry_of_mine(loaded: Load) -> None:
     assert lines[0].startswith(f"site.yaml:4: {wins}")
     assert "'above' in 'hbm_bandwidth'" in lines[0]
     assert no_effect.problems(file) == []
-    assert in_run(file, "h200-sxm") == lines
+    assert lines[0].endswith(f" So it is for {', '.join(['a100-sxm', 'h100-pcie', *OTHERS])}.")
+    assert in_run(file, "h200-sxm") == [lines[0].partition(" So it is for ")[0]]
     assert in_run(file, "h100-sxm") == []
     assert file.criteria(file.profiles["h200-sxm"])["hbm_bandwidth"].numbers == {"any": 4.1}
 
@@ -72,11 +76,12 @@ def test_a_packaged_override_wins_over_an_entry_of_mine(loaded: Load) -> None:
     ("criteria", "expected"),
     [
         ("  hbm_bandwidth: {profiles: {h200-sxm: {above: 4.0}}}\n", []),
-        ("  hbm_bandwidth: {profiles: {h100-sxm: {above: 2.5}}}\n", ["h200-sxm"]),
-        ("  hbm_bandwidth: {above: 4.1, bound_waived: a try}\n", []),  # what it says holds, whoever says it
-        ("  bf16_tflops: {above: 650}\n", []),
+        ("  hbm_bandwidth: {profiles: {h100-sxm: {above: 2.5}}}\n", ["h200-sxm", "b200-sxm", "gb200-nvl72", "gb300-nvl72"]),
+        ("  ecc_growth: {max: 0}\n", []),  # what it says holds, whoever says it
+        ("  launch_latency: {below: 25}\n", []),
+        ("  bf16_tflops: {above: 650}\n", ["a100-sxm", "h100-pcie", *OTHERS]),
         ("  bf16_tflops: {profiles: {site: {above: 650}}}\n", []),
-        ("  hbm_bandwidth: {above: 2.0}\n", ["h200-sxm", "site"]),
+        ("  hbm_bandwidth: {above: 2.0}\n", ["h200-sxm", "a100-sxm", "h100-pcie", *OTHERS, "site"]),
         ("  hbm_bandwidth: {why: because, source: a contract}\n", []),
     ],
 )
@@ -85,7 +90,8 @@ def test_which_layers_win(criteria: str, expected: list[str], loaded: Load) -> N
     own = SITE if "site" in criteria or "site" in expected else ""
     file = loaded(f"{OVERLAY}{own}criteria:\n{criteria}")
     found = [line for line in in_lint(file) if ": no effect for profile " in line]
-    assert [line.split("no effect for profile ")[1].split(":")[0] for line in found] == expected
+    names = [name for line in found for name in re.search(r"for profile ([^:]+):(?:.* So it is for (.+)\.)?", line).groups("")]  # type: ignore[union-attr]
+    assert ", ".join(filter(None, names)) == ", ".join(expected)
 
 
 def test_each_key_of_an_entry_may_lose(loaded: Load) -> None:
