@@ -10,7 +10,7 @@ from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.judging.criterion import Parts
 from pytest_gpucluster.judging.gpu_fabric import ADVICE, judge_fabric
 from pytest_gpucluster.judging.gpu_growth import grown, nvlink_growth, per_minute
-from pytest_gpucluster.judging.gpu_links import count_nvlinks
+from pytest_gpucluster.judging.gpu_links import count_nvlinks, worst_ber
 from pytest_gpucluster.judging.gpu_repair import advice_for, needs_of
 from pytest_gpucluster.judging.gpu_worse import held_back, worsened
 from pytest_gpucluster.judging.gpu_xids import judge_xids
@@ -166,6 +166,19 @@ def test_nvlink_links(gpu_states, cluster, node, criterion):
         worst = [gpus[name] for name, links in found.by_gpu.items() if links == fewest]
         criterion.require(fewest, evidence={"links": found.facts}, parts=Parts(kind="gpu", places=blamed(worst, gpus)))
     nothing_unknown({gpus[name]: whys for name, whys in found.unknown.items()}, gpus, node)
+
+
+@pytest.mark.parametrize("kind", ["effective", "symbol"])
+def test_nvlink_ber(kind, gpu_states, cluster, node, criterion):
+    """The NVLinks of each GPU correct what they receive: no bit error rate is above that of a healthy one."""
+    gpus = {gpu.id: gpu for gpu in cluster.places if gpu.node == node.node}
+    worst, unknown = worst_ber({name: reading(gpu_states, gpu, "nvlinks") for name, gpu in gpus.items()}, kind=kind)
+    if worst:
+        highest = max(worst.values())[0]
+        bad = [gpus[name] for name, (rate, _) in worst.items() if rate == highest]
+        evidence = {name: f"link {link}: {rate:g}" for name, (rate, link) in worst.items()}
+        criterion.require(highest, evidence=evidence, parts=Parts(kind="gpu", places=blamed(bad, gpus)))
+    nothing_unknown({gpus[name]: whys for name, whys in unknown.items()}, gpus, node)
 
 
 def test_fabric_state(gpu_states, cluster, node, criterion):

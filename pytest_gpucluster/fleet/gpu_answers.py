@@ -11,6 +11,7 @@ from pytest_gpucluster.inventory.identity import read_versions
 
 if TYPE_CHECKING:
     from pytest_gpucluster.fleet.asked import Asked
+    from pytest_gpucluster.thresholds.specs import GpuSpec
 
 GIB = 2**30
 KINDS = ("bf16", "fp8", "fp32", "attention", "softmax", "reduction")
@@ -62,11 +63,7 @@ def gpu_state(asked: Asked) -> Any:
     """NVML's view of the GPU at rest."""
     bad, half = asked.has("ecc"), asked.has("pcie")
     spec, gpu = asked.spec, asked.place[1]
-    gen, speed = spec.pcie_gen, spec.nvlink_gb_s / spec.nvlink_links
-    links = [
-        made("inventory.nvlinks:NvLink", link=link, is_up=link != DEAD_LINK or not asked.has("nvlink"), speed_gb_s=speed)
-        for link in range(spec.nvlink_links)
-    ]
+    gen, links = spec.pcie_gen, _nvlinks(asked)
     repair = made(
         "inventory.gpu_repair:GpuRepair",
         recovery_action="gpu_reset" if asked.has("reset") else "none",
@@ -107,10 +104,29 @@ def gpu_state(asked: Asked) -> Any:
     )
 
 
+def _nvlinks(asked: Asked) -> list[Any]:
+    """The NVLinks of the GPU; one is down where that is planted."""
+    spec, is_bad = asked.spec, asked.has("nvlink")
+    rates = {"speed_gb_s": spec.nvlink_gb_s / spec.nvlink_links, "effective_ber": _ber(spec), "symbol_ber": _ber(spec)}
+    return [
+        made("inventory.nvlinks:NvLink", link=link, is_up=link != DEAD_LINK or not is_bad, **rates)
+        for link in range(spec.nvlink_links)
+    ]
+
+
+def _ber(spec: GpuSpec) -> Any:
+    """The bit error rate of a healthy NVLink, where the GPU tells it."""
+    return made("inventory.reading:NotAvailable", why="NVML answers: Not Supported") if spec.nvlink_ber is None else 1.5e-254
+
+
 def gpu_counters(asked: Asked) -> Any:
     """Error counters of the GPU, which do not grow."""
     counters = dict.fromkeys(("replays", "recoveries", "crc_flits", "crc_data"), 0)
-    links = [made("inventory.gpu_counters:LinkCounters", link=link, **counters) for link in range(asked.spec.nvlink_links)]
+    none5 = made("inventory.reading:NotAvailable", why="NVML answers: Not Supported (field 221)")
+    links = [
+        made("inventory.gpu_counters:LinkCounters", link=link, **counters, nvlink5=none5)
+        for link in range(asked.spec.nvlink_links)
+    ]
     return made(
         "inventory.gpu_counters:GpuCounters",
         ecc_uncorrected=2 if asked.has("ecc") else 0,

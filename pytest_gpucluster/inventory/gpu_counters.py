@@ -8,8 +8,21 @@ from typing import Any
 import pynvml
 
 from pytest_gpucluster.inventory.nvlinks import read_link_states
-from pytest_gpucluster.inventory.nvml_calls import optional
+from pytest_gpucluster.inventory.nvml_calls import optional, read_fields
 from pytest_gpucluster.inventory.reading import NotAvailable
+
+NVLINK5 = {
+    "symbol errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS,
+    "effective errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS,
+    "recoveries": pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS,
+    "integrity errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS,
+    "malformed packets": pynvml.NVML_FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS,
+    "dropped packets": pynvml.NVML_FI_DEV_NVLINK_COUNT_BUFFER_OVERRUN_ERRORS,
+    "packets with errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS,
+    "packets with remote errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_REMOTE_ERRORS,
+    "packets with wrong headers": pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_GENERAL_ERRORS,
+}
+"""The fields by name: those that DCGM watches on NVLinks of generation 5 (its modules/health/DcgmHealthWatch.cpp)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +30,7 @@ class LinkCounters:
     """Errors that one NVLink has counted since the driver was loaded.
 
     ``crc_data`` grows slowly on healthy links too; ``recoveries`` counts how often the link had to be trained again.
+    ``nvlink5`` is what NVLinks of generation 5 (Blackwell) count in place of these, by name; not available on others.
     """
 
     link: int
@@ -24,6 +38,7 @@ class LinkCounters:
     recoveries: int | NotAvailable
     crc_flits: int | NotAvailable
     crc_data: int | NotAvailable
+    nvlink5: dict[str, int | NotAvailable] | NotAvailable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +75,14 @@ def _read_links(handle: Any) -> list[LinkCounters] | NotAvailable:
     return states if isinstance(states, NotAvailable) else [_read_link(handle, link) for link in range(len(states))]
 
 
+def _read_nvlink5(handle: Any, link: int) -> dict[str, int | NotAvailable] | NotAvailable:
+    """The counters of :data:`NVLINK5`; not available where NVML refuses all of them."""
+    read = dict(zip(NVLINK5, read_fields(handle, *((field, link) for field in NVLINK5.values())), strict=True))
+    found = {name: value if isinstance(value, NotAvailable) else int(value) for name, value in read.items()}
+    refused = [value for value in found.values() if isinstance(value, NotAvailable)]
+    return found if len(refused) < len(found) else refused[0]
+
+
 def _read_link(handle: Any, link: int) -> LinkCounters:
     count = pynvml.nvmlDeviceGetNvLinkErrorCounter
     return LinkCounters(
@@ -68,4 +91,5 @@ def _read_link(handle: Any, link: int) -> LinkCounters:
         recoveries=optional(count, handle, link, pynvml.NVML_NVLINK_ERROR_DL_RECOVERY),
         crc_flits=optional(count, handle, link, pynvml.NVML_NVLINK_ERROR_DL_CRC_FLIT),
         crc_data=optional(count, handle, link, pynvml.NVML_NVLINK_ERROR_DL_CRC_DATA),
+        nvlink5=_read_nvlink5(handle, link),
     )

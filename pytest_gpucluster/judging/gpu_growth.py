@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.inventory.reading import NotAvailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from pytest_gpucluster.inventory.gpu_counters import GpuCounters, LinkCounters
 
@@ -131,7 +131,12 @@ def _compare(first: LinkCounters, last: LinkCounters | None, found: _Found) -> N
     if last is None:
         found.unknown.append(f"{name} is gone at the end")
         return
-    for counter in (*EVENTS, *RATES):
+    old = (*EVENTS, *RATES)
+    if not isinstance(first.nvlink5, NotAvailable) and not isinstance(last.nvlink5, NotAvailable):
+        _compare_nvlink5(name, first.nvlink5, last.nvlink5, found)
+        if all(isinstance(getattr(first, counter), NotAvailable) for counter in old):
+            return  # generation 5 counts these in place of the old ones
+    for counter in old:
         growth = grown(getattr(first, counter), getattr(last, counter))
         if isinstance(growth, NotAvailable):
             found.unknown.append(f"{name} {_words(counter)}: {growth.why}")
@@ -140,6 +145,19 @@ def _compare(first: LinkCounters, last: LinkCounters | None, found: _Found) -> N
         elif growth:
             found.over += growth
             found.facts.append(f"{name} {_words(counter)} +{growth}")
+
+
+def _compare_nvlink5(
+    name: str, first: Mapping[str, int | NotAvailable], last: Mapping[str, int | NotAvailable], found: _Found
+) -> None:
+    """Every growth counts, as DCGM has it."""
+    for counter, before in first.items():
+        growth = grown(before, last.get(counter, NotAvailable("gone at the end")))
+        if isinstance(growth, NotAvailable):
+            found.unknown.append(f"{name} {counter}: {growth.why}")
+        elif growth:
+            found.over += growth
+            found.facts.append(f"{name} {counter} +{growth}")
 
 
 def _words(counter: str) -> str:

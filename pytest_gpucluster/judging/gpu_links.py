@@ -45,6 +45,30 @@ def count_nvlinks(nvlinks: Mapping[str, list[NvLink] | NotAvailable], *, gb_s: f
     return LinksUp(by_gpu, tuple(facts), unknown)
 
 
+def worst_ber(
+    nvlinks: Mapping[str, list[NvLink] | NotAvailable], *, kind: str
+) -> tuple[dict[str, tuple[float, int]], dict[str, tuple[str, ...]]]:
+    """The highest bit error rate of each GPU's NVLinks that are up, with its link; and by GPU, of which links nothing is known.
+
+    Args:
+        nvlinks: by GPU.
+        kind: ``effective``, after correction, or ``symbol``.
+    """
+    found: dict[str, tuple[float, int]] = {}
+    unknown: dict[str, tuple[str, ...]] = {}
+    for gpu, links in nvlinks.items():
+        if isinstance(links, NotAvailable):
+            unknown[gpu] = (f"its NVLinks are {links}",)
+            continue
+        rates = {one.link: getattr(one, f"{kind}_ber") for one in links if one.is_up is not False}
+        whys = tuple(f"link {link}: its {kind} BER is {rate}" for link, rate in rates.items() if isinstance(rate, NotAvailable))
+        unknown.update({gpu: whys} if whys else {})
+        known = [(rate, link) for link, rate in rates.items() if not isinstance(rate, NotAvailable)]
+        if known:
+            found[gpu] = max(known)
+    return found, unknown
+
+
 def _fault(link: NvLink, gb_s: float) -> str | None:
     """What is wrong with a link, as far as that is known."""
     if link.is_up is False:

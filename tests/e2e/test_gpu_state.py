@@ -34,21 +34,21 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("nvml"))
 
 
-def limits() -> dict[str, Any]:
+def limits(judged: tuple[str, ...], gpu: str) -> dict[str, Any]:
     """The packaged entries alone."""
     packaged = yaml.safe_load((REPOSITORY / "thresholds.yaml").read_text(encoding="utf-8"))["criteria"]
-    alone = {key: {name: value for name, value in packaged[key].items() if name != "measured_with"} for key in JUDGED}
+    alone = {key: {name: value for name, value in packaged[key].items() if name != "measured_with"} for key in judged}
     return {
         "schema": 1,
-        "profiles": {"h200-sxm": {"gpu": "h200-sxm", "accept_at": "quick"}},
+        "profiles": {gpu: {"gpu": gpu, "accept_at": "quick"}},
         "criteria": {key: {**entry, "takes_s": 0.1, "profiles": {}} for key, entry in alone.items()},
     }
 
 
-def run(folder: Path, library: Path, scenario: str) -> FinishedRun:
+def run(folder: Path, library: Path, scenario: str, *, judged: tuple[str, ...] = JUDGED, gpu: str = "h200-sxm") -> FinishedRun:
     """The criteria on the GPUs of a scenario."""
-    (folder / "limits.yaml").write_text(json.dumps(limits()), encoding="utf-8")
-    chosen = (f"{ACCEPTANCE}/test_health.py", "-k", " or ".join(JUDGED))
+    (folder / "limits.yaml").write_text(json.dumps(limits(judged, gpu)), encoding="utf-8")
+    chosen = (f"{ACCEPTANCE}/test_health.py", "-k", " or ".join(key.partition("[")[0] for key in judged))
     options = ("--gpucluster-thresholds=limits.yaml", "--gpucluster-gate", "--junitxml=junit.xml")
     variables = {**environment(measured=True), **with_gpus(library, scenario), "PYTHONPATH": python_path(PLANTS)}
     launch = Launch(command=[*PYTEST, *chosen, *options], cwd=folder, environment=variables, name="node0").start()
@@ -197,3 +197,21 @@ def test_gpu_alone(tmp_path: Path, library: Path) -> None:
     """NVML refuses every link of the only GPU of a host, as on a real one: skipped by rule."""
     ran = run(tmp_path, library, "count 1\nerr.nvmlDeviceGetNvLinkState 3")
     assert outcomes(ran) == {key: {"node0": "skipped"} for key in OF_NODE}, ran.stdout
+
+
+BER = ("nvlink_ber[effective]", "nvlink_ber[symbol]")
+
+
+@pytest.mark.parametrize(
+    ("field", "failed"), [(220, "nvlink_ber[effective]"), pytest.param(222, "nvlink_ber[symbol]", marks=pytest.mark.slow)]
+)
+def test_a_bit_error_rate_of_a_blackwell(tmp_path: Path, library: Path, field: int, failed: str) -> None:
+    """3e-9 on one link: its GPU is named with the link, and the other rate passes. Links of Hopper tell no rates."""
+    scenario = f"count 2\nname NVIDIA B200\nnvlink5 1\n1.nvlink.4.field.{field} {3 << 8 | 9}\n"
+    ran = run(tmp_path, library, scenario, judged=BER, gpu="b200-sxm")
+    assert {key: ran.outcomes(key) for key in BER} == {
+        key: {"node0": "failed" if key == failed else "passed"} for key in BER
+    }, ran.stdout
+    assert "node0-gpu1 link 4: 3e-09" in ran.row(failed, "node0")["reason"]
+    (culprit,) = ran.results["culprits"]
+    assert (culprit["kind"], culprit["place"]["id"]) == ("gpu", "node0-gpu1")

@@ -44,6 +44,7 @@ _TBPerS = Annotated[float, _POSITIVE, Unit("TB/s")]
 _GBPerS = Annotated[float, _POSITIVE, Unit("GB/s")]
 _GiB = Annotated[float, _POSITIVE, Unit("GiB")]
 _Watt = Annotated[float, _POSITIVE, Unit("W")]
+_RatioIfAny = Annotated[float | None, _POSITIVE, Unit("ratio")]
 _MHz = Annotated[float, _POSITIVE, Unit("MHz")]
 
 
@@ -53,7 +54,8 @@ UNTRIED = "never"
 class SpecFile(BaseModel):
     """The file of one GPU product. Rates are dense, links one way.
 
-    ``fp64_tflops`` is that of the tensor cores. A rate that is None: the GPU has no such units. ``names``: the whole names
+    ``fp64_tflops`` is that of the tensor cores, ``nvlink_ber`` the bit error rate that NVML tells of a link at most, None
+    where it tells none. A rate that is None: the GPU has no such units. ``names``: the whole names
     that NVML may give the product. ``memory_gib``: what NVML reports. ``seen``: when and on what we ran on it, or ``never``.
     """
 
@@ -73,6 +75,7 @@ class SpecFile(BaseModel):
     memory_gib: _GiB
     nvlink_links: _Links
     nvlink_gb_s: _GBPerS
+    nvlink_ber: _RatioIfAny
     pcie_gen: _Count
     pcie_width: _Count
     power_w: _Watt

@@ -19,7 +19,8 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, TIMEOUT = 10, VERSION_MISMATCH = 25 };
+enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6 };
+enum { INSUFFICIENT_SIZE = 7, TIMEOUT = 10, VERSION_MISMATCH = 25 };
 enum { MAX_GPUS = 16, KEY_LENGTH = 96, VALUE_LENGTH = 128, NODE = -1, EVENT_XID = 0x8 };
 
 typedef int Return;
@@ -483,7 +484,9 @@ typedef struct {
 
 enum { FIELD_MEMORY_TEMPERATURE = 82, FIELD_NVLINK_SPEED = 164, FIELD_RECOVERY_ACTION = 230 };
 enum { FIELD_NVLINK_TX = 138, FIELD_NVLINK_RX = 139, FIELD_PCIE_TX = 197, FIELD_PCIE_RX = 198 };
+enum { FIELD_NVLINK5_FIRST = 206, FIELD_NVLINK5_LAST = 222, FIELD_EFFECTIVE_BER = 220, FIELD_SYMBOL_BER = 222 };
 enum { TYPE_UNSIGNED = 1, TYPE_WIDE = 3 };
+enum { BER_OF_NOTHING = 0xfff };
 
 /* A counter of a link: those of the NVLinks are asked for all links at once, by the highest scope. */
 static void count(int gpu, Field *field, const char *key)
@@ -494,6 +497,21 @@ static void count(int gpu, Field *field, const char *key)
         field->error = INVALID_ARGUMENT;
     field->type = TYPE_WIDE;
     field->value.wide = (unsigned long long)number(gpu, key, 0);
+}
+
+/* What an NVLink of generation 5 counts: nvlink.3.field.221 4, and 0xfff for its error rates; others refuse. nvlink5 0 */
+static void count5(int gpu, Field *field)
+{
+    int is_rate = field->id == FIELD_EFFECTIVE_BER || field->id == FIELD_SYMBOL_BER;
+    char key[KEY_LENGTH];
+
+    if (!number(gpu, "nvlink5", 0)) {
+        field->error = NOT_SUPPORTED;
+        return;
+    }
+    snprintf(key, sizeof key, "nvlink.%u.field.%u", field->scope, field->id);
+    field->type = TYPE_WIDE;
+    field->value.wide = (unsigned long long)number(gpu, key, is_rate ? BER_OF_NOTHING : 0);
 }
 
 /*
@@ -523,7 +541,10 @@ static void answer(int gpu, Field *field)
     case FIELD_PCIE_TX: count(gpu, field, "pcie.tx"); break;
     case FIELD_PCIE_RX: count(gpu, field, "pcie.rx"); break;
     default:
-        field->error = INVALID_ARGUMENT;
+        if (field->id >= FIELD_NVLINK5_FIRST && field->id <= FIELD_NVLINK5_LAST)
+            count5(gpu, field);
+        else
+            field->error = INVALID_ARGUMENT;
     }
 }
 

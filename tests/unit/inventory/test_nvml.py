@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pytest_gpucluster.inventory import event_reasons, nvml
+from pytest_gpucluster.inventory.gpu_counters import NVLINK5
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.inventory.telemetry import Sampler
 from tests.support import REPOSITORY
@@ -26,6 +27,11 @@ NEEDS_NOTHING = {
     "memory_unrepairable": False,
     "sram_threshold_exceeded": False,
 }
+NO_RATES = {
+    name: {"why": f"Not Supported (nvmlDeviceGetFieldValues, field {number})"}
+    for name, number in (("effective_ber", 220), ("symbol_ber", 222))
+}
+"""Links of Hopper tell no bit error rates."""
 SPARE_ROWS = {"max": 2560, "high": 0, "partial": 0, "low": 0, "none": 0}
 NEVER_HELD_BACK = {"power": 0.0, "heat": 0.0, "sync boost": 0.0, "board": 0.0, "reliability": 0.0}
 JOINED: dict[str, Any] = {
@@ -83,7 +89,7 @@ def test_healthy_node(simulator: Path) -> None:
     assert (gpu["ecc_enabled"], gpu["mig"], gpu["persistence"]) == (True, False, True)
     assert (gpu["ecc_uncorrected_volatile"], gpu["ecc_uncorrected_aggregate"]) == (0, 0)
     assert (gpu["pcie_gen"], gpu["pcie_width"]) == (5, 16)
-    assert gpu["nvlinks"] == [{"link": link, "is_up": True, "speed_gb_s": 26.562} for link in range(18)]
+    assert gpu["nvlinks"] == [{"link": link, "is_up": True, "speed_gb_s": 26.562, **NO_RATES} for link in range(18)]
     assert (gpu["sm_clock_mhz"], gpu["temperature_c"], gpu["power_w"]) == (1980, 41, 115.2)
     assert gpu["clocks_event_reasons"] == []
     assert (gpu["board_part_number"], gpu["compute_mode"]) == ("692-2G520-0282-001", "default")
@@ -149,8 +155,8 @@ def test_fault_is_read_on_the_right_gpu(simulator: Path, scenario: str, gpu: int
 @pytest.mark.parametrize(
     ("scenario", "seen"),
     [
-        ("2.nvlink.4 0", {"link": 4, "is_up": False, "speed_gb_s": 26.562}),
-        ("2.nvlink.4.speed 12500", {"link": 4, "is_up": True, "speed_gb_s": 12.5}),
+        ("2.nvlink.4 0", {"link": 4, "is_up": False, "speed_gb_s": 26.562, **NO_RATES}),
+        ("2.nvlink.4.speed 12500", {"link": 4, "is_up": True, "speed_gb_s": 12.5, **NO_RATES}),
     ],
 )
 def test_fault_of_one_link_is_read_there(simulator: Path, scenario: str, seen: dict[str, Any]) -> None:
@@ -581,5 +587,23 @@ def test_each_counter_of_a_link(simulator: Path) -> None:
     """Each planted counter shows in its own field, on its own link."""
     scenario = "count 1\nnvlink.3.replay 1\nnvlink.3.recovery 2\nnvlink.3.crc_flit 3\nnvlink.3.crc_data 4"
     links = run_python(["-c", COUNTERS], environment(simulator, scenario))[0]["nvlinks"]
+    refused = [link.pop("nvlink5") for link in links]
     assert links[3] == {"link": 3, "replays": 1, "recoveries": 2, "crc_flits": 3, "crc_data": 4}
     assert all(set(link.values()) == {0, link["link"]} for link in links if link["link"] != 3)
+    assert {text["why"].partition(" (")[0] for text in refused} == {"Not Supported"}
+
+
+def test_each_counter_of_a_link_of_generation_5(simulator: Path) -> None:
+    """By NVML's numbers of the fields; the links of other GPUs refuse them."""
+    planted = "".join(f"nvlink.3.field.{field} {number}\n" for number, field in enumerate(NVLINK5.values(), start=1))
+    links = run_python(["-c", COUNTERS], environment(simulator, f"count 1\nnvlink5 1\n{planted}"))[0]["nvlinks"]
+    assert links[3]["nvlink5"] == {name: number for number, name in enumerate(NVLINK5, start=1)}
+    assert links[4]["nvlink5"] == dict.fromkeys(NVLINK5, 0)
+
+
+def test_bit_error_rates_of_a_link(simulator: Path) -> None:
+    """Packed as in nvml.h: the exponent in the lowest byte, the mantissa above it."""
+    planted = f"nvlink.3.field.220 {3 << 8 | 9}\nnvlink.3.field.222 {15 << 8 | 255}\n"
+    states = survey(simulator, f"count 1\nnvlink5 1\n{planted}")["gpus"][0]["nvlinks"]
+    assert (states[3]["effective_ber"], states[3]["symbol_ber"]) == (3e-9, 1.5e-254)
+    assert states[4]["effective_ber"] == 1.5e-254

@@ -54,6 +54,11 @@ def answer(name: str, value: Any) -> Callable[..., Any]:
     return call
 
 
+def refused_field(number: int) -> NotAvailable:
+    """What the reader makes of a numbered field that NVML does not support."""
+    return NotAvailable(f"Not Supported (nvmlDeviceGetFieldValues, field {number})")
+
+
 def by_link(values: list[Any]) -> Callable[..., Any]:
     """The recorded value of a link (and a counter); NVML refuses a link beyond the last."""
 
@@ -69,7 +74,7 @@ def fields_of(recorded: dict[str, Any]) -> Callable[..., Any]:
     """NVML's numbered fields, by scope where there are several."""
 
     def one(number: int, scope: int) -> Any:
-        found = recorded[str(number)]
+        found = recorded.get(str(number), {"code": pynvml.NVML_ERROR_NOT_SUPPORTED})  # those of generation 5: not recorded
         found = found[scope] if isinstance(found, list) else found
         code = found["code"] if isinstance(found, dict) else pynvml.NVML_SUCCESS
         return SimpleNamespace(fieldId=number, nvmlReturn=code, valueType=1, value=SimpleNamespace(uiVal=found))
@@ -178,7 +183,8 @@ def test_state_is_what_nvidia_smi_says(monkeypatch: pytest.MonkeyPatch, driver: 
         assert (state.fabric.state.capitalize(), state.fabric.error) == (smi["fabric/state"], None)
         assert (state.fabric.cluster_uuid, str(state.fabric.clique)) == (smi["fabric/clusterUuid"], smi["fabric/cliqueId"])
         assert state.fabric.troubles == []
-        assert state.nvlinks == [NvLink(link=link, is_up=True, speed_gb_s=26.562) for link in range(18)]
+        refused = {name: refused_field(number) for name, number in (("effective_ber", 220), ("symbol_ber", 222))}
+        assert state.nvlinks == [NvLink(link=link, is_up=True, speed_gb_s=26.562, **refused) for link in range(18)]
     assert state.power_w == calls["nvmlDeviceGetPowerUsage"] / 1000
 
 
@@ -195,7 +201,9 @@ def test_counters_are_what_nvidia_smi_says(driver: str, moment: dict[str, Any]) 
         assert counters.nvlinks == NotAvailable("Not Supported (nvmlDeviceGetNvLinkState)")
         return
     assert counters.nvlinks == [
-        LinkCounters(link=link, replays=replays, recoveries=recoveries, crc_flits=flits, crc_data=data)
+        LinkCounters(
+            link=link, replays=replays, recoveries=recoveries, crc_flits=flits, crc_data=data, nvlink5=refused_field(221)
+        )
         for link, (replays, recoveries, flits, data, _ecc) in enumerate(moment["link_errors"])
     ]
 

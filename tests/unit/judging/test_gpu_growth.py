@@ -21,7 +21,7 @@ def of_gpu(*, ecc: Any = 7, replays: Any = 40) -> GpuCounters:
 
 def counters(*, nvlinks: Any = None, **of_link_4: Any) -> GpuCounters:
     """A GPU with eighteen links; link 4 has these counters, and 5 elsewhere."""
-    healthy = LinkCounters(link=0, replays=5, recoveries=5, crc_flits=5, crc_data=5)
+    healthy = LinkCounters(link=0, replays=5, recoveries=5, crc_flits=5, crc_data=5, nvlink5=REFUSED)
     links = [replace(healthy, link=link) for link in range(18)]
     links[4] = replace(links[4], **of_link_4)
     return GpuCounters(ecc_uncorrected=0, ecc_corrected=0, pcie_replays=0, nvlinks=links if nvlinks is None else nvlinks)
@@ -81,7 +81,7 @@ def test_crc_errors_count_by_their_rate(counter: str, words: str) -> None:
 
 def test_crc_errors_of_all_links_are_one_rate() -> None:
     """Many links with a few errors each."""
-    links = [LinkCounters(link=link, replays=5, recoveries=5, crc_flits=605, crc_data=5) for link in range(18)]
+    links = [LinkCounters(link=link, replays=5, recoveries=5, crc_flits=605, crc_data=5, nvlink5=REFUSED) for link in range(18)]
     assert grow(counters(nvlinks=links)).over == 1
 
 
@@ -97,6 +97,44 @@ def test_a_counter_that_is_not_known_is_said(counter: str, last: Any, why: str) 
     assert isinstance(links, list)
     links[6] = replace(links[6], recoveries=6)
     assert grow(counters(nvlinks=links)).facts == ("link 6 recoveries +1",)
+
+
+NEW = {"symbol errors": 3, "recoveries": 0}
+OLD_REFUSED = dict.fromkeys(("replays", "recoveries", "crc_flits", "crc_data"), REFUSED)
+
+
+def of_generation_5(**of_link_4: Any) -> GpuCounters:
+    """A GPU whose links count as those of Blackwell do, and refuse the old counters."""
+    links = [LinkCounters(link=link, **OLD_REFUSED, nvlink5={**NEW, **(of_link_4 if link == 4 else {})}) for link in range(18)]
+    return counters(nvlinks=links)
+
+
+@pytest.mark.parametrize(
+    ("change", "over", "facts", "unknown"),
+    [
+        ({}, 0, (), ()),
+        ({"recoveries": 2}, 2, ("link 4 recoveries +2",), ()),
+        ({"symbol errors": 4}, 1, ("link 4 symbol errors +1",), ()),
+        (
+            {"symbol errors": 2},
+            0,
+            (),
+            ("link 4 symbol errors: the counter was reset during the run: 3 at its begin, 2 at its end",),
+        ),
+        ({"recoveries": REFUSED}, 0, (), ("link 4 recoveries: Not Supported",)),
+    ],
+)
+def test_links_of_generation_5(change: dict[str, Any], over: int, facts: tuple[str, ...], unknown: tuple[str, ...]) -> None:
+    """Every growth counts, and the old counters, which they refuse, are no error."""
+    found = nvlink_growth(of_generation_5(), of_generation_5(**change), seconds=100.0, crc_per_s=100)
+    assert (found.over, found.facts, found.unknown) == (over, facts, unknown)
+
+
+def test_links_that_refuse_old_and_new_counters_are_unknown() -> None:
+    """Nothing is known, so nothing is green."""
+    links = [LinkCounters(link=0, **OLD_REFUSED, nvlink5=REFUSED)]
+    found = nvlink_growth(counters(nvlinks=links), counters(nvlinks=links), seconds=1.0, crc_per_s=100)
+    assert len(found.unknown) == 4
 
 
 def test_links_that_come_go_or_are_refused_are_unknown() -> None:

@@ -8,14 +8,15 @@ import pytest
 
 from pytest_gpucluster.inventory.nvlinks import NvLink
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.judging.gpu_links import LinksUp, count_nvlinks
+from pytest_gpucluster.judging.gpu_links import LinksUp, count_nvlinks, worst_ber
 
 REFUSED = NotAvailable("Not Supported")
 
 
 def links(number: int = 18, **of_link_4: Any) -> list[NvLink]:
     """A GPU's links, all healthy but for link 4."""
-    fields = [{"is_up": True, "speed_gb_s": 26.562, **(of_link_4 if link == 4 else {})} for link in range(number)]
+    healthy = {"is_up": True, "speed_gb_s": 26.562, "effective_ber": 1.5e-254, "symbol_ber": 1.5e-254}
+    fields: list[dict[str, Any]] = [{**healthy, **(of_link_4 if link == 4 else {})} for link in range(number)]
     return [NvLink(link=link, **one) for link, one in enumerate(fields)]
 
 
@@ -42,6 +43,22 @@ def test_healthy_links() -> None:
 def test_bad_link(change: dict[str, Any], fact: str) -> None:
     """One link less on that GPU, named; a link that is down needs no rate."""
     assert count(links(**change)) == LinksUp({"gpu0": 18, "gpu1": 17}, (fact,), {})
+
+
+@pytest.mark.parametrize(
+    ("change", "worst", "unknown"),
+    [
+        ({}, (1.5e-254, 17), ()),
+        ({"effective_ber": 3e-9}, (3e-9, 4), ()),
+        ({"effective_ber": 3e-9, "is_up": False}, (1.5e-254, 17), ()),  # a link that is down is nvlink_links'
+        ({"symbol_ber": 3e-9}, (1.5e-254, 17), ()),
+        ({"effective_ber": REFUSED}, (1.5e-254, 17), ("link 4: its effective BER is not available: Not Supported",)),
+    ],
+)
+def test_the_worst_bit_error_rate(change: dict[str, Any], worst: tuple[float, int], unknown: tuple[str, ...]) -> None:
+    """Of the links that are up, with the link; one that does not tell is said."""
+    found = worst_ber({"gpu0": links(), "gpu1": links(**change)}, kind="effective")
+    assert found == ({"gpu0": (1.5e-254, 17), "gpu1": worst}, {"gpu1": unknown} if unknown else {})
 
 
 def test_link_that_is_not_listed() -> None:

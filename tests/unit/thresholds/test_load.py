@@ -119,8 +119,11 @@ def test_packaged_dtypes_require_their_units() -> None:
     """A GPU without FP8, TF32 or INT8 is skipped by rule; every figure that a spec may lack is required by its criterion."""
     criteria = load(None).criteria(load(None).profiles["h200-sxm"])
     may_lack = {name for name, kind in get_type_hints(GpuSpec).items() if type(None) in get_args(kind)}
-    assert may_lack == {"fp8_tflops", "tf32_tflops", "int8_tops"}
-    assert {key: criteria[key].requires for key in may_lack} == {key: f"gpu.{key}" for key in may_lack}
+    assert may_lack == {"fp8_tflops", "tf32_tflops", "int8_tops", "nvlink_ber"}
+    judged = {key: key for key in may_lack - {"nvlink_ber"}} | {
+        f"nvlink_ber[{kind}]": "nvlink_ber" for kind in ("effective", "symbol")
+    }
+    assert {key: criteria[key].requires for key in judged} == {key: f"gpu.{figure}" for key, figure in judged.items()}
 
 
 def test_profiles_inherit(write: Write) -> None:
