@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests_acceptance.conftest import evidence_of, measure_collective
+from tests_acceptance.guilty_gpus import GuiltyGpus
+from tests_acceptance.guilty_nodes import Guilty
 
 pytestmark = pytest.mark.links
 
@@ -12,6 +14,12 @@ pytestmark = pytest.mark.links
 def in_node(operation, cluster, recipe):
     """A collective over the GPUs of each node, all nodes at once."""
     return measure_collective(cluster, operation, recipe(f"busbw[{operation}]"), per="node")
+
+
+@pytest.fixture(scope="session")
+def guilty_gpus(cluster):
+    """Looks for the GPU that spoils an all-reduce in a node."""
+    return GuiltyGpus(cluster)
 
 
 @pytest.fixture(scope="session")
@@ -57,11 +65,14 @@ def smallest_all_reduce(cluster, recipe):
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"])
-def test_busbw(collective, node, criterion, request):
-    """Bus bandwidth as nccl-tests counts it, the slowest rank's time, what arrived verified."""
+def test_busbw(collective, node, guilty_gpus, criterion, request):
+    """Bus bandwidth as nccl-tests counts it, what arrived verified; of a slow all_reduce the guilty GPU is searched."""
     measured, sizes = request.getfixturevalue(f"{collective}_in_node")
+    guilty = guilty_gpus.of(criterion, measured[node].busbw_gb_s, node) if collective == "all_reduce" else Guilty()
     criterion.require(
-        measured.repeated(node, "busbw_gb_s", "spans_busbw_gb_s"), evidence=evidence_of(measured[node], lambda: sizes[node])
+        measured.repeated(node, "busbw_gb_s", "spans_busbw_gb_s"),
+        parts=guilty.parts,
+        evidence={**guilty.evidence, **evidence_of(measured[node], lambda: sizes[node])},
     )
 
 

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FaultKind: TypeAlias = Literal[
-    "absent", "busy", "cable", "clique", "clock", "corrupt", "dead", "dimm", "disk", "ecc", "hbm", "hung", "late", "lost",
-    "nvlink", "nvls", "odd", "pair", "pattern", "pcie", "rail", "reset", "shared", "slow", "sockets",
+    "absent", "busy", "cable", "clique", "clock", "corrupt", "dead", "dimm", "disk", "ecc", "hbm", "hung", "late",
+    "links", "lost", "nvlink", "nvls", "odd", "pair", "pattern", "pcie", "rail", "reset", "shared", "slow", "sockets",
     "throttled", "uplink", "versions", "xid",
 ]  # fmt: skip
 FAULTS: Mapping[FaultKind, str] = {
@@ -32,6 +32,7 @@ FAULTS: Mapping[FaultKind, str] = {
     "hbm": "has 10 % less memory bandwidth",
     "hung": "hangs in the memory test",
     "late": "joins and answers late, and is healthy",
+    "links": "its NVLinks carry half of their rate",
     "lost": "the node is gone from the test under lasting load on",
     "nvlink": "one of its NVLinks is down",
     "nvls": "the all-reduce of the node runs without NVLink SHARP",

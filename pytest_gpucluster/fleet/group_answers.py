@@ -91,7 +91,9 @@ def _busbw_gb_s(asked: Asked, operation: str) -> float:
     links = asked.spec.nvlink_gb_s / HOPPER_NVLINK_GB_S
     in_node = IN_NODE_GB_S if links == 1 else BLACKWELL_IN_NODE_GB_S
     moved = MOVED_GB_S[operation] * links if operation in MOVED_GB_S else None
+    halved = 0.5 if asked.group.with_fault("links") else 1.0
     whole = moved or in_node.get(len(asked.group.ranks), NVLS_GB_S)
+    whole *= halved
     return whole * WITHOUT_NVLS if asked.group.with_fault("nvls") and operation in BY_NVLS else whole
 
 

@@ -31,7 +31,7 @@ COMPARED = ("bf16_tflops", "bf16_sustained", "fp32_tflops", "bf16_at_clock")
 MOVED_BETWEEN_NODES = [f"inter_node_busbw[{name}]" for name in ("all_gather", "reduce_scatter", "all_to_all")]
 BAD: dict[str, dict[str, dict[str, set[str]]]] = {
     "node0-gpu0:late": {},
-    "node0-gpu2:nvlink": {"gpu-node-0": {"failed": {"nvlink_links"}}},
+    "node0-gpu2:nvlink": {"gpu-node-0": {"failed": {"nvlink_links"}, "advisory": {"slow_pair[bandwidth]"}}},
     "node0-gpu3:reset": {"gpu-node-0 gpu 3": {"failed": {"recovery_action"}}},
     "node0-gpu1:xid": {"gpu-node-0 gpu 1": {"failed": {"xid_during_run"}}},
     "node0-gpu1:pair": {"gpu-node-0": {"advisory": {"gpu_pairs", "slow_pair[bandwidth]", "slow_pair[latency]"}}},
@@ -89,8 +89,8 @@ BAD: dict[str, dict[str, dict[str, set[str]]]] = {
 PLANTED_PAIR = [("node0-gpu1", "node0-gpu2"), ("node0-gpu2", "node0-gpu1")]
 WITHOUT_A_RANK = ("absent", "busy", "lost", "versions")
 """Faults that take every measurement over all GPUs along."""
-NOT_ONE_EACH = ("shared", "clique")
-"""A fault of which no value tells, and one of other GPUs: each has tests of its own."""
+NOT_ONE_EACH = ("shared", "clique", "links")
+"""A fault of which no value tells, one of other GPUs, and one that is searched: each has tests of its own."""
 
 
 def simulate(folder: Path, fleet: str, *arguments: str, bad: tuple[str, ...] = ()) -> FinishedRun:
@@ -306,6 +306,28 @@ def test_each_fault_shows_as_itself_and_nowhere_else(tmp_path: Path, profile: st
     assert "more advisory misses, in results.json" in run.stdout, "the terminal shows the first ten"
     for criterion in ("rail_bandwidth", "slow_rail[bandwidth]", "slow_rail[latency]"):
         assert f"{criterion} at node3 mlx5_5:1: " in run.row(criterion, "node3")["reason"], "by name, and no other"
+
+
+@pytest.mark.parametrize(
+    ("fleet", "fault"), [("2x4", "node1-gpu2:links"), pytest.param("1x8", "node0-gpu7:links", marks=pytest.mark.slow)]
+)
+def test_the_gpu_that_slows_its_node_is_named(tmp_path: Path, fleet: str, fault: str) -> None:
+    """Its NVLinks carry half: of all pairs those with it are slow, so the GPU is to blame, and not its node."""
+    run = simulate(tmp_path, fleet, "--gpucluster-level=quick", "-k", "test_busbw and all_reduce", bad=(fault,))
+    gpu, node = fault.partition(":")[0], fault.partition("-")[0]
+    (culprit,) = run.results["culprits"]
+    assert (culprit["kind"], culprit["place"]["id"]) == ("gpu", gpu)
+    row = run.row("busbw[all_reduce]", node)
+    assert row["outcome"] == "failed"
+    assert f"slow with every other GPU: {gpu} (the slowest pair 198" in row["evidence"]["pairs"]
+
+
+def test_a_node_without_nvls_blames_none_of_its_gpus(tmp_path: Path) -> None:
+    """Each of its pairs is as fast as others: the node is to blame, and the text says where to look."""
+    run = simulate(tmp_path, "1x8", "--gpucluster-level=quick", "-k", "test_busbw and all_reduce", bad=("node0:nvls",))
+    (culprit,) = run.results["culprits"]
+    assert (culprit["kind"], culprit["place"]["id"]) == ("node", "node0")
+    assert "each pair of its GPUs is as fast as others" in run.row("busbw[all_reduce]", "node0")["evidence"]["pairs"]
 
 
 NVL72 = "--gpucluster-profile=gb200-nvl72"
