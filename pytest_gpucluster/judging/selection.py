@@ -13,6 +13,8 @@ from collections import defaultdict
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.judging.forecast import SUBJECTS
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 WORD = re.compile(r"[\w:+\-.\[\]\\/]+")
 """What ``-k`` takes for one word."""
 OPERATORS = ("and", "or", "not")
+MARKS = (*SUBJECTS, "at_end", "distributed", "parametrize", "pytestmark")
+"""What ``-k`` finds at tests besides their names, so no word of these leaves a test out."""
 BETWEEN = "\n"
 MOST_NAMED = 16
 """Tests of one criterion that are named one by one."""
@@ -139,7 +143,7 @@ def _word_against(chain: Chain, words: Iterable[str], kept: Collection[str]) -> 
     head, bracket, _ = chain[-1].partition("[")
     candidates = (*around, f"{head}{bracket}", *(word for part in reversed(chain) for word in _words(part)))
     usable = (one for one in candidates if WORD.fullmatch(one) and one not in OPERATORS)
-    return [one for one in usable if not any(one in name for name in kept)][:1]
+    return [one for one in usable if not any(one in name for name in (*kept, *MARKS))][:1]
 
 
 def _around(part: str, word: str) -> list[str]:

@@ -19,7 +19,7 @@ REFUSED = NotAvailable("Not Supported")
 FLAGS = ("channel_repair_pending", "tpc_repair_pending", "memory_unrepairable", "sram_threshold_exceeded")
 REPAIR = GpuRepair(recovery_action="none", **dict.fromkeys(FLAGS, False))
 FABRIC = GpuFabric(state="completed", error=None, cluster_uuid="0", clique=0, troubles=[])
-UP = NvLink(link=0, is_up=True, speed_gb_s=26.562)
+UP = NvLink(link=0, is_up=True, speed_gb_s=26.562, effective_ber=None, symbol_ber=None)
 DOWN = replace(UP, is_up=False)
 
 

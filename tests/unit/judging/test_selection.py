@@ -8,7 +8,7 @@ from _pytest.mark.expression import Expression
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_gpucluster.judging.selection import MOST_NAMED, Selector
+from pytest_gpucluster.judging.selection import MARKS, MOST_NAMED, Selector
 
 FILE = "suite/test_fabric.py"
 
@@ -25,7 +25,7 @@ def selected(expression: str, nodeids: dict[tuple[str, str | None], str]) -> set
     for nodeid in nodeids.values():
         address, bracket, rest = nodeid.partition("[")
         path, *names = address.split("::")
-        parts = {*path.split("/"), *names[:-1], f"{names[-1]}{bracket}{rest}", "compute"}
+        parts = {*path.split("/"), *names[:-1], f"{names[-1]}{bracket}{rest}", *MARKS}
         if asked.evaluate(KeywordMatcher(frozenset(parts))):
             found.add(nodeid)
     return found
@@ -72,6 +72,12 @@ def test_any_ids(names: set[str], data: st.DataObject) -> None:
     nodeids = nodeids_of(*names)
     keys = data.draw(st.sets(st.sampled_from(sorted(nodeids)), min_size=1))
     assert {nodeids[key] for key in keys} <= selected(Selector(nodeids).select(keys), nodeids)
+
+
+def test_a_word_of_a_mark_leaves_no_test_out() -> None:
+    """``not m`` would leave out every test that is marked with ``compute``."""
+    nodeids = nodeids_of("test_a[{]", "test_a[;M;]", "test_a[]")
+    assert selected(Selector(nodeids).select([("test_a[{]", None)]), nodeids) >= {nodeids["test_a[{]", None]}
 
 
 def test_many_tests_of_one_criterion() -> None:
