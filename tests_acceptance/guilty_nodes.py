@@ -56,12 +56,24 @@ class GuiltyNodes:
             return _results(self._cluster, criterion, self._recipe, groups, left_s)
 
         until_s = time.monotonic() + within_s
-        found = search_nodes([node.id for node in nodes], measure, within_s=within_s, unit=criterion.limit.unit)
+        shared = {place.node: _shared_by(place) for place in self._cluster.places}
+        known = {node.id: shared.get(node.node) for node in nodes}
+        found = search_nodes(known, measure, within_s=within_s, unit=criterion.limit.unit)
         places = tuple(node for node in nodes if node.id in found.nodes)
         ways = _ways(self._cluster, criterion, self._recipe, places, until_s=until_s)
-        evidence = {**found.evidence, **ways}
-        self.found = Guilty(evidence=evidence, parts=Parts(kind="node", places=places) if places else None)
+        parts = Parts(kind="node", places=places) if places else None
+        if found.shared:
+            among = tuple(node for node in nodes if known[node.id] in found.shared)
+            parts = Parts(kind="switch", names=tuple(found.shared.values()), among=(*among, *places))
+        self.found = Guilty(evidence={**found.evidence, **ways}, parts=parts)
         return self.found
+
+
+def _shared_by(place: Place) -> str | None:
+    """What a node shares with its neighbours, and may be at fault as well."""
+    if place.switch is not None:
+        return f"switch {place.switch}"
+    return None if place.fabric is None else f"NVLink domain {place.fabric}"
 
 
 def _ways(

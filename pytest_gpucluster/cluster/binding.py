@@ -157,7 +157,7 @@ def _node_key(one: Identity) -> tuple[tuple[tuple[int, int, str], ...], int, str
 
 
 def _bound(place: Place, rank: int, one: Identity) -> Place:
-    found = {name: getattr(one, name) for name in ("hostname", "uuid", "serial", "pci", "board", "fabric")}
+    found = {name: getattr(one, name) for name in ("hostname", "uuid", "serial", "pci", "board", "fabric", "switch")}
     return replace(place, rank=rank, **found)
 
 

@@ -43,6 +43,14 @@ class Group:
         return Counter(self.hardware.simulation.domain_of(node) for node in self.nodes)
 
     @cached_property
+    def leaves_a_bad_leaf(self) -> bool:
+        """Whether the group reaches out of a leaf switch whose uplinks are bad."""
+        simulation = self.hardware.simulation
+        leaves = {simulation.switch_of(node) for node in self.nodes}
+        bad = {simulation.switch_of(fault.node) for fault in simulation.faults if fault.kind == "trunk"}
+        return len(leaves) > 1 and bool(leaves & bad)
+
+    @cached_property
     def ends(self) -> tuple[int, int]:
         """The lowest and the highest rank."""
         return min(self.ranks), max(self.ranks)

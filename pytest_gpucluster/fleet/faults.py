@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FaultKind: TypeAlias = Literal[
     "absent", "busy", "cable", "clique", "clock", "corrupt", "dead", "dimm", "disk", "ecc", "hbm", "hung", "late",
     "links", "lost", "nvlink", "nvls", "odd", "pair", "pattern", "pcie", "rail", "reset", "shared", "slow", "sockets",
-    "throttled", "uplink", "versions", "xid",
+    "throttled", "trunk", "uplink", "versions", "xid",
 ]  # fmt: skip
 FAULTS: Mapping[FaultKind, str] = {
     "absent": "never joins",
@@ -46,11 +46,26 @@ FAULTS: Mapping[FaultKind, str] = {
     "slow": "computes 30 % slower at the same clock",
     "sockets": "the node speaks to others over sockets",
     "throttled": "is slowed by heat under lasting load",
+    "trunk": "the uplinks of the node's leaf switch carry half of their rate",
     "uplink": "the node's adapters carry half of their rate",
     "versions": "the node has another torch and another driver",
     "xid": "the driver reports during the run that it has fallen off the bus",
 }
-NODES_ONLY = ("cable", "clique", "clock", "dimm", "disk", "lost", "nvls", "odd", "rail", "sockets", "uplink", "versions")
+NODES_ONLY = (
+    "cable",
+    "clique",
+    "clock",
+    "dimm",
+    "disk",
+    "lost",
+    "nvls",
+    "odd",
+    "rail",
+    "sockets",
+    "trunk",
+    "uplink",
+    "versions",
+)
 GPUS_ONLY = ("pair", "shared")
 PART = re.compile(r"node(\d{1,6})(?:-gpu(\d{1,3}))?", re.ASCII)
 FORM = "say PART:FAULT, for example node3-gpu5:slow or node7:absent"

@@ -41,6 +41,7 @@ def identity(asked: Asked) -> Any:
         variables={},
         board={"vbios": "simulated", "module": str(gpu + 1)},
         fabric=asked.hardware.simulation.domain_of(node),
+        switch=asked.hardware.simulation.switch_of(node),
         stack={"driver": OTHER_VERSION if other else "simulated", "CUDA": "simulated", "NCCL": "simulated"},
     )
 

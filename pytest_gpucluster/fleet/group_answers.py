@@ -86,7 +86,8 @@ def _on_sockets(asked: Asked) -> bool:
 
 def _busbw_gb_s(asked: Asked, operation: str) -> float:
     if len(asked.group.nodes) > 1:
-        slowed = SLOW_UPLINK if asked.group.with_fault("uplink") or _has_slow_way(asked) else 1.0
+        is_slow = asked.group.with_fault("uplink") or asked.group.leaves_a_bad_leaf or _has_slow_way(asked)
+        slowed = SLOW_UPLINK if is_slow else 1.0
         return SOCKETS_GB_S if _on_sockets(asked) else slowed * _between_nodes_gb_s(asked, operation)
     links = asked.spec.nvlink_gb_s / HOPPER_NVLINK_GB_S
     in_node = IN_NODE_GB_S if links == 1 else BLACKWELL_IN_NODE_GB_S

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 MOST_GPUS = 65536
 SHAPE = re.compile(r"([1-9]\d{0,4})x([1-9]\d{0,2})", re.ASCII)
+NODES_OF_A_LEAF = 4
 JOIN_S = 3.0
 """How long a simulated run waits for absent ranks, once every present rank has joined."""
 
@@ -55,6 +56,10 @@ class Simulation(TypedMessage):
     def place_of(self, rank: int) -> tuple[int, int]:
         """(node, GPU) of a rank, both counted from 0."""
         return divmod(rank, self.gpus_per_node)
+
+    def switch_of(self, node: int) -> str:
+        """The leaf switch of a node."""
+        return f"leaf{node // NODES_OF_A_LEAF}"
 
     def domain_of(self, node: int) -> str | None:
         """What the GPUs of a node's NVLink fabric have in common; None where NVLink ends at the node."""

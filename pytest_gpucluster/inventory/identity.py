@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 READ = ("NCCL_", "TORCH_NCCL_", "CUDA_", "CUBLAS_", "OMP_NUM_THREADS", "PYTORCH_", "UCX_", "GLOO_")
+SWITCH = "GPUCLUSTER_SWITCH"
+"""The variable by which a site names the leaf switch of each node, where Slurm does not know it."""
 NOT_READ = ("NCCL_DEBUG", "NCCL_RAS_ADDR", "CUDA_VISIBLE_DEVICES")
 """Beginnings of names of variables. What ``CUDA_VISIBLE_DEVICES`` does is read by :func:`read_hidden`."""
 NOT_INSTALLED = "not installed"
@@ -33,6 +35,7 @@ class Identity:
         variables: the environment variables of this rank that may change what is measured.
         board: which part the GPU is, as far as NVML tells it (:func:`~pytest_gpucluster.inventory.gpu_board.read_board`).
         fabric: what the GPUs of its NVLink fabric have in common, if that spans nodes.
+        switch: the leaf switch of the node, if anything says it (:func:`read_switch`).
         stack: the versions below torch, by name: driver, CUDA, NCCL, as far as they could be read. They may differ.
     """
 
@@ -51,6 +54,7 @@ class Identity:
     stack: dict[str, str] = field(default_factory=dict)
     board: dict[str, str] = field(default_factory=dict)
     fabric: str | None = None
+    switch: str | None = None
 
 
 def identity(*, device: str) -> Identity:
@@ -81,6 +85,7 @@ def identity(*, device: str) -> Identity:
         stack=read_stack() if device == "cuda" else {},
         board=read_board_of(gpu.get("uuid")),
         fabric=read_fabric_of(gpu.get("uuid")),
+        switch=read_switch(os.environ),
         **gpu,
     )
 
@@ -132,6 +137,22 @@ def read_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that may change what a rank measures. Those of a log are left out."""
     chosen = (name for name in sorted(environment) if name.startswith(READ) and not name.startswith(NOT_READ))
     return {name: environment[name] for name in chosen}
+
+
+def read_switch(environment: Mapping[str, str]) -> str | None:
+    """The leaf switch of this node: what the site's own :data:`SWITCH` says, else Slurm's topology; None where neither does.
+
+    Slurm gives each step ``SLURM_TOPOLOGY_ADDR``, such as ``spine1.leaf3.node7``, and what each part of it is in
+    ``SLURM_TOPOLOGY_ADDR_PATTERN``, such as ``switch.switch.node`` (manual of srun).
+    """
+    said = environment.get(SWITCH, "").strip()
+    if said:
+        return said
+    names = environment.get("SLURM_TOPOLOGY_ADDR", "").split(".")
+    kinds = environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+    if len(names) != len(kinds) or len(kinds) < 2 or kinds[-1] != "node":
+        return None
+    return names[-2] or None
 
 
 def read_versions() -> dict[str, str]:

@@ -30,7 +30,8 @@ RANKING = (PASSED, NOISY, FAILED)
 class Parts:
     """The parts of a place to which a value outside its limit points: their kind, and a name for each.
 
-    ``places``: the GPUs to blame in place of their node; none: the place itself is to blame.
+    ``places``: the GPUs to blame in place of their node; none: the place itself is to blame. ``among``: the nodes that share
+    the part, where it is no part of one of them, such as a leaf switch.
     ``advice``: what the part itself, or its vendor, asks for; None: what is usual for its kind.
     """
 
@@ -38,6 +39,7 @@ class Parts:
     names: tuple[str, ...] = ()
     places: tuple[Place, ...] = ()
     advice: str | None = None
+    among: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,8 +265,10 @@ class Criterion:
         message = failure_text.describe_failure(self.threshold, reading.limit, reading.value, at=at, evidence=facts)
         message = f"{message}\n{failure_text.next_step(self.selection(), is_noisy=False, advice=advice)}"
         failed = self._missed(FAILED, reading, facts, message, is_final=is_final)
-        culprits = tuple(place.id for place in at.places)
-        self._keep(replace(failed, culprits=culprits, blames=kind, confirmed=reading.confirmed, advice=advice))
+        among = tuple(place.id for place in parts.among) if parts is not None else ()
+        culprits = () if among else tuple(place.id for place in at.places)
+        failed = replace(failed, culprits=culprits, among=among, blames=kind, confirmed=reading.confirmed, advice=advice)
+        self._keep(replace(failed, cause=", ".join(names)) if among else failed)
         if not self._is_advisory:
             raise CriterionFailedError(message)
         self.note(message)

@@ -47,12 +47,14 @@ REPLACE: Mapping[Part, str] = {
     "link": "look at both ends, the cable and the switch between them; replace what fails again",
     "nic": "look at the port, its cable and the switch's end of it; replace what fails again, the cable first",
     "node": "take the node out of service; look at its power, cabling and driver",
+    "switch": "look at the switch and its uplinks that the evidence names: port counters, cables, firmware",
 }
 NEXT: Mapping[Part, str] = {
     "gpu": "look at the GPU: nvidia-smi, kernel log (Xid)",
     "node": "look at the node: power, network, kernel log",
     "link": "look at the connection between the two places",
     "nic": "look at the port that the evidence names: ibstat, kernel log, cable and switch port",
+    "switch": "look at the switch that the evidence names: port counters, cables, firmware",
     "software": (
         "correct the function that raised, bring the software of this node in line with the others, or end what holds the "
         "GPU; the evidence says which"
@@ -295,21 +297,22 @@ def _culprit_of_node(node: str, kind: Part, cause: str, ranks: Sequence[str], sa
 
 
 def _among_several(left: Sequence[Record], places: Mapping[str, Place]) -> list[Culprit]:
-    """Errors of several places of which none can be named."""
-    alike: dict[tuple[str, ...], list[Record]] = defaultdict(list)
+    """Errors of several places of which none can be named, and failures of what several places share."""
+    alike: dict[tuple[str | None, tuple[str, ...]], list[Record]] = defaultdict(list)
     for record in left:
         names = tuple(name for name in record.among if name in places)
         if names and not record.culprits:
-            alike[names].append(record)
+            alike[record.cause if record.blames == "switch" else None, names].append(record)
     return [
         Culprit(
-            kind="unknown",
+            kind="switch" if shared is not None else "unknown",
             place=None,
             places=names,
             records=tuple(records),
-            headline=f"nothing shows which of these is to blame: {', '.join(names)}",
+            headline=f"{shared or 'nothing shows which of these'} is to blame: {', '.join(names)}",
+            is_confirmed=shared is not None and any(record.confirmed for record in records),
         )
-        for names, records in alike.items()
+        for (shared, names), records in alike.items()
     ]
 
 

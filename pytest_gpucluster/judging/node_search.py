@@ -12,12 +12,14 @@ from pytest_gpucluster.judging.group_tests import Part, Result
 from pytest_gpucluster.judging.numbers import format_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from pytest_gpucluster.judging.group_tests import Finding, Group, Report
+    from pytest_gpucluster.judging.group_tests import Finding, Group, Kind, Report
 
 FEWEST_NODES = 3
 """Of two nodes that fail together, either may be to blame."""
+BEFORE: dict[Kind, str] = {"part": "", "whole": "all of ", "edge": "what leaves ", "between": "between "}
+"""What a suspect is, before its names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,16 @@ class NodeSearch:
     @property
     def nodes(self) -> tuple[str, ...]:
         """The ids of the nodes that are named."""
-        return tuple(found.suspect.names[0] for found in self.report.culprits if found.suspect.kind == "part")
+        return self._named("part")
+
+    @property
+    def shared(self) -> Mapping[str, str]:
+        """What is named that several nodes share, such as a leaf switch, each in words: itself, or what leaves it."""
+        edges = {name: f"the way out of {name}" for name in self._named("edge")}
+        return {**edges, **{name: name for name in self._named("whole")}}
+
+    def _named(self, kind: Kind) -> tuple[str, ...]:
+        return tuple(found.suspect.names[0] for found in self.report.culprits if found.suspect.kind == kind)
 
     @property
     def evidence(self) -> dict[str, Any]:
@@ -50,7 +61,7 @@ class NodeSearch:
         cut = "; no time was left for more" if self.is_cut else ""
         told: dict[str, Any] = {}
         for found in self.report.culprits:
-            told[" - ".join(found.suspect.names)] = self._with(found)
+            told[f"{BEFORE[found.suspect.kind]}{' - '.join(found.suspect.names)}"] = self._with(found)
         rest = self.report.rest
         if rest is not None and rest.result.passed and rest.result.value is not None:
             told["the rest"] = f"{format_number(rest.result.value)} {self.unit} on {counted(len(rest.group.parts), 'node')}"
@@ -67,7 +78,7 @@ class NodeSearch:
 
 
 def search_nodes(
-    nodes: Sequence[str],
+    nodes: Mapping[str, str | None],
     measure: Callable[[Sequence[Group], float], Sequence[Result]],
     *,
     within_s: float,
@@ -77,7 +88,8 @@ def search_nodes(
     """Search for so long, at least one round.
 
     Args:
-        nodes: the ids of at least :data:`FEWEST_NODES` nodes.
+        nodes: the ids of at least :data:`FEWEST_NODES` nodes, each with the switch or rack that it shares with others, if
+            that is known.
         measure: the results of the groups of a round, which share no node, and the seconds that are left for it.
         within_s: no further round begins after so many seconds.
         unit: of the values.
@@ -100,5 +112,6 @@ def search_nodes(
         measured += sum(one.passed is not None for one in found)
         return found
 
-    report = search([Part(name=node) for node in nodes], in_time)
+    parts = [Part(name=node, within=() if shared is None else (shared,)) for node, shared in nodes.items()]
+    report = search(parts, in_time)
     return NodeSearch(report=report, measured=measured, seconds=clock() - began_s, is_cut=is_cut, unit=unit)

@@ -89,8 +89,8 @@ BAD: dict[str, dict[str, dict[str, set[str]]]] = {
 PLANTED_PAIR = [("node0-gpu1", "node0-gpu2"), ("node0-gpu2", "node0-gpu1")]
 WITHOUT_A_RANK = ("absent", "busy", "lost", "versions")
 """Faults that take every measurement over all GPUs along."""
-NOT_ONE_EACH = ("shared", "clique", "links")
-"""A fault of which no value tells, one of other GPUs, and one that is searched: each has tests of its own."""
+NOT_ONE_EACH = ("shared", "clique", "links", "trunk")
+"""A fault of which no value tells, one of other GPUs, and two that are searched: each has tests of its own."""
 
 
 def simulate(folder: Path, fleet: str, *arguments: str, bad: tuple[str, ...] = ()) -> FinishedRun:
@@ -141,6 +141,17 @@ def test_the_node_that_slows_all_is_named(tmp_path: Path) -> None:
     assert "groups with it missed the limit" in culprit["evidence"][0]
     reason = next(row["reason"] for row in run.results["criteria"] if row["criterion"] == "inter_node_busbw[all_reduce]")
     assert re.search(r"the rest 96\.65 GB/s on \d nodes, searched \d+ smaller groups in \d+ rounds, ", reason)
+
+
+def test_the_leaf_switch_that_slows_all_is_named(tmp_path: Path) -> None:
+    """Its uplinks carry half: its four nodes are fast with each other, and none of them is to blame."""
+    run = simulate(tmp_path, "12x2", "-k", "inter_node_busbw and all_reduce or busbw_scaling", bad=("node5:trunk",))
+    (culprit,) = run.results["culprits"]
+    assert (culprit["kind"], culprit["place"]) == ("switch", None)
+    assert culprit["places"] == ["node4", "node5", "node6", "node7"]
+    assert culprit["evidence"][0] == "the way out of switch leaf1 is to blame: node4, node5, node6, node7"
+    assert {*culprit["criteria"]} == {"inter_node_busbw[all_reduce]", "busbw_scaling"}
+    assert "what leaves switch leaf1 " in run.row("inter_node_busbw[all_reduce]")["reason"]
 
 
 @pytest.mark.parametrize(

@@ -308,3 +308,25 @@ def test_no_false_blame(rows: list[Record]) -> None:
         if "out of service" in culprit.action(TESTS) or culprit.confidence == "high":
             assert culprit.place is not None
             assert any(record.confirmed for record in measured) or len({record.criterion for record in measured}) > 1
+
+
+def test_what_several_nodes_share_is_one_culprit() -> None:
+    """A leaf switch: no node is blamed, all of them are named, and two criteria that point there are one culprit."""
+    nodes = ("node0", "node1")
+    facts = {"blames": "switch", "cause": "switch leaf1", "among": nodes, "outcome": "failed", "limit": LIMIT, "value": 193}
+    records = [Record(criterion=key, place=None, confirmed=True, reason=key, **facts) for key in ("busbw", "scaling")]
+    (found,) = find_culprits(records, places(nodes=3))
+    assert (found.kind, found.place, found.places, found.criteria) == ("switch", None, nodes, ["busbw", "scaling"])
+    assert found.evidence[0] == "switch leaf1 is to blame: node0, node1"
+    assert found.confidence == "high"
+    assert "look at the switch" in found.action(TESTS)
+
+
+def test_two_switches_are_two_culprits() -> None:
+    """Also where the same nodes share them."""
+    facts = {"blames": "switch", "among": ("node0", "node1"), "outcome": "failed", "limit": LIMIT, "value": 193.0}
+    records = [Record(criterion=cause, place=None, cause=cause, **facts) for cause in ("switch leaf1", "switch leaf2")]
+    assert [one.evidence[0].partition(" is")[0] for one in find_culprits(records, places(nodes=3))] == [
+        "switch leaf1",
+        "switch leaf2",
+    ]

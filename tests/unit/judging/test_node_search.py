@@ -38,7 +38,43 @@ def searched(*bad: str, pair: tuple[str, str] | None = None, within_s: float = 6
         slow = [bool(set(bad) & set(group.parts)) or (pair is not None and set(pair) <= set(group.parts)) for group in groups]
         return [Result(passed=not one, value=GOOD_GB_S / 2 if one else GOOD_GB_S) for one in slow]
 
-    return search_nodes(NODES, measure, within_s=within_s, unit="GB/s", clock=Clock(step_s))
+    return search_nodes(dict.fromkeys(NODES), measure, within_s=within_s, unit="GB/s", clock=Clock(step_s))
+
+
+LEAVES = {node: f"switch leaf{number // 4}" for number, node in enumerate(NODES)}
+
+
+def with_leaf(*, inside: bool) -> NodeSearch:
+    """A search where what leaves the second leaf switch reaches half of the rate, or all that is behind it."""
+
+    def is_slow(group: Group) -> bool:
+        leaves = {LEAVES[node] for node in group.parts}
+        return "switch leaf1" in leaves and (inside or len(leaves) > 1)
+
+    def measure(groups: Sequence[Group], _left_s: float) -> list[Result]:
+        return [Result(passed=not is_slow(one), value=GOOD_GB_S / (2 if is_slow(one) else 1)) for one in groups]
+
+    return search_nodes(LEAVES, measure, within_s=60, unit="GB/s", clock=Clock(0.1))
+
+
+@pytest.mark.parametrize(("inside", "words"), [(False, "the way out of switch leaf1")])
+def test_a_leaf_switch_is_named_and_no_node(inside: bool, words: str) -> None:  # noqa: FBT001 -- a parameter
+    """Its four nodes fail together: they share it, so none of them is to blame."""
+    found = with_leaf(inside=inside)
+    assert (found.nodes, dict(found.shared)) == ((), {"switch leaf1": words})
+    assert found.evidence["the rest"].startswith("386.6 GB/s on 8 nodes")
+    before = "all of" if inside else "what leaves"
+    assert "missed the limit, best 193.3" in found.evidence[f"{before} switch leaf1"]
+
+
+def test_where_switches_are_known_a_bad_node_is_still_one() -> None:
+    """Not its switch: the other nodes there work."""
+
+    def measure(groups: Sequence[Group], _left_s: float) -> list[Result]:
+        return [Result(passed="node5" not in one.parts, value=GOOD_GB_S) for one in groups]
+
+    found = search_nodes(LEAVES, measure, within_s=60, unit="GB/s", clock=Clock(0.1))
+    assert (found.nodes, dict(found.shared)) == (("node5",), {})
 
 
 @pytest.mark.parametrize("bad", [("node5",), ("node0",), ("node5", "node9"), ("node1", "node2", "node11")])
@@ -82,11 +118,11 @@ def test_the_time_is_over() -> None:
 
 def test_groups_that_cannot_be_measured() -> None:
     """Lost workers say nothing of a node."""
-    found = search_nodes(NODES, lambda groups, _: [Result(passed=None)] * len(groups), within_s=60, unit="GB/s")
+    found = search_nodes(dict.fromkeys(NODES), lambda groups, _: [Result(passed=None)] * len(groups), within_s=60, unit="GB/s")
     assert (found.nodes, found.measured) == ((), 0)
 
 
 def test_two_nodes_are_too_few() -> None:
     """Either may be to blame."""
     with pytest.raises(ValueError, match="expected at least 3"):
-        search_nodes(NODES[:2], lambda _groups, _left: [], within_s=60, unit="GB/s")
+        search_nodes(dict.fromkeys(NODES[:2]), lambda _groups, _left: [], within_s=60, unit="GB/s")
