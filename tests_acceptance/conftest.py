@@ -239,6 +239,7 @@ def evidence_of(timing, read_sizes):
     """What else was seen while a collective was timed; by size it is in results.json."""
     return {
         "NVLS": timing.nvls,
+        **({"algorithm": f"{timing.algorithm}, {timing.protocol}"} if timing.algorithm else {}),
         "NCCL": timing.nccl_version,
         "us": timing.time_us,
         "p50 us": timing.p50_us,

@@ -13,6 +13,7 @@ from pytest_gpucluster.agent.current_call import CurrentCall
 from pytest_gpucluster.agent.environment import LOG_NAME, site_log, worker_environment
 from pytest_gpucluster.agent.worker_exit import describe_end
 from pytest_gpucluster.agent.worker_process import WorkerProcess
+from pytest_gpucluster.inventory import nccl_log
 from pytest_gpucluster.protocol import node_events
 from pytest_gpucluster.protocol.channel import Channel, fault_key, hung_key, progress_key, reply_key
 from pytest_gpucluster.protocol.codec import MalformedMessageError
@@ -223,7 +224,7 @@ class CallRunner:
 
     def _start_worker(self, command: StartCall) -> WorkerProcess:
         spawner = self._context.spawner
-        (spawner.folder / LOG_NAME).unlink(missing_ok=True)  # that of the worker before
+        nccl_log.remove(spawner.folder / LOG_NAME)  # that of the worker before
         environment = worker_environment(self._context.rank, spawner.folder, nodes=command.nodes)
         environment |= {name: value for name, value in command.variables.items() if name in CALL_VARIABLES}
         if self._context.events is not None:

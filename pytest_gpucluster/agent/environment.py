@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.agent import nccl_ras
+from pytest_gpucluster.inventory.nccl_log import FILE, PATH, SUBSYSTEMS, log_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +23,7 @@ WORKER_DEFAULTS = {
 }
 
 
-NCCL_LOGGING = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET,ENV"}
+NCCL_LOGGING = {"NCCL_DEBUG": "INFO", SUBSYSTEMS: "INIT,NET,ENV"}
 """What makes NCCL write its channels into its log. Other values of the site would hide them, or write at each collective."""
 LOG_NAME = "nccl.log"
 SITE_LOG_BYTES = 16384
@@ -43,8 +44,8 @@ def worker_environment(rank: Rank, folder: Path, *, nodes: Mapping[str, int]) ->
         **ras,
         **{name: value for name, value in WORKER_DEFAULTS.items() if name not in os.environ},
         **NCCL_LOGGING,
-        "NCCL_DEBUG_FILE": log,
-        "GPUCLUSTER_NCCL_LOG": log,
+        FILE: log,
+        PATH: log,
         "RANK": str(rank.rank),
         "WORLD_SIZE": str(rank.world_size),
         "LOCAL_RANK": str(rank.local_rank),
@@ -56,7 +57,7 @@ def worker_environment(rank: Rank, folder: Path, *, nodes: Mapping[str, int]) ->
 
 def overridden_variables() -> dict[str, dict[str, str]]:
     """What this process inherited and workers have otherwise: by name, the site's value and the workers'."""
-    workers = {**NCCL_LOGGING, "NCCL_DEBUG_FILE": "a file of each worker"}
+    workers = {**NCCL_LOGGING, FILE: "a file of each worker"}
     inherited = {name: os.environ[name] for name in workers if name in os.environ}
     return {name: {"site": value, "workers": workers[name]} for name, value in inherited.items() if value != workers[name]}
 
@@ -64,8 +65,8 @@ def overridden_variables() -> dict[str, dict[str, str]]:
 def site_log(folder: Path) -> str:
     """The end of a worker's NCCL log, as far as the site's own ``NCCL_DEBUG`` asks for it; empty where it asks for none."""
     level = os.environ.get("NCCL_DEBUG", "").upper()
-    log = folder / LOG_NAME
-    if level not in ("WARN", "INFO", "TRACE") or not log.is_file():
+    if level not in ("WARN", "INFO", "TRACE"):
         return ""
-    lines = log.read_bytes()[-SITE_LOG_BYTES:].decode("utf-8", "replace").splitlines(keepends=True)
+    end = log_text(folder / LOG_NAME).encode()[-SITE_LOG_BYTES:]
+    lines = end.decode("utf-8", "replace").splitlines(keepends=True)
     return "".join(line for line in lines if level != "WARN" or "NCCL WARN" in line)

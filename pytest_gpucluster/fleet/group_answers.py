@@ -149,6 +149,7 @@ def _timing(asked: Asked, operation: str) -> Any:
         backend="nccl",
         nccl_version="simulated",
         nvls="off" if asked.group.with_fault("nvls") else "default",
+        **_chosen(asked, operation, time_us),
         device=asked.device,
         telemetry=_telemetry(asked),
     )
@@ -188,7 +189,18 @@ def _row(asked: Asked, operation: str, dtype: str, size_bytes: int) -> dict[str,
         "algbw_gb_s": round(algbw, 5),
         "busbw_gb_s": round(algbw * BUSBW_FACTOR[operation](len(asked.group.ranks)), 5),
         "slowest_rank": 0,
+        **_chosen(asked, operation, time_us),
     }
+
+
+def _chosen(asked: Asked, operation: str, time_us: float) -> dict[str, str | None]:
+    """What NCCL would choose; it tells nothing of sends and receives."""
+    if operation in ("all_to_all", "send_recv"):
+        return {"algorithm": None, "protocol": None}
+    has_nvls = operation in BY_NVLS and not asked.group.with_fault("nvls")
+    nvls = "NVLS" if len(asked.group.nodes) == 1 else "NVLS_TREE"
+    is_small = time_us <= LATENCY_US
+    return {"algorithm": nvls if has_nvls and not is_small else "RING", "protocol": "LL" if is_small else "SIMPLE"}
 
 
 def nodes_reached(asked: Asked) -> Any:

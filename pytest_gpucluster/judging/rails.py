@@ -20,6 +20,8 @@ Quantity: TypeAlias = Literal["bandwidth", "latency"]
 FEWEST_SIBLINGS = 2
 """With one sibling, nothing shows which of the two is slow."""
 BITS_PER_BYTE = 8
+NETWORK = {"NCCL_MNNVL_ENABLE": "0"}
+"""Keeps NCCL from NVLink between nodes, which would carry a rail's bytes in an NVLink domain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,7 @@ def rails_of_nics(hosts: Mapping[str, Sequence[Nic] | NotAvailable], fabric: str
             if (port.state, port.physical_state) == (ACTIVE, LINK_UP):
                 rate = None if isinstance(port.rate_gbit_s, NotAvailable) else port.rate_gbit_s
                 found.setdefault(f"{nic.device}:{port.number}", {})[node] = rate
-    return [Rail(name=name, variables={"NCCL_IB_HCA": f"={name}"}, gbit_s=rates) for name, rates in found.items()]
+    return [Rail(name=name, variables={"NCCL_IB_HCA": f"={name}", **NETWORK}, gbit_s=rates) for name, rates in found.items()]
 
 
 def rails_of_interfaces(hosts: Mapping[str, Sequence[NetInterface] | NotAvailable]) -> list[Rail]:
@@ -84,7 +86,7 @@ def rails_of_interfaces(hosts: Mapping[str, Sequence[NetInterface] | NotAvailabl
     return [
         Rail(
             name=name,
-            variables={"NCCL_SOCKET_IFNAME": f"={name}", "NCCL_IB_DISABLE": "1", "GLOO_SOCKET_IFNAME": name},
+            variables={"NCCL_SOCKET_IFNAME": f"={name}", "NCCL_IB_DISABLE": "1", "GLOO_SOCKET_IFNAME": name, **NETWORK},
             gbit_s=rates,
         )
         for name, rates in found.items()

@@ -22,9 +22,10 @@ DTYPES = ("float32", "bfloat16")
 class CollectiveSizes:
     """One collective by dtype and size.
 
-    Each of ``rows`` has ``dtype``, ``bytes``, ``us``, ``p50_us``, ``p99_us``, ``algbw_gb_s``, ``busbw_gb_s`` and
-    ``slowest_rank``, as in :class:`~pytest_gpucluster.measurements.collectives.CollectiveTiming`. ``left_out`` are the
-    dtypes that cannot count so many ranks exactly.
+    Each of ``rows`` has ``dtype``, ``bytes``, ``us``, ``p50_us``, ``p99_us``, ``algbw_gb_s``, ``busbw_gb_s``,
+    ``slowest_rank``, ``algorithm`` and ``protocol``, as in
+    :class:`~pytest_gpucluster.measurements.collectives.CollectiveTiming`. ``left_out`` are the dtypes that cannot count so
+    many ranks exactly.
     """
 
     operation: str
@@ -92,4 +93,6 @@ def _row(timed: CollectiveTiming) -> dict[str, Any]:
         "algbw_gb_s": timing.rounded(timed.algbw_gb_s),
         "busbw_gb_s": timing.rounded(timed.busbw_gb_s),
         "slowest_rank": timed.slowest_rank,
+        "algorithm": timed.algorithm,
+        "protocol": timed.protocol,
     }

@@ -12,13 +12,14 @@ import os
 import socket
 import statistics
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from pytest_gpucluster.inventory import group_telemetry
+from pytest_gpucluster.inventory.nccl_log import choice_of
 from pytest_gpucluster.inventory.telemetry import Snapshots, evidence
 from pytest_gpucluster.measurements import collective_cases, exact_sums, progress, timing
 from pytest_gpucluster.protocol.functions import beside_others
@@ -54,7 +55,9 @@ class CollectiveTiming:
     ``p50_us`` and ``p99_us`` are of them; ``spans_busbw_gb_s`` and ``spans_us`` are the spans. ``slowest_rank`` is the rank
     with the largest median of its own spans: the others of a collective wait for it, so they differ little.
     ``nvls`` is ``"off"`` where ``NCCL_NVLS_ENABLE=0`` forbids NVLink SHARP, else ``"default"``; it and
-    ``nccl_version`` are None without NCCL. ``telemetry`` is of all ranks' GPUs, once in each span; None without NVML.
+    ``nccl_version`` are None without NCCL. ``algorithm`` and ``protocol`` are those that NCCL chose (``NVLS``, ``SIMPLE``);
+    None where it does not tell them, as for what is made of sends and receives. ``telemetry`` is of all ranks' GPUs, once
+    in each span; None without NVML.
     """
 
     operation: str
@@ -75,6 +78,8 @@ class CollectiveTiming:
     nvls: str | None
     device: str
     telemetry: GroupTelemetry | None = None
+    algorithm: str | None = None
+    protocol: str | None = None
 
     @property
     def evidence(self) -> dict[str, Any]:
@@ -129,7 +134,8 @@ def all_reduce(*, size_bytes: int, iterations: int, warmup: int, dtype: str = "f
     wrong += exact_sums.wrong_elements(buffer, ranks)
     times_s = _of_each_rank([*spans_s, *single_s], wrong, "all_reduce gave a wrong sum")
     telemetry = gather_telemetry(snapshots.summary("spans"))
-    return _timed("all_reduce", buffer, times_s, len(spans_s), telemetry)
+    timed = _timed("all_reduce", buffer, times_s, len(spans_s), telemetry)
+    return _with_choice(timed, lambda: dist.all_reduce(buffer))
 
 
 def collective(operation: str, *, size_bytes: int, iterations: int, warmup: int, dtype: str = "float32") -> CollectiveTiming:
@@ -158,7 +164,7 @@ def collective(operation: str, *, size_bytes: int, iterations: int, warmup: int,
     times_s = _of_each_rank([*spans_s, *single_s], wrong, f"{operation} gave wrong elements")
     telemetry = gather_telemetry(snapshots.summary("spans"))
     whole = max(case.sent, case.received, key=lambda tensor: tensor.numel())
-    return _timed(operation, whole, times_s, len(spans_s), telemetry)
+    return _with_choice(_timed(operation, whole, times_s, len(spans_s), telemetry), case.call)
 
 
 def _timed(
@@ -314,6 +320,16 @@ def _nccl_version() -> str | None:
     if dist.get_backend() != "nccl":
         return None
     return ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]
+
+
+def _with_choice(timed: CollectiveTiming, call: Callable[[], object]) -> CollectiveTiming:
+    """With algorithm and protocol of one more launch, the same on every rank: rank 0 tells them in its log."""
+    if timed.backend != "nccl":
+        return timed
+    chosen = choice_of(call) if dist.get_rank() == 0 else call()
+    timing.synchronize()
+    told = gather_texts(" ".join(chosen) if isinstance(chosen, tuple) else "")[0].split()
+    return replace(timed, algorithm=told[0], protocol=told[1]) if told else timed
 
 
 def _nvls_setting() -> str | None:

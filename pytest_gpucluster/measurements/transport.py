@@ -2,23 +2,21 @@
 
 NCCL reads ``NCCL_DEBUG`` once per process. So the parent of this process sets ``NCCL_DEBUG=INFO``,
 ``NCCL_DEBUG_SUBSYS=INIT,NET,ENV`` (or more) and ``NCCL_DEBUG_FILE`` before the first communicator. It also sets
-``GPUCLUSTER_NCCL_LOG`` to the path of that file; as in NCCL, ``%h`` is the hostname and ``%p`` the pid.
+``GPUCLUSTER_NCCL_LOG`` to the path of that file (:mod:`~pytest_gpucluster.inventory.nccl_log`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-import socket
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+from pytest_gpucluster.inventory import nccl_log
 from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.measurements.collectives import gather_texts, node_number
 
@@ -198,10 +196,7 @@ def _kind(path: str, layers: Mapping[int, str]) -> str:
 
 def read_log() -> str:
     """This process's NCCL log so far; empty if there is none, so that all ranks raise the same error."""
-    pattern = os.environ.get("GPUCLUSTER_NCCL_LOG", "")
-    hostname = socket.gethostname().partition(".")[0]  # as NCCL has it: without the domain
-    path = Path(pattern.replace("%h", hostname).replace("%p", str(os.getpid())))
-    return path.read_text(errors="replace") if pattern and path.is_file() else ""
+    return nccl_log.log_text(nccl_log.own_log())
 
 
 def _of_gloo(nodes: list[int]) -> Transport:

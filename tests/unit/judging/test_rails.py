@@ -154,7 +154,10 @@ def test_the_rails_of_adapters() -> None:
         "mlx5_1:1": {"node0": 400.0},
         "mlx5_10:1": {"node1": 400.0},
     }
-    assert found["mlx5_1:1"].variables == {"NCCL_IB_HCA": "=mlx5_1:1"}, "without = it would match mlx5_10 too"
+    assert found["mlx5_1:1"].variables == {
+        "NCCL_IB_HCA": "=mlx5_1:1",  # without = it would match mlx5_10 too
+        "NCCL_MNNVL_ENABLE": "0",  # NVLink would carry it in a domain of several nodes
+    }
 
 
 def test_the_rails_of_sockets() -> None:
@@ -166,4 +169,9 @@ def test_the_rails_of_sockets() -> None:
     }
     (rail,) = rails_of_interfaces(hosts)
     assert rail.gbit_s == {"node0": 25.0, "node1": None}
-    assert rail.variables == {"NCCL_SOCKET_IFNAME": "=eth0", "NCCL_IB_DISABLE": "1", "GLOO_SOCKET_IFNAME": "eth0"}
+    assert rail.variables == {
+        "NCCL_SOCKET_IFNAME": "=eth0",
+        "NCCL_IB_DISABLE": "1",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "NCCL_MNNVL_ENABLE": "0",
+    }
