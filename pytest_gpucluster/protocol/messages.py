@@ -35,7 +35,10 @@ class FunctionName(TypedMessage):
 
 
 CALL_VARIABLES = ("NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_MNNVL_ENABLE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
-"""What a call may set in its workers: which adapter carries it, and that NVLink between nodes does not. Of other variables some load code, and a stranger may call."""
+"""What a call may set in its workers: which adapter carries it, and that NVLink between nodes does not.
+
+Of other variables some load code, and a stranger may call.
+"""
 
 # Controller to agents, under ``cmd/<n>``. Each agent reads every command and obeys those whose spans contain its rank.
 
