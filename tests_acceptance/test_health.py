@@ -9,7 +9,7 @@ from pytest_gpucluster.errors import Blame
 from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.judging.criterion import Parts
 from pytest_gpucluster.judging.gpu_fabric import ADVICE, judge_fabric
-from pytest_gpucluster.judging.gpu_growth import grown, nvlink_growth, per_minute
+from pytest_gpucluster.judging.gpu_growth import grown, nvlink_growth, pcie_growth, per_minute
 from pytest_gpucluster.judging.gpu_links import count_nvlinks, worst_ber
 from pytest_gpucluster.judging.gpu_repair import advice_for, needs_of
 from pytest_gpucluster.judging.gpu_worse import held_back, worsened
@@ -289,7 +289,8 @@ def test_pcie_replays(counters_at_start, counters_at_end, place, criterion):
     """The PCIe link hardly ever had to send a packet again."""
     run_s = watched_s(counters_at_start, counters_at_end)
     replays = growth_of("pcie_replays", counters_at_start, counters_at_end, place)
-    criterion.require(per_minute(replays, run_s), evidence={"replays": replays, "seconds": run_s})
+    others = pcie_growth(counters_at_start.results[place], counters_at_end.results[place])
+    criterion.require(per_minute(replays, run_s), evidence={"replays": replays, "seconds": run_s, **others})
 
 
 @pytest.fixture

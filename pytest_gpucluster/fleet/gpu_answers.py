@@ -133,6 +133,7 @@ def gpu_counters(asked: Asked) -> Any:
         ecc_uncorrected=2 if asked.has("ecc") else 0,
         ecc_corrected=0,
         pcie_replays=0,
+        pcie_errors={},
         nvlinks=links,
     )
 

@@ -23,6 +23,21 @@ NVLINK5 = {
     "packets with wrong headers": pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_GENERAL_ERRORS,
 }
 """The fields by name: those that DCGM watches on NVLinks of generation 5 (its modules/health/DcgmHealthWatch.cpp)."""
+PCIE = {
+    "correctable errors": pynvml.NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS,
+    "non-fatal errors": pynvml.NVML_FI_DEV_PCIE_COUNT_NON_FATAL_ERROR,
+    "fatal errors": pynvml.NVML_FI_DEV_PCIE_COUNT_FATAL_ERROR,
+    "receiver errors": pynvml.NVML_FI_DEV_PCIE_COUNT_RECEIVER_ERROR,
+    "lane errors": pynvml.NVML_FI_DEV_PCIE_COUNT_LANE_ERROR,
+    "wrong checksums": pynvml.NVML_FI_DEV_PCIE_COUNT_LCRC_ERROR,
+    "bad packets": pynvml.NVML_FI_DEV_PCIE_COUNT_BAD_TLP,
+    "bad packets of the link": pynvml.NVML_FI_DEV_PCIE_COUNT_BAD_DLLP,
+    "packets refused here": pynvml.NVML_FI_DEV_PCIE_COUNT_NAKS_SENT,
+    "packets refused there": pynvml.NVML_FI_DEV_PCIE_COUNT_NAKS_RECEIVED,
+    "unsupported requests": pynvml.NVML_FI_DEV_PCIE_COUNT_UNSUPPORTED_REQ,
+    "recoveries": pynvml.NVML_FI_DEV_PCIE_L0_TO_RECOVERY_COUNTER,
+}
+"""The fields of a PCIe link by name, besides its replays: packets are TLPs, those of the link DLLPs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +60,14 @@ class LinkCounters:
 class GpuCounters:
     """Error counters of one GPU at one moment, each since the driver was loaded.
 
-    ``nvlinks`` is :class:`NotAvailable` for a GPU whose links NVML refuses all: one without NVLink.
+    ``pcie_errors`` are those of :data:`PCIE` that NVML tells, by name. ``nvlinks`` is :class:`NotAvailable` for a GPU whose
+    links NVML refuses all: one without NVLink.
     """
 
     ecc_uncorrected: int | NotAvailable
     ecc_corrected: int | NotAvailable
     pcie_replays: int | NotAvailable
+    pcie_errors: dict[str, int]
     nvlinks: list[LinkCounters] | NotAvailable
 
 
@@ -66,6 +83,7 @@ def read_counters(handle: Any) -> GpuCounters:
         ecc_uncorrected=optional(count_errors, handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, since),
         ecc_corrected=optional(count_errors, handle, pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, since),
         pcie_replays=optional(pynvml.nvmlDeviceGetPcieReplayCounter, handle),
+        pcie_errors=_read_pcie(handle),
         nvlinks=_read_links(handle),
     )
 
@@ -73,6 +91,11 @@ def read_counters(handle: Any) -> GpuCounters:
 def _read_links(handle: Any) -> list[LinkCounters] | NotAvailable:
     states = read_link_states(handle)
     return states if isinstance(states, NotAvailable) else [_read_link(handle, link) for link in range(len(states))]
+
+
+def _read_pcie(handle: Any) -> dict[str, int]:
+    read = zip(PCIE, read_fields(handle, *((field, 0) for field in PCIE.values())), strict=True)
+    return {name: int(value) for name, value in read if not isinstance(value, NotAvailable)}
 
 
 def _read_nvlink5(handle: Any, link: int) -> dict[str, int | NotAvailable] | NotAvailable:

@@ -51,6 +51,12 @@ def grown(first: int | NotAvailable, last: int | NotAvailable) -> int | NotAvail
     return last - first
 
 
+def pcie_growth(first: GpuCounters, last: GpuCounters) -> dict[str, int]:
+    """What else the PCIe link counted, by name; what was reset or not told is left out. Nobody publishes limits for it."""
+    growth = {name: last.pcie_errors.get(name, 0) - before for name, before in first.pcie_errors.items()}
+    return {name: grew for name, grew in growth.items() if grew > 0}
+
+
 def per_minute(growth: int, seconds: float) -> float:
     """Growth a minute; a shorter time counts as a minute, so that one error in a second is not sixty a minute."""
     return growth / max(1.0, seconds / MINUTE_S)

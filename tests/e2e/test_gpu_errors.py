@@ -102,11 +102,12 @@ def test_counters_that_hardly_grow(tmp_path: Path, library: Path) -> None:
 
     Seconds in which power held the clocks back are shown.
     """
-    grown = "1.ecc.cor.vol 4\n1.pcie.replay 48\n1.nvlink.4.crc_data 9\n1.violation.0 2500000000"
+    grown = "1.ecc.cor.vol 4\n1.pcie.replay 48\n1.pcie.field.175 6\n1.nvlink.4.crc_data 9\n1.violation.0 2500000000"
     ran = run(tmp_path, library, between=grown)
     assert outcomes(ran) == {}, ran.stdout
     held_back = [ran.row("gpu_worsened", gpu)["evidence"]["seconds held back by"] for gpu in ("node0-gpu0", "node0-gpu1")]
     assert [one["power"] for one in held_back] == [0, 2.5]
+    assert ran.row("pcie_replays", "node0-gpu1")["evidence"]["receiver errors"] == 6
     assert (ran.results["verdict"], ran.returncode) == ("ACCEPTED", 0)
 
 

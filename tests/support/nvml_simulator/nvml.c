@@ -484,6 +484,7 @@ typedef struct {
 
 enum { FIELD_MEMORY_TEMPERATURE = 82, FIELD_NVLINK_SPEED = 164, FIELD_RECOVERY_ACTION = 230 };
 enum { FIELD_NVLINK_TX = 138, FIELD_NVLINK_RX = 139, FIELD_PCIE_TX = 197, FIELD_PCIE_RX = 198 };
+enum { FIELD_PCIE_RECOVERIES = 169, FIELD_PCIE_ERRORS_FIRST = 173, FIELD_PCIE_ERRORS_LAST = 183 };
 enum { FIELD_NVLINK5_FIRST = 206, FIELD_NVLINK5_LAST = 222, FIELD_EFFECTIVE_BER = 220, FIELD_SYMBOL_BER = 222 };
 enum { TYPE_UNSIGNED = 1, TYPE_WIDE = 3 };
 enum { BER_OF_NOTHING = 0xfff };
@@ -512,6 +513,15 @@ static void count5(int gpu, Field *field)
     snprintf(key, sizeof key, "nvlink.%u.field.%u", field->scope, field->id);
     field->type = TYPE_WIDE;
     field->value.wide = (unsigned long long)number(gpu, key, is_rate ? BER_OF_NOTHING : 0);
+}
+
+/* What a PCIe link counts besides its replays: pcie.field.173 4 */
+static void count_pcie(int gpu, Field *field)
+{
+    char key[KEY_LENGTH];
+
+    snprintf(key, sizeof key, "pcie.field.%u", field->id);
+    field->value.number = (unsigned)number(gpu, key, 0);
 }
 
 /*
@@ -543,6 +553,10 @@ static void answer(int gpu, Field *field)
     default:
         if (field->id >= FIELD_NVLINK5_FIRST && field->id <= FIELD_NVLINK5_LAST)
             count5(gpu, field);
+        else if (field->id >= FIELD_PCIE_ERRORS_FIRST && field->id <= FIELD_PCIE_ERRORS_LAST)
+            count_pcie(gpu, field);
+        else if (field->id == FIELD_PCIE_RECOVERIES)
+            count_pcie(gpu, field);
         else
             field->error = INVALID_ARGUMENT;
     }

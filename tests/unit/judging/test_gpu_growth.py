@@ -9,7 +9,7 @@ import pytest
 
 from pytest_gpucluster.inventory.gpu_counters import GpuCounters, LinkCounters
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.judging.gpu_growth import Growth, gpu_growth, grown, nvlink_growth, per_minute, together
+from pytest_gpucluster.judging.gpu_growth import Growth, gpu_growth, grown, nvlink_growth, pcie_growth, per_minute, together
 
 REFUSED = NotAvailable("Not Supported")
 
@@ -24,7 +24,15 @@ def counters(*, nvlinks: Any = None, **of_link_4: Any) -> GpuCounters:
     healthy = LinkCounters(link=0, replays=5, recoveries=5, crc_flits=5, crc_data=5, nvlink5=REFUSED)
     links = [replace(healthy, link=link) for link in range(18)]
     links[4] = replace(links[4], **of_link_4)
-    return GpuCounters(ecc_uncorrected=0, ecc_corrected=0, pcie_replays=0, nvlinks=links if nvlinks is None else nvlinks)
+    of_gpu = {"ecc_uncorrected": 0, "ecc_corrected": 0, "pcie_replays": 0, "pcie_errors": {"recoveries": 5, "bad packets": 2}}
+    return GpuCounters(**of_gpu, nvlinks=links if nvlinks is None else nvlinks)
+
+
+def test_other_errors_of_the_pcie_link_are_told() -> None:
+    """What grew; nothing of what was reset, or came with the last reading alone."""
+    last = replace(counters(), pcie_errors={"recoveries": 8, "bad packets": 0, "fatal errors": 1})
+    assert pcie_growth(counters(), last) == {"recoveries": 3}
+    assert pcie_growth(last, replace(last, pcie_errors={})) == {}
 
 
 def grow(last: GpuCounters, *, seconds: float = 100.0) -> Growth:
