@@ -38,12 +38,18 @@ from pytest_gpucluster.protocol.rank import spans
 
 STEP_CHARACTERS = 80
 PAUSE_S = 0.05
-SETTLE_S = 1.0
-"""By so much the deadlines of one call may differ between ranks."""
+LOOK_S = 0.5
+SETTLE_S = 1.5
+"""After a hang is found: when the worker is held where it is, and when its stacks are read, by which it ends.
+
+The deadlines of one call may differ by the time between both: no worker's end finds that of a peer not held.
+"""
 STOPPED_SETTLE_S = 8.0
 """So long at most a stopped worker is kept for its peers' agents to show what waits for it: less than controller.MARGIN_S."""
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pytest_gpucluster.agent.heartbeat import Heartbeat
     from pytest_gpucluster.agent.spawner import Spawner
     from pytest_gpucluster.agent.voice import Voice
@@ -277,32 +283,44 @@ class CallRunner:
         last = None
         if self._worker is not None:
             last = self._worker.collective()  # before any signal: this rank's, or one that wakes a peer's worker
-            if failure.kind == "hung":
-                self._announce_hang()
-            evidence = self._worker.evidence()
-            part: Part | None = "software" if evidence.state == STOPPED else failure.blames
-            failure = replace(failure, blames=part, state=evidence.state, stacks=evidence.stacks)
-            failure = replace(failure, flight=evidence.flight, ras=evidence.ras)
+            since_s = time.monotonic()
+            peers = self._announce_hang() if failure.kind == "hung" else ()
+            seen = self._worker.look()
+            if peers:
+                self._await_peers(self._worker, peers, since_s=since_s, is_stopped=seen.state == STOPPED)
+            part: Part | None = "software" if seen.state == STOPPED else failure.blames
+            stacks = "" if seen.state == STOPPED else self._worker.stacks()
+            failure = replace(failure, blames=part, state=seen.state, stacks=stacks, flight=seen.flight, ras=seen.ras)
             if not self._kill(self._worker) and failure.kind == "hung":
                 failure = replace(failure, error=f"{failure.error}; SIGKILL does not end it")
         self._finish(failure, last)
 
-    def _announce_hang(self) -> None:
-        """Mark the call as hung, and give the agents of the same group time to read what their workers are in.
+    def _announce_hang(self) -> tuple[int, ...]:
+        """Mark the call as hung for the agents of the same group; the other ranks of the group."""
+        group = _group_of(self._current.command, self._context.rank.rank) if self._current is not None else ()
+        if self._current is None or len(group) < 2:
+            return ()
+        self._context.channel.put(hung_key(self._current.command.id, group[0]), Fault(rank=self._context.rank.rank))
+        return tuple(rank for rank in group if rank != self._context.rank.rank)
+
+    def _await_peers(self, worker: WorkerProcess, peers: tuple[int, ...], *, since_s: float, is_stopped: bool) -> None:
+        """Hold the worker where it is, and give the agents of its peers time to do the same with theirs.
 
         Their deadlines are over at about the same time. What the end of this worker does to its peers must not count. A worker
         that is stopped ends after the others have replied: it has no stacks to show, and its end would wake those that have.
         """
-        group = _group_of(self._current.command, self._context.rank.rank) if self._current is not None else ()
-        if self._current is None or len(group) < 2:
+        if is_stopped:
+            call = self._current.command.id if self._current is not None else ""
+            keys = [reply_key(call, rank) for rank in peers]
+            self._pause(since_s + STOPPED_SETTLE_S, is_over=lambda: all(self._context.channel.has(key) for key in keys))
             return
-        self._context.channel.put(hung_key(self._current.command.id, group[0]), Fault(rank=self._context.rank.rank))
-        is_stopped = self._worker is not None and self._worker.state() == STOPPED
-        peers = [reply_key(self._current.command.id, rank) for rank in group if rank != self._context.rank.rank]
-        until_s = time.monotonic() + (STOPPED_SETTLE_S if is_stopped else SETTLE_S)
-        while (left_s := until_s - time.monotonic()) > 0:
-            if is_stopped and all(self._context.channel.has(key) for key in peers):
-                return
+        self._pause(since_s + LOOK_S)
+        worker.hold()
+        self._pause(since_s + SETTLE_S)
+
+    def _pause(self, until_s: float, *, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Wait until then, by the monotonic clock, and beat meanwhile."""
+        while (left_s := until_s - time.monotonic()) > 0 and not is_over():
             self._heartbeat.beat_if_connected()
             time.sleep(min(left_s, PAUSE_S))
 

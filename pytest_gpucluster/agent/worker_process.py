@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import selectors
+import signal
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,10 +34,9 @@ READS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """What can be seen from outside of a worker that hangs: process state letter, stacks, last collectives, NCCL's RAS."""
+    """What can be seen of a worker that hangs without an end to it: process state letter, last collectives, NCCL's RAS."""
 
     state: str
-    stacks: str
     flight: str
     ras: str
 
@@ -132,27 +132,30 @@ class WorkerProcess:
         """The process state letter (``T`` stopped, ``D`` uninterruptible wait), or ``?``."""
         return state_of(self.pid) or "?"
 
-    def evidence(self) -> Evidence:
-        """Have the worker, which hangs, write what it does. The worker ends by this, unless it is stopped.
-
-        One that answers meanwhile, since the end of a peer woke it, has no stacks: they would show its next wait.
-        """
+    def look(self) -> Evidence:
+        """What the worker, which hangs, does; it goes on hanging. A stopped one tells nothing but its state."""
         state = self.state()
-        has_answered = self._has_answered()
         ras = ""
         if state != "T":
-            ras = nccl_ras.ask(self._ras_address)  # while its peers live, too
+            ras = nccl_ras.ask(self._ras_address)  # while its peers run, too
             flight_recorder.ask(self.pid, self._flight_file)
-        flight = flight_recorder.summarize(self._flight_file)
-        stacks = "" if has_answered or self._has_answered() else self.stacks()
-        return Evidence(state=state, stacks="" if self._has_answered() else stacks, flight=flight, ras=ras)
+        return Evidence(state=state, flight=flight_recorder.summarize(self._flight_file), ras=ras)
+
+    def hold(self) -> None:
+        """Stop the worker (SIGSTOP), so that the end of a peer cannot wake it out of what it is in."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGSTOP)
 
     def _has_answered(self) -> bool:
         return any(isinstance(message, (Success, Failure)) for message in self.last_messages())
 
     def stacks(self) -> str:
-        """The worker's Python stacks, by which it ends; empty if it does not answer. A stopped worker cannot."""
-        return "" if self.state() == "T" else python_stacks.ask(self.pid, self._stacks_file)
+        """The worker's Python stacks, by which it ends, held or not; empty if it does not answer.
+
+        One that has answered meanwhile, since the end of a peer woke it, has no stacks: they would show its next wait.
+        """
+        stacks = "" if self._has_answered() else python_stacks.ask(self.pid, self._stacks_file)
+        return "" if self._has_answered() else stacks
 
     def crash(self) -> str:
         """The Python stacks of the crash that ended the worker; empty if it ended otherwise."""

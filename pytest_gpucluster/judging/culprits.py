@@ -310,7 +310,7 @@ def _among_several(left: Sequence[Record], places: Mapping[str, Place]) -> list[
             places=names,
             records=tuple(records),
             headline=f"{shared or 'nothing shows which of these'} is to blame: {', '.join(names)}",
-            is_confirmed=shared is not None and any(record.confirmed for record in records),
+            is_confirmed=shared is not None and any(record.confirmed and record.outcome == FAILED for record in records),
         )
         for (shared, names), records in alike.items()
     ]

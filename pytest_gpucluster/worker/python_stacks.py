@@ -36,6 +36,8 @@ def answer_requests(path: Path) -> None:
 def ask(pid: int, path: Path) -> str:
     """In the agent: the stacks of ``pid``, which ends by this; empty if it does not answer within :data:`ANSWER_S`.
 
+    A stopped process goes on by this, and writes them before anything else.
+
     They are also empty if the function has raised by now: the end of a peer woke it, and the worker writes down what it raised.
 
     faulthandler reads the frames of threads that go on running, and may crash in doing so (seen once in some 100 dumps while
@@ -44,6 +46,7 @@ def ask(pid: int, path: Path) -> str:
     before = _size(path)
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, ASK)
+        os.kill(pid, signal.SIGCONT)
     deadline_s = time.monotonic() + ANSWER_S
     while time.monotonic() < deadline_s and not is_gone(pid):
         time.sleep(PAUSE_S)

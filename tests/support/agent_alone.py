@@ -323,6 +323,11 @@ class Scenarios:
         """The worker answers after its deadline, while its agent waits for the agents of its group; then one that hangs."""
         self.serve(replace(call(pause_s=0.7), groups=PAIR), replace(call(hang=True), groups=PAIR))
 
+    def woken_when_held(self) -> None:
+        """The worker would answer after it is held, and before its stacks are read: a peer's end wakes it."""
+        call_runner.SETTLE_S = 5.0
+        self.serve(replace(call(pause_s=DEADLINE_S + 3.0), groups=PAIR))
+
     def stopped(self) -> None:
         """The worker of a group is stopped, and the other agent never replies."""
         self.serve(replace(call(stop=True), groups=PAIR))
@@ -410,7 +415,7 @@ def survive_kills() -> None:
 
 
 if __name__ == "__main__":
-    call_runner.SETTLE_S, call_runner.STOPPED_SETTLE_S = 0.5, 1.5
+    call_runner.LOOK_S, call_runner.SETTLE_S, call_runner.STOPPED_SETTLE_S = 0.4, 0.5, 1.5
     worker_process.KILL_S = 0.5
     worker_process.SEND_S = 0.5
     python_stacks.ANSWER_S = 0.2

@@ -184,6 +184,13 @@ def test_a_worker_that_its_peers_end_wakes(played: Any) -> None:
     assert "in play_worker" in hung["stacks"]
 
 
+def test_a_worker_is_held_while_its_peers_end(played: Any) -> None:
+    """What would wake it comes after it was held, so it still shows what it waited in, and not its next wait."""
+    _, held = played("woken_when_held")["replies"]
+    assert (held["kind"], held["state"]) == ("hung", "S")
+    assert "in hold_up" in held["stacks"]
+
+
 def test_a_stopped_worker_is_killed_last(played: Any) -> None:
     """It has no stacks, and its end wakes its peers: they show what they are in before. They are not waited for without end."""
     marked, stopped = played("stopped")["replies"]

@@ -132,7 +132,9 @@ def answers(pid, path):
 
 python_stacks.ask = lambda pid, path: "in a wait"
 flight_recorder.ask = lambda pid, path: None
-hangs = start("time.sleep(600)").evidence()
+hangs = start("time.sleep(600)")
+hangs.look()
+hangs_in = hangs.stacks()
 {looked_at}.ask = answers
 worker = start('''
 while not os.path.exists({str(answered)!r}):
@@ -140,7 +142,8 @@ while not os.path.exists({str(answered)!r}):
 link.sendall(b'{{"t": "result", "ok": true}}\\\\n')
 time.sleep(600)
 ''')
-tell(hangs=hangs.stacks, woken=worker.evidence().stacks)
+worker.look()
+tell(hangs=hangs_in, woken=worker.stacks())
 """)
     )
     assert facts == {"hangs": "in a wait", "woken": ""}
@@ -158,11 +161,11 @@ python_stacks.ask = lambda pid, path: ""
 nccl_ras.ask = lambda address: f"asked {address}"
 known = {"DO": "time.sleep(600)", "NCCL_RAS_ADDR": "127.0.0.1:4711"}
 worker = WorkerProcess(spawner, cwd="/", environment=known)
-asked = worker.evidence().ras
+asked = worker.look().ras
 os.kill(worker.pid, signal.SIGSTOP)
 while worker.state() != "T":
     time.sleep(0.01)
-tell(asked=asked, stopped=worker.evidence().ras, without=start("time.sleep(600)").evidence().ras)
+tell(asked=asked, stopped=worker.look().ras, without=start("time.sleep(600)").look().ras)
 """)
     )
     assert facts == {"asked": "asked 127.0.0.1:4711", "stopped": "", "without": "asked None"}
