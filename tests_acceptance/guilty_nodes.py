@@ -63,8 +63,9 @@ class GuiltyNodes:
         ways = _ways(self._cluster, criterion, self._recipe, places, until_s=until_s)
         parts = Parts(kind="node", places=places) if places else None
         if found.shared:
-            among = tuple(node for node in nodes if known[node.id] in found.shared)
-            parts = Parts(kind="switch", names=tuple(found.shared.values()), among=(*among, *places))
+            among = tuple(node for node in nodes if not found.shared.keys().isdisjoint((node.id, known[node.id])))
+            names = tuple(dict.fromkeys(found.shared.values()))
+            parts = Parts(kind="switch", names=names, among=(*among, *places))
         self.found = Guilty(evidence={**found.evidence, **ways}, parts=parts)
         return self.found
 

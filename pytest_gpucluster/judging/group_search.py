@@ -13,16 +13,18 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.judging.group_search_between import find_pair
 from pytest_gpucluster.judging.group_search_knowledge import Knowledge
-from pytest_gpucluster.judging.group_search_rounds import plan, sweep
-from pytest_gpucluster.judging.group_tests import Group
+from pytest_gpucluster.judging.group_search_rounds import across, blocks, plan
 from pytest_gpucluster.judging.suspicion import ErrorRates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from pytest_gpucluster.judging.group_tests import Part, Report, Result
+    from pytest_gpucluster.judging.group_tests import Group, Part, Report, Result
+
+
+BLOCK = 0.6
+"""Parts in a group of the first round, relative to the square root of all."""
 
 
 def search(
@@ -60,75 +62,14 @@ def _rounds(
 ) -> Generator[tuple[Group, ...], Sequence[Result], Report]:
     """Ask for the groups of each round, and return what was found."""
     known = Knowledge(parts, rates)
-    size = max(2, group_size or math.ceil(1.1 * math.sqrt(len(parts))))
-    for groups in sweep(known, size)[:last]:
+    size = max(2, group_size or math.ceil(BLOCK * math.sqrt(len(parts))))
+    groups = blocks(known, size)
+    while known.rounds < last and groups:
         known.note(groups, (yield groups))
-    while known.rounds < last:
-        if groups := plan(known, 2 * size):
-            known.note(groups, (yield groups))
-        elif not (rest := known.failing_rest()) or not (yield from _connection(known, rest, last)):
-            break
+        groups = across(known) if known.rounds == 1 else plan(known, 3 * size)
     return known.report()
 
 
 def bound(parts: int) -> int:
     """The most rounds that a search among so many parts asks for."""
     return 12 + 4 * max(1, (parts - 1).bit_length())
-
-
-def _connection(known: Knowledge, rest: Sequence[str], last: int) -> Generator[tuple[Group, ...], Sequence[Result], bool]:
-    """Find two containers or parts that fail only together. Returns whether a culprit was found."""
-    units = known.units(rest)
-    weights = {
-        (one, other): 1.0 for other in range(len(units)) for one in range(other + 1) if len({*units[one], *units[other]}) > 1
-    }
-    pair = yield from _asked(known, units, weights, last)
-    if pair is None:
-        return False
-    one, other = (units[number] for number in pair)
-    if len({*one, *other}) > 2:
-        if pair[0] != pair[1] and (yield from _is_boundary(known, one, other, last)):
-            return True
-        units = [(name,) for name in dict.fromkeys((*one, *other))]
-        sides = (range(len(one)), range(len(units)) if one is other else range(len(one), len(units)))
-        weights = {(a, b): 1.0 for a in sides[0] for b in sides[1] if a < b}
-        pair = yield from _asked(known, units, weights, last)
-    return pair is not None and known.suspect_between(*(units[number][0] for number in pair))
-
-
-def _asked(
-    known: Knowledge, units: Sequence[tuple[str, ...]], weights: dict[tuple[int, int], float], last: int
-) -> Generator[tuple[Group, ...], Sequence[Result], tuple[int, int] | None]:
-    """Search a pair of units, and note the tests. None where it is not found before round ``last`` has ended."""
-    pairs = find_pair(weights, known.rates)
-    try:
-        asked = next(pairs)
-        while known.rounds < last:
-            groups = tuple(Group(tuple(name for unit in group for name in units[unit]), "halves") for group in asked)
-            results = yield groups
-            known.note(groups, results)
-            asked = pairs.send([result.passed for result in results])
-    except StopIteration as ended:
-        found: tuple[int, int] | None = ended.value
-        return found
-    return None
-
-
-def _is_boundary(
-    known: Knowledge, one: Sequence[str], other: Sequence[str], last: int
-) -> Generator[tuple[Group, ...], Sequence[Result], bool]:
-    """Whether all halves of two containers fail with each other: then no single connection is to blame."""
-    containers = [known.first_container(names[0]) for names in (one, other)]
-    if None in containers or min(len(one), len(other)) < 2:
-        return False
-    halves = [(names[: len(names) // 2], names[len(names) // 2 :]) for names in (one, other)]
-    for turned in (False, True):
-        if known.rounds >= last:
-            return False
-        mates = halves[1][::-1] if turned else halves[1]
-        groups = tuple(Group((*a, *b), "boundary") for a, b in zip(halves[0], mates, strict=True))
-        results = yield groups
-        known.note(groups, results)
-        if sum(result.passed is False for result in results) < 2 - turned:
-            return False
-    return known.suspect_between(*map(str, containers))

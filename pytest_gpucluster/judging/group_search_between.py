@@ -1,93 +1,201 @@
-"""Which two of many units fail together, where each half of them passes by itself. Pure.
+"""Which two of many units fail together, where each smaller group passes. Pure.
 
-Halves by one bit of the units' numbers run at once: a pair fails in a half exactly where its numbers agree in that bit. After
-all bits the pairs that are left share no unit, so that one round tests all of them. Each outcome is weighed by the error rates
-of the tests, so that a wrong one delays the search and does not mislead it.
+Every two units are a hypothesis, and all tests so far weigh it: nothing is kept from round to round. Once two units are found
+that have several parts, the pairs of these are weighed.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import accumulate, combinations_with_replacement
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
-    from pytest_gpucluster.judging.suspicion import ErrorRates
-
+    Unit = tuple[str, ...]
     Pair = tuple[int, int]
-    Units = tuple[int, ...]
 
-FOUND = 0.99
-TESTED = 0.5
-"""A round of pairs follows where pairs that share no unit hold this share of the weight."""
-FEWEST_FAILURES = 2
-LEAST_WEIGHT = 1e-3
-"""Of the heaviest pair's weight: what weighs less is in no round of pairs."""
+EXPECTED = 0.02
+"""How probable a bad connection is before any test."""
+FOUND = 0.9
+"""A pair of units with this share of the weight is looked into, or suspected where both are parts."""
+COVERED = 0.75
+"""A test has a unit where it has this share of its parts."""
+SAYS_NOTHING = 0.01
+"""A factor so near to 1 is left out."""
+HELD = 0.9
+"""The heaviest pairs with this share of the weight decide about the groups of a round,"""
+EQUAL = 0.99
+"""and those that are as heavy as the last of these."""
+MOST_INSIDE = 3
+"""Pairs of units that are looked into before others are."""
 
 
-def most_rounds_for(units: int) -> int:
-    """Rounds after which the search for a pair ends."""
-    return 2 * max(1, (units - 1).bit_length()) + 6
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """What a test says about each connection inside it.
+
+    Attributes:
+        members: the parts of the test.
+        factor: how much more probable its outcome is where such a connection is bad.
+    """
+
+    members: frozenset[str]
+    factor: float
 
 
-def find_pair(
-    weights: dict[Pair, float], rates: ErrorRates
-) -> Generator[tuple[Units, ...], Sequence[bool | None], Pair | None]:
-    """Find the pair of units that fails together.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hypotheses:
+    """Which two units may fail together; a unit of several parts also by itself.
+
+    Attributes:
+        units: parts, containers or blocks; or the parts of two units.
+        pairs: for pairs of numbers of units how probable it is that just this one fails, the most probable first; without
+            those that are much less probable.
+        boundary: how probable it is that all pairs fail.
+        chance: how probable it is that any connection fails.
+        sides: so many units are on one side, and the others on the other; 0: there are no sides.
+    """
+
+    units: Sequence[Unit]
+    pairs: Mapping[Pair, float]
+    boundary: float
+    chance: float
+    sides: int
+
+    @property
+    def ends(self) -> tuple[Unit, Unit] | None:
+        """The most probable pair, where it is probable enough."""
+        (one, other), chance = next(iter(self.pairs.items()), ((0, 0), 0.0))
+        return (self.units[one], self.units[other]) if chance >= FOUND else None
+
+
+def hunt(units: Sequence[Unit], tests: Sequence[Weight], *, is_boundary_open: bool) -> Hypotheses:
+    """Weigh all pairs of units; or the pairs of parts inside two units, once these are found.
 
     Args:
-        weights: the pairs that may do so, the smaller number first, with how probable each is. A unit may pair with itself.
-            The search changes them.
-        rates: how often a test is wrong.
-
-    Yields:
-        groups of units without a common one; sent is which of them passed, None where one was not measured.
-
-    Returns:
-        the pair, once it is probable enough and failed twice by itself; None where the rounds ran out.
+        units: all of them, in the same order in each round; one whose parts are known culprits is empty.
+        tests: so far.
+        is_boundary_open: whether all pairs of two units may fail, and not just one.
     """
-    units = sorted({unit for pair in weights for unit in pair})
-    bits = max(1, (units[-1]).bit_length())
-    failures: dict[Pair, int] = {}
-    turn, was_bit = 0, False
-    for _ in range(most_rounds_for(len(units))):
-        best = max(weights, key=lambda pair: weights[pair])
-        if weights[best] >= FOUND * sum(weights.values()) and failures.get(best, 0) >= FEWEST_FAILURES:
-            return best
-        matched = _matched(weights)
-        held = sum(weights[pair] for pair in matched) / sum(weights.values())
-        if held >= (TESTED if was_bit else FOUND):
-            groups, was_bit = [tuple(dict.fromkeys(pair)) for pair in matched], False
-        else:
-            sides = [tuple(unit for unit in units if unit >> turn % bits & 1 == side) for side in (0, 1)]
-            groups = [side for side in sides if side]
-            turn, was_bit = turn + 1, True
-        for group, passed in zip(groups, (yield tuple(groups)), strict=True):
-            _weigh(weights, group, passed=passed, rates=rates)
-            if passed is False:
-                pair = (group[0], group[-1])
-                failures[pair] = failures.get(pair, 0) + (len(group) <= 2)
-    return None
-
-
-def _matched(weights: Mapping[Pair, float]) -> list[Pair]:
-    """The heaviest pairs that share no unit, without those that hardly weigh anything."""
-    least = LEAST_WEIGHT * max(weights.values())
-    taken: set[int] = set()
-    found = []
-    for pair in sorted((pair for pair, weight in weights.items() if weight > least), key=lambda pair: -weights[pair]):
-        if taken.isdisjoint(pair):
-            found.append(pair)
-            taken.update(pair)
+    rows, _ = _weigh(units, tests, 0)
+    none = _number(rows) * (1 / EXPECTED - 1)
+    total = none + math.fsum(map(math.fsum, rows))
+    found = Hypotheses(units=units, pairs=_heaviest(rows, total), boundary=0.0, chance=1 - none / total, sides=0)
+    for _ in range(MOST_INSIDE):
+        if found.ends is None or len({*found.ends[0], *found.ends[1]}) == 2:
+            break
+        at, row = next(iter(found.pairs))
+        rows[row][at] = 0.0
+        others = none + math.fsum(map(math.fsum, rows))
+        inside = _look_inside(units[at], units[row], tests, others, is_boundary_open=is_boundary_open)
+        if inside.chance >= 0.5:
+            return replace(inside, chance=found.chance)
+        found = replace(found, pairs=_heaviest(rows, others))
     return found
 
 
-def _weigh(weights: dict[Pair, float], group: Units, *, passed: bool | None, rates: ErrorRates) -> None:
-    """Weigh all pairs inside a group by its outcome."""
-    if passed is None:
-        return
-    factor = rates.missed / (1 - rates.false_failure) if passed else (1 - rates.missed) / rates.false_failure
-    members = set(group)
-    for pair in weights:
-        if pair[0] in members and pair[1] in members:
-            weights[pair] *= factor
+def _look_inside(one: Unit, other: Unit, tests: Sequence[Weight], others: float, *, is_boundary_open: bool) -> Hypotheses:
+    """Weigh the pairs of parts of two units, against the weight of everything else."""
+    units = [(name,) for name in dict.fromkeys((*one, *other))]
+    sides = 0 if one == other else len(one)
+    rows, weight = _weigh(units, tests, sides)
+    number = _number(rows)
+    boundary = weight * number if sides and is_boundary_open else 0.0
+    others *= 2 * number if sides and is_boundary_open else number
+    total = math.fsum(map(math.fsum, rows)) + boundary + others
+    return Hypotheses(
+        units=units, pairs=_heaviest(rows, total), boundary=boundary / total, chance=1 - others / total, sides=sides
+    )
+
+
+def spoilt_by(found: Hypotheses, tests: Sequence[Weight], known: Collection[tuple[str, ...]]) -> list[float]:
+    """How probable it is for each test, by all others, that one of the pairs spoils it.
+
+    Args:
+        found: the pairs.
+        tests: all that they were weighed by.
+        known: pairs of parts that are left out.
+    """
+    units, place = found.units, _place(found.units)
+    pairs = {
+        pair: chance for pair, chance in found.pairs.items() if tuple(sorted(units[pair[0]] + units[pair[1]])) not in known
+    }
+    spoilt = [0.0] * len(tests)
+    for at, test in enumerate(tests):
+        inside = _inside(units, place, test) if test.factor > 1 + SAYS_NOTHING else []
+        both: Iterable[Pair] = combinations_with_replacement(inside, 2)
+        if len(inside) ** 2 > 2 * len(pairs):
+            members = set(inside)
+            both = (pair for pair in pairs if members.issuperset(pair))
+        chance = math.fsum(pairs.get(pair, 0.0) for pair in both)
+        chance += found.boundary * (0 < bisect_left(inside, found.sides) < len(inside))
+        spoilt[at] = chance / (chance + max(1 - chance, 0.0) * test.factor) if chance else 0.0
+    return spoilt
+
+
+def missed_share(names: Sequence[str], passed: Sequence[frozenset[str]], missed: float) -> float:
+    """The share of the bad connections among ``names`` that these passed tests would not have shown."""
+    alike = Counter(tuple(name in members for members in passed) for name in names)
+    share = pairs = 0.0
+    for (one, first), (other, second) in combinations_with_replacement(alike.items(), 2):
+        number = first * (first - 1) / 2 if one == other else first * second
+        pairs += number
+        share += number * missed ** sum(a and b for a, b in zip(one, other, strict=True))
+    return share / pairs if pairs else 0.0
+
+
+def _weigh(units: Sequence[Unit], tests: Sequence[Weight], sides: int) -> tuple[list[list[float]], float]:
+    """The weight of each unit's pairs with those before it, and of the hypothesis that all of them fail.
+
+    Args:
+        units: in their order.
+        tests: so far. A test has a unit where it has most of its parts.
+        sides: the first so many units pair with the others only.
+    """
+    rows = [
+        [float(len(units[one]) > (one == other) and len(units[other]) > 0) for one in range(sides or other + 1)]
+        for other in range(len(units))
+    ]
+    rows[:sides] = [[] for _ in range(sides)]
+    boundary, place = 1.0, _place(units)
+    for test in tests:
+        if abs(test.factor - 1) < SAYS_NOTHING:
+            continue
+        inside = _inside(units, place, test)
+        first = bisect_left(inside, sides)
+        boundary *= test.factor if 0 < first < len(inside) else 1.0
+        for at in range(first, len(inside)):
+            row = rows[inside[at]]
+            for one in inside[: first if sides else at + 1]:
+                row[one] *= test.factor
+    return rows, boundary
+
+
+def _place(units: Sequence[Unit]) -> dict[str, int]:
+    """The number of each part's unit."""
+    return {name: number for number, unit in enumerate(units) for name in unit}
+
+
+def _inside(units: Sequence[Unit], place: Mapping[str, int], test: Weight) -> list[int]:
+    """The numbers of the units of a test, in their order."""
+    counts = Counter(place[name] for name in test.members if name in place)
+    return sorted(number for number, count in counts.items() if count >= COVERED * len(units[number]))
+
+
+def _number(rows: Sequence[Sequence[float]]) -> int:
+    """How many pairs there are."""
+    return sum(weight > 0 for row in rows for weight in row)
+
+
+def _heaviest(rows: Sequence[Sequence[float]], total: float) -> dict[Pair, float]:
+    """The heaviest pairs that hold most of the weight, and what share of it each has."""
+    ordered = sorted((weight for row in rows for weight in row), reverse=True)
+    at = bisect_left(list(accumulate(ordered)), HELD * math.fsum(ordered))
+    least = EQUAL * ordered[min(at, len(ordered) - 1)] if ordered else 0.0
+    pairs = {(one, other): weight / total for other, row in enumerate(rows) for one, weight in enumerate(row) if weight > least}
+    return dict(sorted(pairs.items(), key=lambda pair: -pair[1]))

@@ -4,64 +4,65 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from itertools import combinations
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.judging.group_tests import ANYWHERE, Finding, GroupTest, Report, Suspect
-from pytest_gpucluster.judging.suspicion import Observed, probabilities
+from pytest_gpucluster.judging.group_search_between import FOUND, Weight, hunt, missed_share, spoilt_by
+from pytest_gpucluster.judging.group_search_naming import is_confirmed
+from pytest_gpucluster.judging.group_search_roster import WEIGHTS, Roster
+from pytest_gpucluster.judging.group_tests import Finding, GroupTest, Report
+from pytest_gpucluster.judging.suspicion import Observed, weigh_suspects
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-    from pytest_gpucluster.judging.group_tests import Group, Kind, Part, Purpose, Result
-    from pytest_gpucluster.judging.suspicion import ErrorRates
+    from pytest_gpucluster.judging.group_search_between import Hypotheses
+    from pytest_gpucluster.judging.group_tests import Group, Part, Result
+    from pytest_gpucluster.judging.suspicion import Beliefs, ErrorRates
 
-WEIGHTS: dict[Kind, float] = {"part": 1.0, "whole": 0.1, "edge": 0.1, "between": 0.05}
-"""How frequent culprits of a kind are, relative to parts."""
-NAMED = 0.998
+NAMED = 0.999
 """A culprit is at least so probable."""
-FEWEST_FAILURES = 2
-"""Failed tests, each in other company, without which nobody is named."""
 CLEAN = 0.05
-"""The others of a test are all less probable culprits than this where its failure counts as a confirmation."""
-TESTED_ALONE = 0.01
-"""Above this probability a suspect is tested with one partner and in no pool."""
+"""All else is less probable than this where a failed test counts as a confirmation;"""
+UNTOLD = 1.5
+"""or less than this, relative to a part of which no test tells anything: among few parts that is more than the above."""
 MISSED_SHARE = 0.006
 """Culprits expected among those that are let go, as a share of all expected culprits (at least 1)."""
-WHOLE_REST = 0.9
-"""The rest is judged by a group of at least this share of it; by all of it after a failure."""
-MOST_CONTAINERS_PAIRED = 32
-"""Up to so many containers, the connection of any two is a suspect from the start."""
-MOST_UNITS = 256
-"""Units of which two that fail together are searched; parts without containers stand in so many blocks."""
+UNSPOILT = 0.01
+"""The rest is let go where a connection in it is bad with less than this probability, """
+MISSED_CONNECTIONS = 0.01
+"""and where its tests would have missed so few of the bad connections."""
+HUNTED = 0.9
+"""A connection is searched where one is bad with this probability."""
+LATEST_RESTS = 8
+"""Tests of the rest that are remembered."""
 
 
 class Knowledge:
-    """The tests so far, and how probable each suspect is."""
+    """The tests so far, and how probable each suspect is.
+
+    Attributes:
+        covered: for each test the numbers of the suspects in it.
+        company: how often two parts were tested as a pair.
+        chance: the probability of each suspect that it is a culprit.
+        share: that of a part of which no test tells anything.
+        named: the numbers of the confirmed suspects.
+        connection: which two units may fail together, where a test of the rest failed.
+        spoilt: for tests, how probable it is that a bad connection spoils them that is no suspect.
+    """
 
     def __init__(self, parts: Sequence[Part], rates: ErrorRates) -> None:
-        self.parts = {part.name: part for part in parts}
-        if len(self.parts) < 2 or len(self.parts) < len(parts):
-            raise ValueError(f"{len(parts)} parts, {len(self.parts)} names: expected at least 2 parts, each with its own name")
-        if shared := sorted(self.parts.keys() & {name for part in parts for name in part.within}):
-            raise ValueError(f"{shared[0]} names a part and what parts are in: expected different names")
-        sizes = Counter(name for part in parts for name in dict.fromkeys(part.within))
-        self.sizes = {name: size for name, size in sizes.items() if size > 1}
-        containers = [Suspect(kind, (name,)) for name in self.sizes for kind in ("whole", "edge")]
-        self.suspects = [*(Suspect("part", (name,)) for name in self.parts), *containers, ANYWHERE]
-        firsts = sorted({at for name in self.parts if (at := self.first_container(name)) is not None})
-        if len(firsts) <= MOST_CONTAINERS_PAIRED:
-            self.suspects += [Suspect("between", pair) for pair in combinations(firsts, 2)]
-        self.index = {suspect: number for number, suspect in enumerate(self.suspects)}
+        self.roster = Roster(parts)
         self.rates = rates
         self.tests: list[GroupTest] = []
         self.covered: list[tuple[int, ...]] = []
         self.rounds = 0
-        self.chance = [0.0] * len(self.suspects)
         self.company: dict[str, Counter[str]] = defaultdict(Counter)
-        self._update()
-
-    # --- What is known ---
+        self.named: tuple[int, ...] = ()
+        self.connection: Hypotheses | None = None
+        self.spoilt: dict[int, float] = {}
+        beliefs = self._weigh_suspects((), {}, ())
+        self.chance, self.share = beliefs.chance, beliefs.share
 
     def note(self, groups: Sequence[Group], results: Sequence[Result]) -> None:
         """Take in the results of a round."""
@@ -70,156 +71,126 @@ class Knowledge:
         self.rounds += 1
         for group, result in zip(groups, results, strict=True):
             self.tests.append(GroupTest(round=self.rounds, group=group, result=result))
-            self.covered.append(self._suspects_in(group))
+            self.covered.append(self.roster.covered(group))
             if len(group.parts) == 2:
                 one, other = group.parts
                 self.company[one][other] += 1
                 self.company[other][one] += 1
-        self._update()
-        for test in tuple(self.tests):
-            if test.result.passed is False and len(test.group.parts) == 2:
-                self._suspect_connection(*test.group.parts)
+        measured = [at for at, test in enumerate(self.tests) if test.result.passed is not None]
+        self._weigh_connections(measured)
+        beliefs = self._weigh_suspects(measured, self.spoilt, ())
+        self.chance, self.share = beliefs.chance, beliefs.share
+        probable = [number for number, chance in enumerate(self.chance) if chance >= NAMED]
+        self.named = tuple(number for number in probable if is_confirmed(self, number))
+
+    # --- What the tests say ---
+
+    def _weigh_connections(self, measured: Sequence[int]) -> None:
+        """Weigh which two units fail together; a pair that is found is a suspect from now on.
+
+        What else may explain a failed test is asked without the tests of the rest, and without those for a connection. Else
+        some part takes the blame of them all, and is let go only when it was tested by itself.
+        """
+        large = {at: 1.0 for at in measured if self.tests[at].group.purpose in ("rest", "halves")}
+        self.connection, self.spoilt, roster = None, {}, self.roster
+        if len(self.rest()) < 2 or all(self.tests[at].result.passed for at in large):
+            return
+        explained = self._weigh_suspects(measured, large, roster.links.difference(self.named)).explained
+        named = set(self.named)
+        tests = [
+            self._weight(at, chance if named.isdisjoint(self.covered[at]) else 1.0)
+            for at, chance in zip(measured, explained, strict=True)
+        ]
+        self.connection = found = hunt(roster.units(set(self.rest())), tests, is_boundary_open=not roster.has_pairs)
+        is_new = False
+        if found.chance >= HUNTED and found.ends is not None and max(map(len, found.ends)) == 1:
+            is_new = roster.add_connection(found.ends[0][0], found.ends[1][0])
+        elif found.chance >= HUNTED and found.boundary >= FOUND:
+            is_new = roster.add_connection(*{str(roster.first_container(unit[0])) for unit in found.units})
+            found = replace(found, boundary=0.0)
+        if is_new:
+            self.covered = [roster.covered(test.group) for test in self.tests]
+        known = {roster.suspects[number].names for number in roster.links}
+        self.spoilt = dict(zip(measured, spoilt_by(found, tests, known), strict=True))
+
+    def _weigh_suspects(self, measured: Sequence[int], spoilt: Mapping[int, float], left_out: Collection[int]) -> Beliefs:
+        seen = [
+            Observed(
+                tuple(number for number in self.covered[at] if number not in left_out) if left_out else self.covered[at],
+                not self.tests[at].result.passed,
+                spoilt.get(at, 0.0),
+            )
+            for at in measured
+        ]
+        weights = [WEIGHTS[suspect.kind] for suspect in self.roster.suspects]
+        return weigh_suspects(seen, weights, parts=len(self.roster.parts), rates=self.rates)
+
+    def _weight(self, at: int, explained: float) -> Weight:
+        """What a test says about connections: little where something else explains that it failed."""
+        failed = not self.tests[at].result.passed
+        factor = self.rates.outcome(failed=failed, spoilt=1.0) / self.rates.outcome(failed=failed, spoilt=explained)
+        return Weight(members=frozenset(self.tests[at].group.parts), factor=factor)
+
+    # --- Who is what ---
 
     def of(self, name: str) -> float:
         """The probability that a part is a culprit."""
-        return self.chance[self.index[Suspect("part", (name,))]]
-
-    def _suspects_in(self, group: Group) -> tuple[int, ...]:
-        """The numbers of all suspects that a test covers."""
-        names = group.parts
-        inside = Counter(name for part in names for name in self.parts[part].within if name in self.sizes)
-        found = [Suspect("part", (name,)) for name in names]
-        found += [Suspect("whole", (name,)) for name in inside]
-        found += [Suspect("edge", (name,)) for name, number in inside.items() if number < len(names)]
-        found += [ANYWHERE] if group.purpose == "rest" else []
-        between = self.suspects[len(self.parts) + 2 * len(self.sizes) + 1 :]
-        members = {*names, *inside} if between else set()
-        found += [suspect for suspect in between if members.issuperset(suspect.names)]
-        return tuple(self.index[suspect] for suspect in found)
-
-    def suspect_between(self, one: str, other: str) -> bool:
-        """Two parts or containers failed together, and each of them passes with others. Returns whether that is confirmed."""
-        suspect = Suspect("between", (min(one, other), max(one, other)))
-        if suspect not in self.index:
-            self.index[suspect] = len(self.suspects)
-            self.suspects.append(suspect)
-            self.covered = [self._suspects_in(test.group) for test in self.tests]
-            self._update()
-        return self.is_confirmed(self.index[suspect])
-
-    def _suspect_connection(self, one: str, other: str) -> None:
-        """Suspect what is between two parts that failed together, where each of them passes with others."""
-        if max(self.of(one), self.of(other)) < TESTED_ALONE:
-            self.suspect_between(one, other)
-            ends = [self.first_container(name) for name in (one, other)]
-            if None not in ends and ends[0] != ends[1]:
-                self.suspect_between(*map(str, ends))
-
-    def first_container(self, name: str) -> str | None:
-        """What a part is in, where other parts are in it too."""
-        return next((at for at in self.parts[name].within if at in self.sizes), None)
-
-    def units(self, names: Sequence[str]) -> list[tuple[str, ...]]:
-        """Parts by their first container; without containers, parts or blocks of them."""
-        by_container: dict[str, list[str]] = defaultdict(list)
-        for name in names:
-            by_container[self.first_container(name) or name].append(name)
-        if len(by_container) < len(names) and 2 < len(by_container) <= MOST_UNITS:
-            return [tuple(members) for members in by_container.values()]
-        number = min(len(names), MOST_UNITS)
-        return [tuple(names[len(names) * at // number : len(names) * (at + 1) // number]) for at in range(number)]
+        return self.chance[self.roster.number("part", name)]
 
     def rest(self) -> tuple[str, ...]:
         """All parts but those that a culprit leaves out."""
-        out = {name for number in self.culprits() for name in self.names_of(number)}
-        return tuple(name for name in self.parts if name not in out)
+        out = {name for number in self.named for name in self.roster.left_out_by(number)}
+        return tuple(name for name in self.roster.parts if name not in out)
 
-    def failing_rest(self) -> tuple[str, ...]:
-        """The rest, where it fails although nothing is suspected in it; else nothing."""
-        return self.rest() if self.chance[self.index[ANYWHERE]] >= NAMED else ()
+    def hunted(self) -> Hypotheses | None:
+        """Which two units may fail together, where the rest fails for the sake of a connection."""
+        return self.connection if self.connection is not None and self.connection.chance >= HUNTED else None
 
     def is_rest_good(self) -> bool:
-        """Whether nearly all parts but the culprits passed together, and nothing speaks against it."""
-        rests = [test for test in self.tests if test.group.purpose == "rest"]
-        has_failed = any(test.result.passed is False for test in rests)
-        fewest = (1 if has_failed else WHOLE_REST) * len(self.rest())
-        good = any(test.result.passed and len(test.group.parts) >= fewest for test in rests)
-        return good and self.chance[self.index[ANYWHERE]] < TESTED_ALONE
+        """Whether the tests of the rest would have shown a bad connection, and did not."""
+        rests = [test for test in self.tests if test.group.purpose == "rest" and test.result.passed]
+        passed = [frozenset(test.group.parts) for test in rests[-LATEST_RESTS:]]
+        is_covered = missed_share(self.rest(), passed, self.rates.missed) <= MISSED_CONNECTIONS
+        return is_covered and (self.connection is None or self.connection.chance < UNSPOILT)
 
-    def _update(self) -> None:
-        tests = zip(self.covered, self.tests, strict=True)
-        seen = [Observed(covered, not test.result.passed) for covered, test in tests if test.result.passed is not None]
-        weights = [WEIGHTS[suspect.kind] for suspect in self.suspects]
-        self.chance = probabilities(seen, weights, parts=len(self.parts), rates=self.rates)
+    def is_clean(self, at: int, number: int) -> bool:
+        """Whether nothing but this suspect explains that a test failed."""
+        most = max(CLEAN, UNTOLD * self.share)
+        return self.spoilt.get(at, 0.0) < CLEAN and all(self.chance[one] < most for one in self.covered[at] if one != number)
 
     def finding(self, number: int) -> Finding:
         """A suspect with the tests that speak for and against it."""
-        evidence, passed = [], 0
-        for covered, test in zip(self.covered, self.tests, strict=True):
-            if number not in covered or test.result.passed is None:
-                continue
-            passed += test.result.passed
-            if not test.result.passed and all(self.chance[other] < CLEAN for other in covered if other != number):
-                evidence.append(test)
-        return Finding(suspect=self.suspects[number], confidence=self.chance[number], evidence=tuple(evidence), passed=passed)
+        tests = [(at, test) for at, test in enumerate(self.tests) if number in self.covered[at]]
+        evidence = [test for at, test in tests if test.result.passed is False and self.is_clean(at, number)]
+        passed = sum(test.result.passed is True for _, test in tests)
+        suspect = self.roster.suspects[number]
+        return Finding(suspect=suspect, confidence=self.chance[number], evidence=tuple(evidence), passed=passed)
 
-    def is_confirmed(self, number: int) -> bool:
-        """Whether a suspect is probable enough, and enough tests that nothing else explains confirm it."""
-        if self.chance[number] < NAMED or self.suspects[number] == ANYWHERE:
-            return False
-        suspect, evidence = self.suspects[number], self.finding(number).evidence
-        purposes: tuple[Purpose, ...] = ()
-        if suspect.kind != "part":
-            purposes = ("boundary",) if suspect.kind == "between" else ("pool",)
-        close = [test.group.parts for test in evidence if len(test.group.parts) == 2 or test.group.purpose in purposes]
-        is_one_pair = suspect.kind == "between" and suspect.names[0] in self.parts
-        return len(close if is_one_pair else set(map(frozenset, close))) >= FEWEST_FAILURES
-
-    def culprits(self) -> list[int]:
-        """The numbers of the confirmed suspects."""
-        return [number for number, chance in enumerate(self.chance) if chance >= NAMED and self.is_confirmed(number)]
-
-    def open_suspects(self, culprits: Iterable[int]) -> list[int]:
+    def open_suspects(self) -> list[int]:
         """The numbers of those neither confirmed nor let go, most probable first. Parts of a bad container are let go."""
-        bad = {self.suspects[number] for number in culprits}
-        whole = {suspect.names[0] for suspect in bad if suspect.kind == "whole"}
-        known = set(culprits)
-        ranked = []
-        for number, suspect in enumerate(self.suspects):
-            covered = suspect.kind == "part" and not whole.isdisjoint(self.parts[suspect.names[0]].within)
-            covered = covered or (suspect.kind == "edge" and suspect.names[0] in whole)
-            if number not in known and not covered and suspect != ANYWHERE:
-                ranked.append(number)
-        ranked.sort(key=lambda number: self.chance[number])
-        budget = MISSED_SHARE * max(1.0, math.fsum(self.chance[number] for number in culprits))
+        roster, let_go = self.roster, set(self.named)
+        for number in self.named:
+            if roster.suspects[number].kind == "whole":
+                let_go.update(roster.number("part", name) for name in roster.left_out_by(number))
+                let_go.update(roster.number(kind, *roster.suspects[number].names) for kind in roster.in_container)
+        ranked = sorted((number for number in range(len(self.chance)) if number not in let_go), key=self.chance.__getitem__)
+        budget = MISSED_SHARE * max(1.0, math.fsum(self.chance[number] for number in self.named))
         for at, number in enumerate(ranked):
             budget -= self.chance[number]
             if budget < 0:
                 return ranked[at:][::-1]
         return []
 
-    def names_of(self, number: int) -> tuple[str, ...]:
-        """The parts that a confirmed culprit leaves out of later tests."""
-        suspect = self.suspects[number]
-        if suspect.names[0] in self.parts:
-            return suspect.names[:1]
-        return tuple(name for name, part in self.parts.items() if suspect.names[0] in part.within)
-
-    def last_rest(self) -> GroupTest | None:
-        """The last large group without suspects."""
-        return next((test for test in reversed(self.tests) if test.group.purpose == "rest"), None)
-
     def report(self) -> Report:
         """What was found."""
-        named = self.culprits()
-        doubtful = [number for number in self.open_suspects(named) if self.chance[number] >= 0.5]
-        known = {*named, *doubtful}
+        doubtful = [number for number in self.open_suspects() if self.chance[number] >= 0.5]
+        known = {*self.named, *doubtful}
         left = [chance for number, chance in enumerate(self.chance) if number not in known]
         return Report(
-            culprits=tuple(sorted(map(self.finding, named), key=lambda one: -one.confidence)),
+            culprits=tuple(sorted(map(self.finding, self.named), key=lambda one: -one.confidence)),
             unconfirmed=tuple(map(self.finding, doubtful)),
             expected_missed=math.fsum(left),
-            rest=self.last_rest(),
+            rest=next((test for test in reversed(self.tests) if test.group.purpose == "rest"), None),
             tests=tuple(self.tests),
             rounds=self.rounds,
         )

@@ -4,80 +4,112 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from itertools import combinations, islice, pairwise
+from itertools import combinations, pairwise, product
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.judging.group_search_knowledge import TESTED_ALONE
+from pytest_gpucluster.judging.group_search_halves import split
+from pytest_gpucluster.judging.group_search_naming import broken_ends, is_inside, reached_from
 from pytest_gpucluster.judging.group_tests import Group, Suspect
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from pytest_gpucluster.judging.group_search_between import Hypotheses
     from pytest_gpucluster.judging.group_search_knowledge import Knowledge
-    from pytest_gpucluster.judging.group_tests import Kind, Purpose
+    from pytest_gpucluster.judging.group_tests import Purpose
 
-FEW = 0.1
-"""Where fewer culprits than this are expected among the low suspicions, these are tested with the rest and not in pools."""
+SPREAD = 1.5
+"""Groups of the second round for those whose first failed, relative to what leaves the fewest tests."""
+WITH_REST = 0.03
+"""Parts that are less probable culprits than this are tested with the rest, """
+FEW = 0.2
+"""where fewer culprits are expected among them;"""
+IN_POOL = 0.01
+"""else with each other in pools, where they are less probable than this."""
 POOLED = 0.3
 """Culprits expected in one pool, at most."""
 MOST_REPEATS = 2
 """Tests of a part with the same partner, at most, while no other partner can be had."""
 MOST_OF_ONE = 6
 """Tests of the same connection, and of the same rest, at most."""
+PAIRS = 3
+"""Pairs of a container that are tested at once, where it is a culprit with at least the probability that follows."""
+LIKELY = 0.3
 MOST_TRIED = 8
 """Parts of a container from which the two for a test are taken."""
 
 
-def sweep(knowledge: Knowledge, size: int) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
-    """Blocks of neighbours of about ``size``; then as many groups across all blocks."""
-    parts = knowledge.parts
-    names = sorted(parts, key=lambda name: parts[name].within)
+def blocks(knowledge: Knowledge, size: int) -> tuple[Group, ...]:
+    """Groups of neighbours, of about so many parts."""
+    names = sorted(knowledge.roster.parts, key=lambda name: knowledge.roster.parts[name].within)
     number = max(1, min(math.ceil(len(names) / size), len(names) // 2))
     ends = [len(names) * at // number for at in range(number + 1)]
-    blocks = tuple(Group(tuple(names[a:b]), "block") for a, b in pairwise(ends))
-    across = tuple(Group(tuple(names[at::number]), "across") for at in range(number))
-    return blocks, across
+    return tuple(Group(tuple(names[a:b]), "block") for a, b in pairwise(ends))
+
+
+def across(knowledge: Knowledge) -> tuple[Group, ...]:
+    """Small groups across all blocks that failed, and the others together."""
+    failed = {name for test in knowledge.tests if test.result.passed is False for name in test.group.parts}
+    ordered = [name for test in knowledge.tests for name in test.group.parts]
+    doubtful, others = [name for name in ordered if name in failed], [name for name in ordered if name not in failed]
+    small = math.ceil(SPREAD * math.sqrt(len(doubtful) * math.fsum(map(knowledge.of, doubtful))))
+    large = math.ceil(math.fsum(map(knowledge.of, others)) / POOLED)
+    pools = tuple(Group(tuple(names), "pool") for names in _strided(doubtful, small))
+    return (*pools, *(Group(tuple(names), "rest") for names in _strided(others, large)))
+
+
+def _strided(names: Sequence[str], number: int) -> list[Sequence[str]]:
+    """So many groups, fewer where one would have a single name."""
+    number = max(1, min(number, len(names) // 2))
+    return [names[at::number] for at in range(number)] if len(names) > 1 else []
 
 
 def plan(knowledge: Knowledge, pool_size: int) -> tuple[Group, ...]:
     """The groups of the next round; none where all is decided or nothing more can be learnt."""
-    undecided = knowledge.open_suspects(knowledge.culprits())
-    is_part = {number for number in undecided if knowledge.suspects[number].kind == "part"}
-    left_out = set(knowledge.parts).difference(knowledge.rest())
-    draft = _Draft(knowledge, used=left_out, avoid={knowledge.suspects[number].names[0] for number in is_part})
-    low = [knowledge.suspects[number].names[0] for number in undecided if number in is_part]
-    low = [name for name in low if knowledge.of(name) < TESTED_ALONE]
+    hypotheses = knowledge.hunted()
+    undecided = knowledge.open_suspects()
+    is_part = {number for number in undecided if knowledge.roster.suspects[number].kind == "part"}
+    left_out = set(knowledge.roster.parts).difference(knowledge.rest())
+    draft = _Draft(knowledge, used=left_out, avoid={knowledge.roster.suspects[number].names[0] for number in is_part})
+    for least in (WITH_REST, IN_POOL):
+        low = [number for number in undecided if number in is_part and knowledge.chance[number] < least]
+        if are_few := math.fsum(knowledge.chance[number] for number in low) < FEW:
+            break
     for number in undecided:
-        if knowledge.chance[number] >= TESTED_ALONE:
+        if knowledge.chance[number] >= (least if number in is_part else WITH_REST):
             draft.test_alone(number)
-    is_wanted = not knowledge.is_rest_good() and not knowledge.failing_rest()
-    if not is_wanted or math.fsum(map(knowledge.of, low)) >= FEW:
-        draft.pool(low, pool_size)
-    if is_wanted:
-        draft.add_rest(low)
+    names = [name for number in low if (name := knowledge.roster.suspects[number].names[0]) not in draft.used]
+    is_wanted = hypotheses is None and not knowledge.is_rest_good()
+    is_together = hypotheses is None and are_few and (is_wanted or bool(names))
+    if not (is_together and draft.add_rest(names)):
+        draft.pool(names, pool_size)
+        if hypotheses is not None:
+            draft.add_halves(hypotheses)
+        elif is_wanted:
+            draft.add_rest(())
     return tuple(draft.groups)
 
 
 class _Draft:
     """A round in the making. No part is used twice."""
 
-    def __init__(self, search: Knowledge, *, used: set[str], avoid: set[str]) -> None:
-        self.search = search
+    def __init__(self, known: Knowledge, *, used: set[str], avoid: set[str]) -> None:
+        self.known = known
+        self.roster = known.roster
         self.groups: list[Group] = []
         self.used = set(used)
         self.avoid = avoid
-        self.by_trust = sorted(search.parts, key=self._distrust)
+        self.by_trust = sorted(self.roster.parts, key=self._distrust)
         self.neighbours: dict[str, list[str]] = defaultdict(list)
         for name in self.by_trust:
-            for container in search.parts[name].within:
+            for container in self.roster.parts[name].within:
                 self.neighbours[container].append(name)
 
     def _distrust(self, name: str) -> float:
         """The probability that a test with this part fails for its sake, roughly."""
-        search = self.search
-        kinds: tuple[Kind, ...] = ("whole", "edge")
-        around = [Suspect(kind, (at,)) for at in search.parts[name].within if at in search.sizes for kind in kinds]
-        return search.of(name) + math.fsum(search.chance[search.index[suspect]] for suspect in around)
+        roster, chance = self.roster, self.known.chance
+        around = [at for at in roster.parts[name].within if at in roster.sizes]
+        return self.known.of(name) + sum(chance[roster.number(kind, at)] for at in around for kind in roster.in_container)
 
     def add(self, parts: Sequence[str], purpose: Purpose) -> None:
         """One more group."""
@@ -85,31 +117,41 @@ class _Draft:
         self.used.update(parts)
 
     def test_alone(self, number: int) -> None:
-        """Test a suspect with a partner that is most probably good."""
-        suspect = self.search.suspects[number]
-        if suspect.kind == "between" and suspect.names[0] in self.search.parts:
-            if self.used.isdisjoint(suspect.names) and self._repeats(*suspect.names) < MOST_OF_ONE:
-                self.add(suspect.names, "suspect")
-        elif suspect.kind == "between":
-            ends = [[name for name in self.neighbours[end] if name not in self.used][:MOST_TRIED] for end in suspect.names]
-            fresh = ((one, other) for one in ends[0] for other in ends[1] if not self._repeats(one, other))
-            for pair in islice(fresh, 1):
-                self.add(pair, "suspect")
-        elif suspect.kind == "part":
-            self._with_partner(suspect.names[0], near=self.search.parts[suspect.names[0]].within[:1])
-        else:
-            self._test_container(suspect)
+        """Test a suspect with a partner that is most probably good; a container by several of its parts."""
+        suspect = self.roster.suspects[number]
+        if suspect.kind == "part":
+            self._with_partner(suspect.names[0], near=self.roster.parts[suspect.names[0]].within[:1])
+            return
+        is_likely = self.known.chance[number] >= LIKELY
+        for end in broken_ends(self.known, number) if is_likely and suspect.kind == "between" else ():
+            if end in self.roster.parts:
+                self._with_partner(end)
+            else:
+                self._test_container(Suspect("edge", (end,)))
+        if suspect.names[0] not in self.roster.parts:
+            for _ in range(PAIRS if is_likely else 1):
+                self._test_container(suspect)
+        elif self.used.isdisjoint(suspect.names) and self._repeats(*suspect.names) < MOST_OF_ONE:
+            self.add(suspect.names, "suspect")
 
     def _test_container(self, suspect: Suspect) -> None:
-        """Test the inside of a container; where only what leaves it is suspected, a part of it with one outside."""
-        container = suspect.names[0]
-        free = sorted((name for name in self.neighbours[container] if name not in self.used), key=self.avoid.__contains__)
-        inside = combinations(free[:MOST_TRIED], 2) if suspect.kind == "whole" else iter(())
-        fresh = next((pair for pair in inside if not self._repeats(*pair)), None)
+        """Test two parts inside a container; two across where only what leaves it is suspected, or what is between two."""
+        known, container = self.known, suspect.names[0]
+        free = [
+            sorted((name for name in self.neighbours[end] if name not in self.used), key=self.avoid.__contains__)[:MOST_TRIED]
+            for end in suspect.names
+        ]
+        pairs: Iterator[tuple[str, ...]] = iter(())
+        if suspect.kind == "between":
+            pairs = product(*free)
+        elif suspect.kind == "whole" or not is_inside(known, container, passing=True):
+            pairs = combinations(free[0], 2)
+        fresh = next((pair for pair in pairs if not self._repeats(*pair)), None)
         if fresh is not None:
             self.add(fresh, "suspect")
-        elif free:
-            self._with_partner(free[0], outside=container)
+        left = [name for name in free[0] if name not in self.used]
+        if left and (suspect.kind == "edge" or (suspect.kind == "whole" and fresh is None)):
+            self._with_partner(left[0], outside=container)
 
     def _with_partner(self, name: str, *, near: tuple[str, ...] = (), outside: str | None = None) -> None:
         """Pair a part with another one, of the containers ``near`` if it can, and not of the container ``outside``."""
@@ -123,28 +165,34 @@ class _Draft:
                 return
 
     def _partners(self, name: str, near: tuple[str, ...], outside: str | None) -> Iterator[str]:
-        """Parts to test another one with, the best first."""
-        parts = self.search.parts
+        """Parts to test another one with, the best first: out of a container, to another one than before if it can."""
         for container in near:
             yield from (other for other in self.neighbours[container] if self._is_free(other, name) and other not in self.avoid)
+        others = self.by_trust
+        if outside is not None:
+            groups = [*(test.group for test in self.known.tests), *self.groups]
+            reached = reached_from(self.known, outside, (group.parts for group in groups if len(group.parts) == 2))
+            others = [other for other in others if not self.roster.is_at(other, outside)]
+            others.sort(key=lambda other: not reached.isdisjoint(self.roster.parts[other].within))
         for trusted in (True, False):
-            for other in self.by_trust:
-                is_outside = outside is None or outside not in parts[other].within
-                if is_outside and self._is_free(other, name) and (other not in self.avoid) == trusted:
-                    yield other
+            yield from (other for other in others if self._is_free(other, name) and (other not in self.avoid) == trusted)
 
     def _is_free(self, other: str, name: str) -> bool:
         return other != name and other not in self.used
 
     def _repeats(self, one: str, other: str) -> int:
-        return self.search.company[one][other]
+        return self.known.company[one][other]
 
     def pool(self, names: Sequence[str], size: int) -> None:
-        """Groups of low suspicion, so large that most of them pass."""
-        waiting = [name for name in names if name not in self.used]
-        number = max(math.ceil(len(waiting) / size), math.ceil(math.fsum(map(self.search.of, waiting)) / POOLED))
-        for at in range(min(number, len(waiting))):
-            self._pool(waiting[at::number])
+        """Groups of low suspicion, so large that most of them pass; of neighbours where too many containers are connected."""
+        waiting = list(names)
+        number = max(math.ceil(len(waiting) / size), math.ceil(math.fsum(map(self.known.of, waiting)) / POOLED))
+        number = min(number, len(waiting))
+        if not self.roster.has_pairs:
+            waiting.sort(key=lambda name: self.roster.parts[name].within)
+        for at in range(number):
+            a, b = len(waiting) * at // number, len(waiting) * (at + 1) // number
+            self._pool(waiting[at::number] if self.roster.has_pairs else waiting[a:b])
 
     def _pool(self, members: Sequence[str]) -> None:
         if len(members) > 1:
@@ -152,10 +200,18 @@ class _Draft:
         else:
             self._with_partner(members[0])
 
-    def add_rest(self, low: Sequence[str]) -> None:
-        """Everything else, and low suspicions, as one group: it shows whether all is well without the culprits."""
-        rest = [name for name in self.search.parts if name not in self.used and name not in self.avoid.difference(low)]
-        group = Group(tuple(rest), "rest")
-        repeats = sum(test.group == group for test in self.search.tests)
-        if len(rest) >= max(2, len(self.search.parts) // 2) and repeats < MOST_OF_ONE:
-            self.add(rest, "rest")
+    def add_halves(self, hypotheses: Hypotheses) -> None:
+        """Groups of parts that pass each by itself, to find the two that fail together."""
+        free = {name for name in self.roster.parts if name not in self.used and name not in self.avoid}
+        for group in split(hypotheses, free, self.known.rates):
+            self.add(group, "halves")
+
+    def add_rest(self, low: Sequence[str]) -> bool:
+        """Everything else, and low suspicions, as one group: whether all is well without the culprits. False: too often."""
+        left_out = self.used | self.avoid.difference(low)
+        group = Group(tuple(name for name in self.roster.parts if name not in left_out), "rest")
+        repeats = sum(test.group == group for test in self.known.tests)
+        is_new = len(group.parts) >= max(2, len(self.roster.parts) // 2) and repeats < MOST_OF_ONE
+        if is_new:
+            self.add(group.parts, "rest")
+        return is_new

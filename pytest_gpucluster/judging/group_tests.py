@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["part", "whole", "edge", "between"]
-Purpose = Literal["block", "across", "suspect", "pool", "rest", "halves", "boundary"]
+Purpose = Literal["block", "across", "suspect", "pool", "rest", "halves"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,3 @@ class Report:
     rest: GroupTest | None
     tests: tuple[GroupTest, ...]
     rounds: int
-
-
-ANYWHERE = Suspect("between", ())
-"""Some connection among nearly all parts: why the rest fails, where each smaller group passes."""

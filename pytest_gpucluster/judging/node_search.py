@@ -14,7 +14,7 @@ from pytest_gpucluster.judging.numbers import format_number
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pytest_gpucluster.judging.group_tests import Finding, Group, Kind, Report
+    from pytest_gpucluster.judging.group_tests import Finding, Group, Kind, Report, Suspect
 
 FEWEST_NODES = 3
 """Of two nodes that fail together, either may be to blame."""
@@ -47,12 +47,17 @@ class NodeSearch:
 
     @property
     def shared(self) -> Mapping[str, str]:
-        """What is named that several nodes share, such as a leaf switch, each in words: itself, or what leaves it."""
+        """What is named that is no node, in words, by the switches or nodes behind it: itself, its way out, or a connection."""
+        named = self._suspects("between")
+        ways = {name: f"the way between {' and '.join(suspect.names)}" for suspect in named for name in suspect.names}
         edges = {name: f"the way out of {name}" for name in self._named("edge")}
-        return {**edges, **{name: name for name in self._named("whole")}}
+        return {**ways, **edges, **{name: name for name in self._named("whole")}}
 
     def _named(self, kind: Kind) -> tuple[str, ...]:
-        return tuple(found.suspect.names[0] for found in self.report.culprits if found.suspect.kind == kind)
+        return tuple(suspect.names[0] for suspect in self._suspects(kind))
+
+    def _suspects(self, kind: Kind) -> list[Suspect]:
+        return [found.suspect for found in self.report.culprits if found.suspect.kind == kind]
 
     @property
     def evidence(self) -> dict[str, Any]:

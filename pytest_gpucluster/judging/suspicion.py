@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 MOST_SWEEPS = 30
 SETTLED = 1e-2
-"""The largest change of a log-odds message, after which nothing more is computed."""
+"""The largest relative change of a message or of the share of culprits, after which nothing more is computed."""
 DAMPING = 0.3
 FEWEST_EXPECTED = 0.5
 """Culprits that are expected before any test: the failure that asked for the search may have been noise."""
 HIGHEST_SHARE = 0.3
-LARGEST_LOG_ODDS = 60.0
+MOST_ODDS = 1e26
+"""Beyond these odds a suspect is a culprit for certain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +46,42 @@ class ErrorRates:
             if not 0 < getattr(self, name) < 0.5:
                 raise ValueError(f"{name} is {getattr(self, name)}: expected a share above 0 and below 0.5")
 
+    def outcome(self, *, failed: bool, spoilt: float) -> float:
+        """How probable an outcome is where a culprit is in the test with probability ``spoilt``."""
+        failure = self.false_failure + (1 - self.missed - self.false_failure) * spoilt
+        return failure if failed else 1 - failure
+
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """One test: the numbers of its suspects, and whether it failed."""
+    """One test: the numbers of its suspects, and whether it failed.
+
+    Attributes:
+        spoilt: how probable it is that something spoils the test that is none of the suspects.
+    """
 
     suspects: tuple[int, ...]
     failed: bool
+    spoilt: float = 0.0
 
 
-def probabilities(tests: Sequence[Observed], weights: Sequence[float], *, parts: int, rates: ErrorRates) -> list[float]:
-    """The probability of each suspect that it is a culprit.
+@dataclass(frozen=True, slots=True)
+class Beliefs:
+    """What the tests say.
+
+    Attributes:
+        chance: the probability of each suspect that it is a culprit.
+        explained: the probability for each test, by all others, that a culprit is in it.
+        share: of the culprits among the parts: what a part of which no test tells anything is taken for.
+    """
+
+    chance: list[float]
+    explained: list[float]
+    share: float
+
+
+def weigh_suspects(tests: Sequence[Observed], weights: Sequence[float], *, parts: int, rates: ErrorRates) -> Beliefs:
+    """Weigh all suspects by all tests.
 
     Args:
         tests: all tests so far.
@@ -63,49 +89,58 @@ def probabilities(tests: Sequence[Observed], weights: Sequence[float], *, parts:
         parts: the first so many suspects are parts; the share of culprits is estimated among them.
         rates: how often a test is wrong.
     """
-    messages = [[0.0] * len(test.suspects) for test in tests]
     share = FEWEST_EXPECTED / max(parts, 1)
-    sums = [0.0] * len(weights)
-    priors = _log_odds(weights, share)
+    messages = [[1.0] * len(test.suspects) for test in tests]
+    odds = [_odds(weight, share) for weight in weights]
+    active: Sequence[int] = range(len(tests))
     for _ in range(MOST_SWEEPS):
-        change = 0.0
-        for test, sent in zip(tests, messages, strict=True):
-            change = max(change, _pass_on(test, sent, priors, sums, rates))
-        found = math.fsum(_probability(priors[index] + sums[index]) for index in range(parts))
-        before, share = share, min((FEWEST_EXPECTED + found) / (parts + 1), HIGHEST_SHARE)
-        priors = _log_odds(weights, share)
-        if change < SETTLED and abs(share - before) < SETTLED * before:
+        is_full = len(active) == len(tests)
+        active = [at for at in active if _pass_on(tests[at], messages[at], odds, rates) >= SETTLED]
+        expected = FEWEST_EXPECTED + math.fsum(map(_probability, odds[:parts]))
+        before, share = share, min(expected / (parts + 1), HIGHEST_SHARE)
+        renewed = {weight: _odds(weight, share) / _odds(weight, before) for weight in set(weights)}
+        odds = [one * renewed[weight] for one, weight in zip(odds, weights, strict=True)]
+        if not active and is_full and abs(share - before) < SETTLED * before:
             break
-    return [_probability(prior + total) for prior, total in zip(priors, sums, strict=True)]
+        active = active or range(len(tests))
+    explained = [1 - math.prod(_innocent(test, sent, odds)) for test, sent in zip(tests, messages, strict=True)]
+    return Beliefs(chance=list(map(_probability, odds)), explained=explained, share=share)
 
 
-def _pass_on(test: Observed, sent: list[float], priors: Sequence[float], sums: list[float], rates: ErrorRates) -> float:
-    """Renew what a test says to each of its suspects, in log-odds. Returns the largest change."""
-    with_culprit, without = (1 - rates.missed, rates.false_failure) if test.failed else (rates.missed, 1 - rates.false_failure)
-    innocent = [_log_innocent(priors[index] + sums[index] - said) for index, said in zip(test.suspects, sent, strict=True)]
-    all_innocent = math.fsum(innocent)
-    largest = 0.0
-    for at, index in enumerate(test.suspects):
-        others = math.exp(min(all_innocent - innocent[at], 0.0))
-        fresh = math.log(with_culprit / (without * others + with_culprit * (1 - others)))
-        step = (1 - DAMPING) * (fresh - sent[at])
-        sent[at] += step
-        sums[index] += step
-        largest = max(largest, abs(step))
-    return largest
+def _pass_on(test: Observed, sent: list[float], odds: list[float], rates: ErrorRates) -> float:
+    """Renew the factor that a test has in the odds of each of its suspects. Returns the largest relative change."""
+    with_culprit = rates.outcome(failed=test.failed, spoilt=1.0)
+    without = rates.outcome(failed=test.failed, spoilt=test.spoilt)
+    if test.spoilt == 1.0:
+        return 0.0
+    innocent = _innocent(test, sent, odds)
+    all_innocent = math.prod(innocent)
+    share = 1 - DAMPING if test.failed else 1.0
+    least = most = 1.0
+    for at, (index, free) in enumerate(zip(test.suspects, innocent, strict=True)):
+        fresh = with_culprit / (with_culprit + (without - with_culprit) * (all_innocent / free))
+        step = (fresh / sent[at]) ** share
+        sent[at] *= step
+        odds[index] *= step
+        if step < least:
+            least = step
+        elif step > most:
+            most = step
+    return max(most - 1, 1 - least)
 
 
-def _log_odds(weights: Sequence[float], share: float) -> list[float]:
-    return [math.log(weight * share / (1 - min(weight, 1.0) * share)) for weight in weights]
+def _innocent(test: Observed, sent: Sequence[float], odds: Sequence[float]) -> list[float]:
+    """How probable it is, by all other tests, that each suspect of a test is no culprit."""
+    innocent = []
+    for index, factor in zip(test.suspects, sent, strict=True):
+        others_say = odds[index] / factor
+        innocent.append(1 / (1 + others_say) if others_say < MOST_ODDS else 1 / MOST_ODDS)
+    return innocent
 
 
-def _probability(log_odds: float) -> float:
-    bounded = max(-LARGEST_LOG_ODDS, min(LARGEST_LOG_ODDS, log_odds))
-    return 1 / (1 + math.exp(-bounded))
+def _probability(odds: float) -> float:
+    return odds / (1 + odds) if odds < MOST_ODDS else 1.0
 
 
-def _log_innocent(log_odds: float) -> float:
-    """The logarithm of the probability that a suspect is none."""
-    if log_odds > LARGEST_LOG_ODDS:
-        return -log_odds
-    return -math.log1p(math.exp(log_odds))
+def _odds(weight: float, share: float) -> float:
+    return weight * share / (1 - min(weight, 1.0) * share)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 def test_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """The table is printed and written, with a picture that names both sizes."""
-    words = ["--nodes", "9", "30", "--culprits", "0", "1", "--trials", "3", "--others", "uplink", "--out", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["localization.py", *words])
+    words = "--nodes 9 30 --culprits 0 1 --trials 3 --others uplink host --other-parts 64 --out"
+    monkeypatch.setattr(sys, "argv", ["localization.py", *words.split(), str(tmp_path)])
     with benchmark_module("localization") as benchmark:
         assert benchmark.main() == 0
         assert not set(range(3)) & set(range(benchmark.FIRST_SEED["held-out"], benchmark.FIRST_SEED["held-out"] + 3))
@@ -31,7 +31,8 @@ def test_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         ("nodes", 9, 1),
         ("nodes", 30, 0),
         ("nodes", 30, 1),
-        ("uplink", 232, 1),
+        ("uplink", 64, 1),
+        ("host", 64, 1),
     ]
     drawn = [text.text for text in ET.parse(tmp_path / "plot.svg").getroot().iter("{http://www.w3.org/2000/svg}text")]  # noqa: S314 -- our own
     assert {"9", "30", "0 bad", "1 bad", "nodes"} <= set(drawn)

@@ -154,6 +154,15 @@ def test_the_leaf_switch_that_slows_all_is_named(tmp_path: Path) -> None:
     assert "what leaves switch leaf1 " in run.row("inter_node_busbw[all_reduce]")["reason"]
 
 
+@pytest.mark.long
+def test_of_two_leaf_switches_the_way_between_them_is_named(tmp_path: Path) -> None:
+    """Nothing tells whose uplinks carry half; the nodes of both are told, and none is to blame."""
+    run = simulate(tmp_path, "8x2", "-k", "inter_node_busbw and all_reduce", bad=("node5:trunk",))
+    (culprit,) = run.results["culprits"]
+    assert (culprit["kind"], culprit["place"], len(culprit["places"])) == ("switch", None, 8)
+    assert culprit["evidence"][0].startswith("the way between switch leaf0 and switch leaf1 is to blame: node0, ")
+
+
 @pytest.mark.parametrize(
     ("fault", "said"),
     [

@@ -10,52 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_gpucluster.judging.group_search import bound, search
-from pytest_gpucluster.judging.group_tests import Part, Result, Suspect
-from pytest_gpucluster.judging.suspicion import ErrorRates, Observed, probabilities
+from pytest_gpucluster.judging.group_tests import Part, Suspect
+from pytest_gpucluster.judging.suspicion import ErrorRates, Observed, weigh_suspects
+from tests.support.group_search import found, named, nodes, without
 from tests.support.scripts import benchmark_module
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from pytest_gpucluster.judging.group_tests import Group, Report
+    from collections.abc import Callable
 
 RATES = ErrorRates()
 
 
-def nodes(number: int, leaf: int | None = None) -> list[Part]:
-    """Nodes, at leaf switches of ``leaf`` nodes."""
-    return [Part(name=f"node{at}", within=(f"leaf{at // leaf}",) if leaf else ()) for at in range(number)]
-
-
-def found(parts: Sequence[Part], passes: Callable[[Group], bool | None], most_rounds: int | None = None) -> Report:
-    """The report of a search; each round's groups share no part, and each has two."""
-
-    def measure(groups: Sequence[Group]) -> list[Result]:
-        names = [name for group in groups for name in group.parts]
-        assert len(names) == len(set(names))
-        assert all(len(group.parts) >= 2 for group in groups)
-        return [Result(passed=passes(group), value=1.0) for group in groups]
-
-    return search(parts, measure, most_rounds=most_rounds)
-
-
-def without(*bad: str) -> Callable[[Group], bool]:
-    """Groups without these parts pass."""
-    return lambda group: not set(bad) & set(group.parts)
-
-
-def named(report: Report) -> set[Suspect]:
-    """Who is named, each once."""
-    suspects = [finding.suspect for finding in report.culprits]
-    assert len(suspects) == len(set(suspects))
-    return set(suspects)
-
-
 def test_all_pass() -> None:
-    """Nobody is named among healthy nodes: two sweeps and the whole, about as many tests as are published for 232 nodes."""
+    """Nobody is named among healthy nodes: blocks, and all of them twice. For 232 nodes 28 tests are published."""
     report = found(nodes(232), lambda _: True)
     assert (report.culprits, report.unconfirmed) == ((), ())
-    assert (report.rounds, len(report.tests)) == (3, 29)
+    assert (report.rounds, len(report.tests)) == (3, 26)
     assert report.rest is not None
     assert report.rest.result.passed
 
@@ -154,7 +124,7 @@ def test_error_rates(rate: float) -> None:
 def test_probabilities_of_two_parts() -> None:
     """One failed test of two parts and one that passed of the second: the odds are those of Bayes' rule."""
     seen = [Observed((0, 1), failed=True), Observed((1,), failed=False)]
-    one, other = probabilities(seen, [1.0, 1.0], parts=2, rates=RATES)
+    one, other = weigh_suspects(seen, [1.0, 1.0], parts=2, rates=RATES).chance
     assert one > 0.5
     assert other < 0.05
 

@@ -57,7 +57,7 @@ def with_leaf(*, inside: bool) -> NodeSearch:
     return search_nodes(LEAVES, measure, within_s=60, unit="GB/s", clock=Clock(0.1))
 
 
-@pytest.mark.parametrize(("inside", "words"), [(False, "the way out of switch leaf1")])
+@pytest.mark.parametrize(("inside", "words"), [(True, "switch leaf1"), (False, "the way out of switch leaf1")])
 def test_a_leaf_switch_is_named_and_no_node(inside: bool, words: str) -> None:  # noqa: FBT001 -- a parameter
     """Its four nodes fail together: they share it, so none of them is to blame."""
     found = with_leaf(inside=inside)
@@ -65,6 +65,28 @@ def test_a_leaf_switch_is_named_and_no_node(inside: bool, words: str) -> None:  
     assert found.evidence["the rest"].startswith("386.6 GB/s on 8 nodes")
     before = "all of" if inside else "what leaves"
     assert "missed the limit, best 193.3" in found.evidence[f"{before} switch leaf1"]
+
+
+@pytest.mark.parametrize(
+    ("leaves", "bad", "words"),
+    [
+        ({f"node{at}": f"switch leaf{at // 6}" for at in range(12)}, (), "switch leaf0 and switch leaf1"),
+        ({f"node{at}": None for at in range(12)}, ("node3", "node8"), "node3 and node8"),
+    ],
+    ids=["two switches", "two nodes"],
+)
+def test_a_connection_is_named_by_its_ends(leaves: dict[str, str | None], bad: tuple[str, ...], words: str) -> None:
+    """Each end works by itself: of two switches neither is to blame, and of two nodes neither is."""
+
+    def is_slow(group: Group) -> bool:
+        return set(bad) <= set(group.parts) if bad else len({leaves[node] for node in group.parts}) > 1
+
+    def measure(groups: Sequence[Group], _left_s: float) -> list[Result]:
+        return [Result(passed=not is_slow(one), value=GOOD_GB_S / (2 if is_slow(one) else 1)) for one in groups]
+
+    found = search_nodes(leaves, measure, within_s=60, unit="GB/s", clock=Clock(0.1))
+    assert (found.nodes, set(found.shared.values())) == ((), {f"the way between {words}"})
+    assert set(found.shared) == set(words.split(" and "))
 
 
 def test_where_switches_are_known_a_bad_node_is_still_one() -> None:
