@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from pytest_gpucluster.protocol.rank import is_gone
-from pytest_gpucluster.worker import flight_recorder, raised
+from pytest_gpucluster.worker import raised
 
 ASK = signal.SIGUSR1
 ANSWER_S = 3.0
@@ -23,6 +23,11 @@ PAUSE_S = 0.02
 SHOWN_CHARACTERS = 6000
 CRASH = b"Fatal Python error"
 OWN_WORKER = Path(__file__).with_name("worker.py")
+OWN_THREADS = (
+    Path(__file__).with_name("flight_recorder.py"),
+    Path(__file__).with_name("gpu_watch.py"),
+    Path(__file__).parents[1] / "inventory" / "telemetry.py",
+)
 
 
 def answer_requests(path: Path) -> None:
@@ -50,14 +55,14 @@ def ask(pid: int, path: Path) -> str:
     deadline_s = time.monotonic() + ANSWER_S
     while time.monotonic() < deadline_s and not is_gone(pid):
         time.sleep(PAUSE_S)
-    stacks = _without_own_frames(_text(path)[before:].partition(CRASH)[0])[-SHOWN_CHARACTERS:]
+    stacks = _without_own_frames(_text(path)[before:].partition(CRASH)[0])[:SHOWN_CHARACTERS]
     return "" if f'"{raised.__file__}", line' in stacks else stacks
 
 
 def of_crash(path: Path) -> str:
     """The stacks of a worker that SIGSEGV, SIGBUS, SIGABRT, SIGFPE or SIGILL ended; empty if it ended otherwise."""
     text = _text(path)
-    return _without_own_frames(text)[-SHOWN_CHARACTERS:] if text.startswith(CRASH) else ""
+    return _without_own_frames(text)[:SHOWN_CHARACTERS] if text.startswith(CRASH) else ""
 
 
 def _size(path: Path) -> int:
@@ -73,14 +78,33 @@ def _text(path: Path) -> bytes:
 def _without_own_frames(stacks: bytes) -> str:
     """The stacks from the most recent call back to where this package's worker called the function.
 
-    The thread that reads the flight recorder is left out.
+    The thread that is in the function, or that crashed, comes first: faulthandler writes it last, and nobody reads so far.
+    Threads of this package are left out.
     """
-    kept, hidden = [], False
-    for thread in stacks.decode("utf-8", "replace").split("\n\n"):
-        if f'"{flight_recorder.__file__}", line' in thread:
-            continue
-        for line in [*thread.splitlines(), ""]:
-            hidden = (hidden and line.startswith("  File")) or (f'"{OWN_WORKER}"' in line and "in _reply" in line)
-            if not hidden:
-                kept.append(line)
-    return "\n".join(kept).strip()
+    threads = [thread.splitlines() for thread in stacks.decode("utf-8", "replace").split("\n\n")]
+    kept = [_back_to_worker(lines) for lines in sorted(threads, key=_place) if lines and not _is_own(lines)]
+    return "\n\n".join("\n".join(lines) for lines in kept).strip()
+
+
+def _is_called(line: str) -> bool:
+    """Whether a line is the frame in which the worker calls the function."""
+    return f'"{OWN_WORKER}"' in line and "in _reply" in line
+
+
+def _place(thread: list[str]) -> int:
+    """0 for the head of a crash, 1 for the thread that is looked for, 2 for others."""
+    if thread and thread[0].startswith(CRASH.decode()):
+        return 0
+    is_first = any(map(_is_called, thread)) or (bool(thread) and thread[0].startswith("Current thread"))
+    return 1 if is_first else 2
+
+
+def _is_own(thread: list[str]) -> bool:
+    """Whether a thread is one of this package, that reads the flight recorder or NVML beside the function."""
+    return not any(map(_is_called, thread)) and any(f'"{file}", line' in line for line in thread for file in OWN_THREADS)
+
+
+def _back_to_worker(thread: list[str]) -> list[str]:
+    """A thread up to the worker's own frames, which are the last ones of its main thread."""
+    at = next((at for at, line in enumerate(thread) if _is_called(line)), len(thread))
+    return thread[:at]

@@ -70,6 +70,14 @@ def test_every_thread_is_there(hanging: Callable[..., tuple[int, Path]]) -> None
     assert is_gone(pid)
 
 
+def test_a_process_that_is_held(hanging: Callable[..., tuple[int, Path]]) -> None:
+    """It writes where it was held, and nothing wakes it before."""
+    pid, path = hanging()
+    os.kill(pid, signal.SIGSTOP)
+    assert python_stacks.ask(pid, path).count("in hangs_in_the_main_thread") == 1
+    assert is_gone(pid)
+
+
 def test_a_function_that_raised_meanwhile(hanging: Callable[..., tuple[int, Path]]) -> None:
     """The end of a peer woke it: the worker writes down what the function raised, and where it waited is not seen any more."""
     raising = "from pytest_gpucluster.worker import raised; raised._chain_of = lambda error: hangs_in_the_main_thread()"
@@ -84,8 +92,10 @@ def test_a_process_that_is_held_up_while_it_writes(
     """A busy machine takes its core away for a while: it is waited for, until it is done and no longer."""
     monkeypatch.setattr(python_stacks, "ANSWER_S", 60.0)
     pid, path = hanging()
-    os.kill(pid, signal.SIGSTOP)
-    threading.Timer(1.0, os.kill, (pid, signal.SIGCONT)).start()
+    killing = os.kill
+    killing(pid, signal.SIGSTOP)
+    monkeypatch.setattr(python_stacks.os, "kill", lambda pid, number: number != signal.SIGCONT and killing(pid, number))
+    threading.Timer(1.0, killing, (pid, signal.SIGCONT)).start()
     began_s = time.monotonic()
     assert python_stacks.ask(pid, path).count("in hangs_in_the_main_thread") == 1
     assert 0.9 < time.monotonic() - began_s < python_stacks.ANSWER_S
@@ -106,6 +116,48 @@ def test_a_process_that_crashes_over_it(hanging: Callable[..., tuple[int, Path]]
     began_s = time.monotonic()
     assert python_stacks.ask(pid, path) == "Thread 1:\n  File half"
     assert time.monotonic() - began_s < python_stacks.ANSWER_S
+
+
+def dump_of(*threads: list[tuple[str, str]], current: int | None = None) -> str:
+    """What faulthandler writes of threads, each its frames as (file, function), the most recent first."""
+    told = []
+    for number, frames in enumerate(threads):
+        head = f"{'Current thread' if number == current else 'Thread'} 0x{number:x} (most recent call first):"
+        told.append("\n".join([head, *(f'  File "{file}", line 1 in {function}' for file, function in frames)]))
+    return "\n\n".join(told) + "\n"
+
+
+PACKAGE = REPOSITORY / "pytest_gpucluster"
+IN_THREAD = [("threading.py", "run"), ("threading.py", "_bootstrap")]
+IN_FUNCTION = [("suite.py", "add_up"), (f"{PACKAGE}/worker/worker.py", "_reply"), (f"{PACKAGE}/worker/worker.py", "main")]
+
+
+@pytest.mark.parametrize("own", ["worker/gpu_watch.py", "worker/flight_recorder.py", "inventory/telemetry.py"])
+def test_the_function_first_and_no_thread_of_our_own(own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a thread reads NVML beside the function, and was all that a report had room for."""
+    path = tmp_path / "stacks"
+    text = dump_of([(f"{PACKAGE}/{own}", "_serve"), *IN_THREAD], [("user.py", "loads"), *IN_THREAD], IN_FUNCTION)
+    monkeypatch.setattr(python_stacks, "ANSWER_S", 0.1)
+    monkeypatch.setattr(python_stacks.os, "kill", lambda _pid, _number: path.write_text(text))
+    lines = python_stacks.ask(os.getpid(), path).splitlines()
+    assert [line.rpartition(" ")[2] for line in lines if "File" in line] == ["add_up", "loads", "run", "_bootstrap"]
+
+
+def test_where_the_function_waits_for_a_thread_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the function's thread, whoever made it wait."""
+    path = tmp_path / "stacks"
+    monkeypatch.setattr(python_stacks, "ANSWER_S", 0.1)
+    text = dump_of([(f"{PACKAGE}/worker/gpu_watch.py", "_look"), *IN_FUNCTION])
+    monkeypatch.setattr(python_stacks.os, "kill", lambda _pid, _number: path.write_text(text))
+    assert "in _look" in python_stacks.ask(os.getpid(), path)
+
+
+def test_the_thread_that_crashed_comes_first(tmp_path: Path) -> None:
+    """After the words of the crash."""
+    path = tmp_path / "stacks"
+    path.write_text("Fatal Python error: Segmentation fault\n\n" + dump_of(IN_THREAD, [("suite.py", "crash")], current=1))
+    head, _, current, *_ = python_stacks.of_crash(path).splitlines()
+    assert (head, current) == ("Fatal Python error: Segmentation fault", "Current thread 0x1 (most recent call first):")
 
 
 def test_half_a_dump_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
