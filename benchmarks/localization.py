@@ -190,28 +190,36 @@ HEAD = (
 """Rounds and tests: the median of all trials; the rounds also below which 95 % of the trials are, and the most."""
 
 
-# The plot: an SVG of 720 x 330 with two panels, the lower axis logarithmic; a panel is 260 x 240, its origin at (left, 290).
+# The plot: an SVG of 720 x 660 with four panels, the lower axis logarithmic; a panel is 260 x 240, its origin at (left, 290) of
+# its row.
 
 COLOURS = ("#1f77b4", "#2ca02c", "#ff7f0e", "#d62728", "#9467bd")
 
 
 def draw(rows: Sequence[Row]) -> str:
-    """Rounds and tests by the number of nodes, one line for each number of bad nodes."""
-    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 330" font-family="sans-serif" font-size="12">']
-    parts.append('<rect width="720" height="330" fill="white"/>')
+    """Rounds, tests, recall and precision by the number of nodes, one line for each number of bad nodes."""
     nodes = [row for row in rows if row.scene == "nodes"]
     rounds = {(row.nodes, row.culprits): statistics.median(row.rounds) for row in nodes}
-    tests = {(row.nodes, row.culprits): statistics.median(row.tests) for row in nodes}
-    parts += panel(60, "rounds, median", ends=(0, 1 + max(rounds.values())), values=rounds)
-    logarithms = {at: math.log10(number) for at, number in tests.items()}
-    parts += panel(420, "tests, median (powers of 10)", ends=(0, 0.3 + max(logarithms.values())), values=logarithms)
-    legend = enumerate(sorted({row.culprits for row in nodes}))
-    parts += [f'<text x="330" y="{70 + 18 * at}" fill="{COLOURS[at % 5]}">{bad} bad</text>' for at, bad in legend]
+    tests = {(row.nodes, row.culprits): math.log10(statistics.median(row.tests)) for row in nodes}
+    recall = {(row.nodes, row.culprits): row.recall for row in nodes if row.recall is not None}
+    precision = {(row.nodes, row.culprits): row.precision for row in nodes if row.precision is not None}
+    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 660" font-family="sans-serif" font-size="12">']
+    parts.append('<rect width="720" height="660" fill="white"/>')
+    highest = math.ceil(max(rounds.values()) + 0.5)
+    parts += panel(60, "rounds, median", marks=range(highest + 1), values=rounds)
+    parts += panel(420, "tests, median (powers of 10)", marks=range(math.ceil(max(tests.values())) + 1), values=tests)
+    parts.append('<g transform="translate(0 330)">')
+    shares = [1 - at / 1000 for at in range(20, -1, -5)]
+    parts += panel(60, "recall (an axis from 0.98)", marks=shares, values=recall)
+    parts += panel(420, "precision (an axis from 0.98)", marks=shares, values=precision)
+    parts.append("</g>")
+    numbers = enumerate(sorted({row.culprits for row in nodes}))
+    parts += [f'<text x="330" y="{70 + 18 * at}" fill="{COLOURS[at % 5]}">{bad} bad</text>' for at, bad in numbers]
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def panel(left: float, title: str, *, ends: tuple[float, float], values: Mapping[tuple[int, int], float]) -> list[str]:
-    """One panel. ``values``: by nodes and culprits. ``ends``: of its y-axis."""
+def panel(left: float, title: str, *, marks: Sequence[float], values: Mapping[tuple[int, int], float]) -> list[str]:
+    """One panel. ``values``: by nodes and culprits. ``marks``: of its y-axis, the ends of which are the first and the last."""
     sizes = sorted({nodes for nodes, _ in values})
     span = math.log(sizes[-1] / sizes[0]) or 1.0
 
@@ -219,16 +227,19 @@ def panel(left: float, title: str, *, ends: tuple[float, float], values: Mapping
         return left + 15 + 230 * math.log(nodes / sizes[0]) / span
 
     def y(value: float) -> float:
-        return 290 - 240 * (value - ends[0]) / (ends[1] - ends[0])
+        return 290 - 240 * (max(value, marks[0]) - marks[0]) / (marks[-1] - marks[0])
 
     parts = [f'<text x="{left}" y="30">{title}</text>']
     parts.append(f'<path d="M{left} 50V290H{left + 260}" fill="none" stroke="black"/>')
-    marks = range(math.ceil(ends[0]), math.floor(ends[1]) + 1)
-    parts += [f'<text x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value}</text>' for value in marks]
-    for at, culprits in enumerate(sorted({culprits for _, culprits in values})):
+    parts += [f'<text x="{left - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{value:g}</text>' for value in marks]
+    numbers = sorted({culprits for _, culprits in values})
+    for culprits in numbers:
         mine = [(nodes, values[nodes, culprits]) for nodes in sizes if (nodes, culprits) in values]
         points = " ".join(f"{x(nodes):.1f},{y(value):.1f}" for nodes, value in mine)
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{COLOURS[at % len(COLOURS)]}" stroke-width="2"/>')
+        colour = COLOURS[
+            (numbers.index(culprits) + (0 not in numbers)) % len(COLOURS)
+        ]  # nothing can be missed without a culprit
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
     parts += [f'<text x="{x(nodes):.1f}" y="306" text-anchor="middle">{nodes}</text>' for nodes in sizes]
     return [*parts, f'<text x="{left + 130}" y="324" text-anchor="middle">nodes</text>']
 
