@@ -15,7 +15,7 @@ from tests.support.scripts import BENCHMARKS
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = [pytest.mark.e2e, pytest.mark.long]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 
 def test_two_fleets(tmp_path: Path) -> None:

@@ -186,6 +186,7 @@ def test_case_that_is_not_there_is_refused(
 
 
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_two_ranks_side_by_side(tmp_path: Path) -> None:
     """Both strategies at 8 rows, and fsdp with its shards on the host: the same curve, told once."""
     file = tmp_path / "rows.json"

@@ -37,7 +37,7 @@ def test_the_table(script: Any) -> None:
     assert script.table(result).splitlines()[-1] == "| BF16 products | Sampler at 10 Hz | 1.0000 | 0.9900 to 1.0100 |"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_run_on_a_cpu(tmp_path: Path) -> None:
     """Every work with every reader, and the file renders again."""
     file = tmp_path / "found.json"

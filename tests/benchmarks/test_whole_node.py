@@ -140,7 +140,7 @@ def test_which_parts_run_on_how_many_gpus(script: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-@pytest.mark.long
+@pytest.mark.slow
 def test_rehearsal_of_the_faults(tmp_path: Path) -> None:
     """Two torchruns, planted faults and the analysis of slowed GPUs, on the CPU; from another folder."""
     own = {name: value for name, value in os.environ.items() if name not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}

@@ -316,6 +316,7 @@ def test_a_gpu_fewer_than_promised_fails(tmp_path: Path) -> None:
     assert {culprit["place"]["id"] for culprit in ran.results["culprits"]} == {"node0", "node0-gpu3"}
 
 
+@pytest.mark.slow
 def test_another_model_on_another_node(two_nodes: FinishedRun) -> None:
     """One NVL among SXM on the second node fails there only."""
     assert two_nodes.outcomes("gpu_model") == {

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
 
+FAST = ("session finish, last", "os._exit in a test", "unconfigure leaves")
+"""The other hooks are tried here at night, and always in the file that lists them."""
 JUDGED = ("gpu_model", "gpu_memory", "remapped_rows")
 HEALTHY, BROKEN = "count 3\n", "count 3\n2.mem.total 85899345920\n"
 
@@ -53,7 +55,7 @@ def test_open_for_accepted(tmp_path: Path, library: Path) -> None:
     assert (ran.results.get("verdict"), ran.returncode) == ("ACCEPTED", 0), ran.stdout
 
 
-@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("hook", [pytest.param(hook, marks=() if hook in FAST else pytest.mark.slow) for hook in HOOKS])
 def test_closed_for_rejected(tmp_path: Path, library: Path, hook: str) -> None:
     """One GPU has too little memory. The hook chooses 0, and the exit code is not 0."""
     ran = launch(tmp_path, library, BROKEN, HOOKS[hook])

@@ -46,6 +46,7 @@ def test_quiet_stays_quiet(tmp_path: Path, option: str) -> None:
     assert not re.search(r"plan:|: 2 ranks|about \d|criterion +\d+ passed", ran.stdout)
 
 
+@pytest.mark.slow
 def test_a_line_now_and_then_where_there_is_no_terminal(tmp_path: Path) -> None:
     """With the share of the whole run, and what is left."""
     ran = run_pytest(tmp_path, ACCEPTANCE, lasting(tmp_path, 12), "-k", "bf16_sustained and not straggler")

@@ -154,7 +154,7 @@ def test_the_leaf_switch_that_slows_all_is_named(tmp_path: Path) -> None:
     assert "what leaves switch leaf1 " in run.row("inter_node_busbw[all_reduce]")["reason"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_of_two_leaf_switches_the_way_between_them_is_named(tmp_path: Path) -> None:
     """Nothing tells whose uplinks carry half; the nodes of both are told, and none is to blame."""
     run = simulate(tmp_path, "8x2", "-k", "inter_node_busbw and all_reduce", bad=("node5:trunk",))
@@ -276,6 +276,7 @@ def test_what_cannot_be_simulated_is_wrong_usage(tmp_path: Path, arguments: tupl
     assert run.results == {}
 
 
+@pytest.mark.slow
 def test_three_of_64_nodes_drift(tmp_path: Path) -> None:
     """Each is named, in its row, in the table and in one line; the others are alike."""
     bad = ("node5:odd", "node17:odd", "node40:dimm")
@@ -293,6 +294,7 @@ def test_three_of_64_nodes_drift(tmp_path: Path) -> None:
     assert said in " ".join(run.stdout.split())
 
 
+@pytest.mark.slow
 def test_two_interfaces_have_no_siblings(tmp_path: Path) -> None:
     """Two healthy nodes with one interface each: the rates are told, and nothing is open for that."""
     chosen = (with_rails(tmp_path), "--gpucluster-profile=lab-2x2", "--gpucluster-level=standard", "-k", "rail")
@@ -366,6 +368,7 @@ def test_racks_of_nvlink(tmp_path: Path, fleet: str, of_domains: str) -> None:
     assert "; its limits were never tried on GB200 NVL72" in run.verdict_line
 
 
+@pytest.mark.slow
 def test_racks_without_a_limit(tmp_path: Path) -> None:
     """Twenty nodes are more than a rack, and nobody published such a number: an error that says how to add one."""
     run = simulate(tmp_path, "20x4", NVL72, "-k", "inter_node_busbw and all_reduce")
@@ -388,8 +391,8 @@ def test_a_node_outside_the_nvlink_domain_of_its_rack(tmp_path: Path) -> None:
     ("fault", "where", "outcome"),
     [
         ("node1:absent", {"node3-gpu0", "node3-gpu1"}, "missing"),
-        ("node1-gpu1:busy", {"node1-gpu1"}, "error"),
-        ("node1:versions", {"node1-gpu0", "node1-gpu1"}, "error"),
+        pytest.param("node1-gpu1:busy", {"node1-gpu1"}, "error", marks=pytest.mark.slow),
+        pytest.param("node1:versions", {"node1-gpu0", "node1-gpu1"}, "error", marks=pytest.mark.slow),
     ],
 )
 def test_parts_that_take_no_part(tmp_path: Path, fault: str, where: set[str], outcome: str) -> None:

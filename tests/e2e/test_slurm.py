@@ -159,12 +159,8 @@ def test_one_fault(tmp_path: Path, library: Path, bad: str, changes: dict[str, A
 @pytest.mark.parametrize(
     ("before", "said"),
     [
-        ("sleep 1000", "no answer within 15 s"),
-        pytest.param(
-            "echo 'slurm_load_node error: Access/permission denied' >&2; exit 1",
-            "Access/permission denied",
-            marks=pytest.mark.slow,
-        ),
+        pytest.param("sleep 1000", "no answer within 15 s", marks=pytest.mark.slow),
+        ("echo 'slurm_load_node error: Access/permission denied' >&2; exit 1", "Access/permission denied"),
         pytest.param("rm -f node.txt job.txt; echo NodeName=x; exit 0", "is no record of a node", marks=pytest.mark.slow),
     ],
 )

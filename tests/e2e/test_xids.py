@@ -129,7 +129,7 @@ def test_nothing_is_reported(tmp_path: Path, library: Path) -> None:
         pytest.param("1:119", (119,), RESET, marks=pytest.mark.slow),
         pytest.param("1:43", (43,), xid_of(43).action, marks=pytest.mark.slow),
         pytest.param("1:999", (999,), VENDOR, marks=pytest.mark.slow),
-        ("1:43 1:95", (43, 95), RESET),
+        pytest.param("1:43 1:95", (43, 95), RESET, marks=pytest.mark.slow),
     ],
 )
 def test_one_gpu(tmp_path: Path, library: Path, xids: str, codes: tuple[int, ...], advice: str) -> None:
@@ -146,7 +146,7 @@ def test_one_gpu(tmp_path: Path, library: Path, xids: str, codes: tuple[int, ...
 @pytest.mark.parametrize(
     ("xids", "outcome"),
     [
-        ("1:43", "passed"),
+        pytest.param("1:43", "passed", marks=pytest.mark.slow),
         ("1:45 1:43", "passed"),
         pytest.param("1:43 1:79", "failed", marks=pytest.mark.slow),
         pytest.param("0:43", None, marks=pytest.mark.slow),

@@ -54,7 +54,13 @@ def num_connections(launch: Launch, port: int) -> int:
     )
 
 
-@pytest.mark.parametrize(("number", "seconds"), [(signal.SIGKILL, "6"), (signal.SIGSTOP, "25")], ids=["killed", "stopped"])
+@pytest.mark.parametrize(
+    ("number", "seconds"),
+    [
+        pytest.param(signal.SIGKILL, "6", id="killed"),
+        pytest.param(signal.SIGSTOP, "25", id="stopped", marks=pytest.mark.slow),
+    ],
+)
 def test_the_voice_in_a_long_call(starter: Starter, number: signal.Signals, seconds: str) -> None:
     """Four connections before. Then only the voice's own rank has no value; after a stop the others go on measuring too."""
     starter.write(test_long=CHILDLESS + LATER)

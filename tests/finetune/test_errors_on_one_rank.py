@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.finetune.runs import QUICK, forked
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 ELSEWHERE = "rank 1 cannot go on; its message says why"
 CHEAP = {**QUICK, "audit_every": 0, "restore_check": False, "greedy_rows": 0}

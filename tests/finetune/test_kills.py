@@ -69,7 +69,7 @@ def killed(folder: Path, kills: int, **settings: Any) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("beside", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_killed_three_times(tmp_path: Path, beside: bool) -> None:  # noqa: FBT001 -- parametrised
     """The kills come at random moments of a run that saves after every step, synchronously or asynchronously."""
     seen = killed(tmp_path, 3, checkpoint_async=beside, keep_checkpoints=2)
