@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support.launching import ACCEPTANCE, Launch, Starter
-from tests.support.netlab import iptables
+from tests.support.netlab import iptables, lab, second_switch
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.support.netlab import Host
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault]
@@ -40,11 +42,13 @@ criteria:
 """The slow ones reach 0.0125 GB/s, which is 100 Mbit/s; healthy ones here some 0.3 GB/s, on a busy machine less."""
 
 
-def run(starter: Starter, hosts: tuple[Host, ...], chosen: str) -> Launch:
-    """The criteria on four nodes of one rank each; the launch of node 0, when all have ended."""
+def run(starter: Starter, hosts: tuple[Host, ...], chosen: str, switches: Sequence[str] = ()) -> Launch:
+    """The criteria on nodes of one rank each, at these switches; the launch of node 0, when all have ended."""
     (starter.folder / "site.yaml").write_text(LIMITS, encoding="utf-8")
     options = ("-k", chosen, "--gpucluster-thresholds=site.yaml", "--gpucluster-profile=netlab", "--gpucluster-level=standard")
     prefixes = [host.prefix for host in hosts]
+    if switches:
+        prefixes = [(*prefix, f"GPUCLUSTER_SWITCH={name}") for prefix, name in zip(prefixes, switches, strict=True)]
     launches = starter.nodes(ACCEPTANCE, *options, ranks=1, prefixes=prefixes, address=hosts[0].address())
     for launch in launches:
         launch.end(within_s=LAUNCH_S)
@@ -83,6 +87,21 @@ def test_a_slow_host_is_named(starter: Starter, hosts: tuple[Host, ...]) -> None
     assert row["outcome"] == "failed"
     assert row["value"] < 0.04
     assert "groups with it missed the limit" in row["evidence"]["node2"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mbit_s", [None, SLOW_MBIT_S], ids=["healthy", "slow"])
+def test_the_way_between_two_switches_is_named(starter: Starter, possible: None, mbit_s: int | None) -> None:
+    """Each half is fast by itself, so no node is to blame, and neither switch."""
+    del possible
+    with lab(hosts=6, rails=1) as hosts, second_switch(hosts[3:]) as limit_way:
+        if mbit_s is not None:
+            limit_way(mbit_s)
+        launch = run(starter, hosts, "inter_node_busbw and all_reduce", ["leaf0"] * 3 + ["leaf1"] * 3)
+    assert rows(launch)["inter_node_busbw[all_reduce]", None]["outcome"] == ("passed" if mbit_s is None else "failed")
+    told = [(one["kind"], one["place"], len(one["places"]), one["evidence"][0]) for one in launch.results()["culprits"]]
+    words = "the way between switch leaf0 and switch leaf1 is to blame: node0, node1, node2, node3, node4, node5"
+    assert told == ([] if mbit_s is None else [("switch", None, 6, words)]), launch.output
 
 
 def test_a_slow_interface_is_named(starter: Starter, hosts: tuple[Host, ...]) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 COMMAND_S = 20.0
 NEEDED = ("ip", "tc", "unshare")
@@ -47,8 +47,7 @@ class Host:
 
     def limit_rate(self, rail: int, mbit_s: int) -> None:
         """What it sends through an interface leaves at this rate."""
-        shape = ("rate", f"{mbit_s}mbit", "burst", "512kb", "latency", "20ms")
-        run("ip", "netns", "exec", self.space, "tc", "qdisc", "replace", "dev", f"eth{rail}", "root", "tbf", *shape)
+        _shape(("ip", "netns", "exec", self.space, "tc"), f"eth{rail}", mbit_s)
 
     def take_down(self, rail: int) -> None:
         """An interface goes down, as without its cable."""
@@ -131,6 +130,34 @@ def lab(*, hosts: int, rails: int = 2) -> Iterator[tuple[Host, ...]]:
             shutil.rmtree(_names_of(host), ignore_errors=True)
         for rail in range(rails):
             _quietly("ip", "link", "del", bridge_of(rail))
+
+
+@contextlib.contextmanager
+def second_switch(hosts: Sequence[Host], rail: int = 0) -> Iterator[Callable[[int], None]]:
+    """Interface ``rail`` of these hosts is at a switch of its own, joined to the first one; limits what the way carries."""
+    switch, ends = f"{bridge_of(rail)}x", tuple(f"gt{os.getpid():x}r{rail}{end}" for end in "ab")
+
+    def limit_way(mbit_s: int) -> None:
+        for end in ends:
+            _shape(("tc",), end, mbit_s)
+
+    try:
+        run("ip", "link", "add", switch, "type", "bridge")
+        run("ip", "link", "set", switch, "up")
+        run("ip", "link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
+        for end, at in zip(ends, (bridge_of(rail), switch), strict=True):
+            run("ip", "link", "set", end, "master", at, "up")
+        for host in hosts:
+            run("ip", "link", "set", port_of(host.number, rail), "master", switch)
+        yield limit_way
+    finally:
+        _quietly("ip", "link", "del", ends[0])
+        _quietly("ip", "link", "del", switch)
+
+
+def _shape(tc: Sequence[str], interface: str, mbit_s: int) -> None:
+    shape = ("rate", f"{mbit_s}mbit", "burst", "512kb", "latency", "20ms")
+    run(*tc, "qdisc", "replace", "dev", interface, "root", "tbf", *shape)
 
 
 def _add(host: Host, hosts: tuple[Host, ...], rails: int) -> None:
