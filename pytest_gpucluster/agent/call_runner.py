@@ -5,17 +5,17 @@ from __future__ import annotations
 import contextlib
 import math
 import selectors
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.agent.current_call import CurrentCall
 from pytest_gpucluster.agent.environment import LOG_NAME, site_log, worker_environment
+from pytest_gpucluster.agent.group_hang import STOPPED, GroupHang, group_of
 from pytest_gpucluster.agent.worker_exit import describe_end
 from pytest_gpucluster.agent.worker_process import WorkerProcess
 from pytest_gpucluster.inventory import nccl_log
 from pytest_gpucluster.protocol import node_events
-from pytest_gpucluster.protocol.channel import Channel, fault_key, hung_key, progress_key, reply_key
+from pytest_gpucluster.protocol.channel import Channel, fault_key, progress_key, reply_key
 from pytest_gpucluster.protocol.codec import MalformedMessageError
 from pytest_gpucluster.protocol.messages import (
     CALL_VARIABLES,
@@ -36,20 +36,7 @@ from pytest_gpucluster.protocol.messages import (
 )
 from pytest_gpucluster.protocol.rank import spans
 
-STEP_CHARACTERS = 80
-PAUSE_S = 0.05
-LOOK_S = 0.5
-SETTLE_S = 1.5
-"""After a hang is found: when the worker is held where it is, and when its stacks are read, by which it ends.
-
-The deadlines of one call may differ by the time between both: no worker's end finds that of a peer not held.
-"""
-STOPPED_SETTLE_S = 8.0
-"""So long at most a stopped worker is kept for its peers' agents to show what waits for it: less than controller.MARGIN_S."""
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from pytest_gpucluster.agent.heartbeat import Heartbeat
     from pytest_gpucluster.agent.spawner import Spawner
     from pytest_gpucluster.agent.voice import Voice
@@ -57,7 +44,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.protocol.rank import Rank
     from pytest_gpucluster.worker.last_collective import LastCollective
 
-STOPPED = "T"  # the state letter of a process after SIGSTOP
+STEP_CHARACTERS = 80
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,15 +203,13 @@ class CallRunner:
             raise MalformedMessageError(f"a message of call {message.call[:STEP_CHARACTERS]!r}, which it is not busy with")
         if isinstance(message, Entered):
             self._current.enter()
-        elif isinstance(message, Success) and self._is_hung(self._current.command):
+        elif isinstance(message, Success) and self._hang_of(self._current.command).is_found():
             self._finish(Failure(kind="released", error="it returned only after another rank was found to hang"))
         else:
             self._finish(message)
 
-    def _is_hung(self, call: StartCall) -> bool:
-        """Whether the agent of another rank in the same group has found that its worker hangs."""
-        group = _group_of(call, self._context.rank.rank)
-        return len(group) > 1 and self._context.channel.has(hung_key(call.id, group[0]))
+    def _hang_of(self, call: StartCall) -> GroupHang:
+        return GroupHang(self._context.channel, self._heartbeat, call, self._context.rank.rank)
 
     # The worker.
 
@@ -283,46 +268,16 @@ class CallRunner:
         last = None
         if self._worker is not None:
             last = self._worker.collective()  # before any signal: this rank's, or one that wakes a peer's worker
-            since_s = time.monotonic()
-            peers = self._announce_hang() if failure.kind == "hung" else ()
-            seen = self._worker.look()
-            if peers:
-                self._await_peers(self._worker, peers, since_s=since_s, is_stopped=seen.state == STOPPED)
+            if failure.kind == "hung" and self._current is not None:
+                seen, stacks = self._hang_of(self._current.command).look_at(self._worker)
+            else:
+                seen = self._worker.look()
+                stacks = "" if seen.state == STOPPED else self._worker.stacks()
             part: Part | None = "software" if seen.state == STOPPED else failure.blames
-            stacks = "" if seen.state == STOPPED else self._worker.stacks()
             failure = replace(failure, blames=part, state=seen.state, stacks=stacks, flight=seen.flight, ras=seen.ras)
             if not self._kill(self._worker) and failure.kind == "hung":
                 failure = replace(failure, error=f"{failure.error}; SIGKILL does not end it")
         self._finish(failure, last)
-
-    def _announce_hang(self) -> tuple[int, ...]:
-        """Mark the call as hung for the agents of the same group; the other ranks of the group."""
-        group = _group_of(self._current.command, self._context.rank.rank) if self._current is not None else ()
-        if self._current is None or len(group) < 2:
-            return ()
-        self._context.channel.put(hung_key(self._current.command.id, group[0]), Fault(rank=self._context.rank.rank))
-        return tuple(rank for rank in group if rank != self._context.rank.rank)
-
-    def _await_peers(self, worker: WorkerProcess, peers: tuple[int, ...], *, since_s: float, is_stopped: bool) -> None:
-        """Hold the worker where it is, and give the agents of its peers time to do the same with theirs.
-
-        Their deadlines are over at about the same time. What the end of this worker does to its peers must not count. A worker
-        that is stopped ends after the others have replied: it has no stacks to show, and its end would wake those that have.
-        """
-        if is_stopped:
-            call = self._current.command.id if self._current is not None else ""
-            keys = [reply_key(call, rank) for rank in peers]
-            self._pause(since_s + STOPPED_SETTLE_S, is_over=lambda: all(self._context.channel.has(key) for key in keys))
-            return
-        self._pause(since_s + LOOK_S)
-        worker.hold()
-        self._pause(since_s + SETTLE_S)
-
-    def _pause(self, until_s: float, *, is_over: Callable[[], bool] = lambda: False) -> None:
-        """Wait until then, by the monotonic clock, and beat meanwhile."""
-        while (left_s := until_s - time.monotonic()) > 0 and not is_over():
-            self._heartbeat.beat_if_connected()
-            time.sleep(min(left_s, PAUSE_S))
 
     def _fail(self, failure: Reply) -> None:
         """Answer the current call for a worker that cannot go on, or the next call if there is none."""
@@ -365,10 +320,5 @@ class CallRunner:
 
 def _members_of(last: LastCollective, call: StartCall, rank: int) -> Spans:
     """The ranks that take part in a collective of this rank; empty without a process group."""
-    ranks = _group_of(call, rank)
+    ranks = group_of(call, rank)
     return spans(one for first, end in last.members or ((0, len(ranks)),) for one in ranks[first : end + 1])
-
-
-def _group_of(call: StartCall, rank: int) -> tuple[int, ...]:
-    """The ranks that share a process group with this one in the call, itself included; empty without a group."""
-    return next((group.ranks for group in call.groups or () if rank in group.ranks), ())

@@ -66,12 +66,12 @@ class NodeSearch:
         cut = "; no time was left for more" if self.is_cut else ""
         told: dict[str, Any] = {}
         for found in self.report.culprits:
-            told[f"{BEFORE[found.suspect.kind]}{' - '.join(found.suspect.names)}"] = self._with(found)
+            told[_in_words(found.suspect)] = self._with(found)
         rest = self.report.rest
         if rest is not None and rest.result.passed and rest.result.value is not None:
             told["the rest"] = f"{format_number(rest.result.value)} {self.unit} on {counted(len(rest.group.parts), 'node')}"
         if self.report.unconfirmed:
-            told["suspected, not confirmed"] = [" - ".join(found.suspect.names) for found in self.report.unconfirmed]
+            told["suspected, not confirmed"] = [_in_words(found.suspect) for found in self.report.unconfirmed]
         if not self.report.culprits:
             told["guilty"] = "no node could be named"
         return {**told, "searched": f"{spent}{cut}"}
@@ -80,6 +80,10 @@ class NodeSearch:
         values = [test.result.value for test in found.evidence if test.result.value is not None]
         passed = f", {found.passed} passed" if found.passed else ""
         return f"{counted(len(found.evidence), 'group')} with it missed the limit, best {format_number(max(values))}{passed}"
+
+
+def _in_words(suspect: Suspect) -> str:
+    return BEFORE[suspect.kind] + " and ".join(suspect.names)
 
 
 def search_nodes(

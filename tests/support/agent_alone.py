@@ -24,7 +24,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from pytest_gpucluster.agent import agent, call_runner, current_call, heartbeat, spawner, worker_process
+from pytest_gpucluster.agent import agent, current_call, group_hang, heartbeat, spawner, worker_process
 from pytest_gpucluster.agent.agent import Agent
 from pytest_gpucluster.agent.call_runner import AgentContext
 from pytest_gpucluster.agent.command_reader import CommandReader
@@ -325,7 +325,7 @@ class Scenarios:
 
     def woken_when_held(self) -> None:
         """The worker would answer after it is held, and before its stacks are read: a peer's end wakes it."""
-        call_runner.SETTLE_S = 5.0
+        group_hang.SETTLE_S = 5.0
         self.serve(replace(call(pause_s=DEADLINE_S + 3.0), groups=PAIR))
 
     def stopped(self) -> None:
@@ -334,7 +334,7 @@ class Scenarios:
 
     def stopped_last(self) -> None:
         """The worker of a group is stopped, and the other agent has replied."""
-        call_runner.STOPPED_SETTLE_S = 60.0
+        group_hang.STOPPED_SETTLE_S = 60.0
         self.store.has_peer_replied = True
         self.serve(replace(call(stop=True), groups=PAIR))
 
@@ -415,7 +415,7 @@ def survive_kills() -> None:
 
 
 if __name__ == "__main__":
-    call_runner.LOOK_S, call_runner.SETTLE_S, call_runner.STOPPED_SETTLE_S = 0.4, 0.5, 1.5
+    group_hang.LOOK_S, group_hang.SETTLE_S, group_hang.STOPPED_SETTLE_S = 0.4, 0.5, 1.5
     worker_process.KILL_S = 0.5
     worker_process.SEND_S = 0.5
     python_stacks.ANSWER_S = 0.2

@@ -1,0 +1,82 @@
+"""What the agents of a process group do together once the worker of one of them is found to hang.
+
+Their deadlines are over at about the same time. Each marks the call as hung, looks at its worker, and holds it where it is
+(SIGSTOP) before any worker ends: the end of one would wake its peers out of what they are in.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.protocol.channel import hung_key, reply_key
+from pytest_gpucluster.protocol.messages import Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pytest_gpucluster.agent.heartbeat import Heartbeat
+    from pytest_gpucluster.agent.worker_process import Evidence, WorkerProcess
+    from pytest_gpucluster.protocol.channel import Channel
+    from pytest_gpucluster.protocol.messages import StartCall
+
+PAUSE_S = 0.05
+LOOK_S = 0.5
+SETTLE_S = 1.5
+"""After a hang is found: when the worker is held where it is, and when its stacks are read, by which it ends.
+
+The deadlines of one call may differ by the time between both: no worker's end finds that of a peer not held.
+"""
+STOPPED_SETTLE_S = 8.0
+"""So long at most a stopped worker is kept for its peers' agents to show what waits for it: less than controller.MARGIN_S."""
+STOPPED = "T"  # the state letter of a process after SIGSTOP
+
+
+class GroupHang:
+    """The hang of one call, as the agent of one rank sees it."""
+
+    def __init__(self, channel: Channel, heartbeat: Heartbeat, call: StartCall, rank: int) -> None:
+        """``rank``: of this agent; it beats while it waits."""
+        self._channel = channel
+        self._heartbeat = heartbeat
+        self._call = call
+        self._rank = rank
+        self._group = group_of(call, rank)
+
+    def is_found(self) -> bool:
+        """Whether the agent of another rank in the same group has found that its worker hangs."""
+        return len(self._group) > 1 and self._channel.has(hung_key(self._call.id, self._group[0]))
+
+    def look_at(self, worker: WorkerProcess) -> tuple[Evidence, str]:
+        """What the worker, which hangs, does, and its Python stacks; it ends by this, unless it is stopped.
+
+        A worker that is stopped ends after the others have replied: it has no stacks to show, and its end would wake those
+        that have.
+        """
+        since_s = time.monotonic()
+        has_peers = len(self._group) > 1
+        if has_peers:
+            self._channel.put(hung_key(self._call.id, self._group[0]), Fault(rank=self._rank))
+        seen = worker.look()
+        if seen.state == STOPPED:
+            self._pause(since_s + STOPPED_SETTLE_S, is_over=self._have_peers_replied)
+            return seen, ""
+        if has_peers:
+            self._pause(since_s + LOOK_S)
+            worker.hold()
+            self._pause(since_s + SETTLE_S)
+        return seen, worker.stacks()
+
+    def _have_peers_replied(self) -> bool:
+        return all(self._channel.has(reply_key(self._call.id, rank)) for rank in self._group if rank != self._rank)
+
+    def _pause(self, until_s: float, *, is_over: Callable[[], bool] = lambda: False) -> None:
+        """Wait until then, by the monotonic clock, and beat meanwhile."""
+        while (left_s := until_s - time.monotonic()) > 0 and not is_over():
+            self._heartbeat.beat_if_connected()
+            time.sleep(min(left_s, PAUSE_S))
+
+
+def group_of(call: StartCall, rank: int) -> tuple[int, ...]:
+    """The ranks that share a process group with this one in the call, itself included; empty without a group."""
+    return next((group.ranks for group in call.groups or () if rank in group.ranks), ())
