@@ -40,6 +40,8 @@ WITHIN_S = 530.0
 LEAST_S = 20.0
 """No part is begun with less."""
 GRACE_S = 15.0
+LATER_S = 5.0
+"""The other torchrun of a pair ends a moment later by itself; after an interrupt too."""
 """From SIGINT, at which a run writes its reports, to SIGKILL."""
 BETWEEN = "inter_node or transport or nodes_reachable or slow_rail or memory_scaling_cluster"
 LIMITS = """extends: packaged
@@ -244,7 +246,7 @@ def run(part: Part, folder: Path, *, left_s: float) -> Ended:
     except subprocess.TimeoutExpired:
         late = f"ended after {min(part.within_s, left_s):.0f} s"
     finally:
-        exit_codes = [end(child, grace_s=GRACE_S if index == part.first else 5.0) for index, child in enumerate(children)]
+        exit_codes = [end(child, grace_s=GRACE_S if index == part.first else LATER_S) for index, child in enumerate(children)]
     ended = Ended(part=part.name, wrong=late, seconds=round(time.monotonic() - start_s, 1), exit_codes=exit_codes)
     try:
         ended = replace(ended, wrong=late or part.expects(folder, exit_codes))
@@ -274,7 +276,7 @@ def end(child: subprocess.Popen[bytes], *, grace_s: float) -> int:
     """The exit code, after all of its group is gone."""
     if child.poll() is None:
         with suppress(subprocess.TimeoutExpired):
-            child.wait(5.0)  # the other torchrun of a pair ends a moment later
+            child.wait(LATER_S)
     for number, wait_s in ((signal.SIGINT, grace_s), (signal.SIGKILL, 5.0)):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, number)

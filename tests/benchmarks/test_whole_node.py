@@ -95,6 +95,7 @@ def test_a_part_that_hangs_is_ended_with_all_that_it_started(
 ) -> None:
     """Also one that ignores signals, and its companion."""
     monkeypatch.setattr(script, "GRACE_S", 0.5)
+    monkeypatch.setattr(script, "LATER_S", 0.5)
     stubborn = (
         "import os, signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); open('pid{}', 'w').write(str(os.getpid()));"
     )

@@ -13,8 +13,8 @@ import pytest
 
 import pytest_gpucluster.inventory
 import pytest_gpucluster.measurements
-from pytest_gpucluster.thresholds.load import load
 from tests.support import REPOSITORY
+from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -112,7 +112,7 @@ def test_the_judge_exists(row: Row) -> None:
     if row.judged in WITHOUT_CRITERION:
         assert row.remark
         return
-    file = load(None)
+    file = packaged()
     names = NAME.findall(row.judged)
     assert names
     assert ", ".join(f"`{name}`" for name in names) == row.judged

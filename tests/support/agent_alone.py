@@ -325,8 +325,8 @@ class Scenarios:
 
     def woken_when_held(self) -> None:
         """The worker would answer after it is held, and before its stacks are read: a peer's end wakes it."""
-        group_hang.SETTLE_S = 5.0
-        self.serve(replace(call(pause_s=DEADLINE_S + 3.0), groups=PAIR))
+        group_hang.SETTLE_S = 3.5
+        self.serve(replace(call(pause_s=DEADLINE_S + 2.0), groups=PAIR))
 
     def stopped(self) -> None:
         """The worker of a group is stopped, and the other agent never replies."""

@@ -8,13 +8,13 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from tests.support.thresholds_files import packaged
+
 if TYPE_CHECKING:
     import random
     from collections.abc import Sequence
 
     from pytest_gpucluster.thresholds.resolve import Threshold
-
-from pytest_gpucluster.thresholds.load import load
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +118,6 @@ def draw_hosts(seen: Seen, shape: tuple[int, int], draw: random.Random) -> list[
 @functools.cache
 def straggler_entries() -> dict[str, Threshold]:
     """The packaged entries, by what they compare."""
-    file = load(None)
+    file = packaged()
     entries = file.criteria(file.profiles["h200-sxm"])
     return {key[len("straggler[") : -1]: entry for key, entry in entries.items() if key.startswith("straggler[")}

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.thresholds.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from pytest_gpucluster.thresholds.file import ThresholdsFile
+
 REHEARSAL = {"cluster": {}, "profiles": {"rehearsal": {"gpu": None, "rehearsal": True, "accept_at": "quick", "fabric": "none"}}}
 ENTRY = {"criterion": "It is judged.", "per": "cluster", "unit": "count", "level": "quick", "why": "A test.", "source": "none"}
+
+
+@functools.cache
+def packaged() -> ThresholdsFile:
+    """The packaged limits, read once: nothing changes them."""
+    return load(None)
 
 
 def write_limits(path: Path, criteria: Mapping[str, Any], *, extends: bool = True) -> str:

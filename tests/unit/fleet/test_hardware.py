@@ -10,7 +10,7 @@ from pytest_gpucluster.fleet.hardware import LOSSES, TYPICAL, Hardware, spread
 from pytest_gpucluster.fleet.simulation import parse_simulation
 from pytest_gpucluster.judging.disagreement import Healthy, Siblings, compare
 from pytest_gpucluster.judging.noise import spread_of
-from pytest_gpucluster.thresholds.load import load
+from tests.support.thresholds_files import packaged
 
 JUDGED = {
     "bf16_tflops": "bfloat16",
@@ -60,7 +60,7 @@ def hardware(shape: str, *faults: str, gpu: str, seed: int) -> Hardware:
 @pytest.mark.parametrize("criterion", JUDGED)
 def test_healthy_parts_pass_and_planted_ones_do_not(criterion: str, gpu: str) -> None:
     """With room for the spread of repeats. What a fault takes is enough, but for low floors, such as that of training."""
-    thresholds, quantity = load(None), JUDGED[criterion]
+    thresholds, quantity = packaged(), JUDGED[criterion]
     limit = thresholds.criteria(thresholds.profiles[gpu])[criterion].limit(gpus=1, cluster={}).value
     parts = [hardware("64x8", gpu=gpu, seed=seed) for seed in SEEDS]
     rates = [part.rate(rank, quantity) for part in parts for rank in range(512)]
@@ -76,7 +76,7 @@ def test_healthy_parts_pass_and_planted_ones_do_not(criterion: str, gpu: str) ->
 @pytest.mark.parametrize("quantity", COMPARED)
 def test_no_healthy_part_is_a_straggler(quantity: str, shape: str, gpu: str) -> None:
     """By the packaged tolerances, and the siblings are alike. A bad part is named, whatever the shape, and alone."""
-    thresholds, fault = load(None), COMPARED[quantity]
+    thresholds, fault = packaged(), COMPARED[quantity]
     entry = thresholds.criteria(thresholds.profiles[gpu])[f"straggler[{quantity}]"]
     limit_percent = entry.limit(gpus=8, cluster={}).value
     for seed in SEEDS:
@@ -98,7 +98,7 @@ def test_no_healthy_part_is_a_straggler(quantity: str, shape: str, gpu: str) -> 
 @pytest.mark.parametrize("quantity", HOSTS)
 def test_no_healthy_host_is_slow(quantity: str, nodes: int) -> None:
     """By the packaged tolerances. A bad host is named, and alone."""
-    thresholds = load(None)
+    thresholds = packaged()
     entry = thresholds.criteria(thresholds.profiles["h200-sxm"])[f"slow_host[{quantity}]"]
     limit_percent = entry.limit(gpus=8, cluster={}).value
     for seed in SEEDS:

@@ -13,8 +13,8 @@ from pytest_gpucluster.judging import forecast
 from pytest_gpucluster.judging.plan import places_of, rule_against
 from pytest_gpucluster.places import Inventory
 from pytest_gpucluster.plugin.options import MARKS
-from pytest_gpucluster.thresholds.load import load
 from tests.support.entries import threshold
+from tests.support.thresholds_files import packaged
 
 LIMITS_S = {"quick": 60.0, "standard": 300.0}
 SUBJECTS = {"tflops": "compute", "ratio": "compute", "copies": "links"}
@@ -33,7 +33,7 @@ def forecast_of(selected: dict[str, int], *, soak_s: float | None = None, **crit
 
 def whole(level: str, gpus: int) -> forecast.Forecast:
     """All that a level selects of the packaged file, for one node of H200."""
-    file = load(None)
+    file = packaged()
     criteria = file.criteria(file.profiles["h200-sxm"])
     inventory = Inventory(num_nodes=1, gpus_per_node=gpus, device="cuda")
     due = [one for one in criteria.values() if reaches(level, one.level) and rule_against(one, inventory) is None]
@@ -52,7 +52,7 @@ def test_a_level_keeps_its_promise(level: str, gpus: int) -> None:
 
 def test_all_links_of_two_gpus_take_at_most_90_s() -> None:
     """Collectives at every size, pairs, and what lies between two nodes of one GPU, at level standard."""
-    file = load(None)
+    file = packaged()
     criteria = file.criteria(file.profiles["h200-sxm"])
     of_links = (
         "busbw",
@@ -72,7 +72,7 @@ def test_all_links_of_two_gpus_take_at_most_90_s() -> None:
 def test_every_packaged_entry_has_an_estimate() -> None:
     """Else the plan's time would be a part of the truth: give it takes_s, or measured_with."""
     assert [step.criterion for step in whole("standard", 8).steps if step.takes_s is None] == []
-    file = load(None)
+    file = packaged()
     soaking = [one for one in file.criteria(file.profiles["h200-sxm"]).values() if one.level == "soak"]
     assert soaking
     assert [one.key for one in soaking if one.takes_s is None] == []
@@ -80,7 +80,7 @@ def test_every_packaged_entry_has_an_estimate() -> None:
 
 def test_no_packaged_estimate_is_above_its_deadline() -> None:
     """What takes so long would be cut off; for every profile, since an override may change either."""
-    file = load(None)
+    file = packaged()
     resolved = [(name, one) for name, profile in file.profiles.items() for one in file.criteria(profile).values()]
     assert [
         (name, one.key) for name, one in resolved if (one.takes_s or 0.0) >= (one.deadline_s or DEADLINES_S[one.level])

@@ -12,15 +12,15 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.nics import read_nics
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.nic_errors import GREATEST, WRAP, Growth, Readings, compare, read_limits
-from pytest_gpucluster.thresholds.load import load
 from tests.support.sysfs import MadeSys, efa, infiniband, port_with, roce
+from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
 PORT = "mlx5_1 port 1 (0000:22:00.0)"
-PACKAGED = load(None).criteria(load(None).profiles["h200-sxm"])["nic_errors"].recipe["limits"]
+PACKAGED = packaged().criteria(packaged().profiles["h200-sxm"])["nic_errors"].recipe["limits"]
 LIMITS = read_limits(PACKAGED)
 HOUR_S = 3600.0
 

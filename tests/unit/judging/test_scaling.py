@@ -14,8 +14,8 @@ from finetune_smoke.settings.config import preset
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging import scaling
 from pytest_gpucluster.measurements.collectives import busbw_gb_s
-from pytest_gpucluster.thresholds.load import load
 from pytest_gpucluster.thresholds.resolve import FabricRates
+from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.resolve import Threshold
@@ -26,7 +26,7 @@ QWEN2_7B = {"single_rank_gib": 20.0, "sharded_gib": 12.15, "layer_gib": 12.15 / 
 
 def entries(profile: str) -> dict[str, Threshold]:
     """The packaged entries for a profile."""
-    file = load(None)
+    file = packaged()
     return dict(file.criteria(file.profiles[profile]))
 
 

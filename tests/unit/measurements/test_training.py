@@ -14,7 +14,7 @@ import torch.distributed as dist
 from finetune_smoke.settings.config import require_limit_below_floor
 from finetune_smoke.training import loop as finetune_smoke
 from pytest_gpucluster.measurements import training
-from pytest_gpucluster.thresholds.load import load
+from tests.support.thresholds_files import packaged
 
 SMALL = {
     "preset": "tiny", "steps": 4, "window_steps": 2, "rows": 2, "rows_shared": False, "heldout_rows": 2, "greedy_rows": 0,
@@ -132,7 +132,7 @@ def test_memory_needs_a_gpu() -> None:
 def test_a_rank_alone_makes_the_checks_that_need_no_other() -> None:
     """The others are skipped by rule: exactly those that are not recorded where there is one rank."""
     found = training.finetune(**{**SMALL, "audit_every": 50})
-    file = load(None)
+    file = packaged()
     entries = file.criteria(file.profiles["rehearsal"]).items()
     checks = {key[len("finetune_check[") : -1]: entry.needs for key, entry in entries if key.startswith("finetune_check[")}
     left_out = {"generation", "graph_lock_step"}  # no loss is promised here, and a CPU has no CUDA graphs
@@ -157,7 +157,7 @@ def test_a_curve_is_bounded_and_whole(steps: int, points: int) -> None:
 
 def test_a_limit_that_a_blind_model_could_come_near_is_refused() -> None:
     """At half of the blind floor and above; the packaged limit lies below it, and an unknown floor refuses nothing."""
-    file = load(None)
+    file = packaged()
     for name, profile in file.profiles.items():
         entry = file.criteria(profile)["finetune_loss"]
         for limit in entry.numbers.values():

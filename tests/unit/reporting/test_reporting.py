@@ -14,7 +14,7 @@ from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_gpucluster.errors import ConfigurationError
@@ -151,6 +151,7 @@ RECORDS = st.builds(
 )
 
 
+@settings(max_examples=50)  # each is read against the whole schema
 @given(st.lists(RECORDS, max_size=4))
 def test_every_run_fits_the_schema(records: list[Record]) -> None:
     """Any outcomes whatever."""
