@@ -40,9 +40,9 @@ WITHIN_S = 530.0
 LEAST_S = 20.0
 """No part is begun with less."""
 GRACE_S = 15.0
+"""From SIGINT, at which a run writes its reports, to SIGKILL."""
 LATER_S = 5.0
 """The other torchrun of a pair ends a moment later by itself; after an interrupt too."""
-"""From SIGINT, at which a run writes its reports, to SIGKILL."""
 BETWEEN = "inter_node or transport or nodes_reachable or slow_rail or memory_scaling_cluster"
 LIMITS = """extends: packaged
 profiles:

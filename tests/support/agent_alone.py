@@ -320,7 +320,8 @@ class Scenarios:
         self.serve(replace(call(wait=True), groups=PAIR), call())
 
     def woken(self) -> None:
-        """The worker answers after its deadline, while its agent waits for the agents of its group; then one that hangs."""
+        """The worker answers after its deadline and before it is held; then one that hangs."""
+        group_hang.LOOK_S, group_hang.SETTLE_S = 3.0, 3.1
         self.serve(replace(call(pause_s=0.7), groups=PAIR), replace(call(hang=True), groups=PAIR))
 
     def woken_when_held(self) -> None:
