@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import MeasurementError
@@ -11,6 +11,7 @@ from pytest_gpucluster.judging.criterion import Parts
 from pytest_gpucluster.judging.group_tests import Result
 from pytest_gpucluster.judging.node_search import FEWEST_NODES, search_nodes
 from pytest_gpucluster.judging.node_ways import describe_ways
+from pytest_gpucluster.judging.search_effort import effort_of
 from pytest_gpucluster.measurements import collectives
 
 if TYPE_CHECKING:
@@ -19,10 +20,9 @@ if TYPE_CHECKING:
     from pytest_gpucluster.cluster.calls import Cluster
     from pytest_gpucluster.judging.criterion import Criterion
     from pytest_gpucluster.judging.group_tests import Group
+    from pytest_gpucluster.judging.search_effort import Effort
     from pytest_gpucluster.places import Place
 
-ITERATIONS = 8
-"""Of each smaller group: a search has a minute, and is after nodes that are clearly too slow."""
 MOST_NODES = 3
 """Of those named, whose GPUs are measured by themselves."""
 
@@ -49,18 +49,22 @@ class GuiltyNodes:
         within_s, nodes = self._recipe.get("search_s", 0), self._cluster.nodes
         if criterion.limit.holds(value) or not within_s:
             return Guilty()
+        gpus_per_node = self._cluster.promised.gpus_per_node
         if len(nodes) < FEWEST_NODES:
             return Guilty(evidence={"guilty": f"not searched: it takes {FEWEST_NODES} nodes"})
 
         def measure(groups: Sequence[Group], left_s: float) -> list[Result]:
-            return _results(self._cluster, criterion, self._recipe, groups, left_s)
+            most = max(len(group.parts) for group in groups)
+            effort = effort_of(self._recipe, nodes=most, gpus=most * gpus_per_node, busbw_gb_s=value)
+            return _results(self._cluster, criterion, effort, groups, left_s)
 
         until_s = time.monotonic() + within_s
         shared = {place.node: _shared_by(place) for place in self._cluster.places}
         known = {node.id: shared.get(node.node) for node in nodes}
         found = search_nodes(known, measure, within_s=within_s, unit=criterion.limit.unit)
         places = tuple(node for node in nodes if node.id in found.nodes)
-        ways = _ways(self._cluster, criterion, self._recipe, places, until_s=until_s)
+        effort = effort_of(self._recipe, nodes=2, gpus=2, busbw_gb_s=value / gpus_per_node)
+        ways = _ways(self._cluster, criterion, effort, places, until_s=until_s)
         parts = Parts(kind="node", places=places) if places else None
         if found.shared:
             among = tuple(node for node in nodes if not found.shared.keys().isdisjoint((node.id, known[node.id])))
@@ -77,9 +81,7 @@ def _shared_by(place: Place) -> str | None:
     return None if place.fabric is None else f"NVLink domain {place.fabric}"
 
 
-def _ways(
-    cluster: Cluster, criterion: Criterion, recipe: Mapping[str, Any], bad: Sequence[Place], *, until_s: float
-) -> dict[str, str]:
+def _ways(cluster: Cluster, criterion: Criterion, effort: Effort, bad: Sequence[Place], *, until_s: float) -> dict[str, str]:
     """What each GPU of the named nodes reaches by itself, in words: with the GPU of its number of a good node."""
     good = [node for node in cluster.nodes if node not in bad][:2]
     gpus = cluster.promised.gpus_per_node
@@ -88,46 +90,37 @@ def _ways(
     for node in bad[:MOST_NODES]:
         if len(good) < 2 or gpus < 2 or (left_s := until_s - time.monotonic()) <= 0:
             break
-        usual = usual or _by_gpu(cluster, recipe, good, left_s)
-        values = _by_gpu(cluster, recipe, [node, good[0]], left_s)
+        usual = usual or _by_gpu(cluster, effort, good, left_s)
+        values = _by_gpu(cluster, effort, [node, good[0]], left_s)
         told[f"{node.id} by GPU"] = describe_ways(values, usual, unit=criterion.limit.unit)
     return told
 
 
-def _by_gpu(cluster: Cluster, recipe: Mapping[str, Any], nodes: Sequence[Place], left_s: float) -> dict[str, float | None]:
+def _by_gpu(cluster: Cluster, effort: Effort, nodes: Sequence[Place], left_s: float) -> dict[str, float | None]:
     """What the GPUs of one number of two nodes reach with each other, all numbers at once, by the GPU of the first node."""
     pairs = [
         [place for place in cluster.places if place.gpu == gpu and place.node in (nodes[0].node, nodes[1].node)]
         for gpu in range(cluster.promised.gpus_per_node)
     ]
-    values = _measured(cluster, recipe, pairs, left_s, size_bytes=recipe["size_bytes"])
+    values = _measured(cluster, effort, pairs, left_s)
     found = [None if isinstance(value, MeasurementError) else value.busbw_gb_s for value in values]
     return {f"gpu{gpu}": value for gpu, value in enumerate(found)}
 
 
-def _results(
-    cluster: Cluster, criterion: Criterion, recipe: Mapping[str, Any], groups: Sequence[Group], left_s: float
-) -> list[Result]:
+def _results(cluster: Cluster, criterion: Criterion, effort: Effort, groups: Sequence[Group], left_s: float) -> list[Result]:
     """The results of a round; each group has the limit of its own number of nodes."""
     by_id = {node.id: node for node in cluster.nodes}
     members = [[by_id[name] for name in group.parts] for group in groups]
-    is_large = max(map(len, members)) >= recipe.get("large_from_nodes", len(by_id) + 1)
-    size_bytes = recipe["large_size_bytes" if is_large else "size_bytes"]
-    values = _measured(cluster, recipe, members, left_s, size_bytes=size_bytes)
+    values = _measured(cluster, effort, members, left_s)
     return [_result(value, criterion, len(group), cluster) for value, group in zip(values, members, strict=True)]
 
 
-def _measured(
-    cluster: Cluster, recipe: Mapping[str, Any], groups: Sequence[Sequence[Place]], left_s: float, *, size_bytes: int
-) -> list[Any]:
+def _measured(cluster: Cluster, effort: Effort, groups: Sequence[Sequence[Place]], left_s: float) -> list[Any]:
     return cluster.run_groups(
         collectives.all_reduce,
         groups,
         deadline_s=min(cluster.deadline_s, max(left_s, 10)),
-        size_bytes=size_bytes,
-        iterations=min(ITERATIONS, recipe["iterations"]),
-        warmup=recipe["warmup"],
-        dtype=recipe["dtype"],
+        **asdict(effort),
     )
 
 
