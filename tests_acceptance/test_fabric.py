@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
+from pytest_gpucluster.judging.astray import NodeTraffic, describe_astray, guilty_of_astray
+from pytest_gpucluster.judging.criterion import Parts
 from pytest_gpucluster.measurements import collectives
 from pytest_gpucluster.measurements.transport import off_fabric_channels, transport
 from pytest_gpucluster.protocol.rank import ranges
@@ -11,6 +15,8 @@ from tests_acceptance.conftest import evidence_of, measure_collective, sized
 from tests_acceptance.guilty_nodes import Guilty
 
 pytestmark = pytest.mark.fabric
+
+OFF_FABRIC = "look there at the adapters, at nvidia_peermem or dma_buf, and at NCCL's variables: gpucluster info"
 
 
 @pytest.fixture(scope="session")
@@ -71,12 +77,28 @@ def test_transport(chosen_transport, cluster, criterion):
     """NCCL talks between nodes over the promised fabric, and over nothing else."""
     fabric = cluster.promised.fabric
     astray = chosen_transport.each(lambda found: off_fabric_channels(found, fabric=fabric))
+    traffic = traffic_by_node(cluster, astray, chosen_transport.each(lambda one: sum(one.inter_node.values())))
+    guilty = guilty_of_astray(traffic)
     found = {kind for each in chosen_transport.each(lambda one: one.inter_node).values() for kind in each}
     in_domain = {kind for each in chosen_transport.each(lambda one: one.in_domain).values() for kind in each}
     evidence = {"promised": fabric, "found": sorted(found), "network": chosen_transport.value.network}
-    criterion.require(
-        sum(astray.values()), evidence={**evidence, **({"in NVLink domains": sorted(in_domain)} if in_domain else {})}
-    )
+    if in_domain:
+        evidence["in NVLink domains"] = sorted(in_domain)
+    if any(astray.values()):
+        evidence["off the fabric"] = describe_astray(traffic)
+    places = tuple(node for node in cluster.nodes if node.id in guilty)
+    parts = Parts(kind="host", places=places, advice=OFF_FABRIC) if places else None
+    criterion.require(sum(astray.values()), parts=parts, evidence=evidence)
+
+
+def traffic_by_node(cluster, astray, connections):
+    """What the ranks of each node opened to other nodes, from the numbers of each rank."""
+    total: Counter[int] = Counter()
+    off: Counter[int] = Counter()
+    for place, count in connections.items():
+        total[place.node] += count
+        off[place.node] += astray[place]
+    return {node.id: NodeTraffic(total[node.node], off[node.node]) for node in cluster.nodes}
 
 
 @pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])

@@ -154,6 +154,15 @@ def test_the_leaf_switch_that_slows_all_is_named(tmp_path: Path) -> None:
     assert "what leaves switch leaf1 " in run.row("inter_node_busbw[all_reduce]")["reason"]
 
 
+def test_the_node_that_uses_no_fabric_is_named(tmp_path: Path) -> None:
+    """NCCL's own log says which node took sockets; the bandwidth alone would say that it is slow."""
+    run = simulate(tmp_path, "4x2", "-k", "test_transport", bad=("node2:sockets",))
+    (culprit,) = run.results["culprits"]
+    assert (culprit["kind"], culprit["place"]["id"]) == ("host", "node2")
+    assert run.row("transport")["evidence"]["off the fabric"] == {"node2": "4 of 4 connections"}
+    assert "nvidia_peermem" in culprit["action"]
+
+
 @pytest.mark.slow
 def test_of_two_leaf_switches_the_way_between_them_is_named(tmp_path: Path) -> None:
     """Nothing tells whose uplinks carry half; the nodes of both are told, and none is to blame."""
