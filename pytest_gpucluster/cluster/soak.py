@@ -202,7 +202,10 @@ class Watch(Protocol):
 
 
 class Soak:
-    """What the ``soak`` fixture gives: ``for turn in soak.rounds(works)``, then ``soak[criterion, place]``."""
+    """What the ``soak`` fixture gives: ``for turn in soak.rounds(works)``, then ``soak[criterion, place]``.
+
+    ``rounds_s``: how long the whole rounds took up to now, those before a cut included; by this the soak ends.
+    """
 
     def __init__(
         self,
@@ -226,6 +229,7 @@ class Soak:
         self.round = 0
         self.num_whole_rounds = 0
         self.is_over = False
+        self.rounds_s = 0.0
         self._places = tuple(places)
         self._wanted = wanted
         self._watch = watch
@@ -285,7 +289,8 @@ class Soak:
             self._kept[key] = {place: self._begin(key, place, work) for place in places}
         self._began_s, self.round = self._now(), self._earlier.round
         self.num_whole_rounds, self.is_over = self._earlier.num_whole_rounds, False
-        while (self.round == 0 or self.elapsed_s < self.duration_s) and any(map(self._left, chosen)):
+        self.rounds_s = self._earlier.elapsed_s
+        while (self.round == 0 or self.rounds_s < self.duration_s) and any(map(self._left, chosen)):
             self.round += 1
             for key, work in chosen.items():
                 places = self._left(key)
@@ -294,9 +299,9 @@ class Soak:
                     self._watch.turn(turn)
                     yield turn
                     turn.close()
-            self.num_whole_rounds = self.round
+            self.num_whole_rounds, self.rounds_s = self.round, self.elapsed_s
             self._watch.round_over(self)
-        self.is_over = self.elapsed_s >= self.duration_s
+        self.is_over = self.rounds_s >= self.duration_s
 
     def _begin(self, key: str, place: Place, work: Work) -> Kept:
         """What is kept of a work at a place before the first round: what an earlier part of the soak left, or nothing."""

@@ -114,7 +114,7 @@ class Reports:
             f"{kept.place}: {kept.error}" for kept, _ in judged if kept.error is not None and kept.latest_round == soak.round
         ]
         self._session.recorder.record_soak_round(
-            round=soak.round, elapsed_s=round(soak.elapsed_s, 3), duration_s=soak.duration_s, worst=worst, lost=lost
+            round=soak.round, elapsed_s=round(soak.rounds_s, 3), duration_s=soak.duration_s, worst=worst, lost=lost
         )
         shown = [f"{key} {format_number(one['value'])} {one['unit']}{_where(one)}" for key, one in worst.items()]
         if shown != self._shown or self._terminal.live.is_line_due:

@@ -224,6 +224,7 @@ def test_scaling_is_the_ratio_of_the_two_rates(healthy: FinishedRun) -> None:
 
 
 @pytest.mark.fault
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "criterion", [key for key in RATES if key not in {"training_scaling_node", "finetune_throughput_healthy"}]
 )

@@ -12,7 +12,7 @@ from tests.support.finetune.runs import QUICK, forked
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 CHEAP = {
     **QUICK,

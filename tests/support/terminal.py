@@ -9,9 +9,9 @@ import select
 import subprocess
 import time
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from tests.support.launching import DEADLINE_S
+from tests.support.launching import DEADLINE_S, hear_interrupts
 from tests.support.processes import MARK, kill_marked
 
 if TYPE_CHECKING:
@@ -24,9 +24,8 @@ def at_terminal(command: Sequence[str], *, cwd: Path, environment: Mapping[str, 
     """One command with a pseudo-terminal as stdin, stdout and stderr; what is left of it is killed at the end."""
     own, theirs = pty.openpty()
     variables = {**environment, MARK: (mark := uuid.uuid4().hex)}
-    process = subprocess.Popen(
-        command, cwd=cwd, env=variables, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
-    )
+    ends: dict[str, Any] = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "start_new_session": True}
+    process = subprocess.Popen(command, cwd=cwd, env=variables, preexec_fn=hear_interrupts, **ends)  # noqa: PLW1509
     os.close(theirs)
     try:
         yield Terminal(process, own)

@@ -91,6 +91,20 @@ def test_rounds_are_whole_and_end_with_the_time() -> None:
     assert script.soak.unmeasured("rate", PLACES[0]) is None
 
 
+def test_what_is_written_down_of_the_last_round_is_what_ended_the_soak() -> None:
+    """To write a round down takes time as well: a soak that is over must not look like one that was cut short."""
+    script = Script(duration_s=5)
+    written_s = []
+
+    def write_down(soak: Soak) -> None:
+        written_s.append(soak.rounds_s)
+        script.now_s += 1.5
+
+    script.round_over = write_down  # type: ignore[method-assign]
+    script.run({"rate": RATES, "errors": ERRORS}, lambda *_: 0.0)
+    assert written_s == [2, 5.5]
+
+
 def test_at_least_one_round() -> None:
     """A duration shorter than a turn still measures all."""
     script = Script(duration_s=0.001)
