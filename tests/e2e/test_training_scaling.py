@@ -236,6 +236,7 @@ def test_too_slow_fails(slow: FinishedRun, criterion: str) -> None:
 
 
 @pytest.mark.fault
+@pytest.mark.slow
 def test_what_a_healthy_cluster_does_is_a_remark(slow: FinishedRun) -> None:
     """Slower than it should be and fast enough for the contract: no failure."""
     assert slow.outcomes("finetune_throughput_healthy") == {None: "passed"}
