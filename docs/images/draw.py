@@ -48,7 +48,7 @@ KEPT = {
     "watch-h200": ("$ gpucluster watch --once", RESULTS / "2026-11-23-h200x1-2508f65" / "watch.txt"),
     "info-h100": (
         "$ gpucluster info all | head -24",
-        RESULTS / "2026-11-24-h100x1-12e7cb3" / "raw" / "info.txt",
+        RESULTS / "2026-11-24-h100x1-30d1aab" / "raw" / "info.txt",
     ),
 }
 COMMAND = "$ torchrun --nproc-per-node=4 -m pytest tests_acceptance"
