@@ -166,6 +166,19 @@ class Knowledge:
         suspect = self.roster.suspects[number]
         return Finding(suspect=suspect, confidence=self.chance[number], evidence=tuple(evidence), passed=passed)
 
+    def findings(self) -> list[Finding]:
+        """Who is named, the most certain first. Where all parts of a container are, it is: one cause is likelier than several."""
+        found = {number: self.finding(number) for number in self.named}
+        for name in self.roster.sizes:
+            whole = self.roster.number("whole", name)
+            parts = [self.roster.number("part", part) for part in self.roster.left_out_by(whole)]
+            if whole not in found and found.keys() >= set(parts):
+                own = [found.pop(part) for part in parts]
+                evidence = tuple(dict.fromkeys(test for one in own for test in one.evidence))
+                confidence = min(one.confidence for one in own)
+                found[whole] = replace(self.finding(whole), confidence=confidence, evidence=evidence)
+        return sorted(found.values(), key=lambda one: -one.confidence)
+
     def open_suspects(self) -> list[int]:
         """The numbers of those neither confirmed nor let go, most probable first. Parts of a bad container are let go."""
         roster, let_go = self.roster, set(self.named)
@@ -187,7 +200,7 @@ class Knowledge:
         known = {*self.named, *doubtful}
         left = [chance for number, chance in enumerate(self.chance) if number not in known]
         return Report(
-            culprits=tuple(sorted(map(self.finding, self.named), key=lambda one: -one.confidence)),
+            culprits=tuple(self.findings()),
             unconfirmed=tuple(map(self.finding, doubtful)),
             expected_missed=math.fsum(left),
             rest=next((test for test in reversed(self.tests) if test.group.purpose == "rest"), None),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pytest_gpucluster.judging.group_search_knowledge import Knowledge
 from pytest_gpucluster.judging.group_search_naming import broken_ends, is_confirmed
-from pytest_gpucluster.judging.group_tests import Group, Kind, Result
+from pytest_gpucluster.judging.group_tests import Group, Kind, Result, Suspect
 from pytest_gpucluster.judging.suspicion import ErrorRates
-from tests.support.group_search import nodes
+from tests.support.group_search import found, named, nodes
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.judging.group_tests import Report
 
 LEAF = 4
 
@@ -73,3 +78,18 @@ def test_a_connection_whose_ends_work() -> None:
     assert confirmed("between", "node0 node4", ends, fails, ends, fails, fails)
     assert broken_ends(*believed("between", "node0 node4", fails, {"0 8": True}, {"0 9": True})) == ["node4"]
     assert broken_ends(*believed("between", "node0 node4", {"0 4": True})) == []
+
+
+def test_all_parts_of_a_container_are_the_container() -> None:
+    """Two nodes at each switch: that one switch is bad is likelier than that both its nodes are. One alone is a node."""
+
+    def named_where(bad: set[str]) -> tuple[set[Suspect], Report]:
+        report = found(nodes(8, 2), lambda group: bad.isdisjoint(group.parts))
+        return named(report), report
+
+    switch, report = named_where({"node2", "node3"})
+    assert switch == {Suspect("whole", ("leaf1",))}
+    assert all(test.result.passed is False for test in report.culprits[0].evidence)
+    assert len(report.culprits[0].evidence) >= 4
+    assert named_where({"node2"})[0] == {Suspect("part", ("node2",))}
+    assert named_where({"node2", "node4"})[0] == {Suspect("part", ("node2",)), Suspect("part", ("node4",))}
