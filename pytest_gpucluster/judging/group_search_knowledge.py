@@ -167,7 +167,7 @@ class Knowledge:
         return Finding(suspect=suspect, confidence=self.chance[number], evidence=tuple(evidence), passed=passed)
 
     def findings(self) -> list[Finding]:
-        """Who is named, the most certain first. Where all parts of a container are, it is: one cause is likelier than several."""
+        """Who is named, the most certain first; a container where all its parts would be: one cause, not several."""
         found = {number: self.finding(number) for number in self.named}
         for name in self.roster.sizes:
             whole = self.roster.number("whole", name)
