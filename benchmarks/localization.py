@@ -236,10 +236,8 @@ def panel(left: float, title: str, *, marks: Sequence[float], values: Mapping[tu
     for culprits in numbers:
         mine = [(nodes, values[nodes, culprits]) for nodes in sizes if (nodes, culprits) in values]
         points = " ".join(f"{x(nodes):.1f},{y(value):.1f}" for nodes, value in mine)
-        colour = COLOURS[
-            (numbers.index(culprits) + (0 not in numbers)) % len(COLOURS)
-        ]  # nothing can be missed without a culprit
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        at = numbers.index(culprits) + (0 not in numbers)  # without a culprit there is no recall, and the colours stay
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{COLOURS[at % len(COLOURS)]}" stroke-width="2"/>')
     parts += [f'<text x="{x(nodes):.1f}" y="306" text-anchor="middle">{nodes}</text>' for nodes in sizes]
     return [*parts, f'<text x="{left + 130}" y="324" text-anchor="middle">nodes</text>']
 

@@ -66,10 +66,10 @@ class GuiltyNodes:
         effort = effort_of(self._recipe, nodes=2, gpus=2, busbw_gb_s=value / gpus_per_node)
         ways = _ways(self._cluster, criterion, effort, places, until_s=until_s)
         parts = Parts(kind="node", places=places) if places else None
-        if found.shared:
+        if found.shared and not places:  # else the evidence tells it: a node elsewhere is not behind that switch
             among = tuple(node for node in nodes if not found.shared.keys().isdisjoint((node.id, known[node.id])))
             names = tuple(dict.fromkeys(found.shared.values()))
-            parts = Parts(kind="switch", names=names, among=(*among, *places))
+            parts = Parts(kind="switch", names=names, among=among)
         self.found = Guilty(evidence={**found.evidence, **ways}, parts=parts)
         return self.found
 

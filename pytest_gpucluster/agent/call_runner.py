@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.agent.current_call import CurrentCall
 from pytest_gpucluster.agent.environment import LOG_NAME, site_log, worker_environment
-from pytest_gpucluster.agent.group_hang import STOPPED, GroupHang, group_of
+from pytest_gpucluster.agent.group_hang import GroupHang, group_of
 from pytest_gpucluster.agent.worker_exit import describe_end
-from pytest_gpucluster.agent.worker_process import WorkerProcess
+from pytest_gpucluster.agent.worker_process import STOPPED, WorkerProcess
 from pytest_gpucluster.inventory import nccl_log
 from pytest_gpucluster.protocol import node_events
 from pytest_gpucluster.protocol.channel import Channel, fault_key, progress_key, reply_key

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.agent.worker_process import STOPPED
 from pytest_gpucluster.protocol.channel import hung_key, reply_key
 from pytest_gpucluster.protocol.messages import Fault
 
@@ -29,7 +30,6 @@ The deadlines of one call may differ by the time between both: no worker's end f
 """
 STOPPED_SETTLE_S = 8.0
 """So long at most a stopped worker is kept for its peers' agents to show what waits for it: less than controller.MARGIN_S."""
-STOPPED = "T"  # the state letter of a process after SIGSTOP
 
 
 class GroupHang:

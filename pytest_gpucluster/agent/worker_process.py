@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 KILL_S = 10.0
 SEND_S = 8.0  # the agent does not beat meanwhile: less than the controller waits for a beat
+STOPPED = "T"  # the state letter of a process after SIGSTOP
 TAIL_BYTES = 64 * 1024
 READS = 64
 """Reads in a row from a worker's line or output. More waits there only if something writes without end."""
@@ -136,7 +137,7 @@ class WorkerProcess:
         """What the worker, which hangs, does; it goes on hanging. A stopped one tells nothing but its state."""
         state = self.state()
         ras = ""
-        if state != "T":
+        if state != STOPPED:
             ras = nccl_ras.ask(self._ras_address)  # while its peers run, too
             flight_recorder.ask(self.pid, self._flight_file)
         return Evidence(state=state, flight=flight_recorder.summarize(self._flight_file), ras=ras)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["part", "whole", "edge", "between"]
-Purpose = Literal["block", "across", "suspect", "pool", "rest", "halves"]
+Purpose = Literal["block", "suspect", "pool", "rest", "halves"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""How large and how often a smaller group is measured, so that a search ends within its time. Pure.
+"""How often a smaller group is measured, so that a search ends within its time. Pure.
 
 A node that fell back to sockets makes an all-reduce of 8 GiB take 10 s: eight repeats of it would take all the time there is.
 """
@@ -16,7 +16,7 @@ ITERATIONS = 8
 """Of each smaller group at most: a search has a minute, and is after nodes that are clearly too slow."""
 FEWEST_ITERATIONS = 2
 GROUP_S = 3.0
-"""A group that is as slow as the collective that missed its limit takes about so long at most, in seconds."""
+"""Seconds beyond which a group gets fewer iterations, if it is as slow as the collective that missed its limit."""
 SLOW_WARMUP = 1
 
 
@@ -38,7 +38,7 @@ class Effort:
 
 
 def effort_of(recipe: Mapping[str, Any], *, nodes: int, gpus: int, busbw_gb_s: float) -> Effort:
-    """What fits into :data:`GROUP_S`: a smaller size first, then fewer iterations, :data:`FEWEST_ITERATIONS` at least.
+    """What fits into :data:`GROUP_S`, :data:`FEWEST_ITERATIONS` at least. The size stays: the limit holds for no smaller one.
 
     Args:
         recipe: of the all-reduce that missed its limit.
@@ -46,14 +46,9 @@ def effort_of(recipe: Mapping[str, Any], *, nodes: int, gpus: int, busbw_gb_s: f
         gpus: of the largest group.
         busbw_gb_s: the bus bandwidth that is expected of a bad group, in 10^9 bytes a second.
     """
-    sizes = [recipe["size_bytes"]]
-    if nodes >= recipe.get("large_from_nodes", math.inf):
-        sizes.insert(0, recipe["large_size_bytes"])
-    size_bytes, fitting = sizes[-1], 0.0
-    for size_bytes in sizes:
-        fitting = GROUP_S * busbw_gb_s * 1e9 / (size_bytes * 2 * (gpus - 1) / gpus)  # nccl-tests' factor of an all-reduce
-        if fitting >= FEWEST_ITERATIONS + SLOW_WARMUP:
-            break
+    is_large = nodes >= recipe.get("large_from_nodes", math.inf)
+    size_bytes = recipe["large_size_bytes" if is_large else "size_bytes"]
+    fitting = GROUP_S * busbw_gb_s * 1e9 / (size_bytes * 2 * (gpus - 1) / gpus)  # nccl-tests' factor of an all-reduce
     iterations, warmup = min(ITERATIONS, recipe["iterations"]), recipe["warmup"]
     if fitting < iterations + warmup:
         warmup = min(SLOW_WARMUP, warmup)

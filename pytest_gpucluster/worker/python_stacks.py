@@ -81,8 +81,8 @@ def _without_own_frames(stacks: bytes) -> str:
     The thread that is in the function, or that crashed, comes first: faulthandler writes it last, and nobody reads so far.
     Threads of this package are left out.
     """
-    threads = [thread.splitlines() for thread in stacks.decode("utf-8", "replace").split("\n\n")]
-    kept = [_back_to_worker(lines) for lines in sorted(threads, key=_place) if lines and not _is_own(lines)]
+    threads = [thread.splitlines() for thread in stacks.decode("utf-8", "replace").split("\n\n") if thread.strip()]
+    kept = [_back_to_worker(lines) for lines in sorted(threads, key=_place) if not _is_own(lines)]
     return "\n\n".join("\n".join(lines) for lines in kept).strip()
 
 
@@ -93,10 +93,9 @@ def _is_called(line: str) -> bool:
 
 def _place(thread: list[str]) -> int:
     """0 for the head of a crash, 1 for the thread that is looked for, 2 for others."""
-    if thread and thread[0].startswith(CRASH.decode()):
+    if thread[0].startswith(CRASH.decode()):
         return 0
-    is_first = any(map(_is_called, thread)) or (bool(thread) and thread[0].startswith("Current thread"))
-    return 1 if is_first else 2
+    return 1 if any(map(_is_called, thread)) or thread[0].startswith("Current thread") else 2
 
 
 def _is_own(thread: list[str]) -> bool:

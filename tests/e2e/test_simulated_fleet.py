@@ -163,6 +163,14 @@ def test_the_node_that_uses_no_fabric_is_named(tmp_path: Path) -> None:
     assert "nvidia_peermem" in culprit["action"]
 
 
+def test_a_bad_node_beside_a_bad_leaf_switch(tmp_path: Path) -> None:
+    """The node is named as a node, and not as one behind the switch, which the evidence tells."""
+    run = simulate(tmp_path, "16x2", "-k", "inter_node_busbw and all_reduce", bad=("node5:trunk", "node14:uplink"))
+    (culprit,) = run.results["culprits"]
+    assert (culprit["kind"], culprit["place"]["id"]) == ("node", "node14")
+    assert "what leaves switch leaf1" in run.row("inter_node_busbw[all_reduce]")["evidence"]
+
+
 @pytest.mark.slow
 def test_of_two_leaf_switches_the_way_between_them_is_named(tmp_path: Path) -> None:
     """Nothing tells whose uplinks carry half; the nodes of both are told, and none is to blame."""
