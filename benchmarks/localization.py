@@ -29,14 +29,14 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works in a checkout that is not installed
 
-from pytest_gpucluster.judging import group_search
-from pytest_gpucluster.judging.group_tests import Part, Result, Suspect
-from pytest_gpucluster.judging.suspicion import ErrorRates
+from pytest_gpucluster.localization import search as group_search
+from pytest_gpucluster.localization.beliefs import ErrorRates
+from pytest_gpucluster.localization.parts import Part, Result, Suspect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from pytest_gpucluster.judging.group_tests import Group, Report
+    from pytest_gpucluster.localization.parts import Group, Report
 
 NODES = (16, 64, 232, 1024, 4096, 10_000)
 CULPRITS = (0, 1, 5, 20)

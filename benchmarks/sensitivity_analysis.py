@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.judging.outliers import shortfalls
+from pytest_gpucluster.judging.siblings import shortfalls
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

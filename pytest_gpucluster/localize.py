@@ -7,9 +7,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from pytest_gpucluster.judging.group_search import search
-from pytest_gpucluster.judging.group_tests import Group, Part, Result
-from pytest_gpucluster.judging.suspicion import ErrorRates
+from pytest_gpucluster.localization.beliefs import ErrorRates
+from pytest_gpucluster.localization.parts import Group, Part, Result
+from pytest_gpucluster.localization.search import search
 
 Member = TypeVar("Member", bound=Hashable)
 LEAST_NOISE, MOST_NOISE = 0.001, 0.45

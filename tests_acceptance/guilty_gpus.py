@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.judging.criterion import Parts
-from pytest_gpucluster.judging.slow_gpus import FEWEST_GPUS, slow_gpus, usual_pair_gb_s
+from pytest_gpucluster.localization.gpus import FEWEST_GPUS, slow_gpus, usual_pair_gb_s
 from pytest_gpucluster.measurements.pair_matrix import pair_matrix
 from pytest_gpucluster.text import first_line
 from tests_acceptance.guilty_nodes import Guilty

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.judging.criterion import Parts
-from pytest_gpucluster.judging.group_tests import Result
-from pytest_gpucluster.judging.node_search import FEWEST_NODES, search_nodes
-from pytest_gpucluster.judging.node_ways import describe_ways
-from pytest_gpucluster.judging.search_effort import effort_of
+from pytest_gpucluster.localization.gpus import describe_ways
+from pytest_gpucluster.localization.nodes import FEWEST_NODES, effort_of, search_nodes
+from pytest_gpucluster.localization.parts import Result
 from pytest_gpucluster.measurements import collectives
 
 if TYPE_CHECKING:
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.cluster.calls import Cluster
     from pytest_gpucluster.judging.criterion import Criterion
-    from pytest_gpucluster.judging.group_tests import Group
-    from pytest_gpucluster.judging.search_effort import Effort
+    from pytest_gpucluster.localization.nodes import Effort
+    from pytest_gpucluster.localization.parts import Group
     from pytest_gpucluster.places import Place
 
 MOST_NODES = 3

@@ -6,7 +6,7 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster import MeasurementError
-from pytest_gpucluster.judging.shared_paths import PathLooks
+from pytest_gpucluster.health.shared_paths import PathLooks
 from pytest_gpucluster.measurements.shared_paths import clear_path, count_under_lock, leave_mark, read_marks
 
 if TYPE_CHECKING:

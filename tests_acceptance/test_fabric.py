@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from pytest_gpucluster.judging.astray import NodeTraffic, describe_astray, guilty_of_astray
+from pytest_gpucluster.health.nics import NodeTraffic, describe_astray, guilty_of_astray
 from pytest_gpucluster.judging.criterion import Parts
 from pytest_gpucluster.measurements import collectives
 from pytest_gpucluster.measurements.transport import off_fabric_channels, transport

@@ -6,16 +6,19 @@ import pytest
 
 from pytest_gpucluster import MeasurementError
 from pytest_gpucluster.errors import Blame
+from pytest_gpucluster.health.driver_errors import judge_xids
+from pytest_gpucluster.health.gpu import advice_for, needs_of
+from pytest_gpucluster.health.growth import grown, held_back, nvlink_growth, pcie_growth, per_minute, worsened
+from pytest_gpucluster.health.nvlink import (
+    DOMAIN_ADVICE,
+    FABRIC_ADVICE,
+    count_nvlinks,
+    judge_fabric,
+    outside_domains,
+    worst_ber,
+)
 from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.judging.criterion import Parts
-from pytest_gpucluster.judging.gpu_fabric import ADVICE, judge_fabric
-from pytest_gpucluster.judging.gpu_growth import grown, nvlink_growth, pcie_growth, per_minute
-from pytest_gpucluster.judging.gpu_links import count_nvlinks, worst_ber
-from pytest_gpucluster.judging.gpu_repair import advice_for, needs_of
-from pytest_gpucluster.judging.gpu_worse import held_back, worsened
-from pytest_gpucluster.judging.gpu_xids import judge_xids
-from pytest_gpucluster.judging.nvlink_domains import ADVICE as DOMAIN_ADVICE
-from pytest_gpucluster.judging.nvlink_domains import outside_domains
 from pytest_gpucluster.measurements.health import clocks_under_load, gpu_counters, gpu_state
 from pytest_gpucluster.measurements.xids import gpu_xids
 from tests_acceptance.conftest import snapshot, watched_s
@@ -187,7 +190,7 @@ def test_fabric_state(gpu_states, cluster, node, criterion):
     peers, fabrics = ({name: reading(gpu_states, gpu, of) for name, gpu in gpus.items()} for of in ("nvlink_peer", "fabric"))
     found = judge_fabric(peers, fabrics)
     if found.bad or not found.unknown:
-        parts = Parts(kind="gpu", places=blamed([gpus[name] for name in found.bad], gpus), advice=ADVICE)
+        parts = Parts(kind="gpu", places=blamed([gpus[name] for name in found.bad], gpus), advice=FABRIC_ADVICE)
         criterion.require(len(found.bad), evidence=found.bad, parts=parts)
     nothing_unknown({gpus[name]: whys for name, whys in found.unknown.items()}, gpus, node)
 

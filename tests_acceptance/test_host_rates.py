@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpucluster import MeasurementError
-from pytest_gpucluster.judging.disagreement import Healthy, Siblings, compare
-from pytest_gpucluster.judging.outliers import FEWEST_SIBLINGS
+from pytest_gpucluster.judging.siblings import FEWEST_SIBLINGS, Healthy, Siblings, compare
 from pytest_gpucluster.measurements.file_rates import file_rates
 from pytest_gpucluster.measurements.host_memory import host_memory
 from pytest_gpucluster.measurements.launch import launch_latency

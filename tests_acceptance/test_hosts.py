@@ -9,11 +9,10 @@ import pytest
 
 from pytest_gpucluster import MeasurementError
 from pytest_gpucluster.errors import Blame
-from pytest_gpucluster.judging import drift
-from pytest_gpucluster.judging.clock_skew import Look, skews
+from pytest_gpucluster.health import drift
+from pytest_gpucluster.health.drift import facts_of_gpus, facts_of_hosts, facts_of_nics
+from pytest_gpucluster.health.hosts import Least, Look, hints, judge_limits, judge_settings, skews
 from pytest_gpucluster.judging.criterion import Parts
-from pytest_gpucluster.judging.host_facts import facts_of_gpus, facts_of_hosts, facts_of_nics
-from pytest_gpucluster.judging.host_settings import Least, hints, judge_limits, judge_settings
 from pytest_gpucluster.measurements.host import host_clock, host_state
 
 pytestmark = pytest.mark.platform

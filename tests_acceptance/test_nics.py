@@ -6,11 +6,10 @@ import pytest
 
 from pytest_gpucluster import MeasurementError
 from pytest_gpucluster.errors import Blame
+from pytest_gpucluster.health.nic_growth import Readings, compare, read_limits
+from pytest_gpucluster.health.nics import Promise, judge_links, judge_ports, nearest_gpus, own_ports
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.criterion import Parts
-from pytest_gpucluster.judging.nic_errors import Readings, compare, read_limits
-from pytest_gpucluster.judging.nic_links import judge_links, nearest_gpus
-from pytest_gpucluster.judging.nic_ports import Promise, judge_ports, own_ports
 from pytest_gpucluster.measurements.nics import nic_state
 from tests_acceptance.conftest import snapshot, watched_s
 

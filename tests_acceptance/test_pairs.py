@@ -12,7 +12,7 @@ from pytest_gpucluster.inventory.nearness import position
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.criterion import Parts
-from pytest_gpucluster.judging.gpu_pairs import behind_siblings, pairs_of
+from pytest_gpucluster.localization.gpus import behind_siblings, pairs_of
 from pytest_gpucluster.measurements.pair_matrix import pair_matrix
 
 pytestmark = pytest.mark.links

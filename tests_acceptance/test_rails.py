@@ -8,11 +8,11 @@ import pytest
 
 from pytest_gpucluster import MeasurementError
 from pytest_gpucluster.errors import Blame
+from pytest_gpucluster.health.nics import nearest_gpus
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.criterion import Parts
-from pytest_gpucluster.judging.nic_links import nearest_gpus
-from pytest_gpucluster.judging.rails import (
+from pytest_gpucluster.localization.rails import (
     Quantity,
     RailSeen,
     behind_siblings,

@@ -6,10 +6,10 @@ import pytest
 
 from pytest_gpucluster import MeasurementError
 from pytest_gpucluster.errors import Blame
+from pytest_gpucluster.health.slurm import judge_job, judge_node
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.inventory.slurm import SlurmNode
 from pytest_gpucluster.judging.criterion import Parts
-from pytest_gpucluster.judging.slurm import judge_job, judge_node
 from pytest_gpucluster.measurements.slurm import rank_binding
 from tests_acceptance.conftest import ask_slurm
 

@@ -10,11 +10,11 @@ import pytest
 
 from pytest_gpucluster import MeasurementError, Results
 from pytest_gpucluster.cluster.soak import CLUSTER, Seen, Work
+from pytest_gpucluster.health.growth import Growth, gpu_growth, nvlink_growth, together
+from pytest_gpucluster.health.nic_growth import Readings, compare, read_limits
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.agreement import only_itself, suspicions_in_round
 from pytest_gpucluster.judging.criterion import Parts
-from pytest_gpucluster.judging.gpu_growth import Growth, gpu_growth, nvlink_growth, together
-from pytest_gpucluster.judging.nic_errors import Readings, compare, read_limits
 from pytest_gpucluster.measurements.collectives import all_reduce
 from pytest_gpucluster.measurements.digest import digests
 from pytest_gpucluster.measurements.hbm_pattern import hbm_pattern

@@ -9,7 +9,7 @@ import pytest
 
 from pytest_gpucluster import MeasurementError
 from pytest_gpucluster.errors import Blame
-from pytest_gpucluster.judging.shared_paths import Amiss, Asked, PathLooks, judge_path
+from pytest_gpucluster.health.shared_paths import Amiss, Asked, PathLooks, judge_path
 from pytest_gpucluster.measurements.file_rates import file_rates
 from pytest_gpucluster.measurements.shared_paths import small_files
 from tests_acceptance.shared_paths import Hosts, look

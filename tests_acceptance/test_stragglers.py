@@ -10,8 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from pytest_gpucluster import MeasurementError, Place
-from pytest_gpucluster.judging.disagreement import Compared, Healthy, Siblings, compare
-from pytest_gpucluster.judging.outliers import FEWEST_SIBLINGS
+from pytest_gpucluster.judging.siblings import FEWEST_SIBLINGS, Compared, Healthy, Siblings, compare
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pytest_gpucluster.errors import MeasurementError, Part
 from pytest_gpucluster.judging.noise import Repeats
-from pytest_gpucluster.judging.outliers import OUTLIER_SIGMAS, shortfalls
+from pytest_gpucluster.judging.siblings import OUTLIER_SIGMAS, shortfalls
 from pytest_gpucluster.places import Place
 
 Value = TypeVar("Value")

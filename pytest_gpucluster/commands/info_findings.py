@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.judging.gpu_repair import REPAIRS, advice_for
+from pytest_gpucluster.health.gpu import REPAIRS, advice_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pytest_gpucluster.errors import Blame, CriterionFailedError, DoesNotApplyError, MeasurementError
 from pytest_gpucluster.judging import failure_text
-from pytest_gpucluster.judging.disagreement import Compared
+from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.noise import FEWEST, Repeats, doubt
-from pytest_gpucluster.judging.numbers import format_number
+from pytest_gpucluster.judging.siblings import Compared
 from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED, Record
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.text import text_of

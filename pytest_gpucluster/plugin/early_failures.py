@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.judging.numbers import format_asked, format_miss
+from pytest_gpucluster.judging.failure_text import format_asked, format_miss
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, NOISY, WORDS, counted_as
 from pytest_gpucluster.text import one_line
 

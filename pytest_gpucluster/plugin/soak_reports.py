@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, Kept, Soak, Turn
 from pytest_gpucluster.cluster.soak_record import SoakRecord, read_back
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
+from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.forecast import in_words
-from pytest_gpucluster.judging.numbers import format_number
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, PENDING, Record
 from pytest_gpucluster.plugin.outcome import blamed
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.judging import causes
+from pytest_gpucluster.judging import culprits as causes
 from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.judging.verdict import SHOWN_LIMITS, Verdict
 from pytest_gpucluster.plugin import header

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.judging.culprits import HARDWARE, find_culprits
-from pytest_gpucluster.judging.failure_text import show_evidence
+from pytest_gpucluster.judging.failure_text import format_number, show_evidence
 from pytest_gpucluster.judging.forecast import counted
-from pytest_gpucluster.judging.numbers import format_number
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, WAIVED, WORDS, counted_as
 from pytest_gpucluster.reporting import next_steps
 from pytest_gpucluster.reporting.hostlists import hostlist

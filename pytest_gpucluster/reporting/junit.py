@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 from junit_xml import TestCase, TestSuite, to_xml_report_string
 
-from pytest_gpucluster.judging.causes import first_seen, name_of
+from pytest_gpucluster.judging.culprits import first_seen, name_of
 from pytest_gpucluster.judging.verdict import (
     ACCEPTED,
     ERROR,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_gpucluster.judging.numbers import format_beside
+from pytest_gpucluster.judging.failure_text import format_beside
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
 NONE, NOTHING = "none", "-"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.judging.disagreement import Healthy, Siblings, compare
-from pytest_gpucluster.judging.outliers import FEWEST_SIBLINGS
+from pytest_gpucluster.judging.siblings import FEWEST_SIBLINGS, Healthy, Siblings, compare
 from pytest_gpucluster.selftest import planted
 from pytest_gpucluster.selftest.report import SLOW, NotPlanted, Trial
 from pytest_gpucluster.selftest.setup import Setup, Sizes, ids

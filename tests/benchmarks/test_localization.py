@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from pytest_gpucluster.judging.group_tests import Group, Suspect
+from pytest_gpucluster.localization.parts import Group, Suspect
 from tests.support.scripts import benchmark_module
 
 if TYPE_CHECKING:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.judging.group_search import search
-from pytest_gpucluster.judging.group_tests import Part, Result
+from pytest_gpucluster.localization.parts import Part, Result
+from pytest_gpucluster.localization.search import search
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pytest_gpucluster.judging.group_tests import Group, Report, Suspect
+    from pytest_gpucluster.localization.parts import Group, Report, Suspect
 
 
 def nodes(number: int, leaf: int | None = None) -> list[Part]:

@@ -8,8 +8,8 @@ import pytest
 
 from pytest_gpucluster.fleet.hardware import LOSSES, TYPICAL, Hardware, spread
 from pytest_gpucluster.fleet.simulation import parse_simulation
-from pytest_gpucluster.judging.disagreement import Healthy, Siblings, compare
 from pytest_gpucluster.judging.noise import spread_of
+from pytest_gpucluster.judging.siblings import Healthy, Siblings, compare
 from tests.support.thresholds_files import packaged
 
 JUDGED = {

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 import pynvml
 import pytest
 
+from pytest_gpucluster.health.growth import nvlink_growth
 from pytest_gpucluster.inventory import nvml
 from pytest_gpucluster.inventory.event_reasons import event_reason_names
 from pytest_gpucluster.inventory.gpu_counters import GpuCounters, LinkCounters, read_counters
 from pytest_gpucluster.inventory.gpu_fabric import GpuFabric
 from pytest_gpucluster.inventory.nvlinks import NvLink
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.judging.gpu_growth import nvlink_growth
 from tests.support.nvml_simulator import build
 from tests.unit.inventory.test_nvml import survey
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from pytest_gpucluster.errors import CriterionFailedError, MeasurementError
 from pytest_gpucluster.judging.criterion import Criterion, Parts
-from pytest_gpucluster.judging.disagreement import Compared
 from pytest_gpucluster.judging.noise import Repeats
-from pytest_gpucluster.judging.outliers import Shortfall
+from pytest_gpucluster.judging.siblings import Compared, Shortfall
 from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.text import text_of

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_gpucluster.judging import failure_text
-from pytest_gpucluster.judging.numbers import format_number
+from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.plugin.early_failures import describe

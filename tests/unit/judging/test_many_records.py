@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.judging import causes
+from pytest_gpucluster.judging import culprits as causes
 from pytest_gpucluster.judging.culprits import find_culprits
 from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.judging.verdict import Record, Terms, decide

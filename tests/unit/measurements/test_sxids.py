@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from pytest_gpucluster.health.driver_errors import SxidsFound, judge_sxids
 from pytest_gpucluster.inventory.sxids import SXIDS, VENDOR, sxid_of
-from pytest_gpucluster.judging.node_sxids import SxidsFound, judge_sxids
 from pytest_gpucluster.measurements.sxids import node_sxids, sxids_of
 from pytest_gpucluster.protocol.node_events import VARIABLE, NodeEvents, NodeSxid
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from pytest_gpucluster.health.driver_errors import judge_xids
 from pytest_gpucluster.inventory.xids import XIDS, xid_of
-from pytest_gpucluster.judging.gpu_xids import judge_xids
 from pytest_gpucluster.measurements.xids import gpu_xids, xids_of
 from pytest_gpucluster.protocol import node_events
 from pytest_gpucluster.protocol.node_events import VARIABLE, NodeEvents, NodeGpu, NodeWorker, NodeXid

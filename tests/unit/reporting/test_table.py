@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from pytest_gpucluster.judging.numbers import format_beside, format_number
+from pytest_gpucluster.judging.failure_text import format_beside, format_number
 from pytest_gpucluster.judging.verdict import OUTCOMES, Record
 from pytest_gpucluster.places import Inventory
 from pytest_gpucluster.reporting.numbers import headroom_cell, value_cells

@@ -1,0 +1,289 @@
+"""What differs between parts that should be alike: hosts, GPUs of one model, NICs of one kind. Pure: facts in, names out.
+
+A fact is compared among all parts of a kind. What more than half of them have is usual; the others are outliers. Of two parts
+that differ, and where no value has the majority, nobody can say which is right: all of them are named.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import statistics
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from pytest_gpucluster.inventory.reading import NotAvailable
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from pytest_gpucluster.inventory.nics import Nic
+    from pytest_gpucluster.inventory.nvml import GpuState
+    from pytest_gpucluster.measurements.host import HostState
+
+Value: TypeAlias = str | int | float | bool
+PartKind: TypeAlias = Literal["host", "gpu", "nic"]
+AT_LEAST = ">="
+NAMED = 4
+"""So many parts are named in the summary; the others are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """One fact of one part. ``among`` is what the part is compared with: parts of the same kind and the same ``among``."""
+
+    kind: PartKind
+    name: str
+    node: str
+    part: str
+    value: Value | NotAvailable
+    among: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Odd:
+    """A part whose fact is not as it should be; ``value`` in words."""
+
+    node: str
+    part: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One fact over all parts.
+
+    ``usual`` is what the majority has; None without one. ``alike`` parts have it. ``demanded`` is what the recipe asks for,
+    None for nothing. ``outliers`` have something else, ``unread`` did not give the value.
+    """
+
+    kind: PartKind
+    name: str
+    among: str
+    usual: str | None
+    alike: int
+    demanded: str | None
+    outliers: tuple[Odd, ...]
+    unread: tuple[Odd, ...]
+
+    @property
+    def is_compared(self) -> bool:
+        """Whether any part gave the value."""
+        return self.usual is not None or bool(self.outliers)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """How facts are compared.
+
+    Attributes:
+        ignore: names of facts that may differ, as shell patterns.
+        demanded: by name of a fact what it must be: a shell pattern, or ``>= 570.86`` for a version at least.
+        percent: numbers that differ by no more are alike.
+    """
+
+    ignore: Collection[str] = ()
+    demanded: Mapping[str, str] | None = None
+    percent: float = 0.0
+
+
+def compare(facts: Iterable[Fact], asked: Asked) -> list[Row]:
+    """Every fact over all parts that should be alike, in the order given.
+
+    Raises:
+        ValueError: a demanded fact is not among those that are known.
+    """
+    groups: dict[tuple[PartKind, str, str], list[Fact]] = defaultdict(list)
+    for fact in facts:
+        if not any(fnmatch.fnmatchcase(fact.name, pattern) for pattern in asked.ignore):
+            groups[fact.kind, fact.name, fact.among].append(fact)
+    demanded = asked.demanded or {}
+    unknown = sorted({*demanded} - {name for _, name, _ in groups})
+    if unknown:
+        known = ", ".join(sorted({name for _, name, _ in groups}))
+        raise ValueError(f"nothing is known of {', '.join(unknown)}, which the recipe demands; known are {known}")
+    return [_row(group, demanded.get(name), asked.percent) for (_, name, _), group in groups.items()]
+
+
+def _row(group: Sequence[Fact], demanded: str | None, percent: float) -> Row:
+    words = _in_words(group, percent)
+    usual = _usual([text for text in words if text is not None])
+    pairs = list(zip(group, words, strict=True))
+    right = [text is not None and text == usual and (demanded is None or meets(text, demanded)) for text in words]
+    outliers = [_odd(fact, text) for (fact, text), good in zip(pairs, right, strict=True) if text is not None and not good]
+    unread = [_odd(fact, str(fact.value)) for fact, text in pairs if text is None]
+    return Row(
+        kind=group[0].kind,
+        name=group[0].name,
+        among=group[0].among,
+        usual=usual,
+        alike=sum(right),
+        demanded=demanded,
+        outliers=tuple(outliers),
+        unread=tuple(unread),
+    )
+
+
+def _odd(fact: Fact, text: str) -> Odd:
+    return Odd(node=fact.node, part=fact.part, value=text)
+
+
+def _in_words(group: Sequence[Fact], percent: float) -> list[str | None]:
+    """Each value as text; numbers near the median of all are the median. None: it was not read."""
+    numbers = [one.value for one in group if isinstance(one.value, int | float) and not isinstance(one.value, bool)]
+    median = statistics.median(numbers) if numbers else 0.0
+    return [_text(one.value, median, percent) for one in group]
+
+
+def _text(value: Value | NotAvailable, median: float, percent: float) -> str | None:
+    if isinstance(value, NotAvailable):
+        return None
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    if isinstance(value, str):
+        return value
+    near = abs(value - median) <= percent / 100 * abs(median)
+    return f"{median if near else value:.10g}" if isinstance(value, int) else f"{median if near else value:.6g}"
+
+
+def _usual(texts: Sequence[str]) -> str | None:
+    """What more than half of them say."""
+    if not texts:
+        return None
+    text, votes = Counter(texts).most_common(1)[0]
+    return text if 2 * votes > len(texts) else None
+
+
+def meets(text: str, demanded: str) -> bool:
+    """Whether a value is as demanded: it fits a shell pattern, or its version is at least the one after ``>=``."""
+    if not demanded.startswith(AT_LEAST):
+        return fnmatch.fnmatchcase(text, demanded)
+    return _version(text) >= _version(demanded.removeprefix(AT_LEAST)) > ()
+
+
+def _version(text: str) -> tuple[int, ...]:
+    """The numbers of a version up to the first word: (6, 8, 0, 45) of ``6.8.0-45-generic``."""
+    found = re.match(r"\s*v?(\d+(?:[.-]\d+)*)", text)
+    return tuple(int(number) for number in re.split(r"[.-]", found[1])) if found else ()
+
+
+def of_node(rows: Iterable[Row], node: str) -> tuple[list[str], list[str]]:
+    """What is odd at a node and what was not read there but elsewhere, each in a sentence."""
+    odd, unread = [], []
+    for row in rows:
+        if row.is_compared:
+            odd += [f"{_named(row, one)} {one.value}, {_should(row)}" for one in row.outliers if one.node == node]
+            unread += [f"{_named(row, one)} {one.value}" for one in row.unread if one.node == node]
+    return odd, unread
+
+
+def _named(row: Row, one: Odd) -> str:
+    return f"{row.name}:" if row.kind == "host" else f"{one.part} {row.name}:"
+
+
+def _should(row: Row) -> str:
+    """What the value should be, in words."""
+    if row.demanded is not None:
+        return f"demanded is {row.demanded}"
+    total = row.alike + len(row.outliers)
+    return f"{row.alike} of {total} have {row.usual}" if row.usual is not None else f"no majority among {total}"
+
+
+def summary(rows: Sequence[Row], *, num_nodes: int) -> str:
+    """One line: how much was compared, and which parts differ in what."""
+    compared = [row for row in rows if row.is_compared]
+    odd: dict[str, list[str]] = defaultdict(list)
+    for row in compared:
+        for one in row.outliers:
+            odd[one.part].append(row.name)
+    nodes = f"{num_nodes} node{'s' * (num_nodes != 1)}"
+    what = f"{len({row.name for row in compared})} facts compared over {nodes}"
+    if not odd:
+        return f"{what}, all alike" if num_nodes > 1 else f"{what}, which has no other host to compare with"
+    named = [f"{part} ({', '.join(dict.fromkeys(names))})" for part, names in list(odd.items())[:NAMED]]
+    more = f" and {len(odd) - NAMED} more" if len(odd) > NAMED else ""
+    return f"{what}; {len(odd)} part{'s' * (len(odd) != 1)} differ{'s' * (len(odd) == 1)}: {', '.join(named)}{more}"
+
+
+OF_HOST: Mapping[str, str] = {
+    "kernel": "kernel",
+    "operating_system": "operating system",
+    "cpu_model": "CPU model",
+    "sockets": "CPU sockets",
+    "cores": "CPU cores",
+    "cpus": "CPUs",
+    "smt": "SMT",
+    "governors": "CPU governor",
+    "idle_states": "CPU idle states",
+    "numa_nodes": "NUMA nodes",
+    "numa_balancing": "NUMA balancing",
+    "iommu": "IOMMU",
+    "memory_gib": "memory GiB",
+    "huge_pages": "huge pages",
+    "transparent_huge_pages": "transparent huge pages",
+    "memlock": "memlock limit",
+    "ipc_lock": "right to lock memory",
+    "nofile": "open files limit",
+    "shm_gib": "shared memory GiB",
+    "mlx5_driver": "mlx5 driver",
+}
+"""The fields of ``HostFacts``, each with its name in words."""
+OF_GPU: Mapping[str, str] = {
+    "vbios": "VBIOS",
+    "board_part_number": "GPU board",
+    "driver": "driver",
+    "memory_gib": "GPU memory GiB",
+    "ecc_enabled": "ECC",
+    "mig": "MIG",
+    "persistence": "persistence mode",
+    "power_limit_w": "power limit W",
+    "pcie_gen_max": "PCIe generation",
+    "pcie_width_max": "PCIe lanes",
+}
+"""The fields of ``GpuState``, each with its name in words."""
+OF_NIC: Mapping[str, str] = {"firmware": "NIC firmware", "board_id": "NIC board", "driver": "NIC driver"}
+"""The fields of ``Nic``, each with its name in words."""
+UNSET = "unset"
+OF_ONE_HOST = ("NCCL_HOSTID",)
+"""Variables that name their host, so that no two are alike."""
+
+
+def facts_of_hosts(states: Mapping[str, HostState]) -> Iterator[Fact]:
+    """The facts of each host by its node's id. A variable or version that some hosts have is ``unset`` on the others."""
+    for node, state in states.items():
+        for field, name in OF_HOST.items():
+            value = getattr(state.facts, field)
+            yield Fact(
+                kind="host", name=name, node=node, part=node, value=", ".join(value) if isinstance(value, list) else value
+            )
+    tables = {"": {node: state.versions for node, state in states.items()}}
+    tables["variable "] = {
+        node: {name: value for name, value in state.variables.items() if name not in OF_ONE_HOST}
+        for node, state in states.items()
+    }
+    for prefix, table in tables.items():
+        for key in dict.fromkeys(key for one in table.values() for key in one):
+            for node, one in table.items():
+                yield Fact(kind="host", name=f"{prefix}{key}", node=node, part=node, value=one.get(key, UNSET))
+
+
+def facts_of_gpus(node: str, states: Mapping[str, GpuState]) -> Iterator[Fact]:
+    """The facts of the GPUs of a node, by the GPU's id, among GPUs of their model."""
+    for part, state in states.items():
+        yield Fact(kind="gpu", name="GPU model", node=node, part=part, value=state.name)
+        for field, name in OF_GPU.items():
+            yield Fact(kind="gpu", name=name, node=node, part=part, value=getattr(state, field), among=state.name)
+
+
+def facts_of_nics(node: str, nics: list[Nic] | NotAvailable) -> Iterator[Fact]:
+    """The facts of the NICs of a node, among adapters of their type, and how many of each type the host has."""
+    if isinstance(nics, NotAvailable):
+        yield Fact(kind="host", name="NICs", node=node, part=node, value=nics)
+        return
+    kinds = [str(nic.hca_type) for nic in nics]
+    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted({*kinds}))
+    yield Fact(kind="host", name="NICs", node=node, part=node, value=counts or "none")
+    for nic, kind in zip(nics, kinds, strict=True):
+        for field, name in OF_NIC.items():
+            yield Fact(kind="nic", name=name, node=node, part=f"{node} {nic.device}", value=getattr(nic, field), among=kind)

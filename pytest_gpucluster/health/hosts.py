@@ -1,0 +1,166 @@
+"""Limits of a host that end jobs, settings that slow them, variables of CUDA and NCCL, and clocks that differ. Pure."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.inventory.host import UNLIMITED
+from pytest_gpucluster.inventory.reading import NotAvailable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pytest_gpucluster.inventory.host import HostFacts
+
+RDMA = ("infiniband", "roce", "efa")
+"""Fabrics whose adapters need memory that stays where it is."""
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Least:
+    """What a host must give: files that a process may open, GiB of /dev/shm, and memory to lock where the fabric needs it."""
+
+    nofile: int
+    shm_gib: float
+    memlock_gib: float
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What is wrong, and what could not be read, each in a sentence."""
+
+    wrong: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+
+
+def judge_limits(facts: HostFacts, least: Least, *, fabric: str) -> Found:
+    """Limits below which jobs end: NCCL without shared memory, RDMA without locked memory, too few files."""
+    found = Found()
+    if isinstance(facts.nofile, int) and facts.nofile < least.nofile:
+        found.wrong.append(f"a process may open {facts.nofile} files, and {least.nofile} are needed (ulimit -n)")
+    if isinstance(facts.shm_gib, NotAvailable):
+        found.unknown.append(f"shared memory: {facts.shm_gib}")
+    elif facts.shm_gib < least.shm_gib:
+        size = f"{facts.shm_gib * 2**30 / MIB:.4g} MiB"
+        found.wrong.append(f"shared memory has {size}, and {least.shm_gib:g} GiB are needed (docker run --shm-size)")
+    locked = facts.memlock
+    if fabric in RDMA and facts.ipc_lock is not True and locked != UNLIMITED and int(locked) < least.memlock_gib * 2**30:
+        found.wrong.append(f"{int(locked) // 1024} KiB may be locked in memory, and RDMA needs more (ulimit -l unlimited)")
+    return found
+
+
+def judge_settings(facts: HostFacts) -> Found:
+    """Settings of the kernel that cost speed.
+
+    A virtual machine may have neither governor nor IOMMU. What is hidden is not known; a kernel may also be without it.
+    """
+    found = Found()
+    if isinstance(facts.governors, list) and facts.governors != ["performance"]:
+        found.wrong.append(f"CPU governor {', '.join(facts.governors)}: launches wait for the clock; set performance")
+    if facts.numa_balancing is True:
+        found.wrong.append("NUMA balancing is on: pages move below running jobs; set kernel.numa_balancing=0")
+    if isinstance(facts.iommu, str) and "DMA" in facts.iommu:
+        found.wrong.append(f"IOMMU translates ({facts.iommu}): copies between devices cost more; boot with iommu=pt")
+    if facts.transparent_huge_pages == "never":
+        found.wrong.append("transparent huge pages are off: large buffers cost more; set madvise")
+    hidden = {"NUMA balancing": facts.numa_balancing, "transparent huge pages": facts.transparent_huge_pages}
+    found.unknown.extend(f"{name} {value}" for name, value in hidden.items() if isinstance(value, NotAvailable))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """What a variable does when its value fits the pattern; on this fabric alone, where one is named."""
+
+    variable: str
+    pattern: str
+    advice: str
+    fabrics: tuple[str, ...] = ()
+
+
+HINTS = (
+    Hint("NCCL_ALGO", "(?i)(ring|tree)([,;:].*)?", "forbids NVLink SHARP, which is faster in the node; leave it unset"),
+    Hint("NCCL_PROTO", ".+", "takes the choice of protocol from NCCL; leave it unset"),
+    Hint("NCCL_P2P_DISABLE", "1", "copies between GPUs go through the host; unset it"),
+    Hint("NCCL_P2P_LEVEL", "(?i)loc|0", "copies between GPUs go through the host; unset it"),
+    Hint("NCCL_SHM_DISABLE", "1", "GPUs without NVLink speak over the network; unset it"),
+    Hint("NCCL_NVLS_ENABLE", "0", "switches NVLink SHARP off; unset it"),
+    Hint("NCCL_CUMEM_ENABLE", "0", "switches NVLink SHARP off too; unset it"),
+    Hint("NCCL_IB_DISABLE", "1", "NCCL takes sockets in place of RDMA; unset it", RDMA),
+    Hint("NCCL_NET_GDR_LEVEL", "(?i)loc|0", "the network reads GPUs' memory through the host; unset it", RDMA),
+    Hint("NCCL_NET_GDR_READ", "0", "the network reads GPUs' memory through the host; unset it", RDMA),
+    Hint("NCCL_IB_GID_INDEX", ".+", "is for RoCE; on InfiniBand leave it unset", ("infiniband",)),
+    Hint("NCCL_SOCKET_IFNAME", "lo", "keeps NCCL's start to this host; name the interface between hosts"),
+    Hint("NCCL_MAX_NCHANNELS", "[1-7]", "too few channels for the links of a GPU; unset it"),
+    Hint("NCCL_LAUNCH_MODE", "(?i)group", "launches wait for each other; unset it"),
+    Hint("CUDA_LAUNCH_BLOCKING", "1", "each launch waits for its end; unset it"),
+    Hint("PYTORCH_NO_CUDA_MEMORY_CACHING", "1", "each tensor asks the driver for memory; unset it"),
+    Hint("TORCH_NCCL_BLOCKING_WAIT", "1", "the host waits for each collective; unset it"),
+)
+
+
+def hints(variables: Mapping[str, str], *, fabric: str) -> list[str]:
+    """What each variable does here that costs speed, with advice."""
+    return [
+        f"{hint.variable}={variables[hint.variable]}: {hint.advice}"
+        for hint in HINTS
+        if hint.variable in variables
+        and (not hint.fabrics or fabric in hint.fabrics)
+        and re.fullmatch(hint.pattern, variables[hint.variable])
+    ]
+
+
+FEWEST_FOR_MEDIAN = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """A host's clock as it was shown at some moment between two moments of the asking host's clock, all in seconds."""
+
+    shown_s: float
+    asked_s: float
+    answered_s: float
+
+    @property
+    def offset_s(self) -> float:
+        """How far the host's clock is ahead of the asking one, up to :attr:`doubt_s` more or less."""
+        return self.shown_s - (self.asked_s + self.answered_s) / 2
+
+    @property
+    def doubt_s(self) -> float:
+        """Half the time that the question took: when the host looked at its clock is not known better."""
+        return max(0.0, self.answered_s - self.asked_s) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skew:
+    """How far a clock is from the others, in seconds, and how much of that is not known."""
+
+    skew_s: float
+    doubt_s: float
+
+    def is_known(self, limit_s: float) -> bool:
+        """Whether the doubt leaves no question which side of the limit the skew is on."""
+        return abs(self.skew_s - limit_s) > self.doubt_s
+
+    def is_within(self, limit_s: float) -> bool:
+        """Whether the skew is surely within the limit."""
+        return self.skew_s < limit_s and self.is_known(limit_s)
+
+
+def skews(looks: Mapping[str, Look]) -> dict[str, Skew]:
+    """The skew of each host: from the median of all, or of two hosts from the other one. A single host has none."""
+    offsets = {host: look.offset_s for host, look in looks.items()}
+    found = {}
+    for host, offset_s in offsets.items():
+        others = [other for other in offsets if other != host]
+        if not others:
+            continue
+        beside = list(offsets.values()) if len(offsets) >= FEWEST_FOR_MEDIAN else [offsets[others[0]]]
+        doubt_s = looks[host].doubt_s + statistics.median(looks[other].doubt_s for other in others)
+        found[host] = Skew(skew_s=abs(offset_s - statistics.median(beside)), doubt_s=doubt_s)
+    return found

@@ -1,0 +1,322 @@
+"""Ports of NICs beside the promise and the other hosts, PCIe links on the way to NICs, nodes off the fabric. Pure.
+
+No list says which ports should be up. A port should be up where ports like it are up on half of the hosts or more; a port that
+is down everywhere is off by design.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.inventory.reading import NotAvailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from pytest_gpucluster.inventory.nics import Nic, NicPort
+    from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath
+
+ACTIVE, LINK_UP = "ACTIVE", "LinkUp"
+ANY_RATE = 1e-9
+"""What a port must reach that should be up at any rate."""
+PortKey = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """What the profile says of a host's ports: how many are up, at which rate at least. None: the other hosts say it."""
+
+    fabric: str
+    ports: int | None = None
+    gbit_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortsSeen:
+    """The ports of one host.
+
+    Attributes:
+        amiss: how many ports less than expected are up at their expected rate.
+        names: the ports to look at.
+        facts: what each of these ports shows.
+        up: the ports that are up, in words.
+        expected: the ports that should be up, in words.
+        unknown: why nothing can be said of some ports; empty where all is known.
+    """
+
+    amiss: int
+    names: tuple[str, ...]
+    facts: tuple[str, ...]
+    up: str
+    expected: str
+    unknown: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Port:
+    """A port with its rate, 0 where it is not up; ``unknown`` says why the rate is not known, and the rate is infinite."""
+
+    key: PortKey
+    name: str
+    rate: float
+    shows: str
+    unknown: str | None
+
+
+def label(nic: Nic, port: NicPort | None = None) -> str:
+    """``mlx5_2 port 1 (0000:1a:00.0)``."""
+    number = "" if port is None else f" port {port.number}"
+    return f"{nic.device}{number}" + ("" if isinstance(nic.pci, NotAvailable) else f" ({nic.pci})")
+
+
+def own_ports(nics: Iterable[Nic], fabric: str) -> list[tuple[Nic, NicPort]]:
+    """The ports of a fabric, and those of which the fabric is not known; virtual functions have no cable of their own."""
+    return [
+        (nic, port)
+        for nic in nics
+        if not nic.is_virtual and not isinstance(nic.ports, NotAvailable)
+        for port in nic.ports
+        if isinstance(port.fabric, NotAvailable) or port.fabric == fabric
+    ]
+
+
+def unread_adapters(nics: Iterable[Nic]) -> list[str]:
+    """The adapters whose ports cannot be listed, and why."""
+    return [f"{label(nic)}: its ports are {nic.ports}" for nic in nics if isinstance(nic.ports, NotAvailable)]
+
+
+def judge_ports(hosts: Mapping[str, Sequence[Nic] | NotAvailable], promise: Promise) -> dict[str, PortsSeen]:
+    """The ports of each host, beside the promise and the other hosts.
+
+    Args:
+        hosts: the adapters that each host shows, by host.
+        promise: what the profile says.
+    """
+    found = {host: _ports(nics, promise.fabric) for host, nics in hosts.items()}
+    unread = {host: _unread(nics, found[host], promise.fabric) for host, nics in hosts.items()}
+    voters = [found[host] for host in hosts if not unread[host]] or [found[host] for host in hosts]
+    expected = _expected([_rates(ports) for ports in voters], promise)
+    usual = _usual_by_key(voters)
+    alone = len(hosts) < 2 and promise.ports is None
+    said = {host: [*unread[host], *([_nothing_to_compare(promise)] if alone else [])] for host in hosts}
+    nothing = PortsSeen(amiss=0, names=(), facts=(), up="none", expected=_in_words(expected), unknown=())
+    return {
+        host: replace(nothing, unknown=tuple(said[host]))
+        if isinstance(hosts[host], NotAvailable)
+        else _seen(ports, expected, usual, said[host])
+        for host, ports in found.items()
+    }
+
+
+def _ports(nics: Sequence[Nic] | NotAvailable, fabric: str) -> list[_Port]:
+    """The ports of a host; an unknown one for each adapter whose ports cannot be listed."""
+    if isinstance(nics, NotAvailable):
+        return []
+    names = [label(nic) for nic in nics if isinstance(nic.ports, NotAvailable)]
+    unlisted = [_Port(key=(name, 0), name=name, rate=math.inf, shows=name, unknown=None) for name in names]
+    return [*(_port(nic, port) for nic, port in own_ports(nics, fabric)), *unlisted]
+
+
+def _port(nic: Nic, port: NicPort) -> _Port:
+    values = {"fabric": port.fabric, "state": port.state, "physical state": port.physical_state, "rate": port.rate_gbit_s}
+    unread = [f"{name} {value}" for name, value in values.items() if isinstance(value, NotAvailable)]
+    is_up = port.state == ACTIVE and port.physical_state == LINK_UP
+    is_down = any(not isinstance(value, NotAvailable) and value != up for value, up in _states(port))
+    rate = port.rate_gbit_s
+    name = label(nic, port)
+    known = is_down or (is_up and not isinstance(rate, NotAvailable))
+    return _Port(
+        key=(nic.device if isinstance(nic.pci, NotAvailable) else nic.pci, port.number),
+        name=name,
+        rate=math.inf if not known or isinstance(rate, NotAvailable) else rate if is_up else 0.0,
+        shows=f"{name} {port.rate}" if is_up else f"{name} {port.state}, {port.physical_state}",
+        unknown=f"{name}: {'; '.join(unread)}" if unread and not is_down else None,
+    )
+
+
+def _states(port: NicPort) -> tuple[tuple[str | NotAvailable, str], ...]:
+    return (port.state, ACTIVE), (port.physical_state, LINK_UP)
+
+
+def _unread(nics: Sequence[Nic] | NotAvailable, ports: Iterable[_Port], fabric: str) -> list[str]:
+    if isinstance(nics, NotAvailable):
+        return [f"no {fabric} adapter could be read: {nics.why}; no RDMA driver is loaded, or the container hides it"]
+    return [*unread_adapters(nics), *(port.unknown for port in ports if port.unknown is not None)]
+
+
+def _nothing_to_compare(promise: Promise) -> str:
+    return (
+        f"one host is there, so nothing says how many of its {promise.fabric} ports should be up; "
+        "give the profile's recipe ports, the number of a host's ports"
+    )
+
+
+def _rates(ports: Iterable[_Port]) -> list[float]:
+    return sorted((port.rate for port in ports), reverse=True)
+
+
+def _expected(rates: Sequence[Sequence[float]], promise: Promise) -> list[float]:
+    """The rate that each port of a host should have, fastest first: what half of the hosts or more have, or the promise."""
+    longest = max(map(len, rates), default=0)
+    usual = [_of_half([one[at] if at < len(one) else 0.0 for one in rates]) for at in range(longest)]
+    usual = [0.0 if math.isinf(rate) else rate for rate in usual]
+    least = promise.gbit_s or ANY_RATE
+    if promise.ports is None:
+        return [max(rate, least) for rate in usual if rate > 0] or [least]
+    return [max(usual[at] if at < longest else 0.0, least) for at in range(promise.ports)]
+
+
+def _of_half(values: Sequence[float]) -> float:
+    """The highest value that half of them or more reach."""
+    return sorted(values, reverse=True)[(len(values) - 1) // 2] if values else 0.0
+
+
+def _usual_by_key(hosts: Sequence[Sequence[_Port]]) -> dict[PortKey, tuple[float, str]]:
+    """The rate that the port at each PCI address has on half of the hosts or more, with its name there."""
+    by_key = [{port.key: port for port in ports} for ports in hosts]
+    names = {key: port.name for ports in by_key for key, port in ports.items()}
+    return {key: (_of_half([ports[key].rate if key in ports else 0.0 for ports in by_key]), names[key]) for key in names}
+
+
+def _seen(
+    ports: Sequence[_Port], expected: Sequence[float], usual: Mapping[PortKey, tuple[float, str]], unknown: Sequence[str]
+) -> PortsSeen:
+    rates = _rates(ports)
+    amiss = sum(at >= len(rates) or rates[at] < rate for at, rate in enumerate(expected))
+    named = _to_look_at(ports, expected, usual) if amiss else {}
+    return PortsSeen(
+        amiss=amiss,
+        names=tuple(named),
+        facts=tuple(named.values()),
+        up=_in_words(rate for rate in rates if 0 < rate < math.inf),
+        expected=_in_words(expected),
+        unknown=tuple(unknown),
+    )
+
+
+def _to_look_at(
+    ports: Sequence[_Port], expected: Sequence[float], usual: Mapping[PortKey, tuple[float, str]]
+) -> dict[str, str]:
+    """The ports that are slower than those at the same place of other hosts; without any, those slower than expected."""
+    here = {port.key: port for port in ports}
+    slow = {port.name: port.shows for port in ports if port.rate < usual.get(port.key, (0.0, ""))[0]}
+    absent = {name: f"{name} is absent" for key, (rate, name) in usual.items() if rate > 0 and key not in here}
+    slower = {port.name: port.shows for port in ports if port.rate < max(expected, default=0.0)}
+    return {**slow, **absent} or slower
+
+
+def _in_words(rates: Iterable[float]) -> str:
+    """``8 at 400 Gb/s, 1 at 200 Gb/s``."""
+    counted = Counter(rates)
+    words = [f"{number} at {'any rate' if rate == ANY_RATE else f'{rate:g} Gb/s'}" for rate, number in counted.items()]
+    return ", ".join(words) or "none"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeTraffic:
+    """The connections that the ranks of one node opened to other nodes.
+
+    Attributes:
+        connections: all of them.
+        astray: those that are not on the promised fabric.
+    """
+
+    connections: int
+    astray: int
+
+    @property
+    def is_all_astray(self) -> bool:
+        """Whether the node uses the fabric for nothing."""
+        return self.connections == self.astray > 0
+
+
+def guilty_of_astray(traffic: Mapping[str, NodeTraffic]) -> tuple[str, ...]:
+    """The nodes that use the fabric for nothing, where others use it; a neighbour of one has some connections astray.
+
+    Nobody where no node uses the fabric: then it is not the nodes.
+    """
+    others = [node for node in traffic.values() if not node.is_all_astray and node.connections > 0]
+    return tuple(name for name, node in traffic.items() if others and node.is_all_astray)
+
+
+def describe_astray(traffic: Mapping[str, NodeTraffic]) -> dict[str, str]:
+    """For each node with connections off the fabric, how many of how many."""
+    return {name: f"{node.astray} of {node.connections} connections" for name, node in traffic.items() if node.astray}
+
+
+@dataclass(frozen=True, slots=True)
+class LinksSeen:
+    """The links on the way to a host's NICs: how many were seen, which are narrow (by address), and what is not known."""
+
+    links: int
+    names: tuple[str, ...]
+    facts: tuple[str, ...]
+    unknown: tuple[str, ...]
+
+
+def judge_links(paths: Mapping[str, PciPath | NotAvailable]) -> LinksSeen:
+    """Every link on these ways, once. ``paths`` by the name of the NIC."""
+    narrow: dict[str, str] = {}
+    unknown: dict[str, None] = {}
+    seen = set()
+    for name, path in paths.items():
+        if isinstance(path, NotAvailable):
+            unknown[f"{name}: its way is {path}"] = None
+            continue
+        for lower, upper in _links(path):
+            seen.add(lower.address)
+            lost, why = _lost(lower, upper)
+            if why is not None:
+                unknown[f"{lower.address}: {why}"] = None
+            elif lost is not None:
+                narrow.setdefault(lower.address, f"{lower.address} on the way to {name}: {lost}")
+    if not seen and not unknown:
+        unknown["there is no NIC of the fabric to look at"] = None
+    return LinksSeen(len(seen), tuple(narrow), tuple(narrow.values()), tuple(unknown))
+
+
+def nearest_gpus(nic: PciPath, gpus: Mapping[str, PciPath | NotAvailable]) -> tuple[str, ...]:
+    """The GPUs below the nearest bridge that a NIC has in common with any; otherwise those of its NUMA node."""
+    known = {address: path for address, path in gpus.items() if not isinstance(path, NotAvailable)}
+    bridges = [node.address for node in nic.nodes[1:]]
+    for bridge in bridges:
+        below = [address for address, path in known.items() if bridge in {node.address for node in path.nodes[1:]}]
+        if below:
+            return tuple(below)
+    if isinstance(nic.numa_node, NotAvailable) or nic.numa_node.startswith("-"):
+        return ()
+    return tuple(address for address, path in known.items() if path.numa_node == nic.numa_node)
+
+
+def _links(path: PciPath) -> Iterator[tuple[PciNode, PciNode | None]]:
+    """Both ends of each link: a bridge of a switch is an end of one link, and the next bridge an end of another.
+
+    The upper end is None where it is not shown, as in a virtual machine.
+    """
+    nodes = path.nodes
+    for at in range(0, len(nodes), 2):
+        yield nodes[at], nodes[at + 1] if at + 1 < len(nodes) else None
+
+
+def _lost(lower: PciNode, upper: PciNode | None) -> tuple[str | None, str | None]:
+    """What a link lacks, in words, and why that is not known."""
+    now = (lower.speed_gt_s, lower.width)
+    most = [(lower.max_speed_gt_s, lower.max_width), *([(upper.max_speed_gt_s, upper.max_width)] if upper else [])]
+    speeds, widths = (_known(end[at] for end in most) for at in (0, 1))
+    for value, name in ((now[0], "speed"), (now[1], "width")):
+        if isinstance(value, NotAvailable):
+            return None, f"the {name} of its link is {value}"
+    if not speeds or not widths:
+        return None, "what its link can is not shown"
+    assert not isinstance(now[0], NotAvailable)
+    assert not isinstance(now[1], NotAvailable)
+    if now[0] >= min(speeds) and now[1] >= min(widths):
+        return None, None
+    return f"x{now[1]} at {now[0]:g} GT/s of x{min(widths):g} at {min(speeds):g} GT/s", None
+
+
+def _known(values: Iterable[float | NotAvailable]) -> list[float]:
+    return [value for value in values if not isinstance(value, NotAvailable)]

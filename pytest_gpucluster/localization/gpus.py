@@ -1,0 +1,231 @@
+"""Which GPU slows a collective, by the rates of pairs. Pure.
+
+In a node: the GPU that is slow with every other one, and the pairs that take the way over the host. Of a slow node: the GPU
+whose own way out is slow, beside the same between good nodes.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from pytest_gpucluster.inventory.nearness import nearness
+from pytest_gpucluster.judging.failure_text import format_number
+from pytest_gpucluster.judging.forecast import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pytest_gpucluster.inventory.nearness import Position
+    from pytest_gpucluster.measurements.pair_matrix import PairMatrix
+
+SLOW_SHARE = 0.8
+"""A pair below this part of the median of all pairs is slow: a guess, as far below as limits in a node lie."""
+FEWEST_GPUS = 3
+"""Of two GPUs that are slow together, either may be to blame."""
+SHOWN = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowGpus:
+    """What the pairs of a node show.
+
+    Attributes:
+        gpus: those that are slow with every other one, as source, as target, or as both.
+        pairs: the other slow pairs, source and target.
+        usual_gb_s: the median of all pairs of all nodes.
+        slowest_gb_s: the slowest pair of this node.
+    """
+
+    gpus: tuple[str, ...]
+    pairs: tuple[tuple[str, str], ...]
+    usual_gb_s: float
+    slowest_gb_s: float
+
+    @property
+    def text(self) -> str:
+        """What it shows, in words."""
+        usual = f"{format_number(self.usual_gb_s)} GB/s is the median of all pairs"
+        slowest = f"the slowest pair {format_number(self.slowest_gb_s)}"
+        if self.gpus:
+            return f"slow with every other GPU: {', '.join(self.gpus)} ({slowest}; {usual})"
+        if self.pairs:
+            shown = ", ".join(f"{source} -> {target}" for source, target in self.pairs[:SHOWN])
+            more = f" and {len(self.pairs) - SHOWN} more" if len(self.pairs) > SHOWN else ""
+            return f"{counted(len(self.pairs), 'slow pair')}: {shown}{more} ({slowest}; {usual})"
+        return f"each pair of its GPUs is as fast as others ({slowest}; {usual}): look at NVLink SHARP, if the node has it"
+
+
+def slow_gpus(names: Sequence[str], matrix: PairMatrix, usual_gb_s: float) -> SlowGpus:
+    """Look for the GPUs of a node that are slow with all others.
+
+    Args:
+        names: the GPUs of the node, in the order of the ranks.
+        matrix: what each sends to each other one.
+        usual_gb_s: what a pair usually reaches, by :func:`usual_pair_gb_s`.
+
+    Raises:
+        ValueError: fewer than three GPUs.
+    """
+    if len(names) < FEWEST_GPUS:
+        raise ValueError(f"{len(names)} GPUs: expected at least {FEWEST_GPUS}")
+    rates = _rates(names, matrix)
+    slow = {pair for pair, gb_s in rates.items() if gb_s < SLOW_SHARE * usual_gb_s}
+    guilty = [name for name in names if _is_slow_with_all(name, names, slow)]
+    found = guilty if len(guilty) < len(names) else []  # all of them: the node is slow, and none of its GPUs stands out
+    left = tuple(sorted(pair for pair in slow if not {*pair} & {*found}))
+    return SlowGpus(gpus=tuple(found), pairs=left, usual_gb_s=usual_gb_s, slowest_gb_s=min(rates.values()))
+
+
+def usual_pair_gb_s(matrices: Mapping[object, PairMatrix]) -> float:
+    """The median of every ordered pair of all nodes."""
+    return statistics.median(gb_s for matrix in matrices.values() for row in matrix.gb_s for gb_s in row if gb_s is not None)
+
+
+def _rates(names: Sequence[str], matrix: PairMatrix) -> dict[tuple[str, str], float]:
+    return {
+        (source, target): gb_s
+        for row, source in enumerate(names)
+        for column, target in enumerate(names)
+        if (gb_s := matrix.gb_s[row][column]) is not None
+    }
+
+
+def _is_slow_with_all(name: str, names: Sequence[str], slow: set[tuple[str, str]]) -> bool:
+    """Whether every pair of a GPU is slow, in one direction or in both. Two bad GPUs are slow with each other anyway."""
+    others = [other for other in names if other != name]
+    return all((name, other) in slow for other in others) or all((other, name) in slow for other in others)
+
+
+Quantity: TypeAlias = Literal["bandwidth", "latency"]
+OVER_HOST = ("SHM", "NET")
+"""How NCCL's channels begin that go through the host's memory, or over its network, inside a node."""
+FEWEST_SIBLINGS = 2
+"""Of two pairs that differ, either may be the slow one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One ordered pair. ``way`` is the topology's word (``NV18``, ``PIX``, ``SYS``); the rest is as in ``PairMatrix``."""
+
+    source: str
+    target: str
+    way: str | None
+    gb_s: float
+    latency_us: float
+    path: str | None
+    peer_access: bool | None
+
+    @property
+    def name(self) -> str:
+        """Both ends."""
+        return f"{self.source} -> {self.target}"
+
+    @property
+    def takes_host(self) -> bool | None:
+        """Whether it goes through the host; None where neither CUDA nor NCCL's log tells."""
+        if self.path is not None and any(kind.startswith(OVER_HOST) for kind in self.path.split()):
+            return True
+        if self.peer_access is not None:
+            return not self.peer_access
+        return None if self.path is None else False
+
+    @property
+    def why(self) -> str:
+        """What shows that it takes the host, in words."""
+        refused = "; CUDA refuses peer access" if self.peer_access is False else ""
+        return f"{self.name} ({self.way or 'way not known'}): {self.path or 'no channel logged'}{refused}"
+
+    @property
+    def kind(self) -> str:
+        """The word without its count: a pair whose GPU has lost an NVLink is still a sibling of the others."""
+        return (self.way or "").rstrip("0123456789")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behind:
+    """How far a pair is worse than the median of the others of its kind, in per cent of it; negative: it is better."""
+
+    percent: float
+    median: float
+    siblings: int
+
+
+def pairs_of(matrix: PairMatrix, positions: Mapping[str, Position]) -> list[Pair]:
+    """Every ordered pair of a node's GPUs; ``positions``: where each GPU is, in the order of the ranks."""
+    names = list(positions)
+    return [
+        Pair(
+            source=source,
+            target=target,
+            way=nearness(positions[source], positions[target]),
+            gb_s=gb_s,
+            latency_us=latency_us,
+            path=matrix.paths[row][column],
+            peer_access=matrix.peer_access[row][column],
+        )
+        for row, source in enumerate(names)
+        for column, target in enumerate(names)
+        if (gb_s := matrix.gb_s[row][column]) is not None and (latency_us := matrix.latency_us[row][column]) is not None
+    ]
+
+
+def behind_siblings(pairs: Sequence[Pair], quantity: Quantity) -> dict[tuple[str, str], Behind]:
+    """Each pair beside the other pairs of its kind; a pair with fewer than two of these is left out."""
+    found: dict[tuple[str, str], Behind] = {}
+    for pair in pairs:
+        others = [_value(one, quantity) for one in pairs if one.kind == pair.kind and one is not pair]
+        if len(others) < FEWEST_SIBLINGS:
+            continue
+        median = statistics.median(others)
+        percent = 100 * (_value(pair, quantity) / median - 1)
+        worse = -percent if quantity == "bandwidth" else percent
+        found[pair.source, pair.target] = Behind(percent=worse, median=median, siblings=len(others))
+    return found
+
+
+def _value(pair: Pair, quantity: Quantity) -> float:
+    return pair.gb_s if quantity == "bandwidth" else pair.latency_us
+
+
+GOOD_SHARE = 0.8
+"""A way below this part of the median between good nodes is slow: a guess, as far below as limits between nodes lie."""
+
+
+def slow_ways(node: Mapping[str, float | None], good: Mapping[str, float | None]) -> tuple[str, ...]:
+    """The GPUs of a node whose way is slow; none where nothing between good nodes was measured.
+
+    Args:
+        node: by GPU of the node, what it and the same GPU of a good node reach, higher is better; None: not measured.
+        good: the same of two good nodes.
+    """
+    usual = _median(good)
+    return tuple(name for name, value in _known(node).items() if usual is not None and value < GOOD_SHARE * usual)
+
+
+def describe_ways(node: Mapping[str, float | None], good: Mapping[str, float | None], *, unit: str) -> str:
+    """What the GPUs of a node reach by themselves, in words."""
+    known, usual = _known(node), _median(good)
+    if usual is None or not known:
+        return "its GPUs by themselves: not measured"
+    between = f"{format_number(usual)} {unit} between good nodes"
+    slow = slow_ways(node, good)
+    if not slow:
+        return f"each of its GPUs by itself is as fast as elsewhere ({format_number(min(known.values()))}; {between})"
+    if len(slow) == len(known):
+        return (
+            f"each of its {counted(len(known), 'GPU')} is slow by itself (best {format_number(max(known.values()))}; {between})"
+        )
+    rates = ", ".join(f"{name} {format_number(known[name])}" for name in slow)
+    return f"by itself only the way of {rates} is slow ({between})"
+
+
+def _known(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+
+
+def _median(values: Mapping[str, float | None]) -> float | None:
+    known = _known(values)
+    return statistics.median(known.values()) if known else None

@@ -1,0 +1,175 @@
+"""Which nodes spoil a collective that missed its limit: smaller groups of nodes are measured, within a time. Pure.
+
+A node that fell back to sockets makes an all-reduce of 8 GiB take 10 s: eight repeats of it would take all the time there is.
+So a smaller group is measured less often.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.judging.failure_text import format_number
+from pytest_gpucluster.judging.forecast import counted
+from pytest_gpucluster.localization.parts import Part, Result
+from pytest_gpucluster.localization.search import search
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from pytest_gpucluster.localization.parts import Finding, Group, Kind, Report, Suspect
+
+FEWEST_NODES = 3
+"""Of two nodes that fail together, either may be to blame."""
+BEFORE: dict[Kind, str] = {"part": "", "whole": "all of ", "edge": "what leaves ", "between": "between "}
+"""What a suspect is, before its names."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSearch:
+    """How a search among nodes ended.
+
+    Attributes:
+        report: what was found.
+        measured: how many groups gave a value.
+        seconds: how long it took.
+        is_cut: the time was over before it ended by itself.
+        unit: of the values.
+    """
+
+    report: Report
+    measured: int
+    seconds: float
+    is_cut: bool
+    unit: str
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The ids of the nodes that are named."""
+        return self._named("part")
+
+    @property
+    def shared(self) -> Mapping[str, str]:
+        """What is named that is no node, in words, by the switches or nodes behind it: itself, its way out, or a connection."""
+        named = self._suspects("between")
+        ways = {name: f"the way between {' and '.join(suspect.names)}" for suspect in named for name in suspect.names}
+        edges = {name: f"the way out of {name}" for name in self._named("edge")}
+        return {**ways, **edges, **{name: name for name in self._named("whole")}}
+
+    def _named(self, kind: Kind) -> tuple[str, ...]:
+        return tuple(suspect.names[0] for suspect in self._suspects(kind))
+
+    def _suspects(self, kind: Kind) -> list[Suspect]:
+        return [found.suspect for found in self.report.culprits if found.suspect.kind == kind]
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """What it found, in words: for each node that is named, for connections, for the rest, and for suspects."""
+        spent = f"{counted(self.measured, 'smaller group')} in {counted(self.report.rounds, 'round')}, {self.seconds:.0f} s"
+        cut = "; no time was left for more" if self.is_cut else ""
+        told: dict[str, Any] = {}
+        for found in self.report.culprits:
+            told[_in_words(found.suspect)] = self._with(found)
+        rest = self.report.rest
+        if rest is not None and rest.result.passed and rest.result.value is not None:
+            told["the rest"] = f"{format_number(rest.result.value)} {self.unit} on {counted(len(rest.group.parts), 'node')}"
+        if self.report.unconfirmed:
+            told["suspected, not confirmed"] = [_in_words(found.suspect) for found in self.report.unconfirmed]
+        if not self.report.culprits:
+            told["guilty"] = "no node could be named"
+        return {**told, "searched": f"{spent}{cut}"}
+
+    def _with(self, found: Finding) -> str:
+        values = [test.result.value for test in found.evidence if test.result.value is not None]
+        passed = f", {found.passed} passed" if found.passed else ""
+        return f"{counted(len(found.evidence), 'group')} with it missed the limit, best {format_number(max(values))}{passed}"
+
+
+def _in_words(suspect: Suspect) -> str:
+    return BEFORE[suspect.kind] + " and ".join(suspect.names)
+
+
+def search_nodes(
+    nodes: Mapping[str, str | None],
+    measure: Callable[[Sequence[Group], float], Sequence[Result]],
+    *,
+    within_s: float,
+    unit: str,
+    clock: Callable[[], float] = time.monotonic,
+) -> NodeSearch:
+    """Search for so long, at least one round.
+
+    Args:
+        nodes: the ids of at least :data:`FEWEST_NODES` nodes, each with the switch or rack that it shares with others, if
+            that is known.
+        measure: the results of the groups of a round, which share no node, and the seconds that are left for it.
+        within_s: no further round begins after so many seconds.
+        unit: of the values.
+        clock: the time in seconds.
+
+    Raises:
+        ValueError: too few nodes.
+    """
+    if len(nodes) < FEWEST_NODES:
+        raise ValueError(f"{len(nodes)} nodes: expected at least {FEWEST_NODES}")
+    began_s, measured, is_cut = clock(), 0, False
+
+    def in_time(groups: Sequence[Group]) -> Sequence[Result]:
+        nonlocal measured, is_cut
+        left_s = began_s + within_s - clock()
+        if left_s <= 0:
+            is_cut = True
+            return [Result(passed=None) for _ in groups]
+        found = measure(groups, left_s)
+        measured += sum(one.passed is not None for one in found)
+        return found
+
+    parts = [Part(name=node, within=() if shared is None else (shared,)) for node, shared in nodes.items()]
+    report = search(parts, in_time)
+    return NodeSearch(report=report, measured=measured, seconds=clock() - began_s, is_cut=is_cut, unit=unit)
+
+
+ITERATIONS = 8
+"""Of each smaller group at most: a search has a minute, and is after nodes that are clearly too slow."""
+FEWEST_ITERATIONS = 2
+GROUP_S = 3.0
+"""Seconds beyond which a group gets fewer iterations, if it is as slow as the collective that missed its limit."""
+SLOW_WARMUP = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """What a smaller group is measured with.
+
+    Attributes:
+        size_bytes: of the all-reduce.
+        iterations: that are timed.
+        warmup: iterations before these.
+        dtype: that of the recipe.
+    """
+
+    size_bytes: int
+    iterations: int
+    warmup: int
+    dtype: str
+
+
+def effort_of(recipe: Mapping[str, Any], *, nodes: int, gpus: int, busbw_gb_s: float) -> Effort:
+    """What fits into :data:`GROUP_S`, :data:`FEWEST_ITERATIONS` at least. The size stays: the limit holds for no smaller one.
+
+    Args:
+        recipe: of the all-reduce that missed its limit.
+        nodes: of the largest group, which decide about the size as in the all-reduce itself.
+        gpus: of the largest group.
+        busbw_gb_s: the bus bandwidth that is expected of a bad group, in 10^9 bytes a second.
+    """
+    is_large = nodes >= recipe.get("large_from_nodes", math.inf)
+    size_bytes = recipe["large_size_bytes" if is_large else "size_bytes"]
+    fitting = GROUP_S * busbw_gb_s * 1e9 / (size_bytes * 2 * (gpus - 1) / gpus)  # nccl-tests' factor of an all-reduce
+    iterations, warmup = min(ITERATIONS, recipe["iterations"]), recipe["warmup"]
+    if fitting < iterations + warmup:
+        warmup = min(SLOW_WARMUP, warmup)
+        iterations = min(iterations, max(FEWEST_ITERATIONS, int(fitting) - warmup))
+    return Effort(size_bytes=size_bytes, iterations=iterations, warmup=warmup, dtype=recipe["dtype"])

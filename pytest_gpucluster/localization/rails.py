@@ -1,0 +1,171 @@
+"""The rails of a cluster: one adapter of each node, what it carries, and how it compares with the others. Pure."""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from pytest_gpucluster.health.nics import ACTIVE, LINK_UP, own_ports
+from pytest_gpucluster.inventory.reading import NotAvailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from pytest_gpucluster.inventory.net_interfaces import NetInterface
+    from pytest_gpucluster.inventory.nics import Nic
+    from pytest_gpucluster.measurements.rails import RailRates
+
+Quantity: TypeAlias = Literal["bandwidth", "latency"]
+FEWEST_SIBLINGS = 2
+"""With one sibling, nothing shows which of the two is slow."""
+BITS_PER_BYTE = 8
+NETWORK = {"NCCL_MNNVL_ENABLE": "0"}
+"""Keeps NCCL from NVLink between nodes, which would carry a rail's bytes in an NVLink domain."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rail:
+    """Adapters of one name. ``gbit_s`` has the nodes whose adapter is up, with the rate of its port, None where not known.
+
+    ``variables``: what makes NCCL, or gloo, use it alone.
+    """
+
+    name: str
+    variables: Mapping[str, str]
+    gbit_s: Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RailSeen:
+    """What an adapter of one node reached: the best of its partners in the worse of its two directions.
+
+    ``gb_s`` is 10^9 bytes a second, ``latency_us`` half a round trip, ``gbit_s`` the rate of its port, None if not known.
+    """
+
+    node: str
+    rail: str
+    gb_s: float
+    latency_us: float
+    gbit_s: float | None
+    partners: tuple[str, ...]
+
+    @property
+    def share(self) -> float | None:
+        """The part of the port's rate that arrived."""
+        return None if self.gbit_s is None else self.gb_s * BITS_PER_BYTE / self.gbit_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Behind:
+    """How far an adapter is worse than the median of the others, in per cent of it; negative: it is better."""
+
+    percent: float
+    median: float
+    siblings: int
+
+
+def rails_of_nics(hosts: Mapping[str, Sequence[Nic] | NotAvailable], fabric: str) -> list[Rail]:
+    """A rail for each port of this fabric that is up on any node; ``hosts`` by the node's id."""
+    found: dict[str, dict[str, float | None]] = {}
+    for node, nics in hosts.items():
+        for nic, port in own_ports([] if isinstance(nics, NotAvailable) else nics, fabric):
+            if (port.state, port.physical_state) == (ACTIVE, LINK_UP):
+                rate = None if isinstance(port.rate_gbit_s, NotAvailable) else port.rate_gbit_s
+                found.setdefault(f"{nic.device}:{port.number}", {})[node] = rate
+    return [Rail(name=name, variables={"NCCL_IB_HCA": f"={name}", **NETWORK}, gbit_s=rates) for name, rates in found.items()]
+
+
+def rails_of_interfaces(hosts: Mapping[str, Sequence[NetInterface] | NotAvailable]) -> list[Rail]:
+    """A rail for each network interface that is up on any node, for sockets."""
+    found: dict[str, dict[str, float | None]] = {}
+    for node, interfaces in hosts.items():
+        for one in [] if isinstance(interfaces, NotAvailable) else interfaces:
+            rate = None if isinstance(one.rate_gbit_s, NotAvailable) else one.rate_gbit_s
+            found.setdefault(one.name, {})[node] = rate
+    return [
+        Rail(
+            name=name,
+            variables={"NCCL_SOCKET_IFNAME": f"={name}", "NCCL_IB_DISABLE": "1", "GLOO_SOCKET_IFNAME": name, **NETWORK},
+            gbit_s=rates,
+        )
+        for name, rates in found.items()
+    ]
+
+
+def seen_of(rail: Rail, measured: Mapping[str, RailRates]) -> list[RailSeen]:
+    """What each node's adapter reached; ``measured`` by node id, in the order of the ranks.
+
+    A pair is as fast as its slower end says. A slow adapter is slow with every partner, so the best partner decides: a
+    healthy adapter is not blamed for a partner. Of two nodes each has one partner, and both are blamed.
+    """
+    nodes = list(measured)
+    ends = [(nodes[end.source], nodes[end.target], end) for one in measured.values() for end in one.ends]
+    transfer_s: dict[tuple[str, str], float] = {}
+    trip_s: dict[tuple[str, str], float] = {}
+    for source, target, end in ends:
+        transfer_s[source, target] = max(end.transfer_s, transfer_s.get((source, target), 0.0))
+        trip_s[source, target] = max(end.round_trip_s, trip_s.get((source, target), 0.0))
+    return [_seen(rail, node, measured[node].size_bytes, transfer_s, trip_s) for node in nodes]
+
+
+def _seen(
+    rail: Rail, node: str, size_bytes: int, transfer_s: Mapping[tuple[str, str], float], trip_s: Mapping[tuple[str, str], float]
+) -> RailSeen:
+    out_s = min(seconds for (source, _), seconds in transfer_s.items() if source == node)
+    in_s = min(seconds for (_, target), seconds in transfer_s.items() if target == node)
+    partners = dict.fromkeys(target for source, target in transfer_s if source == node)
+    return RailSeen(
+        node=node,
+        rail=rail.name,
+        gb_s=size_bytes / max(out_s, in_s) / 1e9,
+        latency_us=min(seconds for pair, seconds in trip_s.items() if node in pair) / 2 * 1e6,
+        gbit_s=rail.gbit_s[node],
+        partners=tuple(partners),
+    )
+
+
+def behind_siblings(seen: Iterable[RailSeen], quantity: Quantity) -> dict[tuple[str, str], Behind]:
+    """Each adapter, by node and rail, beside all others whose ports have its rate; without two of these it is left out."""
+    by_rate: dict[float | None, list[RailSeen]] = {}
+    for one in seen:
+        by_rate.setdefault(one.gbit_s, []).append(one)
+    found: dict[tuple[str, str], Behind] = {}
+    for alike in by_rate.values():
+        values = [one.gb_s if quantity == "bandwidth" else one.latency_us for one in alike]
+        ordered, siblings = sorted(values), len(values) - 1
+        if siblings < FEWEST_SIBLINGS:
+            continue
+        for one, value in zip(alike, values, strict=True):
+            median = _median_without(ordered, value)
+            percent = 100 * (value / median - 1)
+            worse = -percent if quantity == "bandwidth" else percent
+            found[one.node, one.rail] = Behind(percent=worse, median=median, siblings=siblings)
+    return found
+
+
+def suspected(seen: Sequence[RailSeen], percent: Mapping[Quantity, float]) -> set[tuple[str, str]]:
+    """The adapters, by node and rail, that are further behind the others than so many per cent."""
+    return {
+        name
+        for quantity, limit in percent.items()
+        for name, found in behind_siblings(seen, quantity).items()
+        if found.percent > limit
+    }
+
+
+def better_of(first: Sequence[RailSeen], second: Sequence[RailSeen]) -> list[RailSeen]:
+    """What was seen first, with the better values where an adapter was measured again: a slow one is slow each time."""
+    again = {(one.node, one.rail): one for one in second}
+    return [
+        one if other is None else replace(one, gb_s=max(one.gb_s, other.gb_s), latency_us=min(one.latency_us, other.latency_us))
+        for one in first
+        for other in (again.get((one.node, one.rail)),)
+    ]
+
+
+def _median_without(ordered: Sequence[float], left_out: float) -> float:
+    """The median of ``ordered`` without one occurrence of ``left_out``, without a copy."""
+    gone, left = bisect.bisect_left(ordered, left_out), len(ordered) - 1
+    low, high = (ordered[at + (at >= gone)] for at in ((left - 1) // 2, left // 2))
+    return (low + high) / 2

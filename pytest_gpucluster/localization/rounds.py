@@ -1,0 +1,279 @@
+"""Which groups the next round tests. Pure.
+
+Two of many units that fail together are found by rounds that split the units by one bit of their numbers, or that test the
+likeliest pairs, whichever is expected to say more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from itertools import combinations, pairwise, product
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.localization.knowledge import broken_ends, is_inside, reached_from
+from pytest_gpucluster.localization.parts import Group, Suspect
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+
+    from pytest_gpucluster.localization.beliefs import ErrorRates
+    from pytest_gpucluster.localization.connections import Hypotheses, Pair
+    from pytest_gpucluster.localization.knowledge import Knowledge
+    from pytest_gpucluster.localization.parts import Purpose
+
+MIXER = 0x9E3779B97F4A7C15
+LEAST_SPOILT = 1e-4
+"""A group is worth a test where a bad connection is inside with this probability."""
+
+
+def split(hypotheses: Hypotheses, free: Collection[str], rates: ErrorRates) -> list[tuple[str, ...]]:
+    """The groups of a round among the parts that are ``free``."""
+    members = [tuple(name for name in unit if name in free) for unit in hypotheses.units]
+    pairs = {
+        (one, other): chance
+        for (one, other), chance in hypotheses.pairs.items()
+        if members[one] and members[other] and len({*members[one], *members[other]}) > 1
+    }
+    units = sorted({unit for pair in pairs for unit in pair})
+    bits = range((len(members) - 1).bit_length())
+    ways: list[dict[int, Hashable]] = [{unit: unit >> bit & 1 for unit in units} for bit in bits]
+    ways.append(_matched(pairs))
+    structured = len(ways)
+    ways += [{unit: (unit + 1) * MIXER >> shift & 1 for unit in units} for shift in range(20, 60, 4)]
+    spoilt = [_spoilt(way, pairs) for way in ways]
+    at = max(range(len(ways)), key=lambda at: _bits_told(spoilt[at].values(), rates) * (1 if at < structured else 0.75))
+    groups: dict[Hashable, list[str]] = defaultdict(list)
+    for unit, group in ways[at].items():
+        if spoilt[at].get(group, 0.0) >= LEAST_SPOILT:
+            groups[group] += members[unit]
+    return [tuple(group) for group in groups.values()]
+
+
+def _matched(pairs: Mapping[Pair, float]) -> dict[int, Hashable]:
+    """The most probable pairs that share no unit."""
+    way: dict[int, Hashable] = {}
+    for pair in pairs:
+        if way.keys().isdisjoint(pair):
+            way.update(dict.fromkeys(pair, pair))
+    return way
+
+
+def _spoilt(way: Mapping[int, Hashable], pairs: Mapping[Pair, float]) -> dict[Hashable, float]:
+    """How probable it is for each group of a way that a bad pair is inside."""
+    spoilt: dict[Hashable, float] = defaultdict(float)
+    for (one, other), chance in pairs.items():
+        if one in way and other in way and way[one] == way[other]:
+            spoilt[way[one]] += chance
+    return spoilt
+
+
+def _bits_told(spoilt: Iterable[float], rates: ErrorRates) -> float:
+    """What the outcomes of groups are expected to say: the less, the rarer a group fails for any other reason than by error."""
+    wrong = [_bits(rates.false_failure), _bits(rates.missed)]
+    return math.fsum(
+        _bits(rates.outcome(failed=True, spoilt=chance)) - (1 - chance) * wrong[0] - chance * wrong[1] for chance in spoilt
+    )
+
+
+def _bits(chance: float) -> float:
+    return -chance * math.log2(chance) - (1 - chance) * math.log2(1 - chance)
+
+
+SPREAD = 1.5
+"""Groups of the second round for those whose first failed, relative to what leaves the fewest tests."""
+WITH_REST = 0.03
+"""Parts that are less probable culprits than this are tested with the rest, """
+FEW = 0.2
+"""where fewer culprits are expected among them;"""
+IN_POOL = 0.01
+"""else with each other in pools, where they are less probable than this."""
+POOLED = 0.3
+"""Culprits expected in one pool, at most."""
+MOST_REPEATS = 2
+"""Tests of a part with the same partner, at most, while no other partner can be had."""
+MOST_OF_ONE = 6
+"""Tests of the same connection, and of the same rest, at most."""
+PAIRS = 3
+"""Pairs of a container that are tested at once, where it is a culprit with at least the probability that follows."""
+LIKELY = 0.3
+MOST_TRIED = 8
+"""Parts of a container from which the two for a test are taken."""
+
+
+def blocks(knowledge: Knowledge, size: int) -> tuple[Group, ...]:
+    """Groups of neighbours, of about so many parts."""
+    names = sorted(knowledge.roster.parts, key=lambda name: knowledge.roster.parts[name].within)
+    number = max(1, min(math.ceil(len(names) / size), len(names) // 2))
+    ends = [len(names) * at // number for at in range(number + 1)]
+    return tuple(Group(tuple(names[a:b]), "block") for a, b in pairwise(ends))
+
+
+def across(knowledge: Knowledge) -> tuple[Group, ...]:
+    """Small groups across all blocks that failed, and the others together."""
+    failed = {name for test in knowledge.tests if test.result.passed is False for name in test.group.parts}
+    ordered = [name for test in knowledge.tests for name in test.group.parts]
+    doubtful, others = [name for name in ordered if name in failed], [name for name in ordered if name not in failed]
+    small = math.ceil(SPREAD * math.sqrt(len(doubtful) * math.fsum(map(knowledge.of, doubtful))))
+    large = math.ceil(math.fsum(map(knowledge.of, others)) / POOLED)
+    pools = tuple(Group(tuple(names), "pool") for names in _strided(doubtful, small))
+    return (*pools, *(Group(tuple(names), "rest") for names in _strided(others, large)))
+
+
+def _strided(names: Sequence[str], number: int) -> list[Sequence[str]]:
+    """So many groups, fewer where one would have a single name."""
+    number = max(1, min(number, len(names) // 2))
+    return [names[at::number] for at in range(number)] if len(names) > 1 else []
+
+
+def plan(knowledge: Knowledge, pool_size: int) -> tuple[Group, ...]:
+    """The groups of the next round; none where all is decided or nothing more can be learnt."""
+    hypotheses = knowledge.hunted()
+    undecided = knowledge.open_suspects()
+    is_part = {number for number in undecided if knowledge.roster.suspects[number].kind == "part"}
+    left_out = set(knowledge.roster.parts).difference(knowledge.rest())
+    draft = _Draft(knowledge, used=left_out, avoid={knowledge.roster.suspects[number].names[0] for number in is_part})
+    for least in (WITH_REST, IN_POOL):
+        low = [number for number in undecided if number in is_part and knowledge.chance[number] < least]
+        if are_few := math.fsum(knowledge.chance[number] for number in low) < FEW:
+            break
+    for number in undecided:
+        if knowledge.chance[number] >= (least if number in is_part else WITH_REST):
+            draft.test_alone(number)
+    names = [name for number in low if (name := knowledge.roster.suspects[number].names[0]) not in draft.used]
+    is_wanted = hypotheses is None and not knowledge.is_rest_good()
+    is_together = hypotheses is None and are_few and (is_wanted or bool(names))
+    if not (is_together and draft.add_rest(names)):
+        draft.pool(names, pool_size)
+        if hypotheses is not None:
+            draft.add_halves(hypotheses)
+        elif is_wanted:
+            draft.add_rest(())
+    return tuple(draft.groups)
+
+
+class _Draft:
+    """A round in the making. No part is used twice."""
+
+    def __init__(self, known: Knowledge, *, used: set[str], avoid: set[str]) -> None:
+        self.known = known
+        self.roster = known.roster
+        self.groups: list[Group] = []
+        self.used = set(used)
+        self.avoid = avoid
+        self.by_trust = sorted(self.roster.parts, key=self._distrust)
+        self.neighbours: dict[str, list[str]] = defaultdict(list)
+        for name in self.by_trust:
+            for container in self.roster.parts[name].within:
+                self.neighbours[container].append(name)
+
+    def _distrust(self, name: str) -> float:
+        """The probability that a test with this part fails for its sake, roughly."""
+        roster, chance = self.roster, self.known.chance
+        around = [at for at in roster.parts[name].within if at in roster.sizes]
+        return self.known.of(name) + sum(chance[roster.number(kind, at)] for at in around for kind in roster.in_container)
+
+    def add(self, parts: Sequence[str], purpose: Purpose) -> None:
+        """One more group."""
+        self.groups.append(Group(tuple(parts), purpose))
+        self.used.update(parts)
+
+    def test_alone(self, number: int) -> None:
+        """Test a suspect with a partner that is most probably good; a container by several of its parts."""
+        suspect = self.roster.suspects[number]
+        if suspect.kind == "part":
+            self._with_partner(suspect.names[0], near=self.roster.parts[suspect.names[0]].within[:1])
+            return
+        is_likely = self.known.chance[number] >= LIKELY
+        for end in broken_ends(self.known, number) if is_likely and suspect.kind == "between" else ():
+            if end in self.roster.parts:
+                self._with_partner(end)
+            else:
+                self._test_container(Suspect("edge", (end,)))
+        if suspect.names[0] not in self.roster.parts:
+            for _ in range(PAIRS if is_likely else 1):
+                self._test_container(suspect)
+        elif self.used.isdisjoint(suspect.names) and self._repeats(*suspect.names) < MOST_OF_ONE:
+            self.add(suspect.names, "suspect")
+
+    def _test_container(self, suspect: Suspect) -> None:
+        """Test two parts inside a container; two across where only what leaves it is suspected, or what is between two."""
+        known, container = self.known, suspect.names[0]
+        free = [
+            sorted((name for name in self.neighbours[end] if name not in self.used), key=self.avoid.__contains__)[:MOST_TRIED]
+            for end in suspect.names
+        ]
+        pairs: Iterator[tuple[str, ...]] = iter(())
+        if suspect.kind == "between":
+            pairs = product(*free)
+        elif suspect.kind == "whole" or not is_inside(known, container, passing=True):
+            pairs = combinations(free[0], 2)
+        fresh = next((pair for pair in pairs if not self._repeats(*pair)), None)
+        if fresh is not None:
+            self.add(fresh, "suspect")
+        left = [name for name in free[0] if name not in self.used]
+        if left and (suspect.kind == "edge" or (suspect.kind == "whole" and fresh is None)):
+            self._with_partner(left[0], outside=container)
+
+    def _with_partner(self, name: str, *, near: tuple[str, ...] = (), outside: str | None = None) -> None:
+        """Pair a part with another one, of the containers ``near`` if it can, and not of the container ``outside``."""
+        if name in self.used:
+            return
+        for most in (0, MOST_REPEATS - 1):
+            others = (other for other in self._partners(name, near, outside) if self._repeats(name, other) <= most)
+            partner = next(others, None)
+            if partner is not None:
+                self.add((name, partner), "suspect")
+                return
+
+    def _partners(self, name: str, near: tuple[str, ...], outside: str | None) -> Iterator[str]:
+        """Parts to test another one with, the best first: out of a container, to another one than before if it can."""
+        for container in near:
+            yield from (other for other in self.neighbours[container] if self._is_free(other, name) and other not in self.avoid)
+        others = self.by_trust
+        if outside is not None:
+            groups = [*(test.group for test in self.known.tests), *self.groups]
+            reached = reached_from(self.known, outside, (group.parts for group in groups if len(group.parts) == 2))
+            others = [other for other in others if not self.roster.is_at(other, outside)]
+            others.sort(key=lambda other: not reached.isdisjoint(self.roster.parts[other].within))
+        for trusted in (True, False):
+            yield from (other for other in others if self._is_free(other, name) and (other not in self.avoid) == trusted)
+
+    def _is_free(self, other: str, name: str) -> bool:
+        return other != name and other not in self.used
+
+    def _repeats(self, one: str, other: str) -> int:
+        return self.known.company[one][other]
+
+    def pool(self, names: Sequence[str], size: int) -> None:
+        """Groups of low suspicion, so large that most of them pass; of neighbours where too many containers are connected."""
+        waiting = list(names)
+        number = max(math.ceil(len(waiting) / size), math.ceil(math.fsum(map(self.known.of, waiting)) / POOLED))
+        number = min(number, len(waiting))
+        if not self.roster.has_pairs:
+            waiting.sort(key=lambda name: self.roster.parts[name].within)
+        for at in range(number):
+            a, b = len(waiting) * at // number, len(waiting) * (at + 1) // number
+            self._pool(waiting[at::number] if self.roster.has_pairs else waiting[a:b])
+
+    def _pool(self, members: Sequence[str]) -> None:
+        if len(members) > 1:
+            self.add(members, "pool")
+        else:
+            self._with_partner(members[0])
+
+    def add_halves(self, hypotheses: Hypotheses) -> None:
+        """Groups of parts that pass each by itself, to find the two that fail together."""
+        free = {name for name in self.roster.parts if name not in self.used and name not in self.avoid}
+        for group in split(hypotheses, free, self.known.rates):
+            self.add(group, "halves")
+
+    def add_rest(self, low: Sequence[str]) -> bool:
+        """Everything else, and low suspicions, as one group: whether all is well without the culprits. False: too often."""
+        left_out = self.used | self.avoid.difference(low)
+        group = Group(tuple(name for name in self.roster.parts if name not in left_out), "rest")
+        repeats = sum(test.group == group for test in self.known.tests)
+        is_new = len(group.parts) >= max(2, len(self.roster.parts) // 2) and repeats < MOST_OF_ONE
+        if is_new:
+            self.add(group.parts, "rest")
+        return is_new

@@ -1,0 +1,234 @@
+"""What differs between parts that should be alike, and who is named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_gpucluster.health.drift import (
+    OF_GPU,
+    OF_HOST,
+    OF_NIC,
+    Asked,
+    Fact,
+    Row,
+    compare,
+    facts_of_hosts,
+    facts_of_nics,
+    meets,
+    of_node,
+    summary,
+)
+from pytest_gpucluster.inventory.host import HostFacts, read_host
+from pytest_gpucluster.inventory.nics import Nic
+from pytest_gpucluster.inventory.nvml import GpuState
+from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.measurements.host import HostState
+
+HIDDEN = NotAvailable("Permission denied (/sys)")
+
+
+def facts(values: list[Any], name: str = "kernel", **changes: Any) -> list[Fact]:
+    """One fact of hosts, one value each."""
+    return [
+        Fact(**{"kind": "host", "name": name, "node": f"node{at}", "part": f"node{at}", "value": value, **changes})
+        for at, value in enumerate(values)
+    ]
+
+
+def row(values: list[Any], **asked: Any) -> Row:
+    """These values of one fact, compared."""
+    (found,) = compare(facts(values), Asked(**asked))
+    return found
+
+
+def odd_nodes(found: Row) -> list[str]:
+    """The nodes that are named."""
+    return [one.node for one in found.outliers]
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        (["6.8"], []),
+        (["6.8"] * 2, []),
+        (["6.8"] * 64, []),
+        (["6.8", "6.5"], [0, 1]),
+        (["6.8", "6.5", "6.8"], [1]),
+        (["6.8", "6.5", "6.8", "6.5"], [0, 1, 2, 3]),
+        (["6.8", "6.5", "5.4"], [0, 1, 2]),
+        (["6.8"] * 61 + ["6.5", "5.4", "6.5"], [61, 62, 63]),
+        ([True, False, True], [1]),
+        ([0, 0, 1], [2]),
+    ],
+)
+def test_who_is_named(values: list[Any], named: list[int]) -> None:
+    """Those outside the majority; all where there is none."""
+    assert odd_nodes(row(values)) == [f"node{at}" for at in named]
+
+
+@given(st.lists(st.sampled_from(["a", "b", "c"]), min_size=1, max_size=20))
+def test_every_part_is_alike_or_odd(values: list[str]) -> None:
+    """None is counted twice, and nothing differs only where all are the same."""
+    found = row(values)
+    assert found.alike + len(found.outliers) == len(values)
+    assert (not found.outliers) == (len(set(values)) == 1)
+
+
+@pytest.mark.parametrize(
+    ("values", "percent", "named"),
+    [
+        ([2015.1, 2014.9, 2015.0], 2, []),
+        ([2015.1, 2014.9, 1511.0], 2, [2]),
+        ([2015.1, 2014.9, 2015.0], 0, [0, 1, 2]),
+        ([112, 112, 111], 0, [2]),
+        ([0, 0, 0], 2, []),
+    ],
+)
+def test_numbers_that_are_near(values: list[float], percent: float, named: list[int]) -> None:
+    """Hosts reserve memory differently; a missing module is another thing."""
+    assert odd_nodes(row(values, percent=percent)) == [f"node{at}" for at in named]
+
+
+def test_values_that_could_not_be_read() -> None:
+    """Never taken for alike, and never for different: said at their node, if any other node gave the value."""
+    found = row(["6.8", HIDDEN, "6.8"])
+    assert (found.alike, found.outliers, [one.node for one in found.unread]) == (2, (), ["node1"])
+    assert of_node([found], "node1") == ([], ["kernel: not available: Permission denied (/sys)"])
+    assert of_node([found], "node0") == ([], [])
+    nowhere = row([HIDDEN, HIDDEN])
+    assert not nowhere.is_compared
+    assert of_node([nowhere], "node1") == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("demanded", "named"),
+    [("6.8.*", [2]), ("6.5.*", [0, 1, 2]), (">= 6.8", [2]), (">= 6.8.0-46", [0, 1, 2]), (">=6.5", [2]), (">= 7", [0, 1, 2])],
+)
+def test_what_is_demanded(demanded: str, named: list[int]) -> None:
+    """Outliers stay outliers. What all have is wrong too, if something else is demanded."""
+    found = row(["6.8.0-45-generic", "6.8.0-45-generic", "6.5.0"], demanded={"kernel": demanded})
+    assert odd_nodes(found) == [f"node{at}" for at in named]
+    odd, _ = of_node([found], "node2")
+    assert odd == [f"kernel: 6.5.0, demanded is {demanded}"]
+
+
+@pytest.mark.parametrize("version", ["570.86", "570.86.10", "571", "v570.100"])
+def test_versions_at_least(version: str) -> None:
+    """By numbers, not by letters."""
+    assert meets(version, ">= 570.86")
+
+
+@pytest.mark.parametrize("version", ["570.85.99", "99.9", "unset", ""])
+def test_versions_below(version: str) -> None:
+    """A value without a number is no version."""
+    assert not meets(version, ">= 570.86")
+
+
+def test_a_demand_without_a_version() -> None:
+    """Nothing is at least nothing."""
+    assert not meets("570.86", ">= unset")
+
+
+def test_a_demanded_fact_that_is_unknown() -> None:
+    """A misspelt name would never fail: it is an error that says the names."""
+    with pytest.raises(ValueError, match="nothing is known of kernle, which the recipe demands; known are kernel"):
+        row(["6.8"], demanded={"kernle": "6.8"})
+
+
+def test_ignored_facts() -> None:
+    """By pattern."""
+    both = [*facts(["6.8", "6.5"]), *facts(["1", "2"], name="variable NCCL_X")]
+    assert [one.name for one in compare(both, Asked(ignore=["variable *"]))] == ["kernel"]
+
+
+def test_only_like_with_like() -> None:
+    """GPUs of one model, NICs of one type."""
+    many = [*facts(["96.00"] * 3, among="H200"), *facts(["88.00"], among="H100")]
+    assert [one.outliers for one in compare(many, Asked())] == [(), ()]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (["6.8"] * 4, "1 facts compared over 4 nodes, all alike"),
+        (["6.8", "6.5", "6.8"], "1 facts compared over 3 nodes; 1 part differs: node1 (kernel)"),
+        (
+            ["6.8"] * 7 + ["6.5"] * 6,
+            (
+                "1 facts compared over 13 nodes; 6 parts differ: "
+                "node7 (kernel), node8 (kernel), node9 (kernel), node10 (kernel) and 2 more"
+            ),
+        ),
+        (["6.8"], "1 facts compared over 1 node, which has no other host to compare with"),
+    ],
+)
+def test_summary(values: list[str], said: str) -> None:
+    """One line for the terminal."""
+    assert summary([row(values)], num_nodes=len(values)) == said
+
+
+def test_a_fact_says_why_it_is_odd() -> None:
+    """With what the others have, or that they do not agree."""
+    assert of_node([row(["6.8", "6.5", "6.8"])], "node1")[0] == ["kernel: 6.5, 2 of 3 have 6.8"]
+    assert of_node([row(["6.8", "6.5"])], "node1")[0] == ["kernel: 6.5, no majority among 2"]
+    gpu = compare(facts(["1", "2", "1"], name="VBIOS", kind="gpu", part="node1-gpu3"), Asked())
+    assert of_node(gpu, "node1")[0] == ["node1-gpu3 VBIOS: 2, 2 of 3 have 1"]
+
+
+def host(**variables: str) -> HostState:
+    """This machine with these variables."""
+    return HostState(facts=read_host(), versions={"torch": "2.9"}, variables=variables)
+
+
+def test_facts_of_hosts() -> None:
+    """Every field has its name, and a variable that one host has is unset on the other."""
+    assert set(OF_HOST) == set(HostFacts.__slots__)
+    rows = compare(facts_of_hosts({"node0": host(), "node1": host(NCCL_ALGO="Ring"), "node2": host()}), Asked(percent=2))
+    assert [one.name for one in rows if one.outliers] == ["variable NCCL_ALGO"]
+    assert of_node(rows, "node1")[0] == ["variable NCCL_ALGO: Ring, 2 of 3 have unset"]
+
+
+def test_a_variable_that_names_its_host_is_not_compared() -> None:
+    """NCCL_HOSTID must differ from host to host: it was called a drift of every node."""
+    hosts = {f"node{number}": host(NCCL_HOSTID=f"h{number}") for number in range(4)}
+    rows = compare(facts_of_hosts(hosts), Asked(percent=2))
+    assert [one.name for one in rows if one.outliers or "HOSTID" in one.name] == []
+
+
+def test_fields_that_are_compared_exist() -> None:
+    """Of GPUs and NICs."""
+    assert set(OF_GPU) <= set(GpuState.__slots__)
+    assert set(OF_NIC) <= set(Nic.__slots__)
+
+
+def nic(device: str, **changes: Any) -> Nic:
+    """An adapter without ports."""
+    known = {"pci": "0000:1a:00.0", "is_virtual": False, "driver": "mlx5_core", "firmware": "28.43.1", "board_id": "MT_0838"}
+    return Nic(**{**known, "device": device, "hca_type": "MT4129", "guid": "0", "ports": [], **changes})
+
+
+def test_facts_of_nics() -> None:
+    """Firmware by adapter; how many of each type by host; another type is another thing."""
+    management = nic("mlx5_8", hca_type="MT4127", firmware="26.1")
+    hosts = {
+        "node0": [nic("mlx5_0"), nic("mlx5_1"), management],
+        "node1": [nic("mlx5_0"), nic("mlx5_1", firmware="28.39.2"), management],
+        "node2": [nic("mlx5_0"), management],
+    }
+    rows = compare([fact for node, nics in hosts.items() for fact in facts_of_nics(node, nics)], Asked())
+    assert of_node(rows, "node0") == ([], [])
+    assert of_node(rows, "node1")[0] == ["node1 mlx5_1 NIC firmware: 28.39.2, 4 of 5 have 28.43.1"]
+    assert of_node(rows, "node2")[0] == ["NICs: 1 MT4127, 1 MT4129, 2 of 3 have 1 MT4127, 2 MT4129"]
+
+
+def test_a_host_that_shows_no_nics() -> None:
+    """Where others show theirs, that host is not measured; where nobody does, there is nothing to compare."""
+    hosts = {"node0": [nic("mlx5_0")], "node1": HIDDEN, "node2": [nic("mlx5_0")]}
+    rows = compare([fact for node, nics in hosts.items() for fact in facts_of_nics(node, nics)], Asked())
+    assert [of_node(rows, node) for node in ("node0", "node2")] == [([], []), ([], [])]
+    assert of_node(rows, "node1") == ([], ["NICs: not available: Permission denied (/sys)"])
+    assert of_node(compare(facts_of_nics("node1", HIDDEN), Asked()), "node1") == ([], [])

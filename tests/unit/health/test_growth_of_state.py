@@ -1,0 +1,82 @@
+"""What became worse of a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_gpucluster.health.growth import Growth, held_back, worsened
+from pytest_gpucluster.inventory.gpu_fabric import GpuFabric
+from pytest_gpucluster.inventory.gpu_repair import GpuRepair
+from pytest_gpucluster.inventory.nvlinks import NvLink
+from pytest_gpucluster.inventory.reading import NotAvailable
+
+REFUSED = NotAvailable("Not Supported")
+FLAGS = ("channel_repair_pending", "tpc_repair_pending", "memory_unrepairable", "sram_threshold_exceeded")
+REPAIR = GpuRepair(recovery_action="none", **dict.fromkeys(FLAGS, False))
+FABRIC = GpuFabric(state="completed", error=None, cluster_uuid="0", clique=0, troubles=[])
+UP = NvLink(link=0, is_up=True, speed_gb_s=26.562, effective_ber=None, symbol_ber=None)
+DOWN = replace(UP, is_up=False)
+
+
+def gpu(**changes: Any) -> Any:
+    """A healthy GPU of one link, but for these readings."""
+    rows = {"remapped_rows_pending": False, "remapped_rows_failed": False}
+    return SimpleNamespace(**{"repair": REPAIR, "fabric": FABRIC, "nvlinks": [UP], **rows, **changes})
+
+
+WORSE: list[tuple[dict[str, Any], str]] = [
+    ({"nvlinks": [DOWN]}, "link 0 went down"),
+    ({"nvlinks": []}, "link 0 went down"),
+    ({"nvlinks": [replace(UP, speed_gb_s=13.0)]}, "link 0 at 13 GB/s, was at 26.562"),
+    ({"repair": replace(REPAIR, recovery_action="gpu_reset")}, "recovery_action is gpu_reset, was none"),
+    *(({"repair": replace(REPAIR, **{flag: True})}, f"{flag} is True, was False") for flag in FLAGS),
+    ({"remapped_rows_failed": True}, "remapped_rows_failed is True, was False"),
+    ({"fabric": replace(FABRIC, state="in_progress")}, "fabric state is in_progress, was completed"),
+    ({"fabric": replace(FABRIC, error="Timeout")}, "fabric error is Timeout, was None"),
+    ({"fabric": replace(FABRIC, clique=3)}, "fabric clique is 3, was 0"),
+    ({"fabric": replace(FABRIC, troubles=["unhealthy"])}, "fabric: unhealthy"),
+]
+UNKNOWN: list[dict[str, Any]] = [
+    {"nvlinks": REFUSED},
+    {"nvlinks": [replace(UP, is_up=REFUSED)]},
+    {"nvlinks": [replace(UP, speed_gb_s=REFUSED)]},
+    {"repair": replace(REPAIR, recovery_action=REFUSED)},
+    *({"repair": replace(REPAIR, **{flag: REFUSED})} for flag in FLAGS),
+    {"remapped_rows_pending": REFUSED},
+    {"fabric": REFUSED},
+]
+
+
+def test_nothing_changed() -> None:
+    """Nothing is worse."""
+    assert worsened(gpu(), gpu()) == Growth()
+
+
+@pytest.mark.parametrize(("change", "fact"), WORSE)
+def test_worse(change: dict[str, Any], fact: str) -> None:
+    """Counted and told; no fault where it was so before, and none where it becomes well."""
+    assert worsened(gpu(), gpu(**change)) == Growth(1, (fact,))
+    assert worsened(gpu(**change), gpu(**change)) == Growth()
+    if "clique" not in fact:
+        assert worsened(gpu(**change), gpu()) == Growth()
+
+
+@pytest.mark.parametrize("change", UNKNOWN)
+def test_refused_at_the_end_alone(change: dict[str, Any]) -> None:
+    """Not known; a reading that was refused before is judged elsewhere."""
+    found = worsened(gpu(), gpu(**change))
+    assert (found.over, len(found.unknown)) == (0, 1)
+    assert "not available: Not Supported" in found.unknown[0]
+    assert worsened(gpu(**change), gpu(**change)) == worsened(gpu(**change), gpu()) == Growth()
+
+
+def test_seconds_held_back() -> None:
+    """What each limiter took since; what shrank or was not told before is left out; a refusal says why."""
+    first, last = gpu(held_back_s={"power": 1.5, "heat": 2.0}), gpu(held_back_s={"power": 4.0, "heat": 1.0, "board": 3.0})
+    assert held_back(first, last) == {"power": 2.5}
+    assert held_back(gpu(held_back_s=REFUSED), last) == REFUSED
+    assert held_back(first, gpu(held_back_s=REFUSED)) == REFUSED

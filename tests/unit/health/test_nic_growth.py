@@ -1,0 +1,235 @@
+"""What went wrong on NICs between two readings of a sysfs that changes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.health.nic_growth import GREATEST, WRAP, Growth, Readings, compare, read_limits
+from pytest_gpucluster.inventory.nics import read_nics
+from pytest_gpucluster.inventory.reading import NotAvailable
+from tests.support.sysfs import MadeSys, efa, infiniband, port_with, roce
+from tests.support.thresholds_files import packaged
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+PORT = "mlx5_1 port 1 (0000:22:00.0)"
+PACKAGED = packaged().criteria(packaged().profiles["h200-sxm"])["nic_errors"].recipe["limits"]
+LIMITS = read_limits(PACKAGED)
+HOUR_S = 3600.0
+
+
+class Host:
+    """A host with three ports of a fabric, all of them healthy, whose counters stand at some number."""
+
+    def __init__(self, folder: Path, kind: Callable[..., Any] = infiniband) -> None:
+        """Read it for the first time."""
+        self.fabric = {infiniband: "infiniband", roce: "roce", efa: "efa"}[kind]  # type: ignore[index]
+        self.made = MadeSys(folder / "sys", *(kind(number) for number in range(3)))
+
+    def between(self, change: Callable[[MadeSys], None], *, seconds: float = HOUR_S, **limits: Any) -> Growth:
+        """What is found if this happens between the two readings."""
+        first = read_nics(root=self.made.root)
+        change(self.made)
+        readings = Readings(first=first, last=read_nics(root=self.made.root), seconds=seconds)
+        return compare(readings, fabric=self.fabric, limits=limits or LIMITS)
+
+
+def counter(name: str, value: int) -> Callable[[MadeSys], None]:
+    """One counter of the second adapter gets a value."""
+
+    def change(made: MadeSys) -> None:
+        if name == "carrier_changes":
+            made.carrier("mlx5_1", value)
+        else:
+            made.change("mlx5_1", f"{'counters' if name in GREATEST else 'hw_counters'}/{name}", str(value))
+
+    return change
+
+
+def traffic(made: MadeSys) -> None:
+    """What every run does to the counters."""
+    for name in ("mlx5_0", "mlx5_1", "mlx5_2"):
+        for path in ("counters/port_xmit_data", "counters/port_rcv_packets", "counters/port_xmit_wait"):
+            made.change(name, path, "123456789012")
+
+
+@pytest.mark.parametrize("kind", [infiniband, roce])
+def test_traffic_is_no_error(tmp_path: Path, kind: Callable[..., Any]) -> None:
+    """A healthy run: nothing grew but traffic."""
+    assert Host(tmp_path, kind).between(traffic) == Growth()
+
+
+@pytest.mark.parametrize("name", sorted(LIMITS))
+def test_every_limit_can_be_missed(tmp_path: Path, name: str) -> None:
+    """At its limit a counter is within; one more is named with port, growth, rate and limit, and no other port is."""
+    start = 2 if name == "carrier_changes" else 0
+    limit = LIMITS[name]
+    allowed = int(limit.most if limit.period_s is None else limit.most * 60 / limit.period_s)
+    within = Host(tmp_path / "within").between(counter(name, start + allowed), seconds=60)
+    assert (within.over, within.names, within.unknown) == (0, (), ())
+    assert (f"{PORT}: {name} +{allowed} in 60 s" in "".join(within.within)) is (allowed > 0)
+    beyond = Host(tmp_path / "beyond").between(counter(name, start + allowed + 1), seconds=60)
+    assert (beyond.over, beyond.names, beyond.unknown) == (1, (PORT,), ())
+    assert beyond.facts[0].startswith(f"{PORT}: {name} +{allowed + 1} in 60 s ({(allowed + 1) * 60} an hour)")
+    assert beyond.facts[0].endswith(limit.text)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(infiniband, "link_downed"), (roce, "carrier_changes"), (roce, "link_downed")])
+def test_a_flap(tmp_path: Path, kind: Callable[..., Any], name: str) -> None:
+    """A cable that is gone for a moment: one loss, with its rate, by whichever counter shows it."""
+    growth = Host(tmp_path, kind).between(counter(name, 4 if name == "carrier_changes" else 1), seconds=4 * HOUR_S)
+    assert (growth.lost, growth.over, growth.names) == (1, 1, (PORT,))
+    assert f"{name} +{2 if name == 'carrier_changes' else 1}" in growth.facts[0]
+    assert ("0.25 an hour" in growth.facts[0]) is (name == "link_downed")
+
+
+@pytest.mark.parametrize("seconds", [1.0, 60.0, 8 * HOUR_S])
+def test_a_rate_is_judged_by_the_time(tmp_path: Path, seconds: float) -> None:
+    """A symbol error in 8 hours is nothing; 100 in a minute are too many."""
+    growth = Host(tmp_path).between(counter("symbol_error", 100), seconds=seconds)
+    assert (growth.over == 0) is (seconds > HOUR_S)
+
+
+def test_a_counter_without_a_limit_is_shown(tmp_path: Path) -> None:
+    """Packets out of order judge nothing, and stand in the evidence."""
+    growth = Host(tmp_path, roce).between(counter("out_of_sequence", 7))
+    assert growth == Growth(within=(f"{PORT}: out_of_sequence +7 in 60 min (7 an hour)",))
+
+
+@pytest.mark.parametrize("name", ["link_downed", "port_xmit_data", "rnr_nak_retry_err"])
+def test_a_reset_is_never_green(tmp_path: Path, name: str) -> None:
+    """Any counter that fell shows it, traffic included; the other ports are still judged."""
+    host = Host(tmp_path)
+    folder = "hw_counters" if name == "rnr_nak_retry_err" else "counters"
+    host.made.change("mlx5_1", f"{folder}/{name}", "12")
+
+    def reset(made: MadeSys) -> None:
+        made.change("mlx5_1", f"{folder}/{name}", "0")
+        made.change("mlx5_2", "counters/link_downed", "1")
+
+    growth = host.between(reset)
+    assert growth.names == ("mlx5_2 port 1 (0000:32:00.0)",)
+    (said,) = growth.unknown
+    assert said.startswith(f"{PORT}: {name} fell from 12 to 0: somebody reset the counters")
+
+
+def test_what_grew_after_a_reset_counts(tmp_path: Path) -> None:
+    """Two link losses since the reset are two at least."""
+    host = Host(tmp_path)
+    counter("link_downed", 12)(host.made)
+    growth = host.between(counter("link_downed", 2))
+    assert (growth.over, growth.lost, growth.names) == (1, 2, (PORT,))
+    assert growth.unknown
+
+
+@pytest.mark.parametrize("name", sorted(set(GREATEST) & set(LIMITS)))
+def test_a_counter_at_its_greatest_value_shows_nothing(tmp_path: Path, name: str) -> None:
+    """It stays there whatever happens, so nothing is known; one below may still grow into it."""
+    host = Host(tmp_path / "full")
+    counter(name, GREATEST[name])(host.made)
+    growth = host.between(traffic)
+    assert growth.over == 0
+    assert f"{name} stood at its greatest value" in growth.unknown[0]
+    host = Host(tmp_path / "nearly")
+    counter(name, GREATEST[name] - 1)(host.made)
+    growth = host.between(counter(name, GREATEST[name]), seconds=0.001)
+    assert (growth.over, growth.unknown) == (1, ())
+
+
+@given(before=st.integers(0, WRAP - 1), growth=st.integers(0, WRAP // 8))
+def test_a_driver_s_counter_goes_over_its_end(before: int, growth: int) -> None:
+    """The growth is the same wherever the counter stood."""
+    first, last = (port_with(rnr_nak_retry_err=value % WRAP) for value in (before, before + growth))
+    limits = read_limits({"rnr_nak_retry_err": {"total": 0}})
+    found = compare(Readings(first=first, last=last, seconds=1), fabric="roce", limits=limits)
+    assert (found.over, found.unknown) == (int(growth > 0), ())
+    assert growth == 0 or f"+{growth} " in found.facts[0]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("path", ["counters", "counters/link_downed", "hw_counters/rnr_nak_retry_err"])
+def test_counters_that_cannot_be_read(tmp_path: Path, path: str, when: str) -> None:
+    """Said, with the port; the others are judged on."""
+    host = Host(tmp_path)
+    if when == "before":
+        host.made.refuse("mlx5_1", path)
+        growth = host.between(lambda made: made.change("mlx5_2", "counters/link_downed", "1"))
+    else:
+        growth = host.between(lambda made: (made.refuse("mlx5_1", path), made.change("mlx5_2", "counters/link_downed", "1"))[1])
+    assert growth.names == ("mlx5_2 port 1 (0000:32:00.0)",)
+    assert len(growth.unknown) == 1
+    assert growth.unknown[0].startswith(f"{PORT}: ")
+
+
+@pytest.mark.parametrize(
+    ("change", "fact"),
+    [
+        (lambda made: made.pull_down("mlx5_1"), "is DOWN at the end, and was ACTIVE"),
+        (lambda made: made.change("mlx5_1", "phys_state", "2: Polling"), "is Polling at the end, and was LinkUp"),
+        (lambda made: made.remove("mlx5_1"), "is gone"),
+    ],
+)
+def test_a_port_that_does_not_come_back(tmp_path: Path, change: Callable[[MadeSys], None], fact: str) -> None:
+    """Its counters need not have grown."""
+    growth = Host(tmp_path).between(change)
+    assert (growth.over, growth.facts) == (1, (f"{PORT}: {fact}",))
+
+
+def test_a_port_that_was_down_all_the_time(tmp_path: Path) -> None:
+    """That is no event of the run."""
+    host = Host(tmp_path)
+    host.made.pull_down("mlx5_1")
+    assert host.between(traffic) == Growth()
+
+
+def test_a_port_that_comes_during_the_run(tmp_path: Path) -> None:
+    """What it counted before is not known."""
+    growth = Host(tmp_path).between(lambda made: made.add(infiniband(5)))
+    assert growth.unknown == ("mlx5_5 port 1 (0000:62:00.0) came during the run",)
+
+
+def test_readings_that_are_none(tmp_path: Path) -> None:
+    """No class, no port, no time between them: nothing is green."""
+    nics = read_nics(root=MadeSys(tmp_path / "sys", infiniband(0)).root)
+    absent = read_nics(root=tmp_path / "nowhere")
+    assert isinstance(absent, NotAvailable)
+    for first, last, seconds in ((absent, nics, 1), (nics, absent, 1), (nics, nics, 0), (nics, nics, -5), ([], [], 1)):
+        growth = compare(Readings(first=first, last=last, seconds=seconds), fabric="infiniband", limits=LIMITS)
+        assert (growth.over, len(growth.unknown)) == (0, 1)
+
+
+def test_an_adapter_that_counts_nothing(tmp_path: Path) -> None:
+    """EFA has no counters of the architecture; without any, nothing would be judged."""
+    host = Host(tmp_path, efa)
+    assert host.between(lambda _made: None).unknown == ()
+    host.made.refuse("rdmap1s27", "hw_counters")
+    assert "its counters are not available" in host.between(lambda _made: None).unknown[0]
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {},
+        {"link_downed": 0},
+        {"link_downed": {}},
+        {"link_downed": {"total": 0, "per_s": 1}},
+        {"link_downed": {"per_week": 1}},
+        {"link_downed": {"total": "0"}},
+        {"link_downed": {"total": True}},
+        {"link_downed": {"total": None}},
+        {"link_downed": {"total": -1}},
+        {"link_downed": {"total": float("nan")}},
+        {"link_downed": {"total": float("inf")}},
+    ],
+)
+def test_limits_of_another_form(recipe: Any) -> None:
+    """A limit that judges nothing is wrong usage."""
+    with pytest.raises(ConfigurationError, match="limits: "):
+        read_limits(recipe)

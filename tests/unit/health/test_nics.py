@@ -1,0 +1,221 @@
+"""Which ports of NICs are amiss: beside the promise, and beside the other hosts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpucluster.health.nics import Promise, judge_ports
+from pytest_gpucluster.inventory.nics import read_nics
+from tests.support.sysfs import HDR, MadeSys, infiniband, roce
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pytest_gpucluster.health.nics import PortsSeen
+
+PORTS = 4
+PORT_2 = "mlx5_2 port 1 (0000:32:00.0)"
+PROMISE = Promise(fabric="infiniband")
+
+
+class Hosts:
+    """Hosts with four ports each, one more that has no cable, and two Ethernet ones."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        """All alike and healthy."""
+        self.made = [MadeSys(folder / f"host{at}", *map(infiniband, range(PORTS + 1))) for at in range(number)]
+        for made in self.made:
+            made.pull_down(f"mlx5_{PORTS}")
+            made.add(roce(8))
+            made.add(roce(9))
+
+    def judge(self, promise: Promise = PROMISE) -> list[PortsSeen]:
+        """What is seen of each host."""
+        return list(
+            judge_ports({f"host{at}": read_nics(root=made.root) for at, made in enumerate(self.made)}, promise).values()
+        )
+
+
+def amiss(seen: list[PortsSeen]) -> list[int]:
+    """The number of ports amiss on each host."""
+    return [one.amiss for one in seen]
+
+
+def half_rate(made: MadeSys) -> None:
+    """A link that came up at half of its rate."""
+    made.change("mlx5_2", "rate", HDR)
+
+
+def initializing(made: MadeSys) -> None:
+    """A cable is there, and no subnet manager has spoken to the port."""
+    made.change("mlx5_2", "state", "2: INIT")
+
+
+def unplugged(made: MadeSys) -> None:
+    """No cable."""
+    made.pull_down("mlx5_2")
+
+
+def gone(made: MadeSys) -> None:
+    """The adapter fell off the bus."""
+    made.remove("mlx5_2")
+
+
+def renamed(made: MadeSys) -> None:
+    """The adapter fell off the bus, and the names of those after it moved up."""
+    made.remove("mlx5_2")
+    folder = made.root / "class" / "infiniband"
+    (folder / "mlx5_3").rename(folder / "mlx5_2")
+
+
+@pytest.mark.parametrize("number", [2, 3, 8])
+def test_healthy_hosts(tmp_path: Path, number: int) -> None:
+    """Nothing is amiss; the port that is down everywhere is off by design, and Ethernet ports are others."""
+    for made in (hosts := Hosts(tmp_path, number)).made:
+        made.pull_down("mlx5_9")
+    for seen in hosts.judge():
+        assert (seen.amiss, seen.names, seen.unknown) == (0, (), ())
+        assert seen.up == seen.expected == "4 at 400 Gb/s"
+
+
+@pytest.mark.parametrize("number", [2, 3, 8])
+@pytest.mark.parametrize(
+    ("plant", "fact"),
+    [
+        (unplugged, f"{PORT_2} DOWN, Polling"),
+        (initializing, f"{PORT_2} INIT, LinkUp"),
+        (half_rate, f"{PORT_2} 200 Gb/sec (4X HDR)"),
+        (gone, f"{PORT_2} is absent"),
+        (renamed, f"{PORT_2} is absent"),
+    ],
+)
+def test_one_port_is_named(tmp_path: Path, number: int, plant: Callable[[MadeSys], None], fact: str) -> None:
+    """That host has one port amiss, whatever the names became; its peers have none."""
+    hosts = Hosts(tmp_path, number)
+    plant(hosts.made[1])
+    seen = hosts.judge()
+    assert amiss(seen) == [0, 1, *[0] * (number - 2)]
+    assert (seen[1].names, seen[1].facts) == ((PORT_2,), (fact,))
+    assert seen[1].expected == "4 at 400 Gb/s"
+
+
+def test_a_whole_host_without_links(tmp_path: Path) -> None:
+    """Each of its ports is amiss, but for the one that is off everywhere."""
+    hosts = Hosts(tmp_path, 3)
+    for number in range(PORTS):
+        hosts.made[2].pull_down(f"mlx5_{number}")
+    seen = hosts.judge()
+    assert amiss(seen) == [0, 0, PORTS]
+    assert len(seen[2].names) == PORTS
+    assert seen[2].up == "none"
+
+
+def test_one_host_with_a_port_more(tmp_path: Path) -> None:
+    """Of three hosts one has a cable in the spare port: the others lack nothing."""
+    hosts = Hosts(tmp_path, 3)
+    spare = f"mlx5_{PORTS}"
+    for path, text in {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": HDR}.items():
+        hosts.made[0].change(spare, path, text)
+    assert amiss(hosts.judge()) == [0, 0, 0]
+
+
+def test_no_port_is_up_anywhere(tmp_path: Path) -> None:
+    """Peers that are all down prove nothing where the fabric is promised."""
+    hosts = Hosts(tmp_path, 2)
+    for made in hosts.made:
+        for number in range(PORTS):
+            made.pull_down(f"mlx5_{number}")
+    seen = hosts.judge()
+    assert amiss(seen) == [1, 1]
+    assert len(seen[0].names) == PORTS + 1
+
+
+def test_no_adapter_at_all(tmp_path: Path) -> None:
+    """With the class and no adapter, every host lacks a port; without the class, nothing was read."""
+    hosts = Hosts(tmp_path, 2)
+    for made in hosts.made:
+        for number in range(PORTS + 1):
+            made.remove(f"mlx5_{number}")
+    assert [(one.amiss, one.up, one.unknown) for one in hosts.judge()] == [(1, "none", ())] * 2
+    hosts.made[0].root = tmp_path / "nowhere"
+    assert "no infiniband adapter could be read: No such file" in hosts.judge()[0].unknown[0]
+    assert amiss(hosts.judge()) == [0, 1]
+
+
+def test_an_adapter_whose_ports_cannot_be_listed(tmp_path: Path) -> None:
+    """Its port may be up, so nothing is amiss; that is said, and another bad port is still found."""
+    hosts = Hosts(tmp_path, 2)
+    ports = hosts.made[0].port("mlx5_2").parent
+    ports.rename(tmp_path / "aside")
+    seen = hosts.judge()
+    assert amiss(seen) == [0, 0]
+    assert seen[0].unknown[0].startswith("mlx5_2 (0000:32:00.0): its ports are not available")
+    hosts.made[0].pull_down("mlx5_1")
+    assert amiss(hosts.judge()) == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("promise", "found"),
+    [
+        (Promise(fabric="infiniband", ports=4), [0, 0]),
+        (Promise(fabric="infiniband", ports=4, gbit_s=400), [0, 0]),
+        (Promise(fabric="infiniband", ports=5), [1, 1]),
+        (Promise(fabric="infiniband", ports=4, gbit_s=800), [4, 4]),
+        (Promise(fabric="infiniband", gbit_s=800), [4, 4]),
+        (Promise(fabric="infiniband", ports=3), [0, 0]),
+        (Promise(fabric="roce", ports=2), [0, 0]),
+        (Promise(fabric="efa"), [1, 1]),
+    ],
+)
+def test_what_the_profile_says_wins(tmp_path: Path, promise: Promise, found: list[int]) -> None:
+    """A number or a rate of the profile holds where all hosts are alike, too."""
+    assert amiss(Hosts(tmp_path, 2).judge(promise)) == found
+
+
+def test_one_host_alone(tmp_path: Path) -> None:
+    """Nothing to compare with: said. With a number from the profile it is judged, and the bad port is named."""
+    hosts = Hosts(tmp_path, 1)
+    assert "one host is there" in hosts.judge()[0].unknown[0]
+    promise = Promise(fabric="infiniband", ports=PORTS, gbit_s=400)
+    assert hosts.judge(promise)[0].unknown == ()
+    half_rate(hosts.made[0])
+    (seen,) = hosts.judge(promise)
+    assert (seen.amiss, PORT_2 in seen.names) == (1, True)
+
+
+@pytest.mark.parametrize("path", ["state", "phys_state", "rate", "link_layer"])
+def test_a_port_that_cannot_be_read(tmp_path: Path, path: str) -> None:
+    """It is said, with the port; no other port or host is blamed for it; a bad port beside it is still found."""
+    hosts = Hosts(tmp_path, 2)
+    hosts.made[0].refuse("mlx5_2", path)
+    seen = hosts.judge()
+    assert amiss(seen) == [0, 0]
+    assert PORT_2 in seen[0].unknown[0]
+    assert seen[1].unknown == ()
+    hosts.made[0].pull_down("mlx5_1")
+    seen = hosts.judge()
+    assert amiss(seen) == [1, 0]
+    assert seen[0].names == ("mlx5_1 port 1 (0000:22:00.0)",)
+
+
+def test_a_port_that_is_down_needs_no_more(tmp_path: Path) -> None:
+    """Down is known, though the physical state cannot be read."""
+    hosts = Hosts(tmp_path, 2)
+    hosts.made[0].pull_down("mlx5_2")
+    hosts.made[0].refuse("mlx5_2", "phys_state")
+    seen = hosts.judge()
+    assert (amiss(seen), seen[0].unknown, seen[0].names) == ([1, 0], (), (PORT_2,))
+
+
+def test_virtual_functions_have_no_cable(tmp_path: Path) -> None:
+    """A virtual function that is down is nobody's fault."""
+    hosts = Hosts(tmp_path, 2)
+    made = hosts.made[0]
+    made.add(infiniband(7))
+    device = (made.root / "class" / "infiniband" / "mlx5_7" / "device").resolve()
+    (device / "physfn").symlink_to(device)
+    made.change("mlx5_7", "state", "1: DOWN")
+    assert amiss(hosts.judge()) == [0, 0]

@@ -1,0 +1,170 @@
+"""The PCIe tree of a made sysfs: links on the way to NICs, and which GPU is near which NIC."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pytest_gpucluster.health.nics import LinksSeen, judge_links, nearest_gpus
+from pytest_gpucluster.inventory.pci_tree import PciPath, read_gpu_paths, read_path, read_peer_memory
+from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.protocol.plain_data import from_plain, to_plain
+from tests.support.sysfs import MadeSys, infiniband, write
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+NIC = "0000:12:00.0"
+WAY = [NIC, "0000:11:01.0", "0000:11:00.0", "0000:10:01.0"]
+GPU = {"vendor": "0x10de", "device": "0x2335", "class": "0x030200"}
+
+
+class Tree:
+    """A NIC and a GPU below one switch each, and a GPU below another one."""
+
+    def __init__(self, folder: Path) -> None:
+        """All links at their best."""
+        self.made = MadeSys(folder / "sys", infiniband(0), infiniband(1))
+        for bus, slot in ((0x10, 1), (0x20, 1)):
+            self.made.add_pci(f"0000:{bus + 2 + slot:02x}:00.0", bus=bus, slot=slot, files=GPU)
+
+    def change(self, address: str, **files: str) -> None:
+        """Replace files of a device."""
+        write((self.made.root / "bus" / "pci" / "devices" / address).resolve(), files)
+
+    def way(self, address: str = NIC) -> PciPath:
+        """The way of a device."""
+        found = read_path(address, root=self.made.root)
+        assert isinstance(found, PciPath)
+        return found
+
+    def judge(self) -> LinksSeen:
+        """The links on the way to the first NIC."""
+        return judge_links({"mlx5_0": read_path(NIC, root=self.made.root)})
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    """A healthy one."""
+    return Tree(tmp_path)
+
+
+def test_the_way_of_a_nic(tree: Tree) -> None:
+    """From the device over the switch's two ends to the root port; every link at its best."""
+    way = tree.way()
+    assert [node.address for node in way.nodes] == WAY
+    assert (way.numa_node, len(way.nodes)) == ("0", 4)
+    assert {(node.speed_gt_s, node.max_speed_gt_s, node.width, node.max_width) for node in way.nodes} == {(32.0, 32.0, 16, 16)}
+    assert tree.judge() == LinksSeen(2, (), (), ())
+    assert from_plain(to_plain(way)) == way
+
+
+@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"current_link_width": "8"}, "x8 at 32 GT/s of x16 at 32 GT/s"),
+        ({"current_link_speed": "16.0 GT/s PCIe"}, "x16 at 16 GT/s of x16 at 32 GT/s"),
+        ({"current_link_speed": "2.5 GT/s PCIe", "current_link_width": "0"}, "x0 at 2.5 GT/s"),
+    ],
+)
+def test_a_narrow_link_is_named(tree: Tree, at: int, files: dict[str, str], said: str) -> None:
+    """The device's own, and the one of the switch above it."""
+    address = tree.way().nodes[at].address
+    tree.change(address, **files)
+    seen = tree.judge()
+    assert (seen.names, seen.unknown) == ((address,), ())
+    assert seen.facts[0].startswith(f"{address} on the way to mlx5_0: {said}")
+
+
+def test_a_slower_slot_is_no_fault(tree: Tree) -> None:
+    """Both ends must be able to do more: a card in a slot of an older generation runs at its best."""
+    device, slot = tree.way().nodes[:2]
+    tree.change(slot.address, max_link_speed="16.0 GT/s PCIe", current_link_speed="16.0 GT/s PCIe")
+    tree.change(device.address, current_link_speed="16.0 GT/s PCIe")
+    assert tree.judge().names == ()
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"current_link_width": "255"}, "does not answer"),
+        ({"current_link_speed": "Unknown"}, "'Unknown' is no speed"),
+        ({"max_link_speed": "Unknown"}, None),
+    ],
+)
+def test_what_is_not_shown(tree: Tree, files: dict[str, str], said: str | None) -> None:
+    """Said where nothing can be judged; the other end's figure is enough for what a link can."""
+    tree.change(NIC, **files)
+    seen = tree.judge()
+    assert seen.names == ()
+    assert (len(seen.unknown), seen.links) == (int(said is not None), 2)
+    assert said is None or said in seen.unknown[0]
+
+
+def test_no_way_at_all(tree: Tree, tmp_path: Path) -> None:
+    """A device that is gone, and no NIC: nothing is green."""
+    tree.made.remove("mlx5_0")
+    assert "its way is not available: No such file" in tree.judge().unknown[0]
+    assert judge_links({}).unknown
+    assert isinstance(read_gpu_paths(root=tmp_path / "nowhere"), NotAvailable)
+    assert isinstance(read_peer_memory(root=tmp_path / "nowhere"), NotAvailable)
+
+
+def test_a_virtual_machine_shows_the_device_alone(tmp_path: Path) -> None:
+    """Its own figures decide."""
+    root = MadeSys(tmp_path).root
+    device = root / "devices" / "pci0000:00" / "0000:00:06.0"
+    link = {"current_link_speed": "32.0 GT/s PCIe", "current_link_width": "16"}
+    write(device, {**link, "max_link_speed": "32.0 GT/s PCIe", "max_link_width": "16", "numa_node": "-1"})
+    listed = root / "bus" / "pci" / "devices"
+    listed.mkdir(parents=True)
+    (listed / device.name).symlink_to(device)
+    assert judge_links({"mlx5_0": read_path(device.name, root=root)}) == LinksSeen(1, (), (), ())
+    write(device, {"current_link_width": "8"})
+    assert judge_links({"mlx5_0": read_path(device.name, root=root)}).names == ("0000:00:06.0",)
+
+
+def test_the_gpu_below_the_same_switch(tree: Tree) -> None:
+    """By the nearest bridge in common; by the NUMA node where there is none; nobody where that is not known."""
+    gpus = read_gpu_paths(root=tree.made.root)
+    assert isinstance(gpus, dict)
+    assert sorted(gpus) == ["0000:13:00.0", "0000:23:00.0"]
+    assert nearest_gpus(tree.way(), gpus) == ("0000:13:00.0",)
+    assert nearest_gpus(tree.way("0000:22:00.0"), gpus) == ("0000:23:00.0",)
+    alone = PciPath(numa_node="0", nodes=tree.way().nodes[:1])
+    assert nearest_gpus(alone, gpus) == ("0000:13:00.0", "0000:23:00.0")
+    assert nearest_gpus(PciPath(numa_node="-1", nodes=alone.nodes), gpus) == ()
+
+
+@pytest.mark.parametrize(
+    ("control", "found"),
+    [(0b11101, True), (0b00100, True), (0b00001, False), (None, False)],
+)
+def test_access_control(tree: Tree, control: int | None, found: bool) -> None:  # noqa: FBT001 -- a parameter
+    """By the config space, of which only root sees enough."""
+    config = bytearray(4096)
+    config[0x100:0x104] = (0x0001 | 1 << 16 | 0x140 << 20).to_bytes(4, "little")
+    if control is not None:
+        config[0x140:0x144] = (0x000D | 1 << 16).to_bytes(4, "little")
+        config[0x146:0x148] = control.to_bytes(2, "little")
+    file = (tree.made.root / "bus" / "pci" / "devices" / NIC).resolve() / "config"
+    assert isinstance(tree.way().nodes[0].redirects_peers, NotAvailable)
+    file.write_bytes(config)
+    assert tree.way().nodes[0].redirects_peers is found
+    file.write_bytes(config[:64])
+    assert isinstance(tree.way().nodes[0].redirects_peers, NotAvailable)
+
+
+def peermem(root: Path) -> None:
+    """Load the module."""
+    (root / "module" / "nvidia_peermem").mkdir(parents=True)
+
+
+@pytest.mark.parametrize(("load", "found"), [(peermem, True), (lambda root: (root / "module").mkdir(), False)])
+def test_peer_memory(tmp_path: Path, load: Callable[[Path], None], *, found: bool) -> None:
+    """By the loaded modules."""
+    load(tmp_path)
+    assert read_peer_memory(root=tmp_path) is found

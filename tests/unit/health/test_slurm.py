@@ -1,0 +1,193 @@
+"""A host and a job of Slurm beside what is there: each planted fault, and its healthy twin."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from pytest_gpucluster.health.hosts import Found
+from pytest_gpucluster.health.slurm import IN_SERVICE, OUT_OF_SERVICE, judge_job, judge_node
+from pytest_gpucluster.inventory.job_cgroup import NO_LIMIT_BYTES
+from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.slurm import SlurmNode, SlurmShare, parse_states
+from pytest_gpucluster.measurements.slurm import RankBinding, SlurmState
+
+HIDDEN = NotAvailable("Permission denied")
+MIB = 2**20
+NODE = SlurmNode(
+    name="gpu1", host="gpu1", states=["ALLOCATED"], reason="", gpus=8, threads_per_core=2, memory_mib=2000, partitions="gpu",
+    version="24.05.4",
+)  # fmt: skip
+WHOLE = SlurmState(
+    partitions={"gpu": "UP"},
+    controller="Slurmctld(primary) at head is UP",
+    node=NODE,
+    share=SlurmShare(cpus=8, memory_mib=2000, gpus=8),
+    gpus_seen=8,
+    mig_gpus=0,
+)
+HALF = SlurmShare(cpus=4, memory_mib=1000, gpus=4)
+RANK = RankBinding(cpus="0-7", cores="0-3", numa_nodes="0", memory_limit_bytes=2000 * MIB)
+
+
+def node(**changes: Any) -> SlurmState:
+    """The healthy host with other values."""
+    return dataclasses.replace(WHOLE, node=dataclasses.replace(NODE, **changes))
+
+
+def state(**changes: Any) -> SlurmState:
+    """The healthy state with other values."""
+    return dataclasses.replace(WHOLE, **changes)
+
+
+def rank(**changes: Any) -> RankBinding:
+    """A rank that may use all, with other values."""
+    return dataclasses.replace(RANK, **changes)
+
+
+HALF_RANK = rank(cpus="0-1", cores="0-1", memory_limit_bytes=1000 * MIB)
+
+
+def test_a_healthy_host_and_job() -> None:
+    """Nothing is wrong, and all is known."""
+    assert judge_node(WHOLE) == judge_job(WHOLE, [RANK]) == Found()
+
+
+def test_half_a_host() -> None:
+    """A job with some of the host that sees no more than that is healthy too."""
+    half = state(share=HALF, gpus_seen=4)
+    assert judge_node(half) == judge_job(half, [HALF_RANK]) == Found()
+
+
+@pytest.mark.parametrize("word", sorted(OUT_OF_SERVICE))
+@pytest.mark.parametrize("base", ["IDLE", "ALLOCATED", "MIXED"])
+def test_states_out_of_service(base: str, word: str) -> None:
+    """Each is one, in Slurm's words, with the reason."""
+    (wrong,) = judge_node(node(states=[base, word], reason="bad GPU 3")).wrong
+    assert wrong == f"{word}: {OUT_OF_SERVICE[word]} (reason: bad GPU 3)"
+
+
+@pytest.mark.parametrize("word", IN_SERVICE)
+def test_states_in_service(word: str) -> None:
+    """None counts: not even a reservation for maintenance, in which acceptances are run."""
+    assert judge_node(node(states=["IDLE", word])) == Found()
+
+
+@pytest.mark.parametrize("text", ["UNKNOWN", "IDLE+?", "IDLE+NEW_IN_2030", "+"])
+def test_states_that_say_nothing(text: str) -> None:
+    """Are not known, never good."""
+    found = judge_node(node(states=parse_states(text)))
+    assert (found.wrong, len(found.unknown)) == ([], 1)
+
+
+def test_a_bad_state_beside_an_unknown_one() -> None:
+    """Both are told."""
+    found = judge_node(node(states=["DOWN", "NEW_IN_2030"]))
+    assert (len(found.wrong), len(found.unknown)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (state(gpus_seen=7), "NVML shows 7 GPUs, and the job has 8 here"),
+        (state(share=HALF, gpus_seen=3), "NVML shows 3 GPUs, and the job has 4 here"),
+        (
+            dataclasses.replace(node(gpus=4), share=dataclasses.replace(HALF, gpus=4), gpus_seen=8),
+            "NVML shows 8 GPUs, and Slurm knows of 4 (Gres)",
+        ),
+    ],
+)
+def test_gpus_that_are_counted_unlike(changed: SlurmState, said: str) -> None:
+    """Fewer than the job has, or more than the host's GRES."""
+    assert judge_node(changed) == Found(wrong=[said])
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [node(gpus=0), state(mig_gpus=8, gpus_seen=1), state(share=dataclasses.replace(HALF, gpus=0)), state(share=HALF)],
+)
+def test_gpus_that_are_not_compared(changed: SlurmState) -> None:
+    """No GRES, MIG, and a job with some of them that sees all: the host is no worse for it."""
+    assert judge_node(changed) == Found()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        state(node=HIDDEN),
+        node(gpus=HIDDEN),
+        state(share=HIDDEN),
+        state(share=dataclasses.replace(HALF, gpus=HIDDEN)),
+        state(gpus_seen=HIDDEN),
+    ],
+)
+def test_what_is_hidden_of_a_host(changed: SlurmState) -> None:
+    """Is never good."""
+    found = judge_node(changed)
+    assert found.wrong == []
+    assert "Permission denied" in " ".join(found.unknown)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "said"),
+    [
+        ([rank(cpus="0", cores="0")], "the ranks may use 1 cores, and the job has 4 here"),
+        ([rank(cores="0"), rank(cores="1")], "the ranks may use 2 cores, and the job has 4 here"),
+        ([rank(cpus="0-15", cores="0-7")], "the ranks may use 8 cores, and the job has 4 here: nothing confines it"),
+        ([rank(memory_limit_bytes=1000 * MIB)], "the cgroups give the ranks 1000 MiB, and the job has 2000 MiB here"),
+        ([RANK, rank(memory_limit_bytes=1000 * MIB)], "the cgroups give the ranks 1000 MiB"),
+        ([rank(memory_limit_bytes=4000 * MIB)], "the cgroups give the ranks 4000 MiB"),
+    ],
+)
+def test_ranks_that_may_use_something_else(ranks: list[RankBinding], said: str) -> None:
+    """Fewer or more cores than the job's, all ranks together, and less or more memory."""
+    (wrong,) = judge_job(WHOLE, ranks).wrong
+    assert said in wrong
+
+
+def test_nothing_holds_the_job() -> None:
+    """A job with half of the host, whose memory and GPUs are not confined."""
+    wrong = judge_job(state(share=HALF), [dataclasses.replace(HALF_RANK, memory_limit_bytes=NO_LIMIT_BYTES)]).wrong
+    assert wrong == [
+        "the job has 1000 MiB here, and no cgroup holds it to that (ConstrainRAMSpace)",
+        "the job has 4 of 8 GPUs here and sees 8: others' are not hidden (ConstrainDevices)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changed", "bound"),
+    [
+        (WHOLE, rank(memory_limit_bytes=NO_LIMIT_BYTES)),
+        (WHOLE, rank(memory_limit_bytes=2000 * MIB - 4096)),
+        (state(share=SlurmShare(cpus=8, memory_mib=0, gpus=8)), rank(memory_limit_bytes=NO_LIMIT_BYTES)),
+        (WHOLE, rank(cpus="0-3", cores="0-3")),
+        (state(share=SlurmShare(cpus=7, memory_mib=2000, gpus=8)), RANK),
+        (state(share=HALF, mig_gpus=8), HALF_RANK),
+        (dataclasses.replace(node(gpus=0), share=dataclasses.replace(HALF, gpus=0)), HALF_RANK),
+    ],
+)
+def test_what_is_alike_all_the_same(changed: SlurmState, bound: RankBinding) -> None:
+    """All memory needs no limit; a page, one thread of each core and half a core are no difference; MIG is not compared."""
+    assert judge_job(changed, [bound]) == Found()
+
+
+@pytest.mark.parametrize("changed", [state(node=HIDDEN), state(share=HIDDEN)])
+def test_what_is_hidden_of_a_job(changed: SlurmState) -> None:
+    """Nothing is judged, and why is said."""
+    found = judge_job(changed, [RANK])
+    assert found.wrong == []
+    assert "Permission denied" in " ".join(found.unknown)
+
+
+def test_memory_that_cannot_be_read() -> None:
+    """The rest is judged all the same."""
+    found = judge_job(WHOLE, [rank(cores="0", memory_limit_bytes=HIDDEN)])
+    assert len(found.wrong) == 1
+    assert found.unknown == ["the memory limit is not available: Permission denied"]
+
+
+def test_no_rank() -> None:
+    """Is not known."""
+    assert judge_job(WHOLE, []).unknown == ["no rank of the host told where it may run"]
