@@ -6,8 +6,6 @@ The run sees the made sysfs in a mount namespace of its own, at the place of the
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
 import textwrap
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +16,7 @@ from tests.support import REPOSITORY
 from tests.support.launching import ACCEPTANCE, PYTEST, Launch, environment, python_path
 from tests.support.nvml_simulator import build
 from tests.support.nvml_simulator import environment as with_gpus
+from tests.support.programs import why_not_working
 from tests.support.runs import PLANTS, RUN_S, collect
 from tests.support.sysfs import MadeSys, infiniband
 
@@ -42,8 +41,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("nvml")
     for name in ("class", "bus"):
         (folder / name).mkdir()
-    tried = [*IN_NAMESPACE, str(folder), "true"]
-    if shutil.which("unshare") is None or subprocess.run(tried, capture_output=True, check=False).returncode:
+    if why_not_working(*IN_NAMESPACE, str(folder), "true"):
         pytest.skip("no mounts of one's own here (unshare -rm)")
     return build(folder)
 

@@ -16,6 +16,7 @@ import pytest
 from tests.support import REPOSITORY
 from tests.support.launching import PYTEST, python_path
 from tests.support.processes import free_port
+from tests.support.programs import why_not_working
 from tests.support.reports import SCHEMA
 from tests.support.thresholds_files import entry, write_limits
 
@@ -138,7 +139,7 @@ def as_torchrun_does(rank: int, port: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def different(shared_starter: Starter) -> Launch:
     """Five nodes: one as it should be, one with another test file, one with other versions, two with a changed plugin."""
-    if shutil.which("unshare") is None or subprocess.run([*behind("h"), "true"], capture_output=True, check=False).returncode:
+    if why_not_working(*behind("h"), "true"):
         pytest.skip("no hostnames and mounts of one's own here (unshare -r --uts --mount)")
     folder, known = shared_starter.folder, shared_starter.environment["PYTHONPATH"]
     shared_starter.write(test_different=DIFFERENT, altered=DIFFERENT.replace("return 1", "return 2"))

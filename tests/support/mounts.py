@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 import tempfile
 from typing import TYPE_CHECKING
 
 from tests.support.launching import PYTEST
+from tests.support.programs import why_not_working
 
 if TYPE_CHECKING:
     from tests.support.launching import Launch, Starter
@@ -18,7 +17,7 @@ NO_MOUNTS = "no mounts of one's own here (unshare -rm)"
 def can_mount() -> bool:
     """Whether a test may mount something for itself alone."""
     command = ["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", tempfile.gettempdir()]
-    return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True, check=False).returncode == 0
+    return why_not_working(*command) is None
 
 
 def mounted(starter: Starter, mount: str, *arguments: str, kept: str = "kept") -> Launch:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.support.programs import why_not_working
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -75,7 +77,7 @@ def run(*command: str) -> None:
 
 def iptables() -> list[str] | None:
     """The command that drops packets: installed, or unpacked by ``noxfile.py -s netlab``. None where there is none."""
-    if shutil.which("iptables") is not None:
+    if why_not_working("iptables", "--version") is None:
         return ["iptables"]
     root = Path(os.environ.get(UNPACKED) or "/nonexistent")
     if not root.is_dir():

@@ -8,12 +8,13 @@ it gives and which it refuses is compared with real GPUs (tests/project/test_raw
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
 import pytest
+
+from tests.support.programs import why_not_working
 
 SOURCE = Path(__file__).with_name("nvml.c")
 LIBRARY = "libnvidia-ml.so.1"
@@ -21,9 +22,9 @@ LIBRARY = "libnvidia-ml.so.1"
 
 def build(folder: Path) -> Path:
     """Compile the simulator into ``folder`` and return that; skips the test where there is no C compiler."""
-    compiler = shutil.which("gcc") or shutil.which("cc")
+    compiler = next((name for name in ("gcc", "cc") if why_not_working(name, "--version") is None), None)
     if compiler is None:
-        pytest.skip("no C compiler (gcc or cc): the NVML simulator cannot be built")
+        pytest.skip("no C compiler that works (gcc or cc): the NVML simulator cannot be built")
     flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}"]
     subprocess.run([compiler, *flags, "-o", str(folder / LIBRARY), str(SOURCE)], check=True, timeout=60)
     return folder

@@ -8,7 +8,6 @@ import hashlib
 import json
 import multiprocessing
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -31,6 +30,7 @@ from pytest_gpucluster.measurements.shared_paths import (
     read_marks,
     small_files,
 )
+from tests.support.programs import why_not_working
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -157,8 +157,7 @@ def mounted(folder: Path, options: str, *, fill: str = "true") -> dict[str, Any]
     """A mark below a tmpfs of its own, in a mount namespace of its own."""
     mount = f'mount -t tmpfs -o {options} none "$1" && {{ {fill}; }} && exec "$2" -c "$3" "$1" {RUN}'
     command = ["unshare", "-rm", "sh", "-c", mount, "sh", str(folder), sys.executable, MOUNTED]
-    tried = ["unshare", "-rm", "true"]
-    if shutil.which("unshare") is None or subprocess.run(tried, capture_output=True, check=False).returncode:
+    if why_not_working("unshare", "-rm", "true"):
         pytest.skip("no mounts of one's own here (unshare -rm)")
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LONG_S)
     return dict(json.loads(done.stdout))

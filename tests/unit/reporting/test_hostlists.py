@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 
 import pytest
@@ -11,7 +10,9 @@ from hypothesis import strategies as st
 
 from pytest_gpucluster.reporting.hostlists import hostlist, short_names
 from tests.support.host_lists import expand
+from tests.support.programs import why_not_working
 
+NO_SLURM = why_not_working("scontrol", "show", "hostnames", "node[1-2]")
 NAMES = st.from_regex(r"\A[a-z][a-z0-9.-]{0,6}[0-9]{0,5}\Z")
 MIXED = st.tuples(st.sampled_from(["", "n", "N", "node-", "rack1-n", "a.b", "7"]), st.from_regex(r"\A[0-9]{1,12}\Z"))
 ANY = st.one_of(NAMES, MIXED.map("".join), st.text(min_size=1, max_size=8), st.from_regex(r"\A[a0,\[\]\\\n\x1b \-]{1,8}\Z"))
@@ -68,7 +69,7 @@ def test_any_name(names: list[str]) -> None:
     assert text.isprintable()
 
 
-@pytest.mark.skipif(shutil.which("scontrol") is None, reason="Slurm's scontrol is not installed here")
+@pytest.mark.skipif(NO_SLURM is not None, reason=str(NO_SLURM))
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.one_of(NAMES, MIXED.map("".join)), min_size=1))
 def test_slurm_expands_to_the_same_hosts(names: list[str]) -> None:
