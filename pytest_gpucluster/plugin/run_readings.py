@@ -24,7 +24,7 @@ DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _Taken:
     """What a reader gave at one moment of the controller's clock."""
 
     results: Results
@@ -37,7 +37,7 @@ class OverRun:
     Reading a place that could not be measured at the start, or at the end, raises its :class:`MeasurementError`.
     """
 
-    def __init__(self, first: _Reading, last: _Reading) -> None:
+    def __init__(self, first: _Taken, last: _Taken) -> None:
         """Two readings by the same function."""
         self.first = first.results
         self.last = last.results
@@ -66,8 +66,8 @@ class Readings:
         self._marks: list[pytest.Mark] = []
         self._places: set[Place | None] = set()
         self._started = False
-        self._first: dict[tuple[str, str], _Reading] = {}
-        self._last: dict[tuple[str, str], _Reading] = {}
+        self._first: dict[tuple[str, str], _Taken] = {}
+        self._last: dict[tuple[str, str], _Taken] = {}
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Remember the readers of the selected tests, and the places of all of these."""
@@ -103,13 +103,13 @@ class Readings:
 
     def _read(
         self,
-        kept: dict[tuple[str, str], _Reading],
+        kept: dict[tuple[str, str], _Taken],
         function: Callable[..., Any],
         *,
         per: str = "gpu",
         every: bool = False,
         **arguments: Any,
-    ) -> _Reading:
+    ) -> _Taken:
         """One reading, taken once."""
         key = (f"{function.__module__}.{function.__qualname__}", per)
         if key not in kept:
@@ -118,5 +118,5 @@ class Readings:
             places = cluster.places if every or None in self._places else tuple(chosen)
             known = {name: value(cluster) if callable(value) else value for name, value in arguments.items()}
             results = cluster.run(function, per=per, places=places, **{"deadline_s": DEADLINE_S, **known})
-            kept[key] = _Reading(results, time.monotonic())
+            kept[key] = _Taken(results, time.monotonic())
         return kept[key]
