@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SILENT_S = 3.0
 """NVML answers in milliseconds. A sampler that has heard nothing for so long has a driver that hangs."""
+JOIN_S = 5.0
+"""So long the end of a block waits for the thread; one inside a driver that hangs is left to end with its process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +107,7 @@ class Sampler:
         """Stop watching."""
         self._stop.set()
         if self._uuid is not None:
-            self._thread.join(timeout=5)
+            self._thread.join(timeout=JOIN_S)
 
     def summary(self, *, since_s: float = 0.0) -> Telemetry | None:
         """Telemetry of the samples so far; None without a sample.

@@ -1,8 +1,8 @@
 /*
  * A libnvidia-ml.so.1 without a driver: the part of NVML that pytest_gpucluster reads, answered from a scenario file.
  *
- * The file named by the environment variable FAKE_NVML is read again on every call, so that a test can plant a fault
- * while a process runs. One "key value" a line; a key may begin with a GPU's number, which beats the bare key. The keys
+ * The file named by the environment variable FAKE_NVML is read again as soon as it is another one, so that a test can plant
+ * a fault while a process runs. One "key value" a line; a key may begin with a GPU's number, which beats the bare key. The keys
  * and their defaults (a healthy node of eight H200) stand beside their functions below. Two keys hold for every call:
  *
  *   3.err.nvmlDeviceGetTemperature 15    this call on GPU 3 returns NVML's error 15 (without "3.": on every GPU)
@@ -13,10 +13,12 @@
  * Function names in keys are NVML's, without _v2 and the like. Types and numbers are those of the public nvml.h.
  */
 #include <dirent.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6 };
@@ -33,24 +35,56 @@ static const unsigned buses[MAX_GPUS] = {0x1b, 0x43, 0x52, 0x61, 0x9d, 0xc3, 0xd
 
 /* --- The scenario --- */
 
-static int find(const char *key, char *value)
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static char *scenario;
+static struct stat scenario_file;
+
+/* Read the scenario again if its file is another one than before: a test may plant a fault while a process runs. */
+static void refresh(void)
 {
     const char *path = getenv("FAKE_NVML");
-    FILE *file = path ? fopen(path, "r") : NULL;
-    char line[KEY_LENGTH + VALUE_LENGTH];
-    size_t length = strlen(key);
-    int found = 0;
+    struct stat now = {0};
+    FILE *file;
+    size_t length;
 
-    while (file && !found && fgets(line, sizeof line, file)) {
-        line[strcspn(line, "\r\n")] = 0;
-        if (!strncmp(line, key, length) && line[length] == ' ') {
-            snprintf(value, VALUE_LENGTH, "%s", line + length + 1);
-            found = 1;
-        }
-    }
+    if (path && !stat(path, &now) && scenario && now.st_ino == scenario_file.st_ino && now.st_size == scenario_file.st_size &&
+        !memcmp(&now.st_mtim, &scenario_file.st_mtim, sizeof now.st_mtim))
+        return;
+    free(scenario);
+    scenario = calloc(1, (size_t)now.st_size + 2);
+    scenario_file = now;
+    file = path ? fopen(path, "r") : NULL;
+    scenario[0] = '\n';
+    length = file ? fread(scenario + 1, 1, (size_t)now.st_size, file) : 0;
+    scenario[length + 1] = 0;
     if (file)
         fclose(file);
-    return found;
+}
+
+/* A new session reads the scenario again whatever the clock of the file system says. */
+static void forget(void)
+{
+    pthread_mutex_lock(&lock);
+    free(scenario);
+    scenario = NULL;
+    pthread_mutex_unlock(&lock);
+}
+
+static int find(const char *key, char *value)
+{
+    char start[KEY_LENGTH + 2];
+    const char *line;
+
+    snprintf(start, sizeof start, "\n%s ", key);
+    pthread_mutex_lock(&lock);
+    refresh();
+    line = strstr(scenario, start);
+    if (line) {
+        line += strlen(start);
+        snprintf(value, VALUE_LENGTH, "%.*s", (int)strcspn(line, "\r\n"), line);
+    }
+    pthread_mutex_unlock(&lock);
+    return line != NULL;
 }
 
 static int look(int gpu, const char *key, char *value)
@@ -112,6 +146,7 @@ static Return planted(int gpu, const char *function)
 Return nvmlInitWithFlags(unsigned flags)
 {
     (void)flags;
+    forget();
     CHECK(NODE, "nvmlInit");
     return (Return)number(NODE, "init", SUCCESS);
 }

@@ -22,11 +22,10 @@ from pytest_gpucluster.inventory.gpu_counters import GpuCounters, LinkCounters, 
 from pytest_gpucluster.inventory.gpu_fabric import GpuFabric
 from pytest_gpucluster.inventory.nvlinks import NvLink
 from pytest_gpucluster.inventory.reading import NotAvailable
-from tests.support.nvml_simulator import build
-from tests.unit.inventory.test_nvml import survey
+from tests.support.nvml_simulator import Readers, build, readers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 RECORDED = [
     json.loads(path.read_text(encoding="utf-8")) for path in sorted(Path(__file__).with_name("recorded").glob("*.json"))
@@ -232,18 +231,25 @@ NOT_RECORDED = {"spare_row_banks", "held_back_s", "platform", "power_limit_w", "
 """Readings that are newer than the recordings."""
 
 
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readers]:
+    """One process that reads all scenarios."""
+    with readers(build(tmp_path_factory.mktemp("nvml"))) as started:
+        yield started
+
+
 @pytest.mark.parametrize(("driver", "moment"), MOMENTS)
 def test_simulated_gpu_answers_as_the_real_one(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: str, moment: dict[str, Any]
+    monkeypatch: pytest.MonkeyPatch, simulated: Readers, driver: str, moment: dict[str, Any]
 ) -> None:
     """Every field that a healthy GPU of this model gives or refuses, with NVML's words; the others are of the same type."""
     device = "h200x2" if moment["calls"]["nvmlDeviceGetName"] == "NVIDIA H200" else "h100x1"
-    simulated = survey(build(tmp_path), SCENARIOS[device])["gpus"][0]
+    of_simulator = simulated.survey(SCENARIOS[device])["gpus"][0]
     replay(monkeypatch, driver, moment)
     real = json.loads(json.dumps(dataclasses.asdict(nvml.read_gpu(0))))
-    compared = simulated.keys() - VARIES - NOT_RECORDED
-    assert {name: real[name] for name in compared} == {name: simulated[name] for name in compared}
-    assert real.keys() == simulated.keys()
+    compared = of_simulator.keys() - VARIES - NOT_RECORDED
+    assert {name: real[name] for name in compared} == {name: of_simulator[name] for name in compared}
+    assert real.keys() == of_simulator.keys()
     assert {name: type(real[name]) for name in VARIES - {"cuda_index"}} == {
-        name: type(simulated[name]) for name in VARIES - {"cuda_index"}
+        name: type(of_simulator[name]) for name in VARIES - {"cuda_index"}
     }
