@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from pytest_gpucluster.inventory.event_reasons import FAULT_REASONS
+from pytest_gpucluster.inventory.nvml import FAULT_REASONS
 from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.inventory.watched_node import rate_gb_s
 from pytest_gpucluster.judging.forecast import clock, counted

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.fleet.asked import PEAK_CLOCK_MHZ, hostname_of, made, telemetry
 from pytest_gpucluster.fleet.hardware import spread
 from pytest_gpucluster.inventory.identity import read_versions
+from pytest_gpucluster.inventory.nvlinks import ALONE, LinkCounters, NvLink
+from pytest_gpucluster.inventory.nvml import GpuCounters, GpuRepair, GpuState
+from pytest_gpucluster.inventory.reading import healthy
+from pytest_gpucluster.protocol.plain_data import to_plain
 
 if TYPE_CHECKING:
     from pytest_gpucluster.fleet.asked import Asked
-    from pytest_gpucluster.thresholds.specs import GpuSpec
 
 GIB = 2**30
 KINDS = ("bf16", "fp8", "fp32", "attention", "softmax", "reduction")
 DEAD_LINK = 4
 FALLEN = 79
-NO_UUID = "00000000-0000-0000-0000-000000000000"
+LEAST_BER = 1.5e-254
+"""The least bit error rate that NVML can say."""
+SIMULATED = "simulated"
 OTHER_VERSION = "0.0.0+simulated"
 
 
@@ -61,40 +67,41 @@ def occupancy(asked: Asked) -> Any:
 
 
 def gpu_state(asked: Asked) -> Any:
-    """NVML's view of the GPU at rest."""
-    bad, half = asked.has("ecc"), asked.has("pcie")
+    """NVML's view of the GPU at rest: what its data sheet says, what is planted, and for the rest what its readings answer."""
+    has_errors, has_half_a_link = asked.has("ecc"), asked.has("pcie")
     spec, gpu = asked.spec, asked.place[1]
-    gen, links = spec.pcie_gen, _nvlinks(asked)
-    repair = made(
-        "inventory.gpu_repair:GpuRepair",
-        recovery_action="gpu_reset" if asked.has("reset") else "none",
-        channel_repair_pending=False,
-        tpc_repair_pending=False,
-        memory_unrepairable=False,
-        sram_threshold_exceeded=False,
+    cluster_uuid, _, clique = (asked.hardware.simulation.domain_of(asked.place[0]) or f"{ALONE.cluster_uuid}/0").partition("/")
+    state = healthy(
+        GpuState,
+        index=gpu,
+        cuda_index=gpu,
+        visible=True,
+        uuid=asked.uuid,
+        serial=asked.serial,
+        pci=asked.pci,
+        name=asked.device,
+        driver=SIMULATED,
+        vbios=SIMULATED,
+        board_part_number=SIMULATED,
+        module_id=gpu + 1,
+        memory_gib=spec.memory_gib,
+        ecc_uncorrected_volatile=2 if has_errors else 0,
+        ecc_uncorrected_aggregate=2 if has_errors else 0,
+        remapped_rows_pending=has_errors,
+        pcie_gen=spec.pcie_gen - has_half_a_link,
+        pcie_gen_max=spec.pcie_gen,
+        pcie_width=spec.pcie_width,
+        pcie_width_max=spec.pcie_width,
+        power_limit_w=spec.power_w,
+        power_limit_default_w=spec.power_w,
+        nvlinks=_nvlinks(asked),
+        repair=healthy(GpuRepair, recovery_action="gpu_reset") if asked.has("reset") else healthy(GpuRepair),
+        fabric=replace(ALONE, cluster_uuid=cluster_uuid, clique=int(clique)),
     )
-    no_platform = made("inventory.reading:NotAvailable", why="it names no chassis (nvmlDeviceGetPlatformInfo)")
-    cluster_uuid, _, clique = (asked.hardware.simulation.domain_of(asked.place[0]) or f"{NO_UUID}/0").partition("/")
-    joined = {"state": "completed", "cluster_uuid": cluster_uuid, "clique": int(clique)}
-    fabric = made("inventory.gpu_fabric:GpuFabric", **joined, error=None, troubles=[])
-    state = made(
-        "inventory.nvml:GpuState",
-        index=gpu, uuid=asked.uuid, serial=asked.serial, pci=asked.pci, name=asked.device, visible=True, cuda_index=gpu,
-        driver="simulated", vbios="simulated", memory_gib=asked.spec.memory_gib, memory_used_gib=0.6, ecc_enabled=True,
-        ecc_uncorrected_volatile=2 if bad else 0, ecc_uncorrected_aggregate=2 if bad else 0, ecc_corrected_volatile=0,
-        remapped_rows_correctable=0, remapped_rows_uncorrectable=0, remapped_rows_pending=bad, remapped_rows_failed=False,
-        pcie_gen=gen - half, pcie_gen_max=gen, pcie_width=asked.spec.pcie_width, pcie_width_max=asked.spec.pcie_width,
-        pcie_replay_count=0, nvlinks=links, clocks_event_reasons=["gpu_idle"],
-        sm_clock_mhz=345, temperature_c=34 + gpu, power_w=76.0, mig=False, persistence=True,
-        power_limit_w=spec.power_w, power_limit_default_w=spec.power_w, platform=no_platform,
-        board_part_number="simulated", module_id=gpu + 1, compute_mode="default", memory_temperature_c=40.0 + gpu,
-        repair=repair, nvlink_peer="switch", fabric=fabric,
-        spare_row_banks={"max": 2560, "high": 0, "partial": 0, "low": 0, "none": 0}, held_back_s={"power": 0.0, "heat": 0.0},
-    )  # fmt: skip
     count = asked.hardware.simulation.gpus_per_node
     return made(
         "measurements.health:GpuHealth",
-        gpu=state,
+        gpu=to_plain(state),
         torch_sees=True,
         torch_device_count=count,
         nvml_device_count=count,
@@ -105,37 +112,26 @@ def gpu_state(asked: Asked) -> Any:
     )
 
 
-def _nvlinks(asked: Asked) -> list[Any]:
-    """The NVLinks of the GPU; one is down where that is planted."""
-    spec, is_bad = asked.spec, asked.has("nvlink")
-    rates = {"speed_gb_s": spec.nvlink_gb_s / spec.nvlink_links, "effective_ber": _ber(spec), "symbol_ber": _ber(spec)}
+def _nvlinks(asked: Asked) -> list[NvLink]:
+    """The NVLinks of the GPU; one is down where that is planted. Bit error rates are those of a GPU that gives them."""
+    spec = asked.spec
+    rates = {} if spec.nvlink_ber is None else {"effective_ber": LEAST_BER, "symbol_ber": LEAST_BER}
     return [
-        made("inventory.nvlinks:NvLink", link=link, is_up=link != DEAD_LINK or not is_bad, **rates)
+        healthy(
+            NvLink,
+            link=link,
+            is_up=link != DEAD_LINK or not asked.has("nvlink"),
+            speed_gb_s=spec.nvlink_gb_s / spec.nvlink_links,
+            **rates,
+        )
         for link in range(spec.nvlink_links)
     ]
 
 
-def _ber(spec: GpuSpec) -> Any:
-    """The bit error rate of a healthy NVLink, where the GPU tells it."""
-    return made("inventory.reading:NotAvailable", why="NVML answers: Not Supported") if spec.nvlink_ber is None else 1.5e-254
-
-
 def gpu_counters(asked: Asked) -> Any:
     """Error counters of the GPU, which do not grow."""
-    counters = dict.fromkeys(("replays", "recoveries", "crc_flits", "crc_data"), 0)
-    none5 = made("inventory.reading:NotAvailable", why="NVML answers: Not Supported (field 221)")
-    links = [
-        made("inventory.gpu_counters:LinkCounters", link=link, **counters, nvlink5=none5)
-        for link in range(asked.spec.nvlink_links)
-    ]
-    return made(
-        "inventory.gpu_counters:GpuCounters",
-        ecc_uncorrected=2 if asked.has("ecc") else 0,
-        ecc_corrected=0,
-        pcie_replays=0,
-        pcie_errors={},
-        nvlinks=links,
-    )
+    links = [healthy(LinkCounters, link=link) for link in range(asked.spec.nvlink_links)]
+    return to_plain(healthy(GpuCounters, ecc_uncorrected=2 if asked.has("ecc") else 0, nvlinks=links))
 
 
 def gpu_xids(asked: Asked) -> Any:

@@ -14,10 +14,8 @@ from pytest_gpucluster.inventory.reading import NotAvailable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from pytest_gpucluster.inventory.gpu_counters import GpuCounters, LinkCounters
-    from pytest_gpucluster.inventory.gpu_fabric import GpuFabric
-    from pytest_gpucluster.inventory.nvlinks import NvLink
-    from pytest_gpucluster.inventory.nvml import GpuState
+    from pytest_gpucluster.inventory.nvlinks import GpuFabric, LinkCounters, NvLink
+    from pytest_gpucluster.inventory.nvml import GpuCounters, GpuState
 
 MINUTE_S = 60.0
 TEXTS = ("facts", "within", "unknown")
@@ -193,7 +191,7 @@ def worsened(first: GpuState, last: GpuState) -> Growth:
 
 def held_back(first: GpuState, last: GpuState) -> dict[str, float] | NotAvailable:
     """Seconds between two readings in which each limiter held the clocks back; one whose count shrank is left out."""
-    before, now = first.held_back_s, last.held_back_s
+    before, now = first.throttled_s, last.throttled_s
     if isinstance(before, NotAvailable):
         return before
     if isinstance(now, NotAvailable):

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.inventory.event_reasons import EVENT_REASONS, event_reason_names
+from pytest_gpucluster.inventory.nvml import EVENT_REASONS, event_reason_names
 from pytest_gpucluster.inventory.reading import or_none
 from pytest_gpucluster.protocol.rank import ranges
 

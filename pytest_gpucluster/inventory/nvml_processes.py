@@ -6,16 +6,16 @@ from typing import Any
 
 import pynvml
 
-from pytest_gpucluster.inventory.nvml_calls import newer, optional, text, value_or_none
+from pytest_gpucluster.inventory.nvml_calls import optional, text, value_or_none
 from pytest_gpucluster.inventory.reading import or_none
 
 
 def read_used_bytes(handle: Any) -> tuple[int, bool] | None:
     """Bytes in use, and whether they include the driver's own (before driver 510); None if NVML gives neither."""
-    memory = or_none(optional(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2))
+    memory = or_none(optional("nvmlDeviceGetMemoryInfo", handle, pynvml.nvmlMemory_v2))
     if memory is not None:
         return int(memory.used), False
-    memory = or_none(optional(pynvml.nvmlDeviceGetMemoryInfo, handle))
+    memory = or_none(optional("nvmlDeviceGetMemoryInfo", handle))
     return None if memory is None else (int(memory.used), True)
 
 
@@ -24,8 +24,8 @@ def read_compute_processes(handle: Any) -> list[tuple[int, int | None]] | None:
 
     Clients of an MPS daemon are in a list of their own. In a container the lists may be empty, and the pids are the host's.
     """
-    found = or_none(optional(pynvml.nvmlDeviceGetComputeRunningProcesses_v3, handle))
-    clients = or_none(newer("nvmlDeviceGetMPSComputeRunningProcesses_v3", handle))
+    found = or_none(optional("nvmlDeviceGetComputeRunningProcesses_v3", handle))
+    clients = or_none(optional("nvmlDeviceGetMPSComputeRunningProcesses_v3", handle))
     if found is None and not clients:
         return None
     return [*{int(one.pid): (int(one.pid), one.usedGpuMemory) for one in (*(clients or ()), *(found or ()))}.values()]
@@ -40,5 +40,5 @@ def read_process_name(pid: int) -> str | None:
 
 def read_utilization_percent(handle: Any) -> int | None:
     """Share of the last 1/6 s to 1 s in which a kernel ran; None if NVML does not give it."""
-    rates = or_none(optional(pynvml.nvmlDeviceGetUtilizationRates, handle))
+    rates = or_none(optional("nvmlDeviceGetUtilizationRates", handle))
     return None if rates is None else int(rates.gpu)

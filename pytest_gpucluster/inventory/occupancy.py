@@ -87,10 +87,10 @@ def read_occupancy(*, looks: int = 3, pause_s: float = 1.0) -> Occupancy:
     Raises:
         NvmlError: NVML does not answer, or gives neither memory nor processes nor utilization.
     """
-    from pytest_gpucluster.inventory import nvml, nvml_calls  # noqa: PLC0415 -- loads pynvml, which the controller does without
+    from pytest_gpucluster.inventory import gpu_index, nvml_calls  # noqa: PLC0415 -- loads pynvml, which the controller does without
 
     with nvml_calls.session():
-        index = nvml.own_index(None)
+        index = gpu_index.own_index(None)
         for look in range(looks):
             if look:
                 time.sleep(pause_s)
@@ -111,10 +111,10 @@ def describe_process(pid: int, held_bytes: int | None) -> GpuProcess:
 
 def _read_once(index: int) -> Occupancy:
     # These load pynvml, which the controller does without.
-    from pytest_gpucluster.inventory import nvml, nvml_calls, nvml_processes  # noqa: PLC0415
+    from pytest_gpucluster.inventory import gpu_index, nvml_calls, nvml_processes  # noqa: PLC0415
 
-    uuid = nvml.read_uuids()[index]
-    handle = nvml.handle_of(uuid)
+    uuid = gpu_index.read_uuids()[index]
+    handle = gpu_index.handle_of(uuid)
     used = nvml_processes.read_used_bytes(handle)
     processes = nvml_processes.read_compute_processes(handle)
     percent = nvml_processes.read_utilization_percent(handle)

@@ -6,14 +6,18 @@ A thread samples it (:class:`Sampler`); a window too short for a thread has one 
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 import statistics
 import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_gpucluster.inventory import event_reasons, nvml, nvml_calls
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory import nvml, nvml_calls
+from pytest_gpucluster.inventory.gpu_index import handle_of
+from pytest_gpucluster.inventory.nvml_calls import NvmlPart
+from pytest_gpucluster.inventory.reading import NotAvailable, all_or_why, apply, rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,6 +25,9 @@ if TYPE_CHECKING:
 
 SILENT_S = 3.0
 """NVML answers in milliseconds. A sampler that has heard nothing for so long has a driver that hangs."""
+SAMPLED = ("sm_clock_mhz", "temperature_c", "power_w", "pcie_gen", "pcie_width")
+"""Fields of :class:`~pytest_gpucluster.inventory.nvml.GpuState`."""
+_OF_STATE = rows(nvml.GpuState)
 JOIN_S = 5.0
 """So long the end of a block waits for the thread; one inside a driver that hangs is left to end with its process."""
 
@@ -131,7 +138,7 @@ class Sampler:
     def _run(self) -> None:
         try:
             with nvml_calls.session():
-                handle = nvml.handle_of(str(self._uuid))
+                handle = handle_of(str(self._uuid))
                 while True:
                     self._samples.append(_sample(handle))
                     if self._stop.wait(self._interval_s):
@@ -161,7 +168,7 @@ class Snapshots:
         if self._uuid is not None:
             try:
                 self._session.enter_context(nvml_calls.session())
-                self._handle = nvml.handle_of(self._uuid)
+                self._handle = handle_of(self._uuid)
             except nvml_calls.NvmlError as error:
                 self.error = str(error)
         return self
@@ -203,7 +210,7 @@ def _summary(window: list[_Sample], *, reasons_of: list[_Sample], stopped: str |
         pcie_gen_max=_extreme(window, "pcie_gen", max),
         pcie_width_min=_extreme(window, "pcie_width", min),
         event_reasons=reasons,
-        fault_reasons=reasons if isinstance(reasons, NotAvailable) else event_reasons.fault_reasons(reasons),
+        fault_reasons=apply(nvml.fault_reasons, reasons),
     )
 
 
@@ -211,17 +218,14 @@ def _reasons(samples: list[_Sample], stopped: str | None) -> list[str] | NotAvai
     """The event reasons of all samples together; not available if one sample lacks them or sampling was cut short."""
     if stopped is not None:
         return NotAvailable(f"NVML stopped after {len(samples)} samples: {stopped}")
-    bits = 0
-    for sample in samples:
-        if isinstance(sample.reasons, NotAvailable):
-            return sample.reasons
-        bits |= sample.reasons
-    return event_reasons.event_reason_names(bits)
+    union = apply(lambda bits: functools.reduce(operator.or_, bits, 0), all_or_why(sample.reasons for sample in samples))
+    return apply(nvml.event_reason_names, union)
 
 
 def _sample(handle: Any) -> _Sample:
-    reasons = event_reasons.read_event_reasons(handle)
-    return _Sample(at_s=time.monotonic(), reasons=reasons, values={**nvml.read_clocks(handle), **nvml.read_link(handle)})
+    part = NvmlPart(handle)
+    reasons = nvml.EVENT_REASONS_NOW(part)
+    return _Sample(at_s=time.monotonic(), reasons=reasons, values={name: _OF_STATE[name].read(part) for name in SAMPLED})
 
 
 def _extreme(samples: list[_Sample], key: str, choose: Callable[[list[float]], float]) -> int | NotAvailable:

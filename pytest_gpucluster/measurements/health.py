@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pynvml
 import torch
 
-from pytest_gpucluster.inventory import nvml, nvml_calls, pci
-from pytest_gpucluster.inventory.gpu_counters import GpuCounters, read_counters
+from pytest_gpucluster.inventory import gpu_index, nvml, nvml_calls, pci
 from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry, evidence
 from pytest_gpucluster.measurements import gemm, progress, timing
 from pytest_gpucluster.protocol.functions import without_device
@@ -77,9 +76,9 @@ def gpu_state() -> GpuHealth:
     }
     try:
         with nvml_calls.session():
-            count = nvml.gpu_count()
+            count = gpu_index.gpu_count()
             try:
-                state = nvml.read_gpu(nvml.own_index(uuid))
+                state = nvml.read_gpu(gpu_index.own_index(uuid))
             except nvml_calls.NvmlError as error:
                 lost = isinstance(error, nvml_calls.GpuLostError)
                 return GpuHealth(gpu=None, nvml_device_count=count, error=str(error), lost=lost, **of_torch)
@@ -91,7 +90,7 @@ def gpu_state() -> GpuHealth:
 
 
 @without_device
-def gpu_counters() -> GpuCounters:
+def gpu_counters() -> nvml.GpuCounters:
     """Read the error counters of this worker's own GPU, the one of :func:`gpu_state`.
 
     Raises:
@@ -100,9 +99,9 @@ def gpu_counters() -> GpuCounters:
     """
     uuid = timing.gpu_uuid()
     with nvml_calls.session():
-        index = nvml.own_index(uuid)
+        index = gpu_index.own_index(uuid)
         with nvml_calls.naming(f"GPU {index}"):
-            return read_counters(nvml_calls.required(pynvml.nvmlDeviceGetHandleByIndex, index))
+            return nvml.read_counters(nvml_calls.required(pynvml.nvmlDeviceGetHandleByIndex, index))
 
 
 def clocks_under_load(*, seconds: float, size: int = 8192) -> ClocksUnderLoad:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.inventory import numa, nvml, slurm
+from pytest_gpucluster.inventory import gpu_index, numa, slurm
 from pytest_gpucluster.inventory.job_cgroup import read_memory_limit
 from pytest_gpucluster.inventory.nvml_calls import NvmlError, session
 from pytest_gpucluster.inventory.reading import NotAvailable
@@ -89,6 +89,6 @@ def _gpus() -> tuple[int | NotAvailable, int]:
     """How many GPUs NVML shows here, and how many are in MIG mode. One that is lost counts too."""
     try:
         with session():
-            return nvml.gpu_count(), sum(map(nvml.is_in_mig_mode, range(nvml.gpu_count())))
+            return gpu_index.gpu_count(), sum(map(gpu_index.is_in_mig_mode, range(gpu_index.gpu_count())))
     except NvmlError as error:
         return NotAvailable(str(error)), 0

@@ -7,8 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.inventory.gpu_index import visible_gpus
 from pytest_gpucluster.inventory.kernel_log import pci_key
-from pytest_gpucluster.inventory.nvml import visible_gpus
 from pytest_gpucluster.inventory.xids import xid_of
 from pytest_gpucluster.measurements import timing
 from pytest_gpucluster.protocol import node_events

@@ -20,11 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpucluster.inventory.nvlinks import LinkCounters, NvLink
+from pytest_gpucluster.inventory.nvml import GpuCounters, GpuRepair, GpuState
+from pytest_gpucluster.inventory.nvml_calls import Call, Numbered
+from pytest_gpucluster.inventory.reading import rows
 from tests.support import REPOSITORY
 from tests.support.programs import why_not_working
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 SOURCE = Path(__file__).with_name("nvml.c")
 LIBRARY = "libnvidia-ml.so.1"
@@ -57,10 +61,34 @@ def _compiled() -> str:
     compiler = next((name for name in ("gcc", "cc") if why_not_working(name, "--version") is None), None)
     if compiler is None:
         pytest.skip("no C compiler that works (gcc or cc): the NVML simulator cannot be built")
-    library = f"{_folder_of_this_process().name}/{LIBRARY}"
-    flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}"]
-    subprocess.run([compiler, *flags, "-o", library, str(SOURCE)], check=True, timeout=60)
-    return library
+    folder = Path(_folder_of_this_process().name)
+    answers = healthy_answers()
+    healthy = "".join(f'{{"{name}", "{answer}"}},\n' for name, answer in answers.items())
+    (folder / "healthy.h").write_text(healthy, encoding="utf-8")
+    (folder / "getters.h").write_text(getters(answers, SOURCE.read_text(encoding="utf-8")), encoding="utf-8")
+    flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", f"-Wl,-soname,{LIBRARY}", f"-I{folder}"]
+    subprocess.run([compiler, *flags, "-o", str(folder / LIBRARY), str(SOURCE)], check=True, timeout=60)
+    return str(folder / LIBRARY)
+
+
+def healthy_answers() -> dict[str, int | str]:
+    """What the table of readings says of a healthy GPU, where that is one number or text, by NVML's call or numbered field."""
+    found: dict[str, int | str] = {}
+    for kind in (GpuState, GpuRepair, NvLink, GpuCounters, LinkCounters):
+        for row in rows(kind).values():
+            answer = row.healthy[0] if isinstance(row.healthy, tuple) else row.healthy
+            if isinstance(answer, (int, str)) and isinstance(row.source, (Call, Numbered)):
+                name = f"field.{row.source.number}" if isinstance(row.source, Numbered) else row.source.name
+                found[name] = answer
+    return found
+
+
+def getters(answers: Mapping[str, int | str], source: str) -> str:
+    """A function in C for each call that gives one number and that the source does not have."""
+    missing = [
+        name for name, answer in answers.items() if name.startswith("nvml") and isinstance(answer, int) and name not in source
+    ]
+    return "".join(f'GETTER({name}, unsigned, "{name}")\n' for name in missing)
 
 
 @functools.cache
@@ -110,7 +138,7 @@ class Readers:
 
     def survey(self, scenario: str = "", **variables: str) -> dict[str, Any]:
         """The inventory's view of the GPUs of ``scenario``."""
-        found = self.answer("from pytest_gpucluster.inventory import nvml; answer = nvml.survey()", scenario, **variables)
+        found = self.answer("from pytest_gpucluster.inventory.detect import survey; answer = survey()", scenario, **variables)
         assert isinstance(found, dict)
         return found
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from pytest_gpucluster.health.gpu import ADVICE, DIAGNOSE, REPAIRS, RESET, advice_for, needs_of
-from pytest_gpucluster.inventory.gpu_repair import ACTIONS, GpuRepair
+from pytest_gpucluster.inventory.nvml import ACTIONS, GpuRepair
 from pytest_gpucluster.inventory.reading import NotAvailable
 
 HEALTHY = GpuRepair(

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pytest_gpucluster.health.growth import Growth, gpu_growth, grown, nvlink_growth, pcie_growth, per_minute, together
-from pytest_gpucluster.inventory.gpu_counters import GpuCounters, LinkCounters
+from pytest_gpucluster.inventory.nvlinks import LinkCounters
+from pytest_gpucluster.inventory.nvml import GpuCounters
 from pytest_gpucluster.inventory.reading import NotAvailable
 
 REFUSED = NotAvailable("Not Supported")

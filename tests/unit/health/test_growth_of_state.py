@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from pytest_gpucluster.health.growth import Growth, held_back, worsened
-from pytest_gpucluster.inventory.gpu_fabric import GpuFabric
-from pytest_gpucluster.inventory.gpu_repair import GpuRepair
-from pytest_gpucluster.inventory.nvlinks import NvLink
+from pytest_gpucluster.inventory.nvlinks import GpuFabric, NvLink
+from pytest_gpucluster.inventory.nvml import GpuRepair
 from pytest_gpucluster.inventory.reading import NotAvailable
 
 REFUSED = NotAvailable("Not Supported")
@@ -76,7 +75,7 @@ def test_refused_at_the_end_alone(change: dict[str, Any]) -> None:
 
 def test_seconds_held_back() -> None:
     """What each limiter took since; what shrank or was not told before is left out; a refusal says why."""
-    first, last = gpu(held_back_s={"power": 1.5, "heat": 2.0}), gpu(held_back_s={"power": 4.0, "heat": 1.0, "board": 3.0})
+    first, last = gpu(throttled_s={"power": 1.5, "heat": 2.0}), gpu(throttled_s={"power": 4.0, "heat": 1.0, "board": 3.0})
     assert held_back(first, last) == {"power": 2.5}
-    assert held_back(gpu(held_back_s=REFUSED), last) == REFUSED
-    assert held_back(first, gpu(held_back_s=REFUSED)) == REFUSED
+    assert held_back(gpu(throttled_s=REFUSED), last) == REFUSED
+    assert held_back(first, gpu(throttled_s=REFUSED)) == REFUSED

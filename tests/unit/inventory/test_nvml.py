@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -10,12 +11,22 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pytest_gpucluster.inventory import event_reasons, nvml
-from pytest_gpucluster.inventory.gpu_counters import NVLINK5
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory import gpu_index, nvml
+from pytest_gpucluster.inventory.nvlinks import GENERATION_5
+from pytest_gpucluster.inventory.reading import healthy as healthy_of
 from pytest_gpucluster.inventory.telemetry import Sampler
 from tests.support import REPOSITORY
-from tests.support.nvml_simulator import LIBRARY, Readers, build, environment, plant, readers
+from tests.support.nvml_simulator import (
+    LIBRARY,
+    SOURCE,
+    Readers,
+    build,
+    environment,
+    getters,
+    healthy_answers,
+    plant,
+    readers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +45,7 @@ NO_RATES = {
 }
 """Links of Hopper tell no bit error rates."""
 SPARE_ROWS = {"max": 2560, "high": 0, "partial": 0, "low": 0, "none": 0}
-NEVER_HELD_BACK = {"power": 0.0, "heat": 0.0, "sync boost": 0.0, "board": 0.0, "reliability": 0.0}
+NEVER_THROTTLED = {"power": 0.0, "heat": 0.0, "sync boost": 0.0, "board": 0.0, "reliability": 0.0}
 JOINED: dict[str, Any] = {
     "state": "completed",
     "error": None,
@@ -81,7 +92,7 @@ def run_python(arguments: list[str], environment: dict[str, str]) -> Any:
 
 def survey_as_command(folder: Path) -> dict[str, Any]:
     """What the inventory prints as a program."""
-    answer = run_python(["-m", "pytest_gpucluster.inventory.nvml"], environment(folder))
+    answer = run_python(["-m", "pytest_gpucluster.inventory.detect"], environment(folder))
     assert isinstance(answer, dict)
     return answer
 
@@ -110,7 +121,20 @@ def test_healthy_node(simulator: Path) -> None:
     assert (gpu["board_part_number"], gpu["compute_mode"]) == ("692-2G520-0282-001", "default")
     assert (gpu["memory_temperature_c"], gpu["repair"]) == (42, NEEDS_NOTHING)
     assert (gpu["nvlink_peer"], gpu["fabric"]) == ("switch", JOINED)
-    assert (gpu["spare_row_banks"], gpu["held_back_s"]) == (SPARE_ROWS, NEVER_HELD_BACK)
+    assert (gpu["spare_row_banks"], gpu["throttled_s"]) == (SPARE_ROWS, NEVER_THROTTLED)
+
+
+def test_simulated_gpus_are_healthy_by_the_table(simulated: Readers, healthy: list[dict[str, Any]]) -> None:
+    """What the table says of a healthy GPU, the simulator answers to the readers, in every field; so do the counters."""
+    of_table = healthy_of(nvml.GpuState, index=0, cuda_index=0, visible=True)
+    assert healthy[0] == dataclasses.asdict(of_table)
+    assert simulated.answer(COUNTERS)[0] == dataclasses.asdict(healthy_of(nvml.GpuCounters))
+
+
+def test_a_call_that_the_simulator_lacks_is_made_for_it() -> None:
+    """A row with a new call that gives one number needs no line of C; texts, and calls that are there, are left alone."""
+    answers = {**healthy_answers(), "nvmlDeviceGetNew": 3, "nvmlDeviceGetNewText": "x", "field.999": 1}
+    assert getters(answers, SOURCE.read_text(encoding="utf-8")) == 'GETTER(nvmlDeviceGetNew, unsigned, "nvmlDeviceGetNew")\n'
 
 
 @pytest.mark.parametrize(
@@ -123,10 +147,10 @@ def test_healthy_node(simulator: Path) -> None:
         ("5.remap.pending 1", 5, "remapped_rows_pending", True),
         ("5.spare.max 2559\n5.spare.none 1", 5, "spare_row_banks", {**SPARE_ROWS, "max": 2559, "none": 1}),
         ("5.spare.high 3", 5, "spare_row_banks", {**SPARE_ROWS, "high": 3}),
-        ("5.violation.0 2500000000", 5, "held_back_s", {**NEVER_HELD_BACK, "power": 2.5}),
-        ("5.violation.1 1000000", 5, "held_back_s", {**NEVER_HELD_BACK, "heat": 0.001}),
+        ("5.violation.0 2500000000", 5, "throttled_s", {**NEVER_THROTTLED, "power": 2.5}),
+        ("5.violation.1 1000000", 5, "throttled_s", {**NEVER_THROTTLED, "heat": 0.001}),
         ("5.err.nvmlDeviceGetRowRemapperHistogram 3", 5, "spare_row_banks", refused("nvmlDeviceGetRowRemapperHistogram")),
-        ("5.err.nvmlDeviceGetViolationStatus 3", 5, "held_back_s", refused("nvmlDeviceGetViolationStatus")),
+        ("5.err.nvmlDeviceGetViolationStatus 3", 5, "throttled_s", refused("nvmlDeviceGetViolationStatus")),
         ("4.throttle 0x44", 4, "clocks_event_reasons", ["sw_power_cap", "hw_thermal_slowdown"]),
         ("6.pcie.width 8", 6, "pcie_width", 8),
         ("1.mig 1", 1, "mig", True),
@@ -335,26 +359,26 @@ def test_visible_devices_are_flagged(simulated: Readers) -> None:
 )
 def test_visible_gpus_as_cuda_reads_them(setting: str | None, shown: list[int]) -> None:
     """The list ends at its first invalid entry; a repeated entry shows none; an ambiguous UUID is invalid."""
-    assert nvml.visible_gpus(UUIDS, setting) == shown
+    assert gpu_index.visible_gpus(UUIDS, setting) == shown
 
 
 def test_reading_needs_no_torch(simulator: Path) -> None:
     """The controller reads GPUs before it starts anything: loading torch would take seconds."""
     program = (
-        "import json, sys; from pytest_gpucluster.inventory import nvml;"
-        "nvml.survey(); print(json.dumps('torch' in sys.modules))"
+        "import json, sys; from pytest_gpucluster.inventory import detect;"
+        "detect.survey(); print(json.dumps('torch' in sys.modules))"
     )
     assert run_python(["-c", program], environment(simulator)) is False
 
 
 def test_event_reasons_and_which_are_faults() -> None:
     """Power capping and idling are normal; slowdowns and the power brake are not; unknown bits are shown."""
-    assert event_reasons.event_reason_names(0) == []
-    names = event_reasons.event_reason_names(0x1 | 0x4 | 0x8 | 0x20 | 0x40 | 0x80 | 0x4000)
+    assert nvml.event_reason_names(0) == []
+    names = nvml.event_reason_names(0x1 | 0x4 | 0x8 | 0x20 | 0x40 | 0x80 | 0x4000)
     assert names[-1] == "unknown_0x4000"
     faults = ["hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"]
-    assert event_reasons.fault_reasons(names) == faults
-    assert event_reasons.fault_reasons(["gpu_idle", "sw_power_cap", "applications_clocks_setting", "sync_boost"]) == []
+    assert nvml.fault_reasons(names) == faults
+    assert nvml.fault_reasons(["gpu_idle", "sw_power_cap", "applications_clocks_setting", "sync_boost"]) == []
 
 
 SAMPLING = """
@@ -461,7 +485,7 @@ def test_sampler_of_nothing_says_nothing(simulator: Path) -> None:
 HEALTH = """
 import dataclasses, json, os, sys
 from pathlib import Path
-from pytest_gpucluster.inventory import event_reasons, nvml, nvml_calls
+from pytest_gpucluster.inventory import nvml_calls
 from pytest_gpucluster.measurements import health
 answers = []
 for variables, scenario in json.loads(sys.argv[1]):
@@ -552,17 +576,10 @@ def test_no_error_of_a_reader_is_silent(simulated: Readers, sixteen_healthy: lis
             assert function in value["why"] or is_last_link, (function, code, value)
 
 
-@pytest.mark.parametrize("value", ["reading or 0", "bool(reading)", "not reading"])
-def test_a_value_that_is_not_available_cannot_be_taken_for_one(value: str) -> None:
-    """``or 0`` is how silence became health."""
-    with pytest.raises(TypeError, match="not available"):
-        eval(value, {"reading": NotAvailable("Not Supported")})  # noqa: S307 -- the expression is the subject
-
-
 COUNTERS = """
 import dataclasses
 from pytest_gpucluster.inventory import nvml_calls
-from pytest_gpucluster.inventory.gpu_counters import read_counters
+from pytest_gpucluster.inventory.nvml import read_counters
 import pynvml
 with nvml_calls.session():
     answer = []
@@ -611,10 +628,10 @@ def test_each_counter_of_a_link(simulated: Readers) -> None:
 
 def test_each_counter_of_a_link_of_generation_5(simulated: Readers) -> None:
     """By NVML's numbers of the fields; the links of other GPUs refuse them."""
-    planted = "".join(f"nvlink.3.field.{field} {number}\n" for number, field in enumerate(NVLINK5.values(), start=1))
+    planted = "".join(f"nvlink.3.field.{field} {number}\n" for number, field in enumerate(GENERATION_5.values(), start=1))
     links = simulated.answer(COUNTERS, f"count 1\nnvlink5 1\n{planted}")[0]["nvlinks"]
-    assert links[3]["nvlink5"] == {name: number for number, name in enumerate(NVLINK5, start=1)}
-    assert links[4]["nvlink5"] == dict.fromkeys(NVLINK5, 0)
+    assert links[3]["nvlink5"] == {name: number for number, name in enumerate(GENERATION_5, start=1)}
+    assert links[4]["nvlink5"] == dict.fromkeys(GENERATION_5, 0)
 
 
 def test_bit_error_rates_of_a_link(simulated: Readers) -> None:

@@ -17,10 +17,8 @@ import pytest
 
 from pytest_gpucluster.health.growth import nvlink_growth
 from pytest_gpucluster.inventory import nvml
-from pytest_gpucluster.inventory.event_reasons import event_reason_names
-from pytest_gpucluster.inventory.gpu_counters import GpuCounters, LinkCounters, read_counters
-from pytest_gpucluster.inventory.gpu_fabric import GpuFabric
-from pytest_gpucluster.inventory.nvlinks import NvLink
+from pytest_gpucluster.inventory.nvlinks import GpuFabric, LinkCounters, NvLink
+from pytest_gpucluster.inventory.nvml import GpuCounters, event_reason_names, read_counters
 from pytest_gpucluster.inventory.reading import NotAvailable
 from tests.support.nvml_simulator import Readers, build, readers
 
@@ -227,7 +225,7 @@ VARIES = {
     "temperature_c", "memory_temperature_c", "power_w", "index", "cuda_index",
 }  # fmt: skip
 """What differs between healthy GPUs of a model, or from one moment to the next."""
-NOT_RECORDED = {"spare_row_banks", "held_back_s", "platform", "power_limit_w", "power_limit_default_w"}
+NOT_RECORDED = {"spare_row_banks", "throttled_s", "platform", "power_limit_w", "power_limit_default_w"}
 """Readings that are newer than the recordings."""
 
 
