@@ -6,8 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.inventory.sxids import sxid_of
-from pytest_gpucluster.inventory.xids import xid_of
+from pytest_gpucluster.inventory.error_codes import sxid_of, xid_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from pytest_gpucluster.inventory.sxids import sxid_of
+from pytest_gpucluster.inventory.error_codes import sxid_of
 from tests.support import REPOSITORY
 from tests.support.launching import ACCEPTANCE, PYTEST, Launch, environment, python_path
 from tests.support.nvml_simulator import build

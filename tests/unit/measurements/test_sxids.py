@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pytest_gpucluster.health.driver_errors import SxidsFound, judge_sxids
-from pytest_gpucluster.inventory.sxids import SXIDS, VENDOR, sxid_of
+from pytest_gpucluster.inventory.error_codes import ACTIONS, error_codes, sxid_of
 from pytest_gpucluster.measurements.sxids import node_sxids, sxids_of
 from pytest_gpucluster.protocol.node_events import VARIABLE, NodeEvents, NodeSxid
 
@@ -23,7 +23,7 @@ def judged(*lines: NodeSxid) -> SxidsFound:
     return judge_sxids(sxids_of(NodeEvents(nvml_why="no NVML", log_why=None, sxids=lines)))
 
 
-@pytest.mark.parametrize("code", [*SXIDS, 28001])
+@pytest.mark.parametrize("code", [*error_codes("SXid"), 28001])
 def test_every_code(code: int) -> None:
     """Each counts with its meaning and advice, but for those that the guide calls harmless; an unknown one counts."""
     found = judged(line(code))
@@ -82,7 +82,7 @@ def test_before_the_run() -> None:
 def test_nothing_is_made_up() -> None:
     """A healthy log has nothing; a code that nobody knows has no meaning."""
     assert judged() == SxidsFound(over=0, facts=(), switches=(), advice=None, harmless=(), before=())
-    assert (sxid_of(99999).kind, sxid_of(99999).action) == ("unknown", VENDOR)
+    assert (sxid_of(99999).kind, sxid_of(99999).action) == ("unknown", ACTIONS["SXid"]["vendor"])
 
 
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
