@@ -15,6 +15,7 @@ sys.path.insert(0, str(ROOT))
 
 import pytest_gpucluster.inventory  # noqa: E402 -- from this checkout, installed or not
 from pytest_gpucluster.inventory.reading import NotAvailable, rows  # noqa: E402 -- from this checkout, installed or not
+from pytest_gpucluster.inventory.sysfs import File  # noqa: E402 -- from this checkout, installed or not
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,13 +46,14 @@ def lines_of(kind: type) -> Iterator[str]:
 
 
 def source_of(row: Row) -> str:
-    """The call, the numbered field or the file; the name of the function, where one is needed."""
+    """The call, the numbered field, the file, or the function where one is needed; nothing for one that has no name."""
     source: Any = row.source
     if source is None:
         return ""
     if hasattr(source, "numbers"):
         return f"field {', '.join(map(str, source.numbers))}"
-    return f"`{getattr(source, 'name', None) or source.__name__}`"
+    name = getattr(source, "name", None) or getattr(source, "__name__", "")
+    return f"`{name}`" if name.strip("_").isidentifier() or isinstance(source, File) else ""
 
 
 def short(value: Any) -> str:

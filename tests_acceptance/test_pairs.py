@@ -8,8 +8,8 @@ import pytest
 
 from pytest_gpucluster import MeasurementError
 from pytest_gpucluster.errors import Blame
-from pytest_gpucluster.inventory.nearness import position
 from pytest_gpucluster.inventory.numa import sysfs_address
+from pytest_gpucluster.inventory.pci_tree import position
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.criterion import Parts
 from pytest_gpucluster.localization.gpus import behind_siblings, pairs_of

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from pytest_gpucluster.commands.info_findings import unavailable
 from pytest_gpucluster.commands.info_tables import NOTHING, cell, table
-from pytest_gpucluster.inventory.nearness import NO_NUMA_NODE, Position, nearness
 from pytest_gpucluster.inventory.numa import sysfs_address
+from pytest_gpucluster.inventory.pci_tree import NO_NUMA_NODE, Position, nearness
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What a host of a simulated fleet answers of itself: its facts, clock, memory, file systems and launches."""
+"""What a host of a simulated fleet answers of itself: its facts, clock, memory, file systems, launches and NICs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.fleet.asked import made
 from pytest_gpucluster.fleet.hardware import spread
+from pytest_gpucluster.inventory.host import HostFacts, Mount
+from pytest_gpucluster.inventory.nics import Nic, NicPort
+from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath
+from pytest_gpucluster.inventory.reading import healthy
+from pytest_gpucluster.protocol.plain_data import to_plain
 
 if TYPE_CHECKING:
     from pytest_gpucluster.fleet.asked import Asked
@@ -17,19 +22,17 @@ SMALL_FILES_S = 4000.0
 LAUNCH_US = 5.0
 LATE_S = 2.5
 """By so much a clock is late where that is planted."""
+ADAPTERS = 8
+UNPLUGGED = 3
+"""The adapter whose port has no link, where that is planted."""
+SIMULATED = "simulated"
 
 
 def host_state(asked: Asked) -> Any:
     """Two sockets, set as they should be; another kernel and less memory where that is planted."""
-    odd = asked.has("odd")
-    facts = made(
-        "inventory.host:HostFacts",
-        kernel="6.5.0-simulated" if odd else "6.8.0-simulated", operating_system="simulated", cpu_model="simulated",
-        sockets=2, cores=112, cpus=224, smt=True, governors=["performance"], idle_states=["POLL", "C1"], numa_nodes=2,
-        numa_balancing=False, iommu="identity", memory_gib=1511.0 if asked.has("dimm") else 2015.0, huge_pages=0,
-        transparent_huge_pages="madvise",
-        memlock="unlimited", ipc_lock=False, nofile=1048576, shm_gib=1007.0, mlx5_driver="simulated",
-    )  # fmt: skip
+    planted: dict[str, Any] = {"kernel": "6.5.0-simulated"} if asked.has("odd") else {}
+    planted |= {"memory_gib": 1511.0} if asked.has("dimm") else {}
+    facts = to_plain(healthy(HostFacts, **planted))
     return made("measurements.host:HostState", facts=facts, versions={"driver": "simulated"}, variables={})
 
 
@@ -139,4 +142,53 @@ def _folder(asked: Asked) -> str:
 
 
 def _mount(kind: str, folder: str, source: str) -> Any:
-    return made("inventory.mounts:Mount", folder=folder, kind=kind, source=source)
+    return to_plain(Mount(folder=folder, kind=kind, source=source))
+
+
+# --- NICs: eight adapters with one port each ---
+
+
+def nic_state(asked: Asked) -> Any:
+    """Every adapter of the rank's node."""
+    return made("measurements.nics:NicState", nics=to_plain(_nics(asked)))
+
+
+def nic_paths(asked: Asked) -> Any:
+    """The way of every adapter of the rank's node, and of every GPU: each below a switch of its own."""
+    nics = _nics(asked)
+    gpus = [f"0000:{0x13 + 0x10 * gpu:02x}:00.0" for gpu in range(asked.hardware.simulation.gpus_per_node)]
+    paths = {nic.device: _path(str(nic.pci), number) for number, nic in enumerate(nics)}
+    gpu_paths = {address: _path(address, number) for number, address in enumerate(gpus)}
+    return made(
+        "measurements.nics:NicPaths",
+        nics=to_plain(nics),
+        paths=to_plain(paths),
+        gpu_paths=to_plain(gpu_paths),
+        peer_memory=True,
+    )
+
+
+def _path(address: str, number: int) -> PciPath:
+    addresses = (address, f"0000:{0x11 + 0x10 * number:02x}:01.0")
+    return PciPath(numa_node="0", nodes=[healthy(PciNode, address=one) for one in addresses])
+
+
+def _nics(asked: Asked) -> list[Nic]:
+    return [
+        healthy(
+            Nic,
+            device=f"mlx5_{number}",
+            pci=f"0000:{0x12 + 0x10 * number:02x}:00.0",
+            firmware=SIMULATED,
+            board_id=SIMULATED,
+            guid=f"0000:0000:0000:00{number:02x}",
+            ports=[_port(number, has_link=number != UNPLUGGED or not asked.has("cable"))],
+        )
+        for number in range(ADAPTERS)
+    ]
+
+
+def _port(number: int, *, has_link: bool) -> NicPort:
+    no_link = {"state": "DOWN", "physical_state": "Polling", "rate": "10 Gb/sec (4X SDR)", "rate_gbit_s": 10.0}
+    guid = f"0000:0000:0000:01{number:02x}"
+    return healthy(NicPort, number=1, guid=guid, netdevs=[f"ib{number}"], **({} if has_link else no_link))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.fleet import gpu_answers, group_answers, host_answers, nic_answers, pair_answers, rail_answers
+from pytest_gpucluster.fleet import gpu_answers, group_answers, host_answers, pair_answers, rail_answers
 from pytest_gpucluster.fleet.asked import PACKAGE, Asked
 from pytest_gpucluster.protocol.messages import Failure, Success
 
@@ -41,8 +41,8 @@ ANSWERS: Mapping[str, Callable[[Asked], Any]] = {
     "measurements.host_link:host_link": gpu_answers.host_link,
     "measurements.host_memory:host_memory": host_answers.host_memory,
     "measurements.launch:launch_latency": host_answers.launch_latency,
-    "measurements.nics:nic_paths": nic_answers.nic_paths,
-    "measurements.nics:nic_state": nic_answers.nic_state,
+    "measurements.nics:nic_paths": host_answers.nic_paths,
+    "measurements.nics:nic_state": host_answers.nic_state,
     "measurements.pair_matrix:pair_matrix": pair_answers.pair_matrix,
     "measurements.rails:net_interfaces": rail_answers.net_interfaces,
     "measurements.rails:rail": rail_answers.rail,

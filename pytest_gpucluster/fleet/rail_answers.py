@@ -22,7 +22,7 @@ PARTNERS = 3
 def net_interfaces(asked: Asked) -> Any:
     """One interface for sockets."""
     del asked
-    interface = made("inventory.net_interfaces:NetInterface", name=INTERFACE, rate_gbit_s=INTERFACE_GBIT_S)
+    interface = made("inventory.nics:NetInterface", name=INTERFACE, rate_gbit_s=INTERFACE_GBIT_S)
     return made("measurements.rails:NetInterfaces", interfaces=[interface])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.health.hosts import MIB, Found
-from pytest_gpucluster.inventory.job_cgroup import NO_LIMIT_BYTES
+from pytest_gpucluster.inventory.host import NO_LIMIT_BYTES
 from pytest_gpucluster.inventory.numa import parse_cpulist
 from pytest_gpucluster.inventory.reading import NotAvailable
 

@@ -14,8 +14,7 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.detect import survey_gpus
 from pytest_gpucluster.inventory.host import read_host
 from pytest_gpucluster.inventory.nics import read_nics
-from pytest_gpucluster.inventory.pci import count_nvidia_gpus
-from pytest_gpucluster.inventory.pci_tree import read_gpu_paths, read_path, read_peer_memory
+from pytest_gpucluster.inventory.pci_tree import count_nvidia_gpus, read_gpu_paths, read_path, read_peer_memory
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.inventory.software import read_software
 from pytest_gpucluster.inventory.sysfs import SYS

@@ -11,14 +11,14 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from pytest_gpucluster.inventory.nearness import nearness
+from pytest_gpucluster.inventory.pci_tree import nearness
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.forecast import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pytest_gpucluster.inventory.nearness import Position
+    from pytest_gpucluster.inventory.pci_tree import Position
     from pytest_gpucluster.measurements.pair_matrix import PairMatrix
 
 SLOW_SHARE = 0.8

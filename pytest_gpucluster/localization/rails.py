@@ -12,8 +12,7 @@ from pytest_gpucluster.inventory.reading import NotAvailable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from pytest_gpucluster.inventory.net_interfaces import NetInterface
-    from pytest_gpucluster.inventory.nics import Nic
+    from pytest_gpucluster.inventory.nics import NetInterface, Nic
     from pytest_gpucluster.measurements.rails import RailRates
 
 Quantity: TypeAlias = Literal["bandwidth", "latency"]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pynvml
 import torch
 
-from pytest_gpucluster.inventory import gpu_index, nvml, nvml_calls, pci
+from pytest_gpucluster.inventory import gpu_index, nvml, nvml_calls, pci_tree
 from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry, evidence
 from pytest_gpucluster.measurements import gemm, progress, timing
 from pytest_gpucluster.protocol.functions import without_device
@@ -71,7 +71,7 @@ def gpu_state() -> GpuHealth:
     of_torch: dict[str, Any] = {
         "torch_sees": uuid is not None,
         "torch_device_count": torch.cuda.device_count(),
-        "pci_device_count": pci.count_nvidia_gpus(),
+        "pci_device_count": pci_tree.count_nvidia_gpus(),
         "torch_device_name": torch.cuda.get_device_name() if uuid else None,
     }
     try:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory import gpu_index, numa, slurm
-from pytest_gpucluster.inventory.job_cgroup import read_memory_limit
+from pytest_gpucluster.inventory.host import read_memory_limit
 from pytest_gpucluster.inventory.nvml_calls import NvmlError, session
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.protocol.functions import without_device

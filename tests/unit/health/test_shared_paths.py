@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_gpucluster.health.shared_paths import Amiss, Asked, PathLooks, judge_path
-from pytest_gpucluster.inventory.mounts import Mount
+from pytest_gpucluster.inventory.host import Mount
 from pytest_gpucluster.measurements.shared_paths import LockCount, MarksSeen, PathMark
 
 PATH = "/mnt/shared"

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpucluster.inventory.net_interfaces import NetInterface
-from pytest_gpucluster.inventory.nics import Nic, NicPort
+from pytest_gpucluster.inventory.nics import NetInterface, Nic, NicPort
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.localization.rails import (
     Quantity,
