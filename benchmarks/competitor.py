@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works in a check
 
 import torch
 
-from pytest_gpucluster.inventory import gpu_index, nvml_calls, nvml_processes
+from pytest_gpucluster.inventory import gpu_index, nvml_calls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,9 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _wait_for_work(handle: Any, when: str, *, within_s: float) -> bool:
     deadline_s = time.monotonic() + within_s
     while time.monotonic() < deadline_s:
-        if when == "used" and nvml_processes.read_compute_processes(handle):
+        if when == "used" and gpu_index.read_compute_processes(handle):
             return True
-        if when == "busy" and (nvml_processes.read_utilization_percent(handle) or 0) >= BUSY_PERCENT:
+        if when == "busy" and (gpu_index.read_utilization_percent(handle) or 0) >= BUSY_PERCENT:
             return True
         time.sleep(POLL_S)
     return False

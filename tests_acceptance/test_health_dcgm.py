@@ -10,7 +10,7 @@ import pytest
 from pytest_gpucluster import MeasurementError
 from pytest_gpucluster.errors import Blame
 from pytest_gpucluster.health.dcgm import judge_diag
-from pytest_gpucluster.inventory.dcgm_report import SOFTWARE
+from pytest_gpucluster.inventory.dcgm import SOFTWARE
 from pytest_gpucluster.judging.criterion import Parts
 from pytest_gpucluster.measurements.dcgm import dcgm_diag, dcgm_program
 from pytest_gpucluster.plugin.activation import run_of

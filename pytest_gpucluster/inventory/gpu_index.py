@@ -1,4 +1,7 @@
-"""Which GPUs NVML lists, which of them CUDA shows, and which one is this process's own. Everything inside a session of NVML."""
+"""Which GPUs NVML lists, which of them CUDA shows, which one is this process's own, and who uses a GPU.
+
+All but :func:`visible_gpus` and :func:`read_driver_version` are called inside a session of NVML.
+"""
 
 from __future__ import annotations
 
@@ -138,3 +141,40 @@ def _index_of(entry: str, uuids: list[str]) -> int | None:
         return int(entry) if int(entry) < len(uuids) else None
     matches = [index for index, uuid in enumerate(uuids) if entry.startswith("GPU-") and uuid.startswith(entry)]
     return matches[0] if len(matches) == 1 else None
+
+
+# --- Who uses a GPU ---
+
+
+def read_used_bytes(handle: Any) -> tuple[int, bool] | None:
+    """Bytes in use, and whether they include the driver's own (before driver 510); None if NVML gives neither."""
+    memory = or_none(optional("nvmlDeviceGetMemoryInfo", handle, pynvml.nvmlMemory_v2))
+    if memory is not None:
+        return int(memory.used), False
+    memory = or_none(optional("nvmlDeviceGetMemoryInfo", handle))
+    return None if memory is None else (int(memory.used), True)
+
+
+def read_compute_processes(handle: Any) -> list[tuple[int, int | None]] | None:
+    """(pid, bytes) of each process with a CUDA context on the GPU; None instead of what NVML does not give.
+
+    Clients of an MPS daemon are in a list of their own. In a container the lists may be empty, and the pids are the host's.
+    """
+    found = or_none(optional("nvmlDeviceGetComputeRunningProcesses_v3", handle))
+    clients = or_none(optional("nvmlDeviceGetMPSComputeRunningProcesses_v3", handle))
+    if found is None and not clients:
+        return None
+    return [*{int(one.pid): (int(one.pid), one.usedGpuMemory) for one in (*(clients or ()), *(found or ()))}.values()]
+
+
+def read_process_name(pid: int) -> str | None:
+    """The file name of the program that a process runs; None if NVML cannot see the program."""
+    name = value_or_none(pynvml.nvmlSystemGetProcessName, pid)
+    words = text(name).split() if name else []
+    return words[0].rpartition("/")[2] if words else None
+
+
+def read_utilization_percent(handle: Any) -> int | None:
+    """Share of the last 1/6 s to 1 s in which a kernel ran; None if NVML does not give it."""
+    rates = or_none(optional("nvmlDeviceGetUtilizationRates", handle))
+    return None if rates is None else int(rates.gpu)

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory import dcgm
-from pytest_gpucluster.inventory.dcgm_report import BAD, parse_report
+from pytest_gpucluster.inventory.dcgm import BAD, parse_report
 from pytest_gpucluster.protocol.functions import without_device
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.inventory.dcgm import DcgmGpu
-    from pytest_gpucluster.inventory.dcgm_report import DiagReport, DiagResult
+    from pytest_gpucluster.inventory.dcgm import DcgmGpu, DiagReport, DiagResult
     from pytest_gpucluster.inventory.program import Ended
 
 ASK_S = 30.0

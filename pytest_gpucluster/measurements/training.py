@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from finetune_smoke.settings.config import Config
     from finetune_smoke.training.loop import Outcome
-    from pytest_gpucluster.inventory.group_telemetry import GroupTelemetry
+    from pytest_gpucluster.inventory.telemetry import GroupTelemetry
 
 BF16_BYTES = 2
 HELD_GIB = 0.5

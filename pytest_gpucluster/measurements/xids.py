@@ -7,9 +7,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.inventory.driver_events import pci_key
 from pytest_gpucluster.inventory.error_codes import xid_of
 from pytest_gpucluster.inventory.gpu_index import visible_gpus
-from pytest_gpucluster.inventory.kernel_log import pci_key
 from pytest_gpucluster.measurements import timing
 from pytest_gpucluster.protocol import node_events
 from pytest_gpucluster.protocol.codec import MalformedMessageError

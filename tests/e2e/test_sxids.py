@@ -32,7 +32,7 @@ ANOTHER_LOG = """\
     import sys
     from pathlib import Path
     if "pytest_gpucluster.agent.main" in sys.orig_argv:
-        from pytest_gpucluster.inventory.kernel_log import KernelLog
+        from pytest_gpucluster.inventory.driver_events import KernelLog
         KernelLog.__init__.__defaults__ = (Path({path!r}),)
     """
 """As ``sitecustomize``: the agents of the run, and so the listener, read this file as the kernel log."""
