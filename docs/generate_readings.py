@@ -15,12 +15,12 @@ sys.path.insert(0, str(ROOT))
 
 import pytest_gpucluster.inventory  # noqa: E402 -- from this checkout, installed or not
 from pytest_gpucluster.inventory.reading import NotAvailable, rows  # noqa: E402 -- from this checkout, installed or not
-from pytest_gpucluster.inventory.sysfs import File  # noqa: E402 -- from this checkout, installed or not
+from pytest_gpucluster.inventory.sysfs import SysfsFile  # noqa: E402 -- from this checkout, installed or not
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pytest_gpucluster.inventory.reading import Row
+    from pytest_gpucluster.inventory.reading import ReadingRow
 
 WITHOUT_CRITERION = ("evidence", "the run", "nobody")
 
@@ -45,7 +45,7 @@ def lines_of(kind: type) -> Iterator[str]:
     yield ""
 
 
-def source_of(row: Row) -> str:
+def source_of(row: ReadingRow) -> str:
     """The call, the numbered field, the file, or the function where one is needed; nothing for one that has no name."""
     source: Any = row.source
     if source is None:
@@ -53,7 +53,7 @@ def source_of(row: Row) -> str:
     if hasattr(source, "numbers"):
         return f"field {', '.join(map(str, source.numbers))}"
     name = getattr(source, "name", None) or getattr(source, "__name__", "")
-    return f"`{name}`" if name.strip("_").isidentifier() or isinstance(source, File) else ""
+    return f"`{name}`" if name.strip("_").isidentifier() or isinstance(source, SysfsFile) else ""
 
 
 def short(value: Any) -> str:

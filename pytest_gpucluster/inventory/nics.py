@@ -19,7 +19,7 @@ from pytest_gpucluster.inventory.reading import (
     read,
     row,
 )
-from pytest_gpucluster.inventory.sysfs import SYS, File, list_names, read_number, read_numbers, read_text, target_of
+from pytest_gpucluster.inventory.sysfs import SYS, SysfsFile, list_names, read_number, read_numbers, read_text, target_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -105,23 +105,23 @@ class NicPort:
 
     number: int = judged(EVIDENCE, "of `nic_ports`")
     fabric: NicFabric | NotAvailable = row(_fabric, "infiniband", "nic_ports, nic_errors")
-    state: str | NotAvailable = row(File("state"), "4: ACTIVE", "nic_ports, nic_errors", convert=_word)
-    physical_state: str | NotAvailable = row(File("phys_state"), "5: LinkUp", "nic_ports, nic_errors", convert=_word)
-    rate: str | NotAvailable = row(File("rate"), RATE, EVIDENCE, "of `nic_ports`")
-    rate_gbit_s: float | NotAvailable = row(File("rate"), RATE, "nic_ports", convert=_gbit_s)
+    state: str | NotAvailable = row(SysfsFile("state"), "4: ACTIVE", "nic_ports, nic_errors", convert=_word)
+    physical_state: str | NotAvailable = row(SysfsFile("phys_state"), "5: LinkUp", "nic_ports, nic_errors", convert=_word)
+    rate: str | NotAvailable = row(SysfsFile("rate"), RATE, EVIDENCE, "of `nic_ports`")
+    rate_gbit_s: float | NotAvailable = row(SysfsFile("rate"), RATE, "nic_ports", convert=_gbit_s)
     guid: str | NotAvailable = row(
-        File("gids/0"), "fe80:0:0:0:0:0:0:100", NOBODY, "for the fabric's own tools", convert=_port_guid
+        SysfsFile("gids/0"), "fe80:0:0:0:0:0:0:100", NOBODY, "for the fabric's own tools", convert=_port_guid
     )
     netdevs: list[str] | NotAvailable = row(_netdevs, ["ib0"], NOBODY, "for the fabric's own tools")
     carrier_changes: int | NotAvailable = row(_carrier_changes, 2, "nic_errors, nic_flaps_soak", "what they grew by")
     counters: dict[str, int | NotAvailable] | NotAvailable = row(
-        File("counters", read_numbers),
+        SysfsFile("counters", read_numbers),
         dict.fromkeys(COUNTERS, 0),
         "nic_errors, nic_flaps_soak",
         "what they grew by; `out_of_sequence` and its like are evidence",
     )
     hw_counters: dict[str, int | NotAvailable] | NotAvailable = row(
-        File("hw_counters", read_numbers), {}, "nic_errors, nic_flaps_soak", "as `counters`", convert=_without_settings
+        SysfsFile("hw_counters", read_numbers), {}, "nic_errors, nic_flaps_soak", "as `counters`", convert=_without_settings
     )
 
 
@@ -149,18 +149,18 @@ class Nic:
     """
 
     device: str = judged(EVIDENCE, "of `nic_ports`; which adapter it is")
-    pci: str | NotAvailable = row(File("device", target_of), "0000:12:00.0", EVIDENCE, "as `device`", convert=_pci)
+    pci: str | NotAvailable = row(SysfsFile("device", target_of), "0000:12:00.0", EVIDENCE, "as `device`", convert=_pci)
     is_virtual: bool = row(
         _is_virtual,
         healthy=False,
         judged="nic_ports, nic_pcie, nic_errors",
         remark="a virtual function has no cable of its own",
     )
-    driver: str | NotAvailable = row(File("device/driver", target_of), "mlx5_core", "drift")
-    firmware: str | NotAvailable = row(File("fw_ver"), "28.42.1000", "drift")
-    board_id: str | NotAvailable = row(File("board_id"), "MT_0000000838", "drift")
-    hca_type: str | NotAvailable = row(File("hca_type"), "MT4129", "drift")
-    guid: str | NotAvailable = row(File("node_guid"), "0000:0000:0000:0000", NOBODY, "whose adapter it is")
+    driver: str | NotAvailable = row(SysfsFile("device/driver", target_of), "mlx5_core", "drift")
+    firmware: str | NotAvailable = row(SysfsFile("fw_ver"), "28.42.1000", "drift")
+    board_id: str | NotAvailable = row(SysfsFile("board_id"), "MT_0000000838", "drift")
+    hca_type: str | NotAvailable = row(SysfsFile("hca_type"), "MT4129", "drift")
+    guid: str | NotAvailable = row(SysfsFile("node_guid"), "0000:0000:0000:0000", NOBODY, "whose adapter it is")
     ports: list[NicPort] | NotAvailable = row(_ports, [], "nic_ports")
 
 
@@ -185,7 +185,7 @@ class NetInterface:
 
     name: str = judged("slow_rail[bandwidth], slow_rail[latency]", "for sockets; which ones are measured")
     rate_gbit_s: float | NotAvailable = row(
-        File("speed", read_number),
+        SysfsFile("speed", read_number),
         50000,
         "slow_rail[bandwidth], slow_rail[latency]",
         "only equal rates are compared",

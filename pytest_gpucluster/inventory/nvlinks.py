@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from pytest_gpucluster.inventory.nvml_calls import Call, Numbered, NumberedByName, NvmlError, NvmlPart, optional
+from pytest_gpucluster.inventory.nvml_calls import Nvml, NvmlError, NvmlField, NvmlFieldsByName, NvmlPart, optional
 from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, healthy, judged, row
 
 Value = TypeVar("Value")
@@ -55,8 +55,8 @@ FABRIC_VERSIONS = (0x3000028, 0x2000024)
 """Of the structure, the newest first: with a summary of the health, and without."""
 
 GROWTH = "nvlink_errors, gpu_errors_soak"
-EFFECTIVE_BER = Numbered(pynvml.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_BER, of_link=True)
-SYMBOL_BER = Numbered(pynvml.NVML_FI_DEV_NVLINK_COUNT_SYMBOL_BER, of_link=True)
+EFFECTIVE_BER = NvmlField(pynvml.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_BER, of_link=True)
+SYMBOL_BER = NvmlField(pynvml.NVML_FI_DEV_NVLINK_COUNT_SYMBOL_BER, of_link=True)
 
 
 def healthy_links(kind: type[Value]) -> list[Value]:
@@ -69,8 +69,8 @@ def not_supported(number: int) -> NotAvailable:
     return NotAvailable(f"Not Supported (nvmlDeviceGetFieldValues, field {number})")
 
 
-def _errors(counter: int) -> Call:
-    return Call("nvmlDeviceGetNvLinkErrorCounter", (counter,), of_link=True)
+def _errors(counter: int) -> Nvml:
+    return Nvml("nvmlDeviceGetNvLinkErrorCounter", (counter,), of_link=True)
 
 
 def _gb_s(rate_mb_s: float) -> float:
@@ -90,9 +90,9 @@ class NvLink:
     """
 
     link: int = judged(EVIDENCE, "of `nvlink_links`; which link it is")
-    is_up: bool | NotAvailable = row(Call("nvmlDeviceGetNvLinkState", of_link=True), 1, "nvlink_links", convert=bool)
+    is_up: bool | NotAvailable = row(Nvml("nvmlDeviceGetNvLinkState", of_link=True), 1, "nvlink_links", convert=bool)
     speed_gb_s: float | NotAvailable = row(
-        Numbered(pynvml.NVML_FI_DEV_NVLINK_GET_SPEED, of_link=True), 26562, "nvlink_links", convert=_gb_s
+        NvmlField(pynvml.NVML_FI_DEV_NVLINK_GET_SPEED, of_link=True), 26562, "nvlink_links", convert=_gb_s
     )
     effective_ber: float | NotAvailable = row(
         EFFECTIVE_BER,
@@ -120,7 +120,7 @@ class LinkCounters:
     crc_flits: int | NotAvailable = row(_errors(pynvml.NVML_NVLINK_ERROR_DL_CRC_FLIT), 0, GROWTH)
     crc_data: int | NotAvailable = row(_errors(pynvml.NVML_NVLINK_ERROR_DL_CRC_DATA), 0, GROWTH, "grows on healthy links")
     nvlink5: dict[str, int | NotAvailable] | NotAvailable = row(
-        NumberedByName(GENERATION_5, of_link=True),
+        NvmlFieldsByName(GENERATION_5, of_link=True),
         not_supported(GENERATION_5["symbol errors"]),
         GROWTH,
         "of generation 5, in place of the others: every growth counts, as in DCGM",

@@ -24,9 +24,9 @@ from pytest_gpucluster.inventory.nvlinks import (
     read_nvlink_peer,
 )
 from pytest_gpucluster.inventory.nvml_calls import (
-    Call,
-    Numbered,
+    Nvml,
     NvmlError,
+    NvmlField,
     NvmlPart,
     each_link,
     naming,
@@ -233,19 +233,19 @@ def _read_platform(part: NvmlPart) -> GpuPlatform | NotAvailable:
 # --- The table ---
 
 
-def _ecc_errors(kind: int, since: int = pynvml.NVML_VOLATILE_ECC) -> Call:
-    return Call("nvmlDeviceGetTotalEccErrors", (kind, since))
+def _ecc_errors(kind: int, since: int = pynvml.NVML_VOLATILE_ECC) -> Nvml:
+    return Nvml("nvmlDeviceGetTotalEccErrors", (kind, since))
 
 
-EVENT_REASONS_NOW = Call("nvmlDeviceGetCurrentClocksEventReasons", older="nvmlDeviceGetCurrentClocksThrottleReasons")
+EVENT_REASONS_NOW = Nvml("nvmlDeviceGetCurrentClocksEventReasons", older="nvmlDeviceGetCurrentClocksThrottleReasons")
 CORRECTED = _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)
 UNCORRECTED = _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
 UNCORRECTED_EVER = _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_AGGREGATE_ECC)
-PCIE_REPLAYS = Call("nvmlDeviceGetPcieReplayCounter")
-MEMORY = Call("nvmlDeviceGetMemoryInfo", required=True)
+PCIE_REPLAYS = Nvml("nvmlDeviceGetPcieReplayCounter")
+MEMORY = Nvml("nvmlDeviceGetMemoryInfo", required=True)
 MEMORY_OF_AN_H200 = SimpleNamespace(total=150754820096, used=604 << 20)
-REMAPPED_ROWS, NO_ROWS = Call("nvmlDeviceGetRemappedRows"), (0, 0, 0, 0)
-REPAIRS, NO_REPAIRS = Call("nvmlDeviceGetRepairStatus"), (0, 0)
+REMAPPED_ROWS, NO_ROWS = Nvml("nvmlDeviceGetRemappedRows"), (0, 0, 0, 0)
+REPAIRS, NO_REPAIRS = Nvml("nvmlDeviceGetRepairStatus"), (0, 0)
 THIS_GPU = "which GPU it is"
 
 
@@ -267,13 +267,13 @@ class GpuRepair:
     has had as many uncorrectable errors as NVIDIA's field diagnostic allows.
     """
 
-    recovery_action: str | NotAvailable = row(Numbered(RECOVERY_ACTION), 0, "recovery_action", convert=_action)
+    recovery_action: str | NotAvailable = row(NvmlField(RECOVERY_ACTION), 0, "recovery_action", convert=_action)
     channel_repair_pending: bool | NotAvailable = row(REPAIRS, NO_REPAIRS, "memory_repair", convert=_is_on)
     tpc_repair_pending: bool | NotAvailable = row(
         REPAIRS, NO_REPAIRS, "memory_repair", convert=lambda pending: bool(pending[1])
     )
     memory_unrepairable: bool | NotAvailable = row(
-        Call("nvmlDeviceGetUnrepairableMemoryFlag_v1"), 0, "memory_repair", convert=bool
+        Nvml("nvmlDeviceGetUnrepairableMemoryFlag_v1"), 0, "memory_repair", convert=bool
     )
     sram_threshold_exceeded: bool | NotAvailable = row(_read_sram, healthy=False, judged="memory_repair")
 
@@ -289,26 +289,30 @@ class GpuState:
 
     index: int = judged(THE_RUN, THIS_GPU)
     uuid: str = row(
-        Call("nvmlDeviceGetUUID", required=True), "GPU-00000000-0000-0000-0000-000000000000", THE_RUN, THIS_GPU, convert=text
+        Nvml("nvmlDeviceGetUUID", required=True),
+        "GPU-00000000-0000-0000-0000-000000000000",
+        THE_RUN,
+        THIS_GPU,
+        convert=text,
     )
-    serial: str | NotAvailable = row(Call("nvmlDeviceGetSerial"), "1654024000000", THE_RUN, THIS_GPU, convert=text)
+    serial: str | NotAvailable = row(Nvml("nvmlDeviceGetSerial"), "1654024000000", THE_RUN, THIS_GPU, convert=text)
     pci: str = row(
-        Call("nvmlDeviceGetPciInfo", required=True),
+        Nvml("nvmlDeviceGetPciInfo", required=True),
         SimpleNamespace(busId="00000000:1B:00.0"),
         THE_RUN,
         THIS_GPU,
         convert=lambda pci: text(pci.busId),
     )
-    name: str = row(Call("nvmlDeviceGetName", required=True), "NVIDIA H200", "gpu_model", convert=text)
+    name: str = row(Nvml("nvmlDeviceGetName", required=True), "NVIDIA H200", "gpu_model", convert=text)
     visible: bool = judged(NOBODY, "false where `cuda_index` is None")
     cuda_index: int | None = judged(THE_RUN, "hidden GPUs are counted by it")
     driver: str = row(_read_driver, "570.133.20", "drift")
-    vbios: str | NotAvailable = row(Call("nvmlDeviceGetVbiosVersion"), "96.00.A5.00.01", "drift", convert=text)
+    vbios: str | NotAvailable = row(Nvml("nvmlDeviceGetVbiosVersion"), "96.00.A5.00.01", "drift", convert=text)
     board_part_number: str | NotAvailable = row(
-        Call("nvmlDeviceGetBoardPartNumber"), "692-2G520-0282-001", "drift", convert=text
+        Nvml("nvmlDeviceGetBoardPartNumber"), "692-2G520-0282-001", "drift", convert=text
     )
     module_id: int | NotAvailable = row(
-        Call("nvmlDeviceGetModuleId"), 1, THE_RUN, "which part to replace: `hardware` of results.json, BAD PARTS"
+        Nvml("nvmlDeviceGetModuleId"), 1, THE_RUN, "which part to replace: `hardware` of results.json, BAD PARTS"
     )
     platform: GpuPlatform | NotAvailable = row(_read_platform, NO_CHASSIS, THE_RUN, "as `module_id`")
     memory_gib: float = row(MEMORY, MEMORY_OF_AN_H200, "gpu_memory", convert=lambda memory: _gib(memory.total))
@@ -319,7 +323,7 @@ class GpuState:
         "`no_foreign_process` reads it before the run, as `Occupancy`",
         convert=lambda memory: _gib(memory.used),
     )
-    ecc_enabled: bool | NotAvailable = row(Call("nvmlDeviceGetEccMode"), (1, 1), "ecc_enabled", convert=_is_on)
+    ecc_enabled: bool | NotAvailable = row(Nvml("nvmlDeviceGetEccMode"), (1, 1), "ecc_enabled", convert=_is_on)
     ecc_uncorrected_volatile: int | NotAvailable = row(UNCORRECTED, 0, "ecc_uncorrected")
     ecc_uncorrected_aggregate: int | NotAvailable = row(UNCORRECTED_EVER, 0, EVIDENCE, "of `ecc_uncorrected`")
     ecc_corrected_volatile: int | NotAvailable = row(CORRECTED, 0, NOBODY, REPAIRED)
@@ -337,27 +341,27 @@ class GpuState:
         EVIDENCE,
         "of `remapped_rows`; banks of memory by how many of their spare rows are left",
     )
-    pcie_gen: int | NotAvailable = row(Call("nvmlDeviceGetCurrPcieLinkGeneration"), 5, NOBODY, IDLE_LINK)
-    pcie_gen_max: int | NotAvailable = row(Call("nvmlDeviceGetMaxPcieLinkGeneration"), 5, "drift")
-    pcie_width: int | NotAvailable = row(Call("nvmlDeviceGetCurrPcieLinkWidth"), 16, NOBODY, IDLE_LINK)
-    pcie_width_max: int | NotAvailable = row(Call("nvmlDeviceGetMaxPcieLinkWidth"), 16, "drift")
+    pcie_gen: int | NotAvailable = row(Nvml("nvmlDeviceGetCurrPcieLinkGeneration"), 5, NOBODY, IDLE_LINK)
+    pcie_gen_max: int | NotAvailable = row(Nvml("nvmlDeviceGetMaxPcieLinkGeneration"), 5, "drift")
+    pcie_width: int | NotAvailable = row(Nvml("nvmlDeviceGetCurrPcieLinkWidth"), 16, NOBODY, IDLE_LINK)
+    pcie_width_max: int | NotAvailable = row(Nvml("nvmlDeviceGetMaxPcieLinkWidth"), 16, "drift")
     pcie_replay_count: int | NotAvailable = row(PCIE_REPLAYS, 0, NOBODY, "`pcie_replays` judges its growth")
     nvlinks: list[NvLink] | NotAvailable = row(each_link(NvLink), healthy_links(NvLink), "nvlink_links, gpu_worsened")
     clocks_event_reasons: list[str] | NotAvailable = row(EVENT_REASONS_NOW, 0, NOBODY, IDLE, convert=event_reason_names)
-    sm_clock_mhz: int | NotAvailable = row(Call("nvmlDeviceGetClockInfo", (pynvml.NVML_CLOCK_SM,)), 1980, NOBODY, IDLE)
-    temperature_c: int | NotAvailable = row(Call("nvmlDeviceGetTemperature", (pynvml.NVML_TEMPERATURE_GPU,)), 41, NOBODY, IDLE)
-    power_w: float | NotAvailable = row(Call("nvmlDeviceGetPowerUsage"), 115200, NOBODY, IDLE, convert=_watts)
+    sm_clock_mhz: int | NotAvailable = row(Nvml("nvmlDeviceGetClockInfo", (pynvml.NVML_CLOCK_SM,)), 1980, NOBODY, IDLE)
+    temperature_c: int | NotAvailable = row(Nvml("nvmlDeviceGetTemperature", (pynvml.NVML_TEMPERATURE_GPU,)), 41, NOBODY, IDLE)
+    power_w: float | NotAvailable = row(Nvml("nvmlDeviceGetPowerUsage"), 115200, NOBODY, IDLE, convert=_watts)
     power_limit_w: float | NotAvailable = row(
-        Call("nvmlDeviceGetEnforcedPowerLimit"), 700000, "power_limit, drift", convert=_watts
+        Nvml("nvmlDeviceGetEnforcedPowerLimit"), 700000, "power_limit, drift", convert=_watts
     )
     power_limit_default_w: float | NotAvailable = row(
-        Call("nvmlDeviceGetPowerManagementDefaultLimit"), 700000, "power_limit", convert=_watts
+        Nvml("nvmlDeviceGetPowerManagementDefaultLimit"), 700000, "power_limit", convert=_watts
     )
-    mig: bool | NotAvailable = row(Call("nvmlDeviceGetMigMode"), (0, 0), "mig_disabled", convert=_is_on)
-    persistence: bool | NotAvailable = row(Call("nvmlDeviceGetPersistenceMode"), 1, "persistence", convert=bool)
-    compute_mode: str | NotAvailable = row(Call("nvmlDeviceGetComputeMode"), 0, "compute_mode", convert=_compute_mode)
+    mig: bool | NotAvailable = row(Nvml("nvmlDeviceGetMigMode"), (0, 0), "mig_disabled", convert=_is_on)
+    persistence: bool | NotAvailable = row(Nvml("nvmlDeviceGetPersistenceMode"), 1, "persistence", convert=bool)
+    compute_mode: str | NotAvailable = row(Nvml("nvmlDeviceGetComputeMode"), 0, "compute_mode", convert=_compute_mode)
     memory_temperature_c: float | NotAvailable = row(
-        Numbered(pynvml.NVML_FI_DEV_MEMORY_TEMP), 42, NOBODY, "no limit has a source yet"
+        NvmlField(pynvml.NVML_FI_DEV_MEMORY_TEMP), 42, NOBODY, "no limit has a source yet"
     )
     throttled_s: dict[str, float] | NotAvailable = row(
         _read_throttled_s,

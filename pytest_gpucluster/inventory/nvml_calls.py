@@ -162,7 +162,7 @@ class NvmlPart:
         return self.answers[key]
 
     def fields(self, numbers: Sequence[int], scope: int) -> dict[int, float | NotAvailable]:
-        """Numbered fields by number, those that are not known yet in one call."""
+        """NvmlField fields by number, those that are not known yet in one call."""
         new = [(number, scope) for number in numbers if (number, scope) not in self.answers]
         if new:
             self.answers.update(zip(new, read_fields(self.handle, *new), strict=True))
@@ -170,7 +170,7 @@ class NvmlPart:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Nvml:
     """A source: a function of NVML that takes a GPU, of a link its number too, and then ``arguments``.
 
     Without a value of a ``required`` one nothing can be said of a GPU: each of its errors is one of the GPU. ``older``: what
@@ -201,7 +201,7 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class Numbered:
+class NvmlField:
     """A source: a numbered field of NVML, of a link or of the whole GPU."""
 
     number: int
@@ -218,7 +218,7 @@ class Numbered:
 
 
 @dataclass(frozen=True, slots=True)
-class NumberedByName:
+class NvmlFieldsByName:
     """A source: numbered fields that are counters, by name. Not available where NVML refuses all of them."""
 
     by_name: Mapping[str, int]
@@ -267,7 +267,7 @@ def read_part(kind: type[Value], part: NvmlPart, **given: Any) -> Value:
         GpuLostError: the GPU has fallen off the bus.
         NvmlError: NVML cannot read the GPU for another reason.
     """
-    sources = [one.source for one in rows(kind).values() if isinstance(one.source, (Numbered, NumberedByName))]
+    sources = [one.source for one in rows(kind).values() if isinstance(one.source, (NvmlField, NvmlFieldsByName))]
     for is_of_link, scope in ((False, 0), (True, part.link)):
         part.fields([number for source in sources if source.of_link is is_of_link for number in source.numbers], scope)
     return read(kind, part, **given)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.reading import EVIDENCE, NOBODY, NotAvailable, apply, judged, read, row
-from pytest_gpucluster.inventory.sysfs import SYS, File, list_names, read_number, read_text
+from pytest_gpucluster.inventory.sysfs import SYS, SysfsFile, list_names, read_number, read_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -74,12 +74,12 @@ class PciNode:
     """
 
     address: str = judged(EVIDENCE, "of `nic_pcie`: it names the link")
-    speed_gt_s: float | NotAvailable = row(File("current_link_speed"), GENERATION_5, "nic_pcie", convert=_speed)
-    max_speed_gt_s: float | NotAvailable = row(File("max_link_speed"), GENERATION_5, "nic_pcie", convert=_speed)
-    width: int | NotAvailable = row(File("current_link_width", read_number), 16, "nic_pcie", convert=_width)
-    max_width: int | NotAvailable = row(File("max_link_width", read_number), 16, "nic_pcie", convert=_width)
+    speed_gt_s: float | NotAvailable = row(SysfsFile("current_link_speed"), GENERATION_5, "nic_pcie", convert=_speed)
+    max_speed_gt_s: float | NotAvailable = row(SysfsFile("max_link_speed"), GENERATION_5, "nic_pcie", convert=_speed)
+    width: int | NotAvailable = row(SysfsFile("current_link_width", read_number), 16, "nic_pcie", convert=_width)
+    max_width: int | NotAvailable = row(SysfsFile("max_link_width", read_number), 16, "nic_pcie", convert=_width)
     redirects_peers: bool | NotAvailable = row(
-        File("config", _redirects_peers),
+        SysfsFile("config", _redirects_peers),
         healthy=False,
         judged=NOBODY,
         remark="`busbw[all_reduce]` and `inter_node_busbw[all_reduce]` judge the rates that access control (ACS) costs",

@@ -78,7 +78,7 @@ def split(readings: Mapping[Key, Value | NotAvailable]) -> tuple[dict[Key, Value
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ReadingRow:
     """The row of one field.
 
     Attributes:
@@ -108,16 +108,16 @@ class Row:
 def row(
     source: Callable[[Any], Any], healthy: Any, judged: str, remark: str = "", *, convert: Callable[[Any], Any] | None = None
 ) -> Any:
-    """A field with its :class:`Row`; ``judged`` has the criteria by name, with commas between. The field has no default."""
-    return dataclasses.field(metadata={_ROW: Row(source, healthy, tuple(judged.split(", ")), remark, convert)})
+    """A field with its :class:`ReadingRow`, without a default; ``judged`` has the criteria by name, with commas between."""
+    return dataclasses.field(metadata={_ROW: ReadingRow(source, healthy, tuple(judged.split(", ")), remark, convert)})
 
 
 def judged(by: str, remark: str = "") -> Any:
     """A field that the reader of the whole dataclass fills, such as a number, or a part of a text."""
-    return dataclasses.field(metadata={_ROW: Row(None, None, tuple(by.split(", ")), remark, None)})
+    return dataclasses.field(metadata={_ROW: ReadingRow(None, None, tuple(by.split(", ")), remark, None)})
 
 
-def rows(kind: type) -> Mapping[str, Row]:
+def rows(kind: type) -> Mapping[str, ReadingRow]:
     """The rows of a dataclass by the names of its fields, those that have one."""
     return {field.name: field.metadata[_ROW] for field in dataclasses.fields(kind) if _ROW in field.metadata}
 

@@ -58,7 +58,7 @@ def target_of(link: Path) -> str | NotAvailable:
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class SysfsFile:
     """A source of readings: a file or folder below that of a part."""
 
     name: str

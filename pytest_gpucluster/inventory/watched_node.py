@@ -15,7 +15,7 @@ import pynvml
 
 from pytest_gpucluster.inventory import gpu_index, nvml, nvml_calls
 from pytest_gpucluster.inventory.nics import read_nics
-from pytest_gpucluster.inventory.nvml_calls import Call, NvmlPart, read_fields, text
+from pytest_gpucluster.inventory.nvml_calls import Nvml, NvmlPart, read_fields, text
 from pytest_gpucluster.inventory.reading import NOBODY, NotAvailable, row, rows
 from pytest_gpucluster.inventory.sysfs import SYS
 
@@ -49,7 +49,7 @@ def _counted(part: NvmlPart) -> dict[str, int | NotAvailable]:
 
 SHOWN = "shown to people; the criteria take readings of their own"
 OF_STATE = rows(nvml.GpuState)
-MEMORY = Call("nvmlDeviceGetMemoryInfo")
+MEMORY = Nvml("nvmlDeviceGetMemoryInfo")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +60,9 @@ class LiveGpu:
     ``pcie_rx``, seen from the GPU.
     """
 
-    name: str | NotAvailable = row(Call("nvmlDeviceGetName"), None, NOBODY, SHOWN, convert=text)
+    name: str | NotAvailable = row(Nvml("nvmlDeviceGetName"), None, NOBODY, SHOWN, convert=text)
     busy_percent: int | NotAvailable = row(
-        Call("nvmlDeviceGetUtilizationRates"), None, NOBODY, SHOWN, convert=lambda rates: int(rates.gpu)
+        Nvml("nvmlDeviceGetUtilizationRates"), None, NOBODY, SHOWN, convert=lambda rates: int(rates.gpu)
     )
     memory_used_gib: float | NotAvailable = row(MEMORY, None, NOBODY, SHOWN, convert=lambda memory: memory.used / GIB)
     memory_gib: float | NotAvailable = row(MEMORY, None, NOBODY, SHOWN, convert=lambda memory: memory.total / GIB)
@@ -71,7 +71,7 @@ class LiveGpu:
     power_w: float | NotAvailable = row(OF_STATE["power_w"].read, None, NOBODY, SHOWN)
     power_limit_w: float | NotAvailable = row(OF_STATE["power_limit_w"].read, None, NOBODY, SHOWN)
     sm_clock_mhz: int | NotAvailable = row(OF_STATE["sm_clock_mhz"].read, None, NOBODY, SHOWN)
-    memory_clock_mhz: int | NotAvailable = row(Call("nvmlDeviceGetClockInfo", (pynvml.NVML_CLOCK_MEM,)), None, NOBODY, SHOWN)
+    memory_clock_mhz: int | NotAvailable = row(Nvml("nvmlDeviceGetClockInfo", (pynvml.NVML_CLOCK_MEM,)), None, NOBODY, SHOWN)
     event_reasons: list[str] | NotAvailable = row(OF_STATE["clocks_event_reasons"].read, None, NOBODY, SHOWN)
     counted_bytes: Mapping[str, int | NotAvailable] = row(_counted, None, NOBODY, SHOWN)
 

@@ -25,7 +25,7 @@ PAGES = tuple(sorted((REPOSITORY / "docs").glob("readings*.md")))
 WITHOUT_CRITERION = ("evidence", "the run", "nobody")
 ROW = re.compile(r"\| (?P<fields>`[^|]+`) \| (?P<judged>[^|]+?) \| (?P<remark>[^|]*)\|")
 NAME = re.compile(r"`([^`]+)`")
-NOT_READ = ("NotAvailable", "NvmlPart", "Row")
+NOT_READ = ("NotAvailable", "NvmlPart", "ReadingRow")
 """Dataclasses of the inventory that are no readings: how a reading is made."""
 READINGS = (pytest_gpucluster.inventory, pytest_gpucluster.measurements)
 

@@ -22,7 +22,7 @@ import pytest
 
 from pytest_gpucluster.inventory.nvlinks import LinkCounters, NvLink
 from pytest_gpucluster.inventory.nvml import GpuCounters, GpuRepair, GpuState
-from pytest_gpucluster.inventory.nvml_calls import Call, Numbered
+from pytest_gpucluster.inventory.nvml_calls import Nvml, NvmlField
 from pytest_gpucluster.inventory.reading import rows
 from tests.support import REPOSITORY
 from tests.support.programs import why_not_working
@@ -77,8 +77,8 @@ def healthy_answers() -> dict[str, int | str]:
     for kind in (GpuState, GpuRepair, NvLink, GpuCounters, LinkCounters):
         for row in rows(kind).values():
             answer = row.healthy[0] if isinstance(row.healthy, tuple) else row.healthy
-            if isinstance(answer, (int, str)) and isinstance(row.source, (Call, Numbered)):
-                name = f"field.{row.source.number}" if isinstance(row.source, Numbered) else row.source.name
+            if isinstance(answer, (int, str)) and isinstance(row.source, (Nvml, NvmlField)):
+                name = f"field.{row.source.number}" if isinstance(row.source, NvmlField) else row.source.name
                 found[name] = answer
     return found
 
