@@ -10,6 +10,7 @@ all readings (``docs/generate_readings.py``) and the test that every reading has
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
@@ -119,6 +120,11 @@ def judged(by: str, remark: str = "") -> Any:
 
 def rows(kind: type) -> Mapping[str, ReadingRow]:
     """The rows of a dataclass by the names of its fields, those that have one."""
+    return _rows(kind)
+
+
+@functools.cache
+def _rows(kind: type) -> Mapping[str, ReadingRow]:
     return {field.name: field.metadata[_ROW] for field in dataclasses.fields(kind) if _ROW in field.metadata}
 
 

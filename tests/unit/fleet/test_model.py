@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.fleet import model
-from pytest_gpucluster.fleet.asked import Group
 from pytest_gpucluster.fleet.hardware import TYPICAL, Hardware
+from pytest_gpucluster.fleet.simulated_call import SimulatedGroup
 from pytest_gpucluster.fleet.simulation import parse_simulation
 from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.messages import Failure, FunctionName, Success, read_reply
@@ -83,7 +83,7 @@ def ask(name: str, *, rank: int = 0, gpu: str = "h200-sxm", bad: tuple[str, ...]
     """The plain value of one rank of 2 x 4 GPUs, all in one group."""
     simulation = dataclasses.replace(parse_simulation("2x4", faults=[*bad]), gpu=gpu)
     reply = model.answer(
-        Group(hardware=Hardware(simulation), ranks=tuple(range(8))),
+        SimulatedGroup(hardware=Hardware(simulation), ranks=tuple(range(8))),
         function(name),
         rank=rank,
         kwargs={**ASKED.get(name, {}), **kwargs},
@@ -92,9 +92,9 @@ def ask(name: str, *, rank: int = 0, gpu: str = "h200-sxm", bad: tuple[str, ...]
     return reply.value
 
 
-def alone() -> Group:
+def alone() -> SimulatedGroup:
     """A rank without a process group."""
-    return Group(hardware=Hardware(parse_simulation("1x8", faults=[])), ranks=(0,))
+    return SimulatedGroup(hardware=Hardware(parse_simulation("1x8", faults=[])), ranks=(0,))
 
 
 def dataclasses_in(value: Any) -> Iterator[dict[str, Any]]:
