@@ -13,16 +13,15 @@ import pytest
 from pytest_gpucluster.errors import GpuclusterError, MeasurementError
 from pytest_gpucluster.measurements.collective_sizes import by_size
 from pytest_gpucluster.measurements.collectives import all_reduce, collective
+from pytest_gpucluster.measurements.driver_errors import gpu_xids, node_sxids
 from pytest_gpucluster.measurements.gemm import gemm
 from pytest_gpucluster.measurements.hbm import hbm_bandwidth
 from pytest_gpucluster.measurements.health import gpu_counters, gpu_state
+from pytest_gpucluster.measurements.host import nic_paths, nic_state
 from pytest_gpucluster.measurements.host_link import host_link
-from pytest_gpucluster.measurements.nics import nic_paths, nic_state
 from pytest_gpucluster.measurements.slurm import slurm_state
 from pytest_gpucluster.measurements.sustained import sustained
-from pytest_gpucluster.measurements.sxids import node_sxids
 from pytest_gpucluster.measurements.training import finetune, train
-from pytest_gpucluster.measurements.xids import gpu_xids
 from pytest_gpucluster.plugin.stash_keys import RULE
 from pytest_gpucluster.text import first_line
 from tests_acceptance.guilty_nodes import GuiltyNodes

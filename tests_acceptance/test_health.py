@@ -19,8 +19,8 @@ from pytest_gpucluster.health.nvlink import (
 )
 from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.judging.criterion import Parts
+from pytest_gpucluster.measurements.driver_errors import gpu_xids
 from pytest_gpucluster.measurements.health import clocks_under_load, gpu_counters, gpu_state
-from pytest_gpucluster.measurements.xids import gpu_xids
 from tests_acceptance.conftest import snapshot, watched_s
 
 pytestmark = pytest.mark.health

@@ -10,7 +10,7 @@ from pytest_gpucluster.health.nic_growth import Readings, compare, read_limits
 from pytest_gpucluster.health.nics import Promise, judge_links, judge_ports, nearest_gpus, own_ports
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.criterion import Parts
-from pytest_gpucluster.measurements.nics import nic_state
+from pytest_gpucluster.measurements.host import nic_state
 from tests_acceptance.conftest import snapshot, watched_s
 
 

@@ -8,7 +8,7 @@ from pytest_gpucluster import MeasurementError
 from pytest_gpucluster.errors import Blame
 from pytest_gpucluster.health.driver_errors import judge_sxids
 from pytest_gpucluster.judging.criterion import Parts
-from pytest_gpucluster.measurements.sxids import node_sxids
+from pytest_gpucluster.measurements.driver_errors import node_sxids
 from tests_acceptance.conftest import snapshot, watched_s
 
 pytestmark = pytest.mark.health

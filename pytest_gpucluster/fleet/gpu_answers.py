@@ -136,9 +136,9 @@ def gpu_counters(call: SimulatedCall) -> Any:
 
 def gpu_xids(call: SimulatedCall) -> Any:
     """What the driver reported during the run: nothing, unless that is planted."""
-    heard = [made("measurements.xids:XidSeen", code=FALLEN, pid=None, is_own=False)] if call.has("xid") else []
-    no_log = "the simulated host has none"
-    return made("measurements.xids:GpuXids", nvml=heard, nvml_why=None, kernel_log=[], kernel_log_why=no_log, before=[])
+    heard = [made("measurements.driver_errors:XidSeen", code=FALLEN, pid=None, is_own=False)] if call.has("xid") else []
+    silent: dict[str, Any] = {"nvml_why": None, "kernel_log": [], "kernel_log_why": "the simulated host has none", "before": []}
+    return made("measurements.driver_errors:GpuXids", nvml=heard, **silent)
 
 
 def clocks_under_load(call: SimulatedCall) -> Any:

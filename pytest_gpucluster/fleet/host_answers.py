@@ -38,7 +38,7 @@ def host_state(call: SimulatedCall) -> Any:
 
 def node_sxids(_call: SimulatedCall) -> Any:
     """A kernel log that has no error of an NVSwitch."""
-    return made("measurements.sxids:NodeSxids", seen=[], before=[], kernel_log_why=None)
+    return made("measurements.driver_errors:NodeSxids", seen=[], before=[], kernel_log_why=None)
 
 
 def host_clock(call: SimulatedCall) -> Any:
@@ -150,7 +150,7 @@ def _mount(kind: str, folder: str, source: str) -> Any:
 
 def nic_state(call: SimulatedCall) -> Any:
     """Every adapter of the rank's node."""
-    return made("measurements.nics:NicState", nics=to_plain(_nics(call)))
+    return made("measurements.host:NicState", nics=to_plain(_nics(call)))
 
 
 def nic_paths(call: SimulatedCall) -> Any:
@@ -160,7 +160,7 @@ def nic_paths(call: SimulatedCall) -> Any:
     paths = {nic.device: _path(str(nic.pci), number) for number, nic in enumerate(nics)}
     gpu_paths = {address: _path(address, number) for number, address in enumerate(gpus)}
     return made(
-        "measurements.nics:NicPaths",
+        "measurements.host:NicPaths",
         nics=to_plain(nics),
         paths=to_plain(paths),
         gpu_paths=to_plain(gpu_paths),
