@@ -11,20 +11,18 @@ import os
 import platform
 import re
 import socket
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.detect import survey_gpus
 from pytest_gpucluster.inventory.host import read_host
 from pytest_gpucluster.inventory.nics import read_nics
 from pytest_gpucluster.inventory.pci_tree import count_nvidia_gpus, read_gpu_paths, read_path, read_peer_memory
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
 from pytest_gpucluster.inventory.sysfs import SYS, read_text
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.inventory.nics import Nic
 
 PACKAGES = ("pytest-gpucluster", "pytest", "torch", "transformers", "peft", "nvidia-ml-py")
 WHEELS = ("nvidia-nccl", "nvidia-cuda-runtime")
@@ -66,23 +64,24 @@ def _torch_cuda() -> str | NotAvailable:
         file = Path(str(metadata.distribution("torch").locate_file("torch/version.py")))
     except metadata.PackageNotFoundError:
         return NotAvailable("torch is not installed")
-    text = read_text(file)
-    if isinstance(text, NotAvailable):
-        return text
-    found = _CUDA.search(text)
-    if found is None:
-        return NotAvailable(f"no cuda ({file})")
-    return found["version"] or NotAvailable("this torch is built without CUDA")
+
+    def in_text(text: str) -> str | NotAvailable:
+        found = _CUDA.search(text)
+        if found is None:
+            return NotAvailable(f"no cuda ({file})")
+        return found["version"] or NotAvailable("this torch is built without CUDA")
+
+    return apply(in_text, read_text(file))
 
 
 def _toolkit(file: Path) -> str | NotAvailable:
-    text = read_text(file)
-    if isinstance(text, NotAvailable):
-        return text
-    try:
-        return str(json.loads(text)["cuda"]["version"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        return NotAvailable(f"no version of cuda: {type(error).__name__} ({file})")
+    def in_text(text: str) -> str | NotAvailable:
+        try:
+            return str(json.loads(text)["cuda"]["version"])
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            return NotAvailable(f"no version of cuda: {type(error).__name__} ({file})")
+
+    return apply(in_text, read_text(file))
 
 
 PREFIXES = ("NCCL_", "CUDA_", "NVIDIA_VISIBLE", "UCX_", "FI_", "OMP_NUM")
@@ -92,7 +91,7 @@ PREFIXES = ("NCCL_", "CUDA_", "NVIDIA_VISIBLE", "UCX_", "FI_", "OMP_NUM")
 def read_machine(*, root: Path = SYS) -> dict[str, Any]:
     """Host, GPUs, PCIe ways, adapters and software of this machine; ``root`` is where sysfs is mounted."""
     nics = read_nics(root=root)
-    ways = {} if isinstance(nics, NotAvailable) else {nic.device: _way(nic, root) for nic in nics}
+    ways = {nic.device: apply(partial(read_path, root=root), nic.pci) for nic in or_none(nics) or ()}
     found = {
         "hostname": socket.gethostname(),
         "host": read_host(sys=root),
@@ -113,10 +112,6 @@ def _gpus() -> dict[str, Any]:
         return survey_gpus()
     except ConfigurationError as error:
         return {"status": "error", "error": str(error), "gpus": [], "count": 0, "driver_cuda": NotAvailable(str(error))}
-
-
-def _way(nic: Nic, root: Path) -> Any:
-    return nic.pci if isinstance(nic.pci, NotAvailable) else read_path(nic.pci, root=root)
 
 
 def _plain(value: Any) -> Any:

@@ -194,7 +194,7 @@ class _SramStatus(ctypes.Structure):
 def _read_sram(part: NvmlPart) -> bool | NotAvailable:
     status = _SramStatus(version=SRAM_VERSION_1)
     answer = optional("nvmlDeviceGetSramEccErrorStatus", part.handle, ctypes.byref(status))
-    return answer if isinstance(answer, NotAvailable) else bool(status.threshold_exceeded)
+    return apply(lambda _: bool(status.threshold_exceeded), answer)
 
 
 class _PlatformInfo(ctypes.Structure):

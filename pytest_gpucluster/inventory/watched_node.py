@@ -16,7 +16,7 @@ import pynvml
 from pytest_gpucluster.inventory import gpu_index, nvml, nvml_calls
 from pytest_gpucluster.inventory.nics import read_nics
 from pytest_gpucluster.inventory.nvml_calls import Nvml, NvmlPart, read_fields, text
-from pytest_gpucluster.inventory.reading import NOBODY, NotAvailable, row, rows
+from pytest_gpucluster.inventory.reading import NOBODY, NotAvailable, apply, or_none, row, rows
 from pytest_gpucluster.inventory.sysfs import SYS
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ PORT_COUNTERS = {"tx": ("port_xmit_data", "tx_bytes"), "rx": ("port_rcv_data", "
 def _counted(part: NvmlPart) -> dict[str, int | NotAvailable]:
     counts = read_fields(part.handle, *((number, scope) for number, scope, _ in FIELDS.values()))
     return {
-        name: count if isinstance(count, NotAvailable) else int(count) * size
+        name: apply(lambda many, bytes_each: int(many) * bytes_each, count, size)
         for (name, (_, _, size)), count in zip(FIELDS.items(), counts, strict=True)
     }
 
@@ -192,10 +192,9 @@ def read_watched(handle: Any) -> LiveGpu:
 
 def read_ports(*, root: Path = SYS) -> list[LivePort] | NotAvailable:
     """Every port of every RDMA adapter; one adapter that hides its ports does not hide the others."""
-    nics = read_nics(root=root)
-    if isinstance(nics, NotAvailable):
-        return nics
-    return [_port(nic.device, port) for nic in nics for port in ([] if isinstance(nic.ports, NotAvailable) else nic.ports)]
+    return apply(
+        lambda nics: [_port(nic.device, port) for nic in nics for port in or_none(nic.ports) or ()], read_nics(root=root)
+    )
 
 
 def _port(device: str, port: NicPort) -> LivePort:
@@ -206,7 +205,7 @@ def _port(device: str, port: NicPort) -> LivePort:
 
 def _port_bytes(port: NicPort, in_words: str, in_bytes: str) -> int | NotAvailable:
     for counters, name, size in ((port.counters, in_words, WORD_BYTES), (port.hw_counters, in_bytes, 1)):
-        count = None if isinstance(counters, NotAvailable) else counters.get(name)
+        count = (or_none(counters) or {}).get(name)
         if isinstance(count, int):
             return count * size
     return NotAvailable(f"the port has no counter {in_words} or {in_bytes}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.inventory import gpu_index, numa, slurm
 from pytest_gpucluster.inventory.host import read_memory_limit
 from pytest_gpucluster.inventory.nvml_calls import NvmlError, session
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.reading import NotAvailable, apply
 from pytest_gpucluster.protocol.functions import without_device
 
 if TYPE_CHECKING:
@@ -66,11 +66,8 @@ def slurm_state(*, job: str) -> SlurmState:
 
 def _of_host(partitions: dict[str, str] | NotAvailable, node: SlurmNode | NotAvailable) -> dict[str, str] | NotAvailable:
     """The host's partitions, of all."""
-    if isinstance(partitions, NotAvailable) or isinstance(node, NotAvailable):
-        return node if isinstance(node, NotAvailable) else partitions
-    if isinstance(node.partitions, NotAvailable):
-        return node.partitions
-    return {name: partitions[name] for name in node.partitions.split(",") if name in partitions}
+    names = apply(lambda known: known.partitions, node)
+    return apply(lambda text, states: {name: states[name] for name in text.split(",") if name in states}, names, partitions)
 
 
 @without_device
