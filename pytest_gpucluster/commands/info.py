@@ -1,4 +1,4 @@
-"""``gpucluster info``: what this machine tells of its GPUs, links, adapters, host and software, and what is wrong with it.
+"""``gpucluster info``: what this machine shows of its GPUs, links, adapters, host and software, and what is wrong with it.
 
 Nothing is run on a GPU. What is wrong is found in the plain data of ``read_machine``: only what is certain on one machine. A
 port that is down may be meant so, and is shown, never counted.

@@ -215,7 +215,7 @@ def _each_nvlink(gpus: Sequence[Mapping[str, Any]]) -> list[Shown]:
 
 
 def _link(found: Sequence[Mapping[str, Any]], number: int) -> str:
-    """``26.562`` (GB/s of one way), ``down``; a link that is up and tells no rate is ``up``."""
+    """``26.562`` (GB/s of one way), ``down``; a link that is up and gives no rate is ``up``."""
     if number >= len(found):
         return NOTHING
     link = found[number]
@@ -273,7 +273,7 @@ def _is_known(device: Device) -> bool:
 
 
 def _numa_node(device: Device) -> str | None:
-    """None where the firmware does not tell."""
+    """None where the firmware does not say."""
     node = device.way["numa_node"] if _is_known(device) else None
     return None if node is None or unavailable(node) is not None or str(node) == NO_NUMA_NODE else one_line(node)
 

@@ -173,7 +173,7 @@ def _gpu_line(
 
 
 def _reasons(names: list[str] | NotAvailable, *, is_wide: bool) -> Text:
-    """Event reasons, faults first and red: what does not fit is never a fault behind what is normal."""
+    """Event reasons, faults first and red: what is cut off is never a fault after what is normal."""
     if isinstance(names, NotAvailable):
         return Text(NOTHING)
     ordered = sorted(names, key=lambda name: name not in FAULT_REASONS)

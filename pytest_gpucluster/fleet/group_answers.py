@@ -196,7 +196,7 @@ def _row(call: SimulatedCall, operation: str, dtype: str, size_bytes: int) -> di
 
 
 def _chosen(call: SimulatedCall, operation: str, time_us: float) -> dict[str, str | None]:
-    """What NCCL would choose; it tells nothing of sends and receives."""
+    """What NCCL would choose; it says nothing of sends and receives."""
     if operation in ("all_to_all", "send_recv"):
         return {"algorithm": None, "protocol": None}
     has_nvls = operation in BY_NVLS and not call.group.with_fault("nvls")
@@ -221,13 +221,13 @@ def nodes_reached(call: SimulatedCall) -> Any:
 def transport(call: SimulatedCall) -> Any:
     """The channels of a rank: the first and the last GPU of a node speak to other nodes."""
     nodes, (_, gpu) = call.group.nodes, call.place
-    astray = call.has("sockets")
+    is_off_fabric = call.has("sockets")
     simulation = call.hardware.simulation
-    kind = "NET/Socket" if astray else CHANNELS.get(simulation.fabric, "NET/Socket")
+    kind = "NET/Socket" if is_off_fabric else CHANNELS.get(simulation.fabric, "NET/Socket")
     ends = len(nodes) > 1 and gpu in (0, simulation.gpus_per_node - 1)
     domains = call.group.domains
     own = simulation.domain_of(call.place[0])
-    in_domain = {"NET/Socket" if astray else "P2P/MNNVL": 2} if ends and own is not None and domains[own] > 1 else {}
+    in_domain = {"NET/Socket" if is_off_fabric else "P2P/MNNVL": 2} if ends and own is not None and domains[own] > 1 else {}
     leaves = ends and (own is None or len(domains) > 1)
     crossing = {**({kind: 2} if leaves else {}), **in_domain}
     return made(

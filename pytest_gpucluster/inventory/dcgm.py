@@ -299,13 +299,13 @@ def _summary_of(name: str, kind: str, summary: Any, results: list[DiagResult]) -
     known = {text for result in results for text in result.errors}
     more = [text for text in errors if text not in known]
     word = _word_of(summary)
-    is_told = word.casefold() in {result.word.casefold() for result in results}
-    if is_told and not more:
+    is_known = word.casefold() in {result.word.casefold() for result in results}
+    if is_known and not more:
         return []
-    told = PASSED if is_told else word
+    own_word = PASSED if is_known else word
     part = "its summary"
     return [
         DiagResult(
-            test=name, kind=kind, scope="other", gpu=None, part=part, word=told, errors=more, severities=severities, info=[]
+            test=name, kind=kind, scope="other", gpu=None, part=part, word=own_word, errors=more, severities=severities, info=[]
         )
     ]

@@ -28,7 +28,7 @@ SILENT_S = 30.0
 
 @dataclass(slots=True)
 class WatchedGpu:
-    """One GPU of the node. ``why``: why NVML does not tell its events; None where it does."""
+    """One GPU of the node. ``why``: why NVML does not report its events; None where it does."""
 
     index: int
     uuid: str = ""
@@ -46,7 +46,7 @@ class HeardXid:
 
 
 class XidEvents:
-    """Listens to all GPUs of the node. Only Xids are asked for: events of clocks come in floods."""
+    """Listens to all GPUs of the node. It registers for Xids only: events of clocks come in floods."""
 
     def __init__(self) -> None:
         """Prepare to listen; :meth:`start` begins."""
@@ -162,7 +162,7 @@ class LoggedSxid:
     """One line on an error of an NVSwitch. ``pci``: as in :func:`pci_key`.
 
     ``severity``: ``Fatal``, ``Non-fatal`` or ``Correctable``; ``link``: a port of the switch; None where the line names none.
-    ``is_detail``: the line adds numbers to an error that another line has told.
+    ``is_detail``: the line adds numbers to an error that another line reports.
     """
 
     code: int
@@ -227,7 +227,7 @@ class KernelLog:
 
     @property
     def why(self) -> NotAvailable | None:
-        """Why the log does not tell all; None where it does. A log of a container has no lines of the driver."""
+        """Why the log does not show all; None where it does. A log of a container has no lines of the driver."""
         if self._trouble is None and not self._has_driver:
             return NotAvailable("the kernel log has no line of NVIDIA's driver")
         return None if self._trouble is None else NotAvailable(self._trouble)

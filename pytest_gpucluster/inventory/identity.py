@@ -33,7 +33,7 @@ class Identity:
         nvml_gpus: how many GPUs NVML lists on this node; None where it was not read.
         hidden_gpus: how many of them ``CUDA_VISIBLE_DEVICES`` hides from this rank.
         variables: the environment variables of this rank that may change what is measured.
-        board: which part the GPU is, as far as NVML tells it (:func:`~pytest_gpucluster.inventory.nvml.read_board`).
+        board: which part the GPU is, as far as NVML gives it (:func:`~pytest_gpucluster.inventory.nvml.read_board`).
         fabric: what the GPUs of its NVLink fabric have in common, if that spans nodes.
         switch: the leaf switch of the node, if anything says it (:func:`read_switch`).
         stack: the versions below torch, by name: driver, CUDA, NCCL, as far as they could be read. They may differ.

@@ -72,7 +72,7 @@ def _port_guid(gid: str) -> str | NotAvailable:
 
 
 def _netdevs(port: Path) -> list[str] | NotAvailable:
-    """The network interfaces of a port. Several ports of one PCI function are told apart by ``dev_port``."""
+    """The network interfaces of a port. Several ports of one PCI function differ in ``dev_port``."""
     folder = port.parent.parent / "device" / "net"
     names = list_names(folder)
     if isinstance(names, NotAvailable):

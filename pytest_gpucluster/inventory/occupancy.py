@@ -126,7 +126,7 @@ def _read_once(index: int) -> Occupancy:
     processes = gpu_index.read_compute_processes(handle)
     percent = gpu_index.read_utilization_percent(handle)
     if used is None and processes is None and percent is None:
-        raise nvml_calls.NvmlError(f"GPU {uuid}: NVML tells neither memory in use nor processes nor utilization")
+        raise nvml_calls.NvmlError(f"GPU {uuid}: NVML gives neither memory in use nor processes nor utilization")
     return Occupancy(
         uuid=uuid,
         memory_used_gib=None if used is None else used[0] / GIB,

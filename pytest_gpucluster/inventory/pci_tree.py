@@ -153,7 +153,7 @@ class Position:
     """Where a device is.
 
     ``addresses`` is its way up the PCIe tree, its own address first; None where that is not known. ``numa_node`` is None
-    where the firmware does not tell. ``nvlinks`` counts those that lead up to a switch.
+    where the firmware does not say. ``nvlinks`` counts those that lead up to a switch.
     """
 
     addresses: tuple[str, ...] | None

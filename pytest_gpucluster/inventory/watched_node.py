@@ -123,7 +123,7 @@ class NodeReader:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        """Stop; a driver that hangs is left behind."""
+        """Stop; a thread inside a driver that hangs ends with the process."""
         self._stop.set()
         self._thread.join(timeout=1)
 

@@ -31,9 +31,9 @@ class DcgmDiag:
     """One ``dcgmi diag`` on one host.
 
     Attributes:
-        version: DCGM's; None where neither the report nor the program tells it.
+        version: DCGM's; None where neither the report nor the program says it.
         level: what ``-r`` was.
-        gpus: the GPUs that were asked for, with DCGM's numbers.
+        gpus: the GPUs that were to be tested, with DCGM's numbers.
         results: all that the report says.
         doubts: why what passed is not to be believed, such as an exit code that contradicts the report.
     """
@@ -91,8 +91,8 @@ def _doubts(ended: Ended, report: DiagReport, gpus: list[DcgmGpu]) -> list[str]:
     doubts = []
     if ended.exit_code and not (ended.exit_code in FOUND_SOMETHING and has_bad):
         doubts.append(f"dcgmi diag ended with exit code {ended.exit_code}, which its report does not explain")
-    asked = {gpu.number for gpu in gpus}
-    strange = sorted({result.gpu for result in report.results if result.gpu is not None} - asked)
+    wanted = {gpu.number for gpu in gpus}
+    strange = sorted({result.gpu for result in report.results if result.gpu is not None} - wanted)
     if strange:
         doubts.append(f"the report is about GPU {', '.join(map(str, strange))}, which nobody asked for")
     return doubts

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 READY_S = 30.0
 POLL_S = 0.05
 OWN_S = 15.0
-"""A worker that an Xid ends has ended so long after it at most: the driver tells first, then the call fails."""
+"""A worker that an Xid ends has ended so long after it at most: the driver reports first, then the call fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class XidSeen:
 class GpuXids:
     """The Xids of one GPU during the run, by source; ``before``: what the kernel had logged before it, since the boot.
 
-    ``nvml_why``, ``kernel_log_why``: why this source may not have told all; None where it has.
+    ``nvml_why``, ``kernel_log_why``: why this source may not have reported all; None where it has.
     """
 
     nvml: list[XidSeen]
@@ -51,7 +51,7 @@ class GpuXids:
 def gpu_xids() -> GpuXids:
     """Ask the listener of this node what it heard of this worker's own GPU, as soon as it listens.
 
-    A GPU that is lost, or whose driver hangs, is asked for nothing: the listener knows the GPUs of its node.
+    A GPU that is lost, or whose driver hangs, is left alone: the listener knows the GPUs of its node.
     """
     name = os.environ.get(node_events.VARIABLE)
     if name is None:
@@ -131,7 +131,7 @@ class SxidSeen:
     """Equal lines on an error of one NVSwitch. ``switch``: its number by the driver; ``pci``: its address.
 
     ``severity``: the driver's word; ``link``: a port of the switch; None where the line names none. ``is_detail``: the lines
-    add numbers to an error that other lines tell.
+    add numbers to an error that other lines report.
     """
 
     code: int
@@ -147,7 +147,7 @@ class SxidSeen:
 class NodeSxids:
     """The SXids of a host's NVSwitches during the run; ``before``: what the kernel had logged before it, since the boot.
 
-    ``kernel_log_why``: why the kernel log may not have told all; None where it has.
+    ``kernel_log_why``: why the kernel log may not have reported all; None where it has.
     """
 
     seen: list[SxidSeen]

@@ -113,7 +113,7 @@ def test_driver_that_counts_its_own_as_used(simulated: Readers) -> None:
 def test_nothing_is_told(simulated: Readers) -> None:
     """Unknown is not idle; and a GPU that is lost is NVML's error."""
     silent = "".join(f"err.nvmlDeviceGet{name} 3\n" for name in ("MemoryInfo", "ComputeRunningProcesses", "UtilizationRates"))
-    assert "tells neither memory in use" in read(simulated, silent)[0]
+    assert "gives neither memory in use" in read(simulated, silent)[0]
     assert "GPU is lost" in read(simulated, "3.err.nvmlDeviceGetMemoryInfo 15")[0]
 
 
