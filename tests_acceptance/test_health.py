@@ -45,8 +45,8 @@ def read(states, place, name):
 
 def reading(states, place, name):
     """One reading of NVML, or why there is none."""
-    state = states[place]
-    return NotAvailable(state.error or "no NVML") if state.gpu is None else getattr(state.gpu, name)
+    gpu = states[place].gpu
+    return gpu if isinstance(gpu, NotAvailable) else getattr(gpu, name)
 
 
 def available(value, name, place, *, part="unknown"):
@@ -237,8 +237,7 @@ def test_gpu_worsened(gpu_states_at_start, gpu_states_at_end, place, criterion):
     seconds = watched_s(gpu_states_at_start, gpu_states_at_end)
     both = [states.results[place] for states in (gpu_states_at_start, gpu_states_at_end)]
     for state in both:
-        gone = NotAvailable(state.error or "no NVML") if state.gpu is None else state.gpu
-        available(gone, "state", place, part="gpu" if state.lost else "unknown")
+        available(state.gpu, "state", place, part="gpu" if state.lost else "unknown")
     found = worsened(*(state.gpu for state in both))
     if found.over or not found.unknown:
         repair = both[1].gpu.repair

@@ -12,6 +12,7 @@ from pytest_gpucluster.errors import Blame
 from pytest_gpucluster.health import drift
 from pytest_gpucluster.health.drift import facts_of_gpus, facts_of_hosts, facts_of_nics
 from pytest_gpucluster.health.hosts import Least, Look, hints, judge_limits, judge_settings, skews
+from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.criterion import Parts
 from pytest_gpucluster.measurements.host import host_clock, host_state
 
@@ -104,7 +105,7 @@ def drift_rows(host_states, gpu_states, nics_at_start, cluster, recipe):
 def gpus_of(gpu_states, node):
     """What NVML says of the GPUs of a node, of those that it can read, by place id."""
     seen = {place: gpu_states[place] for place in gpu_states if place.node == node.node and place not in gpu_states.errors}
-    return {place.id: one.gpu for place, one in seen.items() if one.gpu is not None}
+    return {place.id: one.gpu for place, one in seen.items() if not isinstance(one.gpu, NotAvailable)}
 
 
 def test_drift(drift_rows, host_states, node, criterion):

@@ -10,7 +10,7 @@ from pytest_gpucluster import MeasurementError
 from pytest_gpucluster.errors import Blame
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.pci_tree import position
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.reading import NotAvailable, or_none
 from pytest_gpucluster.judging.criterion import Parts
 from pytest_gpucluster.localization.gpus import behind_siblings, pairs_of
 from pytest_gpucluster.measurements.pair_matrix import pair_matrix
@@ -35,7 +35,7 @@ def pairs(matrix_in_node, gpu_states, nic_ways, gpus, node):
     """Every ordered pair of the node's GPUs with the topology's word. The word is missing where the topology is not known."""
     listed = None if node in nic_ways.errors else nic_ways[node].gpu_paths
     ways = listed if isinstance(listed, dict) else {}
-    states = {name: None if place in gpu_states.errors else gpu_states[place].gpu for name, place in gpus.items()}
+    states = {name: None if place in gpu_states.errors else or_none(gpu_states[place].gpu) for name, place in gpus.items()}
     return pairs_of(matrix_in_node[node], {name: where(state, ways) for name, state in states.items()})
 
 

@@ -107,7 +107,6 @@ def gpu_state(call: SimulatedCall) -> Any:
         nvml_device_count=count,
         pci_device_count=count,
         torch_device_name=call.device,
-        error=None,
         lost=False,
     )
 

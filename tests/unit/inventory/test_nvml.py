@@ -508,10 +508,9 @@ def test_own_gpu_where_torch_sees_none(simulator: Path) -> None:
         ({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "6,4"}, ""),
     ]
     lost, absent, hidden = run_python(["-c", HEALTH, json.dumps(cases)], environment(simulator))
-    assert (lost["gpu"], lost["nvml_device_count"]) == (None, 8)
-    assert "GPU 2: GPU is lost" in lost["error"]
-    assert absent["gpu"] is None
-    assert "LOCAL_RANK 7 has no GPU" in absent["error"]
+    assert (lost["lost"], lost["nvml_device_count"]) == (True, 8)
+    assert "GPU 2: GPU is lost" in lost["gpu"]["why"]
+    assert "LOCAL_RANK 7 has no GPU" in absent["gpu"]["why"]
     assert hidden["gpu"]["index"] == 4
     assert (hidden["torch_sees"], hidden["torch_device_count"], hidden["nvml_device_count"]) == (False, 0, 8)
 
