@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 import pynvml
 import pytest
 
-from pytest_gpucluster.health.growth import nvlink_growth
+from pytest_gpucluster.health.growth import judge_nvlink_counters, read_limits
 from pytest_gpucluster.inventory import nvml
 from pytest_gpucluster.inventory.nvlinks import GpuFabric, LinkCounters, NvLink
 from pytest_gpucluster.inventory.nvml import GpuCounters, event_reason_names, read_counters
 from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.judging.finding import HERE
 from tests.support.nvml_simulator import Readers, build, readers
+from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -210,9 +212,11 @@ def test_healthy_links_are_within_the_limits(gpu: int) -> None:
     """From idle, through a load, to afterwards: CRC errors of data grew on every link, and that is healthy."""
     recorded = next(one for one in RECORDED if one["device"] == "h200x2")
     first, last = (counters_of(recorded["driver"], moment) for moment in recorded["moments"] if moment["gpu"] == gpu)
-    growth = nvlink_growth(first, last, seconds=10.0, crc_per_s=100)
-    assert (growth.over, growth.facts, growth.unknown) == (0, (), ())
-    assert growth.within[0].startswith("CRC errors of data +")
+    file = packaged()
+    limits = read_limits(file.criteria(file.profiles["h200-sxm"])["nvlink_errors"].recipe["limits"])
+    found = judge_nvlink_counters({HERE: (first, last)}, seconds=10.0, limits=limits)
+    assert (found.bad, found.unknown) == ({}, {})
+    assert found.evidence["within"][0].startswith("crc_data, most on link")
 
 
 ALONE = "err.nvmlDeviceGetNvLinkState 3\nerr.nvmlDeviceGetNvLinkRemoteDeviceType 3\nfabric.state 0\n"
