@@ -176,6 +176,6 @@ def test_simulated_gpus_answer_as_real_ones(folder: Path, tmp_path: Path) -> Non
     assert not json.loads(ran.stdout)["gpus"]["error"], ran.stdout
     simulated = json.loads(ran.stdout)["gpus"]["gpus"][0]
     for real in recorded_gpus(folder):
-        assert real.keys() == simulated.keys()
+        assert real.keys() <= simulated.keys()  # newer readings are not in the kept files
         for name in real.keys() - set(WITHOUT_NVLINKS):
             assert shape(real[name]) == shape(simulated[name]), name

@@ -11,11 +11,11 @@ import pytest
 from pytest_gpucluster.health.growth import state_changes, throttled_s
 from pytest_gpucluster.inventory.nvlinks import GpuFabric, NvLink
 from pytest_gpucluster.inventory.nvml import GpuRepair
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.reading import NotAvailable, healthy
 
 REFUSED = NotAvailable("Not Supported")
+REPAIR = healthy(GpuRepair)
 FLAGS = ("channel_repair_pending", "tpc_repair_pending", "memory_unrepairable", "sram_threshold_exceeded")
-REPAIR = GpuRepair(recovery_action="none", **dict.fromkeys(FLAGS, False))
 FABRIC = GpuFabric(state="completed", error=None, cluster_uuid="0", clique=0, troubles=[])
 UP = NvLink(link=0, is_up=True, speed_gb_s=26.562, effective_ber=None, symbol_ber=None)
 DOWN = replace(UP, is_up=False)

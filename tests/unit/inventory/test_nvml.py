@@ -133,8 +133,10 @@ def test_simulated_gpus_are_healthy_by_the_table(simulated: Readers, healthy: li
 
 def test_a_call_that_the_simulator_lacks_is_made_for_it() -> None:
     """A row with a new call that gives one number needs no line of C; texts, and calls that are there, are left alone."""
-    answers = {**healthy_answers(), "nvmlDeviceGetNew": 3, "nvmlDeviceGetNewText": "x", "field.999": 1}
-    assert getters(answers, SOURCE.read_text(encoding="utf-8")) == 'GETTER(nvmlDeviceGetNew, unsigned, "nvmlDeviceGetNew")\n'
+    source, known = SOURCE.read_text(encoding="utf-8"), healthy_answers()
+    new = {"nvmlDeviceGetNew": 3, "nvmlDeviceGetNewText": "x", "field.999": 1}
+    added = getters({**known, **new}, source).removeprefix(getters(known, source))
+    assert added == 'GETTER(nvmlDeviceGetNew, unsigned, "nvmlDeviceGetNew")\n'
 
 
 @pytest.mark.parametrize(
