@@ -12,8 +12,8 @@ from pytest_gpucluster.measurements.collectives import all_reduce, collective
 from pytest_gpucluster.measurements.gemm import gemm
 from pytest_gpucluster.measurements.hbm import hbm_bandwidth
 from pytest_gpucluster.measurements.health import gpu_state
+from pytest_gpucluster.measurements.host import nic_paths, nic_state
 from pytest_gpucluster.measurements.host_link import host_link
-from pytest_gpucluster.measurements.nics import nic_paths, nic_state
 from pytest_gpucluster.measurements.sustained import sustained
 from pytest_gpucluster.measurements.training import finetune, train
 

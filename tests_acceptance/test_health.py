@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpucluster import Finding, MeasurementError, NotAvailable, health
+from pytest_gpucluster.measurements.driver_errors import gpu_xids
 from pytest_gpucluster.measurements.health import clocks_under_load, gpu_counters, gpu_state
-from pytest_gpucluster.measurements.xids import gpu_xids
 
 pytestmark = pytest.mark.health
 
@@ -19,8 +19,8 @@ def loaded_clocks(cluster, recipe):
 
 def reading(states, place, name):
     """One reading of NVML, or why there is none."""
-    state = states[place]
-    return NotAvailable(state.error or "no NVML") if state.gpu is None else getattr(state.gpu, name)
+    gpu = states[place].gpu
+    return gpu if isinstance(gpu, NotAvailable) else getattr(gpu, name)
 
 
 def found(states, place, judge, *names, kind="gpu"):  # noqa: ANN002 - as in all of this suite
@@ -163,10 +163,9 @@ def test_clocks_under_load(loaded_clocks, place, criterion):
 def test_gpu_worsened(over_run, place, criterion):
     """No link went down during the run, and no GPU came to need a reset or a repair."""
     states = over_run[place]
-    gone = next((state for state in states if state.gpu is None), None)
+    gone = next((state for state in states if isinstance(state.gpu, NotAvailable)), None)
     if gone is not None:
-        why = f"state is {NotAvailable(gone.error or 'no NVML')}"
-        criterion.judge(Finding(unknown={"": (why,)}, unknown_kind="gpu" if gone.lost else "unknown"))
+        criterion.judge(Finding(unknown={"": (f"state is {gone.gpu}",)}, unknown_kind="gpu" if gone.lost else "unknown"))
     first, last = (state.gpu for state in states)
     held = {"seconds watched": over_run.seconds, "seconds held back by": health.throttled_s(first, last)}
     criterion.judge(health.state_changes(first, last).with_evidence(**held))

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from pytest_gpucluster import Blame, MeasurementError, health
+from pytest_gpucluster import Blame, MeasurementError, NotAvailable, health
 from pytest_gpucluster.measurements.host import host_clock, host_state
 
 pytestmark = pytest.mark.platform
@@ -84,7 +84,7 @@ def drift_rows(host_states, gpu_states, nics_at_start, cluster, recipe):
 def gpus_of(gpu_states, node):
     """What NVML says of the GPUs of a node, of those that it can read, by place id."""
     seen = {place: gpu_states[place] for place in gpu_states if place.node == node.node and place not in gpu_states.errors}
-    return {place.id: one.gpu for place, one in seen.items() if one.gpu is not None}
+    return {place.id: one.gpu for place, one in seen.items() if not isinstance(one.gpu, NotAvailable)}
 
 
 def test_drift(drift_rows, host_states, node, criterion):

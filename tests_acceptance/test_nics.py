@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpucluster import NotAvailable, health
-from pytest_gpucluster.measurements.nics import nic_state
+from pytest_gpucluster.measurements.host import nic_state
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ from pytest_gpucluster.measurements.collectives import all_reduce
 from pytest_gpucluster.measurements.digest import digests
 from pytest_gpucluster.measurements.hbm_pattern import hbm_pattern
 from pytest_gpucluster.measurements.health import gpu_counters
-from pytest_gpucluster.measurements.nics import nic_state
+from pytest_gpucluster.measurements.host import nic_state
 from pytest_gpucluster.measurements.sustained import sustained
 from tests_acceptance.conftest import sized
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.inventory.dcgm_report import BAD, PASSED, SOFTWARE
+from pytest_gpucluster.inventory.dcgm import BAD, PASSED, SOFTWARE
 from pytest_gpucluster.judging.finding import HERE, Finding
 from pytest_gpucluster.text import one_line, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from pytest_gpucluster.inventory.dcgm_report import DiagResult
+    from pytest_gpucluster.inventory.dcgm import DiagResult
     from pytest_gpucluster.measurements.dcgm import DcgmDiag
 
 MOST_INFO = 3

@@ -6,15 +6,13 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.inventory.sxids import sxid_of
-from pytest_gpucluster.inventory.xids import xid_of
+from pytest_gpucluster.inventory.error_codes import sxid_of, xid_of
 from pytest_gpucluster.judging.finding import HERE, Finding, gather
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from pytest_gpucluster.measurements.sxids import NodeSxids, SxidSeen
-    from pytest_gpucluster.measurements.xids import GpuXids, XidSeen
+    from pytest_gpucluster.measurements.driver_errors import GpuXids, NodeSxids, SxidSeen, XidSeen
 
 XID_KINDS = ("hardware", "link", "driver", "unknown", "application", "test")
 """Kinds of codes: the advice for the first one that a GPU has is given."""

@@ -10,7 +10,7 @@ from pytest_gpucluster.judging.finding import HERE, Finding
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pytest_gpucluster.inventory.gpu_repair import GpuRepair
+    from pytest_gpucluster.inventory.nvml import GpuRepair
     from pytest_gpucluster.inventory.telemetry import Telemetry
 
 HEALTHY = "none"

@@ -20,10 +20,8 @@ from pytest_gpucluster.judging.forecast import in_words
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from pytest_gpucluster.inventory.gpu_counters import GpuCounters, LinkCounters
-    from pytest_gpucluster.inventory.gpu_fabric import GpuFabric
-    from pytest_gpucluster.inventory.nvlinks import NvLink
-    from pytest_gpucluster.inventory.nvml import GpuState
+    from pytest_gpucluster.inventory.nvlinks import GpuFabric, LinkCounters, NvLink
+    from pytest_gpucluster.inventory.nvml import GpuCounters, GpuState
     from pytest_gpucluster.judging.finding import Subject
 
 Counters: TypeAlias = "Mapping[str, int | float | NotAvailable]"
@@ -301,7 +299,7 @@ def state_changes(first: GpuState, last: GpuState) -> Finding:
 
 def throttled_s(first: GpuState, last: GpuState) -> dict[str, float] | NotAvailable:
     """Seconds between two readings in which each limiter held the clocks; one whose count shrank is left out."""
-    before, now = first.held_back_s, last.held_back_s
+    before, now = first.throttled_s, last.throttled_s
     if isinstance(before, NotAvailable):
         return before
     if isinstance(now, NotAvailable):

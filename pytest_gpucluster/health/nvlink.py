@@ -16,8 +16,7 @@ from pytest_gpucluster.judging.forecast import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pytest_gpucluster.inventory.gpu_fabric import GpuFabric
-    from pytest_gpucluster.inventory.nvlinks import NvLink
+    from pytest_gpucluster.inventory.nvlinks import GpuFabric, NvLink
 
 JOINED = "completed"
 DOMAIN_ADVICE = "look at the partitions of the rack (fabric manager) and at IMEX on the node (nvidia-imex-ctl -N)"

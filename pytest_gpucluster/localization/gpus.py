@@ -11,8 +11,8 @@ import statistics
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from pytest_gpucluster.inventory.nearness import nearness, position
 from pytest_gpucluster.inventory.numa import sysfs_address
+from pytest_gpucluster.inventory.pci_tree import nearness, position
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.finding import Finding
@@ -22,9 +22,8 @@ from pytest_gpucluster.localization.parts import Lag
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pytest_gpucluster.inventory.nearness import Position
     from pytest_gpucluster.inventory.nvml import GpuState
-    from pytest_gpucluster.inventory.pci_tree import PciPath
+    from pytest_gpucluster.inventory.pci_tree import PciPath, Position
     from pytest_gpucluster.measurements.pair_matrix import PairMatrix
 
 SLOW_SHARE = 0.8
@@ -169,9 +168,9 @@ def pairs_of(matrix: PairMatrix, positions: Mapping[str, Position]) -> list[GpuP
     ]
 
 
-def position_of(state: GpuState | None, ways: Mapping[str, PciPath | NotAvailable]) -> Position:
-    """The position of a GPU by what NVML (None: nothing) and the PCIe tree show."""
-    if state is None:
+def position_of(state: GpuState | NotAvailable | None, ways: Mapping[str, PciPath | NotAvailable]) -> Position:
+    """The position of a GPU by what NVML (None: not measured) and the PCIe tree show."""
+    if state is None or isinstance(state, NotAvailable):
         return position(None)
     links = [] if isinstance(state.nvlinks, NotAvailable) or state.nvlink_peer != "switch" else state.nvlinks
     return position(ways.get(sysfs_address(state.pci)), nvlinks=sum(link.is_up is True for link in links))

@@ -15,10 +15,9 @@ from pytest_gpucluster.localization.parts import Lag
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from pytest_gpucluster.inventory.net_interfaces import NetInterface
-    from pytest_gpucluster.inventory.nics import Nic
+    from pytest_gpucluster.inventory.nics import NetInterface, Nic
     from pytest_gpucluster.inventory.nvml import GpuState
-    from pytest_gpucluster.measurements.nics import NicPaths
+    from pytest_gpucluster.measurements.host import NicPaths
     from pytest_gpucluster.measurements.rails import RailRates
 
 Quantity: TypeAlias = Literal["bandwidth", "latency"]

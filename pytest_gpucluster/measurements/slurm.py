@@ -8,10 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.inventory import numa, nvml, slurm
-from pytest_gpucluster.inventory.job_cgroup import read_memory_limit
+from pytest_gpucluster.inventory import gpu_index, numa, slurm
+from pytest_gpucluster.inventory.host import read_memory_limit
 from pytest_gpucluster.inventory.nvml_calls import NvmlError, session
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.reading import NotAvailable, apply
 from pytest_gpucluster.protocol.functions import without_device
 
 if TYPE_CHECKING:
@@ -66,11 +66,8 @@ def slurm_state(*, job: str) -> SlurmState:
 
 def _of_host(partitions: dict[str, str] | NotAvailable, node: SlurmNode | NotAvailable) -> dict[str, str] | NotAvailable:
     """The host's partitions, of all."""
-    if isinstance(partitions, NotAvailable) or isinstance(node, NotAvailable):
-        return node if isinstance(node, NotAvailable) else partitions
-    if isinstance(node.partitions, NotAvailable):
-        return node.partitions
-    return {name: partitions[name] for name in node.partitions.split(",") if name in partitions}
+    names = apply(lambda known: known.partitions, node)
+    return apply(lambda text, states: {name: states[name] for name in text.split(",") if name in states}, names, partitions)
 
 
 @without_device
@@ -89,6 +86,6 @@ def _gpus() -> tuple[int | NotAvailable, int]:
     """How many GPUs NVML shows here, and how many are in MIG mode. One that is lost counts too."""
     try:
         with session():
-            return nvml.gpu_count(), sum(map(nvml.is_in_mig_mode, range(nvml.gpu_count())))
+            return gpu_index.gpu_count(), sum(map(gpu_index.is_in_mig_mode, range(gpu_index.gpu_count())))
     except NvmlError as error:
         return NotAvailable(str(error)), 0

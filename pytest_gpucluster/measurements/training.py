@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from finetune_smoke.settings.config import Config
     from finetune_smoke.training.loop import Outcome
-    from pytest_gpucluster.inventory.group_telemetry import GroupTelemetry
+    from pytest_gpucluster.inventory.telemetry import GroupTelemetry
 
 require_limit_below_floor = finetune_config.require_limit_below_floor
 BF16_BYTES = 2

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import jsonschema
 import pytest
 
-from pytest_gpucluster.fleet.faults import FAULTS
+from pytest_gpucluster.fleet.simulation import FAULTS
 from pytest_gpucluster.reporting.rebuild import rebuild
 from pytest_gpucluster.reporting.results import SCHEMA_FILE
 from tests.support import reports

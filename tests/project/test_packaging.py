@@ -246,6 +246,7 @@ def test_wheel_holds_everything(built: Path) -> None:
     expected = {file for package in SHIPPED for file in relative_files(package)}
     assert expected <= names
     assert "pytest_gpucluster/thresholds.yaml" in names
+    assert "pytest_gpucluster/inventory/error_codes.csv" in names
     assert any(name.startswith("pytest_gpucluster/thresholds/specs/") and name.endswith(".yaml") for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert "gpucluster = pytest_gpucluster.plugin" in entry_points

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.health.dcgm import judge_diag
-from pytest_gpucluster.inventory.dcgm import DcgmGpu
-from pytest_gpucluster.inventory.dcgm_report import parse_report
+from pytest_gpucluster.inventory.dcgm import DcgmGpu, parse_report
 from pytest_gpucluster.measurements.dcgm import DcgmDiag
 from pytest_gpucluster.text import LONGEST
 from tests.support.dcgm import Json, entity, report_2, report_3, report_4, warning

@@ -25,7 +25,7 @@ from pytest_gpucluster.health.drift import (
 from pytest_gpucluster.inventory.host import HostFacts, read_host
 from pytest_gpucluster.inventory.nics import Nic
 from pytest_gpucluster.inventory.nvml import GpuState
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.reading import NotAvailable, healthy
 from pytest_gpucluster.measurements.host import HostState
 from tests.support.findings import NOTHING, said
 
@@ -210,8 +210,7 @@ def test_fields_that_are_compared_exist() -> None:
 
 def nic(device: str, **changes: Any) -> Nic:
     """An adapter without ports."""
-    known = {"pci": "0000:1a:00.0", "is_virtual": False, "driver": "mlx5_core", "firmware": "28.43.1", "board_id": "MT_0838"}
-    return Nic(**{**known, "device": device, "hca_type": "MT4129", "guid": "0", "ports": [], **changes})
+    return healthy(Nic, **{"device": device, "firmware": "28.43.1", "board_id": "MT_0838", **changes})
 
 
 def test_facts_of_nics() -> None:

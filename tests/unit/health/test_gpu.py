@@ -7,16 +7,10 @@ from dataclasses import replace
 import pytest
 
 from pytest_gpucluster.health.gpu import ADVICE, DIAGNOSE, REPAIRS, RESET, advice_for, judge_recovery, judge_repair
-from pytest_gpucluster.inventory.gpu_repair import ACTIONS, GpuRepair
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.nvml import ACTIONS, GpuRepair
+from pytest_gpucluster.inventory.reading import NotAvailable, healthy
 
-HEALTHY = GpuRepair(
-    recovery_action="none",
-    channel_repair_pending=False,
-    tpc_repair_pending=False,
-    memory_unrepairable=False,
-    sram_threshold_exceeded=False,
-)
+HEALTHY = healthy(GpuRepair)
 REFUSED = NotAvailable("Not Supported")
 
 

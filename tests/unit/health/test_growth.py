@@ -18,8 +18,9 @@ from pytest_gpucluster.health.growth import (
     per_minute,
     read_limits,
 )
-from pytest_gpucluster.inventory.gpu_counters import NVLINK5, GpuCounters, LinkCounters
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.nvlinks import GENERATION_5, LinkCounters
+from pytest_gpucluster.inventory.nvml import GpuCounters
+from pytest_gpucluster.inventory.reading import NotAvailable, healthy
 from pytest_gpucluster.judging.finding import HERE, Finding
 from tests.support.thresholds_files import packaged
 
@@ -36,11 +37,11 @@ def of_gpu(*, ecc: Any = 7, replays: Any = 40) -> GpuCounters:
 
 def counters(*, nvlinks: Any = None, **of_link_4: Any) -> GpuCounters:
     """A GPU with eighteen links; link 4 has these counters, and 5 elsewhere."""
-    healthy = LinkCounters(link=0, replays=5, recoveries=5, crc_flits=5, crc_data=5, nvlink5=REFUSED)
-    links = [replace(healthy, link=link) for link in range(18)]
+    known = {"replays": 5, "recoveries": 5, "crc_flits": 5, "crc_data": 5}
+    links = [healthy(LinkCounters, link=link, **known) for link in range(18)]
     links[4] = replace(links[4], **of_link_4)
-    of_gpu = {"ecc_uncorrected": 0, "ecc_corrected": 0, "pcie_replays": 0, "pcie_errors": {"recoveries": 5, "bad packets": 2}}
-    return GpuCounters(**of_gpu, nvlinks=links if nvlinks is None else nvlinks)
+    errors = {"recoveries": 5, "bad packets": 2}
+    return healthy(GpuCounters, pcie_errors=errors, nvlinks=links if nvlinks is None else nvlinks)
 
 
 def test_other_errors_of_the_pcie_link_are_told() -> None:
@@ -113,7 +114,10 @@ def test_crc_errors_count_by_their_rate(counter: str) -> None:
 
 def test_crc_errors_of_all_links_are_one_rate() -> None:
     """Many links with a few errors each."""
-    links = [LinkCounters(link=link, replays=5, recoveries=5, crc_flits=605, crc_data=5, nvlink5=REFUSED) for link in range(18)]
+    links = [
+        healthy(LinkCounters, link=link, replays=5, recoveries=5, crc_flits=605, crc_data=5, nvlink5=REFUSED)
+        for link in range(18)
+    ]
     assert grow(counters(nvlinks=links)).count == 1
 
 
@@ -137,7 +141,10 @@ OLD_REFUSED = dict.fromkeys(("replays", "recoveries", "crc_flits", "crc_data"), 
 
 def of_generation_5(**of_link_4: Any) -> GpuCounters:
     """A GPU whose links count as those of Blackwell do, and refuse the old counters."""
-    links = [LinkCounters(link=link, **OLD_REFUSED, nvlink5={**NEW, **(of_link_4 if link == 4 else {})}) for link in range(18)]
+    links = [
+        healthy(LinkCounters, link=link, **OLD_REFUSED, nvlink5={**NEW, **(of_link_4 if link == 4 else {})})
+        for link in range(18)
+    ]
     return counters(nvlinks=links)
 
 
@@ -160,13 +167,13 @@ def test_links_of_generation_5(change: dict[str, Any], fact: str | None, doubt: 
 
 def test_every_counter_of_generation_5_is_judged() -> None:
     """One that the packaged limits leave out would grow in silence."""
-    assert set(NVLINK5) <= set(LINKS)
+    assert set(GENERATION_5) <= set(LINKS)
     assert {name: GPU[name] for name in LINKS} == LINKS  # a soak judges by the same limits
 
 
 def test_links_that_refuse_old_and_new_counters_are_unknown() -> None:
     """Nothing is known, so nothing is green."""
-    links = [LinkCounters(link=0, **OLD_REFUSED, nvlink5=REFUSED)]
+    links = [healthy(LinkCounters, link=0, **OLD_REFUSED, nvlink5=REFUSED)]
     found = judge_nvlink_counters({HERE: (counters(nvlinks=links),) * 2}, seconds=1.0, limits=LINKS)
     assert len(found.doubts) == 4
 

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from pytest_gpucluster.health.growth import state_changes, throttled_s
-from pytest_gpucluster.inventory.gpu_fabric import GpuFabric
-from pytest_gpucluster.inventory.gpu_repair import GpuRepair
-from pytest_gpucluster.inventory.nvlinks import NvLink
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.nvlinks import GpuFabric, NvLink
+from pytest_gpucluster.inventory.nvml import GpuRepair
+from pytest_gpucluster.inventory.reading import NotAvailable, healthy
 
 REFUSED = NotAvailable("Not Supported")
+REPAIR = healthy(GpuRepair)
 FLAGS = ("channel_repair_pending", "tpc_repair_pending", "memory_unrepairable", "sram_threshold_exceeded")
-REPAIR = GpuRepair(recovery_action="none", **dict.fromkeys(FLAGS, False))
 FABRIC = GpuFabric(state="completed", error=None, cluster_uuid="0", clique=0, troubles=[])
 UP = NvLink(link=0, is_up=True, speed_gb_s=26.562, effective_ber=None, symbol_ber=None)
 DOWN = replace(UP, is_up=False)
@@ -82,7 +81,7 @@ def test_refused_at_the_end_alone(change: dict[str, Any]) -> None:
 
 def test_seconds_throttled() -> None:
     """What each limiter took since; what shrank or was not told before is left out; a refusal says why."""
-    first, last = gpu(held_back_s={"power": 1.5, "heat": 2.0}), gpu(held_back_s={"power": 4.0, "heat": 1.0, "board": 3.0})
+    first, last = gpu(throttled_s={"power": 1.5, "heat": 2.0}), gpu(throttled_s={"power": 4.0, "heat": 1.0, "board": 3.0})
     assert throttled_s(first, last) == {"power": 2.5}
-    assert throttled_s(gpu(held_back_s=REFUSED), last) == REFUSED
-    assert throttled_s(first, gpu(held_back_s=REFUSED)) == REFUSED
+    assert throttled_s(gpu(throttled_s=REFUSED), last) == REFUSED
+    assert throttled_s(first, gpu(throttled_s=REFUSED)) == REFUSED

@@ -25,11 +25,10 @@ from pytest_gpucluster.health import (
     judge_transport,
     read_limits,
 )
-from pytest_gpucluster.inventory.gpu_counters import GpuCounters, LinkCounters
-from pytest_gpucluster.inventory.gpu_fabric import GpuFabric
-from pytest_gpucluster.inventory.nvlinks import NvLink
+from pytest_gpucluster.inventory.nvlinks import GpuFabric, LinkCounters, NvLink
+from pytest_gpucluster.inventory.nvml import GpuCounters
 from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.reading import NotAvailable, healthy
 from pytest_gpucluster.judging.criterion import Criterion
 from pytest_gpucluster.judging.finding import HERE, Finding, merge
 from pytest_gpucluster.localization import RailRate, judge_pair_paths, judge_shares
@@ -68,17 +67,15 @@ def link(**changes: Any) -> list[NvLink]:
 
 def counters(**changes: Any) -> tuple[GpuCounters, GpuCounters]:
     """A GPU of one link at the start, and at the end."""
-    before = LinkCounters(link=0, replays=5, recoveries=5, crc_flits=5, crc_data=5, nvlink5=REFUSED)
-    of_gpu: dict[str, Any] = {"ecc_uncorrected": 0, "ecc_corrected": 0, "pcie_replays": 0, "pcie_errors": {}}
-    first, last = (GpuCounters(**of_gpu, nvlinks=[one]) for one in (before, replace(before, **changes)))
+    before = healthy(LinkCounters, link=0, replays=5, recoveries=5, crc_flits=5, crc_data=5)
+    first, last = (healthy(GpuCounters, pcie_errors={}, nvlinks=[one]) for one in (before, replace(before, **changes)))
     return first, last
 
 
 def way(name: str, **changes: Any) -> PciPath:
     """A device of this address below a root port."""
-    known: dict[str, Any] = {"speed_gt_s": 32.0, "max_speed_gt_s": 32.0, "width": 16, "max_width": 16, "redirects_peers": False}
-    device, port = {**known, **changes}, known
-    return PciPath(numa_node="0", nodes=[PciNode(address=name, **device), PciNode(address=f"port of {name}", **port)])
+    device, port = healthy(PciNode, address=name, **changes), healthy(PciNode, address=f"port of {name}")
+    return PciPath(numa_node="0", nodes=[device, port])
 
 
 def pair(name: str, *, path: str | None, peer_access: bool | None) -> GpuPair:

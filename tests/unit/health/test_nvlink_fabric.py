@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_gpucluster.health.nvlink import judge_fabric
-from pytest_gpucluster.inventory.gpu_fabric import GpuFabric
+from pytest_gpucluster.inventory.nvlinks import GpuFabric
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.finding import HERE, Finding
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_gpucluster.health.shared_paths import PathObservations, PathRequirements, judge_path
-from pytest_gpucluster.inventory.mounts import Mount
+from pytest_gpucluster.inventory.host import Mount
 from pytest_gpucluster.measurements.shared_paths import LockCount, MarksSeen, PathMark
 from tests.support.findings import NOTHING, said
 

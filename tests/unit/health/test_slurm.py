@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_gpucluster.health.slurm import IN_SERVICE, OUT_OF_SERVICE, at_start_and_end, judge_job, judge_node
-from pytest_gpucluster.inventory.job_cgroup import NO_LIMIT_BYTES
+from pytest_gpucluster.inventory.host import NO_LIMIT_BYTES
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.inventory.slurm import SlurmNode, SlurmShare, parse_states
 from pytest_gpucluster.measurements.slurm import RankBinding, SlurmState

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.inventory.job_cgroup import NO_LIMIT_BYTES, read_memory_limit
+from pytest_gpucluster.inventory.host import NO_LIMIT_BYTES, read_memory_limit
 from pytest_gpucluster.inventory.reading import NotAvailable
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpucluster.inventory.nearness import Position, nearness, position
-from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath
+from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath, Position, nearness, position
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.localization.gpus import GpuPair, Quantity, pair_lags, pairs_of
 from pytest_gpucluster.measurements.pair_matrix import PairMatrix

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from pytest_gpucluster.inventory.net_interfaces import NetInterface
-from pytest_gpucluster.inventory.nics import Nic, NicPort
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.nics import NetInterface, Nic, NicPort
+from pytest_gpucluster.inventory.reading import NotAvailable, healthy
 from pytest_gpucluster.localization.rails import (
     Quantity,
     Rail,
@@ -32,19 +31,8 @@ HEALTHY_S, TRIP_S = 0.02, 20e-6
 
 def nic(number: int, *, virtual: bool = False, **port: Any) -> Nic:
     """A healthy adapter but for these fields of its port."""
-    healthy = {
-        "number": 1, "fabric": "infiniband", "state": "ACTIVE", "physical_state": "LinkUp", "rate": "400 Gb/sec (4X NDR)",
-        "rate_gbit_s": 400.0, "guid": "0", "netdevs": [], "carrier_changes": 0, "counters": {}, "hw_counters": {},
-    }  # fmt: skip
-    named = {
-        "pci": f"0000:{number:02x}:00.0",
-        "driver": "mlx5_core",
-        "firmware": "",
-        "board_id": "",
-        "hca_type": "",
-        "guid": "0",
-    }
-    return Nic(device=f"mlx5_{number}", is_virtual=virtual, ports=[NicPort(**{**healthy, **port})], **named)
+    ports = [healthy(NicPort, **{"number": 1, **port})]
+    return healthy(Nic, device=f"mlx5_{number}", pci=f"0000:{number:02x}:00.0", is_virtual=virtual, ports=ports)
 
 
 def measured(nodes: int, slow: dict[tuple[int, str], float]) -> list[RailRate]:

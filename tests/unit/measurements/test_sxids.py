@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.health.driver_errors import judge_sxids
-from pytest_gpucluster.inventory.sxids import SXIDS, VENDOR, sxid_of
-from pytest_gpucluster.measurements.sxids import node_sxids, sxids_of
+from pytest_gpucluster.inventory.error_codes import ACTIONS, error_codes, sxid_of
+from pytest_gpucluster.measurements.driver_errors import node_sxids, sxids_of
 from pytest_gpucluster.protocol.node_events import VARIABLE, NodeEvents, NodeSxid
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def judged(*lines: NodeSxid) -> Finding:
     return judge_sxids(sxids_of(NodeEvents(nvml_why="no NVML", log_why=None, sxids=lines)))
 
 
-@pytest.mark.parametrize("code", [*SXIDS, 28001])
+@pytest.mark.parametrize("code", [*error_codes("SXid"), 28001])
 def test_every_code(code: int) -> None:
     """Each counts with its meaning and advice, but for those that the guide calls harmless; an unknown one counts."""
     found = judged(line(code))
@@ -85,7 +85,7 @@ def test_before_the_run() -> None:
 def test_nothing_is_made_up() -> None:
     """A healthy log has nothing; a code that nobody knows has no meaning."""
     assert (judged().judged, judged().evidence, judged().advice) == (0, {}, None)
-    assert (sxid_of(99999).kind, sxid_of(99999).action) == ("unknown", VENDOR)
+    assert (sxid_of(99999).kind, sxid_of(99999).action) == ("unknown", ACTIONS["SXid"]["vendor"])
 
 
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_gpucluster.health.driver_errors import judge_xids
-from pytest_gpucluster.inventory.xids import XIDS, xid_of
-from pytest_gpucluster.measurements.xids import gpu_xids, xids_of
+from pytest_gpucluster.inventory import error_codes as error_code_module
+from pytest_gpucluster.inventory.error_codes import SOURCES, error_codes, xid_of
+from pytest_gpucluster.measurements.driver_errors import gpu_xids, xids_of
 from pytest_gpucluster.protocol import node_events
 from pytest_gpucluster.protocol.node_events import VARIABLE, NodeEvents, NodeGpu, NodeWorker, NodeXid
 
@@ -25,7 +28,7 @@ def judged(*xids: NodeXid, **heard: Any) -> Any:
     return judge_xids(xids_of(GPU, NodeEvents(gpus=(GPU,), xids=xids, **told), 1))
 
 
-@pytest.mark.parametrize("code", sorted(XIDS))
+@pytest.mark.parametrize("code", sorted(error_codes("Xid")))
 def test_every_code(code: int) -> None:
     """Each counts with its meaning and advice, but for the test messages."""
     found = judged(NodeXid(code=code, index=1, age_s=100.0))
@@ -97,3 +100,12 @@ def test_a_listener_that_is_not_ready_is_asked_again(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(node_events, "ask", lambda name: answers.pop(0))
     assert gpu_xids().nvml_why == "no NVML"
     assert answers == []
+
+
+def test_every_row_of_the_list_has_an_action_and_a_source() -> None:
+    """A code twice, or a word that nobody knows, is found here and not during a run."""
+    with Path(str(error_code_module.__file__)).with_suffix(".csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len({(row["family"], row["code"]) for row in rows}) == len(rows)
+    assert len(rows) == len(error_codes("Xid")) + len(error_codes("SXid"))
+    assert {row["source"] for row in rows} == set(SOURCES)

@@ -1,4 +1,4 @@
-"""The Xids that were heard of this worker's own GPU since the run began."""
+"""What the driver reported since the run began: Xids of this worker's own GPU, SXids of the NVSwitches of this host."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.inventory.kernel_log import pci_key
-from pytest_gpucluster.inventory.nvml import visible_gpus
-from pytest_gpucluster.inventory.xids import xid_of
+from pytest_gpucluster.inventory.driver_events import pci_key
+from pytest_gpucluster.inventory.error_codes import xid_of
+from pytest_gpucluster.inventory.gpu_index import visible_gpus
 from pytest_gpucluster.measurements import timing
 from pytest_gpucluster.protocol import node_events
 from pytest_gpucluster.protocol.codec import MalformedMessageError
 from pytest_gpucluster.protocol.functions import without_device
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeXid
+    from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeSxid, NodeXid
 
 READY_S = 30.0
 POLL_S = 0.05
 OWN_S = 15.0
-"""A worker that an Xid ends has ended so long after it at most: the driver tells first, then the call fails."""
+"""A worker that an Xid ends has ended so long after it at most: the driver reports first, then the call fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class XidSeen:
 class GpuXids:
     """The Xids of one GPU during the run, by source; ``before``: what the kernel had logged before it, since the boot.
 
-    ``nvml_why``, ``kernel_log_why``: why this source may not have told all; None where it has.
+    ``nvml_why``, ``kernel_log_why``: why this source may not have reported all; None where it has.
     """
 
     nvml: list[XidSeen]
@@ -51,7 +51,7 @@ class GpuXids:
 def gpu_xids() -> GpuXids:
     """Ask the listener of this node what it heard of this worker's own GPU, as soon as it listens.
 
-    A GPU that is lost, or whose driver hangs, is asked for nothing: the listener knows the GPUs of its node.
+    A GPU that is lost, or whose driver hangs, is left alone: the listener knows the GPUs of its node.
     """
     name = os.environ.get(node_events.VARIABLE)
     if name is None:
@@ -124,3 +124,65 @@ def _is_own(xid: NodeXid, heard: NodeEvents, local_rank: int) -> bool:
     if xid.pid is not None and heard.sees_host_pids:
         return any(worker.pid == xid.pid for worker in own)
     return any(worker.ended_s is not None and abs(xid.age_s - worker.ended_s) <= OWN_S for worker in own)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SxidSeen:
+    """Equal lines on an error of one NVSwitch. ``switch``: its number by the driver; ``pci``: its address.
+
+    ``severity``: the driver's word; ``link``: a port of the switch; None where the line names none. ``is_detail``: the lines
+    add numbers to an error that other lines report.
+    """
+
+    code: int
+    switch: int
+    pci: str
+    severity: str | None
+    link: int | None
+    is_detail: bool
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSxids:
+    """The SXids of a host's NVSwitches during the run; ``before``: what the kernel had logged before it, since the boot.
+
+    ``kernel_log_why``: why the kernel log may not have reported all; None where it has.
+    """
+
+    seen: list[SxidSeen]
+    before: list[SxidSeen]
+    kernel_log_why: str | None
+
+
+@without_device
+def node_sxids() -> NodeSxids:
+    """Ask the listener of this host what it has read in the kernel log."""
+    name = os.environ.get(node_events.VARIABLE)
+    if name is None:
+        return NodeSxids(seen=[], before=[], kernel_log_why="no listener was started")
+    try:
+        return sxids_of(node_events.ask(name))
+    except (OSError, MalformedMessageError) as error:
+        return NodeSxids(seen=[], before=[], kernel_log_why=f"the listener of this node does not answer: {error}")
+
+
+def sxids_of(heard: NodeEvents) -> NodeSxids:
+    """What was heard of the switches, during the run and before it."""
+    return NodeSxids(
+        seen=[_seen(one) for one in heard.sxids if not one.is_before],
+        before=[_seen(one) for one in heard.sxids if one.is_before],
+        kernel_log_why=heard.log_why,
+    )
+
+
+def _seen(one: NodeSxid) -> SxidSeen:
+    return SxidSeen(
+        code=one.code,
+        switch=one.switch,
+        pci=one.pci,
+        severity=one.severity,
+        link=one.link,
+        is_detail=one.is_detail,
+        count=one.count,
+    )

@@ -1,4 +1,4 @@
-"""Words of a command line: ``MODULE:FUNCTION`` as a function, ``key=value`` as plain data."""
+"""Arguments of a command line: ``MODULE:FUNCTION`` as a function, ``key=value`` as plain data."""
 
 from __future__ import annotations
 

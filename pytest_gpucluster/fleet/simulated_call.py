@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.protocol.plain_data import MARK
+from pytest_gpucluster.inventory.telemetry import Telemetry
+from pytest_gpucluster.protocol.plain_data import MARK, to_plain
 from pytest_gpucluster.thresholds.specs import load_specs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pytest_gpucluster.fleet.faults import FaultKind
     from pytest_gpucluster.fleet.hardware import Hardware
+    from pytest_gpucluster.fleet.simulation import FaultKind
     from pytest_gpucluster.thresholds.specs import GpuSpec
 
 PACKAGE = "pytest_gpucluster"
@@ -23,7 +24,7 @@ PEAK_CLOCK_MHZ = 1830.0
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Group:
+class SimulatedGroup:
     """The ranks of a process group, or a rank without one. What all members ask of it is found once.
 
     Two groups are never equal, so that no table has to compare their ranks.
@@ -65,20 +66,20 @@ class Group:
 
 
 @functools.lru_cache(maxsize=64)
-def _slowest(group: Group, quantity: str) -> float:
+def _slowest(group: SimulatedGroup, quantity: str) -> float:
     return min(group.hardware.rate(rank, quantity) for rank in group.ranks)
 
 
 @functools.lru_cache(maxsize=64)
-def _with_fault(group: Group, kind: FaultKind) -> tuple[int, ...]:
+def _with_fault(group: SimulatedGroup, kind: FaultKind) -> tuple[int, ...]:
     return tuple(number for number, rank in enumerate(group.ranks) if group.hardware.simulation.has(rank, kind))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
-    """What one rank is asked: the ranks of its process group (itself without a group), and the arguments of the function."""
+class SimulatedCall:
+    """The call of one rank: the ranks of its process group (itself without a group), and the arguments of the function."""
 
-    group: Group
+    group: SimulatedGroup
     rank: int
     kwargs: dict[str, Any]
 
@@ -144,21 +145,21 @@ def hostname_of(node: int) -> str:
     return f"gpu-node-{node}"
 
 
-def telemetry(asked: Asked, *, clock_mhz: float = 1755.0, power_w: float = 420.0, hot: bool = False) -> dict[str, Any]:
+def telemetry(call: SimulatedCall, *, clock_mhz: float = 1755.0, power_w: float = 420.0, hot: bool = False) -> Any:
     """Telemetry under work; ``hot``: the heat slows the GPU."""
     reasons = ["hw_thermal_slowdown"] if hot else ["sw_power_cap"]
-    half = asked.has("pcie")
-    return made(
-        "inventory.telemetry:Telemetry",
+    half = call.has("pcie")
+    found = Telemetry(
         samples=20,
         sm_clock_min_mhz=clock_mhz - 15,
         sm_clock_mean_mhz=clock_mhz,
         sm_clock_max_mhz=clock_mhz + 15,
-        temperature_max_c=91.0 if hot else 58.0 + asked.place[1],
+        temperature_max_c=91.0 if hot else 58.0 + call.place[1],
         power_mean_w=power_w,
         power_max_w=power_w + 8,
-        pcie_gen_max=asked.spec.pcie_gen - half,
-        pcie_width_min=asked.spec.pcie_width,
+        pcie_gen_max=call.spec.pcie_gen - half,
+        pcie_width_min=call.spec.pcie_width,
         event_reasons=reasons,
         fault_reasons=["hw_thermal_slowdown"] if hot else [],
     )
+    return to_plain(found)
