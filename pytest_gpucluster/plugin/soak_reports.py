@@ -132,7 +132,7 @@ class Reports:
         record = replace(_provisional(kept, criterion), waivable=False)
         if record.outcome in (FAILED, ERROR):
             self._session.recorder.record_outcome(record)
-            self._terminal.live.tell(record)
+            self._terminal.live.show_failure(record)
         else:
             reason = f"{kept.rounds} rounds of its soak so far"
             self._session.plan.set_outcome(replace(record, outcome=PENDING, reason=reason, advisory=False))

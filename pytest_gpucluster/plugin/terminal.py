@@ -1,16 +1,15 @@
-"""Prints the end of a run: a table, the bad parts, and the verdict."""
+"""Prints the end of a run: a table, the bad parts, and the verdict; pytest's own sections show none of that again."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.judging import culprits as causes
 from pytest_gpucluster.judging.selection import Selector
-from pytest_gpucluster.judging.verdict import SHOWN_LIMITS, Verdict
+from pytest_gpucluster.judging.verdict import FAILED, SHOWN_LIMITS, Verdict
 from pytest_gpucluster.plugin import header
 from pytest_gpucluster.plugin.live import Live
-from pytest_gpucluster.plugin.own_sections import shows_own
 from pytest_gpucluster.plugin.screen import Screen
 from pytest_gpucluster.plugin.stash_keys import COMMAND
 from pytest_gpucluster.reporting.bad_parts import Shown, describe_bad_parts
@@ -31,17 +30,21 @@ SHOWN_REMARKS = 10
 REPORTS = ("report.html", "results.json", "metrics.prom", "journal.jsonl")
 FROM_EARLIER_RUNS = ("-x", "--exitfirst", "--lf", "--last-failed", "--ff", "--failed-first", "--sw", "--stepwise")
 """Options that choose tests, or end a run, by what failed."""
+SECTIONS = ("error", "failed")
+PLAIN_SUMMARY = "fE"
+"""pytest's own choice of what its short summary names."""
 
 
 class Terminal:
     """Prints what stands at the end of a run; ``live`` shows what goes on until then."""
 
     def __init__(self, config: pytest.Config, session: Session) -> None:
-        """Nothing is shown yet."""
+        """``config`` has what the user asks of pytest's screen."""
         self._config = config
-        self._screen = Screen(config)
+        self.screen = Screen(config)
+        self.hidden = HiddenReports(config, session)
         self._subjects: Mapping[str, str] = {}
-        self.live = Live(self._screen, session)
+        self.live = Live(self.screen, session)
         self._remarks: list[str] = []
 
     def group_by(self, subjects: Mapping[str, str]) -> None:
@@ -78,7 +81,7 @@ class Terminal:
             self._fit(reporter, f"results are incomplete on disk: {'; '.join(disk_errors)}", red=True)
 
     def _layout(self, session: Session) -> Layout:
-        screen = self._screen
+        screen = self.screen
         return Layout(
             width=screen.width,
             color=screen.has_color,
@@ -98,7 +101,7 @@ class Terminal:
             files=[*files, *([str(junit)] if junit else [])],
         )
         quiet = self._config.get_verbosity() < 0
-        self._write(reporter, verdict_block(verdict, ending, width=self._screen.width, quiet=quiet))
+        self._write(reporter, verdict_block(verdict, ending, width=self.screen.width, quiet=quiet))
 
     def _shown(self, session: Session) -> Shown:
         """What the lines about bad parts depend on. Where a user asks pytest for whole texts, they stand there."""
@@ -109,7 +112,7 @@ class Terminal:
             places=session.places(),
             tests=Selector(session.plan.nodeids()),
             device=setup.inventory.device,
-            width=self._screen.width,
+            width=self.screen.width,
             whole=shows_own(config),
             command=tuple(without_selection(given)) if setup.launch is None else (),
             report=str(setup.settings.results_dir / "results.json"),
@@ -118,7 +121,7 @@ class Terminal:
 
     def _fit(self, reporter: pytest.TerminalReporter, text: str, **markup: bool) -> None:
         """Write one line, folded where it is too wide for the terminal."""
-        for line in self._screen.fit(text):
+        for line in self.screen.fit(text):
             reporter.write_line(line, **markup)
 
     @staticmethod
@@ -126,6 +129,51 @@ class Terminal:
         reporter.ensure_newline()
         for line in lines:
             reporter.write_line(line.text, **dict.fromkeys(line.markup, True))
+
+
+class HiddenReports:
+    """pytest's reports of what the block of bad parts shows: hidden while pytest prints its sections, so that each stands once.
+
+    With ``-v`` or ``--tb`` pytest's sections stay as they are.
+    """
+
+    def __init__(self, config: pytest.Config, session: Session) -> None:
+        """Hide nothing yet."""
+        self._config = config
+        self._session = session
+        self._hidden: dict[str, list[Any]] = {}
+
+    def hide(self, reporter: Any) -> None:
+        """Leave out the reports whose text is ours and that captured no output."""
+        if not shows_own(self._config):
+            return
+        ours = self._judged()
+        for section in SECTIONS:
+            reports = reporter.stats.get(section, [])
+            others = [one for one in reports if one.nodeid not in ours or one.sections or not isinstance(one.longrepr, str)]
+            if len(others) < len(reports):
+                self._hidden[section] = reports
+                reporter.stats[section] = others
+
+    def restore_for_short_summary(self, reporter: Any) -> None:
+        """Put them back where ``-r`` asks pytest's short summary to name every test."""
+        if self._config.option.reportchars != PLAIN_SUMMARY:
+            self.restore(reporter)
+
+    def restore(self, reporter: Any) -> None:
+        """Put them back: pytest counts them in its last line."""
+        reporter.stats.update(self._hidden)
+        self._hidden = {}
+
+    def _judged(self) -> set[str]:
+        """The tests whose failures the block of bad parts shows in full; what a plain test says stays pytest's to show."""
+        records = self._session.plan
+        return {records.nodeid(one) for one in records if not (one.outcome == FAILED and one.limit is None)}
+
+
+def shows_own(config: pytest.Config) -> bool:
+    """Whether our block has the whole texts: neither ``-v`` nor a ``--tb`` asks pytest for them."""
+    return bool(config.get_verbosity() <= 0 and config.option.tbstyle == "auto")
 
 
 def without_selection(args: Iterable[str]) -> list[str]:

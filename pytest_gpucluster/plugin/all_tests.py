@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
     from _pytest.nodes import Node
 
-GIVEN = pytest.StashKey["GivenTests"]()
+ALL_TESTS = pytest.StashKey["AllTests"]()
 """Of a session's ``config``: what was collected."""
 VIRTUAL_ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
 
 
-class GivenTests:
+class AllTests:
     """A pytest plugin that remembers what pytest collects and ignores; it changes nothing."""
 
     def __init__(self, config: pytest.Config) -> None:

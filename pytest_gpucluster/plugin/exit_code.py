@@ -36,7 +36,7 @@ USAGE_ERROR = "usage error: the ERROR line above says what is wrong"
 NO_ACCEPTANCE = "gpucluster: the gate is closed: this run has no verdict ACCEPTED\n"
 
 
-class LastWord:
+class ExitCodeGuard:
     """A pytest plugin whose only hook wraps the whole run. It is registered last, so that no other hook comes after it."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -63,7 +63,7 @@ class LastWord:
             write_error_file(USAGE_ERROR, code)
             raise pytest.UsageError(*lines) from None
         finally:
-            _say_goodbye(config, code)
+            _end_agents(config, code)
         return code
 
 
@@ -126,7 +126,7 @@ def _last_lines(run: Run) -> str:
     return f"verdict {run.end.verdict.line}\nreport: {one_line(f'{folder} on {socket.gethostname()}')}"
 
 
-def _say_goodbye(config: pytest.Config, code: int) -> None:
+def _end_agents(config: pytest.Config, code: int) -> None:
     """End the agents with this process's exit code.
 
     Help, markers, fixtures and collection start no measurement and end with 0, so torchrun waits for the other ranks: send
