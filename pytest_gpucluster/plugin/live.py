@@ -13,6 +13,7 @@ from pytest_gpucluster.judging.failure_text import format_asked, format_miss
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, NOISY, PASSED, WAIVED, WORDS, counted_as
 from pytest_gpucluster.plugin import header
 from pytest_gpucluster.plugin.screen import bar_line
+from pytest_gpucluster.reporting.ending import duration
 from pytest_gpucluster.session import UNSIGNED
 from pytest_gpucluster.text import lines, one_line
 
@@ -34,7 +35,6 @@ MAX_REMARKS = 10
 SHOWN_FAILURES = 20
 LONGEST_REASON = 200
 """Characters of a line about a failure."""
-MINUTE_S = 60.0
 
 
 class Live:
@@ -254,8 +254,8 @@ class Tally:
         """``compute     3 criteria    23 passed, 1 failed    52.0 s``."""
         counts = ", ".join(f"{self.outcomes[word]} {WORDS[word]}" for word in WORDS if self.outcomes[word])
         missing = f" of {forecast.counted(self.tests, 'check')}, cut short" if self.done < self.tests else ""
-        took = f"{self.seconds:.1f} s" if self.seconds < MINUTE_S else forecast.clock(self.seconds)
-        return f"{self.name:<9} {forecast.counted(self.criteria, 'criterion', 'criteria'):>12}   {counts}{missing}   {took}"
+        criteria = forecast.counted(self.criteria, "criterion", "criteria")
+        return f"{self.name:<9} {criteria:>12}   {counts}{missing}   {duration(self.seconds)}"
 
     @property
     def is_good(self) -> bool:

@@ -13,8 +13,9 @@ from pytest_gpucluster.plugin.live import Live
 from pytest_gpucluster.plugin.screen import Screen
 from pytest_gpucluster.plugin.stash_keys import COMMAND
 from pytest_gpucluster.reporting.bad_parts import Shown, describe_bad_parts
+from pytest_gpucluster.reporting.ending import Ending, verdict_block
+from pytest_gpucluster.reporting.lines import printed
 from pytest_gpucluster.reporting.table import Layout, criteria_table
-from pytest_gpucluster.reporting.verdict_block import Ending, verdict_block
 from pytest_gpucluster.text import hung
 from pytest_gpucluster.thresholds.file import REMOVED
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     import pytest
+    from rich.text import Text
 
-    from pytest_gpucluster.reporting.lines import Line
     from pytest_gpucluster.session import Session
 
 SHOWN_REMARKS = 10
@@ -61,8 +62,8 @@ class Terminal:
         reporter.section("gpucluster")
         for line in session.setup.waivers.lines:
             self._fit(reporter, line, bold=True)
-        reporter.write(criteria_table(records, session.places(), subjects=self._subjects, layout=self._layout(session)))
-        self._write(reporter, describe_bad_parts(records, self._shown(session)))
+        self._write(reporter, criteria_table(records, session.places(), subjects=self._subjects, layout=self._layout(session)))
+        self._print(reporter, describe_bad_parts(records, self._shown(session)))
         for remark in self._remarks[:SHOWN_REMARKS]:
             for line in hung(f"advisory: {remark}").split("\n"):
                 self._fit(reporter, line)
@@ -101,7 +102,7 @@ class Terminal:
             files=[*files, *([str(junit)] if junit else [])],
         )
         quiet = self._config.get_verbosity() < 0
-        self._write(reporter, verdict_block(verdict, ending, width=self.screen.width, quiet=quiet))
+        self._print(reporter, verdict_block(verdict, ending, width=self.screen.width, quiet=quiet))
 
     def _shown(self, session: Session) -> Shown:
         """What the lines about bad parts depend on. Where a user asks pytest for whole texts, they stand there."""
@@ -124,11 +125,14 @@ class Terminal:
         for line in self.screen.fit(text):
             reporter.write_line(line, **markup)
 
+    def _print(self, reporter: pytest.TerminalReporter, texts: Iterable[Text]) -> None:
+        self._write(reporter, printed(texts, width=self.screen.width, color=self.screen.has_color))
+
     @staticmethod
-    def _write(reporter: pytest.TerminalReporter, lines: Iterable[Line]) -> None:
+    def _write(reporter: pytest.TerminalReporter, lines: Iterable[str]) -> None:
         reporter.ensure_newline()
         for line in lines:
-            reporter.write_line(line.text, **dict.fromkeys(line.markup, True))
+            reporter.write_line(line)
 
 
 class HiddenReports:
