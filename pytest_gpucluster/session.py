@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.agent.environment import overridden_variables
 from pytest_gpucluster.cluster.binding import Binding, bind
 from pytest_gpucluster.cluster.calls import Cluster, WantedPlaces, every_place
-from pytest_gpucluster.config.options import asked
+from pytest_gpucluster.config.settings import requested
 from pytest_gpucluster.controller.call import Observer
 from pytest_gpucluster.controller.controller import Controller
 from pytest_gpucluster.controller.inline import InlineController
@@ -63,7 +63,7 @@ class Session:
         """Start nothing.
 
         Args:
-            setup: what the run was asked to do, checked.
+            setup: what the run is to do, checked.
             rootdir: pytest's root folder; workers import test files relative to it.
             wanted: returns the places that the tests need at the moment, None for all.
             controller: makes the calls in place of a controller of this run's own.
@@ -277,7 +277,7 @@ def _terms_of_nodes(binding: Binding) -> list[str]:
 
 
 def _other_options(controller: Controller | InlineController, settings: Settings) -> list[str]:
-    """What other nodes were asked for: each one's pytest read the options of its own command line."""
+    """What the options of other nodes ask for: each one's pytest read the options of its own command line."""
     hellos = {rank: controller.hello_of(rank) for rank in range(controller.world_size)}
     own = hellos.get(0)
     if own is None:
@@ -285,7 +285,7 @@ def _other_options(controller: Controller | InlineController, settings: Settings
     theirs = {(one.group_rank, one.hostname): one.asked for one in hellos.values() if one and one.asked is not None}
     theirs.pop((own.group_rank, own.hostname), None)
     others = [(hostname, options) for (_, hostname), options in theirs.items()]
-    return other_options([(own.hostname, asked(settings)), *others])
+    return other_options([(own.hostname, requested(settings)), *others])
 
 
 def _remarks(setup: RunSetup, binding: Binding | None, controller: Controller | InlineController) -> tuple[str, ...]:

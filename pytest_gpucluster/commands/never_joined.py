@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.cluster.binding import natural_sort_key
-from pytest_gpucluster.config.options import OPTIONS, settings_from
-from pytest_gpucluster.config.settings import reaches
+from pytest_gpucluster.config.settings import OPTIONS, reaches, settings_from
 from pytest_gpucluster.judging.plan import places_of, rule_against
 from pytest_gpucluster.judging.verdict import MISSING, SKIPPED, Record, Verdict
 from pytest_gpucluster.protocol.rank import ranges

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pytest_gpucluster.config.options import settings_from
+from pytest_gpucluster.config.settings import settings_from
 from pytest_gpucluster.config.torchrun import Launch, read_launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.plugin.pairing import TEST_ARGUMENTS
@@ -55,11 +55,11 @@ def launch_or_usage_error() -> Launch | None:
         raise pytest.UsageError(str(error)) from None
 
 
-def become_agent(launch: Launch, *, roots: list[Path], target: ReportTarget, asked: dict[str, str]) -> None:
+def become_agent(launch: Launch, *, roots: list[Path], target: ReportTarget, requested: dict[str, str]) -> None:
     """Replace this process by its agent: same pid for torchrun, and nothing of pytest left.
 
     ``target``: where this process would write reports; its agent does if it keeps the journal replica.
-    ``asked``: what its options ask for. The controller compares that with its own.
+    ``requested``: what its options ask for. The controller compares that with its own.
     """
     from pytest_gpucluster.agent import main
     from pytest_gpucluster.controller.controller import address_of, rank_of
@@ -72,7 +72,7 @@ def become_agent(launch: Launch, *, roots: list[Path], target: ReportTarget, ask
         roots=main.resolved(roots),
         secret_fd=secret.to_pipe() if secret is not None else None,
         target=target,
-        asked=asked,
+        asked=requested,
     )
     command = main.command(settings)
     sys.stdout.flush()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.config.options import RESULTS_DIR
+from pytest_gpucluster.config.settings import RESULTS_DIR
 from pytest_gpucluster.config.torchrun import read_launch, show_last, write_error_file
 from pytest_gpucluster.plugin.activation import ACTIVE, RUN
 from pytest_gpucluster.text import one_line

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.config.options import INI_HELP, OPTIONS, asked_of_node, results_dir
+from pytest_gpucluster.config.settings import INI_HELP, OPTIONS, requested_of_node, results_dir
 from pytest_gpucluster.plugin.activation import (
     ACTIVE,
     REFUSAL,
@@ -57,8 +57,8 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
         launch = launch_or_usage_error()
         if launch is not None and launch.rank > 0:
             roots = [early_config.rootpath, early_config.invocation_params.dir]
-            asked = asked_of_node(early_config.known_args_namespace, start=roots[1])
-            become_agent(launch, roots=roots, target=_report_target(early_config), asked=asked)
+            requested = requested_of_node(early_config.known_args_namespace, start=roots[1])
+            become_agent(launch, roots=roots, target=_report_target(early_config), requested=requested)
     guard_immediate_exit(early_config)
     result = yield
     early_config.stash[ALL_TESTS] = AllTests(early_config)

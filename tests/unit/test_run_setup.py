@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster import run_setup
-from pytest_gpucluster.config.options import settings_from
+from pytest_gpucluster.config.settings import settings_from
 from pytest_gpucluster.config.torchrun import read_launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.fleet.controller import FleetController
