@@ -154,7 +154,7 @@ class Collection:
         make_fit(report)
         if report.outcome != "passed":
             why = "could not be collected" if report.outcome == "failed" else "skipped itself"
-            self._session.objections.append(f"{report.nodeid} {why}")
+            self._session.state.objections.append(f"{report.nodeid} {why}")
 
 
 def expected_of(items: Sequence[pytest.Item]) -> dict[str, tuple[str, str | None]]:

@@ -48,8 +48,8 @@ class End:
 
     @property
     def _is_insufficient(self) -> bool:
-        insensitive = self._session.selftest is not None and bool(self._session.selftest["objections"])
-        return bool(self._disk_errors) or insensitive
+        selftest = self._session.state.selftest
+        return bool(self._disk_errors) or (selftest is not None and bool(selftest["objections"]))
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Remember what stopped the session: Ctrl-C, or ``pytest.exit``, which may choose any exit status."""
@@ -93,7 +93,7 @@ class End:
         finally:
             self._terminal.hidden.restore(terminalreporter)
             if self.verdict is not None:
-                self._terminal.conclude(terminalreporter, self._session, self.verdict)
+                self._terminal.conclude(terminalreporter, self.verdict)
 
     @pytest.hookimpl(tryfirst=True, specname="pytest_terminal_summary")
     def pytest_show_short_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -104,7 +104,7 @@ class End:
     def pytest_show_table(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Show the table and what failed where."""
         if self.verdict is not None:
-            self._terminal.summary(terminalreporter, self._session, disk_errors=self._disk_errors)
+            self._terminal.summary(terminalreporter, disk_errors=self._disk_errors)
 
     def _finish(self, session: pytest.Session) -> None:
         self._termination.ignore()
@@ -113,7 +113,7 @@ class End:
         why = f"not run: {cause}"
         unrun = [*self._session.record_unplanned(why=why), *self._session.recorder.close_pending(outcome=outcome, why=why)]
         if not unrun and (self._stopped_by or session.shouldstop or session.exitstatus not in CAME_TO_ITS_END):
-            self._session.objections.append(f"cut short after the last outcome: {cause}")
+            self._session.state.objections.append(f"cut short after the last outcome: {cause}")
         self.verdict = self._session.decide()
         error = self._session.recorder.finish(self.verdict)
         self._disk_errors += [error] if error is not None else []

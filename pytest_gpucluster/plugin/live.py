@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.plugin.pairing import Pairing
     from pytest_gpucluster.plugin.screen import Screen
-    from pytest_gpucluster.session import Session
+    from pytest_gpucluster.session import RunState
 
 DRAW_S = 0.1
 LOG_S, LOG_LINES = 10.0, 100
@@ -40,10 +40,10 @@ LONGEST_REASON = 200
 class Live:
     """Shows where the run stands. Each call takes the same time, however many tests there are."""
 
-    def __init__(self, screen: Screen, session: Session, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, screen: Screen, state: RunState, *, clock: Callable[[], float] = time.monotonic) -> None:
         """``clock`` gives seconds."""
         self._screen = screen
-        self._session = session
+        self._state = state
         self._clock = clock
         self._meter = forecast.Meter(forecast.Forecast(steps=()))
         self._subjects = SubjectLog(forecast.Forecast(steps=()))
@@ -57,20 +57,19 @@ class Live:
     def announce(self, plan: forecast.Forecast) -> None:
         """Print what will be measured, against which limits, and about how long that takes."""
         self._meter, self._subjects = forecast.Meter(plan), SubjectLog(plan)
-        session, width = self._session, self._screen.width
-        setup = session.setup
+        setup, width = self._state.setup, self._screen.width
         version = version_of("pytest-gpucluster")
         version = "from a checkout" if version == NOT_INSTALLED else version
         colour = {"yellow": header.accepts_nothing(setup)}
         for line in header.run_lines(setup, version=version, width=width):
             self.say(line, bold=True, **colour)
-        if not session.controller.is_signed:
+        if not self._state.controller.is_signed:
             self.say(f"gpucluster: {UNSIGNED}: set GPUCLUSTER_SECRET on every node")
         for remark in setup.remarks[:MAX_REMARKS]:
             self.say(f"gpucluster: {remark}")
         if len(setup.remarks) > MAX_REMARKS:
             self.say(f"gpucluster: ... and {len(setup.remarks) - MAX_REMARKS} more such lines in results.json")
-        cut = session.recorder.cut_soak
+        cut = self._state.recorder.cut_soak
         if cut is not None and cut.why_not is None:
             self.say(f"gpucluster: will go on with {cut.words}, if the hardware is the same; its files: {cut.folder}")
         if self._screen.verbosity >= 0:
@@ -94,7 +93,7 @@ class Live:
 
     def output(self, rank: int, text: str) -> None:
         """Print what a rank printed in a call, each line behind its place; called after the call, with ``-s``."""
-        binding = self._session.binding
+        binding = self._state.binding
         place = binding.by_rank.get(rank) if binding is not None else None
         where = place.id if place is not None else f"rank {rank}"
         for line in lines(text):
@@ -131,7 +130,7 @@ class Live:
 
     def show_failure(self, record: Record) -> None:
         """Show a failure at once, in one line; after many, only count."""
-        line = self._failures.line_of(record, self._session.places())
+        line = self._failures.line_of(record, self._state.places())
         if line is not None and self._screen.is_on and self._screen.verbosity == 0:
             self.say(line, red=True)
 
@@ -152,7 +151,7 @@ class Live:
 
     def _show_joined(self) -> None:
         """Print what has joined, once that is known."""
-        binding = self._session.binding if not self._has_joined else None
+        binding = self._state.binding if not self._has_joined else None
         if binding is None:
             return
         self._has_joined = True
@@ -176,7 +175,7 @@ class Live:
 
     @property
     def _elapsed_s(self) -> float:
-        return self._clock() - self._session.setup.started_s
+        return self._clock() - self._state.setup.started_s
 
 
 class LiveFailures:

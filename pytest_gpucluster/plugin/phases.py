@@ -231,7 +231,7 @@ class Phases:
     def _add_properties(self, item: pytest.Item, record: Record) -> None:
         """Give all reporters of pytest the properties that the JUnit file has of this test."""
         known = {name for name, _ in item.user_properties}
-        facts = properties_of(record, self._session.places().get(record.place or ""))
+        facts = properties_of(record, self._session.state.places().get(record.place or ""))
         item.user_properties += [(name, fact) for name, fact in facts if name not in known]
 
 

@@ -105,7 +105,7 @@ class Run:
         """The criterion that this test judges, at its place as it is bound now."""
         found = item.stash[CRITERION]
         if found.place is not None:
-            found.place = self.session.places()[found.place.id]
+            found.place = self.session.state.places()[found.place.id]
         return found
 
     def soak(self) -> Soak:

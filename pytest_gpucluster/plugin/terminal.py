@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pytest
     from rich.text import Text
 
+    from pytest_gpucluster.places import Place
     from pytest_gpucluster.session import Session
 
 SHOWN_REMARKS = 10
@@ -42,10 +43,11 @@ class Terminal:
     def __init__(self, config: pytest.Config, session: Session) -> None:
         """``config`` has what the user asks of pytest's screen."""
         self._config = config
+        self._session = session
         self.screen = Screen(config)
         self.hidden = HiddenReports(config, session)
         self._subjects: Mapping[str, str] = {}
-        self.live = Live(self.screen, session)
+        self.live = Live(self.screen, session.state)
         self._remarks: list[str] = []
 
     def group_by(self, subjects: Mapping[str, str]) -> None:
@@ -56,14 +58,16 @@ class Terminal:
         """Keep a line for the end: an advisory limit was missed, which is no failure."""
         self._remarks.append(text)
 
-    def summary(self, reporter: pytest.TerminalReporter, session: Session, *, disk_errors: Sequence[str]) -> None:
+    def summary(self, reporter: pytest.TerminalReporter, *, disk_errors: Sequence[str]) -> None:
         """Print the table, the bad parts, and remarks."""
+        session = self._session
         records = list(session.plan)
         reporter.section("gpucluster")
         for line in session.setup.waivers.lines:
             self._fit(reporter, line, bold=True)
-        self._write(reporter, criteria_table(records, session.places(), subjects=self._subjects, layout=self._layout(session)))
-        self._print(reporter, describe_bad_parts(records, self._shown(session)))
+        places = session.state.places()
+        self._write(reporter, criteria_table(records, places, subjects=self._subjects, layout=self._layout))
+        self._print(reporter, describe_bad_parts(records, self._shown(places)))
         for remark in self._remarks[:SHOWN_REMARKS]:
             for line in hung(f"advisory: {remark}").split("\n"):
                 self._fit(reporter, line)
@@ -81,37 +85,39 @@ class Terminal:
         if disk_errors:
             self._fit(reporter, f"results are incomplete on disk: {'; '.join(disk_errors)}", red=True)
 
-    def _layout(self, session: Session) -> Layout:
+    @property
+    def _layout(self) -> Layout:
         screen = self.screen
         return Layout(
             width=screen.width,
             color=screen.has_color,
-            is_rehearsal=session.setup.rehearsal,
+            is_rehearsal=self._session.setup.rehearsal,
             is_whole=screen.verbosity > 0,
         )
 
-    def conclude(self, reporter: pytest.TerminalReporter, session: Session, verdict: Verdict) -> None:
+    def conclude(self, reporter: pytest.TerminalReporter, verdict: Verdict) -> None:
         """Print the verdict, after every other section."""
-        folder, setup = session.setup.settings.results_dir, session.setup
+        setup = self._session.setup
+        folder = setup.settings.results_dir
         files = [name for name in REPORTS if (folder / name).is_file()]
         junit = getattr(self._config.option, "xmlpath", None)
         ending = Ending(
             mode=header.mode(setup) if header.accepts_nothing(setup) else None,
-            timings=session.timings(),
+            timings=self._session.state.timings(),
             folder=str(folder),
             files=[*files, *([str(junit)] if junit else [])],
         )
         quiet = self._config.get_verbosity() < 0
         self._print(reporter, verdict_block(verdict, ending, width=self.screen.width, quiet=quiet))
 
-    def _shown(self, session: Session) -> Shown:
+    def _shown(self, places: Mapping[str, Place]) -> Shown:
         """What the lines about bad parts depend on. Where a user asks pytest for whole texts, they stand there."""
-        setup, config = session.setup, self._config
+        setup, config = self._session.setup, self._config
         given = config.stash.get(COMMAND, None) or ("pytest", *map(str, config.invocation_params.args))
         is_real = not header.accepts_nothing(setup) and setup.inventory.device == "cuda"
         return Shown(
-            places=session.places(),
-            tests=Selector(session.plan.nodeids()),
+            places=places,
+            tests=Selector(self._session.plan.nodeids()),
             device=setup.inventory.device,
             width=self.screen.width,
             whole=shows_own(config),

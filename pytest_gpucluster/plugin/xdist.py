@@ -65,7 +65,7 @@ class XdistController:
         self._relay: Relay | None = None
         self._is_planned = False
         self._keys: dict[str, tuple[str, str | None]] = {}
-        run.session.objections.append(OBJECTION)
+        run.session.state.objections.append(OBJECTION)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
