@@ -54,7 +54,7 @@ class RunState:
     Attributes:
         binding: what answers at each place; None before the first use of :attr:`Session.cluster` has bound them.
         objections: what forbids an acceptance.
-        changed_terms: what is asked of the run otherwise than was promised elsewhere.
+        changed_terms: terms of the run that differ from what was promised elsewhere.
         selftest: what the self-test found; None without one.
     """
 
@@ -303,13 +303,13 @@ class Session:
         return self.setup.waivers.apply(record, self.state.places().get(record.place or ""))
 
     def close(self, code: int, *, last_lines: str = "") -> None:
-        """Send the agents home, which show ``last_lines`` on their nodes, and free the results directory."""
+        """End the agents, which show ``last_lines`` on their nodes, and free the results directory."""
         self.controller.quit(code, last_lines=last_lines)
         self.recorder.close()
 
 
 def _terms_of_nodes(binding: Binding) -> list[str]:
-    """What other nodes hide or set: the controller's node alone was seen before."""
+    """What other nodes hide or set: before, only the controller's node was seen."""
     ranks = [binding.identities[place.id] for place in binding.places if place.id in binding.identities]
     own = next((binding.identities[place.id] for place in binding.places if place.rank == 0), None)
     hidden = hidden_gpus(one for one in ranks if own is None or one.group_rank != own.group_rank)

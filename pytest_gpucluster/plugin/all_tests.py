@@ -72,7 +72,7 @@ class AllTests:
         return list(dict.fromkeys([*ignored, *self._unread]))
 
     def _collect(self, collector: pytest.Collector) -> list[Node]:
-        """What a collector holds that pytest was told not to look into."""
+        """What a collector holds that pytest did not collect, because an option of its own left it out."""
         try:
             return list(collector.collect())
         except (Exception, pytest.skip.Exception, pytest.fail.Exception):  # noqa: BLE001 -- a module may raise anything

@@ -93,7 +93,7 @@ class End:
         finally:
             self._terminal.hidden.restore(terminalreporter)
             if self.verdict is not None:
-                self._terminal.conclude(terminalreporter, self.verdict)
+                self._terminal.conclude(self.verdict)
 
     @pytest.hookimpl(tryfirst=True, specname="pytest_terminal_summary")
     def pytest_show_short_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -101,10 +101,10 @@ class End:
         self._terminal.hidden.restore_for_short_summary(terminalreporter)
 
     @pytest.hookimpl(trylast=True, specname="pytest_terminal_summary")
-    def pytest_show_table(self, terminalreporter: pytest.TerminalReporter) -> None:
+    def pytest_show_table(self) -> None:
         """Show the table and what failed where."""
         if self.verdict is not None:
-            self._terminal.summary(terminalreporter, disk_errors=self._disk_errors)
+            self._terminal.summary(disk_errors=self._disk_errors)
 
     def _finish(self, session: pytest.Session) -> None:
         self._termination.ignore()

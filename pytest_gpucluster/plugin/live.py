@@ -92,7 +92,7 @@ class Live:
             self._shown_s = self._clock()
 
     def output(self, rank: int, text: str) -> None:
-        """Print what a rank printed in a call, each line behind its place; called after the call, with ``-s``."""
+        """Print what a rank printed in a call, each line after its place; called after the call, with ``-s``."""
         binding = self._state.binding
         place = binding.by_rank.get(rank) if binding is not None else None
         where = place.id if place is not None else f"rank {rank}"

@@ -13,6 +13,8 @@ from pytest_gpucluster.reporting.lines import folded
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import pytest
 
     from pytest_gpucluster.judging import forecast
@@ -98,6 +100,12 @@ class Screen:
             reporter.ensure_newline()
             for line in self.fit(text):
                 reporter.write_line(line, **markup)
+
+    def print(self, lines: Iterable[str]) -> None:
+        """Write whole lines as they are, at the end of the run."""
+        self.reporter.ensure_newline()
+        for line in lines:
+            self.reporter.write_line(line)
 
     def rewrite(self, text: str) -> None:
         """Write a transient line, of the same width each time, in place of the one before. Only on a terminal."""

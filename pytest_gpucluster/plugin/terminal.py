@@ -58,32 +58,32 @@ class Terminal:
         """Keep a line for the end: an advisory limit was missed, which is no failure."""
         self._remarks.append(text)
 
-    def summary(self, reporter: pytest.TerminalReporter, *, disk_errors: Sequence[str]) -> None:
+    def summary(self, *, disk_errors: Sequence[str]) -> None:
         """Print the table, the bad parts, and remarks."""
         session = self._session
         records = list(session.plan)
-        reporter.section("gpucluster")
+        self.screen.reporter.section("gpucluster")
         for line in session.setup.waivers.lines:
-            self._fit(reporter, line, bold=True)
+            self.screen.write(line, bold=True)
         places = session.state.places()
-        self._write(reporter, criteria_table(records, places, subjects=self._subjects, layout=self._layout))
-        self._print(reporter, describe_bad_parts(records, self._shown(places)))
+        self.screen.print(criteria_table(records, places, subjects=self._subjects, layout=self._layout))
+        self.screen.print(self._printed(describe_bad_parts(records, self._shown(places))))
         for remark in self._remarks[:SHOWN_REMARKS]:
             for line in hung(f"advisory: {remark}").split("\n"):
-                self._fit(reporter, line)
+                self.screen.write(line)
         if len(self._remarks) > SHOWN_REMARKS:
-            reporter.write_line(f"and {len(self._remarks) - SHOWN_REMARKS} more advisory misses, in results.json")
+            self.screen.write(f"and {len(self._remarks) - SHOWN_REMARKS} more advisory misses, in results.json")
         for line in causes.describe_remarks(records):
-            self._fit(reporter, line)
+            self.screen.write(line)
         changed = session.setup.changed_entries
         if changed:
             shown = [f"{key} ({', '.join(words)})" for key, words in changed.items() if words != [REMOVED]]
             removed = [key for key, words in changed.items() if words == [REMOVED]]
             more = f" and {len(removed) - SHOWN_LIMITS} more" if len(removed) > SHOWN_LIMITS else ""
             shown += [f"removed: {', '.join(removed[:SHOWN_LIMITS])}{more}"] if removed else []
-            self._fit(reporter, f"limits changed from the packaged ones: {'; '.join(shown)}")
+            self.screen.write(f"limits changed from the packaged ones: {'; '.join(shown)}")
         if disk_errors:
-            self._fit(reporter, f"results are incomplete on disk: {'; '.join(disk_errors)}", red=True)
+            self.screen.write(f"results are incomplete on disk: {'; '.join(disk_errors)}", red=True)
 
     @property
     def _layout(self) -> Layout:
@@ -95,7 +95,7 @@ class Terminal:
             is_whole=screen.verbosity > 0,
         )
 
-    def conclude(self, reporter: pytest.TerminalReporter, verdict: Verdict) -> None:
+    def conclude(self, verdict: Verdict) -> None:
         """Print the verdict, after every other section."""
         setup = self._session.setup
         folder = setup.settings.results_dir
@@ -108,7 +108,7 @@ class Terminal:
             files=[*files, *([str(junit)] if junit else [])],
         )
         quiet = self._config.get_verbosity() < 0
-        self._print(reporter, verdict_block(verdict, ending, width=self.screen.width, quiet=quiet))
+        self.screen.print(self._printed(verdict_block(verdict, ending, width=self.screen.width, quiet=quiet)))
 
     def _shown(self, places: Mapping[str, Place]) -> Shown:
         """What the lines about bad parts depend on. Where a user asks pytest for whole texts, they stand there."""
@@ -126,19 +126,8 @@ class Terminal:
             drain_reason=f"gpucluster-{time.strftime('%Y%m%d')}" if is_real else None,
         )
 
-    def _fit(self, reporter: pytest.TerminalReporter, text: str, **markup: bool) -> None:
-        """Write one line, folded where it is too wide for the terminal."""
-        for line in self.screen.fit(text):
-            reporter.write_line(line, **markup)
-
-    def _print(self, reporter: pytest.TerminalReporter, texts: Iterable[Text]) -> None:
-        self._write(reporter, printed(texts, width=self.screen.width, color=self.screen.has_color))
-
-    @staticmethod
-    def _write(reporter: pytest.TerminalReporter, lines: Iterable[str]) -> None:
-        reporter.ensure_newline()
-        for line in lines:
-            reporter.write_line(line)
+    def _printed(self, texts: Iterable[Text]) -> list[str]:
+        return printed(texts, width=self.screen.width, color=self.screen.has_color)
 
 
 class HiddenReports:

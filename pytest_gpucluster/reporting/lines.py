@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 CONTINUED = " \\"
-"""Behind a line of a command that goes on."""
+"""Ends a line of a command that goes on."""
 SHORT_OPTION = re.compile("-[a-zA-Z]")
 TIE = "\N{NO-BREAK SPACE}"
 
