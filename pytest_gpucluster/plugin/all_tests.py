@@ -22,7 +22,7 @@ class AllTests:
     """A pytest plugin that remembers what pytest collects and ignores; it changes nothing."""
 
     def __init__(self, config: pytest.Config) -> None:
-        """Nothing is collected yet."""
+        """``config`` has the root folder and the patterns of test files."""
         self._config = config
         self._session: pytest.Session | None = None
         self._children: dict[Node, list[Node]] = {}

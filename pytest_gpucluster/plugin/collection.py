@@ -33,7 +33,7 @@ class Collection:
     """A pytest plugin with the hooks of collection."""
 
     def __init__(self, session: Session, terminal: Terminal, all_tests: AllTests, begin: Callable[[], None]) -> None:
-        """Collect nothing yet.
+        """What collection needs of a run.
 
         Args:
             session: the run.

@@ -31,7 +31,7 @@ class End:
     def __init__(
         self, config: pytest.Config, session: Session, terminal: Terminal, termination: Termination, begin: Callable[[], None]
     ) -> None:
-        """Decide nothing yet. ``begin`` takes the results directory of a run that ends while it collects."""
+        """``begin`` takes the results directory of a run that ends while it collects."""
         self._config = config
         self._session = session
         self._terminal = terminal

@@ -137,7 +137,7 @@ class HiddenReports:
     """
 
     def __init__(self, config: pytest.Config, session: Session) -> None:
-        """Hide nothing yet."""
+        """``config`` says whether pytest shows all; ``session`` has what the block shows."""
         self._config = config
         self._session = session
         self._hidden: dict[str, list[Any]] = {}

@@ -58,7 +58,7 @@ class XdistController:
     """Fixes the expected set that its workers collected, makes their calls, and records their outcomes. Runs no test."""
 
     def __init__(self, config: pytest.Config, run: Run) -> None:
-        """Start nothing yet."""
+        """``run`` has the agents and the reports."""
         self._config = config
         self._run = run
         self._crashed: pytest.TestReport | None = None
