@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.plugin.collection import Collection
     from pytest_gpucluster.plugin.end import Termination
+    from pytest_gpucluster.plugin.run_readings import Readings
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.session import Session
 
@@ -42,7 +43,7 @@ class Phases:
     ::
 
         pytest_runtest_protocol            begins and ends a test
-            pytest_runtest_setup           a rule of the profile leaves it out here
+            pytest_runtest_setup           a rule of the profile leaves it out here; the first readings
                 pytest_fixture_setup       whose places are measured
             pytest_runtest_makereport      report of the set-up
             pytest_runtest_call
@@ -51,12 +52,23 @@ class Phases:
             pytest_runtest_makereport      report of the teardown, which can make the outcome worse
     """
 
-    def __init__(self, session: Session, terminal: Terminal, collection: Collection, termination: Termination) -> None:
-        """``collection`` has the selected tests; ``termination`` ends the run between two tests."""
+    def __init__(
+        self, session: Session, terminal: Terminal, collection: Collection, termination: Termination, readings: Readings
+    ) -> None:
+        """What happens to a test depends on these.
+
+        Args:
+            session: the run.
+            terminal: shows what goes on.
+            collection: has the selected tests.
+            termination: ends the run between two tests.
+            readings: are taken before the first test.
+        """
         self._session = session
         self._terminal = terminal
         self._collection = collection
         self._termination = termination
+        self._readings = readings
         self._current: pytest.Item | None = None
         self._fixtures: list[str] = []
         self._soak: Soak | None = None
@@ -97,13 +109,17 @@ class Phases:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip a criterion that the profile's rules exclude; do not begin a test once the run was terminated."""
+        """Skip a criterion that the profile's rules exclude; do not begin a test once the run was terminated.
+
+        Before the first test that is not skipped, everything is read that is compared with a reading at the end.
+        """
         if RULE in item.stash:
             pytest.skip(item.stash[RULE].text)
         if NO_LIMIT in item.stash:
             raise MeasurementError(f"not judged: {item.stash[NO_LIMIT]}", kind="refused", blame=Blame(part="settings"))
         if self._termination.signal is not None:
             raise MeasurementError(f"not run: terminated by {self._termination.signal}", kind="missing")
+        self._readings.take_first()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, object, object]:

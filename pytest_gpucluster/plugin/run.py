@@ -27,6 +27,7 @@ from pytest_gpucluster.plugin.collection import Collection
 from pytest_gpucluster.plugin.end import End, Termination
 from pytest_gpucluster.plugin.pairing import Pairing
 from pytest_gpucluster.plugin.phases import Phases
+from pytest_gpucluster.plugin.run_readings import Readings
 from pytest_gpucluster.plugin.stash_keys import CRITERION, SIMULATION
 from pytest_gpucluster.plugin.terminal import Terminal
 from pytest_gpucluster.protocol.secret import Secret
@@ -67,7 +68,8 @@ class Run:
         self.terminal = Terminal(config, self.session)
         self._termination = Termination(self.session)
         self.collection = Collection(self.session, self.terminal, config.stash[ALL_TESTS], self.begin)
-        self.phases = Phases(self.session, self.terminal, self.collection, self._termination)
+        self.readings = Readings(lambda: self.session.cluster, self.collection)
+        self.phases = Phases(self.session, self.terminal, self.collection, self._termination, self.readings)
         self.end = End(config, self.session, self.terminal, self._termination, self.begin)
         self._is_due = False
 
