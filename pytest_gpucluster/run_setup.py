@@ -45,7 +45,7 @@ REHEARSAL_RANKS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class RunSetup:
-    """What a run was asked to do, checked.
+    """What a run is to do, checked.
 
     Attributes:
         launch: how torchrun started this process; None without torchrun.
@@ -102,7 +102,7 @@ class RunSetup:
 
     @functools.cached_property
     def changed_terms(self) -> list[str]:
-        """What is asked of the run otherwise than was promised elsewhere."""
+        """Terms of the run that differ from what was promised elsewhere."""
         standard = self.thresholds.standard(self.profile)
         promises: dict[str, Promise] = {"the cluster section": self.thresholds.cluster, "the profile": self.profile}
         if standard is not None:
@@ -246,8 +246,8 @@ def _expected(thresholds: ThresholdsFile, profile: Profile, shape: tuple[int, in
 def _slurm_job(variables: Mapping[str, str]) -> str | None:
     """The number of Slurm's job in which this process runs; None in none, and where a container hides Slurm's commands."""
     job = variables.get("SLURM_JOB_ID", "")
-    can_ask = shutil.which("scontrol", path=variables.get("PATH")) is not None
-    return job if can_ask and job.isascii() and job.isdecimal() else None
+    has_scontrol = shutil.which("scontrol", path=variables.get("PATH")) is not None
+    return job if has_scontrol and job.isascii() and job.isdecimal() else None
 
 
 def _links_of(spec: GpuSpec) -> GpuLinks:

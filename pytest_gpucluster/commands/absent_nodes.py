@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.cluster.binding import natural_sort_key
-from pytest_gpucluster.config.options import OPTIONS, settings_from
-from pytest_gpucluster.config.settings import reaches
+from pytest_gpucluster.config.settings import OPTIONS, reaches, settings_from
 from pytest_gpucluster.judging.plan import places_of, rule_against
 from pytest_gpucluster.judging.verdict import MISSING, SKIPPED, Record, Verdict
 from pytest_gpucluster.protocol.rank import ranges
@@ -132,7 +131,7 @@ def write_reports(session: Session, absence: Absence, *, junit: Path | None) -> 
     try:
         _write_journal(journal, session, absence)
         verdict = session.decide()
-        journal.write("verdict", verdict=verdict.word, line=verdict.line, objections=session.objections)
+        journal.write("verdict", verdict=verdict.word, line=verdict.line, objections=session.state.objections)
         rebuild(directory.path)
         if junit is not None:
             rebuild(directory.path, junit=junit)
@@ -143,8 +142,8 @@ def write_reports(session: Session, absence: Absence, *, junit: Path | None) -> 
 
 
 def _write_journal(journal: Journal, session: Session, absence: Absence) -> None:
-    journal.write("started", **session.started())
-    journal.write("planned", **planned_facts(session.plan, session.terms))
+    journal.write("started", **session.state.started())
+    journal.write("planned", **planned_facts(session.plan, session.state.terms))
     places = {place.id: place for place in _named(session, absence)}
     journal.write("bound", places=[place_facts(place) for place in places.values()], nodes=[], unheard={})
     for row in session.plan.pending():

@@ -237,7 +237,7 @@ def _run_lines(run: RunPicture, width: int) -> list[Text]:
     facts = [f"{name} {run.facts[name]}" for name in ("level", "profile") if run.facts.get(name)]
     words = ", ".join(filter(None, [simulated, *facts, run.shape]))
     lines = [head, Text(_safe(f"{INDENT}{words}")), *_state_lines(run, width), _progress_line(run), _counts_line(run)]
-    if run.is_behind:
+    if run.is_partial:
         lines.append(Text(f"{INDENT}the journal is being read: this is not the newest yet", style="yellow"))
     if run.unread:
         lines.append(Text(f"{INDENT}{counted(run.unread, 'line')} of the journal cannot be read", style="yellow"))

@@ -108,7 +108,7 @@ class Entries:
 
     def selected(self, name: str) -> list[str]:
         """The keys of those that a selected test judges and no rule excludes."""
-        return [key for key in run_of(self._config).selection.criteria() if key.partition("[")[0] == name]
+        return [key for key in run_of(self._config).collection.criteria() if key.partition("[")[0] == name]
 
 
 @pytest.fixture(scope="session")
@@ -121,7 +121,7 @@ def entries(pytestconfig: pytest.Config) -> Entries:
 def compared_places(pytestconfig: pytest.Config) -> tuple[Place, ...] | None:
     """All places if a selected test has the mark ``compares``, else None: for ``cluster.run(..., places=compared_places)``."""
     run = run_of(pytestconfig)
-    return run.session.cluster.places if run.selection.compares() else None
+    return run.session.cluster.places if run.collection.compares() else None
 
 
 def _only_in_workers(request: pytest.FixtureRequest) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.cluster.calls import Cluster
     from pytest_gpucluster.cluster.results import Results
     from pytest_gpucluster.places import Place
+    from pytest_gpucluster.plugin.collection import Collection
 
 MARK = "over_run"
 DEADLINE_S = 60.0
@@ -53,34 +54,30 @@ class OverRun:
 
 
 class Readings:
-    """A pytest plugin, and the fixture ``readings``: each reader's values before the first test, and after the last one.
+    """The fixture ``readings``: each reader's values before the first test, and after the last one.
 
     A reader is a function that ``cluster.run`` calls, of the mark ``over_run(function, per="gpu", every=False, **arguments)``.
     ``every``: all places are read, whichever tests are selected, because they are compared. An argument that is a function is
     called with the cluster first.
     """
 
-    def __init__(self, cluster: Callable[[], Cluster]) -> None:
-        """Read nothing yet; ``cluster`` is called at the first reading."""
+    def __init__(self, cluster: Callable[[], Cluster], collection: Collection) -> None:
+        """``cluster`` is called at the first reading; ``collection`` has the selected tests."""
         self._cluster = cluster
-        self._marks: list[pytest.Mark] = []
-        self._places: set[Place | None] = set()
+        self._collection = collection
         self._started = False
         self._first: dict[tuple[str, str], _Taken] = {}
         self._last: dict[tuple[str, str], _Taken] = {}
 
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """Remember the readers of the selected tests, and the places of all of these."""
-        items = [item for item in session.items if PAIR in item.stash and RULE not in item.stash]
-        self._marks = [mark for item in items if (mark := item.get_closest_marker(MARK)) is not None]
-        self._places = {item.stash[PAIR].place for item in items}
+    @property
+    def _items(self) -> list[pytest.Item]:
+        return [item for item in self._collection.items if RULE not in item.stash]
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self) -> None:
-        """Read everything before the first test. An error is raised again in each test that reads it."""
+    def take_first(self) -> None:
+        """Read, once, what the selected tests judge over the run. An error is raised again in each test that reads it."""
         if not self._started:
             self._started = True
-            for mark in self._marks:
+            for mark in filter(None, [item.get_closest_marker(MARK) for item in self._items]):
                 with contextlib.suppress(GpuclusterError):
                     self.first(*mark.args, **mark.kwargs)
 
@@ -114,8 +111,9 @@ class Readings:
         key = (f"{function.__module__}.{function.__qualname__}", per)
         if key not in kept:
             cluster = self._cluster()
-            chosen = {place for place in self._places if place is not None}
-            places = cluster.places if every or None in self._places else tuple(chosen)
+            wanted = {item.stash[PAIR].place for item in self._items}
+            chosen = {place for place in wanted if place is not None}
+            places = cluster.places if every or None in wanted else tuple(chosen)
             known = {name: value(cluster) if callable(value) else value for name, value in arguments.items()}
             results = cluster.run(function, per=per, places=places, **{"deadline_s": DEADLINE_S, **known})
             kept[key] = _Taken(results, time.monotonic())

@@ -57,7 +57,7 @@ def _earlier(session: Session, terminal: Terminal, criteria: Mapping[Key, Criter
     if cut is None:
         return None
     away_s = time.time() - cut.ended_s
-    earlier, why_not = None, cut.why_not or cut.why_not_here(session.places())
+    earlier, why_not = None, cut.why_not or cut.why_not_here(session.state.places())
     if why_not is None:
         earlier, why_not = _read_back(cut, [*session.cluster.places, *session.cluster.nodes], criteria)
     if earlier is None:
@@ -132,7 +132,7 @@ class Reports:
         record = replace(_provisional(kept, criterion), waivable=False)
         if record.outcome in (FAILED, ERROR):
             self._session.recorder.record_outcome(record)
-            self._terminal.live.tell(record)
+            self._terminal.live.show_failure(record)
         else:
             reason = f"{kept.rounds} rounds of its soak so far"
             self._session.plan.set_outcome(replace(record, outcome=PENDING, reason=reason, advisory=False))

@@ -16,7 +16,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from pytest_gpucluster.config.schema_errors import Part, did_you_mean, shape_problems
+from pytest_gpucluster.config.schema_errors import FileSection, did_you_mean, shape_problems
 from pytest_gpucluster.config.settings import SOAK_S
 from pytest_gpucluster.thresholds import units
 
@@ -260,18 +260,18 @@ def _plain_number(document: Document, path: KeyPath) -> float | None:
     return numbers[0] if len(numbers) == 1 and isinstance(numbers[0], (int, float)) else None
 
 
-def part_of(path: tuple[str | int, ...]) -> Part:
+def part_of(path: tuple[str | int, ...]) -> FileSection:
     """The mapping a path of keys points to, for messages."""
     match path:
         case ("cluster", *_):
-            return Part(noun="the cluster section", inside=" (in 'cluster')", keys=tuple(Cluster.model_fields))
+            return FileSection(noun="the cluster section", inside=" (in 'cluster')", keys=tuple(Cluster.model_fields))
         case ("profiles", name, *_):
             inside = f" (in profile {str(name)!r})"
-            return Part(noun="a profile", inside=inside, keys=tuple(ProfileEntry.model_fields))
+            return FileSection(noun="a profile", inside=inside, keys=tuple(ProfileEntry.model_fields))
         case ("criteria", key, "profiles", name, *_):
             inside = f" (in {str(key)!r}, profile {str(name)!r})"
-            return Part(noun="an override", inside=inside, keys=tuple(Override.model_fields))
+            return FileSection(noun="an override", inside=inside, keys=tuple(Override.model_fields))
         case ("criteria", key, *_):
-            return Part(noun="a threshold", inside=f" (in {str(key)!r})", keys=tuple(Entry.model_fields))
+            return FileSection(noun="a threshold", inside=f" (in {str(key)!r})", keys=tuple(Entry.model_fields))
         case _:
-            return Part(noun="a thresholds file", inside="", keys=_TOP_KEYS)
+            return FileSection(noun="a thresholds file", inside="", keys=_TOP_KEYS)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import pytest_gpucluster
-from pytest_gpucluster.config import options
+from pytest_gpucluster.config.settings import OPTIONS as KNOWN
 from tests.support import REPOSITORY
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def test_options(tmp_path: Path) -> None:
     installed = any(point.value == "pytest_gpucluster.plugin" for point in metadata.entry_points(group="pytest11"))
     plugin = [] if installed else ["-p", "pytest_gpucluster.plugin"]
     shown = python("-m", "pytest", *plugin, "--rootdir", str(tmp_path), "--help")
-    assert set(re.findall(r"--gpucluster[a-z-]*", shown)) == OPTIONS == {option.name for option in options.OPTIONS}
+    assert set(re.findall(r"--gpucluster[a-z-]*", shown)) == OPTIONS == {option.name for option in KNOWN}
     assert re.search(r"^ *gpucluster \(bool\)", shown, re.MULTILINE)
 
 

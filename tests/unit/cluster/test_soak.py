@@ -259,7 +259,7 @@ class Records:
         """Take what one measurement showed."""
         self.turns.append(facts)
 
-    def tell(self, record: Record) -> None:
+    def show_failure(self, record: Record) -> None:
         """Show a failure at once."""
         self.told.append(record)
 

@@ -161,10 +161,10 @@ def test_in_a_run(
 ) -> None:
     """GPUs without a rank, fewer nodes than the file has, a lower level, or seconds of soak give no plain ACCEPTED."""
     made = session(tmp_path, monkeypatch, limits, **options)
-    said = f" on {made.terms.shape}"
+    said = f" on {made.state.terms.shape}"
     assert decided(made).count(said) == 1
     assert decided(made).replace(said, "") == line
-    facts = made.facts()
+    facts = made.state.facts()
     assert facts["soak_s"] == made.setup.settings.soak_s
     assert facts["changed_terms"] == list(made.decide().changed_terms)
 
@@ -252,9 +252,9 @@ def test_one_serial_at_two_gpus(
         for rank, place in enumerate(made.setup.inventory.places)
     ]
     assert doubled_serials(places) == said
-    before = list(made.objections)
+    before = list(made.state.objections)
     made._object_to_gpus(Binding(inventory=made.setup.inventory, places=tuple(places)))
-    objections = [one for one in made.objections if one not in before and "one GPU in two places" not in one]
+    objections = [one for one in made.state.objections if one not in before and "one GPU in two places" not in one]
     assert objections == said
 
 

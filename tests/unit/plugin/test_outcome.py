@@ -16,14 +16,14 @@ from pytest_gpucluster.judging.criterion import Criterion
 from pytest_gpucluster.judging.noise import Repeats
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
 from pytest_gpucluster.plugin.outcome import ItemContext, outcome_of
-from pytest_gpucluster.plugin.pairing import Pair
+from pytest_gpucluster.plugin.pairing import Pairing
 from tests.support.entries import limit, threshold
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-PAIR = Pair(criterion="tflops", place=None, judges=True)
+PAIR = Pairing(criterion="tflops", place=None, judges=True)
 
 
 def after_teardown(earlier: Record, outcome: str = "failed") -> Record | None:

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from pytest_gpucluster.plugin.collection import in_run_order
-from pytest_gpucluster.plugin.pairing import Pair
+from pytest_gpucluster.plugin.pairing import Pairing
 
 
 class Item(SimpleNamespace):
@@ -23,7 +23,7 @@ def item(name: str, criterion: str, *marks: str, file: str = "test_a.py") -> Any
         originalname=name.partition("[")[0],
         parent=file,
         path=Path(file),
-        pair=Pair(criterion=criterion, place=None, judges=True),
+        pair=Pairing(criterion=criterion, place=None, judges=True),
         get_closest_marker=lambda wanted: wanted if wanted in marks else None,
     )
 

@@ -100,8 +100,8 @@ def test_an_edited_packaged_file_is_noticed(tmp_path: Path, monkeypatch: pytest.
         run = of_run(tmp_path, monkeypatch, thresholds)
         run.plan.set_outcome(Record(criterion="hbm_bandwidth", place="node0-gpu0", outcome="passed"))
         key = "gpu_memory" if edit is removing else "bf16_tflops"
-        assert run.facts()["changed_limits"] == [key]
-        assert run.facts()["changed_entries"] == {key: words}
+        assert run.state.facts()["changed_limits"] == [key]
+        assert run.state.facts()["changed_entries"] == {key: words}
         assert f"limits changed: {key}" in run.decide().line
 
 
@@ -112,7 +112,7 @@ def test_edited_terms_of_the_packaged_profile(tmp_path: Path, monkeypatch: pytes
         document["profiles"]["h100-sxm"] |= {"accept_at": "quick", "fabric": "sockets"}
 
     edited(tmp_path, monkeypatch, edit)
-    assert of_run(tmp_path, monkeypatch).facts()["changed_terms"] == [
+    assert of_run(tmp_path, monkeypatch).state.facts()["changed_terms"] == [
         "accept_at quick instead of standard",
         "fabric sockets instead of infiniband",
     ]
@@ -121,7 +121,7 @@ def test_edited_terms_of_the_packaged_profile(tmp_path: Path, monkeypatch: pytes
 def test_a_comment_is_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Words that change no outcome are not named."""
     edited(tmp_path, monkeypatch, setting("bf16_tflops", why="Another reason.", source="none", takes_s=3))
-    facts = of_run(tmp_path, monkeypatch).facts()
+    facts = of_run(tmp_path, monkeypatch).state.facts()
     assert (facts["changed_limits"], facts["changed_entries"], facts["changed_terms"]) == ([], {}, [])
 
 

@@ -1,12 +1,15 @@
-"""What to do after a run with bad parts: the command that measures again, good nodes, nodes to drain. Pure."""
+"""How the screen of a run ends: the command that measures again, good nodes, nodes to drain, the verdict. Pure."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rich.text import Text
+
 from pytest_gpucluster.judging.culprits import HARDWARE
-from pytest_gpucluster.judging.forecast import counted
-from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, WAIVED, counted_as
+from pytest_gpucluster.judging.forecast import clock, counted
+from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, REJECTED, WAIVED, Verdict, counted_as
 from pytest_gpucluster.reporting.hostlists import EXACT, hostlist, short_names
 from pytest_gpucluster.reporting.lines import shell_command, wrapped
 
@@ -21,6 +24,8 @@ NOT_GOOD = (FAILED, ERROR, MISSING, NOISY)
 MOST_COMMANDS = 4
 MOST_GOOD = 6
 """Lines of good nodes."""
+MINUTE_S = 60.0
+PARTS_OF_TIME = (("startup", "start-up"), ("measuring", "measuring"), ("other", "other"))
 WIDTH_OF_THE_REST = len("drain: scontrol update 'nodename=' \\")
 
 
@@ -51,8 +56,8 @@ def good_hosts(records: Iterable[Record], culprits: Iterable[Culprit], places: M
             named = (*record.culprits, *record.among, record.place or "")
             bad |= {places[name].node for name in named if name in places}
     hosts = hosts_by_node(places)
-    spoilt = {hosts[node] for node in bad if node in hosts}
-    return [host for node, host in sorted(hosts.items()) if node in measured - bad and host not in spoilt]
+    bad_hosts = {hosts[node] for node in bad if node in hosts}
+    return [host for node, host in sorted(hosts.items()) if node in measured - bad and host not in bad_hosts]
 
 
 def hosts_by_node(places: Mapping[str, Place]) -> dict[int, str]:
@@ -65,7 +70,7 @@ def good_lines(hosts: Sequence[str], places: Mapping[str, Place], *, width: int)
     names = short_names(hosts, among=hosts_by_node(places).values())
     text = hostlist(names) if names else "no node"
     lines = wrapped(text.replace(",", ", "), width=width, indent="good: ", later="      ")
-    lines = [line.replace(", ", ",") for line in lines]
+    lines = [line.replace(", ", ",") for line in lines]  # a list that Slurm reads has no blanks
     if len(lines) > MOST_GOOD:
         return [*lines[: MOST_GOOD - 1], f"      ... {len(hosts)} nodes in all; each is in results.json"]
     return lines
@@ -102,3 +107,38 @@ def _in_chunks(hosts: list[str], longest: int) -> list[list[str]]:
         return [hosts] if hosts else []
     middle = len(hosts) // 2
     return [*_in_chunks(hosts[:middle], longest), *_in_chunks(hosts[middle:], longest)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What stands around the verdict line.
+
+    Attributes:
+        mode: why this run accepts nothing, whatever it measured; None if it may accept.
+        timings: seconds by name, as results.json has them.
+        folder: the results directory.
+        files: the names of the reports in it, and the paths of other reports.
+    """
+
+    mode: str | None
+    timings: Mapping[str, float]
+    folder: str
+    files: Sequence[str]
+
+
+def verdict_block(verdict: Verdict, ending: Ending, *, width: int, quiet: bool) -> list[Text]:
+    """A rule, the line that begins with ``verdict``, what it does not say, and a rule. Without rules if ``quiet``."""
+    colour = "green" if verdict.is_acceptance else "red" if verdict.word == REJECTED else "yellow"
+    rule = [] if quiet else [Text("=" * width, colour)]
+    mode = [] if ending.mode is None else [Text(f"  {ending.mode}", "bold yellow")]
+    seconds = ending.timings
+    parts = ", ".join(f"{duration(seconds[f'{name}_s'])} {words}" for name, words in PARTS_OF_TIME)
+    files = f"  {', '.join(ending.files)}" if ending.files else ""
+    facts = (f"took {duration(seconds['total_s'])}: {parts}", f"reports in {ending.folder}{files}")
+    lines = [Text(line) for fact in facts for line in wrapped(fact, width=width, indent="  ")]
+    return [*rule, Text(f"verdict {verdict.line}", f"bold {colour}"), *mode, *lines, *rule]
+
+
+def duration(seconds: float) -> str:
+    """``8.2 s``, or ``3:14`` from a minute on."""
+    return f"{seconds:.1f} s" if seconds < MINUTE_S else clock(seconds)

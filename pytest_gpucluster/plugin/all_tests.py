@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
     from _pytest.nodes import Node
 
-GIVEN = pytest.StashKey["GivenTests"]()
+ALL_TESTS = pytest.StashKey["AllTests"]()
 """Of a session's ``config``: what was collected."""
 VIRTUAL_ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
 
 
-class GivenTests:
+class AllTests:
     """A pytest plugin that remembers what pytest collects and ignores; it changes nothing."""
 
     def __init__(self, config: pytest.Config) -> None:
-        """Nothing is collected yet."""
+        """``config`` has the root folder and the patterns of test files."""
         self._config = config
         self._session: pytest.Session | None = None
         self._children: dict[Node, list[Node]] = {}
@@ -72,7 +72,7 @@ class GivenTests:
         return list(dict.fromkeys([*ignored, *self._unread]))
 
     def _collect(self, collector: pytest.Collector) -> list[Node]:
-        """What a collector holds that pytest was told not to look into."""
+        """What a collector holds that pytest did not collect, because an option of its own left it out."""
         try:
             return list(collector.collect())
         except (Exception, pytest.skip.Exception, pytest.fail.Exception):  # noqa: BLE001 -- a module may raise anything

@@ -1,4 +1,4 @@
-"""The last word on the exit code: after every hook of every plugin. Then the agents are sent home with the same code."""
+"""The exit code of the process, decided after every hook of every plugin. The agents end with the same code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.config.options import RESULTS_DIR
+from pytest_gpucluster.config.settings import RESULTS_DIR
 from pytest_gpucluster.config.torchrun import read_launch, show_last, write_error_file
 from pytest_gpucluster.plugin.activation import ACTIVE, RUN
 from pytest_gpucluster.text import one_line
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.plugin.run import Run
 
-LOOKING = {
+JUDGES_NO_TEST = {
     "collectonly": "--collect-only",
     "setupplan": "--setup-plan",
     "setuponly": "--setup-only",
@@ -36,7 +36,7 @@ USAGE_ERROR = "usage error: the ERROR line above says what is wrong"
 NO_ACCEPTANCE = "gpucluster: the gate is closed: this run has no verdict ACCEPTED\n"
 
 
-class LastWord:
+class ExitCodeGuard:
     """A pytest plugin whose only hook wraps the whole run. It is registered last, so that no other hook comes after it."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -44,13 +44,13 @@ class LastWord:
         """Decide the exit code, and end the agents.
 
         Raises:
-            pytest.UsageError: the gate is asked for together with an option that only looks.
+            pytest.UsageError: the gate is given together with an option under which no test is judged.
         """
         if hasattr(config, "workerinput"):
             return (yield)
         code: int = int(pytest.ExitCode.INTERNAL_ERROR)
         try:
-            _refuse_looking(config)
+            _refuse_gate_without_tests(config)
             code = final_code(config, (yield))
         except SystemExit as ended:  # a hook left by itself
             if ended.code not in (None, 0) or not _is_gated(config):
@@ -63,7 +63,7 @@ class LastWord:
             write_error_file(USAGE_ERROR, code)
             raise pytest.UsageError(*lines) from None
         finally:
-            _say_goodbye(config, code)
+            _end_agents(config, code)
         return code
 
 
@@ -97,11 +97,11 @@ def _is_gated(config: pytest.Config) -> bool:
     return bool(config.known_args_namespace.gpucluster_gate)
 
 
-def _refuse_looking(config: pytest.Config) -> None:
+def _refuse_gate_without_tests(config: pytest.Config) -> None:
     given: Mapping[str, Any] = vars(config.option)
-    looking = next((shown for name, shown in LOOKING.items() if given.get(name)), None)
-    if looking is not None and _is_gated(config):
-        raise pytest.UsageError(f"--gpucluster-gate asks for a verdict, and {looking} judges no test; leave one of them out")
+    named = next((shown for name, shown in JUDGES_NO_TEST.items() if given.get(name)), None)
+    if named is not None and _is_gated(config):
+        raise pytest.UsageError(f"--gpucluster-gate asks for a verdict, and {named} judges no test; leave one of them out")
 
 
 def _with_earlier_results(config: pytest.Config, lines: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -126,11 +126,11 @@ def _last_lines(run: Run) -> str:
     return f"verdict {run.end.verdict.line}\nreport: {one_line(f'{folder} on {socket.gethostname()}')}"
 
 
-def _say_goodbye(config: pytest.Config, code: int) -> None:
+def _end_agents(config: pytest.Config, code: int) -> None:
     """End the agents with this process's exit code.
 
-    Help, markers, fixtures and collection start no measurement and end with 0, so torchrun waits for the other ranks: send
-    them home. A usage error needs no word: torchrun ends the other ranks of this node, and its end closes the store. Not at
+    Help, markers, fixtures and collection start no measurement and end with 0, so torchrun waits for the other ranks: their
+    agents end here. After a usage error torchrun ends the other ranks of this node, and its end closes the store. Not at
     exit: a connection made while the interpreter shuts down aborts the process.
     """
     run = config.stash.get(RUN, None)

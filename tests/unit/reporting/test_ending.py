@@ -7,22 +7,20 @@ from typing import Any
 import pytest
 
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
-from pytest_gpucluster.reporting.verdict_block import Ending, verdict_block
+from pytest_gpucluster.reporting.ending import Ending, verdict_block
 
 TIMINGS = {"total_s": 194.0, "startup_s": 8.2, "measuring_s": 181.0, "other_s": 4.8}
 
 
-def block(
-    outcome: str = "passed", *, width: int = 80, quiet: bool = False, **changes: Any
-) -> list[tuple[str, tuple[str, ...]]]:
-    """The texts and the mark-up over one outcome."""
+def block(outcome: str = "passed", *, width: int = 80, quiet: bool = False, **changes: Any) -> list[tuple[str, str]]:
+    """The texts and the styles over one outcome."""
     mode = changes.pop("mode", None)
     verdict = decide(
         [Record(criterion="a", place=None, outcome=outcome)],
         Terms(**{"rehearsal": mode is not None, "level_reached": True, "shape": "1 node x 8 GPUs", **changes}),
     )
     ending = Ending(mode=mode, timings=TIMINGS, folder="gpucluster-results", files=["results.json", "junit.xml"])
-    return [(line.text, line.markup) for line in verdict_block(verdict, ending, width=width, quiet=quiet)]
+    return [(line.plain, str(line.style)) for line in verdict_block(verdict, ending, width=width, quiet=quiet)]
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -52,7 +50,7 @@ def test_one_line_is_the_verdict(outcome: str, mode: str | None, word: str, colo
     found = [line for line in lines if line[0].startswith("verdict ")]
     assert len(found) == 1
     assert found[0][0].startswith(f"verdict {word}: ")
-    assert found[0][1] == ("bold", colour)
+    assert found[0][1] == f"bold {colour}"
     assert (f"  {mode}" in [text for text, _ in lines]) == (mode is not None)
 
 
