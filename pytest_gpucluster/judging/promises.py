@@ -75,8 +75,8 @@ def _differences(profile: Profile, standard: Profile) -> Iterable[str]:
     if profile.nodes_per_domain != standard.nodes_per_domain:
         yield f"nodes_per_domain {profile.nodes_per_domain} instead of {standard.nodes_per_domain}"
     promised, here = standard.nic_gb_s_per_gpu, profile.nic_gb_s_per_gpu
-    if promised is not None and here is not None and here < promised:
-        yield f"nic_gb_s_per_gpu {here} instead of {promised}"
+    if promised is not None and (here is None or here < promised):
+        yield f"nic_gb_s_per_gpu {'not promised' if here is None else here} instead of {promised}"
 
 
 def doubled_gpus(places: Iterable[Place]) -> list[str]:
