@@ -24,9 +24,7 @@ from pytest_gpucluster.places import GpuLinks, Inventory
 from pytest_gpucluster.protocol.channel import most_connections
 from pytest_gpucluster.thresholds import no_effect
 from pytest_gpucluster.thresholds.load import load
-from pytest_gpucluster.thresholds.lock import changed_figures
 from pytest_gpucluster.thresholds.resolve import RING, rates_of
-from pytest_gpucluster.thresholds.specs import load_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -109,7 +107,7 @@ class RunSetup:
             promises["the packaged profile"] = standard
         changed = changed_terms(self.profile, standard, self.inventory, promises)
         if not self.rehearsal:
-            changed += changed_figures(self.detected.names, load_specs())
+            changed += self.thresholds.changed_figures(self.detected.names)
         hidden, shown = self.detected.num_hidden, self.detected.num_gpus
         if hidden and not self.rehearsal:
             return [*changed, f"CUDA_VISIBLE_DEVICES hides {hidden} of {hidden + shown} GPUs here"]

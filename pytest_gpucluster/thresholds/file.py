@@ -9,23 +9,23 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.config.schema_errors import did_you_mean, listed
 from pytest_gpucluster.config.settings import Expect
+from pytest_gpucluster.config.yaml_lines import Document
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.thresholds import schema
+from pytest_gpucluster.thresholds import layers, released, schema
 from pytest_gpucluster.thresholds.layers import Source
-from pytest_gpucluster.thresholds.lock import PATH as LOCK
-from pytest_gpucluster.thresholds.lock import read_lock
 from pytest_gpucluster.thresholds.resolve import Profile, resolve, resolve_profile
-from pytest_gpucluster.thresholds.specs import spec_for_gpu
+from pytest_gpucluster.thresholds.specs import GpuSpec, load_specs, spec_for_gpu
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pytest_gpucluster.config.yaml_lines import Problem
     from pytest_gpucluster.thresholds.resolve import Threshold
-    from pytest_gpucluster.thresholds.specs import GpuSpec
 
 REMOVED = "removed"
 """What differs of an entry that a file does not have."""
+NOT_FIGURES = {"title", "source", "seen"}
+"""Keys of a spec that change no outcome."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,14 +120,25 @@ class ThresholdsFile(Source):
         found = {key: entry.differences(here[key]) if key in here else [REMOVED] for key, entry in packaged.items()}
         return {key: words for key, words in found.items() if words}
 
+    def changed_figures(self, gpu_names: Sequence[str]) -> list[str]:
+        """The GPUs, by NVML's names, whose figures are not the released ones.
+
+        A GPU that was not known at the release is not named: nothing was promised for it.
+        """
+        known, here = self.packaged.specs or {}, load_specs()
+        changed = (name for name in sorted(set(gpu_names)) if _figures(name, known) not in (None, _figures(name, here)))
+        return [f"figures of {name}" for name in changed]
+
     @cached_property
     def packaged(self) -> ThresholdsFile:
-        """What was packaged, by content: never read from the file that a run reads, which somebody may have edited."""
-        document, specs = read_lock()
+        """What was packaged, by content: never what somebody made of the packaged file since it was released."""
+        data = released.read_released(layers.packaged_path())
+        specs = {name: GpuSpec(id=name, **figures) for name, figures in data.pop("specs").items()}
+        document = Document(file=released.PATH.name, data=data)
         content, problems = schema.validate(document)
         if content is None or problems:
             raise ConfigurationError(listed(problems))
-        return ThresholdsFile(path=LOCK, document=document, content=content, specs=specs)
+        return ThresholdsFile(path=released.PATH, document=document, content=content, specs=specs)
 
     def _existing(self, name: str, because: str) -> Profile:
         if name in self.profiles:
@@ -151,6 +162,11 @@ class ThresholdsFile(Source):
             message = f"Profile {name!r} is for {profile.spec.title}, but the GPUs are {_counted(gpu_names)}."
             raise ConfigurationError(f"{message} Use the profile of these GPUs or leave --gpucluster-profile out.")
         return profile
+
+
+def _figures(name: str, specs: Mapping[str, GpuSpec]) -> dict[str, object] | None:
+    found = next((spec for spec in specs.values() if name in spec.names), None)
+    return None if found is None else found.model_dump(exclude=NOT_FIGURES)
 
 
 def _counted(names: Sequence[str]) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import shutil
+import subprocess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,17 +18,27 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.detect import Detected
 from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.session import Session
-from pytest_gpucluster.thresholds import layers, lock, resolve, specs
+from pytest_gpucluster.thresholds import file, layers, released, resolve, specs
 from pytest_gpucluster.thresholds.load import load
+from tests.support import REPOSITORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     Edit = Callable[[dict[Any, Any]], None]
 
 H200 = "NVIDIA H200"
 PACKAGED = layers.packaged_path()
+TEXT = released.released_text(released.packaged_files(PACKAGED))
+
+
+@pytest.fixture(autouse=True)
+def _of_a_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wheel carries the released limits beside the code."""
+    path = tmp_path / "wheel" / "packaged_limits.json"
+    path.parent.mkdir()
+    path.write_text(TEXT, encoding="utf-8")
+    monkeypatch.setattr(released, "PATH", path)
 
 
 def edited(folder: Path, monkeypatch: pytest.MonkeyPatch, edit: Edit) -> Path:
@@ -136,28 +149,98 @@ def test_edited_figures_of_a_gpu(
     found = {**specs.load_specs()}
     for name, update in {"h200-sxm": changes, **others}.items():
         found[name] = found[name].model_copy(update=update)
-    assert lock.changed_figures([H200, "a GPU of tomorrow"], specs.load_specs()) == []
-    assert lock.changed_figures([H200], found) == [f"figures of {H200}"]
+    limits = load(None)
+    assert limits.changed_figures([H200, "a GPU of tomorrow"]) == []
     monkeypatch.setattr(resolve, "load_specs", lambda: found)
+    monkeypatch.setattr(file, "load_specs", lambda: found)
+    assert limits.changed_figures([H200, "a GPU of tomorrow"]) == [f"figures of {H200}"]
     if "memory_gib" in changes:
-        file = load(None)
-        assert file.changed_limits(file.profiles["h200-sxm"]) == ["gpu_memory"]
+        limits = load(None)
+        assert limits.changed_limits(limits.profiles["h200-sxm"]) == ["gpu_memory"]
 
 
-def test_the_lock_is_fresh() -> None:
-    """Otherwise run ``python docs/generate_criteria.py``."""
-    assert lock.PATH.read_text(encoding="utf-8") == lock.locked_text(PACKAGED)
-    file = load(None)
-    for name in ("h100-sxm", "h200-sxm", "rehearsal"):
-        assert file.changed_entries(file.profiles[name]) == {}
+def test_the_digest_is_that_of_the_limits() -> None:
+    """Otherwise a limit changed: if that is meant, run ``python docs/generate_limits.py``."""
+    assert released.DIGEST.read_text(encoding="ascii") == released.digest_of(TEXT) + "\n"
+    limits = load(None)
+    for profile in limits.profiles.values():
+        assert limits.packaged.criteria(limits.packaged.profiles[profile.name]).keys() == limits.criteria(profile).keys()
+        assert profile.name == "lab-2x2" or limits.changed_entries(profile) == {}
 
 
-def test_a_missing_lock_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it nothing could be compared: the installation is damaged."""
-    torn = tmp_path / "torn.json"
-    torn.write_text(lock.PATH.read_text(encoding="utf-8")[:-99], encoding="utf-8")
-    for damaged in (tmp_path / "none.json", torn):
-        monkeypatch.setattr(lock, "PATH", damaged)
-        file = load(None)
-        with pytest.raises(ConfigurationError, match=f"{damaged.name}.*install the package again"):
-            file.changed_limits(file.profiles["h200-sxm"])
+def test_prose_is_not_in_the_digest() -> None:
+    """Another reason or source, or a comment, is no other limit; a number, and a figure of a GPU, is."""
+    files = released.packaged_files(PACKAGED)
+    words = files["thresholds.yaml"].replace(b"why: A GPU that fell off", b"why: One that fell off") + b"# a comment\n"
+    assert released.released_text({**files, "thresholds.yaml": words}) == TEXT
+    for name, old, new in (
+        ("thresholds.yaml", b"above: 700", b"above: 699"),
+        ("h200-sxm.yaml", b"power_w: 700", b"power_w: 699"),
+    ):
+        assert old in files[name]
+        assert released.released_text({**files, name: files[name].replace(old, new, 1)}) != TEXT
+
+
+@pytest.mark.parametrize("content", [TEXT[:-99], TEXT.replace("700", "400", 1), "", "\udcff"])
+def test_a_released_copy_without_the_digest_is_refused(content: str) -> None:
+    """Torn or edited: whoever edits both files is not believed, although the packaged file itself would have the digest."""
+    released.PATH.write_text(content, encoding="utf-8", errors="surrogateescape")
+    limits = load(None)
+    with pytest.raises(ConfigurationError, match=r"packaged_limits.json is not what was released; install the package again"):
+        limits.changed_limits(limits.profiles["h200-sxm"])
+
+
+def lower_limit(monkeypatch: pytest.MonkeyPatch, folder: Path) -> dict[str, list[str]]:
+    """What a run names where the packaged file has a lower limit, and no released copy lies beside the code."""
+    released.PATH.unlink()
+    edited(folder, monkeypatch, setting("bf16_tflops", above=400))
+    limits = load(None)
+    return limits.changed_entries(limits.profiles["h200-sxm"])
+
+
+def test_a_checkout_is_compared_with_its_own_files() -> None:
+    """Nothing was built there. While they have the digest, the packaged files are what was released."""
+    released.PATH.unlink()
+    limits = load(None)
+    assert limits.changed_entries(limits.profiles["h200-sxm"]) == {}
+    assert limits.changed_figures([H200]) == []
+
+
+def commit(root: Path, message: str) -> None:
+    """Commit all of a checkout."""
+    git = ("git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b")
+    subprocess.run([*git, "add", "--all"], check=True)
+    subprocess.run([*git, "commit", "--quiet", "--message", message], check=True)
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+@pytest.mark.parametrize("is_committed", [False, True])
+def test_an_edited_checkout_is_compared_with_git(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_committed: bool
+) -> None:
+    """By the commit that wrote the digest, however often the file was edited and committed since then."""
+    root, folder = tmp_path / "checkout", Path("pytest_gpucluster", "thresholds")
+    shutil.copytree(REPOSITORY / folder / "specs", root / folder / "specs")
+    for path in (Path("thresholds.yaml"), folder / "packaged_limits.sha256"):
+        shutil.copy(REPOSITORY / path, root / path)
+    subprocess.run(["git", "init", "--quiet", str(root)], check=True)
+    commit(root, "release")
+    monkeypatch.setattr(released, "__file__", str(root / folder / "released.py"))
+    monkeypatch.setattr(released, "DIGEST", root / folder / "packaged_limits.sha256")
+    (root / "other").touch()
+    commit(root, "another file")
+    found = lower_limit(monkeypatch, root)
+    if is_committed:
+        commit(root, "a lower limit")
+    limits = load(None)
+    assert limits.changed_entries(limits.profiles["h200-sxm"]) == found == {"bf16_tflops": ["above 400 instead of above 700"]}
+
+
+@pytest.mark.parametrize("git", ["none", "no checkout"])
+def test_without_anything_to_compare_with_a_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, git: str) -> None:
+    """An edited file, and neither a released copy nor git: never a run without the comparison."""
+    monkeypatch.setattr(released, "__file__", str(tmp_path / "pytest_gpucluster" / "thresholds" / "released.py"))
+    if git == "none":
+        monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigurationError, match=r"thresholds.yaml or the figures of a GPU were edited.*back from git"):
+        lower_limit(monkeypatch, tmp_path)
