@@ -1,7 +1,7 @@
 """Layers of plain data: a file over the packaged file, and a profile's overrides over an entry.
 
-Both use one rule (``merge_entry``): a key replaces the key below it, ``recipe`` is merged key by key, and a limit
-(``above below min max`` with ``of``, ``shapes`` and ``bound_waived``) replaces the whole limit below it.
+Both use one rule (``merge_entry``): a key replaces the key below it, ``recipe`` and ``needs`` are merged key by key, and a
+limit (``above below min max`` with ``of``, ``shapes`` and ``bound_waived``) replaces the whole limit below it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ Kind: TypeAlias = Literal["above", "below", "min", "max"]
 KINDS: tuple[Kind, ...] = ("above", "below", "min", "max")
 """How a limit is written: above and below are strict, min and max inclusive."""
 LIMIT = (*KINDS, "of", "shapes", "bound_waived")
+MAPPINGS = ("recipe", "needs")
+"""Keys of an entry that are merged key by key."""
+OLD_NEEDS = {f"needs_{part}": part for part in ("nodes", "domains", "shared_paths", "kernel_log", "rails", "slurm", "program")}
+"""Deprecated keys of an entry, and what they are called under ``needs``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,16 +62,43 @@ def shown(path: Path) -> str:
 def read_source(path: Path | None) -> Source:
     """Read a file (None: the packaged one). What is wrong is in ``document.problems``, never raised."""
     real, packaged = path or packaged_path(), packaged_path()
-    document = read(real, file=shown(real))
+    document = _read(real)
     if "extends" not in document.data:
         return Source(path=real, document=document)
     if real.absolute() == packaged.absolute():
         data = {key: value for key, value in document.data.items() if key != "extends"}
         refused = (document.problem(("extends",), "the packaged file extends nothing."),)
         return Source(path=real, document=replace(document, data=data), refused=refused)
-    base = read(packaged, file=shown(packaged))
+    base = _read(packaged)
     whole = base if base.problems else _overlay(base, document)
     return Source(path=real, document=whole, base=base, refused=_refused(document))
+
+
+def _read(path: Path) -> Document:
+    """Read a file, with what each of its entries and overrides needs spelled in one way."""
+    document = read(path, file=shown(path))
+    entries = document.data.get("criteria")
+    for key, entry in entries.items() if isinstance(entries, dict) else ():
+        overrides = entry.get("profiles") if isinstance(entry, dict) else None
+        _spell_needs(document, ("criteria", key), entry)
+        for name, override in overrides.items() if isinstance(overrides, dict) else ():
+            _spell_needs(document, ("criteria", key, "profiles", name), override)
+    return document
+
+
+def _spell_needs(document: Document, path: KeyPath, layer: Any) -> None:
+    """``needs: 2`` and ``needs_nodes: 2``, as files had it, become ``needs: {places: 2, nodes: 2}``. What is wrong stays."""
+    needs = layer.get("needs", {}) if isinstance(layer, dict) else None
+    if type(needs) is int:
+        document.where[(*path, "needs", "places")] = document.find((*path, "needs"))
+        needs = {"places": needs}
+    if not isinstance(needs, dict):
+        return
+    for old in OLD_NEEDS.keys() & layer.keys():
+        needs[OLD_NEEDS[old]] = layer.pop(old)
+        document.where[(*path, "needs", OLD_NEEDS[old])] = document.find((*path, old))
+    if needs:
+        layer["needs"] = needs
 
 
 def _refused(document: Document) -> tuple[Problem, ...]:
@@ -82,7 +113,7 @@ def merge_entry(below: Mapping[Key, Any], above: Mapping[Key, Any]) -> dict[Key,
     """Lay the keys that ``above`` has over those of ``below``; neither is changed."""
     merged = {key: value for key, value in below.items() if not (_has_limit(above) and key in LIMIT)}
     for key, value in above.items():
-        both = key == "recipe" and isinstance(value, dict) and isinstance(merged.get(key), dict)
+        both = key in MAPPINGS and isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = {**merged[key], **value} if both else value
     return merged
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.thresholds.layers import KINDS, LIMIT, packaged_path
+from pytest_gpucluster.thresholds.layers import KINDS, LIMIT, MAPPINGS, OLD_NEEDS, packaged_path
 from pytest_gpucluster.thresholds.resolve import CANNOT_CHANGE_AN_OUTCOME, layers_of
 from pytest_gpucluster.thresholds.specs import load_specs
 
@@ -60,7 +60,15 @@ def remarks(file: ThresholdsFile) -> list[Problem]:
         if not profile.rehearsal and (profile.name in specs or _is_own(file, ("profiles", profile.name))):
             for fate in _lost(file, profile):
                 lost.setdefault(fate.said.path, []).append(fate)
-    return _sorted([*found, *(_told(file, fates) for fates in lost.values())])
+    return _sorted([*found, *(_told(file, fates) for fates in lost.values()), *_deprecated(file)])
+
+
+def _deprecated(file: ThresholdsFile) -> Iterator[Problem]:
+    for path in file.document.where:
+        match path:
+            case ("criteria", _, old) | ("criteria", _, "profiles", _, old) if old in OLD_NEEDS and _is_own(file, path):
+                text = f"{old!r} is deprecated: write 'needs: {{{OLD_NEEDS[str(old)]}: ...}}' (in {str(path[1])!r})."
+                yield file.document.problem(path, text)
 
 
 def remarks_of_run(file: ThresholdsFile, profile: Profile) -> list[Problem]:
@@ -192,8 +200,8 @@ def _said(layer: Mapping[str, Any], path: KeyPath) -> dict[str, _Said]:
     for name, value in layer.items():
         if name in KINDS:
             found[_LIMIT] = _Said((*path, name), name, (name, value, layer.get("of")))
-        elif name == "recipe":
-            found.update({f"recipe.{one}": _Said((*path, name, one), f"recipe.{one}", value[one]) for one in value})
+        elif name in MAPPINGS:
+            found.update({f"{name}.{one}": _Said((*path, name, one), f"{name}.{one}", value[one]) for one in value})
         elif name not in LIMIT and name not in CANNOT_CHANGE_AN_OUTCOME:
             found[name] = _Said((*path, name), name, value)
     return found

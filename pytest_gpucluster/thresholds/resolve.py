@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s, ring_gb_s
-from pytest_gpucluster.thresholds.layers import KINDS, Kind, merge_entry
+from pytest_gpucluster.thresholds.layers import KINDS, MAPPINGS, Kind, merge_entry
 from pytest_gpucluster.thresholds.limit import Limit
 from pytest_gpucluster.thresholds.schema import Criterion, ProfileEntry
 from pytest_gpucluster.thresholds.specs import GpuSpec, load_specs
@@ -43,8 +43,8 @@ ALL_TO_ALL = "fabric.all_to_all_gb_s"
 DOMAIN = "fabric.domain_gb_s"
 """What ``of`` names for a part of the rate of a GPU's NVLinks, where these reach every GPU of the group."""
 OF_FABRIC = (RING, ALL_TO_ALL, DOMAIN)
-LIMIT_AND_RECIPE = frozenset({"kind", "numbers", "of", "of_value", "shapes", "unit", "recipe"})
-"""Names in :attr:`Threshold.decisive` that :meth:`Threshold.differences` shows in words of their own."""
+LIMIT = frozenset({"kind", "numbers", "of", "of_value", "shapes", "unit"})
+"""Names in :attr:`Threshold.decisive` that :meth:`Threshold.differences` shows as one limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,11 +89,11 @@ class Threshold(Criterion):
     ``of`` is what the limit's numbers are multiplied by; ``of_value`` its value when the GPU's spec gives it, None when
     the cluster's shape does. ``shapes`` are plain numbers for clusters of stated shapes, before all others. ``rates`` are
     what the profile promises of the links, where ``of`` is in :data:`OF_FABRIC` and its GPU is known.
-    ``file`` and ``line`` are where the limit is written. ``needs`` and ``needs_nodes`` are the least GPUs and nodes in the
-    group: with fewer the criterion is skipped by rule, as where the profile promises none of its ``fabrics`` (None: any
-    will do). ``skip``: why it is skipped in any case, because the entry says so or the profile's GPU lacks what the entry
-    ``requires`` (``gpu.fp8_tflops``: FP8 units). ``noise`` is the relative spread of repeats above which a value is not
-    judged. ``takes_s`` is about how long the measurement takes on the profile's GPUs (at level soak: one round);
+    ``file`` and ``line`` are where the limit is written. Without what it ``needs``, such as so many nodes, the criterion
+    is skipped by rule, as where the profile promises none of its ``fabrics`` (None: any will do). ``skip``: why it is
+    skipped in any case, because the entry says so or the profile's GPU lacks what the entry ``requires``
+    (``gpu.fp8_tflops``: FP8 units). ``noise`` is the relative spread of repeats above which a value is not judged.
+    ``takes_s`` is about how long the measurement takes on the profile's GPUs (at level soak: one round);
     ``measured_with`` names the entry whose measurement gives this value too.
     """
 
@@ -130,9 +130,10 @@ class Threshold(Criterion):
         keys = [key for key in {**recipes[0], **recipes[1]} if any(key not in one for one in recipes)]
         keys += [key for key in recipes[0] if key in recipes[1] and recipes[0][key] != recipes[1][key]]
         words = [f"recipe {key}" for key in keys]
-        if not (LIMIT_AND_RECIPE - {"recipe"}).isdisjoint(found):
+        words += [f"needs {part}" for part, value in self.needs if value != getattr(other.needs, part)]
+        if not LIMIT.isdisjoint(found):
             words.insert(0, f"{other.written_limit} instead of {self.written_limit}")
-        return [*words, *(name for name in found if name not in LIMIT_AND_RECIPE)]
+        return [*words, *(name for name in found if name not in {*LIMIT, *MAPPINGS})]
 
     @property
     def written_limit(self) -> str:

@@ -109,7 +109,8 @@ class _Strict(BaseModel):
 
     def written(self) -> dict[str, Any]:
         """The keys that the file has, with their values; no defaults."""
-        return {name: getattr(self, name) for name in self.model_fields_set}
+        values = {name: getattr(self, name) for name in self.model_fields_set}
+        return {name: value.written() if isinstance(value, _Strict) else value for name, value in values.items()}
 
 
 class Cluster(_Strict):
@@ -137,6 +138,19 @@ class ProfileEntry(_Strict):
     nodes_per_domain: Count = 1
 
 
+class Needs(_Strict):
+    """``needs:`` of an entry: what has to be there, or the criterion is skipped by rule."""
+
+    places: Count = 1
+    nodes: Count = 1
+    domains: Annotated[int, Field(ge=0), _expecting("a whole number, at least 0")] = 0
+    shared_paths: bool = False
+    kernel_log: bool = False
+    rails: bool = False
+    slurm: bool = False
+    program: Text | None = None
+
+
 class _Rules(_Strict):
     """What an entry and an override of it share."""
 
@@ -149,14 +163,7 @@ class _Rules(_Strict):
     level: Level = "standard"
     severity: Literal["required", "advisory"] = "required"
     recipe: Recipe = {}
-    needs: Count = 1
-    needs_nodes: Count = 1
-    needs_domains: Annotated[int, Field(ge=0), _expecting("a whole number, at least 0")] = 0
-    needs_shared_paths: bool = False
-    needs_slurm: bool = False
-    needs_program: Text | None = None
-    needs_kernel_log: bool = False
-    needs_rails: bool = False
+    needs: Needs = Needs()
     fabrics: Annotated[list[Fabric], Field(min_length=1)] | None = None
     requires: Text | None = None
     noise: Annotated[float, Field(gt=0, lt=1), _AS_WRITTEN] | None = None
@@ -268,6 +275,8 @@ def part_of(path: tuple[str | int, ...]) -> Part:
         case ("profiles", name, *_):
             inside = f" (in profile {str(name)!r})"
             return Part(noun="a profile", inside=inside, keys=tuple(ProfileEntry.model_fields))
+        case ("criteria", key, *_, "needs"):
+            return Part(noun="'needs'", inside=f" ('needs' of {str(key)!r})", keys=tuple(Needs.model_fields))
         case ("criteria", key, "profiles", name, *_):
             inside = f" (in {str(key)!r}, profile {str(name)!r})"
             return Part(noun="an override", inside=inside, keys=tuple(Override.model_fields))

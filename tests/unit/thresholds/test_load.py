@@ -16,6 +16,7 @@ from pytest_gpucluster.thresholds import layers, lint, resolve
 from pytest_gpucluster.thresholds.limit import Limit
 from pytest_gpucluster.thresholds.load import load
 from pytest_gpucluster.thresholds.resolve import OF_FABRIC
+from pytest_gpucluster.thresholds.schema import Needs
 from pytest_gpucluster.thresholds.specs import GpuSpec
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def test_defaults_and_what_is_written(write: Write) -> None:
     file = load(write(GOOD))
     threshold = resolved(file, "h200-sxm", "busbw[all_reduce]")
     assert (threshold.per, threshold.level, threshold.severity) == ("node", "standard", "required")
-    assert (threshold.needs, threshold.needs_nodes, threshold.skip, threshold.noise) == (2, 1, None, None)
+    assert (threshold.needs, threshold.skip, threshold.noise) == (Needs(places=2), None, None)
     assert (threshold.file, threshold.line) == ("site.yaml", 37)
     assert list(file.criteria(file.profiles["lab"])) == ["bf16_tflops", "gpu_count", "busbw[all_reduce]"]
 
@@ -258,6 +259,33 @@ def test_an_overlay_is_checked_where_it_is_written(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("needs: 4", "needs: {places: 4}"),
+        ("needs_nodes: 3", "needs: {nodes: 3}"),
+        ("needs: 4, needs_nodes: 3", "needs: {places: 4, nodes: 3}"),
+        ("needs: {places: 4}, needs_nodes: 3", "needs: {places: 4, nodes: 3}"),
+        ("needs: {nodes: 9}, needs_nodes: 3", "needs: {nodes: 3}"),  # a copy of an entry with the older key added
+        ("needs_domains: 2, needs_shared_paths: true", "needs: {domains: 2, shared_paths: true}"),
+        ("needs_kernel_log: true, needs_rails: true", "needs: {kernel_log: true, rails: true}"),
+        ("needs_slurm: true, needs_program: dcgmi", "needs: {slurm: true, program: dcgmi}"),
+        ("profiles: {h200-sxm: {needs_nodes: 1, needs: 3}}", "profiles: {h200-sxm: {needs: {nodes: 1, places: 3}}}"),
+        ("recipe: {needs_nodes: 3}", "recipe: {needs_nodes: 3}"),  # a recipe is a site's own
+    ],
+)
+def test_the_older_keys_of_what_an_entry_needs(old: str, new: str, write: Write) -> None:
+    """They mean the same, part by part over what the packaged entry needs, in an entry and in an override."""
+    key = "inter_node_busbw[all_reduce]"
+    found = [load(write(f"{OVERLAY}criteria: {{'{key}': {{{text}}}}}\n")) for text in (old, new)]
+    entries = [resolved(file, "h200-sxm", key) for file in found]
+    assert entries[0] == entries[1]
+    assert [file.changed_entries(file.profiles["h200-sxm"]) for file in found[:1]] == [
+        file.changed_entries(file.profiles["h200-sxm"]) for file in found[1:]
+    ]
+    assert entries[0].needs != Needs(places=2, nodes=2) or "recipe" in old
+
+
+@pytest.mark.parametrize(
     "change",
     [
         "bf16_tflops: {recipe: {data: zeros}}",
@@ -287,6 +315,7 @@ def changed(field: str, value: Any) -> Any:
         "of": "gpu.int8_tops",
         "skip": "too slow",
         "noise": 0.5,
+        "needs": Needs(nodes=7),
     }
     return others[field] if field in others else (value or 0) + 1
 

@@ -139,6 +139,13 @@ def test_terms_of_a_profile_that_lose(loaded: Load) -> None:
     assert in_run(loaded(f"{OVERLAY}cluster: {{nodes: 2}}\nprofiles:\n  h200-sxm: {{nodes: 2}}\n"), "h200-sxm") == []
 
 
+def test_an_older_key_is_shown_in_its_new_spelling(loaded: Load) -> None:
+    """By the lint alone, at its line. What it says holds, so a run has nothing to remark."""
+    file = loaded(f"{OVERLAY}criteria:\n  transport: {{needs_nodes: 3, recipe: {{needs_nodes: 1}}}}\n")
+    assert in_lint(file) == ["site.yaml:4: 'needs_nodes' is deprecated: write 'needs: {nodes: ...}' (in 'transport')."]
+    assert in_run(file, "h200-sxm") == []
+
+
 def test_what_no_profile_uses_is_a_problem(loaded: Load) -> None:
     """A limit that every profile overrides is dead; the twin that one profile still uses is not."""
     dead = GOOD.replace("        min: 0.5\n", "        above: 500\n", 1).replace("        of: gpu.bf16_tflops\n", "", 1)

@@ -95,8 +95,9 @@ EDITS = {
     "an advisory limit": (setting("bf16_tflops", severity="advisory"), ["severity"]),
     "only at soak": (setting("bf16_tflops", level="soak"), ["level"]),
     "more noise": (setting("bf16_tflops", noise=0.5), ["noise"]),
-    "on many GPUs only": (setting("bf16_tflops", needs=4), ["needs"]),
-    "on many nodes only": (setting("bf16_tflops", needs_nodes=3), ["needs_nodes"]),
+    "on many GPUs only": (setting("bf16_tflops", needs=4), ["needs places"]),
+    "on many nodes only, by the older key": (setting("bf16_tflops", needs_nodes=3), ["needs nodes"]),
+    "on many nodes only": (setting("bf16_tflops", needs={"nodes": 3}), ["needs nodes"]),
     "skipped": (setting("bf16_tflops", profiles={"h200-sxm": {"skip": "too slow"}}), ["skip"]),
     "another kind of limit": (setting("bf16_tflops", above=None, min=700), ["min 700 instead of above 700"]),
 }
