@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config.schema_errors import did_you_mean, listed
 from pytest_gpucluster.config.settings import Expect
 from pytest_gpucluster.config.yaml_lines import Document
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.thresholds import layers, released, schema
-from pytest_gpucluster.thresholds.layers import Source
+from pytest_gpucluster.thresholds.layers import Source, layer, merge
 from pytest_gpucluster.thresholds.resolve import Profile, resolve, resolve_profile
 from pytest_gpucluster.thresholds.specs import GpuSpec, load_specs, spec_for_gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from pytest_gpucluster.config.yaml_lines import Problem
+    from pytest_gpucluster.config.yaml_lines import KeyPath, Problem
+    from pytest_gpucluster.thresholds.layers import Layer, Statement
     from pytest_gpucluster.thresholds.resolve import Threshold
 
 REMOVED = "removed"
@@ -38,6 +39,7 @@ class ThresholdsFile(Source):
     content: schema.File = field(repr=False)
     specs: Mapping[str, GpuSpec] | None = field(default=None, repr=False)
     _criteria: dict[Profile | None, dict[str, Threshold]] = field(default_factory=dict, repr=False)
+    _said: dict[Profile | None, dict[str, dict[str, list[Statement]]]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def validate(cls, source: Source) -> tuple[ThresholdsFile | None, list[Problem]]:
@@ -49,7 +51,8 @@ class ThresholdsFile(Source):
         content, problems = schema.validate(source.document, packaged=packaged)
         if content is None:
             return None, problems
-        return cls(path=source.path, document=source.document, base=source.base, content=content), problems
+        own = {one.name: getattr(source, one.name) for one in fields(Source)}
+        return cls(**own, content=content), problems
 
     @property
     def sha256(self) -> str:
@@ -71,9 +74,47 @@ class ThresholdsFile(Source):
     def criteria(self, profile: Profile | None) -> dict[str, Threshold]:
         """Every entry resolved for a profile (None: without overrides), in the file's order."""
         if profile not in self._criteria:
-            entries = self.content.criteria.items()
-            self._criteria[profile] = {key: resolve(self.document, key, entry, profile=profile) for key, entry in entries}
+            said = self.said(profile).items()
+            self._criteria[profile] = {key: resolve(key, one, self.document, profile=profile) for key, one in said}
         return dict(self._criteria[profile])
+
+    def said(self, profile: Profile | None) -> dict[str, dict[str, list[Statement]]]:
+        """What is said of every entry for a profile, topic by topic: what wins comes last, after what loses to it."""
+        if profile not in self._said:
+            self._said[profile] = {key: merge(self._layers_of(key, profile)) for key in self.content.criteria}
+        return self._said[profile]
+
+    def _layers_of(self, key: str, profile: Profile | None) -> Iterator[Layer]:
+        """What an entry says for a profile, lowest first: itself, then for each ancestor its rules and the entry's override."""
+        yield self._layers["criteria", key]
+        for name in profile.chain if profile is not None else ():
+            yield from self._rules_of(key, name)
+            if name in self.content.criteria[key].profiles:
+                yield self._layers["criteria", key, "profiles", name]
+
+    def _rules_of(self, key: str, profile: str) -> list[Layer]:
+        """The rules of a profile for an entry. One that skips stands alone.
+
+        A rule is for the entries of the file that has it, and for those that this file extends.
+        """
+        found = []
+        for name, rule in self.content.profiles[profile].rules.items():
+            path = ("profiles", profile, "rules", name)
+            is_of_base = self.base is not None and self.document.find(path).file == self.base.file
+            if rule.names(key) and (self.base is None or not is_of_base or key in self.base.data["criteria"]):
+                found.append(self._layers[path])
+        return next(([one] for one in found if "skip" in one and one["skip"].value is not None), found)
+
+    @cached_property
+    def _layers(self) -> dict[KeyPath, Layer]:
+        """Every entry, override and rule, split into topics once for all profiles."""
+        written: dict[KeyPath, dict[str, Any]] = {}
+        for key, entry in self.content.criteria.items():
+            written["criteria", key] = {name: value for name, value in entry.written().items() if name != "profiles"}
+            written |= {("criteria", key, "profiles", name): one.written() for name, one in entry.profiles.items()}
+        for name, profile in self.content.profiles.items():
+            written |= {("profiles", name, "rules", rule): one.written() for rule, one in profile.rules.items()}
+        return {path: layer(path, keys) for path, keys in written.items()}
 
     def profile_for(self, *, name: str | None, gpu_names: Sequence[str]) -> Profile:
         """Choose a profile; never guess.

@@ -1,34 +1,51 @@
-"""Layers of plain data: a file over the packaged file, and a profile's overrides over an entry.
+"""Layers: a file over the packaged file, and rules and overrides of a profile over an entry.
 
-Both use one rule (``merge_entry``): a key replaces the key below it, ``recipe`` and ``needs`` are merged key by key, and a
-limit (``above below min max`` with ``of``, ``shapes`` and ``bound_waived``) replaces the whole limit below it.
+Both are merged alike: a key replaces the key below it, ``recipe`` and ``needs`` are merged key by key, and a limit (``above
+below min max`` with ``of``, ``shapes`` and ``bound_waived``) replaces the whole limit below it. The packaged file and the one
+that extends it are merged as they are read, each key keeping its line; what an entry says for a profile is merged with what
+lost to it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.config.yaml_lines import Document, read
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from pytest_gpucluster.config.yaml_lines import KeyPath, Problem, Where
 
     Data: TypeAlias = dict[str | int, Any]
 
-Key = TypeVar("Key", str, str | int)
 Kind: TypeAlias = Literal["above", "below", "min", "max"]
 KINDS: tuple[Kind, ...] = ("above", "below", "min", "max")
 """How a limit is written: above and below are strict, min and max inclusive."""
 LIMIT = (*KINDS, "of", "shapes", "bound_waived")
-MAPPINGS = ("recipe", "needs")
-"""Keys of an entry that are merged key by key."""
+THE_LIMIT = "the limit"
+MAPPINGS = ("recipe", "needs", "rules")
+"""Keys of an entry, and of a profile, that are merged key by key."""
 OLD_NEEDS = {f"needs_{part}": part for part in ("nodes", "domains", "shared_paths", "kernel_log", "rails", "slurm", "program")}
 """Deprecated keys of an entry, and what they are called under ``needs``."""
+
+
+class Statement(NamedTuple):
+    """What a layer says of one topic: where, which key (``recipe.size``), and its value.
+
+    A limit is one topic, with all keys that belong to it; each key of a recipe is one.
+    """
+
+    path: KeyPath
+    name: str
+    value: Any
+
+
+Layer: TypeAlias = "dict[str, Statement]"
+"""What an entry, an override or a rule says, by topic."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +56,7 @@ class Source:
     """
 
     path: Path
+    is_packaged: bool = False
     document: Document = field(repr=False)
     base: Document | None = field(default=None, repr=False)
     refused: tuple[Problem, ...] = ()
@@ -63,12 +81,13 @@ def read_source(path: Path | None) -> Source:
     """Read a file (None: the packaged one). What is wrong is in ``document.problems``, never raised."""
     real, packaged = path or packaged_path(), packaged_path()
     document = _read(real)
+    is_packaged = real.absolute() == packaged.absolute()
     if "extends" not in document.data:
-        return Source(path=real, document=document)
-    if real.absolute() == packaged.absolute():
+        return Source(path=real, is_packaged=is_packaged, document=document)
+    if is_packaged:
         data = {key: value for key, value in document.data.items() if key != "extends"}
         refused = (document.problem(("extends",), "the packaged file extends nothing."),)
-        return Source(path=real, document=replace(document, data=data), refused=refused)
+        return Source(path=real, is_packaged=True, document=replace(document, data=data), refused=refused)
     base = _read(packaged)
     whole = base if base.problems else _overlay(base, document)
     return Source(path=real, document=whole, base=base, refused=_refused(document))
@@ -109,17 +128,55 @@ def _refused(document: Document) -> tuple[Problem, ...]:
     return (document.problem(("extends",), text),)
 
 
-def merge_entry(below: Mapping[Key, Any], above: Mapping[Key, Any]) -> dict[Key, Any]:
+def layer(path: KeyPath, written: Mapping[str, Any]) -> Layer:
+    """What is written at ``path``, by topic."""
+    found: Layer = {}
+    kinds = [kind for kind in KINDS if kind in written]
+    for name, value in written.items():
+        if name in MAPPINGS:
+            found |= {f"{name}.{key}": Statement((*path, name, key), f"{name}.{key}", one) for key, one in value.items()}
+        elif not (kinds and name in LIMIT):
+            found[name] = Statement((*path, name), name, value)
+    if kinds:
+        limit = {name: value for name, value in written.items() if name in LIMIT}
+        found[THE_LIMIT] = Statement((*path, kinds[0]), kinds[0], limit)
+    return found
+
+
+def merge(layers: Iterable[Layer]) -> dict[str, list[Statement]]:
+    """What the layers say of each topic, lowest first: the last statement wins, the others lose to it."""
+    said: dict[str, list[Statement]] = {}
+    for one in layers:
+        if THE_LIMIT in one:
+            for name in LIMIT:
+                said.pop(name, None)
+        for topic, statement in one.items():
+            said.setdefault(topic, []).append(statement)
+    return said
+
+
+def winners(said: Mapping[str, list[Statement]]) -> dict[str, Any]:
+    """The entry that is left of what the layers say."""
+    merged: dict[str, Any] = {}
+    for topic, (*_, (_, name, value)) in said.items():
+        mapping, _, key = name.partition(".")
+        if topic == THE_LIMIT:
+            merged |= value
+        elif mapping in MAPPINGS:
+            merged.setdefault(mapping, {})[key] = value
+        else:
+            merged[name] = value
+    return merged
+
+
+def _merge_keys(below: Mapping[Any, Any], above: Mapping[Any, Any]) -> Data:
     """Lay the keys that ``above`` has over those of ``below``; neither is changed."""
-    merged = {key: value for key, value in below.items() if not (_has_limit(above) and key in LIMIT)}
+    has_limit = any(kind in above for kind in KINDS)
+    merged = {key: value for key, value in below.items() if not (has_limit and key in LIMIT)}
     for key, value in above.items():
         both = key in MAPPINGS and isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = {**merged[key], **value} if both else value
     return merged
-
-
-def _has_limit(entry: Mapping[Any, Any]) -> bool:
-    return any(kind in entry for kind in KINDS)
 
 
 def _overlay(base: Document, top: Document) -> Document:
@@ -145,7 +202,7 @@ def _overlay_entry(below: Any, above: Any) -> Any:
     """Merge one entry; its ``profiles`` override by override."""
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return above
-    merged = merge_entry(below, above)
+    merged = _merge_keys(below, above)
     overrides, more = below.get("profiles"), above.get("profiles")
     if isinstance(overrides, dict) and isinstance(more, dict):
         merged["profiles"] = {**overrides, **{name: _overlay_entry(overrides.get(name), x) for name, x in more.items()}}

@@ -94,6 +94,7 @@ def _check_profiles(file: ThresholdsFile) -> Iterator[Problem]:
 
 def _check_entries(file: ThresholdsFile) -> Iterator[Problem]:
     """Check every entry as written, and sound entries also as every profile sees them."""
+    yield from _check_rules(file)
     sound = {}
     for key, entry in file.content.criteria.items():
         problems = list(_check_written(file, key, entry))
@@ -103,6 +104,18 @@ def _check_entries(file: ThresholdsFile) -> Iterator[Problem]:
     if len(sound) < len(file.content.criteria):
         file = replace(file, content=file.content.model_copy(update={"criteria": sound}))
     yield from _check_limits(file)
+
+
+def _check_rules(file: ThresholdsFile) -> Iterator[Problem]:
+    """Check the rules of profiles: each name is that of an entry, and a limit is one."""
+    known = list(file.content.criteria)
+    for profile, entry in file.content.profiles.items():
+        for name, rule in entry.rules.items():
+            path: KeyPath = ("profiles", profile, "rules", name)
+            yield from _check_limit_keys(file.document, path, rule)
+            for text in rule.unused_names(file.document.data.get("criteria", {})):
+                where = f"{text!r} is no criterion{shape.part_of(path).inside}"
+                yield file.document.problem((*path, "for"), f"{where}.{did_you_mean(text, known)}")
 
 
 def _check_limits(file: ThresholdsFile) -> Iterator[Problem]:

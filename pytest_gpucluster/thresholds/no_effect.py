@@ -6,12 +6,12 @@ as little as a value that the winner has too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_gpucluster.thresholds.layers import KINDS, LIMIT, MAPPINGS, OLD_NEEDS, packaged_path
-from pytest_gpucluster.thresholds.resolve import CANNOT_CHANGE_AN_OUTCOME, layers_of
+from pytest_gpucluster.thresholds.layers import OLD_NEEDS, layer, merge
+from pytest_gpucluster.thresholds.resolve import CANNOT_CHANGE_AN_OUTCOME
+from pytest_gpucluster.thresholds.schema import Terms
 from pytest_gpucluster.thresholds.specs import load_specs
 
 if TYPE_CHECKING:
@@ -19,30 +19,20 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem, Where
     from pytest_gpucluster.thresholds.file import ThresholdsFile
+    from pytest_gpucluster.thresholds.layers import Statement
     from pytest_gpucluster.thresholds.resolve import Profile
 
-_LIMIT = "the limit"
 REHEARSAL = "rehearsal"
 
 
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """One thing that a layer says: a limit, a key, or a key of the recipe."""
+class _Fate(NamedTuple):
+    """What becomes of one statement of the file for one profile.
 
-    path: KeyPath
-    name: str
-    value: object
-
-
-@dataclass(frozen=True, slots=True)
-class _Fate:
-    """What becomes of one thing for one profile.
-
-    ``loses_to`` says which line wins, None where the thing has effect. ``is_meant``: the same file has both, one below the
+    ``loses_to`` says which line wins, None where the statement has effect. ``is_meant``: the same file has both, one below the
     other, as layers are written.
     """
 
-    said: _Said
+    said: Statement
     profile: str
     loses_to: str | None
     is_meant: bool
@@ -121,12 +111,14 @@ def _told(file: ThresholdsFile, fates: list[_Fate]) -> Problem:
     return file.document.problem(first.said.path, text)
 
 
-def _described(said: _Said) -> str:
+def _described(said: Statement) -> str:
     match said.path:
         case ("criteria", key, "profiles", profile, *_):
             return f"{said.name!r} in {key!r}, profile {profile!r}"
         case ("criteria", key, *_):
             return f"{said.name!r} in {key!r}"
+        case ("profiles", profile, "rules", rule, *_):
+            return f"{said.name!r} in rule {rule!r} of profile {profile!r}"
         case _:
             return f"{said.name!r} in profile {said.path[1]!r}"
 
@@ -139,72 +131,59 @@ def _never_chosen(file: ThresholdsFile, name: str) -> Problem:
 def _taken_by_name_only(file: ThresholdsFile) -> list[str]:
     """The file's own profiles that no GPU chooses, and that no profile inherits which a GPU chooses."""
     chosen = {REHEARSAL, *load_specs()} & {*file.profiles}
-    used = {ancestor for name in chosen for ancestor in file.profiles[name].chain}
+    used = {ancestor for name in chosen for ancestor in file.profiles[name].chain} | {*file.packaged.content.profiles}
     return [name for name in file.profiles if name not in used and _is_own(file, ("profiles", name))]
 
 
 def _is_own(file: ThresholdsFile, path: KeyPath) -> bool:
     """Whether the file itself has this key. The packaged file means its layers as they are, so none of them counts."""
-    if file.base is None and file.path.absolute() == packaged_path().absolute():
-        return False
     where = file.document.where.get(path)
-    return where is not None and where.file == file.document.file
+    return not file.is_packaged and where is not None and where.file == file.document.file
 
 
 def _terms_fates(file: ThresholdsFile, profile: Profile) -> Iterator[_Fate]:
     """Fates of the terms of a profile: a child's wins over its parent's, and the cluster section over a shape."""
     layers = []
     for name in profile.chain:
-        path: KeyPath = ("profiles", name)
-        terms = file.content.profiles[name].written()
-        layers.append({term: _Said((*path, term), term, value) for term, value in terms.items() if term != "inherits"})
+        terms = {term: value for term, value in file.content.profiles[name].written().items() if term in Terms.model_fields}
+        layers.append(layer(("profiles", name), {term: value for term, value in terms.items() if term != "inherits"}))
     shape = {name: getattr(file.cluster, name) for name in ("nodes", "gpus_per_node")}
-    layers.append({name: _Said(("cluster", name), name, value) for name, value in shape.items() if value is not None})
-    yield from _fates_in(file, profile, layers)
+    layers.append(layer(("cluster",), {name: value for name, value in shape.items() if value is not None}))
+    yield from _fates(file, profile, merge(layers))
 
 
 def _criteria_fates(file: ThresholdsFile, profile: Profile) -> Iterator[_Fate]:
-    """Fates of what entries and their overrides say."""
+    """Fates of what entries, their overrides and the rules for them say."""
     thresholds = file.criteria(profile)
-    for key, entry in file.content.criteria.items():
-        layers = [_said(layer, ("criteria", key, *path)) for path, layer in layers_of(entry, profile)]
+    for key, said in file.said(profile).items():
         skip = thresholds[key].skip
-        yield from _fates_in(file, profile, layers) if skip is None else _skipped(file, profile, layers, skip=skip)
+        if skip is None:
+            yield from _fates(file, profile, said)
+            continue
+        yield from _fates(file, profile, {topic: said[topic] for topic in said if topic == "skip"})
+        written = said["skip"][-1] if "skip" in said and said["skip"][-1].value is not None else None
+        loses_to = f"it {skip}" if written is None else f"{_shown(file.document.find(written.path))} skips it"
+        is_meant = _is_own(file, said["requires"][-1].path if written is None else written.path)
+        for one in (one for topic in said if topic != "skip" for one in said[topic] if _counts(file, one)):
+            yield _Fate(one, profile.name, None if is_meant else loses_to, is_meant)
 
 
-def _skipped(file: ThresholdsFile, profile: Profile, layers: list[dict[str, _Said]], *, skip: str) -> Iterator[_Fate]:
-    """Fates where the profile leaves the criterion out. Who skips it in the file itself means it."""
-    written = [layer["skip"] for layer in layers if "skip" in layer and layer["skip"].value is not None]
-    loses_to = f"{_shown(file.document.find(written[-1].path))} skips it" if written else f"it {skip}"
-    is_own = bool(written) and _is_own(file, written[-1].path)
-    for said in (said for layer in layers for topic, said in layer.items() if topic != "skip"):
-        if _is_own(file, said.path):
-            yield _Fate(said, profile.name, None if is_own else loses_to, is_own)
+def _fates(file: ThresholdsFile, profile: Profile, said: Mapping[str, list[Statement]]) -> Iterator[_Fate]:
+    """Fates of the file's own statements: of each topic the last one wins."""
+    for statements in said.values():
+        winner = statements[-1]
+        for one in (one for one in statements if _counts(file, one)):
+            if one is winner or one.value == winner.value:
+                yield _Fate(one, profile.name, None, is_meant=True)
+            else:
+                loses_to = f"{_shown(file.document.find(winner.path))} overrides it"
+                is_meant = _is_own(file, winner.path) and winner.path[0] != "cluster"
+                yield _Fate(one, profile.name, loses_to, is_meant)
 
 
-def _fates_in(file: ThresholdsFile, profile: Profile, layers: list[dict[str, _Said]]) -> Iterator[_Fate]:
-    """Fates by layers, lowest first: the last layer that says something of a topic wins."""
-    winners = {topic: said for layer in layers for topic, said in layer.items()}
-    for topic, said in ((topic, said) for layer in layers for topic, said in layer.items() if _is_own(file, said.path)):
-        winner = winners[topic]
-        if winner is said or winner.value == said.value:
-            yield _Fate(said, profile.name, None, is_meant=True)
-        else:
-            loses_to = f"{_shown(file.document.find(winner.path))} overrides it"
-            yield _Fate(said, profile.name, loses_to, is_meant=_is_own(file, winner.path) and winner.path[0] != "cluster")
-
-
-def _said(layer: Mapping[str, Any], path: KeyPath) -> dict[str, _Said]:
-    """What one layer of an entry says, by topic. The keys of a limit are one topic, and each key of a recipe is one."""
-    found: dict[str, _Said] = {}
-    for name, value in layer.items():
-        if name in KINDS:
-            found[_LIMIT] = _Said((*path, name), name, (name, value, layer.get("of")))
-        elif name in MAPPINGS:
-            found.update({f"{name}.{one}": _Said((*path, name, one), f"{name}.{one}", value[one]) for one in value})
-        elif name not in LIMIT and name not in CANNOT_CHANGE_AN_OUTCOME:
-            found[name] = _Said((*path, name), name, value)
-    return found
+def _counts(file: ThresholdsFile, said: Statement) -> bool:
+    """Whether a statement is the file's own, and can change an outcome."""
+    return said.name not in CANNOT_CHANGE_AN_OUTCOME and _is_own(file, said.path)
 
 
 def _shown(where: Where) -> str:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s, ring_gb_s
-from pytest_gpucluster.thresholds.layers import KINDS, MAPPINGS, Kind, merge_entry
+from pytest_gpucluster.thresholds.layers import KINDS, MAPPINGS, THE_LIMIT, Kind, winners
 from pytest_gpucluster.thresholds.limit import Limit
-from pytest_gpucluster.thresholds.schema import Criterion, ProfileEntry
+from pytest_gpucluster.thresholds.schema import Criterion, Terms
 from pytest_gpucluster.thresholds.specs import GpuSpec, load_specs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pytest_gpucluster.config.yaml_lines import Document, KeyPath
-    from pytest_gpucluster.thresholds.schema import Entry
+    from pytest_gpucluster.config.yaml_lines import Document
+    from pytest_gpucluster.thresholds.layers import Statement
+    from pytest_gpucluster.thresholds.schema import ProfileEntry
 
 CANNOT_CHANGE_AN_OUTCOME = frozenset(
     {
@@ -71,7 +71,7 @@ class FabricRates:
         return all_to_all_gb_s(nodes=domains, gpus_per_node=gpus, **rates)
 
 
-class Profile(ProfileEntry):
+class Profile(Terms):
     """One kind of cluster, with what it inherits. ``chain``: its ancestors and itself, oldest first.
 
     ``gpu`` is the id of ``spec``; both are None when the profile promises no GPU. ``accept_soak_s`` is how long a soak
@@ -203,30 +203,20 @@ def resolve_profile(profiles: Mapping[str, ProfileEntry], name: str, *, specs: M
     merged: dict[str, Any] = {}
     for ancestor in chain:
         merged.update(profiles[ancestor].written())
+    merged = {term: value for term, value in merged.items() if term in Terms.model_fields}
     spec = (load_specs() if specs is None else specs).get(merged.get("gpu") or "")
     return Profile(name=name, spec=spec, chain=tuple(chain), **merged)
 
 
-def resolve(document: Document, key: str, entry: Entry, *, profile: Profile | None) -> Threshold:
-    """An entry with the overrides of a profile (None: without any). ``document`` knows where the limit is written."""
+def resolve(key: str, said: Mapping[str, list[Statement]], document: Document, *, profile: Profile | None) -> Threshold:
+    """The entry that is left of what its layers say for a profile. ``document`` knows where the limit is written."""
     spec = profile.spec if profile else None
-    merged: dict[str, Any] = {}
-    limit_path: KeyPath = ("criteria", key)
-    for path, layer in layers_of(entry, profile):
-        merged = merge_entry(merged, layer)
-        limit_path = next((("criteria", key, *path, kind) for kind in KINDS if kind in layer), limit_path)
+    merged = winners(said)
     merged["skip"] = merged.get("skip") or _missing_figure(merged.get("requires"), spec)
-    file, line = document.find(limit_path)
+    file, line = document.find(said[THE_LIMIT][-1].path if THE_LIMIT in said else ("criteria", key))
     rates = rates_of(profile) if profile is not None and merged.get("of") in OF_FABRIC else None
     of_value = _figure(merged.get("of"), spec)
-    return Threshold(key=key, of_value=of_value, rates=rates, file=file, line=line, **copy.deepcopy(merged))
-
-
-def layers_of(entry: Entry, profile: Profile | None) -> list[tuple[KeyPath, dict[str, Any]]]:
-    """What an entry says for a profile, lowest first: itself, then its overrides. Each with its path below the entry."""
-    base = {key: value for key, value in entry.written().items() if key != "profiles"}
-    named = [name for name in (profile.chain if profile else ()) if name in entry.profiles]
-    return [((), base), *((("profiles", name), entry.profiles[name].written()) for name in named)]
+    return Threshold(key=key, of_value=of_value, rates=rates, file=file, line=line, **merged)
 
 
 def rates_of(profile: Profile) -> FabricRates | None:

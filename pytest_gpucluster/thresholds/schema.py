@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -123,8 +124,8 @@ class Cluster(_Strict):
     rails: Literal["measured", "skipped"] = "skipped"
 
 
-class ProfileEntry(_Strict):
-    """One of ``profiles:``."""
+class Terms(_Strict):
+    """What one of ``profiles:`` says of a kind of cluster."""
 
     gpu: Text | None = None
     inherits: Text | None = None
@@ -180,6 +181,34 @@ class Override(_Rules):
     skip: Text | None = None
     why: Text = _LEFT_OUT
     source: Text = _LEFT_OUT
+
+
+class Rule(Override):
+    """One of a profile's ``rules:``: an override for every entry whose name is ``for`` (``*`` stands for any text)."""
+
+    for_: Annotated[list[Text], Field(alias="for", min_length=1)]
+
+    def written(self) -> dict[str, Any]:
+        """What the rule says of each of its entries."""
+        return {name: value for name, value in super().written().items() if name != "for_"}
+
+    def names(self, key: str) -> bool:
+        """Whether the rule is for an entry."""
+        return any(_is_named(one, key) for one in self.for_)
+
+    def unused_names(self, keys: Collection[str]) -> list[str]:
+        """The names that are those of no entry."""
+        return [one for one in self.for_ if not any(_is_named(one, key) for key in keys)]
+
+
+def _is_named(text: str, key: str) -> bool:
+    return re.fullmatch(".*".join(map(re.escape, text.split("*"))), key) is not None
+
+
+class ProfileEntry(Terms):
+    """One of ``profiles:``."""
+
+    rules: dict[str, Rule] = {}
 
 
 class Criterion(_Rules):
@@ -269,18 +298,21 @@ def _plain_number(document: Document, path: KeyPath) -> float | None:
 
 def part_of(path: tuple[str | int, ...]) -> Part:
     """The mapping a path of keys points to, for messages."""
+    keys: tuple[str, ...]
+    noun, inside, keys = "a thresholds file", "", _TOP_KEYS
     match path:
+        case (_, key, *_, "needs"):
+            noun, inside, keys = "'needs'", f" ('needs' of {str(key)!r})", tuple(Needs.model_fields)
         case ("cluster", *_):
-            return Part(noun="the cluster section", inside=" (in 'cluster')", keys=tuple(Cluster.model_fields))
+            noun, inside, keys = "the cluster section", " (in 'cluster')", tuple(Cluster.model_fields)
+        case ("profiles", name, "rules", rule, *_):
+            noun, keys = "a rule", ("for", *Override.model_fields)
+            inside = f" (in rule {str(rule)!r} of profile {str(name)!r})"
         case ("profiles", name, *_):
-            inside = f" (in profile {str(name)!r})"
-            return Part(noun="a profile", inside=inside, keys=tuple(ProfileEntry.model_fields))
-        case ("criteria", key, *_, "needs"):
-            return Part(noun="'needs'", inside=f" ('needs' of {str(key)!r})", keys=tuple(Needs.model_fields))
+            noun, inside, keys = "a profile", f" (in profile {str(name)!r})", tuple(ProfileEntry.model_fields)
         case ("criteria", key, "profiles", name, *_):
+            noun, keys = "an override", tuple(Override.model_fields)
             inside = f" (in {str(key)!r}, profile {str(name)!r})"
-            return Part(noun="an override", inside=inside, keys=tuple(Override.model_fields))
         case ("criteria", key, *_):
-            return Part(noun="a threshold", inside=f" (in {str(key)!r})", keys=tuple(Entry.model_fields))
-        case _:
-            return Part(noun="a thresholds file", inside="", keys=_TOP_KEYS)
+            noun, inside, keys = "a threshold", f" (in {str(key)!r})", tuple(Entry.model_fields)
+    return Part(noun=noun, inside=inside, keys=keys)

@@ -135,6 +135,29 @@ def problems_of(path: Path) -> list[str]:
         ("{2: 310, 8: 400}", "300\n    shapes: {}", "site.yaml:38: 'shapes' must be a table of numbers by nodes x GPUs"),
         ("{2: 310, 8: 400}", "300\n    shapes: {2x8: -1}", "'above: -1' is negative; GB/s never is."),
         ("recipe: {iterations: 5}", "shapes: {2x8: 5}\n        recipe: {iterations: 5}", "'shapes' are of the whole"),
+        *(
+            ("{rehearsal: true}", f"{{rehearsal: true, rules: {rules}}}", f"site.yaml:6: {expected}")
+            for rules, expected in (
+                ("[x]", "'rules' must be a mapping, not a list (in profile 'rehearsal')."),
+                ("{x: {above: 0}}", "'for' is missing (in rule 'x' of profile 'rehearsal')."),
+                ("{x: {for: '*'}}", "'for' must be a list, not '*' (in rule 'x' of profile 'rehearsal')."),
+                ("{x: {for: []}}", "'for' must be a list that is not empty"),
+                (
+                    "{x: {for: ['*'], abve: 0}}",
+                    "'abve' is not a key of a rule (in rule 'x' of profile 'rehearsal'). Keys:",
+                ),
+                (
+                    "{x: {for: ['*'], above: 0, max: 1}}",
+                    "one limit only (in rule 'x' of profile 'rehearsal'): found above",
+                ),
+                ("{x: {for: ['bus*'], above: -1}}", "'busbw[all_reduce]': 'above: -1' is negative; GB/s never is."),
+                (
+                    "{x: {for: [bf16_tflop], above: 0}}",
+                    "'bf16_tflop' is no criterion (in rule 'x' of profile 'rehearsal'). Di",
+                ),
+                ("{x: {for: ['*', 'bf16*x'], above: 0}}", "'bf16*x' is no criterion (in rule 'x' of profile 'rehearsal')."),
+            )
+        ),
         ("{rehearsal: true}", "{rehearsal: true, nic_gb_s_per_gpu: 0}", "'nic_gb_s_per_gpu' must be above 0, not 0"),
         ("bound: gpu.bf16_tflops", "bound: gpu.bf16_tflop", "Did you mean 'gpu.bf16_tflops'?"),
         ("noise: 0.03", "requires: gpu.fp8_tflop", "site.yaml:14: 'requires' is 'gpu.fp8_tflop' (in 'bf16_tflops'). Choose"),

@@ -98,6 +98,53 @@ def test_skip_is_inherited_and_can_be_lifted(write: Write) -> None:
     assert resolved(load(write(lifted)), "sub", "gpu_count").skip is None
 
 
+RULES = """rehearsal:
+    rehearsal: true
+    rules:
+      rates: {for: ["*_tflops", "busbw[*]"], above: 0, bound_waived: a CPU, noise: null, recipe: {iterations: 2, more: 1}}
+      small: {for: [bf16_tflops], recipe: {iterations: 3, sizes: [64]}}
+      no_gpu: {for: ["*_count"], skip: no GPU}
+      counts: {for: ["*_count", "busbw[all_reduce]"], level: soak}
+"""
+WITH_RULES = (
+    GOOD.replace("rehearsal: {rehearsal: true}\n", RULES)
+    .replace("      rehearsal: {skip: no GPU}\n", "")
+    .replace('    profiles:\n  "busbw', '  "busbw')
+)
+
+
+def test_rules_of_a_profile(write: Write) -> None:
+    """They are laid over each entry that they name, in their order and below its own override; one that skips stands alone."""
+    file = load(write(WITH_RULES))
+    rate, links, count = (resolved(file, "rehearsal", key) for key in ("bf16_tflops", "busbw[all_reduce]", "gpu_count"))
+    assert (rate.written_limit, rate.line) == ("above 0.001", 29)  # by its own override
+    assert rate.recipe == {"sizes": [64], "iterations": 3, "more": 1}
+    assert (links.written_limit, links.line, links.level, links.noise) == ("above 0", 9, "soak", None)
+    assert (count.skip, count.level) == ("no GPU", "standard")
+    assert resolved(file, "h200-sxm", "bf16_tflops").recipe == {"sizes": [4096, 8192], "iterations": 50}
+    child = load(write(WITH_RULES.replace("  rehearsal:\n    re", "  sub: {inherits: rehearsal}\n  rehearsal:\n    re")))
+    assert resolved(child, "sub", "busbw[all_reduce]").written_limit == "above 0"
+
+
+def test_rules_below_an_overlay(write: Write) -> None:
+    """The packaged rules are for packaged entries only; an overlay's rules are for all, and are merged rule by rule."""
+    entry = "{criterion: New., above: 90, unit: TFLOPS, why: heat, source: sheet}"
+    text = f"{OVERLAY}criteria:\n  new_tflops: {entry}\n  bf16_tflops: {{min: 600, profiles: {{rehearsal: {{noise: 0.5}}}}}}\n"
+    text += "  gpu_model: {profiles: {rehearsal: {skip: null}}}\n"
+    file = load(write(text))
+    assert resolved(file, "rehearsal", "new_tflops").written_limit == "above 90"
+    packaged = resolved(file, "rehearsal", "bf16_tflops")
+    assert (packaged.written_limit, packaged.noise) == ("above 0", 0.5)
+    assert resolved(file, "rehearsal", "gpu_model").skip is None
+    rules = "profiles: {rehearsal: {rules: {mine: {for: ['*_tflops'], above: 5, bound_waived: mine}}}}\n"
+    file = load(write(text + rules))
+    limits = [resolved(file, "rehearsal", f"{name}_tflops").written_limit for name in ("new", "bf16", "fp16")]
+    assert limits == ["above 5", "above 5", "above 5"]
+    assert resolved(file, "rehearsal", "hbm_bandwidth").written_limit == "above 0"
+    lax = load(write(f"{OVERLAY}profiles: {{h200-sxm: {{rules: {{lax: {{for: ['fp*_tflops'], severity: advisory}}}}}}}}\n"))
+    assert lax.changed_limits(lax.profiles["h200-sxm"]) == [f"fp{bits}_tflops" for bits in (16, 8, 32, 64)]
+
+
 def test_a_criterion_without_its_figure_is_skipped_by_rule(write: Write) -> None:
     """A criterion is skipped where the profile's spec has no figure for what it requires; not elsewhere, nor in a rehearsal."""
     text = GOOD.replace("  rehearsal: {rehearsal: true}", "  ampere: {gpu: a100-sxm}\n  rehearsal: {rehearsal: true}")
@@ -443,6 +490,17 @@ def test_a_rehearsal_asks_of_a_rate_only_that_it_is_there() -> None:
         assert entry.noise is None, entry.key
     speeds = {entry.key for entry in judged if entry.unit in ("us", "ms", "s", "MHz")} | {"finetune_check[step_time_spread]"}
     assert not speeds & {entry.key for entry in judged}
+
+
+def test_a_rehearsal_is_small() -> None:
+    """No recipe of what is measured on a CPU has a size for GPUs; a new entry is named by a rule, or says its own sizes."""
+    file = load(None)
+    most = {"size_bytes": 1 << 26, "large_size_bytes": 1 << 26, "size": 256, "sizes": 512, "seconds": 0.2, "iterations": 5}
+    for entry in file.criteria(file.profiles["rehearsal"]).values():
+        for name, value in entry.recipe.items() if entry.skip is None else ():
+            largest = max(value, default=0) if isinstance(value, list) else value
+            assert name not in most or largest <= most[name], (entry.key, name)
+            assert name != "preset" or value == "tiny", entry.key
 
 
 def test_digest_is_that_of_the_file(write: Write) -> None:

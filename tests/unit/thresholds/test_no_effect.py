@@ -158,6 +158,29 @@ def test_what_no_profile_uses_is_a_problem(loaded: Load) -> None:
     assert no_effect.problems(loaded(own_skips)) == []
 
 
+def test_a_rule_wins_over_an_entry_of_mine(loaded: Load) -> None:
+    """As a packaged override does; and a rule of mine that no entry follows is a problem."""
+    file = loaded(f"{OVERLAY}criteria:\n  hbm_bandwidth: {{noise: 0.5}}\n  bf16_soak: {{above: 650}}\n")
+    lines = [line.partition(" overrides it")[0] for line in in_run(file, "rehearsal")]
+    rule = next(number for number, line in enumerate(PACKAGED) if line.strip() == "rates:")
+    noise, above = (next(n for n in range(rule, rule + 9) if key in PACKAGED[n]) + 1 for key in ("noise:", "above:"))
+    said = "no effect for profile rehearsal: thresholds.yaml"
+    assert lines == [f"site.yaml:4: {said}:{noise}", f"site.yaml:5: {said}:{above}"]
+    rules = "{rules: {mine: {for: [gpu_count], max: 3}, yours: {for: [gpu_count], max: 4}}}"
+    own = loaded(f"{OVERLAY}profiles:\n  h100-nvl: {rules}\n")
+    assert [(one.line, one.message.partition(": ")[0]) for one in no_effect.problems(own)] == [(4, "no effect for any profile")]
+    assert "('max' in rule 'mine' of profile 'h100-nvl')" in no_effect.problems(own)[0].message
+
+
+def test_a_copy_of_the_packaged_file_says_nothing(loaded: Load) -> None:
+    """Neither its layers, which the packaged file means, nor its profiles; one changed limit is no reason for more."""
+    text = "\n".join(PACKAGED)
+    for copied in (text, text.replace("above: 700", "above: 690", 1)):
+        file = loaded(copied)
+        assert no_effect.problems(file) == in_lint(file) == []
+        assert [line for profile in file.profiles for line in in_run(file, profile)] == []
+
+
 def test_the_packaged_file_says_nothing() -> None:
     """The layers of the packaged file are what it means; nobody is told about them."""
     file = load(None)
