@@ -7,16 +7,16 @@ value is the worst so far.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, get_args
 
-from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, Keep, Kept, Seen
-from pytest_gpucluster.judging.criterion import Parts
+from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, Keep, RoundResult
+from pytest_gpucluster.judging.finding import Finding
+from pytest_gpucluster.places import Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from pytest_gpucluster.places import Place
+    from pytest_gpucluster.judging.finding import Facts
 
 
 class SoakRecord:
@@ -26,8 +26,9 @@ class SoakRecord:
         """Nothing was said yet."""
         self._places: dict[str, list[str]] = {}
         self._remarks: dict[tuple[str, str], str | None] = {}
+        self._doubtful: set[tuple[str, str]] = set()
 
-    def facts(self, kept: Sequence[Kept]) -> dict[str, Any]:
+    def facts(self, kept: Sequence[RoundResult]) -> dict[str, Any]:
         """What the measurement that ends now gave at each place that has a value; ``kept`` is of one criterion.
 
         ``places`` are said where they are others than the last time. ``values`` has those that are not ``usual``.
@@ -45,12 +46,15 @@ class SoakRecord:
         facts["details"] = {place: one for place, one in details.items() if one}
         return facts
 
-    def _details(self, kept: Kept) -> dict[str, Any]:
-        """The evidence where this round is the worst, and the remark where it is another one."""
+    def _details(self, kept: RoundResult) -> dict[str, Any]:
+        """The finding where this round is the worst, what is unknown, and the remark where it is another one."""
         found: dict[str, Any] = {}
         if kept.worst is not None and kept.worst_round == kept.latest_round:
-            found = {"evidence": dict(kept.worst.evidence), "parts": _parts_facts(kept.worst.parts)}
+            found = {"finding": _plain(kept.worst)}
         key = (kept.criterion, kept.place.id)
+        if kept.unknown and key not in self._doubtful:
+            self._doubtful.add(key)
+            found["unknown"] = _plain_texts(kept.unknown)
         if kept.remark != self._remarks.get(key):
             self._remarks[key] = found["remark"] = kept.remark
         return found
@@ -71,7 +75,7 @@ def read_back(
         AttributeError, LookupError, TypeError, ValueError: these are not such facts.
     """
     by_id = {place.id: place for place in (*places, CLUSTER)}
-    kept: dict[tuple[str, str], Kept] = {}
+    kept: dict[tuple[str, str], RoundResult] = {}
     covered: dict[str, list[str]] = {}
     latest = num_whole_rounds
     for turn in turns:
@@ -79,8 +83,9 @@ def read_back(
         latest = max(latest, number)
         covered[key] = [str(place) for place in turn.get("places", covered.get(key, ()))]
         for place in covered[key]:
-            one = kept.setdefault((key, place), Kept(criterion=key, place=by_id[place], keep=_keep_of(turn)))
-            one.add(number, _seen(turn, place, by_id))
+            one = kept.setdefault((key, place), RoundResult(criterion=key, place=by_id[place], keep=_keep_of(turn)))
+            one.add(number, _found(turn, place, by_id))
+            one.unknown = _texts(turn["details"].get(place, {}).get("unknown", ()), by_id) or one.unknown
     return Earlier(round=latest, num_whole_rounds=num_whole_rounds, elapsed_s=elapsed_s, kept=kept)
 
 
@@ -91,7 +96,7 @@ def _keep_of(turn: Mapping[str, Any]) -> Keep:
     raise ValueError(f"no such way to keep values: {turn['keep']}")
 
 
-def _seen(turn: Mapping[str, Any], place: str, by_id: Mapping[str, Place]) -> Seen:
+def _found(turn: Mapping[str, Any], place: str, by_id: Mapping[str, Place]) -> Finding:
     """What a measurement showed at a place.
 
     Raises:
@@ -101,24 +106,33 @@ def _seen(turn: Mapping[str, Any], place: str, by_id: Mapping[str, Place]) -> Se
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{value!r} is not the value of a round")
     details = turn["details"].get(place, {})
-    return Seen(
+    facts = details.get("finding", {})
+    return Finding(
         value=value,
-        evidence=dict(details.get("evidence", {})),
+        bad=_texts(facts.get("bad", ()), by_id),
+        evidence=dict(facts.get("evidence", {})),
         remark=details.get("remark"),
-        parts=_parts(details.get("parts"), by_id),
+        kind=facts.get("kind"),
+        unknown_kind=facts.get("unknown_kind"),
+        advice=facts.get("advice"),
     )
 
 
-def _parts_facts(parts: Parts | None) -> dict[str, Any] | None:
-    if parts is None:
-        return None
-    places = [place.id for place in parts.places]
-    return {"kind": parts.kind, "names": list(parts.names), "places": places, "advice": parts.advice}
+def _plain(finding: Finding) -> dict[str, Any]:
+    found = {
+        "bad": _plain_texts(finding.bad),
+        "evidence": dict(finding.evidence),
+        "kind": finding.kind,
+        "unknown_kind": finding.unknown_kind,
+        "advice": finding.advice,
+    }
+    return {name: value for name, value in found.items() if value}
 
 
-def _parts(facts: Mapping[str, Any] | None, by_id: Mapping[str, Place]) -> Parts | None:
-    if facts is None:
-        return None
-    places = tuple(by_id[place] for place in facts["places"])
-    found = Parts(kind=facts["kind"], names=tuple(map(str, facts["names"])), places=places)
-    return replace(found, advice=None if facts["advice"] is None else str(facts["advice"]))
+def _plain_texts(facts: Facts) -> list[list[Any]]:
+    """Texts by subject as rows: whether the subject is a place, its id or name, the texts."""
+    return [[isinstance(part, Place), str(part), list(texts)] for part, texts in facts.items()]
+
+
+def _texts(rows: Iterable[Sequence[Any]], by_id: Mapping[str, Place]) -> Facts:
+    return {by_id[name] if is_place else str(name): [str(text) for text in texts] for is_place, name, texts in rows}

@@ -14,17 +14,24 @@ NO_LIMIT_BYTES = 1 << 62
 
 
 def read_memory_limit(job: str, *, own: Path = OWN, cgroups: Path = CGROUPS) -> int | NotAvailable:
-    """The lowest limit in bytes from the job's cgroup down to this process; :data:`NO_LIMIT_BYTES` where none is set."""
+    """The lowest limit in bytes from the job's cgroup down to this process; :data:`NO_LIMIT_BYTES` where none is set.
+
+    A process whose cgroup is another one than the job's is not held by the job. Where only the root is shown (``/``), a
+    namespace may hide the job's cgroup: then nothing is known.
+    """
     text = read_text(own)
     if isinstance(text, NotAvailable):
         return text
-    for root, path in _memory_groups(text, cgroups):
+    groups = _memory_groups(text, cgroups)
+    for root, path in groups:
         parts = Path(path).parts
         if f"job_{job}" in parts:
             first = parts.index(f"job_{job}") + 1
             folders = [root.joinpath(*(part for part in parts[:end] if part != "/")) for end in range(first, len(parts) + 1)]
             return _lowest(folders)
-    return NotAvailable(f"this process is in no cgroup of job {job}")
+    if any(path != "/" for _, path in groups):
+        return NO_LIMIT_BYTES
+    return NotAvailable(f"no cgroup of job {job} is shown here: a container may hide it")
 
 
 def _memory_groups(text: str, cgroups: Path) -> list[tuple[Path, str]]:

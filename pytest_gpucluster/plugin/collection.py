@@ -219,20 +219,15 @@ def in_run_order(
 ) -> list[pytest.Item]:
     """Health first, so that a broken part is seen before anything long; then as they were collected, and a soak.
 
-    Last is what judges the whole run: the mark ``at_end``. The first test is one of its folder, since the readings before the
-    run are taken there.
+    Last is what judges the whole run: the marks ``at_end`` and ``over_run``.
     """
     last = {item for item in items if pairs[item].judges and pairs[item].criterion in soaking}
 
     def turn(item: pytest.Item) -> tuple[bool, bool, bool]:
-        marked = [item.get_closest_marker(name) is not None for name in ("at_end", "health")]
-        return marked[0], item in last, not marked[1]
+        at_end, over_run, health = (item.get_closest_marker(name) is not None for name in ("at_end", "over_run", "health"))
+        return at_end or over_run, item in last, not health
 
-    ordered = sorted(by_criterion(items, pairs), key=turn)
-    at_end = [item for item in ordered if turn(item)[0]]
-    folders = {item.path.parent for item in at_end}
-    first = next((item for item in without(ordered, at_end) if item.path.parent in folders), None)
-    return ordered if first is None else [first, *without(ordered, [first])]
+    return sorted(by_criterion(items, pairs), key=turn)
 
 
 def by_criterion(items: Sequence[pytest.Item], pairs: Mapping[pytest.Item, pairing.Pair]) -> list[pytest.Item]:

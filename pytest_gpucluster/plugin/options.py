@@ -36,6 +36,9 @@ MARKS = {
     "fabric": "links between nodes",
     "training": "real training",
     "platform": "host, scheduler, file system",
+    "over_run(function, per='gpu')": "judges what a reader gave before the first test and at the end, so it runs last",
+    "compares": "compares places with each other, so all of them are measured, whichever tests are selected",
+    "each_entry(argument)": "one test for each entry NAME[...] of the limits, which gets what stands in the brackets",
     "at_end": "judges what happened during the whole run, so it runs after everything else",
 }
 

@@ -17,6 +17,7 @@ from pytest_gpucluster.plugin.late_errors import ReportErrorGuard
 from pytest_gpucluster.plugin.own_sections import OwnSections
 from pytest_gpucluster.plugin.phases import Phases
 from pytest_gpucluster.plugin.ready_errors import ReadyErrors
+from pytest_gpucluster.plugin.run_readings import Readings
 from pytest_gpucluster.plugin.selection import Selection
 from pytest_gpucluster.plugin.stash_keys import CRITERION, SIMULATION
 from pytest_gpucluster.plugin.terminal import Terminal
@@ -50,16 +51,17 @@ class Run:
             ConfigurationError: see :func:`prepare`.
         """
         self._config = config
-        self._selection = Selection()
+        self.selection = Selection()
         setup = prepare(settings, launch, start=config.invocation_params.dir, simulation=config.stash.get(SIMULATION, None))
-        wanted = self._selection.wanted_places
+        wanted = self.selection.wanted_places
         secret = Secret.take()  # from here on no test, and no process that a test starts, finds it in its environment
         self.session = Session(setup, rootdir=config.rootpath, wanted=wanted, controller=controller, secret=secret)
         self.terminal = Terminal(config, self.session)
         self._termination = Termination(self.session)
         self.collection = Collection(self.session, self.terminal, config.stash[GIVEN], self.begin)
-        self._phases = Phases(self.session, self.terminal, self._selection, self._termination)
+        self._phases = Phases(self.session, self.terminal, self.selection, self._termination)
         self.end = End(config, self.session, self.terminal, self._termination, self.begin)
+        self.readings = Readings(lambda: self.session.cluster)
         self._is_due = False
 
     def register(self) -> None:
@@ -72,8 +74,9 @@ class Run:
             "run": self,
             "live": self.terminal.live,
             "own sections": OwnSections(self._config, self.session),
-            "selection": self._selection,
+            "selection": self.selection,
             "collection": self.collection,
+            "readings": self.readings,
             "phases": self._phases,
             "attempts": Attempts(),
             "end": self.end,

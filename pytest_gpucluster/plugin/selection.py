@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.plugin.stash_keys import PAIR
+from pytest_gpucluster.plugin.stash_keys import PAIR, RULE
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -53,3 +53,11 @@ class Selection:
             wanting = [self._current] if self._current is not None else []
         places = {item.stash[PAIR].place for item in wanting}
         return None if None in places or not places else frozenset(place for place in places if place is not None)
+
+    def criteria(self) -> list[str]:
+        """The criteria that a selected test judges and no rule excludes."""
+        return list(dict.fromkeys(item.stash[PAIR].criterion for item in self.items if RULE not in item.stash))
+
+    def compares(self) -> bool:
+        """Whether a selected test compares places with each other: the mark ``compares``."""
+        return any(item.get_closest_marker("compares") is not None for item in self.items)

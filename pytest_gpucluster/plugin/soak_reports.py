@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, Kept, Soak, Turn
+from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, RoundResult, Soak, Turn
 from pytest_gpucluster.cluster.soak_record import SoakRecord, read_back
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
 from pytest_gpucluster.judging.failure_text import format_number
@@ -95,7 +95,7 @@ class Reports:
         """Name the round and the criterion in the progress line. Called before each measurement."""
         self._terminal.live.work_on(f"round {turn.round}: {turn.criterion}")
 
-    def seen(self, kept: Sequence[Kept]) -> None:
+    def seen(self, kept: Sequence[RoundResult]) -> None:
         """Record the values after each measurement: the round may never end."""
         self._session.recorder.record_soak_turn(self._facts.facts(kept))
         for one in kept:
@@ -121,7 +121,7 @@ class Reports:
             self._shown = shown
             self._terminal.live.say_in_log(f"soak {soak.line}; worst so far: {', '.join(shown) or 'nothing was measured'}")
 
-    def _record(self, kept: Kept, criterion: Criterion) -> None:
+    def _record(self, kept: RoundResult, criterion: Criterion) -> None:
         """Record a first failure or error for good; keep any other value as pending, so that the reports show it.
 
         No waiver can cover the failure yet: a waiver is for a soak that was measured to its end.
@@ -138,9 +138,9 @@ class Reports:
             self._session.plan.set_outcome(replace(record, outcome=PENDING, reason=reason, advisory=False))
 
 
-def worst_of(judged: list[tuple[Kept, Criterion]]) -> dict[str, dict[str, Any]]:
+def worst_of(judged: list[tuple[RoundResult, Criterion]]) -> dict[str, dict[str, Any]]:
     """The worst value of all places by criterion, with its place and round."""
-    found: dict[str, tuple[Kept, Criterion]] = {}
+    found: dict[str, tuple[RoundResult, Criterion]] = {}
     for kept, criterion in judged:
         if kept.value is None:
             continue
@@ -153,7 +153,7 @@ def worst_of(judged: list[tuple[Kept, Criterion]]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _is_worse(value: float, other: float, kept: Kept) -> bool:
+def _is_worse(value: float, other: float, kept: RoundResult) -> bool:
     return value < other if kept.keep == "lowest" else value > other
 
 
@@ -161,7 +161,7 @@ def _where(worst: Mapping[str, Any]) -> str:
     return f" ({worst['place']}, round {worst['round']})" if worst["value"] else ""
 
 
-def _provisional(kept: Kept, criterion: Criterion) -> Record:
+def _provisional(kept: RoundResult, criterion: Criterion) -> Record:
     """The record as it would be if the soak ended now."""
     place = None if kept.place == CLUSTER else kept.place
     trial = replace(criterion, place=place, judged=None, first_error=None, note=_ignore)

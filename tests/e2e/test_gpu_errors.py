@@ -197,7 +197,7 @@ def test_one_gpu(tmp_path: Path, library: Path, between: str, bad: dict[str, Any
     ("between", "outcome", "said"),
     [
         pytest.param("1.ecc.cor.vol 9\n1.pcie.replay 41\n1.nvlink.4.crc_data 9", "passed", None, marks=pytest.mark.slow),
-        ("1.ecc.unc.vol 3", "failed", "uncorrected memory errors +1"),
+        ("1.ecc.unc.vol 3", "failed", "ecc_uncorrected +1"),
         pytest.param("1.pcie.replay 49", "failed", "PCIe replays +9", marks=pytest.mark.slow),
         pytest.param("1.nvlink.4.recovery 4", "failed", "link 4 recoveries +1", marks=pytest.mark.slow),
         pytest.param("1.pcie.replay 0", "error", "PCIe replays: the counter was reset", marks=pytest.mark.slow),
@@ -211,7 +211,7 @@ def test_one_gpu_in_a_soak(tmp_path: Path, library: Path, between: str, outcome:
     row = ran.row(SOAK, "node0-gpu1")
     if outcome == "failed":
         assert row["evidence"]["worst in round"] > 1
-        assert said in str(row["evidence"]["counted"])
+        assert said in str(row["evidence"]["found"])
     if outcome == "error":
         assert re.search(r"in round ([2-9]|\d\d+) of the soak", row["reason"])
         assert said in row["reason"]
@@ -240,8 +240,9 @@ def test_one_gpu_in_a_soak_has_no_links(tmp_path: Path, library: Path) -> None:
     assert ran.outcomes(SOAK) == {"node0-gpu0": "passed"}, ran.stdout
 
 
-def test_nothing_was_read_before_the_run(tmp_path: Path, library: Path) -> None:
-    """A test of another folder ran before any of ours could: what it did to the GPUs was not seen, and is an error."""
+def test_a_test_of_another_folder_that_runs_first(tmp_path: Path, library: Path) -> None:
+    """The readings are taken before it, so what happened while it ran is judged."""
     ran = run(tmp_path, library, between="1.ecc.unc.vol 3\n1.pcie.replay 400\n1.nvlink.9.replay 2", kind="late")
-    assert {outcome for key in JUDGED for outcome in ran.outcomes(key).values()} == {"error"}, ran.stdout
-    assert "test_between.py::test_between ran before the first reading" in " ".join(ran.stdout.split())
+    judged = {key: ran.outcomes(key) for key in ("ecc_growth", "pcie_replays")}
+    assert judged == {key: {"node0-gpu0": "passed", "node0-gpu1": "failed"} for key in judged}, ran.stdout
+    assert ran.outcomes("nvlink_errors") == {"node0": "failed"}

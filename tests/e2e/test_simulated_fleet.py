@@ -338,7 +338,7 @@ def test_each_fault_shows_as_itself_and_nowhere_else(tmp_path: Path, profile: st
     assert run.returncode == 1
     assert run.results["simulated"]["faults"] == list(BAD)
     evidence = run.row("gpu_pairs", "node0")["evidence"]
-    assert [one.split(" (")[0] for one in evidence["over the host"]] == [f"{one} -> {other}" for one, other in PLANTED_PAIR]
+    assert [one.split(": ")[0] for one in evidence["found"]] == [f"{one} -> {other}" for one, other in PLANTED_PAIR]
     assert len(evidence["pairs"]) == 12
     assert {(one["source"], one["target"]) for one in evidence["pairs"] if one["gb_s"] < 100} == {*PLANTED_PAIR}
     assert run.row("slow_pair[bandwidth]", "node0")["evidence"]["worst"].startswith("node0-gpu1 -> node0-gpu2 (NV")

@@ -183,8 +183,7 @@ def test_the_listener_is_killed(tmp_path: Path, library: Path, between: str) -> 
     assert (ran.results["verdict"], ran.returncode != 0) == ("INCOMPLETE", True), ran.stdout
 
 
-def test_nobody_listened_before_the_run(tmp_path: Path, library: Path) -> None:
-    """A test of another folder ran before any of ours could: what the driver reported then may not have been heard."""
+def test_a_test_of_another_folder_that_runs_first(tmp_path: Path, library: Path) -> None:
+    """The listener is heard before it, so what the driver reported while it ran is judged."""
     ran = run(tmp_path, library, between="xids 1:79", kind="late")
-    assert ran.outcomes(KEY) == dict.fromkeys(GREEN, "error"), ran.stdout
-    assert "test_between.py::test_between ran before the first reading" in " ".join(ran.stdout.split())
+    assert ran.outcomes(KEY) == {**GREEN, "node0-gpu1": "failed"}, ran.stdout

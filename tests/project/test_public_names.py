@@ -29,6 +29,11 @@ OPTIONS = {
     "--gpucluster-inline",
     "--gpucluster-selftest",
 }
+NAMES = (
+    "Blame", "Cluster", "Finding", "GpuLocalizer", "MeasurementError", "NodeLocalizer", "NotAvailable", "Place", "Repeats",
+    "Results", "SoakWork", "measurement",
+)  # fmt: skip
+MODULES = ("agreement", "health", "localization", "scaling", "siblings")
 HEAVY = ("torch", "pydantic", "rich", "pynvml", "yaml", "numpy", "transformers", "peft", "junit_xml")
 
 
@@ -50,9 +55,11 @@ def test_options(tmp_path: Path) -> None:
 
 def test_public_names() -> None:
     """And each can be imported."""
-    assert sorted(pytest_gpucluster.__all__) == ["Cluster", "MeasurementError", "Place", "Repeats", "Results", "measurement"]
-    for name in pytest_gpucluster.__all__:
+    assert sorted(pytest_gpucluster.__all__) == sorted([*NAMES, *MODULES])
+    for name in NAMES:
         assert getattr(pytest_gpucluster, name).__name__ == name
+    for name in MODULES:
+        assert getattr(pytest_gpucluster, name).__name__.rpartition(".")[2] == name
     with pytest.raises(AttributeError, match="no attribute 'Clutser'"):
         pytest_gpucluster.Clutser  # noqa: B018 -- reading it is the test
 
