@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.config.torchrun import Launch
     from pytest_gpucluster.fleet.simulation import Simulation
-    from pytest_gpucluster.judging.promises import Promise
+    from pytest_gpucluster.judging.promises import PromisedShape
     from pytest_gpucluster.thresholds.file import ThresholdsFile
     from pytest_gpucluster.thresholds.resolve import Profile, Threshold
     from pytest_gpucluster.thresholds.specs import GpuSpec
@@ -102,7 +102,7 @@ class RunSetup:
     def changed_terms(self) -> list[str]:
         """What is asked of the run otherwise than was promised elsewhere."""
         standard = self.thresholds.standard(self.profile)
-        promises: dict[str, Promise] = {"the cluster section": self.thresholds.cluster, "the profile": self.profile}
+        promises: dict[str, PromisedShape] = {"the cluster section": self.thresholds.cluster, "the profile": self.profile}
         if standard is not None:
             promises["the packaged profile"] = standard
         changed = changed_terms(self.profile, standard, self.inventory, promises)
@@ -218,7 +218,7 @@ def _shown(launch: Launch | None, detected: Detected) -> Expect:
     return Expect(nodes=1, gpus_per_node=detected.num_gpus or REHEARSAL_RANKS)
 
 
-def _shape(*sources: Promise) -> tuple[int, int]:
+def _shape(*sources: PromisedShape) -> tuple[int, int]:
     """Nodes and GPUs per node, each from the first source that has it."""
     nodes = next(source.nodes for source in sources if source.nodes is not None)
     return nodes, next(source.gpus_per_node for source in sources if source.gpus_per_node is not None)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.commands.tests_by_name import JudgingTests, read_tests, tests_beside
 from pytest_gpucluster.config.schema_errors import closest, did_you_mean
-from pytest_gpucluster.thresholds import lint, no_effect
+from pytest_gpucluster.thresholds import no_effect
 from pytest_gpucluster.thresholds.layers import packaged_path
+from pytest_gpucluster.thresholds.load import check
+from pytest_gpucluster.thresholds.schema import File
 
 if TYPE_CHECKING:
     import argparse
@@ -32,7 +34,7 @@ def main(chosen: argparse.Namespace) -> int:
         ConfigurationError: a path of ``--tests`` is absent or no Python.
     """
     if chosen.schema:
-        sys.stdout.write(json.dumps(lint.schema(), indent=1) + "\n")
+        sys.stdout.write(json.dumps(File.model_json_schema(by_alias=True), indent=1) + "\n")
         return 0
     named = [] if chosen.tests is None else read_tests(chosen.tests)
     checks = [_lint(path, named, asked=chosen.tests is not None) for path in chosen.files or [packaged_path()]]
@@ -41,7 +43,7 @@ def main(chosen: argparse.Namespace) -> int:
 
 def _lint(path: Path, named: list[JudgingTests], *, asked: bool) -> bool:
     """Print what is to say of one file; whether it has no problem."""
-    file, problems = lint.check(path)
+    file, problems = check(path)
     remarks: list[Problem] = []
     if file is not None and not problems:
         problems, remarks = no_effect.problems(file), no_effect.remarks(file)

@@ -23,7 +23,7 @@ NO_SERIAL = {"", "N/A", "[N/A]", "UNKNOWN", "NONE"}
 """What a driver or hypervisor reports in a serial's place, zeros and blanks around it removed."""
 
 
-class Promise(Protocol):
+class PromisedShape(Protocol):
     """A promised number of nodes and GPUs; None where nothing is promised."""
 
     @property
@@ -43,7 +43,7 @@ def short_soak(profile: Profile, *, level: str, soak_s: float | None) -> str | N
 
 
 def changed_terms(
-    profile: Profile, standard: Profile | None, expected: Inventory, promises: Mapping[str, Promise]
+    profile: Profile, standard: Profile | None, expected: Inventory, promises: Mapping[str, PromisedShape]
 ) -> list[str]:
     """What a run asks for that differs from the packaged profile, or is less than was promised.
 

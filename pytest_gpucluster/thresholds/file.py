@@ -12,7 +12,7 @@ from pytest_gpucluster.config.settings import Expect
 from pytest_gpucluster.config.yaml_lines import Document
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.thresholds import layers, released, schema
-from pytest_gpucluster.thresholds.layers import Source, layer, merge
+from pytest_gpucluster.thresholds.layers import SourceFile, layer, merge
 from pytest_gpucluster.thresholds.resolve import Profile, resolve, resolve_profile
 from pytest_gpucluster.thresholds.specs import GpuSpec, load_specs, spec_for_gpu
 
@@ -30,7 +30,7 @@ NOT_FIGURES = {"title", "source", "seen"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThresholdsFile(Source):
+class ThresholdsFile(SourceFile):
     """A validated thresholds file. Limits are resolved once for each profile: lint and the run share them.
 
     ``specs``: the figures of GPUs by id; None stands for the installed ones.
@@ -42,7 +42,7 @@ class ThresholdsFile(Source):
     _said: dict[Profile | None, dict[str, dict[str, list[Statement]]]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def validate(cls, source: Source) -> tuple[ThresholdsFile | None, list[Problem]]:
+    def validate(cls, source: SourceFile) -> tuple[ThresholdsFile | None, list[Problem]]:
         """Validate the shape of a file. Entries of the wrong shape are left out; other faults of shape leave no file.
 
         What is wrong with ``extends`` is in ``source.refused``.
@@ -51,7 +51,7 @@ class ThresholdsFile(Source):
         content, problems = schema.validate(source.document, packaged=packaged)
         if content is None:
             return None, problems
-        own = {one.name: getattr(source, one.name) for one in fields(Source)}
+        own = {one.name: getattr(source, one.name) for one in fields(SourceFile)}
         return cls(**own, content=content), problems
 
     @property

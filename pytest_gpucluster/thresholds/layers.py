@@ -49,7 +49,7 @@ Layer: TypeAlias = "dict[str, Statement]"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class SourceFile:
     """A thresholds file as read. With ``extends: packaged``, ``document`` is the overlay and ``base`` the packaged file.
 
     ``refused`` is what is wrong with ``extends`` itself. The rest is then read as if it said what it may say.
@@ -77,20 +77,20 @@ def shown(path: Path) -> str:
         return str(path)
 
 
-def read_source(path: Path | None) -> Source:
+def read_source(path: Path | None) -> SourceFile:
     """Read a file (None: the packaged one). What is wrong is in ``document.problems``, never raised."""
     real, packaged = path or packaged_path(), packaged_path()
     document = _read(real)
     is_packaged = real.absolute() == packaged.absolute()
     if "extends" not in document.data:
-        return Source(path=real, is_packaged=is_packaged, document=document)
+        return SourceFile(path=real, is_packaged=is_packaged, document=document)
     if is_packaged:
         data = {key: value for key, value in document.data.items() if key != "extends"}
         refused = (document.problem(("extends",), "the packaged file extends nothing."),)
-        return Source(path=real, is_packaged=True, document=replace(document, data=data), refused=refused)
+        return SourceFile(path=real, is_packaged=True, document=replace(document, data=data), refused=refused)
     base = _read(packaged)
     whole = base if base.problems else _overlay(base, document)
-    return Source(path=real, document=whole, base=base, refused=_refused(document))
+    return SourceFile(path=real, document=whole, base=base, refused=_refused(document))
 
 
 def _read(path: Path) -> Document:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pytest_gpucluster.thresholds.layers import OLD_NEEDS, layer, merge
 from pytest_gpucluster.thresholds.resolve import CANNOT_CHANGE_AN_OUTCOME
-from pytest_gpucluster.thresholds.schema import Terms
+from pytest_gpucluster.thresholds.schema import ProfileTerms
 from pytest_gpucluster.thresholds.specs import load_specs
 
 if TYPE_CHECKING:
@@ -143,10 +143,9 @@ def _is_own(file: ThresholdsFile, path: KeyPath) -> bool:
 
 def _terms_fates(file: ThresholdsFile, profile: Profile) -> Iterator[_Fate]:
     """Fates of the terms of a profile: a child's wins over its parent's, and the cluster section over a shape."""
-    layers = []
-    for name in profile.chain:
-        terms = {term: value for term, value in file.content.profiles[name].written().items() if term in Terms.model_fields}
-        layers.append(layer(("profiles", name), {term: value for term, value in terms.items() if term != "inherits"}))
+    own = ProfileTerms.model_fields.keys() - {"inherits"}
+    written = {name: file.content.profiles[name].written() for name in profile.chain}
+    layers = [layer(("profiles", name), {term: terms[term] for term in own & terms.keys()}) for name, terms in written.items()]
     shape = {name: getattr(file.cluster, name) for name in ("nodes", "gpus_per_node")}
     layers.append(layer(("cluster",), {name: value for name, value in shape.items() if value is not None}))
     yield from _fates(file, profile, merge(layers))

@@ -9,7 +9,7 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s, ring_gb_s
 from pytest_gpucluster.thresholds.layers import KINDS, MAPPINGS, THE_LIMIT, Kind, winners
 from pytest_gpucluster.thresholds.limit import Limit
-from pytest_gpucluster.thresholds.schema import Criterion, Terms
+from pytest_gpucluster.thresholds.schema import EntryKeys, ProfileTerms
 from pytest_gpucluster.thresholds.specs import GpuSpec, load_specs
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class FabricRates:
         return all_to_all_gb_s(nodes=domains, gpus_per_node=gpus, **rates)
 
 
-class Profile(Terms):
+class Profile(ProfileTerms):
     """One kind of cluster, with what it inherits. ``chain``: its ancestors and itself, oldest first.
 
     ``gpu`` is the id of ``spec``; both are None when the profile promises no GPU. ``accept_soak_s`` is how long a soak
@@ -83,7 +83,7 @@ class Profile(Terms):
     chain: tuple[str, ...]
 
 
-class Threshold(Criterion):
+class Threshold(EntryKeys):
     """One entry of thresholds.yaml, resolved for one profile.
 
     ``of`` is what the limit's numbers are multiplied by; ``of_value`` its value when the GPU's spec gives it, None when
@@ -203,7 +203,7 @@ def resolve_profile(profiles: Mapping[str, ProfileEntry], name: str, *, specs: M
     merged: dict[str, Any] = {}
     for ancestor in chain:
         merged.update(profiles[ancestor].written())
-    merged = {term: value for term, value in merged.items() if term in Terms.model_fields}
+    merged = {term: value for term, value in merged.items() if term in ProfileTerms.model_fields}
     spec = (load_specs() if specs is None else specs).get(merged.get("gpu") or "")
     return Profile(name=name, spec=spec, chain=tuple(chain), **merged)
 
