@@ -18,7 +18,7 @@ from pytest_gpucluster.config.yaml_lines import Document, read
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from pytest_gpucluster.config.yaml_lines import KeyPath, Problem, Where
+    from pytest_gpucluster.config.yaml_lines import KeyPath, Problem
 
     Data: TypeAlias = dict[str | int, Any]
 
@@ -181,29 +181,18 @@ def _merge_keys(below: Mapping[Any, Any], above: Mapping[Any, Any]) -> Data:
 
 def _overlay(base: Document, top: Document) -> Document:
     """``extends: packaged``: entry by entry over the packaged file, each key keeping the line it came from."""
-    where: dict[KeyPath, Where] = {**base.where, **top.where}
-    data: Data = {**base.data}
-    for section, value in top.data.items():
-        data[section] = _overlay_section(data.get(section), value, section=section)
+    data = _overlaid(base.data, top.data, ())
     del data["extends"]
-    return replace(top, data=data, where=where)
+    return replace(top, data=data, where={**base.where, **top.where})
 
 
-def _overlay_section(below: Any, above: Any, *, section: str | int) -> Any:
-    """Merge ``cluster`` key by key, ``profiles`` and ``criteria`` entry by entry."""
-    if not (isinstance(below, dict) and isinstance(above, dict)) or section not in {"cluster", "profiles", "criteria"}:
-        return above
-    if section == "cluster":
-        return {**below, **above}
-    return {**below, **{key: _overlay_entry(below.get(key), value) for key, value in above.items()}}
-
-
-def _overlay_entry(below: Any, above: Any) -> Any:
-    """Merge one entry; its ``profiles`` override by override."""
+def _overlaid(below: Any, above: Any, path: KeyPath) -> Any:
+    """Merge entries and profiles one by one, each key by key, and the overrides of an entry as entries are merged."""
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return above
+    if path in ((), ("criteria",), ("profiles",)) or path[2:] == ("profiles",):
+        return {**below, **{key: _overlaid(below.get(key), value, (*path, key)) for key, value in above.items()}}
     merged = _merge_keys(below, above)
-    overrides, more = below.get("profiles"), above.get("profiles")
-    if isinstance(overrides, dict) and isinstance(more, dict):
-        merged["profiles"] = {**overrides, **{name: _overlay_entry(overrides.get(name), x) for name, x in more.items()}}
+    if "profiles" in above:
+        merged["profiles"] = _overlaid(below.get("profiles"), above["profiles"], (*path, "profiles"))
     return merged

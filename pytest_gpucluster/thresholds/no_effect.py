@@ -43,14 +43,12 @@ def remarks(file: ThresholdsFile) -> list[Problem]:
 
     These are the profiles that GPUs choose and those that the file writes. A rehearsal judges no limit, and is left out.
     """
-    found = [_never_chosen(file, name) for name in _taken_by_name_only(file)]
     specs = load_specs()
-    lost: dict[KeyPath, list[_Fate]] = {}
-    for profile in file.profiles.values():
-        if not profile.rehearsal and (profile.name in specs or _is_own(file, ("profiles", profile.name))):
-            for fate in _lost(file, profile):
-                lost.setdefault(fate.said.path, []).append(fate)
-    return _sorted([*found, *(_told(file, fates) for fates in lost.values()), *_deprecated(file)])
+    own = [name for name in file.profiles if _is_own(file, ("profiles", name))]
+    taken = [one for one in file.profiles.values() if not one.rehearsal and one.name in {*specs, *own}]
+    lost = _by_path(fate for profile in taken for fate in _lost(file, profile))
+    found = [_never_chosen(file, name) for name in _taken_by_name_only(file)]
+    return _sorted([*found, *(_told(file, fates) for fates in lost), *_deprecated(file)])
 
 
 def _deprecated(file: ThresholdsFile) -> Iterator[Problem]:
@@ -77,12 +75,16 @@ def remarks_of_run(file: ThresholdsFile, profile: Profile) -> list[Problem]:
 
 def problems(file: ThresholdsFile) -> list[Problem]:
     """What an entry or its override says and no profile uses, whichever file wins."""
-    fates: dict[KeyPath, list[_Fate]] = {}
-    for profile in file.profiles.values():
-        for fate in _criteria_fates(file, profile):
-            fates.setdefault(fate.said.path, []).append(fate)
-    dead = [of_one for of_one in fates.values() if all(fate.loses_to for fate in of_one)]
-    return _sorted([_dead(file.document, of_one) for of_one in dead])
+    fates = _by_path(fate for profile in file.profiles.values() for fate in _criteria_fates(file, profile))
+    return _sorted(_dead(file.document, of_one) for of_one in fates if all(fate.loses_to for fate in of_one))
+
+
+def _by_path(fates: Iterable[_Fate]) -> list[list[_Fate]]:
+    """The fates of each statement together."""
+    found: dict[KeyPath, list[_Fate]] = {}
+    for fate in fates:
+        found.setdefault(fate.said.path, []).append(fate)
+    return [*found.values()]
 
 
 def _sorted(found: Iterable[Problem]) -> list[Problem]:
