@@ -1,4 +1,4 @@
-"""What is asked of a run as a whole, beside its limits: duration of a soak, number of GPUs, level. Pure.
+"""What a run as a whole has to keep, beside its limits: duration of a soak, number of GPUs, level. Pure.
 
 A run may ask for less than was promised elsewhere. Its verdict then says so, or is no acceptance.
 """
@@ -90,7 +90,7 @@ def doubled_gpus(places: Iterable[Place]) -> list[str]:
 
 
 def doubled_serials(places: Iterable[Place]) -> list[str]:
-    """GPUs that report one serial number and are not known to be one GPU: a part cannot be told from the other."""
+    """GPUs that report one serial number and are not known to be one GPU: no name tells them apart."""
     found: dict[str, list[Place]] = {}
     for place in places:
         if place.gpu is not None and place.serial is not None and place.serial.strip(" 0").upper() not in NO_SERIAL:
@@ -114,7 +114,7 @@ def shape(inventory: Inventory, found: Mapping[str, str | None] | None) -> str:
 
     Args:
         inventory: what is expected.
-        found: the name of the GPU at each place that answered, by place id; None before anybody was asked.
+        found: the name of the GPU at each place that answered, by place id; None before any node has answered.
     """
     answering = {place.node for place in inventory.places if found is None or place.id in found}
     expected = f"{inventory.num_nodes} node{'s' if inventory.num_nodes > 1 else ''}"

@@ -120,7 +120,7 @@ class ThresholdsFile(SourceFile):
         """Choose a profile; never guess.
 
         Args:
-            name: the profile asked for, None to choose by GPU.
+            name: the profile that is wanted, None to choose by GPU.
             gpu_names: NVML's name of every GPU, empty for none.
 
         Raises:

@@ -48,7 +48,7 @@ def remarks(file: ThresholdsFile) -> list[Problem]:
     taken = [one for one in file.profiles.values() if not one.rehearsal and one.name in {*specs, *own}]
     lost = _by_path(fate for profile in taken for fate in _lost(file, profile))
     found = [_never_chosen(file, name) for name in _taken_by_name_only(file)]
-    return _sorted([*found, *(_told(file, fates) for fates in lost), *_deprecated(file)])
+    return _sorted([*found, *(_remark(file, fates) for fates in lost), *_deprecated(file)])
 
 
 def _deprecated(file: ThresholdsFile) -> Iterator[Problem]:
@@ -70,7 +70,7 @@ def remarks_of_run(file: ThresholdsFile, profile: Profile) -> list[Problem]:
         for name in _taken_by_name_only(file)
         if name not in profile.chain
     ]
-    return _sorted([*found, *(_told(file, [fate]) for fate in _lost(file, profile))])
+    return _sorted([*found, *(_remark(file, [fate]) for fate in _lost(file, profile))])
 
 
 def problems(file: ThresholdsFile) -> list[Problem]:
@@ -103,7 +103,7 @@ def _lost(file: ThresholdsFile, profile: Profile) -> Iterator[_Fate]:
             yield fate
 
 
-def _told(file: ThresholdsFile, fates: list[_Fate]) -> Problem:
+def _remark(file: ThresholdsFile, fates: list[_Fate]) -> Problem:
     """One thing that has no effect: what wins over it for the first of these profiles, and for which others it is so too."""
     first, *others = fates
     is_entry = first.said.path[0] == "criteria" and str(first.loses_to).endswith("overrides it")

@@ -1,4 +1,4 @@
-"""The packaged limits as they were released, whatever somebody did to thresholds.yaml since then. Knows PyYAML and no more.
+"""The packaged limits as they were released, whatever became of thresholds.yaml since then. Imports PyYAML and nothing else.
 
 ``packaged_limits.sha256`` beside this file is the digest of all that can change an outcome: thresholds.yaml without its prose,
 and the figures of every GPU. What has this digest is what was released, wherever it lies: the wheel and the sdist carry it as

@@ -32,7 +32,7 @@ CANNOT_CHANGE_AN_OUTCOME = frozenset(
         "requires",  # acts through ``skip``
         "takes_s",  # the forecast alone reads this key and the next
         "measured_with",
-        "rates",  # a term of the profile, which is told by itself where it is less
+        "rates",  # a term of the profile, which is named by itself where it is less
     }
 )
 """Fields of :class:`Threshold` that a site may change without changing a limit. Every other field counts."""

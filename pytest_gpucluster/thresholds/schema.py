@@ -18,7 +18,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from pytest_gpucluster.config.schema_errors import Section, did_you_mean, shape_problems
+from pytest_gpucluster.config.schema_errors import FileSection, did_you_mean, shape_problems
 from pytest_gpucluster.config.settings import SOAK_S
 
 if TYPE_CHECKING:
@@ -296,7 +296,7 @@ def _plain_number(document: Document, path: KeyPath) -> float | None:
     return numbers[0] if len(numbers) == 1 and isinstance(numbers[0], (int, float)) else None
 
 
-def part_of(path: tuple[str | int, ...]) -> Section:
+def part_of(path: tuple[str | int, ...]) -> FileSection:
     """The mapping a path of keys points to, for messages."""
     keys: tuple[str, ...]
     noun, inside, keys = "a thresholds file", "", _TOP_KEYS
@@ -315,7 +315,7 @@ def part_of(path: tuple[str | int, ...]) -> Section:
             inside = f" (in {str(key)!r}, profile {str(name)!r})"
         case ("criteria", key, *_):
             noun, inside, keys = "a threshold", f" (in {str(key)!r})", tuple(CriterionEntry.model_fields)
-    return Section(noun=noun, inside=inside, keys=keys)
+    return FileSection(noun=noun, inside=inside, keys=keys)
 
 
 # Units that a file does not take, converted to one that it does take.

@@ -1,4 +1,4 @@
-"""What is asked of a run as a whole: a shorter soak, a lower level, fewer GPUs than were promised, and what becomes of it."""
+"""What a run as a whole has to keep: a shorter soak, a lower level, fewer GPUs than were promised, and what becomes of it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TWO = Inventory(num_nodes=2, gpus_per_node=8, device="cuda")
 
 
 @pytest.mark.parametrize(
-    ("level", "changes", "told"),
+    ("level", "changes", "reason"),
     [
         ("soak:45s", {}, "a soak of 45 s, and the profile asks for 8 h 0 min"),
         ("soak", {}, None),
@@ -46,14 +46,14 @@ TWO = Inventory(num_nodes=2, gpus_per_node=8, device="cuda")
         ("standard", {}, None),
     ],
 )
-def test_a_soak_must_last_as_long_as_the_profile_asks(level: str, changes: dict[str, Any], told: str | None) -> None:
+def test_a_soak_must_last_as_long_as_the_profile_asks(level: str, changes: dict[str, Any], reason: str | None) -> None:
     """A soak of seconds is too short; a profile that accepts below level soak asks for no duration."""
     named, soak_s = parse_level(level)
-    assert short_soak(SITE.model_copy(update=changes), level=named, soak_s=soak_s) == told
+    assert short_soak(SITE.model_copy(update=changes), level=named, soak_s=soak_s) == reason
 
 
 @pytest.mark.parametrize(
-    ("profile", "expected", "told"),
+    ("profile", "expected", "named_terms"),
     [
         ({}, TWO, []),
         ({"accept_at": "soak"}, TWO, []),  # more than the packaged one asks
@@ -71,10 +71,10 @@ def test_a_soak_must_last_as_long_as_the_profile_asks(level: str, changes: dict[
         ({"accept_at": "quick", "rehearsal": True}, replace(TWO, num_nodes=1), []),
     ],
 )
-def test_a_run_that_asks_for_less_is_named(profile: dict[str, Any], expected: Inventory, told: list[str]) -> None:
+def test_a_run_that_asks_for_less_is_named(profile: dict[str, Any], expected: Inventory, named_terms: list[str]) -> None:
     """A run that asks for more is not named, nor is a rehearsal, which accepts nothing."""
     promises: dict[str, Any] = {"the file": Expect(nodes=2, gpus_per_node=8), "the profile": Expect(nodes=1)}
-    assert changed_terms(STANDARD.model_copy(update=profile), STANDARD, expected, promises) == told
+    assert changed_terms(STANDARD.model_copy(update=profile), STANDARD, expected, promises) == named_terms
 
 
 PACKAGED = {name: one for name, one in load(None).profiles.items() if name == one.gpu}
