@@ -24,9 +24,7 @@ from pytest_gpucluster.places import GpuLinks, Inventory
 from pytest_gpucluster.protocol.channel import most_connections
 from pytest_gpucluster.thresholds import no_effect
 from pytest_gpucluster.thresholds.load import load
-from pytest_gpucluster.thresholds.lock import changed_figures
 from pytest_gpucluster.thresholds.resolve import RING, rates_of
-from pytest_gpucluster.thresholds.specs import load_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.config.torchrun import Launch
     from pytest_gpucluster.fleet.simulation import Simulation
-    from pytest_gpucluster.judging.promises import Promise
+    from pytest_gpucluster.judging.promises import PromisedShape
     from pytest_gpucluster.thresholds.file import ThresholdsFile
     from pytest_gpucluster.thresholds.resolve import Profile, Threshold
     from pytest_gpucluster.thresholds.specs import GpuSpec
@@ -104,12 +102,12 @@ class RunSetup:
     def changed_terms(self) -> list[str]:
         """Terms of the run that differ from what was promised elsewhere."""
         standard = self.thresholds.standard(self.profile)
-        promises: dict[str, Promise] = {"the cluster section": self.thresholds.cluster, "the profile": self.profile}
+        promises: dict[str, PromisedShape] = {"the cluster section": self.thresholds.cluster, "the profile": self.profile}
         if standard is not None:
             promises["the packaged profile"] = standard
         changed = changed_terms(self.profile, standard, self.inventory, promises)
         if not self.rehearsal:
-            changed += changed_figures(self.detected.names, load_specs())
+            changed += self.thresholds.changed_figures(self.detected.names)
         hidden, shown = self.detected.num_hidden, self.detected.num_gpus
         if hidden and not self.rehearsal:
             return [*changed, f"CUDA_VISIBLE_DEVICES hides {hidden} of {hidden + shown} GPUs here"]
@@ -220,7 +218,7 @@ def _shown(launch: Launch | None, detected: Detected) -> Expect:
     return Expect(nodes=1, gpus_per_node=detected.num_gpus or REHEARSAL_RANKS)
 
 
-def _shape(*sources: Promise) -> tuple[int, int]:
+def _shape(*sources: PromisedShape) -> tuple[int, int]:
     """Nodes and GPUs per node, each from the first source that has it."""
     nodes = next(source.nodes for source in sources if source.nodes is not None)
     return nodes, next(source.gpus_per_node for source in sources if source.gpus_per_node is not None)

@@ -20,7 +20,7 @@ from pytest_gpucluster.errors import GpuclusterError, MeasurementError
 from pytest_gpucluster.fleet.controller import FleetController
 from pytest_gpucluster.inventory.identity import read_versions
 from pytest_gpucluster.judging import plan as planning
-from pytest_gpucluster.judging.forecast import Forecast, forecast
+from pytest_gpucluster.judging.forecast import Forecast, Suite, forecast
 from pytest_gpucluster.judging.promises import (
     doubled_gpus,
     doubled_serials,
@@ -263,8 +263,8 @@ class Session:
         planning.complete(self.plan, self.setup.criteria, self.setup.inventory, level=level, accept_at=accept_at)
         self.recorder.record_plan()
 
-    def forecast(self, subjects: Mapping[str, str]) -> Forecast:
-        """About how long the selected tests take; ``subjects``: the mark of each criterion's test."""
+    def forecast(self, suite: Suite) -> Forecast:
+        """About how long the selected tests take, by their entries and by what is known of the tests."""
         criteria, inventory, soak_s = self.setup.criteria, self.setup.inventory, self.setup.settings.soak_s
         cut = self.recorder.cut_soak
         due = [one.criterion for one in self.plan if one.outcome == PENDING]
@@ -272,7 +272,7 @@ class Session:
         planned = forecast(
             Counter(key for key in due if rules.get(key) is None),
             criteria,
-            subjects=subjects,
+            suite,
             gpus_per_node=inventory.gpus_per_node,
             soak_s=soak_s - cut.elapsed_s if soak_s is not None and cut is not None and cut.why_not is None else soak_s,
         )

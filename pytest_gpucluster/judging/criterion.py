@@ -68,13 +68,13 @@ class Criterion:
     left_out: DoesNotApplyError | None = None
 
     def does_not_apply(self, where: str) -> NoReturn:
-        """Skip the criterion: the program that its entry needs (``needs_program``) is not installed ``where``.
+        """Skip the criterion: the program that its entry needs (``needs: {program: ...}``) is not installed ``where``.
 
         Raises:
             DoesNotApplyError: always; an entry without that key does not come here.
             MeasurementError: the entry needs no program, so it may not leave.
         """
-        program = self.threshold.needs_program
+        program = self.threshold.needs.program
         if program is None:
             raise MeasurementError(f"{self.threshold.key}: a criterion may not leave by itself", blame=Blame(part="software"))
         self.left_out = DoesNotApplyError(f"needs {program}, which is not installed {where}", cause=f"no {program}")

@@ -5,17 +5,18 @@ from __future__ import annotations
 import itertools
 import sys
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_gpucluster.config.settings import reaches
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.criterion import Criterion
-from pytest_gpucluster.judging.forecast import SUBJECTS
+from pytest_gpucluster.judging.forecast import SUBJECTS, Suite
 from pytest_gpucluster.judging.plan import places_covered_by, rule_against
 from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.plugin import pairing
+from pytest_gpucluster.plugin.activation import is_own_fixture
 from pytest_gpucluster.plugin.junit import leave_out_junit
 from pytest_gpucluster.plugin.outcome import make_fit
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
@@ -144,7 +145,8 @@ class Collection:
         self._leave_out_plain_tests()
         self._session.fix_plan()
         if self._session.recorder.is_open:
-            self._terminal.live.announce(self._session.forecast(subjects))
+            suite = Suite(subjects=subjects, fixtures=fixtures_of(self._given.tests(), self._session.setup.criteria))
+            self._terminal.live.announce(self._session.forecast(suite))
 
     def _leave_out_plain_tests(self) -> None:
         """Add the given tests that are not selected. Those that judge are in the plan by their entries."""
@@ -190,6 +192,37 @@ def subjects_of(items: Sequence[pytest.Item]) -> dict[str, str]:
     """The subject of each criterion: the first of our marks on its test."""
     marked = {item.stash[PAIR].criterion: [name for name in SUBJECTS if item.get_closest_marker(name)] for item in items}
     return {criterion: names[0] for criterion, names in marked.items() if names}
+
+
+def fixtures_of(items: Iterable[pytest.Item], criteria: Container[str]) -> dict[str, frozenset[str]]:
+    """The fixtures that measure for each criterion: those of the session that are not ours.
+
+    A test with the name of another criterion as a parameter judges what is measured for that one.
+    """
+    found: dict[str, frozenset[str]] = {}
+    others: dict[str, list[str]] = {}
+    for item in items:
+        pair, info = item.stash.get(PAIR, None), getattr(item, "_fixtureinfo", None)
+        if pair is None or not pair.judges or pair.criterion in found or info is None:
+            continue
+        found[pair.criterion] = _measuring(info.argnames, info.name2fixturedefs)
+        named = pairing.parameters_of(item).values()
+        others[pair.criterion] = [name for name in named if isinstance(name, str) and name in criteria]
+    return {key: own.union(*(found.get(other, own) for other in others[key])) for key, own in found.items()}
+
+
+def _measuring(names: Iterable[str], definitions: Mapping[str, Sequence[Any]]) -> frozenset[str]:
+    """The fixtures of the session that are neither ours nor pytest's, of these names and of all that they take."""
+    seen: dict[str, Any] = {}
+    left = [*names]
+    while left:
+        name = left.pop()
+        known = definitions.get(name)
+        if known and name not in seen and not is_own_fixture(known):
+            seen[name] = known[-1]
+            left += known[-1].argnames
+    of_tests = {name: one for name, one in seen.items() if not one.func.__module__.startswith("_pytest.")}
+    return frozenset(name for name, one in of_tests.items() if one.scope == "session")
 
 
 def in_run_order(

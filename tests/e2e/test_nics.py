@@ -49,7 +49,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def limits_of(fabric: str) -> dict[str, Any]:
     """The packaged entries for one host: three ports of 400 Gb/s are promised."""
     packaged = yaml.safe_load((REPOSITORY / "thresholds.yaml").read_text(encoding="utf-8"))["criteria"]
-    entries = {key: {**packaged[key], "profiles": {}, "needs_nodes": 1} for key in (*JUDGED, SOAK)}
+    entries = {key: {**packaged[key], "profiles": {}, "needs": {"nodes": 1}} for key in (*JUDGED, SOAK)}
     entries["nic_ports"]["recipe"] = {"ports": PORTS, "gbit_s": 400}
     return {
         "schema": 1,

@@ -238,6 +238,7 @@ def test_a_healthy_fleet_is_rehearsed_and_never_accepted(healthy: tuple[Finished
     """All passes by the limits of real GPUs, and the gate stays closed."""
     run, _ = healthy
     assert not_green(run) == {}, run.stdout[-4000:]
+    assert "without an estimate" not in " ".join(run.stdout.split())
     assert_said_everywhere(run, "REHEARSED")
     assert run.case("gpucluster.verdict").outcome == "skipped"
     assert run.returncode == 1

@@ -189,7 +189,7 @@ def left_out(criterion: Criterion, error: BaseException) -> tuple[str, str | Non
 
 def test_a_criterion_leaves_by_its_own_rule_only() -> None:
     """Its entry names the program; without that, after a value, or by an error that somebody else made, it may not."""
-    optional = Criterion(threshold=threshold("tflops", needs_program="dcgmi"), limit=limit(), place=None)
+    optional = Criterion(threshold=threshold("tflops", needs={"program": "dcgmi"}), limit=limit(), place=None)
     with pytest.raises(DoesNotApplyError, match="needs dcgmi, which is not installed on any host") as caught:
         optional.does_not_apply("on any host")
     assert left_out(optional, caught.value) == ("skipped", "no dcgmi")

@@ -1,4 +1,4 @@
-"""Write docs/criteria.md and the lock of the packaged limits from thresholds.yaml; ``--check`` fails when one is stale."""  # noqa: INP001 -- a script
+"""Write docs/limits.md, the limits of every profile in one table, and their digest; ``--check`` only compares the digest."""  # noqa: INP001 -- a script
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from pytest_gpucluster.thresholds.layers import packaged_path  # noqa: E402 -- from this checkout, installed or not
+from pytest_gpucluster.thresholds import released  # noqa: E402 -- from this checkout, installed or not
 from pytest_gpucluster.thresholds.limit import Limit  # noqa: E402 -- from this checkout, installed or not
 from pytest_gpucluster.thresholds.load import load  # noqa: E402 -- from this checkout, installed or not
-from pytest_gpucluster.thresholds.lock import PATH as LOCK  # noqa: E402 -- from this checkout, installed or not
-from pytest_gpucluster.thresholds.lock import locked_text  # noqa: E402 -- from this checkout, installed or not
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,25 +22,20 @@ if TYPE_CHECKING:
     from pytest_gpucluster.thresholds.file import ThresholdsFile
     from pytest_gpucluster.thresholds.resolve import Profile, Threshold
 
-TARGET = ROOT / "docs" / "criteria.md"
+TARGET = ROOT / "docs" / "limits.md"
 RESULTS = ROOT / "docs" / "results"
 MODEL = re.compile(r"-(?P<model>[a-z]+\d+)x\d")
 """Of the name of a kept run: ``2026-11-23-h200x2-98e5417``."""
-COMMAND = "python docs/generate_criteria.py"
+COMMAND = "python docs/generate_limits.py"
 NO_UNIT = ("count",)
 HEAD = f"""\
-<!-- Generated from thresholds.yaml by `{COMMAND}`. Change the file, then run it again. -->
-# The criteria
+<!-- Generated from thresholds.yaml by `{COMMAND}`, and not kept in git. -->
+# The limits of every profile
 
-What `pytest tests_acceptance` judges, and the limits of each profile. For each criterion
-[thresholds.yaml](../thresholds.yaml) says in a sentence what must hold, why (`why`), how it is
-measured (`recipe`) and where the number comes from (`source`): on which hardware it was seen, and
-where it never was. A limit and its recipe belong together: another size is another number.
-"Measured on" names the GPUs of [kept runs](results/README.md) that gave a value. Without one a
-criterion ran on simulated GPUs, made adapters or CPUs; a page of results may say more.
-
-The format of that file: [thresholds.md](thresholds.md). A criterion of your own:
-[writing-a-criterion.md](writing-a-criterion.md).
+From [thresholds.yaml](../thresholds.yaml), which has the reasons, recipes and sources.
+[criteria.md](criteria.md) says how to read it. "Measured on" names the GPUs of
+[kept runs](results/README.md) that gave a value. Without one a criterion ran on simulated GPUs,
+made adapters or CPUs; a page of results may say more.
 """
 
 
@@ -144,16 +137,17 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write the page and the lock, or compare them: 0 when they are (now) fresh, 1 when one is stale, 2 for wrong usage."""
+    """Write the page and the digest, or compare the digest: 0 when it is (now) right, 1 when it is not, 2 for wrong usage."""
     if list(arguments) not in ([], ["--check"]):
         sys.stderr.write(f"usage: {COMMAND} [--check]\n")
         return 2
-    for target, text in ((TARGET, page(load(None))), (LOCK, locked_text(packaged_path()))):
-        if not arguments:
-            target.write_text(text, encoding="utf-8")
-        elif not target.is_file() or target.read_text(encoding="utf-8") != text:
-            sys.stderr.write(f"{target.name} does not agree with thresholds.yaml; run: {COMMAND}\n")
-            return 1
+    digest = released.digest_of(released.released_text(released.packaged_files(ROOT / "thresholds.yaml"))) + "\n"
+    if not arguments:
+        released.DIGEST.write_text(digest, encoding="ascii")
+        TARGET.write_text(page(load(None)), encoding="utf-8")
+    elif not released.DIGEST.is_file() or released.DIGEST.read_text(encoding="ascii") != digest:
+        sys.stderr.write(f"the limits changed and {released.DIGEST.name} did not; if that is meant, run: {COMMAND}\n")
+        return 1
     return 0
 
 
