@@ -145,7 +145,7 @@ class Collection:
         self._leave_out_plain_tests()
         self._session.fix_plan()
         if self._session.recorder.is_open:
-            suite = Suite(subjects=subjects, fixtures=fixtures_of(self._given.tests(), self._session.setup.criteria))
+            suite = Suite(subjects=subjects, fixtures=fixtures_of(self._all_tests.tests(), self._session.setup.criteria))
             self._terminal.live.announce(self._session.forecast(suite))
 
     def _leave_out_plain_tests(self) -> None:
