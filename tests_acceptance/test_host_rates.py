@@ -6,8 +6,7 @@ import pytest
 
 from pytest_gpucluster import MeasurementError, siblings
 from pytest_gpucluster.measurements.file_rates import file_rates
-from pytest_gpucluster.measurements.host_memory import host_memory
-from pytest_gpucluster.measurements.launch import launch_latency
+from pytest_gpucluster.measurements.host_rates import host_memory, launch_latency
 
 pytestmark = pytest.mark.platform
 

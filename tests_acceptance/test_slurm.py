@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_gpucluster import health
-from pytest_gpucluster.measurements.slurm import rank_binding, slurm_state
+from pytest_gpucluster.measurements.host import rank_binding, slurm_state
 
 pytestmark = pytest.mark.platform
 

@@ -111,11 +111,11 @@ def host_memory(call: SimulatedCall) -> Any:
     rate = call.hardware.rate(call.rank, "triad")
     repeats = spread(rate, call.kwargs["repeats"])
     nodes = [
-        made("measurements.host_memory:NumaRate", node=node, triad_gb_s=rate, repeats_gb_s=repeats, cpus=cpus)
+        made("measurements.host_rates:NumaRate", node=node, triad_gb_s=rate, repeats_gb_s=repeats, cpus=cpus)
         for node, cpus in enumerate(("0-55", "56-111"))
     ]
     return made(
-        "measurements.host_memory:HostMemory",
+        "measurements.host_rates:HostMemory",
         triad_gb_s=rate,
         repeats_gb_s=repeats,
         nodes=nodes,
@@ -129,7 +129,7 @@ def launch_latency(call: SimulatedCall) -> Any:
     """The same on every GPU."""
     repeats = spread(LAUNCH_US, call.kwargs["repeats"])
     return made(
-        "measurements.launch:LaunchLatency",
+        "measurements.host_rates:LaunchLatency",
         launch_us=LAUNCH_US,
         round_trip_us=2 * LAUNCH_US,
         repeats_us=repeats,

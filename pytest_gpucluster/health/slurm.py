@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from pytest_gpucluster.inventory.slurm import SlurmNode, SlurmShare
-    from pytest_gpucluster.measurements.slurm import RankBinding, SlurmState
+    from pytest_gpucluster.measurements.host import RankBinding, SlurmState
 
 OUT_OF_SERVICE: Mapping[str, str] = {
     "DOWN": "Slurm gives it no jobs",

@@ -11,7 +11,7 @@ from pytest_gpucluster.health.slurm import IN_SERVICE, OUT_OF_SERVICE, at_start_
 from pytest_gpucluster.inventory.host import NO_LIMIT_BYTES
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.inventory.slurm import SlurmNode, SlurmShare, parse_states
-from pytest_gpucluster.measurements.slurm import RankBinding, SlurmState
+from pytest_gpucluster.measurements.host import RankBinding, SlurmState
 from tests.support.findings import NOTHING, said
 
 HIDDEN = NotAvailable("Permission denied")

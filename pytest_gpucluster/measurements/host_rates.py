@@ -1,4 +1,6 @@
-"""The rate of a host's memory, by NUMA node: STREAM's triad, a = b + s c.
+"""What a slow, throttled or badly set host does to every job: the rate of its memory, and the time of a kernel's launch.
+
+The rate of memory, by NUMA node, is that of STREAM's triad, a = b + s c.
 
 One thread on each core of a node, bound to the core, has a part of each array to itself; it writes that part first, so that
 the kernel places it on the node. All threads of a node work at the same time, one node after the other. Three arrays are
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pytest_gpucluster.inventory import numa
-from pytest_gpucluster.measurements import progress
+from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.protocol.functions import without_device
 
 if TYPE_CHECKING:
@@ -185,3 +187,51 @@ class _Part(threading.Thread):
         """Raise what this part raised, unless it was only waiting for another one."""
         if self._error is not None and not isinstance(self._error, threading.BrokenBarrierError):
             raise self._error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchLatency:
+    """Times of the host in microseconds, each a median.
+
+    ``launch_us`` is the time of one launch of many without waiting, ``round_trip_us`` that of a launch and the wait for its
+    end. Both include torch's own part, some 2 us. ``repeats_us`` are the spans behind ``launch_us``.
+    """
+
+    launch_us: float
+    round_trip_us: float
+    repeats_us: list[float]
+    device: str
+
+
+def launch_latency(*, launches: int, repeats: int) -> LaunchLatency:
+    """Launch a kernel on one element ``launches`` times in a row, ``repeats`` times; then wait for each.
+
+    Raises:
+        ValueError: nothing to repeat.
+        ArithmeticError: a launch was lost.
+    """
+    if launches < 1 or repeats < 1:
+        raise ValueError(f"{launches} launches, {repeats} times, are nothing to measure")
+    counter = torch.zeros(1, dtype=torch.int64, device=timing.current_device())
+    spans_us = [_row_us(counter, launches) for _ in range(repeats + 1)][1:]  # the first one loads the kernel
+    progress.report("round trips", 0.5)
+    trips_us = [_row_us(counter, 1) for _ in range(launches)]
+    if (total := int(counter.item())) != (repeats + 2) * launches:
+        raise ArithmeticError(f"{(repeats + 2) * launches} launches added up to {total}")
+    return LaunchLatency(
+        launch_us=statistics.median(spans_us),
+        round_trip_us=statistics.median(trips_us),
+        repeats_us=spans_us,
+        device=timing.device_name(),
+    )
+
+
+def _row_us(counter: torch.Tensor, launches: int) -> float:
+    """Microseconds of one launch; a single one is waited for within its time, several are not."""
+    timing.synchronize()
+    start_s = time.perf_counter()
+    for _ in range(launches):
+        counter.add_(1)
+    if launches == 1:
+        timing.synchronize()
+    return round(1e6 * (time.perf_counter() - start_s) / launches, 4)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pytest_gpucluster.measurements import host_memory as module
-from pytest_gpucluster.measurements.host_memory import HostMemory, cores_by_node, host_memory
+from pytest_gpucluster.measurements import host_rates as module
+from pytest_gpucluster.measurements.host_rates import HostMemory, cores_by_node, host_memory
 
 if TYPE_CHECKING:
     from pathlib import Path
