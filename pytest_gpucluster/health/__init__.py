@@ -18,6 +18,7 @@ from pytest_gpucluster.health.drift import (
 from pytest_gpucluster.health.driver_errors import judge_sxids, judge_xids
 from pytest_gpucluster.health.gpu import judge_clocks, judge_pcie_width, judge_recovery, judge_repair
 from pytest_gpucluster.health.growth import (
+    judge_counters,
     judge_gpu_counters,
     judge_memory_errors,
     judge_nvlink_counters,
@@ -67,6 +68,7 @@ __all__ = [
     "judge_ber",
     "judge_clock",
     "judge_clocks",
+    "judge_counters",
     "judge_diag",
     "judge_domain",
     "judge_drift",

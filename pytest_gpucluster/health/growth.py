@@ -251,6 +251,23 @@ def judge_gpu_counters(first: GpuCounters, last: GpuCounters, *, seconds: float,
     return merge([own, *links])
 
 
+def judge_counters(
+    first: Counters | NotAvailable, last: Counters | NotAvailable, *, seconds: float, limits: Limits, kind: str = "gpu"
+) -> Finding:
+    """Counters of one part, by name: those that grew beyond their limit are bad. Those without a limit are shown.
+
+    A part need not have each counter with a limit, but without any of them nothing is known.
+    """
+    if isinstance(first, NotAvailable) or isinstance(last, NotAvailable):
+        refused = first if isinstance(first, NotAvailable) else last
+        return Finding(unknown={HERE: (f"the counters are {refused}",)}, kind=kind)
+    if not limits.keys() & (first.keys() | last.keys()):
+        return Finding(unknown={HERE: (f"none of the counters {', '.join(limits)} is given",)}, kind=kind)
+    group = CounterGroup(first=first, last=last)
+    shown = [name for name in last if name not in limits]
+    return merge([Finding(kind=kind), compare_counters([group], seconds=seconds, limits=limits, shown=shown)])
+
+
 def judge_nvlink_counters(
     counters: Mapping[Any, tuple[GpuCounters, GpuCounters]], *, seconds: float, limits: Limits
 ) -> Finding:

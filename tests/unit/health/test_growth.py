@@ -11,6 +11,7 @@ from pytest_gpucluster.health.growth import (
     CounterGroup,
     compare_counters,
     growth_of,
+    judge_counters,
     judge_gpu_counters,
     judge_memory_errors,
     judge_nvlink_counters,
@@ -247,3 +248,32 @@ def test_a_full_counter_of_pcie_replays() -> None:
     found = judge_replays(of_gpu(replays=0xFFFF_FFFF), of_gpu(replays=0xFFFF_FFFF), seconds=60.0)
     assert found.judged is None
     assert "greatest value" in found.doubts[0]
+
+
+BY_NAME = read_limits({"power_brake_s": {"total": 0}, "thermal_s": {"total": 0}})
+
+
+@pytest.mark.parametrize(
+    ("last", "facts", "unknown"),
+    [
+        ({"power_brake_s": 1.0, "thermal_s": 4.0, "other": 9}, (), False),
+        ({"power_brake_s": 1.5, "thermal_s": 4.0}, ("power_brake_s +0.5",), False),
+        ({"power_brake_s": 1.5, "thermal_s": 4.25}, ("power_brake_s +0.5", "thermal_s +0.25"), False),
+        ({"power_brake_s": 1.5, "thermal_s": REFUSED}, ("power_brake_s +0.5",), True),
+        ({"power_brake_s": 0.5, "thermal_s": 4.0}, ("power_brake_s +0.5",), True),
+        (REFUSED, (), True),
+        ({"other": 9}, (), True),
+    ],
+)
+def test_counters_by_name(last: Any, facts: tuple[str, ...], *, unknown: bool) -> None:
+    """Each with a limit is judged; one that was reset, or refused at one end, is unknown too, and so is a part without any."""
+    first = {"power_brake_s": 1.0, "thermal_s": 4.0} if last != {"other": 9} else {"other": 3}
+    found = judge_counters(first, last, seconds=60.0, limits=BY_NAME)
+    assert [text.split(" in ")[0] for text in found.bad.get(HERE, ())] == list(facts)
+    assert bool(found.unknown) is unknown
+
+
+def test_a_part_that_lacks_one_counter() -> None:
+    """An older driver gives one of them only."""
+    found = judge_counters({"thermal_s": 0.0}, {"thermal_s": 0.0}, seconds=60.0, limits=BY_NAME)
+    assert (found.judged, found.unknown) == (0, {})
