@@ -47,8 +47,14 @@ class CounterLimit:
     period_s: float | None
 
     def holds(self, growth: float, seconds: float) -> bool:
-        """Whether so much growth in so many seconds is within the limit."""
-        return growth <= self.most if self.period_s is None else growth * self.period_s <= self.most * seconds
+        """Whether so much growth in so many seconds is within the limit.
+
+        For a limit a second or a minute, that is the shortest time: two errors in 10 ms are not 200 a second.
+        """
+        if self.period_s is None:
+            return growth <= self.most
+        shortest_s = self.period_s if self.period_s <= MINUTE_S else 0
+        return growth * self.period_s <= self.most * max(seconds, shortest_s)
 
     @property
     def text(self) -> str:
@@ -243,10 +249,10 @@ def judge_memory_errors(first: GpuCounters, last: GpuCounters) -> Finding:
 
 
 def judge_gpu_counters(first: GpuCounters, last: GpuCounters, *, seconds: float, limits: Limits, has_peers: bool) -> Finding:
-    """All that a GPU counted: memory, PCIe link, and NVLinks where it has peers. For rates, a minute is the shortest time."""
+    """All that a GPU counted: memory, PCIe link, and NVLinks where it has peers."""
     before, after = ({name: getattr(one, name) for name in OF_GPU} for one in (first, last))
     group = CounterGroup(first=before, last=after, greatest=PCIE_GREATEST)
-    own = compare_counters([group], seconds=max(seconds, MINUTE_S) if seconds > 0 else seconds, limits=limits)
+    own = compare_counters([group], seconds=seconds, limits=limits)
     links = [judge_nvlink_counters({HERE: (first, last)}, seconds=seconds, limits=limits)] if has_peers else []
     return merge([own, *links])
 

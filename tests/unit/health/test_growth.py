@@ -277,3 +277,22 @@ def test_a_part_that_lacks_one_counter() -> None:
     """An older driver gives one of them only."""
     found = judge_counters({"thermal_s": 0.0}, {"thermal_s": 0.0}, seconds=60.0, limits=BY_NAME)
     assert (found.judged, found.unknown) == (0, {})
+
+
+@pytest.mark.parametrize(
+    ("limit", "growth", "seconds", "holds"),
+    [
+        ({"per_s": 100}, 2, 0.017, True),
+        ({"per_s": 100}, 101, 0.017, False),
+        ({"per_s": 100}, 200, 2.0, True),
+        ({"per_min": 8}, 8, 0.1, True),
+        ({"per_min": 8}, 9, 0.1, False),
+        ({"per_min": 8}, 9, 120.0, True),
+        ({"per_hour": 120}, 5, 60.0, False),
+        ({"per_hour": 120}, 2, 60.0, True),
+        ({"total": 0}, 0.001, 9999.0, False),
+    ],
+)
+def test_a_short_round_makes_no_high_rate(limit: dict[str, float], growth: float, seconds: float, *, holds: bool) -> None:
+    """A limit a second or a minute is for at least that time; one an hour is for the time that passed."""
+    assert read_limits({"errors": limit})["errors"].holds(growth, seconds) is holds

@@ -139,14 +139,14 @@ def test_what_grew_after_a_reset_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(GREATEST) & set(LIMITS)))
 def test_a_counter_at_its_greatest_value_shows_nothing(tmp_path: Path, name: str) -> None:
-    """It stays there whatever happens, so nothing is known; one below may still grow into it."""
+    """It stays there whatever happens, so nothing is known; what grew into it is bad by what is known."""
     host = Host(tmp_path / "full")
     counter(name, GREATEST[name])(host.made)
     growth = host.between(traffic)
     assert growth.judged is None
     assert f"{name} stands at its greatest value" in growth.doubts[0]
-    host = Host(tmp_path / "nearly")
-    counter(name, GREATEST[name] - 1)(host.made)
+    host = Host(tmp_path / "filled")
+    counter(name, 1)(host.made)
     growth = host.between(counter(name, GREATEST[name]), seconds=0.001)
     assert (growth.count, growth.doubts) == (1, ())
 
