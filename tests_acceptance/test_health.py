@@ -178,6 +178,14 @@ def test_ecc_growth(over_run, place, criterion):
     criterion.judge(errors.with_evidence(**{"seconds watched": over_run.seconds}))
 
 
+@pytest.mark.over_run(gpu_counters, per="gpu")
+def test_gpu_held_back(over_run, place, recipe, criterion):
+    """Neither heat nor the power brake of the node held the clocks back during the run."""
+    first, last = (counters.held_back_s for counters in over_run[place])
+    limits = health.read_limits(recipe("gpu_held_back")["limits"])
+    criterion.judge(health.judge_counters(first, last, seconds=over_run.seconds, limits=limits).with_evidence(**last))
+
+
 @pytest.mark.over_run(gpu_xids, per="gpu")
 def test_xid_during_run(over_run, place, criterion):
     """The driver reported no error of the GPU; what a worker of this run caused itself is shown where it happened."""

@@ -81,6 +81,8 @@ ACTIONS = {
 """``nvmlDeviceGpuRecoveryAction_t``."""
 RECOVERY_ACTION = 230
 """NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; older versions of the binding do not name it."""
+SOFTWARE_THERMAL, HARDWARE_THERMAL, POWER_BRAKE = 269, 270, 271
+"""NVML_FI_DEV_CLOCKS_EVENT_REASON_..., which nvidia-smi shows as clocks_event_reasons_counters; in nanoseconds (nvml.h)."""
 SPARE_ROWS = ("max", "high", "partial", "low", "none")
 """How many of its spare rows a bank of memory still has (``nvmlRowRemapperHistogramValues_t``)."""
 LIMITERS: Mapping[str, int] = {
@@ -135,6 +137,10 @@ def _gib(size_bytes: int) -> float:
 
 def _watts(power_mw: float) -> float:
     return power_mw / 1000
+
+
+def _seconds(time_ns: float) -> float:
+    return time_ns / NS_PER_S
 
 
 def _is_on(modes: list[int]) -> bool:
@@ -391,7 +397,20 @@ class GpuCounters:
         EVIDENCE,
         "of `pcie_replays`: errors of the link that grew, from fatal to corrected; nobody publishes limits",
     )
+    power_brake_s: float | NotAvailable = row(NvmlField(POWER_BRAKE), 0, "gpu_held_back", convert=_seconds)
+    hardware_thermal_s: float | NotAvailable = row(NvmlField(HARDWARE_THERMAL), 0, "gpu_held_back", convert=_seconds)
+    software_thermal_s: float | NotAvailable = row(NvmlField(SOFTWARE_THERMAL), 0, "gpu_held_back", convert=_seconds)
+    thermal_s: float | NotAvailable = row(
+        NvmlField(pynvml.NVML_FI_DEV_PERF_POLICY_THERMAL), 0, "gpu_held_back", "older drivers give no other", convert=_seconds
+    )
     nvlinks: list[LinkCounters] | NotAvailable = row(each_link(LinkCounters), healthy_links(LinkCounters), GROWTH)
+
+    @property
+    def held_back_s(self) -> dict[str, float]:
+        """Seconds by what held the clocks back; what the driver does not give is left out."""
+        names = ("power_brake_s", "hardware_thermal_s", "software_thermal_s", "thermal_s")
+        known, _ = split({name: getattr(self, name) for name in names})
+        return known
 
 
 # --- The readers ---
