@@ -20,9 +20,21 @@ from pytest_gpucluster.judging.forecast import in_words
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
+    from pytest_gpucluster.errors import Part
     from pytest_gpucluster.inventory.nvlinks import GpuFabric, LinkCounters, NvLink
     from pytest_gpucluster.inventory.nvml import GpuCounters, GpuState
     from pytest_gpucluster.judging.finding import Subject
+
+__all__ = [
+    "judge_counters",
+    "judge_gpu_counters",
+    "judge_memory_errors",
+    "judge_nvlink_counters",
+    "judge_replays",
+    "read_limits",
+    "state_changes",
+    "throttled_s",
+]
 
 Counters: TypeAlias = "Mapping[str, int | float | NotAvailable]"
 PERIODS_S: Mapping[str, float | None] = {"total": None, "per_s": 1.0, "per_min": 60.0, "per_hour": 3600.0}
@@ -258,7 +270,7 @@ def judge_gpu_counters(first: GpuCounters, last: GpuCounters, *, seconds: float,
 
 
 def judge_counters(
-    first: Counters | NotAvailable, last: Counters | NotAvailable, *, seconds: float, limits: Limits, kind: str = "gpu"
+    first: Counters | NotAvailable, last: Counters | NotAvailable, *, seconds: float, limits: Limits, kind: Part = "gpu"
 ) -> Finding:
     """Counters of one part, by name: those that grew beyond their limit are bad. Those without a limit are shown.
 
