@@ -26,17 +26,32 @@ def test_nic_ports(nics_at_start, ports, node, criterion):
 def test_nic_pcie(nic_ways, node, cluster, criterion):
     """Every PCIe link on the way to an adapter of the promised fabric is as wide and as fast as both of its ends can be."""
     found = nic_ways[node]
+    ways = own_ways(found, cluster)
+    near = {"GPUs near": gpus_near(found, ways), "nvidia_peermem": str(found.peer_memory)}
+    criterion.judge(health.judge_pcie_links(ways).with_evidence(**near))
+
+
+@pytest.mark.health
+def test_nic_redirection(nic_ways, node, cluster, criterion):
+    """What a GPU and an adapter below one switch send each other does not go up to the root of the PCIe tree."""
+    found = nic_ways[node]
+    redirected = health.judge_redirection(own_ways(found, cluster), found.gpu_paths)
+    if redirected is None:
+        criterion.does_not_apply(f"on {node.label}")
+    criterion.judge(redirected)
+
+
+def own_ways(found, cluster):
+    """The ways of the adapters of the promised fabric, by name."""
     listed = [] if isinstance(found.nics, NotAvailable) else found.nics
-    names = dict.fromkeys(nic.device for nic, _ in health.own_ports(listed, cluster.promised.fabric))
-    links = health.judge_pcie_links({name: found.paths[name] for name in names})
-    criterion.judge(links.with_evidence(**{"GPUs near": gpus_near(found, names), "nvidia_peermem": str(found.peer_memory)}))
+    return {nic.device: found.paths[nic.device] for nic, _ in health.own_ports(listed, cluster.promised.fabric)}
 
 
-def gpus_near(found, names):
+def gpus_near(found, ways):
     """The GPUs that are nearest to each adapter, where the tree shows them."""
     gpus = {} if isinstance(found.gpu_paths, NotAvailable) else found.gpu_paths
-    ways = {name: found.paths[name] for name in names if not isinstance(found.paths[name], NotAvailable)}
-    return [f"{name}: {' '.join(health.nearest_gpus(way, gpus)) or 'not shown'}" for name, way in ways.items()]
+    known = {name: way for name, way in ways.items() if not isinstance(way, NotAvailable)}
+    return [f"{name}: {' '.join(health.nearest_gpus(way, gpus)) or 'not shown'}" for name, way in known.items()]
 
 
 @pytest.mark.fabric

@@ -20,7 +20,16 @@ if TYPE_CHECKING:
     from pytest_gpucluster.inventory.nics import Nic, NicPort
     from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath
 
-__all__ = ["NodeTraffic", "PortPromise", "judge_pcie_links", "judge_ports", "judge_transport", "nearest_gpus", "own_ports"]
+__all__ = [
+    "NodeTraffic",
+    "PortPromise",
+    "judge_pcie_links",
+    "judge_ports",
+    "judge_redirection",
+    "judge_transport",
+    "nearest_gpus",
+    "own_ports",
+]
 
 ACTIVE, LINK_UP = "ACTIVE", "LinkUp"
 OFF_FABRIC_ADVICE = "look there at the adapters, at nvidia_peermem or dma_buf, and at NCCL's variables: gpucluster info"
@@ -248,6 +257,37 @@ def judge_pcie_links(paths: Mapping[str, PciPath | NotAvailable]) -> Finding:
     if not links and not unknown:
         unknown[HERE] = ("there is no NIC of the fabric to look at",)
     return Finding(bad=narrow, unknown=unknown, kind="nic", evidence={"PCIe links": len(links)})
+
+
+def judge_redirection(
+    nics: Mapping[str, PciPath | NotAvailable], gpus: Mapping[str, PciPath | NotAvailable] | NotAvailable
+) -> Finding | None:
+    """Bridges that send what a NIC and a GPU below one switch exchange up to the root: access control (ACS) is on.
+
+    None where there are such bridges and none may be read, as by everybody but root.
+    """
+    listed = {} if isinstance(gpus, NotAvailable) else gpus
+    lost = {name: way for name, way in {**nics, **listed}.items() if isinstance(way, NotAvailable)}
+    pairs = [(name, nic, address, gpu) for name, nic in nics.items() for address, gpu in listed.items()]
+    states: dict[str, bool | NotAvailable] = {}
+    between: dict[str, list[str]] = {}
+    for name, nic, address, gpu in pairs:
+        ways = [{} if isinstance(way, NotAvailable) else {one.address: one for one in way.nodes[1:]} for way in (nic, gpu)]
+        for bridge in ways[0].keys() ^ ways[1].keys() if ways[0].keys() & ways[1].keys() else ():
+            states[bridge] = {**ways[0], **ways[1]}[bridge].redirects_peers
+            between.setdefault(bridge, []).append(f"{name} and GPU {address}")
+    if states and all(isinstance(state, NotAvailable) for state in states.values()):
+        return None
+    unknown = {bridge: state for bridge, state in states.items() if isinstance(state, NotAvailable)}
+    refused = {HERE: (f"the GPUs on the PCI bus are {gpus}",)} if isinstance(gpus, NotAvailable) else {}
+    return Finding(
+        bad={bridge: [f"is between {', '.join(between[bridge])}"] for bridge, state in states.items() if state is True},
+        unknown={**refused, **{part: (f"its access control is {why}",) for part, why in {**lost, **unknown}.items()}},
+        evidence={"bridges": len(states)},
+        remark=None if states else "no bridge between an adapter and a GPU is shown",
+        kind="settings",
+        advice="switch access control (ACS) off for these bridges, in the firmware or by setpci",
+    )
 
 
 def nearest_gpus(nic: PciPath, gpus: Mapping[str, PciPath | NotAvailable]) -> tuple[str, ...]:

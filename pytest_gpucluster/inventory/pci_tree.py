@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.numa import sysfs_address
-from pytest_gpucluster.inventory.reading import EVIDENCE, NOBODY, NotAvailable, apply, judged, read, row
+from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, apply, judged, read, row
 from pytest_gpucluster.inventory.sysfs import SYS, SysfsFile, list_names, read_number, read_text
 
 if TYPE_CHECKING:
@@ -81,8 +81,7 @@ class PciNode:
     redirects_peers: bool | NotAvailable = row(
         SysfsFile("config", _redirects_peers),
         healthy=False,
-        judged=NOBODY,
-        remark="`busbw[all_reduce]` and `inter_node_busbw[all_reduce]` judge the rates that access control (ACS) costs",
+        judged="nic_redirection",
     )
 
 

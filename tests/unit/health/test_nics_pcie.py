@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.health.nics import judge_pcie_links, nearest_gpus
+from pytest_gpucluster.health.nics import judge_pcie_links, judge_redirection, nearest_gpus
 from pytest_gpucluster.inventory.pci_tree import PciPath, read_gpu_paths, read_path, read_peer_memory
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.protocol.plain_data import from_plain, to_plain
@@ -171,3 +171,58 @@ def test_peer_memory(tmp_path: Path, load: Callable[[Path], None], *, found: boo
     """By the loaded modules."""
     load(tmp_path)
     assert read_peer_memory(root=tmp_path) is found
+
+
+def redirecting(tree: Tree, address: str, control: int | None) -> None:
+    """Write the access control of a bridge; None: only the part of the config space that everybody may read."""
+    config = bytearray(4096 if control is not None else 64)
+    if control is not None:
+        config[0x100:0x104] = (0x000D | 1 << 16).to_bytes(4, "little")
+        config[0x106:0x108] = control.to_bytes(2, "little")
+    (tree.made.root / "bus" / "pci" / "devices" / address).resolve().joinpath("config").write_bytes(config)
+
+
+@pytest.mark.parametrize(
+    ("control", "bad", "unknown"),
+    [
+        ((0, 0), (), 0),
+        ((0b00001, 0), (), 0),
+        ((0b00100, 0), ("nic",), 0),
+        ((0, 0b01000), ("gpu",), 0),
+        ((0b11101, 0b11101), ("gpu", "nic"), 0),
+        ((None, 0), (), 1),
+        ((None, 0b11100), ("gpu",), 1),
+        ((None, None), None, 0),
+    ],
+)
+def test_traffic_that_goes_up_to_the_root(
+    tree: Tree, control: tuple[int | None, int | None], bad: tuple[str, ...] | None, unknown: int
+) -> None:
+    """By the bridges between the NIC and the GPU of its switch; those that both are below, and other switches, do not count."""
+    gpus = read_gpu_paths(root=tree.made.root)
+    assert isinstance(gpus, dict)
+    ports = {"nic": tree.way().nodes[1].address, "gpu": tree.way("0000:13:00.0").nodes[1].address}
+    for node in (*tree.way().nodes[2:], *tree.way("0000:23:00.0").nodes[1:]):
+        redirecting(tree, node.address, 0b11111)
+    for name, one in zip(ports, control, strict=True):
+        redirecting(tree, ports[name], one)
+    found = judge_redirection({"mlx5_0": tree.way()}, read_gpu_paths(root=tree.made.root))
+    if bad is None:
+        assert found is None
+        return
+    assert found is not None
+    assert sorted(found.bad) == sorted(ports[name] for name in bad)
+    assert (len(found.unknown), found.evidence) == (unknown, {"bridges": 2})
+
+
+def test_redirection_where_nothing_is_shown(tree: Tree) -> None:
+    """A virtual machine shows no bridge; a bus or a way that cannot be read is not known."""
+    refused = NotAvailable("no")
+    alone = PciPath(numa_node="0", nodes=tree.way().nodes[:1])
+    found = judge_redirection({"mlx5_0": alone}, {"0000:13:00.0": alone})
+    assert found is not None
+    assert (found.judged, found.remark) == (0, "no bridge between an adapter and a GPU is shown")
+    for nics, gpus in (({"mlx5_0": alone}, refused), ({"mlx5_0": refused}, {"0000:13:00.0": alone})):
+        found = judge_redirection(nics, gpus)
+        assert found is not None
+        assert found.unknown
