@@ -6,7 +6,6 @@ its own node's ranks as children. The settings come as one JSON argument, the ru
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import shutil
@@ -54,7 +53,7 @@ class AgentSettings(TypedMessage):
 
 def command(settings: AgentSettings) -> list[str]:
     """The command line that starts these agents."""
-    return [sys.executable, "-m", "pytest_gpucluster.agent.main", json.dumps(settings.to_json())]
+    return [sys.executable, "-m", "pytest_gpucluster.agent.main", settings.to_json().decode()]
 
 
 def resolved(roots: list[Path]) -> tuple[str, ...]:
@@ -64,7 +63,7 @@ def resolved(roots: list[Path]) -> tuple[str, ...]:
 
 def main() -> None:
     """Become the agents."""
-    settings = AgentSettings.read(json.loads(sys.argv[1]))
+    settings = AgentSettings.read(sys.argv[1].encode())
     secret = Secret.from_pipe(settings.secret_fd) if settings.secret_fd is not None else None
     if len(settings.ranks) > 1:  # as torchrun: one OpenMP thread for each rank, unless the environment says otherwise
         os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -308,7 +308,7 @@ class Cluster:
                     if not_idle is not None:
                         measured.errors[key] = not_idle
                     elif reply.ok:
-                        measured.values[key] = plain_data.from_plain(reply.value)
+                        measured.values[key] = reply.value
                     elif error is not None:
                         measured.errors[key] = error
 

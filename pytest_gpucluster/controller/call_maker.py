@@ -133,7 +133,7 @@ class CallMaker:
                 function=call.function,
                 kwargs=plain_data.to_plain(call.kwargs),
                 groups=groups,
-                deadline_s=call.deadline_s,
+                deadline_s=float(call.deadline_s),
                 setup_s=call.setup_s,
                 device=self._context.device,
                 any_device=call.any_device,

@@ -8,7 +8,6 @@ store, however many ranks it speaks for.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -142,7 +141,7 @@ def _in(spans: Spans) -> Iterable[int]:
 
 def main() -> None:
     """Become the agents."""
-    settings = FleetSettings.read(json.loads(sys.argv[1]))
+    settings = FleetSettings.read(sys.argv[1].encode())
     secret = Secret.from_pipe(settings.secret_fd)
     import torch.distributed  # noqa: F401 -- once, before forking
 

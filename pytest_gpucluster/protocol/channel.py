@@ -27,7 +27,6 @@ used again.
 from __future__ import annotations
 
 import hmac
-import json
 import secrets
 import socket
 import time
@@ -35,7 +34,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_gpucluster.protocol.codec import JsonObject, RefusedMessageError, TypedMessage
+from pytest_gpucluster.protocol.codec import RefusedMessageError, TypedMessage
 from pytest_gpucluster.protocol.stores import Reply, Store
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ class ChannelLostError(Exception):
 
 
 class ForgedMessageError(RefusedMessageError):
-    """A message without the right HMAC, or no message at all: another program writes to this store."""
+    """A message without the right HMAC: another program writes to this store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,36 +122,29 @@ def journal_key(number: int) -> str:
     return f"jrn/{number}"
 
 
-def encode(message: JsonObject, *, name: str, secret: Secret | None) -> bytes:
-    """One message as bytes: the HMAC-SHA256 of its name and JSON (empty without a secret), a newline, the JSON.
+def sign(body: bytes, *, name: str, secret: Secret | None) -> bytes:
+    """One message as bytes: the HMAC-SHA256 of its name and body (empty without a secret), a newline, the body.
 
     The name is the run's id and the key. So an old message, or one of another run, cannot replace a new one.
 
     Raises:
         ValueError: more than :data:`MAX_MESSAGE_BYTES`.
     """
-    body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {len(body)} bytes; at most {MAX_MESSAGE_BYTES} cross the channel")
     return _mac(name, body, secret).encode() + b"\n" + body
 
 
-def decode(data: bytes, *, name: str, secret: Secret | None) -> JsonObject:
-    """The JSON object in ``data``.
+def verify(data: bytes, *, name: str, secret: Secret | None) -> bytes:
+    """The body of a message that :func:`sign` made.
 
     Raises:
-        ForgedMessageError: the HMAC does not fit, or the rest is not a JSON object.
+        ForgedMessageError: the HMAC does not fit.
     """
     mac, _, body = data.partition(b"\n")
     if not hmac.compare_digest(mac, _mac(name, body, secret).encode()):
         raise ForgedMessageError("a message on the channel was not signed by this run")
-    try:
-        message = json.loads(body)
-    except (ValueError, RecursionError):
-        raise ForgedMessageError("a message on the channel is not JSON") from None
-    if not isinstance(message, dict):
-        raise ForgedMessageError("a message on the channel is not a JSON object")
-    return message
+    return body
 
 
 def _mac(name: str, body: bytes, secret: Secret | None) -> str:
@@ -237,7 +229,7 @@ class Channel:
         Raises:
             ValueError: more than :data:`MAX_MESSAGE_BYTES`.
         """
-        data = encode(message.to_json(), name=self._name(key), secret=self._secret)
+        data = sign(message.to_json(), name=self._name(key), secret=self._secret)
         self.store.set(key, data)
 
     def put_value(self, call_id: str, rank: int, message: TypedMessage) -> None:
@@ -247,10 +239,10 @@ class Channel:
             ValueError: more than :data:`MAX_MESSAGE_BYTES`.
         """
         key = reply_key(call_id, rank)
-        data = encode(message.to_json(), name=self._name(key), secret=self._secret)
+        data = sign(message.to_json(), name=self._name(key), secret=self._secret)
         self.store.put_reply(Reply(rank=rank, key=key, data=data, look_key=fault_key(call_id)))
 
-    def take(self, key: str, read: Callable[[Any], T]) -> T:
+    def take(self, key: str, read: Callable[[bytes], T]) -> T:
         """Wait for the message under ``key``, as long as the connection's timeout allows, and read it with ``read``.
 
         Raises:
@@ -259,11 +251,11 @@ class Channel:
         """
         return read(self.read_signed(key, self.store.get(key)))
 
-    def take_command(self, number: int, read: Callable[[Any], T]) -> T:
+    def take_command(self, number: int, read: Callable[[bytes], T]) -> T:
         """Wait for the command of this number, as :meth:`take` does."""
         return read(self.read_signed(command_key(number), self.store.command(number)))
 
-    def take_written(self, keys: Sequence[str], read: Callable[[Any], T]) -> list[T | RefusedMessageError]:
+    def take_written(self, keys: Sequence[str], read: Callable[[bytes], T]) -> list[T | RefusedMessageError]:
         """Read the messages under keys that are written, one round trip for many. A refused message is its error."""
         found: list[T | RefusedMessageError] = []
         for start in range(0, len(keys), BATCH_KEYS):
@@ -307,9 +299,9 @@ class Channel:
         values = self.store.multi_get(written) if written else []
         return {keys[key]: value for key, value in zip(written, values, strict=True)}
 
-    def read_signed(self, key: str, data: bytes) -> JsonObject:
-        """The message that was written under ``key`` as ``data``; see :func:`decode` for what is raised."""
-        return decode(data, name=self._name(key), secret=self._secret)
+    def read_signed(self, key: str, data: bytes) -> bytes:
+        """The JSON that was written under ``key`` as ``data``; see :func:`verify` for what is raised."""
+        return verify(data, name=self._name(key), secret=self._secret)
 
     def _name(self, key: str) -> str:
         return f"{self._signed_prefix}/{key}"

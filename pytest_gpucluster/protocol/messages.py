@@ -6,8 +6,8 @@ first and the last of consecutive ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, Literal, TypeAlias, cast
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 from pytest_gpucluster.errors import Part  # noqa: TC001 -- read_one_of asks for its fields' types
 from pytest_gpucluster.places import Device  # noqa: TC001 -- read_one_of asks for its fields' types
@@ -144,7 +144,7 @@ Command: TypeAlias = "CommandToRanks | Quit"
 COMMANDS = (StartCall, AbortCall, KillWorkers, ReplicateJournal, Quit)
 
 
-def read_command(data: Any) -> Command:
+def read_command(data: bytes) -> Command:
     """One command; see :func:`read_one_of` for what is raised."""
     return cast("Command", read_one_of(COMMANDS, data))
 
@@ -203,7 +203,6 @@ class _Result(TypedMessage):
     ``group_changed``: the function left another default process group behind, or none.
     """
 
-    t: Literal["result"] = "result"
     call: str = ""
     entered: bool = False
     collectives: int = 0
@@ -216,9 +215,10 @@ class _Result(TypedMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Success(_Result):
-    """The function returned; ``value`` is plain data."""
+    """The function returned. ``value`` crosses as plain data; :func:`read_reply` rebuilds it."""
 
-    ok: Literal[True] = True
+    t: Literal["success"] = "success"
+    ok: ClassVar[Literal[True]] = True
     value: Any = None
 
 
@@ -231,7 +231,8 @@ class Failure(_Result):
     in PyTorch's flight recorder) were taken from a worker that did not return, and ``ras`` from its NCCL: who lags where.
     """
 
-    ok: Literal[False] = False
+    t: Literal["failure"] = "failure"
+    ok: ClassVar[Literal[False]] = False
     kind: FailureKind
     error: str
     blames: Part | None = None
@@ -248,19 +249,20 @@ Reply: TypeAlias = "Success | Failure"
 FromWorker: TypeAlias = "Entered | Progress | ForeignProcess | Reply"
 
 
-def read_reply(data: Any) -> Reply:
-    """A rank's answer to a call; see :func:`read_one_of` for what is raised."""
-    return cast("Reply", read_one_of((Success, Failure), data))
+def read_reply(data: bytes) -> Reply:
+    """A rank's answer to a call, with its value rebuilt; see :func:`read_one_of` for what is raised."""
+    reply = cast("Reply", read_one_of((Success, Failure), data))
+    if isinstance(reply, Failure) or reply.value is None:
+        return reply
+    try:
+        return replace(reply, value=plain_data.from_plain(reply.value))
+    except plain_data.NotPlainError as wrong:
+        raise MalformedMessageError(f"Success.value: {wrong}") from None
 
 
-def read_from_worker(data: Any) -> FromWorker:
+def read_from_worker(data: bytes) -> FromWorker:
     """What a worker says to its agent; see :func:`read_one_of` for what is raised."""
     message = cast("FromWorker", read_one_of((Entered, Progress, ForeignProcess, Success, Failure), data))
-    if isinstance(message, Success):
-        try:
-            plain_data.from_plain(message.value)
-        except plain_data.NotPlainError as wrong:
-            raise MalformedMessageError(f"Success.value: {wrong}") from None
     if isinstance(message, Failure) and message.kind not in KINDS_OF_WORKERS:
         raise MalformedMessageError(f"a worker does not say that it {message.kind}")
     return message
@@ -385,6 +387,6 @@ class WorkerExited(TypedMessage):
 FromSpawner: TypeAlias = "WorkerStarted | WorkerNotStarted | WorkerExited"
 
 
-def read_from_spawner(data: Any) -> FromSpawner:
+def read_from_spawner(data: bytes) -> FromSpawner:
     """What the spawner says to its agent; see :func:`read_one_of` for what is raised."""
     return cast("FromSpawner", read_one_of((WorkerStarted, WorkerNotStarted, WorkerExited), data))

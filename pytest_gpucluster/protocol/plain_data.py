@@ -1,18 +1,22 @@
 """Values as plain data and back: only JSON crosses between processes, never pickle.
 
 A dataclass crosses as its fields and the name of its class. It is rebuilt only if its module is imported already, so a
-message never causes an import.
+message never causes an import. A number that is not finite crosses by its name, because JSON has none.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import sys
 from types import SimpleNamespace
 from typing import Any
 
-MARK = "$dataclass"
+MARK, NUMBER = "$dataclass", "$float"
+NOT_FINITE = ("nan", "inf", "-inf")
 MAX_DEPTH = 32
+SCALARS = frozenset({type(None), bool, int, float, str})
 
 
 class NotPlainError(TypeError):
@@ -28,9 +32,9 @@ def to_plain(value: Any, *, depth: int = 0) -> Any:
     if depth > MAX_DEPTH:
         raise NotPlainError(f"nested deeper than {MAX_DEPTH} levels")
     if value is None or isinstance(value, (bool, int, float, str)):
-        return value
+        return _scalar(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: to_plain(getattr(value, field.name), depth=depth + 1) for field in dataclasses.fields(value)}
+        fields = {name: to_plain(getattr(value, name), depth=depth + 1) for name in _field_names(type(value))}
         return {MARK: f"{type(value).__module__}:{type(value).__qualname__}", "fields": fields}
     if isinstance(value, (list, tuple)):
         return [to_plain(item, depth=depth + 1) for item in value]
@@ -42,10 +46,20 @@ def to_plain(value: Any, *, depth: int = 0) -> Any:
     )
 
 
+def _scalar(value: Any) -> Any:
+    """The value as JSON has it: of no subclass (NumPy's numbers, enumerations), and finite."""
+    if isinstance(value, float):
+        number = float.__float__(value)
+        return number if math.isfinite(number) else {NUMBER: str(number)}
+    if type(value) in SCALARS:
+        return value
+    return int.__int__(value) if isinstance(value, int) else str.__str__(value)
+
+
 def _key(key: Any) -> str:
-    if not isinstance(key, str) or key == MARK:
+    if not isinstance(key, str) or key in (MARK, NUMBER):
         raise NotPlainError(f"{key!r} cannot be a key here; keys are text")
-    return key
+    return str.__str__(key)
 
 
 def from_plain(data: Any, *, depth: int = 0) -> Any:
@@ -57,18 +71,37 @@ def from_plain(data: Any, *, depth: int = 0) -> Any:
     if depth > MAX_DEPTH:
         raise NotPlainError(f"nested deeper than {MAX_DEPTH} levels")
     if isinstance(data, list):
-        return [from_plain(item, depth=depth + 1) for item in data]
+        return [item if type(item) in SCALARS else from_plain(item, depth=depth + 1) for item in data]
     if not isinstance(data, dict):
         return data
-    is_dataclass = MARK in data
-    contents = data.get("fields") if is_dataclass else data
-    if not isinstance(contents, dict) or not isinstance(data.get(MARK, ""), str):
+    if MARK in data:
+        return _rebuild(data[MARK], data.get("fields"), depth)
+    if NUMBER in data:
+        return _not_finite(data)
+    return _fields(data, depth)
+
+
+def _fields(data: dict[str, Any], depth: int) -> dict[str, Any]:
+    return {key: item if type(item) in SCALARS else from_plain(item, depth=depth + 1) for key, item in data.items()}
+
+
+def _not_finite(data: dict[str, Any]) -> float:
+    if len(data) != 1 or data[NUMBER] not in NOT_FINITE:
+        raise NotPlainError("a number that is not finite has one of three names")
+    return float(data[NUMBER])
+
+
+def _rebuild(name: Any, contents: Any, depth: int) -> Any:
+    if not isinstance(contents, dict) or not isinstance(name, str):
         raise NotPlainError("a dataclass without a name or without fields")
-    fields = {key: from_plain(item, depth=depth + 1) for key, item in contents.items()}
-    if not is_dataclass:
-        return fields
-    found = _dataclass_named(data[MARK])
-    return SimpleNamespace(**fields) if found is None else _rebuild(found, fields)
+    fields, found = _fields(contents, depth), _dataclass_named(name)
+    if found is None:
+        return SimpleNamespace(**fields)
+    value: Any = object.__new__(found)
+    for field in _field_names(found):
+        if field in fields:
+            object.__setattr__(value, field, fields[field])
+    return value
 
 
 def _dataclass_named(name: str) -> type | None:
@@ -79,9 +112,6 @@ def _dataclass_named(name: str) -> type | None:
     return found if isinstance(found, type) and dataclasses.is_dataclass(found) else None
 
 
-def _rebuild(found: type, fields: dict[str, Any]) -> Any:
-    value: Any = object.__new__(found)
-    for field in dataclasses.fields(found):
-        if field.name in fields:
-            object.__setattr__(value, field.name, fields[field.name])
-    return value
+@functools.lru_cache(maxsize=256)
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))

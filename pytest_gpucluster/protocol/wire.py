@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import reprlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_gpucluster.protocol.codec import MalformedMessageError
 
@@ -14,7 +12,6 @@ if TYPE_CHECKING:
     from pytest_gpucluster.protocol.codec import TypedMessage
 
 CHUNK_BYTES = 1 << 20
-SHOWN_CHARACTERS = 200
 MAX_LINE_BYTES = 64 << 20
 """More than any message has. What stands before the end of a line is kept in memory."""
 
@@ -37,13 +34,13 @@ class Wire:
         Raises:
             OSError: the other end is gone, or does not read.
         """
-        self._link.sendall(json.dumps(message.to_json()).encode() + b"\n")
+        self._link.sendall(message.to_json() + b"\n")
 
-    def receive(self) -> list[Any] | None:
-        """The JSON values that one read completes, perhaps none. None when the other end is closed.
+    def receive(self) -> list[bytes] | None:
+        """The messages that one read completes, perhaps none, as JSON. None when the other end is closed.
 
         Raises:
-            MalformedMessageError: a line is not JSON, or longer than :data:`MAX_LINE_BYTES`.
+            MalformedMessageError: a line is longer than :data:`MAX_LINE_BYTES`.
         """
         try:
             data = self._link.recv(CHUNK_BYTES)
@@ -59,15 +56,8 @@ class Wire:
         if sum(map(len, self._unfinished)) > MAX_LINE_BYTES:
             self._unfinished = []
             raise MalformedMessageError(f"a line of more than {MAX_LINE_BYTES >> 20} MiB")
-        return [_read_json(line) for line in lines]
+        return lines
 
     def close(self) -> None:
         """Close this end."""
         self._link.close()
-
-
-def _read_json(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError) as wrong:
-        raise MalformedMessageError(f"{reprlib.repr(line)} is not JSON: {str(wrong)[:SHOWN_CHARACTERS]}") from None

@@ -174,7 +174,7 @@ class _Worker:
         now_s = time.monotonic()
         if now_s - self._last_progress_s >= PROGRESS_INTERVAL_S or fraction in (0.0, 1.0):
             self._last_progress_s = now_s
-            self._send(Progress(step=str(step)[:80], fraction=fraction))
+            self._send(Progress(step=str(step)[:80], fraction=None if fraction is None else float(fraction)))
 
 
 def _take_gpu(index: int, report: Callable[[ForeignProcess], None]) -> GpuWatch:
