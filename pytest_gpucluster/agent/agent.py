@@ -91,7 +91,6 @@ class Agent:
                 group_rank=rank.group_rank,
                 local_rank=rank.local_rank,
                 asked=self._context.asked,
-                voice=self._context.channel.store.voice,
             ),
         )
 
@@ -122,8 +121,6 @@ class Agent:
             if rank.local_rank == 0 and code != 0:
                 siblings = range(rank.rank + 1, rank.rank + rank.local_world_size)
                 channel.arrived([bye_key(sibling) for sibling in siblings], within_s=SIBLINGS_S)
-        if self._context.voice is not None:
-            self._context.voice.wait_until_unused(SIBLINGS_S)  # the others say goodbye through it
         own_code = code if rank.local_rank == 0 or code == LOST_CODE else 0
         if rank.rank != 0 and quits.last_lines:  # rank 0 of torchrun is the controller
             write_error_file(quits.last_lines, own_code)

@@ -15,14 +15,13 @@ from pytest_gpucluster.agent.worker_exit import describe_end
 from pytest_gpucluster.agent.worker_process import STOPPED, WorkerProcess
 from pytest_gpucluster.inventory import nccl_log
 from pytest_gpucluster.protocol import node_events
-from pytest_gpucluster.protocol.channel import Channel, fault_key, progress_key, reply_key
+from pytest_gpucluster.protocol.channel import Channel, progress_key, reply_key
 from pytest_gpucluster.protocol.codec import MalformedMessageError
 from pytest_gpucluster.protocol.messages import (
     CALL_VARIABLES,
     AbortCall,
     Entered,
     Failure,
-    Fault,
     ForeignProcess,
     FromWorker,
     GroupMember,
@@ -39,7 +38,6 @@ from pytest_gpucluster.protocol.rank import spans
 if TYPE_CHECKING:
     from pytest_gpucluster.agent.heartbeat import Heartbeat
     from pytest_gpucluster.agent.spawner import Spawner
-    from pytest_gpucluster.agent.voice import Voice
     from pytest_gpucluster.errors import Part
     from pytest_gpucluster.protocol.rank import Rank
     from pytest_gpucluster.worker.last_collective import LastCollective
@@ -51,8 +49,8 @@ STEP_CHARACTERS = 80
 class AgentContext:
     """What an agent works with: its rank, its connection to the store, its spawner, and the folders of this run's tests.
 
-    ``asked``: what the options on its node ask for; None for an agent that the controller itself started. ``voice``: that of
-    its node, if this agent is it. ``events``: the address of the node's listener.
+    ``asked``: what the options on its node ask for; None for an agent that the controller itself started. ``events``: the
+    address of the node's listener.
     """
 
     rank: Rank
@@ -60,7 +58,6 @@ class AgentContext:
     spawner: Spawner
     roots: tuple[str, ...]
     asked: dict[str, str] | None = None
-    voice: Voice | None = None
     events: str | None = None
 
 
@@ -307,15 +304,13 @@ class CallRunner:
             reply = replace(reply, members=_members_of(last, call, self._context.rank.rank))
         rank, channel = self._context.rank.rank, self._context.channel
         try:
-            if reply.ok:
-                channel.put_value(call.id, rank, reply)
-                return
             channel.put(reply_key(call.id, rank), reply)
         except ValueError as error:
             reply = Failure(kind="refused", blames="software", type="ValueError", error=f"the result is too large: {error}")
             channel.put(reply_key(call.id, rank), reply)
-        channel.put(fault_key(call.id), Fault(rank=rank))
-        self.discard_worker()
+        if not reply.ok:
+            channel.note_fault(call.id, rank)
+            self.discard_worker()
 
 
 def _members_of(last: LastCollective, call: StartCall, rank: int) -> Spans:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.agent.worker_process import STOPPED
 from pytest_gpucluster.protocol.channel import hung_key, reply_key
-from pytest_gpucluster.protocol.messages import Fault
+from pytest_gpucluster.protocol.messages import HangFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,7 +56,7 @@ class GroupHang:
         since_s = time.monotonic()
         has_peers = len(self._group) > 1
         if has_peers:
-            self._channel.put(hung_key(self._call.id, self._group[0]), Fault(rank=self._rank))
+            self._channel.put(hung_key(self._call.id, self._group[0]), HangFound(rank=self._rank))
         seen = worker.look()
         if seen.state == STOPPED:
             self._pause(since_s + STOPPED_SETTLE_S, is_over=self._have_peers_replied)

@@ -21,9 +21,9 @@ from pytest_gpucluster.agent.agent import LOST_CODE, TICK_S, Agent
 from pytest_gpucluster.agent.call_runner import AgentContext
 from pytest_gpucluster.agent.command_reader import CommandReader
 from pytest_gpucluster.agent.fallback_report import write_reports
-from pytest_gpucluster.agent.node_links import join_node
+from pytest_gpucluster.agent.shared_commands import commands_address
 from pytest_gpucluster.agent.spawner import Spawner
-from pytest_gpucluster.protocol.channel import Address, ChannelLostError
+from pytest_gpucluster.protocol.channel import Address, ChannelLostError, connect
 from pytest_gpucluster.protocol.codec import TypedMessage
 from pytest_gpucluster.protocol.messages import ReportTarget  # noqa: TC001 -- AgentSettings.read asks for its fields' types
 from pytest_gpucluster.protocol.node_events import listener_address
@@ -89,17 +89,12 @@ def _become(rank: Rank, settings: AgentSettings, secret: Secret | None, *, targe
         watch = (settings.controller_fd, target, joined, folder)
         threading.Thread(target=_leave_with_controller, args=watch, daemon=True).start()
     try:
-        links = join_node(settings.address, secret, rank)
+        channel = connect(settings.address, secret)
         context = AgentContext(
-            rank=rank,
-            channel=links.channel,
-            spawner=spawner,
-            roots=settings.roots,
-            asked=settings.asked,
-            voice=links.voice,
-            events=events,
+            rank=rank, channel=channel, spawner=spawner, roots=settings.roots, asked=settings.asked, events=events
         )
-        commands = CommandReader(links.reader, rank)
+        shared_at = commands_address(settings.address, secret, rank) if rank.local_world_size > 1 else None
+        commands = CommandReader(channel, rank, shared_at=shared_at)
         agent = Agent(context, commands, controller_fd=settings.controller_fd, target=target)
         agent.join()
         joined.set()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.controller.call import Call, Observer
 from pytest_gpucluster.controller.groups import ProcessGroups
-from pytest_gpucluster.controller.replies import Gathering, forged_reply, lost_reply
+from pytest_gpucluster.controller.replies import PendingReplies, lost_reply
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.protocol import functions, plain_data
 from pytest_gpucluster.protocol.channel import ChannelLostError, progress_key
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from pytest_gpucluster.places import Device
     from pytest_gpucluster.protocol.messages import Reply
 
+SLICE_S = 0.1
+"""How long the controller waits for ranks before it looks at faults, heartbeats and deadlines."""
 MARGIN_S = 20.0
 LEAVE_S = 10.0
 
@@ -118,7 +120,7 @@ class CallMaker:
             self._leave(self._groups.remove_of(ranks))
         call_id = self._send(call, ranks, joined)
         try:
-            return self._gather(Gathering(waiting=set(ranks), groups=groups, give_up_s=_give_up_s(call)), call_id)
+            return self._gather(PendingReplies(call_id=call_id, waiting=set(ranks), groups=groups, give_up_s=_give_up_s(call)))
         except BaseException:
             self._context.link.send(AbortCall(id=call_id, ranks=spans(ranks), why="the run was interrupted"))
             raise
@@ -147,34 +149,29 @@ class CallMaker:
         )
         return call_id
 
-    def _gather(self, gathering: Gathering, call_id: str) -> dict[int, Reply]:
+    def _gather(self, pending: PendingReplies) -> dict[int, Reply]:
         """Wait until each rank has answered, or will not; release ranks that wait for one that failed."""
-        while gathering.waiting:
+        channel = self._context.link.channel
+        while pending.waiting:
             self._context.early_end.check()
-            self._take_replies(gathering, call_id)
-            self._report_progress(call_id, gathering.waiting)
+            pending.receive(channel, within_s=SLICE_S)
+            self._report_progress(pending.call_id, pending.waiting)
             self.report_wait()
-            for rank, lost in self._context.members.silent(gathering.waiting, self._context.link.channel).items():
-                gathering.add(rank, lost)
-            if time.monotonic() > gathering.give_up_s:
-                for rank in list(gathering.waiting):
-                    gathering.add(rank, lost_reply("its agent did not answer within the deadline"))
-            if (release := gathering.to_release()) is not None:
+            for rank, lost in self._context.members.silent(pending.waiting, channel).items():
+                pending.add(rank, lost)
+            if time.monotonic() > pending.give_up_s:
+                for rank in list(pending.waiting):
+                    pending.add(rank, lost_reply("its agent did not answer within the deadline"))
+            if (release := pending.to_release()) is not None:
                 command = AbortCall(
-                    id=call_id,
+                    id=pending.call_id,
                     ranks=spans(release.ranks),
                     why=release.why,
                     grace_s=release.grace_s,
                     entered=release.entered,
                 )
                 self._context.link.send(command)
-        return gathering.replies
-
-    def _take_replies(self, gathering: Gathering, call_id: str) -> None:
-        """Wait a moment for all replies; take those that are there if all are, or if a rank has failed."""
-        arrivals, channel = self._context.members.arrivals, self._context.link.channel
-        for rank, reply in arrivals.replies(channel, call_id, gathering.waiting).items():
-            gathering.add(rank, forged_reply(reply) if isinstance(reply, RefusedMessageError) else reply)
+        return pending.replies
 
     def report_wait(self) -> None:
         """Called several times a second while ranks are waited for."""
@@ -217,7 +214,7 @@ class CallMaker:
         function = functions.name_function(worker.leave_group, rootdir=self._context.rootdir)
         call = Call(function=function, ranks=ranks, deadline_s=LEAVE_S, setup_s=LEAVE_S, any_device=True)
         call_id = self._send(call, ranks, None)
-        replies = self._gather(Gathering(waiting=set(ranks), groups=[], give_up_s=_give_up_s(call)), call_id)
+        replies = self._gather(PendingReplies(call_id=call_id, waiting=set(ranks), groups=[], give_up_s=_give_up_s(call)))
         if not all(reply.ok for reply in replies.values()):
             self._context.link.send(KillWorkers(ranks=spans(ranks)))
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.agent.main import AgentSettings, resolved
 from pytest_gpucluster.agent.main import command as command_of
-from pytest_gpucluster.controller.arrivals import SLICE_S
 from pytest_gpucluster.controller.call import Call, EarlyEnd, Observer
-from pytest_gpucluster.controller.call_maker import CallContext, CallMaker
+from pytest_gpucluster.controller.call_maker import SLICE_S, CallContext, CallMaker
 from pytest_gpucluster.controller.command_link import BYE_S, CommandLink
 from pytest_gpucluster.controller.journal_sender import JournalSender
 from pytest_gpucluster.controller.local_agents import LocalAgents

@@ -6,7 +6,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.controller.arrivals import Arrivals
 from pytest_gpucluster.controller.replies import lost_reply, released_reply
 from pytest_gpucluster.protocol.channel import ForgedMessageError, hello_key
 from pytest_gpucluster.protocol.codec import MalformedMessageError
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
 
 LOOK_S = 1.0
 SILENT_S = 10.0
-QUIET_S = 2.5
-"""After so long without a heartbeat through its voice, the rank may have lost the voice."""
 
 
 class Members:
@@ -34,7 +31,6 @@ class Members:
     def __init__(self) -> None:
         """No rank has said hello."""
         self.hellos: dict[int, Hello] = {}
-        self.arrivals = Arrivals(self.hellos)
         self._lost: dict[int, Failure] = {}
         self._beats: dict[int, tuple[bytes, float]] = {}
         self._next_look_s = self._last_look_s = 0.0
@@ -96,7 +92,7 @@ class Members:
         if now_s < self._next_look_s:
             return found
         self._next_look_s = now_s + LOOK_S
-        beats = self.arrivals.beats(channel, ranks)
+        beats = channel.beats(ranks)
         for rank in ranks:
             beat = beats.get(rank, b"")
             if rank not in self._beats or self._beats[rank][0] != beat or now_s - self._last_look_s > 2 * LOOK_S:
@@ -104,6 +100,5 @@ class Members:
             elif now_s - self._beats[rank][1] > SILENT_S:
                 hostname = self.hellos[rank].hostname if rank in self.hellos else None
                 found[rank] = lost_reply(f"its agent on {hostname} has been silent for {SILENT_S:g} s", blames="node")
-        self.arrivals.note_direct(channel, [rank for rank in ranks if now_s - self._beats[rank][1] > QUIET_S])
         self._last_look_s = now_s
         return found

@@ -30,7 +30,6 @@ from pytest_gpucluster.protocol.channel import (
     bye_key,
     command_key,
     connect,
-    fault_key,
     hello_key,
     reply_key,
 )
@@ -39,7 +38,6 @@ from pytest_gpucluster.protocol.messages import (
     AbortCall,
     Bye,
     Failure,
-    Fault,
     Hello,
     Quit,
     ReportTarget,
@@ -127,7 +125,7 @@ class Speaker:
     def _reply(self, call_id: str, rank: int, reply: Reply) -> None:
         self.writer.put(reply_key(call_id, rank), reply)
         if isinstance(reply, Failure):
-            self.writer.put(fault_key(call_id), Fault(rank=rank))
+            self.writer.note_fault(call_id, rank)
 
     def say_goodbye(self) -> None:
         """Say goodbye as every rank that is left."""

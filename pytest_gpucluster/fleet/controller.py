@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.controller.arrivals import SLICE_S
+from pytest_gpucluster.controller.call_maker import SLICE_S
 from pytest_gpucluster.controller.controller import Controller
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.fleet.agents import FleetSettings

@@ -6,10 +6,10 @@ Python's own JSON does, as an escape in ASCII, so messages with one go that way.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import reprlib
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 TAG = "t"
 SHOWN_CHARACTERS = 200
+_MAKING = threading.Lock()
 
 
 class RefusedMessageError(Exception):
@@ -69,13 +70,11 @@ def read_one_of(kinds: tuple[type[T], ...], data: bytes) -> T:
     Raises:
         MalformedMessageError: no tag fits, or the fields of the type whose tag fits do not.
     """
-    tag = None
-    with contextlib.suppress(MalformedMessageError):
-        tag = _decoded(_Tagged, data).t
-    kind: type[T] | None = _by_tag(kinds).get(tag) if isinstance(tag, str) else None
-    if kind is None:
+    try:
+        kind = _by_tag(kinds)[_decoded(_Tagged, data).t]
+    except (MalformedMessageError, LookupError, TypeError):
         names = ", ".join(kind.__name__ for kind in kinds)
-        raise MalformedMessageError(f"{reprlib.repr(data)} is none of {names}")
+        raise MalformedMessageError(f"{reprlib.repr(data)} is none of {names}") from None
     message: T = _decoded(kind, data)
     return message
 
@@ -98,7 +97,8 @@ def _by_tag(kinds: Any) -> Mapping[str, Any]:
 
 @functools.cache
 def _decoder_of(kind: Any) -> Callable[[bytes], Any]:
-    return msgspec.json.Decoder(kind).decode
+    with _MAKING:  # two threads that make decoders of one class at the same time crash msgspec 0.22
+        return msgspec.json.Decoder(kind).decode
 
 
 def _decoded(kind: Any, data: bytes) -> Any:

@@ -62,40 +62,39 @@ def _key(key: Any) -> str:
     return str.__str__(key)
 
 
-def from_plain(data: Any, *, depth: int = 0) -> Any:
+def from_plain(data: Any) -> Any:
     """The value from which :func:`to_plain` made ``data``; a dataclass that is not imported here becomes a SimpleNamespace.
 
     Raises:
         NotPlainError: :func:`to_plain` cannot have made it: it is nested too deep, or a dataclass has no name or no fields.
     """
+    return data if type(data) in SCALARS else _rebuilt(data, 0)
+
+
+def _rebuilt(data: Any, depth: int) -> Any:
+    """The value of a list or an object. Scalars, of which most values consist, are not visited."""
     if depth > MAX_DEPTH:
         raise NotPlainError(f"nested deeper than {MAX_DEPTH} levels")
-    if isinstance(data, list):
-        return [item if type(item) in SCALARS else from_plain(item, depth=depth + 1) for item in data]
-    if not isinstance(data, dict):
-        return data
+    depth += 1
+    if type(data) is list:
+        return [item if type(item) in SCALARS else _rebuilt(item, depth) for item in data]
     if MARK in data:
-        return _rebuild(data[MARK], data.get("fields"), depth)
+        return _rebuilt_dataclass(data[MARK], data.get("fields"), depth)
     if NUMBER in data:
-        return _not_finite(data)
-    return _fields(data, depth)
+        if len(data) != 1 or data[NUMBER] not in NOT_FINITE:
+            raise NotPlainError("a number that is not finite has one of three names")
+        return float(data[NUMBER])
+    return {key: item if type(item) in SCALARS else _rebuilt(item, depth) for key, item in data.items()}
 
 
-def _fields(data: dict[str, Any], depth: int) -> dict[str, Any]:
-    return {key: item if type(item) in SCALARS else from_plain(item, depth=depth + 1) for key, item in data.items()}
-
-
-def _not_finite(data: dict[str, Any]) -> float:
-    if len(data) != 1 or data[NUMBER] not in NOT_FINITE:
-        raise NotPlainError("a number that is not finite has one of three names")
-    return float(data[NUMBER])
-
-
-def _rebuild(name: Any, contents: Any, depth: int) -> Any:
-    if not isinstance(contents, dict) or not isinstance(name, str):
+def _rebuilt_dataclass(name: Any, contents: Any, depth: int) -> Any:
+    if type(contents) is not dict or type(name) is not str:
         raise NotPlainError("a dataclass without a name or without fields")
-    fields, found = _fields(contents, depth), _dataclass_named(name)
-    if found is None:
+    fields = {key: item if type(item) in SCALARS else _rebuilt(item, depth) for key, item in contents.items()}
+    module, _, qualname = name.partition(":")
+    try:
+        found = _dataclass_in(sys.modules.get(module), qualname)
+    except LookupError:
         return SimpleNamespace(**fields)
     value: Any = object.__new__(found)
     for field in _field_names(found):
@@ -104,12 +103,19 @@ def _rebuild(name: Any, contents: Any, depth: int) -> Any:
     return value
 
 
-def _dataclass_named(name: str) -> type | None:
-    module, _, qualname = name.partition(":")
-    found: Any = sys.modules.get(module)
+@functools.lru_cache(maxsize=256)
+def _dataclass_in(module: Any, qualname: str) -> type:
+    """The dataclass of this name.
+
+    Raises:
+        LookupError: there is none, or none yet.
+    """
+    found = module
     for part in qualname.split("."):
         found = getattr(found, part, None)
-    return found if isinstance(found, type) and dataclasses.is_dataclass(found) else None
+    if not isinstance(found, type) or not dataclasses.is_dataclass(found):
+        raise LookupError(qualname)
+    return found
 
 
 @functools.lru_cache(maxsize=256)

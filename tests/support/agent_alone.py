@@ -151,20 +151,15 @@ class PlayedStore:
         self._given_s = 0.0
 
     def put(self, key: str, message: Any) -> None:
-        """Keep a failure, and go on. Note the mark of a hang, and how long after the start of the call it came."""
+        """Keep a reply, and go on. Note the mark of a hang, and how long after the start of the call it came."""
         if key.startswith("hung/"):
             self.replies.append({"marked": key, "took_s": time.monotonic() - self._given_s})
         if key.startswith("res/"):
-            self._keep(message)
+            self.replies.append({"ok": message.ok, **asdict(message), "took_s": time.monotonic() - self._given_s})
+            self.next()
 
-    def put_value(self, call_id: str, rank: int, message: Any) -> None:
-        """Keep a good reply, and go on."""
-        del call_id, rank
-        self._keep(message)
-
-    def _keep(self, message: Any) -> None:
-        self.replies.append({"ok": message.ok, **asdict(message), "took_s": time.monotonic() - self._given_s})
-        self.next()
+    def note_fault(self, call_id: str, rank: int) -> None:
+        """Nobody waits for this rank."""
 
     def has(self, key: str) -> bool:
         """Whether the mark of a hang, or the reply of the other rank, was written."""

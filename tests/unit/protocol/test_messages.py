@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import subprocess
+import sys
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -177,6 +179,49 @@ def test_what_a_library_might_take(field: str, text: str) -> None:
     data = f'{{"t": "success", "{field}": {text}}}'.encode("latin-1")
     with pytest.raises(MalformedMessageError):
         messages.read_reply(data)
+
+
+THREADS = """
+import dataclasses, sys, threading
+from pytest_gpucluster.protocol.codec import TypedMessage
+
+def new_class():
+    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+    class Inner(TypedMessage):
+        a: int
+        b: str
+        c: tuple[int, ...] = ()
+
+    @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+    class Outer(TypedMessage):
+        x: int
+        inner: Inner
+        more: tuple[Inner, ...] = ()
+
+    Outer.__annotations__.update(inner=Inner, more=tuple[Inner, ...])
+    return Outer
+
+def read(kind, barrier):
+    barrier.wait()
+    done.append(kind.read(b'{"x": 1, "inner": {"a": 1, "b": "c"}}').inner.a)
+
+sys.setswitchinterval(1e-6)
+done = []
+for _ in range(100):
+    kind, barrier = new_class(), threading.Barrier(8)
+    threads = [threading.Thread(target=read, args=(kind, barrier)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+print(sum(done))
+"""
+
+
+def test_the_first_message_of_a_type_in_many_threads() -> None:
+    """Agents and relays read in threads. msgspec crashes the process if two of them make its decoder at the same time."""
+    done = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "800\n"), done.stderr
 
 
 @pytest.mark.parametrize(
