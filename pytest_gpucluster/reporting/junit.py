@@ -98,10 +98,9 @@ def suite_element(report: Report) -> ET.Element:
 
 def properties_of(record: Record, place: Place | None) -> Properties:
     """The properties of a record's testcase: what was judged, where, on which hardware, with which value."""
-    limit = record.limit.text if record.limit is not None else None
     facts: dict[str, Any] = {"criterion": record.criterion, "place": record.place}
     facts.update({name: getattr(place, name, None) for name in PLACE_PROPERTIES})
-    facts.update(value=record.value, unit=record.unit, limit=limit, margin_percent=record.margin_percent)
+    facts.update(value=record.value, unit=record.unit, limit=record.limit_text, margin_percent=record.margin_percent)
     facts["failure_type"] = record.outcome if record.outcome in NOT_MEASURED else None
     facts["advisory"] = record.message if record.advisory else None
     facts["remark"] = record.remark

@@ -88,7 +88,7 @@ def _row(record: Record, facts_of: Mapping[str, Mapping[str, Any] | None]) -> di
         "outcome": record.outcome,
         "value": record.value,
         "unit": record.unit,
-        "limit": record.limit.text if record.limit is not None else None,
+        "limit": record.limit_text,
         "limit_kind": record.limit.kind if record.limit is not None else None,
         "limit_value": record.limit.value if record.limit is not None else None,
         "advisory": record.advisory,
