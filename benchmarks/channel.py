@@ -47,19 +47,18 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works in a checkout that is not installed
 
-from pytest_gpucluster.agent.command_reader import CommandReader
+from pytest_gpucluster.agent.command_reader import CommandReader, commands_address
 from pytest_gpucluster.agent.heartbeat import BEAT_S, BEATS_PER_LOOK
-from pytest_gpucluster.agent.shared_commands import commands_address
 from pytest_gpucluster.agent.spawner import die_with_parent
 from pytest_gpucluster.config.torchrun import read_launch
 from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.controller.controller import Controller, address_of
 from pytest_gpucluster.protocol import channel, plain_data
 from pytest_gpucluster.protocol.channel import CONTROLLER, Address, bye_key, hello_key, reply_key
-from pytest_gpucluster.protocol.messages import Bye, Failure, FunctionName, Hello, Quit, StartCall, Success, read_command
+from pytest_gpucluster.protocol.codec import Wire
+from pytest_gpucluster.protocol.messages import AgentHello, Bye, Failure, FunctionName, Quit, StartCall, Success, read_command
 from pytest_gpucluster.protocol.rank import Rank, machine
 from pytest_gpucluster.protocol.secret import Secret
-from pytest_gpucluster.protocol.wire import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -169,7 +168,7 @@ def _die(stamp: Path) -> None:
 class SimulatedNode:
     """A node's real reader of commands, and its agents, each with its connection and without a worker."""
 
-    def __init__(self, ranks: range, channels: Sequence[channel.Channel]) -> None:
+    def __init__(self, ranks: range, channels: Sequence[channel.StoreChannel]) -> None:
         """Prepare to read commands for all ``ranks``."""
         self._number = ranks.start // RANKS_PER_NODE
         first = Rank(
@@ -193,7 +192,7 @@ class SimulatedNode:
             if local_rank > 0:
                 line = Wire(line_to(self._name))
                 selector.register(line, selectors.EVENT_READ, partial(self._obey, rank, line))
-            hello = Hello(hostname=f"node{node}", machine=here, pid=os.getpid(), group_rank=node, local_rank=local_rank)
+            hello = AgentHello(hostname=f"node{node}", machine=here, pid=os.getpid(), group_rank=node, local_rank=local_rank)
             own.put(hello_key(rank), hello)
 
     def _obey_first(self, rank: int) -> None:

@@ -24,9 +24,9 @@ from pytest_gpucluster.config.torchrun import show_last, write_error_file
 from pytest_gpucluster.protocol.channel import ChannelLostError, bye_key, command_key, hello_key
 from pytest_gpucluster.protocol.messages import (
     AbortCall,
+    AgentHello,
     Bye,
     CommandToRanks,
-    Hello,
     KillWorkers,
     Quit,
     ReportTarget,
@@ -84,7 +84,7 @@ class Agent:
         rank = self._context.rank
         self._context.channel.put(
             hello_key(rank.rank),
-            Hello(
+            AgentHello(
                 hostname=socket.gethostname(),
                 machine=machine(),
                 pid=os.getpid(),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.agent.heartbeat import Heartbeat
     from pytest_gpucluster.agent.worker_process import Evidence, WorkerProcess
-    from pytest_gpucluster.protocol.channel import Channel
+    from pytest_gpucluster.protocol.channel import StoreChannel
     from pytest_gpucluster.protocol.messages import StartCall
 
 PAUSE_S = 0.05
@@ -35,7 +35,7 @@ STOPPED_SETTLE_S = 8.0
 class GroupHang:
     """The hang of one call, as the agent of one rank sees it."""
 
-    def __init__(self, channel: Channel, heartbeat: Heartbeat, call: StartCall, rank: int) -> None:
+    def __init__(self, channel: StoreChannel, heartbeat: Heartbeat, call: StartCall, rank: int) -> None:
         """``rank``: of this agent; it beats while it waits."""
         self._channel = channel
         self._heartbeat = heartbeat

@@ -19,9 +19,8 @@ from typing import NoReturn
 
 from pytest_gpucluster.agent.agent import LOST_CODE, TICK_S, Agent
 from pytest_gpucluster.agent.call_runner import AgentContext
-from pytest_gpucluster.agent.command_reader import CommandReader
+from pytest_gpucluster.agent.command_reader import CommandReader, commands_address
 from pytest_gpucluster.agent.fallback_report import write_reports
-from pytest_gpucluster.agent.shared_commands import commands_address
 from pytest_gpucluster.agent.spawner import Spawner
 from pytest_gpucluster.protocol.channel import Address, ChannelLostError, connect
 from pytest_gpucluster.protocol.codec import TypedMessage

@@ -1,25 +1,28 @@
 """A soak: small pieces of work in turn, round after round, until the time is over. Knows no GPU and no limit.
 
-Each piece is an ordinary call with an ordinary deadline, so nothing can hang for hours, and what goes wrong has a round.
+Each piece is an ordinary call with an ordinary deadline, so nothing can hang for hours, and what goes wrong has a round. What a
+journal keeps of each turn is plain data, from which another run reads the soak back. No file is touched here.
 """
 
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.judging.criterion import Parts
 from pytest_gpucluster.judging.forecast import in_words
 from pytest_gpucluster.judging.noise import is_finite
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.text import text_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from pytest_gpucluster.cluster.results import Results
-    from pytest_gpucluster.judging.criterion import Criterion, Parts
+    from pytest_gpucluster.judging.criterion import Criterion
 
 Keep = Literal["lowest", "highest", "total"]
 CLUSTER = Place(id="cluster", node=-1)
@@ -56,7 +59,7 @@ class Work:
 
 
 @dataclass(slots=True, kw_only=True)
-class Kept:
+class SoakResult:
     """What is kept of one kind of work at one place. ``worst`` is the worst round's, the first of equally bad ones."""
 
     criterion: str
@@ -141,7 +144,7 @@ class Turn:
     criterion: str
     places: tuple[Place, ...]
     _work: Work
-    _kept: Mapping[Place, Kept]
+    _kept: Mapping[Place, SoakResult]
     _watch: Watch
 
     def keep(self, results: Results) -> None:
@@ -182,7 +185,7 @@ class Earlier:
     round: int
     num_whole_rounds: int
     elapsed_s: float
-    kept: Mapping[tuple[str, str], Kept]
+    kept: Mapping[tuple[str, str], SoakResult]
 
 
 NOTHING_EARLIER = Earlier(round=0, num_whole_rounds=0, elapsed_s=0.0, kept={})
@@ -194,7 +197,7 @@ class Watch(Protocol):
     def turn(self, turn: Turn) -> None:
         """A kind of work begins."""
 
-    def seen(self, kept: Sequence[Kept]) -> None:
+    def seen(self, kept: Sequence[SoakResult]) -> None:
         """A turn has new values or errors; its round is not over."""
 
     def round_over(self, soak: Soak) -> None:
@@ -236,7 +239,7 @@ class Soak:
         self._earlier = NOTHING_EARLIER
         self._now = now
         self._began_s = now()
-        self._kept: dict[str, dict[Place, Kept]] = {}
+        self._kept: dict[str, dict[Place, SoakResult]] = {}
 
     def go_on_with(self, earlier: Earlier) -> None:
         """Begin with what was measured before the soak was cut short. Called before the first round."""
@@ -247,11 +250,11 @@ class Soak:
         """Since the first round began, without the time between a cut and what goes on after it."""
         return self._earlier.elapsed_s + self._now() - self._began_s
 
-    def __getitem__(self, key: tuple[str, Place]) -> Kept:
+    def __getitem__(self, key: tuple[str, Place]) -> SoakResult:
         """What is kept of a criterion at a place."""
         return self._kept[key[0]][key[1]]
 
-    def __iter__(self) -> Iterator[Kept]:
+    def __iter__(self) -> Iterator[SoakResult]:
         """Everything kept so far."""
         return (kept for places in self._kept.values() for kept in places.values())
 
@@ -303,10 +306,10 @@ class Soak:
             self._watch.round_over(self)
         self.is_over = self.rounds_s >= self.duration_s
 
-    def _begin(self, key: str, place: Place, work: Work) -> Kept:
+    def _begin(self, key: str, place: Place, work: Work) -> SoakResult:
         """What is kept of a work at a place before the first round: what an earlier part of the soak left, or nothing."""
         earlier = self._earlier.kept.get((key, place.id))
-        return replace(earlier, place=place) if earlier is not None else Kept(criterion=key, place=place, keep=work.keep)
+        return replace(earlier, place=place) if earlier is not None else SoakResult(criterion=key, place=place, keep=work.keep)
 
     def _turn(self, key: str, places: tuple[Place, ...], work: Work) -> Turn:
         return Turn(round=self.round, criterion=key, places=places, _work=work, _kept=self._kept[key], _watch=self._watch)
@@ -319,3 +322,108 @@ class Soak:
         """How far it is, in words."""
         left_s = max(0.0, self.duration_s - self.elapsed_s)
         return f"round {self.round}: {in_words(self.elapsed_s)} of {in_words(self.duration_s)}, {in_words(left_s)} left"
+
+
+class SoakRecord:
+    """Makes the facts of each measurement. Remembers what it has said, so as not to say it again."""
+
+    def __init__(self) -> None:
+        """Nothing was said yet."""
+        self._places: dict[str, list[str]] = {}
+        self._remarks: dict[tuple[str, str], str | None] = {}
+
+    def facts(self, kept: Sequence[SoakResult]) -> dict[str, Any]:
+        """What the measurement that ends now gave at each place that has a value; ``kept`` is of one criterion.
+
+        ``places`` are said where they are others than the last time. ``values`` has those that are not ``usual``.
+        """
+        first, number = kept[0], max(one.latest_round for one in kept)
+        measured = [one for one in kept if one.error is None and one.latest_round == number]
+        counts = Counter(one.first_and_last[1] for one in measured)
+        usual = counts.most_common(1)[0][0] if counts else None
+        facts: dict[str, Any] = {"round": number, "criterion": first.criterion, "keep": first.keep, "usual": usual}
+        places = [one.place.id for one in measured]
+        if places != self._places.get(first.criterion):
+            self._places[first.criterion] = facts["places"] = places
+        facts["values"] = {one.place.id: one.first_and_last[1] for one in measured if one.first_and_last[1] != usual}
+        details = {one.place.id: self._details(one) for one in measured}
+        facts["details"] = {place: one for place, one in details.items() if one}
+        return facts
+
+    def _details(self, kept: SoakResult) -> dict[str, Any]:
+        """The evidence where this round is the worst, and the remark where it is another one."""
+        found: dict[str, Any] = {}
+        if kept.worst is not None and kept.worst_round == kept.latest_round:
+            found = {"evidence": dict(kept.worst.evidence), "parts": _parts_facts(kept.worst.parts)}
+        key = (kept.criterion, kept.place.id)
+        if kept.remark != self._remarks.get(key):
+            self._remarks[key] = found["remark"] = kept.remark
+        return found
+
+
+def read_back(
+    turns: Iterable[Mapping[str, Any]], *, places: Iterable[Place], num_whole_rounds: int, elapsed_s: float
+) -> Earlier:
+    """The soak after these measurements, each with the facts that :class:`SoakRecord` made.
+
+    Args:
+        turns: in the order in which they were measured.
+        places: every GPU and node of this run.
+        num_whole_rounds: how many rounds were whole.
+        elapsed_s: up to the end of the last whole round.
+
+    Raises:
+        AttributeError, LookupError, TypeError, ValueError: these are not such facts.
+    """
+    by_id = {place.id: place for place in (*places, CLUSTER)}
+    kept: dict[tuple[str, str], SoakResult] = {}
+    covered: dict[str, list[str]] = {}
+    latest = num_whole_rounds
+    for turn in turns:
+        key, number = str(turn["criterion"]), int(turn["round"])
+        latest = max(latest, number)
+        covered[key] = [str(place) for place in turn.get("places", covered.get(key, ()))]
+        for place in covered[key]:
+            one = kept.setdefault((key, place), SoakResult(criterion=key, place=by_id[place], keep=_keep_of(turn)))
+            one.add(number, _seen(turn, place, by_id))
+    return Earlier(round=latest, num_whole_rounds=num_whole_rounds, elapsed_s=elapsed_s, kept=kept)
+
+
+def _keep_of(turn: Mapping[str, Any]) -> Keep:
+    for keep in get_args(Keep):
+        if turn["keep"] == keep:
+            return keep  # type: ignore[no-any-return]
+    raise ValueError(f"no such way to keep values: {turn['keep']}")
+
+
+def _seen(turn: Mapping[str, Any], place: str, by_id: Mapping[str, Place]) -> Seen:
+    """What a measurement showed at a place.
+
+    Raises:
+        TypeError: the value is no number.
+    """
+    value = turn["values"].get(place, turn["usual"])
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{value!r} is not the value of a round")
+    details = turn["details"].get(place, {})
+    return Seen(
+        value=value,
+        evidence=dict(details.get("evidence", {})),
+        remark=details.get("remark"),
+        parts=_parts(details.get("parts"), by_id),
+    )
+
+
+def _parts_facts(parts: Parts | None) -> dict[str, Any] | None:
+    if parts is None:
+        return None
+    places = [place.id for place in parts.places]
+    return {"kind": parts.kind, "names": list(parts.names), "places": places, "advice": parts.advice}
+
+
+def _parts(facts: Mapping[str, Any] | None, by_id: Mapping[str, Place]) -> Parts | None:
+    if facts is None:
+        return None
+    places = tuple(by_id[place] for place in facts["places"])
+    found = Parts(kind=facts["kind"], names=tuple(map(str, facts["names"])), places=places)
+    return replace(found, advice=None if facts["advice"] is None else str(facts["advice"]))

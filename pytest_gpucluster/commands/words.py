@@ -50,7 +50,7 @@ def _value(key: str, text: str) -> Any:
         )
     try:
         return plain_data.from_plain(plain_data.to_plain(document.data["value"]))
-    except plain_data.NotPlainError as error:
+    except plain_data.NotPlainDataError as error:
         raise ConfigurationError(f"{key}={text}: {error}") from None
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.controller.replies import lost_reply, released_reply
 from pytest_gpucluster.protocol.channel import ForgedMessageError, hello_key
 from pytest_gpucluster.protocol.codec import MalformedMessageError
-from pytest_gpucluster.protocol.messages import Failure, Hello
+from pytest_gpucluster.protocol.messages import AgentHello, Failure
 from pytest_gpucluster.protocol.rank import is_gone, machine
 from pytest_gpucluster.protocol.secret import SECRET_VARIABLE
 from pytest_gpucluster.text import one_line
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from pytest_gpucluster.controller.call import Call
-    from pytest_gpucluster.protocol.channel import Channel
+    from pytest_gpucluster.protocol.channel import StoreChannel
     from pytest_gpucluster.protocol.messages import Reply
 
 LOOK_S = 1.0
@@ -30,18 +30,18 @@ class Members:
 
     def __init__(self) -> None:
         """No rank has said hello."""
-        self.hellos: dict[int, Hello] = {}
+        self.hellos: dict[int, AgentHello] = {}
         self._lost: dict[int, Failure] = {}
         self._beats: dict[int, tuple[bytes, float]] = {}
         self._next_look_s = self._last_look_s = 0.0
 
-    def read_hello(self, rank: int, channel: Channel, *, within_s: float) -> None:
+    def read_hello(self, rank: int, channel: StoreChannel, *, within_s: float) -> None:
         """Read the rank's hello; without a valid one, within the time that is over now, the rank is lost or refused."""
         if not channel.has(hello_key(rank)):
             self._lost[rank] = lost_reply(f"rank {rank} never joined within {within_s:g} s", blames="node")
             return
         try:
-            hello = channel.take(hello_key(rank), Hello.read)
+            hello = channel.take(hello_key(rank), AgentHello.read)
             asked = {one_line(name): one_line(text) for name, text in (hello.asked or {}).items()}
             self.hellos[rank] = replace(hello, hostname=one_line(hello.hostname), asked=asked or None)
         except ForgedMessageError:
@@ -82,7 +82,7 @@ class Members:
         hello = self.hellos.get(rank)
         return hello is not None and hello.machine == machine() and is_gone(hello.pid)
 
-    def silent(self, ranks: Collection[int], channel: Channel) -> dict[int, Failure]:
+    def silent(self, ranks: Collection[int], channel: StoreChannel) -> dict[int, Failure]:
         """The replies for ranks whose agents have died: no process here, or no heartbeat for :data:`SILENT_S`.
 
         Heartbeats are read at most once in :data:`LOOK_S`. After a longer pause between two looks the time starts anew.

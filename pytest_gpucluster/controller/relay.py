@@ -21,9 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.errors import ErrorKind, MeasurementError
 from pytest_gpucluster.protocol import functions, plain_data
-from pytest_gpucluster.protocol.codec import TypedMessage, read_one_of
+from pytest_gpucluster.protocol.codec import TypedMessage, Wire, read_one_of
 from pytest_gpucluster.protocol.messages import FunctionName, Reply, Success, read_reply
-from pytest_gpucluster.protocol.wire import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

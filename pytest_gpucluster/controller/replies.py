@@ -13,7 +13,7 @@ from pytest_gpucluster.protocol.messages import Failure, read_reply
 
 if TYPE_CHECKING:
     from pytest_gpucluster.errors import Part
-    from pytest_gpucluster.protocol.channel import Channel
+    from pytest_gpucluster.protocol.channel import StoreChannel
     from pytest_gpucluster.protocol.messages import Reply
 
 RAISED_GRACE_S = 0.4
@@ -50,7 +50,7 @@ class PendingReplies:
     _missing: dict[str, int] | None = None
     """The ranks that wait, by the keys of their replies, but for those whose replies are known to be there."""
 
-    def receive(self, channel: Channel, *, within_s: float) -> None:
+    def receive(self, channel: StoreChannel, *, within_s: float) -> None:
         """Wait for all replies. Read those of all ranks once all are there, and before that those of ranks that have failed."""
         keys = {reply_key(self.call_id, rank): rank for rank in self.waiting}
         missing = keys if self._missing is None else {key: rank for key, rank in self._missing.items() if rank in self.waiting}

@@ -36,9 +36,9 @@ from pytest_gpucluster.protocol.channel import (
 from pytest_gpucluster.protocol.codec import TypedMessage
 from pytest_gpucluster.protocol.messages import (
     AbortCall,
+    AgentHello,
     Bye,
     Failure,
-    Hello,
     Quit,
     ReportTarget,
     StartCall,
@@ -49,7 +49,7 @@ from pytest_gpucluster.protocol.secret import Secret
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pytest_gpucluster.protocol.channel import Channel
+    from pytest_gpucluster.protocol.channel import StoreChannel
     from pytest_gpucluster.protocol.messages import Reply, Spans
 
 PROCESSES = 2
@@ -76,7 +76,7 @@ class Speaker:
 
     hardware: Hardware
     ranks: frozenset[int]
-    writer: Channel
+    writer: StoreChannel
     lost: frozenset[int] = frozenset()
     """The ranks that are gone: they say and do nothing any more."""
     _held: dict[str, list[int]] = field(default_factory=dict)
@@ -89,10 +89,10 @@ class Speaker:
             if self.hardware.simulation.has(rank, "late") is late:
                 self.writer.put(hello_key(rank), self._hello_of(rank))
 
-    def _hello_of(self, rank: int) -> Hello:
+    def _hello_of(self, rank: int) -> AgentHello:
         node, gpu = self.hardware.simulation.place_of(rank)
         machine = f"simulated {hostname_of(node)}"  # no machine has this name: the pid means nothing there
-        return Hello(hostname=hostname_of(node), machine=machine, pid=os.getpid(), group_rank=node, local_rank=gpu)
+        return AgentHello(hostname=hostname_of(node), machine=machine, pid=os.getpid(), group_rank=node, local_rank=gpu)
 
     def start(self, call: StartCall) -> None:
         """Called when the controller starts a call: answer, except where a rank of the same group fails."""
@@ -173,7 +173,7 @@ def _become(settings: FleetSettings, ranks: frozenset[int], secret: Secret, *, t
         os._exit(LOST_CODE)
 
 
-def _beat(speaker: Speaker, beats: Channel, controller_fd: int) -> None:
+def _beat(speaker: Speaker, beats: StoreChannel, controller_fd: int) -> None:
     """Write the heartbeat of each rank until the controller ends; let the late ranks join."""
     count = 0
     while not _has_ended(controller_fd, within_s=BEAT_S):
@@ -189,7 +189,7 @@ def _has_ended(controller_fd: int, *, within_s: float) -> bool:
     return bool(select.select([controller_fd], [], [], within_s)[0])
 
 
-def _obey(speaker: Speaker, reader: Channel) -> None:
+def _obey(speaker: Speaker, reader: StoreChannel) -> None:
     """Obey commands until the quit, which ends this process. A lost store is left to the thread that watches the controller."""
     number = 0
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.fleet.asked import made
-from pytest_gpucluster.protocol.pairs import ordered_rounds
+from pytest_gpucluster.protocol.rank import ordered_rounds
 
 if TYPE_CHECKING:
     from pytest_gpucluster.fleet.asked import Asked

@@ -7,8 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, Kept, Soak, Turn
-from pytest_gpucluster.cluster.soak_record import SoakRecord, read_back
+from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, Soak, SoakRecord, SoakResult, Turn, read_back
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.forecast import in_words
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.judging.plan import Key
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.plugin.terminal import Terminal
-    from pytest_gpucluster.reporting.cut_soak import CutSoak
+    from pytest_gpucluster.reporting.interrupted_soak import InterruptedSoak
     from pytest_gpucluster.session import Session
 
 
@@ -68,7 +67,9 @@ def _earlier(session: Session, terminal: Terminal, criteria: Mapping[Key, Criter
     return earlier
 
 
-def _read_back(cut: CutSoak, places: Sequence[Place], criteria: Mapping[Key, Criterion]) -> tuple[Earlier | None, str | None]:
+def _read_back(
+    cut: InterruptedSoak, places: Sequence[Place], criteria: Mapping[Key, Criterion]
+) -> tuple[Earlier | None, str | None]:
     """The soak as it was, or why it cannot be had: the selected tests must all have taken part in it."""
     try:
         earlier = read_back(cut.turns, places=places, num_whole_rounds=cut.num_whole_rounds, elapsed_s=cut.elapsed_s)
@@ -95,7 +96,7 @@ class Reports:
         """Name the round and the criterion in the progress line. Called before each measurement."""
         self._terminal.live.work_on(f"round {turn.round}: {turn.criterion}")
 
-    def seen(self, kept: Sequence[Kept]) -> None:
+    def seen(self, kept: Sequence[SoakResult]) -> None:
         """Record the values after each measurement: the round may never end."""
         self._session.recorder.record_soak_turn(self._facts.facts(kept))
         for one in kept:
@@ -121,7 +122,7 @@ class Reports:
             self._shown = shown
             self._terminal.live.say_in_log(f"soak {soak.line}; worst so far: {', '.join(shown) or 'nothing was measured'}")
 
-    def _record(self, kept: Kept, criterion: Criterion) -> None:
+    def _record(self, kept: SoakResult, criterion: Criterion) -> None:
         """Record a first failure or error for good; keep any other value as pending, so that the reports show it.
 
         No waiver can cover the failure yet: a waiver is for a soak that was measured to its end.
@@ -138,9 +139,9 @@ class Reports:
             self._session.plan.set_outcome(replace(record, outcome=PENDING, reason=reason, advisory=False))
 
 
-def worst_of(judged: list[tuple[Kept, Criterion]]) -> dict[str, dict[str, Any]]:
+def worst_of(judged: list[tuple[SoakResult, Criterion]]) -> dict[str, dict[str, Any]]:
     """The worst value of all places by criterion, with its place and round."""
-    found: dict[str, tuple[Kept, Criterion]] = {}
+    found: dict[str, tuple[SoakResult, Criterion]] = {}
     for kept, criterion in judged:
         if kept.value is None:
             continue
@@ -153,7 +154,7 @@ def worst_of(judged: list[tuple[Kept, Criterion]]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _is_worse(value: float, other: float, kept: Kept) -> bool:
+def _is_worse(value: float, other: float, kept: SoakResult) -> bool:
     return value < other if kept.keep == "lowest" else value > other
 
 
@@ -161,7 +162,7 @@ def _where(worst: Mapping[str, Any]) -> str:
     return f" ({worst['place']}, round {worst['round']})" if worst["value"] else ""
 
 
-def _provisional(kept: Kept, criterion: Criterion) -> Record:
+def _provisional(kept: SoakResult, criterion: Criterion) -> Record:
     """The record as it would be if the soak ended now."""
     place = None if kept.place == CLUSTER else kept.place
     trial = replace(criterion, place=place, judged=None, first_error=None, note=_ignore)

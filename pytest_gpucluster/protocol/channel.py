@@ -192,7 +192,7 @@ class KeyStore:
             raise ChannelLostError(f"the store at {self._where} is gone: {lost}") from lost
 
 
-class Channel:
+class StoreChannel:
     """One connection to the store. A blocked read locks its connection, so readers and writers each have their own."""
 
     def __init__(self, address: Address, store: KeyStore, secret: Secret | None) -> None:
@@ -207,7 +207,7 @@ class Channel:
         """Whether messages carry an HMAC."""
         return self._secret is not None
 
-    def reconnect(self) -> Channel:
+    def reconnect(self) -> StoreChannel:
         """Another connection to the same store whose reads wait for ever, for a thread that does nothing but read."""
         return connect_reader(self.address, self._secret)
 
@@ -319,7 +319,7 @@ def listen_on_loopback() -> socket.socket:
     return socket.create_server(("127.0.0.1", 0), backlog=1024)
 
 
-def host_store(address: Address, secret: Secret | None, *, listener: socket.socket | None) -> Channel:
+def host_store(address: Address, secret: Secret | None, *, listener: socket.socket | None) -> StoreChannel:
     """Host the store in this process and connect to it. Without a ``listener`` it takes the address's port.
 
     Raises:
@@ -336,7 +336,7 @@ def host_store(address: Address, secret: Secret | None, *, listener: socket.sock
         raise ChannelLostError(f"no store can be hosted at {address.host}:{address.port}: {taken}") from taken
 
 
-def connect(address: Address, secret: Secret | None, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Channel:
+def connect(address: Address, secret: Secret | None, *, timeout_s: float = CONNECT_TIMEOUT_S) -> StoreChannel:
     """Connect to a store that another process hosts.
 
     Raises:
@@ -345,7 +345,7 @@ def connect(address: Address, secret: Secret | None, *, timeout_s: float = CONNE
     return _channel_of(address, _open_store(address, timeout_s), secret)
 
 
-def connect_reader(address: Address, secret: Secret | None) -> Channel:
+def connect_reader(address: Address, secret: Secret | None) -> StoreChannel:
     """A connection whose reads wait for ever, for a thread that does nothing but read.
 
     Raises:
@@ -370,5 +370,7 @@ def _open_store(address: Address, timeout_s: float) -> TCPStore:
         raise ChannelLostError(f"no store answers at {address.host}:{address.port} within {timeout_s:g} s") from lost
 
 
-def _channel_of(address: Address, store: TCPStore, secret: Secret | None) -> Channel:
-    return Channel(address, KeyStore(store, f"gpucluster/{address.run_id}", where=f"{address.host}:{address.port}"), secret)
+def _channel_of(address: Address, store: TCPStore, secret: Secret | None) -> StoreChannel:
+    return StoreChannel(
+        address, KeyStore(store, f"gpucluster/{address.run_id}", where=f"{address.host}:{address.port}"), secret
+    )

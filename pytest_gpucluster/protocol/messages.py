@@ -44,7 +44,7 @@ Of other variables some load code, and a stranger may call.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group(TypedMessage):
+class RankGroup(TypedMessage):
     """One process group: its id is never used again, and the position in ``ranks`` is the rank in the group."""
 
     id: str
@@ -52,7 +52,7 @@ class Group(TypedMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work(TypedMessage):
+class FunctionCall(TypedMessage):
     """What a worker does in a call: the part of the call that the agent passes on unchanged.
 
     ``any_device``: the function runs without a GPU too. ``test``: the function is the body of a distributed test, which gets
@@ -69,7 +69,7 @@ class Work(TypedMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StartCall(Work):
+class StartCall(FunctionCall):
     """Run a function on some ranks. ``nodes``: the node number of each torchrun group rank, as far as known.
 
     ``variables``: those of :data:`CALL_VARIABLES` that a worker gets which is started for this call.
@@ -78,7 +78,7 @@ class StartCall(Work):
     t: Literal["call"] = "call"
     id: str
     ranks: Spans
-    groups: tuple[Group, ...] | None
+    groups: tuple[RankGroup, ...] | None
     deadline_s: float
     setup_s: float
     cwd: str
@@ -168,7 +168,7 @@ class Entered(TypedMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress(TypedMessage):
+class StepReport(TypedMessage):
     """The step that the worker is at; ``fraction`` (0 to 1) of the whole, if known."""
 
     t: Literal["progress"] = "progress"
@@ -246,7 +246,7 @@ class Failure(_Result):
 
 
 Reply: TypeAlias = "Success | Failure"
-FromWorker: TypeAlias = "Entered | Progress | ForeignProcess | Reply"
+FromWorker: TypeAlias = "Entered | StepReport | ForeignProcess | Reply"
 
 
 def read_reply(data: bytes) -> Reply:
@@ -256,14 +256,14 @@ def read_reply(data: bytes) -> Reply:
         return reply
     try:
         object.__setattr__(reply, "value", plain_data.from_plain(reply.value))  # nobody else has it yet; replace() costs 7 us
-    except plain_data.NotPlainError as wrong:
+    except plain_data.NotPlainDataError as wrong:
         raise MalformedMessageError(f"Success.value: {wrong}") from None
     return reply
 
 
 def read_from_worker(data: bytes) -> FromWorker:
     """What a worker says to its agent; see :func:`read_one_of` for what is raised."""
-    message = cast("FromWorker", read_one_of((Entered, Progress, ForeignProcess, Success, Failure), data))
+    message = cast("FromWorker", read_one_of((Entered, StepReport, ForeignProcess, Success, Failure), data))
     if isinstance(message, Failure) and message.kind not in KINDS_OF_WORKERS:
         raise MalformedMessageError(f"a worker does not say that it {message.kind}")
     return message
@@ -273,7 +273,7 @@ def read_from_worker(data: bytes) -> FromWorker:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hello(TypedMessage):
+class AgentHello(TypedMessage):
     """Where an agent runs. ``machine``: where its pid means the same process (:func:`protocol.rank.machine`).
 
     ``asked``: what the options on its node ask for, by option; None for an agent that the controller itself started.
@@ -288,7 +288,7 @@ class Hello(TypedMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProgressInCall(Progress):
+class ProgressInCall(StepReport):
     """The step that a rank is at in one call."""
 
     call: str
@@ -322,7 +322,7 @@ class GroupMember(TypedMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Task(Work):
+class Task(FunctionCall):
     """One call for one worker.
 
     ``call``: its id. ``roots``: the folders of this run's tests. ``trusted``: the run has a secret, so functions from elsewhere
@@ -337,7 +337,7 @@ class Task(Work):
     @classmethod
     def of(cls, command: StartCall, *, roots: tuple[str, ...], trusted: bool, group: GroupMember | None) -> Task:
         """The task that does the work of this call."""
-        passed_on = {field.name: getattr(command, field.name) for field in fields(Work)}
+        passed_on = {field.name: getattr(command, field.name) for field in fields(FunctionCall)}
         return cls(**passed_on, call=command.id, roots=roots, trusted=trusted, group=group)
 
 

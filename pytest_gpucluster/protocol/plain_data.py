@@ -19,7 +19,7 @@ MAX_DEPTH = 32
 SCALARS = frozenset({type(None), bool, int, float, str})
 
 
-class NotPlainError(TypeError):
+class NotPlainDataError(TypeError):
     """A value that cannot cross a process: a tensor, an object, a dict with other keys than text."""
 
 
@@ -27,10 +27,10 @@ def to_plain(value: Any, *, depth: int = 0) -> Any:
     """``value`` as JSON data: None, bool, int, float, str, lists, dicts of text, dataclasses of these.
 
     Raises:
-        NotPlainError: any other type, which the message names.
+        NotPlainDataError: any other type, which the message names.
     """
     if depth > MAX_DEPTH:
-        raise NotPlainError(f"nested deeper than {MAX_DEPTH} levels")
+        raise NotPlainDataError(f"nested deeper than {MAX_DEPTH} levels")
     if value is None or isinstance(value, (bool, int, float, str)):
         return _scalar(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -40,7 +40,7 @@ def to_plain(value: Any, *, depth: int = 0) -> Any:
         return [to_plain(item, depth=depth + 1) for item in value]
     if isinstance(value, dict):
         return {_key(key): to_plain(item, depth=depth + 1) for key, item in value.items()}
-    raise NotPlainError(
+    raise NotPlainDataError(
         f"{type(value).__module__}.{type(value).__qualname__} is not plain data; "
         "numbers, text, lists, dicts of text and dataclasses of these can cross between processes"
     )
@@ -58,7 +58,7 @@ def _scalar(value: Any) -> Any:
 
 def _key(key: Any) -> str:
     if not isinstance(key, str) or key in (MARK, NUMBER):
-        raise NotPlainError(f"{key!r} cannot be a key here; keys are text")
+        raise NotPlainDataError(f"{key!r} cannot be a key here; keys are text")
     return str.__str__(key)
 
 
@@ -66,7 +66,7 @@ def from_plain(data: Any) -> Any:
     """The value from which :func:`to_plain` made ``data``; a dataclass that is not imported here becomes a SimpleNamespace.
 
     Raises:
-        NotPlainError: :func:`to_plain` cannot have made it: it is nested too deep, or a dataclass has no name or no fields.
+        NotPlainDataError: :func:`to_plain` cannot have made it: it is nested too deep, or a dataclass has no name or no fields.
     """
     return data if type(data) in SCALARS else _rebuilt(data, 0)
 
@@ -74,7 +74,7 @@ def from_plain(data: Any) -> Any:
 def _rebuilt(data: Any, depth: int) -> Any:
     """The value of a list or an object. Scalars, of which most values consist, are not visited."""
     if depth > MAX_DEPTH:
-        raise NotPlainError(f"nested deeper than {MAX_DEPTH} levels")
+        raise NotPlainDataError(f"nested deeper than {MAX_DEPTH} levels")
     depth += 1
     if type(data) is list:
         return [item if type(item) in SCALARS else _rebuilt(item, depth) for item in data]
@@ -82,14 +82,14 @@ def _rebuilt(data: Any, depth: int) -> Any:
         return _rebuilt_dataclass(data[MARK], data.get("fields"), depth)
     if NUMBER in data:
         if len(data) != 1 or data[NUMBER] not in NOT_FINITE:
-            raise NotPlainError("a number that is not finite has one of three names")
+            raise NotPlainDataError("a number that is not finite has one of three names")
         return float(data[NUMBER])
     return {key: item if type(item) in SCALARS else _rebuilt(item, depth) for key, item in data.items()}
 
 
 def _rebuilt_dataclass(name: Any, contents: Any, depth: int) -> Any:
     if type(contents) is not dict or type(name) is not str:
-        raise NotPlainError("a dataclass without a name or without fields")
+        raise NotPlainDataError("a dataclass without a name or without fields")
     fields = {key: item if type(item) in SCALARS else _rebuilt(item, depth) for key, item in contents.items()}
     module, _, qualname = name.partition(":")
     try:

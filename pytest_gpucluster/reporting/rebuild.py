@@ -12,7 +12,7 @@ from pytest_gpucluster.judging.verdict import MISSING, PENDING, REJECTED, VERDIC
 from pytest_gpucluster.places import Device, Inventory, Place
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links, write_atomically
 from pytest_gpucluster.reporting.journal import RESUMED, record_from_facts, soak_remark
-from pytest_gpucluster.reporting.report import Case, Report
+from pytest_gpucluster.reporting.results import ReportedTest, RunReport
 from pytest_gpucluster.reporting.writer import ReportFiles, texts_of
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class JournalState:
         lines = "1 line was" if len(self.unread) == 1 else f"{len(self.unread)} lines were"
         return f"the journal is damaged at line {self.unread[0]}; {lines} not read"
 
-    def report(self, verdict: Verdict) -> Report:
+    def report(self, verdict: Verdict) -> RunReport:
         """What the reports say after :meth:`close`."""
         facts = {
             **self.facts,
@@ -129,8 +129,10 @@ class JournalState:
             "timings": {"total_s": round(self.ended_s - self.began_s, 3)},
             **({"selftest": self.selftest} if self.selftest is not None else {}),
         }
-        return Report(
-            cases=tuple(Case(nodeid=self.nodeids.get(key, key[0]), record=record) for key, record in self.records.items()),
+        return RunReport(
+            cases=tuple(
+                ReportedTest(nodeid=self.nodeids.get(key, key[0]), record=record) for key, record in self.records.items()
+            ),
             verdict=verdict,
             places=self.places or unbound_places(self),
             facts=facts,

@@ -24,26 +24,26 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from pytest_gpucluster.agent import agent, current_call, group_hang, heartbeat, spawner, worker_process
+from pytest_gpucluster.agent import agent, call_runner, group_hang, heartbeat, spawner, worker_process
 from pytest_gpucluster.agent.agent import Agent
 from pytest_gpucluster.agent.call_runner import AgentContext
 from pytest_gpucluster.agent.command_reader import CommandReader
-from pytest_gpucluster.protocol.channel import Address, Channel
+from pytest_gpucluster.protocol.channel import Address, StoreChannel
+from pytest_gpucluster.protocol.codec import Wire
 from pytest_gpucluster.protocol.messages import (
     AbortCall,
     Command,
     Entered,
     FunctionName,
-    Group,
     KillWorkers,
     Quit,
+    RankGroup,
     StartCall,
     StartWorker,
     Success,
     Task,
 )
 from pytest_gpucluster.protocol.rank import Rank
-from pytest_gpucluster.protocol.wire import Wire
 from pytest_gpucluster.worker import flight_recorder, last_collective, python_stacks
 
 DEADLINE_S = 0.3
@@ -52,7 +52,7 @@ LINK_FD = 9
 """Where a worker's children find its line."""
 RANK = Rank(rank=1, world_size=2, local_rank=1, local_world_size=2, group_rank=0)
 OWN = ((1, 1),)
-PAIR = (Group(id="pair", ranks=(0, 1)),)
+PAIR = (RankGroup(id="pair", ranks=(0, 1)),)
 GARBAGE = {
     "text": (b"garbage\n", 1),
     "an empty line": (b"\n", 1),
@@ -141,7 +141,7 @@ class PlayedStore:
 
     def __init__(self) -> None:
         """No command yet."""
-        self.commands = CommandReader(cast("Channel", self), RANK)
+        self.commands = CommandReader(cast("StoreChannel", self), RANK)
         self.steps: list[Command | Step] = []
         self.replies: list[dict[str, Any]] = []
         self.beats_s: list[float] = []
@@ -206,7 +206,7 @@ class Scenarios:
         """Have the agent obey these commands, and print what came of it."""
         store = self.store
         store.steps = list(steps)
-        context = AgentContext(rank=RANK, channel=cast("Channel", store), spawner=self.spawner, roots=())
+        context = AgentContext(rank=RANK, channel=cast("StoreChannel", store), spawner=self.spawner, roots=())
         served = Agent(context, store.commands)
         store.next()
         code = served.serve().code
@@ -245,7 +245,7 @@ class Scenarios:
 
     def too_late(self) -> None:
         """The worker never enters; the agent waits for that as long as it may."""
-        current_call.LATEST_ENTRY_S = 0.5
+        call_runner.LATEST_ENTRY_S = 0.5
         self.release_after(0.1)
         self.serve(replace(call(late_s=50.0), setup_s=60.0))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.cluster.results import Results
-from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, Kept, Seen, Soak, Work
+from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, Seen, Soak, SoakResult, Work
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
 from pytest_gpucluster.judging.criterion import Criterion, Parts
 from pytest_gpucluster.judging.plan import Plan
@@ -55,7 +55,7 @@ class Script:
         """A kind of work begins."""
         self.turns.append((turn.round, turn.criterion, [place.id for place in turn.places]))
 
-    def seen(self, kept: Sequence[Kept]) -> None:
+    def seen(self, kept: Sequence[SoakResult]) -> None:
         """A turn has brought something."""
         self.told.append((self.soak.round, kept[0].criterion, [one.place.id for one in kept]))
 
@@ -272,7 +272,7 @@ def test_a_bad_turn_is_on_record_before_its_round_is_over() -> None:
     """And nobody can answer for it yet: the rest of the soak was not measured."""
     session: Any = Records()
     reports = Reports(session, session, {("tflops", PLACES[0].id): criterion()})
-    kept = Kept(criterion="tflops", place=PLACES[0], keep="lowest")
+    kept = SoakResult(criterion="tflops", place=PLACES[0], keep="lowest")
     kept.add(1, Seen(value=750.0))
     reports.seen([kept])
     assert session.settled == []
@@ -360,11 +360,11 @@ def test_a_value_that_all_share(lost: tuple[Place, ...]) -> None:
 
 def test_a_value_that_all_share_blames_no_place() -> None:
     """Neither where it is no number, nor where something beside it is not known."""
-    kept = Kept(criterion="fabric", place=CLUSTER, keep="lowest")
+    kept = SoakResult(criterion="fabric", place=CLUSTER, keep="lowest")
     kept.add(1, Seen(value=math.nan))
     assert kept.error is not None
     assert kept.error.culprits == ()
-    kept = Kept(criterion="fabric", place=CLUSTER, keep="lowest")
+    kept = SoakResult(criterion="fabric", place=CLUSTER, keep="lowest")
     kept.add(1, Seen(value=900, unknown="no clocks"))
     with pytest.raises(MeasurementError, match="cluster: in round 1 of the soak: no clocks") as caught:
         kept.judge(criterion("above", 1))
@@ -373,7 +373,7 @@ def test_a_value_that_all_share_blames_no_place() -> None:
 
 def test_what_is_not_known_beside_a_value_is_never_green() -> None:
     """Rounds go on; the total is judged first, then the first thing that was not known is raised, with its round."""
-    kept = Kept(criterion="flaps", place=NODE, keep="total")
+    kept = SoakResult(criterion="flaps", place=NODE, keep="total")
     for number, unknown in enumerate((None, "port 1: reset", "port 2: reset", None), start=1):
         kept.add(number, Seen(value=0, unknown=unknown))
     judge = criterion("max", 0)

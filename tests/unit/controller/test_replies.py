@@ -10,7 +10,7 @@ import pytest
 from pytest_gpucluster.controller import replies
 from pytest_gpucluster.controller.replies import PendingReplies, Release, lost_reply
 from pytest_gpucluster.protocol import channel
-from pytest_gpucluster.protocol.channel import Address, Channel, reply_key
+from pytest_gpucluster.protocol.channel import Address, StoreChannel, reply_key
 from pytest_gpucluster.protocol.messages import Failure, FailureKind, Success
 from pytest_gpucluster.protocol.secret import Secret
 
@@ -86,7 +86,7 @@ def test_echoes_alone_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyP
 
 
 @pytest.fixture
-def store() -> Channel:
+def store() -> StoreChannel:
     """A store of its own."""
     listener = channel.listen_on_loopback()
     host, port = listener.getsockname()[:2]
@@ -98,19 +98,19 @@ def pending(*ranks: int, call: str = CALL) -> PendingReplies:
     return PendingReplies(call_id=call, waiting={*ranks}, groups=[], give_up_s=time.monotonic() + LONG_S)
 
 
-def answer(store: Channel, *ranks: int, call: str = CALL) -> None:
+def answer(store: StoreChannel, *ranks: int, call: str = CALL) -> None:
     """These ranks reply with their numbers."""
     for rank in ranks:
         store.put(reply_key(call, rank), Success(value=rank))
 
 
-def fail(store: Channel, rank: int) -> None:
+def fail(store: StoreChannel, rank: int) -> None:
     """This rank replies that it failed, as its agent does."""
     store.put(reply_key(CALL, rank), failed("raised"))
     store.note_fault(CALL, rank)
 
 
-def test_all_replies_are_read_once_all_are_there(store: Channel) -> None:
+def test_all_replies_are_read_once_all_are_there(store: StoreChannel) -> None:
     """Each is placed at its rank; those of another call are not."""
     one = pending(0, 1, 2)
     answer(store, 0, 1)
@@ -123,7 +123,7 @@ def test_all_replies_are_read_once_all_are_there(store: Channel) -> None:
     assert one.waiting == set()
 
 
-def test_a_failure_is_read_at_once(store: Channel) -> None:
+def test_a_failure_is_read_at_once(store: StoreChannel) -> None:
     """While others work on. Two that fail at the same moment are both read, and no rank is asked twice."""
     one = pending(*range(300))
     answer(store, *range(200))
@@ -140,7 +140,7 @@ def test_a_failure_is_read_at_once(store: Channel) -> None:
     assert one.waiting == set()
 
 
-def test_what_is_there_is_not_asked_for_again(store: Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_there_is_not_asked_for_again(store: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch that is complete is left out of each later look: of 1,024 ranks the slowest alone is waited for."""
     checked: list[int] = []
     monkeypatch.setattr(channel.KeyStore, "check", counted(channel.KeyStore.check, checked))
@@ -167,7 +167,7 @@ def counted(check: Any, found: list[int]) -> Any:
     return count
 
 
-def test_a_rank_that_is_lost_is_not_waited_for(store: Channel) -> None:
+def test_a_rank_that_is_lost_is_not_waited_for(store: StoreChannel) -> None:
     """It never replies; the others have."""
     one = pending(0, 1, 2)
     answer(store, 0, 2)
@@ -178,7 +178,7 @@ def test_a_rank_that_is_lost_is_not_waited_for(store: Channel) -> None:
 
 
 @pytest.mark.parametrize("written", [b"\n{}", b"", b'00\n{"t": "success", "value": 1}'])
-def test_a_forged_reply_costs_its_rank_alone(store: Channel, written: bytes) -> None:
+def test_a_forged_reply_costs_its_rank_alone(store: StoreChannel, written: bytes) -> None:
     """It is refused, and no other."""
     answer(store, 0, 2)
     store.store.set(reply_key(CALL, 1), written)
@@ -196,7 +196,7 @@ def test_a_forged_reply_costs_its_rank_alone(store: Channel, written: bytes) -> 
     [{"$dataclass": "a:B", "fields": [1]}, [{"$dataclass": 1, "fields": {}}], {"$float": "1"}],
     ids=["fields", "name", "float"],
 )
-def test_a_value_that_cannot_be_rebuilt(store: Channel, value: Any) -> None:
+def test_a_value_that_cannot_be_rebuilt(store: StoreChannel, value: Any) -> None:
     """A function wrote it into the line of its worker: the rank is refused, and says what it is."""
     store.put(reply_key(CALL, 0), Success(value=value))
     one = pending(0)
@@ -207,7 +207,7 @@ def test_a_value_that_cannot_be_rebuilt(store: Channel, value: Any) -> None:
 
 
 @pytest.mark.parametrize("said", [b"7,", b"x", b",,,", b"1" * 5000, b"-1,", b"\xff,1", b"0"], ids=repr)
-def test_a_stranger_says_that_ranks_failed(store: Channel, said: bytes) -> None:
+def test_a_stranger_says_that_ranks_failed(store: StoreChannel, said: bytes) -> None:
     """Nobody signs that: the replies are looked for, and what is not there is waited for as before."""
     store.store.set(channel.fault_key(CALL), said)
     one = pending(0, 1)
@@ -219,7 +219,7 @@ def test_a_stranger_says_that_ranks_failed(store: Channel, said: bytes) -> None:
     assert one.replies == {0: Success(value=0), 1: Success(value=1)}
 
 
-def test_large_replies(store: Channel) -> None:
+def test_large_replies(store: StoreChannel) -> None:
     """Nearly as much as may cross the channel, from each rank."""
     text = "x" * (channel.MAX_MESSAGE_BYTES - 1000)
     for rank in range(4):

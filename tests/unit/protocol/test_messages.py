@@ -18,10 +18,9 @@ from pytest_gpucluster.agent.main import AgentSettings
 from pytest_gpucluster.controller.relay import Collected, RelayAnswer, RelayedCall
 from pytest_gpucluster.protocol import messages
 from pytest_gpucluster.protocol.channel import Address
-from pytest_gpucluster.protocol.codec import MalformedMessageError, TypedMessage, read_one_of
+from pytest_gpucluster.protocol.codec import MalformedMessageError, TypedMessage, Wire, read_one_of
 from pytest_gpucluster.protocol.messages import Failure, read_from_worker
 from pytest_gpucluster.protocol.rank import Rank
-from pytest_gpucluster.protocol.wire import Wire
 
 HERE = [value for value in vars(messages).values() if isinstance(value, type) and issubclass(value, TypedMessage)]
 TYPES = [*HERE, Address, AgentSettings, Collected, Rank, RelayAnswer, RelayedCall]
@@ -31,7 +30,7 @@ UNIONS = {
     messages.read_reply: (messages.Success, messages.Failure),
     messages.read_from_worker: (
         messages.Entered,
-        messages.Progress,
+        messages.StepReport,
         messages.ForeignProcess,
         messages.Success,
         messages.Failure,

@@ -65,7 +65,7 @@ def test_not_finite_numbers_cross() -> None:
 @pytest.mark.parametrize("name", ["1", "infinity", 1, None, ["nan"], "nan "])
 def test_no_other_number_has_a_name(name: Any) -> None:
     """What Python's float would take as well is no such number."""
-    with pytest.raises(plain_data.NotPlainError):
+    with pytest.raises(plain_data.NotPlainDataError):
         plain_data.from_plain({plain_data.NUMBER: name})
 
 
@@ -105,14 +105,14 @@ def test_tuples_come_as_lists() -> None:
 )
 def test_what_cannot_cross_is_named(value: Any, named: str) -> None:
     """The message says which type it was."""
-    with pytest.raises(plain_data.NotPlainError, match=named):
+    with pytest.raises(plain_data.NotPlainDataError, match=named):
         plain_data.to_plain(value)
 
 
 @pytest.mark.parametrize("key", [1, None, plain_data.MARK, plain_data.NUMBER])
 def test_keys_are_text(key: Any) -> None:
     """Other keys would come back as text, and the mark would come back as an object."""
-    with pytest.raises(plain_data.NotPlainError, match="cannot be a key"):
+    with pytest.raises(plain_data.NotPlainDataError, match="cannot be a key"):
         plain_data.to_plain({key: 1})
 
 
@@ -120,7 +120,7 @@ def test_depth_is_bounded() -> None:
     """A value that contains itself ends in a message, not in a RecursionError."""
     endless: list[Any] = []
     endless.append(endless)
-    with pytest.raises(plain_data.NotPlainError, match="nested deeper"):
+    with pytest.raises(plain_data.NotPlainDataError, match="nested deeper"):
         plain_data.to_plain(endless)
 
 
@@ -141,5 +141,5 @@ def test_only_dataclasses_are_rebuilt(name: str) -> None:
 @given(st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.just(plain_data.MARK), inner)))
 def test_whatever_json_arrives_is_read(data: Any) -> None:
     """A message of another version or origin gives a value or a NotPlainError, nothing else."""
-    with contextlib.suppress(plain_data.NotPlainError):
+    with contextlib.suppress(plain_data.NotPlainDataError):
         plain_data.from_plain(data)

@@ -6,9 +6,8 @@ import socket
 
 import pytest
 
-from pytest_gpucluster.protocol.codec import MalformedMessageError
+from pytest_gpucluster.protocol.codec import MalformedMessageError, Wire
 from pytest_gpucluster.protocol.messages import Bye, JournalText
-from pytest_gpucluster.protocol.wire import Wire
 
 
 def test_wire() -> None:

@@ -20,7 +20,7 @@ from tests.support.operations import operations
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pytest_gpucluster.reporting.report import Report
+    from pytest_gpucluster.reporting.results import RunReport
 
 FACTS: dict[str, Any] = {
     "level": "quick",
@@ -168,7 +168,7 @@ def test_work_grows_with_the_testcases_once(tmp_path: Path, monkeypatch: pytest.
     written: list[int] = []
     whole = writer.texts_of
 
-    def counted(report: Report, **options: bool) -> tuple[str, str]:
+    def counted(report: RunReport, **options: bool) -> tuple[str, str]:
         written.append(len(report.cases))
         return whole(report, **options)
 

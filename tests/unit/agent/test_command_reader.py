@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.agent import shared_commands
-from pytest_gpucluster.agent.command_reader import CommandReader
-from pytest_gpucluster.agent.shared_commands import CommandSharer, SharedCommands, call_sharer, commands_address
+from pytest_gpucluster.agent import command_reader
+from pytest_gpucluster.agent.command_reader import CommandReader, CommandSharer, SharedCommands, call_sharer, commands_address
 from pytest_gpucluster.protocol import channel
 from pytest_gpucluster.protocol.channel import Address, ChannelLostError, command_key
 from pytest_gpucluster.protocol.messages import AbortCall, KillWorkers, Quit
@@ -52,7 +51,7 @@ def until(holds: Callable[[], bool]) -> None:
 class Node:
     """A store, and the readers of the agents of one node."""
 
-    store: channel.Channel
+    store: channel.StoreChannel
     readers: list[CommandReader] = field(default_factory=list)
     num_sent: int = 0
 
@@ -125,8 +124,8 @@ def full(node: Node) -> Node:
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that brings nothing is given up soon."""
-    monkeypatch.setattr(shared_commands, "LOOK_S", 0.3)
-    monkeypatch.setattr(shared_commands, "BEHIND_S", 0.3)
+    monkeypatch.setattr(command_reader, "LOOK_S", 0.3)
+    monkeypatch.setattr(command_reader, "BEHIND_S", 0.3)
 
 
 # What it carries.
@@ -206,7 +205,7 @@ def test_it_is_stopped(full: Node, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_one_that_takes_nothing_holds_nobody_up(full: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stopped agent's line is full some day: it is ended, and the others get each command."""
-    monkeypatch.setattr(shared_commands, "SEND_S", 0.2)
+    monkeypatch.setattr(command_reader, "SEND_S", 0.2)
     with socket.socket(socket.AF_UNIX) as stopped:
         stopped.connect(full.address)
         until(lambda: len(full.sharer()._lines) == RANKS)
@@ -268,7 +267,7 @@ def test_an_address_that_does_not_serve(node: Node, body: str) -> None:
 
 def test_an_address_that_never_listens(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent that was stopped between the two steps holds nobody up."""
-    monkeypatch.setattr(shared_commands, "START_S", 0.3)
+    monkeypatch.setattr(command_reader, "START_S", 0.3)
     with socket.socket(socket.AF_UNIX) as taken:
         taken.bind(node.address)
         reader = node.join(0)
