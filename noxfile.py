@@ -141,7 +141,7 @@ def types(session: nox.Session) -> None:
     """Check types (mypy --strict)."""
     install(session, "types")
     run(session, "mypy", *session.posargs)
-    run(session, "mypy", ".ci/environment.py", "noxfile.py", "conftest.py")
+    run(session, "mypy", ".ci/environment.py", ".ci/build_hook.py", "noxfile.py", "conftest.py")
 
 
 @nox.session
@@ -153,8 +153,10 @@ def imports(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Check the documentation: every link leads somewhere, generated pages are fresh."""
+    """Write docs/limits.md, then check the documentation: every link leads somewhere, and limits have their digest."""
     install(session, "tests")
+    run(session, "docs.generate_limits", "--check")
+    run(session, "docs.generate_limits")
     run(session, "pytest", "-q", "-m", "not e2e", "tests/project/test_docs.py", **FOR_TESTS)
 
 

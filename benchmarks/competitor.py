@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works in a check
 
 import torch
 
-from pytest_gpucluster.inventory import nvml, nvml_calls, nvml_processes
+from pytest_gpucluster.inventory import gpu_index, nvml_calls
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,10 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Compete; the exit code is 1 where nobody came to the GPU in time."""
     options = _parser().parse_args(arguments)
     with nvml_calls.session():
-        uuid = nvml.read_uuids()[options.gpu]
+        uuid = gpu_index.read_uuids()[options.gpu]
         os.environ["CUDA_VISIBLE_DEVICES"] = uuid  # before CUDA starts: NVML and CUDA may count in another order
         _say("waits", uuid=uuid)
-        if not _wait_for_work(nvml.handle_of(uuid), options.when, within_s=options.within_s):
+        if not _wait_for_work(gpu_index.handle_of(uuid), options.when, within_s=options.within_s):
             sys.stderr.write(f"competitor: nobody came to GPU {options.gpu} within {options.within_s:g} s\n")
             return 1
     time.sleep(options.after_s)
@@ -52,9 +52,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _wait_for_work(handle: Any, when: str, *, within_s: float) -> bool:
     deadline_s = time.monotonic() + within_s
     while time.monotonic() < deadline_s:
-        if when == "used" and nvml_processes.read_compute_processes(handle):
+        if when == "used" and gpu_index.read_compute_processes(handle):
             return True
-        if when == "busy" and (nvml_processes.read_utilization_percent(handle) or 0) >= BUSY_PERCENT:
+        if when == "busy" and (gpu_index.read_utilization_percent(handle) or 0) >= BUSY_PERCENT:
             return True
         time.sleep(POLL_S)
     return False

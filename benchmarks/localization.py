@@ -31,12 +31,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works in a check
 
 from pytest_gpucluster.localization import search as group_search
 from pytest_gpucluster.localization.beliefs import ErrorRates
-from pytest_gpucluster.localization.parts import Part, Result, Suspect
+from pytest_gpucluster.localization.parts import Result, SearchPart, Suspect
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from pytest_gpucluster.localization.parts import Group, Report
+    from pytest_gpucluster.localization.parts import MemberGroup, SearchReport
 
 NODES = (16, 64, 232, 1024, 4096, 10_000)
 CULPRITS = (0, 1, 5, 20)
@@ -60,12 +60,12 @@ class Cluster:
         value_gb_s: what a healthy group measures.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[SearchPart, ...]
     bad: frozenset[Suspect]
     noise: float
     value_gb_s: float = 380.0
 
-    def measure(self, groups: Iterable[Group], chance: random.Random) -> list[Result]:
+    def measure(self, groups: Iterable[MemberGroup], chance: random.Random) -> list[Result]:
         """Test groups."""
         within = {part.name: part.within for part in self.parts}
         found = []
@@ -91,14 +91,16 @@ def cluster_of(scene: str, nodes: int, culprits: int, noise: float, chance: rand
     """A cluster with bad parts. ``scene``: ``nodes``, or one of :data:`NOT_NODES`, beside so many bad nodes."""
     if scene in ("adapter", "rail"):
         parts = tuple(
-            Part(name=f"node{node}/nic{rail}", within=(f"rail{rail}", f"node{node}"))
+            SearchPart(name=f"node{node}/nic{rail}", within=(f"rail{rail}", f"node{node}"))
             for rail in range(RAILS)
             for node in range(nodes // RAILS)
         )
     elif scene in ("gpu", "host"):
-        parts = tuple(Part(name=f"node{gpu // GPUS}/gpu{gpu % GPUS}", within=(f"node{gpu // GPUS}",)) for gpu in range(nodes))
+        parts = tuple(
+            SearchPart(name=f"node{gpu // GPUS}/gpu{gpu % GPUS}", within=(f"node{gpu // GPUS}",)) for gpu in range(nodes)
+        )
     else:
-        parts = tuple(Part(name=f"node{node}", within=(f"leaf{node // LEAF}",)) for node in range(nodes))
+        parts = tuple(SearchPart(name=f"node{node}", within=(f"leaf{node // LEAF}",)) for node in range(nodes))
     one, other = chance.sample(parts, 2)
     while one.within[0] == other.within[0] and scene != "nodes":
         one, other = chance.sample(parts, 2)
@@ -120,7 +122,7 @@ def cluster_of(scene: str, nodes: int, culprits: int, noise: float, chance: rand
     return Cluster(parts=parts, bad=frozenset(bad), noise=noise)
 
 
-def search(cluster: Cluster, chance: random.Random) -> Report:
+def search(cluster: Cluster, chance: random.Random) -> SearchReport:
     """Let the culprits of a cluster be found."""
     told = max(cluster.noise, LEAST_NOISE)
     rates = ErrorRates(false_failure=told, missed=told)

@@ -5,29 +5,68 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pytest_gpucluster import health, localization
     from pytest_gpucluster.cluster.calls import Cluster
+    from pytest_gpucluster.cluster.localizers import GpuLocalizer, NodeLocalizer
     from pytest_gpucluster.cluster.results import Results
-    from pytest_gpucluster.errors import MeasurementError
+    from pytest_gpucluster.cluster.soak import SoakWork
+    from pytest_gpucluster.errors import Blame, MeasurementError
+    from pytest_gpucluster.inventory.reading import NotAvailable
+    from pytest_gpucluster.judging import agreement, scaling, siblings
+    from pytest_gpucluster.judging.finding import Finding
     from pytest_gpucluster.judging.noise import Repeats
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.protocol.functions import measurement
 
-__all__ = ["Cluster", "MeasurementError", "Place", "Repeats", "Results", "measurement"]
+__all__ = [
+    "Blame",
+    "Cluster",
+    "Finding",
+    "GpuLocalizer",
+    "MeasurementError",
+    "NodeLocalizer",
+    "NotAvailable",
+    "Place",
+    "Repeats",
+    "Results",
+    "SoakWork",
+    "agreement",
+    "health",
+    "localization",
+    "measurement",
+    "scaling",
+    "siblings",
+]
 
 _HOMES = {
-    "Cluster": "pytest_gpucluster.cluster.calls",
-    "MeasurementError": "pytest_gpucluster.errors",
-    "Place": "pytest_gpucluster.places",
-    "Repeats": "pytest_gpucluster.judging.noise",
-    "Results": "pytest_gpucluster.cluster.results",
-    "measurement": "pytest_gpucluster.protocol.functions",
+    "Blame": "errors",
+    "Cluster": "cluster.calls",
+    "Finding": "judging.finding",
+    "GpuLocalizer": "cluster.localizers",
+    "MeasurementError": "errors",
+    "NodeLocalizer": "cluster.localizers",
+    "NotAvailable": "inventory.reading",
+    "Place": "places",
+    "Repeats": "judging.noise",
+    "Results": "cluster.results",
+    "SoakWork": "cluster.soak",
+    "measurement": "protocol.functions",
+}
+_MODULES = {
+    "agreement": "judging.agreement",
+    "health": "health",
+    "localization": "localization",
+    "scaling": "judging.scaling",
+    "siblings": "judging.siblings",
 }
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name at its first use, so that ``pytest --help`` stays fast."""
-    if name not in _HOMES:
+    home = _HOMES.get(name) or _MODULES.get(name)
+    if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES[name]), name)
+    module = import_module(f"{__name__}.{home}")
+    return getattr(module, name) if name in _HOMES else module

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from pytest_gpucluster.localization.beliefs import ErrorRates
-from pytest_gpucluster.localization.parts import Group, Part, Result
+from pytest_gpucluster.localization.parts import MemberGroup, Result, SearchPart
 from pytest_gpucluster.localization.search import search
 
 Member = TypeVar("Member", bound=Hashable)
@@ -65,7 +65,7 @@ def localize(
     by_name = {str(number): member for number, member in enumerate(members)}
     probes = 0
 
-    def measure(groups: Sequence[Group]) -> list[Result]:
+    def measure(groups: Sequence[MemberGroup]) -> list[Result]:
         nonlocal probes
         probes += len(groups)
         values = probe([[by_name[name] for name in group.parts] for group in groups])
@@ -73,7 +73,7 @@ def localize(
 
     rate = min(max(noise, LEAST_NOISE), MOST_NOISE)
     report = search(
-        [Part(name=name) for name in by_name],
+        [SearchPart(name=name) for name in by_name],
         measure,
         rates=ErrorRates(false_failure=rate, missed=rate),
         most_rounds=max_rounds,

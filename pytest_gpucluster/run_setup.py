@@ -24,9 +24,7 @@ from pytest_gpucluster.places import GpuLinks, Inventory
 from pytest_gpucluster.protocol.channel import most_connections
 from pytest_gpucluster.thresholds import no_effect
 from pytest_gpucluster.thresholds.load import load
-from pytest_gpucluster.thresholds.lock import changed_figures
 from pytest_gpucluster.thresholds.resolve import RING, rates_of
-from pytest_gpucluster.thresholds.specs import load_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.config.torchrun import Launch
     from pytest_gpucluster.fleet.simulation import Simulation
-    from pytest_gpucluster.judging.promises import Promise
+    from pytest_gpucluster.judging.promises import PromisedShape
     from pytest_gpucluster.thresholds.file import ThresholdsFile
     from pytest_gpucluster.thresholds.resolve import Profile, Threshold
     from pytest_gpucluster.thresholds.specs import GpuSpec
@@ -45,7 +43,7 @@ REHEARSAL_RANKS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class RunSetup:
-    """What a run was asked to do, checked.
+    """What a run is to do, checked.
 
     Attributes:
         launch: how torchrun started this process; None without torchrun.
@@ -102,14 +100,14 @@ class RunSetup:
 
     @functools.cached_property
     def changed_terms(self) -> list[str]:
-        """What is asked of the run otherwise than was promised elsewhere."""
+        """Terms of the run that differ from what was promised elsewhere."""
         standard = self.thresholds.standard(self.profile)
-        promises: dict[str, Promise] = {"the cluster section": self.thresholds.cluster, "the profile": self.profile}
+        promises: dict[str, PromisedShape] = {"the cluster section": self.thresholds.cluster, "the profile": self.profile}
         if standard is not None:
             promises["the packaged profile"] = standard
         changed = changed_terms(self.profile, standard, self.inventory, promises)
         if not self.rehearsal:
-            changed += changed_figures(self.detected.names, load_specs())
+            changed += self.thresholds.changed_figures(self.detected.names)
         hidden, shown = self.detected.num_hidden, self.detected.num_gpus
         if hidden and not self.rehearsal:
             return [*changed, f"CUDA_VISIBLE_DEVICES hides {hidden} of {hidden + shown} GPUs here"]
@@ -220,7 +218,7 @@ def _shown(launch: Launch | None, detected: Detected) -> Expect:
     return Expect(nodes=1, gpus_per_node=detected.num_gpus or REHEARSAL_RANKS)
 
 
-def _shape(*sources: Promise) -> tuple[int, int]:
+def _shape(*sources: PromisedShape) -> tuple[int, int]:
     """Nodes and GPUs per node, each from the first source that has it."""
     nodes = next(source.nodes for source in sources if source.nodes is not None)
     return nodes, next(source.gpus_per_node for source in sources if source.gpus_per_node is not None)
@@ -246,8 +244,8 @@ def _expected(thresholds: ThresholdsFile, profile: Profile, shape: tuple[int, in
 def _slurm_job(variables: Mapping[str, str]) -> str | None:
     """The number of Slurm's job in which this process runs; None in none, and where a container hides Slurm's commands."""
     job = variables.get("SLURM_JOB_ID", "")
-    can_ask = shutil.which("scontrol", path=variables.get("PATH")) is not None
-    return job if can_ask and job.isascii() and job.isdecimal() else None
+    has_scontrol = shutil.which("scontrol", path=variables.get("PATH")) is not None
+    return job if has_scontrol and job.isascii() and job.isdecimal() else None
 
 
 def _links_of(spec: GpuSpec) -> GpuLinks:

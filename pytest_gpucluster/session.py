@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.agent.environment import overridden_variables
 from pytest_gpucluster.cluster.binding import Binding, bind
 from pytest_gpucluster.cluster.calls import Cluster, WantedPlaces, every_place
-from pytest_gpucluster.config.options import asked
+from pytest_gpucluster.config.settings import requested
 from pytest_gpucluster.controller.call import Observer
 from pytest_gpucluster.controller.controller import Controller
 from pytest_gpucluster.controller.inline import InlineController
@@ -20,7 +20,7 @@ from pytest_gpucluster.errors import GpuclusterError, MeasurementError
 from pytest_gpucluster.fleet.controller import FleetController
 from pytest_gpucluster.inventory.identity import read_versions
 from pytest_gpucluster.judging import plan as planning
-from pytest_gpucluster.judging.forecast import Forecast, forecast
+from pytest_gpucluster.judging.forecast import Forecast, Suite, forecast
 from pytest_gpucluster.judging.promises import (
     doubled_gpus,
     doubled_serials,
@@ -48,6 +48,106 @@ JOIN_S = 120.0
 UNSIGNED = "messages were not signed"
 
 
+class RunState:
+    """What is known of a run so far: all that its verdict and its reports need besides the outcomes.
+
+    Attributes:
+        binding: what answers at each place; None before the first use of :attr:`Session.cluster` has bound them.
+        objections: what forbids an acceptance.
+        changed_terms: terms of the run that differ from what was promised elsewhere.
+        selftest: what the self-test found; None without one.
+    """
+
+    def __init__(self, setup: RunSetup, controller: Controller | InlineController, plan: planning.Plan) -> None:
+        """Nothing has answered yet."""
+        self.setup = setup
+        self.controller = controller
+        self.binding: Binding | None = None
+        self.objections = [*setup.objections]
+        self.changed_terms = [*setup.changed_terms]
+        self.selftest: dict[str, Any] | None = None
+        self.recorder = Recorder(plan, status=self._status)
+
+    def places(self) -> Mapping[str, Place]:
+        """Every expected place and node by id, bound as far as anything said hello."""
+        known = self.binding if self.binding is not None else self.setup.inventory
+        return known.by_id
+
+    @property
+    def shape(self) -> str:
+        """The cluster that the verdict is about: what answered of what was expected."""
+        bound, inventory = self.binding, self.setup.inventory
+        if bound is None:
+            return shape(inventory, None)
+        return shape(inventory, {name: one.gpu_name for name, one in bound.identities.items()})
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What the verdict line says of the setup and of the ranks. Several nodes on one host are one host.
+
+        A process of pytest-xdist, which is on one host, does not know whether messages are signed.
+        """
+        hosts = {node.hostname for node in self.binding.nodes if node.hostname} if self.binding is not None else set()
+        unsigned = (UNSIGNED,) if len(hosts) > 1 and not self.controller.is_signed else ()
+        spec = self.setup.profile.spec
+        is_untried = spec is not None and spec.is_untried
+        return (f"its limits were never tried on {spec.title}", *unsigned) if spec is not None and is_untried else unsigned
+
+    @property
+    def terms(self) -> Terms:
+        """What decides the verdict besides the outcomes."""
+        return Terms(
+            rehearsal=self.setup.rehearsal,
+            simulated=self.setup.simulation is not None,
+            level_reached=self.setup.level_reached,
+            objections=tuple(self.objections),
+            changed_limits=tuple(self.setup.changed_limits),
+            changed_terms=tuple(self.changed_terms),
+            shape=self.shape,
+            remarks=(*self.remarks, *self.recorder.soak_remarks),
+        )
+
+    def facts(self) -> dict[str, Any]:
+        """What the verdict is about, as results.json has it."""
+        selftest = {"selftest": self.selftest} if self.selftest is not None else {}
+        resumed = {"soak_resumed": self.recorder.resumed} if self.recorder.resumed is not None else {}
+        return {**self.setup.facts, "changed_terms": [*self.changed_terms], **selftest, **resumed}
+
+    def started(self) -> dict[str, Any]:
+        """What a run is, before anything is planned, for the journal."""
+        settings = self.setup.settings
+        shown = {name: str(getattr(settings, name)) for name in settings.__slots__}
+        return {"versions": read_versions(), "settings": shown, "facts": self.facts()}
+
+    def timings(self) -> dict[str, float]:
+        """Seconds: the whole session so far, starting the ranks, waiting for measurements, everything else."""
+        total_s = time.monotonic() - self.setup.started_s
+        startup_s = self.binding.startup_s if self.binding is not None else 0.0
+        measuring_s = self.controller.measuring_s
+        return {
+            "total_s": round(total_s, 3),
+            "startup_s": round(startup_s, 3),
+            "measuring_s": round(measuring_s, 3),
+            "other_s": round(max(0.0, total_s - startup_s - measuring_s), 3),
+        }
+
+    def _status(self) -> RunStatus:
+        facts = {**self.facts(), "environment": self._environment(), "timings": self.timings()}
+        return RunStatus(terms=self.terms, places=self.places(), facts=facts)
+
+    def _environment(self) -> dict[str, Any]:
+        """Versions, GPUs and variables of the run, as results.json has them."""
+        identities = self.binding.identities if self.binding is not None else {}
+        return {
+            "versions": read_versions(),
+            "gpus": sorted({one.gpu_name for one in identities.values() if one.gpu_name}),
+            "launched_by": _launched_by(self.setup),
+            "messages": "signed" if self.controller.is_signed else "unsigned",
+            "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("NCCL_", "CUDA_"))},
+            "overridden_variables": {} if self.setup.settings.inline else overridden_variables(),
+        }
+
+
 class Session:
     """One run. It starts processes only in :meth:`open`."""
 
@@ -63,7 +163,7 @@ class Session:
         """Start nothing.
 
         Args:
-            setup: what the run was asked to do, checked.
+            setup: what the run is to do, checked.
             rootdir: pytest's root folder; workers import test files relative to it.
             wanted: returns the places that the tests need at the moment, None for all.
             controller: makes the calls in place of a controller of this run's own.
@@ -71,13 +171,10 @@ class Session:
         """
         self.setup = setup
         self.plan = planning.Plan()
-        self.objections = [*setup.objections]
-        self.changed_terms = [*setup.changed_terms]
-        self.selftest: dict[str, Any] | None = None
         self.controller = controller or _controller(setup, rootdir, secret)
-        self.recorder = Recorder(self.plan, status=self._status)
+        self.state = RunState(setup, self.controller, self.plan)
+        self.recorder = self.state.recorder
         self._wanted = wanted
-        self._binding: Binding | None = None
         self._cluster: Cluster | None = None
         self._bind_error: Exception | None = None
         self._is_planned = False
@@ -101,9 +198,9 @@ class Session:
         """
         self.recorder.open(self.setup.settings.results_dir, junit=junit, replicate=self.controller.replicate)
         if self.setup.settings.soak_s is not None:
-            self.recorder.look_for_cut_soak(self.facts(), read_versions())
+            self.recorder.look_for_cut_soak(self.state.facts(), read_versions())
         run = secrets.token_hex(8)
-        self.recorder.write("started", run=run, **self.started())
+        self.recorder.write("started", run=run, **self.state.started())
         folder = self.setup.settings.results_dir.absolute()
         target = ReportTarget(folder=str(folder), junit=str(junit.absolute()) if junit is not None else None, run=run)
         on_call = self.recorder.catch_up if writes_before_calls else None
@@ -118,24 +215,20 @@ class Session:
             MeasurementError: the ranks cannot be reached at all.
         """
         if self._cluster is None:
-            self._binding = binding = self._bind()
+            state = self.state
+            state.binding = binding = self._bind()
             self._cluster = Cluster(self.controller, binding, wanted=self._wanted, deadline_s=self.setup.deadline_s)
             self._object_to_gpus(binding)
-            self.changed_terms += [*_terms_of_nodes(binding), *_other_options(self.controller, self.setup.settings)]
+            state.changed_terms += [*_terms_of_nodes(binding), *_other_options(self.controller, self.setup.settings)]
             places, nodes = ([bound_facts(place) for place in some] for some in (binding.places, binding.nodes))
             found = {
                 "unheard": binding.unidentified,
-                "changed_terms": self.changed_terms,
-                "remarks": _remarks(self.setup, self._binding, self.controller),
-                "shape": self._shape,
+                "changed_terms": state.changed_terms,
+                "remarks": state.remarks,
+                "shape": state.shape,
             }
             self.recorder.write("bound", places=places, nodes=nodes, **found)
         return self._cluster
-
-    @property
-    def binding(self) -> Binding | None:
-        """What answers at each place, None before the first use of :attr:`cluster` has bound them."""
-        return self._binding
 
     def _bind(self) -> Binding:
         """Bind the places; where that failed once, raise the same error again."""
@@ -151,23 +244,16 @@ class Session:
             raise self._bind_error from error
 
     def _object_to_gpus(self, binding: Binding) -> None:
-        """Object to GPUs that nobody expected, to GPUs that cannot be told apart, and to waivers that name two of them."""
+        """Object to GPUs that nobody expected, to GPUs that look the same, and to waivers that name two of them."""
+        objections = self.state.objections
         more = binding.unexpected or unexpected_gpus(binding.identities.values(), self.setup.inventory)
         if more and not self.setup.settings.inline:
-            self.objections.append(f"more GPUs than expected: {', '.join(more)}")
+            objections.append(f"more GPUs than expected: {', '.join(more)}")
         doubled = doubled_gpus(binding.places)
         if doubled:
             others = f" and {len(doubled) - 1} more" if len(doubled) > 1 else ""
-            self.objections.append(f"one GPU in two places: {doubled[0]}{others}")
-        self.objections += [*doubled_serials(binding.places), *self.setup.waivers.bind(binding.places)]
-
-    @property
-    def _shape(self) -> str:
-        """The cluster that the verdict is about: what answered of what was expected."""
-        bound, inventory = self._binding, self.setup.inventory
-        if bound is None:
-            return shape(inventory, None)
-        return shape(inventory, {name: one.gpu_name for name, one in bound.identities.items()})
+            objections.append(f"one GPU in two places: {doubled[0]}{others}")
+        objections += [*doubled_serials(binding.places), *self.setup.waivers.bind(binding.places)]
 
     def fix_plan(self) -> None:
         """Add the criteria of the profile that no test was selected for, and record the whole expected set."""
@@ -177,8 +263,8 @@ class Session:
         planning.complete(self.plan, self.setup.criteria, self.setup.inventory, level=level, accept_at=accept_at)
         self.recorder.record_plan()
 
-    def forecast(self, subjects: Mapping[str, str]) -> Forecast:
-        """About how long the selected tests take; ``subjects``: the mark of each criterion's test."""
+    def forecast(self, suite: Suite) -> Forecast:
+        """About how long the selected tests take, by their entries and by what is known of the tests."""
         criteria, inventory, soak_s = self.setup.criteria, self.setup.inventory, self.setup.settings.soak_s
         cut = self.recorder.cut_soak
         due = [one.criterion for one in self.plan if one.outcome == PENDING]
@@ -186,15 +272,11 @@ class Session:
         planned = forecast(
             Counter(key for key in due if rules.get(key) is None),
             criteria,
-            subjects=subjects,
+            suite,
             gpus_per_node=inventory.gpus_per_node,
             soak_s=soak_s - cut.elapsed_s if soak_s is not None and cut is not None and cut.why_not is None else soak_s,
         )
         return replace(planned, left_out=sum(rule is not None for rule in rules.values()))
-
-    def started(self) -> dict[str, Any]:
-        """What a run is, before anything is planned, for the journal."""
-        return {"versions": read_versions(), "settings": _shown(self.setup.settings), "facts": self.facts()}
 
     def record_unplanned(self, *, why: str) -> list[Record]:
         """Record all that the profile expects as missing, if the run ended before collection; returns those records."""
@@ -208,68 +290,26 @@ class Session:
 
     def take_selftest(self, facts: dict[str, Any]) -> None:
         """Record what the self-test found. A fault that it missed forbids an acceptance."""
-        self.selftest = facts
-        self.objections += facts["objections"]
+        self.state.selftest = facts
+        self.state.objections += facts["objections"]
         self.recorder.record_selftest(facts)
 
     def decide(self) -> Verdict:
         """The verdict over what is on record."""
-        return decide(self.plan, self.terms)
-
-    @property
-    def terms(self) -> Terms:
-        """What decides the verdict besides the outcomes."""
-        return Terms(
-            rehearsal=self.setup.rehearsal,
-            simulated=self.setup.simulation is not None,
-            level_reached=self.setup.level_reached,
-            objections=tuple(self.objections),
-            changed_limits=tuple(self.setup.changed_limits),
-            changed_terms=tuple(self.changed_terms),
-            shape=self._shape,
-            remarks=(*_remarks(self.setup, self._binding, self.controller), *self.recorder.soak_remarks),
-        )
-
-    def places(self) -> Mapping[str, Place]:
-        """Every expected place and node by id, bound as far as anything said hello."""
-        known = self._binding if self._binding is not None else self.setup.inventory
-        return known.by_id
+        return decide(self.plan, self.state.terms)
 
     def waive(self, record: Record) -> Record:
         """The record, waived if somebody answers for this failure at this part."""
-        return self.setup.waivers.apply(record, self.places().get(record.place or ""))
+        return self.setup.waivers.apply(record, self.state.places().get(record.place or ""))
 
     def close(self, code: int, *, last_lines: str = "") -> None:
-        """Send the agents home, which show ``last_lines`` on their nodes, and free the results directory."""
+        """End the agents, which show ``last_lines`` on their nodes, and free the results directory."""
         self.controller.quit(code, last_lines=last_lines)
         self.recorder.close()
 
-    def _status(self) -> RunStatus:
-        environment = _environment(self.setup, self._binding, is_signed=self.controller.is_signed)
-        facts = {**self.facts(), "environment": environment, "timings": self.timings()}
-        return RunStatus(terms=self.terms, places=self.places(), facts=facts)
-
-    def facts(self) -> dict[str, Any]:
-        """What the verdict is about, as results.json has it."""
-        selftest = {"selftest": self.selftest} if self.selftest is not None else {}
-        resumed = {"soak_resumed": self.recorder.resumed} if self.recorder.resumed is not None else {}
-        return {**self.setup.facts, "changed_terms": [*self.changed_terms], **selftest, **resumed}
-
-    def timings(self) -> dict[str, float]:
-        """Seconds: the whole session so far, starting the ranks, waiting for measurements, everything else."""
-        total_s = time.monotonic() - self.setup.started_s
-        startup_s = self._binding.startup_s if self._binding is not None else 0.0
-        measuring_s = self.controller.measuring_s
-        return {
-            "total_s": round(total_s, 3),
-            "startup_s": round(startup_s, 3),
-            "measuring_s": round(measuring_s, 3),
-            "other_s": round(max(0.0, total_s - startup_s - measuring_s), 3),
-        }
-
 
 def _terms_of_nodes(binding: Binding) -> list[str]:
-    """What other nodes hide or set: the controller's node alone was seen before."""
+    """What other nodes hide or set: before, only the controller's node was seen."""
     ranks = [binding.identities[place.id] for place in binding.places if place.id in binding.identities]
     own = next((binding.identities[place.id] for place in binding.places if place.rank == 0), None)
     hidden = hidden_gpus(one for one in ranks if own is None or one.group_rank != own.group_rank)
@@ -277,7 +317,7 @@ def _terms_of_nodes(binding: Binding) -> list[str]:
 
 
 def _other_options(controller: Controller | InlineController, settings: Settings) -> list[str]:
-    """What other nodes were asked for: each one's pytest read the options of its own command line."""
+    """What the options of other nodes ask for: each one's pytest read the options of its own command line."""
     hellos = {rank: controller.hello_of(rank) for rank in range(controller.world_size)}
     own = hellos.get(0)
     if own is None:
@@ -285,31 +325,7 @@ def _other_options(controller: Controller | InlineController, settings: Settings
     theirs = {(one.group_rank, one.hostname): one.asked for one in hellos.values() if one and one.asked is not None}
     theirs.pop((own.group_rank, own.hostname), None)
     others = [(hostname, options) for (_, hostname), options in theirs.items()]
-    return other_options([(own.hostname, asked(settings)), *others])
-
-
-def _remarks(setup: RunSetup, binding: Binding | None, controller: Controller | InlineController) -> tuple[str, ...]:
-    """What the verdict line says besides. Several nodes on one host are one host.
-
-    A process of pytest-xdist, which is on one host, does not know whether messages are signed.
-    """
-    hosts = {node.hostname for node in binding.nodes if node.hostname} if binding is not None else set()
-    unsigned = (UNSIGNED,) if len(hosts) > 1 and not controller.is_signed else ()
-    spec = setup.profile.spec
-    return (f"its limits were never tried on {spec.title}", *unsigned) if spec is not None and spec.is_untried else unsigned
-
-
-def _environment(setup: RunSetup, binding: Binding | None, *, is_signed: bool) -> dict[str, Any]:
-    """Versions, GPUs and variables of the run, as results.json has them."""
-    identities = binding.identities if binding is not None else {}
-    return {
-        "versions": read_versions(),
-        "gpus": sorted({one.gpu_name for one in identities.values() if one.gpu_name}),
-        "launched_by": _launched_by(setup),
-        "messages": "signed" if is_signed else "unsigned",
-        "variables": {name: value for name, value in sorted(os.environ.items()) if name.startswith(("NCCL_", "CUDA_"))},
-        "overridden_variables": {} if setup.settings.inline else overridden_variables(),
-    }
+    return other_options([(own.hostname, requested(settings)), *others])
 
 
 def _launched_by(setup: RunSetup) -> str:
@@ -325,7 +341,3 @@ def _controller(setup: RunSetup, rootdir: Path, secret: Secret | None) -> Contro
     if setup.settings.inline:
         return InlineController(device=device, rootdir=rootdir)
     return Controller(setup.launch, num_local=setup.num_local, device=device, rootdir=rootdir, secret=secret)
-
-
-def _shown(settings: Settings) -> dict[str, Any]:
-    return {name: str(getattr(settings, name)) for name in settings.__slots__}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster import MeasurementError
-from pytest_gpucluster.health.shared_paths import PathLooks
+from pytest_gpucluster import MeasurementError, health
 from pytest_gpucluster.measurements.shared_paths import clear_path, count_under_lock, leave_mark, read_marks
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Hosts:
-    """The hosts that still answer of one path. One that fails in a call is not asked again: it would hang again."""
+    """The hosts that still answer of one path. One that fails in a call is not called again: it would hang again."""
 
     def __init__(self, cluster: Any, path: str, deadline_s: float) -> None:
         """``deadline_s`` is that of each call."""
@@ -40,7 +39,7 @@ class Hosts:
         return {node.id: results[node] for node in results if node not in results.errors and results[node] is not None}
 
 
-def look(hosts: Hosts, *, within_s: float, lock_s: float) -> PathLooks:
+def observe(hosts: Hosts, *, within_s: float, lock_s: float) -> health.PathObservations:
     """Have every host write, read what all wrote, do both again, and count under a lock; what was seen."""
     run = secrets.token_hex(8)
     try:
@@ -48,11 +47,12 @@ def look(hosts: Hosts, *, within_s: float, lock_s: float) -> PathLooks:
         seen = hosts.ask(read_marks, digests=_digests(marks), within_s=within_s)
         rewritten = hosts.ask(leave_mark, run=run)
         seen_again = hosts.ask(read_marks, digests=_digests(rewritten), within_s=within_s)
-        parties = _together(rewritten, seen, seen_again) if lock_s else []
+        parties = _parties(rewritten, seen, seen_again) if lock_s else []
         counted = hosts.ask(count_under_lock, run=run, parties=parties, seconds=lock_s) if parties else {}
     finally:
         left = hosts.ask(clear_path, run=run)
-    return PathLooks(marks=marks, rewritten=rewritten, seen=seen, seen_again=seen_again, counted=counted, left=left)
+    turns = {"marks": marks, "seen": seen, "rewritten": rewritten, "seen_again": seen_again}
+    return health.PathObservations(**turns, counted=counted, left=left)
 
 
 def _digests(marks: Mapping[str, PathMark]) -> dict[str, str]:
@@ -60,7 +60,7 @@ def _digests(marks: Mapping[str, PathMark]) -> dict[str, str]:
     return {mark.folder: mark.digest for mark in marks.values() if mark.problem is None}
 
 
-def _together(marks: Mapping[str, PathMark], *seen: Mapping[str, Any]) -> list[str]:
+def _parties(marks: Mapping[str, PathMark], *seen: Mapping[str, Any]) -> list[str]:
     """The folders of the hosts that saw every file in time, but for those of hosts that see no other's: these are apart."""
     folders = {node: mark.folder for node, mark in marks.items() if mark.problem is None}
     missed = {

@@ -6,8 +6,7 @@ from collections import Counter
 
 import pytest
 
-from pytest_gpucluster import MeasurementError
-from pytest_gpucluster.judging.agreement import only_itself, suspicions
+from pytest_gpucluster import MeasurementError, agreement
 from pytest_gpucluster.measurements.digest import digests
 from pytest_gpucluster.measurements.gemm import gemm
 
@@ -101,14 +100,14 @@ def suspected(computed):
     """By GPU, the digests that are unlike those of its model: compared once and not for every GPU."""
     measured = {one: computed[one] for one in computed if one not in computed.errors}
     models = {one: found.model for one, found in measured.items()}
-    return suspicions({one: found.digests for one, found in measured.items()}, models), Counter(models.values())
+    return agreement.suspicions({one: found.digests for one, found in measured.items()}, models), Counter(models.values())
 
 
 def test_silent_corruption(computed, suspected, place, criterion):
     """The same bits in every round, cold and hot, and the same as the other GPUs of the model."""
     own, (unlike_of, of_model) = computed[place], suspected
     unlike, others = unlike_of[place], of_model[own.model] - 1
-    remark = None if others else only_itself(own.rounds)
+    remark = None if others else agreement.only_itself(own.rounds)
     over_time = {f"{kind} over time": reason for kind, reason in own.unsteady.items()}
     criterion.require(
         len(over_time) + len(unlike),

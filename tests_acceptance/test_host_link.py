@@ -60,5 +60,5 @@ def test_numa(host_link_alone, place, criterion):
         nodes = f"nodes with memory: {link.memory_nodes}"
         raise MeasurementError(f"{place.label}: sysfs does not say on which NUMA node the GPU is ({nodes})", culprits=(place,))
     if link.pages_on is None and len(link.memory_nodes) > 1:
-        raise MeasurementError(f"{place.label}: the kernel does not tell on which NUMA node memory lies (move_pages)")
+        raise MeasurementError(f"{place.label}: the kernel does not show on which NUMA node memory lies (move_pages)")
     criterion.require(len(link.misplaced), evidence={"found": link.misplaced, "NUMA node": link.numa_node, "CPUs": link.cpus})

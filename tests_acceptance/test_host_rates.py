@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpucluster import MeasurementError
-from pytest_gpucluster.judging.siblings import FEWEST_SIBLINGS, Healthy, Siblings, compare
+from pytest_gpucluster import MeasurementError, siblings
 from pytest_gpucluster.measurements.file_rates import file_rates
-from pytest_gpucluster.measurements.host_memory import host_memory
-from pytest_gpucluster.measurements.launch import launch_latency
+from pytest_gpucluster.measurements.host_rates import host_memory, launch_latency
 
 pytestmark = pytest.mark.platform
 
@@ -64,19 +62,20 @@ COMPARED = {
 
 
 @pytest.fixture
-def siblings(request, quantity):
+def rates_of_all(request, quantity):
     """The values of every host, whichever are selected: see ``compared_places``."""
     return request.getfixturevalue(COMPARED[quantity][0])
 
 
+@pytest.mark.compares
 @pytest.mark.parametrize("quantity", COMPARED)
-def test_slow_host(quantity, siblings, node, recipe, criterion):
+def test_slow_host(quantity, rates_of_all, node, recipe, criterion):
     """The host lies no further below the median of the others than the limit, or than their own spread explains."""
-    own, field = siblings[node], COMPARED[quantity][1]
-    rates = {one: getattr(siblings[one], field) for one in siblings if one not in siblings.errors}
-    alike = Siblings(rates=rates, models=dict.fromkeys(rates, "host"), hosts={one: one.node for one in rates})
-    healthy = Healthy(**recipe(f"slow_host[{quantity}]"))
-    compared = compare(alike, healthy, limit_percent=criterion.limit.value).get(node)
-    if compared is None or compared.shortfall.siblings < FEWEST_SIBLINGS:
+    own, field = rates_of_all[node], COMPARED[quantity][1]
+    rates = {one: getattr(rates_of_all[one], field) for one in rates_of_all if one not in rates_of_all.errors}
+    alike = siblings.Siblings(rates=rates, models=dict.fromkeys(rates, "host"), hosts={one: one.node for one in rates})
+    healthy = siblings.Healthy(**recipe(f"slow_host[{quantity}]"))
+    compared = siblings.compare(alike, healthy, limit_percent=criterion.limit.value).get(node)
+    if compared is None or compared.shortfall.siblings < siblings.FEWEST_SIBLINGS:
         raise MeasurementError(f"{node.label}: of the other hosts {len(rates) - 1} could be measured, too few to compare")
     criterion.require(compared, evidence={"own": rates[node], **compared.evidence, **own.evidence})

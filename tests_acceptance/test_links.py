@@ -4,58 +4,39 @@ from __future__ import annotations
 
 import pytest
 
-from tests_acceptance.conftest import evidence_of, measure_collective
-from tests_acceptance.guilty_gpus import GuiltyGpus
-from tests_acceptance.guilty_nodes import Guilty
+from pytest_gpucluster import Finding, GpuLocalizer
+from pytest_gpucluster.measurements.pair_matrix import pair_matrix
+from tests_acceptance.conftest import evidence_of, judge_collective, measure_collective
 
 pytestmark = pytest.mark.links
 
-
-def in_node(operation, cluster, recipe):
-    """A collective over the GPUs of each node, all nodes at once."""
-    return measure_collective(cluster, operation, recipe(f"busbw[{operation}]"), per="node")
-
-
-@pytest.fixture(scope="session")
-def guilty_gpus(cluster):
-    """Looks for the GPU that spoils an all-reduce in a node."""
-    return GuiltyGpus(cluster)
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+PAIRS = {"size_bytes": 256 << 20, "small_bytes": 8, "iterations": 5, "warmup": 2, "deadline_s": 60.0}
+"""As gpu_pairs measures them: each pair one way, disjoint pairs at once, some seconds for a node."""
 
 
 @pytest.fixture(scope="session")
-def all_reduce_in_node(cluster, recipe):
-    """Every GPU gets the sum."""
-    return in_node("all_reduce", cluster, recipe)
+def gpu_localizer(cluster):
+    """Searches the GPU that slows an all-reduce in a node."""
+    return GpuLocalizer(cluster, pair_matrix, PAIRS)
 
 
-@pytest.fixture(scope="session")
-def all_gather_in_node(cluster, recipe):
-    """Every GPU gets the part of every other."""
-    return in_node("all_gather", cluster, recipe)
+def in_node(operation):
+    """A fixture: a collective over the GPUs of each node, all nodes at once."""
+
+    @pytest.fixture(scope="session")
+    def measured(cluster, recipe):  # noqa: ANN202 - a fixture, known by the name that it is given below
+        return measure_collective(cluster, operation, recipe(f"busbw[{operation}]"), per="node")
+
+    return measured
 
 
-@pytest.fixture(scope="session")
-def reduce_scatter_in_node(cluster, recipe):
-    """Every GPU gets its part of the sum."""
-    return in_node("reduce_scatter", cluster, recipe)
-
-
-@pytest.fixture(scope="session")
-def all_to_all_in_node(cluster, recipe):
-    """Every GPU sends a part of its own to every other."""
-    return in_node("all_to_all", cluster, recipe)
-
-
-@pytest.fixture(scope="session")
-def broadcast_in_node(cluster, recipe):
-    """Every GPU gets what the first one has."""
-    return in_node("broadcast", cluster, recipe)
-
-
-@pytest.fixture(scope="session")
-def send_recv_in_node(cluster, recipe):
-    """Every GPU sends to the next one, all at once."""
-    return in_node("send_recv", cluster, recipe)
+all_reduce_in_node = in_node("all_reduce")
+all_gather_in_node = in_node("all_gather")
+reduce_scatter_in_node = in_node("reduce_scatter")
+all_to_all_in_node = in_node("all_to_all")
+broadcast_in_node = in_node("broadcast")
+send_recv_in_node = in_node("send_recv")
 
 
 @pytest.fixture(scope="session")
@@ -64,16 +45,13 @@ def smallest_all_reduce(cluster, recipe):
     return measure_collective(cluster, "all_reduce", recipe("latency[all_reduce]"), per="node")
 
 
-@pytest.mark.parametrize("collective", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv"])
-def test_busbw(collective, node, guilty_gpus, criterion, request):
-    """Bus bandwidth as nccl-tests counts it, what arrived verified; of a slow all_reduce the guilty GPU is searched."""
+@pytest.mark.parametrize("collective", OPERATIONS)
+def test_busbw(collective, node, request, gpu_localizer, criterion):
+    """Bus bandwidth as nccl-tests counts it, what arrived verified; of a slow all_reduce the culprit is searched."""
     measured, sizes = request.getfixturevalue(f"{collective}_in_node")
-    guilty = guilty_gpus.of(criterion, measured[node].busbw_gb_s, node) if collective == "all_reduce" else Guilty()
-    criterion.require(
-        measured.repeated(node, "busbw_gb_s", "spans_busbw_gb_s"),
-        parts=guilty.parts,
-        evidence={**guilty.evidence, **evidence_of(measured[node], lambda: sizes[node])},
-    )
+    is_searched = collective == "all_reduce"
+    culprit = gpu_localizer.search(criterion, measured[node].busbw_gb_s, node) if is_searched else Finding()
+    judge_collective(criterion, measured, node, lambda: sizes[node], culprit)
 
 
 @pytest.mark.parametrize("collective", ["all_reduce"])

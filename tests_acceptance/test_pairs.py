@@ -6,13 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from pytest_gpucluster import MeasurementError
-from pytest_gpucluster.errors import Blame
-from pytest_gpucluster.inventory.nearness import position
-from pytest_gpucluster.inventory.numa import sysfs_address
-from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.judging.criterion import Parts
-from pytest_gpucluster.localization.gpus import behind_siblings, pairs_of
+from pytest_gpucluster import localization
 from pytest_gpucluster.measurements.pair_matrix import pair_matrix
 
 pytestmark = pytest.mark.links
@@ -36,41 +30,27 @@ def pairs(matrix_in_node, gpu_states, nic_ways, gpus, node):
     listed = None if node in nic_ways.errors else nic_ways[node].gpu_paths
     ways = listed if isinstance(listed, dict) else {}
     states = {name: None if place in gpu_states.errors else gpu_states[place].gpu for name, place in gpus.items()}
-    return pairs_of(matrix_in_node[node], {name: where(state, ways) for name, state in states.items()})
+    return localization.pairs_of(
+        matrix_in_node[node], {name: localization.position_of(one, ways) for name, one in states.items()}
+    )
 
 
-def where(state, ways):
-    """The position of a GPU by what NVML and the PCIe tree show."""
-    if state is None:
-        return position(None)
-    links = [] if isinstance(state.nvlinks, NotAvailable) or state.nvlink_peer != "switch" else state.nvlinks
-    return position(ways.get(sysfs_address(state.pci)), nvlinks=sum(link.is_up is True for link in links))
-
-
-def test_gpu_pairs(pairs, node, criterion):
+def test_gpu_pairs(pairs, criterion):
     """The GPUs of a node reach each other without the host."""
-    over_host = [pair for pair in pairs if pair.takes_host]
-    unknown = [pair.name for pair in pairs if pair.takes_host is None]
-    if over_host or not unknown:
-        evidence = {"over the host": [pair.why for pair in over_host], "pairs": [asdict(pair) for pair in pairs]}
-        parts = Parts(kind="link", names=tuple(pair.name for pair in over_host))
-        criterion.require(len(over_host), evidence=evidence, parts=parts)
-    if unknown:
-        text = f"{node.label}: neither CUDA nor NCCL's log tells the way of {', '.join(unknown)}"
-        raise MeasurementError(text, culprits=(node,), blame=Blame(part="software"))
+    criterion.judge(localization.judge_pair_paths(pairs))
 
 
 @pytest.mark.parametrize("quantity", ["bandwidth", "latency"])
 def test_slow_pair(quantity, pairs, gpus, criterion):
     """No pair is far worse than the other pairs of its kind."""
-    found = behind_siblings(pairs, quantity)
+    found = localization.pair_lags(pairs, quantity)
     if not found:
         nothing = "no pair has two others of its kind, so nothing can be compared"
         criterion.require(0.0, evidence={"pairs": [asdict(pair) for pair in pairs]}, remark=nothing)
         return
     worst = max(found, key=lambda ends: found[ends].percent)
     pair = next(one for one in pairs if (one.source, one.target) == worst)
-    alone = [one.name for one in pairs if (one.source, one.target) not in found]
+    without = [one.name for one in pairs if (one.source, one.target) not in found]
     values = {(gpus[one.source], gpus[one.target]): 0.0 for one in pairs}
     values |= {(gpus[source], gpus[target]): one.percent for (source, target), one in found.items()}
     evidence = {
@@ -79,5 +59,5 @@ def test_slow_pair(quantity, pairs, gpus, criterion):
         "others of its kind": found[worst].siblings,
         "pairs": [asdict(one) for one in pairs],
     }
-    remark = f"no two others of their kind: {', '.join(alone)}" if alone else None
+    remark = f"no two others of their kind: {', '.join(without)}" if without else None
     criterion.require(values, evidence=evidence, remark=remark)

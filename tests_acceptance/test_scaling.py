@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from pytest_gpucluster.errors import Blame, MeasurementError
-from pytest_gpucluster.judging.criterion import Parts
-from pytest_gpucluster.judging.scaling import deviation_percent, efficiency_percent, group_sizes, kept_percent, sharded_peak_gib
+from pytest_gpucluster import Blame, Finding, MeasurementError, scaling
 from pytest_gpucluster.measurements.collectives import all_reduce
 from pytest_gpucluster.measurements.training import sharded_memory
 from tests_acceptance.conftest import sized
@@ -18,20 +18,19 @@ from tests_acceptance.conftest import sized
 def test_training_scaling_node(trained_alone, trained_in_node, cluster, node, criterion):
     """Tokens a second and GPU of a whole node, in per cent of its GPUs alone."""
     alone = {place: trained_alone[place].tokens_per_s_per_gpu for place in cluster.places if place.node == node.node}
-    together = trained_in_node[node]
-    rate = together.tokens_per_s_per_gpu
-    criterion.require(
-        efficiency_percent(rate, of=[*alone.values()]),
-        evidence={"tokens/s/GPU": rate, "alone": {gpu.id: one for gpu, one in alone.items()}, **together.evidence},
-        parts=waited_for(rate, alone, criterion),
-    )
+    trained = trained_in_node[node]
+    rate = trained.tokens_per_s_per_gpu
+    shown = {"tokens/s/GPU": rate, "single GPU": {gpu.id: one for gpu, one in alone.items()}, **trained.evidence}
+    value = scaling.efficiency_percent(rate, of=[*alone.values()])
+    culprit = Finding() if criterion.limit.holds(value) else waited_for(rate, alone, criterion)
+    criterion.judge(replace(culprit, value=value, evidence=shown))
 
 
 def waited_for(rate, alone, criterion):
-    """The slowest GPU, where its own rate explains the rate of all: they wait for it, and nothing else of the node is slow."""
+    """The slowest GPU, if its own rate explains the rate of all: they wait for it, and nothing else of the node is slow."""
     slowest = min(alone, key=alone.__getitem__)
-    explains = criterion.limit.holds(efficiency_percent(rate, of=[alone[slowest]]))
-    return Parts(kind="gpu", places=(slowest,)) if explains else None
+    explains = criterion.limit.holds(scaling.efficiency_percent(rate, of=[alone[slowest]]))
+    return Finding(bad={slowest: ("the others wait for it",)}, kind="gpu") if explains else Finding()
 
 
 @pytest.mark.training
@@ -40,8 +39,8 @@ def test_training_scaling_cluster(trained_in_node, trained_in_cluster, cluster, 
     alone = {node.id: trained_in_node[node].tokens_per_s_per_gpu for node in cluster.nodes}
     together = trained_in_cluster.value
     criterion.require(
-        efficiency_percent(together.tokens_per_s_per_gpu, of=[*alone.values()]),
-        evidence={"tokens/s/GPU": together.tokens_per_s_per_gpu, "alone": alone, **together.evidence},
+        scaling.efficiency_percent(together.tokens_per_s_per_gpu, of=[*alone.values()]),
+        evidence={"tokens/s/GPU": together.tokens_per_s_per_gpu, "single node": alone, **together.evidence},
     )
 
 
@@ -52,21 +51,22 @@ def all_reduced(cluster, recipe):
 
 
 @pytest.mark.fabric
-def test_busbw_scaling(all_reduced, guilty_nodes, cluster, criterion):
+def test_busbw_scaling(all_reduced, node_localizer, cluster, criterion):
     """Bus bandwidth of all GPUs, in per cent of what of a node's own could cross to the others."""
     in_node, in_cluster = all_reduced
     by_node = {node.id: in_node[node].busbw_gb_s for node in cluster.nodes}
-    together, ring = in_cluster.value, cluster.promised.ring_gb_s
-    guilty = guilty_nodes.found.parts
-    evidence: dict[str, Any] = {} if guilty is None else {"slowed by": [node.id for node in guilty.places]}
-    evidence |= {"GB/s": together.busbw_gb_s, "bytes": together.size_bytes, "alone": by_node}
-    value = efficiency_percent(together.busbw_gb_s, of=[*by_node.values()])
+    whole, ring = in_cluster.value, cluster.promised.ring_gb_s
+    culprit = node_localizer.found
+    evidence: dict[str, Any] = {"slowed by": [str(part) for part in culprit.bad]} if culprit.bad else {}
+    evidence |= {"GB/s": whole.busbw_gb_s, "bytes": whole.size_bytes, "single node": by_node}
+    value = scaling.efficiency_percent(whole.busbw_gb_s, of=[*by_node.values()])
     if criterion.threshold.by_shape and criterion.limit.basis is None:  # the limit of a stated shape is one of the plain ratio
         if ring is None:
             raise MeasurementError("the profile does not say 'nic_gb_s_per_gpu'", kind="refused", blame=Blame(part="settings"))
         evidence |= {"plain ratio %": value, "rings GB/s": ring}
-        value = kept_percent(together.busbw_gb_s, of=[*by_node.values()], most=ring)
-    criterion.require(value, evidence={**evidence, **together.evidence}, parts=guilty)
+        value = scaling.kept_percent(whole.busbw_gb_s, of=[*by_node.values()], most=ring)
+    found = Finding() if criterion.limit.holds(value) else culprit
+    criterion.judge(replace(found, value=value, evidence={**evidence, **whole.evidence}))
 
 
 @pytest.fixture(scope="session")
@@ -80,7 +80,7 @@ def memory_alone(cluster, recipe):
 def memory_in_node(cluster, recipe):
     """The same when 2, 4, 8 .. GPUs of each node share the model, by their number."""
     found = {}
-    for size in group_sizes(cluster.promised.gpus_per_node):
+    for size in scaling.group_sizes(cluster.promised.gpus_per_node):
         some = [place for place in cluster.places if place.gpu < size]
         found[size] = cluster.run(sharded_memory, per="node", places=some, **recipe("memory_scaling_node"))
     return found
@@ -95,10 +95,11 @@ def memory_in_cluster(cluster, recipe):
 def require_shares(alone, shared, criterion):
     """Judge the group whose peak lies furthest from what it should be; show all of them."""
     layers = {"sharded_gib": alone.sharded_gib, "layer_gib": alone.layer_gib}
-    due = {one.world_size: sharded_peak_gib(single_rank_gib=alone.peak_gib, ranks=one.world_size, **layers) for one in shared}
+    peak = functools.partial(scaling.sharded_peak_gib, single_rank_gib=alone.peak_gib, **layers)
+    due = {one.world_size: peak(ranks=one.world_size) for one in shared}
     peaks = {f"GiB at {one.world_size}": f"{one.peak_gib:.2f} of {due[one.world_size]:.2f}" for one in shared}
     criterion.require(
-        max(deviation_percent(one.peak_gib, due[one.world_size]) for one in shared),
+        max(scaling.deviation_percent(one.peak_gib, due[one.world_size]) for one in shared),
         evidence={"GiB alone": alone.peak_gib, **peaks, "GiB sharded": alone.sharded_gib},
     )
 

@@ -8,26 +8,20 @@ from collections import Counter
 
 import pytest
 
-from pytest_gpucluster import MeasurementError, Results
-from pytest_gpucluster.cluster.soak import CLUSTER, Seen, Work
-from pytest_gpucluster.health.growth import Growth, gpu_growth, nvlink_growth, together
-from pytest_gpucluster.health.nic_growth import Readings, compare, read_limits
-from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.judging.agreement import only_itself, suspicions_in_round
-from pytest_gpucluster.judging.criterion import Parts
+from pytest_gpucluster import Finding, MeasurementError, NotAvailable, Results, SoakWork, agreement, health
 from pytest_gpucluster.measurements.collectives import all_reduce
 from pytest_gpucluster.measurements.digest import digests
 from pytest_gpucluster.measurements.hbm_pattern import hbm_pattern
 from pytest_gpucluster.measurements.health import gpu_counters
-from pytest_gpucluster.measurements.nics import nic_state
+from pytest_gpucluster.measurements.host import nic_state
 from pytest_gpucluster.measurements.sustained import sustained
-from tests_acceptance.conftest import Snapshot, sized, snapshot
+from tests_acceptance.conftest import sized
 
 
 def rates(results):
     """The median of a round's last half, and its worst slice."""
     return {
-        place: Seen(value=rate.tflops, evidence={"lowest slice TFLOPS": min(rate.slices_tflops), **rate.evidence})
+        place: Finding(value=rate.tflops, evidence={"lowest slice TFLOPS": min(rate.slices_tflops), **rate.evidence})
         for place, rate in measured(results).items()
     }
 
@@ -48,13 +42,13 @@ def differing_kinds(first, rounds, results):
     first.update({place: one for place, one in digests_of.items() if place not in first})
     models = {place: one.model for place, one in found.items()}
     unsteady = {place: one.unsteady for place, one in found.items()}
-    suspected = suspicions_in_round(digests_of, models, first=first, unsteady=unsteady)
+    suspected = agreement.suspicions_in_round(digests_of, models, first=first, unsteady=unsteady)
     sizes = Counter(models.values())
     return {
-        place: Seen(
+        place: Finding(
             value=len(kinds),
             evidence=kinds,
-            remark=None if sizes[models[place]] > 1 else only_itself(rounds[place]),
+            remark=None if sizes[models[place]] > 1 else agreement.only_itself(rounds[place]),
         )
         for place, kinds in suspected.items()
     }
@@ -63,7 +57,7 @@ def differing_kinds(first, rounds, results):
 def wrong_words(results):
     """Words that were not what had been written."""
     return {
-        place: Seen(
+        place: Finding(
             value=found.errors,
             evidence={**found.errors_by_kind, "first": [error.text for error in found.first_errors[:1]]},
         )
@@ -78,53 +72,42 @@ def in_nodes(results):
 
 def between_nodes(results):
     """The one bus bandwidth over all nodes."""
-    return {} if results.errors else {CLUSTER: moved(results.value)}
+    return {} if results.errors else {SoakWork.CLUSTER: moved(results.value)}
 
 
 def moved(timing):
     """What a round of a collective shows."""
     evidence = {"p99 us": timing.p99_us, "slowest rank": timing.slowest_rank, **timing.evidence}
-    return Seen(value=timing.busbw_gb_s, evidence=evidence)
+    return Finding(value=timing.busbw_gb_s, evidence=evidence)
 
 
-def links_lost(taken, compared, results):
-    """Links that each host's ports lost since the snapshot before. ``taken`` keeps the latest snapshot alone."""
-    before, now = taken.pop(), Snapshot(results, time.monotonic())
-    taken.append(now)
-    seen = {}
-    for node, state in measured(results).items():
-        lost = before.results.errors.get(node)
-        first = before.results[node].nics if lost is None else NotAvailable(str(lost))
-        growth = compared(Readings(first=first, last=state.nics, seconds=now.at_s - before.at_s))
-        seen[node] = Seen(
-            value=growth.lost or min(growth.over, 1),
-            evidence={"ports": growth.facts},
-            unknown="; ".join(growth.unknown) or None,
-            parts=Parts(kind="nic", names=growth.names),
-        )
-    return seen
+def compared(judge, results):
+    """What ``judge(first, last, seconds)`` finds at each place since the round before; ``first`` may be an error."""
+    latest = [(results, time.monotonic())]
+
+    def compare(results):  # noqa: ANN202 - as in all of this suite
+        (before, at_s), now_s = latest.pop(), time.monotonic()
+        latest.append((results, now_s))
+        return {
+            place: judge(before.errors.get(place) or before[place], last, now_s - at_s)
+            for place, last in measured(results).items()
+        }
+
+    return compare
 
 
-def errors_counted(taken, limits, has_peers, results):
-    """What each GPU counted since the snapshot before. ``taken`` keeps the latest one alone, ``limits`` are the recipe's."""
-    before, now = taken.pop(), Snapshot(results, time.monotonic())
-    taken.append(now)
-    seen = {}
-    for place, last in measured(results).items():
-        first = before.results.errors.get(place) or before.results[place]
-        growth = counted_between(first, last, now.at_s - before.at_s, limits, has_peers)
-        evidence = {"counted": growth.facts, "within": growth.within}
-        seen[place] = Seen(value=growth.over, evidence=evidence, unknown="; ".join(growth.unknown) or None)
-    return seen
+def links_lost(fabric, first, last, seconds):
+    """Links that a host's ports lost since the round before."""
+    nics = NotAvailable(str(first)) if isinstance(first, MeasurementError) else first.nics
+    both = health.NicReadings(first=nics, last=last.nics, seconds=seconds)
+    return health.judge_flaps(both, fabric=fabric, limits=FLAPS)
 
 
-def counted_between(first, last, seconds, limits, has_peers):
-    """What one GPU counted; nothing is known where the first reading is an error. One GPU has no NVLinks to others."""
+def errors_counted(limits, has_peers, first, last, seconds):
+    """What a GPU counted since the round before. One GPU has no NVLinks to others."""
     if isinstance(first, MeasurementError):
-        return Growth(unknown=(str(first),))
-    growth = gpu_growth(first, last, seconds=seconds, replays_per_min=limits["replays_per_min"])
-    links = nvlink_growth(first, last, seconds=seconds, crc_per_s=limits["crc_per_s"]) if has_peers else Growth()
-    return together([growth, links])
+        return Finding(unknown={"": (str(first),)})
+    return health.judge_gpu_counters(first, last, seconds=seconds, limits=limits, has_peers=has_peers)
 
 
 MEASURE = {
@@ -140,27 +123,28 @@ PER = {"busbw_soak": "node", "inter_node_busbw_soak": "cluster", "nic_flaps_soak
 """Who shares a process group where that is not each GPU for itself."""
 JUDGED_BY = ("gpu_errors_soak",)
 """Whose recipe judges; the measurement takes none."""
-FLAPS = read_limits({"link_downed": {"total": 0}, "carrier_changes": {"total": 0}})
+FLAPS = health.read_limits({"link_downed": {"total": 0}, "carrier_changes": {"total": 0}})
 
 
 @pytest.fixture(scope="session")
 def soaked(cluster, recipe, soak):
     """Every kind of work in turn, round after round, until the time is over; each begins in the heat of the one before."""
     works = {
-        "bf16_soak": Work(read=rates, keep="lowest"),
-        "silent_corruption_soak": Work(read=functools.partial(differing_kinds, {}, Counter()), keep="total", compares=True),
-        "hbm_pattern_soak": Work(read=wrong_words, keep="total"),
-        "busbw_soak": Work(read=in_nodes, keep="lowest"),
-        "inter_node_busbw_soak": Work(read=between_nodes, keep="lowest"),
+        "bf16_soak": SoakWork(read=rates, keep="lowest"),
+        "silent_corruption_soak": SoakWork(read=functools.partial(differing_kinds, {}, Counter()), keep="total", compares=True),
+        "hbm_pattern_soak": SoakWork(read=wrong_words, keep="total"),
+        "busbw_soak": SoakWork(read=in_nodes, keep="lowest"),
+        "inter_node_busbw_soak": SoakWork(read=between_nodes, keep="lowest"),
     }
     if soak.is_wanted("nic_flaps_soak"):
-        taken = [snapshot(cluster, nic_state, per="host", places=cluster.places)]
-        compared = functools.partial(compare, fabric=cluster.promised.fabric, limits=FLAPS)
-        works["nic_flaps_soak"] = Work(read=functools.partial(links_lost, taken, compared), keep="total")
+        ports = cluster.run(nic_state, per="host", places=cluster.places)
+        judge = functools.partial(links_lost, cluster.promised.fabric)
+        works["nic_flaps_soak"] = SoakWork(read=compared(judge, ports), keep="total")
     if soak.is_wanted("gpu_errors_soak"):
-        read = [snapshot(cluster, gpu_counters, per="gpu", deadline_s=60)]
-        judged = functools.partial(errors_counted, read, recipe("gpu_errors_soak"), cluster.promised.gpus_per_node > 1)
-        works["gpu_errors_soak"] = Work(read=judged, keep="total")
+        counters = cluster.run(gpu_counters, per="gpu", deadline_s=60)
+        limits = health.read_limits(recipe("gpu_errors_soak")["limits"])
+        judge = functools.partial(errors_counted, limits, cluster.promised.gpus_per_node > 1)
+        works["gpu_errors_soak"] = SoakWork(read=compared(judge, counters), keep="total")
     for turn in soak.rounds(works):
         turn.keep(measure(turn, cluster, recipe))
     return soak
@@ -215,7 +199,7 @@ def test_busbw_soak(soaked, node, criterion):
 @pytest.mark.fabric
 def test_inter_node_busbw_soak(soaked, criterion):
     """All nodes keep their bus bandwidth in the worst round."""
-    soaked["inter_node_busbw_soak", CLUSTER].judge(criterion)
+    soaked["inter_node_busbw_soak", SoakWork.CLUSTER].judge(criterion)
 
 
 @pytest.mark.health

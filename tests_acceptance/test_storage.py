@@ -2,75 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
 import pytest
 
-from pytest_gpucluster import MeasurementError
-from pytest_gpucluster.errors import Blame
-from pytest_gpucluster.health.shared_paths import Amiss, Asked, PathLooks, judge_path
+from pytest_gpucluster import health
 from pytest_gpucluster.measurements.file_rates import file_rates
 from pytest_gpucluster.measurements.shared_paths import small_files
-from tests_acceptance.shared_paths import Hosts, look
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from tests_acceptance.shared_paths import Hosts, observe
 
 pytestmark = pytest.mark.platform
 
 
-@dataclass(frozen=True)
-class Looked:
-    """One shared path: what the hosts saw, the errors of those that did not answer, and what is amiss, by node id."""
-
-    looks: PathLooks
-    errors: Mapping[str, MeasurementError]
-    amiss: Mapping[str, Amiss]
-
-
 @pytest.fixture(scope="session")
 def shared(cluster, recipe):
-    """Every shared path, one after the other."""
+    """What every shared path is at each node, by path and node id; the error of a node that did not answer in its place."""
     arguments = recipe("shared_paths")
     room = {name: arguments[name] for name in ("least_free_gib", "least_free_inodes")}
-    asked, found = Asked(**room, locks=arguments["lock_s"] > 0), {}
+    required, found = health.PathRequirements(**room, locks=arguments["lock_s"] > 0), {}
     for path in cluster.promised.shared_paths:
         hosts = Hosts(cluster, path, arguments["deadline_s"])
-        looks = look(hosts, within_s=arguments["within_s"], lock_s=arguments["lock_s"])
-        amiss = judge_path(path, looks, asked, hosts=[node.id for node in cluster.nodes])
-        found[path] = Looked(looks=looks, errors=hosts.errors, amiss=amiss)
+        seen = observe(hosts, within_s=arguments["within_s"], lock_s=arguments["lock_s"])
+        found[path] = (health.judge_path(path, seen, required, hosts=[node.id for node in cluster.nodes]), hosts.errors)
     return found
 
 
 def test_shared_paths(shared, node, criterion):
     """The node sees what each other node writes, locks hold, and there is room."""
-    amiss = [one.amiss[node.id] for one in shared.values()]
-    wrong, unknown = ([text for one in amiss for text in getattr(one, name)] for name in ("wrong", "unknown"))
-    errors = [one.errors[node.id] for one in shared.values() if node.id in one.errors]
-    if wrong or not (unknown or errors):
-        evidence = {name: fact for path, one in shared.items() for name, fact in evidence_of(path, one.looks, node).items()}
-        criterion.require(len(wrong), evidence={"found": wrong, **evidence})
+    errors = [errors[node.id] for _, errors in shared.values() if node.id in errors]
+    found = health.merge(findings[node.id] for findings, _ in shared.values())
+    if found.bad or not errors:
+        criterion.judge(found)
     for error in errors:
         raise error
-    if unknown:
-        raise MeasurementError(f"{node.label}: {'; '.join(unknown)}", blame=Blame(part="host"))
-
-
-def evidence_of(path, looks, node):
-    """The file system below a path as the node has it, free room, and how long the slowest file took to show."""
-    mark, turns = looks.marks.get(node.id), (looks.seen.get(node.id), looks.seen_again.get(node.id))
-    slowest = [turn.slowest_s for turn in turns if turn is not None and turn.slowest_s is not None]
-    if mark is None:
-        return {}
-    found: dict[str, object] = {path: str(mark.mount)}
-    if mark.problem is None:
-        found |= {f"{path} free GiB": mark.free_gib, f"{path} free inodes": mark.free_inodes}
-    if slowest:
-        found[f"{path} s until seen"] = max(slowest)
-    if mark.leftovers:
-        found[f"{path} leftovers removed"] = len(mark.leftovers)
-    return found
 
 
 @pytest.fixture(scope="session")

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pytest_gpucluster import MeasurementError, Place
-from pytest_gpucluster.judging.siblings import FEWEST_SIBLINGS, Compared, Healthy, Siblings, compare
+from pytest_gpucluster import MeasurementError, Place, siblings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,7 @@ COMPARED = {
 
 
 @pytest.fixture
-def siblings(request, quantity):
+def rates_of_all(request, quantity):
     """The values of every GPU, whichever are selected: see ``compared_places``."""
     return request.getfixturevalue(COMPARED[quantity].fixture)
 
@@ -47,7 +46,7 @@ class Comparison:
     """All GPUs beside their siblings. A GPU in ``rates`` alone has none."""
 
     rates: dict[Place, float]
-    compared: dict[Place, Compared]
+    compared: dict[Place, siblings.Compared]
 
 
 @pytest.fixture(scope="session")
@@ -56,37 +55,39 @@ def comparisons():
     return {}
 
 
-def compare_all(siblings, field, healthy, limit):
+def compare_all(results, field, healthy, limit):
     """Compare the GPUs that have a value."""
-    errors = siblings.errors
-    measured = {one: siblings[one] for one in siblings if one not in errors}
+    measured = {one: results[one] for one in results if one not in results.errors}
     rates = {one: rate for one, found in measured.items() if (rate := getattr(found, field)) is not None}
-    alike = Siblings(
+    alike = siblings.Siblings(
         rates=rates,
         models={one: found.device for one, found in measured.items()},
         hosts={one: one.node for one in rates},
     )
-    return Comparison(rates=rates, compared=compare(alike, healthy, limit_percent=limit.value))
+    return Comparison(rates=rates, compared=siblings.compare(alike, healthy, limit_percent=limit.value))
 
 
 @pytest.fixture
-def comparison(siblings, quantity, recipe, criterion, comparisons):
+def comparison(rates_of_all, quantity, recipe, criterion, comparisons):
     """The GPUs' comparison by this quantity."""
     if quantity not in comparisons:
-        healthy = Healthy(**recipe(f"straggler[{quantity}]"))
-        comparisons[quantity] = compare_all(siblings, COMPARED[quantity].field, healthy, criterion.limit)
+        healthy = siblings.Healthy(**recipe(f"straggler[{quantity}]"))
+        comparisons[quantity] = compare_all(rates_of_all, COMPARED[quantity].field, healthy, criterion.limit)
     return comparisons[quantity]
 
 
+@pytest.mark.compares
 @pytest.mark.parametrize("quantity", [pytest.param(name, marks=one.mark) for name, one in COMPARED.items()])
-def test_straggler(quantity, siblings, place, comparison, criterion):
+def test_straggler(quantity, rates_of_all, place, comparison, criterion):
     """The GPU lies no further below the median of its siblings than healthy GPUs differ, and the siblings are alike."""
-    own, way = siblings[place], COMPARED[quantity].way
+    own, way = rates_of_all[place], COMPARED[quantity].way
     rates, compared = comparison.rates, comparison.compared.get(place)
     if place not in rates:
         raise MeasurementError(f"{place.label}: {quantity} has no value here, so nothing can be compared", culprits=(place,))
-    not_measured = len(siblings) - len(rates)
-    fewest = FEWEST_SIBLINGS if not_measured else 1  # of two that are left of more, the lost ones might say who is slow
+    not_measured = len(rates_of_all) - len(rates)
+    fewest = (
+        siblings.FEWEST_SIBLINGS if not_measured else 1
+    )  # of two that are left of more, the lost ones might say who is slow
     found = 0 if compared is None else compared.shortfall.siblings
     if compared is None or found < fewest:
         why = f"of its siblings ({own.device}) {found} could be measured, and it takes {fewest} to compare"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from finetune_smoke.settings.config import require_limit_below_floor
 from pytest_gpucluster import MeasurementError
-from pytest_gpucluster.measurements.training import curve, train
+from pytest_gpucluster.measurements.training import curve, require_limit_below_floor, train
 
 pytestmark = pytest.mark.training
 
@@ -68,10 +67,10 @@ def test_finetune_check(name, finetuned, criterion):
         why = finetuned.value.outcome.left_out.get(name, "nothing was looked at")
         raise MeasurementError(f"the fine-tune made no check {name!r}: {why}")
     failed = int(not check["passed"])
-    guilty = {place: failed * (rank in check["ranks"]) for rank, place in enumerate(finetuned)}
-    is_some = 0 < sum(guilty.values()) < len(finetuned)
+    by_place = {place: failed * (rank in check["ranks"]) for rank, place in enumerate(finetuned)}
+    is_some = 0 < sum(by_place.values()) < len(finetuned)
     remark = ONE_RANK if len(finetuned) == 1 and name in AMONG_RANKS else None
-    criterion.require(guilty if is_some else failed, evidence={"found": check["detail"]}, remark=remark)
+    criterion.require(by_place if is_some else failed, evidence={"found": check["detail"]}, remark=remark)
 
 
 def test_finetune_loss_limit(finetuned, criterion):

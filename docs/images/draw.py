@@ -26,8 +26,8 @@ from rich.text import Text
 from pytest_gpucluster.commands.watch_screen import screen_lines
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
 from pytest_gpucluster.places import Place
+from pytest_gpucluster.reporting.ending import Ending, verdict_block
 from pytest_gpucluster.reporting.table import Layout, criteria_table
-from pytest_gpucluster.reporting.verdict_block import Ending, verdict_block
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
 if TYPE_CHECKING:
@@ -97,11 +97,11 @@ def picture(results: Mapping[str, Any]) -> str:
     left_out = len({record.criterion for record in every} - subjects.keys())
     console.print(Text(f"  [the plan, the progress, {left_out} further criteria]", style="dim"))
     table = criteria_table(shown, places, subjects=subjects, layout=Layout(width=WIDTH, color=True))
-    console.print(Text.from_ansi(table.rstrip("\n")))
+    console.print(Text.from_ansi("\n".join(table)))
     verdict = decide(every, Terms(rehearsal=False, level_reached=True))
     ending = Ending(mode=None, timings=results["timings"], folder="gpucluster-results", files=["results.json"])
     for line in verdict_block(verdict, ending, width=WIDTH, quiet=False):
-        console.print(Text(line.text, style=" ".join(line.markup)))
+        console.print(line)
     return exported(console, title="4 x H200, 2026-11-22, commit 3ac51ee", name="acceptance")
 
 

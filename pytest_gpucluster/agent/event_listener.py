@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from pytest_gpucluster.agent.spawner import die_with_parent
-from pytest_gpucluster.inventory.kernel_log import KernelLog, LoggedSxid, LoggedXid
-from pytest_gpucluster.inventory.xid_events import XidEvents
+from pytest_gpucluster.inventory.driver_events import KernelLog, LoggedSxid, LoggedXid, XidEvents
 from pytest_gpucluster.protocol.codec import MalformedMessageError
 from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeSxid, NodeWorker, NodeXid
 from pytest_gpucluster.protocol.rank import is_gone

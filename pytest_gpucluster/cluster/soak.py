@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, get_args
 
 from pytest_gpucluster.errors import MeasurementError
-from pytest_gpucluster.judging.criterion import Parts
+from pytest_gpucluster.judging.finding import Finding
 from pytest_gpucluster.judging.forecast import in_words
 from pytest_gpucluster.judging.noise import is_finite
 from pytest_gpucluster.places import Place
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.cluster.results import Results
     from pytest_gpucluster.judging.criterion import Criterion
+    from pytest_gpucluster.judging.finding import Facts
 
 Keep = Literal["lowest", "highest", "total"]
 CLUSTER = Place(id="cluster", node=-1)
@@ -30,36 +31,23 @@ CLUSTER = Place(id="cluster", node=-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """What one round showed at one place.
-
-    ``remark``: what it could not show. ``unknown``: what could not be measured beside the value, so that the criterion cannot
-    pass; the rounds go on. ``parts``: what a bad value points to.
-    """
-
-    value: float
-    evidence: Mapping[str, Any] = field(default_factory=dict)
-    remark: str | None = None
-    unknown: str | None = None
-    parts: Parts | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class SoakWork:
     """One kind of work.
 
-    ``read`` takes the values of all measured places out of a round's results. ``keep`` says which value stands for all
+    ``read`` takes what was found at each measured place out of a round's results. ``keep`` says which value stands for all
     rounds: the lowest, the highest, or (counts) the total. ``compares``: GPUs are compared with each other, so all of them take
     part, whichever tests were selected.
     """
 
-    read: Callable[[Results], Mapping[Place, Seen]]
+    CLUSTER: ClassVar[Place] = CLUSTER
+    """The place of a value that all nodes share."""
+    read: Callable[[Results], Mapping[Place, Finding]]
     keep: Keep
     compares: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
-class SoakResult:
+class RoundResult:
     """What is kept of one kind of work at one place. ``worst`` is the worst round's, the first of equally bad ones."""
 
     criterion: str
@@ -67,34 +55,35 @@ class SoakResult:
     keep: Keep
     rounds: int = 0
     value: float | None = None
-    worst: Seen | None = None
+    worst: Finding | None = None
     worst_round: int = 0
     first_and_last: tuple[float, float] = (0.0, 0.0)
     error: MeasurementError | None = None
     remark: str | None = None
-    unknown: str | None = None
+    unknown: Facts = field(default_factory=dict)
     latest_round: int = 0
 
-    def add(self, number: int, seen: Seen) -> None:
-        """One more round; a value that is no finite number was not measured."""
-        if not is_finite(seen.value):
-            self.fail(number, MeasurementError(f"{text_of(seen.value, repr)} is not a finite number", culprits=self.blamed))
+    def add(self, number: int, found: Finding) -> None:
+        """One more round. A value that is no finite number was not measured; the rounds go on where a part is unknown."""
+        value = found.count if found.value is None else found.value
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not is_finite(value):
+            self.fail(number, MeasurementError(f"{text_of(value, repr)} is not a finite number", culprits=self.blamed))
             return
-        if self.worst is None or self.value is None:
-            self.first_and_last = (seen.value, seen.value)
-            self.value = seen.value
-            self.worst, self.worst_round = seen, number
+        before = value if self.value is None else self.value
+        extreme = min if self.keep == "lowest" else max
+        worst = value if self.worst is None else float(self.worst.judged)
+        is_worse = self.worst is None or extreme(value, worst) != worst
+        self.first_and_last = (value if self.worst is None else self.first_and_last[0], value)
+        if self.keep == "total" and self.worst is not None:
+            self.value = before + value
         else:
-            lowest = self.keep == "lowest"
-            extreme = min(self.value, seen.value) if lowest else max(self.value, seen.value)
-            self.value = self.value + seen.value if self.keep == "total" else extreme
-            is_worse = seen.value < self.worst.value if lowest else seen.value > self.worst.value
-            if is_worse:
-                self.worst, self.worst_round = seen, number
-        self.first_and_last = (self.first_and_last[0], seen.value)
-        self.remark = seen.remark or self.remark
-        if seen.unknown is not None and self.unknown is None:
-            self.unknown = f"in round {number} of the soak: {seen.unknown}"
+            self.value = extreme(before, value)
+        if is_worse:
+            self.worst, self.worst_round = replace(found, value=value), number
+        self.remark = found.remark or self.remark
+        if found.unknown and not self.unknown:
+            where = f"in round {number} of the soak"
+            self.unknown = {part: [f"{where}: {text}" for text in texts] for part, texts in found.unknown.items()}
         self.rounds += 1
         self.latest_round = number
 
@@ -105,9 +94,14 @@ class SoakResult:
         self.latest_round = number
 
     @property
+    def own_place(self) -> Place | None:
+        """The place of the values; None where all nodes share them."""
+        return None if self.place == CLUSTER else self.place
+
+    @property
     def blamed(self) -> tuple[Place, ...]:
         """Whom an error of this place points to."""
-        return () if self.place == CLUSTER else (self.place,)
+        return () if self.own_place is None else (self.own_place,)
 
     @property
     def evidence(self) -> dict[str, Any]:
@@ -129,11 +123,14 @@ class SoakResult:
             MeasurementError: a round could not be measured here.
         """
         if self.value is not None and self.worst is not None:
-            criterion.require(self.value, evidence=self.evidence, remark=self.remark, parts=self.worst.parts)
+            whole = replace(self.worst, value=self.value, unknown={}, evidence=self.evidence, remark=self.remark)
+            criterion.judge(whole)
         if self.error is not None:
             raise self.error
-        if self.unknown is not None:
-            raise MeasurementError(f"{self.place}: {self.unknown}", culprits=self.blamed)
+        if self.unknown:
+            raise Finding(unknown=self.unknown, unknown_kind=self.worst.unknown_kind if self.worst else None).error(
+                self.own_place
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,8 +140,8 @@ class Turn:
     round: int
     criterion: str
     places: tuple[Place, ...]
-    _work: Work
-    _kept: Mapping[Place, SoakResult]
+    _work: SoakWork
+    _kept: Mapping[Place, RoundResult]
     _watch: Watch
 
     def keep(self, results: Results) -> None:
@@ -152,9 +149,9 @@ class Turn:
         for place, error in self._errors(results).items():
             if place in self.places:
                 self._kept[place].fail(self.round, error)
-        for place, seen in self._work.read(results).items():
+        for place, found in self._work.read(results).items():
             if place in self.places:
-                self._kept[place].add(self.round, seen)
+                self._kept[place].add(self.round, found)
         self._watch.seen([self._kept[place] for place in self.places])
 
     def _errors(self, results: Results) -> Mapping[Place, MeasurementError]:
@@ -185,7 +182,7 @@ class Earlier:
     round: int
     num_whole_rounds: int
     elapsed_s: float
-    kept: Mapping[tuple[str, str], SoakResult]
+    kept: Mapping[tuple[str, str], RoundResult]
 
 
 NOTHING_EARLIER = Earlier(round=0, num_whole_rounds=0, elapsed_s=0.0, kept={})
@@ -197,7 +194,7 @@ class Watch(Protocol):
     def turn(self, turn: Turn) -> None:
         """A kind of work begins."""
 
-    def seen(self, kept: Sequence[SoakResult]) -> None:
+    def seen(self, kept: Sequence[RoundResult]) -> None:
         """A turn has new values or errors; its round is not over."""
 
     def round_over(self, soak: Soak) -> None:
@@ -239,7 +236,7 @@ class Soak:
         self._earlier = NOTHING_EARLIER
         self._now = now
         self._began_s = now()
-        self._kept: dict[str, dict[Place, SoakResult]] = {}
+        self._kept: dict[str, dict[Place, RoundResult]] = {}
 
     def go_on_with(self, earlier: Earlier) -> None:
         """Begin with what was measured before the soak was cut short. Called before the first round."""
@@ -250,11 +247,11 @@ class Soak:
         """Since the first round began, without the time between a cut and what goes on after it."""
         return self._earlier.elapsed_s + self._now() - self._began_s
 
-    def __getitem__(self, key: tuple[str, Place]) -> SoakResult:
+    def __getitem__(self, key: tuple[str, Place]) -> RoundResult:
         """What is kept of a criterion at a place."""
         return self._kept[key[0]][key[1]]
 
-    def __iter__(self) -> Iterator[SoakResult]:
+    def __iter__(self) -> Iterator[RoundResult]:
         """Everything kept so far."""
         return (kept for places in self._kept.values() for kept in places.values())
 
@@ -280,7 +277,7 @@ class Soak:
             return f"the soak was left before its time was over, in round {self.round}, after {share}"
         return None
 
-    def rounds(self, works: Mapping[str, Work]) -> Iterator[Turn]:
+    def rounds(self, works: Mapping[str, SoakWork]) -> Iterator[Turn]:
         """The turns of every round: those of ``works`` (by criterion) that a selected test judges, in this order.
 
         Rounds are whole, and none begins once the time is over; there is at least one. A place that could not be measured
@@ -306,12 +303,12 @@ class Soak:
             self._watch.round_over(self)
         self.is_over = self.rounds_s >= self.duration_s
 
-    def _begin(self, key: str, place: Place, work: Work) -> SoakResult:
+    def _begin(self, key: str, place: Place, work: SoakWork) -> RoundResult:
         """What is kept of a work at a place before the first round: what an earlier part of the soak left, or nothing."""
         earlier = self._earlier.kept.get((key, place.id))
-        return replace(earlier, place=place) if earlier is not None else SoakResult(criterion=key, place=place, keep=work.keep)
+        return replace(earlier, place=place) if earlier is not None else RoundResult(criterion=key, place=place, keep=work.keep)
 
-    def _turn(self, key: str, places: tuple[Place, ...], work: Work) -> Turn:
+    def _turn(self, key: str, places: tuple[Place, ...], work: SoakWork) -> Turn:
         return Turn(round=self.round, criterion=key, places=places, _work=work, _kept=self._kept[key], _watch=self._watch)
 
     def _left(self, criterion: str) -> tuple[Place, ...]:
@@ -331,8 +328,9 @@ class SoakRecord:
         """Nothing was said yet."""
         self._places: dict[str, list[str]] = {}
         self._remarks: dict[tuple[str, str], str | None] = {}
+        self._doubtful: set[tuple[str, str]] = set()
 
-    def facts(self, kept: Sequence[SoakResult]) -> dict[str, Any]:
+    def facts(self, kept: Sequence[RoundResult]) -> dict[str, Any]:
         """What the measurement that ends now gave at each place that has a value; ``kept`` is of one criterion.
 
         ``places`` are said where they are others than the last time. ``values`` has those that are not ``usual``.
@@ -350,12 +348,15 @@ class SoakRecord:
         facts["details"] = {place: one for place, one in details.items() if one}
         return facts
 
-    def _details(self, kept: SoakResult) -> dict[str, Any]:
-        """The evidence where this round is the worst, and the remark where it is another one."""
+    def _details(self, kept: RoundResult) -> dict[str, Any]:
+        """The finding where this round is the worst, what is unknown, and the remark where it is another one."""
         found: dict[str, Any] = {}
         if kept.worst is not None and kept.worst_round == kept.latest_round:
-            found = {"evidence": dict(kept.worst.evidence), "parts": _parts_facts(kept.worst.parts)}
+            found = {"finding": _plain(kept.worst)}
         key = (kept.criterion, kept.place.id)
+        if kept.unknown and key not in self._doubtful:
+            self._doubtful.add(key)
+            found["unknown"] = _plain_texts(kept.unknown)
         if kept.remark != self._remarks.get(key):
             self._remarks[key] = found["remark"] = kept.remark
         return found
@@ -376,7 +377,7 @@ def read_back(
         AttributeError, LookupError, TypeError, ValueError: these are not such facts.
     """
     by_id = {place.id: place for place in (*places, CLUSTER)}
-    kept: dict[tuple[str, str], SoakResult] = {}
+    kept: dict[tuple[str, str], RoundResult] = {}
     covered: dict[str, list[str]] = {}
     latest = num_whole_rounds
     for turn in turns:
@@ -384,8 +385,9 @@ def read_back(
         latest = max(latest, number)
         covered[key] = [str(place) for place in turn.get("places", covered.get(key, ()))]
         for place in covered[key]:
-            one = kept.setdefault((key, place), SoakResult(criterion=key, place=by_id[place], keep=_keep_of(turn)))
-            one.add(number, _seen(turn, place, by_id))
+            one = kept.setdefault((key, place), RoundResult(criterion=key, place=by_id[place], keep=_keep_of(turn)))
+            one.add(number, _found(turn, place, by_id))
+            one.unknown = _texts(turn["details"].get(place, {}).get("unknown", ()), by_id) or one.unknown
     return Earlier(round=latest, num_whole_rounds=num_whole_rounds, elapsed_s=elapsed_s, kept=kept)
 
 
@@ -396,7 +398,7 @@ def _keep_of(turn: Mapping[str, Any]) -> Keep:
     raise ValueError(f"no such way to keep values: {turn['keep']}")
 
 
-def _seen(turn: Mapping[str, Any], place: str, by_id: Mapping[str, Place]) -> Seen:
+def _found(turn: Mapping[str, Any], place: str, by_id: Mapping[str, Place]) -> Finding:
     """What a measurement showed at a place.
 
     Raises:
@@ -406,24 +408,33 @@ def _seen(turn: Mapping[str, Any], place: str, by_id: Mapping[str, Place]) -> Se
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{value!r} is not the value of a round")
     details = turn["details"].get(place, {})
-    return Seen(
+    facts = details.get("finding", {})
+    return Finding(
         value=value,
-        evidence=dict(details.get("evidence", {})),
+        bad=_texts(facts.get("bad", ()), by_id),
+        evidence=dict(facts.get("evidence", {})),
         remark=details.get("remark"),
-        parts=_parts(details.get("parts"), by_id),
+        kind=facts.get("kind"),
+        unknown_kind=facts.get("unknown_kind"),
+        advice=facts.get("advice"),
     )
 
 
-def _parts_facts(parts: Parts | None) -> dict[str, Any] | None:
-    if parts is None:
-        return None
-    places = [place.id for place in parts.places]
-    return {"kind": parts.kind, "names": list(parts.names), "places": places, "advice": parts.advice}
+def _plain(finding: Finding) -> dict[str, Any]:
+    found = {
+        "bad": _plain_texts(finding.bad),
+        "evidence": dict(finding.evidence),
+        "kind": finding.kind,
+        "unknown_kind": finding.unknown_kind,
+        "advice": finding.advice,
+    }
+    return {name: value for name, value in found.items() if value}
 
 
-def _parts(facts: Mapping[str, Any] | None, by_id: Mapping[str, Place]) -> Parts | None:
-    if facts is None:
-        return None
-    places = tuple(by_id[place] for place in facts["places"])
-    found = Parts(kind=facts["kind"], names=tuple(map(str, facts["names"])), places=places)
-    return replace(found, advice=None if facts["advice"] is None else str(facts["advice"]))
+def _plain_texts(facts: Facts) -> list[list[Any]]:
+    """Texts by subject as rows: whether the subject is a place, its id or name, the texts."""
+    return [[isinstance(part, Place), str(part), list(texts)] for part, texts in facts.items()]
+
+
+def _texts(rows: Iterable[Sequence[Any]], by_id: Mapping[str, Place]) -> Facts:
+    return {by_id[name] if is_place else str(name): [str(text) for text in texts] for is_place, name, texts in rows}

@@ -2,21 +2,60 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.table import Table
 from rich.text import Text
 
-from pytest_gpucluster.commands.info_findings import unavailable
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     Machine: TypeAlias = Mapping[str, Any]
     Shown: TypeAlias = Table | Text
 
 NOTHING = "-"
+
+
+def unavailable(value: Any) -> str | None:
+    """Why a reading is not available; None where it is."""
+    return str(value["not_available"]) if isinstance(value, dict) and value.keys() == {"not_available"} else None
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of readings: the field of each item, ``repair.recovery_action`` for one in another, or what makes the cell."""
+
+    heading: str
+    field: str | Callable[[Any], str]
+    form: str = "{}"
+    is_number: bool = False
+
+    def cell_of(self, item: Any) -> str:
+        """The cell of one item."""
+        return self.field(item) if callable(self.field) else cell(value_at(item, self.field), self.form)
+
+
+def number(heading: str, field: str | Callable[[Any], str], form: str = "{}") -> Column:
+    """A column that is aligned at its right side."""
+    return Column(heading, field, form, is_number=True)
+
+
+def value_at(item: Any, field: str) -> Any:
+    """A field of an item; of one that is not available, its reason."""
+    for name in field.split("."):
+        if unavailable(item) is not None:
+            return item
+        item = item[name]
+    return item
+
+
+def table_of(items: Iterable[Any], columns: Sequence[Column]) -> Table:
+    """A row for each item."""
+    rows = [[column.cell_of(item) for column in columns] for item in items]
+    return table([one.heading for one in columns], rows, right=[one.heading for one in columns if one.is_number])
 
 
 def cell(value: Any, form: str = "{}") -> str:

@@ -2,24 +2,97 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from pytest_gpucluster.commands.info_findings import unavailable
-from pytest_gpucluster.commands.info_links import links, nvlinks_of_all
-from pytest_gpucluster.commands.info_tables import NOTHING, cell, pairs, table
+from pytest_gpucluster.commands.info_tables import NOTHING, Column, cell, number, pairs, table, table_of, unavailable
+from pytest_gpucluster.inventory.numa import sysfs_address
+from pytest_gpucluster.inventory.pci_tree import NO_NUMA_NODE, Position, nearness
 from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from pytest_gpucluster.commands.info_tables import Machine, Shown
 
 UNITS = {"memlock": "memlock_bytes", "nofile": "nofile_files"}
 """Names of facts that lack their unit."""
 VENDOR = "NVIDIA "
+SELF = "X"
+
+
+def _of(field: str, other: str, form: str = "{}") -> Callable[[Any], str]:
+    """Two readings in one cell: ``5/5``."""
+    return lambda item: "/".join(form.format(cell(item[name])) for name in (field, other))
+
+
+def _rates(gpu: Mapping[str, Any]) -> str:
+    return ", ".join(sorted({cell(link["speed_gb_s"], "{:g}") for link in _links_of(gpu)})) or NOTHING
+
+
+def _where(gpu: Mapping[str, Any]) -> str:
+    """``chassis 1821924190012, slot 3, tray 2, host 1``."""
+    words = {"chassis_serial": "chassis", "slot": "slot", "tray": "tray", "host": "host"}
+    return ", ".join(f"{word} {one_line(str(gpu['platform'][name]))}" for name, word in words.items())
+
+
+def _counter(name: str) -> Callable[[Any], str]:
+    return lambda port: cell(port["counters"].get(name)) if isinstance(port["counters"], dict) else NOTHING
+
+
+INDEX = number("GPU", "index")
+RUNNING = (
+    INDEX,
+    Column("name", lambda gpu: one_line(gpu["name"]).removeprefix(VENDOR)),
+    number("GiB", lambda gpu: f"{gpu['memory_used_gib']:.1f}/{gpu['memory_gib']:.1f}"),
+    number("C", "temperature_c"),
+    number("mem C", "memory_temperature_c", "{:.0f}"),
+    number("W", "power_w", "{:.0f}"),
+    number("MHz", "sm_clock_mhz"),
+    number("ECC", "ecc_uncorrected_volatile"),
+    Column("recovery", "repair.recovery_action"),
+    Column("held by", "clocks_event_reasons"),
+)
+WHICH = (INDEX, Column("PCI", "pci"), Column("serial", "serial"), Column("UUID", "uuid"))
+BOARD = (
+    INDEX,
+    Column("board", "board_part_number"),
+    Column("VBIOS", "vbios"),
+    number("module", "module_id"),
+    number("limit W", "power_limit_w", "{:.0f}"),
+)
+RACK = (INDEX, Column("in the rack", _where))
+LINKS = (
+    INDEX,
+    Column("NVLinks", lambda gpu: _nvlinks_of_all([gpu])),
+    Column("GB/s each", _rates),
+    Column("to", "nvlink_peer"),
+    Column("fabric", "fabric.state"),
+    Column("PCIe gen", _of("pcie_gen", "pcie_gen_max")),
+    Column("lanes", _of("pcie_width", "pcie_width_max", "x{}")),
+    number("replays", "pcie_replay_count"),
+)
+PORTS = (
+    Column("port", lambda port: f"{one_line(port['device'])}:{port['number']}"),
+    Column("fabric", "fabric"),
+    Column("state", "state"),
+    Column("cable", "physical_state"),
+    number("Gb/s", "rate_gbit_s", "{:g}"),
+    Column("netdev", "netdevs"),
+    number("downs", _counter("link_downed")),
+    number("symbols", _counter("symbol_error")),
+)
+ADAPTERS = (
+    Column("adapter", "device"),
+    Column("PCI", "pci"),
+    Column("type", "hca_type"),
+    Column("board", "board_id"),
+    Column("firmware", "firmware"),
+)
 
 
 def _title(words: str) -> Text:
@@ -51,7 +124,7 @@ def summary(machine: Machine) -> list[Shown]:
                 ("memory", f"{cell(host['memory_gib'], '{:.0f}')} GiB, {counted(host['numa_nodes'], 'NUMA node')}"),
                 ("GPUs", ", ".join(shown) or "none"),
                 ("driver", ", ".join(map(one_line, drivers)) or NOTHING),
-                ("NVLinks", nvlinks_of_all(gpus)),
+                ("NVLinks", _nvlinks_of_all(gpus)),
                 ("adapters", f"{len(active)} of {len(ports)} ports active" if ports else "none"),
                 ("software", f"torch {cell(software['torch'])}, pytest-gpucluster {cell(software['pytest-gpucluster'])}"),
             ]
@@ -62,51 +135,15 @@ def summary(machine: Machine) -> list[Shown]:
 def gpu(machine: Machine) -> list[Shown]:
     """How each GPU runs, then which one it is."""
     gpus = machine["gpus"]["gpus"]
-    running = [
-        (
-            str(one["index"]),
-            one_line(one["name"]).removeprefix(VENDOR),
-            f"{one['memory_used_gib']:.1f}/{one['memory_gib']:.1f}",
-            cell(one["temperature_c"]),
-            cell(one["memory_temperature_c"], "{:.0f}"),
-            cell(one["power_w"], "{:.0f}"),
-            cell(one["sm_clock_mhz"]),
-            cell(one["ecc_uncorrected_volatile"]),
-            cell(one["repair"]["recovery_action"]),
-            cell(one["clocks_event_reasons"]),
-        )
-        for one in gpus
-    ]
-    numbers = ("GPU", "GiB", "C", "mem C", "W", "MHz", "ECC")
-    names = ("GPU", "name", "GiB", "C", "mem C", "W", "MHz", "ECC", "recovery", "held by")
-    which = [(str(one["index"]), one_line(one["pci"]), cell(one["serial"]), one_line(one["uuid"])) for one in gpus]
-    board = [
-        (
-            str(one["index"]),
-            cell(one["board_part_number"]),
-            cell(one["vbios"]),
-            cell(one["module_id"]),
-            cell(one["power_limit_w"], "{:.0f}"),
-        )
-        for one in gpus
-    ]
-    racks = [(str(one["index"]), _where(one["platform"])) for one in gpus if unavailable(one["platform"]) is None]
-    shown: list[Shown] = [
-        table(names, running, right=numbers),
-        Text(""),
-        table(("GPU", "PCI", "serial", "UUID"), which, right=("GPU",)),
-        Text(""),
-        table(("GPU", "board", "VBIOS", "module", "limit W"), board, right=("GPU", "module", "limit W")),
-    ]
-    if racks:
-        shown += [Text(""), table(("GPU", "in the rack"), racks, right=("GPU",))]
-    return shown if gpus else []
+    in_racks = [one for one in gpus if unavailable(one["platform"]) is None]
+    shown: list[Shown] = [table_of(gpus, RUNNING), Text(""), table_of(gpus, WHICH), Text(""), table_of(gpus, BOARD)]
+    return [*shown, Text(""), table_of(in_racks, RACK)] if gpus else []
 
 
-def _where(platform: Mapping[str, Any]) -> str:
-    """``chassis 1821924190012, slot 3, tray 2, host 1``."""
-    words = {"chassis_serial": "chassis", "slot": "slot", "tray": "tray", "host": "host"}
-    return ", ".join(f"{word} {one_line(str(platform[name]))}" for name, word in words.items())
+def links(machine: Machine) -> list[Shown]:
+    """The links of each GPU, each NVLink, and the matrix."""
+    gpus = machine["gpus"]["gpus"]
+    return [table_of(gpus, LINKS), *_each_nvlink(gpus), *_matrix(machine)]
 
 
 def ib(machine: Machine) -> list[Shown]:
@@ -114,35 +151,12 @@ def ib(machine: Machine) -> list[Shown]:
     nics = machine["nics"]
     if not isinstance(nics, list):
         return []
-    rows = [
-        (
-            f"{one_line(nic['device'])}:{port['number']}",
-            cell(port["fabric"]),
-            cell(port["state"]),
-            cell(port["physical_state"]),
-            cell(port["rate_gbit_s"], "{:g}"),
-            cell(port["netdevs"]),
-            _counter(port, "link_downed"),
-            _counter(port, "symbol_error"),
-        )
-        for nic in nics
-        for port in _ports(nic)
-    ]
-    names = ("port", "fabric", "state", "cable", "Gb/s", "netdev", "downs", "symbols")
-    kinds = [
-        [one_line(nic["device"]), *(cell(nic[key]) for key in ("pci", "hca_type", "board_id", "firmware"))] for nic in nics
-    ]
-    adapters = table(("adapter", "PCI", "type", "board", "firmware"), kinds)
-    return [table(names, rows, right=("Gb/s", "downs", "symbols")), Text(""), adapters]
+    ports = [{**port, "device": nic["device"]} for nic in nics for port in _ports(nic)]
+    return [table_of(ports, PORTS), Text(""), table_of(nics, ADAPTERS)]
 
 
 def _ports(nic: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return nic["ports"] if isinstance(nic["ports"], list) else []
-
-
-def _counter(port: Mapping[str, Any], name: str) -> str:
-    counters = port["counters"]
-    return cell(counters.get(name)) if isinstance(counters, dict) else NOTHING
 
 
 def host(machine: Machine) -> list[Shown]:
@@ -169,6 +183,99 @@ def software(machine: Machine) -> list[Shown]:
 def _or_why(value: Any) -> str:
     why = unavailable(value)
     return cell(value, "{:.4g}" if isinstance(value, float) else "{}") if why is None else f"{NOTHING}  ({one_line(why)})"
+
+
+# --- Links ---
+
+
+def _nvlinks_of_all(gpus: Sequence[Mapping[str, Any]]) -> str:
+    """``18 of 18 up`` where all GPUs are alike, else the range."""
+    found = [known for known in map(_links_of, gpus) if known]
+    if not found:
+        return NOTHING
+    up = [sum(link["is_up"] is True for link in known) for known in found]
+    most = max(map(len, found))
+    return f"{min(up)} to {max(up)} of {most} up" if min(up) != max(up) else f"{up[0]} of {most} up"
+
+
+def _links_of(gpu: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return gpu["nvlinks"] if isinstance(gpu["nvlinks"], list) else []
+
+
+def _each_nvlink(gpus: Sequence[Mapping[str, Any]]) -> list[Shown]:
+    """The rate of each link of each GPU; links whose rows are alike share one."""
+    count = max((len(_links_of(one)) for one in gpus), default=0)
+    rows = [tuple(_link(_links_of(one), number) for one in gpus) for number in range(count)]
+    shown = []
+    for row, group in groupby(range(count), key=rows.__getitem__):
+        numbers = list(group)
+        shown.append((str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}", *row))
+    columns = [f"GPU{one['index']}" for one in gpus]
+    return [Text(""), table(("NVLink", *columns), shown, right=columns)] if shown else []
+
+
+def _link(found: Sequence[Mapping[str, Any]], number: int) -> str:
+    """``26.562`` (GB/s of one way), ``down``; a link that is up and gives no rate is ``up``."""
+    if number >= len(found):
+        return NOTHING
+    link = found[number]
+    if link["is_up"] is not True:
+        return "down" if link["is_up"] is False else NOTHING
+    rate = cell(link["speed_gb_s"], "{:g}")
+    return "up" if rate == NOTHING else rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """A GPU or an adapter in the matrix. ``way`` is a PciPath as plain data; ``nvlinks`` counts links up to a switch."""
+
+    name: str
+    way: Any
+    nvlinks: int = 0
+
+
+def _matrix(machine: Machine) -> list[Shown]:
+    """As ``nvidia-smi topo -m`` names the ways, GPUs and adapters down, GPUs across."""
+    gpus, nics = _gpus(machine), [Device(name=one_line(name), way=way) for name, way in machine["nic_ways"].items()]
+    if not gpus or len(gpus) + len(nics) < 2:
+        return []
+    rows = [(one.name, *(_nearness(one, other) for other in gpus), _numa_node(one) or NOTHING) for one in (*gpus, *nics)]
+    return [Text(""), table(("", *(gpu.name for gpu in gpus), "NUMA"), rows, right=("NUMA",))]
+
+
+def _gpus(machine: Machine) -> list[Device]:
+    """The GPUs of NVML by index, then those that only the PCI bus shows, by address."""
+    ways = {} if unavailable(machine["gpu_ways"]) is not None else dict(machine["gpu_ways"])
+    seen = []
+    for one in machine["gpus"]["gpus"]:
+        up = sum(link["is_up"] is True for link in _links_of(one)) if one["nvlink_peer"] == "switch" else 0
+        seen.append(Device(name=f"GPU{one['index']}", way=ways.pop(sysfs_address(one["pci"]), None), nvlinks=up))
+    return [*seen, *(Device(name=_short(address), way=way) for address, way in ways.items())]
+
+
+def _short(address: str) -> str:
+    return one_line(address).removeprefix("0000:").removesuffix(".0")
+
+
+def _nearness(one: Device, other: Device) -> str:
+    if one is other:
+        return SELF
+    return nearness(_position(one), _position(other)) or NOTHING
+
+
+def _position(device: Device) -> Position:
+    way = tuple(node["address"] for node in device.way["nodes"]) if _is_known(device) else None
+    return Position(addresses=way, numa_node=_numa_node(device), nvlinks=device.nvlinks)
+
+
+def _is_known(device: Device) -> bool:
+    return device.way is not None and unavailable(device.way) is None
+
+
+def _numa_node(device: Device) -> str | None:
+    """None where the firmware does not say."""
+    node = device.way["numa_node"] if _is_known(device) else None
+    return None if node is None or unavailable(node) is not None or str(node) == NO_NUMA_NODE else one_line(node)
 
 
 VIEWS: Mapping[str, Callable[[Machine], list[Shown]]] = {

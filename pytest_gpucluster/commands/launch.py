@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.commands import never_joined, rendezvous
-from pytest_gpucluster.commands.never_joined import Absence
+from pytest_gpucluster.commands import absent_nodes, rendezvous
+from pytest_gpucluster.commands.absent_nodes import Absence
 from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.protocol.secret import SECRET_VARIABLE
@@ -160,8 +160,8 @@ def _become_torchrun(job: Job, *, secret: str | None) -> int:
 
 def _lead(job: Job) -> int:
     """Wait for the other nodes; become torchrun if all came, write reports if not."""
-    settings, junit = never_joined.read_options(job.pytest_arguments)
-    expected = never_joined.expect(job.rank_0, settings)  # here, so that wrong options are said before anybody waits
+    settings, junit = absent_nodes.read_options(job.pytest_arguments)
+    expected = absent_nodes.expect(job.rank_0, settings)  # here, so that wrong options are said before anybody waits
     meeting = rendezvous.Meeting(_own_hello(job), host=job.master_addr, port=job.master_port, notice=_say)
     if not meeting.is_complete:
         _say(f"waiting for {job.num_nodes - 1} other node(s) on port {job.master_port}, at most {job.within_s:g} s")
@@ -204,7 +204,7 @@ def _interrupt(number: int, _frame: Any) -> None:
 def _report(expected: Session, absence: Absence, *, junit: Path | None) -> int:
     """Write the reports of a run that never began. A full disk does not change the outcome."""
     try:
-        written = never_joined.write_reports(expected, absence, junit=junit)
+        written = absent_nodes.write_reports(expected, absence, junit=junit)
     except (ConfigurationError, OSError) as error:
         _say(f"no reports: {error}")
         return NOT_GOOD

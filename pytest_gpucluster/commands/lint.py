@@ -7,10 +7,12 @@ import sys
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.commands.tests_by_name import JudgingTests, read_tests, tests_beside
+from pytest_gpucluster.commands.names_of_tests import JudgingTests, read_tests, tests_beside
 from pytest_gpucluster.config.schema_errors import closest, did_you_mean
-from pytest_gpucluster.thresholds import lint, no_effect
+from pytest_gpucluster.thresholds import no_effect
 from pytest_gpucluster.thresholds.layers import packaged_path
+from pytest_gpucluster.thresholds.load import check
+from pytest_gpucluster.thresholds.schema import File
 
 if TYPE_CHECKING:
     import argparse
@@ -32,20 +34,20 @@ def main(chosen: argparse.Namespace) -> int:
         ConfigurationError: a path of ``--tests`` is absent or no Python.
     """
     if chosen.schema:
-        sys.stdout.write(json.dumps(lint.schema(), indent=1) + "\n")
+        sys.stdout.write(json.dumps(File.model_json_schema(by_alias=True), indent=1) + "\n")
         return 0
     named = [] if chosen.tests is None else read_tests(chosen.tests)
-    checks = [_lint(path, named, asked=chosen.tests is not None) for path in chosen.files or [packaged_path()]]
+    checks = [_lint(path, named, has_tests=chosen.tests is not None) for path in chosen.files or [packaged_path()]]
     return 0 if all(checks) else 1
 
 
-def _lint(path: Path, named: list[JudgingTests], *, asked: bool) -> bool:
+def _lint(path: Path, named: list[JudgingTests], *, has_tests: bool) -> bool:
     """Print what is to say of one file; whether it has no problem."""
-    file, problems = lint.check(path)
+    file, problems = check(path)
     remarks: list[Problem] = []
     if file is not None and not problems:
         problems, remarks = no_effect.problems(file), no_effect.remarks(file)
-        is_problem = asked or _is_about_the_suite(file)
+        is_problem = has_tests or _is_about_the_suite(file)
         for one, name in _without_test(file, named):
             (problems if is_problem or _is_near(name, file) else remarks).append(one)
     for one in sorted({*problems, *remarks}, key=lambda one: (one.file, one.line, one.message)) if file else problems:

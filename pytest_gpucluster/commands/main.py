@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.fleet.faults import FAULTS
+from pytest_gpucluster.fleet.simulation import FAULTS
 from pytest_gpucluster.text import visible
 
 if TYPE_CHECKING:

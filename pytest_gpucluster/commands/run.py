@@ -24,7 +24,7 @@ from rich.progress import Progress
 
 from pytest_gpucluster.cluster import calls
 from pytest_gpucluster.cluster.binding import Binding, bind
-from pytest_gpucluster.commands import words
+from pytest_gpucluster.commands import arguments
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.config.settings import parse_expect
 from pytest_gpucluster.config.strict_json import strict_json
@@ -116,9 +116,9 @@ def _machine(chosen: argparse.Namespace) -> Machine:
 
 
 def _order(chosen: argparse.Namespace, inventory: Inventory) -> Order:
-    """Check the words. argparse took an argument behind ``--place ID`` for one more id; an id has no ``=``."""
+    """Check the arguments. argparse took an argument behind ``--place ID`` for one more id; an id has no ``=``."""
     ids = [word for word in chosen.place if "=" not in word]
-    arguments = words.read_arguments([*chosen.words, *(word for word in chosen.place if "=" in word)])
+    values = arguments.read_arguments([*chosen.words, *(word for word in chosen.place if "=" in word)])
     known = {place.id: place for place in (*inventory.places, *inventory.nodes)}
     unknown = [name for name in ids if name not in known]
     if unknown:
@@ -128,10 +128,10 @@ def _order(chosen: argparse.Namespace, inventory: Inventory) -> Order:
         raise ConfigurationError(f"--per {chosen.per} is not one of {', '.join(calls.PER)}.{near}")
     if chosen.deadline_s is not None and not 0 < chosen.deadline_s < float("inf"):
         raise ConfigurationError(f"--deadline-s {chosen.deadline_s:g} is not a time above zero")
-    function = words.find_function(chosen.function)
-    words.require_fit(function, arguments)
+    function = arguments.find_function(chosen.function)
+    arguments.require_fit(function, values)
     places = [known[name] for name in dict.fromkeys(ids)] or None
-    return Order(function=function, arguments=arguments, places=places, per=chosen.per, deadline_s=chosen.deadline_s)
+    return Order(function=function, arguments=values, places=places, per=chosen.per, deadline_s=chosen.deadline_s)
 
 
 def _controller(machine: Machine, *, inline: bool) -> Controller | InlineController:

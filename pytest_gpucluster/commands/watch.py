@@ -94,7 +94,7 @@ class _Watch:
             now=now,
             silent_s=self.reader.silent_s,
             interval_s=self._interval_s,
-            run=None if self._run is None else self._run.look(most_bytes=most_bytes),
+            run=None if self._run is None else self._run.picture(most_bytes=most_bytes),
         )
 
     def print_once(self, *, has_color: bool) -> None:
@@ -122,7 +122,7 @@ class _Watch:
                 width, height = console.size
                 view = self.view(most_bytes=STEP_BYTES)
                 live.update(Group(*screen_lines(view, width=width, height=height)), refresh=True)
-                if _is_ended(keys, 0.0 if view.run is not None and view.run.is_behind else self._interval_s):
+                if _is_ended(keys, 0.0 if view.run is not None and view.run.is_partial else self._interval_s):
                     return
 
 

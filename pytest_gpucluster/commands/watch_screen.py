@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from pytest_gpucluster.inventory.event_reasons import FAULT_REASONS
-from pytest_gpucluster.inventory.reading import NotAvailable, or_none
+from pytest_gpucluster.inventory.nvml import FAULT_REASONS
+from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none, split
 from pytest_gpucluster.inventory.watched_node import rate_gb_s
 from pytest_gpucluster.judging.forecast import clock, counted
 from pytest_gpucluster.judging.verdict import FAILED, OUTCOMES, WAIVED, WORDS
@@ -117,7 +117,7 @@ def _node_lines(view: View, width: int) -> list[Text]:
 def _what_is_there(now: NodeReading) -> str:
     if isinstance(now.gpus, NotAvailable):
         return "no GPU to be seen"
-    names = [_words(gpu.name) for gpu in now.gpus if not isinstance(gpu, NotAvailable)]
+    names = [_words(gpu.name) for gpu in _known_gpus(now).values()]
     kinds = [f"{names.count(name)} x {name}" for name in dict.fromkeys(names)]
     lost = len(now.gpus) - len(names)
     return ", ".join([*kinds, *([f"{lost} cannot be read"] if lost else [])]) or "no GPU"
@@ -128,7 +128,7 @@ def _gpu_lines(before: NodeReading | None, now: NodeReading, elapsed_s: float, w
         return [Text(_safe(f"{INDENT}GPUs: {now.gpus.why}"))]
     if not now.gpus:
         return [Text(f"{INDENT}NVML shows no GPU")]
-    columns = _columns(width)
+    columns, old = _columns(width), _known_gpus(before)
     titles = " ".join(f"{name:>{size}}" for name, size in columns)
     units = "   (clocks in MHz, links in GB/s sent/received)" if width >= WIDE else ""
     lines = [Text(f"{titles} events{units}", style="dim")]
@@ -136,20 +136,20 @@ def _gpu_lines(before: NodeReading | None, now: NodeReading, elapsed_s: float, w
         if isinstance(gpu, NotAvailable):
             lines.append(Text(_safe(f"{index:>3} cannot be read: {gpu.why}"), style="red"))
         else:
-            lines.append(_gpu_line(index, gpu, _bytes_before(before, index), elapsed_s, columns))
+            counted_before = old[index].counted_bytes if index in old else {}
+            lines.append(_gpu_line(index, gpu, counted_before, elapsed_s, columns))
     return lines
+
+
+def _known_gpus(reading: NodeReading | None) -> dict[int, LiveGpu]:
+    """The GPUs that could be read, by their number."""
+    known, _ = split(dict(enumerate([] if reading is None else or_none(reading.gpus) or [])))
+    return known
 
 
 def _columns(width: int) -> Sequence[tuple[str, int]]:
     """A wide screen gives each column but the first more room."""
     return [(name, size + (4 if width >= WIDE and number else 0)) for number, (name, size) in enumerate(GPU_COLUMNS)]
-
-
-def _bytes_before(before: NodeReading | None, index: int) -> Mapping[str, int | NotAvailable]:
-    if before is None or isinstance(before.gpus, NotAvailable) or index >= len(before.gpus):
-        return {}
-    gpu = before.gpus[index]
-    return {} if isinstance(gpu, NotAvailable) else gpu.counted_bytes
 
 
 def _gpu_line(
@@ -158,7 +158,7 @@ def _gpu_line(
     rates = {name: rate_gb_s(before.get(name), count, elapsed_s) for name, count in gpu.counted_bytes.items()}
     cells = (
         str(index),
-        NOTHING if isinstance(gpu.busy_percent, NotAvailable) else f"{gpu.busy_percent}%",
+        _words(apply("{}%".format, gpu.busy_percent)),
         f"{_number(gpu.memory_used_gib, 1)}/{_number(gpu.memory_gib)}",
         f"{_number(gpu.temperature_c)}/{_number(gpu.memory_temperature_c)}",
         f"{_number(gpu.power_w)}/{_number(gpu.power_limit_w)}",
@@ -173,7 +173,7 @@ def _gpu_line(
 
 
 def _reasons(names: list[str] | NotAvailable, *, is_wide: bool) -> Text:
-    """Event reasons, faults first and red: what does not fit is never a fault behind what is normal."""
+    """Event reasons, faults first and red: what is cut off is never a fault after what is normal."""
     if isinstance(names, NotAvailable):
         return Text(NOTHING)
     ordered = sorted(names, key=lambda name: name not in FAULT_REASONS)
@@ -202,7 +202,7 @@ def _words(value: str | NotAvailable) -> str:
 def _port_lines(before: NodeReading | None, now: NodeReading, elapsed_s: float, width: int) -> list[Text]:
     if isinstance(now.ports, NotAvailable) or not now.ports:
         return [Text(f"{INDENT}no InfiniBand, RoCE or EFA adapter is to be seen", style="dim")]
-    old = {} if before is None or isinstance(before.ports, NotAvailable) else {port.name: port for port in before.ports}
+    old = {port.name: port for port in ([] if before is None else or_none(before.ports) or [])}
     cells = [_port_cell(port, old.get(port.name), elapsed_s) for port in now.ports]
     title = f"{'port':<12}{'state':<7}{'Gbit/s':>6}{'tx':>6}{'rx':>6}  "
     across = _across(width, PORT_CELL, len(cells))
@@ -237,7 +237,7 @@ def _run_lines(run: RunPicture, width: int) -> list[Text]:
     facts = [f"{name} {run.facts[name]}" for name in ("level", "profile") if run.facts.get(name)]
     words = ", ".join(filter(None, [simulated, *facts, run.shape]))
     lines = [head, Text(_safe(f"{INDENT}{words}")), *_state_lines(run, width), _progress_line(run), _counts_line(run)]
-    if run.is_behind:
+    if run.is_partial:
         lines.append(Text(f"{INDENT}the journal is being read: this is not the newest yet", style="yellow"))
     if run.unread:
         lines.append(Text(f"{INDENT}{counted(run.unread, 'line')} of the journal cannot be read", style="yellow"))

@@ -37,7 +37,7 @@ _MAX_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class FileSection:
     """A mapping of the file, for messages: its noun, its place (``" (in 'bf16_tflops')"``) and its keys."""
 
     noun: str
@@ -82,7 +82,7 @@ def shape_problems(
     errors: Sequence[Any],
     document: Document,
     *,
-    part_of: Callable[[KeyPath], Part],
+    part_of: Callable[[KeyPath], FileSection],
     hint: Callable[[KeyPath, str, Sequence[str]], str] = _spelling,
 ) -> list[Problem]:
     """Turn ``ValidationError.errors()`` into problems, one per key, in the file's order.
@@ -105,7 +105,7 @@ def _message(
     error: Any,
     path: KeyPath,
     *,
-    part_of: Callable[[KeyPath], Part],
+    part_of: Callable[[KeyPath], FileSection],
     hint: Callable[[KeyPath, str, Sequence[str]], str],
 ) -> str:
     kind, context = error["type"], error.get("ctx", {})
@@ -127,5 +127,5 @@ def _message(
     return f"{name!r} must be {expected}{found and f', not {found}'}{part.inside}."
 
 
-def _unknown_key(name: str, part: Part) -> str:
+def _unknown_key(name: str, part: FileSection) -> str:
     return f"{name!r} is not a key of {part.noun}{part.inside}. Keys: {', '.join(part.keys)}.{did_you_mean(name, part.keys)}"

@@ -1,7 +1,7 @@
 """YAML to plain data in which every key knows its file and line.
 
 The file may come from anyone, so only plain data is read: no aliases or anchors, no tags, no duplicate keys, no NaN or
-infinity, one document, nothing deep, nothing large. PyYAML delivers events and nodes, and never constructs an object.
+infinity, one document, nothing deep, nothing large. PyYAML delivers events, and never constructs an object.
 Scalars follow the YAML 1.2 core rules: ``yes``, ``off``, ``0777``, ``1:30`` and dates are text.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator
     from pathlib import Path
 
 MAX_BYTES = 1 << 20
@@ -107,123 +107,142 @@ def parse(content: bytes, *, file: str) -> Document:
     except UnicodeDecodeError as error:
         reader.note(content.count(b"\n", 0, error.start), "not UTF-8 text.")
         return Document(file=file, problems=tuple(reader.problems))
-    try:
-        data = reader.read(text, loader=_FAST_LOADER)
-    except yaml.YAMLError:  # libyaml refuses escapes such as "\udc80", and words its errors differently
+    data: dict[str | int, Any] = {}
+    for loader in (_FAST_LOADER, yaml.BaseLoader):  # libyaml refuses escapes such as "\udc80", and words its errors differently
         reader = _Reader(file)
-        data = reader.read_slowly(text)
+        try:
+            data = reader.read(text, loader=loader)
+            break
+        except yaml.YAMLError as error:
+            mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+            words = filter(None, (getattr(error, "context", None), getattr(error, "problem", None)))
+            reader.note(mark.line if mark is not None else 0, f"not YAML: {', '.join(words)}.")
     if reader.problems:
         return Document(file=file, problems=tuple(sorted(reader.problems, key=lambda problem: problem.line)))
     return Document(file=file, data=data, where=reader.where)
 
 
+class _RefusedError(Exception):
+    """Reading stops: what follows may be endless, or of a kind that no file of ours has."""
+
+
 class _Reader:
-    """Builds plain data from the nodes of one document and notes every problem."""
+    """Builds plain data from the parser's events, in one walk, and notes every problem.
+
+    Events know no aliases and no objects, and what is nested too deep is refused before anything recurses.
+    """
 
     def __init__(self, file: str) -> None:
         self.file = file
         self.where: dict[KeyPath, Where] = {}
         self.problems: list[Problem] = []
+        self._events: Iterator[Any] = iter(())
+        self._depth = self._nodes = 0
 
     def note(self, line: int, message: str) -> None:
         """Note a problem; ``line`` counts from 0, as PyYAML's marks do."""
         self.problems.append(Problem(file=self.file, line=line + 1, message=message))
 
     def read(self, text: str, *, loader: Any) -> dict[str | int, Any]:
-        """The data of a text. Empty if the text must not be composed; then a problem is noted."""
+        """The data of a text; empty where reading had to stop, and a problem is noted.
+
+        Raises:
+            yaml.YAMLError: a text that is no YAML.
+        """
         if found := _UNPRINTABLE.search(text):
             self.note(text.count("\n", 0, found.start()), "not YAML: a character that text may not hold.")
             return {}
-        if not self._may_be_composed(yaml.parse(text, Loader=loader)):
-            return {}
-        root = yaml.compose(text, Loader=loader)
-        if root is None:
-            self.note(0, "empty: a mapping was expected.")
-        elif not isinstance(root, yaml.MappingNode):
-            self.note(root.start_mark.line, "a mapping ('key: value') was expected at the top.")
-        else:
-            self._place((), root)
-            return self._mapping(root, ())
-        return {}
-
-    def read_slowly(self, text: str) -> dict[str | int, Any]:
-        """Read with PyYAML's own parser; its syntax error becomes a problem."""
+        self._events = yaml.parse(text, Loader=loader)
         try:
-            return self.read(text, loader=yaml.BaseLoader)
-        except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            self.note(mark.line if mark else 0, f"not YAML: {', '.join(filter(None, (error.context, error.problem)))}.")
+            return self._document()
+        except _RefusedError:
             return {}
 
-    def _may_be_composed(self, events: Iterable[Any]) -> bool:
-        """Check structure and size first: composing recurses, and walking its nodes follows aliases."""
-        depth = nodes = documents = 0
-        for event in events:
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            documents += isinstance(event, yaml.DocumentStartEvent)
-            nodes += isinstance(event, yaml.NodeEvent)
-            refusal = _refusal(event, depth=depth, nodes=nodes, documents=documents)
-            if refusal is not None:
-                self.note(event.start_mark.line, refusal)
-                return False
-            if tag := getattr(event, "tag", None):
-                written = tag.replace("tag:yaml.org,2002:", "!!")
-                self.note(event.start_mark.line, f"the tag '{written}' is not allowed: plain data only.")
-            depth += isinstance(event, yaml.CollectionStartEvent)
-        return True
+    def _next(self) -> Any:
+        """The next event, if it may be read.
 
-    def _place(self, path: KeyPath, node: yaml.Node) -> None:
-        self.where[path] = Where(self.file, node.start_mark.line + 1)
+        Raises:
+            _RefusedError: it may not; the reason is noted.
+        """
+        event = next(self._events)
+        self._depth -= isinstance(event, yaml.CollectionEndEvent)
+        self._nodes += isinstance(event, yaml.NodeEvent)
+        if refusal := _refusal(event, depth=self._depth, nodes=self._nodes):
+            self.note(event.start_mark.line, refusal)
+            raise _RefusedError
+        if tag := getattr(event, "tag", None):
+            written = tag.replace("tag:yaml.org,2002:", "!!")
+            self.note(event.start_mark.line, f"the tag '{written}' is not allowed: plain data only.")
+        self._depth += isinstance(event, yaml.CollectionStartEvent)
+        return event
 
-    def _value(self, node: yaml.Node, path: KeyPath) -> Any:
-        if isinstance(node, yaml.MappingNode):
-            return self._mapping(node, path)
-        if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node)
-        items = []
-        for index, item in enumerate(node.value):
-            self._place((*path, index), item)
-            items.append(self._value(item, (*path, index)))
+    def _document(self) -> dict[str | int, Any]:
+        self._next()  # the stream begins
+        if isinstance(self._next(), yaml.StreamEndEvent):
+            self.note(0, "empty: a mapping was expected.")
+            return {}
+        root = self._next()
+        self._place((), root)
+        data = self._value(root, ())
+        self._next()  # the document ends
+        after = self._next()
+        line = after.start_mark.line
+        if isinstance(after, yaml.DocumentStartEvent):
+            self.note(line, "a second document ('---'): one file holds one.")
+        elif not isinstance(data, dict):
+            self.note(root.start_mark.line, "a mapping ('key: value') was expected at the top.")
+        return data if isinstance(data, dict) else {}
+
+    def _place(self, path: KeyPath, event: Any) -> None:
+        self.where[path] = Where(self.file, event.start_mark.line + 1)
+
+    def _value(self, event: Any, path: KeyPath) -> Any:
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(path)
+        if isinstance(event, yaml.ScalarEvent):
+            return self._scalar(event)
+        items: list[Any] = []
+        while not isinstance(item := self._next(), yaml.SequenceEndEvent):
+            here = (*path, len(items))
+            self._place(here, item)
+            items.append(self._value(item, here))
         return items
 
-    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str | int, Any]:
+    def _mapping(self, path: KeyPath) -> dict[str | int, Any]:
         entries: dict[str | int, Any] = {}
-        for key_node, value_node in node.value:
-            line = key_node.start_mark.line
-            key = self._scalar(key_node) if isinstance(key_node, yaml.ScalarNode) else None
+        while not isinstance(event := self._next(), yaml.MappingEndEvent):
+            line, key = event.start_mark.line, self._value(event, path)
             if key == "<<":
                 self.note(line, "the merge key '<<' is not allowed: write the keys out.")
             elif isinstance(key, bool) or not isinstance(key, (str, int)):
                 self.note(line, "a key must be text or a whole number.")
-            else:
-                if key in entries:
-                    self.note(line, f"{key!r} is there twice; first in line {self.where[(*path, key)].line}.")
-                self._place((*path, key), key_node)
-                entries[key] = self._value(value_node, (*path, key))
+                key = ""
+            elif key in entries:
+                self.note(line, f"{key!r} is there twice; first in line {self.where[(*path, key)].line}.")
+            self._place((*path, key), event)
+            entries[key] = self._value(self._next(), (*path, key))
         return entries
 
-    def _scalar(self, node: yaml.ScalarNode) -> Any:
-        text: str = node.value
-        if node.style:  # quoted or block: always text
+    def _scalar(self, event: Any) -> Any:
+        text: str = event.value
+        if event.style:  # quoted or block: always text
             return text
         if text in _CONSTANTS:
             return _CONSTANTS[text]
         if _NOT_FINITE.match(text):
-            self.note(node.start_mark.line, f"{text} is not a number that anything can be compared with.")
+            self.note(event.start_mark.line, f"{text} is not a number that anything can be compared with.")
             return None
         if not _FLOAT.match(text):
             return text
         number = float(text)
         if not math.isfinite(number) or abs(number) > MAX_NUMBER:
-            self.note(node.start_mark.line, f"{text[:40]} is too large: numbers end at {MAX_NUMBER}.")
+            self.note(event.start_mark.line, f"{text[:40]} is too large: numbers end at {MAX_NUMBER}.")
             return None
         return int(text) if _INT.match(text) else number
 
 
-def _refusal(event: Any, *, depth: int, nodes: int, documents: int) -> str | None:
+def _refusal(event: Any, *, depth: int, nodes: int) -> str | None:
     """Why reading stops at an event; None if it goes on."""
-    if documents > 1:
-        return "a second document ('---'): one file holds one."
     if not isinstance(event, yaml.NodeEvent):
         return None
     if isinstance(event, yaml.AliasEvent):

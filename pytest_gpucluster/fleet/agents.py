@@ -21,8 +21,8 @@ from pytest_gpucluster.agent.agent import LOST_CODE, TICK_S
 from pytest_gpucluster.agent.fallback_report import write_reports
 from pytest_gpucluster.agent.heartbeat import BEAT_S
 from pytest_gpucluster.fleet import model
-from pytest_gpucluster.fleet.asked import Group, hostname_of
 from pytest_gpucluster.fleet.hardware import Hardware
+from pytest_gpucluster.fleet.simulated_call import SimulatedGroup, hostname_of
 from pytest_gpucluster.fleet.simulation import Simulation  # noqa: TC001 -- FleetSettings.read asks for its fields' types
 from pytest_gpucluster.protocol.channel import (
     Address,
@@ -100,7 +100,7 @@ class Speaker:
         self.lost |= {rank for rank in own if model.is_lost_in(self.hardware, call.function, rank)}
         for ranks in [group.ranks for group in call.groups] if call.groups is not None else [(rank,) for rank in own]:
             failures = {rank: found for rank in ranks if (found := model.failure(self.hardware, call.function, rank))}
-            group = Group(hardware=self.hardware, ranks=tuple(ranks))
+            group = SimulatedGroup(hardware=self.hardware, ranks=tuple(ranks))
             for rank in self.ranks.intersection(ranks) - self.lost:
                 if rank in failures:
                     self._reply(call.id, rank, failures[rank])
@@ -109,7 +109,7 @@ class Speaker:
                 else:
                     self._answer(call, rank, group)
 
-    def _answer(self, call: StartCall, rank: int, group: Group) -> None:
+    def _answer(self, call: StartCall, rank: int, group: SimulatedGroup) -> None:
         if self.hardware.simulation.has(rank, "late") and rank not in self._have_been_late:
             self._have_been_late.add(rank)
             time.sleep(LATE_S / 8)

@@ -3,161 +3,156 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.fleet.asked import PEAK_CLOCK_MHZ, hostname_of, made, telemetry
 from pytest_gpucluster.fleet.hardware import spread
-from pytest_gpucluster.inventory.identity import read_versions
+from pytest_gpucluster.fleet.simulated_call import PEAK_CLOCK_MHZ, hostname_of, made, telemetry
+from pytest_gpucluster.inventory.identity import Identity, read_versions
+from pytest_gpucluster.inventory.nvlinks import ALONE, LinkCounters, NvLink
+from pytest_gpucluster.inventory.nvml import GpuCounters, GpuRepair, GpuState
+from pytest_gpucluster.inventory.occupancy import GpuProcess, Occupancy
+from pytest_gpucluster.inventory.reading import healthy
+from pytest_gpucluster.protocol.plain_data import to_plain
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.fleet.asked import Asked
-    from pytest_gpucluster.thresholds.specs import GpuSpec
+    from pytest_gpucluster.fleet.simulated_call import SimulatedCall
 
 GIB = 2**30
 KINDS = ("bf16", "fp8", "fp32", "attention", "softmax", "reduction")
 DEAD_LINK = 4
 FALLEN = 79
-NO_UUID = "00000000-0000-0000-0000-000000000000"
+LEAST_BER = 1.5e-254
+"""The least bit error rate that NVML can say."""
+SIMULATED = "simulated"
 OTHER_VERSION = "0.0.0+simulated"
 
 
-def identity(asked: Asked) -> Any:
+def identity(call: SimulatedCall) -> Any:
     """Who the rank is. Versions are those of this machine, unless other ones are planted."""
-    node, gpu = asked.place
-    other = asked.has("versions")
-    return made(
-        "inventory.identity:Identity",
+    node, gpu = call.place
+    other = call.has("versions")
+    found = Identity(
         hostname=hostname_of(node),
         group_rank=node,
         local_rank=gpu,
         versions={**read_versions(), **({"torch": OTHER_VERSION} if other else {})},
-        torch_gpus=asked.hardware.simulation.gpus_per_node,
-        gpu_name=asked.device,
-        uuid=asked.uuid,
-        serial=asked.serial,
-        pci=asked.pci,
-        nvml_gpus=asked.hardware.simulation.gpus_per_node,
+        torch_gpus=call.hardware.simulation.gpus_per_node,
+        gpu_name=call.device,
+        uuid=call.uuid,
+        serial=call.serial,
+        pci=call.pci,
+        nvml_gpus=call.hardware.simulation.gpus_per_node,
         hidden_gpus=0,
         variables={},
-        board={"vbios": "simulated", "module": str(gpu + 1)},
-        fabric=asked.hardware.simulation.domain_of(node),
-        switch=asked.hardware.simulation.switch_of(node),
-        stack={"driver": OTHER_VERSION if other else "simulated", "CUDA": "simulated", "NCCL": "simulated"},
+        board={"vbios": SIMULATED, "module": str(gpu + 1)},
+        fabric=call.hardware.simulation.domain_of(node),
+        switch=call.hardware.simulation.switch_of(node),
+        stack={"driver": OTHER_VERSION if other else SIMULATED, "CUDA": SIMULATED, "NCCL": SIMULATED},
     )
+    return to_plain(found)
 
 
-def occupancy(asked: Asked) -> Any:
+def occupancy(call: SimulatedCall) -> Any:
     """What uses the GPU before the run: nothing, unless that is planted."""
-    busy = asked.has("busy")
-    other = made("inventory.occupancy:GpuProcess", pid=4711, name="python3", memory_gib=23.4)
-    return made(
-        "inventory.occupancy:Occupancy",
-        uuid=asked.uuid,
+    busy = call.has("busy")
+    found = Occupancy(
+        uuid=call.uuid,
         memory_used_gib=23.5 if busy else 0.004,
         memory_limit_gib=0.25,
-        processes=[other] if busy else [],
+        processes=[GpuProcess(pid=4711, name="python3", memory_gib=23.4)] if busy else [],
         utilization_percent=0,
     )
+    return to_plain(found)
 
 
-def gpu_state(asked: Asked) -> Any:
-    """NVML's view of the GPU at rest."""
-    bad, half = asked.has("ecc"), asked.has("pcie")
-    spec, gpu = asked.spec, asked.place[1]
-    gen, links = spec.pcie_gen, _nvlinks(asked)
-    repair = made(
-        "inventory.gpu_repair:GpuRepair",
-        recovery_action="gpu_reset" if asked.has("reset") else "none",
-        channel_repair_pending=False,
-        tpc_repair_pending=False,
-        memory_unrepairable=False,
-        sram_threshold_exceeded=False,
+def gpu_state(call: SimulatedCall) -> Any:
+    """NVML's view of the GPU at rest: what its data sheet says, what is planted, and for the rest what its readings answer."""
+    has_errors, has_half_a_link = call.has("ecc"), call.has("pcie")
+    spec, gpu = call.spec, call.place[1]
+    cluster_uuid, _, clique = (call.hardware.simulation.domain_of(call.place[0]) or f"{ALONE.cluster_uuid}/0").partition("/")
+    state = healthy(
+        GpuState,
+        index=gpu,
+        cuda_index=gpu,
+        visible=True,
+        uuid=call.uuid,
+        serial=call.serial,
+        pci=call.pci,
+        name=call.device,
+        driver=SIMULATED,
+        vbios=SIMULATED,
+        board_part_number=SIMULATED,
+        module_id=gpu + 1,
+        memory_gib=spec.memory_gib,
+        ecc_uncorrected_volatile=2 if has_errors else 0,
+        ecc_uncorrected_aggregate=2 if has_errors else 0,
+        remapped_rows_pending=has_errors,
+        pcie_gen=spec.pcie_gen - has_half_a_link,
+        pcie_gen_max=spec.pcie_gen,
+        pcie_width=spec.pcie_width,
+        pcie_width_max=spec.pcie_width,
+        power_limit_w=spec.power_w,
+        power_limit_default_w=spec.power_w,
+        nvlinks=_nvlinks(call),
+        repair=healthy(GpuRepair, recovery_action="gpu_reset") if call.has("reset") else healthy(GpuRepair),
+        fabric=replace(ALONE, cluster_uuid=cluster_uuid, clique=int(clique)),
     )
-    no_platform = made("inventory.reading:NotAvailable", why="it names no chassis (nvmlDeviceGetPlatformInfo)")
-    cluster_uuid, _, clique = (asked.hardware.simulation.domain_of(asked.place[0]) or f"{NO_UUID}/0").partition("/")
-    joined = {"state": "completed", "cluster_uuid": cluster_uuid, "clique": int(clique)}
-    fabric = made("inventory.gpu_fabric:GpuFabric", **joined, error=None, troubles=[])
-    state = made(
-        "inventory.nvml:GpuState",
-        index=gpu, uuid=asked.uuid, serial=asked.serial, pci=asked.pci, name=asked.device, visible=True, cuda_index=gpu,
-        driver="simulated", vbios="simulated", memory_gib=asked.spec.memory_gib, memory_used_gib=0.6, ecc_enabled=True,
-        ecc_uncorrected_volatile=2 if bad else 0, ecc_uncorrected_aggregate=2 if bad else 0, ecc_corrected_volatile=0,
-        remapped_rows_correctable=0, remapped_rows_uncorrectable=0, remapped_rows_pending=bad, remapped_rows_failed=False,
-        pcie_gen=gen - half, pcie_gen_max=gen, pcie_width=asked.spec.pcie_width, pcie_width_max=asked.spec.pcie_width,
-        pcie_replay_count=0, nvlinks=links, clocks_event_reasons=["gpu_idle"],
-        sm_clock_mhz=345, temperature_c=34 + gpu, power_w=76.0, mig=False, persistence=True,
-        power_limit_w=spec.power_w, power_limit_default_w=spec.power_w, platform=no_platform,
-        board_part_number="simulated", module_id=gpu + 1, compute_mode="default", memory_temperature_c=40.0 + gpu,
-        repair=repair, nvlink_peer="switch", fabric=fabric,
-        spare_row_banks={"max": 2560, "high": 0, "partial": 0, "low": 0, "none": 0}, held_back_s={"power": 0.0, "heat": 0.0},
-    )  # fmt: skip
-    count = asked.hardware.simulation.gpus_per_node
+    count = call.hardware.simulation.gpus_per_node
     return made(
         "measurements.health:GpuHealth",
-        gpu=state,
+        gpu=to_plain(state),
         torch_sees=True,
         torch_device_count=count,
         nvml_device_count=count,
         pci_device_count=count,
-        torch_device_name=asked.device,
-        error=None,
+        torch_device_name=call.device,
         lost=False,
     )
 
 
-def _nvlinks(asked: Asked) -> list[Any]:
-    """The NVLinks of the GPU; one is down where that is planted."""
-    spec, is_bad = asked.spec, asked.has("nvlink")
-    rates = {"speed_gb_s": spec.nvlink_gb_s / spec.nvlink_links, "effective_ber": _ber(spec), "symbol_ber": _ber(spec)}
+def _nvlinks(call: SimulatedCall) -> list[NvLink]:
+    """The NVLinks of the GPU; one is down where that is planted. Bit error rates are those of a GPU that gives them."""
+    spec = call.spec
+    rates = {} if spec.nvlink_ber is None else {"effective_ber": LEAST_BER, "symbol_ber": LEAST_BER}
     return [
-        made("inventory.nvlinks:NvLink", link=link, is_up=link != DEAD_LINK or not is_bad, **rates)
+        healthy(
+            NvLink,
+            link=link,
+            is_up=link != DEAD_LINK or not call.has("nvlink"),
+            speed_gb_s=spec.nvlink_gb_s / spec.nvlink_links,
+            **rates,
+        )
         for link in range(spec.nvlink_links)
     ]
 
 
-def _ber(spec: GpuSpec) -> Any:
-    """The bit error rate of a healthy NVLink, where the GPU tells it."""
-    return made("inventory.reading:NotAvailable", why="NVML answers: Not Supported") if spec.nvlink_ber is None else 1.5e-254
-
-
-def gpu_counters(asked: Asked) -> Any:
+def gpu_counters(call: SimulatedCall) -> Any:
     """Error counters of the GPU, which do not grow."""
-    counters = dict.fromkeys(("replays", "recoveries", "crc_flits", "crc_data"), 0)
-    none5 = made("inventory.reading:NotAvailable", why="NVML answers: Not Supported (field 221)")
-    links = [
-        made("inventory.gpu_counters:LinkCounters", link=link, **counters, nvlink5=none5)
-        for link in range(asked.spec.nvlink_links)
-    ]
-    return made(
-        "inventory.gpu_counters:GpuCounters",
-        ecc_uncorrected=2 if asked.has("ecc") else 0,
-        ecc_corrected=0,
-        pcie_replays=0,
-        pcie_errors={},
-        nvlinks=links,
-    )
+    links = [healthy(LinkCounters, link=link) for link in range(call.spec.nvlink_links)]
+    return to_plain(healthy(GpuCounters, ecc_uncorrected=2 if call.has("ecc") else 0, nvlinks=links))
 
 
-def gpu_xids(asked: Asked) -> Any:
+def gpu_xids(call: SimulatedCall) -> Any:
     """What the driver reported during the run: nothing, unless that is planted."""
-    heard = [made("measurements.xids:XidSeen", code=FALLEN, pid=None, is_own=False)] if asked.has("xid") else []
-    no_log = "the simulated host has none"
-    return made("measurements.xids:GpuXids", nvml=heard, nvml_why=None, kernel_log=[], kernel_log_why=no_log, before=[])
+    heard = [made("measurements.driver_errors:XidSeen", code=FALLEN, pid=None, is_own=False)] if call.has("xid") else []
+    silent: dict[str, Any] = {"nvml_why": None, "kernel_log": [], "kernel_log_why": "the simulated host has none", "before": []}
+    return made("measurements.driver_errors:GpuXids", nvml=heard, **silent)
 
 
-def clocks_under_load(asked: Asked) -> Any:
+def clocks_under_load(call: SimulatedCall) -> Any:
     """NVML's event reasons under load."""
-    hot = asked.has("throttled")
-    seen = telemetry(asked, clock_mhz=1290.0 if hot else 1620.0, power_w=540.0 if hot else 692.0, hot=hot)
-    rate = asked.rate("sustained")
+    hot = call.has("throttled")
+    seen = telemetry(call, clock_mhz=1290.0 if hot else 1620.0, power_w=540.0 if hot else 692.0, hot=hot)
+    rate = call.rate("sustained")
     return made(
-        "measurements.health:ClocksUnderLoad", seconds=asked.kwargs["seconds"], tflops=rate, nvml_error=None, telemetry=seen
+        "measurements.health:ClocksUnderLoad", seconds=call.kwargs["seconds"], tflops=rate, nvml_error=None, telemetry=seen
     )
 
 
-def gemm(asked: Asked) -> Any:
+def gemm(call: SimulatedCall) -> Any:
     """Dense products in bursts."""
-    rate, kwargs = asked.rate(asked.kwargs["dtype"]), asked.kwargs
+    rate, kwargs = call.rate(call.kwargs["dtype"]), call.kwargs
     best, bursts = kwargs["sizes"][len(kwargs["sizes"]) // 2], kwargs.get("bursts", 1)
     by_size = {
         str(size): {"median": value, "p10": 0.997 * value, "p90": 1.003 * value, "best": 1.004 * value}
@@ -175,24 +170,24 @@ def gemm(asked: Asked) -> Any:
         warmup_s=kwargs["warmup_s"],
         rest_s=kwargs.get("rest_s", 0.0),
         bursts=bursts,
-        device=asked.device,
-        telemetry=telemetry(asked),
+        device=call.device,
+        telemetry=telemetry(call),
     )
 
 
-def sustained(asked: Asked) -> Any:
+def sustained(call: SimulatedCall) -> Any:
     """Products back to back; the clock is what is left by the power limit, or by the heat."""
-    rate, ratio = asked.rate("sustained"), asked.rate("at_clock")
+    rate, ratio = call.rate("sustained"), call.rate("at_clock")
     peak_tflops = rate / ratio
-    clock_mhz = peak_tflops / asked.spec.bf16_tflops * PEAK_CLOCK_MHZ
-    hot = asked.has("throttled")
-    seconds, slice_s = asked.kwargs.get("seconds", 20.0), asked.kwargs.get("slice_s", 1.0)
+    clock_mhz = peak_tflops / call.spec.bf16_tflops * PEAK_CLOCK_MHZ
+    hot = call.has("throttled")
+    seconds, slice_s = call.kwargs.get("seconds", 20.0), call.kwargs.get("slice_s", 1.0)
     num_slices = max(2, round(seconds / slice_s))
     return made(
         "measurements.sustained:Sustained",
         tflops=rate,
-        dtype=asked.kwargs.get("dtype", "bfloat16"),
-        size=asked.kwargs.get("size", 8192),
+        dtype=call.kwargs.get("dtype", "bfloat16"),
+        size=call.kwargs.get("size", 8192),
         seconds=seconds,
         products=round(seconds * 600),
         slices_tflops=[*spread(1.02 * rate, num_slices // 2), *spread(rate, num_slices - num_slices // 2)],
@@ -202,32 +197,32 @@ def sustained(asked: Asked) -> Any:
         peak_at_clock_tflops=peak_tflops,
         of_peak_at_clock_ratio=ratio,
         nvml_error=None,
-        device=asked.device,
-        telemetry=telemetry(asked, clock_mhz=clock_mhz, power_w=540.0 if hot else 692.0, hot=hot),
+        device=call.device,
+        telemetry=telemetry(call, clock_mhz=clock_mhz, power_w=540.0 if hot else 692.0, hot=hot),
     )
 
 
-def hbm_bandwidth(asked: Asked) -> Any:
+def hbm_bandwidth(call: SimulatedCall) -> Any:
     """Bandwidth of the GPU's memory; the triad is the better kind."""
-    rate, number = asked.rate("hbm"), asked.kwargs["iterations"]
+    rate, number = call.rate("hbm"), call.kwargs["iterations"]
     shares = {"copy": 0.98, "triad": 1.0, "read": 0.97, "write": 0.96}
     return made(
         "measurements.hbm:HbmBandwidth",
         tb_s=rate,
         **{f"{kind}_tb_s": share * rate for kind, share in shares.items()},
         **{f"samples_{kind}_tb_s": spread(share * rate, number) for kind, share in shares.items()},
-        size_bytes=asked.kwargs["size_bytes"],
-        device=asked.device,
-        telemetry={kind: telemetry(asked) for kind in shares},
+        size_bytes=call.kwargs["size_bytes"],
+        device=call.device,
+        telemetry={kind: telemetry(call) for kind in shares},
     )
 
 
-def hbm_pattern(asked: Asked) -> Any:
+def hbm_pattern(call: SimulatedCall) -> Any:
     """Patterns over nearly all of the memory."""
-    bad = asked.has("pattern")
-    total = int(asked.spec.memory_gib * GIB)
+    bad = call.has("pattern")
+    total = int(call.spec.memory_gib * GIB)
     free = int(0.995 * total)
-    tested = int(asked.kwargs.get("share", 0.95) * free)
+    tested = int(call.kwargs.get("share", 0.95) * free)
     first = made(
         "measurements.hbm_pattern:PatternError",
         kind="random",
@@ -245,16 +240,16 @@ def hbm_pattern(asked: Asked) -> Any:
         errors_by_kind={"random": 3} if bad else {},
         first_errors=[first] if bad else [],
         tested_bytes=tested, free_bytes=free, total_bytes=total, share_of_free=tested / free, share_of_total=tested / total,
-        blocks=128, passes=1, seconds=16.0, expected_s=15.0, moved_bytes=28 * tested, tb_s=3.6, device=asked.device,
-        telemetry=telemetry(asked),
+        blocks=128, passes=1, seconds=16.0, expected_s=15.0, moved_bytes=28 * tested, tb_s=3.6, device=call.device,
+        telemetry=telemetry(call),
     )  # fmt: skip
 
 
-def digests(asked: Asked) -> Any:
+def digests(call: SimulatedCall) -> Any:
     """Digests of seeded work, equal on all GPUs; one kind is another on a GPU that computes wrong bits."""
-    bad = asked.has("corrupt")
+    bad = call.has("corrupt")
     found = {kind: hashlib.sha256(f"{kind}{bad and kind == 'fp32'}".encode()).hexdigest()[:48] for kind in KINDS}
-    rounds = asked.kwargs.get("rounds", 10)
+    rounds = call.kwargs.get("rounds", 10)
     return made(
         "measurements.digest:Digests",
         digests=found,
@@ -263,21 +258,21 @@ def digests(asked: Asked) -> Any:
         differing=dict.fromkeys(KINDS, 0),
         differing_rounds={kind: [] for kind in KINDS},
         excluded={},
-        size=asked.kwargs["size"],
-        seed=asked.kwargs["seed"],
+        size=call.kwargs["size"],
+        seed=call.kwargs["seed"],
         seconds=20.0,
-        heat_s=asked.kwargs.get("heat_s", 0.0),
-        model=f"simulated {asked.device}",
-        device=asked.device,
-        telemetry=telemetry(asked),
+        heat_s=call.kwargs.get("heat_s", 0.0),
+        model=f"simulated {call.device}",
+        device=call.device,
+        telemetry=telemetry(call),
     )
 
 
-def host_link(asked: Asked) -> Any:
+def host_link(call: SimulatedCall) -> Any:
     """Copies between GPU and host; slower while all GPUs of the node copy."""
-    together = asked.kwargs.get("together", False)
-    h2d, d2h = (asked.rate(f"{way}_all" if together else way) for way in ("h2d", "d2h"))
-    number, socket = asked.kwargs["iterations"], int(asked.place[1] >= asked.hardware.simulation.gpus_per_node / 2)
+    together = call.kwargs.get("together", False)
+    h2d, d2h = (call.rate(f"{way}_all" if together else way) for way in ("h2d", "d2h"))
+    number, socket = call.kwargs["iterations"], int(call.place[1] >= call.hardware.simulation.gpus_per_node / 2)
     cpus = "56-111" if socket else "0-55"
     return made(
         "measurements.host_link:HostLink",
@@ -297,7 +292,7 @@ def host_link(asked: Asked) -> Any:
         cpus_are_local=True,
         pages_on=[socket],
         together=together,
-        size_bytes=asked.kwargs["size_bytes"],
-        device=asked.device,
-        telemetry={way: telemetry(asked) for way in ("h2d", "d2h", "both")},
+        size_bytes=call.kwargs["size_bytes"],
+        device=call.device,
+        telemetry={way: telemetry(call) for way in ("h2d", "d2h", "both")},
     )

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.fleet.asked import hostname_of, made
 from pytest_gpucluster.fleet.hardware import spread
+from pytest_gpucluster.fleet.simulated_call import hostname_of, made
+from pytest_gpucluster.inventory.telemetry import GroupTelemetry
+from pytest_gpucluster.protocol.plain_data import to_plain
 from pytest_gpucluster.protocol.rank import ranges
 from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pytest_gpucluster.fleet.asked import Asked
+    from pytest_gpucluster.fleet.simulated_call import SimulatedCall
 
 IN_NODE_GB_S = {2: 331.0, 3: 340.0, 4: 353.0}
 """Bus bandwidth of an all-reduce in a node by the number of GPUs; from here on NVLink SHARP gives :data:`NVLS_GB_S`."""
@@ -44,7 +46,7 @@ RINGS_OF_PORTS = 0.9665
 """As 96 H100 reach them (386.6 of 400 GB/s; CoreWeave, README of its nccl-tests)."""
 SLOW_UPLINK = 0.5
 SLOW_RAIL = 5
-"""The number of the adapter, and so of the GPU, whose way is slow where that is planted (rail_answers.py)."""
+"""The number of the adapter, and so of the GPU, whose way is slow where that is planted (link_answers.py)."""
 ALL_TO_ALL_OF_BOUND = 0.84
 """As 16 H100 reach it (79.1 of 93.75 GB/s; NVIDIA's cluster-readiness-engine)."""
 ALL_TO_ALL_OF_DOMAINS = 0.65
@@ -64,10 +66,9 @@ KEPT_ON_SOCKETS = {"ddp": 0.66, "fsdp": 0.11}
 ALONE_GIB, SHARDED_GIB, LAYERS = 20.3, 12.1, 28
 
 
-def _telemetry(asked: Asked) -> Any:
-    first, last = asked.group.ends
-    return made(
-        "inventory.group_telemetry:GroupTelemetry",
+def _telemetry(call: SimulatedCall) -> Any:
+    first, last = call.group.ends
+    found = GroupTelemetry(
         sm_clock_lowest_mhz=1725.0,
         sm_clock_highest_mhz=1980.0,
         lowest_clock_rank=first,
@@ -75,60 +76,61 @@ def _telemetry(asked: Asked) -> Any:
         power_highest_w=402.0,
         temperature_highest_c=61.0,
         hottest_rank=last,
-        event_reasons={"sw_power_cap": ranges(asked.group.ranks)} if len(asked.group.ranks) < 64 else {},
+        event_reasons={"sw_power_cap": ranges(call.group.ranks)} if len(call.group.ranks) < 64 else {},
     )
+    return to_plain(found)
 
 
-def _on_sockets(asked: Asked) -> bool:
-    fabric = asked.hardware.simulation.fabric
-    return len(asked.group.nodes) > 1 and (fabric not in CHANNELS or bool(asked.group.with_fault("sockets")))
+def _on_sockets(call: SimulatedCall) -> bool:
+    fabric = call.hardware.simulation.fabric
+    return len(call.group.nodes) > 1 and (fabric not in CHANNELS or bool(call.group.with_fault("sockets")))
 
 
-def _busbw_gb_s(asked: Asked, operation: str) -> float:
-    if len(asked.group.nodes) > 1:
-        is_slow = asked.group.with_fault("uplink") or asked.group.leaves_a_bad_leaf or _has_slow_way(asked)
+def _busbw_gb_s(call: SimulatedCall, operation: str) -> float:
+    if len(call.group.nodes) > 1:
+        is_slow = call.group.with_fault("uplink") or call.group.leaves_a_bad_leaf or _has_slow_way(call)
         slowed = SLOW_UPLINK if is_slow else 1.0
-        return SOCKETS_GB_S if _on_sockets(asked) else slowed * _between_nodes_gb_s(asked, operation)
-    links = asked.spec.nvlink_gb_s / HOPPER_NVLINK_GB_S
+        return SOCKETS_GB_S if _on_sockets(call) else slowed * _between_nodes_gb_s(call, operation)
+    links = call.spec.nvlink_gb_s / HOPPER_NVLINK_GB_S
     in_node = IN_NODE_GB_S if links == 1 else BLACKWELL_IN_NODE_GB_S
     moved = MOVED_GB_S[operation] * links if operation in MOVED_GB_S else None
-    halved = 0.5 if asked.group.with_fault("links") else 1.0
-    whole = moved or in_node.get(len(asked.group.ranks), NVLS_GB_S)
+    halved = 0.5 if call.group.with_fault("links") else 1.0
+    whole = moved or in_node.get(len(call.group.ranks), NVLS_GB_S)
     whole *= halved
-    return whole * WITHOUT_NVLS if asked.group.with_fault("nvls") and operation in BY_NVLS else whole
+    return whole * WITHOUT_NVLS if call.group.with_fault("nvls") and operation in BY_NVLS else whole
 
 
-def _has_slow_way(asked: Asked) -> bool:
+def _has_slow_way(call: SimulatedCall) -> bool:
     """Whether the GPU beside the slow adapter of a node takes part: a ring is as slow as its slowest way."""
-    gpus, ranks = asked.hardware.simulation.gpus_per_node, asked.group.ranks
-    return any(ranks[number] % gpus == SLOW_RAIL % gpus for number in asked.group.with_fault("rail"))
+    gpus, ranks = call.hardware.simulation.gpus_per_node, call.group.ranks
+    return any(ranks[number] % gpus == SLOW_RAIL % gpus for number in call.group.with_fault("rail"))
 
 
-def _between_nodes_gb_s(asked: Asked, operation: str) -> float:
-    nodes, ranks = len(asked.group.nodes), len(asked.group.ranks)
+def _between_nodes_gb_s(call: SimulatedCall, operation: str) -> float:
+    nodes, ranks = len(call.group.nodes), len(call.group.ranks)
     gpus = max(1, ranks // nodes)
-    domains = asked.group.domains
-    if None not in domains and not asked.group.with_fault("clique"):
+    domains = call.group.domains
+    if None not in domains and not call.group.with_fault("clique"):
         nvlink_gb_s = IN_DOMAIN_GB_S if len(domains) == 1 else BETWEEN_DOMAINS_GB_S
         if operation == "all_to_all" and len(domains) > 1:
             return ALL_TO_ALL_OF_DOMAINS * PORT_GB_S * (ranks - 1) / (ranks - ranks / len(domains))
         return nvlink_gb_s * (1.0 if operation == "all_reduce" else 0.75)
     if operation == "all_to_all":
-        rates = {"nic_gb_s_per_gpu": PORT_GB_S, "nvlink_gb_s": asked.spec.nvlink_gb_s}
+        rates = {"nic_gb_s_per_gpu": PORT_GB_S, "nvlink_gb_s": call.spec.nvlink_gb_s}
         return ALL_TO_ALL_OF_BOUND * all_to_all_gb_s(nodes=nodes, gpus_per_node=gpus, **rates)
-    of_ports = OF_PORTS if asked.spec.nvlink_gb_s == HOPPER_NVLINK_GB_S else BLACKWELL_OF_PORTS
+    of_ports = OF_PORTS if call.spec.nvlink_gb_s == HOPPER_NVLINK_GB_S else BLACKWELL_OF_PORTS
     share = of_ports.get(nodes, RINGS_OF_PORTS) if operation == "all_reduce" else RINGS_OF_PORTS
     return PORT_GB_S * ranks / nodes * share
 
 
-def _time_us(asked: Asked, operation: str, size_bytes: int) -> float:
-    algbw = _busbw_gb_s(asked, operation) / BUSBW_FACTOR[operation](len(asked.group.ranks))
+def _time_us(call: SimulatedCall, operation: str, size_bytes: int) -> float:
+    algbw = _busbw_gb_s(call, operation) / BUSBW_FACTOR[operation](len(call.group.ranks))
     return max(size_bytes / algbw / 1e3, LATENCY_US)
 
 
-def _timing(asked: Asked, operation: str) -> Any:
-    ranks, size, iterations = len(asked.group.ranks), asked.kwargs["size_bytes"], asked.kwargs["iterations"]
-    busbw, time_us = _busbw_gb_s(asked, operation), _time_us(asked, operation, size)
+def _timing(call: SimulatedCall, operation: str) -> Any:
+    ranks, size, iterations = len(call.group.ranks), call.kwargs["size_bytes"], call.kwargs["iterations"]
+    busbw, time_us = _busbw_gb_s(call, operation), _time_us(call, operation, size)
     algbw = busbw / BUSBW_FACTOR[operation](ranks)
     spans = max(1, iterations // 4)
     return made(
@@ -140,7 +142,7 @@ def _timing(asked: Asked, operation: str) -> Any:
         p50_us=time_us,
         p99_us=1.02 * time_us,
         size_bytes=size,
-        dtype=asked.kwargs.get("dtype", "float32"),
+        dtype=call.kwargs.get("dtype", "float32"),
         world_size=ranks,
         samples_busbw_gb_s=spread(busbw, iterations),
         spans_busbw_gb_s=spread(busbw, spans),
@@ -148,37 +150,37 @@ def _timing(asked: Asked, operation: str) -> Any:
         slowest_rank=0,
         backend="nccl",
         nccl_version="simulated",
-        nvls="off" if asked.group.with_fault("nvls") else "default",
-        **_chosen(asked, operation, time_us),
-        device=asked.device,
-        telemetry=_telemetry(asked),
+        nvls="off" if call.group.with_fault("nvls") else "default",
+        **_chosen(call, operation, time_us),
+        device=call.device,
+        telemetry=_telemetry(call),
     )
 
 
-def all_reduce(asked: Asked) -> Any:
+def all_reduce(call: SimulatedCall) -> Any:
     """Bus bandwidth in a node or between nodes."""
-    return _timing(asked, "all_reduce")
+    return _timing(call, "all_reduce")
 
 
-def collective(asked: Asked) -> Any:
+def collective(call: SimulatedCall) -> Any:
     """Another collective in a node or between nodes."""
-    return _timing(asked, asked.kwargs["operation"])
+    return _timing(call, call.kwargs["operation"])
 
 
-def by_size(asked: Asked) -> Any:
+def by_size(call: SimulatedCall) -> Any:
     """A collective at several sizes: its rate from some size on, its latency below."""
-    operation, ranks = asked.kwargs["operation"], len(asked.group.ranks)
+    operation, ranks = call.kwargs["operation"], len(call.group.ranks)
     return made(
         "measurements.collective_sizes:CollectiveSizes",
         operation=operation,
-        rows=[_row(asked, operation, dtype, size) for dtype in SHOWN_DTYPES for size in asked.kwargs["sizes_bytes"]],
+        rows=[_row(call, operation, dtype, size) for dtype in SHOWN_DTYPES for size in call.kwargs["sizes_bytes"]],
         left_out=[],
         world_size=ranks,
     )
 
 
-def _row(asked: Asked, operation: str, dtype: str, size_bytes: int) -> dict[str, Any]:
-    time_us = _time_us(asked, operation, size_bytes)
+def _row(call: SimulatedCall, operation: str, dtype: str, size_bytes: int) -> dict[str, Any]:
+    time_us = _time_us(call, operation, size_bytes)
     algbw = size_bytes / time_us / 1e3
     return {
         "dtype": dtype,
@@ -187,45 +189,45 @@ def _row(asked: Asked, operation: str, dtype: str, size_bytes: int) -> dict[str,
         "p50_us": round(time_us, 3),
         "p99_us": round(1.02 * time_us, 3),
         "algbw_gb_s": round(algbw, 5),
-        "busbw_gb_s": round(algbw * BUSBW_FACTOR[operation](len(asked.group.ranks)), 5),
+        "busbw_gb_s": round(algbw * BUSBW_FACTOR[operation](len(call.group.ranks)), 5),
         "slowest_rank": 0,
-        **_chosen(asked, operation, time_us),
+        **_chosen(call, operation, time_us),
     }
 
 
-def _chosen(asked: Asked, operation: str, time_us: float) -> dict[str, str | None]:
-    """What NCCL would choose; it tells nothing of sends and receives."""
+def _chosen(call: SimulatedCall, operation: str, time_us: float) -> dict[str, str | None]:
+    """What NCCL would choose; it says nothing of sends and receives."""
     if operation in ("all_to_all", "send_recv"):
         return {"algorithm": None, "protocol": None}
-    has_nvls = operation in BY_NVLS and not asked.group.with_fault("nvls")
-    nvls = "NVLS" if len(asked.group.nodes) == 1 else "NVLS_TREE"
+    has_nvls = operation in BY_NVLS and not call.group.with_fault("nvls")
+    nvls = "NVLS" if len(call.group.nodes) == 1 else "NVLS_TREE"
     is_small = time_us <= LATENCY_US
     return {"algorithm": nvls if has_nvls and not is_small else "RING", "protocol": "LL" if is_small else "SIMPLE"}
 
 
-def nodes_reached(asked: Asked) -> Any:
+def nodes_reached(call: SimulatedCall) -> Any:
     """Which nodes answered in one group over all ranks."""
-    nodes = asked.group.nodes
+    nodes = call.group.nodes
     return made(
         "measurements.collectives:Reachability",
         nodes=[*nodes],
         num_nodes=len(nodes),
         hostnames={str(node): [hostname_of(node)] for node in nodes},
-        world_size=len(asked.group.ranks),
+        world_size=len(call.group.ranks),
         round_trip_us=180.0,
     )
 
 
-def transport(asked: Asked) -> Any:
+def transport(call: SimulatedCall) -> Any:
     """The channels of a rank: the first and the last GPU of a node speak to other nodes."""
-    nodes, (_, gpu) = asked.group.nodes, asked.place
-    astray = asked.has("sockets")
-    simulation = asked.hardware.simulation
-    kind = "NET/Socket" if astray else CHANNELS.get(simulation.fabric, "NET/Socket")
+    nodes, (_, gpu) = call.group.nodes, call.place
+    is_off_fabric = call.has("sockets")
+    simulation = call.hardware.simulation
+    kind = "NET/Socket" if is_off_fabric else CHANNELS.get(simulation.fabric, "NET/Socket")
     ends = len(nodes) > 1 and gpu in (0, simulation.gpus_per_node - 1)
-    domains = asked.group.domains
-    own = simulation.domain_of(asked.place[0])
-    in_domain = {"NET/Socket" if astray else "P2P/MNNVL": 2} if ends and own is not None and domains[own] > 1 else {}
+    domains = call.group.domains
+    own = simulation.domain_of(call.place[0])
+    in_domain = {"NET/Socket" if is_off_fabric else "P2P/MNNVL": 2} if ends and own is not None and domains[own] > 1 else {}
     leaves = ends and (own is None or len(domains) > 1)
     crossing = {**({kind: 2} if leaves else {}), **in_domain}
     return made(
@@ -242,10 +244,10 @@ def transport(asked: Asked) -> Any:
     )
 
 
-def _checks(asked: Asked) -> dict[str, Any]:
+def _checks(call: SimulatedCall) -> dict[str, Any]:
     """The exact checks of a fine-tune. A slow GPU is found by its forward."""
-    slow = asked.group.with_fault("slow")
-    made_here = [name for name in CHECKS if len(asked.group.ranks) > 1 or name not in OF_SEVERAL]
+    slow = call.group.with_fault("slow")
+    made_here = [name for name in CHECKS if len(call.group.ranks) > 1 or name not in OF_SEVERAL]
     found: dict[str, Any] = {name: {"passed": True, "detail": "1 look, nothing differs", "ranks": []} for name in made_here}
     if slow and "step_time_spread" in found:
         detail = f"rank {ranges(slow)}: the forward takes 4.7 ms, the median of all is 3.3 ms"
@@ -253,7 +255,7 @@ def _checks(asked: Asked) -> dict[str, Any]:
     return found
 
 
-def _outcome(asked: Asked, **measured: Any) -> Any:
+def _outcome(call: SimulatedCall, **measured: Any) -> Any:
     losses = [round(0.1 + 2.3 * 0.955**step, 4) for step in range(120)]
     fields: dict[str, Any] = {
         "loss": losses[-1],
@@ -267,12 +269,12 @@ def _outcome(asked: Asked, **measured: Any) -> Any:
         "greedy_exact_match": 1.0,
         "heldout_loss": 0.09,
         "steps": len(losses),
-        "world_size": len(asked.group.ranks),
+        "world_size": len(call.group.ranks),
         "tokens_per_s_per_gpu": None,
         "mfu": None,
         "step_ms": None,
         "adapter_digest": "simulated",
-        "checks": _checks(asked),
+        "checks": _checks(call),
         "train_s": 10.0,
         "setup_s": 3.0,
         "eval_s": 1.0,
@@ -281,10 +283,10 @@ def _outcome(asked: Asked, **measured: Any) -> Any:
         "notes": [],
         "saved_step": None,
         "strategy": "none",
-        "step_rows": 8 * len(asked.group.ranks),
+        "step_rows": 8 * len(call.group.ranks),
         "trained_parameters": 40_370_176,
         "wire_gb_per_step": 0.0,
-        "memory_peak_gib": [12.0] * min(8, len(asked.group.ranks)),
+        "memory_peak_gib": [12.0] * min(8, len(call.group.ranks)),
         "compile_s": None,
         "rows_s": 0.1,
         "left_out": {},
@@ -293,36 +295,36 @@ def _outcome(asked: Asked, **measured: Any) -> Any:
     return {"$dataclass": "finetune_smoke.reporting.outcome:Outcome", "fields": fields}
 
 
-def finetune(asked: Asked) -> Any:
+def finetune(call: SimulatedCall) -> Any:
     """The small fine-tune that has to learn."""
-    return made("measurements.training:Finetuned", outcome=_outcome(asked), telemetry=_telemetry(asked))
+    return made("measurements.training:Finetuned", outcome=_outcome(call), telemetry=_telemetry(call))
 
 
-def train(asked: Asked) -> Any:
+def train(call: SimulatedCall) -> Any:
     """A training at full speed: as fast as the slowest GPU, less what the wire takes."""
-    strategy = "fsdp" if asked.kwargs.get("strategy") == "fsdp" else "ddp"
-    reach = 1 if len(asked.group.ranks) == 1 else 2 if len(asked.group.nodes) == 1 else 3
-    kept = KEPT_ON_SOCKETS[strategy] if _on_sockets(asked) else KEPT[strategy, reach]
-    rate = asked.group.slowest("train") * kept
+    strategy = "fsdp" if call.kwargs.get("strategy") == "fsdp" else "ddp"
+    reach = 1 if len(call.group.ranks) == 1 else 2 if len(call.group.nodes) == 1 else 3
+    kept = KEPT_ON_SOCKETS[strategy] if _on_sockets(call) else KEPT[strategy, reach]
+    rate = call.group.slowest("train") * kept
     outcome = _outcome(
-        asked,
+        call,
         checks={},
         losses=[2.4] * 12,
         steps=12,
         tokens_per_s_per_gpu=rate,
         mfu=rate / 33_700,
         step_ms=8192e3 / rate,
-        memory_peak_gib=[54.0] * min(8, len(asked.group.ranks)),
+        memory_peak_gib=[54.0] * min(8, len(call.group.ranks)),
         strategy="none" if reach == 1 else strategy,
-        step_rows=4 * len(asked.group.ranks),
+        step_rows=4 * len(call.group.ranks),
         wire_gb_per_step=0.0 if reach == 1 else 1.3,
     )
-    return made("measurements.training:Trained", outcome=outcome, telemetry=_telemetry(asked))
+    return made("measurements.training:Trained", outcome=outcome, telemetry=_telemetry(call))
 
 
-def sharded_memory(asked: Asked) -> Any:
+def sharded_memory(call: SimulatedCall) -> Any:
     """The peak of a training under FSDP2: what a rank alone needs, less what the others hold, plus two gathered layers."""
-    ranks, layer_gib = len(asked.group.ranks), SHARDED_GIB / LAYERS
+    ranks, layer_gib = len(call.group.ranks), SHARDED_GIB / LAYERS
     peak = ALONE_GIB if ranks == 1 else ALONE_GIB - SHARDED_GIB * (1 - 1 / ranks) + 2 * layer_gib
     return made(
         "measurements.training:ShardedMemory",

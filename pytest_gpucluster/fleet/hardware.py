@@ -16,8 +16,7 @@ from pytest_gpucluster.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pytest_gpucluster.fleet.faults import FaultKind
-    from pytest_gpucluster.fleet.simulation import Simulation
+    from pytest_gpucluster.fleet.simulation import FaultKind, Simulation
 
 CUT_SIGMAS = 2.0
 PRODUCTS = ("bfloat16", "float16", "float8_e4m3fn", "tf32", "float32", "float64", "int8")

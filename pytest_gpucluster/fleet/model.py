@@ -4,23 +4,33 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.fleet import gpu_answers, group_answers, host_answers, nic_answers, pair_answers, rail_answers
-from pytest_gpucluster.fleet.asked import PACKAGE, Asked
+from pytest_gpucluster.fleet import (
+    gpu_answers,
+    group_answers,
+    host_answers,
+)
+from pytest_gpucluster.fleet import (
+    link_answers as pair_answers,
+)
+from pytest_gpucluster.fleet import (
+    link_answers as rail_answers,
+)
+from pytest_gpucluster.fleet.simulated_call import PACKAGE, SimulatedCall
 from pytest_gpucluster.protocol.messages import Failure, Success
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pytest_gpucluster.fleet.asked import Group
     from pytest_gpucluster.fleet.hardware import Hardware
+    from pytest_gpucluster.fleet.simulated_call import SimulatedGroup
     from pytest_gpucluster.protocol.messages import FunctionName, Reply
 
 
-def _nothing(_asked: Asked) -> None:
+def _nothing(_call: SimulatedCall) -> None:
     """A function that is called for what it does to a real worker."""
 
 
-ANSWERS: Mapping[str, Callable[[Asked], Any]] = {
+ANSWERS: Mapping[str, Callable[[SimulatedCall], Any]] = {
     "inventory.identity:identity": gpu_answers.identity,
     "inventory.occupancy:read_occupancy": gpu_answers.occupancy,
     "measurements.collective_sizes:by_size": group_answers.by_size,
@@ -39,10 +49,10 @@ ANSWERS: Mapping[str, Callable[[Asked], Any]] = {
     "measurements.host:host_clock": host_answers.host_clock,
     "measurements.host:host_state": host_answers.host_state,
     "measurements.host_link:host_link": gpu_answers.host_link,
-    "measurements.host_memory:host_memory": host_answers.host_memory,
-    "measurements.launch:launch_latency": host_answers.launch_latency,
-    "measurements.nics:nic_paths": nic_answers.nic_paths,
-    "measurements.nics:nic_state": nic_answers.nic_state,
+    "measurements.host_rates:host_memory": host_answers.host_memory,
+    "measurements.host_rates:launch_latency": host_answers.launch_latency,
+    "measurements.host:nic_paths": host_answers.nic_paths,
+    "measurements.host:nic_state": host_answers.nic_state,
     "measurements.pair_matrix:pair_matrix": pair_answers.pair_matrix,
     "measurements.rails:net_interfaces": rail_answers.net_interfaces,
     "measurements.rails:rail": rail_answers.rail,
@@ -52,12 +62,12 @@ ANSWERS: Mapping[str, Callable[[Asked], Any]] = {
     "measurements.shared_paths:read_marks": host_answers.read_marks,
     "measurements.shared_paths:small_files": host_answers.small_files,
     "measurements.sustained:sustained": gpu_answers.sustained,
-    "measurements.sxids:node_sxids": host_answers.node_sxids,
+    "measurements.driver_errors:node_sxids": host_answers.node_sxids,
     "measurements.training:finetune": group_answers.finetune,
     "measurements.training:sharded_memory": group_answers.sharded_memory,
     "measurements.training:train": group_answers.train,
     "measurements.transport:transport": group_answers.transport,
-    "measurements.xids:gpu_xids": gpu_answers.gpu_xids,
+    "measurements.driver_errors:gpu_xids": gpu_answers.gpu_xids,
     "worker.worker:leave_group": _nothing,
     "worker.worker:look_at_gpu": _nothing,
 }
@@ -81,7 +91,7 @@ def failure(hardware: Hardware, function: FunctionName, rank: int) -> Failure | 
     return None
 
 
-def answer(group: Group, function: FunctionName, *, rank: int, kwargs: dict[str, Any]) -> Reply:
+def answer(group: SimulatedGroup, function: FunctionName, *, rank: int, kwargs: dict[str, Any]) -> Reply:
     """The rank's answer to a call that does not fail; ``group``: its process group, itself without one.
 
     A function that the model does not know is a failure: a simulated fleet makes no value up for it.
@@ -91,7 +101,7 @@ def answer(group: Group, function: FunctionName, *, rank: int, kwargs: dict[str,
         error = f"a simulated fleet has no value of {function.module}:{function.qualname}"
         return Failure(kind="raised", type="NotSimulatedError", error=error, blames="software", entered=True)
     try:
-        value = ANSWERS[name](Asked(group=group, rank=rank, kwargs=kwargs))
+        value = ANSWERS[name](SimulatedCall(group=group, rank=rank, kwargs=kwargs))
     except (LookupError, TypeError, ValueError, ArithmeticError) as error:  # arguments that no packaged recipe has
         text = f"a simulated fleet cannot answer {function.qualname} with {kwargs}: {error!r}"
         return Failure(kind="raised", type="NotSimulatedError", error=text, blames="software", entered=True)

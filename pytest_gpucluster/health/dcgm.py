@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.inventory.dcgm_report import BAD, PASSED, SOFTWARE
+from pytest_gpucluster.inventory.dcgm import BAD, PASSED, SOFTWARE
+from pytest_gpucluster.judging.finding import HERE, Finding
 from pytest_gpucluster.text import one_line, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from pytest_gpucluster.errors import Part
-    from pytest_gpucluster.inventory.dcgm_report import DiagResult
+    from pytest_gpucluster.inventory.dcgm import DiagResult
     from pytest_gpucluster.measurements.dcgm import DcgmDiag
 
 MOST_INFO = 3
@@ -27,26 +26,7 @@ ADVICE = {
 CONFIG = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiagFound:
-    """What one kind of test found on one GPU.
-
-    Attributes:
-        bad: each test that failed, with DCGM's text.
-        unknown: why the others did not show that the GPU is healthy; empty if all passed.
-        advice: what DCGM advises for what failed; None where it does not say.
-        blames: the kind of part that is to blame for what failed.
-        evidence: what to show beside the value.
-    """
-
-    bad: tuple[str, ...]
-    unknown: tuple[str, ...]
-    advice: str | None
-    blames: Part
-    evidence: dict[str, object]
-
-
-def judge_diag(diag: DcgmDiag, uuid: str, kind: str, *, kinds: Collection[str]) -> DiagFound:
+def judge_diag(diag: DcgmDiag, uuid: str, kind: str, *, kinds: Collection[str]) -> Finding:
     """Judge the tests of one ``kind`` on the GPU with this UUID.
 
     ``kinds`` are those that are judged at all. A test of another kind counts as ``software``, so that none is lost. What a
@@ -54,7 +34,7 @@ def judge_diag(diag: DcgmDiag, uuid: str, kind: str, *, kinds: Collection[str]) 
     """
     number = next((gpu.number for gpu in diag.gpus if gpu.uuid == uuid), None)
     if number is None:
-        return _found([], [f"DCGM {diag.version or ''} does not list {uuid}"], diag)
+        return _found([], [f"DCGM does not list {uuid}"], diag)
     own = [result for result in diag.results if _judged_as(result.kind, kinds) == kind]
     results = [result for result in own if result.gpu in (number, None)]
     tests = {result.test: None for result in own}
@@ -78,20 +58,22 @@ def _why_unknown(result: DiagResult) -> str | None:
     return _text(result, result.errors) if result.errors else None
 
 
-def _found(bad: list[DiagResult], unknown: list[str], diag: DcgmDiag, results: Iterable[DiagResult] = ()) -> DiagFound:
+def _found(bad: list[DiagResult], unknown: list[str], diag: DcgmDiag, results: Iterable[DiagResult] = ()) -> Finding:
     severities = [severity for result in bad for severity in result.severities]
     words = [result.word.casefold() for result in results]
     info = [_text(result, result.info) for result in results if result.info]
     evidence: dict[str, object] = {
-        "DCGM": diag.version or "version not told",
+        "DCGM": diag.version or "version unknown",
         "-r": diag.level,
         "passed": words.count(PASSED.casefold()),
     }
-    return DiagFound(
-        bad=tuple(_text(result, result.errors) for result in bad),
-        unknown=tuple(unknown),
+    doubts = tuple(dict.fromkeys(unknown))
+    return Finding(
+        bad={HERE: tuple(_text(result, result.errors) for result in bad)},
+        unknown={HERE: tuple(f"DCGM {diag.version or '(version unknown)'}: {doubt}" for doubt in doubts)} if doubts else {},
+        kind="settings" if severities and set(severities) == {CONFIG} else "gpu",
+        unknown_kind="unknown",
         advice=next((text for severity, text in ADVICE.items() if severity in severities), None),
-        blames="settings" if severities and set(severities) == {CONFIG} else "gpu",
         evidence={**evidence, **({"info": info[:MOST_INFO]} if info else {})},
     )
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import fnmatch
 import re
 import statistics
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.judging.agreement import majority
+from pytest_gpucluster.judging.finding import HERE, Finding
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -42,7 +44,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Odd:
+class Deviation:
     """A part whose fact is not as it should be; ``value`` in words."""
 
     node: str
@@ -51,7 +53,7 @@ class Odd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class FactRow:
     """One fact over all parts.
 
     ``usual`` is what the majority has; None without one. ``alike`` parts have it. ``demanded`` is what the recipe asks for,
@@ -64,8 +66,8 @@ class Row:
     usual: str | None
     alike: int
     demanded: str | None
-    outliers: tuple[Odd, ...]
-    unread: tuple[Odd, ...]
+    outliers: tuple[Deviation, ...]
+    unread: tuple[Deviation, ...]
 
     @property
     def is_compared(self) -> bool:
@@ -74,7 +76,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class DriftRules:
     """How facts are compared.
 
     Attributes:
@@ -88,7 +90,7 @@ class Asked:
     percent: float = 0.0
 
 
-def compare(facts: Iterable[Fact], asked: Asked) -> list[Row]:
+def compare_facts(facts: Iterable[Fact], rules: DriftRules) -> list[FactRow]:
     """Every fact over all parts that should be alike, in the order given.
 
     Raises:
@@ -96,24 +98,24 @@ def compare(facts: Iterable[Fact], asked: Asked) -> list[Row]:
     """
     groups: dict[tuple[PartKind, str, str], list[Fact]] = defaultdict(list)
     for fact in facts:
-        if not any(fnmatch.fnmatchcase(fact.name, pattern) for pattern in asked.ignore):
+        if not any(fnmatch.fnmatchcase(fact.name, pattern) for pattern in rules.ignore):
             groups[fact.kind, fact.name, fact.among].append(fact)
-    demanded = asked.demanded or {}
+    demanded = rules.demanded or {}
     unknown = sorted({*demanded} - {name for _, name, _ in groups})
     if unknown:
         known = ", ".join(sorted({name for _, name, _ in groups}))
         raise ValueError(f"nothing is known of {', '.join(unknown)}, which the recipe demands; known are {known}")
-    return [_row(group, demanded.get(name), asked.percent) for (_, name, _), group in groups.items()]
+    return [_row(group, demanded.get(name), rules.percent) for (_, name, _), group in groups.items()]
 
 
-def _row(group: Sequence[Fact], demanded: str | None, percent: float) -> Row:
+def _row(group: Sequence[Fact], demanded: str | None, percent: float) -> FactRow:
     words = _in_words(group, percent)
-    usual = _usual([text for text in words if text is not None])
+    usual = majority([text for text in words if text is not None])
     pairs = list(zip(group, words, strict=True))
     right = [text is not None and text == usual and (demanded is None or meets(text, demanded)) for text in words]
     outliers = [_odd(fact, text) for (fact, text), good in zip(pairs, right, strict=True) if text is not None and not good]
     unread = [_odd(fact, str(fact.value)) for fact, text in pairs if text is None]
-    return Row(
+    return FactRow(
         kind=group[0].kind,
         name=group[0].name,
         among=group[0].among,
@@ -125,8 +127,8 @@ def _row(group: Sequence[Fact], demanded: str | None, percent: float) -> Row:
     )
 
 
-def _odd(fact: Fact, text: str) -> Odd:
-    return Odd(node=fact.node, part=fact.part, value=text)
+def _odd(fact: Fact, text: str) -> Deviation:
+    return Deviation(node=fact.node, part=fact.part, value=text)
 
 
 def _in_words(group: Sequence[Fact], percent: float) -> list[str | None]:
@@ -147,14 +149,6 @@ def _text(value: Value | NotAvailable, median: float, percent: float) -> str | N
     return f"{median if near else value:.10g}" if isinstance(value, int) else f"{median if near else value:.6g}"
 
 
-def _usual(texts: Sequence[str]) -> str | None:
-    """What more than half of them say."""
-    if not texts:
-        return None
-    text, votes = Counter(texts).most_common(1)[0]
-    return text if 2 * votes > len(texts) else None
-
-
 def meets(text: str, demanded: str) -> bool:
     """Whether a value is as demanded: it fits a shell pattern, or its version is at least the one after ``>=``."""
     if not demanded.startswith(AT_LEAST):
@@ -168,21 +162,21 @@ def _version(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in re.split(r"[.-]", found[1])) if found else ()
 
 
-def of_node(rows: Iterable[Row], node: str) -> tuple[list[str], list[str]]:
-    """What is odd at a node and what was not read there but elsewhere, each in a sentence."""
-    odd, unread = [], []
+def judge_drift(rows: Iterable[FactRow], node: str) -> Finding:
+    """What deviates at a node, and what was not read there but elsewhere."""
+    bad, unknown = [], []
     for row in rows:
         if row.is_compared:
-            odd += [f"{_named(row, one)} {one.value}, {_should(row)}" for one in row.outliers if one.node == node]
-            unread += [f"{_named(row, one)} {one.value}" for one in row.unread if one.node == node]
-    return odd, unread
+            bad += [f"{_named(row, one)} {one.value}, {_should(row)}" for one in row.outliers if one.node == node]
+            unknown += [f"{_named(row, one)} {one.value}" for one in row.unread if one.node == node]
+    return Finding(bad={HERE: bad}, unknown={HERE: unknown}, kind="host")
 
 
-def _named(row: Row, one: Odd) -> str:
+def _named(row: FactRow, one: Deviation) -> str:
     return f"{row.name}:" if row.kind == "host" else f"{one.part} {row.name}:"
 
 
-def _should(row: Row) -> str:
+def _should(row: FactRow) -> str:
     """What the value should be, in words."""
     if row.demanded is not None:
         return f"demanded is {row.demanded}"
@@ -190,7 +184,7 @@ def _should(row: Row) -> str:
     return f"{row.alike} of {total} have {row.usual}" if row.usual is not None else f"no majority among {total}"
 
 
-def summary(rows: Sequence[Row], *, num_nodes: int) -> str:
+def summary(rows: Sequence[FactRow], *, num_nodes: int) -> str:
     """One line: how much was compared, and which parts differ in what."""
     compared = [row for row in rows if row.is_compared]
     odd: dict[str, list[str]] = defaultdict(list)

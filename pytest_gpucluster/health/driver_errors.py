@@ -6,14 +6,13 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.inventory.sxids import sxid_of
-from pytest_gpucluster.inventory.xids import xid_of
+from pytest_gpucluster.inventory.error_codes import sxid_of, xid_of
+from pytest_gpucluster.judging.finding import HERE, Finding, gather
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from pytest_gpucluster.measurements.sxids import NodeSxids, SxidSeen
-    from pytest_gpucluster.measurements.xids import GpuXids, XidSeen
+    from pytest_gpucluster.measurements.driver_errors import GpuXids, NodeSxids, SxidSeen, XidSeen
 
 XID_KINDS = ("hardware", "link", "driver", "unknown", "application", "test")
 """Kinds of codes: the advice for the first one that a GPU has is given."""
@@ -21,47 +20,31 @@ SXID_KINDS = ("system", "fatal", "unknown", "non-fatal", "cooling", "harmless")
 """Kinds of codes: the advice for the first one that a host has is given."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class XidsFound:
-    """What is wrong with a GPU by its Xids.
-
-    Attributes:
-        over: how many count.
-        facts: code, name and meaning of each that counts.
-        advice: what to do about the worst of them; None where none counts.
-        own: those that this run's own worker caused.
-        before: those that the kernel logged before the run; they are not judged.
-        unknown: why Xids may be missing; None if at least one source told all.
-    """
-
-    over: int
-    facts: tuple[str, ...]
-    advice: str | None
-    own: tuple[str, ...]
-    before: tuple[str, ...]
-    unknown: str | None
-
-
-def judge_xids(seen: GpuXids) -> XidsFound:
-    """Count what is not a worker's own. An Xid that both sources told counts once."""
-    sources = (seen.nvml, seen.kernel_log)
-    codes = sorted(
-        {xid.code for source in sources for xid in source}, key=lambda code: (XID_KINDS.index(xid_of(code).kind), code)
-    )
+def judge_xids(found: GpuXids) -> Finding:
+    """The Xids of a GPU that no worker of this run caused. An Xid that both sources show counts once; one source is enough."""
+    sources = (found.nvml, found.kernel_log)
+    every = {xid.code for source in sources for xid in source}
+    codes = sorted(every, key=lambda code: (XID_KINDS.index(xid_of(code).kind), code))
     counted = {code: _most(sources, code, is_own=False) for code in codes if xid_of(code).kind != "test"}
     bad = [code for code in counted if counted[code]]
-    return XidsFound(
-        over=sum(counted.values()),
-        facts=_texts(counted),
+    shown = {
+        "of own workers": _texts({code: _most(sources, code, is_own=True) for code in codes}),
+        "before the run": _texts(Counter(xid.code for xid in found.before)),
+    }
+    why = _why(found)
+    return Finding(
+        bad={HERE: _texts(counted)} if bad else {},
+        unknown={HERE: (f"Xids could not be read: {why}",)} if why is not None else {},
+        value=sum(counted.values()) if bad or why is None else None,
+        kind="gpu",
+        unknown_kind="unknown",
         advice=xid_of(bad[0]).action if bad else None,
-        own=_texts({code: _most(sources, code, is_own=True) for code in codes}),
-        before=_texts(Counter(xid.code for xid in seen.before)),
-        unknown=_why(seen),
+        evidence={name: texts for name, texts in shown.items() if texts},
     )
 
 
 def _most(sources: Iterable[Sequence[XidSeen]], code: int, *, is_own: bool) -> int:
-    """How often the source that told most tells a code."""
+    """How often the source that shows a code most often shows it."""
     return max(sum(xid.code == code and xid.is_own == is_own for xid in source) for source in sources)
 
 
@@ -69,45 +52,30 @@ def _texts(counts: Mapping[int, int]) -> tuple[str, ...]:
     return tuple(f"{xid_of(code)}{f', {count} times' if count > 1 else ''}" for code, count in counts.items() if count)
 
 
-def _why(seen: GpuXids) -> str | None:
-    """One source that tells all is enough."""
-    if seen.nvml_why is None or seen.kernel_log_why is None:
+def _why(found: GpuXids) -> str | None:
+    """Why Xids may be missing; None if at least one source shows all."""
+    if found.nvml_why is None or found.kernel_log_why is None:
         return None
-    return f"NVML's events: {seen.nvml_why}; kernel log: {seen.kernel_log_why}"
+    return f"NVML's events: {found.nvml_why}; kernel log: {found.kernel_log_why}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SxidsFound:
-    """What is wrong with a host's NVSwitches by their SXids.
-
-    Attributes:
-        over: how many errors count.
-        facts: switch, code, meaning and links of those that count.
-        switches: the switches that have such errors.
-        advice: what to do about the worst of them; None where none counts.
-        harmless: those of which the guide says that nothing was lost.
-        before: those that the kernel logged before the run; they are not judged.
-    """
-
-    over: int
-    facts: tuple[str, ...]
-    switches: tuple[str, ...]
-    advice: str | None
-    harmless: tuple[str, ...]
-    before: tuple[str, ...]
-
-
-def judge_sxids(found: NodeSxids) -> SxidsFound:
-    """Count every error that is not harmless; a code that is not in the guide is not."""
+def judge_sxids(found: NodeSxids) -> Finding:
+    """The errors of a host's NVSwitches that NVIDIA's guide does not call harmless; a code that is not in the guide counts."""
     errors = _errors(found.seen)
     bad = [one for one in errors if one.counts]
-    return SxidsFound(
-        over=sum(one.count for one in bad),
-        facts=tuple(map(str, bad)),
-        switches=tuple(dict.fromkeys(one.switch for one in bad)),
+    shown = {
+        "harmless": tuple(str(one) for one in errors if not one.counts),
+        "before the run": tuple(map(str, _errors(found.before))),
+    }
+    why = found.kernel_log_why
+    return Finding(
+        bad=gather((one.switch, one.text) for one in bad),
+        unknown={HERE: (f"SXids could not be read: {why}",)} if why is not None else {},
+        value=sum(one.count for one in bad) if bad or why is None else None,
+        kind="switch",
+        unknown_kind="settings",
         advice=sxid_of(bad[0].code).action if bad else None,
-        harmless=tuple(str(one) for one in errors if not one.counts),
-        before=tuple(map(str, _errors(found.before))),
+        evidence={name: texts for name, texts in shown.items() if texts},
     )
 
 
@@ -129,10 +97,16 @@ class _Error:
         return kind != "harmless" or "Fatal" in self.severities
 
     def __str__(self) -> str:
+        """The error with its switch."""
+        return f"{self.switch}: {self.text}"
+
+    @property
+    def text(self) -> str:
+        """Code, meaning, severity, links and how often."""
         severity = f" ({', '.join(self.severities)})" if self.severities else ""
         where = f", link{'s' if len(self.links) > 1 else ''} {' '.join(map(str, self.links))}" if self.links else ""
         times = f", {self.count} times" if self.count > 1 else ""
-        return f"{self.switch}: {sxid_of(self.code)}{severity}{where}{times}"
+        return f"{sxid_of(self.code)}{severity}{where}{times}"
 
 
 def _errors(lines: Iterable[SxidSeen]) -> list[_Error]:

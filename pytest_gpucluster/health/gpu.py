@@ -1,16 +1,17 @@
-"""What a GPU needs by its own account, in words, and what to do about it. Pure."""
+"""What a GPU needs by its own account, what to do about it, and what it showed under load. Pure."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.judging.finding import HERE, Finding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pytest_gpucluster.inventory.gpu_repair import GpuRepair
+    from pytest_gpucluster.inventory.nvml import GpuRepair
+    from pytest_gpucluster.inventory.telemetry import Telemetry
 
 HEALTHY = "none"
 ADVICE: Mapping[str, str] = {
@@ -35,23 +36,51 @@ REPAIRS: Mapping[str, tuple[str, str]] = {
 """Each flag of a GPU in words, and what to do; the worst first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """What a GPU needs (``facts``), what to do about the worst of it, and which flags are not known."""
-
-    facts: tuple[str, ...]
-    advice: str | None
-    unknown: tuple[str, ...]
-
-
 def advice_for(action: str) -> str | None:
     """What to do about a recovery action; None where none is needed."""
     return None if action == HEALTHY else ADVICE.get(action, UNKNOWN_ACTION)
 
 
-def needs_of(repair: GpuRepair) -> Needs:
+def judge_recovery(repair: GpuRepair) -> Finding:
+    """A recovery action that NVML asks for: a reset, a reboot and the like."""
+    action = repair.recovery_action
+    if isinstance(action, NotAvailable):
+        return Finding(unknown={HERE: (f"recovery_action is {action}",)}, kind="gpu", unknown_kind="unknown")
+    bad = () if action == HEALTHY else (f"NVML asks for {action}",)
+    return Finding(bad={HERE: bad}, kind="gpu", advice=advice_for(action), evidence={"recovery action": action})
+
+
+def judge_repair(repair: GpuRepair) -> Finding:
     """The repairs that a GPU waits for."""
     flags = {name: getattr(repair, name) for name in REPAIRS}
     unknown = tuple(f"{name} is {flag}" for name, flag in flags.items() if isinstance(flag, NotAvailable))
     raised = [REPAIRS[name] for name, flag in flags.items() if flag is True]
-    return Needs(tuple(fact for fact, _ in raised), raised[0][1] if raised else None, unknown)
+    return Finding(
+        bad={HERE: tuple(fact for fact, _ in raised)},
+        unknown={HERE: unknown},
+        kind="gpu",
+        unknown_kind="unknown",
+        advice=raised[0][1] if raised else None,
+    )
+
+
+def judge_clocks(telemetry: Telemetry | NotAvailable) -> Finding:
+    """What held the clocks of a GPU under load: heat, hardware or the power supply. The power cap is normal."""
+    reasons = telemetry if isinstance(telemetry, NotAvailable) else telemetry.fault_reasons
+    if isinstance(reasons, NotAvailable):
+        return Finding(unknown={HERE: (f"clocks event reasons are {reasons}",)}, unknown_kind="unknown")
+    return Finding(bad={HERE: reasons}, kind="gpu")
+
+
+def judge_pcie_width(telemetry: Telemetry | NotAvailable, most: Mapping[str, int]) -> Finding:
+    """The PCIe link of a GPU under load beside the generation (``gen``) and the ``lanes`` that it should have."""
+    if isinstance(telemetry, NotAvailable):
+        return Finding(unknown={HERE: (f"telemetry is {telemetry}",)}, unknown_kind="unknown")
+    shown = {"gen": telemetry.pcie_gen_max, "lanes": telemetry.pcie_width_min}
+    known = {name: value for name, value in shown.items() if not isinstance(value, NotAvailable)}
+    return Finding(
+        bad={HERE: [f"{name} {value} of {most[name]}" for name, value in known.items() if value < most[name]]},
+        unknown={HERE: [f"PCIe {name} is {value}" for name, value in shown.items() if name not in known]},
+        unknown_kind="unknown",
+        evidence={**known, **{f"{name} promised": value for name, value in most.items()}},
+    )

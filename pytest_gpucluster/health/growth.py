@@ -1,199 +1,329 @@
-"""What a GPU's error counters grew by, and what of its state became worse, between two readings. Pure.
+"""How much counters grew between two readings, beside their limits; and what of a state became worse. Pure.
 
-A counter that fell was reset: nothing is known of what it counted, which is never green.
+One mechanism for GPUs, NVLinks, ports of NICs and soak rounds. A counter that fell was reset, and one that stands at its
+greatest value cannot grow any more: what is unknown of them is never green.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pytest_gpucluster.health.gpu import HEALTHY
+from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.health.gpu import HEALTHY, judge_recovery, judge_repair
 from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.judging.failure_text import format_number
+from pytest_gpucluster.judging.finding import HERE, Finding, gather, merge
+from pytest_gpucluster.judging.forecast import in_words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Iterator, Mapping
 
-    from pytest_gpucluster.inventory.gpu_counters import GpuCounters, LinkCounters
-    from pytest_gpucluster.inventory.gpu_fabric import GpuFabric
-    from pytest_gpucluster.inventory.nvlinks import NvLink
-    from pytest_gpucluster.inventory.nvml import GpuState
+    from pytest_gpucluster.errors import Part
+    from pytest_gpucluster.inventory.nvlinks import GpuFabric, LinkCounters, NvLink
+    from pytest_gpucluster.inventory.nvml import GpuCounters, GpuState
+    from pytest_gpucluster.judging.finding import Subject
 
+Counters: TypeAlias = "Mapping[str, int | float | NotAvailable]"
+PERIODS_S: Mapping[str, float | None] = {"total": None, "per_s": 1.0, "per_min": 60.0, "per_hour": 3600.0}
+PERIOD_WORDS = {None: "", 1.0: " a second", 60.0: " a minute", 3600.0: " an hour"}
 MINUTE_S = 60.0
-TEXTS = ("facts", "within", "unknown")
-EVENTS = ("replays", "recoveries")
-"""Counters of an NVLink whose every growth counts."""
-RATES = ("crc_flits", "crc_data")
-"""Counters that a healthy link counts too: the rate of all links of a GPU counts."""
+OF_GPU = ("ecc_uncorrected", "pcie_replays")
+PCIE_GREATEST: Mapping[str, int] = {"pcie_replays": 0xFFFF_FFFF}
+"""NVML gives the PCIe replays as 32 bits (nvml.h, nvmlDeviceGetPcieReplayCounter)."""
+OF_LINK = ("replays", "recoveries", "crc_flits", "crc_data")
+ON_ALL_LINKS = ("crc_flits", "crc_data")
+"""Counters that a healthy NVLink counts too: the limit is for all links of a GPU together."""
+ROWS = ("remapped_rows_pending", "remapped_rows_failed")
+GOOD = (HEALTHY, False)
+"""What the readings of repairs and rows are of a healthy GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """What one GPU counted on its links, and in its memory, between two readings.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CounterLimit:
+    """The most by which a counter may grow: in all, or in ``period_s`` seconds."""
+
+    most: float
+    period_s: float | None
+
+    def holds(self, growth: float, seconds: float) -> bool:
+        """Whether so much growth in so many seconds is within the limit.
+
+        For a limit a second or a minute, that is the shortest time: two errors in 10 ms are not 200 a second.
+        """
+        if self.period_s is None:
+            return growth <= self.most
+        shortest_s = self.period_s if self.period_s <= MINUTE_S else 0
+        return growth * self.period_s <= self.most * max(seconds, shortest_s)
+
+    @property
+    def text(self) -> str:
+        """``120 an hour allowed``."""
+        return f"{self.most:g}{PERIOD_WORDS[self.period_s]} allowed"
+
+
+Limits: TypeAlias = "Mapping[str, CounterLimit]"
+
+
+def read_limits(recipe: Mapping[str, Mapping[str, float]]) -> dict[str, CounterLimit]:
+    """The limits of a recipe such as ``{link_downed: {total: 0}, symbol_error: {per_hour: 120}}``.
+
+    Raises:
+        ConfigurationError: a limit of another form, or none at all.
+    """
+    found = {}
+    for counter, limit in recipe.items():
+        form = (
+            f"limits: {counter}: {limit!r} is not a limit; write one of {', '.join(PERIODS_S)} and a number: {{per_hour: 120}}"
+        )
+        if not isinstance(limit, dict) or len(limit) != 1:
+            raise ConfigurationError(form)
+        ((period, most),) = limit.items()
+        if period not in PERIODS_S or isinstance(most, bool) or not isinstance(most, (int, float)):
+            raise ConfigurationError(form)
+        if not (math.isfinite(most) and most >= 0):
+            raise ConfigurationError(form)
+        found[counter] = CounterLimit(most=most, period_s=PERIODS_S[period])
+    if not found:
+        raise ConfigurationError("limits: no counter has a limit, so nothing would be judged")
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CounterGroup:
+    """Counters of one part at the start and at the end. They are reset together.
 
     Attributes:
-        over: growth of counters that may not grow, and one for each rate beyond its limit.
-        facts: what is beyond its limit.
-        within: rates within their limit.
-        unknown: why nothing can be said of some counters.
+        part: the part that counts.
+        first: the counters at the start, by name.
+        last: the counters at the end.
+        label: what inside the part counts, such as ``link 4``.
+        greatest: by counter, the value at which it stops.
+        wraps_at: where the other counters begin anew; None: nowhere.
     """
 
-    over: int = 0
-    facts: tuple[str, ...] = ()
-    within: tuple[str, ...] = ()
-    unknown: tuple[str, ...] = ()
+    part: Subject = HERE
+    first: Counters
+    last: Counters
+    label: str = ""
+    greatest: Mapping[str, int] = field(default_factory=dict)
+    wraps_at: int | None = None
+
+    @property
+    def prefix(self) -> str:
+        """The label before the name of a counter."""
+        return f"{self.label} " if self.label else ""
+
+    def resets(self) -> Iterator[str]:
+        """Every counter that fell, in words."""
+        for name, before in self.first.items():
+            after = self.last.get(name, before)
+            if not isinstance(before, NotAvailable) and not isinstance(after, NotAvailable) and self._fell(name, before, after):
+                yield f"{name} fell from {before} to {after}"
+
+    def _fell(self, name: str, before: float, after: float) -> bool:
+        """Whether a counter is lower than before. From the last quarter of its range into the first, it went over its end."""
+        end = None if name in self.greatest else self.wraps_at
+        went_over = end is not None and 3 * end // 4 <= before < end and after < end // 4
+        return after < before and not went_over
+
+    def growth(self, name: str) -> float | NotAvailable:
+        """How much a counter grew, at least; not available if a reading is not."""
+        before, after = (one.get(name, NotAvailable("the counter is not there")) for one in (self.first, self.last))
+        if isinstance(before, NotAvailable) or isinstance(after, NotAvailable):
+            return before if isinstance(before, NotAvailable) else after
+        if self._fell(name, before, after):
+            return after
+        return after - before + (self.wraps_at or 0 if after < before else 0)
+
+    def full(self, name: str) -> str | None:
+        """Why a counter may have grown by more than it shows; None if it may not have."""
+        values = [value for one in (self.first, self.last) if not isinstance(value := one.get(name, 0), NotAvailable)]
+        end = self.greatest.get(name, math.inf)
+        return f"stands at its greatest value, {end}: clear it (perfquery -R)" if max(values, default=0) >= end else None
 
 
-def grown(first: int | NotAvailable, last: int | NotAvailable) -> int | NotAvailable:
-    """By how much a counter grew; not available where one reading is not, or where the counter was reset in between."""
+def growth_of(first: float | NotAvailable, last: float | NotAvailable, *, greatest: float = math.inf) -> float | NotAvailable:
+    """By how much one counter grew; not available if a reading is not, if it was reset, or stands at its greatest value."""
     if isinstance(first, NotAvailable):
         return first
     if isinstance(last, NotAvailable):
         return last
     if last < first:
         return NotAvailable(f"the counter was reset during the run: {first} at its begin, {last} at its end")
+    if last >= greatest:
+        return NotAvailable(f"the counter stands at its greatest value, {last}, so it cannot show growth")
     return last - first
 
 
-def pcie_growth(first: GpuCounters, last: GpuCounters) -> dict[str, int]:
-    """What else the PCIe link counted, by name; what was reset or not told is left out. Nobody publishes limits for it."""
-    growth = {name: last.pcie_errors.get(name, 0) - before for name, before in first.pcie_errors.items()}
-    return {name: grew for name, grew in growth.items() if grew > 0}
+def compare_counters(
+    groups: Iterable[CounterGroup],
+    *,
+    seconds: float,
+    limits: Limits,
+    shown: Iterable[str] = (),
+    summed: Collection[str] = (),
+) -> Finding:
+    """What grew beyond its limit in ``seconds``, by part; in ``evidence["within"]`` what grew and is not judged as bad.
+
+    Args:
+        groups: the counters.
+        seconds: between the two readings.
+        limits: by counter. A counter that a part does not have is passed over.
+        shown: counters without a limit.
+        summed: counters whose limit is for all groups of a part together.
+    """
+    if seconds <= 0:
+        return Finding(unknown={HERE: ("no time passed between the two readings",)})
+    every = list(groups)
+    resets = [(group.part, f"{group.prefix}{text}") for group in every if (text := next(group.resets(), None)) is not None]
+    bad: list[tuple[Subject, str]] = []
+    within: list[tuple[Subject, str]] = []
+    unknown = [(part, f"{text}: the counters were reset during the run") for part, text in resets]
+    for part, name, growth, full in _growths(every, (*limits, *shown), summed):
+        if isinstance(growth, NotAvailable):
+            unknown += [(part, f"{name.full} is {growth}")] if name.counter in limits else []
+            continue
+        number = f"{growth:.6g}" if growth % 1 else f"{int(growth)}"
+        text = f"{name.full} +{number} in {in_words(seconds)} ({format_number(growth * 3600 / seconds)} an hour)"
+        limit = limits.get(name.counter)
+        if limit is not None and not limit.holds(growth, seconds):
+            bad.append((part, f"{text}, {limit.text}"))
+        elif limit is not None and full is not None:
+            unknown.append((part, f"{name.full} {full}"))
+        elif growth != 0:
+            within.append((part, text))
+    shown_texts = Finding(bad=gather(within)).facts
+    return Finding(bad=gather(bad), unknown=gather(unknown), evidence={"within": shown_texts} if shown_texts else {})
 
 
-def per_minute(growth: int, seconds: float) -> float:
+@dataclass(frozen=True, slots=True)
+class _Name:
+    """A counter, and its name with the label of what counts."""
+
+    counter: str
+    full: str
+
+
+def _growths(
+    groups: Iterable[CounterGroup], names: Iterable[str], summed: Collection[str]
+) -> Iterator[tuple[Subject, _Name, float | NotAvailable, str | None]]:
+    """Each counter that a group has: its part, its name, its growth, and why it may have grown by more."""
+    wanted = tuple(dict.fromkeys(names))
+    sums: dict[tuple[Subject, str], dict[str, float]] = {}
+    for group in groups:
+        for name in wanted:
+            if name not in group.first and name not in group.last:
+                continue
+            growth = group.growth(name)
+            if name in summed and not isinstance(growth, NotAvailable):
+                sums.setdefault((group.part, name), {})[group.label] = growth
+            else:
+                yield group.part, _Name(name, f"{group.prefix}{name}"), growth, group.full(name)
+    for (part, name), by_label in sums.items():
+        most = max(by_label, key=by_label.__getitem__)
+        yield part, _Name(name, f"{name}, most on {most},"), sum(by_label.values()), None
+
+
+def per_minute(growth: float, seconds: float) -> float:
     """Growth a minute; a shorter time counts as a minute, so that one error in a second is not sixty a minute."""
     return growth / max(1.0, seconds / MINUTE_S)
 
 
-def nvlink_growth(first: GpuCounters, last: GpuCounters, *, seconds: float, crc_per_s: float) -> Growth:
-    """What happened on a GPU's NVLinks in ``seconds``; ``crc_per_s``: from so many CRC errors a second on, a GPU is faulty."""
-    if isinstance(first.nvlinks, NotAvailable) or isinstance(last.nvlinks, NotAvailable):
-        why = first.nvlinks if isinstance(first.nvlinks, NotAvailable) else last.nvlinks
-        return Growth(unknown=(f"the NVLinks are {why}",))
-    if seconds <= 0:
-        return Growth(unknown=("no time passed between the two readings",))
-    after = {one.link: one for one in last.nvlinks}
-    found = _Found()
-    for before in first.nvlinks:
-        _compare(before, after.pop(before.link, None), found)
-    found.unknown += [f"link {link} came during the run" for link in after]
-    return found.judged(seconds, crc_per_s)
-
-
-def gpu_growth(first: GpuCounters, last: GpuCounters, *, seconds: float, replays_per_min: float) -> Growth:
-    """What a GPU's memory and its PCIe link counted in ``seconds``; more PCIe replays a minute than that count as one."""
-    over = 0
-    facts: list[str] = []
-    within: list[str] = []
-    unknown: list[str] = []
-    errors = grown(first.ecc_uncorrected, last.ecc_uncorrected)
-    if isinstance(errors, NotAvailable):
-        unknown.append(f"uncorrected memory errors: {errors.why}")
-    elif errors:
-        over += errors
-        facts.append(f"uncorrected memory errors +{errors}")
-    replays = grown(first.pcie_replays, last.pcie_replays)
+def judge_replays(first: GpuCounters, last: GpuCounters, *, seconds: float) -> Finding:
+    """PCIe replays of a GPU a minute. What else its link counted is evidence: nobody publishes limits for it."""
+    replays = growth_of(first.pcie_replays, last.pcie_replays, greatest=PCIE_GREATEST["pcie_replays"])
     if isinstance(replays, NotAvailable):
-        unknown.append(f"PCIe replays: {replays.why}")
-    elif replays:
-        rate = per_minute(replays, seconds)
-        over += rate > replays_per_min
-        (facts if rate > replays_per_min else within).append(f"PCIe replays +{replays}, {rate:.4g} a minute")
-    return Growth(over, tuple(facts), tuple(within), tuple(unknown))
+        return Finding(unknown={HERE: (f"pcie_replays is {replays}",)}, kind="gpu")
+    others = {name: last.pcie_errors.get(name, 0) - before for name, before in first.pcie_errors.items()}
+    evidence = {"replays": replays, "seconds": seconds, **{name: grew for name, grew in others.items() if grew > 0}}
+    return Finding(value=per_minute(replays, seconds), kind="gpu", evidence=evidence)
 
 
-def together(growths: Iterable[Growth]) -> Growth:
-    """Several kinds of growth as one."""
-    found = list(growths)
-    facts, within, unknown = (tuple(text for one in found for text in getattr(one, name)) for name in TEXTS)
-    return Growth(sum(one.over for one in found), facts, within, unknown)
+def judge_memory_errors(first: GpuCounters, last: GpuCounters) -> Finding:
+    """Uncorrected errors of a GPU's memory. Corrected ones are evidence: nobody publishes a limit for them."""
+    errors = growth_of(first.ecc_uncorrected, last.ecc_uncorrected)
+    if isinstance(errors, NotAvailable):
+        return Finding(unknown={HERE: (f"ecc_uncorrected is {errors}",)}, kind="gpu")
+    return Finding(value=errors, kind="gpu", evidence={"corrected": str(growth_of(first.ecc_corrected, last.ecc_corrected))})
 
 
-@dataclass(slots=True)
-class _Found:
-    """What is collected over the links of one GPU; ``rates``: the growth of each counter by link."""
-
-    over: int = 0
-    facts: list[str] = field(default_factory=list)
-    rates: dict[str, dict[int, int]] = field(default_factory=lambda: {counter: {} for counter in RATES})
-    unknown: list[str] = field(default_factory=list)
-
-    def judged(self, seconds: float, crc_per_s: float) -> Growth:
-        """With the rates of the whole GPU beside their limit."""
-        within = []
-        over, facts = self.over, [*self.facts]
-        for counter, by_link in self.rates.items():
-            total = sum(by_link.values())
-            rate = total / seconds
-            text = f"{_words(counter)} +{total}, {rate:.4g} a second"
-            if rate >= crc_per_s:
-                most = max(by_link, key=by_link.__getitem__)
-                over += 1
-                facts.append(f"{text}, most on link {most} (+{by_link[most]})")
-            elif total:
-                within.append(text)
-        return Growth(over=over, facts=tuple(facts), within=tuple(within), unknown=tuple(self.unknown))
+def judge_gpu_counters(first: GpuCounters, last: GpuCounters, *, seconds: float, limits: Limits, has_peers: bool) -> Finding:
+    """All that a GPU counted: memory, PCIe link, and NVLinks where it has peers."""
+    before, after = ({name: getattr(one, name) for name in OF_GPU} for one in (first, last))
+    group = CounterGroup(first=before, last=after, greatest=PCIE_GREATEST)
+    own = compare_counters([group], seconds=seconds, limits=limits)
+    links = [judge_nvlink_counters({HERE: (first, last)}, seconds=seconds, limits=limits)] if has_peers else []
+    return merge([own, *links])
 
 
-def _compare(first: LinkCounters, last: LinkCounters | None, found: _Found) -> None:
-    name = f"link {first.link}"
-    if last is None:
-        found.unknown.append(f"{name} is gone at the end")
-        return
-    old = (*EVENTS, *RATES)
-    if not isinstance(first.nvlink5, NotAvailable) and not isinstance(last.nvlink5, NotAvailable):
-        _compare_nvlink5(name, first.nvlink5, last.nvlink5, found)
-        if all(isinstance(getattr(first, counter), NotAvailable) for counter in old):
-            return  # generation 5 counts these in place of the old ones
-    for counter in old:
-        growth = grown(getattr(first, counter), getattr(last, counter))
-        if isinstance(growth, NotAvailable):
-            found.unknown.append(f"{name} {_words(counter)}: {growth.why}")
-        elif counter in RATES:
-            found.rates[counter][first.link] = growth
-        elif growth:
-            found.over += growth
-            found.facts.append(f"{name} {_words(counter)} +{growth}")
+def judge_counters(
+    first: Counters | NotAvailable, last: Counters | NotAvailable, *, seconds: float, limits: Limits, kind: Part = "gpu"
+) -> Finding:
+    """Counters of one part, by name: those that grew beyond their limit are bad. Those without a limit are shown.
+
+    A part need not have each counter with a limit, but without any of them nothing is known.
+    """
+    if isinstance(first, NotAvailable) or isinstance(last, NotAvailable):
+        refused = first if isinstance(first, NotAvailable) else last
+        return Finding(unknown={HERE: (f"the counters are {refused}",)}, kind=kind)
+    if not limits.keys() & (first.keys() | last.keys()):
+        return Finding(unknown={HERE: (f"none of the counters {', '.join(limits)} is given",)}, kind=kind)
+    group = CounterGroup(first=first, last=last)
+    shown = [name for name in last if name not in limits]
+    return merge([Finding(kind=kind), compare_counters([group], seconds=seconds, limits=limits, shown=shown)])
 
 
-def _compare_nvlink5(
-    name: str, first: Mapping[str, int | NotAvailable], last: Mapping[str, int | NotAvailable], found: _Found
-) -> None:
-    """Every growth counts, as DCGM has it."""
-    for counter, before in first.items():
-        growth = grown(before, last.get(counter, NotAvailable("gone at the end")))
-        if isinstance(growth, NotAvailable):
-            found.unknown.append(f"{name} {counter}: {growth.why}")
-        elif growth:
-            found.over += growth
-            found.facts.append(f"{name} {counter} +{growth}")
+def judge_nvlink_counters(
+    counters: Mapping[Any, tuple[GpuCounters, GpuCounters]], *, seconds: float, limits: Limits
+) -> Finding:
+    """What the NVLinks of each GPU counted.
+
+    Args:
+        counters: by GPU, those at the start and at the end.
+        seconds: between the two.
+        limits: of each counter of a link; those of :data:`ON_ALL_LINKS` are for all links of a GPU together.
+    """
+    found = [Finding(kind="gpu")]
+    for gpu, (first, last) in counters.items():
+        if isinstance(first.nvlinks, NotAvailable) or isinstance(last.nvlinks, NotAvailable):
+            refused = first.nvlinks if isinstance(first.nvlinks, NotAvailable) else last.nvlinks
+            found.append(Finding(unknown={gpu: (f"the NVLinks are {refused}",)}))
+            continue
+        before, after = ({one.link: one for one in links} for links in (first.nvlinks, last.nvlinks))
+        odd = [f"link {link} is gone at the end" for link in before if link not in after]
+        odd += [f"link {link} came during the run" for link in after if link not in before]
+        groups = [_link_group(gpu, before[link], after[link]) for link in before if link in after]
+        found.append(Finding(unknown={gpu: odd}))
+        found.append(compare_counters(groups, seconds=seconds, limits=limits, summed=ON_ALL_LINKS))
+    return merge(found)
 
 
-def _words(counter: str) -> str:
-    return {"crc_flits": "CRC errors of flits", "crc_data": "CRC errors of data"}.get(counter, counter)
+def _link_group(gpu: Any, first: LinkCounters, last: LinkCounters) -> CounterGroup:
+    """The counters of a link. Links of generation 5 have others in place of the old ones, which they refuse."""
+    before, after = ({name: getattr(one, name) for name in OF_LINK} for one in (first, last))
+    if isinstance(first.nvlink5, dict) and isinstance(last.nvlink5, dict):
+        refuses_old = all(isinstance(value, NotAvailable) for value in before.values())
+        before, after = ({} if refuses_old else one for one in (before, after))
+        before, after = {**before, **first.nvlink5}, {**after, **last.nvlink5}
+    return CounterGroup(part=gpu, label=f"link {first.link}", first=before, last=after)
 
 
-ROWS = ("remapped_rows_pending", "remapped_rows_failed")
-GOOD = (HEALTHY, False)
-"""What the readings of repairs and rows are of a healthy GPU."""
-
-
-def worsened(first: GpuState, last: GpuState) -> Growth:
+def state_changes(first: GpuState, last: GpuState) -> Finding:
     """Links that went down, repairs and recoveries that came to be needed, the fabric that was left.
 
     What was refused or bad at the first reading already is judged there. What is refused only at the last one is not known.
     """
     flags = [(one.name, getattr(first.repair, one.name), getattr(last.repair, one.name)) for one in fields(first.repair)]
     flags += [(name, getattr(first, name), getattr(last, name)) for name in ROWS]
-    return together(
-        [*(_flag(*flag) for flag in flags), _links(first.nvlinks, last.nvlinks), _fabric(first.fabric, last.fabric)]
-    )
+    changes = [*(_flag(*flag) for flag in flags), _links(first.nvlinks, last.nvlinks), _fabric(first.fabric, last.fabric)]
+    return merge([Finding(kind="gpu", advice=judge_recovery(last.repair).advice or judge_repair(last.repair).advice), *changes])
 
 
-def held_back(first: GpuState, last: GpuState) -> dict[str, float] | NotAvailable:
-    """Seconds between two readings in which each limiter held the clocks back; one whose count shrank is left out."""
-    before, now = first.held_back_s, last.held_back_s
+def throttled_s(first: GpuState, last: GpuState) -> dict[str, float] | NotAvailable:
+    """Seconds between two readings in which each limiter held the clocks; one whose count shrank is left out."""
+    before, now = first.throttled_s, last.throttled_s
     if isinstance(before, NotAvailable):
         return before
     if isinstance(now, NotAvailable):
@@ -201,47 +331,54 @@ def held_back(first: GpuState, last: GpuState) -> dict[str, float] | NotAvailabl
     return {name: now[name] - before[name] for name in now if now[name] >= before.get(name, float("inf"))}
 
 
-def _flag(name: str, before: Any, now: Any) -> Growth:
+def _worse(*texts: str) -> Finding:
+    return Finding(bad={HERE: texts})
+
+
+def _unclear(text: str) -> Finding:
+    return Finding(unknown={HERE: (text,)})
+
+
+def _flag(name: str, before: Any, now: Any) -> Finding:
     if isinstance(before, NotAvailable) or now == before:
-        return Growth()
+        return Finding()
     if isinstance(now, NotAvailable):
-        return Growth(unknown=(f"{name} is {now}",))
-    return Growth() if now in GOOD else Growth(1, (f"{name} is {now}, was {before}",))
+        return _unclear(f"{name} is {now}")
+    return Finding() if now in GOOD else _worse(f"{name} is {now}, was {before}")
 
 
-def _links(before: list[NvLink] | NotAvailable, now: list[NvLink] | NotAvailable) -> Growth:
+def _links(before: list[NvLink] | NotAvailable, now: list[NvLink] | NotAvailable) -> Finding:
     if isinstance(before, NotAvailable):
-        return Growth()
+        return Finding()
     if isinstance(now, NotAvailable):
-        return Growth(unknown=(f"the NVLinks are {now}",))
+        return _unclear(f"the NVLinks are {now}")
     left = {one.link: one for one in now}
-    return together(_link(one, left.get(one.link)) for one in before)
+    return merge(_link(one, left.get(one.link)) for one in before)
 
 
-def _link(before: NvLink, now: NvLink | None) -> Growth:
+def _link(before: NvLink, now: NvLink | None) -> Finding:
     name = f"link {before.link}"
     if before.is_up is not True or before == now:
-        return Growth()
+        return Finding()
     if now is None or now.is_up is False:
-        return Growth(1, (f"{name} went down",))
+        return _worse(f"{name} went down")
     if isinstance(now.is_up, NotAvailable):
-        return Growth(unknown=(f"{name} is {now.is_up}",))
+        return _unclear(f"{name} is {now.is_up}")
     if isinstance(now.speed_gb_s, NotAvailable):
-        return Growth(unknown=(f"the rate of {name} is {now.speed_gb_s}",))
+        return _unclear(f"the rate of {name} is {now.speed_gb_s}")
     if isinstance(before.speed_gb_s, NotAvailable) or now.speed_gb_s >= before.speed_gb_s:
-        return Growth()
-    return Growth(1, (f"{name} at {now.speed_gb_s:g} GB/s, was at {before.speed_gb_s:g}",))
+        return Finding()
+    return _worse(f"{name} at {now.speed_gb_s:g} GB/s, was at {before.speed_gb_s:g}")
 
 
-def _fabric(before: GpuFabric | NotAvailable, now: GpuFabric | NotAvailable) -> Growth:
+def _fabric(before: GpuFabric | NotAvailable, now: GpuFabric | NotAvailable) -> Finding:
     if isinstance(before, NotAvailable) or now == before:
-        return Growth()
+        return Finding()
     if isinstance(now, NotAvailable):
-        return Growth(unknown=(f"the fabric is {now}",))
+        return _unclear(f"the fabric is {now}")
     changed = [name for name in ("state", "error", "clique") if _differs(before, now, name)]
     facts = [f"fabric {name} is {getattr(now, name)}, was {getattr(before, name)}" for name in changed]
-    facts += [f"fabric: {trouble}" for trouble in now.troubles if trouble not in before.troubles]
-    return Growth(len(facts), tuple(facts))
+    return _worse(*facts, *(f"fabric: {trouble}" for trouble in now.troubles if trouble not in before.troubles))
 
 
 def _differs(before: GpuFabric, now: GpuFabric, name: str) -> bool:

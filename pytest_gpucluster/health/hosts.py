@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 import statistics
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.inventory.host import UNLIMITED
 from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.judging.finding import HERE, Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from pytest_gpucluster.errors import Part
     from pytest_gpucluster.inventory.host import HostFacts
 
 RDMA = ("infiniband", "roce", "efa")
@@ -21,7 +23,7 @@ MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Least:
+class HostMinimum:
     """What a host must give: files that a process may open, GiB of /dev/shm, and memory to lock where the fabric needs it."""
 
     nofile: int
@@ -29,47 +31,42 @@ class Least:
     memlock_gib: float
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What is wrong, and what could not be read, each in a sentence."""
-
-    wrong: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
-
-
-def judge_limits(facts: HostFacts, least: Least, *, fabric: str) -> Found:
+def judge_limits(facts: HostFacts, least: HostMinimum, *, fabric: str) -> Finding:
     """Limits below which jobs end: NCCL without shared memory, RDMA without locked memory, too few files."""
-    found = Found()
+    bad = []
     if isinstance(facts.nofile, int) and facts.nofile < least.nofile:
-        found.wrong.append(f"a process may open {facts.nofile} files, and {least.nofile} are needed (ulimit -n)")
-    if isinstance(facts.shm_gib, NotAvailable):
-        found.unknown.append(f"shared memory: {facts.shm_gib}")
-    elif facts.shm_gib < least.shm_gib:
+        bad.append(f"a process may open {facts.nofile} files, and {least.nofile} are needed (ulimit -n)")
+    if not isinstance(facts.shm_gib, NotAvailable) and facts.shm_gib < least.shm_gib:
         size = f"{facts.shm_gib * 2**30 / MIB:.4g} MiB"
-        found.wrong.append(f"shared memory has {size}, and {least.shm_gib:g} GiB are needed (docker run --shm-size)")
+        bad.append(f"shared memory has {size}, and {least.shm_gib:g} GiB are needed (docker run --shm-size)")
     locked = facts.memlock
     if fabric in RDMA and facts.ipc_lock is not True and locked != UNLIMITED and int(locked) < least.memlock_gib * 2**30:
-        found.wrong.append(f"{int(locked) // 1024} KiB may be locked in memory, and RDMA needs more (ulimit -l unlimited)")
-    return found
+        bad.append(f"{int(locked) // 1024} KiB may be locked in memory, and RDMA needs more (ulimit -l unlimited)")
+    unknown = (f"shared memory: {facts.shm_gib}",) if isinstance(facts.shm_gib, NotAvailable) else ()
+    evidence = {"open files": facts.nofile, "shared memory GiB": str(facts.shm_gib), "memlock bytes": facts.memlock}
+    return _of_host(bad, unknown, evidence)
 
 
-def judge_settings(facts: HostFacts) -> Found:
-    """Settings of the kernel that cost speed.
-
-    A virtual machine may have neither governor nor IOMMU. What is hidden is not known; a kernel may also be without it.
-    """
-    found = Found()
+def judge_settings(facts: HostFacts) -> Finding:
+    """Settings of the kernel that cost speed. A virtual machine may have neither governor nor IOMMU."""
+    bad = []
     if isinstance(facts.governors, list) and facts.governors != ["performance"]:
-        found.wrong.append(f"CPU governor {', '.join(facts.governors)}: launches wait for the clock; set performance")
+        bad.append(f"CPU governor {', '.join(facts.governors)}: launches wait for the clock; set performance")
     if facts.numa_balancing is True:
-        found.wrong.append("NUMA balancing is on: pages move below running jobs; set kernel.numa_balancing=0")
+        bad.append("NUMA balancing is on: pages move below running jobs; set kernel.numa_balancing=0")
     if isinstance(facts.iommu, str) and "DMA" in facts.iommu:
-        found.wrong.append(f"IOMMU translates ({facts.iommu}): copies between devices cost more; boot with iommu=pt")
+        bad.append(f"IOMMU translates ({facts.iommu}): copies between devices cost more; boot with iommu=pt")
     if facts.transparent_huge_pages == "never":
-        found.wrong.append("transparent huge pages are off: large buffers cost more; set madvise")
+        bad.append("transparent huge pages are off: large buffers cost more; set madvise")
     hidden = {"NUMA balancing": facts.numa_balancing, "transparent huge pages": facts.transparent_huge_pages}
-    found.unknown.extend(f"{name} {value}" for name, value in hidden.items() if isinstance(value, NotAvailable))
-    return found
+    unknown = [f"{name} {value}" for name, value in hidden.items() if isinstance(value, NotAvailable)]
+    shown = {"CPU governor": facts.governors, "CPU idle states": facts.idle_states, "IOMMU": facts.iommu}
+    return _of_host(bad, unknown, {name: str(value) for name, value in shown.items()})
+
+
+def _of_host(bad: Sequence[str], unknown: Sequence[str], evidence: Mapping[str, Any], kind: Part = "host") -> Finding:
+    """Facts and doubts about the host itself."""
+    return Finding(bad={HERE: bad}, unknown={HERE: unknown}, kind=kind, evidence=evidence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,37 +100,38 @@ HINTS = (
 )
 
 
-def hints(variables: Mapping[str, str], *, fabric: str) -> list[str]:
-    """What each variable does here that costs speed, with advice."""
-    return [
+def judge_variables(variables: Mapping[str, str], *, fabric: str) -> Finding:
+    """The variables of CUDA and NCCL that cost speed here, with what each does and what to do."""
+    bad = [
         f"{hint.variable}={variables[hint.variable]}: {hint.advice}"
         for hint in HINTS
         if hint.variable in variables
         and (not hint.fabrics or fabric in hint.fabrics)
         and re.fullmatch(hint.pattern, variables[hint.variable])
     ]
+    return _of_host(bad, (), {"variables": variables}, kind="settings")
 
 
 FEWEST_FOR_MEDIAN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """A host's clock as it was shown at some moment between two moments of the asking host's clock, all in seconds."""
+class ClockReading:
+    """A host's clock as it was shown at some moment between two moments of the controller's clock, all in seconds."""
 
     shown_s: float
-    asked_s: float
-    answered_s: float
+    sent_s: float
+    received_s: float
 
     @property
     def offset_s(self) -> float:
-        """How far the host's clock is ahead of the asking one, up to :attr:`doubt_s` more or less."""
-        return self.shown_s - (self.asked_s + self.answered_s) / 2
+        """How far the host's clock is ahead of the controller's, up to :attr:`doubt_s` more or less."""
+        return self.shown_s - (self.sent_s + self.received_s) / 2
 
     @property
     def doubt_s(self) -> float:
-        """Half the time that the question took: when the host looked at its clock is not known better."""
-        return max(0.0, self.answered_s - self.asked_s) / 2
+        """Half the time that the question took: when the host read its clock is not known better."""
+        return max(0.0, self.received_s - self.sent_s) / 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,15 +150,25 @@ class Skew:
         return self.skew_s < limit_s and self.is_known(limit_s)
 
 
-def skews(looks: Mapping[str, Look]) -> dict[str, Skew]:
+def skews(readings: Mapping[str, ClockReading]) -> dict[str, Skew]:
     """The skew of each host: from the median of all, or of two hosts from the other one. A single host has none."""
-    offsets = {host: look.offset_s for host, look in looks.items()}
+    offsets = {host: reading.offset_s for host, reading in readings.items()}
     found = {}
     for host, offset_s in offsets.items():
         others = [other for other in offsets if other != host]
         if not others:
             continue
         beside = list(offsets.values()) if len(offsets) >= FEWEST_FOR_MEDIAN else [offsets[others[0]]]
-        doubt_s = looks[host].doubt_s + statistics.median(looks[other].doubt_s for other in others)
+        doubt_s = readings[host].doubt_s + statistics.median(readings[other].doubt_s for other in others)
         found[host] = Skew(skew_s=abs(offset_s - statistics.median(beside)), doubt_s=doubt_s)
     return found
+
+
+def judge_clock(skew: Skew | None, *, limit_s: float) -> Finding:
+    """How far a host's clock is from those of the others, in seconds; None: no other host answered."""
+    if skew is None:
+        return Finding(unknown={HERE: ("its clock cannot be compared: no other host answered",)}, unknown_kind="unknown")
+    if not skew.is_known(limit_s):
+        why = f"its clock cannot be compared: {skew.skew_s:.3g} s, up to {skew.doubt_s:.3g} s more or less"
+        return Finding(unknown={HERE: (why,)}, unknown_kind="unknown")
+    return Finding(value=skew.skew_s, evidence={"s more or less": skew.doubt_s})

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.judging.finding import HERE, Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,39 +21,19 @@ if TYPE_CHECKING:
     from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath
 
 ACTIVE, LINK_UP = "ACTIVE", "LinkUp"
+OFF_FABRIC_ADVICE = "look there at the adapters, at nvidia_peermem or dma_buf, and at NCCL's variables: gpucluster info"
 ANY_RATE = 1e-9
 """What a port must reach that should be up at any rate."""
 PortKey = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
+class PortPromise:
     """What the profile says of a host's ports: how many are up, at which rate at least. None: the other hosts say it."""
 
     fabric: str
     ports: int | None = None
     gbit_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PortsSeen:
-    """The ports of one host.
-
-    Attributes:
-        amiss: how many ports less than expected are up at their expected rate.
-        names: the ports to look at.
-        facts: what each of these ports shows.
-        up: the ports that are up, in words.
-        expected: the ports that should be up, in words.
-        unknown: why nothing can be said of some ports; empty where all is known.
-    """
-
-    amiss: int
-    names: tuple[str, ...]
-    facts: tuple[str, ...]
-    up: str
-    expected: str
-    unknown: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +69,8 @@ def unread_adapters(nics: Iterable[Nic]) -> list[str]:
     return [f"{label(nic)}: its ports are {nic.ports}" for nic in nics if isinstance(nic.ports, NotAvailable)]
 
 
-def judge_ports(hosts: Mapping[str, Sequence[Nic] | NotAvailable], promise: Promise) -> dict[str, PortsSeen]:
-    """The ports of each host, beside the promise and the other hosts.
+def judge_ports(hosts: Mapping[str, Sequence[Nic] | NotAvailable], promise: PortPromise) -> dict[str, Finding]:
+    """Of each host, how many ports fewer than expected are up at their expected rate, beside the promise and the other hosts.
 
     Args:
         hosts: the adapters that each host shows, by host.
@@ -100,13 +81,12 @@ def judge_ports(hosts: Mapping[str, Sequence[Nic] | NotAvailable], promise: Prom
     voters = [found[host] for host in hosts if not unread[host]] or [found[host] for host in hosts]
     expected = _expected([_rates(ports) for ports in voters], promise)
     usual = _usual_by_key(voters)
-    alone = len(hosts) < 2 and promise.ports is None
-    said = {host: [*unread[host], *([_nothing_to_compare(promise)] if alone else [])] for host in hosts}
-    nothing = PortsSeen(amiss=0, names=(), facts=(), up="none", expected=_in_words(expected), unknown=())
+    has_peers = len(hosts) > 1 or promise.ports is not None
+    doubts = {host: [*unread[host], *([] if has_peers else [_nothing_to_compare(promise)])] for host in hosts}
     return {
-        host: replace(nothing, unknown=tuple(said[host]))
+        host: Finding(kind="nic", unknown={HERE: tuple(doubts[host])}, evidence={"expected": _in_words(expected)})
         if isinstance(hosts[host], NotAvailable)
-        else _seen(ports, expected, usual, said[host])
+        else _judged(ports, expected, usual, doubts[host])
         for host, ports in found.items()
     }
 
@@ -132,7 +112,7 @@ def _port(nic: Nic, port: NicPort) -> _Port:
         key=(nic.device if isinstance(nic.pci, NotAvailable) else nic.pci, port.number),
         name=name,
         rate=math.inf if not known or isinstance(rate, NotAvailable) else rate if is_up else 0.0,
-        shows=f"{name} {port.rate}" if is_up else f"{name} {port.state}, {port.physical_state}",
+        shows=str(port.rate) if is_up else f"{port.state}, {port.physical_state}",
         unknown=f"{name}: {'; '.join(unread)}" if unread and not is_down else None,
     )
 
@@ -147,7 +127,7 @@ def _unread(nics: Sequence[Nic] | NotAvailable, ports: Iterable[_Port], fabric: 
     return [*unread_adapters(nics), *(port.unknown for port in ports if port.unknown is not None)]
 
 
-def _nothing_to_compare(promise: Promise) -> str:
+def _nothing_to_compare(promise: PortPromise) -> str:
     return (
         f"one host is there, so nothing says how many of its {promise.fabric} ports should be up; "
         "give the profile's recipe ports, the number of a host's ports"
@@ -158,7 +138,7 @@ def _rates(ports: Iterable[_Port]) -> list[float]:
     return sorted((port.rate for port in ports), reverse=True)
 
 
-def _expected(rates: Sequence[Sequence[float]], promise: Promise) -> list[float]:
+def _expected(rates: Sequence[Sequence[float]], promise: PortPromise) -> list[float]:
     """The rate that each port of a host should have, fastest first: what half of the hosts or more have, or the promise."""
     longest = max(map(len, rates), default=0)
     usual = [_of_half([one[at] if at < len(one) else 0.0 for one in rates]) for at in range(longest)]
@@ -181,19 +161,18 @@ def _usual_by_key(hosts: Sequence[Sequence[_Port]]) -> dict[PortKey, tuple[float
     return {key: (_of_half([ports[key].rate if key in ports else 0.0 for ports in by_key]), names[key]) for key in names}
 
 
-def _seen(
-    ports: Sequence[_Port], expected: Sequence[float], usual: Mapping[PortKey, tuple[float, str]], unknown: Sequence[str]
-) -> PortsSeen:
+def _judged(
+    ports: Sequence[_Port], expected: Sequence[float], usual: Mapping[PortKey, tuple[float, str]], doubts: Sequence[str]
+) -> Finding:
     rates = _rates(ports)
-    amiss = sum(at >= len(rates) or rates[at] < rate for at, rate in enumerate(expected))
-    named = _to_look_at(ports, expected, usual) if amiss else {}
-    return PortsSeen(
-        amiss=amiss,
-        names=tuple(named),
-        facts=tuple(named.values()),
-        up=_in_words(rate for rate in rates if 0 < rate < math.inf),
-        expected=_in_words(expected),
-        unknown=tuple(unknown),
+    fewer = sum(at >= len(rates) or rates[at] < rate for at, rate in enumerate(expected))
+    named = _to_look_at(ports, expected, usual) if fewer else {}
+    return Finding(
+        bad={name: (fact,) for name, fact in named.items()},
+        unknown={HERE: doubts},
+        value=fewer if fewer or not doubts else None,
+        kind="nic",
+        evidence={"up": _in_words(rate for rate in rates if 0 < rate < math.inf), "expected": _in_words(expected)},
     )
 
 
@@ -203,7 +182,7 @@ def _to_look_at(
     """The ports that are slower than those at the same place of other hosts; without any, those slower than expected."""
     here = {port.key: port for port in ports}
     slow = {port.name: port.shows for port in ports if port.rate < usual.get(port.key, (0.0, ""))[0]}
-    absent = {name: f"{name} is absent" for key, (rate, name) in usual.items() if rate > 0 and key not in here}
+    absent = {name: "is absent" for key, (rate, name) in usual.items() if rate > 0 and key not in here}
     slower = {port.name: port.shows for port in ports if port.rate < max(expected, default=0.0)}
     return {**slow, **absent} or slower
 
@@ -217,65 +196,56 @@ def _in_words(rates: Iterable[float]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class NodeTraffic:
-    """The connections that the ranks of one node opened to other nodes.
-
-    Attributes:
-        connections: all of them.
-        astray: those that are not on the promised fabric.
-    """
+    """The connections that the ranks of one node opened to other nodes; ``off_fabric`` of them not on the promised fabric."""
 
     connections: int
-    astray: int
+    off_fabric: int
 
     @property
-    def is_all_astray(self) -> bool:
+    def is_off_fabric(self) -> bool:
         """Whether the node uses the fabric for nothing."""
-        return self.connections == self.astray > 0
+        return self.connections == self.off_fabric > 0
 
 
-def guilty_of_astray(traffic: Mapping[str, NodeTraffic]) -> tuple[str, ...]:
-    """The nodes that use the fabric for nothing, where others use it; a neighbour of one has some connections astray.
+def judge_transport(traffic: Mapping[Any, NodeTraffic]) -> Finding:
+    """How many connections between nodes are not on the promised fabric.
 
-    Nobody where no node uses the fabric: then it is not the nodes.
+    A node that uses the fabric for nothing is blamed if other nodes use it: a neighbour of such a node has some connections off
+    the fabric too. If no node uses it, nobody is blamed.
     """
-    others = [node for node in traffic.values() if not node.is_all_astray and node.connections > 0]
-    return tuple(name for name, node in traffic.items() if others and node.is_all_astray)
+    others = [node for node in traffic.values() if not node.is_off_fabric and node.connections > 0]
+    bad = {
+        name: ("no connection is on the promised fabric",) for name, node in traffic.items() if others and node.is_off_fabric
+    }
+    off = {str(name): f"{one.off_fabric} of {one.connections} connections" for name, one in traffic.items() if one.off_fabric}
+    return Finding(
+        bad=bad,
+        value=sum(node.off_fabric for node in traffic.values()),
+        kind="host" if bad else None,
+        advice=OFF_FABRIC_ADVICE if bad else None,
+        evidence={"off the fabric": off} if off else {},
+    )
 
 
-def describe_astray(traffic: Mapping[str, NodeTraffic]) -> dict[str, str]:
-    """For each node with connections off the fabric, how many of how many."""
-    return {name: f"{node.astray} of {node.connections} connections" for name, node in traffic.items() if node.astray}
-
-
-@dataclass(frozen=True, slots=True)
-class LinksSeen:
-    """The links on the way to a host's NICs: how many were seen, which are narrow (by address), and what is not known."""
-
-    links: int
-    names: tuple[str, ...]
-    facts: tuple[str, ...]
-    unknown: tuple[str, ...]
-
-
-def judge_links(paths: Mapping[str, PciPath | NotAvailable]) -> LinksSeen:
-    """Every link on these ways, once. ``paths`` by the name of the NIC."""
-    narrow: dict[str, str] = {}
-    unknown: dict[str, None] = {}
-    seen = set()
+def judge_pcie_links(paths: Mapping[str, PciPath | NotAvailable]) -> Finding:
+    """Every PCIe link on the way to a host's NICs, once: those below what both of their ends can. ``paths`` by NIC."""
+    narrow: dict[str, tuple[str, ...]] = {}
+    unknown: dict[str, tuple[str, ...]] = {}
+    links = set()
     for name, path in paths.items():
         if isinstance(path, NotAvailable):
-            unknown[f"{name}: its way is {path}"] = None
+            unknown[name] = (f"its way is {path}",)
             continue
         for lower, upper in _links(path):
-            seen.add(lower.address)
+            links.add(lower.address)
             lost, why = _lost(lower, upper)
             if why is not None:
-                unknown[f"{lower.address}: {why}"] = None
+                unknown[lower.address] = (why,)
             elif lost is not None:
-                narrow.setdefault(lower.address, f"{lower.address} on the way to {name}: {lost}")
-    if not seen and not unknown:
-        unknown["there is no NIC of the fabric to look at"] = None
-    return LinksSeen(len(seen), tuple(narrow), tuple(narrow.values()), tuple(unknown))
+                narrow.setdefault(lower.address, (f"on the way to {name}: {lost}",))
+    if not links and not unknown:
+        unknown[HERE] = ("there is no NIC of the fabric to look at",)
+    return Finding(bad=narrow, unknown=unknown, kind="nic", evidence={"PCIe links": len(links)})
 
 
 def nearest_gpus(nic: PciPath, gpus: Mapping[str, PciPath | NotAvailable]) -> tuple[str, ...]:

@@ -1,122 +1,75 @@
-"""NVLinks beside what is promised: up and at their rate, the fabric joined, the NVLink domain that of the rack. Pure."""
+"""NVLinks beside what is promised: up and at their rate, the fabric joined, the NVLink domain that of the rack. Pure.
+
+The judges of this module take readings by GPU, and blame the GPUs that are bad.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.judging.agreement import majority
+from pytest_gpucluster.judging.finding import HERE, Finding
 from pytest_gpucluster.judging.forecast import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    from pytest_gpucluster.inventory.gpu_fabric import GpuFabric
-    from pytest_gpucluster.inventory.nvlinks import NvLink
+    from pytest_gpucluster.inventory.nvlinks import GpuFabric, NvLink
 
 JOINED = "completed"
 DOMAIN_ADVICE = "look at the partitions of the rack (fabric manager) and at IMEX on the node (nvidia-imex-ctl -N)"
 FABRIC_ADVICE = "look at the fabric manager of the node (systemctl status nvidia-fabricmanager, and its log), and restart it"
 
 
-@dataclass(frozen=True, slots=True)
-class FabricSeen:
-    """The fabric of a host's GPUs: what is wrong with each that is not healthy (``bad``), and what is not known of others."""
+def judge_nvlinks(nvlinks: Mapping[Any, list[NvLink] | NotAvailable], *, gb_s: float) -> Finding:
+    """How many NVLinks of the GPU with the fewest are up and carry ``gb_s`` (10^9 bytes a second, one way) or more.
 
-    bad: Mapping[str, str]
-    unknown: Mapping[str, tuple[str, ...]]
-
-
-def judge_fabric(peers: Mapping[str, str | NotAvailable], fabrics: Mapping[str, GpuFabric | NotAvailable]) -> FabricSeen:
-    """Every GPU whose NVLinks end at a switch must have joined. Both arguments are by GPU; ``peers``: what its links end at.
-
-    NVLinks that end at GPUs need no fabric.
+    A link of which the state or the rate is unknown counts as up.
     """
-    bad: dict[str, str] = {}
-    unknown: dict[str, tuple[str, ...]] = {}
-    joined: dict[str, tuple[str, int]] = {}
-    for gpu, fabric in fabrics.items():
-        peer = peers[gpu]
-        if isinstance(peer, NotAvailable):
-            unknown[gpu] = (f"what its NVLinks end at is {peer}",)
-        elif peer == "gpu":
-            continue
-        elif isinstance(fabric, NotAvailable):
-            unknown[gpu] = (f"its fabric is {fabric}",)
-        elif fabric.state == "not_supported":
-            unknown[gpu] = (f"its NVLinks end at a {peer}, and it tells of no fabric",)
-        elif (fault := _fabric_fault(fabric)) is not None:
-            bad[gpu] = fault
-        else:
-            joined[gpu] = (fabric.cluster_uuid, fabric.clique)
-    usual = Counter(joined.values()).most_common(1)
-    bad.update({gpu: f"in clique {at[1]} of cluster {at[0]}" for gpu, at in joined.items() if at != usual[0][0]})
-    return FabricSeen(bad, unknown)
+    known = {gpu: links for gpu, links in nvlinks.items() if not isinstance(links, NotAvailable)}
+    most = max(map(len, known.values()), default=0)
+    bad: dict[Any, tuple[str, ...]] = {}
+    unknown: dict[Any, tuple[str, ...]] = {gpu: (f"its NVLinks are {nvlinks[gpu]}",) for gpu in nvlinks if gpu not in known}
+    number_up = {}
+    for gpu, links in known.items():
+        faults = [f"link {one.link} {fault}" for one in links if (fault := _link_fault(one, gb_s)) is not None]
+        number_up[gpu] = len(links) - len(faults)
+        faults += [f"{len(links)} links, and others have {most}"] if len(links) < most else []
+        whys = tuple(f"link {one.link}: {why}" for one in links if (why := _unknown_of(one)) is not None)
+        bad.update({gpu: faults})
+        unknown.update({gpu: whys})
+    return Finding(bad=bad, unknown=unknown, value=min(number_up.values(), default=None), kind="gpu")
 
 
-def _fabric_fault(fabric: GpuFabric) -> str | None:
-    if fabric.state != JOINED:
-        return f"its state is {fabric.state}"
-    if fabric.error is not None:
-        return f"its registration failed: {fabric.error}"
-    return ", ".join(fabric.troubles) or None
-
-
-@dataclass(frozen=True, slots=True)
-class LinksUp:
-    """The NVLinks of several GPUs.
-
-    Attributes:
-        by_gpu: how many links of each GPU are up at their rate; a GPU of which nothing is known is left out.
-        facts: what is wrong with the others.
-        unknown: by GPU, why nothing can be said of some of its links, or of all. Such a link counts as up in ``by_gpu``.
-    """
-
-    by_gpu: Mapping[str, int]
-    facts: tuple[str, ...]
-    unknown: Mapping[str, tuple[str, ...]]
-
-
-def count_nvlinks(nvlinks: Mapping[str, list[NvLink] | NotAvailable], *, gb_s: float) -> LinksUp:
-    """How many NVLinks of each GPU are up and carry ``gb_s`` (10^9 bytes a second, one way) or more."""
-    by_gpu: dict[str, int] = {}
-    facts: list[str] = []
-    unknown: dict[str, tuple[str, ...]] = {}
-    for gpu, links in nvlinks.items():
-        if isinstance(links, NotAvailable):
-            unknown[gpu] = (f"its NVLinks are {links}",)
-            continue
-        bad = {f"{gpu} link {one.link} {fault}" for one in links if (fault := _link_fault(one, gb_s)) is not None}
-        by_gpu[gpu] = len(links) - len(bad)
-        facts += sorted(bad)
-        whys = tuple(f"link {one.link}: {why}" for one in links if (why := _unknown(one)) is not None)
-        unknown.update({gpu: whys} if whys else {})
-    return LinksUp(by_gpu, tuple(facts), unknown)
-
-
-def worst_ber(
-    nvlinks: Mapping[str, list[NvLink] | NotAvailable], *, kind: str
-) -> tuple[dict[str, tuple[float, int]], dict[str, tuple[str, ...]]]:
-    """The highest bit error rate of each GPU's NVLinks that are up, with its link; and by GPU, of which links nothing is known.
+def judge_ber(nvlinks: Mapping[Any, list[NvLink] | NotAvailable], *, kind: str, is_healthy: Callable[[float], bool]) -> Finding:
+    """The highest bit error rate of all NVLinks that are up.
 
     Args:
         nvlinks: by GPU.
         kind: ``effective``, after correction, or ``symbol``.
+        is_healthy: whether a rate is within the limit.
     """
-    found: dict[str, tuple[float, int]] = {}
-    unknown: dict[str, tuple[str, ...]] = {}
+    worst: dict[Any, tuple[float, int]] = {}
+    unknown: dict[Any, tuple[str, ...]] = {}
     for gpu, links in nvlinks.items():
         if isinstance(links, NotAvailable):
             unknown[gpu] = (f"its NVLinks are {links}",)
             continue
         rates = {one.link: getattr(one, f"{kind}_ber") for one in links if one.is_up is not False}
         whys = tuple(f"link {link}: its {kind} BER is {rate}" for link, rate in rates.items() if isinstance(rate, NotAvailable))
-        unknown.update({gpu: whys} if whys else {})
+        unknown.update({gpu: whys})
         known = [(rate, link) for link, rate in rates.items() if not isinstance(rate, NotAvailable)]
-        if known:
-            found[gpu] = max(known)
-    return found, unknown
+        worst.update({gpu: max(known)} if known else {})
+    shown = {gpu: f"link {link}: {rate:g}" for gpu, (rate, link) in worst.items()}
+    return Finding(
+        bad={gpu: (shown[gpu],) for gpu, (rate, _) in worst.items() if not is_healthy(rate)},
+        unknown=unknown,
+        value=max((rate for rate, _ in worst.values()), default=None),
+        kind="gpu",
+        evidence={str(gpu): text for gpu, text in shown.items()},
+    )
 
 
 def _link_fault(link: NvLink, gb_s: float) -> str | None:
@@ -128,13 +81,63 @@ def _link_fault(link: NvLink, gb_s: float) -> str | None:
     return None
 
 
-def _unknown(link: NvLink) -> str | None:
+def _unknown_of(link: NvLink) -> str | None:
     """What of a link is not known, and why. The rate of a link that is down does not matter."""
     if isinstance(link.is_up, NotAvailable):
         return f"its state is {link.is_up}"
     if link.is_up and isinstance(link.speed_gb_s, NotAvailable):
         return f"its rate is {link.speed_gb_s}"
     return None
+
+
+def judge_fabric(peers: Mapping[Any, str | NotAvailable], fabrics: Mapping[Any, GpuFabric | NotAvailable]) -> Finding:
+    """Every GPU whose NVLinks end at a switch must have joined, in one clique. NVLinks that end at GPUs need no fabric.
+
+    Args:
+        peers: what the links of each GPU end at.
+        fabrics: the fabric of each GPU.
+    """
+    bad: dict[Any, tuple[str, ...]] = {}
+    unknown: dict[Any, tuple[str, ...]] = {}
+    joined: dict[Any, tuple[str, int]] = {}
+    for gpu, fabric in fabrics.items():
+        peer = peers[gpu]
+        if isinstance(peer, NotAvailable):
+            unknown[gpu] = (f"what its NVLinks end at is {peer}",)
+        elif peer == "gpu":
+            continue
+        elif isinstance(fabric, NotAvailable):
+            unknown[gpu] = (f"its fabric is {fabric}",)
+        elif fabric.state == "not_supported":
+            unknown[gpu] = (f"its NVLinks end at a {peer}, and it shows no fabric",)
+        elif (fault := _fabric_fault(fabric)) is not None:
+            bad[gpu] = (fault,)
+        else:
+            joined[gpu] = (fabric.cluster_uuid, fabric.clique)
+    usual = majority(joined.values())
+    cliques = {gpu: f"in clique {clique} of cluster {cluster}" for gpu, (cluster, clique) in joined.items()}
+    if usual is not None:
+        bad.update({gpu: (text,) for gpu, text in cliques.items() if joined[gpu] != usual})
+    elif joined:  # nobody can say which of them are wrong
+        texts = ", ".join(f"{number} GPUs {text}" for text, number in Counter(cliques.values()).items())
+        bad[HERE] = (f"no clique has the majority: {texts}",)
+    return Finding(bad=bad, unknown=unknown, kind="gpu", advice=FABRIC_ADVICE)
+
+
+def _fabric_fault(fabric: GpuFabric) -> str | None:
+    if fabric.state != JOINED:
+        return f"its state is {fabric.state}"
+    if fabric.error is not None:
+        return f"its registration failed: {fabric.error}"
+    return ", ".join(fabric.troubles) or None
+
+
+def judge_domain(node: str, fabrics: Mapping[str, Sequence[str | None]], *, nodes_per_domain: int) -> Finding:
+    """Whether the GPUs of a node are in the NVLink domain of its rack; see :func:`outside_domains` for the arguments."""
+    why = outside_domains(fabrics, nodes_per_domain=nodes_per_domain).get(node)
+    if why is None:
+        return Finding(kind="node", evidence={"domain": fabrics[node][0]})
+    return Finding(bad={HERE: (why,)}, kind="node", advice=DOMAIN_ADVICE)
 
 
 def outside_domains(fabrics: Mapping[str, Sequence[str | None]], *, nodes_per_domain: int) -> dict[str, str]:
@@ -144,7 +147,7 @@ def outside_domains(fabrics: Mapping[str, Sequence[str | None]], *, nodes_per_do
     odd one, the nodes of all that may be are outside.
 
     Args:
-        fabrics: by node id, the fabric of each of its GPUs; None where NVLink ends at the node by what the GPU tells.
+        fabrics: by node id, the fabric of each of its GPUs; None where NVLink ends at the node by what the GPU shows.
         nodes_per_domain: how many nodes a domain has.
     """
     found: dict[str, str] = {}
@@ -152,8 +155,8 @@ def outside_domains(fabrics: Mapping[str, Sequence[str | None]], *, nodes_per_do
     for node, of_gpus in fabrics.items():
         own = [fabric for fabric in of_gpus if fabric is not None]
         if len(own) < len(of_gpus):
-            alone = len(of_gpus) - len(own)
-            found[node] = f"{alone} of {counted(len(of_gpus), 'GPU')} tell of no NVLink fabric beyond the node"
+            without = len(of_gpus) - len(own)
+            found[node] = f"{without} of {counted(len(of_gpus), 'GPU')} show no NVLink fabric beyond the node"
         elif len({*own}) > 1:
             found[node] = f"its GPUs are in {len({*own})} NVLink fabrics"
         else:
@@ -168,9 +171,9 @@ def _odd_ones(domains: Mapping[str, str], *, expected: int) -> dict[str, str]:
         return {}
     least = ordered[expected - 1][1]
     certain = {domain for domain, size in ordered if size > least or (size == least and ordered[expected][1] < least)}
-    told = f"{len(ordered)} NVLink domains where {expected} would do"
+    domains_text = f"{len(ordered)} NVLink domains where {expected} would do"
     return {
-        node: f"in domain {domain} with {counted(sizes[domain] - 1, 'other node')}: {told}"
+        node: f"in domain {domain} with {counted(sizes[domain] - 1, 'other node')}: {domains_text}"
         for node, domain in domains.items()
         if domain not in certain
     }

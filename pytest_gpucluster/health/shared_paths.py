@@ -1,9 +1,11 @@
-"""What is amiss with a path that hosts share, and at which host, from what each of them wrote and saw. Pure."""
+"""What is wrong with a path that hosts share, and at which host, from what each of them wrote and saw. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from pytest_gpucluster.judging.finding import HERE, Finding, gather
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +17,7 @@ NAMED = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PathLooks:
+class PathObservations:
     """What was seen of one path, by host: the files written first and rewritten, the files read after each, the counting.
 
     A host without an entry was not measured at that step. ``left`` says why a host could not remove its folder at the end.
@@ -41,7 +43,7 @@ class PathLooks:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class PathRequirements:
     """What a path must offer each host: free GiB, free inodes where the file system counts them, and locks."""
 
     least_free_gib: float
@@ -49,99 +51,120 @@ class Asked:
     locks: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Amiss:
-    """What is wrong with a path at one host, and what could not be found out, each in a sentence."""
+def judge_path(path: str, seen: PathObservations, required: PathRequirements, *, hosts: Sequence[str]) -> dict[str, Finding]:
+    """What is wrong at each host; ``hosts`` are all that should share the path, measured or not."""
+    bad = gather((host, f"{path} {why}") for host, why in _faults(seen, required))
+    doubts = {
+        host: f"{path}: {doubt}"
+        for host in seen.usable
+        if host not in bad and (doubt := _unknown(seen, required, host, is_one_of_many=len(hosts) > 1)) is not None
+    }
+    return {
+        host: Finding(
+            bad={HERE: bad[host]} if host in bad else {},
+            unknown={HERE: (doubts[host],)} if host in doubts else {},
+            kind=None if host in bad else "host",
+            evidence=_evidence(path, seen, host),
+        )
+        for host in hosts
+    }
 
-    wrong: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
 
-
-def judge_path(path: str, looks: PathLooks, asked: Asked, *, hosts: Sequence[str]) -> dict[str, Amiss]:
-    """What is amiss at each host; ``hosts`` are all that should share the path, measured or not."""
-    found = {host: Amiss() for host in hosts}
-    for host, why in (*_unusable(looks, asked), *_not_shared(looks), *_locks_that_fail(looks)):
-        found[host].wrong.append(f"{path} {why}")
-    for host in looks.usable:
-        doubt = None if found[host].wrong else _unknown(looks, asked, host, is_one_of_many=len(hosts) > 1)
-        if doubt is not None:
-            found[host].unknown.append(f"{path}: {doubt}")
+def _evidence(path: str, seen: PathObservations, host: str) -> dict[str, object]:
+    """The file system below a path as the host has it, free room, and how long the slowest file took to show."""
+    mark, turns = seen.marks.get(host), (seen.seen.get(host), seen.seen_again.get(host))
+    slowest = [turn.slowest_s for turn in turns if turn is not None and turn.slowest_s is not None]
+    if mark is None:
+        return {}
+    found: dict[str, object] = {path: str(mark.mount)}
+    if mark.problem is None:
+        found |= {f"{path} free GiB": mark.free_gib, f"{path} free inodes": mark.free_inodes}
+    if slowest:
+        found[f"{path} s until seen"] = max(slowest)
+    if mark.leftovers:
+        found[f"{path} leftovers removed"] = len(mark.leftovers)
     return found
 
 
-def _unusable(looks: PathLooks, asked: Asked) -> Iterator[tuple[str, str]]:
+def _faults(seen: PathObservations, required: PathRequirements) -> Iterator[tuple[str, str]]:
+    yield from _unusable(seen, required)
+    yield from _not_shared(seen)
+    yield from _locks_that_fail(seen)
+
+
+def _unusable(seen: PathObservations, required: PathRequirements) -> Iterator[tuple[str, str]]:
     """What is wrong with a path whatever other hosts see."""
-    for host, mark in looks.marks.items():
-        for why in _own(mark, asked):
+    for host, mark in seen.marks.items():
+        for why in _own(mark, required):
             yield host, why
-    for host, mark in looks.rewritten.items():
-        if mark.problem is not None and looks.marks[host].problem is None:
+    for host, mark in seen.rewritten.items():
+        if mark.problem is not None and seen.marks[host].problem is None:
             yield host, f"{mark.problem}, at the second writing"
-    for host, why in looks.left.items():
+    for host, why in seen.left.items():
         yield host, f"{why}, so this run's own folder could not be removed"
 
 
-def _not_shared(looks: PathLooks) -> Iterator[tuple[str, str]]:
+def _not_shared(seen: PathObservations) -> Iterator[tuple[str, str]]:
     """Files of other hosts that were missed: all, or some."""
-    apart, others = _apart(looks), len(looks.usable) - 1
+    apart, others = _apart(seen), len(seen.usable) - 1
     nothing = f"no file of the {others} other hosts shows here" if others > 1 else "the other host's file does not show here"
     for host in apart:
-        yield host, f"is not shared: {nothing} ({looks.marks[host].mount})"
-    yield from _unseen(looks, apart)
+        yield host, f"is not shared: {nothing} ({seen.marks[host].mount})"
+    yield from _unseen(seen, apart)
 
 
-def _unknown(looks: PathLooks, asked: Asked, host: str, *, is_one_of_many: bool) -> str | None:
+def _unknown(seen: PathObservations, required: PathRequirements, host: str, *, is_one_of_many: bool) -> str | None:
     """What could not be found out at a host where nothing is wrong."""
-    if is_one_of_many and len(looks.usable) == 1:
+    if is_one_of_many and len(seen.usable) == 1:
         return "no other host could use it, so nothing says that it is shared"
-    if host not in looks.seen_again:
+    if host not in seen.seen_again:
         return "the files of the other hosts were not read"
-    if not asked.locks:
+    if not required.locks:
         return None
-    if host not in looks.counted or (is_one_of_many and len(looks.counted) == 1):
+    if host not in seen.counted or (is_one_of_many and len(seen.counted) == 1):
         return "locks were not tried with another host"
-    if is_one_of_many and not any(its.waited for its in looks.counted.values()):
+    if is_one_of_many and not any(its.waited for its in seen.counted.values()):
         return "no host ever had to wait for another one's lock, so nothing says that locks hold"
     return None
 
 
-def _own(mark: PathMark, asked: Asked) -> Iterator[str]:
+def _own(mark: PathMark, required: PathRequirements) -> Iterator[str]:
     """What is wrong with a path whatever other hosts see."""
     if mark.problem is not None:
         yield mark.problem
         return
-    if mark.free_gib is not None and mark.free_gib < asked.least_free_gib:
-        yield f"has {mark.free_gib:.3g} GiB free, and {asked.least_free_gib:g} GiB are asked for"
-    if mark.free_inodes is not None and mark.free_inodes < asked.least_free_inodes:
-        yield f"has room for {mark.free_inodes} files, and {asked.least_free_inodes} are asked for"
+    if mark.free_gib is not None and mark.free_gib < required.least_free_gib:
+        yield f"has {mark.free_gib:.3g} GiB free, and {required.least_free_gib:g} GiB are required"
+    if mark.free_inodes is not None and mark.free_inodes < required.least_free_inodes:
+        yield f"has room for {mark.free_inodes} files, and {required.least_free_inodes} are required"
 
 
-def _missed(looks: PathLooks) -> list[tuple[str, str, str, str]]:
+def _missed(seen: PathObservations) -> list[tuple[str, str, str, str]]:
     """Every file that a host did not see in time: reader, writer, which file, and what the reader saw."""
     found = []
-    for what, marks, seen in looks.turns:
+    for what, marks, read in seen.turns:
         writer_of = {mark.folder: host for host, mark in marks.items() if mark.problem is None}
-        for reader, its in seen.items():
+        for reader, its in read.items():
             found += [(reader, writer_of[folder], what, why) for folder, why in its.missed.items() if folder in writer_of]
-    return [one for one in found if one[0] in looks.usable]
+    return [one for one in found if one[0] in seen.usable]
 
 
-def _apart(looks: PathLooks) -> list[str]:
+def _apart(seen: PathObservations) -> list[str]:
     """The hosts that see no other host's first file at all. Each writes to a file system of its own."""
-    folders = {looks.marks[host].folder for host in looks.usable}
+    folders = {seen.marks[host].folder for host in seen.usable}
     if len(folders) < 2:
         return []
-    absent = {host: looks.seen[host].absent if host in looks.seen else [] for host in looks.usable}
-    return [host for host in looks.usable if folders - {looks.marks[host].folder} <= {*absent[host]}]
+    absent = {host: seen.seen[host].absent if host in seen.seen else [] for host in seen.usable}
+    return [host for host in seen.usable if folders - {seen.marks[host].folder} <= {*absent[host]}]
 
 
-def _unseen(looks: PathLooks, apart: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _unseen(seen: PathObservations, apart: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Files that were missed where both hosts share the path: blamed on the reader or the writer, whichever misses more.
 
     Where both miss as much, nobody can tell, and both are named.
     """
     pairs: dict[tuple[str, str], str] = {}
-    for reader, writer, what, why in _missed(looks):
+    for reader, writer, what, why in _missed(seen):
         if reader not in apart and writer not in apart:
             pairs.setdefault((reader, writer), f"{what} {why}")
     as_reader, as_writer = _counted(reader for reader, _ in pairs), _counted(writer for _, writer in pairs)
@@ -162,15 +185,15 @@ def _counted(hosts: Iterator[str]) -> dict[str, int]:
     return found
 
 
-def _locks_that_fail(looks: PathLooks) -> Iterator[tuple[str, str]]:
+def _locks_that_fail(seen: PathObservations) -> Iterator[tuple[str, str]]:
     """Locks that were refused, at the host; updates that were lost under a lock, at all hosts: nobody can tell whose."""
-    refused = {host: its.problem for host, its in looks.counted.items() if its.problem is not None}
+    refused = {host: its.problem for host, its in seen.counted.items() if its.problem is not None}
     for host, why in refused.items():
         yield host, f"gives no lock: {why}"
-    updates = sum(its.updates for its in looks.counted.values())
-    last = max((its.last for its in looks.counted.values()), default=0)
+    updates = sum(its.updates for its in seen.counted.values())
+    last = max((its.last for its in seen.counted.values()), default=0)
     if not refused and last != updates:
-        for host in looks.counted:
+        for host in seen.counted:
             yield host, f"has locks that do not hold between hosts: of {updates} updates under a lock {last} arrived"
 
 

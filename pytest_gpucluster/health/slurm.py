@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.health.hosts import MIB, Found
-from pytest_gpucluster.inventory.job_cgroup import NO_LIMIT_BYTES
+from pytest_gpucluster.health.hosts import MIB
+from pytest_gpucluster.inventory.host import NO_LIMIT_BYTES
 from pytest_gpucluster.inventory.numa import parse_cpulist
 from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.judging.finding import HERE, Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from pytest_gpucluster.inventory.slurm import SlurmNode, SlurmShare
-    from pytest_gpucluster.measurements.slurm import RankBinding, SlurmState
+    from pytest_gpucluster.measurements.host import RankBinding, SlurmState
 
 OUT_OF_SERVICE: Mapping[str, str] = {
     "DOWN": "Slurm gives it no jobs",
@@ -37,52 +39,98 @@ PAGE_BYTES = 65536
 """The kernel cuts a limit of memory to whole pages, which have up to so many bytes."""
 
 
-def judge_node(state: SlurmState) -> Found:
+def judge_node(state: SlurmState) -> Finding:
     """What makes the host one that Slurm gives no jobs, and GPUs that Slurm and NVML do not count alike."""
-    found = Found()
     node = state.node
     if isinstance(node, NotAvailable):
-        found.unknown.append(f"the host's state is {node}")
-        return found
+        return Finding(unknown={HERE: (f"the host's state is {node}",)}, kind="host", evidence=_shown(state))
     because = f" (reason: {node.reason})" if node.reason else ""
-    found.wrong.extend(f"{word}: {OUT_OF_SERVICE[word]}{because}" for word in node.states if word in OUT_OF_SERVICE)
+    bad = [f"{word}: {OUT_OF_SERVICE[word]}{because}" for word in node.states if word in OUT_OF_SERVICE]
     odd = [word for word in node.states if word not in OUT_OF_SERVICE and word not in IN_SERVICE]
-    found.unknown.extend(f"the state {word} does not say whether the host gets jobs" for word in odd)
+    unknown = [f"the state {word} does not say whether the host gets jobs" for word in odd]
     if not node.states:
-        found.unknown.append("Slurm tells no state of the host")
+        unknown.append("Slurm shows no state of the host")
     if node.gpus != 0 and not state.mig_gpus:
-        _judge_gpus(node, state, found)
-    return found
+        _judge_gpus(node, state, bad, unknown)
+    return Finding(
+        bad={HERE: bad},
+        unknown={HERE: unknown},
+        kind="host",
+        remark=_remark_on(state),
+        evidence=_shown(state),
+    )
 
 
-def _judge_gpus(node: SlurmNode, state: SlurmState, found: Found) -> None:
+def _shown(state: SlurmState) -> dict[str, str]:
+    """What Slurm says of a host and the job there, in words."""
+    node, share, partitions = state.node, state.share, state.partitions
+    in_words = {
+        "node": node
+        if isinstance(node, NotAvailable)
+        else f"{node.name}: {'+'.join(node.states)}, GPUs {node.gpus}, Slurm {node.version}",
+        "job": share if isinstance(share, NotAvailable) else f"{share.cpus} CPUs, {share.memory_mib} MiB, GPUs {share.gpus}",
+        "partitions": partitions
+        if isinstance(partitions, NotAvailable)
+        else ", ".join(f"{name} {found}" for name, found in partitions.items()) or "none",
+        "controller": state.controller,
+        "GPUs seen": f"{state.gpus_seen}{f', {state.mig_gpus} of them in MIG mode' if state.mig_gpus else ''}",
+    }
+    return {name: str(value) for name, value in in_words.items()}
+
+
+def _remark_on(state: SlurmState) -> str | None:
+    """What a site may have on purpose: Slurm counts no GPU of a host that has some; a partition takes no jobs."""
+    remarks = []
+    has_none = not isinstance(state.node, NotAvailable) and state.node.gpus == 0
+    if has_none and isinstance(state.gpus_seen, int) and state.gpus_seen > 0:
+        remarks.append(f"Slurm counts no GPU of this host (Gres), and NVML shows {state.gpus_seen}")
+    if not isinstance(state.partitions, NotAvailable):
+        remarks += [f"partition {name} is {found}, not UP" for name, found in state.partitions.items() if found != "UP"]
+    return "; ".join(remarks) or None
+
+
+def _judge_gpus(node: SlurmNode, state: SlurmState, bad: list[str], unknown: list[str]) -> None:
     share, seen = state.share, state.gpus_seen
     has = share if isinstance(share, NotAvailable) else share.gpus
-    told = {"GPUs of the host's GRES": node.gpus, "GPUs of the job here": has, "GPUs that NVML shows": seen}
-    hidden = [f"{name}: {value}" for name, value in told.items() if isinstance(value, NotAvailable)]
-    found.unknown.extend(hidden)
+    counts = {"GPUs of the host's GRES": node.gpus, "GPUs of the job here": has, "GPUs that NVML shows": seen}
+    unknown += [f"{name}: {value}" for name, value in counts.items() if isinstance(value, NotAvailable)]
     if isinstance(has, NotAvailable) or isinstance(seen, NotAvailable):
         return
     if seen < has:
-        found.wrong.append(f"NVML shows {seen} GPUs, and the job has {has} here")
+        bad.append(f"NVML shows {seen} GPUs, and the job has {has} here")
     elif not isinstance(node.gpus, NotAvailable) and has == node.gpus < seen:
-        found.wrong.append(f"NVML shows {seen} GPUs, and Slurm knows of {node.gpus} (Gres)")
+        bad.append(f"NVML shows {seen} GPUs, and Slurm knows of {node.gpus} (Gres)")
 
 
-def judge_job(state: SlurmState, bindings: Sequence[RankBinding]) -> Found:
-    """What the ranks of a host may use beside what the job has there; ``unknown`` is what cannot be compared."""
-    found = Found()
+def at_start_and_end(first: SlurmState, last: SlurmState) -> Finding:
+    """The host at both ends of a run: what was wrong or unknown at the start counts, too."""
+    before, now = judge_node(first), judge_node(last)
+    bad = [*now.facts, *(f"{text}, at the start" for text in before.facts if text not in now.facts)]
+    unknown = [*now.doubts, *(f"{text}, at the start" for text in before.doubts if text not in now.doubts)]
+    evidence = {**now.evidence, "node at the start": before.evidence["node"]}
+    return replace(now, bad={HERE: bad}, unknown={HERE: unknown}, evidence=evidence)
+
+
+def judge_job(state: SlurmState, bindings: Mapping[str, RankBinding]) -> Finding:
+    """What the ranks of a host (by their places' ids) may use beside what the job has there."""
     node, share = state.node, state.share
+    bound = [f"{rank}: CPUs {one.cpus} on NUMA nodes {one.numa_nodes}" for rank, one in bindings.items()]
+    evidence = {**_shown(state), "ranks": bound}
     if isinstance(node, NotAvailable) or isinstance(share, NotAvailable) or not bindings:
-        said = {"the host in Slurm": node, "the job's share": share}
-        found.unknown.extend(f"{name} is {value}" for name, value in said.items() if isinstance(value, NotAvailable))
-        if not bindings:
-            found.unknown.append("no rank of the host told where it may run")
-        return found
-    found.wrong.extend(_wrong_cores(node, share, bindings))
-    found.wrong.extend(_wrong_memory(node, share, bindings, found.unknown))
-    found.wrong.extend(_foreign_gpus(node, share, state))
-    return found
+        read = {"the host in Slurm": node, "the job's share": share}
+        doubts = [f"{name} is {value}" for name, value in read.items() if isinstance(value, NotAvailable)]
+        doubts += [] if bindings else ["no rank of the host shows where it may run"]
+        return Finding(unknown={HERE: doubts}, kind="settings", unknown_kind="host", evidence=evidence)
+    unknown: list[str] = []
+    ranks = [*bindings.values()]
+    bad = [*_wrong_cores(node, share, ranks), *_wrong_memory(node, share, ranks, unknown), *_foreign_gpus(node, share, state)]
+    return Finding(
+        bad={HERE: bad},
+        unknown={HERE: unknown},
+        kind="settings",
+        unknown_kind="host",
+        evidence=evidence,
+    )
 
 
 def _wrong_cores(node: SlurmNode, share: SlurmShare, bindings: Sequence[RankBinding]) -> Iterator[str]:

@@ -1,7 +1,12 @@
-"""GPUs of this machine by NVML, read in a child process: a driver that hangs must not hang the run."""
+"""GPUs of this machine by NVML, read in a child process: a driver that hangs must not hang the run.
+
+``python -m pytest_gpucluster.inventory.detect`` is that child: it prints one JSON object and exits 0 whatever the state of
+the GPUs is.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -9,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.inventory.reading import NotAvailable, apply
 
 DEADLINE_S = 20.0
 
@@ -32,12 +38,12 @@ class Detected:
 
 
 def survey_gpus() -> dict[str, Any]:
-    """What ``pytest_gpucluster.inventory.nvml.survey`` finds, read in a child process under a deadline.
+    """What :func:`survey` finds, read in a child process under a deadline.
 
     Raises:
         ConfigurationError: NVML did not answer in time, or the child died.
     """
-    command = [sys.executable, "-m", "pytest_gpucluster.inventory.nvml"]
+    command = [sys.executable, "-m", "pytest_gpucluster.inventory.detect"]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: S603 -- ourselves
     try:
         output, errors = child.communicate(timeout=DEADLINE_S)
@@ -70,3 +76,55 @@ def detect_gpus() -> Detected:
     shown = [gpu["name"] for gpu in found["gpus"] if gpu["cuda_index"] is not None]
     hidden = len(found["gpus"]) - len(shown)
     return Detected(names=tuple(shown), num_lost=found["count"] - len(found["gpus"]), num_hidden=hidden)
+
+
+def survey() -> dict[str, Any]:
+    """What :func:`main` prints.
+
+    ``status`` is ``ok``, ``no_library`` (no driver here) or ``error``; ``error`` NVML's text, with every GPU it
+    concerns, or None; ``gpus`` the readable GPUs; ``count`` how many NVML knows, unreadable ones included;
+    ``driver_cuda`` the newest CUDA that the driver runs.
+    """
+    from pytest_gpucluster.inventory import gpu_index, nvml, nvml_calls  # noqa: PLC0415 -- load pynvml, for the child alone
+
+    def gpu_or_error(index: int) -> nvml.GpuState | nvml_calls.NvmlError:
+        try:
+            return nvml.read_gpu(index)
+        except nvml_calls.NvmlError as error:
+            return error
+
+    answers: list[nvml.GpuState | nvml_calls.NvmlError] = []
+    count = 0
+    cuda: str | NotAvailable = NotAvailable("NVML did not start")
+    status = "ok"
+    try:
+        with nvml_calls.session():
+            cuda = apply(_cuda, nvml_calls.optional("nvmlSystemGetCudaDriverVersion_v2"))
+            count = gpu_index.gpu_count()
+            answers = [gpu_or_error(index) for index in range(count)]
+    except nvml_calls.NvmlLibraryNotFoundError as error:
+        status, answers = "no_library", [error]
+    except nvml_calls.NvmlError as error:
+        answers = [error]
+    errors = [str(answer) for answer in answers if isinstance(answer, nvml_calls.NvmlError)]
+    return {
+        "status": "error" if errors and status == "ok" else status,
+        "error": "; ".join(errors) or None,
+        "gpus": [dataclasses.asdict(answer) for answer in answers if isinstance(answer, nvml.GpuState)],
+        "count": count,
+        "driver_cuda": dataclasses.asdict(cuda) if isinstance(cuda, NotAvailable) else cuda,
+    }
+
+
+def _cuda(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def main() -> int:
+    """Print :func:`survey` as one line of JSON; always 0, because a broken GPU is an answer."""
+    sys.stdout.write(json.dumps(survey()) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

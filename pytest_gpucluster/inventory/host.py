@@ -1,4 +1,4 @@
-"""A host by /proc, /sys and system calls: processors, memory, kernel settings, limits. No tool and no root is needed.
+"""A host by /proc, /sys and system calls: processors, memory, settings, limits, mounts. No tool and no root is needed.
 
 In a container the kernel's values (processors, memory, governor, IOMMU) are the host's; the operating system's name, limits
 and /dev/shm are the container's. Each value stands alone: one that is hidden is "not available: why".
@@ -11,10 +11,11 @@ import platform
 import re
 import resource
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from pytest_gpucluster.inventory import numa
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.reading import NotAvailable, all_or_why, apply, read, row
 from pytest_gpucluster.inventory.sysfs import SYS, list_names, read_number, read_text
 
 PROC = Path("/proc")
@@ -22,7 +23,138 @@ OS_RELEASE = Path("/etc/os-release")
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- read, never written
 GIB = 2**30
 UNLIMITED = "unlimited"
+CGROUPS = Path("/sys/fs/cgroup")
+OWN_CGROUPS = Path("/proc/self/cgroup")
+NO_LIMIT_BYTES = 1 << 62
+"""Version 1 of the cgroups writes the greatest number of whole pages for no limit."""
+MOUNTS = Path("/proc/self/mountinfo")
+IN_MEMORY = ("tmpfs", "ramfs")
+SETTINGS, LIMITS, FACT = "host_settings, drift", "host_limits, drift", "drift"
+TWO_SOCKETS = [[socket, core] for socket in range(2) for core in range(56)]
 _CAP_IPC_LOCK = 14
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+_AFTER_OPTIONS = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class _Roots:
+    """Where the files of a host are."""
+
+    proc: Path
+    sys: Path
+    os_release: Path
+    shm: Path
+
+    @property
+    def cpu(self) -> Path:
+        """The folder of the processors."""
+        return self.sys / "devices" / "system" / "cpu"
+
+
+# --- Facts ---
+
+
+def _os_name(host: _Roots) -> str | NotAvailable:
+    return apply(
+        lambda text: _first(
+            [line.partition("=")[2].strip("\"'") for line in text.splitlines() if line.startswith("PRETTY_NAME=")],
+            f"no PRETTY_NAME ({host.os_release})",
+        ),
+        read_text(host.os_release),
+    )
+
+
+def _first(found: list[str], why: str) -> str | NotAvailable:
+    return found[0] if found and found[0] else NotAvailable(why)
+
+
+def _field(file: Path, name: str) -> str | NotAvailable:
+    """What stands after ``name:`` in the first such line."""
+
+    def in_text(text: str) -> str | NotAvailable:
+        lines = [line.partition(":") for line in text.splitlines()]
+        return _first([value.strip() for key, _, value in lines if key.strip() == name], f"no {name!r} ({file})")
+
+    return apply(in_text, read_text(file))
+
+
+def _first_number(text: str) -> int | NotAvailable:
+    word = text.split(maxsplit=1)[0]
+    return int(word) if word.isascii() and word.isdecimal() else NotAvailable(f"{text[:80]!r} is no number")
+
+
+def _cpu_folders(host: _Roots) -> list[Path] | NotAvailable:
+    """The folder of each processor that is online."""
+
+    def folders(online: str) -> list[Path] | NotAvailable:
+        try:
+            return [host.cpu / f"cpu{number}" for number in sorted(numa.parse_cpulist(online))]
+        except ValueError as error:
+            return NotAvailable(str(error))
+
+    return apply(folders, read_text(host.cpu / "online"))
+
+
+def _places(host: _Roots) -> list[list[int]] | NotAvailable:
+    """Socket and core of each processor that is online."""
+    names = ("physical_package_id", "core_id")
+    return apply(
+        lambda folders: all_or_why(all_or_why(read_number(cpu / "topology" / name) for name in names) for cpu in folders),
+        _cpu_folders(host),
+    )
+
+
+def _governors(host: _Roots) -> list[str] | NotAvailable:
+    """Of every processor; a virtual machine has none, and a missing one is said."""
+    found = apply(
+        lambda folders: all_or_why(read_text(cpu / "cpufreq" / "scaling_governor") for cpu in folders), _cpu_folders(host)
+    )
+    return apply(lambda names: sorted({*names}), found)
+
+
+def _idle_states(host: _Roots) -> list[str] | NotAvailable:
+    folder = host.cpu / "cpu0" / "cpuidle"
+    return apply(
+        lambda names: all_or_why(
+            read_text(folder / name / "name") for name in names if read_text(folder / name / "disable") != "1"
+        ),
+        list_names(folder),
+    )
+
+
+def _iommu(host: _Roots) -> str | NotAvailable:
+    folder = host.sys / "kernel" / "iommu_groups"
+    return apply(
+        lambda groups: ", ".join(sorted({str(read_text(folder / group / "type")) for group in groups})) or "off",
+        list_names(folder),
+    )
+
+
+def _chosen(text: str) -> str | NotAvailable:
+    """``madvise`` of ``always [madvise] never``."""
+    found = re.search(r"\[(\w+)\]", text)
+    return found[1] if found else NotAvailable(f"{text[:80]!r} chooses nothing")
+
+
+def _limit(kind: int, _host: _Roots) -> int | str:
+    soft, _ = resource.getrlimit(kind)
+    return UNLIMITED if soft == resource.RLIM_INFINITY else soft
+
+
+def _may_lock(capabilities: str) -> bool | NotAvailable:
+    """Whether this process has CAP_IPC_LOCK in effect."""
+    try:
+        return bool(int(capabilities, 16) >> _CAP_IPC_LOCK & 1)
+    except ValueError:
+        return NotAvailable(f"{capabilities[:80]!r} are no capabilities")
+
+
+def _size_gib(host: _Roots) -> float | NotAvailable:
+    try:
+        found = os.statvfs(host.shm)
+    except OSError as error:
+        return NotAvailable(f"{error.strerror} ({host.shm})")
+    return found.f_blocks * found.f_frsize / GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,169 +167,137 @@ class HostFacts:
     count.
     """
 
-    kernel: str
-    operating_system: str | NotAvailable
-    cpu_model: str | NotAvailable
-    sockets: int | NotAvailable
-    cores: int | NotAvailable
-    cpus: int | NotAvailable
-    smt: bool | NotAvailable
-    governors: list[str] | NotAvailable
-    idle_states: list[str] | NotAvailable
-    numa_nodes: int
-    numa_balancing: bool | NotAvailable
-    iommu: str | NotAvailable
-    memory_gib: float | NotAvailable
-    huge_pages: int | NotAvailable
-    transparent_huge_pages: str | NotAvailable
-    memlock: int | str
-    ipc_lock: bool | NotAvailable
-    nofile: int | str
-    shm_gib: float | NotAvailable
-    mlx5_driver: str | NotAvailable
+    kernel: str = row(lambda _: platform.release(), "6.8.0-simulated", FACT)
+    operating_system: str | NotAvailable = row(_os_name, "simulated", FACT)
+    cpu_model: str | NotAvailable = row(lambda host: _field(host.proc / "cpuinfo", "model name"), "simulated", FACT)
+    sockets: int | NotAvailable = row(_places, TWO_SOCKETS, FACT, convert=lambda places: len({socket for socket, _ in places}))
+    cores: int | NotAvailable = row(_places, TWO_SOCKETS, FACT, convert=lambda places: len({tuple(place) for place in places}))
+    cpus: int | NotAvailable = row(_cpu_folders, [Path()] * 224, FACT, convert=len)
+    smt: bool | NotAvailable = row(lambda host: read_number(host.cpu / "smt" / "active"), 1, FACT, convert=bool)
+    governors: list[str] | NotAvailable = row(_governors, ["performance"], SETTINGS)
+    idle_states: list[str] | NotAvailable = row(_idle_states, ["POLL", "C1"], FACT)
+    numa_nodes: int = row(lambda host: len(numa.read_nodes(root=host.sys)), 2, FACT)
+    numa_balancing: bool | NotAvailable = row(
+        lambda host: read_number(host.proc / "sys" / "kernel" / "numa_balancing"), 0, SETTINGS, convert=bool
+    )
+    iommu: str | NotAvailable = row(_iommu, "identity", SETTINGS)
+    memory_gib: float | NotAvailable = row(
+        lambda host: apply(_first_number, _field(host.proc / "meminfo", "MemTotal")),
+        2015 * GIB // 1024,
+        FACT,
+        convert=lambda size_kib: size_kib * 1024 / GIB,
+    )
+    huge_pages: int | NotAvailable = row(
+        lambda host: _field(host.proc / "meminfo", "HugePages_Total"), "0", FACT, convert=_first_number
+    )
+    transparent_huge_pages: str | NotAvailable = row(
+        lambda host: read_text(host.sys / "kernel" / "mm" / "transparent_hugepage" / "enabled"),
+        "always [madvise] never",
+        SETTINGS,
+        convert=_chosen,
+    )
+    memlock: int | str = row(partial(_limit, resource.RLIMIT_MEMLOCK), UNLIMITED, LIMITS)
+    ipc_lock: bool | NotAvailable = row(
+        lambda host: _field(host.proc / "self" / "status", "CapEff"), "0", LIMITS, convert=_may_lock
+    )
+    nofile: int | str = row(partial(_limit, resource.RLIMIT_NOFILE), 1048576, LIMITS)
+    shm_gib: float | NotAvailable = row(_size_gib, 1007.0, LIMITS)
+    mlx5_driver: str | NotAvailable = row(
+        lambda host: read_text(host.sys / "module" / "mlx5_core" / "version"), "simulated", FACT
+    )
 
 
 def read_host(*, proc: Path = PROC, sys: Path = SYS, os_release: Path = OS_RELEASE, shm: Path = SHARED_MEMORY) -> HostFacts:
     """This host, as this process sees it."""
-    return HostFacts(
-        kernel=platform.release(),
-        operating_system=_os_name(os_release),
-        cpu_model=_field(proc / "cpuinfo", "model name"),
-        **_counts(sys),
-        smt=_switch(sys / "devices" / "system" / "cpu" / "smt" / "active"),
-        governors=_governors(sys),
-        idle_states=_idle_states(sys),
-        numa_nodes=len(numa.read_nodes(root=sys)),
-        numa_balancing=_switch(proc / "sys" / "kernel" / "numa_balancing"),
-        iommu=_iommu(sys),
-        memory_gib=_memory_gib(proc),
-        huge_pages=_first_number(_field(proc / "meminfo", "HugePages_Total")),
-        transparent_huge_pages=_chosen(sys / "kernel" / "mm" / "transparent_hugepage" / "enabled"),
-        memlock=_limit(resource.RLIMIT_MEMLOCK),
-        ipc_lock=_may(_CAP_IPC_LOCK, proc),
-        nofile=_limit(resource.RLIMIT_NOFILE),
-        shm_gib=_size_gib(shm),
-        mlx5_driver=read_text(sys / "module" / "mlx5_core" / "version"),
-    )
+    return read(HostFacts, _Roots(proc, sys, os_release, shm))
 
 
-def _os_name(file: Path) -> str | NotAvailable:
-    text = read_text(file)
+# --- The memory that the cgroups of a Slurm job leave to this process ---
+
+
+def read_memory_limit(job: str, *, own: Path = OWN_CGROUPS, cgroups: Path = CGROUPS) -> int | NotAvailable:
+    """The lowest limit in bytes from the job's cgroup down to this process; :data:`NO_LIMIT_BYTES` where none is set.
+
+    A process whose cgroup is another one than the job's is not held by the job. Where only the root is shown (``/``), a
+    namespace may hide the job's cgroup: then nothing is known.
+    """
+    text = read_text(own)
     if isinstance(text, NotAvailable):
         return text
-    names = [line.partition("=")[2].strip("\"'") for line in text.splitlines() if line.startswith("PRETTY_NAME=")]
-    return names[0] if names else NotAvailable(f"no PRETTY_NAME ({file})")
+    groups = _memory_groups(text, cgroups)
+    for root, path in groups:
+        parts = Path(path).parts
+        if f"job_{job}" in parts:
+            first = parts.index(f"job_{job}") + 1
+            folders = [root.joinpath(*(part for part in parts[:end] if part != "/")) for end in range(first, len(parts) + 1)]
+            return _lowest(folders)
+    if any(path != "/" for _, path in groups):
+        return NO_LIMIT_BYTES
+    return NotAvailable(f"no cgroup of job {job} is shown here: a container may hide it")
 
 
-def _field(file: Path, name: str) -> str | NotAvailable:
-    """What stands after ``name:`` in the first such line."""
-    text = read_text(file)
-    if isinstance(text, NotAvailable):
-        return text
-    values = [value.strip() for line in text.splitlines() for key, _, value in [line.partition(":")] if key.strip() == name]
-    return values[0] if values and values[0] else NotAvailable(f"no {name!r} ({file})")
+def _memory_groups(text: str, cgroups: Path) -> list[tuple[Path, str]]:
+    """Where the controller of memory lies, and the path below: version 1 by its name, then version 2 (``0::/path``)."""
+    lines = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
+    first = [(cgroups / "memory", path) for _, names, path in lines if "memory" in names.split(",")]
+    return [*first, *((cgroups, path) for number, names, path in lines if (number, names) == ("0", ""))]
 
 
-def _first_number(text: str | NotAvailable) -> int | NotAvailable:
-    if isinstance(text, NotAvailable):
-        return text
-    word = text.split()[0]
-    return int(word) if word.isascii() and word.isdecimal() else NotAvailable(f"{text[:80]!r} is no number")
+def _lowest(folders: list[Path]) -> int | NotAvailable:
+    texts = [read_text(folder / name) for folder in folders for name in ("memory.max", "memory.limit_in_bytes")]
+    limits = [text for text in texts if isinstance(text, str)]
+    if not limits:
+        return NotAvailable(f"no limit of memory can be read ({folders[0]})")
+    sizes = [int(text) for text in limits if text.isdecimal()]
+    return min([NO_LIMIT_BYTES, *sizes])
 
 
-def _memory_gib(proc: Path) -> float | NotAvailable:
-    size_kib = _first_number(_field(proc / "meminfo", "MemTotal"))
-    return size_kib if isinstance(size_kib, NotAvailable) else size_kib * 1024 / GIB
+# --- The file system below a path ---
 
 
-def _cpu_folders(sys: Path) -> list[Path] | NotAvailable:
-    """The folder of each processor that is online."""
-    folder = sys / "devices" / "system" / "cpu"
-    online = read_text(folder / "online")
-    if isinstance(online, NotAvailable):
-        return online
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A mounted file system: where it is mounted, its type (``nfs4``, ``ext4``) and its source (``server:/export``)."""
+
+    folder: str
+    kind: str
+    source: str
+
+    @property
+    def is_in_memory(self) -> bool:
+        """Whether no disk lies below: what is written stays in the memory of the host."""
+        return self.kind in IN_MEMORY
+
+    def __str__(self) -> str:
+        """``nfs4 server:/export at /mnt/shared``, for the evidence of a report."""
+        return f"{self.kind} {self.source} at {self.folder}"
+
+
+def read_mount(path: Path, *, table: Path = MOUNTS) -> Mount | NotAvailable:
+    """The file system that holds ``path``, links resolved. Of mounts over each other the last one counts."""
     try:
-        return [folder / f"cpu{number}" for number in sorted(numa.parse_cpulist(online))]
-    except ValueError as error:
-        return NotAvailable(str(error))
-
-
-def _counts(sys: Path) -> dict[str, int | NotAvailable]:
-    """Sockets, cores and hardware threads that are online."""
-    folders = _cpu_folders(sys)
-    if isinstance(folders, NotAvailable):
-        return dict.fromkeys(("sockets", "cores", "cpus"), folders)
-    places = [tuple(read_number(cpu / "topology" / name) for name in ("physical_package_id", "core_id")) for cpu in folders]
-    hidden = next((number for place in places for number in place if isinstance(number, NotAvailable)), None)
-    if hidden is not None:
-        return {"cpus": len(folders), "sockets": hidden, "cores": hidden}
-    return {"cpus": len(folders), "sockets": len({socket for socket, _ in places}), "cores": len({*places})}
-
-
-def _governors(sys: Path) -> list[str] | NotAvailable:
-    """Of every processor; a virtual machine has none, and a missing one is said."""
-    folders = _cpu_folders(sys)
-    if isinstance(folders, NotAvailable):
-        return folders
-    found = [read_text(cpu / "cpufreq" / "scaling_governor") for cpu in folders]
-    hidden = next((one for one in found if isinstance(one, NotAvailable)), None)
-    return hidden if hidden is not None else sorted({one for one in found if isinstance(one, str)})
-
-
-def _idle_states(sys: Path) -> list[str] | NotAvailable:
-    folder = sys / "devices" / "system" / "cpu" / "cpu0" / "cpuidle"
-    names = list_names(folder)
-    if isinstance(names, NotAvailable):
-        return names
-    enabled = [name for name in names if read_text(folder / name / "disable") != "1"]
-    found = [read_text(folder / name / "name") for name in enabled]
-    hidden = next((one for one in found if isinstance(one, NotAvailable)), None)
-    return hidden if hidden is not None else [one for one in found if isinstance(one, str)]
-
-
-def _iommu(sys: Path) -> str | NotAvailable:
-    folder = sys / "kernel" / "iommu_groups"
-    groups = list_names(folder)
-    if isinstance(groups, NotAvailable):
-        return groups
-    kinds = {str(read_text(folder / group / "type")) for group in groups}
-    return ", ".join(sorted(kinds)) or "off"
-
-
-def _switch(file: Path) -> bool | NotAvailable:
-    """A setting that is zero for off."""
-    number = read_number(file)
-    return number if isinstance(number, NotAvailable) else number != 0
-
-
-def _chosen(file: Path) -> str | NotAvailable:
-    """``madvise`` of ``always [madvise] never``."""
-    text = read_text(file)
-    if isinstance(text, NotAvailable):
-        return text
-    found = re.search(r"\[(\w+)\]", text)
-    return found[1] if found else NotAvailable(f"{text[:80]!r} chooses nothing ({file})")
-
-
-def _limit(kind: int) -> int | str:
-    soft, _ = resource.getrlimit(kind)
-    return UNLIMITED if soft == resource.RLIM_INFINITY else soft
-
-
-def _may(capability: int, proc: Path) -> bool | NotAvailable:
-    """Whether this process has a capability in effect."""
-    text = _field(proc / "self" / "status", "CapEff")
-    if isinstance(text, NotAvailable):
-        return text
-    try:
-        return bool(int(text, 16) >> capability & 1)
-    except ValueError:
-        return NotAvailable(f"{text[:80]!r} are no capabilities")
-
-
-def _size_gib(folder: Path) -> float | NotAvailable:
-    try:
-        found = os.statvfs(folder)
+        lines = table.read_text(encoding="utf-8", errors="backslashreplace").splitlines()
+        real = path.resolve()
     except OSError as error:
-        return NotAvailable(f"{error.strerror} ({folder})")
-    return found.f_blocks * found.f_frsize / GIB
+        return NotAvailable(str(error))
+    mounts = [mount for line in lines if (mount := _parse(line)) is not None and real.is_relative_to(mount.folder)]
+    if not mounts:
+        return NotAvailable(f"{table} has no mount for {real}")
+    deepest = max(len(Path(mount.folder).parts) for mount in mounts)
+    return [mount for mount in mounts if len(Path(mount.folder).parts) == deepest][-1]
+
+
+def _parse(line: str) -> Mount | None:
+    """One line of the table: ``36 35 98:0 /root /mnt rw,noatime shared:1 - ext4 /dev/sda rw``. None for another form."""
+    words = line.split(" ")
+    if _AFTER_OPTIONS not in words[6:]:
+        return None
+    end = words.index(_AFTER_OPTIONS, 6)
+    if len(words) < end + 3:
+        return None
+    return Mount(folder=_plain(words[4]), kind=_plain(words[end + 1]), source=_plain(words[end + 2]))
+
+
+def _plain(text: str) -> str:
+    r"""The text with ``\040`` for a blank, as the kernel writes it, undone."""
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 8)), text)

@@ -33,7 +33,7 @@ class Identity:
         nvml_gpus: how many GPUs NVML lists on this node; None where it was not read.
         hidden_gpus: how many of them ``CUDA_VISIBLE_DEVICES`` hides from this rank.
         variables: the environment variables of this rank that may change what is measured.
-        board: which part the GPU is, as far as NVML tells it (:func:`~pytest_gpucluster.inventory.gpu_board.read_board`).
+        board: which part the GPU is, as far as NVML gives it (:func:`~pytest_gpucluster.inventory.nvml.read_board`).
         fabric: what the GPUs of its NVLink fabric have in common, if that spans nodes.
         switch: the leaf switch of the node, if anything says it (:func:`read_switch`).
         stack: the versions below torch, by name: driver, CUDA, NCCL, as far as they could be read. They may differ.
@@ -92,37 +92,37 @@ def identity(*, device: str) -> Identity:
 
 def _by_nvml(local_rank: int) -> dict[str, str | None]:
     """NVML's label of the GPU that this place should have; empty if NVML cannot read it either."""
-    from pytest_gpucluster.inventory import nvml, nvml_calls
+    from pytest_gpucluster.inventory import gpu_index, nvml_calls
 
     try:
         with nvml_calls.session():
-            shown = nvml.visible_gpus(nvml.read_uuids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-            return nvml.read_label(shown[local_rank]) if local_rank < len(shown) else {}
+            shown = gpu_index.visible_gpus(gpu_index.read_uuids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+            return gpu_index.read_label(shown[local_rank]) if local_rank < len(shown) else {}
     except nvml_calls.NvmlError:
         return {}
 
 
 def read_hidden() -> tuple[int, int] | tuple[None, None]:
     """How many GPUs NVML lists here, and how many of them ``CUDA_VISIBLE_DEVICES`` hides; None where NVML is silent."""
-    from pytest_gpucluster.inventory import nvml, nvml_calls
+    from pytest_gpucluster.inventory import gpu_index, nvml_calls
 
     try:
         with nvml_calls.session():
-            uuids = nvml.read_uuids()
+            uuids = gpu_index.read_uuids()
     except nvml_calls.NvmlError:
         return None, None
-    return len(uuids), len(uuids) - len(nvml.visible_gpus(uuids, os.environ.get("CUDA_VISIBLE_DEVICES")))
+    return len(uuids), len(uuids) - len(gpu_index.visible_gpus(uuids, os.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
 def read_stack() -> dict[str, str]:
     """The versions of driver, CUDA and NCCL, as far as they can be read."""
     import torch
 
-    from pytest_gpucluster.inventory import nvml, nvml_calls
+    from pytest_gpucluster.inventory import gpu_index, nvml_calls
 
     driver: str | None = None
     with contextlib.suppress(nvml_calls.NvmlError):
-        driver = nvml.read_driver_version()
+        driver = gpu_index.read_driver_version()
     nccl: Any = getattr(torch.cuda, "nccl", None)
     has_nccl = torch.distributed.is_nccl_available() and nccl is not None
     found = {
@@ -185,11 +185,11 @@ def read_board_of(uuid: str | None) -> dict[str, str]:
     """Part number, VBIOS, module and place in the rack of a GPU by NVML; what NVML does not give is left out."""
     if uuid is None:
         return {}
-    from pytest_gpucluster.inventory import gpu_board, nvml, nvml_calls
+    from pytest_gpucluster.inventory import gpu_index, nvml, nvml_calls
 
     try:
         with nvml_calls.session():
-            return gpu_board.read_board(nvml.handle_of(uuid))
+            return nvml.read_board(gpu_index.handle_of(uuid))
     except nvml_calls.NvmlError:
         return {}
 
@@ -198,21 +198,21 @@ def read_fabric_of(uuid: str | None) -> str | None:
     """What the GPUs of this one's NVLink fabric have in common by NVML; None where it spans no nodes, or NVML is silent."""
     if uuid is None:
         return None
-    from pytest_gpucluster.inventory import gpu_fabric, nvml, nvml_calls
+    from pytest_gpucluster.inventory import gpu_index, nvlinks, nvml_calls
 
     try:
         with nvml_calls.session():
-            return gpu_fabric.fabric_between_nodes(gpu_fabric.read_fabric(nvml.handle_of(uuid)))
+            return nvlinks.fabric_between_nodes(nvlinks.read_fabric(nvml_calls.NvmlPart(gpu_index.handle_of(uuid))))
     except nvml_calls.NvmlError:
         return None
 
 
 def read_serial(uuid: str) -> str | None:
     """The serial number of the GPU's board by NVML; None if NVML does not give it."""
-    from pytest_gpucluster.inventory import nvml, nvml_calls
+    from pytest_gpucluster.inventory import gpu_index, nvml_calls
 
     try:
         with nvml_calls.session():
-            return nvml.read_serial(uuid)
+            return gpu_index.read_serial(uuid)
     except nvml_calls.NvmlError:
         return None

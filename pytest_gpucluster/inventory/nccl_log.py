@@ -1,4 +1,4 @@
-"""NCCL's own log of a process, and the algorithm that it names there when it is asked to.
+"""NCCL's own log of a process, and the algorithm that it names there where that is switched on.
 
 NCCL writes into the file that ``NCCL_DEBUG_FILE`` names, and begins it anew each time it reads its settings. What was there
 before is kept in a file beside it.
@@ -54,10 +54,10 @@ def earlier(log: Path) -> Path:
 
 
 def parse_choice(text: str) -> Choice | None:
-    """The last choice that is told; None if none is.
+    """The last choice that stands there; None if none does.
 
     The form is that of NCCL's ``enqueue.cc`` at ``NCCL_DEBUG_SUBSYS=TUNING``: since 2.24 with the names, before with numbers,
-    which are not taken. Only rank 0 of a group tells it, and nobody for operations made of sends and receives.
+    which are not taken. Only rank 0 of a group writes it, and nobody for operations made of sends and receives.
     """
     found = [one for one in _CHOSEN.finditer(text) if not one["algorithm"].isdigit()]
     return (found[-1]["algorithm"], found[-1]["protocol"]) if found else None
@@ -74,9 +74,9 @@ def choice_of(call: Callable[[], object]) -> Choice | None:
         call()
         return None
     before = {name: os.environ.get(name) for name in (FILE, SUBSYSTEMS)}
-    asked = log.with_name(f"{log.name}.tuning")
+    tuning_log = log.with_name(f"{log.name}.tuning")
     try:
-        os.environ.update({FILE: str(asked), SUBSYSTEMS: TUNING})
+        os.environ.update({FILE: str(tuning_log), SUBSYSTEMS: TUNING})
         read_settings()
         call()
     finally:
@@ -84,9 +84,9 @@ def choice_of(call: Callable[[], object]) -> Choice | None:
             os.environ.pop(name, None)
             os.environ.update({} if value is None else {name: value})
         read_settings()
-    text = asked.read_text(encoding="utf-8", errors="replace") if asked.is_file() else ""
+    text = tuning_log.read_text(encoding="utf-8", errors="replace") if tuning_log.is_file() else ""
     _keep(log, also=text)
-    asked.unlink(missing_ok=True)
+    tuning_log.unlink(missing_ok=True)
     return parse_choice(text)
 
 

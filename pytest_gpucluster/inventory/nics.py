@@ -1,4 +1,4 @@
-"""InfiniBand, RoCE and EFA adapters by the kernel's sysfs: no library, no tool and no root is needed.
+"""InfiniBand, RoCE and EFA adapters, and network interfaces, by the kernel's sysfs: no library, no tool, no root is needed.
 
 Each value stands alone. What one port refuses to give is "not available: why" there, and leaves the other ports as they are.
 """
@@ -9,8 +9,17 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.inventory.sysfs import SYS, list_names, read_number, read_numbers, read_text
+from pytest_gpucluster.inventory.reading import (
+    EVIDENCE,
+    NOBODY,
+    NotAvailable,
+    all_or_why,
+    apply,
+    judged,
+    read,
+    row,
+)
+from pytest_gpucluster.inventory.sysfs import SYS, SysfsFile, list_names, read_number, read_numbers, read_text, target_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,10 +29,68 @@ AMAZON = "0x1d0f"
 EFA_DEVICES = "0xefa"
 NOT_COUNTERS = ("lifespan",)
 """Settings that lie among the hw_counters."""
+COUNTERS = (
+    "excessive_buffer_overrun_errors", "link_downed", "link_error_recovery", "local_link_integrity_errors", "port_rcv_errors",
+    "port_xmit_data", "port_xmit_discards", "symbol_error",
+)  # fmt: skip
+"""What a healthy port has counted nothing of."""
+RATE = "400 Gb/sec (4X NDR)"
+LOOPBACK = "lo"
+GBIT_PER_MBIT = 1e-3
 _LAYERS: dict[str, NicFabric] = {"InfiniBand": "infiniband", "Ethernet": "roce"}
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
 _STATE = re.compile(r"\d+: *(?P<word>\S.*)")
 _RATE = re.compile(r"(?P<rate>\d+(?:\.\d+)?) Gb/sec\b")
+
+
+def _fabric(port: Path) -> NicFabric | NotAvailable:
+    device = port.parent.parent / "device"
+    vendor, model = read_text(device / "vendor"), read_text(device / "device")
+    if vendor == AMAZON and isinstance(model, str) and model.startswith(EFA_DEVICES):
+        return "efa"
+    return apply(
+        lambda layer: _LAYERS.get(layer, NotAvailable(f"link layer {layer!r} is neither InfiniBand nor Ethernet")),
+        read_text(port / "link_layer"),
+    )
+
+
+def _word(text: str) -> str | NotAvailable:
+    """``ACTIVE`` of ``4: ACTIVE``."""
+    found = _STATE.fullmatch(text)
+    return found["word"] if found else NotAvailable(f"{text[:80]!r} is no state such as '4: ACTIVE'")
+
+
+def _gbit_s(rate: str) -> float | NotAvailable:
+    found = _RATE.match(rate)
+    return float(found["rate"]) if found else NotAvailable(f"{rate[:80]!r} is no rate such as '{RATE}'")
+
+
+def _port_guid(gid: str) -> str | NotAvailable:
+    """The lower half of a port's first GID."""
+    parts = gid.split(":")
+    return ":".join(parts[4:]) if len(parts) == 8 else NotAvailable(f"{gid[:80]!r} is no GID")
+
+
+def _netdevs(port: Path) -> list[str] | NotAvailable:
+    """The network interfaces of a port. Several ports of one PCI function differ in ``dev_port``."""
+    folder = port.parent.parent / "device" / "net"
+    names = list_names(folder)
+    if isinstance(names, NotAvailable):
+        return names
+    ports = {name: read_number(folder / name / "dev_port") for name in names}
+    several = len({number for number in ports.values() if isinstance(number, int)}) > 1
+    return [name for name in names if not several or ports[name] == int(port.name) - 1]
+
+
+def _carrier_changes(port: Path) -> int | NotAvailable:
+    """How often the port's network interfaces came up or went down."""
+    folder = port.parent.parent / "device" / "net"
+    changes = apply(lambda names: all_or_why(read_number(folder / name / "carrier_changes") for name in names), _netdevs(port))
+    return apply(lambda found: sum(found) if found else NotAvailable("no network interface belongs to this port"), changes)
+
+
+def _without_settings(counters: dict[str, int | NotAvailable]) -> dict[str, int | NotAvailable]:
+    return {name: value for name, value in counters.items() if name not in NOT_COUNTERS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,17 +103,42 @@ class NicPort:
     somebody cleared them. ``carrier_changes`` counts how often the port's network interfaces came up or went down.
     """
 
-    number: int
-    fabric: NicFabric | NotAvailable
-    state: str | NotAvailable
-    physical_state: str | NotAvailable
-    rate: str | NotAvailable
-    rate_gbit_s: float | NotAvailable
-    guid: str | NotAvailable
-    netdevs: list[str] | NotAvailable
-    carrier_changes: int | NotAvailable
-    counters: dict[str, int | NotAvailable] | NotAvailable
-    hw_counters: dict[str, int | NotAvailable] | NotAvailable
+    number: int = judged(EVIDENCE, "of `nic_ports`")
+    fabric: NicFabric | NotAvailable = row(_fabric, "infiniband", "nic_ports, nic_errors")
+    state: str | NotAvailable = row(SysfsFile("state"), "4: ACTIVE", "nic_ports, nic_errors", convert=_word)
+    physical_state: str | NotAvailable = row(SysfsFile("phys_state"), "5: LinkUp", "nic_ports, nic_errors", convert=_word)
+    rate: str | NotAvailable = row(SysfsFile("rate"), RATE, EVIDENCE, "of `nic_ports`")
+    rate_gbit_s: float | NotAvailable = row(SysfsFile("rate"), RATE, "nic_ports", convert=_gbit_s)
+    guid: str | NotAvailable = row(
+        SysfsFile("gids/0"), "fe80:0:0:0:0:0:0:100", NOBODY, "for the fabric's own tools", convert=_port_guid
+    )
+    netdevs: list[str] | NotAvailable = row(_netdevs, ["ib0"], NOBODY, "for the fabric's own tools")
+    carrier_changes: int | NotAvailable = row(_carrier_changes, 2, "nic_errors, nic_flaps_soak", "what they grew by")
+    counters: dict[str, int | NotAvailable] | NotAvailable = row(
+        SysfsFile("counters", read_numbers),
+        dict.fromkeys(COUNTERS, 0),
+        "nic_errors, nic_flaps_soak",
+        "what they grew by; `out_of_sequence` and its like are evidence",
+    )
+    hw_counters: dict[str, int | NotAvailable] | NotAvailable = row(
+        SysfsFile("hw_counters", read_numbers), {}, "nic_errors, nic_flaps_soak", "as `counters`", convert=_without_settings
+    )
+
+
+def _ports(adapter: Path) -> list[NicPort] | NotAvailable:
+    folder = adapter / "ports"
+    return apply(
+        lambda names: [read(NicPort, folder / name, number=int(name)) for name in _sorted(names) if name.isdecimal()],
+        list_names(folder),
+    )
+
+
+def _pci(name: str) -> str | NotAvailable:
+    return name if _PCI.match(name) else NotAvailable(f"{name!r} is no PCI device")
+
+
+def _is_virtual(adapter: Path) -> bool:
+    return (adapter / "device" / "physfn").exists()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,148 +148,58 @@ class Nic:
     ``is_virtual``: a virtual function, which has no cable of its own.
     """
 
-    device: str
-    pci: str | NotAvailable
-    is_virtual: bool
-    driver: str | NotAvailable
-    firmware: str | NotAvailable
-    board_id: str | NotAvailable
-    hca_type: str | NotAvailable
-    guid: str | NotAvailable
-    ports: list[NicPort] | NotAvailable
+    device: str = judged(EVIDENCE, "of `nic_ports`; which adapter it is")
+    pci: str | NotAvailable = row(SysfsFile("device", target_of), "0000:12:00.0", EVIDENCE, "as `device`", convert=_pci)
+    is_virtual: bool = row(
+        _is_virtual,
+        healthy=False,
+        judged="nic_ports, nic_pcie, nic_errors",
+        remark="a virtual function has no cable of its own",
+    )
+    driver: str | NotAvailable = row(SysfsFile("device/driver", target_of), "mlx5_core", "drift")
+    firmware: str | NotAvailable = row(SysfsFile("fw_ver"), "28.42.1000", "drift")
+    board_id: str | NotAvailable = row(SysfsFile("board_id"), "MT_0000000838", "drift")
+    hca_type: str | NotAvailable = row(SysfsFile("hca_type"), "MT4129", "drift")
+    guid: str | NotAvailable = row(SysfsFile("node_guid"), "0000:0000:0000:0000", NOBODY, "whose adapter it is")
+    ports: list[NicPort] | NotAvailable = row(_ports, [], "nic_ports")
 
 
 def read_nics(*, root: Path = SYS) -> list[Nic] | NotAvailable:
     """Every RDMA adapter that the kernel knows, by name; not available where it has no such class at all."""
     folder = root / "class" / "infiniband"
+    return apply(lambda names: [read(Nic, folder / name, device=name) for name in _sorted(names)], list_names(folder))
+
+
+def _sorted(names: list[str]) -> list[str]:
+    """``mlx5_10`` after ``mlx5_9``."""
+    return sorted(names, key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)])
+
+
+def _gbit_s_of(mbit_s: int) -> float | NotAvailable:
+    return mbit_s * GBIT_PER_MBIT if mbit_s > 0 else NotAvailable(f"the kernel says {mbit_s} Mb/s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetInterface:
+    """An interface that is up. ``rate_gbit_s`` is what the kernel says of its link; a virtual one may have none."""
+
+    name: str = judged("slow_rail[bandwidth], slow_rail[latency]", "for sockets; which ones are measured")
+    rate_gbit_s: float | NotAvailable = row(
+        SysfsFile("speed", read_number),
+        50000,
+        "slow_rail[bandwidth], slow_rail[latency]",
+        "only equal rates are compared",
+        convert=_gbit_s_of,
+    )
+
+
+def read_net_interfaces(*, root: Path = SYS) -> list[NetInterface] | NotAvailable:
+    """The interfaces that are up and belong to a device; without any of these, those that are neither loopback nor bridge."""
+    folder = root / "class" / "net"
     names = list_names(folder)
     if isinstance(names, NotAvailable):
         return names
-    return [_read_nic(folder / name) for name in sorted(names, key=_naturally)]
-
-
-def _read_nic(folder: Path) -> Nic:
-    device = folder / "device"
-    is_efa = _is_efa(device)
-    numbers = list_names(folder / "ports")
-    ports: list[NicPort] | NotAvailable
-    if isinstance(numbers, NotAvailable):
-        ports = numbers
-    else:
-        ports = [_read_port(folder, int(name), is_efa=is_efa) for name in sorted(numbers, key=_naturally) if name.isdecimal()]
-    return Nic(
-        device=folder.name,
-        pci=_address(device),
-        is_virtual=(device / "physfn").exists(),
-        driver=_target(device / "driver"),
-        firmware=read_text(folder / "fw_ver"),
-        board_id=read_text(folder / "board_id"),
-        hca_type=read_text(folder / "hca_type"),
-        guid=read_text(folder / "node_guid"),
-        ports=ports,
-    )
-
-
-def _read_port(adapter: Path, number: int, *, is_efa: bool) -> NicPort:
-    folder = adapter / "ports" / str(number)
-    rate = read_text(folder / "rate")
-    netdevs = _netdevs_of(adapter / "device", number)
-    return NicPort(
-        number=number,
-        fabric="efa" if is_efa else _fabric(read_text(folder / "link_layer")),
-        state=_word(read_text(folder / "state")),
-        physical_state=_word(read_text(folder / "phys_state")),
-        rate=rate,
-        rate_gbit_s=_gbit_s(rate),
-        guid=_port_guid(read_text(folder / "gids" / "0")),
-        netdevs=netdevs,
-        carrier_changes=_carrier_changes(adapter / "device", netdevs),
-        counters=read_numbers(folder / "counters"),
-        hw_counters=_hw_counters(folder),
-    )
-
-
-def _is_efa(device: Path) -> bool:
-    vendor, model = read_text(device / "vendor"), read_text(device / "device")
-    return vendor == AMAZON and isinstance(model, str) and model.startswith(EFA_DEVICES)
-
-
-def _fabric(layer: str | NotAvailable) -> NicFabric | NotAvailable:
-    if isinstance(layer, NotAvailable):
-        return layer
-    return _LAYERS.get(layer, NotAvailable(f"link layer {layer!r} is neither InfiniBand nor Ethernet"))
-
-
-def _word(text: str | NotAvailable) -> str | NotAvailable:
-    """``ACTIVE`` of ``4: ACTIVE``."""
-    if isinstance(text, NotAvailable):
-        return text
-    found = _STATE.fullmatch(text)
-    return found["word"] if found else NotAvailable(f"{text[:80]!r} is no state such as '4: ACTIVE'")
-
-
-def _gbit_s(rate: str | NotAvailable) -> float | NotAvailable:
-    if isinstance(rate, NotAvailable):
-        return rate
-    found = _RATE.match(rate)
-    return float(found["rate"]) if found else NotAvailable(f"{rate[:80]!r} is no rate such as '400 Gb/sec (4X NDR)'")
-
-
-def _port_guid(gid: str | NotAvailable) -> str | NotAvailable:
-    """The lower half of a port's first GID."""
-    if isinstance(gid, NotAvailable):
-        return gid
-    parts = gid.split(":")
-    return ":".join(parts[4:]) if len(parts) == 8 else NotAvailable(f"{gid[:80]!r} is no GID")
-
-
-def _netdevs_of(device: Path, number: int) -> list[str] | NotAvailable:
-    """The network interfaces of a port. Several ports of one PCI function tell theirs apart by ``dev_port``."""
-    names = list_names(device / "net")
-    if isinstance(names, NotAvailable):
-        return names
-    ports = {name: read_number(device / "net" / name / "dev_port") for name in names}
-    several = len({port for port in ports.values() if isinstance(port, int)}) > 1
-    return [name for name in names if not several or ports[name] == number - 1]
-
-
-def _carrier_changes(device: Path, netdevs: list[str] | NotAvailable) -> int | NotAvailable:
-    if isinstance(netdevs, NotAvailable):
-        return netdevs
-    if not netdevs:
-        return NotAvailable("no network interface belongs to this port")
-    total = 0
-    for name in netdevs:
-        changes = read_number(device / "net" / name / "carrier_changes")
-        if isinstance(changes, NotAvailable):
-            return changes
-        total += changes
-    return total
-
-
-def _hw_counters(folder: Path) -> dict[str, int | NotAvailable] | NotAvailable:
-    found = read_numbers(folder / "hw_counters")
-    if isinstance(found, NotAvailable):
-        return found
-    return {name: value for name, value in found.items() if name not in NOT_COUNTERS}
-
-
-def _address(device: Path) -> str | NotAvailable:
-    """The PCI address of the device that ``device`` links to."""
-    name = _target(device)
-    if isinstance(name, NotAvailable) or _PCI.match(name):
-        return name
-    return NotAvailable(f"{name!r} is no PCI device ({device})")
-
-
-def _target(link: Path) -> str | NotAvailable:
-    """The name of what a link leads to."""
-    try:
-        return link.resolve(strict=True).name
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        return NotAvailable(f"{getattr(error, 'strerror', error)} ({link})")
-
-
-def _naturally(name: str) -> tuple[str | int, ...]:
-    """Sort ``mlx5_10`` after ``mlx5_9``."""
-    return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name))
+    up = [name for name in sorted(names) if name != LOOPBACK and read_text(folder / name / "operstate") == "up"]
+    of_devices = [name for name in up if (folder / name / "device").exists()]
+    chosen = of_devices or [name for name in up if not (folder / name / "bridge").exists()]
+    return [read(NetInterface, folder / name, name=name) for name in chosen]

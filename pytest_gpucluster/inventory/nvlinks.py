@@ -1,76 +1,223 @@
-"""The NVLinks of one GPU: which are up, and how fast."""
+"""The NVLinks of a GPU: their state and rate, their error counters, and the fabric that they end in."""
 
 from __future__ import annotations
 
+import ctypes
+import uuid
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pynvml
 
-from pytest_gpucluster.inventory.nvml_calls import NvmlError, optional, read_fields
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.nvml_calls import Nvml, NvmlError, NvmlField, NvmlFieldsByName, NvmlPart, optional
+from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, healthy, judged, row
 
+Value = TypeVar("Value")
 MB_PER_GB = 1000
-FIELDS = (
-    pynvml.NVML_FI_DEV_NVLINK_GET_SPEED,
-    pynvml.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_BER,
-    pynvml.NVML_FI_DEV_NVLINK_COUNT_SYMBOL_BER,
+LINKS_OF_AN_H200 = 18
+GENERATION_5 = {
+    "symbol errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS,
+    "effective errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_ERRORS,
+    "recoveries": pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS,
+    "integrity errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS,
+    "malformed packets": pynvml.NVML_FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS,
+    "dropped packets": pynvml.NVML_FI_DEV_NVLINK_COUNT_BUFFER_OVERRUN_ERRORS,
+    "packets with errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS,
+    "packets with remote errors": pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_REMOTE_ERRORS,
+    "packets with wrong headers": pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_GENERAL_ERRORS,
+}
+"""The fields by name: those that DCGM watches on NVLinks of generation 5 (its modules/health/DcgmHealthWatch.cpp)."""
+PEERS = {0: "gpu", 1: "npu", 2: "switch"}
+STATES = {0: "not_supported", 1: "not_started", 2: "in_progress", 3: "completed"}
+JOINED = "completed"
+SUMMARIES = {2: "unhealthy", 3: "limited capacity"}
+"""The summaries of a fabric's health that are not good; 0 says nothing, 1 is healthy."""
+TROUBLES = (
+    (0, 3, 1, "degraded bandwidth"),
+    (2, 3, 1, "route recovery in progress"),
+    (4, 3, 1, "route unhealthy"),
+    (6, 3, 1, "access timeout recovery"),
+    (12, 3, 2, "no partition assigned"),
+    (14, 3, 2, "global fabric manager disconnected"),
 )
+"""Shift and mask of each part of the health mask, the value that is not good, and what it says (nvml.h); 0 says nothing."""
+CONFIGURATION_SHIFT, CONFIGURATION_MASK = 8, 0xF
+CONFIGURATIONS = {
+    2: "incorrect system GUID",
+    3: "incorrect serial number of the chassis",
+    4: "no partition",
+    5: "insufficient NVLinks",
+    6: "incompatible firmware",
+    7: "invalid location",
+    8: "invalid state of the GPU",
+}
+FABRIC_VERSIONS = (0x3000028, 0x2000024)
+"""Of the structure, the newest first: with a summary of the health, and without."""
+
+GROWTH = "nvlink_errors, gpu_errors_soak"
+EFFECTIVE_BER = NvmlField(pynvml.NVML_FI_DEV_NVLINK_COUNT_EFFECTIVE_BER, of_link=True)
+SYMBOL_BER = NvmlField(pynvml.NVML_FI_DEV_NVLINK_COUNT_SYMBOL_BER, of_link=True)
+
+
+def healthy_links(kind: type[Value]) -> list[Value]:
+    """The links of a healthy H200."""
+    return [healthy(kind, link=link) for link in range(LINKS_OF_AN_H200)]
+
+
+def not_supported(number: int) -> NotAvailable:
+    """How a healthy GPU refuses a numbered field that its generation does not have."""
+    return NotAvailable(f"Not Supported (nvmlDeviceGetFieldValues, field {number})")
+
+
+def _errors(counter: int) -> Nvml:
+    return Nvml("nvmlDeviceGetNvLinkErrorCounter", (counter,), of_link=True)
+
+
+def _gb_s(rate_mb_s: float) -> float:
+    return rate_mb_s / MB_PER_GB
+
+
+def _ber(packed: float) -> float:
+    """A bit error rate as nvml.h packs it: the exponent in bits 0 to 7, the mantissa in bits 8 to 11."""
+    return float(f"{int(packed) >> 8 & 0xF}e-{int(packed) & 0xFF}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvLink:
     """One NVLink. ``speed_gb_s`` is that of one way, in 10^9 bytes a second, as NVML states it.
 
-    ``effective_ber`` and ``symbol_ber`` are bit error rates, after correction and of symbols; Hopper does not tell them.
+    ``effective_ber`` and ``symbol_ber`` are bit error rates, after correction and of symbols; Hopper does not give them.
     """
 
-    link: int
-    is_up: bool | NotAvailable
-    speed_gb_s: float | NotAvailable
-    effective_ber: float | NotAvailable
-    symbol_ber: float | NotAvailable
+    link: int = judged(EVIDENCE, "of `nvlink_links`; which link it is")
+    is_up: bool | NotAvailable = row(Nvml("nvmlDeviceGetNvLinkState", of_link=True), 1, "nvlink_links", convert=bool)
+    speed_gb_s: float | NotAvailable = row(
+        NvmlField(pynvml.NVML_FI_DEV_NVLINK_GET_SPEED, of_link=True), 26562, "nvlink_links", convert=_gb_s
+    )
+    effective_ber: float | NotAvailable = row(
+        EFFECTIVE_BER,
+        not_supported(EFFECTIVE_BER.number),
+        "nvlink_ber[effective]",
+        "of generation 5 (Blackwell); skipped by rule where the GPU's spec says that NVML gives none (`nvlink_ber: null`)",
+        convert=_ber,
+    )
+    symbol_ber: float | NotAvailable = row(
+        SYMBOL_BER, not_supported(SYMBOL_BER.number), "nvlink_ber[symbol]", "as `effective_ber`", convert=_ber
+    )
 
 
-def read_nvlinks(handle: Any) -> list[NvLink] | NotAvailable:
-    """Every NVLink of a GPU; not available where NVML refuses all of them."""
-    states = read_link_states(handle)
-    if isinstance(states, NotAvailable):
-        return states
-    speeds, effective, symbol = (read_fields(handle, *((field, link) for link in range(len(states)))) for field in FIELDS)
-    return [
-        NvLink(
-            link=link,
-            is_up=state if isinstance(state, NotAvailable) else bool(state),
-            speed_gb_s=speed if isinstance(speed, NotAvailable) else speed / MB_PER_GB,
-            effective_ber=_ber(effective[link]),
-            symbol_ber=_ber(symbol[link]),
-        )
-        for link, (state, speed) in enumerate(zip(states, speeds, strict=True))
-    ]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkCounters:
+    """Errors that one NVLink has counted since the driver was loaded.
 
-
-def _ber(packed: float | NotAvailable) -> float | NotAvailable:
-    """A bit error rate as nvml.h packs it: the exponent in bits 0 to 7, the mantissa in bits 8 to 11."""
-    if isinstance(packed, NotAvailable):
-        return packed
-    return float(f"{int(packed) >> 8 & 0xF}e-{int(packed) & 0xFF}")
-
-
-def read_link_states(handle: Any) -> list[int | NotAvailable] | NotAvailable:
-    """1 for each NVLink that is up, 0 for one that is not; not available where NVML refuses all of them.
-
-    NVML refuses the first link number beyond the last one.
+    ``recoveries`` counts how often the link had to be trained again. ``nvlink5`` is what NVLinks of generation 5 (Blackwell)
+    count in place of these, by name; not available on others.
     """
-    states: list[int | NotAvailable] = []
+
+    link: int = judged(EVIDENCE, "of `nvlink_errors`; which link it is")
+    replays: int | NotAvailable = row(_errors(pynvml.NVML_NVLINK_ERROR_DL_REPLAY), 0, GROWTH)
+    recoveries: int | NotAvailable = row(_errors(pynvml.NVML_NVLINK_ERROR_DL_RECOVERY), 0, GROWTH)
+    crc_flits: int | NotAvailable = row(_errors(pynvml.NVML_NVLINK_ERROR_DL_CRC_FLIT), 0, GROWTH)
+    crc_data: int | NotAvailable = row(_errors(pynvml.NVML_NVLINK_ERROR_DL_CRC_DATA), 0, GROWTH, "grows on healthy links")
+    nvlink5: dict[str, int | NotAvailable] | NotAvailable = row(
+        NvmlFieldsByName(GENERATION_5, of_link=True),
+        not_supported(GENERATION_5["symbol errors"]),
+        GROWTH,
+        "of generation 5, in place of the others: every growth counts, as in DCGM",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFabric:
+    """Where a GPU stands in its NVLink fabric.
+
+    ``error`` is NVML's text for a registration that failed, else None. ``troubles`` are the parts of its health that are not
+    good; empty where all are, or where the fabric says nothing. GPUs of one clique reach each other.
+    """
+
+    state: str = judged("fabric_state")
+    error: str | None = judged("fabric_state")
+    cluster_uuid: str = judged("fabric_state")
+    clique: int = judged("fabric_state")
+    troubles: list[str] = judged("fabric_state")
+
+
+ALONE = GpuFabric(state=JOINED, error=None, cluster_uuid="00000000-0000-0000-0000-000000000000", clique=0, troubles=[])
+"""The fabric of a healthy GPU on HGX, where NVLink ends at the node."""
+
+
+def read_fabric(part: NvmlPart) -> GpuFabric | NotAvailable:
+    """The fabric of a GPU; inside a session of NVML.
+
+    Raises:
+        GpuLostError: the GPU has fallen off the bus.
+        NvmlError: NVML cannot read the GPU for another reason.
+    """
+    answer: Any = None
+    for version in FABRIC_VERSIONS:
+        info = _FabricInfo(version=version)
+        answer = optional("nvmlDeviceGetGpuFabricInfoV", part.handle, ctypes.byref(info))
+        if not isinstance(answer, NotAvailable):
+            return GpuFabric(
+                state=STATES.get(info.state, f"unknown_{info.state}"),
+                error=None if info.status == pynvml.NVML_SUCCESS else str(pynvml.NVMLError(info.status)),
+                cluster_uuid=str(uuid.UUID(bytes=bytes(info.cluster_uuid))),
+                clique=info.clique,
+                troubles=_troubles(info.health_mask, info.health_summary),
+            )
+    assert isinstance(answer, NotAvailable)
+    return answer
+
+
+def fabric_between_nodes(fabric: GpuFabric | NotAvailable) -> str | None:
+    """What all GPUs of a fabric have in common that spans nodes: the UUID of the cluster and the clique.
+
+    None where the GPU has not joined one: on HGX, where NVLink ends at the node, NVML gives zeros as the UUID (seen on H100
+    and H200). Never run on a GB200.
+    """
+    if isinstance(fabric, NotAvailable) or fabric.state != JOINED or uuid.UUID(fabric.cluster_uuid).int == 0:
+        return None
+    return f"{fabric.cluster_uuid}/{fabric.clique}"
+
+
+def read_nvlink_peer(part: NvmlPart) -> str | NotAvailable:
+    """What the NVLinks end at: ``gpu``, ``switch``. Not available where no link says it; one that is down may not.
+
+    Raises:
+        GpuLostError: the GPU has fallen off the bus.
+        NvmlError: NVML cannot read the GPU for another reason.
+    """
+    name = "nvmlDeviceGetNvLinkRemoteDeviceType"
+    answer: Any = NotAvailable(f"NVML shows no NVLink ({name})")
     for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
         try:
-            states.append(optional(pynvml.nvmlDeviceGetNvLinkState, handle, link))
+            answer = part.call(name, link)
         except NvmlError as error:
             if error.code != pynvml.NVML_ERROR_INVALID_ARGUMENT:
                 raise
-            break
-    refused = [state for state in states if isinstance(state, NotAvailable)]
-    if len(refused) < len(states):
-        return states
-    return refused[0] if refused else NotAvailable("NVML shows no NVLink")
+        if not isinstance(answer, NotAvailable):
+            return PEERS.get(answer, f"unknown_{answer}")
+    assert isinstance(answer, NotAvailable)
+    return answer
+
+
+class _FabricInfo(ctypes.Structure):
+    """``nvmlGpuFabricInfo_v3_t``, of which version 2 lacks the last member."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("cluster_uuid", ctypes.c_ubyte * 16),
+        ("status", ctypes.c_uint),
+        ("clique", ctypes.c_uint),
+        ("state", ctypes.c_ubyte),
+        ("health_mask", ctypes.c_uint),
+        ("health_summary", ctypes.c_ubyte),
+    )
+
+
+def _troubles(mask: int, summary: int) -> list[str]:
+    found = [text for shift, bits, bad, text in TROUBLES if mask >> shift & bits == bad]
+    configuration = mask >> CONFIGURATION_SHIFT & CONFIGURATION_MASK
+    if configuration > 1:
+        found.append(CONFIGURATIONS.get(configuration, f"incorrect configuration {configuration}"))
+    return [*found, SUMMARIES[summary]] if summary in SUMMARIES else found

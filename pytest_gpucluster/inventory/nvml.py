@@ -1,41 +1,287 @@
-"""GPUs as NVML (the driver's management library) sees them, read through nvidia-ml-py without torch.
-
-``python -m pytest_gpucluster.inventory.nvml`` prints one JSON object and exits 0 whatever the state of the GPUs is, so
-that another process can read them under a deadline: NVML itself may hang on a broken GPU.
-"""
+"""GPUs as NVML (the driver's management library) sees them, read through nvidia-ml-py without torch: the table of readings."""
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
-import json
 import os
-import sys
 from dataclasses import dataclass
-from typing import Any
+from operator import itemgetter
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pynvml
 
-from pytest_gpucluster.inventory.event_reasons import event_reason_names, read_event_reasons
-from pytest_gpucluster.inventory.gpu_board import GpuPlatform, read_platform
-from pytest_gpucluster.inventory.gpu_fabric import GpuFabric, read_fabric, read_nvlink_peer
-from pytest_gpucluster.inventory.gpu_repair import GpuRepair, read_repair
-from pytest_gpucluster.inventory.gpu_wear import read_held_back_s, read_spare_row_banks
-from pytest_gpucluster.inventory.nvlinks import NvLink, read_nvlinks
-from pytest_gpucluster.inventory.nvml_calls import (
-    NvmlError,
-    NvmlLibraryNotFoundError,
-    naming,
-    newer,
-    optional,
-    read_fields,
-    required,
-    session,
-    text,
-    value_or_none,
+from pytest_gpucluster.inventory.gpu_index import read_uuids, visible_gpus
+from pytest_gpucluster.inventory.nvlinks import (
+    ALONE,
+    GROWTH,
+    GpuFabric,
+    LinkCounters,
+    NvLink,
+    healthy_links,
+    read_fabric,
+    read_nvlink_peer,
 )
-from pytest_gpucluster.inventory.reading import NotAvailable, or_none
+from pytest_gpucluster.inventory.nvml_calls import (
+    Nvml,
+    NvmlError,
+    NvmlField,
+    NvmlPart,
+    each_link,
+    naming,
+    optional,
+    read_part,
+    required,
+    text,
+)
+from pytest_gpucluster.inventory.reading import (
+    EVIDENCE,
+    NOBODY,
+    THE_RUN,
+    NotAvailable,
+    apply,
+    healthy,
+    judged,
+    or_none,
+    row,
+    rows,
+    split,
+)
+from pytest_gpucluster.text import one_line
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+EVENT_REASONS: Mapping[int, str] = {
+    pynvml.nvmlClocksEventReasonGpuIdle: "gpu_idle",
+    pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "applications_clocks_setting",
+    pynvml.nvmlClocksEventReasonSwPowerCap: "sw_power_cap",
+    pynvml.nvmlClocksThrottleReasonHwSlowdown: "hw_slowdown",
+    pynvml.nvmlClocksEventReasonSyncBoost: "sync_boost",
+    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "sw_thermal_slowdown",
+    pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "hw_thermal_slowdown",
+    pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "hw_power_brake_slowdown",
+    pynvml.nvmlClocksEventReasonDisplayClockSetting: "display_clock_setting",
+}
+"""Names of the bits that say why a GPU does not run at its highest clock (``nvmlClocksEventReasons``)."""
+FAULT_REASONS = frozenset({"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"})
+"""Reasons that show a fault of the GPU, its cooling or its power supply. The power cap is normal under a large GEMM."""
 COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
+ACTIONS = {
+    0: "none",
+    1: "gpu_reset",
+    2: "node_reboot",
+    3: "drain_p2p",
+    4: "drain_and_reset",
+    5: "recover_imex_domain",
+    6: "bus_reset",
+    7: "system_reboot",
+}
+"""``nvmlDeviceGpuRecoveryAction_t``."""
+RECOVERY_ACTION = 230
+"""NVML_FI_DEV_GET_GPU_RECOVERY_ACTION; older versions of the binding do not name it."""
+SOFTWARE_THERMAL, HARDWARE_THERMAL, POWER_BRAKE = 269, 270, 271
+"""NVML_FI_DEV_CLOCKS_EVENT_REASON_..., which nvidia-smi shows as clocks_event_reasons_counters; in nanoseconds (nvml.h)."""
+SPARE_ROWS = ("max", "high", "partial", "low", "none")
+"""How many of its spare rows a bank of memory still has (``nvmlRowRemapperHistogramValues_t``)."""
+LIMITERS: Mapping[str, int] = {
+    "power": pynvml.NVML_PERF_POLICY_POWER,
+    "heat": pynvml.NVML_PERF_POLICY_THERMAL,
+    "sync boost": pynvml.NVML_PERF_POLICY_SYNC_BOOST,
+    "board": pynvml.NVML_PERF_POLICY_BOARD_LIMIT,
+    "reliability": pynvml.NVML_PERF_POLICY_RELIABILITY,
+}
+"""What can throttle the clocks (``nvmlPerfPolicyType_t``). Low utilization, which is no limit, is left out."""
+PCIE = {
+    "correctable errors": pynvml.NVML_FI_DEV_PCIE_COUNT_CORRECTABLE_ERRORS,
+    "non-fatal errors": pynvml.NVML_FI_DEV_PCIE_COUNT_NON_FATAL_ERROR,
+    "fatal errors": pynvml.NVML_FI_DEV_PCIE_COUNT_FATAL_ERROR,
+    "receiver errors": pynvml.NVML_FI_DEV_PCIE_COUNT_RECEIVER_ERROR,
+    "lane errors": pynvml.NVML_FI_DEV_PCIE_COUNT_LANE_ERROR,
+    "wrong checksums": pynvml.NVML_FI_DEV_PCIE_COUNT_LCRC_ERROR,
+    "bad packets": pynvml.NVML_FI_DEV_PCIE_COUNT_BAD_TLP,
+    "bad packets of the link": pynvml.NVML_FI_DEV_PCIE_COUNT_BAD_DLLP,
+    "packets refused here": pynvml.NVML_FI_DEV_PCIE_COUNT_NAKS_SENT,
+    "packets refused there": pynvml.NVML_FI_DEV_PCIE_COUNT_NAKS_RECEIVED,
+    "unsupported requests": pynvml.NVML_FI_DEV_PCIE_COUNT_UNSUPPORTED_REQ,
+    "recoveries": pynvml.NVML_FI_DEV_PCIE_L0_TO_RECOVERY_COUNTER,
+}
+"""The fields of a PCIe link by name, besides its replays: packets are TLPs, those of the link DLLPs."""
+REPAIRED = "errors that were repaired: they foretell, and no limit has a source yet"
+IDLE = "of an idle GPU; `clocks_under_load` judges them under load"
+IDLE_LINK = "an idle link slows down; `pcie_link` judges it under load"
+NS_PER_S = 1e9
+GIB = 2**30
+PLATFORM_VERSION_2 = 0x200002C
+SRAM_VERSION_1 = 0x1000068
+
+
+# --- What is made of NVML's answers ---
+
+
+def event_reason_names(bits: int) -> list[str]:
+    """Names of the set bits, lowest first; a bit NVML has not documented is shown as ``unknown_0x...``."""
+    single = [1 << shift for shift in range(bits.bit_length()) if bits >> shift & 1]
+    return [EVENT_REASONS.get(bit, f"unknown_{bit:#x}") for bit in single]
+
+
+def fault_reasons(names: list[str]) -> list[str]:
+    """The names that are in :data:`FAULT_REASONS`."""
+    return [name for name in names if name in FAULT_REASONS]
+
+
+def _gib(size_bytes: int) -> float:
+    return round(int(size_bytes) / GIB, 3)
+
+
+def _watts(power_mw: float) -> float:
+    return power_mw / 1000
+
+
+def _seconds(time_ns: float) -> float:
+    return time_ns / NS_PER_S
+
+
+def _is_on(modes: list[int]) -> bool:
+    """The mode now; the second one is that after the next reboot."""
+    return bool(modes[0])
+
+
+def _compute_mode(mode: int) -> str:
+    return COMPUTE_MODES.get(mode, f"unknown_{mode}")
+
+
+def _action(number: float) -> str:
+    return ACTIONS.get(int(number), f"unknown_{number:g}")
+
+
+def _read_repair(part: NvmlPart) -> GpuRepair:
+    return read_part(GpuRepair, part)
+
+
+def _read_pcie(part: NvmlPart) -> dict[str, int]:
+    """Those that NVML gives."""
+    known, _ = split(
+        {name: apply(int, value) for name, value in zip(PCIE, part.fields([*PCIE.values()], 0).values(), strict=True)}
+    )
+    return known
+
+
+def _read_driver(_part: NvmlPart) -> str:
+    return text(required(pynvml.nvmlSystemGetDriverVersion))
+
+
+def _read_spare_rows(part: NvmlPart) -> dict[str, int] | NotAvailable:
+    """The number of banks of memory by how many spare rows each has left."""
+    return apply(
+        lambda histogram: {name: int(getattr(histogram, name)) for name in SPARE_ROWS},
+        part.call("nvmlDeviceGetRowRemapperHistogram"),
+    )
+
+
+def _read_throttled_s(part: NvmlPart) -> dict[str, float] | NotAvailable:
+    """A limiter that NVML does not give is left out; if it gives none, why. The header gives nanoseconds."""
+    by_limiter = {name: part.call("nvmlDeviceGetViolationStatus", policy) for name, policy in LIMITERS.items()}
+    known, refused = split(by_limiter)
+    return {name: one.violationTime / NS_PER_S for name, one in known.items()} or next(iter(refused.values()))
+
+
+class _SramStatus(ctypes.Structure):
+    """``nvmlEccSramErrorStatus_v1_t``; older versions of the binding do not have it."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("counters", ctypes.c_ulonglong * 11),
+        ("threshold_exceeded", ctypes.c_uint),
+    )
+
+
+def _read_sram(part: NvmlPart) -> bool | NotAvailable:
+    status = _SramStatus(version=SRAM_VERSION_1)
+    answer = optional("nvmlDeviceGetSramEccErrorStatus", part.handle, ctypes.byref(status))
+    return apply(lambda _: bool(status.threshold_exceeded), answer)
+
+
+class _PlatformInfo(ctypes.Structure):
+    """``nvmlPlatformInfo_v2_t``; older versions of the binding do not have it."""
+
+    _fields_ = (
+        ("version", ctypes.c_uint),
+        ("ib_guid", ctypes.c_ubyte * 16),
+        ("chassis_serial", ctypes.c_ubyte * 16),
+        ("slot", ctypes.c_ubyte),
+        ("tray", ctypes.c_ubyte),
+        ("host", ctypes.c_ubyte),
+        ("peer_type", ctypes.c_ubyte),
+        ("module_id", ctypes.c_ubyte),
+    )
+
+
+NO_CHASSIS = NotAvailable("it names no chassis (nvmlDeviceGetPlatformInfo)")
+
+
+def _read_platform(part: NvmlPart) -> GpuPlatform | NotAvailable:
+    """Not available where no chassis is named, as on HGX.
+
+    An H100 and an H200 answer with an empty serial number, slot 0, tray 0 and host 1; nvidia-smi shows N/A for them.
+    """
+    info = _PlatformInfo(version=PLATFORM_VERSION_2)
+    answer = optional("nvmlDeviceGetPlatformInfo", part.handle, ctypes.byref(info))
+    if isinstance(answer, NotAvailable):
+        return answer
+    serial = bytes(info.chassis_serial).partition(b"\0")[0].decode("utf-8", "replace")
+    if not serial.strip():
+        return NO_CHASSIS
+    return GpuPlatform(chassis_serial=one_line(serial), slot=info.slot, tray=info.tray, host=info.host)
+
+
+# --- The table ---
+
+
+def _ecc_errors(kind: int, since: int = pynvml.NVML_VOLATILE_ECC) -> Nvml:
+    return Nvml("nvmlDeviceGetTotalEccErrors", (kind, since))
+
+
+EVENT_REASONS_NOW = Nvml("nvmlDeviceGetCurrentClocksEventReasons", older="nvmlDeviceGetCurrentClocksThrottleReasons")
+CORRECTED = _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED)
+UNCORRECTED = _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED)
+UNCORRECTED_EVER = _ecc_errors(pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_AGGREGATE_ECC)
+PCIE_REPLAYS = Nvml("nvmlDeviceGetPcieReplayCounter")
+MEMORY = Nvml("nvmlDeviceGetMemoryInfo", required=True)
+MEMORY_OF_AN_H200 = SimpleNamespace(total=150754820096, used=604 << 20)
+REMAPPED_ROWS, NO_ROWS = Nvml("nvmlDeviceGetRemappedRows"), (0, 0, 0, 0)
+REPAIRS, NO_REPAIRS = Nvml("nvmlDeviceGetRepairStatus"), (0, 0)
+THIS_GPU = "which GPU it is"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuPlatform:
+    """Where in a rack a GPU sits. Slot, tray and host (the node of a tray) are numbers of the platform."""
+
+    chassis_serial: str = judged(THE_RUN, "where in the rack the GPU is; a Hopper names no chassis")
+    slot: int = judged(THE_RUN, "as `chassis_serial`")
+    tray: int = judged(THE_RUN, "as `chassis_serial`")
+    host: int = judged(THE_RUN, "as `chassis_serial`")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuRepair:
+    """What NVML says that a GPU needs. ``recovery_action`` is ``none`` for a healthy one.
+
+    A channel of the memory or a processing cluster (TPC) is repaired at the next reset. ``sram_threshold_exceeded``: the SRAM
+    has had as many uncorrectable errors as NVIDIA's field diagnostic allows.
+    """
+
+    recovery_action: str | NotAvailable = row(NvmlField(RECOVERY_ACTION), 0, "recovery_action", convert=_action)
+    channel_repair_pending: bool | NotAvailable = row(REPAIRS, NO_REPAIRS, "memory_repair", convert=_is_on)
+    tpc_repair_pending: bool | NotAvailable = row(
+        REPAIRS, NO_REPAIRS, "memory_repair", convert=lambda pending: bool(pending[1])
+    )
+    memory_unrepairable: bool | NotAvailable = row(
+        Nvml("nvmlDeviceGetUnrepairableMemoryFlag_v1"), 0, "memory_repair", convert=bool
+    )
+    sram_threshold_exceeded: bool | NotAvailable = row(_read_sram, healthy=False, judged="memory_repair")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,72 +290,130 @@ class GpuState:
 
     ``index`` is NVML's, which is PCI order; ``cuda_index`` is what CUDA calls the GPU under this process's
     ``CUDA_VISIBLE_DEVICES``, None where that hides it (``visible`` false). ``spare_row_banks``: how many banks of memory
-    have most, or none, of their spare rows left; ``held_back_s``: seconds, since the driver was loaded, by limiter.
+    have most, or none, of their spare rows left; ``throttled_s``: seconds, since the driver was loaded, by limiter.
     """
 
-    index: int
-    uuid: str
-    serial: str | NotAvailable
-    pci: str
-    name: str
-    visible: bool
-    cuda_index: int | None
-    driver: str
-    vbios: str | NotAvailable
-    board_part_number: str | NotAvailable
-    module_id: int | NotAvailable
-    platform: GpuPlatform | NotAvailable
-    memory_gib: float
-    memory_used_gib: float
-    ecc_enabled: bool | NotAvailable
-    ecc_uncorrected_volatile: int | NotAvailable
-    ecc_uncorrected_aggregate: int | NotAvailable
-    ecc_corrected_volatile: int | NotAvailable
-    remapped_rows_correctable: int | NotAvailable
-    remapped_rows_uncorrectable: int | NotAvailable
-    remapped_rows_pending: bool | NotAvailable
-    remapped_rows_failed: bool | NotAvailable
-    spare_row_banks: dict[str, int] | NotAvailable
-    pcie_gen: int | NotAvailable
-    pcie_gen_max: int | NotAvailable
-    pcie_width: int | NotAvailable
-    pcie_width_max: int | NotAvailable
-    pcie_replay_count: int | NotAvailable
-    nvlinks: list[NvLink] | NotAvailable
-    clocks_event_reasons: list[str] | NotAvailable
-    sm_clock_mhz: int | NotAvailable
-    temperature_c: int | NotAvailable
-    power_w: float | NotAvailable
-    power_limit_w: float | NotAvailable
-    power_limit_default_w: float | NotAvailable
-    mig: bool | NotAvailable
-    persistence: bool | NotAvailable
-    compute_mode: str | NotAvailable
-    memory_temperature_c: float | NotAvailable
-    held_back_s: dict[str, float] | NotAvailable
-    repair: GpuRepair
-    nvlink_peer: str | NotAvailable
-    fabric: GpuFabric | NotAvailable
+    index: int = judged(THE_RUN, THIS_GPU)
+    uuid: str = row(
+        Nvml("nvmlDeviceGetUUID", required=True),
+        "GPU-00000000-0000-0000-0000-000000000000",
+        THE_RUN,
+        THIS_GPU,
+        convert=text,
+    )
+    serial: str | NotAvailable = row(Nvml("nvmlDeviceGetSerial"), "1654024000000", THE_RUN, THIS_GPU, convert=text)
+    pci: str = row(
+        Nvml("nvmlDeviceGetPciInfo", required=True),
+        SimpleNamespace(busId="00000000:1B:00.0"),
+        THE_RUN,
+        THIS_GPU,
+        convert=lambda pci: text(pci.busId),
+    )
+    name: str = row(Nvml("nvmlDeviceGetName", required=True), "NVIDIA H200", "gpu_model", convert=text)
+    visible: bool = judged(NOBODY, "false where `cuda_index` is None")
+    cuda_index: int | None = judged(THE_RUN, "hidden GPUs are counted by it")
+    driver: str = row(_read_driver, "570.133.20", "drift")
+    vbios: str | NotAvailable = row(Nvml("nvmlDeviceGetVbiosVersion"), "96.00.A5.00.01", "drift", convert=text)
+    board_part_number: str | NotAvailable = row(
+        Nvml("nvmlDeviceGetBoardPartNumber"), "692-2G520-0282-001", "drift", convert=text
+    )
+    module_id: int | NotAvailable = row(
+        Nvml("nvmlDeviceGetModuleId"), 1, THE_RUN, "which part to replace: `hardware` of results.json, BAD PARTS"
+    )
+    platform: GpuPlatform | NotAvailable = row(_read_platform, NO_CHASSIS, THE_RUN, "as `module_id`")
+    memory_gib: float = row(MEMORY, MEMORY_OF_AN_H200, "gpu_memory", convert=lambda memory: _gib(memory.total))
+    memory_used_gib: float = row(
+        MEMORY,
+        MEMORY_OF_AN_H200,
+        NOBODY,
+        "`no_foreign_process` reads it before the run, as `Occupancy`",
+        convert=lambda memory: _gib(memory.used),
+    )
+    ecc_enabled: bool | NotAvailable = row(Nvml("nvmlDeviceGetEccMode"), (1, 1), "ecc_enabled", convert=_is_on)
+    ecc_uncorrected_volatile: int | NotAvailable = row(UNCORRECTED, 0, "ecc_uncorrected")
+    ecc_uncorrected_aggregate: int | NotAvailable = row(UNCORRECTED_EVER, 0, EVIDENCE, "of `ecc_uncorrected`")
+    ecc_corrected_volatile: int | NotAvailable = row(CORRECTED, 0, NOBODY, REPAIRED)
+    remapped_rows_correctable: int | NotAvailable = row(REMAPPED_ROWS, NO_ROWS, NOBODY, REPAIRED, convert=itemgetter(0))
+    remapped_rows_uncorrectable: int | NotAvailable = row(REMAPPED_ROWS, NO_ROWS, NOBODY, REPAIRED, convert=itemgetter(1))
+    remapped_rows_pending: bool | NotAvailable = row(
+        REMAPPED_ROWS, NO_ROWS, "remapped_rows, gpu_worsened", convert=lambda found: bool(found[2])
+    )
+    remapped_rows_failed: bool | NotAvailable = row(
+        REMAPPED_ROWS, NO_ROWS, "remapped_rows, gpu_worsened", convert=lambda found: bool(found[3])
+    )
+    spare_row_banks: dict[str, int] | NotAvailable = row(
+        _read_spare_rows,
+        {**dict.fromkeys(SPARE_ROWS, 0), "max": 2560},
+        EVIDENCE,
+        "of `remapped_rows`; banks of memory by how many of their spare rows are left",
+    )
+    pcie_gen: int | NotAvailable = row(Nvml("nvmlDeviceGetCurrPcieLinkGeneration"), 5, NOBODY, IDLE_LINK)
+    pcie_gen_max: int | NotAvailable = row(Nvml("nvmlDeviceGetMaxPcieLinkGeneration"), 5, "drift")
+    pcie_width: int | NotAvailable = row(Nvml("nvmlDeviceGetCurrPcieLinkWidth"), 16, NOBODY, IDLE_LINK)
+    pcie_width_max: int | NotAvailable = row(Nvml("nvmlDeviceGetMaxPcieLinkWidth"), 16, "drift")
+    pcie_replay_count: int | NotAvailable = row(PCIE_REPLAYS, 0, NOBODY, "`pcie_replays` judges its growth")
+    nvlinks: list[NvLink] | NotAvailable = row(each_link(NvLink), healthy_links(NvLink), "nvlink_links, gpu_worsened")
+    clocks_event_reasons: list[str] | NotAvailable = row(EVENT_REASONS_NOW, 0, NOBODY, IDLE, convert=event_reason_names)
+    sm_clock_mhz: int | NotAvailable = row(Nvml("nvmlDeviceGetClockInfo", (pynvml.NVML_CLOCK_SM,)), 1980, NOBODY, IDLE)
+    temperature_c: int | NotAvailable = row(Nvml("nvmlDeviceGetTemperature", (pynvml.NVML_TEMPERATURE_GPU,)), 41, NOBODY, IDLE)
+    power_w: float | NotAvailable = row(Nvml("nvmlDeviceGetPowerUsage"), 115200, NOBODY, IDLE, convert=_watts)
+    power_limit_w: float | NotAvailable = row(
+        Nvml("nvmlDeviceGetEnforcedPowerLimit"), 700000, "power_limit, drift", convert=_watts
+    )
+    power_limit_default_w: float | NotAvailable = row(
+        Nvml("nvmlDeviceGetPowerManagementDefaultLimit"), 700000, "power_limit", convert=_watts
+    )
+    mig: bool | NotAvailable = row(Nvml("nvmlDeviceGetMigMode"), (0, 0), "mig_disabled", convert=_is_on)
+    persistence: bool | NotAvailable = row(Nvml("nvmlDeviceGetPersistenceMode"), 1, "persistence", convert=bool)
+    compute_mode: str | NotAvailable = row(Nvml("nvmlDeviceGetComputeMode"), 0, "compute_mode", convert=_compute_mode)
+    memory_temperature_c: float | NotAvailable = row(
+        NvmlField(pynvml.NVML_FI_DEV_MEMORY_TEMP), 42, NOBODY, "no limit has a source yet"
+    )
+    throttled_s: dict[str, float] | NotAvailable = row(
+        _read_throttled_s,
+        dict.fromkeys(LIMITERS, 0.0),
+        EVIDENCE,
+        "of `gpu_worsened`: by how much it grew during the run, by limiter",
+    )
+    repair: GpuRepair = row(_read_repair, healthy(GpuRepair), "recovery_action, memory_repair, gpu_worsened")
+    nvlink_peer: str | NotAvailable = row(read_nvlink_peer, "switch", "fabric_state, gpu_worsened")
+    fabric: GpuFabric | NotAvailable = row(read_fabric, ALONE, "fabric_state, gpu_worsened")
 
 
-def gpu_count() -> int:
-    """Number of GPUs NVML knows; inside :func:`session`."""
-    return int(required(pynvml.nvmlDeviceGetCount))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuCounters:
+    """Error counters of one GPU at one moment, each since the driver was loaded. What is judged is how far they grow.
 
-
-def is_in_mig_mode(index: int) -> bool:
-    """Whether the GPU is divided into instances; inside :func:`session`. No for one that does not say so.
-
-    Raises:
-        NvmlError: NVML lists the GPU and cannot open it.
+    ``pcie_errors`` are those of :data:`PCIE` that NVML gives, by name. ``nvlinks`` is :class:`NotAvailable` for a GPU whose
+    links NVML refuses all: one without NVLink.
     """
-    handle = required(pynvml.nvmlDeviceGetHandleByIndex, index)
-    return optional(pynvml.nvmlDeviceGetMigMode, handle, convert=lambda modes: bool(modes[0])) is True
+
+    ecc_uncorrected: int | NotAvailable = row(UNCORRECTED, 0, "ecc_growth, gpu_errors_soak")
+    ecc_corrected: int | NotAvailable = row(CORRECTED, 0, EVIDENCE, "of `ecc_growth`; nobody publishes a limit")
+    pcie_replays: int | NotAvailable = row(PCIE_REPLAYS, 0, "pcie_replays, gpu_errors_soak")
+    pcie_errors: dict[str, int] = row(
+        _read_pcie,
+        dict.fromkeys(PCIE, 0),
+        EVIDENCE,
+        "of `pcie_replays`: errors of the link that grew, from fatal to corrected; nobody publishes limits",
+    )
+    power_brake_s: float | NotAvailable = row(NvmlField(POWER_BRAKE), 0, "gpu_held_back", convert=_seconds)
+    hardware_thermal_s: float | NotAvailable = row(NvmlField(HARDWARE_THERMAL), 0, "gpu_held_back", convert=_seconds)
+    software_thermal_s: float | NotAvailable = row(NvmlField(SOFTWARE_THERMAL), 0, "gpu_held_back", convert=_seconds)
+    thermal_s: float | NotAvailable = row(
+        NvmlField(pynvml.NVML_FI_DEV_PERF_POLICY_THERMAL), 0, "gpu_held_back", "older drivers give no other", convert=_seconds
+    )
+    nvlinks: list[LinkCounters] | NotAvailable = row(each_link(LinkCounters), healthy_links(LinkCounters), GROWTH)
+
+    @property
+    def held_back_s(self) -> dict[str, float]:
+        """Seconds by what held the clocks back; what the driver does not give is left out."""
+        names = ("power_brake_s", "hardware_thermal_s", "software_thermal_s", "thermal_s")
+        known, _ = split({name: getattr(self, name) for name in names})
+        return known
 
 
-def read_uuids() -> list[str]:
-    """UUIDs by index; empty text for a GPU that does not give one, so that the others keep their numbers."""
-    return [_uuid_or_nothing(index) for index in range(gpu_count())]
+# --- The readers ---
 
 
 def read_gpu(index: int) -> GpuState:
@@ -120,251 +424,39 @@ def read_gpu(index: int) -> GpuState:
         NvmlError: NVML cannot read it for another reason.
     """
     with naming(f"GPU {index}"):
-        handle = required(pynvml.nvmlDeviceGetHandleByIndex, index)
-        uuid = text(required(pynvml.nvmlDeviceGetUUID, handle))
+        part = NvmlPart(required(pynvml.nvmlDeviceGetHandleByIndex, index))
         shown = visible_gpus(read_uuids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-        memory = required(pynvml.nvmlDeviceGetMemoryInfo, handle)
-        return GpuState(
-            index=index,
-            uuid=uuid,
-            pci=text(required(pynvml.nvmlDeviceGetPciInfo, handle).busId),
-            name=text(required(pynvml.nvmlDeviceGetName, handle)),
-            driver=text(required(pynvml.nvmlSystemGetDriverVersion)),
-            visible=index in shown,
-            cuda_index=shown.index(index) if index in shown else None,
-            memory_gib=round(int(memory.total) / 2**30, 3),
-            memory_used_gib=round(int(memory.used) / 2**30, 3),
-            **_identity(handle),
-            **_memory_faults(handle),
-            **_links(handle),
-            **_running(handle),
-            repair=read_repair(handle),
-            nvlink_peer=read_nvlink_peer(handle),
-            fabric=read_fabric(handle),
-        )
+        cuda_index = shown.index(index) if index in shown else None
+        return read_part(GpuState, part, index=index, visible=index in shown, cuda_index=cuda_index)
 
 
-def read_label(index: int) -> dict[str, str | None]:
-    """Name, UUID, PCI address and serial, as far as NVML gives them, of a lost GPU too; inside :func:`session`."""
-    handle = value_or_none(pynvml.nvmlDeviceGetHandleByIndex, index)
-    if handle is None:
-        return {}
-    pci = value_or_none(pynvml.nvmlDeviceGetPciInfo, handle)
-    label = {
-        "gpu_name": value_or_none(pynvml.nvmlDeviceGetName, handle),
-        "uuid": value_or_none(pynvml.nvmlDeviceGetUUID, handle),
-        "pci": None if pci is None else pci.busId,
-        "serial": value_or_none(pynvml.nvmlDeviceGetSerial, handle),
+def read_counters(handle: Any) -> GpuCounters:
+    """The counters of the GPU with this handle; inside a session of NVML.
+
+    Raises:
+        GpuLostError: the GPU has fallen off the bus.
+        NvmlError: NVML cannot read the GPU for another reason.
+    """
+    return read_part(GpuCounters, NvmlPart(handle))
+
+
+def read_board(handle: Any) -> dict[str, str]:
+    """What a spare-parts desk needs: part number, VBIOS, module, place in the rack; inside a session of NVML.
+
+    What NVML does not give is left out.
+    """
+    part = NvmlPart(handle)
+    names = {"part_number": "board_part_number", "vbios": "vbios", "module": "module_id"}
+    platform = _or_nothing("platform", part)
+    found = {
+        **{name: _or_nothing(of_state, part) for name, of_state in names.items()},
+        **({} if platform is None else dataclasses.asdict(platform)),
     }
-    return {name: None if value is None else text(value) for name, value in label.items()}
+    return {name: one_line(str(value)) for name, value in found.items() if value is not None and value != ""}
 
 
-def read_serial(uuid: str) -> str | None:
-    """The board's serial number, None if NVML does not give it; inside :func:`session`.
-
-    Raises:
-        NvmlError: no such GPU.
-    """
-    return or_none(optional(pynvml.nvmlDeviceGetSerial, handle_of(uuid), convert=text))
-
-
-def visible_gpus(uuids: list[str], setting: str | None) -> list[int]:
-    """Indices of the GPUs that CUDA shows, in CUDA's order, for this value of ``CUDA_VISIBLE_DEVICES``.
-
-    As CUDA reads it: None shows all, the list ends at its first invalid entry, a repeated entry shows none, and a
-    ``GPU-`` entry may be any unambiguous beginning of a UUID. Integers count in PCI order
-    (``CUDA_DEVICE_ORDER=PCI_BUS_ID``, and the default wherever all GPUs are alike).
-    """
-    if setting is None:
-        return list(range(len(uuids)))
-    shown: list[int] = []
-    for entry in setting.split(","):
-        index = _index_of(entry.strip(), uuids)
-        if index is None:
-            break
-        if index in shown:
-            return []
-        shown.append(index)
-    return shown
-
-
-def read_driver_version() -> str | None:
-    """The driver's version, None on a machine without one.
-
-    Raises:
-        NvmlError: there is a driver library and it does not answer.
-    """
+def _or_nothing(name: str, part: NvmlPart) -> Any:
     try:
-        with session():
-            return text(required(pynvml.nvmlSystemGetDriverVersion))
-    except NvmlLibraryNotFoundError:
-        return None
-
-
-def handle_of(uuid: str) -> Any:
-    """NVML's handle of the GPU with this UUID (``GPU-...``); inside :func:`session`.
-
-    Raises:
-        NvmlError: no such GPU.
-    """
-    uuids = read_uuids()
-    if uuid not in uuids:
-        raise NvmlError(f"NVML shows no GPU {uuid}")
-    return required(pynvml.nvmlDeviceGetHandleByIndex, uuids.index(uuid))
-
-
-def read_link(handle: Any) -> dict[str, int | NotAvailable]:
-    """Generation and width of the PCIe link right now; an idle link slows down to save power."""
-    return {
-        "pcie_gen": optional(pynvml.nvmlDeviceGetCurrPcieLinkGeneration, handle),
-        "pcie_width": optional(pynvml.nvmlDeviceGetCurrPcieLinkWidth, handle),
-    }
-
-
-def read_clocks(handle: Any) -> dict[str, float | NotAvailable]:
-    """SM clock (MHz), temperature (degrees C) and power draw (W, NVML's own average of about a second) right now."""
-    return {
-        "sm_clock_mhz": optional(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
-        "temperature_c": optional(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
-        "power_w": optional(pynvml.nvmlDeviceGetPowerUsage, handle, convert=_watts),
-    }
-
-
-def own_index(uuid: str | None) -> int:
-    """NVML index of this process's GPU: ``uuid``, else the ``LOCAL_RANK``-th that CUDA should show; inside :func:`session`.
-
-    Raises:
-        NvmlError: NVML does not show it.
-    """
-    uuids = read_uuids()
-    if uuid is not None:
-        if uuid not in uuids:
-            raise NvmlError(f"torch uses GPU {uuid}, which NVML does not show")
-        return uuids.index(uuid)
-    shown = visible_gpus(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if local_rank >= len(shown):
-        raise NvmlError(f"LOCAL_RANK {local_rank} has no GPU: NVML shows {len(uuids)}, CUDA may use {len(shown)}")
-    return shown[local_rank]
-
-
-def survey() -> dict[str, Any]:
-    """What :func:`main` prints.
-
-    ``status`` is ``ok``, ``no_library`` (no driver here) or ``error``; ``error`` NVML's text, with every GPU it
-    concerns, or None; ``gpus`` the readable GPUs; ``count`` how many NVML knows, unreadable ones included;
-    ``driver_cuda`` the newest CUDA that the driver runs.
-    """
-    answers: list[GpuState | NvmlError] = []
-    count = 0
-    cuda: str | NotAvailable = NotAvailable("NVML did not start")
-    try:
-        with session():
-            cuda = newer("nvmlSystemGetCudaDriverVersion_v2", convert=lambda number: f"{number // 1000}.{number % 1000 // 10}")
-            count = gpu_count()
-            answers = [_gpu_or_error(index) for index in range(count)]
-    except NvmlLibraryNotFoundError as error:
-        return {"status": "no_library", "error": str(error), "gpus": [], "count": 0, "driver_cuda": _plain(cuda)}
-    except NvmlError as error:
-        answers = [error]
-    errors = [str(answer) for answer in answers if isinstance(answer, NvmlError)]
-    gpus = [dataclasses.asdict(answer) for answer in answers if isinstance(answer, GpuState)]
-    status = "error" if errors else "ok"
-    texts = "; ".join(errors) or None
-    return {"status": status, "error": texts, "gpus": gpus, "count": count, "driver_cuda": _plain(cuda)}
-
-
-def main() -> int:
-    """Print :func:`survey` as one line of JSON; always 0, because a broken GPU is an answer."""
-    sys.stdout.write(json.dumps(survey()) + "\n")
-    return 0
-
-
-def _plain(value: str | NotAvailable) -> Any:
-    return dataclasses.asdict(value) if isinstance(value, NotAvailable) else value
-
-
-def _gpu_or_error(index: int) -> GpuState | NvmlError:
-    try:
-        return read_gpu(index)
-    except NvmlError as error:
-        return error
-
-
-def _uuid_or_nothing(index: int) -> str:
-    try:
-        return text(required(pynvml.nvmlDeviceGetUUID, required(pynvml.nvmlDeviceGetHandleByIndex, index)))
+        return or_none(rows(GpuState)[name].read(part))
     except NvmlError:
-        return ""
-
-
-def _identity(handle: Any) -> dict[str, Any]:
-    return {
-        "serial": optional(pynvml.nvmlDeviceGetSerial, handle, convert=text),
-        "vbios": optional(pynvml.nvmlDeviceGetVbiosVersion, handle, convert=text),
-        "board_part_number": optional(pynvml.nvmlDeviceGetBoardPartNumber, handle, convert=text),
-        "module_id": optional(pynvml.nvmlDeviceGetModuleId, handle),
-        "platform": read_platform(handle),
-        "mig": optional(pynvml.nvmlDeviceGetMigMode, handle, convert=lambda modes: bool(modes[0])),
-        "persistence": optional(pynvml.nvmlDeviceGetPersistenceMode, handle, convert=bool),
-        "compute_mode": optional(
-            pynvml.nvmlDeviceGetComputeMode, handle, convert=lambda mode: COMPUTE_MODES.get(mode, f"unknown_{mode}")
-        ),
-    }
-
-
-def _memory_faults(handle: Any) -> dict[str, Any]:
-    count_errors = pynvml.nvmlDeviceGetTotalEccErrors
-    corrected, uncorrected = pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-    rows = optional(pynvml.nvmlDeviceGetRemappedRows, handle)
-    correctable, uncorrectable, pending, failed = (rows,) * 4 if isinstance(rows, NotAvailable) else rows
-    return {
-        "ecc_enabled": optional(pynvml.nvmlDeviceGetEccMode, handle, convert=lambda modes: bool(modes[0])),
-        "ecc_uncorrected_volatile": optional(count_errors, handle, uncorrected, pynvml.NVML_VOLATILE_ECC),
-        "ecc_uncorrected_aggregate": optional(count_errors, handle, uncorrected, pynvml.NVML_AGGREGATE_ECC),
-        "ecc_corrected_volatile": optional(count_errors, handle, corrected, pynvml.NVML_VOLATILE_ECC),
-        "remapped_rows_correctable": correctable,
-        "remapped_rows_uncorrectable": uncorrectable,
-        "remapped_rows_pending": pending if isinstance(pending, NotAvailable) else bool(pending),
-        "remapped_rows_failed": failed if isinstance(failed, NotAvailable) else bool(failed),
-        "spare_row_banks": read_spare_row_banks(handle),
-    }
-
-
-def _links(handle: Any) -> dict[str, Any]:
-    return {
-        **read_link(handle),
-        "pcie_gen_max": optional(pynvml.nvmlDeviceGetMaxPcieLinkGeneration, handle),
-        "pcie_width_max": optional(pynvml.nvmlDeviceGetMaxPcieLinkWidth, handle),
-        "pcie_replay_count": optional(pynvml.nvmlDeviceGetPcieReplayCounter, handle),
-        "nvlinks": read_nvlinks(handle),
-    }
-
-
-def _running(handle: Any) -> dict[str, Any]:
-    bits = read_event_reasons(handle)
-    reasons = bits if isinstance(bits, NotAvailable) else event_reason_names(bits)
-    (memory_temperature,) = read_fields(handle, (pynvml.NVML_FI_DEV_MEMORY_TEMP, 0))
-    return {
-        "clocks_event_reasons": reasons,
-        "memory_temperature_c": memory_temperature,
-        "held_back_s": read_held_back_s(handle),
-        "power_limit_w": optional(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle, convert=_watts),
-        "power_limit_default_w": optional(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, handle, convert=_watts),
-        **read_clocks(handle),
-    }
-
-
-def _watts(power_mw: float) -> float:
-    return power_mw / 1000
-
-
-def _index_of(entry: str, uuids: list[str]) -> int | None:
-    if entry.isdigit():
-        return int(entry) if int(entry) < len(uuids) else None
-    matches = [index for index, uuid in enumerate(uuids) if entry.startswith("GPU-") and uuid.startswith(entry)]
-    return matches[0] if len(matches) == 1 else None
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        return None

@@ -1,20 +1,23 @@
-"""Calls of NVML: a session, and what each error of NVML means to a reader."""
+"""Calls of NVML: a session, what each error of NVML means to a reader, and the sources of readings that NVML has."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, ClassVar
+import dataclasses
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import pynvml
 
 from pytest_gpucluster.errors import GpuclusterError
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.reading import NotAvailable, apply, read, rows, split
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pytest_gpucluster.errors import Part
 
+Value = TypeVar("Value")
 _NO_VALUE = frozenset(
     {
         pynvml.NVML_ERROR_NOT_SUPPORTED,
@@ -80,32 +83,34 @@ def value_or_none(function: Callable[..., Any], *arguments: Any) -> Any:
         return None
 
 
-def optional(function: Callable[..., Any], *arguments: Any, convert: Callable[[Any], Any] = lambda value: value) -> Any:
-    """The function's value, converted; :class:`NotAvailable` with NVML's text if NVML says that it does not give one."""
+def optional(name: str, *arguments: Any) -> Any:
+    """What this function of NVML gives; :class:`NotAvailable` with NVML's text if NVML says that it does not give a value.
+
+    A function that an older version of the binding lacks is not available either.
+
+    Raises:
+        GpuLostError: the GPU has fallen off the bus.
+        NvmlError: NVML cannot read the GPU for another reason.
+    """
+    function = getattr(pynvml, name, None)
+    if function is None:
+        return NotAvailable(f"this version of nvidia-ml-py does not know it ({name})")
     try:
-        return convert(required(function, *arguments))
+        return required(function, *arguments)
     except NvmlError as error:
         if error.code in _NO_VALUE:
             return NotAvailable(str(error))
         raise
 
 
-def newer(name: str, *arguments: Any, convert: Callable[[Any], Any] = lambda value: value) -> Any:
-    """As :func:`optional`, for a function that older versions of the binding lack."""
-    function = getattr(pynvml, name, None)
-    if function is None:
-        return NotAvailable(f"this version of nvidia-ml-py does not know it ({name})")
-    return optional(function, *arguments, convert=convert)
-
-
 def read_fields(handle: Any, *fields: tuple[int, int]) -> list[float | NotAvailable]:
-    """Values of NVML's numbered fields, each asked by its number and scope (the number of a link, otherwise 0).
+    """Values of NVML's numbered fields, each by its number and scope (the number of a link, otherwise 0).
 
     Raises:
         GpuLostError: the GPU has fallen off the bus.
         NvmlError: NVML cannot read a field for another reason.
     """
-    answers = optional(pynvml.nvmlDeviceGetFieldValues, handle, fields)
+    answers = optional("nvmlDeviceGetFieldValues", handle, fields)
     return [answers] * len(fields) if isinstance(answers, NotAvailable) else [_field(answer) for answer in answers]
 
 
@@ -139,3 +144,130 @@ def naming(what: str) -> Iterator[None]:
 def text(value: str | bytes) -> str:
     """The text that NVML gave; the binding returns bytes for some calls."""
     return value.decode() if isinstance(value, bytes) else value
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlPart:
+    """A GPU, or one of its NVLinks, during one reading: no call is made twice."""
+
+    handle: Any
+    link: int = 0
+    answers: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+
+    def call(self, name: str, *arguments: int) -> Any:
+        """What a function of NVML gives of this GPU."""
+        key = (name, *arguments)
+        if key not in self.answers:
+            self.answers[key] = optional(name, self.handle, *arguments)
+        return self.answers[key]
+
+    def fields(self, numbers: Sequence[int], scope: int) -> dict[int, float | NotAvailable]:
+        """NvmlField fields by number, those that are not known yet in one call."""
+        new = [(number, scope) for number in numbers if (number, scope) not in self.answers]
+        if new:
+            self.answers.update(zip(new, read_fields(self.handle, *new), strict=True))
+        return {number: self.answers[number, scope] for number in numbers}
+
+
+@dataclass(frozen=True, slots=True)
+class Nvml:
+    """A source: a function of NVML that takes a GPU, of a link its number too, and then ``arguments``.
+
+    Without a value of a ``required`` one nothing can be said of a GPU: each of its errors is one of the GPU. ``older``: what
+    drivers call the function that do not know its name.
+    """
+
+    name: str
+    arguments: tuple[int, ...] = ()
+    of_link: bool = False
+    required: bool = False
+    older: str | None = None
+
+    def __call__(self, part: NvmlPart) -> Any:
+        """NVML's answer, or why there is none.
+
+        Raises:
+            GpuLostError: the GPU has fallen off the bus.
+            NvmlError: NVML cannot read the GPU for another reason.
+        """
+        if self.required:
+            return required(getattr(pynvml, self.name), part.handle)
+        arguments = (part.link, *self.arguments) if self.of_link else self.arguments
+        answer = part.call(self.name, *arguments)
+        if self.older is None or not isinstance(answer, NotAvailable):
+            return answer
+        older = part.call(self.older, *arguments)
+        return answer if isinstance(older, NotAvailable) else older
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlField:
+    """A source: a numbered field of NVML, of a link or of the whole GPU."""
+
+    number: int
+    of_link: bool = False
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The fields that it reads."""
+        return (self.number,)
+
+    def __call__(self, part: NvmlPart) -> float | NotAvailable:
+        """NVML's answer, or why there is none."""
+        return part.fields(self.numbers, part.link if self.of_link else 0)[self.number]
+
+
+@dataclass(frozen=True, slots=True)
+class NvmlFieldsByName:
+    """A source: numbered fields that are counters, by name. Not available where NVML refuses all of them."""
+
+    by_name: Mapping[str, int]
+    of_link: bool = False
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The fields that it reads."""
+        return tuple(self.by_name.values())
+
+    def __call__(self, part: NvmlPart) -> dict[str, int | NotAvailable] | NotAvailable:
+        """Each counter, or why there is none."""
+        values = part.fields(self.numbers, part.link if self.of_link else 0)
+        found = {name: apply(int, values[number]) for name, number in self.by_name.items()}
+        known, refused = split(found)
+        return found if known else next(iter(refused.values()))
+
+
+def each_link(kind: type[Value]) -> Callable[[NvmlPart], list[Value] | NotAvailable]:
+    """A source: a dataclass of rows for each NVLink of a GPU, whose number is its field ``link``.
+
+    NVML refuses the first link number beyond the last one. Not available where NVML refuses all of them.
+    """
+
+    def read_links(part: NvmlPart) -> list[Value] | NotAvailable:
+        states: dict[int, Any] = {}
+        for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
+            try:
+                states[link] = part.call("nvmlDeviceGetNvLinkState", link)
+            except NvmlError as error:
+                if error.code != pynvml.NVML_ERROR_INVALID_ARGUMENT:
+                    raise
+                break
+        known, refused = split(states)
+        if not known:
+            return next(iter(refused.values()), NotAvailable("NVML shows no NVLink"))
+        return [read_part(kind, dataclasses.replace(part, link=link), link=link) for link in states]
+
+    return read_links
+
+
+def read_part(kind: type[Value], part: NvmlPart, **given: Any) -> Value:
+    """The dataclass of a GPU or a link; inside :func:`session`. All of its numbered fields are read in one call.
+
+    Raises:
+        GpuLostError: the GPU has fallen off the bus.
+        NvmlError: NVML cannot read the GPU for another reason.
+    """
+    sources = [one.source for one in rows(kind).values() if isinstance(one.source, (NvmlField, NvmlFieldsByName))]
+    for is_of_link, scope in ((False, 0), (True, part.link)):
+        part.fields([number for source in sources if source.of_link is is_of_link for number in source.numbers], scope)
+    return read(kind, part, **given)

@@ -1,9 +1,16 @@
-"""Occupancy of a GPU before this run: memory in use, processes with a CUDA context, utilization."""
+"""Who is on a GPU: memory in use, processes and utilization before this run, and which processes belong to this run."""
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
 
 GIB = 2**30
 IDLE_GIB = 0.25
@@ -87,10 +94,10 @@ def read_occupancy(*, looks: int = 3, pause_s: float = 1.0) -> Occupancy:
     Raises:
         NvmlError: NVML does not answer, or gives neither memory nor processes nor utilization.
     """
-    from pytest_gpucluster.inventory import nvml, nvml_calls  # noqa: PLC0415 -- loads pynvml, which the controller does without
+    from pytest_gpucluster.inventory import gpu_index, nvml_calls  # noqa: PLC0415 -- loads pynvml, which the controller does without
 
     with nvml_calls.session():
-        index = nvml.own_index(None)
+        index = gpu_index.own_index(None)
         for look in range(looks):
             if look:
                 time.sleep(pause_s)
@@ -102,24 +109,24 @@ def read_occupancy(*, looks: int = 3, pause_s: float = 1.0) -> Occupancy:
 
 def describe_process(pid: int, held_bytes: int | None) -> GpuProcess:
     """A process that NVML lists, with its name; inside a session of NVML."""
-    from pytest_gpucluster.inventory import nvml_processes  # noqa: PLC0415 -- loads pynvml, which the controller does without
+    from pytest_gpucluster.inventory import gpu_index  # noqa: PLC0415 -- loads pynvml, which the controller does without
 
     return GpuProcess(
-        pid=pid, name=nvml_processes.read_process_name(pid), memory_gib=None if held_bytes is None else held_bytes / GIB
+        pid=pid, name=gpu_index.read_process_name(pid), memory_gib=None if held_bytes is None else held_bytes / GIB
     )
 
 
 def _read_once(index: int) -> Occupancy:
     # These load pynvml, which the controller does without.
-    from pytest_gpucluster.inventory import nvml, nvml_calls, nvml_processes  # noqa: PLC0415
+    from pytest_gpucluster.inventory import gpu_index, nvml_calls  # noqa: PLC0415
 
-    uuid = nvml.read_uuids()[index]
-    handle = nvml.handle_of(uuid)
-    used = nvml_processes.read_used_bytes(handle)
-    processes = nvml_processes.read_compute_processes(handle)
-    percent = nvml_processes.read_utilization_percent(handle)
+    uuid = gpu_index.read_uuids()[index]
+    handle = gpu_index.handle_of(uuid)
+    used = gpu_index.read_used_bytes(handle)
+    processes = gpu_index.read_compute_processes(handle)
+    percent = gpu_index.read_utilization_percent(handle)
     if used is None and processes is None and percent is None:
-        raise nvml_calls.NvmlError(f"GPU {uuid}: NVML tells neither memory in use nor processes nor utilization")
+        raise nvml_calls.NvmlError(f"GPU {uuid}: NVML gives neither memory in use nor processes nor utilization")
     return Occupancy(
         uuid=uuid,
         memory_used_gib=None if used is None else used[0] / GIB,
@@ -127,3 +134,70 @@ def _read_once(index: int) -> Occupancy:
         processes=None if processes is None else [describe_process(pid, held) for pid, held in processes],
         utilization_percent=percent,
     )
+
+
+# --- Processes of this run ---
+
+
+class OwnProcesses:
+    """Tells this run's processes on one GPU from foreign ones, reading by reading.
+
+    NVML may list the pids of another namespace (those of the host, in a container), or may not list this process at all.
+    Where it does not list the own pid, the pid that appears with this process's CUDA context is taken for the own one. If
+    several appear with it, all are foreign until one is left: which of them is the own one cannot be known earlier.
+    """
+
+    def __init__(self, own_pid: int, belongs_to_run: Callable[[int], bool | None]) -> None:
+        """``belongs_to_run``: as the function below; None for a pid that means no process here."""
+        self._belongs_to_run = belongs_to_run
+        self._own_pid = own_pid
+        self._ours = {own_pid}
+        self._others: set[int] = set()
+        self._candidates: set[int] | None = None
+        self._knows_own = False
+
+    def foreign_among(self, listed: Collection[int], *, has_context: bool) -> set[int]:
+        """The foreign pids of one reading. ``has_context``: this process had a CUDA context on the GPU before the reading."""
+        known = {pid: self._belongs_to_run(pid) for pid in listed if pid not in self._ours}
+        self._ours.update(pid for pid, belongs in known.items() if belongs)
+        foreign = {pid for pid, belongs in known.items() if not belongs}
+        self._knows_own = self._knows_own or self._own_pid in listed
+        if not has_context:
+            self._others |= foreign
+        elif not self._knows_own:
+            self._seek_own({pid for pid in foreign if known[pid] is None and pid not in self._others})
+        return foreign - self._ours
+
+    def _seek_own(self, unknown: set[int]) -> None:
+        if self._candidates is None:
+            self._candidates = unknown or None
+        else:
+            self._candidates &= unknown
+        if self._candidates is not None and len(self._candidates) == 1:
+            self._ours |= self._candidates
+            self._knows_own = True
+
+
+def belongs_to_run(pid: int) -> bool | None:
+    """Whether a process was started by an agent of this run; None: there is no process of this pid here.
+
+    A worker leads a session, and what it starts is in that session. A worker was forked, so its command line is still that of
+    its agent, which names the store of the run.
+    """
+    try:
+        session = os.getsid(pid)
+    except PermissionError:
+        return False
+    except ProcessLookupError:
+        return None
+    store = _store_of("self")
+    return session == os.getsid(0) or (store is not None and store == _store_of(str(session)))
+
+
+def _store_of(process: str) -> Any:
+    """The address of the store on the command line of an agent or its worker; None for any other process."""
+    try:
+        words = Path("/proc", process, "cmdline").read_text(encoding="utf-8").split("\0")
+        return json.loads(words[3])["address"] if words[1:3] == ["-m", "pytest_gpucluster.agent.main"] else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

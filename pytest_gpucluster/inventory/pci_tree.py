@@ -1,6 +1,7 @@
-"""The PCIe tree by the kernel's sysfs: the way from a device to its root port, and how wide each link of it is.
+"""GPUs and their ways by the kernel's PCIe tree: from a device up to its root port, how wide each link is, what is near.
 
-A virtual machine shows no bridges: then the way is the device alone.
+A virtual machine shows no bridges: then the way is the device alone. In a container the list of devices is the host's: it
+holds GPUs that the container was not given. So their count is evidence for whoever misses a GPU, and nothing to judge by.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.numa import sysfs_address
-from pytest_gpucluster.inventory.pci import is_nvidia_gpu
-from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.inventory.sysfs import SYS, list_names, read_number, read_text
+from pytest_gpucluster.inventory.reading import EVIDENCE, NOBODY, NotAvailable, apply, judged, read, row
+from pytest_gpucluster.inventory.sysfs import SYS, SysfsFile, list_names, read_number, read_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+NVIDIA = "0x10de"
+GPU_CLASSES = ("0x0300", "0x0302")
+"""VGA controller and 3D controller. A GPU's audio device and an NVSwitch are of other classes."""
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
 _SPEED = re.compile(r"(?P<speed>\d+(?:\.\d+)?) GT/s")
 NO_WIDTH = (63, 255)
@@ -27,83 +30,18 @@ ACCESS_CONTROL = 0x000D
 REDIRECTS = 0b11100
 """Redirection of requests and completions between peers, and their way over the root."""
 MOST_CAPABILITIES = 64
+SAME_SWITCH_BRIDGES = 2
+"""Bridges of a device up to the switch that it shares with another one: its own port and the switch's upward port."""
+NO_NUMA_NODE = "-1"
+GENERATION_5 = "32.0 GT/s PCIe"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PciNode:
-    """A device or bridge with the link that it is an end of. Speeds are in 10^9 transfers a second and lane.
-
-    ``redirects_peers``: access control (ACS) sends traffic between two devices below it up to the root.
-    """
-
-    address: str
-    speed_gt_s: float | NotAvailable
-    max_speed_gt_s: float | NotAvailable
-    width: int | NotAvailable
-    max_width: int | NotAvailable
-    redirects_peers: bool | NotAvailable
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PciPath:
-    """The way from a device up to its root port: the device first. ``numa_node`` is -1 where the firmware does not say."""
-
-    numa_node: str | NotAvailable
-    nodes: list[PciNode]
-
-
-def read_path(pci: str, *, root: Path = SYS) -> PciPath | NotAvailable:
-    """The way of the device with this PCI address.
-
-    Raises:
-        ValueError: ``pci`` is no PCI address.
-    """
-    listed = root / "bus" / "pci" / "devices" / sysfs_address(pci)
-    try:
-        device = listed.resolve(strict=True)
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        return NotAvailable(f"{getattr(error, 'strerror', error)} ({listed})")
-    folders = [folder for folder in (device, *device.parents) if _ADDRESS.match(folder.name)]
-    return PciPath(numa_node=read_text(device / "numa_node"), nodes=[_read_node(folder) for folder in folders])
-
-
-def read_gpu_paths(*, root: Path = SYS) -> dict[str, PciPath | NotAvailable] | NotAvailable:
-    """The way of every NVIDIA GPU that the kernel lists, by address."""
-    folder = root / "bus" / "pci" / "devices"
-    names = list_names(folder)
-    if isinstance(names, NotAvailable):
-        return names
-    try:
-        return {name: read_path(name, root=root) for name in names if _ADDRESS.match(name) and is_nvidia_gpu(folder / name)}
-    except OSError as error:
-        return NotAvailable(f"{error.strerror} ({folder})")
-
-
-def read_peer_memory(*, root: Path = SYS) -> bool | NotAvailable:
-    """Whether nvidia_peermem is loaded, one of two ways to GPUDirect RDMA; the other, dma_buf, needs no module of its own."""
-    names = list_names(root / "module")
-    return names if isinstance(names, NotAvailable) else "nvidia_peermem" in names
-
-
-def _read_node(folder: Path) -> PciNode:
-    return PciNode(
-        address=folder.name,
-        speed_gt_s=_speed(read_text(folder / "current_link_speed")),
-        max_speed_gt_s=_speed(read_text(folder / "max_link_speed")),
-        width=_width(read_number(folder / "current_link_width")),
-        max_width=_width(read_number(folder / "max_link_width")),
-        redirects_peers=_redirects_peers(folder / "config"),
-    )
-
-
-def _speed(text: str | NotAvailable) -> float | NotAvailable:
-    if isinstance(text, NotAvailable):
-        return text
+def _speed(text: str) -> float | NotAvailable:
     found = _SPEED.match(text)
-    return float(found["speed"]) if found else NotAvailable(f"{text[:80]!r} is no speed such as '32.0 GT/s PCIe'")
+    return float(found["speed"]) if found else NotAvailable(f"{text[:80]!r} is no speed such as '{GENERATION_5}'")
 
 
-def _width(lanes: int | NotAvailable) -> int | NotAvailable:
+def _width(lanes: int) -> int | NotAvailable:
     return NotAvailable(f"{lanes} lanes: the device does not answer") if lanes in NO_WIDTH else lanes
 
 
@@ -125,3 +63,139 @@ def _redirects_peers(file: Path) -> bool | NotAvailable:
         if at < FIRST_CAPABILITY:
             break
     return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PciNode:
+    """A device or bridge with the link that it is an end of. Speeds are in 10^9 transfers a second and lane.
+
+    ``redirects_peers``: access control (ACS) sends traffic between two devices below it up to the root. It can be read as
+    root only.
+    """
+
+    address: str = judged(EVIDENCE, "of `nic_pcie`: it names the link")
+    speed_gt_s: float | NotAvailable = row(SysfsFile("current_link_speed"), GENERATION_5, "nic_pcie", convert=_speed)
+    max_speed_gt_s: float | NotAvailable = row(SysfsFile("max_link_speed"), GENERATION_5, "nic_pcie", convert=_speed)
+    width: int | NotAvailable = row(SysfsFile("current_link_width", read_number), 16, "nic_pcie", convert=_width)
+    max_width: int | NotAvailable = row(SysfsFile("max_link_width", read_number), 16, "nic_pcie", convert=_width)
+    redirects_peers: bool | NotAvailable = row(
+        SysfsFile("config", _redirects_peers),
+        healthy=False,
+        judged=NOBODY,
+        remark="`busbw[all_reduce]` and `inter_node_busbw[all_reduce]` judge the rates that access control (ACS) costs",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PciPath:
+    """The way from a device up to its root port: the device first. ``numa_node`` is -1 where the firmware does not say."""
+
+    numa_node: str | NotAvailable = judged(EVIDENCE, "of `nic_pcie`: the GPUs near an adapter")
+    nodes: list[PciNode] = judged("nic_pcie")
+
+
+def count_nvidia_gpus(*, root: Path = SYS) -> int | NotAvailable:
+    """How many NVIDIA GPUs the kernel lists on the PCI bus."""
+    folder = root / "bus" / "pci" / "devices"
+    try:
+        return sum(is_nvidia_gpu(device) for device in folder.iterdir())
+    except OSError as error:
+        return NotAvailable(f"{error.strerror} ({folder})")
+
+
+def is_nvidia_gpu(device: Path) -> bool:
+    """Whether a device of sysfs is one.
+
+    Raises:
+        OSError: its vendor or class cannot be read.
+    """
+    if (device / "vendor").read_text(encoding="ascii").strip() != NVIDIA:
+        return False
+    return (device / "class").read_text(encoding="ascii").startswith(GPU_CLASSES)
+
+
+def read_path(pci: str, *, root: Path = SYS) -> PciPath | NotAvailable:
+    """The way of the device with this PCI address.
+
+    Raises:
+        ValueError: ``pci`` is no PCI address.
+    """
+    listed = root / "bus" / "pci" / "devices" / sysfs_address(pci)
+    try:
+        device = listed.resolve(strict=True)
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        return NotAvailable(f"{getattr(error, 'strerror', error)} ({listed})")
+    folders = [folder for folder in (device, *device.parents) if _ADDRESS.match(folder.name)]
+    return PciPath(
+        numa_node=read_text(device / "numa_node"), nodes=[read(PciNode, folder, address=folder.name) for folder in folders]
+    )
+
+
+def read_gpu_paths(*, root: Path = SYS) -> dict[str, PciPath | NotAvailable] | NotAvailable:
+    """The way of every NVIDIA GPU that the kernel lists, by address."""
+    folder = root / "bus" / "pci" / "devices"
+    names = list_names(folder)
+    if isinstance(names, NotAvailable):
+        return names
+    try:
+        return {name: read_path(name, root=root) for name in names if _ADDRESS.match(name) and is_nvidia_gpu(folder / name)}
+    except OSError as error:
+        return NotAvailable(f"{error.strerror} ({folder})")
+
+
+def read_peer_memory(*, root: Path = SYS) -> bool | NotAvailable:
+    """Whether nvidia_peermem is loaded, one of two ways to GPUDirect RDMA; the other, dma_buf, needs no module of its own."""
+    return apply(lambda names: "nvidia_peermem" in names, list_names(root / "module"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """Where a device is.
+
+    ``addresses`` is its way up the PCIe tree, its own address first; None where that is not known. ``numa_node`` is None
+    where the firmware does not say. ``nvlinks`` counts those that lead up to a switch.
+    """
+
+    addresses: tuple[str, ...] | None
+    numa_node: str | None = None
+    nvlinks: int = 0
+
+
+def position(path: PciPath | NotAvailable | None, *, nvlinks: int = 0) -> Position:
+    """The position of a device with this way up the PCIe tree; None: the tree does not list it."""
+    if path is None or isinstance(path, NotAvailable):
+        return Position(addresses=None, nvlinks=nvlinks)
+    unknown = isinstance(path.numa_node, NotAvailable) or path.numa_node == NO_NUMA_NODE
+    return Position(
+        addresses=tuple(node.address for node in path.nodes),
+        numa_node=None if unknown else str(path.numa_node),
+        nvlinks=nvlinks,
+    )
+
+
+def nearness(one: Position, other: Position) -> str | None:
+    """``NV18`` where NVLinks lead from both to a switch, else the way over PCIe; None where that is not known.
+
+    PIX below one switch, PXB over several bridges, PHB below one host bridge, NODE of one NUMA node, SYS of two.
+    """
+    nvlinks = min(one.nvlinks, other.nvlinks)
+    return f"NV{nvlinks}" if nvlinks else _over_pcie(one, other)
+
+
+def _over_pcie(one: Position, other: Position) -> str | None:
+    if one.addresses is None or other.addresses is None:
+        return None
+    above = one.addresses[1:], other.addresses[1:]
+    shared = [address for address in above[0] if address in above[1]]
+    if shared:
+        return "PIX" if max(up.index(shared[0]) for up in above) < SAME_SWITCH_BRIDGES else "PXB"
+    if all(above) and _bus(above[0][-1]) == _bus(above[1][-1]):
+        return "PHB"
+    if one.numa_node is None or other.numa_node is None:
+        return None
+    return "NODE" if one.numa_node == other.numa_node else "SYS"
+
+
+def _bus(address: str) -> str:
+    """Domain and bus; the root ports of a host bridge are on one bus."""
+    return address.rpartition(":")[0]

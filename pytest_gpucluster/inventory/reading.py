@@ -1,14 +1,29 @@
-"""What a reader returns: a value, or the reason why there is none.
+"""What a reader returns: a value, or the reason why there is none. And the table of readings: one row beside each field.
 
 A value that could not be read is never zero, never empty and never None, so it cannot pass for a healthy one.
+
+A dataclass of readings is the table. Each field stands beside its row: where the value comes from, what a healthy part
+answers there, and who judges it. The reader (:func:`read`), the answers of simulated parts (:func:`healthy`), the page of
+all readings (``docs/generate_readings.py``) and the test that every reading has a judge take what they need from the rows.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from dataclasses import dataclass
-from typing import NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+Key = TypeVar("Key")
 Value = TypeVar("Value")
+Other = TypeVar("Other")
+Result = TypeVar("Result")
+EVIDENCE, THE_RUN, NOBODY = "evidence", "the run", "nobody"
+"""Who has a reading that no criterion judges: shown beside a judged value, needed by the run itself, or only printed."""
+_ROW = "row"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,3 +48,92 @@ class NotAvailable:
 def or_none(reading: Value | NotAvailable) -> Value | None:
     """The value for evidence that no criterion judges; None where it is not available."""
     return None if isinstance(reading, NotAvailable) else reading
+
+
+@overload
+def apply(function: Callable[[Value], Result | NotAvailable], reading: Value | NotAvailable, /) -> Result | NotAvailable: ...
+@overload
+def apply(
+    function: Callable[[Value, Other], Result | NotAvailable], reading: Value | NotAvailable, other: Other | NotAvailable, /
+) -> Result | NotAvailable: ...
+def apply(function: Callable[..., Any], *readings: Any) -> Any:
+    """What ``function`` makes of the values; the first of them that is not available, if one is not."""
+    known = all_or_why(readings)
+    return known if isinstance(known, NotAvailable) else function(*known)
+
+
+def all_or_why(readings: Iterable[Value | NotAvailable]) -> list[Value] | NotAvailable:
+    """All values; the first that is not available, if one is not."""
+    known: list[Value] = []
+    for one in readings:
+        if isinstance(one, NotAvailable):
+            return one
+        known.append(one)
+    return known
+
+
+def split(readings: Mapping[Key, Value | NotAvailable]) -> tuple[dict[Key, Value], dict[Key, NotAvailable]]:
+    """The values that are known, and why the others are not."""
+    known = {key: one for key, one in readings.items() if not isinstance(one, NotAvailable)}
+    return known, {key: one for key, one in readings.items() if isinstance(one, NotAvailable)}
+
+
+@dataclass(frozen=True, slots=True)
+class ReadingRow:
+    """The row of one field.
+
+    Attributes:
+        source: gives the answer of a part; None for a field that the reader of the whole dataclass fills.
+        healthy: what a healthy part answers: 700000 (mW) where the field says 700.0 (W).
+        judged: the criteria that judge the field, or one of :data:`EVIDENCE`, :data:`THE_RUN` and :data:`NOBODY`.
+        remark: why, or what else a reader has to know; for the page.
+        convert: what the field says for an answer.
+    """
+
+    source: Callable[[Any], Any] | None
+    healthy: Any
+    judged: tuple[str, ...]
+    remark: str
+    convert: Callable[[Any], Any] | None
+
+    def value_of(self, answer: Any) -> Any:
+        """What the field says for this answer."""
+        return answer if self.convert is None else apply(self.convert, answer)
+
+    def read(self, part: Any) -> Any:
+        """What the field says of a part."""
+        assert self.source is not None
+        return self.value_of(self.source(part))
+
+
+def row(
+    source: Callable[[Any], Any], healthy: Any, judged: str, remark: str = "", *, convert: Callable[[Any], Any] | None = None
+) -> Any:
+    """A field with its :class:`ReadingRow`, without a default; ``judged`` has the criteria by name, with commas between."""
+    return dataclasses.field(metadata={_ROW: ReadingRow(source, healthy, tuple(judged.split(", ")), remark, convert)})
+
+
+def judged(by: str, remark: str = "") -> Any:
+    """A field that the reader of the whole dataclass fills, such as a number, or a part of a text."""
+    return dataclasses.field(metadata={_ROW: ReadingRow(None, None, tuple(by.split(", ")), remark, None)})
+
+
+def rows(kind: type) -> Mapping[str, ReadingRow]:
+    """The rows of a dataclass by the names of its fields, those that have one."""
+    return _rows(kind)
+
+
+@functools.cache
+def _rows(kind: type) -> Mapping[str, ReadingRow]:
+    return {field.name: field.metadata[_ROW] for field in dataclasses.fields(kind) if _ROW in field.metadata}
+
+
+def read(kind: type[Value], part: Any, **given: Any) -> Value:
+    """A dataclass, each field read of ``part`` by its row; ``given`` are the fields without a source."""
+    return kind(**{name: one.read(part) for name, one in rows(kind).items() if one.source is not None}, **given)
+
+
+def healthy(kind: type[Value], **given: Any) -> Value:
+    """The dataclass of a healthy part; ``given`` are the fields without a source, and those that differ."""
+    sources = {name: one for name, one in rows(kind).items() if one.source is not None}
+    return kind(**{**{name: one.value_of(one.healthy) for name, one in sources.items()}, **given})

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pytest_gpucluster.inventory import program
 from pytest_gpucluster.inventory.numa import parse_cpulist
 from pytest_gpucluster.inventory.program import ProgramError
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.reading import NotAvailable, apply
 
 DEADLINE_S = 15.0
 """For one command. Slurm itself says after 9 s that no controller is there, so its own words come first."""
@@ -68,8 +68,7 @@ class SlurmShare:
 
 def read_node(name: str, *, hostname: str) -> SlurmNode | NotAvailable:
     """The host with this name in Slurm. A variable of another host may name another one, so the hostname has to fit."""
-    text = ask("-o", "show", "node", name)
-    node = text if isinstance(text, NotAvailable) else parse_node(text)
+    node = apply(parse_node, ask("-o", "show", "node", name))
     if isinstance(node, SlurmNode) and isinstance(node.host, str) and _without_domain(node.host) != _without_domain(hostname):
         return NotAvailable(f"Slurm's node {name} is the host {node.host}, and this one is {hostname}")
     return node
@@ -77,8 +76,7 @@ def read_node(name: str, *, hostname: str) -> SlurmNode | NotAvailable:
 
 def read_share(job: str, name: str) -> SlurmShare | NotAvailable:
     """What the job has of the host with this name in Slurm."""
-    text = ask("-d", "-o", "show", "job", job)
-    return text if isinstance(text, NotAvailable) else parse_share(text, name)
+    return apply(lambda text: parse_share(text, name), ask("-d", "-o", "show", "job", job))
 
 
 def read_controller() -> str | NotAvailable:
@@ -88,8 +86,7 @@ def read_controller() -> str | NotAvailable:
 
 def read_partitions() -> dict[str, str] | NotAvailable:
     """The state of every partition by name: ``UP``, ``DOWN``, ``DRAIN`` or ``INACTIVE``."""
-    text = ask("-o", "show", "partition")
-    return text if isinstance(text, NotAvailable) else parse_partitions(text)
+    return apply(parse_partitions, ask("-o", "show", "partition"))
 
 
 def parse_partitions(text: str) -> dict[str, str] | NotAvailable:
@@ -111,14 +108,13 @@ def parse_node(text: str) -> SlurmNode | NotAvailable:
         return NotAvailable(f"scontrol's answer is no record of a node: {_short(line)}")
     before = line[: line.find(" Reason=")] if " Reason=" in line else line
     memory = _word(before, "RealMemory")
-    gres = _word(before, "Gres")
     reason = _REASON.search(line)
     return SlurmNode(
         name=str(_word(before, "NodeName")),
         host=_word(before, "NodeHostName"),
         states=parse_states(found[1]),
         reason="" if reason is None else reason[1],
-        gpus=gres if isinstance(gres, NotAvailable) else gpus_of(gres),
+        gpus=apply(gpus_of, _word(before, "Gres")),
         threads_per_core=max(1, int(found[2])),
         memory_mib=int(memory) if isinstance(memory, str) and memory.isdecimal() else NotAvailable("no RealMemory"),
         partitions=_word(before, "Partitions"),

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.inventory.reading import NotAvailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SYS = Path("/sys")
 
@@ -42,3 +47,23 @@ def list_names(folder: Path) -> list[str] | NotAvailable:
         return sorted(path.name for path in folder.iterdir())
     except OSError as error:
         return NotAvailable(f"{error.strerror} ({folder})")
+
+
+def target_of(link: Path) -> str | NotAvailable:
+    """The name of what a link leads to."""
+    try:
+        return link.resolve(strict=True).name
+    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
+        return NotAvailable(f"{getattr(error, 'strerror', error)} ({link})")
+
+
+@dataclass(frozen=True, slots=True)
+class SysfsFile:
+    """A source of readings: a file or folder below that of a part."""
+
+    name: str
+    how: Callable[[Path], Any] = read_text
+
+    def __call__(self, folder: Path) -> Any:
+        """Its content, or why there is none."""
+        return self.how(folder / self.name)

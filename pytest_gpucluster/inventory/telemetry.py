@@ -1,4 +1,4 @@
-"""Telemetry of a GPU under work: clocks, power, temperature, event reasons.
+"""Telemetry of a GPU under work, and that of a group in brief: clocks, power, temperature, event reasons.
 
 A thread samples it (:class:`Sampler`); a window too short for a thread has one reading inside (:class:`Snapshots`).
 """
@@ -6,21 +6,32 @@ A thread samples it (:class:`Sampler`); a window too short for a thread has one 
 from __future__ import annotations
 
 import contextlib
+import functools
+import math
+import operator
 import statistics
 import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pytest_gpucluster.inventory import event_reasons, nvml, nvml_calls
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory import nvml, nvml_calls
+from pytest_gpucluster.inventory.gpu_index import handle_of
+from pytest_gpucluster.inventory.nvml import EVENT_REASONS, event_reason_names
+from pytest_gpucluster.inventory.nvml_calls import NvmlPart
+from pytest_gpucluster.inventory.reading import NotAvailable, all_or_why, apply, or_none, rows
+from pytest_gpucluster.protocol.rank import ranges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from collections.abc import Callable, Mapping, Sequence
 
 SILENT_S = 3.0
 """NVML answers in milliseconds. A sampler that has heard nothing for so long has a driver that hangs."""
+SAMPLED = ("sm_clock_mhz", "temperature_c", "power_w", "pcie_gen", "pcie_width")
+"""Fields of :class:`~pytest_gpucluster.inventory.nvml.GpuState`."""
+_OF_STATE = rows(nvml.GpuState)
+JOIN_S = 5.0
+"""So long the end of a block waits for the thread; one inside a driver that hangs is left to end with its process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +116,7 @@ class Sampler:
         """Stop watching."""
         self._stop.set()
         if self._uuid is not None:
-            self._thread.join(timeout=5)
+            self._thread.join(timeout=JOIN_S)
 
     def summary(self, *, since_s: float = 0.0) -> Telemetry | None:
         """Telemetry of the samples so far; None without a sample.
@@ -129,7 +140,7 @@ class Sampler:
     def _run(self) -> None:
         try:
             with nvml_calls.session():
-                handle = nvml.handle_of(str(self._uuid))
+                handle = handle_of(str(self._uuid))
                 while True:
                     self._samples.append(_sample(handle))
                     if self._stop.wait(self._interval_s):
@@ -159,7 +170,7 @@ class Snapshots:
         if self._uuid is not None:
             try:
                 self._session.enter_context(nvml_calls.session())
-                self._handle = nvml.handle_of(self._uuid)
+                self._handle = handle_of(self._uuid)
             except nvml_calls.NvmlError as error:
                 self.error = str(error)
         return self
@@ -201,7 +212,7 @@ def _summary(window: list[_Sample], *, reasons_of: list[_Sample], stopped: str |
         pcie_gen_max=_extreme(window, "pcie_gen", max),
         pcie_width_min=_extreme(window, "pcie_width", min),
         event_reasons=reasons,
-        fault_reasons=reasons if isinstance(reasons, NotAvailable) else event_reasons.fault_reasons(reasons),
+        fault_reasons=apply(nvml.fault_reasons, reasons),
     )
 
 
@@ -209,17 +220,14 @@ def _reasons(samples: list[_Sample], stopped: str | None) -> list[str] | NotAvai
     """The event reasons of all samples together; not available if one sample lacks them or sampling was cut short."""
     if stopped is not None:
         return NotAvailable(f"NVML stopped after {len(samples)} samples: {stopped}")
-    bits = 0
-    for sample in samples:
-        if isinstance(sample.reasons, NotAvailable):
-            return sample.reasons
-        bits |= sample.reasons
-    return event_reasons.event_reason_names(bits)
+    union = apply(lambda bits: functools.reduce(operator.or_, bits, 0), all_or_why(sample.reasons for sample in samples))
+    return apply(nvml.event_reason_names, union)
 
 
 def _sample(handle: Any) -> _Sample:
-    reasons = event_reasons.read_event_reasons(handle)
-    return _Sample(at_s=time.monotonic(), reasons=reasons, values={**nvml.read_clocks(handle), **nvml.read_link(handle)})
+    part = NvmlPart(handle)
+    reasons = nvml.EVENT_REASONS_NOW(part)
+    return _Sample(at_s=time.monotonic(), reasons=reasons, values={name: _OF_STATE[name].read(part) for name in SAMPLED})
 
 
 def _extreme(samples: list[_Sample], key: str, choose: Callable[[list[float]], float]) -> int | NotAvailable:
@@ -231,3 +239,79 @@ def _extreme(samples: list[_Sample], key: str, choose: Callable[[list[float]], f
 
 def _seen(samples: list[_Sample], key: str) -> list[float]:
     return [value for sample in samples if not isinstance(value := sample.values[key], NotAvailable)]
+
+
+# --- A group in brief: as small for a thousand ranks as for two ---
+
+UNKNOWN = "unknown_"
+_BITS = {name: bit for bit, name in EVENT_REASONS.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupTelemetry:
+    """Lowest and highest of all ranks' means (temperature: highest maximum), with the rank of the slowest and the hottest.
+
+    ``event_reasons`` holds the ranks of each reason, for example ``0-3, 7``. None: no GPU gives the value.
+    """
+
+    sm_clock_lowest_mhz: float | None
+    sm_clock_highest_mhz: float | None
+    lowest_clock_rank: int | None
+    power_lowest_w: float | None
+    power_highest_w: float | None
+    temperature_highest_c: float | None
+    hottest_rank: int | None
+    event_reasons: dict[str, str]
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """What explains a value: the slowest clock, the hottest GPU, and the ranks of each event reason."""
+        found: dict[str, Any] = {}
+        if self.sm_clock_lowest_mhz is not None:
+            found["SM MHz"] = (
+                f"{self.sm_clock_lowest_mhz:.0f} (rank {self.lowest_clock_rank}) to {self.sm_clock_highest_mhz:.0f}"
+            )
+        if self.power_lowest_w is not None:
+            found["W"] = f"{self.power_lowest_w:.0f} to {self.power_highest_w:.0f}"
+        if self.temperature_highest_c is not None:
+            found["C"] = f"up to {self.temperature_highest_c:.0f} (rank {self.hottest_rank})"
+        found["event reasons"] = [f"{name} (rank {ranks})" for name, ranks in self.event_reasons.items()]
+        return found
+
+
+def to_row(rank: int, telemetry: Telemetry | None) -> list[float]:
+    """One rank's telemetry as numbers, for a collective; NaN for a missing value."""
+    if telemetry is None:
+        return [float(rank), 0.0, *[math.nan] * 4]
+    reasons = or_none(telemetry.event_reasons) or []  # evidence of a rate, which no criterion judges
+    bits = sum(_BITS.get(name) or int(name.removeprefix(UNKNOWN), 16) for name in reasons)
+    values = (telemetry.sm_clock_mean_mhz, telemetry.power_mean_w, telemetry.temperature_max_c)
+    return [float(rank), 1.0, float(bits), *(math.nan if value is None else float(value) for value in values)]
+
+
+def from_rows(rows: Sequence[Sequence[float]]) -> GroupTelemetry | None:
+    """All ranks' rows in brief; None if no rank has telemetry."""
+    watched = [row for row in rows if row[1]]
+    if not watched:
+        return None
+    clocks, power, temperature = ({int(row[0]): row[at] for row in watched if not math.isnan(row[at])} for at in (3, 4, 5))
+    reasons: dict[str, list[int]] = {}
+    for rank, _, bits, *_ in watched:
+        for name in event_reason_names(int(bits)):
+            reasons.setdefault(name, []).append(int(rank))
+    slowest = min(clocks, key=lambda rank: clocks[rank], default=None)
+    hottest = max(temperature, key=lambda rank: temperature[rank], default=None)
+    return GroupTelemetry(
+        sm_clock_lowest_mhz=_at(clocks, slowest),
+        sm_clock_highest_mhz=max(clocks.values(), default=None),
+        lowest_clock_rank=slowest,
+        power_lowest_w=min(power.values(), default=None),
+        power_highest_w=max(power.values(), default=None),
+        temperature_highest_c=_at(temperature, hottest),
+        hottest_rank=hottest,
+        event_reasons={name: ranges(ranks) for name, ranks in reasons.items()},
+    )
+
+
+def _at(values: Mapping[int, float], rank: int | None) -> float | None:
+    return None if rank is None else values[rank]

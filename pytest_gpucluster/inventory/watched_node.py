@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import pynvml
 
-from pytest_gpucluster.inventory import nvml, nvml_calls
-from pytest_gpucluster.inventory.event_reasons import event_reason_names, read_event_reasons
+from pytest_gpucluster.inventory import gpu_index, nvml, nvml_calls
 from pytest_gpucluster.inventory.nics import read_nics
-from pytest_gpucluster.inventory.nvml_calls import optional, read_fields
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.nvml_calls import Nvml, NvmlPart, read_fields, text
+from pytest_gpucluster.inventory.reading import NOBODY, NotAvailable, apply, or_none, row, rows
 from pytest_gpucluster.inventory.sysfs import SYS
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 ALL_LINKS = 0xFFFFFFFF
 """The scope by which NVML adds the counters of all NVLinks of a GPU."""
-KIB, WORD_BYTES = 1024, 4
+KIB, GIB, WORD_BYTES = 2**10, 2**30, 4
 FIELDS = {
     "nvlink_tx": (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, ALL_LINKS, KIB),
     "nvlink_rx": (pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX, ALL_LINKS, KIB),
@@ -40,6 +39,19 @@ PORT_COUNTERS = {"tx": ("port_xmit_data", "tx_bytes"), "rx": ("port_rcv_data", "
 """Of a port: the counter of InfiniBand and RoCE, in words of 4 bytes, and that of EFA, in bytes."""
 
 
+def _counted(part: NvmlPart) -> dict[str, int | NotAvailable]:
+    counts = read_fields(part.handle, *((number, scope) for number, scope, _ in FIELDS.values()))
+    return {
+        name: apply(lambda many, bytes_each: int(many) * bytes_each, count, size)
+        for (name, (_, _, size)), count in zip(FIELDS.items(), counts, strict=True)
+    }
+
+
+SHOWN = "shown to people; the criteria take readings of their own"
+OF_STATE = rows(nvml.GpuState)
+MEMORY = Nvml("nvmlDeviceGetMemoryInfo")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveGpu:
     """One GPU at one moment. ``busy_percent``: the share of NVML's last sample in which a kernel ran.
@@ -48,18 +60,20 @@ class LiveGpu:
     ``pcie_rx``, seen from the GPU.
     """
 
-    name: str | NotAvailable
-    busy_percent: int | NotAvailable
-    memory_used_gib: float | NotAvailable
-    memory_gib: float | NotAvailable
-    temperature_c: int | NotAvailable
-    memory_temperature_c: float | NotAvailable
-    power_w: float | NotAvailable
-    power_limit_w: float | NotAvailable
-    sm_clock_mhz: int | NotAvailable
-    memory_clock_mhz: int | NotAvailable
-    event_reasons: list[str] | NotAvailable
-    counted_bytes: Mapping[str, int | NotAvailable]
+    name: str | NotAvailable = row(Nvml("nvmlDeviceGetName"), None, NOBODY, SHOWN, convert=text)
+    busy_percent: int | NotAvailable = row(
+        Nvml("nvmlDeviceGetUtilizationRates"), None, NOBODY, SHOWN, convert=lambda rates: int(rates.gpu)
+    )
+    memory_used_gib: float | NotAvailable = row(MEMORY, None, NOBODY, SHOWN, convert=lambda memory: memory.used / GIB)
+    memory_gib: float | NotAvailable = row(MEMORY, None, NOBODY, SHOWN, convert=lambda memory: memory.total / GIB)
+    temperature_c: int | NotAvailable = row(OF_STATE["temperature_c"].read, None, NOBODY, SHOWN)
+    memory_temperature_c: float | NotAvailable = row(OF_STATE["memory_temperature_c"].read, None, NOBODY, SHOWN)
+    power_w: float | NotAvailable = row(OF_STATE["power_w"].read, None, NOBODY, SHOWN)
+    power_limit_w: float | NotAvailable = row(OF_STATE["power_limit_w"].read, None, NOBODY, SHOWN)
+    sm_clock_mhz: int | NotAvailable = row(OF_STATE["sm_clock_mhz"].read, None, NOBODY, SHOWN)
+    memory_clock_mhz: int | NotAvailable = row(Nvml("nvmlDeviceGetClockInfo", (pynvml.NVML_CLOCK_MEM,)), None, NOBODY, SHOWN)
+    event_reasons: list[str] | NotAvailable = row(OF_STATE["clocks_event_reasons"].read, None, NOBODY, SHOWN)
+    counted_bytes: Mapping[str, int | NotAvailable] = row(_counted, None, NOBODY, SHOWN)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +123,7 @@ class NodeReader:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        """Stop; a driver that hangs is left behind."""
+        """Stop; a thread inside a driver that hangs ends with the process."""
         self._stop.set()
         self._thread.join(timeout=1)
 
@@ -146,7 +160,7 @@ class NodeReader:
             if not self._has_nvml:
                 self._nvml.enter_context(nvml_calls.session())
                 self._has_nvml = True
-            return [_gpu_or_reason(index) for index in range(nvml.gpu_count())]
+            return [_gpu_or_reason(index) for index in range(gpu_index.gpu_count())]
         except nvml_calls.NvmlLibraryNotFoundError:
             return NotAvailable("there is no NVIDIA driver library (libnvidia-ml.so.1) here")
         except nvml_calls.NvmlError as error:
@@ -173,39 +187,14 @@ def read_watched(handle: Any) -> LiveGpu:
         GpuLostError: the GPU has fallen off the bus.
         NvmlError: NVML cannot read the GPU for another reason.
     """
-    memory = optional(pynvml.nvmlDeviceGetMemoryInfo, handle)
-    used, total = (memory, memory) if isinstance(memory, NotAvailable) else (memory.used / 2**30, memory.total / 2**30)
-    bits = read_event_reasons(handle)
-    (memory_temperature,) = read_fields(handle, (pynvml.NVML_FI_DEV_MEMORY_TEMP, 0))
-    clocks: dict[str, Any] = {**nvml.read_clocks(handle)}
-    return LiveGpu(
-        name=optional(pynvml.nvmlDeviceGetName, handle, convert=nvml_calls.text),
-        busy_percent=optional(pynvml.nvmlDeviceGetUtilizationRates, handle, convert=lambda rates: int(rates.gpu)),
-        memory_used_gib=used,
-        memory_gib=total,
-        memory_temperature_c=memory_temperature,
-        power_limit_w=optional(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle, convert=lambda limit_mw: limit_mw / 1000),
-        memory_clock_mhz=optional(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM),
-        event_reasons=bits if isinstance(bits, NotAvailable) else event_reason_names(bits),
-        counted_bytes=_counted(handle),
-        **clocks,
-    )
-
-
-def _counted(handle: Any) -> dict[str, int | NotAvailable]:
-    counts = read_fields(handle, *((field, scope) for field, scope, _ in FIELDS.values()))
-    return {
-        name: count if isinstance(count, NotAvailable) else int(count) * size
-        for (name, (_, _, size)), count in zip(FIELDS.items(), counts, strict=True)
-    }
+    return nvml_calls.read_part(LiveGpu, NvmlPart(handle))
 
 
 def read_ports(*, root: Path = SYS) -> list[LivePort] | NotAvailable:
     """Every port of every RDMA adapter; one adapter that hides its ports does not hide the others."""
-    nics = read_nics(root=root)
-    if isinstance(nics, NotAvailable):
-        return nics
-    return [_port(nic.device, port) for nic in nics for port in ([] if isinstance(nic.ports, NotAvailable) else nic.ports)]
+    return apply(
+        lambda nics: [_port(nic.device, port) for nic in nics for port in or_none(nic.ports) or ()], read_nics(root=root)
+    )
 
 
 def _port(device: str, port: NicPort) -> LivePort:
@@ -216,7 +205,7 @@ def _port(device: str, port: NicPort) -> LivePort:
 
 def _port_bytes(port: NicPort, in_words: str, in_bytes: str) -> int | NotAvailable:
     for counters, name, size in ((port.counters, in_words, WORD_BYTES), (port.hw_counters, in_bytes, 1)):
-        count = None if isinstance(counters, NotAvailable) else counters.get(name)
+        count = (or_none(counters) or {}).get(name)
         if isinstance(count, int):
             return count * size
     return NotAvailable(f"the port has no counter {in_words} or {in_bytes}")

@@ -7,13 +7,22 @@ majority decides. Of two that differ, nobody can say which one is right.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 Member = TypeVar("Member", bound=Hashable)
+Value = TypeVar("Value", bound=Hashable)
 
 FEWEST_TO_NAME = 3
+
+
+def majority(values: Collection[Value]) -> Value | None:
+    """The value that more than half have; None if there is no such value. Without a majority nobody can be named."""
+    if not values:
+        return None
+    value, votes = Counter(values).most_common(1)[0]
+    return value if 2 * votes > len(values) else None
 
 
 def only_itself(num_rounds: int) -> str:
@@ -22,7 +31,7 @@ def only_itself(num_rounds: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group(Generic[Member]):
+class AlikeGroup(Generic[Member]):
     """Members whose digests should be equal: GPUs of one model."""
 
     name: str
@@ -43,8 +52,7 @@ class Group(Generic[Member]):
         """The digest that more than half of three or more members have; None if there is no such digest."""
         if len(self.digests) < FEWEST_TO_NAME:
             return None
-        digest, votes = Counter(self.digests.values()).most_common(1)[0]
-        return digest if 2 * votes > len(self.digests) else None
+        return majority(self.digests.values())
 
     @property
     def outvoted(self) -> tuple[Member, ...]:
@@ -66,7 +74,7 @@ class Group(Generic[Member]):
         return f"{size} hold {len(set(self.digests.values()))} different digests, none of them in the majority"
 
 
-def groups_of(digests_by_member: Mapping[Member, str], group_of: Mapping[Member, str]) -> tuple[Group[Member], ...]:
+def groups_of(digests_by_member: Mapping[Member, str], group_of: Mapping[Member, str]) -> tuple[AlikeGroup[Member], ...]:
     """Put members into the groups whose digests should be equal.
 
     Args:
@@ -81,7 +89,7 @@ def groups_of(digests_by_member: Mapping[Member, str], group_of: Mapping[Member,
         if member not in group_of:
             raise ValueError(f"{member} has a digest and no group")
         groups.setdefault(group_of[member], {})[member] = digest
-    return tuple(Group(name=name, digests=digests) for name, digests in groups.items())
+    return tuple(AlikeGroup(name=name, digests=digests) for name, digests in groups.items())
 
 
 def suspicions(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pytest_gpucluster.errors import Blame, CriterionFailedError, DoesNotApplyError, MeasurementError
 from pytest_gpucluster.judging import failure_text
 from pytest_gpucluster.judging.failure_text import format_number
+from pytest_gpucluster.judging.finding import Finding
 from pytest_gpucluster.judging.noise import FEWEST, Repeats, doubt
 from pytest_gpucluster.judging.siblings import Compared
 from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED, Record
@@ -24,22 +25,6 @@ if TYPE_CHECKING:
 
 
 RANKING = (PASSED, NOISY, FAILED)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """The parts of a place to which a value outside its limit points: their kind, and a name for each.
-
-    ``places``: the GPUs to blame in place of their node; none: the place itself is to blame. ``among``: the nodes that share
-    the part, where it is no part of one of them, such as a leaf switch.
-    ``advice``: what the part itself, or its vendor, asks for; None: what is usual for its kind.
-    """
-
-    kind: Part
-    names: tuple[str, ...] = ()
-    places: tuple[Place, ...] = ()
-    advice: str | None = None
-    among: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,13 +68,13 @@ class Criterion:
     left_out: DoesNotApplyError | None = None
 
     def does_not_apply(self, where: str) -> NoReturn:
-        """Skip the criterion: the program that its entry needs (``needs_program``) is not installed ``where``.
+        """Skip the criterion: the program that its entry needs (``needs: {program: ...}``) is not installed ``where``.
 
         Raises:
             DoesNotApplyError: always; an entry without that key does not come here.
             MeasurementError: the entry needs no program, so it may not leave.
         """
-        program = self.threshold.needs_program
+        program = self.threshold.needs.program
         if program is None:
             raise MeasurementError(f"{self.threshold.key}: a criterion may not leave by itself", blame=Blame(part="software"))
         self.left_out = DoesNotApplyError(f"needs {program}, which is not installed {where}", cause=f"no {program}")
@@ -101,7 +86,6 @@ class Criterion:
         *,
         evidence: Mapping[str, Any] | None = None,
         remark: str | None = None,
-        parts: Parts | None = None,
     ) -> None:
         """Judge one value, or values by place (the worst decides).
 
@@ -113,27 +97,57 @@ class Criterion:
                 as far as the limit, or as their own spread explains, and is left open where they disagree.
             evidence: what else was seen while measuring (clocks, event reasons), shown in a failure.
             remark: what a value within the limit does not show, such as a comparison without anything to compare with.
-            parts: what a value outside the limit points to, where that is less than a whole GPU or node.
 
         Raises:
             MeasurementError: the value is not a finite number, or a place has none: nothing was measured. Or (kind
                 ``noisy``) the siblings disagree, or the repeats do, or the limit lies among them, also the second time.
             CriterionFailedError: outside the limit, and the entry is not advisory.
         """
+        self._require(value, Finding(evidence=evidence or {}, remark=remark))
+
+    def judge(self, finding: Finding, *, among: Iterable[Place] = ()) -> None:
+        """Judge what is known, then raise what is unknown: an unknown part never makes a bad one pass, and is never green.
+
+        Args:
+            finding: what a judge of hardware found at this place.
+            among: the GPUs of the place, if the finding is about each of them. Some bad ones are blamed in place of the node;
+                if all of them are bad, the fault is the node's.
+
+        Raises:
+            CriterionFailedError: what is known is outside the limit, and the entry is not advisory.
+            MeasurementError: something is unknown, and what is known is within the limit; or as :meth:`require`.
+        """
+        siblings = tuple(among)
+        value = finding.judged
+        if value is not None and (not finding.unknown or self._is_outside(value)):
+            shown = replace(finding, evidence={**({"found": finding.facts} if finding.bad else {}), **finding.evidence})
+            self._require(value, shown, blamed=finding.culprits(siblings))
+        if finding.unknown:
+            raise finding.error(self.place, siblings)
+
+    def _is_outside(self, value: Any) -> bool:
+        """Whether a value, or one of several, is a number outside the limit, whatever else is unknown."""
+        if isinstance(value, Mapping):
+            return any(map(self._is_outside, value.values()))
+        number = getattr(value, "value", value)
+        return isinstance(number, numbers.Real) and not self.limit.holds(number)
+
+    def _require(self, value: Any, finding: Finding, *, blamed: tuple[Place, ...] = ()) -> None:
+        """Judge one value, or values by place, that belong to a finding; ``blamed``: the places to blame in place of ours."""
         values = value if isinstance(value, Mapping) else {self.place: value}
-        gap = self._coverage_error(value) if isinstance(value, Mapping) else None
+        gap = _coverage_error(self, value) if isinstance(value, Mapping) else None
         self.first_error = self.first_error or gap
         readings = self._readings(values)
         clear = {place: reading for place, reading in readings.items() if reading.doubt is None}
         doubtful = {place: reading for place, reading in readings.items() if reading.doubt is not None}
         if clear and (not self._holds(clear) or not (doubtful or gap)):
-            self._judge(clear, evidence, parts, is_final=all(reading.is_final for reading in readings.values()))
-            if self.judged is not None and remark is not None:
-                self.judged = replace(self.judged, remark=remark)
+            self._judge(clear, finding, blamed, is_final=all(reading.is_final for reading in readings.values()))
+            if self.judged is not None and finding.remark is not None:
+                self.judged = replace(self.judged, remark=finding.remark)
         elif gap is not None:
             raise gap
         else:
-            self._leave_open(doubtful, evidence)
+            self._leave_open(doubtful, finding.evidence)
 
     # The values, and whether they are whole.
 
@@ -200,35 +214,6 @@ class Criterion:
             raise MeasurementError(f"{self.threshold.key}{where}: a value that is not finite, so nothing was measured")
         return number
 
-    def _coverage_error(self, values: Mapping[Any, Any]) -> MeasurementError | None:
-        """Why the values are not those of all places that this criterion covers; None if they are, or name no places."""
-        if not values:
-            return MeasurementError(f"{self.threshold.key}: no values at all were measured")
-        by_id = {place.id: place for place in self.expected}
-        names = [by_id.get(name, name) if isinstance(name, str) else name for name in values]
-        found = {place for name in names for place in _places_in(name)}
-        if not found or not self.expected:
-            return None
-        kinds = {place.gpu is not None for place in found}
-        expected = [place for place in self.expected if (place.gpu is not None) in kinds]
-        return self._missing_error(expected, found) or self._foreign_error(expected, names)
-
-    def _missing_error(self, expected: list[Place], found: set[Place]) -> MeasurementError | None:
-        missing = tuple(place for place in expected if place not in found)
-        if not missing:
-            return None
-        number = f"{len(expected) - len(missing)} of {len(expected)} expected places have one"
-        text = f"{self.threshold.key}: no value for {_ids(missing)}: {number}"
-        return MeasurementError(text, culprits=missing, blame=Blame(part="software", cause="no value"))
-
-    def _foreign_error(self, expected: list[Place], names: list[Any]) -> MeasurementError | None:
-        known = {*expected}
-        foreign = [name for name in names if isinstance(name, Place) and name not in known]
-        if not foreign:
-            return None
-        here = f"at {self.place}" if self.place is not None else "here"
-        return MeasurementError(f"{self.threshold.key}: a value for {_ids(foreign)}, which is not asked {here}")
-
     # The judgement.
 
     def _worst(self, readings: Mapping[Any, _Reading]) -> Any:
@@ -245,9 +230,7 @@ class Criterion:
         worst = readings[self._worst(readings)]
         return worst.limit.holds(worst.value)
 
-    def _judge(
-        self, readings: Mapping[Any, _Reading], evidence: Mapping[str, Any] | None, parts: Parts | None, *, is_final: bool
-    ) -> None:
+    def _judge(self, readings: Mapping[Any, _Reading], finding: Finding, blamed: tuple[Place, ...], *, is_final: bool) -> None:
         """Pass or fail by the worst reading.
 
         Raises:
@@ -255,25 +238,31 @@ class Criterion:
         """
         worst = self._worst(readings)
         reading, places = readings[worst], self._places_of(worst)
-        facts = {**(evidence or {}), **reading.evidence}
+        facts = {**finding.evidence, **reading.evidence}
         if reading.limit.holds(reading.value):
             self._keep(self._record(PASSED, reading, facts))
             return
-        kind = parts.kind if parts is not None else _part_of(places)
-        names, blamed, advice = (parts.names, parts.places, parts.advice) if parts is not None else ((), (), None)
+        names, advice = finding.names, finding.advice
         at = failure_text.Located(blamed or places, names, is_path=not blamed)
         message = failure_text.describe_failure(self.threshold, reading.limit, reading.value, at=at, evidence=facts)
         message = f"{message}\n{failure_text.next_step(self.selection(), is_noisy=False, advice=advice)}"
         failed = self._missed(FAILED, reading, facts, message, is_final=is_final)
-        among = tuple(place.id for place in parts.among) if parts is not None else ()
+        among = tuple(place.id for place in finding.among)
         culprits = () if among else tuple(place.id for place in at.places)
-        failed = replace(failed, culprits=culprits, among=among, blames=kind, confirmed=reading.confirmed, advice=advice)
+        failed = replace(
+            failed,
+            culprits=culprits,
+            among=among,
+            blames=finding.kind or _part_of(places),
+            confirmed=reading.confirmed,
+            advice=advice,
+        )
         self._keep(replace(failed, cause=", ".join(names)) if among else failed)
         if not self._is_advisory:
             raise CriterionFailedError(message)
         self.note(message)
 
-    def _leave_open(self, readings: Mapping[Any, _Reading], evidence: Mapping[str, Any] | None) -> None:
+    def _leave_open(self, readings: Mapping[Any, _Reading], evidence: Mapping[str, Any]) -> None:
         """Too close to call by the worst reading: neither passed nor failed, and never a coin-flip.
 
         Raises:
@@ -285,7 +274,7 @@ class Criterion:
             self.threshold, reading.limit, reading.value, places=places, why=reading.doubt or ""
         )
         message = f"{message}\n{failure_text.next_step(self.selection(), is_noisy=True)}"
-        facts = {**(evidence or {}), **reading.evidence}
+        facts = {**evidence, **reading.evidence}
         is_final = all(one.is_final for one in readings.values())
         self._keep(self._missed(NOISY, reading, facts, message, is_final=is_final))
         if not self._is_advisory:
@@ -334,6 +323,30 @@ class Criterion:
         assert record.value is not None
         worse = record.value < before.value if self.limit.is_floor else record.value > before.value
         return worse and before.outcome == PASSED
+
+
+def _coverage_error(criterion: Criterion, values: Mapping[Any, Any]) -> MeasurementError | None:
+    """Why the values are not those of all places that this criterion covers; None if they are, or name no places."""
+    key = criterion.threshold.key
+    if not values:
+        return MeasurementError(f"{key}: no values at all were measured")
+    by_id = {place.id: place for place in criterion.expected}
+    names = [by_id.get(name, name) if isinstance(name, str) else name for name in values]
+    found = {place for name in names for place in _places_in(name)}
+    if not found or not criterion.expected:
+        return None
+    kinds = {place.gpu is not None for place in found}
+    expected = [place for place in criterion.expected if (place.gpu is not None) in kinds]
+    missing = tuple(place for place in expected if place not in found)
+    if missing:
+        number = f"{len(expected) - len(missing)} of {len(expected)} expected places have one"
+        text = f"{key}: no value for {_ids(missing)}: {number}"
+        return MeasurementError(text, culprits=missing, blame=Blame(part="software", cause="no value"))
+    foreign = [name for name in names if isinstance(name, Place) and name not in {*expected}]
+    if not foreign:
+        return None
+    here = f"at {criterion.place}" if criterion.place is not None else "here"
+    return MeasurementError(f"{key}: a value for {_ids(foreign)}, which is not required {here}")
 
 
 def _all_miss(measured: Repeats, limit: Limit) -> bool:

@@ -37,6 +37,17 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """What is known of the tests of each criterion: their mark, one of :data:`SUBJECTS`, and the fixtures that measure.
+
+    ``fixtures`` has the tests that are not selected too.
+    """
+
+    subjects: Mapping[str, str]
+    fixtures: Mapping[str, frozenset[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """What will run, in order, with estimated durations. ``left_out``: criteria that a rule of the profile excludes here."""
 
@@ -160,8 +171,8 @@ def share_s(planned_s: float, passed_s: float) -> float:
 def forecast(
     selected: Mapping[str, int],
     criteria: Mapping[str, Threshold],
+    suite: Suite,
     *,
-    subjects: Mapping[str, str],
     gpus_per_node: int,
     soak_s: float | None,
 ) -> Forecast:
@@ -170,7 +181,7 @@ def forecast(
     Args:
         selected: number of tests by criterion, in the order in which they run.
         criteria: the entries by key; a test without an entry has no estimate.
-        subjects: the mark (one of :data:`SUBJECTS`) by criterion, as far as known.
+        suite: what is known of the tests.
         gpus_per_node: a recipe with ``at_once: 1`` takes its time for each GPU of a node.
         soak_s: how long the criteria of level soak run in turn; None without a soak.
     """
@@ -178,18 +189,34 @@ def forecast(
     soaking = [criteria[key] for key in selected if key in criteria and criteria[key].level == "soak"]
     steps = []
     for key, tests in selected.items():
-        takes_s, subject = None, subjects.get(key, OTHERS)
+        takes_s, subject = None, suite.subjects.get(key, OTHERS)
         threshold = criteria.get(key)
         if threshold is not None and threshold.level == "soak" and soak_s is not None:
             subject = SOAK
             takes_s = 0.0 if SOAK in counted else soak_s + _half_a_round_s(soaking)
             counted.add(SOAK)
         elif threshold is not None:
-            owner = criteria[threshold.measured_with or key]
-            takes_s = 0.0 if owner.key in counted else _takes_s(owner, places=min(tests, gpus_per_node))
-            counted.add(owner.key)
+            owners = _owners(threshold, criteria, suite.fixtures)
+            due = [_takes_s(one, places=min(tests, gpus_per_node)) for one in owners if one.key not in counted]
+            takes_s = None if not owners or None in due else sum(one for one in due if one is not None)
+            counted.update(one.key for one in owners)
         steps.append(Step(criterion=key, subject=subject, tests=tests, takes_s=takes_s))
     return Forecast(steps=tuple(steps))
+
+
+def _owners(threshold: Threshold, criteria: Mapping[str, Threshold], fixtures: Mapping[str, frozenset[str]]) -> list[Threshold]:
+    """The entries with the ``takes_s`` of what is measured for an entry: itself, one that it names, or those by its fixtures.
+
+    An entry with a time of its own counts for each test that takes all fixtures of its test.
+    """
+    if "measured_with" in threshold.model_fields_set:
+        return [criteria[threshold.measured_with]]
+    if threshold.takes_s is not None:
+        return [threshold]
+    none: frozenset[str] = frozenset()
+    taken = fixtures.get(threshold.key, none)
+    measured = [one for one in criteria.values() if one.takes_s is not None and fixtures.get(one.key)]
+    return [one for one in measured if fixtures.get(one.key, none) <= taken]
 
 
 def in_words(seconds: float) -> str:

@@ -96,33 +96,34 @@ def rule_against(threshold: Threshold, inventory: Inventory) -> Rule | None:
 
 
 def _rules_against(threshold: Threshold, inventory: Inventory) -> Iterator[Rule]:
+    needs = threshold.needs
     if threshold.skip is not None:
         yield Rule(text=threshold.skip, cause=threshold.skip)
     if threshold.fabrics is not None and inventory.fabric not in threshold.fabrics:
         text = f"needs the fabric {' or '.join(threshold.fabrics)}, and the profile promises {inventory.fabric}"
         yield Rule(text=text, cause=f"fabric {inventory.fabric}")
-    if threshold.needs_shared_paths and not inventory.shared_paths:
+    if needs.shared_paths and not inventory.shared_paths:
         text = "needs a path that the nodes share, and the limits name none (cluster: shared_paths)"
         yield Rule(text=text, cause="no shared path")
-    if threshold.needs_kernel_log and not inventory.requires_kernel_log:
+    if needs.kernel_log and not inventory.requires_kernel_log:
         text = "needs the kernel log, and the limits do not require that it can be read (cluster: kernel_log: required)"
         yield Rule(text=text, cause="kernel log not required")
-    if threshold.needs_rails and not inventory.measures_rails:
+    if needs.rails and not inventory.measures_rails:
         text = "measures each adapter by itself, and the limits do not ask for it (cluster: rails: measured)"
         yield Rule(text=text, cause="rails not asked for")
-    if threshold.needs_slurm and inventory.slurm_job is None:
+    if needs.slurm and inventory.slurm_job is None:
         text = "needs a job of Slurm that can be asked: SLURM_JOB_ID is not set, or scontrol is not on the PATH"
         yield Rule(text=text, cause="no job of Slurm")
-    if inventory.num_domains < threshold.needs_domains:
-        yield _domain_rule(threshold.needs_domains, inventory)
+    if inventory.num_domains < needs.domains:
+        yield _domain_rule(needs.domains, inventory)
     facts = inventory.facts
     group = facts["gpus_per_node"] if threshold.per == "node" else facts["world_size"]
-    if group < threshold.needs:
+    if group < needs.places:
         why = "to compare" if threshold.per == "gpu" else "that work together"
-        text = f"needs {threshold.needs} GPUs {why}, and {group} is expected"
+        text = f"needs {needs.places} GPUs {why}, and {group} is expected"
         yield Rule(text=text, cause=_number_of(group, "GPU"))
-    if facts["nodes"] < threshold.needs_nodes:
-        text = f"needs {threshold.needs_nodes} nodes, and {facts['nodes']} is expected"
+    if facts["nodes"] < needs.nodes:
+        text = f"needs {needs.nodes} nodes, and {facts['nodes']} is expected"
         yield Rule(text=text, cause=_number_of(facts["nodes"], "node"))
 
 

@@ -1,4 +1,4 @@
-"""What is asked of a run as a whole, beside its limits: duration of a soak, number of GPUs, level. Pure.
+"""What a run as a whole has to keep, beside its limits: duration of a soak, number of GPUs, level. Pure.
 
 A run may ask for less than was promised elsewhere. Its verdict then says so, or is no acceptance.
 """
@@ -23,7 +23,7 @@ NO_SERIAL = {"", "N/A", "[N/A]", "UNKNOWN", "NONE"}
 """What a driver or hypervisor reports in a serial's place, zeros and blanks around it removed."""
 
 
-class Promise(Protocol):
+class PromisedShape(Protocol):
     """A promised number of nodes and GPUs; None where nothing is promised."""
 
     @property
@@ -43,7 +43,7 @@ def short_soak(profile: Profile, *, level: str, soak_s: float | None) -> str | N
 
 
 def changed_terms(
-    profile: Profile, standard: Profile | None, expected: Inventory, promises: Mapping[str, Promise]
+    profile: Profile, standard: Profile | None, expected: Inventory, promises: Mapping[str, PromisedShape]
 ) -> list[str]:
     """What a run asks for that differs from the packaged profile, or is less than was promised.
 
@@ -75,8 +75,8 @@ def _differences(profile: Profile, standard: Profile) -> Iterable[str]:
     if profile.nodes_per_domain != standard.nodes_per_domain:
         yield f"nodes_per_domain {profile.nodes_per_domain} instead of {standard.nodes_per_domain}"
     promised, here = standard.nic_gb_s_per_gpu, profile.nic_gb_s_per_gpu
-    if promised is not None and here is not None and here < promised:
-        yield f"nic_gb_s_per_gpu {here} instead of {promised}"
+    if promised is not None and (here is None or here < promised):
+        yield f"nic_gb_s_per_gpu {'not promised' if here is None else here} instead of {promised}"
 
 
 def doubled_gpus(places: Iterable[Place]) -> list[str]:
@@ -90,7 +90,7 @@ def doubled_gpus(places: Iterable[Place]) -> list[str]:
 
 
 def doubled_serials(places: Iterable[Place]) -> list[str]:
-    """GPUs that report one serial number and are not known to be one GPU: a part cannot be told from the other."""
+    """GPUs that report one serial number and are not known to be one GPU: no name tells them apart."""
     found: dict[str, list[Place]] = {}
     for place in places:
         if place.gpu is not None and place.serial is not None and place.serial.strip(" 0").upper() not in NO_SERIAL:
@@ -114,7 +114,7 @@ def shape(inventory: Inventory, found: Mapping[str, str | None] | None) -> str:
 
     Args:
         inventory: what is expected.
-        found: the name of the GPU at each place that answered, by place id; None before anybody was asked.
+        found: the name of the GPU at each place that answered, by place id; None before any node has answered.
     """
     answering = {place.node for place in inventory.places if found is None or place.id in found}
     expected = f"{inventory.num_nodes} node{'s' if inventory.num_nodes > 1 else ''}"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
-from pytest_gpucluster.config.schema_errors import Part, did_you_mean, listed, shape_problems
+from pytest_gpucluster.config.schema_errors import FileSection, did_you_mean, listed, shape_problems
 from pytest_gpucluster.config.yaml_lines import Problem, read
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import WAIVED, Record, counted_as, may_be_waived
@@ -221,8 +221,8 @@ def _check(document: Document, criteria: Collection[str]) -> Iterator[Problem]:
             yield document.problem(("waivers", index, "place"), message)
 
 
-def _part_of(path: KeyPath) -> Part:
+def _part_of(path: KeyPath) -> FileSection:
     if path[:1] == ("waivers",):
         inside = f" (in waiver {int(path[1]) + 1})" if len(path) > 1 else ""
-        return Part(noun="a waiver", inside=inside, keys=tuple(_Entry.model_fields))
-    return Part(noun="a file of waivers", inside="", keys=("schema", "waivers"))
+        return FileSection(noun="a waiver", inside=inside, keys=tuple(_Entry.model_fields))
+    return FileSection(noun="a file of waivers", inside="", keys=("schema", "waivers"))

@@ -46,9 +46,9 @@ class ErrorRates:
             if not 0 < getattr(self, name) < 0.5:
                 raise ValueError(f"{name} is {getattr(self, name)}: expected a share above 0 and below 0.5")
 
-    def outcome(self, *, failed: bool, spoilt: float) -> float:
-        """How probable an outcome is where a culprit is in the test with probability ``spoilt``."""
-        failure = self.false_failure + (1 - self.missed - self.false_failure) * spoilt
+    def outcome(self, *, failed: bool, explained: float) -> float:
+        """How probable an outcome is where a culprit is in the test with probability ``explained``."""
+        failure = self.false_failure + (1 - self.missed - self.false_failure) * explained
         return failure if failed else 1 - failure
 
 
@@ -57,12 +57,12 @@ class Observed:
     """One test: the numbers of its suspects, and whether it failed.
 
     Attributes:
-        spoilt: how probable it is that something spoils the test that is none of the suspects.
+        explained: how probable it is that something spoils the test that is none of the suspects.
     """
 
     suspects: tuple[int, ...]
     failed: bool
-    spoilt: float = 0.0
+    explained: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,9 +109,9 @@ def weigh_suspects(tests: Sequence[Observed], weights: Sequence[float], *, parts
 
 def _pass_on(test: Observed, sent: list[float], odds: list[float], rates: ErrorRates) -> float:
     """Renew the factor that a test has in the odds of each of its suspects. Returns the largest relative change."""
-    with_culprit = rates.outcome(failed=test.failed, spoilt=1.0)
-    without = rates.outcome(failed=test.failed, spoilt=test.spoilt)
-    if test.spoilt == 1.0:
+    with_culprit = rates.outcome(failed=test.failed, explained=1.0)
+    without = rates.outcome(failed=test.failed, explained=test.explained)
+    if test.explained == 1.0:
         return 0.0
     innocent = _innocent(test, sent, odds)
     all_innocent = math.prod(innocent)

@@ -28,15 +28,15 @@ COVERED = 0.75
 SAYS_NOTHING = 0.01
 """A factor so near to 1 is left out."""
 HELD = 0.9
-"""The heaviest pairs with this share of the weight decide about the groups of a round,"""
+"""The heaviest pairs with this share of the weight decide about the groups of a round."""
 EQUAL = 0.99
-"""and those that are as heavy as the last of these."""
+"""Pairs that weigh this share of the last of these decide too."""
 MOST_INSIDE = 3
 """Pairs of units that are looked into before others are."""
 
 
 @dataclass(frozen=True, slots=True)
-class Weight:
+class ConnectionEvidence:
     """What a test says about each connection inside it.
 
     Attributes:
@@ -49,7 +49,7 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hypotheses:
+class ConnectionBeliefs:
     """Which two units may fail together; a unit of several parts also by itself.
 
     Attributes:
@@ -74,7 +74,9 @@ class Hypotheses:
         return (self.units[one], self.units[other]) if chance >= FOUND else None
 
 
-def hunt(units: Sequence[Unit], tests: Sequence[Weight], *, is_boundary_open: bool) -> Hypotheses:
+def find_bad_connection(
+    units: Sequence[Unit], tests: Sequence[ConnectionEvidence], *, is_boundary_open: bool
+) -> ConnectionBeliefs:
     """Weigh all pairs of units; or the pairs of parts inside two units, once these are found.
 
     Args:
@@ -85,7 +87,7 @@ def hunt(units: Sequence[Unit], tests: Sequence[Weight], *, is_boundary_open: bo
     rows, _ = _weigh(units, tests, 0)
     none = _number(rows) * (1 / EXPECTED - 1)
     total = none + math.fsum(map(math.fsum, rows))
-    found = Hypotheses(units=units, pairs=_heaviest(rows, total), boundary=0.0, chance=1 - none / total, sides=0)
+    found = ConnectionBeliefs(units=units, pairs=_heaviest(rows, total), boundary=0.0, chance=1 - none / total, sides=0)
     for _ in range(MOST_INSIDE):
         if found.ends is None or len({*found.ends[0], *found.ends[1]}) == 2:
             break
@@ -99,7 +101,9 @@ def hunt(units: Sequence[Unit], tests: Sequence[Weight], *, is_boundary_open: bo
     return found
 
 
-def _look_inside(one: Unit, other: Unit, tests: Sequence[Weight], others: float, *, is_boundary_open: bool) -> Hypotheses:
+def _look_inside(
+    one: Unit, other: Unit, tests: Sequence[ConnectionEvidence], others: float, *, is_boundary_open: bool
+) -> ConnectionBeliefs:
     """Weigh the pairs of parts of two units, against the weight of everything else."""
     units = [(name,) for name in dict.fromkeys((*one, *other))]
     sides = 0 if one == other else len(one)
@@ -108,12 +112,14 @@ def _look_inside(one: Unit, other: Unit, tests: Sequence[Weight], others: float,
     boundary = weight * number if sides and is_boundary_open else 0.0
     others *= 2 * number if sides and is_boundary_open else number
     total = math.fsum(map(math.fsum, rows)) + boundary + others
-    return Hypotheses(
+    return ConnectionBeliefs(
         units=units, pairs=_heaviest(rows, total), boundary=boundary / total, chance=1 - others / total, sides=sides
     )
 
 
-def spoilt_by(found: Hypotheses, tests: Sequence[Weight], known: Collection[tuple[str, ...]]) -> list[float]:
+def probability_explained_by(
+    found: ConnectionBeliefs, tests: Sequence[ConnectionEvidence], known: Collection[tuple[str, ...]]
+) -> list[float]:
     """How probable it is for each test, by all others, that one of the pairs spoils it.
 
     Args:
@@ -125,7 +131,7 @@ def spoilt_by(found: Hypotheses, tests: Sequence[Weight], known: Collection[tupl
     pairs = {
         pair: chance for pair, chance in found.pairs.items() if tuple(sorted(units[pair[0]] + units[pair[1]])) not in known
     }
-    spoilt = [0.0] * len(tests)
+    explained = [0.0] * len(tests)
     for at, test in enumerate(tests):
         inside = _inside(units, place, test) if test.factor > 1 + SAYS_NOTHING else []
         both: Iterable[Pair] = combinations_with_replacement(inside, 2)
@@ -134,8 +140,8 @@ def spoilt_by(found: Hypotheses, tests: Sequence[Weight], known: Collection[tupl
             both = (pair for pair in pairs if members.issuperset(pair))
         chance = math.fsum(pairs.get(pair, 0.0) for pair in both)
         chance += found.boundary * (0 < bisect_left(inside, found.sides) < len(inside))
-        spoilt[at] = chance / (chance + max(1 - chance, 0.0) * test.factor) if chance else 0.0
-    return spoilt
+        explained[at] = chance / (chance + max(1 - chance, 0.0) * test.factor) if chance else 0.0
+    return explained
 
 
 def missed_share(names: Sequence[str], passed: Sequence[frozenset[str]], missed: float) -> float:
@@ -149,7 +155,7 @@ def missed_share(names: Sequence[str], passed: Sequence[frozenset[str]], missed:
     return share / pairs if pairs else 0.0
 
 
-def _weigh(units: Sequence[Unit], tests: Sequence[Weight], sides: int) -> tuple[list[list[float]], float]:
+def _weigh(units: Sequence[Unit], tests: Sequence[ConnectionEvidence], sides: int) -> tuple[list[list[float]], float]:
     """The weight of each unit's pairs with those before it, and of the hypothesis that all of them fail.
 
     Args:
@@ -181,7 +187,7 @@ def _place(units: Sequence[Unit]) -> dict[str, int]:
     return {name: number for number, unit in enumerate(units) for name in unit}
 
 
-def _inside(units: Sequence[Unit], place: Mapping[str, int], test: Weight) -> list[int]:
+def _inside(units: Sequence[Unit], place: Mapping[str, int], test: ConnectionEvidence) -> list[int]:
     """The numbers of the units of a test, in their order."""
     counts = Counter(place[name] for name in test.members if name in place)
     return sorted(number for number, count in counts.items() if count >= COVERED * len(units[number]))

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from pytest_gpucluster.inventory.nearness import nearness
+from pytest_gpucluster.inventory.numa import sysfs_address
+from pytest_gpucluster.inventory.pci_tree import nearness, position
+from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.failure_text import format_number
+from pytest_gpucluster.judging.finding import Finding
 from pytest_gpucluster.judging.forecast import counted
+from pytest_gpucluster.localization.parts import Lag
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from pytest_gpucluster.inventory.nearness import Position
+    from pytest_gpucluster.inventory.nvml import GpuState
+    from pytest_gpucluster.inventory.pci_tree import PciPath, Position
     from pytest_gpucluster.measurements.pair_matrix import PairMatrix
 
 SLOW_SHARE = 0.8
@@ -73,8 +78,8 @@ def slow_gpus(names: Sequence[str], matrix: PairMatrix, usual_gb_s: float) -> Sl
         raise ValueError(f"{len(names)} GPUs: expected at least {FEWEST_GPUS}")
     rates = _rates(names, matrix)
     slow = {pair for pair, gb_s in rates.items() if gb_s < SLOW_SHARE * usual_gb_s}
-    guilty = [name for name in names if _is_slow_with_all(name, names, slow)]
-    found = guilty if len(guilty) < len(names) else []  # all of them: the node is slow, and none of its GPUs stands out
+    bad = [name for name in names if _is_slow_with_all(name, names, slow)]
+    found = bad if len(bad) < len(names) else []  # all of them: the node is slow, and none of its GPUs stands out
     left = tuple(sorted(pair for pair in slow if not {*pair} & {*found}))
     return SlowGpus(gpus=tuple(found), pairs=left, usual_gb_s=usual_gb_s, slowest_gb_s=min(rates.values()))
 
@@ -107,7 +112,7 @@ FEWEST_SIBLINGS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class GpuPair:
     """One ordered pair. ``way`` is the topology's word (``NV18``, ``PIX``, ``SYS``); the rest is as in ``PairMatrix``."""
 
     source: str
@@ -136,7 +141,7 @@ class Pair:
     def why(self) -> str:
         """What shows that it takes the host, in words."""
         refused = "; CUDA refuses peer access" if self.peer_access is False else ""
-        return f"{self.name} ({self.way or 'way not known'}): {self.path or 'no channel logged'}{refused}"
+        return f"{self.way or 'way not known'}, {self.path or 'no channel logged'}{refused}"
 
     @property
     def kind(self) -> str:
@@ -144,20 +149,11 @@ class Pair:
         return (self.way or "").rstrip("0123456789")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Behind:
-    """How far a pair is worse than the median of the others of its kind, in per cent of it; negative: it is better."""
-
-    percent: float
-    median: float
-    siblings: int
-
-
-def pairs_of(matrix: PairMatrix, positions: Mapping[str, Position]) -> list[Pair]:
+def pairs_of(matrix: PairMatrix, positions: Mapping[str, Position]) -> list[GpuPair]:
     """Every ordered pair of a node's GPUs; ``positions``: where each GPU is, in the order of the ranks."""
     names = list(positions)
     return [
-        Pair(
+        GpuPair(
             source=source,
             target=target,
             way=nearness(positions[source], positions[target]),
@@ -172,9 +168,28 @@ def pairs_of(matrix: PairMatrix, positions: Mapping[str, Position]) -> list[Pair
     ]
 
 
-def behind_siblings(pairs: Sequence[Pair], quantity: Quantity) -> dict[tuple[str, str], Behind]:
+def position_of(state: GpuState | NotAvailable | None, ways: Mapping[str, PciPath | NotAvailable]) -> Position:
+    """The position of a GPU by what NVML (None: not measured) and the PCIe tree show."""
+    if state is None or isinstance(state, NotAvailable):
+        return position(None)
+    links = [] if isinstance(state.nvlinks, NotAvailable) or state.nvlink_peer != "switch" else state.nvlinks
+    return position(ways.get(sysfs_address(state.pci)), nvlinks=sum(link.is_up is True for link in links))
+
+
+def judge_pair_paths(pairs: Sequence[GpuPair]) -> Finding:
+    """The pairs of a node's GPUs that reach each other through the host only."""
+    return Finding(
+        bad={pair.name: (pair.why,) for pair in pairs if pair.takes_host},
+        unknown={pair.name: ("neither CUDA nor NCCL's log shows its way",) for pair in pairs if pair.takes_host is None},
+        kind="link",
+        unknown_kind="software",
+        evidence={"pairs": [asdict(pair) for pair in pairs]},
+    )
+
+
+def pair_lags(pairs: Sequence[GpuPair], quantity: Quantity) -> dict[tuple[str, str], Lag]:
     """Each pair beside the other pairs of its kind; a pair with fewer than two of these is left out."""
-    found: dict[tuple[str, str], Behind] = {}
+    found: dict[tuple[str, str], Lag] = {}
     for pair in pairs:
         others = [_value(one, quantity) for one in pairs if one.kind == pair.kind and one is not pair]
         if len(others) < FEWEST_SIBLINGS:
@@ -182,11 +197,11 @@ def behind_siblings(pairs: Sequence[Pair], quantity: Quantity) -> dict[tuple[str
         median = statistics.median(others)
         percent = 100 * (_value(pair, quantity) / median - 1)
         worse = -percent if quantity == "bandwidth" else percent
-        found[pair.source, pair.target] = Behind(percent=worse, median=median, siblings=len(others))
+        found[pair.source, pair.target] = Lag(percent=worse, median=median, siblings=len(others))
     return found
 
 
-def _value(pair: Pair, quantity: Quantity) -> float:
+def _value(pair: GpuPair, quantity: Quantity) -> float:
     return pair.gb_s if quantity == "bandwidth" else pair.latency_us
 
 

@@ -14,16 +14,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.localization.beliefs import Observed, weigh_suspects
-from pytest_gpucluster.localization.connections import FOUND, Weight, hunt, missed_share, spoilt_by
-from pytest_gpucluster.localization.parts import Finding, GroupTest, Report
+from pytest_gpucluster.localization.connections import (
+    FOUND,
+    ConnectionEvidence,
+    find_bad_connection,
+    missed_share,
+    probability_explained_by,
+)
+from pytest_gpucluster.localization.parts import GroupTest, NamedPart, SearchReport
 from pytest_gpucluster.localization.roster import WEIGHTS, Roster
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from pytest_gpucluster.localization.beliefs import Beliefs, ErrorRates
-    from pytest_gpucluster.localization.connections import Hypotheses
-    from pytest_gpucluster.localization.parts import Group, Part, Result
+    from pytest_gpucluster.localization.connections import ConnectionBeliefs
+    from pytest_gpucluster.localization.parts import MemberGroup, Result, SearchPart
 
 FEWEST = 2
 """Failed tests of two parts without which nobody is named. Tests that show that something works are as many."""
@@ -104,17 +110,19 @@ def reached_from(known: Knowledge, container: str, pairs: Iterable[Sequence[str]
 
 NAMED = 0.999
 """A culprit is at least so probable."""
-CLEAN = 0.05
-"""All else is less probable than this where a failed test counts as a confirmation;"""
-UNTOLD = 1.5
-"""or less than this, relative to a part of which no test tells anything: among few parts that is more than the above."""
+# A failed test confirms a suspect if each other explanation has a low probability. Among few parts, the prior of a part of
+# which no test says anything is high: then a probability near that prior is low enough.
+CONFIRMING_PROBABILITY = 0.05
+"""The highest probability of another explanation."""
+CONFIRMING_TIMES_PRIOR = 1.5
+"""The same, as a multiple of the prior."""
 MISSED_SHARE = 0.006
 """Culprits expected among those that are let go, as a share of all expected culprits (at least 1)."""
-UNSPOILT = 0.01
-"""The rest is let go where a connection in it is bad with less than this probability, """
+CLEAN_REST_PROBABILITY = 0.01
+"""The rest is let go if a connection in it is bad with less than this probability."""
 MISSED_CONNECTIONS = 0.01
-"""and where its tests would have missed so few of the bad connections."""
-HUNTED = 0.9
+"""The rest is let go if its tests would have missed at most this share of the bad connections."""
+SUSPECTED_PROBABILITY = 0.9
 """A connection is searched where one is bad with this probability."""
 LATEST_RESTS = 8
 """Tests of the rest that are remembered."""
@@ -125,28 +133,28 @@ class Knowledge:
 
     Attributes:
         covered: for each test the numbers of the suspects in it.
-        company: how often two parts were tested as a pair.
+        pair_tests: how often two parts were tested as a pair.
         chance: the probability of each suspect that it is a culprit.
-        share: that of a part of which no test tells anything.
+        share: that of a part of which no test says anything.
         named: the numbers of the confirmed suspects.
         connection: which two units may fail together, where a test of the rest failed.
-        spoilt: for tests, how probable it is that a bad connection spoils them that is no suspect.
+        explained: for tests, how probable it is that a bad connection spoils them that is no suspect.
     """
 
-    def __init__(self, parts: Sequence[Part], rates: ErrorRates) -> None:
+    def __init__(self, parts: Sequence[SearchPart], rates: ErrorRates) -> None:
         self.roster = Roster(parts)
         self.rates = rates
         self.tests: list[GroupTest] = []
         self.covered: list[tuple[int, ...]] = []
         self.rounds = 0
-        self.company: dict[str, Counter[str]] = defaultdict(Counter)
+        self.pair_tests: dict[str, Counter[str]] = defaultdict(Counter)
         self.named: tuple[int, ...] = ()
-        self.connection: Hypotheses | None = None
-        self.spoilt: dict[int, float] = {}
+        self.connection: ConnectionBeliefs | None = None
+        self.explained: dict[int, float] = {}
         beliefs = self._weigh_suspects((), {}, ())
         self.chance, self.share = beliefs.chance, beliefs.share
 
-    def note(self, groups: Sequence[Group], results: Sequence[Result]) -> None:
+    def note(self, groups: Sequence[MemberGroup], results: Sequence[Result]) -> None:
         """Take in the results of a round."""
         if len(groups) != len(results):
             raise ValueError(f"{len(results)} results for {len(groups)} groups: expected one for each")
@@ -156,11 +164,11 @@ class Knowledge:
             self.covered.append(self.roster.covered(group))
             if len(group.parts) == 2:
                 one, other = group.parts
-                self.company[one][other] += 1
-                self.company[other][one] += 1
+                self.pair_tests[one][other] += 1
+                self.pair_tests[other][one] += 1
         measured = [at for at, test in enumerate(self.tests) if test.result.passed is not None]
         self._weigh_connections(measured)
-        beliefs = self._weigh_suspects(measured, self.spoilt, ())
+        beliefs = self._weigh_suspects(measured, self.explained, ())
         self.chance, self.share = beliefs.chance, beliefs.share
         probable = [number for number, chance in enumerate(self.chance) if chance >= NAMED]
         self.named = tuple(number for number in probable if is_confirmed(self, number))
@@ -174,8 +182,8 @@ class Knowledge:
         some part takes the blame of them all, and is let go only when it was tested by itself.
         """
         large = {at: 1.0 for at in measured if self.tests[at].group.purpose in ("rest", "halves")}
-        self.connection, self.spoilt, roster = None, {}, self.roster
-        if len(self.rest()) < 2 or all(self.tests[at].result.passed for at in large):
+        self.connection, self.explained, roster = None, {}, self.roster
+        if len(self.parts_without_culprits()) < 2 or all(self.tests[at].result.passed for at in large):
             return
         explained = self._weigh_suspects(measured, large, roster.links.difference(self.named)).explained
         named = set(self.named)
@@ -183,72 +191,76 @@ class Knowledge:
             self._weight(at, chance if named.isdisjoint(self.covered[at]) else 1.0)
             for at, chance in zip(measured, explained, strict=True)
         ]
-        self.connection = found = hunt(roster.units(set(self.rest())), tests, is_boundary_open=not roster.has_pairs)
+        self.connection = found = find_bad_connection(
+            roster.units(set(self.parts_without_culprits())), tests, is_boundary_open=not roster.has_pairs
+        )
         is_new = False
-        if found.chance >= HUNTED and found.ends is not None and max(map(len, found.ends)) == 1:
+        if found.chance >= SUSPECTED_PROBABILITY and found.ends is not None and max(map(len, found.ends)) == 1:
             is_new = roster.add_connection(found.ends[0][0], found.ends[1][0])
-        elif found.chance >= HUNTED and found.boundary >= FOUND:
+        elif found.chance >= SUSPECTED_PROBABILITY and found.boundary >= FOUND:
             is_new = roster.add_connection(*{str(roster.first_container(unit[0])) for unit in found.units})
             found = replace(found, boundary=0.0)
         if is_new:
             self.covered = [roster.covered(test.group) for test in self.tests]
         known = {roster.suspects[number].names for number in roster.links}
-        self.spoilt = dict(zip(measured, spoilt_by(found, tests, known), strict=True))
+        self.explained = dict(zip(measured, probability_explained_by(found, tests, known), strict=True))
 
-    def _weigh_suspects(self, measured: Sequence[int], spoilt: Mapping[int, float], left_out: Collection[int]) -> Beliefs:
+    def _weigh_suspects(self, measured: Sequence[int], explained: Mapping[int, float], left_out: Collection[int]) -> Beliefs:
         seen = [
             Observed(
                 tuple(number for number in self.covered[at] if number not in left_out) if left_out else self.covered[at],
                 not self.tests[at].result.passed,
-                spoilt.get(at, 0.0),
+                explained.get(at, 0.0),
             )
             for at in measured
         ]
         weights = [WEIGHTS[suspect.kind] for suspect in self.roster.suspects]
         return weigh_suspects(seen, weights, parts=len(self.roster.parts), rates=self.rates)
 
-    def _weight(self, at: int, explained: float) -> Weight:
+    def _weight(self, at: int, explained: float) -> ConnectionEvidence:
         """What a test says about connections: little where something else explains that it failed."""
         failed = not self.tests[at].result.passed
-        factor = self.rates.outcome(failed=failed, spoilt=1.0) / self.rates.outcome(failed=failed, spoilt=explained)
-        return Weight(members=frozenset(self.tests[at].group.parts), factor=factor)
+        factor = self.rates.outcome(failed=failed, explained=1.0) / self.rates.outcome(failed=failed, explained=explained)
+        return ConnectionEvidence(members=frozenset(self.tests[at].group.parts), factor=factor)
 
     # --- Who is what ---
 
-    def of(self, name: str) -> float:
+    def probability_of(self, name: str) -> float:
         """The probability that a part is a culprit."""
         return self.chance[self.roster.number("part", name)]
 
-    def rest(self) -> tuple[str, ...]:
+    def parts_without_culprits(self) -> tuple[str, ...]:
         """All parts but those that a culprit leaves out."""
         out = {name for number in self.named for name in self.roster.left_out_by(number)}
         return tuple(name for name in self.roster.parts if name not in out)
 
-    def hunted(self) -> Hypotheses | None:
+    def suspected_connection(self) -> ConnectionBeliefs | None:
         """Which two units may fail together, where the rest fails for the sake of a connection."""
-        return self.connection if self.connection is not None and self.connection.chance >= HUNTED else None
+        return self.connection if self.connection is not None and self.connection.chance >= SUSPECTED_PROBABILITY else None
 
     def is_rest_good(self) -> bool:
         """Whether the tests of the rest would have shown a bad connection, and did not."""
         rests = [test for test in self.tests if test.group.purpose == "rest" and test.result.passed]
         passed = [frozenset(test.group.parts) for test in rests[-LATEST_RESTS:]]
-        is_covered = missed_share(self.rest(), passed, self.rates.missed) <= MISSED_CONNECTIONS
-        return is_covered and (self.connection is None or self.connection.chance < UNSPOILT)
+        is_covered = missed_share(self.parts_without_culprits(), passed, self.rates.missed) <= MISSED_CONNECTIONS
+        return is_covered and (self.connection is None or self.connection.chance < CLEAN_REST_PROBABILITY)
 
     def is_clean(self, at: int, number: int) -> bool:
         """Whether nothing but this suspect explains that a test failed."""
-        most = max(CLEAN, UNTOLD * self.share)
-        return self.spoilt.get(at, 0.0) < CLEAN and all(self.chance[one] < most for one in self.covered[at] if one != number)
+        most = max(CONFIRMING_PROBABILITY, CONFIRMING_TIMES_PRIOR * self.share)
+        return self.explained.get(at, 0.0) < CONFIRMING_PROBABILITY and all(
+            self.chance[one] < most for one in self.covered[at] if one != number
+        )
 
-    def finding(self, number: int) -> Finding:
+    def finding(self, number: int) -> NamedPart:
         """A suspect with the tests that speak for and against it."""
         tests = [(at, test) for at, test in enumerate(self.tests) if number in self.covered[at]]
         evidence = [test for at, test in tests if test.result.passed is False and self.is_clean(at, number)]
         passed = sum(test.result.passed is True for _, test in tests)
         suspect = self.roster.suspects[number]
-        return Finding(suspect=suspect, confidence=self.chance[number], evidence=tuple(evidence), passed=passed)
+        return NamedPart(suspect=suspect, confidence=self.chance[number], evidence=tuple(evidence), passed=passed)
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[NamedPart]:
         """Who is named, the most certain first; a container where all its parts would be: one cause, not several."""
         found = {number: self.finding(number) for number in self.named}
         for name in self.roster.sizes:
@@ -276,12 +288,12 @@ class Knowledge:
                 return ranked[at:][::-1]
         return []
 
-    def report(self) -> Report:
+    def report(self) -> SearchReport:
         """What was found."""
         doubtful = [number for number in self.open_suspects() if self.chance[number] >= 0.5]
         known = {*self.named, *doubtful}
         left = [chance for number, chance in enumerate(self.chance) if number not in known]
-        return Report(
+        return SearchReport(
             culprits=tuple(self.findings()),
             unconfirmed=tuple(map(self.finding, doubtful)),
             expected_missed=math.fsum(left),

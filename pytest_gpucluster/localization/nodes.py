@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.forecast import counted
-from pytest_gpucluster.localization.parts import Part, Result
+from pytest_gpucluster.localization.parts import Result, SearchPart
 from pytest_gpucluster.localization.search import search
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pytest_gpucluster.localization.parts import Finding, Group, Kind, Report, Suspect
+    from pytest_gpucluster.localization.parts import Kind, MemberGroup, NamedPart, SearchReport, Suspect
 
 FEWEST_NODES = 3
 """Of two nodes that fail together, either may be to blame."""
@@ -39,7 +39,7 @@ class NodeSearch:
         unit: of the values.
     """
 
-    report: Report
+    report: SearchReport
     measured: int
     seconds: float
     is_cut: bool
@@ -78,10 +78,10 @@ class NodeSearch:
         if self.report.unconfirmed:
             told["suspected, not confirmed"] = [_in_words(found.suspect) for found in self.report.unconfirmed]
         if not self.report.culprits:
-            told["guilty"] = "no node could be named"
+            told["localization"] = "no node could be named"
         return {**told, "searched": f"{spent}{cut}"}
 
-    def _with(self, found: Finding) -> str:
+    def _with(self, found: NamedPart) -> str:
         values = [test.result.value for test in found.evidence if test.result.value is not None]
         passed = f", {found.passed} passed" if found.passed else ""
         return f"{counted(len(found.evidence), 'group')} with it missed the limit, best {format_number(max(values))}{passed}"
@@ -93,7 +93,7 @@ def _in_words(suspect: Suspect) -> str:
 
 def search_nodes(
     nodes: Mapping[str, str | None],
-    measure: Callable[[Sequence[Group], float], Sequence[Result]],
+    measure: Callable[[Sequence[MemberGroup], float], Sequence[Result]],
     *,
     within_s: float,
     unit: str,
@@ -116,7 +116,7 @@ def search_nodes(
         raise ValueError(f"{len(nodes)} nodes: expected at least {FEWEST_NODES}")
     began_s, measured, is_cut = clock(), 0, False
 
-    def in_time(groups: Sequence[Group]) -> Sequence[Result]:
+    def in_time(groups: Sequence[MemberGroup]) -> Sequence[Result]:
         nonlocal measured, is_cut
         left_s = began_s + within_s - clock()
         if left_s <= 0:
@@ -126,7 +126,7 @@ def search_nodes(
         measured += sum(one.passed is not None for one in found)
         return found
 
-    parts = [Part(name=node, within=() if shared is None else (shared,)) for node, shared in nodes.items()]
+    parts = [SearchPart(name=node, within=() if shared is None else (shared,)) for node, shared in nodes.items()]
     report = search(parts, in_time)
     return NodeSearch(report=report, measured=measured, seconds=clock() - began_s, is_cut=is_cut, unit=unit)
 

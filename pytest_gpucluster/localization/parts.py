@@ -10,7 +10,7 @@ Purpose = Literal["block", "suspect", "pool", "rest", "halves"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class SearchPart:
     """What can be tested together with others: a node, a GPU, an adapter.
 
     Attributes:
@@ -23,7 +23,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class MemberGroup:
     """The names of the parts of one test, and what the test is for."""
 
     parts: tuple[str, ...]
@@ -48,7 +48,7 @@ class GroupTest:
     """A group and its result. ``round``: counts from 1."""
 
     round: int
-    group: Group
+    group: MemberGroup
     result: Result
 
 
@@ -67,7 +67,7 @@ class Suspect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class NamedPart:
     """A suspect, and how sure it is.
 
     Attributes:
@@ -83,7 +83,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class SearchReport:
     """How a search ended.
 
     Attributes:
@@ -95,9 +95,18 @@ class Report:
         rounds: how many rounds were asked for.
     """
 
-    culprits: tuple[Finding, ...]
-    unconfirmed: tuple[Finding, ...]
+    culprits: tuple[NamedPart, ...]
+    unconfirmed: tuple[NamedPart, ...]
     expected_missed: float
     rest: GroupTest | None
     tests: tuple[GroupTest, ...]
     rounds: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lag:
+    """How much worse a part is than the median of the others like it, in per cent of it; negative: it is better."""
+
+    percent: float
+    median: float
+    siblings: int

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from pytest_gpucluster.health.nics import ACTIVE, LINK_UP, own_ports
+from pytest_gpucluster.health.nics import ACTIVE, LINK_UP, nearest_gpus, own_ports
+from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.judging.finding import HERE, Finding
+from pytest_gpucluster.localization.parts import Lag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from pytest_gpucluster.inventory.net_interfaces import NetInterface
-    from pytest_gpucluster.inventory.nics import Nic
+    from pytest_gpucluster.inventory.nics import NetInterface, Nic
+    from pytest_gpucluster.inventory.nvml import GpuState
+    from pytest_gpucluster.measurements.host import NicPaths
     from pytest_gpucluster.measurements.rails import RailRates
 
 Quantity: TypeAlias = Literal["bandwidth", "latency"]
@@ -37,7 +41,7 @@ class Rail:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RailSeen:
+class RailRate:
     """What an adapter of one node reached: the best of its partners in the worse of its two directions.
 
     ``gb_s`` is 10^9 bytes a second, ``latency_us`` half a round trip, ``gbit_s`` the rate of its port, None if not known.
@@ -54,15 +58,6 @@ class RailSeen:
     def share(self) -> float | None:
         """The part of the port's rate that arrived."""
         return None if self.gbit_s is None else self.gb_s * BITS_PER_BYTE / self.gbit_s
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Behind:
-    """How far an adapter is worse than the median of the others, in per cent of it; negative: it is better."""
-
-    percent: float
-    median: float
-    siblings: int
 
 
 def rails_of_nics(hosts: Mapping[str, Sequence[Nic] | NotAvailable], fabric: str) -> list[Rail]:
@@ -93,7 +88,7 @@ def rails_of_interfaces(hosts: Mapping[str, Sequence[NetInterface] | NotAvailabl
     ]
 
 
-def seen_of(rail: Rail, measured: Mapping[str, RailRates]) -> list[RailSeen]:
+def rates_of(rail: Rail, measured: Mapping[str, RailRates]) -> list[RailRate]:
     """What each node's adapter reached; ``measured`` by node id, in the order of the ranks.
 
     A pair is as fast as its slower end says. A slow adapter is slow with every partner, so the best partner decides: a
@@ -106,16 +101,16 @@ def seen_of(rail: Rail, measured: Mapping[str, RailRates]) -> list[RailSeen]:
     for source, target, end in ends:
         transfer_s[source, target] = max(end.transfer_s, transfer_s.get((source, target), 0.0))
         trip_s[source, target] = max(end.round_trip_s, trip_s.get((source, target), 0.0))
-    return [_seen(rail, node, measured[node].size_bytes, transfer_s, trip_s) for node in nodes]
+    return [_rate_of(rail, node, measured[node].size_bytes, transfer_s, trip_s) for node in nodes]
 
 
-def _seen(
+def _rate_of(
     rail: Rail, node: str, size_bytes: int, transfer_s: Mapping[tuple[str, str], float], trip_s: Mapping[tuple[str, str], float]
-) -> RailSeen:
+) -> RailRate:
     out_s = min(seconds for (source, _), seconds in transfer_s.items() if source == node)
     in_s = min(seconds for (_, target), seconds in transfer_s.items() if target == node)
     partners = dict.fromkeys(target for source, target in transfer_s if source == node)
-    return RailSeen(
+    return RailRate(
         node=node,
         rail=rail.name,
         gb_s=size_bytes / max(out_s, in_s) / 1e9,
@@ -125,12 +120,12 @@ def _seen(
     )
 
 
-def behind_siblings(seen: Iterable[RailSeen], quantity: Quantity) -> dict[tuple[str, str], Behind]:
+def rail_lags(rates: Iterable[RailRate], quantity: Quantity) -> dict[tuple[str, str], Lag]:
     """Each adapter, by node and rail, beside all others whose ports have its rate; without two of these it is left out."""
-    by_rate: dict[float | None, list[RailSeen]] = {}
-    for one in seen:
+    by_rate: dict[float | None, list[RailRate]] = {}
+    for one in rates:
         by_rate.setdefault(one.gbit_s, []).append(one)
-    found: dict[tuple[str, str], Behind] = {}
+    found: dict[tuple[str, str], Lag] = {}
     for alike in by_rate.values():
         values = [one.gb_s if quantity == "bandwidth" else one.latency_us for one in alike]
         ordered, siblings = sorted(values), len(values) - 1
@@ -140,21 +135,21 @@ def behind_siblings(seen: Iterable[RailSeen], quantity: Quantity) -> dict[tuple[
             median = _median_without(ordered, value)
             percent = 100 * (value / median - 1)
             worse = -percent if quantity == "bandwidth" else percent
-            found[one.node, one.rail] = Behind(percent=worse, median=median, siblings=siblings)
+            found[one.node, one.rail] = Lag(percent=worse, median=median, siblings=siblings)
     return found
 
 
-def suspected(seen: Sequence[RailSeen], percent: Mapping[Quantity, float]) -> set[tuple[str, str]]:
-    """The adapters, by node and rail, that are further behind the others than so many per cent."""
+def slow_rails(rates: Sequence[RailRate], percent: Mapping[Quantity, float]) -> set[tuple[str, str]]:
+    """The adapters, by node and rail, that are worse than the others by more than so many per cent."""
     return {
         name
         for quantity, limit in percent.items()
-        for name, found in behind_siblings(seen, quantity).items()
+        for name, found in rail_lags(rates, quantity).items()
         if found.percent > limit
     }
 
 
-def better_of(first: Sequence[RailSeen], second: Sequence[RailSeen]) -> list[RailSeen]:
+def better_of(first: Sequence[RailRate], second: Sequence[RailRate]) -> list[RailRate]:
     """What was seen first, with the better values where an adapter was measured again: a slow one is slow each time."""
     again = {(one.node, one.rail): one for one in second}
     return [
@@ -169,3 +164,52 @@ def _median_without(ordered: Sequence[float], left_out: float) -> float:
     gone, left = bisect.bisect_left(ordered, left_out), len(ordered) - 1
     low, high = (ordered[at + (at >= gone)] for at in ((left - 1) // 2, left // 2))
     return (low + high) / 2
+
+
+def gpus_near(name: str, paths: NicPaths, gpus: Mapping[int, GpuState | None]) -> list[int]:
+    """The numbers of the GPUs that are nearest to an adapter of a host; none if the PCIe tree does not show it."""
+    way = paths.paths.get(name)
+    if way is None or isinstance(way, NotAvailable) or isinstance(paths.gpu_paths, NotAvailable):
+        return []
+    numbers = {sysfs_address(state.pci): number for number, state in gpus.items() if state is not None}
+    return sorted(numbers[address] for address in nearest_gpus(way, paths.gpu_paths) if address in numbers)
+
+
+def judge_shares(rates: Sequence[RailRate], *, is_healthy: Callable[[float], bool]) -> Finding:
+    """The least part of its port's rate that an adapter of a node carries."""
+    shares = {one.rail: one.share for one in rates if one.share is not None}
+    return Finding(
+        bad={rail: (f"{share:.0%} of its port's rate",) for rail, share in shares.items() if not is_healthy(share)},
+        unknown={} if shares else {HERE: ("the rate of no port is known",)},
+        value=min(shares.values(), default=None),
+        kind="nic",
+        evidence={"rails": [{**asdict(one), "share": one.share} for one in rates]},
+    )
+
+
+def judge_lags(rates: Sequence[RailRate], lags: Mapping[str, Lag], *, is_healthy: Callable[[float], bool]) -> Finding:
+    """How much worse the worst adapter of a node is than the others of the cluster, in per cent.
+
+    Args:
+        rates: of the node's adapters.
+        lags: of those that have two others to compare with, by adapter.
+        is_healthy: whether so many per cent are within the limit.
+    """
+    shown = {one.rail: f"{one.gb_s:.4g} GB/s, {one.latency_us:.4g} us" for one in rates}
+    if not lags:
+        texts = [f"{rail}: {text}" for rail, text in shown.items()]
+        remark = f"no two other adapters to compare with: {'; '.join(texts)}"
+        return Finding(value=0.0, kind="nic", evidence={"rates": texts}, remark=remark)
+    worst = max(lags, key=lambda rail: lags[rail].percent)
+    partners = next(one.partners for one in rates if one.rail == worst)
+    return Finding(
+        bad={rail: (shown[rail],) for rail, lag in lags.items() if not is_healthy(lag.percent)},
+        value=lags[worst].percent,
+        kind="nic",
+        evidence={
+            "worst": f"{worst}: {shown[worst]}",
+            "median of the others": lags[worst].median,
+            "others": lags[worst].siblings,
+            "with": list(partners),
+        },
+    )

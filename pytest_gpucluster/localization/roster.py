@@ -11,7 +11,7 @@ from pytest_gpucluster.localization.parts import Suspect
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from pytest_gpucluster.localization.parts import Group, Kind, Part
+    from pytest_gpucluster.localization.parts import Kind, MemberGroup, SearchPart
 
 WEIGHTS: dict[Kind, float] = {"part": 1.0, "whole": 0.1, "edge": 0.1, "between": 0.05}
 """How frequent culprits of a kind are, relative to parts."""
@@ -32,7 +32,7 @@ class Roster:
         has_pairs: the connections of all containers were.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[SearchPart]) -> None:
         self.parts = {part.name: part for part in parts}
         if len(self.parts) < 2 or len(self.parts) < len(parts):
             raise ValueError(f"{len(parts)} parts, {len(self.parts)} names: expected at least 2 parts, each with its own name")
@@ -65,7 +65,7 @@ class Roster:
         self.suspects.append(suspect)
         return True
 
-    def covered(self, group: Group) -> tuple[int, ...]:
+    def covered(self, group: MemberGroup) -> tuple[int, ...]:
         """The numbers of all suspects that a test covers."""
         names = group.parts
         inside = Counter(name for part in names for name in self.parts[part].within if name in self.sizes)

@@ -12,27 +12,27 @@ from itertools import combinations, pairwise, product
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.localization.knowledge import broken_ends, is_inside, reached_from
-from pytest_gpucluster.localization.parts import Group, Suspect
+from pytest_gpucluster.localization.parts import MemberGroup, Suspect
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from pytest_gpucluster.localization.beliefs import ErrorRates
-    from pytest_gpucluster.localization.connections import Hypotheses, Pair
+    from pytest_gpucluster.localization.connections import ConnectionBeliefs, Pair
     from pytest_gpucluster.localization.knowledge import Knowledge
     from pytest_gpucluster.localization.parts import Purpose
 
 MIXER = 0x9E3779B97F4A7C15
-LEAST_SPOILT = 1e-4
+LEAST_PROBABILITY = 1e-4
 """A group is worth a test where a bad connection is inside with this probability."""
 
 
-def split(hypotheses: Hypotheses, free: Collection[str], rates: ErrorRates) -> list[tuple[str, ...]]:
+def split(beliefs_of_pairs: ConnectionBeliefs, free: Collection[str], rates: ErrorRates) -> list[tuple[str, ...]]:
     """The groups of a round among the parts that are ``free``."""
-    members = [tuple(name for name in unit if name in free) for unit in hypotheses.units]
+    members = [tuple(name for name in unit if name in free) for unit in beliefs_of_pairs.units]
     pairs = {
         (one, other): chance
-        for (one, other), chance in hypotheses.pairs.items()
+        for (one, other), chance in beliefs_of_pairs.pairs.items()
         if members[one] and members[other] and len({*members[one], *members[other]}) > 1
     }
     units = sorted({unit for pair in pairs for unit in pair})
@@ -41,11 +41,11 @@ def split(hypotheses: Hypotheses, free: Collection[str], rates: ErrorRates) -> l
     ways.append(_matched(pairs))
     structured = len(ways)
     ways += [{unit: (unit + 1) * MIXER >> shift & 1 for unit in units} for shift in range(20, 60, 4)]
-    spoilt = [_spoilt(way, pairs) for way in ways]
-    at = max(range(len(ways)), key=lambda at: _bits_told(spoilt[at].values(), rates) * (1 if at < structured else 0.75))
+    explained = [_bad_pair_probabilities(way, pairs) for way in ways]
+    at = max(range(len(ways)), key=lambda at: _expected_bits(explained[at].values(), rates) * (1 if at < structured else 0.75))
     groups: dict[Hashable, list[str]] = defaultdict(list)
     for unit, group in ways[at].items():
-        if spoilt[at].get(group, 0.0) >= LEAST_SPOILT:
+        if explained[at].get(group, 0.0) >= LEAST_PROBABILITY:
             groups[group] += members[unit]
     return [tuple(group) for group in groups.values()]
 
@@ -59,20 +59,21 @@ def _matched(pairs: Mapping[Pair, float]) -> dict[int, Hashable]:
     return way
 
 
-def _spoilt(way: Mapping[int, Hashable], pairs: Mapping[Pair, float]) -> dict[Hashable, float]:
+def _bad_pair_probabilities(way: Mapping[int, Hashable], pairs: Mapping[Pair, float]) -> dict[Hashable, float]:
     """How probable it is for each group of a way that a bad pair is inside."""
-    spoilt: dict[Hashable, float] = defaultdict(float)
+    explained: dict[Hashable, float] = defaultdict(float)
     for (one, other), chance in pairs.items():
         if one in way and other in way and way[one] == way[other]:
-            spoilt[way[one]] += chance
-    return spoilt
+            explained[way[one]] += chance
+    return explained
 
 
-def _bits_told(spoilt: Iterable[float], rates: ErrorRates) -> float:
+def _expected_bits(explained: Iterable[float], rates: ErrorRates) -> float:
     """What the outcomes of groups are expected to say: the less, the rarer a group fails for any other reason than by error."""
     wrong = [_bits(rates.false_failure), _bits(rates.missed)]
     return math.fsum(
-        _bits(rates.outcome(failed=True, spoilt=chance)) - (1 - chance) * wrong[0] - chance * wrong[1] for chance in spoilt
+        _bits(rates.outcome(failed=True, explained=chance)) - (1 - chance) * wrong[0] - chance * wrong[1]
+        for chance in explained
     )
 
 
@@ -82,14 +83,16 @@ def _bits(chance: float) -> float:
 
 SPREAD = 1.5
 """Groups of the second round for those whose first failed, relative to what leaves the fewest tests."""
-WITH_REST = 0.03
-"""Parts that are less probable culprits than this are tested with the rest, """
-FEW = 0.2
-"""where fewer culprits are expected among them;"""
-IN_POOL = 0.01
-"""else with each other in pools, where they are less probable than this."""
-POOLED = 0.3
-"""Culprits expected in one pool, at most."""
+# A part of low probability is tested with the rest, if few culprits are expected among such parts. Otherwise parts of still
+# lower probability are tested with each other, in pools.
+REST_BELOW_PROBABILITY = 0.03
+"""A part below this probability may be tested with the rest."""
+REST_AT_MOST_EXPECTED = 0.2
+"""Culprits that may be expected among the parts that are tested with the rest."""
+POOL_BELOW_PROBABILITY = 0.01
+"""A part below this probability may be tested in a pool."""
+POOL_AT_MOST_EXPECTED = 0.3
+"""Culprits that may be expected in one pool."""
 MOST_REPEATS = 2
 """Tests of a part with the same partner, at most, while no other partner can be had."""
 MOST_OF_ONE = 6
@@ -101,23 +104,23 @@ MOST_TRIED = 8
 """Parts of a container from which the two for a test are taken."""
 
 
-def blocks(knowledge: Knowledge, size: int) -> tuple[Group, ...]:
+def blocks(knowledge: Knowledge, size: int) -> tuple[MemberGroup, ...]:
     """Groups of neighbours, of about so many parts."""
     names = sorted(knowledge.roster.parts, key=lambda name: knowledge.roster.parts[name].within)
     number = max(1, min(math.ceil(len(names) / size), len(names) // 2))
     ends = [len(names) * at // number for at in range(number + 1)]
-    return tuple(Group(tuple(names[a:b]), "block") for a, b in pairwise(ends))
+    return tuple(MemberGroup(tuple(names[a:b]), "block") for a, b in pairwise(ends))
 
 
-def across(knowledge: Knowledge) -> tuple[Group, ...]:
+def across(knowledge: Knowledge) -> tuple[MemberGroup, ...]:
     """Small groups across all blocks that failed, and the others together."""
     failed = {name for test in knowledge.tests if test.result.passed is False for name in test.group.parts}
     ordered = [name for test in knowledge.tests for name in test.group.parts]
     doubtful, others = [name for name in ordered if name in failed], [name for name in ordered if name not in failed]
-    small = math.ceil(SPREAD * math.sqrt(len(doubtful) * math.fsum(map(knowledge.of, doubtful))))
-    large = math.ceil(math.fsum(map(knowledge.of, others)) / POOLED)
-    pools = tuple(Group(tuple(names), "pool") for names in _strided(doubtful, small))
-    return (*pools, *(Group(tuple(names), "rest") for names in _strided(others, large)))
+    small = math.ceil(SPREAD * math.sqrt(len(doubtful) * math.fsum(map(knowledge.probability_of, doubtful))))
+    large = math.ceil(math.fsum(map(knowledge.probability_of, others)) / POOL_AT_MOST_EXPECTED)
+    pools = tuple(MemberGroup(tuple(names), "pool") for names in _strided(doubtful, small))
+    return (*pools, *(MemberGroup(tuple(names), "rest") for names in _strided(others, large)))
 
 
 def _strided(names: Sequence[str], number: int) -> list[Sequence[str]]:
@@ -126,27 +129,27 @@ def _strided(names: Sequence[str], number: int) -> list[Sequence[str]]:
     return [names[at::number] for at in range(number)] if len(names) > 1 else []
 
 
-def plan(knowledge: Knowledge, pool_size: int) -> tuple[Group, ...]:
+def plan(knowledge: Knowledge, pool_size: int) -> tuple[MemberGroup, ...]:
     """The groups of the next round; none where all is decided or nothing more can be learnt."""
-    hypotheses = knowledge.hunted()
+    beliefs_of_pairs = knowledge.suspected_connection()
     undecided = knowledge.open_suspects()
     is_part = {number for number in undecided if knowledge.roster.suspects[number].kind == "part"}
-    left_out = set(knowledge.roster.parts).difference(knowledge.rest())
+    left_out = set(knowledge.roster.parts).difference(knowledge.parts_without_culprits())
     draft = _Draft(knowledge, used=left_out, avoid={knowledge.roster.suspects[number].names[0] for number in is_part})
-    for least in (WITH_REST, IN_POOL):
+    for least in (REST_BELOW_PROBABILITY, POOL_BELOW_PROBABILITY):
         low = [number for number in undecided if number in is_part and knowledge.chance[number] < least]
-        if are_few := math.fsum(knowledge.chance[number] for number in low) < FEW:
+        if are_few := math.fsum(knowledge.chance[number] for number in low) < REST_AT_MOST_EXPECTED:
             break
     for number in undecided:
-        if knowledge.chance[number] >= (least if number in is_part else WITH_REST):
+        if knowledge.chance[number] >= (least if number in is_part else REST_BELOW_PROBABILITY):
             draft.test_alone(number)
     names = [name for number in low if (name := knowledge.roster.suspects[number].names[0]) not in draft.used]
-    is_wanted = hypotheses is None and not knowledge.is_rest_good()
-    is_together = hypotheses is None and are_few and (is_wanted or bool(names))
+    is_wanted = beliefs_of_pairs is None and not knowledge.is_rest_good()
+    is_together = beliefs_of_pairs is None and are_few and (is_wanted or bool(names))
     if not (is_together and draft.add_rest(names)):
         draft.pool(names, pool_size)
-        if hypotheses is not None:
-            draft.add_halves(hypotheses)
+        if beliefs_of_pairs is not None:
+            draft.add_halves(beliefs_of_pairs)
         elif is_wanted:
             draft.add_rest(())
     return tuple(draft.groups)
@@ -158,7 +161,7 @@ class _Draft:
     def __init__(self, known: Knowledge, *, used: set[str], avoid: set[str]) -> None:
         self.known = known
         self.roster = known.roster
-        self.groups: list[Group] = []
+        self.groups: list[MemberGroup] = []
         self.used = set(used)
         self.avoid = avoid
         self.by_trust = sorted(self.roster.parts, key=self._distrust)
@@ -171,11 +174,13 @@ class _Draft:
         """The probability that a test with this part fails for its sake, roughly."""
         roster, chance = self.roster, self.known.chance
         around = [at for at in roster.parts[name].within if at in roster.sizes]
-        return self.known.of(name) + sum(chance[roster.number(kind, at)] for at in around for kind in roster.in_container)
+        return self.known.probability_of(name) + sum(
+            chance[roster.number(kind, at)] for at in around for kind in roster.in_container
+        )
 
     def add(self, parts: Sequence[str], purpose: Purpose) -> None:
         """One more group."""
-        self.groups.append(Group(tuple(parts), purpose))
+        self.groups.append(MemberGroup(tuple(parts), purpose))
         self.used.update(parts)
 
     def test_alone(self, number: int) -> None:
@@ -243,12 +248,15 @@ class _Draft:
         return other != name and other not in self.used
 
     def _repeats(self, one: str, other: str) -> int:
-        return self.known.company[one][other]
+        return self.known.pair_tests[one][other]
 
     def pool(self, names: Sequence[str], size: int) -> None:
         """Groups of low suspicion, so large that most of them pass; of neighbours where too many containers are connected."""
         waiting = list(names)
-        number = max(math.ceil(len(waiting) / size), math.ceil(math.fsum(map(self.known.of, waiting)) / POOLED))
+        number = max(
+            math.ceil(len(waiting) / size),
+            math.ceil(math.fsum(map(self.known.probability_of, waiting)) / POOL_AT_MOST_EXPECTED),
+        )
         number = min(number, len(waiting))
         if not self.roster.has_pairs:
             waiting.sort(key=lambda name: self.roster.parts[name].within)
@@ -262,16 +270,16 @@ class _Draft:
         else:
             self._with_partner(members[0])
 
-    def add_halves(self, hypotheses: Hypotheses) -> None:
+    def add_halves(self, beliefs_of_pairs: ConnectionBeliefs) -> None:
         """Groups of parts that pass each by itself, to find the two that fail together."""
         free = {name for name in self.roster.parts if name not in self.used and name not in self.avoid}
-        for group in split(hypotheses, free, self.known.rates):
+        for group in split(beliefs_of_pairs, free, self.known.rates):
             self.add(group, "halves")
 
     def add_rest(self, low: Sequence[str]) -> bool:
         """Everything else, and low suspicions, as one group: whether all is well without the culprits. False: too often."""
         left_out = self.used | self.avoid.difference(low)
-        group = Group(tuple(name for name in self.roster.parts if name not in left_out), "rest")
+        group = MemberGroup(tuple(name for name in self.roster.parts if name not in left_out), "rest")
         repeats = sum(test.group == group for test in self.known.tests)
         is_new = len(group.parts) >= max(2, len(self.roster.parts) // 2) and repeats < MOST_OF_ONE
         if is_new:

@@ -5,7 +5,7 @@ at once. :func:`search` has the groups of a round measured, learns from the resu
 
 Two rounds sweep all parts, in blocks and across the blocks. Later rounds test each suspect with a partner that passed
 elsewhere, and the low suspicions in pools. What is left runs as one group beside them, without the suspects. A culprit is
-named only where two tests in different company failed and nothing else explains them.
+named only where two tests in different pair_tests failed and nothing else explains them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pytest_gpucluster.localization.rounds import across, blocks, plan
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from pytest_gpucluster.localization.parts import Group, Part, Report, Result
+    from pytest_gpucluster.localization.parts import MemberGroup, Result, SearchPart, SearchReport
 
 
 BLOCK = 0.6
@@ -28,13 +28,13 @@ BLOCK = 0.6
 
 
 def search(
-    parts: Sequence[Part],
-    measure: Callable[[Sequence[Group]], Sequence[Result]],
+    parts: Sequence[SearchPart],
+    measure: Callable[[Sequence[MemberGroup]], Sequence[Result]],
     *,
     rates: ErrorRates | None = None,
     group_size: int | None = None,
     most_rounds: int | None = None,
-) -> Report:
+) -> SearchReport:
     """Find the culprits among parts of which a group failed.
 
     Args:
@@ -53,13 +53,13 @@ def search(
         while True:
             groups = rounds.send(measure(groups))
     except StopIteration as ended:
-        report: Report = ended.value
+        report: SearchReport = ended.value
         return report
 
 
 def _rounds(
-    parts: Sequence[Part], rates: ErrorRates, group_size: int | None, last: int
-) -> Generator[tuple[Group, ...], Sequence[Result], Report]:
+    parts: Sequence[SearchPart], rates: ErrorRates, group_size: int | None, last: int
+) -> Generator[tuple[MemberGroup, ...], Sequence[Result], SearchReport]:
     """Ask for the groups of each round, and return what was found."""
     known = Knowledge(parts, rates)
     size = max(2, group_size or math.ceil(BLOCK * math.sqrt(len(parts))))

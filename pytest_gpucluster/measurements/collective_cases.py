@@ -29,7 +29,7 @@ PIECE = PERIOD << 18
 """Elements written or compared at once, to keep the temporary memory small."""
 
 
-class Case(NamedTuple):
+class CollectiveCase(NamedTuple):
     """One collective of one rank.
 
     Attributes:
@@ -60,7 +60,7 @@ class Case(NamedTuple):
         return wrong
 
 
-def case(operation: str, *, size_bytes: int, dtype: str) -> Case:
+def case(operation: str, *, size_bytes: int, dtype: str) -> CollectiveCase:
     """The collective ``operation`` (one of :data:`CASES`) for this rank of the default group.
 
     Raises:
@@ -87,10 +87,10 @@ def pattern(buffer: torch.Tensor, source: int, target: int = 0, *, largest: int 
     return torch.randint(1, largest + 1, (PERIOD,), generator=seeded).to(buffer)
 
 
-def _all_gather(buffer: torch.Tensor) -> Case:
+def _all_gather(buffer: torch.Tensor) -> CollectiveCase:
     ranks, rank = dist.get_world_size(), dist.get_rank()
     sent = torch.empty_like(buffer[: buffer.numel() // ranks])
-    return Case(
+    return CollectiveCase(
         sent=sent,
         received=buffer,
         own=[pattern(buffer, rank)],
@@ -99,7 +99,7 @@ def _all_gather(buffer: torch.Tensor) -> Case:
     )
 
 
-def _reduce_scatter(buffer: torch.Tensor) -> Case:
+def _reduce_scatter(buffer: torch.Tensor) -> CollectiveCase:
     """A target's patterns are of its own, so that the sums of two targets cannot be swapped."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     received = torch.empty_like(buffer[: buffer.numel() // ranks])
@@ -107,7 +107,7 @@ def _reduce_scatter(buffer: torch.Tensor) -> Case:
     total = torch.zeros(PERIOD, device=buffer.device)
     for source in range(ranks):
         total += pattern(buffer, source, rank, largest=largest)
-    return Case(
+    return CollectiveCase(
         sent=buffer,
         received=received,
         own=[pattern(buffer, rank, target, largest=largest) for target in range(ranks)],
@@ -116,10 +116,10 @@ def _reduce_scatter(buffer: torch.Tensor) -> Case:
     )
 
 
-def _all_to_all(buffer: torch.Tensor) -> Case:
+def _all_to_all(buffer: torch.Tensor) -> CollectiveCase:
     ranks, rank = dist.get_world_size(), dist.get_rank()
     received = torch.empty_like(buffer)
-    return Case(
+    return CollectiveCase(
         sent=buffer,
         received=received,
         own=[pattern(buffer, rank, target) for target in range(ranks)],
@@ -128,10 +128,10 @@ def _all_to_all(buffer: torch.Tensor) -> Case:
     )
 
 
-def _broadcast(buffer: torch.Tensor) -> Case:
+def _broadcast(buffer: torch.Tensor) -> CollectiveCase:
     """From rank 0, in place; what the others held before must be gone."""
     root = pattern(buffer, 0)
-    return Case(
+    return CollectiveCase(
         sent=buffer,
         received=buffer,
         own=[root if dist.get_rank() == 0 else torch.zeros_like(root)],
@@ -140,7 +140,7 @@ def _broadcast(buffer: torch.Tensor) -> Case:
     )
 
 
-def _send_recv(buffer: torch.Tensor) -> Case:
+def _send_recv(buffer: torch.Tensor) -> CollectiveCase:
     """Each rank sends to the next one and receives from the one before, all at once, as nccl-tests does."""
     ranks, rank = dist.get_world_size(), dist.get_rank()
     before, after = (rank - 1) % ranks, (rank + 1) % ranks
@@ -151,7 +151,7 @@ def _send_recv(buffer: torch.Tensor) -> Case:
         for work in dist.batch_isend_irecv(pair):
             work.wait()
 
-    return Case(
+    return CollectiveCase(
         sent=buffer,
         received=received,
         own=[pattern(buffer, rank)],
@@ -160,7 +160,7 @@ def _send_recv(buffer: torch.Tensor) -> Case:
     )
 
 
-CASES: Mapping[str, Callable[[torch.Tensor], Case]] = {
+CASES: Mapping[str, Callable[[torch.Tensor], CollectiveCase]] = {
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
     "all_to_all": _all_to_all,

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from pytest_gpucluster.inventory import group_telemetry
 from pytest_gpucluster.inventory.nccl_log import choice_of
-from pytest_gpucluster.inventory.telemetry import Snapshots, evidence
+from pytest_gpucluster.inventory.telemetry import Snapshots, evidence, from_rows, to_row
 from pytest_gpucluster.measurements import collective_cases, exact_sums, progress, timing
 from pytest_gpucluster.protocol.functions import beside_others
 from pytest_gpucluster.text import one_line
@@ -28,8 +27,7 @@ from pytest_gpucluster.text import one_line
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from pytest_gpucluster.inventory.group_telemetry import GroupTelemetry
-    from pytest_gpucluster.inventory.telemetry import Telemetry
+    from pytest_gpucluster.inventory.telemetry import GroupTelemetry, Telemetry
 
 BUSBW_FACTOR: Mapping[str, Callable[[int], float]] = {
     "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
@@ -250,11 +248,11 @@ def gather_texts(text: str, *, limit_bytes: int = 256) -> list[str]:
 
 def gather_telemetry(own: Telemetry | None, *, single_rank: bool = False) -> GroupTelemetry | None:
     """Telemetry of all ranks' GPUs; every rank of the default group has to call this, except for ``single_rank``."""
-    row = group_telemetry.to_row(int(os.environ.get("RANK", "0")), own)
+    row = to_row(int(os.environ.get("RANK", "0")), own)
     if single_rank or not dist.is_initialized():
-        return group_telemetry.from_rows([row])
+        return from_rows([row])
     rows = _gather(torch.tensor(row, dtype=torch.float64, device=timing.current_device()))
-    return group_telemetry.from_rows([one.tolist() for one in rows])
+    return from_rows([one.tolist() for one in rows])
 
 
 def _gather(row: torch.Tensor) -> list[torch.Tensor]:

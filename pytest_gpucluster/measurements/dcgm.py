@@ -6,12 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory import dcgm
-from pytest_gpucluster.inventory.dcgm_report import BAD, parse_report
+from pytest_gpucluster.inventory.dcgm import BAD, parse_report
 from pytest_gpucluster.protocol.functions import without_device
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.inventory.dcgm import DcgmGpu
-    from pytest_gpucluster.inventory.dcgm_report import DiagReport, DiagResult
+    from pytest_gpucluster.inventory.dcgm import DcgmGpu, DiagReport, DiagResult
     from pytest_gpucluster.inventory.program import Ended
 
 ASK_S = 30.0
@@ -32,9 +31,9 @@ class DcgmDiag:
     """One ``dcgmi diag`` on one host.
 
     Attributes:
-        version: DCGM's; None where neither the report nor the program tells it.
+        version: DCGM's; None where neither the report nor the program says it.
         level: what ``-r`` was.
-        gpus: the GPUs that were asked for, with DCGM's numbers.
+        gpus: the GPUs that were to be tested, with DCGM's numbers.
         results: all that the report says.
         doubts: why what passed is not to be believed, such as an exit code that contradicts the report.
     """
@@ -92,8 +91,8 @@ def _doubts(ended: Ended, report: DiagReport, gpus: list[DcgmGpu]) -> list[str]:
     doubts = []
     if ended.exit_code and not (ended.exit_code in FOUND_SOMETHING and has_bad):
         doubts.append(f"dcgmi diag ended with exit code {ended.exit_code}, which its report does not explain")
-    asked = {gpu.number for gpu in gpus}
-    strange = sorted({result.gpu for result in report.results if result.gpu is not None} - asked)
+    wanted = {gpu.number for gpu in gpus}
+    strange = sorted({result.gpu for result in report.results if result.gpu is not None} - wanted)
     if strange:
         doubts.append(f"the report is about GPU {', '.join(map(str, strange))}, which nobody asked for")
     return doubts

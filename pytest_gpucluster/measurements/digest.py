@@ -115,7 +115,7 @@ class Flip:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class DigestKind:
     """One kind of work: the function that prepares it for a size, and the compute capability that it needs."""
 
     prepare: Callable[[int, Draw], Work]
@@ -158,13 +158,13 @@ def _reduction(size: int, draw: Draw) -> Work:
     return lambda: torch.cat([rows.sum(dim=0), rows.sum(dim=1), rows.sum().reshape(1)])
 
 
-KINDS: Mapping[str, Kind] = {
-    "bf16": Kind(prepare=_bf16, capability=(8, 0)),
-    "fp8": Kind(prepare=_fp8, capability=(8, 9)),
-    "fp32": Kind(prepare=_fp32, capability=(0, 0)),
-    "attention": Kind(prepare=_attention, capability=(8, 0)),
-    "softmax": Kind(prepare=_softmax, capability=(0, 0)),
-    "reduction": Kind(prepare=_reduction, capability=(0, 0)),
+KINDS: Mapping[str, DigestKind] = {
+    "bf16": DigestKind(prepare=_bf16, capability=(8, 0)),
+    "fp8": DigestKind(prepare=_fp8, capability=(8, 9)),
+    "fp32": DigestKind(prepare=_fp32, capability=(0, 0)),
+    "attention": DigestKind(prepare=_attention, capability=(8, 0)),
+    "softmax": DigestKind(prepare=_softmax, capability=(0, 0)),
+    "reduction": DigestKind(prepare=_reduction, capability=(0, 0)),
 }
 """bfloat16, float8 (e4m3, fast accumulation, bfloat16 output) and float32 (never TF32) products of order ``size``; the
 forward of FlashAttention over ``size`` tokens; softmax of the rows, and sums of rows, columns and all, of a float32 matrix."""

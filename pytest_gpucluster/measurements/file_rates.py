@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pytest_gpucluster.inventory.mounts import Mount, read_mount
+from pytest_gpucluster.inventory.host import Mount, read_mount
 from pytest_gpucluster.measurements import progress
 from pytest_gpucluster.measurements.own_folder import remove_leftovers, within_own_folder
 from pytest_gpucluster.protocol.functions import without_device

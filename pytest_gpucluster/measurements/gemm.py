@@ -29,7 +29,7 @@ CHECKED = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class ProductKind:
     """How a dtype is multiplied, and the largest allowed error of its product relative to the product's RMS.
 
     ``capability`` is the compute capability of the first GPUs with matrix units for it. Sizes are multiples of
@@ -45,16 +45,16 @@ class Kind:
     by_columns: bool = False
 
 
-KINDS: Mapping[str, Kind] = {
-    "bfloat16": Kind(storage=torch.bfloat16, output=torch.bfloat16, tolerance=0.05, capability=(8, 0)),
-    "float16": Kind(storage=torch.float16, output=torch.float16, tolerance=0.02, capability=(7, 0)),
-    "tf32": Kind(storage=torch.float32, output=torch.float32, tolerance=0.01, capability=(8, 0), precision="high"),
-    "float32": Kind(storage=torch.float32, output=torch.float32, tolerance=1e-4, capability=(0, 0)),
-    "float64": Kind(storage=torch.float64, output=torch.float64, tolerance=1e-10, capability=(0, 0)),
-    "float8_e4m3fn": Kind(
+KINDS: Mapping[str, ProductKind] = {
+    "bfloat16": ProductKind(storage=torch.bfloat16, output=torch.bfloat16, tolerance=0.05, capability=(8, 0)),
+    "float16": ProductKind(storage=torch.float16, output=torch.float16, tolerance=0.02, capability=(7, 0)),
+    "tf32": ProductKind(storage=torch.float32, output=torch.float32, tolerance=0.01, capability=(8, 0), precision="high"),
+    "float32": ProductKind(storage=torch.float32, output=torch.float32, tolerance=1e-4, capability=(0, 0)),
+    "float64": ProductKind(storage=torch.float64, output=torch.float64, tolerance=1e-10, capability=(0, 0)),
+    "float8_e4m3fn": ProductKind(
         storage=torch.float8_e4m3fn, output=torch.bfloat16, tolerance=0.2, capability=(8, 9), step=16, by_columns=True
     ),
-    "int8": Kind(storage=torch.int8, output=torch.int32, tolerance=0.0, capability=(7, 5), step=32, by_columns=True),
+    "int8": ProductKind(storage=torch.int8, output=torch.int32, tolerance=0.0, capability=(7, 5), step=32, by_columns=True),
 }
 """Accepted dtypes. ``tf32`` is float32 storage on the TF32 tensor cores, ``float32`` never is. float8 uses unit scales,
 fast accumulation and bfloat16 output: other choices move its rate by tens of per cent. float8 and int8 have their second
@@ -214,7 +214,7 @@ def require_units(dtype: str) -> None:
         )
 
 
-def product_of(size: int, kind: Kind) -> _Product:
+def product_of(size: int, kind: ProductKind) -> _Product:
     """A square product of order ``size``, ready to call; its operands are the same in every process.
 
     Raises:
@@ -275,7 +275,7 @@ def _in_parts(samples_s: list[float], bursts: int) -> list[list[float]]:
     return [samples_s[start:end] for start, end in itertools.pairwise(ends)]
 
 
-def check(product: _Product, kind: Kind) -> None:
+def check(product: _Product, kind: ProductKind) -> None:
     """Compare the product with float64 at ``CHECKED`` x ``CHECKED`` places.
 
     Raises:

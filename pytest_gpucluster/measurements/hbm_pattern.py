@@ -135,7 +135,7 @@ class _Memory:
 
 
 @dataclass(slots=True)
-class _Found:
+class _Errors:
     """Errors and traffic of a search so far; the object outlives the searched memory."""
 
     errors_by_kind: dict[str, int] = field(default_factory=dict)
@@ -146,7 +146,7 @@ class _Found:
 class _Search:
     """Writes and checks blocks; counts traffic and errors in ``found``."""
 
-    def __init__(self, memory: _Memory, found: _Found, *, flip: int | None, expected_bytes: int) -> None:
+    def __init__(self, memory: _Memory, found: _Errors, *, flip: int | None, expected_bytes: int) -> None:
         self._memory = memory
         self._found = found
         self._flip = flip
@@ -416,9 +416,9 @@ def _traffic_bytes(room: _Room, passes: int, kinds: Sequence[str]) -> int:
     return int(passes * sum(SWEEPS[kind] for kind in kinds) * room.tested_bytes)
 
 
-def _run(room: _Room, passes: range, kinds: Sequence[str], flip: int | None) -> tuple[_Found, float]:
+def _run(room: _Room, passes: range, kinds: Sequence[str], flip: int | None) -> tuple[_Errors, float]:
     """What was found, and in how many seconds; the memory is free again on return."""
-    found = _Found()
+    found = _Errors()
     memory = _allocate(room)
     search = _Search(memory, found, flip=flip, expected_bytes=_traffic_bytes(room, len(passes), kinds))
     timing.synchronize()

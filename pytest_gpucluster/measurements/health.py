@@ -4,38 +4,33 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pynvml
 import torch
 
-from pytest_gpucluster.inventory import nvml, nvml_calls, pci
-from pytest_gpucluster.inventory.gpu_counters import GpuCounters, read_counters
+from pytest_gpucluster.inventory import gpu_index, nvml, nvml_calls, pci_tree
+from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.inventory.telemetry import Sampler, Telemetry, evidence
 from pytest_gpucluster.measurements import gemm, progress, timing
 from pytest_gpucluster.protocol.functions import without_device
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.inventory.reading import NotAvailable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuHealth:
     """This worker's GPU as NVML and torch see it.
 
-    ``gpu`` is what NVML says of it; None on a machine without NVML,
-    where ``nvml_device_count`` is None too, and for a GPU that NVML cannot read (``error`` says why). ``lost``: it has
-    fallen off the bus. ``torch_sees``: torch can use this very GPU. ``pci_device_count`` counts the host's GPUs, also
-    those that a container was not given.
+    ``gpu`` is what NVML says of it; not available on a machine without NVML, where ``nvml_device_count`` is None too, and
+    for a GPU that NVML cannot read. ``lost``: it has fallen off the bus. ``torch_sees``: torch can use this very GPU.
+    ``pci_device_count`` counts the host's GPUs, also those that a container was not given.
     """
 
-    gpu: nvml.GpuState | None
+    gpu: nvml.GpuState | NotAvailable
     torch_sees: bool
     torch_device_count: int
     nvml_device_count: int | None
     pci_device_count: int | NotAvailable
     torch_device_name: str | None
-    error: str | None = None
     lost: bool = False
 
 
@@ -62,8 +57,8 @@ class ClocksUnderLoad:
 def gpu_state() -> GpuHealth:
     """Read NVML for this worker's own GPU: torch's current GPU, otherwise the ``LOCAL_RANK``-th that CUDA should show.
 
-    A GPU that NVML lists and cannot read (lost from the bus) gives ``gpu`` None and NVML's text in ``error``. The values
-    of its node still count.
+    A GPU that NVML lists and cannot read (lost from the bus) is not available, in NVML's words. The values of its node
+    still count.
 
     Raises:
         NvmlError: the driver cannot be read at all.
@@ -72,26 +67,26 @@ def gpu_state() -> GpuHealth:
     of_torch: dict[str, Any] = {
         "torch_sees": uuid is not None,
         "torch_device_count": torch.cuda.device_count(),
-        "pci_device_count": pci.count_nvidia_gpus(),
+        "pci_device_count": pci_tree.count_nvidia_gpus(),
         "torch_device_name": torch.cuda.get_device_name() if uuid else None,
     }
     try:
         with nvml_calls.session():
-            count = nvml.gpu_count()
+            count = gpu_index.gpu_count()
             try:
-                state = nvml.read_gpu(nvml.own_index(uuid))
+                state = nvml.read_gpu(gpu_index.own_index(uuid))
             except nvml_calls.NvmlError as error:
                 lost = isinstance(error, nvml_calls.GpuLostError)
-                return GpuHealth(gpu=None, nvml_device_count=count, error=str(error), lost=lost, **of_torch)
+                return GpuHealth(gpu=NotAvailable(str(error)), nvml_device_count=count, lost=lost, **of_torch)
     except nvml_calls.NvmlLibraryNotFoundError:
         if uuid is not None:
             raise
-        return GpuHealth(gpu=None, nvml_device_count=None, **of_torch)
+        return GpuHealth(gpu=NotAvailable("no NVML"), nvml_device_count=None, **of_torch)
     return GpuHealth(gpu=state, nvml_device_count=count, **of_torch)
 
 
 @without_device
-def gpu_counters() -> GpuCounters:
+def gpu_counters() -> nvml.GpuCounters:
     """Read the error counters of this worker's own GPU, the one of :func:`gpu_state`.
 
     Raises:
@@ -100,9 +95,9 @@ def gpu_counters() -> GpuCounters:
     """
     uuid = timing.gpu_uuid()
     with nvml_calls.session():
-        index = nvml.own_index(uuid)
+        index = gpu_index.own_index(uuid)
         with nvml_calls.naming(f"GPU {index}"):
-            return read_counters(nvml_calls.required(pynvml.nvmlDeviceGetHandleByIndex, index))
+            return nvml.read_counters(nvml_calls.required(pynvml.nvmlDeviceGetHandleByIndex, index))
 
 
 def clocks_under_load(*, seconds: float, size: int = 8192) -> ClocksUnderLoad:

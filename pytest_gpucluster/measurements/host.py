@@ -1,14 +1,27 @@
-"""The facts, software and clock of this worker's host."""
+"""The facts, software, clock, NICs and Slurm's record of this worker's host, as they are now, and what the rank may use."""
 
 from __future__ import annotations
 
 import os
+import platform
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from pytest_gpucluster.inventory.host import HostFacts, read_host
+from pytest_gpucluster.inventory import gpu_index, numa, slurm
+from pytest_gpucluster.inventory.host import HostFacts, read_host, read_memory_limit
 from pytest_gpucluster.inventory.identity import read_stack, read_variables, read_versions
+from pytest_gpucluster.inventory.nics import read_nics
+from pytest_gpucluster.inventory.nvml_calls import NvmlError, session
+from pytest_gpucluster.inventory.pci_tree import read_gpu_paths, read_path, read_peer_memory
+from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
 from pytest_gpucluster.protocol.functions import without_device
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.inventory.nics import Nic
+    from pytest_gpucluster.inventory.pci_tree import PciPath
+    from pytest_gpucluster.inventory.slurm import SlurmNode, SlurmShare
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,3 +54,110 @@ def host_state() -> HostState:
 def host_clock() -> HostClock:
     """Read this host's clock."""
     return HostClock(shown_s=time.time())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NicState:
+    """Every RDMA adapter of a host."""
+
+    nics: list[Nic] | NotAvailable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NicPaths:
+    """The ways of a host's RDMA adapters and GPUs through its PCIe tree, by name and by address.
+
+    ``peer_memory``: whether nvidia_peermem is loaded.
+    """
+
+    nics: list[Nic] | NotAvailable
+    paths: dict[str, PciPath | NotAvailable]
+    gpu_paths: dict[str, PciPath | NotAvailable] | NotAvailable
+    peer_memory: bool | NotAvailable
+
+
+@without_device
+def nic_state() -> NicState:
+    """Read every RDMA adapter of this host. A value that cannot be read says why, and leaves the others."""
+    return NicState(nics=read_nics())
+
+
+@without_device
+def nic_paths() -> NicPaths:
+    """Read the way of every RDMA adapter and GPU of this host through its PCIe tree."""
+    nics = read_nics()
+    paths = {nic.device: apply(read_path, nic.pci) for nic in or_none(nics) or ()}
+    return NicPaths(nics=nics, paths=paths, gpu_paths=read_gpu_paths(), peer_memory=read_peer_memory())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlurmState:
+    """A host in a job of Slurm: the controller, the host, what the job has of it, and the GPUs that NVML shows to the job.
+
+    ``partitions`` are the states of the host's partitions by name. ``mig_gpus`` is how many GPUs are in MIG mode.
+    """
+
+    controller: str | NotAvailable
+    node: SlurmNode | NotAvailable
+    share: SlurmShare | NotAvailable
+    partitions: dict[str, str] | NotAvailable
+    gpus_seen: int | NotAvailable
+    mig_gpus: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankBinding:
+    """Where this rank may run: its CPUs, the first CPU of each of their cores, their NUMA nodes, and its memory in bytes."""
+
+    cpus: str
+    cores: str
+    numa_nodes: str
+    memory_limit_bytes: int | NotAvailable
+
+
+@without_device
+def slurm_state(*, job: str) -> SlurmState:
+    """Ask Slurm about this host. A value that cannot be read says why, and leaves the others."""
+    hostname = platform.node()
+    name = os.environ.get("SLURMD_NODENAME") or hostname.partition(".")[0]
+    with ThreadPoolExecutor(4) as questions:  # at once, so that a controller that is silent costs one deadline
+        controller = questions.submit(slurm.read_controller)
+        node = questions.submit(slurm.read_node, name, hostname=hostname)
+        share = questions.submit(slurm.read_share, job, name)
+        partitions = questions.submit(slurm.read_partitions)
+        seen, mig_gpus = _gpus()
+    return SlurmState(
+        controller=controller.result(),
+        node=node.result(),
+        share=share.result(),
+        partitions=_of_host(partitions.result(), node.result()),
+        gpus_seen=seen,
+        mig_gpus=mig_gpus,
+    )
+
+
+def _of_host(partitions: dict[str, str] | NotAvailable, node: SlurmNode | NotAvailable) -> dict[str, str] | NotAvailable:
+    """The host's partitions, of all."""
+    names = apply(lambda known: known.partitions, node)
+    return apply(lambda text, states: {name: states[name] for name in text.split(",") if name in states}, names, partitions)
+
+
+@without_device
+def rank_binding(*, job: str) -> RankBinding:
+    """Read where this rank may run."""
+    allowed = os.sched_getaffinity(0)
+    return RankBinding(
+        cpus=numa.format_cpulist(allowed),
+        cores=numa.format_cpulist({min(numa.read_threads_of_core(cpu)) for cpu in allowed}),
+        numa_nodes=numa.format_cpulist({node.number for node in numa.read_nodes() if node.cpus & allowed}),
+        memory_limit_bytes=read_memory_limit(job),
+    )
+
+
+def _gpus() -> tuple[int | NotAvailable, int]:
+    """How many GPUs NVML shows here, and how many are in MIG mode. One that is lost counts too."""
+    try:
+        with session():
+            return gpu_index.gpu_count(), sum(map(gpu_index.is_in_mig_mode, range(gpu_index.gpu_count())))
+    except NvmlError as error:
+        return NotAvailable(str(error)), 0

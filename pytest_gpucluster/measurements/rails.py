@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from pytest_gpucluster.inventory.net_interfaces import read_net_interfaces
+from pytest_gpucluster.inventory.nics import read_net_interfaces
 from pytest_gpucluster.measurements import timing
 from pytest_gpucluster.measurements.pair_matrix import Transfers, time_rounds
 from pytest_gpucluster.measurements.transport import parse_nccl_log, read_log
@@ -19,7 +19,7 @@ from pytest_gpucluster.protocol.functions import without_device
 from pytest_gpucluster.protocol.rank import ordered_rounds
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.inventory.net_interfaces import NetInterface
+    from pytest_gpucluster.inventory.nics import NetInterface
     from pytest_gpucluster.inventory.reading import NotAvailable
 
 _RDMA = re.compile(r"\[\d+\](?P<name>[\w.+-]+:\d+)/(?:IB|RoCE)\b")

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.inventory.mounts import read_mount
+from pytest_gpucluster.inventory.host import read_mount
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.measurements import progress
 from pytest_gpucluster.measurements.own_folder import (
@@ -34,7 +34,7 @@ from pytest_gpucluster.measurements.own_folder import (
 from pytest_gpucluster.protocol.functions import without_device
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.inventory.mounts import Mount
+    from pytest_gpucluster.inventory.host import Mount
 
 MARK_BYTES = 4096
 SMALL_BYTES = 4096

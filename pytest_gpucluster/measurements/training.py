@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from finetune_smoke.settings import config as finetune_config
 from pytest_gpucluster.inventory.telemetry import Sampler, evidence
 from pytest_gpucluster.measurements import collectives, progress, timing
 
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
 
     from finetune_smoke.settings.config import Config
     from finetune_smoke.training.loop import Outcome
-    from pytest_gpucluster.inventory.group_telemetry import GroupTelemetry
+    from pytest_gpucluster.inventory.telemetry import GroupTelemetry
 
+require_limit_below_floor = finetune_config.require_limit_below_floor
 BF16_BYTES = 2
 HELD_GIB = 0.5
 """Memory above this is left by an earlier call: loaded libraries hold less (workspaces of cuBLAS: 32 MiB each)."""

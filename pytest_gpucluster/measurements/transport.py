@@ -57,7 +57,7 @@ form is that of NCCL's net.cc, and whether GPUDirect is used cannot be told from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Channel:
+class NcclChannel:
     """One connection NCCL made: ``kind`` without device numbers (``NET/IB/GDRDMA``), ``line`` as logged."""
 
     source: int
@@ -119,7 +119,7 @@ def transport(*, size_bytes: int = 1 << 20, node: int | None = None, domains: Se
     return found
 
 
-def parse_nccl_log(text: str, *, devices_from: str | None = None) -> list[Channel]:
+def parse_nccl_log(text: str, *, devices_from: str | None = None) -> list[NcclChannel]:
     """The channels in a log NCCL wrote at ``NCCL_DEBUG=INFO``.
 
     Args:
@@ -132,7 +132,7 @@ def parse_nccl_log(text: str, *, devices_from: str | None = None) -> list[Channe
         if layer is not None:
             layers[int(found["index"])] = layer["layer"]
     return [
-        Channel(
+        NcclChannel(
             source=int(found["source"]),
             target=int(found["target"]),
             kind=_kind(found["path"].strip(), layers),
@@ -149,7 +149,7 @@ def network_name(text: str) -> str | None:
 
 
 def summarise(
-    text: str, channels: list[Channel], *, nodes: list[int], domains: Sequence[str | None] | None = None
+    text: str, channels: list[NcclChannel], *, nodes: list[int], domains: Sequence[str | None] | None = None
 ) -> Transport:
     """Count ``channels``; ``nodes`` is the node number of every rank of their group, ``domains`` its NVLink domain."""
     crossing = [one for one in channels if nodes[one.source] != nodes[one.target]]
@@ -203,7 +203,7 @@ def _of_gloo(nodes: list[int]) -> Transport:
     """A full mesh of TCP connections: gloo has nothing else."""
     own = dist.get_rank()
     channels = [
-        Channel(source=own, target=peer, kind="NET/Socket", line=f"gloo: rank {own} -> rank {peer} over TCP")
+        NcclChannel(source=own, target=peer, kind="NET/Socket", line=f"gloo: rank {own} -> rank {peer} over TCP")
         for peer in range(len(nodes))
         if peer != own
     ]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from pytest_gpucluster.plugin.fixtures import (
     cluster,
+    compared_places,
     criterion,
     device,
+    entries,
     node,
+    over_run,
     place,
     process_group,
     pytest_generate_tests,
     rank,
+    readings,
     recipe,
     soak,
     world_size,
@@ -25,9 +29,12 @@ from pytest_gpucluster.plugin.options import (
 
 __all__ = [
     "cluster",
+    "compared_places",
     "criterion",
     "device",
+    "entries",
     "node",
+    "over_run",
     "place",
     "process_group",
     "pytest_addoption",
@@ -37,6 +44,7 @@ __all__ = [
     "pytest_load_initial_conftests",
     "pytest_xdist_auto_num_workers",
     "rank",
+    "readings",
     "recipe",
     "soak",
     "world_size",

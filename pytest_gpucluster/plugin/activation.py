@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from pytest_gpucluster.config.options import settings_from
+from pytest_gpucluster.config.settings import settings_from
 from pytest_gpucluster.config.torchrun import Launch, read_launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.plugin.pairing import TEST_ARGUMENTS
@@ -30,7 +30,7 @@ ACTIVE = pytest.StashKey[bool]()
 REFUSAL = pytest.StashKey[BaseException]()
 """Why no run can start, found while pytest collects a file: there it would become a traceback, so it is raised later."""
 
-UNASKED = "under torchrun or pytest-xdist, fixtures of gpucluster need --gpucluster or the ini option gpucluster=true"
+NOT_REQUESTED = "under torchrun or pytest-xdist, fixtures of gpucluster need --gpucluster or the ini option gpucluster=true"
 
 FIXTURES = "pytest_gpucluster.plugin.fixtures"
 OWN_FIXTURES = ("cluster", "criterion", "place", "node", "recipe", "soak")
@@ -55,11 +55,11 @@ def launch_or_usage_error() -> Launch | None:
         raise pytest.UsageError(str(error)) from None
 
 
-def become_agent(launch: Launch, *, roots: list[Path], target: ReportTarget, asked: dict[str, str]) -> None:
+def become_agent(launch: Launch, *, roots: list[Path], target: ReportTarget, requested: dict[str, str]) -> None:
     """Replace this process by its agent: same pid for torchrun, and nothing of pytest left.
 
     ``target``: where this process would write reports; its agent does if it keeps the journal replica.
-    ``asked``: what its options ask for. The controller compares that with its own.
+    ``requested``: what its options ask for. The controller compares that with its own.
     """
     from pytest_gpucluster.agent import main
     from pytest_gpucluster.controller.controller import address_of, rank_of
@@ -72,7 +72,7 @@ def become_agent(launch: Launch, *, roots: list[Path], target: ReportTarget, ask
         roots=main.resolved(roots),
         secret_fd=secret.to_pipe() if secret is not None else None,
         target=target,
-        asked=asked,
+        asked=requested,
     )
     command = main.command(settings)
     sys.stdout.flush()
@@ -87,9 +87,9 @@ def run_of(config: pytest.Config) -> Run:
 
         launch = launch_or_usage_error()
         if hasattr(config, "workerinput") and not config.stash.get(ACTIVE, False):
-            pytest.fail(UNASKED, pytrace=False)  # a usage error would only crash this worker of pytest-xdist
+            pytest.fail(NOT_REQUESTED, pytrace=False)  # a usage error would only crash this worker of pytest-xdist
         if launch is not None and not config.stash.get(ACTIVE, False):
-            pytest.exit(UNASKED, returncode=pytest.ExitCode.USAGE_ERROR)  # ends set-up too, as a usage error does not
+            pytest.exit(NOT_REQUESTED, returncode=pytest.ExitCode.USAGE_ERROR)  # ends set-up too, as a usage error does not
         refuse_mixed_starts(config, launch)
         relayed = None
         if hasattr(config, "workerinput"):
@@ -98,15 +98,14 @@ def run_of(config: pytest.Config) -> Run:
             relayed = xdist.connect(config)
         try:
             settings = settings_from(config.option, start=config.invocation_params.dir)
-            config.stash[RUN] = Run(config, settings, launch, controller=cast("Controller | None", relayed))
+            run = config.stash[RUN] = Run(config, settings, launch, controller=cast("Controller | None", relayed))
         except ConfigurationError as error:
             raise pytest.UsageError(str(error)) from None
-        config.stash[RUN].register()
+        run.register()
         if is_under_xdist(config):
             from pytest_gpucluster.plugin import xdist
 
-            worker = None if relayed is None else xdist.XdistWorker(relayed, uses_us)
-            config.pluginmanager.register(worker or xdist.XdistController(config, config.stash[RUN]), "gpucluster-xdist")
+            xdist.register(config, run, relayed)
     return config.stash[RUN]
 
 

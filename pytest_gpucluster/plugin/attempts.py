@@ -1,7 +1,8 @@
-"""How often a test was run, and what its function raised: a plugin that repeats tests, or hides failures, is known by that."""
+"""How often one test was run, and whether its function ran to its end. A test that was run twice is not believed."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import unittest
@@ -10,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.plugin.stash_keys import IN_BODY
-
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Callable, Iterator
 
 _COUNTS = pytest.StashKey[Counter[str]]()
 _RAISED = pytest.StashKey["str | None"]()
@@ -37,56 +36,38 @@ def hidden_by_a_hook(item: pytest.Item) -> str | None:
     return None
 
 
-def note(item: pytest.Item, what: str) -> None:
-    """Count one more of ``what``."""
-    _counts(item)[what] += 1
+def count(item: pytest.Item, event: str) -> None:
+    """Count one more ``event`` of this test: a hook or a function that is called once if nobody repeats the test."""
+    _counts(item)[event] += 1
+
+
+@contextlib.contextmanager
+def counted_runs(item: pytest.Item) -> Iterator[None]:
+    """Count every call of the test's own ``runtest``: pytest makes one, a plugin that repeats tests makes more."""
+    run = item.runtest
+    item.runtest = _counting(run, item, "runtest")  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        item.runtest = run  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def counted_calls(item: pytest.Function) -> Iterator[None]:
+    """Count every call of the test's function, and remember what the last one raised."""
+    if not _is_counted(item):
+        yield
+        return
+    function = item.obj
+    item.obj = _counting(function, item, "function")
+    try:
+        yield
+    finally:
+        item.obj = function
 
 
 def _counts(item: pytest.Item) -> Counter[str]:
     return item.stash.setdefault(_COUNTS, Counter())
-
-
-class Attempts:
-    """A pytest plugin that counts; it changes nothing."""
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Count protocols, and within each how often the test's own ``runtest`` is called, by whom ever."""
-        note(item, "protocol")
-        run = item.runtest
-        item.runtest = _counting(run, item, "runtest")  # type: ignore[method-assign]
-        try:
-            return (yield)
-        finally:
-            item.runtest = run  # type: ignore[method-assign]
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Count phases; a report out of the test's body is of a block of ``subtests.test()``."""
-        if not item.stash.get(IN_BODY, False):
-            note(item, call.when)
-        return (yield)
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, None, None]:
-        """Count calls."""
-        note(item, "hook of the call")
-        return (yield)
-
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-        """Count calls of the hook, and of the function inside it."""
-        note(pyfuncitem, "hook of the function")
-        function = pyfuncitem.obj
-        if not _is_counted(pyfuncitem):
-            return (yield)
-        pyfuncitem.obj = _counting(function, pyfuncitem, "function")
-        try:
-            return (yield)
-        finally:
-            pyfuncitem.obj = function
 
 
 def _is_counted(item: pytest.Item) -> bool:
@@ -97,11 +78,11 @@ def _is_counted(item: pytest.Item) -> bool:
     return not is_asynchronous and item.get_closest_marker("distributed") is None
 
 
-def _counting(function: Callable[..., Any], item: pytest.Item, what: str) -> Callable[..., Any]:
+def _counting(function: Callable[..., Any], item: pytest.Item, event: str) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*arguments: Any, **values: Any) -> Any:
         __tracebackhide__ = True
-        note(item, what)
+        count(item, event)
         item.stash[_RAISED] = None
         try:
             return function(*arguments, **values)

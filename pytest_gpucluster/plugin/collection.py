@@ -5,26 +5,27 @@ from __future__ import annotations
 import itertools
 import sys
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_gpucluster.config.settings import reaches
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.criterion import Criterion
-from pytest_gpucluster.judging.forecast import SUBJECTS
+from pytest_gpucluster.judging.forecast import SUBJECTS, Suite
 from pytest_gpucluster.judging.plan import places_covered_by, rule_against
 from pytest_gpucluster.judging.selection import Selector
 from pytest_gpucluster.plugin import pairing
+from pytest_gpucluster.plugin.activation import is_own_fixture
 from pytest_gpucluster.plugin.junit import leave_out_junit
-from pytest_gpucluster.plugin.report_text import make_fit
+from pytest_gpucluster.plugin.outcome import make_fit
 from pytest_gpucluster.plugin.stash_keys import CRITERION, NO_LIMIT, PAIR, RULE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Generator, Iterable, Mapping, Sequence
 
     from pytest_gpucluster.places import Place
-    from pytest_gpucluster.plugin.given_tests import GivenTests
+    from pytest_gpucluster.plugin.all_tests import AllTests
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.session import Session
 
@@ -32,19 +33,21 @@ if TYPE_CHECKING:
 class Collection:
     """A pytest plugin with the hooks of collection."""
 
-    def __init__(self, session: Session, terminal: Terminal, given: GivenTests, begin: Callable[[], None]) -> None:
-        """Collect nothing yet.
+    def __init__(self, session: Session, terminal: Terminal, all_tests: AllTests, begin: Callable[[], None]) -> None:
+        """What collection needs of a run.
 
         Args:
             session: the run.
             terminal: shows the forecast, and later what criteria remark.
-            given: every test of the given paths.
+            all_tests: every test of the given paths.
             begin: called when all tests are accepted.
         """
         self._session = session
-        self._given = given
+        self._all_tests = all_tests
         self._terminal = terminal
         self._begin = begin
+        self.items: tuple[pytest.Item, ...] = ()
+        """The tests that will run."""
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self, session: pytest.Session) -> Generator[None, object, object]:
@@ -62,7 +65,7 @@ class Collection:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Pair every test with its entry and order them: health first, one criterion after the other, the whole run last."""
-        pairs = pairing.pairs_of([*self._given.tests(), *items], entries=self._session.setup.criteria)
+        pairs = pairing.pairs_of([*self._all_tests.tests(), *items], entries=self._session.setup.criteria)
         for item, pair in pairs.items():
             item.stash[PAIR] = pair
         try:
@@ -120,9 +123,18 @@ class Collection:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """Fix the expected set, before any test runs."""
+        self.items = tuple(item for item in session.items if PAIR in item.stash)  # those that were refused have none
         if isinstance(sys.exc_info()[1], (KeyboardInterrupt, pytest.UsageError)):
             return  # pytest calls this on its way out too; after Ctrl-C, the end of the run reports what is missing
         self.expect(expected_of(session.items), subjects=subjects_of(session.items))
+
+    def criteria(self) -> list[str]:
+        """The criteria that a selected test judges and no rule excludes."""
+        return list(dict.fromkeys(item.stash[PAIR].criterion for item in self.items if RULE not in item.stash))
+
+    def compares(self) -> bool:
+        """Whether a selected test compares places with each other: the mark ``compares``."""
+        return any(item.get_closest_marker("compares") is not None for item in self.items)
 
     def expect(self, keys: Mapping[str, tuple[str, str | None]], *, subjects: Mapping[str, str]) -> None:
         """Begin, and fix the expected set: criterion and place id of each test, by nodeid; subjects by criterion."""
@@ -133,16 +145,17 @@ class Collection:
         self._leave_out_plain_tests()
         self._session.fix_plan()
         if self._session.recorder.is_open:
-            self._terminal.live.announce(self._session, self._session.forecast(subjects))
+            suite = Suite(subjects=subjects, fixtures=fixtures_of(self._all_tests.tests(), self._session.setup.criteria))
+            self._terminal.live.announce(self._session.forecast(suite))
 
     def _leave_out_plain_tests(self) -> None:
         """Add the given tests that are not selected. Those that judge are in the plan by their entries."""
         plan = self._session.plan
-        for item in self._given.tests():
+        for item in self._all_tests.tests():
             pair = item.stash.get(PAIR, None)
             if pair is not None and not pair.judges:
                 plan.leave_out(pair.key, why="not among the tests that were selected", nodeid=item.nodeid)
-        for nodeid in self._given.unread_files():
+        for nodeid in self._all_tests.unread_files():
             plan.leave_out((nodeid, None), why="its tests were not collected", nodeid=nodeid)
 
     @pytest.hookimpl(tryfirst=True)
@@ -151,7 +164,7 @@ class Collection:
         make_fit(report)
         if report.outcome != "passed":
             why = "could not be collected" if report.outcome == "failed" else "skipped itself"
-            self._session.objections.append(f"{report.nodeid} {why}")
+            self._session.state.objections.append(f"{report.nodeid} {why}")
 
 
 def expected_of(items: Sequence[pytest.Item]) -> dict[str, tuple[str, str | None]]:
@@ -181,28 +194,54 @@ def subjects_of(items: Sequence[pytest.Item]) -> dict[str, str]:
     return {criterion: names[0] for criterion, names in marked.items() if names}
 
 
+def fixtures_of(items: Iterable[pytest.Item], criteria: Container[str]) -> dict[str, frozenset[str]]:
+    """The fixtures that measure for each criterion: those of the session that are not ours.
+
+    A test with the name of another criterion as a parameter judges what is measured for that one.
+    """
+    found: dict[str, frozenset[str]] = {}
+    others: dict[str, list[str]] = {}
+    for item in items:
+        pair, info = item.stash.get(PAIR, None), getattr(item, "_fixtureinfo", None)
+        if pair is None or not pair.judges or pair.criterion in found or info is None:
+            continue
+        found[pair.criterion] = _measuring(info.argnames, info.name2fixturedefs)
+        named = pairing.parameters_of(item).values()
+        others[pair.criterion] = [name for name in named if isinstance(name, str) and name in criteria]
+    return {key: own.union(*(found.get(other, own) for other in others[key])) for key, own in found.items()}
+
+
+def _measuring(names: Iterable[str], definitions: Mapping[str, Sequence[Any]]) -> frozenset[str]:
+    """The fixtures of the session that are neither ours nor pytest's, of these names and of all that they take."""
+    seen: dict[str, Any] = {}
+    left = [*names]
+    while left:
+        name = left.pop()
+        known = definitions.get(name)
+        if known and name not in seen and not is_own_fixture(known):
+            seen[name] = known[-1]
+            left += known[-1].argnames
+    of_tests = {name: one for name, one in seen.items() if not one.func.__module__.startswith("_pytest.")}
+    return frozenset(name for name, one in of_tests.items() if one.scope == "session")
+
+
 def in_run_order(
-    items: Sequence[pytest.Item], pairs: Mapping[pytest.Item, pairing.Pair], *, soaking: Container[str]
+    items: Sequence[pytest.Item], pairs: Mapping[pytest.Item, pairing.Pairing], *, soaking: Container[str]
 ) -> list[pytest.Item]:
     """Health first, so that a broken part is seen before anything long; then as they were collected, and a soak.
 
-    Last is what judges the whole run: the mark ``at_end``. The first test is one of its folder, since the readings before the
-    run are taken there.
+    Last is what judges the whole run: the marks ``at_end`` and ``over_run``.
     """
     last = {item for item in items if pairs[item].judges and pairs[item].criterion in soaking}
 
     def turn(item: pytest.Item) -> tuple[bool, bool, bool]:
-        marked = [item.get_closest_marker(name) is not None for name in ("at_end", "health")]
-        return marked[0], item in last, not marked[1]
+        at_end, over_run, health = (item.get_closest_marker(name) is not None for name in ("at_end", "over_run", "health"))
+        return at_end or over_run, item in last, not health
 
-    ordered = sorted(by_criterion(items, pairs), key=turn)
-    at_end = [item for item in ordered if turn(item)[0]]
-    folders = {item.path.parent for item in at_end}
-    first = next((item for item in without(ordered, at_end) if item.path.parent in folders), None)
-    return ordered if first is None else [first, *without(ordered, [first])]
+    return sorted(by_criterion(items, pairs), key=turn)
 
 
-def by_criterion(items: Sequence[pytest.Item], pairs: Mapping[pytest.Item, pairing.Pair]) -> list[pytest.Item]:
+def by_criterion(items: Sequence[pytest.Item], pairs: Mapping[pytest.Item, pairing.Pairing]) -> list[pytest.Item]:
     """The items in the same order; where a test judges several criteria, one criterion after the other, not place by place."""
     ordered: list[pytest.Item] = []
     for _, run in itertools.groupby(items, key=lambda item: (item.parent, getattr(item, "originalname", item.name))):

@@ -1,23 +1,28 @@
-"""The end of a run: close the plan, decide, write the reports, choose the exit status."""
+"""The end of a session, hook by hook: why it ended, the verdict and the reports, the screen, SIGTERM."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import functools
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpucluster.controller.call import LAST_CALL_S
 from pytest_gpucluster.judging.verdict import ACCEPTED, MISSING, NOT_SELECTED, Verdict
-from pytest_gpucluster.plugin.junit import finish_junit, with_fit_hostname
+from pytest_gpucluster.plugin.junit import finish_junit, with_fit_hostname, written_whole
 from pytest_gpucluster.plugin.outcome import BAD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
     from pytest_gpucluster.plugin.terminal import Terminal
-    from pytest_gpucluster.plugin.termination import Termination
     from pytest_gpucluster.session import Session
 
 CAME_TO_ITS_END = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
+PATIENCE_S = 4.0
+"""After so many seconds a SIGTERM interrupts what is not a call: collection, or a loop of a test's own."""
 
 
 class End:
@@ -26,7 +31,7 @@ class End:
     def __init__(
         self, config: pytest.Config, session: Session, terminal: Terminal, termination: Termination, begin: Callable[[], None]
     ) -> None:
-        """Decide nothing yet. ``begin`` takes the results directory of a run that ends while it collects."""
+        """``begin`` takes the results directory of a run that ends while it collects."""
         self._config = config
         self._session = session
         self._terminal = terminal
@@ -43,8 +48,8 @@ class End:
 
     @property
     def _is_insufficient(self) -> bool:
-        insensitive = self._session.selftest is not None and bool(self._session.selftest["objections"])
-        return bool(self._disk_errors) or insensitive
+        selftest = self._session.state.selftest
+        return bool(self._disk_errors) or (selftest is not None and bool(selftest["objections"]))
 
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         """Remember what stopped the session: Ctrl-C, or ``pytest.exit``, which may choose any exit status."""
@@ -54,7 +59,7 @@ class End:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Close the plan, decide, write; pytest's own reporters follow."""
+        """Close the plan, decide, write; pytest's own reporters follow, and all of the screen."""
         if session.exitstatus != pytest.ExitCode.USAGE_ERROR:
             self._begin()
         if self._session.recorder.is_open:
@@ -62,32 +67,68 @@ class End:
         with with_fit_hostname():
             return (yield)
 
+    @pytest.hookimpl(wrapper=True, trylast=True, specname="pytest_sessionfinish")
+    def pytest_write_reports(self, session: pytest.Session) -> Generator[None, object, object]:
+        """Show a report that could not be written beside the verdict; such a run is no success.
+
+        The innermost wrapper: reporters write inside it. pytest's terminal is a wrapper further out, and an error that
+        reached it would leave the screen without a verdict.
+        """
+        try:
+            with written_whole(session.config):
+                return (yield)
+        except OSError as error:
+            if self.verdict is None:
+                raise
+            self._disk_errors.append(f"{error.filename or 'a report'} could not be written: {error.strerror}")
+            session.exitstatus = int(session.exitstatus) or int(pytest.ExitCode.TESTS_FAILED)
+            return None
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, object, object]:
+        """Around the sections of pytest and of all other plugins: what ours shows is not shown twice; the verdict is last."""
+        self._terminal.hidden.hide(terminalreporter)
+        try:
+            return (yield)
+        finally:
+            self._terminal.hidden.restore(terminalreporter)
+            if self.verdict is not None:
+                self._terminal.conclude(self.verdict)
+
+    @pytest.hookimpl(tryfirst=True, specname="pytest_terminal_summary")
+    def pytest_show_short_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Called after pytest's sections and before its short summary, which names every test where ``-r`` asks for that."""
+        self._terminal.hidden.restore_for_short_summary(terminalreporter)
+
+    @pytest.hookimpl(trylast=True, specname="pytest_terminal_summary")
+    def pytest_show_table(self) -> None:
+        """Show the table and what failed where."""
+        if self.verdict is not None:
+            self._terminal.summary(disk_errors=self._disk_errors)
+
     def _finish(self, session: pytest.Session) -> None:
         self._termination.ignore()
         self._terminal.live.close()
-        outcome, why = self._why_unfinished(session)
+        outcome, cause = self._why_unfinished(session)
+        why = f"not run: {cause}"
         unrun = [*self._session.record_unplanned(why=why), *self._session.recorder.close_pending(outcome=outcome, why=why)]
         if not unrun and (self._stopped_by or session.shouldstop or session.exitstatus not in CAME_TO_ITS_END):
-            self._session.objections.append(f"cut short after the last outcome: {why.removeprefix('not run: ')}")
+            self._session.state.objections.append(f"cut short after the last outcome: {cause}")
         self.verdict = self._session.decide()
         error = self._session.recorder.finish(self.verdict)
         self._disk_errors += [error] if error is not None else []
         finish_junit(self._config, self._session.recorder.report(self.verdict))
         session.exitstatus = self._exit_status(session)
 
-    def add_disk_error(self, error: str) -> None:
-        """Show that a part of this run's results is not on disk. Called by :class:`ReportErrorGuard`."""
-        self._disk_errors.append(error)
-
     def _why_unfinished(self, session: pytest.Session) -> tuple[str, str]:
-        """The outcome of tests that did not run, and the reason."""
+        """The outcome of tests that did not run, and what ended the session before them."""
         if self._termination.signal is not None:
-            return MISSING, f"not run: terminated by {self._termination.signal}"
+            return MISSING, f"terminated by {self._termination.signal}"
         if session.shouldfail or session.shouldstop:
-            return NOT_SELECTED, f"not run: {session.shouldfail or session.shouldstop}"
+            return NOT_SELECTED, str(session.shouldfail or session.shouldstop)
         if self._stopped_by is not None or session.exitstatus == pytest.ExitCode.INTERRUPTED:
-            return MISSING, f"not run: {self._stopped_by or 'the run was interrupted'}"
-        return MISSING, "not run: the session ended early"
+            return MISSING, self._stopped_by or "the run was interrupted"
+        return MISSING, "the session ended early"
 
     def _exit_status(self, session: pytest.Session) -> int:
         """Keep pytest's own status, but never 0 when something is not as it should be."""
@@ -98,17 +139,42 @@ class End:
             return int(pytest.ExitCode.TESTS_FAILED)
         return int(session.exitstatus)
 
-    @pytest.hookimpl(trylast=True)
-    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Show the table and what failed where."""
-        if self.verdict is not None:
-            self._terminal.summary(terminalreporter, self._session, disk_errors=self._disk_errors)
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True, specname="pytest_terminal_summary")
-    def pytest_show_verdict(self, terminalreporter: pytest.TerminalReporter) -> Generator[None, object, object]:
-        """Show the verdict after the sections of pytest and of all other plugins."""
-        try:
-            return (yield)
-        finally:
-            if self.verdict is not None:
-                self._terminal.conclude(terminalreporter, self._session, self.verdict)
+class Termination:
+    """Handles SIGTERM for one run."""
+
+    def __init__(self, session: Session) -> None:
+        """Handle nothing before :meth:`install`."""
+        self._session = session
+        self.signal: str | None = None
+        self._timer: threading.Timer | None = None
+        self._is_ignored = False
+
+    def install(self) -> None:
+        """Handle SIGTERM from now on, where this thread may."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def ignore(self) -> None:
+        """Ignore SIGTERM from now on. Called when the session finishes: an interruption could only damage the reports."""
+        self._is_ignored = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _on_sigterm(self, *_: Any) -> None:
+        """Called in the main thread when SIGTERM comes, and again by the timer if the run has not ended by then.
+
+        Raises:
+            KeyboardInterrupt: the run was terminated before and still goes on.
+        """
+        if self._is_ignored:
+            return
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self._session.controller.terminate("SIGTERM")
+        self.signal = self._session.controller.terminated
+        patience_s = PATIENCE_S if self.signal is not None else LAST_CALL_S + 1.0
+        again = functools.partial(signal.pthread_kill, threading.main_thread().ident or 0, signal.SIGTERM)
+        self._timer = threading.Timer(patience_s, again)
+        self._timer.daemon = True
+        self._timer.start()

@@ -1,4 +1,4 @@
-"""The fixtures: ``cluster``, ``criterion``, ``place``, ``node``, ``recipe``, ``soak``; and those of distributed tests."""
+"""The fixtures: ``cluster``, ``criterion``, ``place``, ``node``, ``recipe``, ``soak``, readings; those of distributed tests."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ if TYPE_CHECKING:
     from pytest_gpucluster.cluster.soak import Soak
     from pytest_gpucluster.judging.criterion import Criterion
     from pytest_gpucluster.places import Place
+    from pytest_gpucluster.plugin.run_readings import OverRun, Readings
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """``place`` and ``node`` stand for every GPU and every node of the expected inventory."""
+    mark = metafunc.definition.get_closest_marker("each_entry")
+    if mark is not None:
+        metafunc.parametrize(mark.args[0], _brackets(metafunc.config, metafunc.definition.originalname.removeprefix("test_")))
     for name in ("place", "node"):
         if is_own_fixture(metafunc._arg2fixturedefs.get(name)):  # noqa: SLF001 -- no public way
             try:
@@ -27,6 +31,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
                 continue
             places = inventory.places if name == "place" else inventory.nodes
             metafunc.parametrize(name, places, ids=[place.id for place in places], indirect=True)
+
+
+def _brackets(config: pytest.Config, base: str) -> list[str]:
+    """What stands in the brackets of the entries ``base[...]``, in their order.
+
+    Never empty: a test without an entry is then reported as such.
+    """
+    try:
+        criteria = run_of(config).session.setup.criteria
+    except (pytest.UsageError, pytest.exit.Exception):  # kept by the plugin, which raises it later
+        criteria = {}
+    return [key.removeprefix(f"{base}[").removesuffix("]") for key in criteria if key.startswith(f"{base}[")] or ["none"]
 
 
 @pytest.fixture(scope="session")
@@ -65,6 +81,47 @@ def recipe(pytestconfig: pytest.Config) -> Any:
 def soak(pytestconfig: pytest.Config) -> Soak:
     """Rounds of work for as long as ``--gpucluster-level soak:8h`` says: ``for turn in soak.rounds(works)``."""
     return run_of(pytestconfig).soak()
+
+
+@pytest.fixture(scope="session")
+def readings(pytestconfig: pytest.Config) -> Readings:
+    """``readings.first(function, per=...)``: what a reader gave before the first test."""
+    return run_of(pytestconfig).readings
+
+
+@pytest.fixture
+def over_run(request: pytest.FixtureRequest) -> OverRun:
+    """Of a test with the mark ``over_run(function, per=...)``: ``first, last = over_run[place]``, and ``over_run.seconds``."""
+    return run_of(request.config).readings.over_run(request.node)
+
+
+class Entries:
+    """The entries of the limits with one name: ``NAME[bracket]``."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        """Of the run of this configuration."""
+        self._config = config
+
+    def brackets(self, name: str) -> list[str]:
+        """What stands in the brackets of all of them."""
+        return _brackets(self._config, name)
+
+    def selected(self, name: str) -> list[str]:
+        """The keys of those that a selected test judges and no rule excludes."""
+        return [key for key in run_of(self._config).collection.criteria() if key.partition("[")[0] == name]
+
+
+@pytest.fixture(scope="session")
+def entries(pytestconfig: pytest.Config) -> Entries:
+    """The entries of the limits: ``entries.brackets(name)``, ``entries.selected(name)``."""
+    return Entries(pytestconfig)
+
+
+@pytest.fixture(scope="session")
+def compared_places(pytestconfig: pytest.Config) -> tuple[Place, ...] | None:
+    """All places if a selected test has the mark ``compares``, else None: for ``cluster.run(..., places=compared_places)``."""
+    run = run_of(pytestconfig)
+    return run.session.cluster.places if run.collection.compares() else None
 
 
 def _only_in_workers(request: pytest.FixtureRequest) -> None:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.fleet.faults import FAULTS
-from pytest_gpucluster.fleet.simulation import parse_simulation
+from pytest_gpucluster.fleet.simulation import FAULTS, parse_simulation
 from pytest_gpucluster.plugin.stash_keys import COMMAND, SIMULATION
 
 if TYPE_CHECKING:

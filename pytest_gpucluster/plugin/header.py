@@ -1,4 +1,4 @@
-"""The first lines of a run: what is asked, how long it takes, and what has joined. Pure: facts in, lines out."""
+"""The first lines of a run: what is required, how long it takes, and what has joined. Pure: facts in, lines out."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.judging.verdict import SIMULATED
 from pytest_gpucluster.reporting import hostlists
+from pytest_gpucluster.reporting.lines import cut, tied, wrapped
 from pytest_gpucluster.text import one_line, with_commas
 
 if TYPE_CHECKING:
@@ -130,13 +131,6 @@ def _present(places: Iterable[Place]) -> Mapping[int, list[Place]]:
 
 
 def wrap(pieces: Iterable[str], *, width: int, separator: str = " ") -> list[str]:
-    """The pieces in lines of at most ``width`` columns, later lines set in. A longer piece is cut."""
-    lines: list[str] = []
-    for piece in map(one_line, pieces):
-        if lines and len(lines[-1]) + len(separator) + len(piece) <= width:
-            lines[-1] += separator + piece
-        else:
-            start = INDENT if lines else ""
-            text = f"{start}{piece}"
-            lines.append(text if len(text) <= width else f"{text[: width - 3]}...")
-    return lines
+    """The pieces in lines of at most ``width`` columns, later lines set in. A piece is not broken; a longer one is cut."""
+    text = separator.join(tied(one_line(piece)) for piece in pieces)
+    return [cut(line, width) for line in wrapped(text, width=width, indent="", later=INDENT)]

@@ -3,86 +3,73 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.identity import NOT_INSTALLED, version_of
 from pytest_gpucluster.judging import forecast
+from pytest_gpucluster.judging.failure_text import format_asked, format_miss
+from pytest_gpucluster.judging.verdict import ERROR, FAILED, NOISY, PASSED, WAIVED, WORDS, counted_as
 from pytest_gpucluster.plugin import header
-from pytest_gpucluster.plugin.bar import bar_line
-from pytest_gpucluster.plugin.early_failures import EarlyFailures
-from pytest_gpucluster.plugin.subject_log import SubjectLog
+from pytest_gpucluster.plugin.screen import bar_line
+from pytest_gpucluster.reporting.ending import duration
 from pytest_gpucluster.session import UNSIGNED
 from pytest_gpucluster.text import lines, one_line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    import pytest
-
+    from pytest_gpucluster.judging.plan import Key
     from pytest_gpucluster.judging.verdict import Record
-    from pytest_gpucluster.plugin.pairing import Pair
+    from pytest_gpucluster.places import Place
+    from pytest_gpucluster.plugin.pairing import Pairing
     from pytest_gpucluster.plugin.screen import Screen
-    from pytest_gpucluster.session import Session
+    from pytest_gpucluster.session import RunState
 
 DRAW_S = 0.1
 LOG_S, LOG_LINES = 10.0, 100
 """A log has a progress line every 10 s at most, and about 100 of them in a run that takes longer than 1000 s."""
 MAX_REMARKS = 10
 """How many lines about what has no effect stand before the first test; results.json has all."""
+SHOWN_FAILURES = 20
+LONGEST_REASON = 200
+"""Characters of a line about a failure."""
 
 
 class Live:
-    """A pytest plugin that shows where the run stands. Each call takes the same time, however many tests there are."""
+    """Shows where the run stands. Each call takes the same time, however many tests there are."""
 
-    def __init__(self, screen: Screen, session: Session, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Nothing is shown before :meth:`take_over`."""
+    def __init__(self, screen: Screen, state: RunState, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """``clock`` gives seconds."""
         self._screen = screen
-        self._session = session
+        self._state = state
         self._clock = clock
-        self._is_on = False
         self._meter = forecast.Meter(forecast.Forecast(steps=()))
         self._subjects = SubjectLog(forecast.Forecast(steps=()))
-        self._failures = EarlyFailures()
+        self._failures = LiveFailures()
         self._doing = self._work = self._criterion = ""
         self._shown_s = clock()
         self._has_joined = False
 
-    def take_over(self) -> None:
-        """Up to normal verbosity our lines replace pytest's dots."""
-        reporter = self._screen.reporter
-        if reporter is not None and self._screen.verbosity <= 0:
-            self._is_on = True
-            reporter.showfspath = False
-            reporter._show_progress_info = False  # noqa: SLF001 -- there is no public switch at run time
-
-    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
-        """Give pytest no letter to show where the bar shows the progress."""
-        if not self._is_on:
-            return None
-        if report.when in ("setup", "teardown") and report.outcome == "passed":
-            return ("", "", "")
-        if report.outcome == "failed" and report.when != "call":
-            return ("error", "", "ERROR")
-        return (report.outcome, "", report.outcome.upper())
-
     # Lines that stay.
 
-    def announce(self, session: Session, plan: forecast.Forecast) -> None:
+    def announce(self, plan: forecast.Forecast) -> None:
         """Print what will be measured, against which limits, and about how long that takes."""
         self._meter, self._subjects = forecast.Meter(plan), SubjectLog(plan)
-        setup, width = session.setup, self._screen.width
+        setup, width = self._state.setup, self._screen.width
         version = version_of("pytest-gpucluster")
         version = "from a checkout" if version == NOT_INSTALLED else version
         colour = {"yellow": header.accepts_nothing(setup)}
         for line in header.run_lines(setup, version=version, width=width):
             self.say(line, bold=True, **colour)
-        if not session.controller.is_signed:
+        if not self._state.controller.is_signed:
             self.say(f"gpucluster: {UNSIGNED}: set GPUCLUSTER_SECRET on every node")
         for remark in setup.remarks[:MAX_REMARKS]:
             self.say(f"gpucluster: {remark}")
         if len(setup.remarks) > MAX_REMARKS:
             self.say(f"gpucluster: ... and {len(setup.remarks) - MAX_REMARKS} more such lines in results.json")
-        cut = session.recorder.cut_soak
+        cut = self._state.recorder.cut_soak
         if cut is not None and cut.why_not is None:
             self.say(f"gpucluster: will go on with {cut.words}, if the hardware is the same; its files: {cut.folder}")
         if self._screen.verbosity >= 0:
@@ -100,13 +87,13 @@ class Live:
 
     def say_in_log(self, text: str) -> None:
         """Print one line where no bar is shown, and not with ``-q``."""
-        if not self._has_bar and self._screen.verbosity >= 0:
+        if not self._screen.has_bar and self._screen.verbosity >= 0:
             self.say(text)
             self._shown_s = self._clock()
 
     def output(self, rank: int, text: str) -> None:
-        """Print what a rank printed in a call, each line behind its place; called after the call, with ``-s``."""
-        binding = self._session.binding
+        """Print what a rank printed in a call, each line after its place; called after the call, with ``-s``."""
+        binding = self._state.binding
         place = binding.by_rank.get(rank) if binding is not None else None
         where = place.id if place is not None else f"rank {rank}"
         for line in lines(text):
@@ -114,7 +101,7 @@ class Live:
 
     # The course of the run.
 
-    def begin(self, pair: Pair) -> None:
+    def begin(self, pair: Pairing) -> None:
         """Called when a test begins."""
         if pair.criterion != self._criterion:
             self._criterion = self._work = self._doing = pair.criterion
@@ -136,35 +123,35 @@ class Live:
     def tick(self) -> None:
         """Called several times a second while ranks are waited for: the clock goes on also where nobody reports."""
         self._show_joined()
-        if self._has_bar and self._clock() - self._shown_s >= DRAW_S:
+        if self._screen.has_bar and self._clock() - self._shown_s >= DRAW_S:
             self._draw()
         elif self.is_line_due:
             self.say_in_log(f"{header.INDENT}{self._meter.progress(self._elapsed_s).text}  {self._work_now}")
 
-    def tell(self, record: Record) -> None:
+    def show_failure(self, record: Record) -> None:
         """Show a failure at once, in one line; after many, only count."""
-        line = self._failures.line_of(record, self._session.places())
-        if line is not None and self._is_on and self._screen.verbosity == 0:
+        line = self._failures.line_of(record, self._state.places())
+        if line is not None and self._screen.is_on and self._screen.verbosity == 0:
             self.say(line, red=True)
 
     def done(self, record: Record) -> None:
         """Called when a test has its outcome."""
         self._show_joined()
         self._meter.finish(record.criterion)
-        self.tell(record)
+        self.show_failure(record)
         line = self._subjects.finish(record, self._clock())
-        if line is not None and self._is_on:
+        if line is not None and self._screen.is_on:
             self.say_in_log(line)
 
     def close(self) -> None:
         """Print how far the subjects came that have not ended, and erase the bar. Called at the end of the run."""
-        for line in self._subjects.unfinished() if self._is_on else ():
+        for line in self._subjects.unfinished() if self._screen.is_on else ():
             self.say_in_log(line)
         self._screen.clear()
 
     def _show_joined(self) -> None:
         """Print what has joined, once that is known."""
-        binding = self._session.binding if not self._has_joined else None
+        binding = self._state.binding if not self._has_joined else None
         if binding is None:
             return
         self._has_joined = True
@@ -178,7 +165,7 @@ class Live:
         return self._doing if self._has_joined else "waiting for the ranks to join"
 
     def _draw(self) -> None:
-        if not self._has_bar:
+        if not self._screen.has_bar:
             return
         self._shown_s = self._clock()
         now = self._meter.progress(self._elapsed_s)
@@ -187,9 +174,130 @@ class Live:
         )
 
     @property
-    def _has_bar(self) -> bool:
-        return self._is_on and self._screen.is_terminal and self._screen.verbosity == 0
+    def _elapsed_s(self) -> float:
+        return self._clock() - self._state.setup.started_s
+
+
+class LiveFailures:
+    """Counts what is bad, and makes a line of the first ones. Absent places are not shown: the header names them."""
+
+    def __init__(self) -> None:
+        """Count from 0."""
+        self._seen: set[Key] = set()
+        self._causes: set[str] = set()
+        self._shown = 0
 
     @property
-    def _elapsed_s(self) -> float:
-        return self._clock() - self._session.setup.started_s
+    def number(self) -> int:
+        """How many outcomes are bad: failed, not measured or too close to call."""
+        return len(self._seen)
+
+    def line_of(self, record: Record, places: Mapping[str, Place]) -> str | None:
+        """The line of a bad outcome; None if it is good, was shown, has a cause that was shown, or comes too late."""
+        key = (record.criterion, record.place)
+        if counted_as(record) not in (FAILED, ERROR, NOISY) or key in self._seen:
+            return None
+        self._seen.add(key)
+        if record.outcome == ERROR:
+            cause = record.cause or record.message
+            if cause in self._causes:
+                return None
+            self._causes.add(cause)
+        self._shown += 1
+        if self._shown > SHOWN_FAILURES:
+            return (
+                f"{SHOWN_FAILURES} are shown; from here on they are counted, and all are below"
+                if self._shown == SHOWN_FAILURES + 1
+                else None
+            )
+        return describe(record, places.get(record.place or ""))
+
+
+def describe(record: Record, place: Place | None) -> str:
+    """Outcome, criterion, place, and the value with its limit or the reason."""
+    where = record.place or "the cluster"
+    if place is not None and place.hostname is not None:
+        where += f" ({place.hostname})"
+    text = one_line(f"{WORDS[record.outcome]}: {record.criterion} at {where}: {_what_is_bad(record)}")
+    return text if len(text) <= LONGEST_REASON else f"{text[:LONGEST_REASON]}..."
+
+
+def _what_is_bad(record: Record) -> str:
+    """A value that misses its limit, a value that could not be judged, or the reason."""
+    limit, value = record.limit, record.value
+    if limit is not None and value is not None:
+        if record.outcome == NOISY:
+            return format_asked(limit, value)
+        if record.outcome == FAILED and not limit.holds(value):
+            return format_miss(limit, value)
+    return record.message
+
+
+@dataclass(slots=True)
+class Tally:
+    """One subject: how many criteria and tests it has, what became of those that are done, and how long they took."""
+
+    name: str
+    criteria: int = 0
+    tests: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    @property
+    def done(self) -> int:
+        """Number of tests with an outcome."""
+        return sum(self.outcomes.values())
+
+    @property
+    def line(self) -> str:
+        """``compute     3 criteria    23 passed, 1 failed    52.0 s``."""
+        counts = ", ".join(f"{self.outcomes[word]} {WORDS[word]}" for word in WORDS if self.outcomes[word])
+        missing = f" of {forecast.counted(self.tests, 'check')}, cut short" if self.done < self.tests else ""
+        criteria = forecast.counted(self.criteria, "criterion", "criteria")
+        return f"{self.name:<9} {criteria:>12}   {counts}{missing}   {duration(self.seconds)}"
+
+    @property
+    def is_good(self) -> bool:
+        """Whether everything so far passed or is waived."""
+        return set(self.outcomes) <= {PASSED, WAIVED}
+
+
+class SubjectLog:
+    """Counts outcomes by subject, in constant time for each test."""
+
+    def __init__(self, plan: forecast.Forecast) -> None:
+        """``plan`` has the subject of each criterion."""
+        self._tallies: dict[str, Tally] = {}
+        self._by_criterion: dict[str, Tally] = {}
+        for step in plan.steps:
+            tally = self._tallies.setdefault(step.subject, Tally(step.subject))
+            tally.criteria += 1
+            tally.tests += step.tests
+            self._by_criterion[step.criterion] = tally
+        self._current: Tally | None = None
+        self._since_s = 0.0
+
+    def begin(self, criterion: str, now_s: float) -> None:
+        """Called when the first test of a criterion begins."""
+        self._add_time(now_s)
+        self._current = self._by_criterion.get(criterion)
+
+    def finish(self, record: Record, now_s: float) -> str | None:
+        """Count one test; the line of its subject if that was the last one."""
+        tally = self._by_criterion.get(record.criterion)
+        if tally is None:
+            return None
+        tally.outcomes[counted_as(record)] += 1
+        if tally.done != tally.tests:
+            return None
+        self._add_time(now_s)
+        return tally.line
+
+    def unfinished(self) -> list[str]:
+        """The lines of the subjects that began and did not end."""
+        return [tally.line for tally in self._tallies.values() if 0 < tally.done < tally.tests]
+
+    def _add_time(self, now_s: float) -> None:
+        if self._current is not None:
+            self._current.seconds += now_s - self._since_s
+        self._since_s = now_s

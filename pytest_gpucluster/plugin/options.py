@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.config.options import INI_HELP, OPTIONS, asked_of_node, results_dir
+from pytest_gpucluster.config.settings import INI_HELP, OPTIONS, requested_of_node, results_dir
 from pytest_gpucluster.plugin.activation import (
     ACTIVE,
     REFUSAL,
@@ -18,8 +18,8 @@ from pytest_gpucluster.plugin.activation import (
     run_of,
     uses_us,
 )
-from pytest_gpucluster.plugin.given_tests import GIVEN, GivenTests
-from pytest_gpucluster.plugin.last_word import LastWord, guard_immediate_exit
+from pytest_gpucluster.plugin.all_tests import ALL_TESTS, AllTests
+from pytest_gpucluster.plugin.exit_code import ExitCodeGuard, guard_immediate_exit
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -36,6 +36,9 @@ MARKS = {
     "fabric": "links between nodes",
     "training": "real training",
     "platform": "host, scheduler, file system",
+    "over_run(function, per='gpu')": "judges what a reader gave before the first test and at the end, so it runs last",
+    "compares": "compares places with each other, so all of them are measured, whichever tests are selected",
+    "each_entry(argument)": "one test for each entry NAME[...] of the limits, which gets what stands in the brackets",
     "at_end": "judges what happened during the whole run, so it runs after everything else",
 }
 
@@ -57,12 +60,12 @@ def pytest_load_initial_conftests(early_config: pytest.Config, args: list[str]) 
         launch = launch_or_usage_error()
         if launch is not None and launch.rank > 0:
             roots = [early_config.rootpath, early_config.invocation_params.dir]
-            asked = asked_of_node(early_config.known_args_namespace, start=roots[1])
-            become_agent(launch, roots=roots, target=_report_target(early_config), asked=asked)
+            requested = requested_of_node(early_config.known_args_namespace, start=roots[1])
+            become_agent(launch, roots=roots, target=_report_target(early_config), requested=requested)
     guard_immediate_exit(early_config)
     result = yield
-    early_config.stash[GIVEN] = GivenTests(early_config)
-    plugins = {"given-tests": early_config.stash[GIVEN], "last-word": LastWord()}  # after every conftest, so outermost
+    early_config.stash[ALL_TESTS] = AllTests(early_config)
+    plugins = {"all-tests": early_config.stash[ALL_TESTS], "exit-code": ExitCodeGuard()}  # after every conftest, so outermost
     for name, plugin in plugins.items():
         if early_config.pluginmanager.register(plugin, f"gpucluster-{name}") is None:
             raise pytest.UsageError(f"-p no:gpucluster-{name} leaves out a part of this run; remove that option")

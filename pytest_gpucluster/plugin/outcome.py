@@ -1,13 +1,19 @@
-"""From pytest's report to an outcome, and back into the report: what the verdict says and what pytest shows agree."""
+"""From pytest's report to an outcome, and back into the report: what the verdict says and what pytest shows agree.
+
+The text of a report is made fit at its end: reporters print it as it is, and no line of it may look like a line of ours.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from _pytest._code.code import ReprEntryNative, ReprFileLocation  # no public way
 
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError, RanksFailedError
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, Record, worse
-from pytest_gpucluster.text import shortened
+from pytest_gpucluster.text import barred, framed, one_line, shortened, visible
 
 if TYPE_CHECKING:
     import pytest
@@ -15,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.errors import DoesNotApplyError
     from pytest_gpucluster.judging.criterion import Criterion
     from pytest_gpucluster.judging.plan import Rule
-    from pytest_gpucluster.plugin.pairing import Pair
+    from pytest_gpucluster.plugin.pairing import Pairing
 
 BAD = (FAILED, ERROR, NOISY, MISSING)
 
@@ -34,7 +40,7 @@ class ItemContext:
         hidden: why a pass of it would have shown nothing, as of its function; None if the function ran to its end.
     """
 
-    pair: Pair
+    pair: Pairing
     rule: Rule | None
     criterion: Criterion | None
     earlier: Record | None
@@ -107,9 +113,9 @@ def _after_call(report: pytest.TestReport, call: pytest.CallInfo[None], test: It
         return _left_out(report, test, criterion.left_out)
     if error is not None or report.outcome == "skipped":
         return _not_measured(report, call, test)
-    lacking = _lacking(test, criterion)
-    if lacking is not None:
-        return _error(report, test, lacking)
+    missing = _missing_part(test, criterion)
+    if missing is not None:
+        return _error(report, test, missing)
     assert criterion.judged is not None
     _pass(report)
     return criterion.judged
@@ -142,7 +148,7 @@ def _bad_by_value(
     return None
 
 
-def _lacking(test: ItemContext, criterion: Criterion) -> MeasurementError | None:
+def _missing_part(test: ItemContext, criterion: Criterion) -> MeasurementError | None:
     """What was not measured, or not judged, though the test passed."""
     key = test.pair.criterion
     if criterion.first_error is not None:
@@ -268,7 +274,7 @@ def _crashed(report: pytest.TestReport, test: ItemContext, outcome: str) -> Reco
 
 
 def _skip_reason(report: pytest.TestReport) -> str:
-    """What ``pytest.skip`` was test, without file and line."""
+    """The reason that ``pytest.skip`` was given, without file and line."""
     if isinstance(report.longrepr, tuple):
         return report.longrepr[2].removeprefix("Skipped: ")
     return _last_line(report.longreprtext)
@@ -277,3 +283,35 @@ def _skip_reason(report: pytest.TestReport) -> str:
 def _last_line(text: str) -> str:
     lines = [line for line in text.strip().splitlines() if line.strip()]
     return lines[-1].strip() if lines else ""
+
+
+def make_fit(report: Any) -> None:
+    """Escape unfit characters in what a TestReport or CollectReport says, and set in the lines of an error."""
+    report.longrepr = _fit_error(report.longrepr)
+    report.sections = [(one_line(title), visible(content)) for title, content in report.sections]
+    if hasattr(report, "wasxfail"):
+        report.wasxfail = one_line(report.wasxfail)
+
+
+def _fit_error(error: Any) -> Any:
+    """A text, the place and the reason of a skip, or a traceback, which is changed in place."""
+    if isinstance(error, str):
+        return framed(error)
+    if isinstance(error, tuple):
+        return tuple(one_line(part) if isinstance(part, str) else part for part in error)
+    return _fit_part(error)
+
+
+def _fit_part(part: Any) -> Any:
+    if isinstance(part, str):
+        return visible(part)
+    if isinstance(part, (list, tuple)):
+        return type(part)(_fit_part(one) for one in part)
+    if isinstance(part, ReprEntryNative):
+        part.lines = [barred("".join(part.lines).rstrip("\n")) + "\n"]
+    elif dataclasses.is_dataclass(part):
+        for field in dataclasses.fields(part):
+            setattr(part, field.name, _fit_part(getattr(part, field.name)))
+    if isinstance(part, ReprFileLocation):
+        part.message = framed(part.message)  # the summary shows it whole where CI is set
+    return part

@@ -19,7 +19,7 @@ TEST_ARGUMENTS = ("process_group", "rank", "world_size", "device")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pair:
+class Pairing:
     """One test item: the criterion it judges (``judges``), or a plain test that counts by its outcome."""
 
     criterion: str
@@ -32,7 +32,7 @@ class Pair:
         return self.criterion, self.place.id if self.place is not None else None
 
 
-def pairs_of(items: Iterable[pytest.Item], *, entries: Collection[str]) -> dict[pytest.Item, Pair]:
+def pairs_of(items: Iterable[pytest.Item], *, entries: Collection[str]) -> dict[pytest.Item, Pairing]:
     """What each test stands for. A plain test whose name an entry or another plain test has is named by its node id."""
     pairs = {item: _pair_of(item) for item in items}
     plain = Counter(key for key, _ in {(pair.key, item.nodeid) for item, pair in pairs.items() if not pair.judges})
@@ -44,12 +44,12 @@ def pairs_of(items: Iterable[pytest.Item], *, entries: Collection[str]) -> dict[
     }
 
 
-def _pair_of(item: pytest.Item) -> Pair:
+def _pair_of(item: pytest.Item) -> Pairing:
     parameters = parameters_of(item)
     place = next((parameters[name] for name in ("place", "node") if isinstance(parameters.get(name), Place)), None)
     original = getattr(item, "originalname", None) or item.name
     judges = "criterion" in getattr(item, "fixturenames", ())
-    return Pair(criterion=criterion_key(item.name, original, place), place=place, judges=judges)
+    return Pairing(criterion=criterion_key(item.name, original, place), place=place, judges=judges)
 
 
 def parameters_of(item: pytest.Item) -> dict[str, Any]:

@@ -1,84 +1,139 @@
-"""The phases of one test: set-up, the test itself, teardown; from pytest's reports to the outcome of the run."""
+"""What happens to one test: every hook of a test, in the order in which pytest calls them.
+
+pytest calls the plugin first that was registered last. A run registers this one after the plugins of the command line and
+the conftest files given there, so its wrappers are outside theirs. Nothing relies on that: a conftest file that pytest finds
+later, in a folder, comes outside again. So the outcome follows from what the test itself did: its value, what its function
+raised, how often it ran. The report that pytest and others make of it is corrected to agree.
+"""
 
 from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.errors import Blame, MeasurementError
-from pytest_gpucluster.judging.verdict import ERROR
+from pytest_gpucluster.errors import Blame, ConfigurationError, CriterionFailedError, MeasurementError
+from pytest_gpucluster.judging.verdict import ERROR, FAILED
 from pytest_gpucluster.plugin import soak_reports
-from pytest_gpucluster.plugin.attempts import attempts_of, hidden_by_a_hook
+from pytest_gpucluster.plugin.attempts import attempts_of, count, counted_calls, counted_runs, hidden_by_a_hook
 from pytest_gpucluster.plugin.distributed import run_distributed_test
-from pytest_gpucluster.plugin.outcome import BAD, ItemContext, outcome_of, show_waived
-from pytest_gpucluster.plugin.report_text import make_fit
+from pytest_gpucluster.plugin.outcome import BAD, ItemContext, make_fit, outcome_of, show_waived
 from pytest_gpucluster.plugin.stash_keys import CRITERION, IN_BODY, NO_LIMIT, PAIR, RECORD, RULE
 from pytest_gpucluster.reporting.junit import properties_of
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable, Generator
 
     from pytest_gpucluster.cluster.soak import Soak
+    from pytest_gpucluster.judging.plan import Rule
     from pytest_gpucluster.judging.verdict import Record
-    from pytest_gpucluster.plugin.selection import Selection
+    from pytest_gpucluster.places import Place
+    from pytest_gpucluster.plugin.collection import Collection
+    from pytest_gpucluster.plugin.end import Termination
+    from pytest_gpucluster.plugin.run_readings import Readings
     from pytest_gpucluster.plugin.terminal import Terminal
-    from pytest_gpucluster.plugin.termination import Termination
     from pytest_gpucluster.session import Session
 
 
 class Phases:
-    """A pytest plugin with the hooks of one test."""
+    """A pytest plugin with the hooks of one test.
 
-    def __init__(self, session: Session, terminal: Terminal, selection: Selection, termination: Termination) -> None:
-        """``selection`` has the tests that take part in a soak; ``termination`` ends the run between two tests."""
+    ::
+
+        pytest_runtest_protocol            begins and ends a test
+            pytest_runtest_setup           a rule of the profile leaves it out here; the first readings
+                pytest_fixture_setup       whose places are measured
+            pytest_runtest_makereport      report of the set-up
+            pytest_runtest_call
+                pytest_pyfunc_call         a distributed test runs in the workers
+            pytest_runtest_makereport      report of the call: its outcome
+            pytest_runtest_makereport      report of the teardown, which can make the outcome worse
+    """
+
+    def __init__(
+        self, session: Session, terminal: Terminal, collection: Collection, termination: Termination, readings: Readings
+    ) -> None:
+        """What happens to a test depends on these.
+
+        Args:
+            session: the run.
+            terminal: shows what goes on.
+            collection: has the selected tests.
+            termination: ends the run between two tests.
+            readings: are taken before the first test.
+        """
         self._session = session
         self._terminal = terminal
-        self._selection = selection
+        self._collection = collection
         self._termination = termination
+        self._readings = readings
+        self._current: pytest.Item | None = None
+        self._fixtures: list[str] = []
         self._soak: Soak | None = None
+        self.send: Callable[[pytest.TestReport, Record, Rule | None], None] | None = None
+        """Puts a new outcome into its report, which crosses to the controller: in a worker of pytest-xdist only."""
 
     def soak(self) -> Soak:
         """The soak that the selected tests take part in, begun by the first call; see :func:`soak_reports.start`."""
         if self._soak is None:
-            items = self._selection.items
+            items = self._collection.items
             judging = {item.stash[PAIR].key: item.stash[CRITERION] for item in items if CRITERION in item.stash}
             self._soak = soak_reports.start(self._session, self._terminal, judging)
         return self._soak
 
+    def wanted_places(self) -> frozenset[Place] | None:
+        """The places of the running test, or of all tests that use the fixture being set up; None: every place."""
+        if self._fixtures:
+            items = self._collection.items
+            wanting = [item for item in items if self._fixtures[-1] in getattr(item, "fixturenames", ())]
+        else:
+            wanting = [self._current] if self._current is not None else []
+        places = {item.stash[PAIR].place for item in wanting}
+        return None if None in places or not places else frozenset(place for place in places if place is not None)
+
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Show that a test begins; after it, stop the session if the run was terminated meanwhile."""
+        count(item, "protocol")
+        self._current = item
         self._terminal.live.begin(item.stash[PAIR])
         try:
-            return (yield)
+            with counted_runs(item):
+                return (yield)
         finally:
+            self._current = None
             if self._termination.signal is not None:
                 item.session.shouldstop = f"terminated by {self._termination.signal}"
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip a criterion that the profile's rules exclude; do not begin a test once the run was terminated."""
+        """Skip a criterion that the profile's rules exclude; do not begin a test once the run was terminated.
+
+        Before the first test that is not skipped, everything is read that is compared with a reading at the end.
+        """
         if RULE in item.stash:
             pytest.skip(item.stash[RULE].text)
         if NO_LIMIT in item.stash:
             raise MeasurementError(f"not judged: {item.stash[NO_LIMIT]}", kind="refused", blame=Blame(part="settings"))
         if self._termination.signal is not None:
             raise MeasurementError(f"not run: terminated by {self._termination.signal}", kind="missing")
+        self._readings.take_first()
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
-        """Run the body of a distributed test in the workers."""
-        if pyfuncitem.get_closest_marker("distributed") is None:
-            return None
-        run_distributed_test(pyfuncitem, self._session)
-        return True
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, object, object]:
+        """Remember which fixture is being set up: a measurement in it is for all tests that use the fixture."""
+        self._fixtures.append(fixturedef.argname)
+        try:
+            return (yield)
+        finally:
+            self._fixtures.pop()
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Mark the time in which reports are of parts of the test."""
+        """Mark the time in which reports are of parts of the test: blocks of ``subtests.test()``."""
+        count(item, "hook of the call")
         item.stash[IN_BODY] = True
         try:
             return (yield)
@@ -86,15 +141,61 @@ class Phases:
             item.stash[IN_BODY] = False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, object, object]:
+        """Count calls of this hook, and of the test's function inside it."""
+        count(pyfuncitem, "hook of the function")
+        with counted_calls(pyfuncitem):
+            return (yield)
+
+    @pytest.hookimpl(tryfirst=True, specname="pytest_pyfunc_call")
+    def pytest_run_in_workers(self, pyfuncitem: pytest.Function) -> bool | None:
+        """Run the body of a distributed test in the workers. Called inside the hook above; None leaves others to pytest."""
+        if pyfuncitem.get_closest_marker("distributed") is None:
+            return None
+        run_distributed_test(pyfuncitem, self._session)
+        return True
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Correct pytest's report: a test that could not measure, or did not judge, is an ERROR. Record the outcome."""
+        """Have pytest and all others make the report, correct it, and record the outcome."""
+        is_of_part = item.stash.get(IN_BODY, False)
+        if not is_of_part:  # one test has any number of parts
+            count(item, call.when)
         report = yield
-        if item.stash.get(IN_BODY, False):
+        record = None
+        if is_of_part:
             self._take_part(item, call, copy.copy(report))
-            make_fit(report)
-            return report
+        else:
+            record = self._take(item, call, report)
+        if call.when == "teardown" and RECORD in item.stash:
+            self._terminal.live.done(item.stash[RECORD])
+        make_fit(report)  # last: whatever was put into the report is shown
+        if record is not None and self.send is not None:
+            self.send(report, record, item.stash.get(RULE, None))
+        return report
+
+    @pytest.hookimpl(tryfirst=True, specname="pytest_runtest_makereport")
+    def pytest_make_own_report(self, item: pytest.Item, call: pytest.CallInfo[None]) -> pytest.TestReport | None:
+        """Make the report of our own errors and failures. Called inside the hook above; None leaves the others to pytest.
+
+        pytest would make a traceback, which takes 50 ms and which nobody would see. An absent node has thousands of them.
+        """
+        error = call.excinfo.value if call.excinfo is not None else None
+        if call.when == "teardown" or not (_is_error(error) or _is_failure(error, item)):
+            return None
+        ended_well = copy.copy(call)
+        ended_well.excinfo = None
+        report = pytest.TestReport.from_item_and_call(item, ended_well)
+        report.outcome, report.longrepr = "failed", str(error)
+        return report
+
+    def _take(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> Record | None:
+        """Correct the report of a phase and record the outcome; None if this phase settles nothing.
+
+        A test that could not measure, or did not judge, is an ERROR, whatever pytest made of it.
+        """
         test = ItemContext(
             pair=item.stash[PAIR],
             rule=item.stash.get(RULE, None),
@@ -106,18 +207,16 @@ class Phases:
             hidden=hidden_by_a_hook(item) if call.when == "call" else None,
         )
         record = outcome_of(report, call, test)
-        if record is not None:
-            record = self._session.waive(record)
-            if record.waiver is not None:
-                show_waived(report, record.reason or "waived")
-            item.stash[RECORD] = record
-            self._add_properties(item, record)
-            self._session.recorder.record_outcome(record)
-            report.user_properties = list(item.user_properties)
-        if call.when == "teardown" and RECORD in item.stash:
-            self._terminal.live.done(item.stash[RECORD])
-        make_fit(report)
-        return report
+        if record is None:
+            return None
+        record = self._session.waive(record)
+        if record.waiver is not None:
+            show_waived(report, record.reason or "waived")
+        item.stash[RECORD] = record
+        self._add_properties(item, record)
+        self._session.recorder.record_outcome(record)
+        report.user_properties = list(item.user_properties)
+        return record
 
     def _take_part(self, item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport) -> None:
         """Record a block of ``subtests.test()`` that did not come to its end: the test cannot be better than that."""
@@ -148,5 +247,16 @@ class Phases:
     def _add_properties(self, item: pytest.Item, record: Record) -> None:
         """Give all reporters of pytest the properties that the JUnit file has of this test."""
         known = {name for name, _ in item.user_properties}
-        facts = properties_of(record, self._session.places().get(record.place or ""))
+        facts = properties_of(record, self._session.state.places().get(record.place or ""))
         item.user_properties += [(name, fact) for name, fact in facts if name not in known]
+
+
+def _is_error(error: BaseException | None) -> bool:
+    return isinstance(error, (MeasurementError, ConfigurationError))
+
+
+def _is_failure(error: BaseException | None, item: pytest.Item) -> bool:
+    """Whether a criterion failed by value: its reason is the text of the report, whatever pytest would show."""
+    criterion = item.stash.get(CRITERION, None)
+    is_judged = criterion is not None and criterion.judged is not None and criterion.judged.outcome == FAILED
+    return isinstance(error, CriterionFailedError) and is_judged and not item.stash.get(IN_BODY, False)

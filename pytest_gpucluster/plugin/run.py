@@ -1,4 +1,17 @@
-"""One acceptance run inside a pytest session: its plugins, its start, and what its fixtures ask for."""
+"""One acceptance run inside a pytest session: its plugins, its start, and what its fixtures ask for.
+
+Who has which hook of pytest::
+
+    options.py     pytest_addoption, _load_initial_conftests, _configure, _collection_modifyitems: in every project
+    exit_code.py   pytest_cmdline_main: around everything
+    all_tests.py   what was collected, ignored and left out
+    run.py         pytest_sessionstart, _runtestloop: start, self-test
+    collection.py  pytest_collection, _collectreport, _collection_modifyitems, _collection_finish: the expected set
+    phases.py      pytest_runtest_*, _pyfunc_call, _fixture_setup: one test, from its begin to its outcome
+    screen.py      pytest_report_teststatus: no letters where a bar shows the progress
+    end.py         pytest_keyboard_interrupt, _sessionfinish, _terminal_summary: verdict, reports, exit status
+    xdist.py       what is different in the processes of pytest-xdist
+"""
 
 from __future__ import annotations
 
@@ -9,19 +22,16 @@ import pytest
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.controller.call import Observer
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.plugin.attempts import Attempts
+from pytest_gpucluster.plugin.all_tests import ALL_TESTS
 from pytest_gpucluster.plugin.collection import Collection
-from pytest_gpucluster.plugin.end import End
-from pytest_gpucluster.plugin.given_tests import GIVEN
-from pytest_gpucluster.plugin.late_errors import ReportErrorGuard
-from pytest_gpucluster.plugin.own_sections import OwnSections
+from pytest_gpucluster.plugin.end import End, Termination
+from pytest_gpucluster.plugin.pairing import Pairing
 from pytest_gpucluster.plugin.phases import Phases
-from pytest_gpucluster.plugin.ready_errors import ReadyErrors
-from pytest_gpucluster.plugin.selection import Selection
+from pytest_gpucluster.plugin.run_readings import Readings
 from pytest_gpucluster.plugin.stash_keys import CRITERION, SIMULATION
 from pytest_gpucluster.plugin.terminal import Terminal
-from pytest_gpucluster.plugin.termination import Termination
 from pytest_gpucluster.protocol.secret import Secret
+from pytest_gpucluster.reporting.results import selftest_lines
 from pytest_gpucluster.run_setup import prepare
 from pytest_gpucluster.session import Session
 
@@ -33,9 +43,11 @@ if TYPE_CHECKING:
     from pytest_gpucluster.config.torchrun import Launch
     from pytest_gpucluster.controller.controller import Controller
     from pytest_gpucluster.judging.criterion import Criterion
+    from pytest_gpucluster.places import Place
 
 RUNS_NO_TEST = ("collectonly", "showfixtures", "show_fixtures_per_test", "cacheshow", "setupplan")
 """Options of pytest under which no test runs."""
+SELFTEST = "self-test"
 
 
 class Run:
@@ -50,15 +62,14 @@ class Run:
             ConfigurationError: see :func:`prepare`.
         """
         self._config = config
-        self._selection = Selection()
         setup = prepare(settings, launch, start=config.invocation_params.dir, simulation=config.stash.get(SIMULATION, None))
-        wanted = self._selection.wanted_places
         secret = Secret.take()  # from here on no test, and no process that a test starts, finds it in its environment
-        self.session = Session(setup, rootdir=config.rootpath, wanted=wanted, controller=controller, secret=secret)
+        self.session = Session(setup, rootdir=config.rootpath, wanted=self._wanted_places, controller=controller, secret=secret)
         self.terminal = Terminal(config, self.session)
         self._termination = Termination(self.session)
-        self.collection = Collection(self.session, self.terminal, config.stash[GIVEN], self.begin)
-        self._phases = Phases(self.session, self.terminal, self._selection, self._termination)
+        self.collection = Collection(self.session, self.terminal, config.stash[ALL_TESTS], self.begin)
+        self.readings = Readings(lambda: self.session.cluster, self.collection)
+        self.phases = Phases(self.session, self.terminal, self.collection, self._termination, self.readings)
         self.end = End(config, self.session, self.terminal, self._termination, self.begin)
         self._is_due = False
 
@@ -70,15 +81,10 @@ class Run:
         """
         plugins = {
             "run": self,
-            "live": self.terminal.live,
-            "own sections": OwnSections(self._config, self.session),
-            "selection": self._selection,
+            "screen": self.terminal.screen,
             "collection": self.collection,
-            "phases": self._phases,
-            "attempts": Attempts(),
+            "phases": self.phases,
             "end": self.end,
-            "ready-errors": ReadyErrors(),
-            "report-errors": ReportErrorGuard(self.end),
         }
         for name, plugin in plugins.items():
             if self._config.pluginmanager.register(plugin, f"gpucluster-{name}") is None:
@@ -101,12 +107,15 @@ class Run:
         """The criterion that this test judges, at its place as it is bound now."""
         found = item.stash[CRITERION]
         if found.place is not None:
-            found.place = self.session.places()[found.place.id]
+            found.place = self.session.state.places()[found.place.id]
         return found
 
     def soak(self) -> Soak:
         """The soak that the selected tests take part in, begun by the first call."""
-        return self._phases.soak()
+        return self.phases.soak()
+
+    def _wanted_places(self) -> frozenset[Place] | None:
+        return self.phases.wanted_places()
 
     def pytest_sessionstart(self) -> None:
         """Handle SIGTERM from here on. No file is touched before the tests are collected and accepted."""
@@ -119,7 +128,7 @@ class Run:
             return  # of the workers of pytest-xdist, agents, results and reports belong to their controller
         self._is_due = True
         if not self._is_under_xdist:  # where tests of all places mix, pytest's dots are clearer
-            self.terminal.live.take_over()
+            self.terminal.screen.take_over()
         self._termination.install()
 
     @property
@@ -155,7 +164,18 @@ class Run:
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
         """Run the self-test before the first test."""
         if self.session.setup.settings.selftest and self.session.recorder.is_open and session.items:
-            from pytest_gpucluster.plugin.selftest import run_selftest  # noqa: PLC0415 -- loads torch
-
-            run_selftest(self.session, self.terminal)
+            self._run_selftest()
         return (yield)
+
+    def _run_selftest(self) -> None:
+        """Run the self-test once, show it and record it."""
+        from pytest_gpucluster.selftest.running import run_selftest  # noqa: PLC0415 -- loads torch
+
+        live = self.terminal.live
+        live.begin(Pairing(criterion=SELFTEST, place=None, judges=False))
+        live.say(f"gpucluster: {SELFTEST}: planting a slow, a wrong, a dead and a hung rank in software")
+        facts = run_selftest(self.session, lambda step, fraction: live.progress(0, step, fraction)).facts
+        live.say(f"gpucluster: {SELFTEST}: {facts['places']} places, {facts['seconds']:.1f} s")
+        for line in selftest_lines(facts):
+            live.say(f"gpucluster: {SELFTEST}: {line}", red=line in facts["objections"])
+        self.session.take_selftest(facts)

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, Soak, SoakRecord, SoakResult, Turn, read_back
+from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, RoundResult, Soak, SoakRecord, Turn, read_back
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.forecast import in_words
@@ -56,7 +56,7 @@ def _earlier(session: Session, terminal: Terminal, criteria: Mapping[Key, Criter
     if cut is None:
         return None
     away_s = time.time() - cut.ended_s
-    earlier, why_not = None, cut.why_not or cut.why_not_here(session.places())
+    earlier, why_not = None, cut.why_not or cut.why_not_here(session.state.places())
     if why_not is None:
         earlier, why_not = _read_back(cut, [*session.cluster.places, *session.cluster.nodes], criteria)
     if earlier is None:
@@ -96,7 +96,7 @@ class Reports:
         """Name the round and the criterion in the progress line. Called before each measurement."""
         self._terminal.live.work_on(f"round {turn.round}: {turn.criterion}")
 
-    def seen(self, kept: Sequence[SoakResult]) -> None:
+    def seen(self, kept: Sequence[RoundResult]) -> None:
         """Record the values after each measurement: the round may never end."""
         self._session.recorder.record_soak_turn(self._facts.facts(kept))
         for one in kept:
@@ -122,7 +122,7 @@ class Reports:
             self._shown = shown
             self._terminal.live.say_in_log(f"soak {soak.line}; worst so far: {', '.join(shown) or 'nothing was measured'}")
 
-    def _record(self, kept: SoakResult, criterion: Criterion) -> None:
+    def _record(self, kept: RoundResult, criterion: Criterion) -> None:
         """Record a first failure or error for good; keep any other value as pending, so that the reports show it.
 
         No waiver can cover the failure yet: a waiver is for a soak that was measured to its end.
@@ -133,15 +133,15 @@ class Reports:
         record = replace(_provisional(kept, criterion), waivable=False)
         if record.outcome in (FAILED, ERROR):
             self._session.recorder.record_outcome(record)
-            self._terminal.live.tell(record)
+            self._terminal.live.show_failure(record)
         else:
             reason = f"{kept.rounds} rounds of its soak so far"
             self._session.plan.set_outcome(replace(record, outcome=PENDING, reason=reason, advisory=False))
 
 
-def worst_of(judged: list[tuple[SoakResult, Criterion]]) -> dict[str, dict[str, Any]]:
+def worst_of(judged: list[tuple[RoundResult, Criterion]]) -> dict[str, dict[str, Any]]:
     """The worst value of all places by criterion, with its place and round."""
-    found: dict[str, tuple[SoakResult, Criterion]] = {}
+    found: dict[str, tuple[RoundResult, Criterion]] = {}
     for kept, criterion in judged:
         if kept.value is None:
             continue
@@ -154,7 +154,7 @@ def worst_of(judged: list[tuple[SoakResult, Criterion]]) -> dict[str, dict[str, 
     }
 
 
-def _is_worse(value: float, other: float, kept: SoakResult) -> bool:
+def _is_worse(value: float, other: float, kept: RoundResult) -> bool:
     return value < other if kept.keep == "lowest" else value > other
 
 
@@ -162,7 +162,7 @@ def _where(worst: Mapping[str, Any]) -> str:
     return f" ({worst['place']}, round {worst['round']})" if worst["value"] else ""
 
 
-def _provisional(kept: SoakResult, criterion: Criterion) -> Record:
+def _provisional(kept: RoundResult, criterion: Criterion) -> Record:
     """The record as it would be if the soak ended now."""
     place = None if kept.place == CLUSTER else kept.place
     trial = replace(criterion, place=place, judged=None, first_error=None, note=_ignore)

@@ -8,9 +8,9 @@ from pytest_gpucluster.fleet.simulation import Simulation
 from pytest_gpucluster.judging.criterion import Criterion
 from pytest_gpucluster.judging.plan import Rule
 from pytest_gpucluster.judging.verdict import Record
-from pytest_gpucluster.plugin.pairing import Pair
+from pytest_gpucluster.plugin.pairing import Pairing
 
-PAIR = pytest.StashKey[Pair]()
+PAIR = pytest.StashKey[Pairing]()
 """Of every collected test: the criterion and place that it stands for."""
 CRITERION = pytest.StashKey[Criterion]()
 """Of a test that judges: its criterion, with the limit as it applies here."""

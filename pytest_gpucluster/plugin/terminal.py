@@ -1,21 +1,21 @@
-"""Prints the end of a run: a table, the bad parts, and the verdict."""
+"""Prints the end of a run: a table, the bad parts, and the verdict; pytest's own sections show none of that again."""
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.judging import culprits as causes
 from pytest_gpucluster.judging.selection import Selector
-from pytest_gpucluster.judging.verdict import SHOWN_LIMITS, Verdict
+from pytest_gpucluster.judging.verdict import FAILED, SHOWN_LIMITS, Verdict
 from pytest_gpucluster.plugin import header
 from pytest_gpucluster.plugin.live import Live
-from pytest_gpucluster.plugin.own_sections import shows_own
 from pytest_gpucluster.plugin.screen import Screen
 from pytest_gpucluster.plugin.stash_keys import COMMAND
 from pytest_gpucluster.reporting.bad_parts import Shown, describe_bad_parts
+from pytest_gpucluster.reporting.ending import Ending, verdict_block
+from pytest_gpucluster.reporting.lines import printed
 from pytest_gpucluster.reporting.table import Layout, criteria_table
-from pytest_gpucluster.reporting.verdict_block import Ending, verdict_block
 from pytest_gpucluster.text import hung
 from pytest_gpucluster.thresholds.file import REMOVED
 
@@ -23,25 +23,31 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     import pytest
+    from rich.text import Text
 
-    from pytest_gpucluster.reporting.lines import Line
+    from pytest_gpucluster.places import Place
     from pytest_gpucluster.session import Session
 
 SHOWN_REMARKS = 10
 REPORTS = ("report.html", "results.json", "metrics.prom", "journal.jsonl")
 FROM_EARLIER_RUNS = ("-x", "--exitfirst", "--lf", "--last-failed", "--ff", "--failed-first", "--sw", "--stepwise")
 """Options that choose tests, or end a run, by what failed."""
+SECTIONS = ("error", "failed")
+PLAIN_SUMMARY = "fE"
+"""pytest's own choice of what its short summary names."""
 
 
 class Terminal:
     """Prints what stands at the end of a run; ``live`` shows what goes on until then."""
 
     def __init__(self, config: pytest.Config, session: Session) -> None:
-        """Nothing is shown yet."""
+        """``config`` has what the user asks of pytest's screen."""
         self._config = config
-        self._screen = Screen(config)
+        self._session = session
+        self.screen = Screen(config)
+        self.hidden = HiddenReports(config, session)
         self._subjects: Mapping[str, str] = {}
-        self.live = Live(self._screen, session)
+        self.live = Live(self.screen, session.state)
         self._remarks: list[str] = []
 
     def group_by(self, subjects: Mapping[str, str]) -> None:
@@ -52,80 +58,121 @@ class Terminal:
         """Keep a line for the end: an advisory limit was missed, which is no failure."""
         self._remarks.append(text)
 
-    def summary(self, reporter: pytest.TerminalReporter, session: Session, *, disk_errors: Sequence[str]) -> None:
+    def summary(self, *, disk_errors: Sequence[str]) -> None:
         """Print the table, the bad parts, and remarks."""
+        session = self._session
         records = list(session.plan)
-        reporter.section("gpucluster")
+        self.screen.reporter.section("gpucluster")
         for line in session.setup.waivers.lines:
-            self._fit(reporter, line, bold=True)
-        reporter.write(criteria_table(records, session.places(), subjects=self._subjects, layout=self._layout(session)))
-        self._write(reporter, describe_bad_parts(records, self._shown(session)))
+            self.screen.write(line, bold=True)
+        places = session.state.places()
+        self.screen.print(criteria_table(records, places, subjects=self._subjects, layout=self._layout))
+        self.screen.print(self._printed(describe_bad_parts(records, self._shown(places))))
         for remark in self._remarks[:SHOWN_REMARKS]:
             for line in hung(f"advisory: {remark}").split("\n"):
-                self._fit(reporter, line)
+                self.screen.write(line)
         if len(self._remarks) > SHOWN_REMARKS:
-            reporter.write_line(f"and {len(self._remarks) - SHOWN_REMARKS} more advisory misses, in results.json")
+            self.screen.write(f"and {len(self._remarks) - SHOWN_REMARKS} more advisory misses, in results.json")
         for line in causes.describe_remarks(records):
-            self._fit(reporter, line)
+            self.screen.write(line)
         changed = session.setup.changed_entries
         if changed:
             shown = [f"{key} ({', '.join(words)})" for key, words in changed.items() if words != [REMOVED]]
             removed = [key for key, words in changed.items() if words == [REMOVED]]
             more = f" and {len(removed) - SHOWN_LIMITS} more" if len(removed) > SHOWN_LIMITS else ""
             shown += [f"removed: {', '.join(removed[:SHOWN_LIMITS])}{more}"] if removed else []
-            self._fit(reporter, f"limits changed from the packaged ones: {'; '.join(shown)}")
+            self.screen.write(f"limits changed from the packaged ones: {'; '.join(shown)}")
         if disk_errors:
-            self._fit(reporter, f"results are incomplete on disk: {'; '.join(disk_errors)}", red=True)
+            self.screen.write(f"results are incomplete on disk: {'; '.join(disk_errors)}", red=True)
 
-    def _layout(self, session: Session) -> Layout:
-        screen = self._screen
+    @property
+    def _layout(self) -> Layout:
+        screen = self.screen
         return Layout(
             width=screen.width,
             color=screen.has_color,
-            is_rehearsal=session.setup.rehearsal,
+            is_rehearsal=self._session.setup.rehearsal,
             is_whole=screen.verbosity > 0,
         )
 
-    def conclude(self, reporter: pytest.TerminalReporter, session: Session, verdict: Verdict) -> None:
+    def conclude(self, verdict: Verdict) -> None:
         """Print the verdict, after every other section."""
-        folder, setup = session.setup.settings.results_dir, session.setup
+        setup = self._session.setup
+        folder = setup.settings.results_dir
         files = [name for name in REPORTS if (folder / name).is_file()]
         junit = getattr(self._config.option, "xmlpath", None)
         ending = Ending(
             mode=header.mode(setup) if header.accepts_nothing(setup) else None,
-            timings=session.timings(),
+            timings=self._session.state.timings(),
             folder=str(folder),
             files=[*files, *([str(junit)] if junit else [])],
         )
         quiet = self._config.get_verbosity() < 0
-        self._write(reporter, verdict_block(verdict, ending, width=self._screen.width, quiet=quiet))
+        self.screen.print(self._printed(verdict_block(verdict, ending, width=self.screen.width, quiet=quiet)))
 
-    def _shown(self, session: Session) -> Shown:
+    def _shown(self, places: Mapping[str, Place]) -> Shown:
         """What the lines about bad parts depend on. Where a user asks pytest for whole texts, they stand there."""
-        setup, config = session.setup, self._config
+        setup, config = self._session.setup, self._config
         given = config.stash.get(COMMAND, None) or ("pytest", *map(str, config.invocation_params.args))
         is_real = not header.accepts_nothing(setup) and setup.inventory.device == "cuda"
         return Shown(
-            places=session.places(),
-            tests=Selector(session.plan.nodeids()),
+            places=places,
+            tests=Selector(self._session.plan.nodeids()),
             device=setup.inventory.device,
-            width=self._screen.width,
+            width=self.screen.width,
             whole=shows_own(config),
             command=tuple(without_selection(given)) if setup.launch is None else (),
             report=str(setup.settings.results_dir / "results.json"),
             drain_reason=f"gpucluster-{time.strftime('%Y%m%d')}" if is_real else None,
         )
 
-    def _fit(self, reporter: pytest.TerminalReporter, text: str, **markup: bool) -> None:
-        """Write one line, folded where it is too wide for the terminal."""
-        for line in self._screen.fit(text):
-            reporter.write_line(line, **markup)
+    def _printed(self, texts: Iterable[Text]) -> list[str]:
+        return printed(texts, width=self.screen.width, color=self.screen.has_color)
 
-    @staticmethod
-    def _write(reporter: pytest.TerminalReporter, lines: Iterable[Line]) -> None:
-        reporter.ensure_newline()
-        for line in lines:
-            reporter.write_line(line.text, **dict.fromkeys(line.markup, True))
+
+class HiddenReports:
+    """pytest's reports of what the block of bad parts shows: hidden while pytest prints its sections, so that each stands once.
+
+    With ``-v`` or ``--tb`` pytest's sections stay as they are.
+    """
+
+    def __init__(self, config: pytest.Config, session: Session) -> None:
+        """``config`` says whether pytest shows all; ``session`` has what the block shows."""
+        self._config = config
+        self._session = session
+        self._hidden: dict[str, list[Any]] = {}
+
+    def hide(self, reporter: Any) -> None:
+        """Leave out the reports whose text is ours and that captured no output."""
+        if not shows_own(self._config):
+            return
+        ours = self._judged()
+        for section in SECTIONS:
+            reports = reporter.stats.get(section, [])
+            others = [one for one in reports if one.nodeid not in ours or one.sections or not isinstance(one.longrepr, str)]
+            if len(others) < len(reports):
+                self._hidden[section] = reports
+                reporter.stats[section] = others
+
+    def restore_for_short_summary(self, reporter: Any) -> None:
+        """Put them back where ``-r`` asks pytest's short summary to name every test."""
+        if self._config.option.reportchars != PLAIN_SUMMARY:
+            self.restore(reporter)
+
+    def restore(self, reporter: Any) -> None:
+        """Put them back: pytest counts them in its last line."""
+        reporter.stats.update(self._hidden)
+        self._hidden = {}
+
+    def _judged(self) -> set[str]:
+        """The tests whose failures the block of bad parts shows in full; what a plain test says stays pytest's to show."""
+        records = self._session.plan
+        return {records.nodeid(one) for one in records if not (one.outcome == FAILED and one.limit is None)}
+
+
+def shows_own(config: pytest.Config) -> bool:
+    """Whether our block has the whole texts: neither ``-v`` nor a ``--tb`` asks pytest for them."""
+    return bool(config.get_verbosity() <= 0 and config.option.tbstyle == "auto")
 
 
 def without_selection(args: Iterable[str]) -> list[str]:

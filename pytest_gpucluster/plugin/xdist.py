@@ -19,14 +19,15 @@ from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.controller.relay import Collected, Relay, RelayedController
 from pytest_gpucluster.errors import GpuclusterError
 from pytest_gpucluster.judging.plan import Rule
-from pytest_gpucluster.judging.verdict import ERROR, NOT_SELECTED, Record
+from pytest_gpucluster.judging.verdict import ERROR, NOT_SELECTED, SKIPPED, Record
+from pytest_gpucluster.plugin.activation import uses_us
 from pytest_gpucluster.plugin.collection import expected_of
-from pytest_gpucluster.plugin.report_text import make_fit
-from pytest_gpucluster.plugin.stash_keys import PAIR, RECORD, RULE
+from pytest_gpucluster.plugin.outcome import make_fit
+from pytest_gpucluster.plugin.stash_keys import PAIR, RULE
 from pytest_gpucluster.reporting.journal import record_facts, record_from_facts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping
+    from collections.abc import Generator, Mapping
 
     from pytest_gpucluster.plugin.run import Run
 
@@ -44,18 +45,27 @@ def connect(config: pytest.Config) -> RelayedController:
         pytest.exit("the run has ended already", returncode=int(pytest.ExitCode.USAGE_ERROR))
 
 
+def register(config: pytest.Config, run: Run, relayed: RelayedController | None) -> None:
+    """Register what is different in a process of pytest-xdist; ``relayed``: the controller, seen from a worker."""
+    if relayed is None:
+        config.pluginmanager.register(XdistController(config, run), "gpucluster-xdist")
+    else:
+        run.phases.send = send_outcome
+        config.pluginmanager.register(XdistWorker(relayed), "gpucluster-xdist")
+
+
 class XdistController:
     """Fixes the expected set that its workers collected, makes their calls, and records their outcomes. Runs no test."""
 
     def __init__(self, config: pytest.Config, run: Run) -> None:
-        """Start nothing yet."""
+        """``run`` has the agents and the reports."""
         self._config = config
         self._run = run
         self._crashed: pytest.TestReport | None = None
         self._relay: Relay | None = None
         self._is_planned = False
         self._keys: dict[str, tuple[str, str | None]] = {}
-        run.session.objections.append(OBJECTION)
+        run.session.state.objections.append(OBJECTION)
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
@@ -120,7 +130,7 @@ class XdistController:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Generator[None, object, object]:
-        """Tell ``-x`` and ``--maxfail`` from Ctrl-C: pytest-xdist raises KeyboardInterrupt for both."""
+        """Distinguish ``-x`` and ``--maxfail`` from Ctrl-C: pytest-xdist raises KeyboardInterrupt for both."""
         try:
             return (yield)
         except KeyboardInterrupt as error:
@@ -159,12 +169,11 @@ class PlaceScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist ships
 
 
 class XdistWorker:
-    """Collects and judges tests, and sends the outcomes to the controller. Writes no file."""
+    """Sends the expected set of a worker to the controller. Writes no file."""
 
-    def __init__(self, relayed: RelayedController, uses_us: Callable[[pytest.Item], bool]) -> None:
-        """``uses_us``: whether a test has our fixtures."""
+    def __init__(self, relayed: RelayedController) -> None:
+        """``relayed`` leads to the controller."""
         self._relayed = relayed
-        self._uses_us = uses_us
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None, object, None]:
@@ -176,27 +185,26 @@ class XdistWorker:
             collected = Collected(expected=(), refused=str(error))
             items.clear()
         for item in items:
-            if self._needs_all(item):
+            if _needs_all(item):
                 item.stash.setdefault(RULE, NEEDS_ALL)
         self._relayed.ask(collected)
 
-    def _needs_all(self, item: pytest.Item) -> bool:
-        place = item.stash[PAIR].place
-        is_of_one_gpu = place is not None and place.gpu is not None
-        return item.get_closest_marker("distributed") is not None or (not is_of_one_gpu and self._uses_us(item))
 
-    @pytest.hookimpl(wrapper=True, tryfirst=True)
-    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Send a new outcome along with the report."""
-        before = item.stash.get(RECORD, None)
-        report = yield
-        record = item.stash.get(RECORD, None)
-        if record is not None and record is not before:
-            left_out = record.reason == NEEDS_ALL.text
-            attach(report, replace(record, outcome=NOT_SELECTED) if left_out else record)
-        return report
+def _needs_all(item: pytest.Item) -> bool:
+    place = item.stash[PAIR].place
+    is_of_one_gpu = place is not None and place.gpu is not None
+    return item.get_closest_marker("distributed") is not None or (not is_of_one_gpu and uses_us(item))
+
+
+def send_outcome(report: pytest.TestReport, record: Record, rule: Rule | None) -> None:
+    """Put the outcome into the report as JSON, because only plain data cross from a worker to the controller.
+
+    A test that needs all GPUs was not selected: ``rule``, which leaves it out, is none of the profile.
+    """
+    is_left_out = rule is NEEDS_ALL and record.outcome == SKIPPED
+    attach(report, replace(record, outcome=NOT_SELECTED) if is_left_out else record)
 
 
 def attach(report: pytest.TestReport, record: Record) -> None:
-    """Put the outcome into the report as JSON, because only plain data cross from a worker to the controller."""
+    """Put an outcome into a report."""
     setattr(report, INPUT, json.dumps(strict_json(record_facts(record))))

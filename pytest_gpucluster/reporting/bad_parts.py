@@ -6,15 +6,18 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rich.table import Table
+from rich.text import Text
+
 from pytest_gpucluster.judging.culprits import HARDWARE, find_culprits
 from pytest_gpucluster.judging.failure_text import format_number, show_evidence
 from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, WAIVED, WORDS, counted_as
-from pytest_gpucluster.reporting import next_steps
+from pytest_gpucluster.reporting import ending
 from pytest_gpucluster.reporting.hostlists import hostlist
-from pytest_gpucluster.reporting.lines import Line, cut, fitting, listed, wrapped
-from pytest_gpucluster.reporting.numbers import allows_none, value_cells
-from pytest_gpucluster.text import framed
+from pytest_gpucluster.reporting.lines import cut, listed, printed, tied, wrapped
+from pytest_gpucluster.reporting.table_rows import allows_nothing, value_cells
+from pytest_gpucluster.text import framed, one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -36,9 +39,6 @@ MOST_CRITERIA = 16
 WIDEST_NAME = 32
 NAME_COLUMN = 25
 """A longer name of a criterion moves its own line only."""
-TIED = "\N{NO-BREAK SPACE}"
-"""A space at which no line is broken."""
-ABSENT = "absent"
 UNMEASURED = (ERROR, MISSING)
 BOARD = {"part_number": "part", "module": "module", "chassis_serial": "chassis", "slot": "slot", "tray": "tray"}
 """What of a GPU's board whoever replaces it has to know, each with its word."""
@@ -77,7 +77,7 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class BadGroup:
     """What is shown together: a part, absent nodes, a cause that several places share, or what blames nobody."""
 
     name: str
@@ -86,6 +86,7 @@ class Entry:
     headline: str | None = None
     advice: str | None = None
     keys: tuple[Key, ...] = ()
+    is_absent: bool = False
 
     @property
     def is_waived(self) -> bool:
@@ -93,21 +94,21 @@ class Entry:
         return all(counted_as(record) == WAIVED for record in self.records)
 
 
-def describe_bad_parts(records: Iterable[Record], shown: Shown) -> list[Line]:
+def describe_bad_parts(records: Iterable[Record], shown: Shown) -> list[Text]:
     """All lines of the block, at most 60 rows of the screen; none if nothing is bad. What does not fit is counted."""
     rows = list(records)
     culprits = find_culprits(rows, shown.places)
     entries = [*_blamed(culprits, shown.places), *_unblamed(culprits, rows)]
     if not entries:
         return []
-    head = [Line(""), Line(cut(f"BAD PARTS  {_counts(culprits, shown)}", shown.width), ("bold", "red"))]
+    head = [Text(""), Text(cut(f"BAD PARTS  {_counts(culprits, shown)}", shown.width), "bold red")]
     tail = _tail(rows, culprits, shown)
     room = MOST_LINES - len(head) - len(tail)
     writer = _Writer(rows, shown)
     if sum(culprit.place is not None and not culprit.is_absent_node for culprit in culprits) <= MOST_DETAILED:
         for whole, command in ((shown.whole, shown.command), (False, shown.command), (False, ())):
             body = writer.detailed(entries, whole=whole, command=command)
-            if sum(_rows(line.text, shown.width) for line in body) <= room:
+            if sum(_rows(line.plain, shown.width) for line in body) <= room:
                 return [*head, *body, *tail]
     return [*head, *writer.brief(entries), *tail]
 
@@ -122,6 +123,7 @@ def _counts(culprits: Sequence[Culprit], shown: Shown) -> str:
     places, noun = shown.places, "GPU" if shown.device == "cuda" else "rank"
     gpus = sum(place.gpu is not None for place in places.values())
     kinds: Counter[str] = Counter()
+    causes: Counter[str] = Counter()
     for culprit in culprits:
         if culprit.place is None:
             kinds["shared"] += 1
@@ -130,30 +132,30 @@ def _counts(culprits: Sequence[Culprit], shown: Shown) -> str:
         elif culprit.kind in HARDWARE:
             kinds["gpu" if places[culprit.place].gpu is not None else "node"] += 1
         else:
-            kinds[f"cause: {culprit.kind}"] += 1
+            causes[culprit.kind] += 1
     found = [f"{kinds['gpu']} of {counted(gpus, noun)}"] if kinds["gpu"] else []
     found += [f"{kinds['node']} of {counted(len(places) - gpus, 'node')}"] if kinds["node"] else []
     found += [f"{counted(kinds['absent'], 'node')} absent"] if kinds["absent"] else []
-    found += [f"{counted(number, 'place')} ({kind})" for kind, number in kinds.items() if kind.startswith("cause: ")]
+    found += [f"{counted(number, 'place')} (cause: {kind})" for kind, number in causes.items()]
     found += [f"{counted(kinds['shared'], 'cause')} that several places share"] if kinds["shared"] else []
     return ", ".join(found) or "none is named"
 
 
-def _tail(rows: Sequence[Record], culprits: Sequence[Culprit], shown: Shown) -> list[Line]:
+def _tail(rows: Sequence[Record], culprits: Sequence[Culprit], shown: Shown) -> list[Text]:
     """Good nodes and nodes to drain, of several nodes. Where most places share a cause, no node is good or bad by it."""
     if sum(place.gpu is None for place in shown.places.values()) <= 1 or not culprits:
         return []
     lines: list[str] = []
     if not any(culprit.is_systemic for culprit in culprits):
-        hosts = next_steps.good_hosts(rows, culprits, shown.places)
-        lines += next_steps.good_lines(hosts, shown.places, width=shown.width)
+        hosts = ending.good_hosts(rows, culprits, shown.places)
+        lines += ending.good_lines(hosts, shown.places, width=shown.width)
     if shown.drain_reason is not None:
-        hosts = next_steps.hosts_to_drain(culprits, shown.places)
-        lines += next_steps.drain_lines(hosts, shown.drain_reason, width=shown.width)
-    return [Line(line) for line in lines]
+        hosts = ending.hosts_to_drain(culprits, shown.places)
+        lines += ending.drain_lines(hosts, shown.drain_reason, width=shown.width)
+    return [Text(line) for line in lines]
 
 
-def _blamed(culprits: Sequence[Culprit], places: Mapping[str, Place]) -> list[Entry]:
+def _blamed(culprits: Sequence[Culprit], places: Mapping[str, Place]) -> list[BadGroup]:
     """What most places share, then one entry a part, then all absent nodes."""
     shared = [_entry(one, _name_of(one.places, places), ()) for one in culprits if one.place is None]
     parts = [
@@ -169,12 +171,13 @@ def _blamed(culprits: Sequence[Culprit], places: Mapping[str, Place]) -> list[En
     counts = f"{counted(len(absent), 'node')}, {counted(len(lost), 'expected outcome')} missing"
     headline = next(iter(record.message for record in lost), "")
     advice = absent[0].advice
-    return [*shared, *parts, Entry(name=ABSENT, where=(names, counts), records=lost, headline=headline, advice=advice)]
+    gone = BadGroup(name="absent", where=(names, counts), records=lost, headline=headline, advice=advice, is_absent=True)
+    return [*shared, *parts, gone]
 
 
-def _entry(culprit: Culprit, name: str, where: tuple[str, ...]) -> Entry:
+def _entry(culprit: Culprit, name: str, where: tuple[str, ...]) -> BadGroup:
     advice = f"{culprit.kind}, {culprit.confidence} confidence: {culprit.advice}"
-    return Entry(
+    return BadGroup(
         name=name,
         where=where,
         records=culprit.records,
@@ -201,21 +204,19 @@ def _where(place: Place) -> tuple[str, ...]:
     return tuple(part for part in known if part)
 
 
-def _unblamed(culprits: Sequence[Culprit], rows: Sequence[Record]) -> list[Entry]:
+def _unblamed(culprits: Sequence[Culprit], rows: Sequence[Record]) -> list[BadGroup]:
     """Failures of the whole cluster, then what was not measured, is too close to call, or failed in a plain test."""
     blamed = {id(record) for culprit in culprits for record in culprit.records}
-    alike: dict[str, list[Record]] = defaultdict(list)
+    alike: dict[tuple[str, str | None], list[Record]] = defaultdict(list)
     for record in rows:
         is_failed = record.outcome == FAILED
         is_open = record.outcome in (*UNMEASURED, NOISY) or is_failed
         if id(record) in blamed or not is_open or record.headline is not None:
             continue  # pytest shows what crashed in a test itself
-        name = record.place or "cluster"
-        alike[name if is_failed and record.limit is not None else f"\n{record.reason or record.outcome}"].append(record)
-    return [
-        Entry(name=name if not name.startswith("\n") else "no culprit", where=(), records=tuple(found))
-        for name, found in alike.items()
-    ]
+        is_by_value = is_failed and record.limit is not None
+        key = (record.place or "cluster", None) if is_by_value else ("no culprit", record.reason or record.outcome)
+        alike[key].append(record)
+    return [BadGroup(name=name, where=(), records=tuple(found)) for (name, _), found in alike.items()]
 
 
 class _Writer:
@@ -232,28 +233,28 @@ class _Writer:
                 if record.value is not None:
                     self._values[record.criterion].append(record.value)
 
-    def detailed(self, entries: Iterable[Entry], *, whole: bool, command: Sequence[str]) -> list[Line]:
+    def detailed(self, entries: Iterable[BadGroup], *, whole: bool, command: Sequence[str]) -> list[Text]:
         """Several lines for each entry. Without the words of a ``command``, what to do next says "the same command"."""
         self._texts = set()
-        lines: list[Line] = []
+        lines: list[Text] = []
         for entry in entries:
             colour = "yellow" if entry.is_waived else "red"
             width = self._shown.width
             head = wrapped("  ".join((entry.name, *entry.where)), width=width, indent="  ", later=" " * (len(entry.name) + 4))
-            lines += [Line(text, ("bold", colour)) for text in head]
-            lines += [Line(text) for text in self._body(entry, whole=whole)]
+            lines += [Text(text, f"bold {colour}") for text in head]
+            lines += [Text(text) for text in self._body(entry, whole=whole)]
             if entry.keys:
-                again = next_steps.again(self._shown.tests.select(entry.keys), command, width=width, indent="      ")
-                lines += [Line(text) for text in again]
+                again = ending.again(self._shown.tests.select(entry.keys), command, width=width, indent="      ")
+                lines += [Text(text) for text in again]
         return lines
 
-    def _body(self, entry: Entry, *, whole: bool) -> list[str]:
+    def _body(self, entry: BadGroup, *, whole: bool) -> list[str]:
         width = self._shown.width
         lines = wrapped(entry.headline, width=width, indent="    ") if entry.headline is not None else []
         measured = [record for record in entry.records if _is_measured(record)]
         is_shared = entry.headline is not None and bool(measured)
         lines += [*self._criteria(measured), *self._found_first(measured)] if is_shared else self._values_of(measured)
-        if entry.name != ABSENT:
+        if not entry.is_absent:
             lines += self._texts_of([one for one in entry.records if not _is_measured(one)], whole=whole)
         seen = self._event_cause(measured)
         lines += wrapped(seen, width=width, indent="    ") if seen is not None else []
@@ -265,9 +266,7 @@ class _Writer:
         lines: list[str] = []
         for record in measured[:MOST_CRITERIA]:
             start = f"    {cut(record.criterion, WIDEST_NAME):<{column}} "
-            text = self._measured(record)
-            folded = wrapped(text, width=self._shown.width, indent=start, later=" " * min(len(start), 8))
-            lines += [line.replace(TIED, " ") for line in folded]
+            lines += wrapped(self._measured(record), width=self._shown.width, indent=start, later=" " * min(len(start), 8))
         more = len(measured) - MOST_CRITERIA
         return [*lines, *([f"    and {more} more criteria, in {self._shown.report}"] if more > 0 else [])]
 
@@ -281,7 +280,7 @@ class _Writer:
         first = {record.criterion: record for record in reversed(records)}
         lines: list[str] = []
         for record in [*reversed(first.values())][:SHOWN_CAUSES]:
-            if record.limit is not None and allows_none(record.limit) and record.evidence:
+            if record.limit is not None and allows_nothing(record.limit) and record.evidence:
                 found = cut(show_evidence(record.evidence), 2 * self._shown.width)
                 lines += wrapped(f"{record.place}: {found}", width=self._shown.width, indent="    ")
         return lines
@@ -312,12 +311,12 @@ class _Writer:
         unit = "" if limit.unit == "count" else f" {limit.unit}"
         waived = " (waived)" if counted_as(record) == WAIVED else ""
         others = self._values[record.criterion] if record.place is not None else []
-        asked, value, *ends = value_cells(limit, record.value, *((min(others), max(others)) if others else ()))
-        text = f"{value}{unit}, limit {asked}{waived}"
+        bound, value, *ends = value_cells(limit, record.value, *((min(others), max(others)) if others else ()))
+        text = f"{value}{unit}, limit {bound}{waived}"
         if ends:
-            text += "; " + f"siblings {' to '.join(dict.fromkeys(ends))}".replace(" ", TIED)
+            text += f"; {tied('siblings ' + ' to '.join(dict.fromkeys(ends)))}"
         is_of_a_part = bool(record.culprits) and record.place not in record.culprits
-        if (allows_none(limit) or is_of_a_part) and record.evidence:
+        if (allows_nothing(limit) or is_of_a_part) and record.evidence:
             text += f"; {cut(show_evidence(record.evidence), 2 * self._shown.width)}"
         return text
 
@@ -331,26 +330,30 @@ class _Writer:
         meaning = next((REASONS[name] for name in own if name in REASONS), "no sibling reports this")
         return f"event reasons {', '.join(own)}: {meaning}"
 
-    def brief(self, entries: Sequence[Entry]) -> list[Line]:
-        """One line for each entry, 20 at most."""
-        shown, width = entries[:MOST_PARTS], self._shown.width
-        names = [cut(entry.name, WIDEST_NAME) for entry in shown]
-        hosts = [cut(entry.where[0], WIDEST_NAME) if entry.where else "" for entry in shown]
-        name_column, host_column = max(map(len, names)), max(map(len, hosts))
-        lines: list[Line] = []
-        for entry, name, host in zip(shown, names, hosts, strict=True):
-            start = f"  {name:<{name_column}}  {f'{host:<{host_column}}  ' if host_column else ''}"
-            text = fitting(self._items(entry), width - len(start))
-            lines.append(Line(cut(f"{start}{text}", width), ("yellow" if entry.is_waived else "red",)))
+    def brief(self, entries: Sequence[BadGroup]) -> list[Text]:
+        """One line for each entry, 20 at most: its name, its host, and of what is bad as much as fits."""
+        shown = entries[:MOST_PARTS]
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True)
+        table.add_column(no_wrap=True)
+        table.add_column()
+        for entry in shown:
+            host = cut(entry.where[0], WIDEST_NAME) if entry.where else ""
+            items = self._items(entry)
+            count = f"{len(items)} bad: " if len(items) > 1 else ""
+            text = Text(one_line(count + ", ".join(items)), no_wrap=True, overflow="ellipsis")
+            table.add_row(f"  {cut(entry.name, WIDEST_NAME)}", host, text)
+        colours = ["yellow" if entry.is_waived else "red" for entry in shown]
+        lines = [Text(*line) for line in zip(printed([table], width=self._shown.width), colours, strict=True)]
         if len(entries) > MOST_PARTS:
-            lines.append(Line(f"  and {len(entries) - MOST_PARTS} more, in {self._shown.report}", ("bold",)))
+            lines.append(Text(f"  and {len(entries) - MOST_PARTS} more, in {self._shown.report}", "bold"))
         return lines
 
-    def _items(self, entry: Entry) -> list[str]:
+    def _items(self, entry: BadGroup) -> list[str]:
         """What is bad at one entry, in few words each."""
         names = list(dict.fromkeys(record.criterion for record in entry.records))
         if entry.headline is not None:
-            return list(entry.where[1:]) if entry.name == ABSENT else [f"{listed(names, most=1)}: {entry.headline}"]
+            return list(entry.where[1:]) if entry.is_absent else [f"{listed(names, most=1)}: {entry.headline}"]
         found: list[str] = []
         alike: Counter[str] = Counter()
         for record in entry.records:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 NUMBERED = re.compile(r"(.*[A-Za-z._-][0-9]*?)([0-9]{1,9})\Z")
-"""A name that ends with a number, behind a beginning of its own. Of a longer row of digits the last 9 are the number."""
+"""A name that ends with a number, after a beginning of its own. Of a longer row of digits the last 9 are the number."""
 EXACT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 """A name that Slurm and a shell take as it is."""
 SEPARATORS = " ,[]\\"
@@ -19,7 +19,7 @@ SEPARATORS = " ,[]\\"
 def hostlist(names: Iterable[str]) -> str:
     r"""The names in the shortest list that Slurm expands to just these; zeros before a number stay.
 
-    Equal names count once. Names with the same beginning share one pair of brackets. A name stands alone if it does not end
+    Equal names count once. Names with the same beginning share one pair of brackets. A name has no brackets if it does not end
     with a number, or is nothing but a number. What no hostname has is escaped, as ``\x2c`` for a comma.
     """
     return ",".join(pieces(names))
@@ -65,10 +65,10 @@ def _escape(character: str) -> str:
 
 def _folded(prefix: str, numbers: Sequence[str]) -> list[str]:
     """One beginning with all its numbers; the name without a number apart."""
-    alone = [prefix] if "" in numbers else []
+    unnumbered = [prefix] if "" in numbers else []
     given = sorted((number for number in numbers if number), key=lambda number: (int(number), len(number)))
     if len(given) <= 1:
-        return [*alone, *(f"{prefix}{number}" for number in given)]
+        return [*unnumbered, *(f"{prefix}{number}" for number in given)]
     left = set(given)
     ranges: list[str] = []
     for first in given:
@@ -80,4 +80,4 @@ def _folded(prefix: str, numbers: Sequence[str]) -> list[str]:
             last = following
             left.remove(last)
         ranges.append(first if first == last else f"{first}-{last}")
-    return [*alone, f"{prefix}[{','.join(ranges)}]"]
+    return [*unnumbered, f"{prefix}[{','.join(ranges)}]"]

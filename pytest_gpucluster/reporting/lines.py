@@ -1,30 +1,48 @@
-"""Lines of the screen as data: a text and the mark-up that pytest gives it where the screen has colours. Pure."""
+"""Text for a screen: wrapped at words, cut, written as a shell reads it; and what rich makes of tables, as lines. Pure."""
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import shlex
-from dataclasses import dataclass
+import textwrap
 from typing import TYPE_CHECKING
+
+from rich.console import Console
 
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from rich.console import RenderableType
 
 CONTINUED = " \\"
-"""Behind a line of a command that goes on."""
+"""Ends a line of a command that goes on."""
 SHORT_OPTION = re.compile("-[a-zA-Z]")
+TIE = "\N{NO-BREAK SPACE}"
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    """One line; ``markup`` are names that pytest's terminal writer knows: bold, red, green, yellow."""
+def printed(parts: Iterable[RenderableType], *, width: int, color: bool = False) -> list[str]:
+    """The lines of tables and texts. A table fills at most ``width`` columns; a line of text is neither folded nor cut."""
+    console = Console(
+        file=io.StringIO(),
+        width=max(width, 1),
+        color_system="standard" if color else None,
+        force_terminal=color,
+        highlight=False,
+        legacy_windows=False,
+    )
+    with console.capture() as shown:
+        for part in parts:
+            console.print(part, soft_wrap=True)
+    return [line.rstrip() for line in shown.get().split("\n")[:-1]]
 
-    text: str
-    markup: tuple[str, ...] = ()
+
+def tied(text: str) -> str:
+    """The text as one word: :func:`wrapped` breaks it nowhere, and shows its spaces."""
+    return text.replace(" ", TIE)
 
 
 def wrapped(text: str, *, width: int, indent: str, later: str | None = None) -> list[str]:
@@ -36,8 +54,15 @@ def wrapped(text: str, *, width: int, indent: str, later: str | None = None) -> 
         indent: stands before the first line.
         later: stands before all other lines; ``indent`` and two spaces by default.
     """
-    further = f"{indent}  " if later is None else later
-    return [line.rstrip() for line in _filled(one_line(text).split(" "), width=width, indent=indent, later=further)]
+    lines = textwrap.wrap(
+        one_line(text),
+        max(width, 1),
+        initial_indent=indent,
+        subsequent_indent=f"{indent}  " if later is None else later,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace(TIE, " ") for line in lines or [indent.rstrip()]]
 
 
 def folded(text: str, *, width: int) -> list[str]:
@@ -66,7 +91,7 @@ def shell_command(words: Iterable[str], *, width: int, indent: str, later: str) 
             pieces[-1] += f" {word}"
         else:
             pieces.append(word)
-    *firsts, last = _filled(pieces, width=room, indent=indent, later=later)
+    *firsts, last = wrapped(" ".join(map(tied, pieces)), width=room, indent=indent, later=later)
     return [*(f"{line}{CONTINUED}" for line in firsts), last]
 
 
@@ -82,20 +107,6 @@ def _as_bytes(character: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
 
 
-def _filled(words: Iterable[str], *, width: int, indent: str, later: str) -> list[str]:
-    """The words in lines of at most ``width`` columns; a longer one is not broken."""
-    lines: list[str] = []
-    now = indent
-    for word in words:
-        is_begun = now not in (indent, later)
-        if is_begun and len(now) + 1 + len(word) > width:
-            lines.append(now)
-            now = f"{later}{word}"
-        else:
-            now += f" {word}" if is_begun else word
-    return [*lines, now]
-
-
 def cut(text: str, width: int) -> str:
     """The text in one line of at most ``width`` columns."""
     line = one_line(text)
@@ -106,13 +117,3 @@ def listed(names: Sequence[str], *, most: int) -> str:
     """The names, and how many more there are than ``most``."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
-
-
-def fitting(items: Iterable[str], width: int) -> str:
-    """As many items as fit into ``width`` columns, at least one, and how many more there are."""
-    every = list(items)
-    for number in range(len(every), 1, -1):
-        text = listed(every, most=number)
-        if len(text) <= width:
-            return text
-    return listed(every, most=1)

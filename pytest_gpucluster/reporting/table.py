@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -12,9 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, WAIVED, Record
-from pytest_gpucluster.reporting.numbers import NOTHING
-from pytest_gpucluster.reporting.table_folding import folded_rows, summary_lines, without_result
-from pytest_gpucluster.reporting.table_rows import PlaceNames, Row, row_of
+from pytest_gpucluster.reporting.lines import printed, wrapped
+from pytest_gpucluster.reporting.table_rows import (
+    NOTHING,
+    PlaceNames,
+    TableRow,
+    folded_rows,
+    row_of,
+    summary_lines,
+    without_result,
+)
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
@@ -75,8 +81,8 @@ class Heading:
 
 def criteria_table(
     records: Iterable[Record], places: Mapping[str, Place], *, subjects: Mapping[str, str], layout: Layout
-) -> str:
-    """The table as text, grouped by subject in the order of the records.
+) -> list[str]:
+    """The lines of the table, grouped by subject in the order of the records.
 
     Args:
         records: every outcome of the run.
@@ -96,21 +102,24 @@ def criteria_table(
         rows = folded_rows({key: found for key, found in by_criterion.items() if key not in left_out}, names)
     unjudged = [criterion for criterion, outcome in left_out.items() if outcome != SKIPPED]
     lines = _draw(_grouped(rows, subjects, unjudged), layout) if rows else []
-    return "".join(f"{line}\n" for line in [*lines, *_summary([by_criterion[key] for key in left_out], layout)])
+    summary = _summary([by_criterion[key] for key in left_out], layout)
+    return [*lines, *printed(summary, width=layout.width, color=layout.color)]
 
 
-def _grouped(rows: Sequence[tuple[str, Row]], subjects: Mapping[str, str], unjudged: Iterable[str]) -> list[Row | Heading]:
-    """The rows by subject, in the order of their first row, each group behind its subject.
+def _grouped(
+    rows: Sequence[tuple[str, TableRow]], subjects: Mapping[str, str], unjudged: Iterable[str]
+) -> list[TableRow | Heading]:
+    """The rows by subject, in the order of their first row, each group below its subject.
 
     A subject is good if all of its rows are, and none of its criteria is among ``unjudged``.
     """
-    groups: dict[str, list[Row]] = {}
+    groups: dict[str, list[TableRow]] = {}
     for criterion, row in rows:
         groups.setdefault(subjects.get(criterion, OTHERS), []).append(row)
     if [*groups] == [OTHERS]:
         return [*groups[OTHERS]]
     open_ones = {subjects.get(criterion, OTHERS) for criterion in unjudged}
-    shown: list[Row | Heading] = []
+    shown: list[TableRow | Heading] = []
     for subject, members in groups.items():
         is_good = subject not in open_ones and all(row.counted_as == PASSED and not row.misses for row in members)
         shown.append(Heading(subject=subject, is_good=is_good))
@@ -118,19 +127,19 @@ def _grouped(rows: Sequence[tuple[str, Row]], subjects: Mapping[str, str], unjud
     return shown
 
 
-def _draw(rows: Sequence[Row | Heading], layout: Layout) -> list[str]:
+def _draw(rows: Sequence[TableRow | Heading], layout: Layout) -> list[str]:
     """The lines of the table, with as many columns as fit. No cell is broken.
 
     Where too few columns would be left, a long name has a line of its own above the other cells.
     """
-    results = [row for row in rows if isinstance(row, Row)]
+    results = [row for row in rows if isinstance(row, TableRow)]
     empty = {"headroom"} if layout.is_rehearsal else set()
     empty |= {"p1"} if all(row.p1 == NOTHING for row in results) else set()
     columns = [name for name in COLUMNS if name not in empty]
     for name in (*DROPPED, None):
         for table in (_table(rows, columns, gap=2), _table(rows, columns, gap=1)):
             if _width_of(table) <= layout.width:
-                return _printed(table, layout)
+                return printed([table], width=layout.width, color=layout.color)
         room = layout.width - _width_of(_table(results, columns[1:], gap=1)) - 1
         if not {*DROPPED_FIRST} & {*columns} and (room >= SHORTEST_NAME or name is None):
             break
@@ -138,26 +147,27 @@ def _draw(rows: Sequence[Row | Heading], layout: Layout) -> list[str]:
     return _draw_compactly(rows, columns, max(room, SHORTEST_NAME), layout)
 
 
-def _draw_compactly(rows: Sequence[Row | Heading], columns: Sequence[str], room: int, layout: Layout) -> list[str]:
+def _draw_compactly(rows: Sequence[TableRow | Heading], columns: Sequence[str], room: int, layout: Layout) -> list[str]:
     """The lines with one blank between columns. A name of more than ``room`` columns has a line of its own."""
-    long = {number: _shown(row.criterion) for number, row in enumerate(rows) if isinstance(row, Row) and _is_long(row, room)}
-    short = [replace(row, criterion="") if number in long and isinstance(row, Row) else row for number, row in enumerate(rows)]
+    long: dict[int, str] = {}
+    short: list[TableRow | Heading] = []
+    for number, row in enumerate(rows):
+        if isinstance(row, TableRow) and cell_len(name := _shown(row.criterion)) > room:
+            long[number] = name
+            short.append(replace(row, criterion=""))
+        else:
+            short.append(row)
     table = _table(short, columns, gap=1)
-    heading, *lines = _printed(table, replace(layout, width=max(layout.width, _width_of(table))))
-    above = {number: _printed(Text(name), replace(layout, width=len(name) * 2)) for number, name in long.items()}
-    return [heading, *(line for number, found in enumerate(lines) for line in (*above.get(number, []), found))]
-
-
-def _is_long(row: Row, room: int) -> bool:
-    return cell_len(_shown(row.criterion)) > room
+    heading, *lines = printed([table], width=max(layout.width, _width_of(table)), color=layout.color)
+    return [heading, *(line for number, found in enumerate(lines) for line in (long.get(number), found) if line is not None)]
 
 
 def _width_of(table: Table) -> int:
     """Columns that the table needs if no cell is broken."""
-    return _console(Layout(width=UNLIMITED)).measure(table).maximum
+    return Console(width=UNLIMITED).measure(table).maximum
 
 
-def _table(rows: Sequence[Row | Heading], columns: Sequence[str], *, gap: int) -> Table:
+def _table(rows: Sequence[TableRow | Heading], columns: Sequence[str], *, gap: int) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, gap - 1, 0, 1), collapse_padding=gap == 1)
     for name in columns:
         table.add_column(name, justify="right" if name in TO_THE_RIGHT else "left", no_wrap=True)
@@ -166,7 +176,7 @@ def _table(rows: Sequence[Row | Heading], columns: Sequence[str], *, gap: int) -
     return table
 
 
-def _cells(row: Row, columns: Sequence[str]) -> list[Text]:
+def _cells(row: TableRow, columns: Sequence[str]) -> list[Text]:
     """The cells of one row. A bad value and its place have the colour of the outcome, which says so in words too.
 
     A value beside missing ones is good.
@@ -177,28 +187,13 @@ def _cells(row: Row, columns: Sequence[str]) -> list[Text]:
     return [Text(_shown(getattr(row, name)), style=style if name in coloured else "") for name in columns]
 
 
-def _summary(left_out: Sequence[Sequence[Record]], layout: Layout) -> list[str]:
-    """The lines about criteria without a result, in words that fit the screen."""
-    lines = [Text(_shown(line), style=STYLES[outcome]) for outcome, line in summary_lines(left_out)]
-    return [printed for line in lines for printed in _printed(line, layout)]
-
-
-def _printed(what: Table | Text, layout: Layout) -> list[str]:
-    console = _console(layout)
-    with console.capture() as shown:
-        console.print(what)
-    return [line.rstrip() for line in shown.get().removesuffix("\n").split("\n")]
-
-
-def _console(layout: Layout) -> Console:
-    return Console(
-        file=io.StringIO(),
-        width=max(layout.width, 1),
-        color_system="standard" if layout.color else None,
-        force_terminal=layout.color,
-        highlight=False,
-        legacy_windows=False,
-    )
+def _summary(left_out: Sequence[Sequence[Record]], layout: Layout) -> list[Text]:
+    """The lines about criteria without a result."""
+    return [
+        Text(line, style=STYLES[outcome])
+        for outcome, words in summary_lines(left_out)
+        for line in wrapped(words, width=layout.width, indent="")
+    ]
 
 
 def _shown(text: str) -> str:

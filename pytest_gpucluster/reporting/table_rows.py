@@ -1,12 +1,17 @@
-"""The rows of the closing table as data: one for each criterion, over all of its places. Pure: records in, rows out."""
+"""The rows of the closing table as data. Pure: records in, rows out.
+
+A criterion has one row for all of its places. The good members of a family share a row, and criteria without a result a line.
+"""
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.judging.failure_text import format_beside
 from pytest_gpucluster.judging.verdict import (
     ERROR,
     FAILED,
@@ -22,24 +27,32 @@ from pytest_gpucluster.judging.verdict import (
     count_misses,
     counted_as,
 )
-from pytest_gpucluster.reporting.numbers import NOTHING, headroom_cell, value_cells
+from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pytest_gpucluster.places import Place
-    from pytest_gpucluster.thresholds.limit import Limit
 
+NOTHING = "-"
+COUNTS = ("GPUs", "nodes", "errors", "rows", "reasons", "links", "count")
+"""Units of what is counted. A distance in percent says nothing about such a number."""
+TWICE_PERCENT, WHOLE_PERCENT = 100.0, 9.95
+MILLION = 1e6
 SEVEREST_FIRST = (FAILED, ERROR, MISSING, NOISY, WAIVED, NOT_SELECTED, SKIPPED, PENDING, PASSED)
 BAD = (FAILED, ERROR, MISSING, NOISY, WAIVED)
 JUDGED = (FAILED, NOISY, WAIVED, PASSED)
 """What has a value or was found out otherwise; the other outcomes say why there is none."""
 PERCENT = 100
 OK, CLUSTER, EVERYWHERE = "ok", "cluster", "all"
+WITHOUT_RESULT = {MISSING: "missing", SKIPPED: "not applicable", NOT_SELECTED: "not selected"}
+SHOWN_CAUSES = 4
+FEWEST = 2
+"""Good members of a family that are folded, and criteria that are missing for one reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TableRow:
     """One line of the table, in words.
 
     Attributes:
@@ -97,11 +110,11 @@ class PlaceNames:
         return "node" if known.gpu is None else place.removeprefix(f"node{known.node}-")
 
 
-def row_of(criterion: str, records: Sequence[Record], names: PlaceNames) -> Row:
+def row_of(criterion: str, records: Sequence[Record], names: PlaceNames) -> TableRow:
     """The line of one criterion with at least one record."""
     outcomes = [counted_as(record) for record in records]
     misses = sum(record.advisory for record in records)
-    row = Row(
+    row = TableRow(
         criterion=criterion,
         outcome=outcome_text(outcomes) + (f", {count_misses(misses)}" if misses else ""),
         counted_as=severest_of(outcomes),
@@ -111,7 +124,7 @@ def row_of(criterion: str, records: Sequence[Record], names: PlaceNames) -> Row:
 
 
 def severest_of(outcomes: Sequence[str]) -> str:
-    """The outcome that is told of many."""
+    """The outcome of many that is shown for all of them."""
     return next(outcome for outcome in SEVEREST_FIRST if outcome in outcomes)
 
 
@@ -127,24 +140,24 @@ def outcome_text(outcomes: Sequence[str]) -> str:
     return ", ".join([f"{of_all} {WORDS.get(first, first)}", *(f"{count} {WORDS.get(word, word)}" for word, count in others)])
 
 
-def with_values(row: Row, records: Sequence[Record], names: PlaceNames) -> Row:
+def with_values(row: TableRow, records: Sequence[Record], names: PlaceNames) -> TableRow:
     """The row with the worst value, its place, limit and headroom, and what all values are like.
 
     Where something is bad, the worst value is one of the severest outcome. If none of these has a value, the first of their
     places stands without one: no good place is ever named beside a bad outcome. Where places are missing and nothing else is
     bad, the worst value of the others stands. Each value is judged by its own limit, and the worst one's limit is shown.
     """
-    told = told_of(records)
-    limit = next((record.limit for record in (*told, *records) if record.limit is not None), None)
+    bad = severest_records(records)
+    limit = next((record.limit for record in (*bad, *records) if record.limit is not None), None)
     if limit is None:
-        return replace(row, where=_where(told, records, names) if is_bad(records) else NOTHING)
+        return replace(row, where=_where(bad, records, names) if is_bad(records) else NOTHING)
     every = readings_of(records)
-    readings = every if severest_of([counted_as(record) for record in records]) == MISSING else readings_of(told)
+    readings = every if severest_of([counted_as(record) for record in records]) == MISSING else readings_of(bad)
     worst = max(readings, key=lambda reading: reading.badness) if readings else None
     median, p1 = _distribution(every)
     row = replace(row, unit=limit.unit or NOTHING, limit=value_cells(limit)[0], median=median, p1=p1)
     if worst is None:
-        return replace(row, where=_where(told, records, names)) if is_bad(records) else row
+        return replace(row, where=_where(bad, records, names)) if is_bad(records) else row
     bound, shown = value_cells(worst.limit, worst.value)
     is_alike = len(readings) > 1 and len({one.value for one in readings}) == 1 and len({one.place for one in readings}) > 1
     where = names.name(worst.place)
@@ -165,8 +178,8 @@ def is_bad(records: Sequence[Record]) -> bool:
     return severest_of([counted_as(record) for record in records]) in BAD
 
 
-def told_of(records: Sequence[Record]) -> Sequence[Record]:
-    """Those with the severest outcome where something is bad, else all."""
+def severest_records(records: Sequence[Record]) -> Sequence[Record]:
+    """The records with the severest outcome; all records if none is bad."""
     outcomes = [counted_as(record) for record in records]
     severest = severest_of(outcomes)
     if severest not in BAD:
@@ -183,9 +196,9 @@ def readings_of(records: Sequence[Record]) -> list[Reading]:
     ]
 
 
-def _where(told: Sequence[Record], records: Sequence[Record], names: PlaceNames) -> str:
+def _where(bad: Sequence[Record], records: Sequence[Record], names: PlaceNames) -> str:
     """The place of what has no value: all of them, or the first."""
-    return EVERYWHERE if len({record.place for record in told}) == len(records) > 1 else names.name(told[0].place)
+    return EVERYWHERE if len({record.place for record in bad}) == len(records) > 1 else names.name(bad[0].place)
 
 
 def _distribution(readings: Sequence[Reading]) -> tuple[str, str]:
@@ -199,3 +212,125 @@ def _distribution(readings: Sequence[Reading]) -> tuple[str, str]:
     from_worst = sorted(readings, key=lambda reading: reading.badness, reverse=True)
     p1 = from_worst[math.ceil(len(readings) / PERCENT) - 1]
     return median, value_cells(p1.limit, p1.value)[1]
+
+
+def value_cells(limit: Limit, *values: float) -> tuple[str, ...]:
+    """The limit without its unit, then each value: ``("> 700", "777.2")``."""
+    bound, *shown = format_beside(limit, *values)
+    return (f"{SIGNS[limit.kind]} {bound}", *shown)
+
+
+def allows_nothing(limit: Limit) -> bool:
+    """Whether the limit is an upper bound of zero."""
+    return limit.kind == "max" and limit.value == 0
+
+
+def headroom_cell(value: float, limit: Limit) -> str:
+    """How far a value is from its limit, in percent of the limit: ``11 %``, ``-4.2 %``.
+
+    A value of more than twice a lower limit is shown as its multiple: ``5.8 x``. Counts have no headroom, nor has a limit of 0.
+    """
+    percent = limit.margin_percent(value)
+    if percent is None or limit.unit in COUNTS:
+        return NOTHING
+    if percent > TWICE_PERCENT and limit.is_floor and limit.value > 0:
+        return f"{_short(value / limit.value)} x"
+    return f"{_short(percent)} %"
+
+
+def _short(number: float) -> str:
+    """Two significant digits; every digit before the point up to a million."""
+    return f"{number:.0f}" if WHOLE_PERCENT <= abs(number) < MILLION else f"{number:.2g}"
+
+
+def folded_rows(by_criterion: Mapping[str, Sequence[Record]], names: PlaceNames) -> list[tuple[str, TableRow]]:
+    """Each row with the first criterion that it is about. The good members of a family share one; a bad one has its own."""
+    families = families_of(by_criterion)
+    rows: list[tuple[str, TableRow]] = []
+    for criterion, records in by_criterion.items():
+        family = family_of(criterion)
+        members = families.get(family, {})
+        if criterion not in members or len(members) < FEWEST:
+            rows.append((criterion, row_of(criterion, records, names)))
+        elif criterion == next(iter(members)):
+            number = sum(family_of(name) == family for name in by_criterion)
+            rows.append((criterion, _family_row(family, members, f"{len(members)} of {number} {OK}", names)))
+    return rows
+
+
+def families_of(by_criterion: Mapping[str, Sequence[Record]]) -> dict[str, dict[str, Sequence[Record]]]:
+    """The good members of each family, by its name."""
+    families: dict[str, dict[str, Sequence[Record]]] = {}
+    for criterion, records in by_criterion.items():
+        family = family_of(criterion)
+        if family and is_foldable(records):
+            families.setdefault(family, {})[criterion] = records
+    return families
+
+
+def family_of(criterion: str) -> str:
+    """``straggler`` for ``straggler[hbm_bandwidth]``; empty for a criterion without brackets."""
+    name, bracket, rest = criterion.partition("[")
+    return name if bracket and rest.endswith("]") else ""
+
+
+def is_foldable(records: Sequence[Record]) -> bool:
+    """Whether all is good and no rate is hidden: a value with a lower limit keeps its row."""
+    return all(
+        counted_as(record) == PASSED and not record.advisory and not (record.limit is not None and record.limit.is_floor)
+        for record in records
+    )
+
+
+def _family_row(family: str, members: Mapping[str, Sequence[Record]], outcome: str, names: PlaceNames) -> TableRow:
+    """The row of the member whose value is nearest to its limit, named with the number of the others.
+
+    ``straggler[bf16_tflops] +6``; ``finetune_check[...]`` where all values are alike.
+    """
+    found = {member: readings_of(records) for member, records in members.items()}
+    readings = {member: max(of_one, key=lambda one: one.badness) for member, of_one in found.items() if of_one}
+    if len({reading.limit.unit for reading in readings.values()}) != 1 or len(readings) < len(members):
+        return TableRow(criterion=f"{family}[...]", outcome=outcome)
+    if len({(one.value, one.limit) for of_one in found.values() for one in of_one}) == 1:
+        every = [record for records in members.values() for record in records]
+        return replace(row_of(f"{family}[...]", every, names), outcome=outcome)
+    worst = max(readings, key=lambda member: readings[member].badness)
+    return replace(row_of(f"{worst} +{len(members) - 1}", members[worst], names), outcome=outcome)
+
+
+def without_result(by_criterion: Mapping[str, Sequence[Record]]) -> dict[str, str]:
+    """The outcome of each criterion that was nowhere judged: it does not apply, was not selected, or is missing everywhere.
+
+    A criterion that is missing by itself keeps its row; two and more with one reason do not.
+    """
+    found: dict[str, str] = {}
+    for criterion, records in by_criterion.items():
+        outcome = records[0].outcome
+        if outcome in WITHOUT_RESULT and all(record.outcome == outcome for record in records):
+            found[criterion] = outcome
+    reasons = Counter(_reason(by_criterion[criterion]) for criterion, outcome in found.items() if outcome == MISSING)
+    return {
+        criterion: outcome
+        for criterion, outcome in found.items()
+        if outcome != MISSING or reasons[_reason(by_criterion[criterion])] >= FEWEST
+    }
+
+
+def _reason(records: Sequence[Record]) -> str | None:
+    """Why a criterion has no result: for all places the same, or as it is for the first one."""
+    first = records[0]
+    return first.reason if first.outcome == MISSING else first.cause
+
+
+def summary_lines(left_out: Sequence[Sequence[Record]]) -> list[tuple[str, str]]:
+    """``not applicable (22): one GPU (12), one node (10)``: each outcome, with the number of criteria by cause."""
+    lines = []
+    for outcome, words in WITHOUT_RESULT.items():
+        causes = [_reason(records) for records in left_out if records[0].outcome == outcome]
+        counts = Counter(cause for cause in causes if cause is not None)
+        found = counts.most_common(SHOWN_CAUSES)
+        shown = [cause if number == len(causes) else f"{cause} ({number})" for cause, number in found]
+        shown += [f"{len(counts) - SHOWN_CAUSES} other reasons"] if len(counts) > SHOWN_CAUSES else []
+        if causes:
+            lines.append((outcome, f"{words} ({len(causes)}): {', '.join(shown)}" if shown else f"{words}: {len(causes)}"))
+    return lines

@@ -63,9 +63,9 @@ class RunPicture:
         counts: how many outcomes there are of each kind, without those that are pending.
         next_criterion: the first one that has places without an outcome.
         is_bound: whether it is known which nodes joined.
-        variables: each ``NAME=value`` of NCCL and the nodes that have it; None where no node was asked yet.
+        variables: each ``NAME=value`` of NCCL and the nodes that have it; None where no node has answered yet.
         unread: how many lines of the journal could not be read.
-        is_behind: more of the journal is there than was read so far.
+        is_partial: more of the journal is there than was read so far.
     """
 
     source: str
@@ -87,17 +87,17 @@ class RunPicture:
     logs: tuple[tuple[str, str], ...] = ()
     variables: Mapping[str, tuple[str, ...]] | None = None
     unread: int = 0
-    is_behind: bool = False
+    is_partial: bool = False
 
 
 class WatchedRun:
-    """Follows the journal of a run: each look reads what was written since the one before."""
+    """Follows the journal of a run: each picture reads what was written since the one before."""
 
     def __init__(self, source: Path) -> None:
         """``source`` is a results directory, or a journal: also a copy, or that of an older run."""
         self._source = source
         self._file: tuple[int, int] | None = None
-        self._offset, self._rest, self._is_behind = 0, b"", False
+        self._offset, self._rest, self._is_partial = 0, b"", False
         self._forget()
 
     def _forget(self) -> None:
@@ -108,7 +108,7 @@ class WatchedRun:
         self._picture: RunPicture | None = None
         self._is_new, self._next_s = False, 0.0
 
-    def look(self, *, most_bytes: int | None = None) -> RunPicture:
+    def picture(self, *, most_bytes: int | None = None) -> RunPicture:
         """The run now. Nothing is raised: what cannot be read is a ``problem``.
 
         Args:
@@ -122,7 +122,7 @@ class WatchedRun:
             self._picture = self._draw()
         return replace(
             self._picture,
-            is_behind=self._is_behind,
+            is_partial=self._is_partial,
             holder=holder_of(journal.with_name(LOCK)),
             silent_s=max(0.0, time.time() - self._state.ended_s),
             logs=tuple(last_lines(journal.with_name(LOGS))),
@@ -188,7 +188,7 @@ class WatchedRun:
                 self._file, self._offset, self._rest = (status.st_dev, status.st_ino), 0, b""
             file.seek(self._offset)
             content = file.read(most_bytes)
-            self._is_behind = self._offset + len(content) < status.st_size
+            self._is_partial = self._offset + len(content) < status.st_size
             return content
 
     def _take(self, line: bytes) -> None:
@@ -274,10 +274,10 @@ def _node(node: int, hostname: str | None, records: Sequence[Record]) -> NodePro
 
 
 def _variables(records: Iterable[Record]) -> dict[str, tuple[str, ...]] | None:
-    asked = [record for record in records if record.criterion == HINTS and isinstance(record.evidence.get("variables"), dict)]
+    answers = [record for record in records if record.criterion == HINTS and isinstance(record.evidence.get("variables"), dict)]
     found: dict[str, list[str]] = defaultdict(list)
-    for record in asked:
+    for record in answers:
         for name, value in record.evidence["variables"].items():
             if str(name).startswith("NCCL_"):
                 found[f"{name}={value}"].append(str(record.place))
-    return {name: tuple(found[name]) for name in sorted(found)} if asked else None
+    return {name: tuple(found[name]) for name in sorted(found)} if answers else None

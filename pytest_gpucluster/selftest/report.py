@@ -19,7 +19,7 @@ SHOWN_TRIALS = 2
 class Trial:
     """One planted fault, or one clean repeat (``victim`` None), and the places that the run named. Places are ids.
 
-    Trials of one ``what`` (``5 % slow in copy``) are counted together; ``where`` (``bf16``) tells them apart. ``expected``
+    Trials of one ``what`` (``5 % slow in copy``) are counted together; ``where`` (``bf16``) distinguishes them. ``expected``
     are the places that the run should name: the victim; both of two places that differ; none in a clean repeat.
     ``fault`` is what else was wrong, ``how`` says how the victim was found (``in 0.4 s``). ``criterion`` is the entry of the
     thresholds that looks for the fault; None: every call does. ``not_judged`` is why a miss would mean nothing; None: it

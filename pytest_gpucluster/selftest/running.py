@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.controller.call import TerminatedError
 from pytest_gpucluster.errors import GpuclusterError, MeasurementError
-from pytest_gpucluster.selftest.ended_rank import try_hung_rank, try_killed_rank
 from pytest_gpucluster.selftest.report import DEAD, HUNG, NAMES, SLOW, WRONG, NotPlanted, SelftestReport, Trial
-from pytest_gpucluster.selftest.setup import IN_A_REHEARSAL, ON_GPUS, Setup
-from pytest_gpucluster.selftest.slow_gpu import try_slow_gpu
-from pytest_gpucluster.selftest.wrong_bit import try_wrong_bit
+from pytest_gpucluster.selftest.trials import (
+    IN_A_REHEARSAL,
+    ON_GPUS,
+    Setup,
+    try_hung_rank,
+    try_killed_rank,
+    try_slow_gpu,
+    try_wrong_bit,
+)
 
 if TYPE_CHECKING:
     from pytest_gpucluster.session import Session

@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config.schema_errors import did_you_mean, listed
 from pytest_gpucluster.config.settings import Expect
+from pytest_gpucluster.config.yaml_lines import Document
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.thresholds import schema
-from pytest_gpucluster.thresholds.layers import Source
-from pytest_gpucluster.thresholds.lock import PATH as LOCK
-from pytest_gpucluster.thresholds.lock import read_lock
+from pytest_gpucluster.thresholds import layers, released, schema
+from pytest_gpucluster.thresholds.layers import SourceFile, layer, merge
 from pytest_gpucluster.thresholds.resolve import Profile, resolve, resolve_profile
-from pytest_gpucluster.thresholds.specs import spec_for_gpu
+from pytest_gpucluster.thresholds.specs import GpuSpec, load_specs, spec_for_gpu
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from pytest_gpucluster.config.yaml_lines import Problem
+    from pytest_gpucluster.config.yaml_lines import KeyPath, Problem
+    from pytest_gpucluster.thresholds.layers import Layer, Statement
     from pytest_gpucluster.thresholds.resolve import Threshold
-    from pytest_gpucluster.thresholds.specs import GpuSpec
 
 REMOVED = "removed"
 """What differs of an entry that a file does not have."""
+NOT_FIGURES = {"title", "source", "seen"}
+"""Keys of a spec that change no outcome."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThresholdsFile(Source):
+class ThresholdsFile(SourceFile):
     """A validated thresholds file. Limits are resolved once for each profile: lint and the run share them.
 
     ``specs``: the figures of GPUs by id; None stands for the installed ones.
@@ -38,9 +39,10 @@ class ThresholdsFile(Source):
     content: schema.File = field(repr=False)
     specs: Mapping[str, GpuSpec] | None = field(default=None, repr=False)
     _criteria: dict[Profile | None, dict[str, Threshold]] = field(default_factory=dict, repr=False)
+    _said: dict[Profile | None, dict[str, dict[str, list[Statement]]]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def validate(cls, source: Source) -> tuple[ThresholdsFile | None, list[Problem]]:
+    def validate(cls, source: SourceFile) -> tuple[ThresholdsFile | None, list[Problem]]:
         """Validate the shape of a file. Entries of the wrong shape are left out; other faults of shape leave no file.
 
         What is wrong with ``extends`` is in ``source.refused``.
@@ -49,7 +51,8 @@ class ThresholdsFile(Source):
         content, problems = schema.validate(source.document, packaged=packaged)
         if content is None:
             return None, problems
-        return cls(path=source.path, document=source.document, base=source.base, content=content), problems
+        own = {one.name: getattr(source, one.name) for one in fields(SourceFile)}
+        return cls(**own, content=content), problems
 
     @property
     def sha256(self) -> str:
@@ -71,15 +74,53 @@ class ThresholdsFile(Source):
     def criteria(self, profile: Profile | None) -> dict[str, Threshold]:
         """Every entry resolved for a profile (None: without overrides), in the file's order."""
         if profile not in self._criteria:
-            entries = self.content.criteria.items()
-            self._criteria[profile] = {key: resolve(self.document, key, entry, profile=profile) for key, entry in entries}
+            said = self.said(profile).items()
+            self._criteria[profile] = {key: resolve(key, one, self.document, profile=profile) for key, one in said}
         return dict(self._criteria[profile])
+
+    def said(self, profile: Profile | None) -> dict[str, dict[str, list[Statement]]]:
+        """What is said of every entry for a profile, topic by topic: what wins comes last, after what loses to it."""
+        if profile not in self._said:
+            self._said[profile] = {key: merge(self._layers_of(key, profile)) for key in self.content.criteria}
+        return self._said[profile]
+
+    def _layers_of(self, key: str, profile: Profile | None) -> Iterator[Layer]:
+        """What an entry says for a profile, lowest first: itself, then for each ancestor its rules and the entry's override."""
+        yield self._layers["criteria", key]
+        for name in profile.chain if profile is not None else ():
+            yield from self._rules_of(key, name)
+            if name in self.content.criteria[key].profiles:
+                yield self._layers["criteria", key, "profiles", name]
+
+    def _rules_of(self, key: str, profile: str) -> list[Layer]:
+        """The rules of a profile for an entry. One that skips stands alone.
+
+        A rule is for the entries of the file that has it, and for those that this file extends.
+        """
+        found = []
+        for name, rule in self.content.profiles[profile].rules.items():
+            path = ("profiles", profile, "rules", name)
+            is_of_base = self.base is not None and self.document.find(path).file == self.base.file
+            if rule.names(key) and (self.base is None or not is_of_base or key in self.base.data["criteria"]):
+                found.append(self._layers[path])
+        return next(([one] for one in found if "skip" in one and one["skip"].value is not None), found)
+
+    @cached_property
+    def _layers(self) -> dict[KeyPath, Layer]:
+        """Every entry, override and rule, split into topics once for all profiles."""
+        written: dict[KeyPath, dict[str, Any]] = {}
+        for key, entry in self.content.criteria.items():
+            written["criteria", key] = {name: value for name, value in entry.written().items() if name != "profiles"}
+            written |= {("criteria", key, "profiles", name): one.written() for name, one in entry.profiles.items()}
+        for name, profile in self.content.profiles.items():
+            written |= {("profiles", name, "rules", rule): one.written() for rule, one in profile.rules.items()}
+        return {path: layer(path, keys) for path, keys in written.items()}
 
     def profile_for(self, *, name: str | None, gpu_names: Sequence[str]) -> Profile:
         """Choose a profile; never guess.
 
         Args:
-            name: the profile asked for, None to choose by GPU.
+            name: the profile that is wanted, None to choose by GPU.
             gpu_names: NVML's name of every GPU, empty for none.
 
         Raises:
@@ -120,14 +161,25 @@ class ThresholdsFile(Source):
         found = {key: entry.differences(here[key]) if key in here else [REMOVED] for key, entry in packaged.items()}
         return {key: words for key, words in found.items() if words}
 
+    def changed_figures(self, gpu_names: Sequence[str]) -> list[str]:
+        """The GPUs, by NVML's names, whose figures are not the released ones.
+
+        A GPU that was not known at the release is not named: nothing was promised for it.
+        """
+        known, here = self.packaged.specs or {}, load_specs()
+        changed = (name for name in sorted(set(gpu_names)) if _figures(name, known) not in (None, _figures(name, here)))
+        return [f"figures of {name}" for name in changed]
+
     @cached_property
     def packaged(self) -> ThresholdsFile:
-        """What was packaged, by content: never read from the file that a run reads, which somebody may have edited."""
-        document, specs = read_lock()
+        """What was packaged, by content: never what somebody made of the packaged file since it was released."""
+        data = released.read_released(layers.packaged_path())
+        specs = {name: GpuSpec(id=name, **figures) for name, figures in data.pop("specs").items()}
+        document = Document(file=released.PATH.name, data=data)
         content, problems = schema.validate(document)
         if content is None or problems:
             raise ConfigurationError(listed(problems))
-        return ThresholdsFile(path=LOCK, document=document, content=content, specs=specs)
+        return ThresholdsFile(path=released.PATH, document=document, content=content, specs=specs)
 
     def _existing(self, name: str, because: str) -> Profile:
         if name in self.profiles:
@@ -151,6 +203,11 @@ class ThresholdsFile(Source):
             message = f"Profile {name!r} is for {profile.spec.title}, but the GPUs are {_counted(gpu_names)}."
             raise ConfigurationError(f"{message} Use the profile of these GPUs or leave --gpucluster-profile out.")
         return profile
+
+
+def _figures(name: str, specs: Mapping[str, GpuSpec]) -> dict[str, object] | None:
+    found = next((spec for spec in specs.values() if name in spec.names), None)
+    return None if found is None else found.model_dump(exclude=NOT_FIGURES)
 
 
 def _counted(names: Sequence[str]) -> str:

@@ -1,40 +1,62 @@
-"""Layers of plain data: a file over the packaged file, and a profile's overrides over an entry.
+"""Layers: a file over the packaged file, and rules and overrides of a profile over an entry.
 
-Both use one rule (``merge_entry``): a key replaces the key below it, ``recipe`` is merged key by key, and a limit
-(``above below min max`` with ``of``, ``shapes`` and ``bound_waived``) replaces the whole limit below it.
+Both are merged alike: a key replaces the key below it, ``recipe`` and ``needs`` are merged key by key, and a limit (``above
+below min max`` with ``of``, ``shapes`` and ``bound_waived``) replaces the whole limit below it. The packaged file and the one
+that extends it are merged as they are read, each key keeping its line; what an entry says for a profile is merged with what
+lost to it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.config.yaml_lines import Document, read
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-    from pytest_gpucluster.config.yaml_lines import KeyPath, Problem, Where
+    from pytest_gpucluster.config.yaml_lines import KeyPath, Problem
 
     Data: TypeAlias = dict[str | int, Any]
 
-Key = TypeVar("Key", str, str | int)
 Kind: TypeAlias = Literal["above", "below", "min", "max"]
 KINDS: tuple[Kind, ...] = ("above", "below", "min", "max")
 """How a limit is written: above and below are strict, min and max inclusive."""
 LIMIT = (*KINDS, "of", "shapes", "bound_waived")
+THE_LIMIT = "the limit"
+MAPPINGS = ("recipe", "needs", "rules")
+"""Keys of an entry, and of a profile, that are merged key by key."""
+OLD_NEEDS = {f"needs_{part}": part for part in ("nodes", "domains", "shared_paths", "kernel_log", "rails", "slurm", "program")}
+"""Deprecated keys of an entry, and what they are called under ``needs``."""
+
+
+class Statement(NamedTuple):
+    """What a layer says of one topic: where, which key (``recipe.size``), and its value.
+
+    A limit is one topic, with all keys that belong to it; each key of a recipe is one.
+    """
+
+    path: KeyPath
+    name: str
+    value: Any
+
+
+Layer: TypeAlias = "dict[str, Statement]"
+"""What an entry, an override or a rule says, by topic."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class SourceFile:
     """A thresholds file as read. With ``extends: packaged``, ``document`` is the overlay and ``base`` the packaged file.
 
     ``refused`` is what is wrong with ``extends`` itself. The rest is then read as if it said what it may say.
     """
 
     path: Path
+    is_packaged: bool = False
     document: Document = field(repr=False)
     base: Document | None = field(default=None, repr=False)
     refused: tuple[Problem, ...] = ()
@@ -55,19 +77,47 @@ def shown(path: Path) -> str:
         return str(path)
 
 
-def read_source(path: Path | None) -> Source:
+def read_source(path: Path | None) -> SourceFile:
     """Read a file (None: the packaged one). What is wrong is in ``document.problems``, never raised."""
     real, packaged = path or packaged_path(), packaged_path()
-    document = read(real, file=shown(real))
+    document = _read(real)
+    is_packaged = real.absolute() == packaged.absolute()
     if "extends" not in document.data:
-        return Source(path=real, document=document)
-    if real.absolute() == packaged.absolute():
+        return SourceFile(path=real, is_packaged=is_packaged, document=document)
+    if is_packaged:
         data = {key: value for key, value in document.data.items() if key != "extends"}
         refused = (document.problem(("extends",), "the packaged file extends nothing."),)
-        return Source(path=real, document=replace(document, data=data), refused=refused)
-    base = read(packaged, file=shown(packaged))
+        return SourceFile(path=real, is_packaged=True, document=replace(document, data=data), refused=refused)
+    base = _read(packaged)
     whole = base if base.problems else _overlay(base, document)
-    return Source(path=real, document=whole, base=base, refused=_refused(document))
+    return SourceFile(path=real, document=whole, base=base, refused=_refused(document))
+
+
+def _read(path: Path) -> Document:
+    """Read a file, with what each of its entries and overrides needs spelled in one way."""
+    document = read(path, file=shown(path))
+    entries = document.data.get("criteria")
+    for key, entry in entries.items() if isinstance(entries, dict) else ():
+        overrides = entry.get("profiles") if isinstance(entry, dict) else None
+        _spell_needs(document, ("criteria", key), entry)
+        for name, override in overrides.items() if isinstance(overrides, dict) else ():
+            _spell_needs(document, ("criteria", key, "profiles", name), override)
+    return document
+
+
+def _spell_needs(document: Document, path: KeyPath, layer: Any) -> None:
+    """``needs: 2`` and ``needs_nodes: 2``, as files had it, become ``needs: {places: 2, nodes: 2}``. What is wrong stays."""
+    needs = layer.get("needs", {}) if isinstance(layer, dict) else None
+    if type(needs) is int:
+        document.where[(*path, "needs", "places")] = document.find((*path, "needs"))
+        needs = {"places": needs}
+    if not isinstance(needs, dict):
+        return
+    for old in OLD_NEEDS.keys() & layer.keys():
+        needs[OLD_NEEDS[old]] = layer.pop(old)
+        document.where[(*path, "needs", OLD_NEEDS[old])] = document.find((*path, old))
+    if needs:
+        layer["needs"] = needs
 
 
 def _refused(document: Document) -> tuple[Problem, ...]:
@@ -78,44 +128,71 @@ def _refused(document: Document) -> tuple[Problem, ...]:
     return (document.problem(("extends",), text),)
 
 
-def merge_entry(below: Mapping[Key, Any], above: Mapping[Key, Any]) -> dict[Key, Any]:
+def layer(path: KeyPath, written: Mapping[str, Any]) -> Layer:
+    """What is written at ``path``, by topic."""
+    found: Layer = {}
+    kinds = [kind for kind in KINDS if kind in written]
+    for name, value in written.items():
+        if name in MAPPINGS:
+            found |= {f"{name}.{key}": Statement((*path, name, key), f"{name}.{key}", one) for key, one in value.items()}
+        elif not (kinds and name in LIMIT):
+            found[name] = Statement((*path, name), name, value)
+    if kinds:
+        limit = {name: value for name, value in written.items() if name in LIMIT}
+        found[THE_LIMIT] = Statement((*path, kinds[0]), kinds[0], limit)
+    return found
+
+
+def merge(layers: Iterable[Layer]) -> dict[str, list[Statement]]:
+    """What the layers say of each topic, lowest first: the last statement wins, the others lose to it."""
+    said: dict[str, list[Statement]] = {}
+    for one in layers:
+        if THE_LIMIT in one:
+            for name in LIMIT:
+                said.pop(name, None)
+        for topic, statement in one.items():
+            said.setdefault(topic, []).append(statement)
+    return said
+
+
+def winners(said: Mapping[str, list[Statement]]) -> dict[str, Any]:
+    """The entry that is left of what the layers say."""
+    merged: dict[str, Any] = {}
+    for topic, (*_, (_, name, value)) in said.items():
+        mapping, _, key = name.partition(".")
+        if topic == THE_LIMIT:
+            merged |= value
+        elif mapping in MAPPINGS:
+            merged.setdefault(mapping, {})[key] = value
+        else:
+            merged[name] = value
+    return merged
+
+
+def _merge_keys(below: Mapping[Any, Any], above: Mapping[Any, Any]) -> Data:
     """Lay the keys that ``above`` has over those of ``below``; neither is changed."""
-    merged = {key: value for key, value in below.items() if not (_has_limit(above) and key in LIMIT)}
+    has_limit = any(kind in above for kind in KINDS)
+    merged = {key: value for key, value in below.items() if not (has_limit and key in LIMIT)}
     for key, value in above.items():
-        both = key == "recipe" and isinstance(value, dict) and isinstance(merged.get(key), dict)
+        both = key in MAPPINGS and isinstance(value, dict) and isinstance(merged.get(key), dict)
         merged[key] = {**merged[key], **value} if both else value
     return merged
 
 
-def _has_limit(entry: Mapping[Any, Any]) -> bool:
-    return any(kind in entry for kind in KINDS)
-
-
 def _overlay(base: Document, top: Document) -> Document:
     """``extends: packaged``: entry by entry over the packaged file, each key keeping the line it came from."""
-    where: dict[KeyPath, Where] = {**base.where, **top.where}
-    data: Data = {**base.data}
-    for section, value in top.data.items():
-        data[section] = _overlay_section(data.get(section), value, section=section)
+    data = _overlaid(base.data, top.data, ())
     del data["extends"]
-    return replace(top, data=data, where=where)
+    return replace(top, data=data, where={**base.where, **top.where})
 
 
-def _overlay_section(below: Any, above: Any, *, section: str | int) -> Any:
-    """Merge ``cluster`` key by key, ``profiles`` and ``criteria`` entry by entry."""
-    if not (isinstance(below, dict) and isinstance(above, dict)) or section not in {"cluster", "profiles", "criteria"}:
-        return above
-    if section == "cluster":
-        return {**below, **above}
-    return {**below, **{key: _overlay_entry(below.get(key), value) for key, value in above.items()}}
-
-
-def _overlay_entry(below: Any, above: Any) -> Any:
-    """Merge one entry; its ``profiles`` override by override."""
+def _overlaid(below: Any, above: Any, path: KeyPath) -> Any:
+    """Merge entries and profiles one by one, each key by key, and the overrides of an entry as entries are merged."""
     if not (isinstance(below, dict) and isinstance(above, dict)):
         return above
-    merged = merge_entry(below, above)
-    overrides, more = below.get("profiles"), above.get("profiles")
-    if isinstance(overrides, dict) and isinstance(more, dict):
-        merged["profiles"] = {**overrides, **{name: _overlay_entry(overrides.get(name), x) for name, x in more.items()}}
+    if path in ((), ("criteria",), ("profiles",)) or path[2:] == ("profiles",):
+        return {**below, **{key: _overlaid(below.get(key), value, (*path, key)) for key, value in above.items()}}
+    merged = _merge_keys(below, above)
+    if "profiles" in above:
+        merged["profiles"] = _overlaid(below.get("profiles"), above["profiles"], (*path, "profiles"))
     return merged

@@ -50,7 +50,7 @@ class Limit:
 
     def holds(self, value: object) -> bool:
         """Whether a value is within the limit. Anything but a finite int or float is not."""
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_finite(value):
             return False
         return {
             "above": value > self.value,
@@ -64,10 +64,18 @@ class Limit:
 
         None when the limit is 0 or the value is not finite.
         """
-        if self.value == 0 or not math.isfinite(value):
+        if self.value == 0 or not _is_finite(value):
             return None
         distance = value - self.value if self.is_floor else self.value - value
         return 100.0 * distance / abs(self.value)
+
+
+def _is_finite(value: float) -> bool:
+    """Whether a number can be compared: no NaN, no infinity, and no int beyond every float."""
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _number(value: float) -> str:

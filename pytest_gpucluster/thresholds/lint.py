@@ -1,4 +1,4 @@
-"""Check that a whole thresholds file, for every profile, is well formed, consistent and physically possible."""
+"""Check that a thresholds file of the right shape is, for every profile, consistent and physically possible."""
 
 from __future__ import annotations
 
@@ -11,19 +11,17 @@ from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.config.yaml_lines import Problem
 from pytest_gpucluster.thresholds import schema as shape
 from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s, most_by_nvlink_gb_s, most_gb_s
-from pytest_gpucluster.thresholds.file import ThresholdsFile
-from pytest_gpucluster.thresholds.layers import KINDS, read_source
+from pytest_gpucluster.thresholds.layers import KINDS
 from pytest_gpucluster.thresholds.resolve import ALL_TO_ALL, OF_FABRIC, chain_of
 from pytest_gpucluster.thresholds.specs import FIELD_UNITS, load_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from pytest_gpucluster.config.yaml_lines import Document, KeyPath
-    from pytest_gpucluster.thresholds.layers import Source
+    from pytest_gpucluster.thresholds.file import ThresholdsFile
     from pytest_gpucluster.thresholds.resolve import FabricRates, Profile, Threshold
-    from pytest_gpucluster.thresholds.schema import Entry, Override
+    from pytest_gpucluster.thresholds.schema import CriterionEntry, Override
 
 CLUSTER_UNITS = {"gpus_per_node": "GPUs", "nodes": "nodes", "world_size": "GPUs"}
 """What ``of: cluster...`` may name, with the unit it is in."""
@@ -34,39 +32,9 @@ _HIGHEST = {"ratio": 1, "%": 100}
 _MAY_BE_NEGATIVE = {"C"}
 
 
-def lint(path: Path | None) -> list[Problem]:
-    """Everything wrong with a file (None: the packaged one), in the file's order. Empty when it is good."""
-    return check(path)[1]
-
-
-def schema() -> dict[str, Any]:
-    """The JSON schema of a thresholds file, for editors. ``lint`` checks more than a schema can say."""
-    return shape.File.model_json_schema(by_alias=True)
-
-
-def check(path: Path | None) -> tuple[ThresholdsFile | None, list[Problem]]:
-    """Read a file once and find everything that is wrong with it. An entry of the wrong shape is checked no further."""
-    source = read_source(path)
-    file, problems = ThresholdsFile.validate(source)
-    found = problems if file is None else problems + ([*_check_profiles(file)] or [*_check_entries(file)])
-    in_order = sorted(set(found), key=lambda problem: (problem.file, problem.line, problem.message))
-    return file, [*source.refused, *_forgotten_extends(source, in_order), *in_order]
-
-
-def _forgotten_extends(source: Source, problems: list[Problem]) -> list[Problem]:
-    """A file that says less than it must, and has ``extends`` nowhere: it may be meant as an overlay."""
-    data = source.document.data
-    if not problems or not data or "extends" in data or source.base is not None:
-        return []
-    packaged = read_source(None)
-    required = {name for name, one in shape.Entry.model_fields.items() if one.is_required()}
-    known, entries = packaged.document.data.get("criteria", {}), data.get("criteria")
-    shared = [entries[key] for key in entries if key in known] if isinstance(entries, dict) else []
-    is_short = "profiles" not in data or any(isinstance(one, dict) and not required <= one.keys() for one in shared)
-    if not is_short or source.path.absolute() == packaged.path.absolute():
-        return []
-    text = "did you forget `extends: packaged`? Without it a file stands alone and needs all that follows."
-    return [Problem(file=source.document.file, line=1, message=text)]
+def problems_of(file: ThresholdsFile) -> list[Problem]:
+    """What is wrong with a file of the right shape."""
+    return [*_check_profiles(file)] or [*_check_entries(file)]
 
 
 def _check_profiles(file: ThresholdsFile) -> Iterator[Problem]:
@@ -94,6 +62,7 @@ def _check_profiles(file: ThresholdsFile) -> Iterator[Problem]:
 
 def _check_entries(file: ThresholdsFile) -> Iterator[Problem]:
     """Check every entry as written, and sound entries also as every profile sees them."""
+    yield from _check_rules(file)
     sound = {}
     for key, entry in file.content.criteria.items():
         problems = list(_check_written(file, key, entry))
@@ -103,6 +72,18 @@ def _check_entries(file: ThresholdsFile) -> Iterator[Problem]:
     if len(sound) < len(file.content.criteria):
         file = replace(file, content=file.content.model_copy(update={"criteria": sound}))
     yield from _check_limits(file)
+
+
+def _check_rules(file: ThresholdsFile) -> Iterator[Problem]:
+    """Check the rules of profiles: each name is that of an entry, and a limit is one."""
+    known = list(file.content.criteria)
+    for profile, entry in file.content.profiles.items():
+        for name, rule in entry.rules.items():
+            path: KeyPath = ("profiles", profile, "rules", name)
+            yield from _check_limit_keys(file.document, path, rule)
+            for text in rule.unused_names(file.document.data.get("criteria", {})):
+                where = f"{text!r} is no criterion{shape.part_of(path).inside}"
+                yield file.document.problem((*path, "for"), f"{where}.{did_you_mean(text, known)}")
 
 
 def _check_limits(file: ThresholdsFile) -> Iterator[Problem]:
@@ -118,7 +99,7 @@ def _check_limits(file: ThresholdsFile) -> Iterator[Problem]:
                 yield Problem(file=threshold.file, line=threshold.line, message=message)
 
 
-def _check_written(file: ThresholdsFile, key: str, entry: Entry) -> Iterator[Problem]:
+def _check_written(file: ThresholdsFile, key: str, entry: CriterionEntry) -> Iterator[Problem]:
     """Check what does not depend on a profile."""
     path: KeyPath = ("criteria", key)
     if not _KEY.match(key):
@@ -136,7 +117,7 @@ def _check_written(file: ThresholdsFile, key: str, entry: Entry) -> Iterator[Pro
         yield from _check_limit_keys(file.document, here, override)
 
 
-def _check_measured_with(file: ThresholdsFile, key: str, entry: Entry) -> Iterator[Problem]:
+def _check_measured_with(file: ThresholdsFile, key: str, entry: CriterionEntry) -> Iterator[Problem]:
     """Check that ``measured_with`` names another entry, which has the measurement and its ``takes_s``."""
     path: KeyPath = ("criteria", key, "measured_with")
     criteria, other = file.content.criteria, entry.measured_with
@@ -153,7 +134,7 @@ def _check_measured_with(file: ThresholdsFile, key: str, entry: Entry) -> Iterat
         yield file.document.problem(path, text)
 
 
-def _check_limit_keys(document: Document, path: KeyPath, layer: Entry | Override) -> Iterator[Problem]:
+def _check_limit_keys(document: Document, path: KeyPath, layer: CriterionEntry | Override) -> Iterator[Problem]:
     """Check that an entry has one of the four kinds of limit, and an override at most one."""
     inside, written = shape.part_of(path).inside, layer.written()
     kinds = [kind for kind in KINDS if kind in written]
@@ -162,7 +143,7 @@ def _check_limit_keys(document: Document, path: KeyPath, layer: Entry | Override
         nothing = f" Nothing could pass: min {lowest} is above max {highest}." if _exceeds(lowest, highest) else ""
         text = f"one limit only{inside}: found {' and '.join(kinds)}.{nothing}"
         yield document.problem((*path, kinds[1]), text)
-    if not kinds and isinstance(layer, shape.Entry):
+    if not kinds and isinstance(layer, shape.CriterionEntry):
         yield document.problem(path, f"no limit{inside}: one of {', '.join(KINDS)}.")
     if not kinds and isinstance(layer, shape.Override) and "of" in written:
         yield document.problem((*path, "of"), f"'of' without a limit beside it{inside}: an override replaces both.")

@@ -6,12 +6,12 @@ as little as a value that the winner has too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from pytest_gpucluster.thresholds.layers import KINDS, LIMIT, packaged_path
-from pytest_gpucluster.thresholds.resolve import CANNOT_CHANGE_AN_OUTCOME, layers_of
+from pytest_gpucluster.thresholds.layers import OLD_NEEDS, layer, merge
+from pytest_gpucluster.thresholds.resolve import CANNOT_CHANGE_AN_OUTCOME
+from pytest_gpucluster.thresholds.schema import ProfileTerms
 from pytest_gpucluster.thresholds.specs import load_specs
 
 if TYPE_CHECKING:
@@ -19,30 +19,20 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.config.yaml_lines import Document, KeyPath, Problem, Where
     from pytest_gpucluster.thresholds.file import ThresholdsFile
+    from pytest_gpucluster.thresholds.layers import Statement
     from pytest_gpucluster.thresholds.resolve import Profile
 
-_LIMIT = "the limit"
 REHEARSAL = "rehearsal"
 
 
-@dataclass(frozen=True, slots=True)
-class _Said:
-    """One thing that a layer says: a limit, a key, or a key of the recipe."""
+class _Fate(NamedTuple):
+    """What becomes of one statement of the file for one profile.
 
-    path: KeyPath
-    name: str
-    value: object
-
-
-@dataclass(frozen=True, slots=True)
-class _Fate:
-    """What becomes of one thing for one profile.
-
-    ``loses_to`` says which line wins, None where the thing has effect. ``is_meant``: the same file has both, one below the
+    ``loses_to`` says which line wins, None where the statement has effect. ``is_meant``: the same file has both, one below the
     other, as layers are written.
     """
 
-    said: _Said
+    said: Statement
     profile: str
     loses_to: str | None
     is_meant: bool
@@ -53,14 +43,20 @@ def remarks(file: ThresholdsFile) -> list[Problem]:
 
     These are the profiles that GPUs choose and those that the file writes. A rehearsal judges no limit, and is left out.
     """
-    found = [_never_chosen(file, name) for name in _taken_by_name_only(file)]
     specs = load_specs()
-    lost: dict[KeyPath, list[_Fate]] = {}
-    for profile in file.profiles.values():
-        if not profile.rehearsal and (profile.name in specs or _is_own(file, ("profiles", profile.name))):
-            for fate in _lost(file, profile):
-                lost.setdefault(fate.said.path, []).append(fate)
-    return _sorted([*found, *(_told(file, fates) for fates in lost.values())])
+    own = [name for name in file.profiles if _is_own(file, ("profiles", name))]
+    taken = [one for one in file.profiles.values() if not one.rehearsal and one.name in {*specs, *own}]
+    lost = _by_path(fate for profile in taken for fate in _lost(file, profile))
+    found = [_never_chosen(file, name) for name in _taken_by_name_only(file)]
+    return _sorted([*found, *(_remark(file, fates) for fates in lost), *_deprecated(file)])
+
+
+def _deprecated(file: ThresholdsFile) -> Iterator[Problem]:
+    for path in file.document.where:
+        match path:
+            case ("criteria", _, old) | ("criteria", _, "profiles", _, old) if old in OLD_NEEDS and _is_own(file, path):
+                text = f"{old!r} is deprecated: write 'needs: {{{OLD_NEEDS[str(old)]}: ...}}' (in {str(path[1])!r})."
+                yield file.document.problem(path, text)
 
 
 def remarks_of_run(file: ThresholdsFile, profile: Profile) -> list[Problem]:
@@ -74,17 +70,21 @@ def remarks_of_run(file: ThresholdsFile, profile: Profile) -> list[Problem]:
         for name in _taken_by_name_only(file)
         if name not in profile.chain
     ]
-    return _sorted([*found, *(_told(file, [fate]) for fate in _lost(file, profile))])
+    return _sorted([*found, *(_remark(file, [fate]) for fate in _lost(file, profile))])
 
 
 def problems(file: ThresholdsFile) -> list[Problem]:
     """What an entry or its override says and no profile uses, whichever file wins."""
-    fates: dict[KeyPath, list[_Fate]] = {}
-    for profile in file.profiles.values():
-        for fate in _criteria_fates(file, profile):
-            fates.setdefault(fate.said.path, []).append(fate)
-    dead = [of_one for of_one in fates.values() if all(fate.loses_to for fate in of_one)]
-    return _sorted([_dead(file.document, of_one) for of_one in dead])
+    fates = _by_path(fate for profile in file.profiles.values() for fate in _criteria_fates(file, profile))
+    return _sorted(_dead(file.document, of_one) for of_one in fates if all(fate.loses_to for fate in of_one))
+
+
+def _by_path(fates: Iterable[_Fate]) -> list[list[_Fate]]:
+    """The fates of each statement together."""
+    found: dict[KeyPath, list[_Fate]] = {}
+    for fate in fates:
+        found.setdefault(fate.said.path, []).append(fate)
+    return [*found.values()]
 
 
 def _sorted(found: Iterable[Problem]) -> list[Problem]:
@@ -103,7 +103,7 @@ def _lost(file: ThresholdsFile, profile: Profile) -> Iterator[_Fate]:
             yield fate
 
 
-def _told(file: ThresholdsFile, fates: list[_Fate]) -> Problem:
+def _remark(file: ThresholdsFile, fates: list[_Fate]) -> Problem:
     """One thing that has no effect: what wins over it for the first of these profiles, and for which others it is so too."""
     first, *others = fates
     is_entry = first.said.path[0] == "criteria" and str(first.loses_to).endswith("overrides it")
@@ -113,12 +113,14 @@ def _told(file: ThresholdsFile, fates: list[_Fate]) -> Problem:
     return file.document.problem(first.said.path, text)
 
 
-def _described(said: _Said) -> str:
+def _described(said: Statement) -> str:
     match said.path:
         case ("criteria", key, "profiles", profile, *_):
             return f"{said.name!r} in {key!r}, profile {profile!r}"
         case ("criteria", key, *_):
             return f"{said.name!r} in {key!r}"
+        case ("profiles", profile, "rules", rule, *_):
+            return f"{said.name!r} in rule {rule!r} of profile {profile!r}"
         case _:
             return f"{said.name!r} in profile {said.path[1]!r}"
 
@@ -131,72 +133,58 @@ def _never_chosen(file: ThresholdsFile, name: str) -> Problem:
 def _taken_by_name_only(file: ThresholdsFile) -> list[str]:
     """The file's own profiles that no GPU chooses, and that no profile inherits which a GPU chooses."""
     chosen = {REHEARSAL, *load_specs()} & {*file.profiles}
-    used = {ancestor for name in chosen for ancestor in file.profiles[name].chain}
+    used = {ancestor for name in chosen for ancestor in file.profiles[name].chain} | {*file.packaged.content.profiles}
     return [name for name in file.profiles if name not in used and _is_own(file, ("profiles", name))]
 
 
 def _is_own(file: ThresholdsFile, path: KeyPath) -> bool:
     """Whether the file itself has this key. The packaged file means its layers as they are, so none of them counts."""
-    if file.base is None and file.path.absolute() == packaged_path().absolute():
-        return False
     where = file.document.where.get(path)
-    return where is not None and where.file == file.document.file
+    return not file.is_packaged and where is not None and where.file == file.document.file
 
 
 def _terms_fates(file: ThresholdsFile, profile: Profile) -> Iterator[_Fate]:
     """Fates of the terms of a profile: a child's wins over its parent's, and the cluster section over a shape."""
-    layers = []
-    for name in profile.chain:
-        path: KeyPath = ("profiles", name)
-        terms = file.content.profiles[name].written()
-        layers.append({term: _Said((*path, term), term, value) for term, value in terms.items() if term != "inherits"})
+    own = ProfileTerms.model_fields.keys() - {"inherits"}
+    written = {name: file.content.profiles[name].written() for name in profile.chain}
+    layers = [layer(("profiles", name), {term: terms[term] for term in own & terms.keys()}) for name, terms in written.items()]
     shape = {name: getattr(file.cluster, name) for name in ("nodes", "gpus_per_node")}
-    layers.append({name: _Said(("cluster", name), name, value) for name, value in shape.items() if value is not None})
-    yield from _fates_in(file, profile, layers)
+    layers.append(layer(("cluster",), {name: value for name, value in shape.items() if value is not None}))
+    yield from _fates(file, profile, merge(layers))
 
 
 def _criteria_fates(file: ThresholdsFile, profile: Profile) -> Iterator[_Fate]:
-    """Fates of what entries and their overrides say."""
+    """Fates of what entries, their overrides and the rules for them say."""
     thresholds = file.criteria(profile)
-    for key, entry in file.content.criteria.items():
-        layers = [_said(layer, ("criteria", key, *path)) for path, layer in layers_of(entry, profile)]
+    for key, said in file.said(profile).items():
         skip = thresholds[key].skip
-        yield from _fates_in(file, profile, layers) if skip is None else _skipped(file, profile, layers, skip=skip)
+        if skip is None:
+            yield from _fates(file, profile, said)
+            continue
+        yield from _fates(file, profile, {topic: said[topic] for topic in said if topic == "skip"})
+        written = said["skip"][-1] if "skip" in said and said["skip"][-1].value is not None else None
+        loses_to = f"it {skip}" if written is None else f"{_shown(file.document.find(written.path))} skips it"
+        is_meant = _is_own(file, said["requires"][-1].path if written is None else written.path)
+        for one in (one for topic in said if topic != "skip" for one in said[topic] if _counts(file, one)):
+            yield _Fate(one, profile.name, None if is_meant else loses_to, is_meant)
 
 
-def _skipped(file: ThresholdsFile, profile: Profile, layers: list[dict[str, _Said]], *, skip: str) -> Iterator[_Fate]:
-    """Fates where the profile leaves the criterion out. Who skips it in the file itself means it."""
-    written = [layer["skip"] for layer in layers if "skip" in layer and layer["skip"].value is not None]
-    loses_to = f"{_shown(file.document.find(written[-1].path))} skips it" if written else f"it {skip}"
-    is_own = bool(written) and _is_own(file, written[-1].path)
-    for said in (said for layer in layers for topic, said in layer.items() if topic != "skip"):
-        if _is_own(file, said.path):
-            yield _Fate(said, profile.name, None if is_own else loses_to, is_own)
+def _fates(file: ThresholdsFile, profile: Profile, said: Mapping[str, list[Statement]]) -> Iterator[_Fate]:
+    """Fates of the file's own statements: of each topic the last one wins."""
+    for statements in said.values():
+        winner = statements[-1]
+        for one in (one for one in statements if _counts(file, one)):
+            if one is winner or one.value == winner.value:
+                yield _Fate(one, profile.name, None, is_meant=True)
+            else:
+                loses_to = f"{_shown(file.document.find(winner.path))} overrides it"
+                is_meant = _is_own(file, winner.path) and winner.path[0] != "cluster"
+                yield _Fate(one, profile.name, loses_to, is_meant)
 
 
-def _fates_in(file: ThresholdsFile, profile: Profile, layers: list[dict[str, _Said]]) -> Iterator[_Fate]:
-    """Fates by layers, lowest first: the last layer that says something of a topic wins."""
-    winners = {topic: said for layer in layers for topic, said in layer.items()}
-    for topic, said in ((topic, said) for layer in layers for topic, said in layer.items() if _is_own(file, said.path)):
-        winner = winners[topic]
-        if winner is said or winner.value == said.value:
-            yield _Fate(said, profile.name, None, is_meant=True)
-        else:
-            loses_to = f"{_shown(file.document.find(winner.path))} overrides it"
-            yield _Fate(said, profile.name, loses_to, is_meant=_is_own(file, winner.path) and winner.path[0] != "cluster")
-
-
-def _said(layer: Mapping[str, Any], path: KeyPath) -> dict[str, _Said]:
-    """What one layer of an entry says, by topic. The keys of a limit are one topic, and each key of a recipe is one."""
-    found: dict[str, _Said] = {}
-    for name, value in layer.items():
-        if name in KINDS:
-            found[_LIMIT] = _Said((*path, name), name, (name, value, layer.get("of")))
-        elif name == "recipe":
-            found.update({f"recipe.{one}": _Said((*path, name, one), f"recipe.{one}", value[one]) for one in value})
-        elif name not in LIMIT and name not in CANNOT_CHANGE_AN_OUTCOME:
-            found[name] = _Said((*path, name), name, value)
-    return found
+def _counts(file: ThresholdsFile, said: Statement) -> bool:
+    """Whether a statement is the file's own, and can change an outcome."""
+    return said.name not in CANNOT_CHANGE_AN_OUTCOME and _is_own(file, said.path)
 
 
 def _shown(where: Where) -> str:

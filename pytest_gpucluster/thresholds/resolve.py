@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s, ring_gb_s
-from pytest_gpucluster.thresholds.layers import KINDS, Kind, merge_entry
+from pytest_gpucluster.thresholds.layers import KINDS, MAPPINGS, THE_LIMIT, Kind, winners
 from pytest_gpucluster.thresholds.limit import Limit
-from pytest_gpucluster.thresholds.schema import Criterion, ProfileEntry
+from pytest_gpucluster.thresholds.schema import EntryKeys, ProfileTerms
 from pytest_gpucluster.thresholds.specs import GpuSpec, load_specs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pytest_gpucluster.config.yaml_lines import Document, KeyPath
-    from pytest_gpucluster.thresholds.schema import Entry
+    from pytest_gpucluster.config.yaml_lines import Document
+    from pytest_gpucluster.thresholds.layers import Statement
+    from pytest_gpucluster.thresholds.schema import ProfileEntry
 
 CANNOT_CHANGE_AN_OUTCOME = frozenset(
     {
@@ -32,7 +32,7 @@ CANNOT_CHANGE_AN_OUTCOME = frozenset(
         "requires",  # acts through ``skip``
         "takes_s",  # the forecast alone reads this key and the next
         "measured_with",
-        "rates",  # a term of the profile, which is told by itself where it is less
+        "rates",  # a term of the profile, which is named by itself where it is less
     }
 )
 """Fields of :class:`Threshold` that a site may change without changing a limit. Every other field counts."""
@@ -43,8 +43,8 @@ ALL_TO_ALL = "fabric.all_to_all_gb_s"
 DOMAIN = "fabric.domain_gb_s"
 """What ``of`` names for a part of the rate of a GPU's NVLinks, where these reach every GPU of the group."""
 OF_FABRIC = (RING, ALL_TO_ALL, DOMAIN)
-LIMIT_AND_RECIPE = frozenset({"kind", "numbers", "of", "of_value", "shapes", "unit", "recipe"})
-"""Names in :attr:`Threshold.decisive` that :meth:`Threshold.differences` shows in words of their own."""
+LIMIT = frozenset({"kind", "numbers", "of", "of_value", "shapes", "unit"})
+"""Names in :attr:`Threshold.decisive` that :meth:`Threshold.differences` shows as one limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class FabricRates:
         return all_to_all_gb_s(nodes=domains, gpus_per_node=gpus, **rates)
 
 
-class Profile(ProfileEntry):
+class Profile(ProfileTerms):
     """One kind of cluster, with what it inherits. ``chain``: its ancestors and itself, oldest first.
 
     ``gpu`` is the id of ``spec``; both are None when the profile promises no GPU. ``accept_soak_s`` is how long a soak
@@ -83,17 +83,17 @@ class Profile(ProfileEntry):
     chain: tuple[str, ...]
 
 
-class Threshold(Criterion):
+class Threshold(EntryKeys):
     """One entry of thresholds.yaml, resolved for one profile.
 
     ``of`` is what the limit's numbers are multiplied by; ``of_value`` its value when the GPU's spec gives it, None when
     the cluster's shape does. ``shapes`` are plain numbers for clusters of stated shapes, before all others. ``rates`` are
     what the profile promises of the links, where ``of`` is in :data:`OF_FABRIC` and its GPU is known.
-    ``file`` and ``line`` are where the limit is written. ``needs`` and ``needs_nodes`` are the least GPUs and nodes in the
-    group: with fewer the criterion is skipped by rule, as where the profile promises none of its ``fabrics`` (None: any
-    will do). ``skip``: why it is skipped in any case, because the entry says so or the profile's GPU lacks what the entry
-    ``requires`` (``gpu.fp8_tflops``: FP8 units). ``noise`` is the relative spread of repeats above which a value is not
-    judged. ``takes_s`` is about how long the measurement takes on the profile's GPUs (at level soak: one round);
+    ``file`` and ``line`` are where the limit is written. Without what it ``needs``, such as so many nodes, the criterion
+    is skipped by rule, as where the profile promises none of its ``fabrics`` (None: any will do). ``skip``: why it is
+    skipped in any case, because the entry says so or the profile's GPU lacks what the entry ``requires``
+    (``gpu.fp8_tflops``: FP8 units). ``noise`` is the relative spread of repeats above which a value is not judged.
+    ``takes_s`` is about how long the measurement takes on the profile's GPUs (at level soak: one round);
     ``measured_with`` names the entry whose measurement gives this value too.
     """
 
@@ -130,9 +130,10 @@ class Threshold(Criterion):
         keys = [key for key in {**recipes[0], **recipes[1]} if any(key not in one for one in recipes)]
         keys += [key for key in recipes[0] if key in recipes[1] and recipes[0][key] != recipes[1][key]]
         words = [f"recipe {key}" for key in keys]
-        if not (LIMIT_AND_RECIPE - {"recipe"}).isdisjoint(found):
+        words += [f"needs {part}" for part, value in self.needs if value != getattr(other.needs, part)]
+        if not LIMIT.isdisjoint(found):
             words.insert(0, f"{other.written_limit} instead of {self.written_limit}")
-        return [*words, *(name for name in found if name not in LIMIT_AND_RECIPE)]
+        return [*words, *(name for name in found if name not in {*LIMIT, *MAPPINGS})]
 
     @property
     def written_limit(self) -> str:
@@ -202,30 +203,20 @@ def resolve_profile(profiles: Mapping[str, ProfileEntry], name: str, *, specs: M
     merged: dict[str, Any] = {}
     for ancestor in chain:
         merged.update(profiles[ancestor].written())
+    merged = {term: value for term, value in merged.items() if term in ProfileTerms.model_fields}
     spec = (load_specs() if specs is None else specs).get(merged.get("gpu") or "")
     return Profile(name=name, spec=spec, chain=tuple(chain), **merged)
 
 
-def resolve(document: Document, key: str, entry: Entry, *, profile: Profile | None) -> Threshold:
-    """An entry with the overrides of a profile (None: without any). ``document`` knows where the limit is written."""
+def resolve(key: str, said: Mapping[str, list[Statement]], document: Document, *, profile: Profile | None) -> Threshold:
+    """The entry that is left of what its layers say for a profile. ``document`` knows where the limit is written."""
     spec = profile.spec if profile else None
-    merged: dict[str, Any] = {}
-    limit_path: KeyPath = ("criteria", key)
-    for path, layer in layers_of(entry, profile):
-        merged = merge_entry(merged, layer)
-        limit_path = next((("criteria", key, *path, kind) for kind in KINDS if kind in layer), limit_path)
+    merged = winners(said)
     merged["skip"] = merged.get("skip") or _missing_figure(merged.get("requires"), spec)
-    file, line = document.find(limit_path)
+    file, line = document.find(said[THE_LIMIT][-1].path if THE_LIMIT in said else ("criteria", key))
     rates = rates_of(profile) if profile is not None and merged.get("of") in OF_FABRIC else None
     of_value = _figure(merged.get("of"), spec)
-    return Threshold(key=key, of_value=of_value, rates=rates, file=file, line=line, **copy.deepcopy(merged))
-
-
-def layers_of(entry: Entry, profile: Profile | None) -> list[tuple[KeyPath, dict[str, Any]]]:
-    """What an entry says for a profile, lowest first: itself, then its overrides. Each with its path below the entry."""
-    base = {key: value for key, value in entry.written().items() if key != "profiles"}
-    named = [name for name in (profile.chain if profile else ()) if name in entry.profiles]
-    return [((), base), *((("profiles", name), entry.profiles[name].written()) for name in named)]
+    return Threshold(key=key, of_value=of_value, rates=rates, file=file, line=line, **merged)
 
 
 def rates_of(profile: Profile) -> FabricRates | None:

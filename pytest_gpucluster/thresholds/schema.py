@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
@@ -16,9 +18,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from pytest_gpucluster.config.schema_errors import Part, did_you_mean, shape_problems
+from pytest_gpucluster.config.schema_errors import FileSection, did_you_mean, shape_problems
 from pytest_gpucluster.config.settings import SOAK_S
-from pytest_gpucluster.thresholds import units
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -102,17 +103,18 @@ _LEFT_OUT: Any = Field(default=None, json_schema_extra=_without_default)
 """For keys that may be left out, but not be null."""
 
 
-class _Strict(BaseModel):
+class _StrictModel(BaseModel):
     """Known keys only, and no conversion of types."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
     def written(self) -> dict[str, Any]:
         """The keys that the file has, with their values; no defaults."""
-        return {name: getattr(self, name) for name in self.model_fields_set}
+        values = {name: getattr(self, name) for name in self.model_fields_set}
+        return {name: value.written() if isinstance(value, _StrictModel) else value for name, value in values.items()}
 
 
-class Cluster(_Strict):
+class ClusterSection(_StrictModel):
     """``cluster:``."""
 
     nodes: AutoCount = "auto"
@@ -122,8 +124,8 @@ class Cluster(_Strict):
     rails: Literal["measured", "skipped"] = "skipped"
 
 
-class ProfileEntry(_Strict):
-    """One of ``profiles:``."""
+class ProfileTerms(_StrictModel):
+    """What one of ``profiles:`` says of a kind of cluster."""
 
     gpu: Text | None = None
     inherits: Text | None = None
@@ -137,7 +139,20 @@ class ProfileEntry(_Strict):
     nodes_per_domain: Count = 1
 
 
-class _Rules(_Strict):
+class Needs(_StrictModel):
+    """``needs:`` of an entry: what has to be there, or the criterion is skipped by rule."""
+
+    places: Count = 1
+    nodes: Count = 1
+    domains: Annotated[int, Field(ge=0), _expecting("a whole number, at least 0")] = 0
+    shared_paths: bool = False
+    kernel_log: bool = False
+    rails: bool = False
+    slurm: bool = False
+    program: Text | None = None
+
+
+class _Keys(_StrictModel):
     """What an entry and an override of it share."""
 
     above: Numbers = _LEFT_OUT
@@ -149,14 +164,7 @@ class _Rules(_Strict):
     level: Level = "standard"
     severity: Literal["required", "advisory"] = "required"
     recipe: Recipe = {}
-    needs: Count = 1
-    needs_nodes: Count = 1
-    needs_domains: Annotated[int, Field(ge=0), _expecting("a whole number, at least 0")] = 0
-    needs_shared_paths: bool = False
-    needs_slurm: bool = False
-    needs_program: Text | None = None
-    needs_kernel_log: bool = False
-    needs_rails: bool = False
+    needs: Needs = Needs()
     fabrics: Annotated[list[Fabric], Field(min_length=1)] | None = None
     requires: Text | None = None
     noise: Annotated[float, Field(gt=0, lt=1), _AS_WRITTEN] | None = None
@@ -166,7 +174,7 @@ class _Rules(_Strict):
     bound_waived: Text | None = None
 
 
-class Override(_Rules):
+class Override(_Keys):
     """One of an entry's ``profiles:``."""
 
     unit: Unit = _LEFT_OUT
@@ -175,7 +183,35 @@ class Override(_Rules):
     source: Text = _LEFT_OUT
 
 
-class Criterion(_Rules):
+class ProfileRule(Override):
+    """One of a profile's ``rules:``: an override for every entry whose name is ``for`` (``*`` stands for any text)."""
+
+    for_: Annotated[list[Text], Field(alias="for", min_length=1)]
+
+    def written(self) -> dict[str, Any]:
+        """What the rule says of each of its entries."""
+        return {name: value for name, value in super().written().items() if name != "for_"}
+
+    def names(self, key: str) -> bool:
+        """Whether the rule is for an entry."""
+        return any(_is_named(one, key) for one in self.for_)
+
+    def unused_names(self, keys: Collection[str]) -> list[str]:
+        """The names that are those of no entry."""
+        return [one for one in self.for_ if not any(_is_named(one, key) for key in keys)]
+
+
+def _is_named(text: str, key: str) -> bool:
+    return re.fullmatch(".*".join(map(re.escape, text.split("*"))), key) is not None
+
+
+class ProfileEntry(ProfileTerms):
+    """One of ``profiles:``."""
+
+    rules: dict[str, ProfileRule] = {}
+
+
+class EntryKeys(_Keys):
     """What an entry says of its criterion, whatever the profile."""
 
     criterion: Text
@@ -186,22 +222,22 @@ class Criterion(_Rules):
     source: Text
 
 
-class Entry(Criterion):
+class CriterionEntry(EntryKeys):
     """One of ``criteria:``."""
 
     profiles: dict[str, Override] = {}
 
 
-class File(_Strict):
+class File(_StrictModel):
     """A whole file, after ``extends`` has been followed."""
 
     model_config = ConfigDict(title="thresholds.yaml of pytest-gpucluster")
 
     schema_: Annotated[Literal[1], Field(alias="schema")]
     extends: Literal["packaged"] | None = None
-    cluster: Cluster = Cluster()
+    cluster: ClusterSection = ClusterSection()
     profiles: Annotated[dict[str, ProfileEntry], Field(min_length=1)]
-    criteria: dict[str, Entry] = {}
+    criteria: dict[str, CriterionEntry] = {}
 
 
 _TOP_KEYS = ("schema", "extends", "cluster", "profiles", "criteria")
@@ -224,7 +260,7 @@ def validate(document: Document, *, packaged: Collection[str] = ()) -> tuple[Fil
 
     def hint(path: KeyPath, word: str, choices: Sequence[str]) -> str:
         if path[-1] == "unit":
-            return units.hint(word, _plain_number(document, path[:-1]), choices)
+            return unit_hint(word, _plain_number(document, path[:-1]), choices)
         return did_you_mean(word, choices)
 
     problems = [*unknown.values(), *shape_problems(left, document, part_of=part_of, hint=hint)]
@@ -260,18 +296,99 @@ def _plain_number(document: Document, path: KeyPath) -> float | None:
     return numbers[0] if len(numbers) == 1 and isinstance(numbers[0], (int, float)) else None
 
 
-def part_of(path: tuple[str | int, ...]) -> Part:
+def part_of(path: tuple[str | int, ...]) -> FileSection:
     """The mapping a path of keys points to, for messages."""
+    keys: tuple[str, ...]
+    noun, inside, keys = "a thresholds file", "", _TOP_KEYS
     match path:
+        case (_, key, *_, "needs"):
+            noun, inside, keys = "'needs'", f" ('needs' of {str(key)!r})", tuple(Needs.model_fields)
         case ("cluster", *_):
-            return Part(noun="the cluster section", inside=" (in 'cluster')", keys=tuple(Cluster.model_fields))
+            noun, inside, keys = "the cluster section", " (in 'cluster')", tuple(ClusterSection.model_fields)
+        case ("profiles", name, "rules", rule, *_):
+            noun, keys = "a rule", ("for", *Override.model_fields)
+            inside = f" (in rule {str(rule)!r} of profile {str(name)!r})"
         case ("profiles", name, *_):
-            inside = f" (in profile {str(name)!r})"
-            return Part(noun="a profile", inside=inside, keys=tuple(ProfileEntry.model_fields))
+            noun, inside, keys = "a profile", f" (in profile {str(name)!r})", tuple(ProfileEntry.model_fields)
         case ("criteria", key, "profiles", name, *_):
+            noun, keys = "an override", tuple(Override.model_fields)
             inside = f" (in {str(key)!r}, profile {str(name)!r})"
-            return Part(noun="an override", inside=inside, keys=tuple(Override.model_fields))
         case ("criteria", key, *_):
-            return Part(noun="a threshold", inside=f" (in {str(key)!r})", keys=tuple(Entry.model_fields))
-        case _:
-            return Part(noun="a thresholds file", inside="", keys=_TOP_KEYS)
+            noun, inside, keys = "a threshold", f" (in {str(key)!r})", tuple(CriterionEntry.model_fields)
+    return FileSection(noun=noun, inside=inside, keys=keys)
+
+
+# Units that a file does not take, converted to one that it does take.
+
+_PREFIXES = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_SMALL = {"m": 1e-3, "u": 1e-6, "µ": 1e-6, "n": 1e-9}
+_DATA = re.compile(r"(?P<prefix>[kKMGTPE]?)(?P<binary>i?)(?P<base>B|b|[Bb]ytes?|[Bb]its?)(?P<rate>ps|/s|/sec|/second)?")
+_BITS_IN_SMALL_LETTERS = re.compile(r"[kmgt](bps|bit/s|bits/s)")
+_UNCLEAR = re.compile(r"[kmgtpe]i?b(/s|/sec)?")
+"""Bits or bytes, milli or mega: nobody knows."""
+_OTHER = re.compile(r"(?P<prefix>[kKMGTPEmuµn]?)(?P<base>FLOPS?|FLOPs|FLOP/s|flops?|OPS?|OP/s|Hz|W|s|sec|seconds?)")
+_BASES = {"FLOP": "FLOPS", "OP": "OPS", "H": "Hz", "W": "W", "S": "s"}
+_TIMES_S = {"min": 60.0, "minute": 60.0, "minutes": 60.0, "h": 3600.0, "hour": 3600.0, "hours": 3600.0, "d": 86400.0}
+_TAKEN = {
+    "B/s": {"GB/s": 1e9, "TB/s": 1e12},
+    "B": {"GiB": 2.0**30},
+    "FLOPS": {"TFLOPS": 1e12},
+    "OPS": {"TOPS": 1e12},
+    "Hz": {"MHz": 1e6},
+    "W": {"W": 1.0},
+    "s": {"s": 1.0, "ms": 1e-3, "us": 1e-6},
+}
+"""Units of a file by what they measure, each in the basic unit. Numbers are converted to the first one."""
+_CLOSE = 0.8
+
+
+def unit_hint(unit: str, number: float | None, known: Sequence[str]) -> str:
+    """What to write instead of a unit: a converted number, or a unit that differs in spelling alone; else nothing."""
+    converted = conversion(unit, number)
+    if converted is not None or _UNCLEAR.fullmatch(unit):
+        return converted or ""
+    by_small_letters = {one.lower(): one for one in known}
+    near = by_small_letters.get(unit.lower()) or next(iter(get_close_matches(unit, known, n=1, cutoff=_CLOSE)), None)
+    near = near or _taken_as(unit)
+    return f" Did you mean {near!r}?" if near else ""
+
+
+def conversion(unit: str, number: float | None) -> str | None:
+    """`` For 500 MB/s say 0.5 GB/s.``; None where the file takes the unit, or it is none that can be converted.
+
+    Args:
+        unit: as the file has it.
+        number: the limit in that unit; None where it is not one number.
+    """
+    found = _basic(unit)
+    if found is None or _taken_as(unit) is not None:
+        return None
+    kind, factor = found
+    target = "us" if kind == "s" and factor < 1e-3 else next(iter(_TAKEN[kind]))
+    share = factor / _TAKEN[kind][target]
+    if number is None:
+        return f" 1 {unit} is {share:.10g} {target}."
+    return f" For {number:.10g} {unit} say {number * share:.10g} {target}."
+
+
+def _taken_as(unit: str) -> str | None:
+    """The unit of a file that means the same: ``GB/s`` for ``GByte/s``."""
+    found = _basic(unit)
+    return None if found is None else next((name for name, factor in _TAKEN[found[0]].items() if factor == found[1]), None)
+
+
+def _basic(unit: str) -> tuple[str, float] | None:
+    """What a unit measures, and its size in the basic unit of that."""
+    if unit in _TIMES_S:
+        return "s", _TIMES_S[unit]
+    if _BITS_IN_SMALL_LETTERS.fullmatch(unit):
+        return "B/s", _PREFIXES[unit[0].upper()] / 8
+    if match := _DATA.fullmatch(unit):
+        factor = 1024.0 ** ("KMGTPE".index(match["prefix"].upper()) + 1) if match["binary"] and match["prefix"] else None
+        factor = _PREFIXES[match["prefix"]] if factor is None else factor
+        is_bits = match["base"] == "b" or match["base"].lower().startswith("bit")
+        return "B/s" if match["rate"] else "B", factor / 8 if is_bits else factor
+    if match := _OTHER.fullmatch(unit):
+        kind = next(kind for start, kind in _BASES.items() if match["base"].upper().startswith(start))
+        return kind, {**_PREFIXES, **_SMALL}[match["prefix"]]
+    return None

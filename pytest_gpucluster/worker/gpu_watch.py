@@ -10,9 +10,8 @@ import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from pytest_gpucluster.inventory import nvml, nvml_calls, nvml_processes
-from pytest_gpucluster.inventory.occupancy import GpuProcess, describe_process
-from pytest_gpucluster.inventory.own_processes import OwnProcesses, belongs_to_run
+from pytest_gpucluster.inventory import gpu_index, nvml_calls
+from pytest_gpucluster.inventory.occupancy import GpuProcess, OwnProcesses, belongs_to_run, describe_process
 from pytest_gpucluster.protocol.messages import ForeignProcess
 
 if TYPE_CHECKING:
@@ -106,7 +105,7 @@ class GpuWatch:
     def _serve(self, uuid: str) -> None:
         try:
             with nvml_calls.session():
-                handle = nvml.handle_of(uuid)
+                handle = gpu_index.handle_of(uuid)
                 while not self._has_given_up:
                     self._answer_or_sample(handle)
         except nvml_calls.NvmlError as error:
@@ -126,7 +125,7 @@ class GpuWatch:
 
     def _read(self, handle: Any) -> list[GpuProcess]:
         try:
-            listed = nvml_processes.read_compute_processes(handle)
+            listed = gpu_index.read_compute_processes(handle)
         except nvml_calls.NvmlError as error:
             self._give_up(str(error))
             return []

@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from pytest_gpucluster.localization.parts import Group, Suspect
+from pytest_gpucluster.localization.parts import MemberGroup, Suspect
 from tests.support.scripts import benchmark_module
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def test_a_small_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_what_a_culprit_spoils(culprit: Suspect, fails: set[str]) -> None:
     """``a`` and ``b`` are left, ``c`` and ``d`` are right."""
     with benchmark_module("localization") as benchmark:
-        parts = tuple(benchmark.Part(name=name, within=("left" if name in "ab" else "right",)) for name in "abcd")
+        parts = tuple(benchmark.SearchPart(name=name, within=("left" if name in "ab" else "right",)) for name in "abcd")
         cluster = benchmark.Cluster(parts=parts, bad=frozenset({culprit}), noise=0.0)
-        groups = [Group(tuple(names), "suspect") for names in ("ab", "ac", "cd")]
+        groups = [MemberGroup(tuple(names), "suspect") for names in ("ab", "ac", "cd")]
         results = cluster.measure(groups, random.Random(1))
     assert {"".join(group.parts) for group, result in zip(groups, results, strict=True) if not result.passed} == fails

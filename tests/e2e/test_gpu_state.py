@@ -136,7 +136,7 @@ def test_healthy_host(tmp_path: Path, library: Path) -> None:
             "1.fabric.health 0x1", {"fabric_state": {"node0": "failed"}}, "degraded bandwidth", marks=pytest.mark.slow
         ),
         pytest.param("1.fabric.state 0", {"fabric_state": {"node0": "error"}}, "it tells of no fabric", marks=pytest.mark.slow),
-        ("1.nvlink.4 0", {"nvlink_links": {"node0": "failed"}}, "node0-gpu1 link 4 is down"),
+        ("1.nvlink.4 0", {"nvlink_links": {"node0": "failed"}}, "node0-gpu1: link 4 is down"),
         pytest.param(
             "1.nvlink.17.speed 13281",
             {"nvlink_links": {"node0": "failed"}},
@@ -180,7 +180,7 @@ def test_lower_power_limit_is_shown(tmp_path: Path, library: Path, limit_mw: int
     assert outcomes(ran) == {}, ran.stdout
     row = ran.row("power_limit", "node0-gpu1")
     assert (row["value"], row["unit"], row["advisory"]) == (value, "W", True)
-    assert row["evidence"] == {"limit W": limit_mw / 1000, "default W": 700.0}
+    assert row["evidence"] == {"power_limit_w": limit_mw / 1000, "power_limit_default_w": 700.0}
     assert "power_limit" in ran.stdout
 
 

@@ -49,7 +49,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def limits_of(fabric: str) -> dict[str, Any]:
     """The packaged entries for one host: three ports of 400 Gb/s are promised."""
     packaged = yaml.safe_load((REPOSITORY / "thresholds.yaml").read_text(encoding="utf-8"))["criteria"]
-    entries = {key: {**packaged[key], "profiles": {}, "needs_nodes": 1} for key in (*JUDGED, SOAK)}
+    entries = {key: {**packaged[key], "profiles": {}, "needs": {"nodes": 1}} for key in (*JUDGED, SOAK)}
     entries["nic_ports"]["recipe"] = {"ports": PORTS, "gbit_s": 400}
     return {
         "schema": 1,
@@ -131,7 +131,7 @@ def test_a_narrow_link(tmp_path: Path, library: Path) -> None:
     ran = run(tmp_path, library, before=narrow)
     assert outcomes(ran) == {**dict.fromkeys(JUDGED, "passed"), "nic_pcie": "failed"}, ran.stdout
     row = ran.row("nic_pcie", "node0")
-    assert row["evidence"]["links"] == ["0000:22:00.0 on the way to mlx5_1: x8 at 32 GT/s of x16 at 32 GT/s"]
+    assert row["evidence"]["found"] == ["0000:22:00.0: on the way to mlx5_1: x8 at 32 GT/s of x16 at 32 GT/s"]
     assert "nic_pcie at node0 0000:22:00.0: 1 links" in row["reason"]
 
 
@@ -184,4 +184,4 @@ def test_a_cable_that_flaps_once_in_a_soak(tmp_path: Path, library: Path, *, fla
     if flaps:
         assert row["evidence"]["worst in round"] > 1
         assert PORT in row["reason"].splitlines()[0]
-        assert "an hour), 0 allowed" in row["evidence"]["ports"][0]
+        assert "an hour), 0 allowed" in row["evidence"]["found"][0]

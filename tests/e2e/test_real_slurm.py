@@ -97,10 +97,10 @@ def test_ranks_on_one_core(tmp_path: Path, slurm: RealSlurm, num_cpus: int) -> N
 
 
 def test_memory_that_nothing_holds(tmp_path: Path, slurm: RealSlurm, num_cpus: int) -> None:
-    """This Slurm has no cgroups: the limit cannot be read, which a remark says."""
+    """This Slurm has no cgroups, so nothing holds the job to its memory."""
     ran = run(tmp_path, slurm, "srun", "-n1", f"-c{num_cpus}", "--mem=200")
-    assert outcomes(ran) == dict.fromkeys(JUDGED, "passed"), ran.stdout
-    assert "the memory limit is not available" in ran.row("slurm_job", "node0")["remark"]
+    assert outcomes(ran) == {"slurm_node": "passed", "slurm_job": "failed"}, ran.stdout
+    assert "no cgroup holds it to that" in str(ran.row("slurm_job", "node0")["evidence"]["found"])
 
 
 def test_a_controller_that_is_gone(tmp_path: Path, slurm: RealSlurm, num_cpus: int) -> None:

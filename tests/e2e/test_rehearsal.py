@@ -45,7 +45,7 @@ SPEED = (
     "finetune_throughput", "finetune_throughput_healthy",
 )  # fmt: skip
 BY_RULE = {
-    "gpu_model": "a rehearsal has no GPU with a model",
+    "gpu_model": "a rehearsal has no GPU",
     "ecc_uncorrected": "a rehearsal has no GPU memory with ECC",
     "fp8_tflops": "not every CPU build of torch has an FP8 product",
     "inter_node_busbw[all_reduce]": "needs 2 nodes, and 1 is expected",

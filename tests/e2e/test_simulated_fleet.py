@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import jsonschema
 import pytest
 
-from pytest_gpucluster.fleet.faults import FAULTS
+from pytest_gpucluster.fleet.simulation import FAULTS
 from pytest_gpucluster.reporting.rebuild import rebuild
 from pytest_gpucluster.reporting.results import SCHEMA_FILE
 from tests.support import reports
@@ -238,6 +238,7 @@ def test_a_healthy_fleet_is_rehearsed_and_never_accepted(healthy: tuple[Finished
     """All passes by the limits of real GPUs, and the gate stays closed."""
     run, _ = healthy
     assert not_green(run) == {}, run.stdout[-4000:]
+    assert "without an estimate" not in " ".join(run.stdout.split())
     assert_said_everywhere(run, "REHEARSED")
     assert run.case("gpucluster.verdict").outcome == "skipped"
     assert run.returncode == 1
@@ -337,7 +338,7 @@ def test_each_fault_shows_as_itself_and_nowhere_else(tmp_path: Path, profile: st
     assert run.returncode == 1
     assert run.results["simulated"]["faults"] == list(BAD)
     evidence = run.row("gpu_pairs", "node0")["evidence"]
-    assert [one.split(" (")[0] for one in evidence["over the host"]] == [f"{one} -> {other}" for one, other in PLANTED_PAIR]
+    assert [one.split(": ")[0] for one in evidence["found"]] == [f"{one} -> {other}" for one, other in PLANTED_PAIR]
     assert len(evidence["pairs"]) == 12
     assert {(one["source"], one["target"]) for one in evidence["pairs"] if one["gb_s"] < 100} == {*PLANTED_PAIR}
     assert run.row("slow_pair[bandwidth]", "node0")["evidence"]["worst"].startswith("node0-gpu1 -> node0-gpu2 (NV")

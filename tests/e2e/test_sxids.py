@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from pytest_gpucluster.inventory.sxids import sxid_of
+from pytest_gpucluster.inventory.error_codes import sxid_of
 from tests.support import REPOSITORY
 from tests.support.launching import ACCEPTANCE, PYTEST, Launch, environment, python_path
 from tests.support.nvml_simulator import build
@@ -32,7 +32,7 @@ ANOTHER_LOG = """\
     import sys
     from pathlib import Path
     if "pytest_gpucluster.agent.main" in sys.orig_argv:
-        from pytest_gpucluster.inventory.kernel_log import KernelLog
+        from pytest_gpucluster.inventory.driver_events import KernelLog
         KernelLog.__init__.__defaults__ = (Path({path!r}),)
     """
 """As ``sitecustomize``: the agents of the run, and so the listener, read this file as the kernel log."""

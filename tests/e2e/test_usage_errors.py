@@ -35,7 +35,7 @@ CASES = {
     "empty expectation": ("--gpucluster-expect=", {"test_a.py": JUDGES}, "--gpucluster-expect"),
     "gate that looks": ("--gpucluster-gate --collect-only", {"test_a.py": JUDGES}, "--collect-only judges no test"),
     "part left out": ("-p no:gpucluster-run", {"test_a.py": JUDGES}, "-p no:gpucluster-run"),
-    "last word left out": ("-p no:gpucluster-last-word", {"test_a.py": JUDGES}, "-p no:gpucluster-last-word"),
+    "exit code left out": ("-p no:gpucluster-exit-code", {"test_a.py": JUDGES}, "-p no:gpucluster-exit-code"),
 }
 
 
@@ -70,7 +70,7 @@ def test_nothing_is_touched(tmp_path: Path, case: str, *, has_earlier_run: bool)
     assert error, launch.output
     assert said in last, launch.output
     assert "=====" not in last, launch.output
-    can_tell = case != "last word left out"  # pytest refuses this one before it has parsed where the results are
+    can_tell = case != "exit code left out"  # pytest refuses this one before it has parsed where the results are
     assert ("are of an earlier run" in last) is (has_earlier_run and can_tell)
     assert "verdict" not in launch.output.replace("asks for a verdict", "")
     assert "generated xml" not in launch.output

@@ -196,15 +196,17 @@ def test_a_demo_that_is_killed(tmp_path: Path) -> None:
     process = subprocess.Popen(command, cwd=tmp_path, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     run = WatchedRun(tmp_path / "gpucluster-demo")
     try:
-        early = wait_until(lambda: (seen := run.look()).counts and seen, "no outcome")
-        later = wait_until(lambda: sum((seen := run.look()).counts.values()) > sum(early.counts.values()) and seen, "no second")
+        early = wait_until(lambda: (seen := run.picture()).counts and seen, "no outcome")
+        later = wait_until(
+            lambda: sum((seen := run.picture()).counts.values()) > sum(early.counts.values()) and seen, "no second"
+        )
         process.send_signal(signal.SIGKILL)
         process.wait()
     finally:
         kill_marked(mark)
         process.kill()
         process.wait()
-    ended = run.look()
+    ended = run.picture()
     assert 0 < sum(later.counts.values()) <= sum(ended.counts.values()) < ended.expected
     assert (ended.unread, ended.verdict_line, ended.holder, len(ended.nodes)) == (0, None, None, 2)
     assert ended.facts["simulated"]

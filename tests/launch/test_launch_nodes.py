@@ -113,7 +113,7 @@ def test_smaller_groups_are_measured_where_all_nodes_are_too_slow(starter: Start
     launches = starter.nodes(ACCEPTANCE, *chosen, ranks=1, prefixes=[()] * 4)
     assert ended(launches) == [1] * 4, launches[0].output
     (row,) = (row for row in launches[0].results()["criteria"] if row["outcome"] == "failed")
-    assert row["evidence"]["guilty"] == "no node could be named"
+    assert row["evidence"]["localization"] == "no node could be named"
     assert int(row["evidence"]["searched"].partition(" ")[0]) >= 4
     assert launches[0].results()["culprits"] == []
 

@@ -1,4 +1,4 @@
-"""The documentation: generated pages are fresh, links lead somewhere, and the example runs as printed."""
+"""The documentation: links lead somewhere, and the example runs as printed."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ def script(path: str) -> ModuleType:
 
 @pytest.fixture
 def generator() -> ModuleType:
-    """docs/generate_criteria.py."""
-    return script("generate_criteria.py")
+    """docs/generate_limits.py."""
+    return script("generate_limits.py")
 
 
 def runnable_blocks(text: str) -> dict[str, str]:
@@ -122,23 +122,31 @@ def pytest_command(arguments: list[str], folder: Path) -> subprocess.CompletedPr
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=90, check=False)
 
 
-def test_criteria_page_is_fresh(generator: ModuleType) -> None:
-    """docs/criteria.md is what thresholds.yaml says; otherwise run ``python docs/generate_criteria.py``."""
-    assert generator.main(["--check"]) == 0
+def test_the_page_of_limits(generator: ModuleType) -> None:
+    """It has a row for each criterion, a column for each profile, and links that lead somewhere; it is as narrow as others."""
+    file, text = load(None), generator.page(load(None))
+    assert [key for key in file.content.criteria if f"\n| `{key}` | " not in text] == []
+    assert [name for name in file.profiles if f"| `{name}` |" not in text] == []
+    assert "| `bf16_tflops` | gpu | quick | > 700 TFLOPS | > 700 TFLOPS |" in text
+    assert [target for target in re.findall(r"\]\(([^)\s]+)\)", text) if not (DOCS / target).exists()] == []
+    assert wide_lines(text) == []
 
 
-def test_stale_criteria_page_is_seen(
+def test_a_changed_limit_is_seen_by_its_digest(
     generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An absent page and one with another limit fail the check; writing it makes it pass."""
-    page = tmp_path / "criteria.md"
-    monkeypatch.setattr(generator, "TARGET", page)
+    """No digest and that of other limits fail the check; writing it makes it pass."""
+    digest = tmp_path / "packaged_limits.sha256"
+    monkeypatch.setattr(generator, "TARGET", tmp_path / "limits.md")
+    assert generator.main(["--check"]) == 0
+    monkeypatch.setattr(generator.released, "DIGEST", digest)
     assert generator.main(["--check"]) == 1
+    digest.write_text("0" * 64 + "\n", encoding="ascii")
+    assert generator.main(["--check"]) == 1
+    assert "python docs/generate_limits.py" in capsys.readouterr().err
     assert generator.main([]) == 0
     assert generator.main(["--check"]) == 0
-    page.write_text(page.read_text(encoding="utf-8").replace("> 700 TFLOPS", "> 600 TFLOPS"), encoding="utf-8")
-    assert generator.main(["--check"]) == 1
-    assert "python docs/generate_criteria.py" in capsys.readouterr().err
+    assert (tmp_path / "limits.md").read_text(encoding="utf-8") == generator.page(load(None))
 
 
 def test_where_a_criterion_was_measured(generator: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +165,7 @@ def test_where_a_criterion_was_measured(generator: ModuleType, tmp_path: Path, m
 
 
 def test_generator_refuses_other_arguments(generator: ModuleType) -> None:
-    """A misspelt --check must not rewrite the page and look like success."""
+    """A misspelt --check must not rewrite the digest and look like success."""
     assert generator.main(["--chek"]) == 2
 
 
@@ -177,9 +185,9 @@ def test_dead_links_are_seen(tmp_path: Path) -> None:
 
 
 def test_index_names_every_page() -> None:
-    """No page under docs/ is unreachable from docs/README.md, but for the folder of results."""
+    """No page under docs/ is unreachable from docs/README.md, but for the folder of results and the page that is made."""
     index = (DOCS / "README.md").read_text(encoding="utf-8")
-    pages = [file.relative_to(DOCS).as_posix() for file in DOCS.rglob("*.md") if file.name != "README.md"]
+    pages = [file.relative_to(DOCS).as_posix() for file in DOCS.rglob("*.md") if file.name not in ("README.md", "limits.md")]
     assert [page for page in pages if not page.startswith("results/") and f"({page})" not in index] == []
 
 

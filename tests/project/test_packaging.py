@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -25,6 +26,7 @@ else:
 
 PYPROJECT_TEXT = (REPOSITORY / "pyproject.toml").read_text(encoding="utf-8")
 PYPROJECT: dict[str, Any] = tomllib.loads(PYPROJECT_TEXT)
+RELEASED = "pytest_gpucluster/thresholds/packaged_limits.json"
 SHIPPED = ("pytest_gpucluster", "tests_acceptance", "finetune_smoke")
 MAX_FUNCTION_LINES = 50
 MAX_MODULE_LINES = 500
@@ -119,6 +121,7 @@ def test_everything_shipped_is_listed() -> None:
     wheel = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
     assert set(wheel["packages"]) == set(SHIPPED)
     assert wheel["force-include"] == {"thresholds.yaml": "pytest_gpucluster/thresholds.yaml"}
+    assert (REPOSITORY / PYPROJECT["tool"]["hatch"]["build"]["hooks"]["custom"]["path"]).is_file()
     assert [name for name in SHIPPED if not (REPOSITORY / name / "__init__.py").is_file()] == []
     assert (REPOSITORY / "pytest_gpucluster" / "py.typed").is_file()
 
@@ -230,6 +233,59 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def make_checkout(root: Path) -> Path:
+    """A copy of what a build reads."""
+    ignored = shutil.ignore_patterns("__pycache__", ".*cache")
+    for name in (*SHIPPED, ".ci"):
+        shutil.copytree(REPOSITORY / name, root / name, ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE", "thresholds.yaml"):
+        shutil.copy(REPOSITORY / name, root / name)
+    return root
+
+
+@pytest.mark.slow
+def test_limits_without_their_digest_are_not_built(tmp_path: Path) -> None:
+    """A looser limit with the old digest ends the build, of a wheel and of an sdist; an editable install goes on."""
+    root = make_checkout(tmp_path / "checkout")
+    text = (root / "thresholds.yaml").read_text(encoding="utf-8")
+    (root / "thresholds.yaml").write_text(text.replace("above: 700", "above: 600", 1), encoding="utf-8")
+    for target in ("wheel", "sdist", "wheel:editable"):
+        command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(tmp_path / "dist")]
+        done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        refused = "the limits changed and packaged_limits.sha256 did not" in done.stderr
+        assert refused == ("editable" not in target), done.stderr
+        assert done.returncode != 0 or not refused
+
+
+IN_A_WHEEL = """
+import sys
+from pytest_gpucluster.thresholds.load import load
+file = load(None)
+print(file.changed_entries(file.profiles["h200-sxm"]), file.changed_figures(["NVIDIA H200"]))
+"""
+
+
+@pytest.mark.slow
+def test_an_edited_wheel_is_named(built: Path, tmp_path: Path) -> None:
+    """Which limit of an installed packaged file differs, and whose figures; nothing of one that nobody edited."""
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)  # noqa: S202 -- ours
+
+    def compared() -> str:
+        command = [sys.executable, "-c", IN_A_WHEEL]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert compared() == "{} []"
+    for name, old, new in (
+        ("thresholds.yaml", "above: 700", "above: 600"),
+        ("thresholds/specs/h200-sxm.yaml", "power_w: 700", "power_w: 600"),
+    ):
+        path = tmp_path / "pytest_gpucluster" / name
+        path.write_text(path.read_text(encoding="utf-8").replace(old, new, 1), encoding="utf-8")
+    assert compared() == "{'bf16_tflops': ['above 600 instead of above 700']} ['figures of NVIDIA H200']"
+
+
 def relative_files(package: str) -> set[str]:
     """Files of a package in this checkout that must be shipped."""
     files = (file for file in (REPOSITORY / package).rglob("*") if file.is_file() and "__pycache__" not in file.parts)
@@ -245,7 +301,7 @@ def test_wheel_holds_everything(built: Path) -> None:
         (entry_points,) = (archive.read(name).decode() for name in names if name.endswith("entry_points.txt"))
     expected = {file for package in SHIPPED for file in relative_files(package)}
     assert expected <= names
-    assert "pytest_gpucluster/thresholds.yaml" in names
+    assert {"pytest_gpucluster/thresholds.yaml", RELEASED, "pytest_gpucluster/inventory/error_codes.csv"} <= names
     assert any(name.startswith("pytest_gpucluster/thresholds/specs/") and name.endswith(".yaml") for name in names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert "gpucluster = pytest_gpucluster.plugin" in entry_points
@@ -270,5 +326,5 @@ def test_sdist_holds_everything(built: Path) -> None:
         "LICENSE",
         "README.md",
     }
-    assert (expected | tops) - names == set()
+    assert (expected | tops | {RELEASED}) - names == set()
     assert [name for name in names if name.startswith("docs/results/")] == []

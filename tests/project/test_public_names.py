@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import pytest_gpucluster
-from pytest_gpucluster.config import options
+from pytest_gpucluster.config.settings import OPTIONS as KNOWN
 from tests.support import REPOSITORY
 
 if TYPE_CHECKING:
@@ -29,6 +29,11 @@ OPTIONS = {
     "--gpucluster-inline",
     "--gpucluster-selftest",
 }
+NAMES = (
+    "Blame", "Cluster", "Finding", "GpuLocalizer", "MeasurementError", "NodeLocalizer", "NotAvailable", "Place", "Repeats",
+    "Results", "SoakWork", "measurement",
+)  # fmt: skip
+MODULES = ("agreement", "health", "localization", "scaling", "siblings")
 HEAVY = ("torch", "pydantic", "rich", "pynvml", "yaml", "numpy", "transformers", "peft", "junit_xml")
 
 
@@ -44,15 +49,17 @@ def test_options(tmp_path: Path) -> None:
     installed = any(point.value == "pytest_gpucluster.plugin" for point in metadata.entry_points(group="pytest11"))
     plugin = [] if installed else ["-p", "pytest_gpucluster.plugin"]
     shown = python("-m", "pytest", *plugin, "--rootdir", str(tmp_path), "--help")
-    assert set(re.findall(r"--gpucluster[a-z-]*", shown)) == OPTIONS == {option.name for option in options.OPTIONS}
+    assert set(re.findall(r"--gpucluster[a-z-]*", shown)) == OPTIONS == {option.name for option in KNOWN}
     assert re.search(r"^ *gpucluster \(bool\)", shown, re.MULTILINE)
 
 
 def test_public_names() -> None:
     """And each can be imported."""
-    assert sorted(pytest_gpucluster.__all__) == ["Cluster", "MeasurementError", "Place", "Repeats", "Results", "measurement"]
-    for name in pytest_gpucluster.__all__:
+    assert sorted(pytest_gpucluster.__all__) == sorted([*NAMES, *MODULES])
+    for name in NAMES:
         assert getattr(pytest_gpucluster, name).__name__ == name
+    for name in MODULES:
+        assert getattr(pytest_gpucluster, name).__name__.rpartition(".")[2] == name
     with pytest.raises(AttributeError, match="no attribute 'Clutser'"):
         pytest_gpucluster.Clutser  # noqa: B018 -- reading it is the test
 

@@ -1,4 +1,4 @@
-"""docs/readings.md and its sister pages: nothing that is read goes unjudged in silence."""
+"""The table of readings, docs/readings.md and its sister pages: nothing that is read goes unjudged in silence."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import pytest
 
 import pytest_gpucluster.inventory
 import pytest_gpucluster.measurements
+from pytest_gpucluster.inventory import reading
+from tests.project.test_docs import script
 from tests.support import REPOSITORY
 from tests.support.thresholds_files import packaged
 
@@ -23,6 +25,8 @@ PAGES = tuple(sorted((REPOSITORY / "docs").glob("readings*.md")))
 WITHOUT_CRITERION = ("evidence", "the run", "nobody")
 ROW = re.compile(r"\| (?P<fields>`[^|]+`) \| (?P<judged>[^|]+?) \| (?P<remark>[^|]*)\|")
 NAME = re.compile(r"`([^`]+)`")
+NOT_READ = ("NotAvailable", "NvmlPart", "ReadingRow")
+"""Dataclasses of the inventory that are no readings: how a reading is made."""
 READINGS = (pytest_gpucluster.inventory, pytest_gpucluster.measurements)
 
 
@@ -79,12 +83,16 @@ def returned() -> dict[str, tuple[str, ...]]:
         fields = dataclasses.fields(known[name])
         found[name] = tuple(field.name for field in fields)
         waiting += [word for field in fields for word in re.findall(r"\w+", str(field.type)) if word in known]
-    return {name: fields for name, fields in found.items() if name != "NotAvailable"}
+    return {name: fields for name, fields in found.items() if name not in NOT_READ}
 
 
 def rows() -> list[Row]:
-    """The rows of all tables below a heading that names classes."""
-    found = []
+    """The rows beside the fields, and those of all tables below a heading that names classes."""
+    found = [
+        Row(kind, (name,), ", ".join(one if one in WITHOUT_CRITERION else f"`{one}`" for one in row.judged), row.remark)
+        for kind in returned()
+        for name, row in reading.rows(dataclasses_here()[kind]).items()
+    ]
     sections = [section for page in PAGES for section in page.read_text(encoding="utf-8").split("\n## ")[1:]]
     for section in sections:
         heading, _, body = section.partition("\n")
@@ -125,4 +133,16 @@ def test_health_reads_what_it_judges() -> None:
     elsewhere = (*WITHOUT_CRITERION, "`drift`")
     judged = {field: row.judged not in elsewhere for row in rows() if row.kind == "GpuState" for field in row.fields}
     by_name = {field for field in judged if f'"{field}"' in text}
-    assert by_name == {field for field, is_judged in judged.items() if is_judged}
+    evidence = {field for row in rows() if row.kind == "GpuState" and row.judged == "evidence" for field in row.fields}
+    assert by_name - evidence == {field for field, is_judged in judged.items() if is_judged}
+
+
+def test_the_printed_table_has_every_row(capsys: pytest.CaptureFixture[str]) -> None:
+    """With its source, what a healthy part answers, and who judges it."""
+    assert script("generate_readings.py").main() == 0
+    printed = capsys.readouterr().out
+    table = {kind: reading.rows(found) for kind, found in dataclasses_here().items() if reading.rows(found)}
+    assert printed.count("\n## ") == len(table)
+    assert len(re.findall(r"(?m)^\| `", printed)) == sum(map(len, table.values()))
+    assert "| `ecc_enabled` | `nvmlDeviceGetEccMode` | True | `ecc_enabled` |  |" in printed
+    assert "| `recovery_action` | field 230 | none | `recovery_action` |  |" in printed

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.inventory.nics import Nic, NicPort
+from pytest_gpucluster.inventory.reading import healthy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -172,9 +173,5 @@ def _identity(nic: MadeNic) -> dict[str, str]:
 
 def port_with(**hw_counters: int) -> list[Nic]:
     """An adapter with one RoCE port that has these counters of the driver, and no others; without any file."""
-    known: dict[str, Any] = {"state": "ACTIVE", "physical_state": "LinkUp", "rate": NDR, "rate_gbit_s": 400.0, "guid": ""}
-    port = NicPort(
-        number=1, fabric="roce", netdevs=[], carrier_changes=0, counters={}, hw_counters={**hw_counters}, **known
-    )  # fmt: skip
-    names: dict[str, Any] = dict.fromkeys(("driver", "firmware", "board_id", "hca_type", "guid"), "")
-    return [Nic(device="mlx5_0", pci="0000:12:00.0", is_virtual=False, ports=[port], **names)]
+    port = healthy(NicPort, number=1, fabric="roce", counters={}, hw_counters={**hw_counters})
+    return [healthy(Nic, device="mlx5_0", ports=[port])]

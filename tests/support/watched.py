@@ -71,7 +71,7 @@ def view(run: WatchedRun | None = None, **changes: Any) -> View:
         "now": reading(seconds=102),
         "silent_s": 1.0,
         "interval_s": 2.0,
-        "run": None if run is None else run.look(),
+        "run": None if run is None else run.picture(),
     }
     return View(**{**facts, **changes})
 

@@ -57,7 +57,7 @@ def ask_as_tests_do(session: Session, cluster: Cluster | None) -> None:
     """What the bookkeeping of one test asks for, at a place that answers and at one that does not."""
     record = Record(criterion="bf16_tflops", place="node0-cpu0", outcome="passed")
     session.waive(record)
-    assert session.places()["node1"].node == 1
+    assert session.state.places()["node1"].node == 1
     assert len(places_covered_by(None, session.setup.inventory)) == 9 * session.setup.inventory.num_nodes
     if cluster is None:
         return
@@ -76,8 +76,8 @@ def test_places_made_for_each_test(num_nodes: int, tmp_path: Path, monkeypatch: 
     controller: Any = None
     cluster = None
     if is_bound:
-        session._binding = bound(session.setup.inventory)
-        cluster = Cluster(controller, session._binding)
+        session.state.binding = bound(session.setup.inventory)
+        cluster = Cluster(controller, session.state.binding)
     ask_as_tests_do(session, cluster)
     counter = Counter(monkeypatch)
     for _ in range(TESTS):
@@ -94,10 +94,10 @@ def bound(inventory: Inventory) -> Binding:
 def test_a_later_binding_is_seen(tmp_path: Path) -> None:
     """Before the ranks have answered the places are unbound; after it each has what answers there."""
     session = run_of(tmp_path, 2)
-    assert session.places()["node0-cpu0"].rank is None
-    assert session.places()["node0"].hostname is None
-    session._binding = bound(session.setup.inventory)
-    assert session.places()["node0-cpu0"].rank == 0
-    assert (session.places()["node0"].hostname, session.places()["node1"].hostname) == ("n0", None)
-    other = replace(session._binding, places=session.setup.inventory.places)
+    assert session.state.places()["node0-cpu0"].rank is None
+    assert session.state.places()["node0"].hostname is None
+    session.state.binding = bound(session.setup.inventory)
+    assert session.state.places()["node0-cpu0"].rank == 0
+    assert (session.state.places()["node0"].hostname, session.state.places()["node1"].hostname) == ("n0", None)
+    other = replace(session.state.binding, places=session.setup.inventory.places)
     assert [node.hostname for node in other.nodes] == [None, None]

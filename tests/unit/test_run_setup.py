@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster import run_setup
-from pytest_gpucluster.config.options import settings_from
+from pytest_gpucluster.config.settings import settings_from
 from pytest_gpucluster.config.torchrun import read_launch
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.fleet.controller import FleetController
@@ -70,8 +70,8 @@ def test_a_simulated_fleet_takes_the_place_of_all_gpus(tmp_path: Path) -> None:
     assert setup.simulation.gpu == "h100-sxm"
     session = Session(setup, rootdir=tmp_path)
     assert isinstance(session.controller, FleetController)
-    assert session.terms.simulated
-    assert session.facts()["simulated"]["gpu"] == "h100-sxm"
+    assert session.state.terms.simulated
+    assert session.state.facts()["simulated"]["gpu"] == "h100-sxm"
 
 
 def test_more_can_be_expected_than_is_simulated(tmp_path: Path) -> None:

@@ -129,9 +129,9 @@ def test_unsigned_messages_between_hosts_are_said(
     """In the verdict line, and it forbids nothing."""
     run = session(tmp_path)
     controller: Any = SimpleNamespace(is_signed=is_signed, measuring_s=0.0)
-    run.controller = controller
+    run.state.controller = controller
     nodes = [Place(id=f"node{number}", node=number, hostname=name) for number, name in enumerate(hostnames)]
-    run._binding = SimpleNamespace(nodes=nodes, places=[], identities={}, startup_s=0.0)  # type: ignore[assignment]
-    assert run.terms.remarks == (("messages were not signed",) if is_said else ())
+    run.state.binding = SimpleNamespace(nodes=nodes, places=[], identities={}, startup_s=0.0)  # type: ignore[assignment]
+    assert run.state.terms.remarks == (("messages were not signed",) if is_said else ())
     assert run.decide().line.endswith("; messages were not signed") is is_said
-    assert not run.terms.objections
+    assert not run.state.terms.objections

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from pytest_gpucluster.config.schema_errors import Part, closest, listed, shape_problems
+from pytest_gpucluster.config.schema_errors import FileSection, closest, listed, shape_problems
 from pytest_gpucluster.config.yaml_lines import read
 from pytest_gpucluster.errors import ConfigurationError
 
@@ -156,7 +156,7 @@ def _read_spec(path: Path) -> GpuSpec:
     try:
         content = SpecFile.model_validate(document.data)
     except ValidationError as error:
-        part = Part(noun="a GPU spec", inside="", keys=tuple(SpecFile.model_fields))
+        part = FileSection(noun="a GPU spec", inside="", keys=tuple(SpecFile.model_fields))
         problems = shape_problems(error.errors(), document, part_of=lambda _path: part)
         raise ConfigurationError(listed(problems)) from None
     return GpuSpec(id=path.stem, **dict(content))

@@ -1,9 +1,12 @@
 /*
  * A libnvidia-ml.so.1 without a driver: the part of NVML that pytest_gpucluster reads, answered from a scenario file.
  *
- * The file named by the environment variable FAKE_NVML is read again on every call, so that a test can plant a fault
- * while a process runs. One "key value" a line; a key may begin with a GPU's number, which beats the bare key. The keys
- * and their defaults (a healthy node of eight H200) stand beside their functions below. Two keys hold for every call:
+ * The file named by the environment variable FAKE_NVML is read again as soon as it is another one, so that a test can plant
+ * a fault while a process runs. One "key value" a line; a key may begin with a GPU's number, which beats the bare key. The keys
+ * stand beside their functions below. Without a key a GPU is one of eight healthy H200: what it answers stands in HEALTHY,
+ * which is made of the table of readings (healthy.h), or beside the function. A numbered field that is there is planted by
+ * "field.270 4". A call of the table that is missing here, and gives one number, is made too (getters.h), with its name as
+ * its key. Two keys hold for every call:
  *
  *   3.err.nvmlDeviceGetTemperature 15    this call on GPU 3 returns NVML's error 15 (without "3.": on every GPU)
  *   3.err 15                             every call on GPU 3 does, as when it has fallen off the bus
@@ -13,10 +16,12 @@
  * Function names in keys are NVML's, without _v2 and the like. Types and numbers are those of the public nvml.h.
  */
 #include <dirent.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6 };
@@ -31,26 +36,62 @@ static Gpu gpus[MAX_GPUS] = {{0}, {1}, {2}, {3}, {4}, {5}, {6}, {7}, {8}, {9}, {
 static const unsigned buses[MAX_GPUS] = {0x1b, 0x43, 0x52, 0x61, 0x9d, 0xc3, 0xd1, 0xdf,
                                          0xe1, 0xe3, 0xe5, 0xe7, 0xe9, 0xeb, 0xed, 0xef};
 
+static const struct { const char *name, *answer; } HEALTHY[] = {
+#include "healthy.h"
+};
+
 /* --- The scenario --- */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static char *scenario;
+static struct stat scenario_file;
+
+/* Read the scenario again if its file is another one than before: a test may plant a fault while a process runs. */
+static void refresh(void)
+{
+    const char *path = getenv("FAKE_NVML");
+    struct stat now = {0};
+    FILE *file;
+    size_t length;
+
+    if (path && !stat(path, &now) && scenario && now.st_ino == scenario_file.st_ino && now.st_size == scenario_file.st_size &&
+        !memcmp(&now.st_mtim, &scenario_file.st_mtim, sizeof now.st_mtim))
+        return;
+    free(scenario);
+    scenario = calloc(1, (size_t)now.st_size + 2);
+    scenario_file = now;
+    file = path ? fopen(path, "r") : NULL;
+    scenario[0] = '\n';
+    length = file ? fread(scenario + 1, 1, (size_t)now.st_size, file) : 0;
+    scenario[length + 1] = 0;
+    if (file)
+        fclose(file);
+}
+
+/* A new session reads the scenario again whatever the clock of the file system says. */
+static void forget(void)
+{
+    pthread_mutex_lock(&lock);
+    free(scenario);
+    scenario = NULL;
+    pthread_mutex_unlock(&lock);
+}
 
 static int find(const char *key, char *value)
 {
-    const char *path = getenv("FAKE_NVML");
-    FILE *file = path ? fopen(path, "r") : NULL;
-    char line[KEY_LENGTH + VALUE_LENGTH];
-    size_t length = strlen(key);
-    int found = 0;
+    char start[KEY_LENGTH + 2];
+    const char *line;
 
-    while (file && !found && fgets(line, sizeof line, file)) {
-        line[strcspn(line, "\r\n")] = 0;
-        if (!strncmp(line, key, length) && line[length] == ' ') {
-            snprintf(value, VALUE_LENGTH, "%s", line + length + 1);
-            found = 1;
-        }
+    snprintf(start, sizeof start, "\n%s ", key);
+    pthread_mutex_lock(&lock);
+    refresh();
+    line = strstr(scenario, start);
+    if (line) {
+        line += strlen(start);
+        snprintf(value, VALUE_LENGTH, "%.*s", (int)strcspn(line, "\r\n"), line);
     }
-    if (file)
-        fclose(file);
-    return found;
+    pthread_mutex_unlock(&lock);
+    return line != NULL;
 }
 
 static int look(int gpu, const char *key, char *value)
@@ -73,6 +114,22 @@ static void text(int gpu, const char *key, const char *otherwise, char *out, uns
     char value[VALUE_LENGTH];
 
     snprintf(out, size, "%s", look(gpu, key, value) ? value : otherwise);
+}
+
+/* What a healthy GPU answers to a call, or as a numbered field ("field.230"); NULL where the table of readings has nothing. */
+static const char *healthy(const char *name)
+{
+    for (unsigned at = 0; at < sizeof HEALTHY / sizeof *HEALTHY; at++)
+        if (!strcmp(HEALTHY[at].name, name))
+            return HEALTHY[at].answer;
+    return NULL;
+}
+
+static long long healthy_number(const char *name)
+{
+    const char *answer = healthy(name);
+
+    return answer ? strtoll(answer, NULL, 0) : 0;
 }
 
 /* The error planted on this call, else SUCCESS; "err" alone is for GPUs only. */
@@ -98,20 +155,23 @@ static Return planted(int gpu, const char *function)
             return planted_error;                       \
     } while (0)
 
-/* A getter of one number: key and default. */
-#define GETTER(function, type, key, otherwise)                     \
-    Return function(Device device, type *value)                    \
-    {                                                              \
-        CHECK(device->index, #function);                           \
-        *value = (type)number(device->index, key, otherwise);      \
-        return SUCCESS;                                            \
+/* A getter of one number. */
+#define GETTER(function, type, key)                                             \
+    Return function(Device device, type *value)                                 \
+    {                                                                           \
+        CHECK(device->index, #function);                                        \
+        *value = (type)number(device->index, key, healthy_number(#function));   \
+        return SUCCESS;                                                         \
     }
+
+#include "getters.h"
 
 /* --- The library and the node --- */
 
 Return nvmlInitWithFlags(unsigned flags)
 {
     (void)flags;
+    forget();
     CHECK(NODE, "nvmlInit");
     return (Return)number(NODE, "init", SUCCESS);
 }
@@ -176,7 +236,7 @@ Return nvmlDeviceGetHandleByIndex_v2(unsigned index, Device *device)
 Return nvmlDeviceGetName(Device device, char *name, unsigned size)
 {
     CHECK(device->index, "nvmlDeviceGetName");
-    text(device->index, "name", "NVIDIA H200", name, size);
+    text(device->index, "name", healthy("nvmlDeviceGetName"), name, size);
     return SUCCESS;
 }
 
@@ -217,7 +277,7 @@ Return nvmlDeviceGetSerial(Device device, char *serial, unsigned size)
 Return nvmlDeviceGetVbiosVersion(Device device, char *version, unsigned size)
 {
     CHECK(device->index, "nvmlDeviceGetVbiosVersion");
-    text(device->index, "vbios", "96.00.A5.00.01", version, size);
+    text(device->index, "vbios", healthy("nvmlDeviceGetVbiosVersion"), version, size);
     return SUCCESS;
 }
 
@@ -239,24 +299,31 @@ Return nvmlDeviceGetPciInfo_v3(Device device, Pci *pci)
 }
 
 /* current and pending mode: both as planted */
-#define MODE(function, key, otherwise)                                 \
-    Return function(Device device, unsigned *current, unsigned *pending) \
-    {                                                                  \
-        CHECK(device->index, #function);                               \
-        *current = *pending = (unsigned)number(device->index, key, otherwise); \
-        return SUCCESS;                                                \
+#define MODE(function, key)                                                                 \
+    Return function(Device device, unsigned *current, unsigned *pending)                    \
+    {                                                                                       \
+        CHECK(device->index, #function);                                                    \
+        *current = *pending = (unsigned)number(device->index, key, healthy_number(#function)); \
+        return SUCCESS;                                                                     \
     }
 
-MODE(nvmlDeviceGetMigMode, "mig", 0)
-MODE(nvmlDeviceGetEccMode, "ecc", 1)
-GETTER(nvmlDeviceGetPersistenceMode, unsigned, "persistence", 1)
-GETTER(nvmlDeviceGetModuleId, unsigned, "module", device->index + 1)
-GETTER(nvmlDeviceGetComputeMode, unsigned, "compute.mode", 0)
+MODE(nvmlDeviceGetMigMode, "mig")
+MODE(nvmlDeviceGetEccMode, "ecc")
+GETTER(nvmlDeviceGetPersistenceMode, unsigned, "persistence")
+GETTER(nvmlDeviceGetComputeMode, unsigned, "compute.mode")
+
+/* module 1 to 8 */
+Return nvmlDeviceGetModuleId(Device device, unsigned *module)
+{
+    CHECK(device->index, "nvmlDeviceGetModuleId");
+    *module = (unsigned)number(device->index, "module", device->index + 1);
+    return SUCCESS;
+}
 
 Return nvmlDeviceGetBoardPartNumber(Device device, char *part, unsigned size)
 {
     CHECK(device->index, "nvmlDeviceGetBoardPartNumber");
-    text(device->index, "part", "692-2G520-0282-001", part, size);
+    text(device->index, "part", healthy("nvmlDeviceGetBoardPartNumber"), part, size);
     return SUCCESS;
 }
 
@@ -397,11 +464,11 @@ Return nvmlDeviceGetSramEccErrorStatus(Device device, Sram *sram)
 
 /* --- Links --- */
 
-GETTER(nvmlDeviceGetCurrPcieLinkGeneration, unsigned, "pcie.gen", 5)
-GETTER(nvmlDeviceGetMaxPcieLinkGeneration, unsigned, "pcie.gen.max", 5)
-GETTER(nvmlDeviceGetCurrPcieLinkWidth, unsigned, "pcie.width", 16)
-GETTER(nvmlDeviceGetMaxPcieLinkWidth, unsigned, "pcie.width.max", 16)
-GETTER(nvmlDeviceGetPcieReplayCounter, unsigned, "pcie.replay", 0)
+GETTER(nvmlDeviceGetCurrPcieLinkGeneration, unsigned, "pcie.gen")
+GETTER(nvmlDeviceGetMaxPcieLinkGeneration, unsigned, "pcie.gen.max")
+GETTER(nvmlDeviceGetCurrPcieLinkWidth, unsigned, "pcie.width")
+GETTER(nvmlDeviceGetMaxPcieLinkWidth, unsigned, "pcie.width.max")
+GETTER(nvmlDeviceGetPcieReplayCounter, unsigned, "pcie.replay")
 
 /* nvlink.0 to nvlink.17: 1 */
 Return nvmlDeviceGetNvLinkState(Device device, unsigned link, unsigned *active)
@@ -525,9 +592,26 @@ static void count_pcie(int gpu, Field *field)
 }
 
 /*
- * nvlink.0.speed and so on, in MB/s: 26562; recovery: 0; temp.mem: 42; nvlink.tx and nvlink.rx, in KiB: 0;
- * pcie.tx and pcie.rx, in bytes: 0
+ * A field of the table of readings: field.270 4, and some by another key: nvlink.0.speed (MB/s), recovery, temp.mem. Others
+ * are unknown to this driver.
  */
+static void read_field(int gpu, Field *field)
+{
+    char name[KEY_LENGTH], key[KEY_LENGTH];
+
+    snprintf(name, sizeof name, "field.%u", field->id);
+    switch (field->id) {
+    case FIELD_NVLINK_SPEED: snprintf(key, sizeof key, "nvlink.%u.speed", field->scope); break;
+    case FIELD_RECOVERY_ACTION: strcpy(key, "recovery"); break;
+    case FIELD_MEMORY_TEMPERATURE: strcpy(key, "temp.mem"); break;
+    default: strcpy(key, name);
+    }
+    if (!healthy(name))
+        field->error = INVALID_ARGUMENT;
+    field->value.number = (unsigned)number(gpu, key, healthy_number(name));
+}
+
+/* nvlink.tx and nvlink.rx, in KiB: 0; pcie.tx and pcie.rx, in bytes: 0 */
 static void answer(int gpu, Field *field)
 {
     char key[KEY_LENGTH];
@@ -536,16 +620,6 @@ static void answer(int gpu, Field *field)
     field->error = (Return)number(gpu, key, SUCCESS);
     field->type = TYPE_UNSIGNED;
     switch (field->id) {
-    case FIELD_NVLINK_SPEED:
-        snprintf(key, sizeof key, "nvlink.%u.speed", field->scope);
-        field->value.number = (unsigned)number(gpu, key, 26562);
-        break;
-    case FIELD_RECOVERY_ACTION:
-        field->value.number = (unsigned)number(gpu, "recovery", 0);
-        break;
-    case FIELD_MEMORY_TEMPERATURE:
-        field->value.number = (unsigned)number(gpu, "temp.mem", 42);
-        break;
     case FIELD_NVLINK_TX: count(gpu, field, "nvlink.tx"); break;
     case FIELD_NVLINK_RX: count(gpu, field, "nvlink.rx"); break;
     case FIELD_PCIE_TX: count(gpu, field, "pcie.tx"); break;
@@ -558,7 +632,7 @@ static void answer(int gpu, Field *field)
         else if (field->id == FIELD_PCIE_RECOVERIES)
             count_pcie(gpu, field);
         else
-            field->error = INVALID_ARGUMENT;
+            read_field(gpu, field);
     }
 }
 
@@ -572,8 +646,8 @@ Return nvmlDeviceGetFieldValues(Device device, int count, Field *fields)
 
 /* --- What it does right now --- */
 
-GETTER(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, "throttle", 0)
-GETTER(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long, "throttle", 0)
+GETTER(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, "throttle")
+GETTER(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long, "throttle")
 
 /* clock.sm 1980, clock.mem 3201 */
 Return nvmlDeviceGetClockInfo(Device device, int kind, unsigned *mhz)
@@ -587,13 +661,13 @@ Return nvmlDeviceGetTemperature(Device device, int sensor, unsigned *celsius)
 {
     (void)sensor;
     CHECK(device->index, "nvmlDeviceGetTemperature");
-    *celsius = (unsigned)number(device->index, "temp", 41);
+    *celsius = (unsigned)number(device->index, "temp", healthy_number("nvmlDeviceGetTemperature"));
     return SUCCESS;
 }
 
-GETTER(nvmlDeviceGetPowerManagementDefaultLimit, unsigned, "power.default_mw", 700000)
-GETTER(nvmlDeviceGetPowerUsage, unsigned, "power_mw", 115200)
-GETTER(nvmlDeviceGetEnforcedPowerLimit, unsigned, "power.limit_mw", 700000)
+GETTER(nvmlDeviceGetPowerManagementDefaultLimit, unsigned, "power.default_mw")
+GETTER(nvmlDeviceGetPowerUsage, unsigned, "power_mw")
+GETTER(nvmlDeviceGetEnforcedPowerLimit, unsigned, "power.limit_mw")
 
 typedef struct { unsigned gpu, memory; } Utilization;
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.agent.event_listener import Listener, start_listener
-from pytest_gpucluster.inventory.kernel_log import KernelLog
-from pytest_gpucluster.inventory.xid_events import XidEvents
+from pytest_gpucluster.inventory.driver_events import KernelLog, XidEvents
 from pytest_gpucluster.protocol.node_events import NodeEvents, NodeWorker, ask, note_worker
 
 if TYPE_CHECKING:

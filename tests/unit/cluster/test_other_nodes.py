@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpucluster.config.options import OPTIONS, asked, asked_of_node
-from pytest_gpucluster.config.settings import Expect, Settings
+from pytest_gpucluster.config.settings import OPTIONS, Expect, Settings, requested, requested_of_node
 from pytest_gpucluster.inventory.identity import Identity, read_variables
 from pytest_gpucluster.judging.promises import hidden_gpus, other_options, other_variables
 from tests.support import REPOSITORY
@@ -90,7 +89,7 @@ def test_other_options(second: str, said: list[str]) -> None:
     for option in OPTIONS:
         parser.add_argument(option.name, **option.keywords)
     given = parser.parse_args(["--gpucluster-profile=h200-sxm", *second.split()])
-    assert other_options([("a", ASKED), ("b", asked_of_node(given, start=Path()))]) == said
+    assert other_options([("a", ASKED), ("b", requested_of_node(given, start=Path()))]) == said
     assert other_options([("a", ASKED)]) == []
 
 
@@ -101,7 +100,7 @@ def test_an_option_that_is_not_given_elsewhere() -> None:
     ]
 
 
-def test_a_thresholds_file_is_told_by_its_content(tmp_path: Path) -> None:
+def test_a_thresholds_file_is_known_by_its_content(tmp_path: Path) -> None:
     """Not by its name; one that is missing on a node is a difference too."""
     for name, content in (("one", "a"), ("copy", "a"), ("other", "b")):
         (tmp_path / name).write_text(content, encoding="utf-8")
@@ -115,9 +114,9 @@ def test_a_thresholds_file_is_told_by_its_content(tmp_path: Path) -> None:
         gate=False,
         inline=False,
     )
-    others = (asked(replace(ours, thresholds=tmp_path / name)) for name in ("copy", "other", "missing", "."))
-    assert [len(other_options([("a", asked(ours)), ("b", other)])) for other in others] == [0, 1, 1, 1]
-    assert len(other_options([("a", asked(ours)), ("b", asked(replace(ours, thresholds=None)))])) == 1
+    others = (requested(replace(ours, thresholds=tmp_path / name)) for name in ("copy", "other", "missing", "."))
+    assert [len(other_options([("a", requested(ours)), ("b", other)])) for other in others] == [0, 1, 1, 1]
+    assert len(other_options([("a", requested(ours)), ("b", requested(replace(ours, thresholds=None)))])) == 1
 
 
 def test_which_variables_are_read() -> None:

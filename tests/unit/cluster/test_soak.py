@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.cluster.results import Results
-from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, Seen, Soak, SoakResult, Work
+from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, RoundResult, Soak, SoakWork
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
-from pytest_gpucluster.judging.criterion import Criterion, Parts
+from pytest_gpucluster.judging.criterion import Criterion
+from pytest_gpucluster.judging.finding import HERE, Finding
 from pytest_gpucluster.judging.plan import Plan
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.plugin.soak_reports import Reports, start, worst_of
@@ -25,13 +26,13 @@ if TYPE_CHECKING:
 PLACES = tuple(Place(id=f"node0-gpu{gpu}", node=0, gpu=gpu, rank=gpu) for gpu in range(3))
 
 
-def seen(results: Results) -> dict[Place, Seen]:
+def seen(results: Results) -> dict[Place, Finding]:
     """The numbers as they are."""
-    return {place: Seen(value=results[place], evidence={"W": 700}) for place in results if place not in results.errors}
+    return {place: Finding(value=results[place], evidence={"W": 700}) for place in results if place not in results.errors}
 
 
-RATES = Work(read=seen, keep="lowest")
-ERRORS = Work(read=seen, keep="total")
+RATES = SoakWork(read=seen, keep="lowest")
+ERRORS = SoakWork(read=seen, keep="total")
 
 
 class Script:
@@ -55,7 +56,7 @@ class Script:
         """A kind of work begins."""
         self.turns.append((turn.round, turn.criterion, [place.id for place in turn.places]))
 
-    def seen(self, kept: Sequence[SoakResult]) -> None:
+    def seen(self, kept: Sequence[RoundResult]) -> None:
         """A turn has brought something."""
         self.told.append((self.soak.round, kept[0].criterion, [one.place.id for one in kept]))
 
@@ -63,7 +64,7 @@ class Script:
         """A round is over."""
         self.rounds.append(soak.round)
 
-    def run(self, works: dict[str, Work], value: Callable[[int, str, Place], float | Exception]) -> Soak:
+    def run(self, works: dict[str, SoakWork], value: Callable[[int, str, Place], float | Exception]) -> Soak:
         """All rounds; ``value(round, criterion, place)`` is what is measured."""
         for turn in self.soak.rounds(works):
             found = {place: value(turn.round, turn.criterion, place) for place in turn.places}
@@ -113,7 +114,7 @@ def test_at_least_one_round() -> None:
 
 def test_only_what_is_selected_runs() -> None:
     """No work without a test; at the places its tests want, or everywhere where GPUs are compared."""
-    compared = Work(read=seen, keep="total", compares=True)
+    compared = SoakWork(read=seen, keep="total", compares=True)
     script = Script(duration_s=1, wanted={"errors": PLACES[:1], "bits": PLACES[1:2]})
     script.run({"rate": RATES, "errors": ERRORS, "bits": compared}, lambda *_: 0.0)
     assert script.turns == [(1, "errors", ["node0-gpu0"]), (1, "bits", ["node0-gpu0", "node0-gpu1", "node0-gpu2"])]
@@ -130,7 +131,7 @@ def test_nothing_selected_is_no_soak() -> None:
 def test_what_is_kept(keep: Any, value: float, worst: int) -> None:
     """The lowest, the highest or the sum; evidence from the worst round, the first of equals."""
     script = Script(duration_s=3)
-    found = script.run({"rate": Work(read=seen, keep=keep)}, lambda number, *_: {1: 9.0, 2: 5.0, 3: 7.0}[number])
+    found = script.run({"rate": SoakWork(read=seen, keep=keep)}, lambda number, *_: {1: 9.0, 2: 5.0, 3: 7.0}[number])
     kept = found["rate", PLACES[0]]
     assert (kept.value, kept.worst_round, kept.rounds) == (value, worst, 3)
     assert kept.evidence == {"rounds": 3, "worst in round": worst, "first round": 9.0, "last round": 7.0, "W": 700}
@@ -193,7 +194,7 @@ def test_a_turn_that_kept_nothing_is_no_good_round() -> None:
     """Neither a forgotten ``keep`` nor a place that ``read`` leaves out passes."""
     script = Script(duration_s=1)
     for turn in script.soak.rounds(
-        {"rate": Work(read=lambda _: {PLACES[0]: Seen(value=1.0)}, keep="lowest"), "errors": ERRORS}
+        {"rate": SoakWork(read=lambda _: {PLACES[0]: Finding(value=1.0)}, keep="lowest"), "errors": ERRORS}
     ):
         if turn.criterion == "rate":
             turn.keep(Results(dict.fromkeys(PLACES, 1.0), {}))
@@ -258,7 +259,7 @@ class Records:
         """Take what one measurement showed."""
         self.turns.append(facts)
 
-    def tell(self, record: Record) -> None:
+    def show_failure(self, record: Record) -> None:
         """Show a failure at once."""
         self.told.append(record)
 
@@ -272,13 +273,13 @@ def test_a_bad_turn_is_on_record_before_its_round_is_over() -> None:
     """And nobody can answer for it yet: the rest of the soak was not measured."""
     session: Any = Records()
     reports = Reports(session, session, {("tflops", PLACES[0].id): criterion()})
-    kept = SoakResult(criterion="tflops", place=PLACES[0], keep="lowest")
-    kept.add(1, Seen(value=750.0))
+    kept = RoundResult(criterion="tflops", place=PLACES[0], keep="lowest")
+    kept.add(1, Finding(value=750.0))
     reports.seen([kept])
     assert session.settled == []
-    kept.add(2, Seen(value=500.0))
+    kept.add(2, Finding(value=500.0))
     reports.seen([kept])
-    kept.add(3, Seen(value=400.0))
+    kept.add(3, Finding(value=400.0))
     reports.seen([kept])
     assert [(one.outcome, one.value, one.waivable) for one in session.settled] == [("failed", 500.0, False)]
     assert session.told == session.settled
@@ -338,9 +339,9 @@ def test_a_node_has_rounds_too() -> None:
     assert (script.soak["flaps", NODE].value, script.soak.is_wanted("flaps"), script.soak.is_wanted("wear")) == (1, True, False)
 
 
-def shared(results: Results) -> dict[Place, Seen]:
+def shared(results: Results) -> dict[Place, Finding]:
     """One value of all places."""
-    return {} if results.errors else {CLUSTER: Seen(value=results.value)}
+    return {} if results.errors else {CLUSTER: Finding(value=results.value)}
 
 
 @pytest.mark.parametrize("lost", [(), (PLACES[1],)])
@@ -349,7 +350,7 @@ def test_a_value_that_all_share(lost: tuple[Place, ...]) -> None:
     script = Script(duration_s=2, wanted={"fabric": (CLUSTER,)})
     values = {place: 350.0 for place in PLACES if place not in lost}
     errors = {place: MeasurementError(f"{place} died", culprits=(place,)) for place in lost}
-    for turn in script.soak.rounds({"fabric": Work(read=shared, keep="lowest")}):
+    for turn in script.soak.rounds({"fabric": SoakWork(read=shared, keep="lowest")}):
         script.now_s += 1.0
         turn.keep(Results(values, errors))
     kept = script.soak["fabric", CLUSTER]
@@ -360,26 +361,26 @@ def test_a_value_that_all_share(lost: tuple[Place, ...]) -> None:
 
 def test_a_value_that_all_share_blames_no_place() -> None:
     """Neither where it is no number, nor where something beside it is not known."""
-    kept = SoakResult(criterion="fabric", place=CLUSTER, keep="lowest")
-    kept.add(1, Seen(value=math.nan))
+    kept = RoundResult(criterion="fabric", place=CLUSTER, keep="lowest")
+    kept.add(1, Finding(value=math.nan))
     assert kept.error is not None
     assert kept.error.culprits == ()
-    kept = SoakResult(criterion="fabric", place=CLUSTER, keep="lowest")
-    kept.add(1, Seen(value=900, unknown="no clocks"))
-    with pytest.raises(MeasurementError, match="cluster: in round 1 of the soak: no clocks") as caught:
+    kept = RoundResult(criterion="fabric", place=CLUSTER, keep="lowest")
+    kept.add(1, Finding(value=900, unknown={HERE: ("no clocks",)}))
+    with pytest.raises(MeasurementError, match="in round 1 of the soak: no clocks") as caught:
         kept.judge(criterion("above", 1))
     assert caught.value.culprits == ()
 
 
 def test_what_is_not_known_beside_a_value_is_never_green() -> None:
     """Rounds go on; the total is judged first, then the first thing that was not known is raised, with its round."""
-    kept = SoakResult(criterion="flaps", place=NODE, keep="total")
+    kept = RoundResult(criterion="flaps", place=NODE, keep="total")
     for number, unknown in enumerate((None, "port 1: reset", "port 2: reset", None), start=1):
-        kept.add(number, Seen(value=0, unknown=unknown))
+        kept.add(number, Finding(value=0, unknown={HERE: (unknown,) if unknown else ()}))
     judge = criterion("max", 0)
-    with pytest.raises(MeasurementError, match="node0: in round 2 of the soak: port 1: reset"):
+    with pytest.raises(MeasurementError, match=r"node0.*: in round 2 of the soak: port 1: reset"):
         kept.judge(judge)
-    kept.add(5, Seen(value=1, parts=Parts(kind="nic", names=("mlx5_2 port 1",))))
+    kept.add(5, Finding(value=1, kind="nic", bad={"mlx5_2 port 1": ("lost its link",)}))
     with pytest.raises(CriterionFailedError, match="node0-gpu0 mlx5_2 port 1: 1 TFLOPS"):
         kept.judge(judge)
     assert judge.judged is not None

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_gpucluster.cluster.soak import CLUSTER, Seen, SoakRecord, SoakResult, read_back
+from pytest_gpucluster.cluster.soak import CLUSTER, RoundResult, SoakRecord, read_back
 from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.errors import MeasurementError
-from pytest_gpucluster.judging.criterion import Parts
+from pytest_gpucluster.judging.finding import Finding
 from pytest_gpucluster.places import Place
 
 if TYPE_CHECKING:
@@ -22,33 +22,43 @@ PLACES = tuple(Place(id=f"node0-gpu{gpu}", node=0, gpu=gpu, rank=gpu) for gpu in
 KEEPS = {"rate": "lowest", "heat": "highest", "errors": "total"}
 
 
-def begin(places: Iterable[Place] = PLACES) -> dict[tuple[str, str], SoakResult]:
+def begin(places: Iterable[Place] = PLACES) -> dict[tuple[str, str], RoundResult]:
     """Nothing is kept yet."""
     return {
-        (key, place.id): SoakResult(criterion=key, place=place, keep=keep) for key, keep in KEEPS.items() for place in places
+        (key, place.id): RoundResult(criterion=key, place=place, keep=keep) for key, keep in KEEPS.items() for place in places
     }  # type: ignore[arg-type]
 
 
-def measure(kept: dict[tuple[str, str], SoakResult], number: int, value: float, record: SoakRecord | None) -> list[Any]:
+def measure(kept: dict[tuple[str, str], RoundResult], number: int, value: float, record: SoakRecord | None) -> list[Any]:
     """One round: the events of its measurements, through JSON and back."""
     events = []
     for key in KEEPS:
         ours = [one for one in kept.values() if one.criterion == key]
         for gpu, one in enumerate(ours):
-            parts = Parts(kind="nic", names=(f"mlx5_{gpu}",), places=PLACES[:1], advice="replace its cable") if gpu else None
-            seen = Seen(value=value + gpu, evidence={"W": 100 * number}, remark="alone" if number > 1 else None, parts=parts)
-            one.add(number, seen)
+            bad = {f"mlx5_{gpu}": ("lost its link",), PLACES[0]: ("is slow", "is hot")} if gpu else {}
+            doubts = {"port 9": ("was refused",), PLACES[1]: ("is gone",)} if gpu == 2 and number > 1 else {}
+            found = Finding(
+                value=value + gpu,
+                bad=bad,
+                unknown=doubts,
+                kind="nic" if gpu else None,
+                advice="replace its cable" if gpu else None,
+                evidence={"W": 100 * number},
+                remark="single" if number > 1 else None,
+            )
+            one.add(number, found)
         if record is not None:
             events.append(json.loads(json.dumps(strict_json(record.facts(ours)))))
     return events
 
 
-def whole(kept: dict[tuple[str, str], SoakResult]) -> dict[tuple[str, str], Any]:
+def whole(kept: dict[tuple[str, str], RoundResult]) -> dict[tuple[str, str], Any]:
     """All that is kept."""
     found = {}
     for key, one in kept.items():
         assert one.worst is not None
-        worst = (one.worst_round, one.worst.value, one.worst.evidence, one.worst.parts)
+        said = (one.worst.bad, one.worst.kind, one.worst.advice, one.unknown)
+        worst = (one.worst_round, one.worst.value, one.worst.evidence, said)
         found[key] = (one.value, one.rounds, one.first_and_last, one.remark, worst)
     return found
 
@@ -59,7 +69,7 @@ def whole(kept: dict[tuple[str, str], SoakResult]) -> dict[tuple[str, str], Any]
 )
 @settings(max_examples=60, deadline=None)
 def test_a_soak_that_was_cut_is_the_same_soak(values: list[float], at: int) -> None:
-    """Cut after any round, and gone on with: values, worst rounds, evidence, parts and remarks are those of an uncut soak."""
+    """Cut after any round, and gone on with: all that is kept is as in a soak that was not cut."""
     at = min(at, len(values) - 1)
     uncut, before, record = begin(), begin(), SoakRecord()
     events = []
@@ -86,8 +96,8 @@ def test_an_unfinished_round_counts_and_is_not_whole() -> None:
 
 def test_a_value_of_all_nodes() -> None:
     """It stands at no place of the cluster."""
-    one = SoakResult(criterion="busbw", place=CLUSTER, keep="lowest")
-    one.add(1, Seen(value=300.0))
+    one = RoundResult(criterion="busbw", place=CLUSTER, keep="lowest")
+    one.add(1, Finding(value=300.0))
     earlier = read_back([SoakRecord().facts([one])], places=PLACES, num_whole_rounds=1, elapsed_s=9)
     assert earlier.kept["busbw", "cluster"].place is CLUSTER
 
@@ -95,11 +105,11 @@ def test_a_value_of_all_nodes() -> None:
 def test_a_large_round_is_short() -> None:
     """Counts that are all zero are written once, and evidence only in the first round or a worse one."""
     places = tuple(Place(id=f"node{node}-gpu{gpu}", node=node, gpu=gpu) for node in range(16) for gpu in range(8))
-    kept = [SoakResult(criterion="errors", place=place, keep="total") for place in places]
+    kept = [RoundResult(criterion="errors", place=place, keep="total") for place in places]
     record, lengths = SoakRecord(), []
     for number in range(1, 4):
         for one in kept:
-            one.add(number, Seen(value=0, evidence={"ports": ["mlx5_0"] * 8}))
+            one.add(number, Finding(value=0, evidence={"ports": ["mlx5_0"] * 8}))
         lengths.append(len(json.dumps(record.facts(kept))))
     assert lengths[0] > 10_000
     assert max(lengths[1:]) < 200
@@ -108,7 +118,7 @@ def test_a_large_round_is_short() -> None:
 def test_what_could_not_be_measured_is_left_out() -> None:
     """Its error is an outcome of its own, and no soak goes on after one."""
     kept = list(begin(PLACES[:2]).values())[:2]
-    kept[0].add(1, Seen(value=1.0))
+    kept[0].add(1, Finding(value=1.0))
     kept[1].fail(1, MeasurementError("rank 1 died"))
     assert SoakRecord().facts(kept)["places"] == ["node0-gpu0"]
 

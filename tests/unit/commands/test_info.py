@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.commands import info
-from pytest_gpucluster.commands.info_findings import find
+from pytest_gpucluster.commands.info import find
 from pytest_gpucluster.commands.main import main
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory import machine

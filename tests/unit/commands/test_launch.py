@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
-from pytest_gpucluster.commands import launch, main, never_joined, rendezvous
+from pytest_gpucluster.commands import absent_nodes, launch, main, rendezvous
+from pytest_gpucluster.commands.absent_nodes import Absence
 from pytest_gpucluster.commands.launch import Job
-from pytest_gpucluster.commands.never_joined import Absence
 from pytest_gpucluster.commands.rendezvous import Hello, Meeting, NotJoinedError
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.places import Place
@@ -540,7 +540,7 @@ def meant(*arguments: str, num_local: int = 2, profile: str = "rehearsal") -> Se
         within_s=3.0,
         pytest_arguments=(f"--gpucluster-profile={profile}", *arguments),
     )
-    return never_joined.expect(job.rank_0, never_joined.read_options(job.pytest_arguments)[0])
+    return absent_nodes.expect(job.rank_0, absent_nodes.read_options(job.pytest_arguments)[0])
 
 
 def absence(**changes: Any) -> Absence:
@@ -588,21 +588,21 @@ def test_which_places_are_whose(changes: dict[str, Any], ranks: list[int]) -> No
 def test_options_among_pytests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In both spellings, from PYTEST_ADDOPTS too, the last one counts; what is not ours is passed over."""
     monkeypatch.setenv("PYTEST_ADDOPTS", "-q --gpucluster-level=soak --junitxml first.xml")
-    found, junit = never_joined.read_options(
+    found, junit = absent_nodes.read_options(
         ["-k", "x y", "--gpucluster-expect", "nodes=2", "-x", "--gpucluster-results=r", "a.py"]
     )
     assert (found.level, found.expect.nodes, found.results_dir) == ("soak", 2, tmp_path / "r")
     assert junit == tmp_path / "first.xml"
-    assert never_joined.read_options(["--junit-xml=sub/x.xml"])[1] == tmp_path / "sub/x.xml"
+    assert absent_nodes.read_options(["--junit-xml=sub/x.xml"])[1] == tmp_path / "sub/x.xml"
     monkeypatch.delenv("PYTEST_ADDOPTS")
-    assert never_joined.read_options(["-q"])[1] is None
-    assert never_joined.read_options([])[0].results_dir == tmp_path / "gpucluster-results"
+    assert absent_nodes.read_options(["-q"])[1] is None
+    assert absent_nodes.read_options([])[0].results_dir == tmp_path / "gpucluster-results"
 
 
 def test_reports(tmp_path: Path) -> None:
     """Everything expected is there: skipped by rule, or missing with the reason; the absent node is the culprit."""
     session = meant("--gpucluster-results=r")
-    verdict = never_joined.write_reports(session, absence(), junit=tmp_path / "new" / "x.xml")
+    verdict = absent_nodes.write_reports(session, absence(), junit=tmp_path / "new" / "x.xml")
     assert verdict.word == "INCOMPLETE"
     found = json.loads((tmp_path / "r" / "results.json").read_text(encoding="utf-8"))
     jsonschema.validate(found, json.loads(SCHEMA_FILE.read_text(encoding="utf-8")))
@@ -633,7 +633,7 @@ def test_reports(tmp_path: Path) -> None:
 def test_the_journal_tells_the_same(tmp_path: Path) -> None:
     """``gpucluster report`` on it gives the same verdict; it is marked as finished."""
     session = meant()
-    verdict = never_joined.write_reports(session, absence(), junit=None)
+    verdict = absent_nodes.write_reports(session, absence(), junit=None)
     folder = tmp_path / "gpucluster-results"
     lines = (folder / "journal.jsonl").read_text(encoding="utf-8").splitlines()
     events = [json.loads(line)["event"] for line in lines]
@@ -650,7 +650,7 @@ def test_the_expected_set_is_that_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "site.yaml").write_text(site, encoding="utf-8")
     options = ("--gpucluster-thresholds=site.yaml", "--gpucluster-profile=site", "--gpucluster-level=quick")
     session = meant(*options, "--gpucluster-expect=nodes=3")
-    never_joined.write_reports(session, absence(), junit=None)
+    absent_nodes.write_reports(session, absence(), junit=None)
     outcomes = {(row.criterion, row.place): row.outcome for row in session.plan}
     assert outcomes["finetune_loss", None] == "not_selected"
     assert outcomes["bf16_tflops", "node2-cpu0"] == "missing"
@@ -670,7 +670,7 @@ def test_a_results_directory_that_cannot_be_written(tmp_path: Path, capsys: pyte
 def test_places_are_plain() -> None:
     """What the journal says of a place can be read back."""
     session = meant()
-    named = never_joined._named(session, absence())
+    named = absent_nodes._named(session, absence())
     assert {place.id: place.hostname for place in named if place.gpu is None} == {"node0": "a", "node1": "b"}
     assert all(isinstance(place, Place) for place in named)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.commands import main, run, words
+from pytest_gpucluster.commands import arguments, main, run
 from pytest_gpucluster.errors import ConfigurationError
 from tests.support import REPOSITORY
 from tests.support.launching import Launch, Starter, starter_in
@@ -134,7 +134,7 @@ def measured(starter: Starter, *arguments: str) -> subprocess.CompletedProcess[s
 )
 def test_values(word: str, value: Any) -> None:
     """Plain YAML, read as thresholds.yaml is."""
-    assert words.read_arguments([word]) == {"x": value}
+    assert arguments.read_arguments([word]) == {"x": value}
 
 
 @pytest.mark.parametrize(
@@ -156,16 +156,16 @@ def test_values(word: str, value: Any) -> None:
 def test_values_refused(typed: list[str], message: str) -> None:
     """Anything else is said with the word it stands in, and nothing is constructed."""
     with pytest.raises(ConfigurationError, match=message):
-        words.read_arguments(typed)
+        arguments.read_arguments(typed)
 
 
 def test_function_by_module_and_by_file() -> None:
     """Both lead to the same file; a file finds its neighbours, and takes no other module's name."""
-    by_file = words.find_function("probes.py:look")
+    by_file = arguments.find_function("probes.py:look")
     assert by_file.__module__ == "gpucluster_run_probes"
-    assert words.find_function("probes:look").__code__.co_filename == by_file.__code__.co_filename
+    assert arguments.find_function("probes:look").__code__.co_filename == by_file.__code__.co_filename
     Path("json.py").write_text("def f():\n    return 1\n", encoding="utf-8")
-    assert words.find_function("json.py:f")() == 1
+    assert arguments.find_function("json.py:f")() == 1
     assert sys.modules["json"] is json
 
 
@@ -176,7 +176,7 @@ def test_function_of_a_package_by_file() -> None:
         Path(folder, "__init__.py").touch()
     Path("deep/one.py").write_text("ONE = 1\n", encoding="utf-8")
     Path("deep/inner/two.py").write_text("from ..one import ONE\n\ndef f():\n    return ONE\n", encoding="utf-8")
-    function = words.find_function("deep/inner/two.py:f")
+    function = arguments.find_function("deep/inner/two.py:f")
     assert (function.__module__, function()) == ("deep.inner.two", 1)
 
 
@@ -186,7 +186,7 @@ def test_file_that_another_one_shadows() -> None:
     for name in ("__init__", "places"):
         Path("pytest_gpucluster", f"{name}.py").write_text("def f():\n    return 1\n", encoding="utf-8")
     with pytest.raises(ConfigurationError, match=r"is not what Python imports as pytest_gpucluster\.places"):
-        words.find_function("pytest_gpucluster/places.py:f")
+        arguments.find_function("pytest_gpucluster/places.py:f")
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_function_refused(typed: str, message: str) -> None:
     Path("broken.py").write_text("\n1 / 0\n", encoding="utf-8")
     Path("lacking.py").write_text("import nowhere_at_all\n", encoding="utf-8")
     with pytest.raises(ConfigurationError, match=message):
-        words.find_function(typed)
+        arguments.find_function(typed)
 
 
 def test_wrong_usage_is_said_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,7 +35,7 @@ INDENTED = "".join(" " * depth + "a:\n" for depth in range(1400))
 
 @pytest.mark.parametrize("content", [BRACKETS, ITEMS, INDENTED], ids=["brackets", "items", "indented"])
 def test_large_input_is_refused_before_it_is_composed(content: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither depth nor number of values costs more than a moment, because no node is made of them."""
+    """Neither depth nor number of values costs more than a moment, because reading stops at the first one too many."""
     monkeypatch.delattr(yaml, "compose")
     assert len(yaml_lines.parse(content.encode(), file="f").problems) == 1
 

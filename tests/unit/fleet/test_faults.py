@@ -7,9 +7,8 @@ import re
 import pytest
 
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.fleet.faults import FAULTS, NODES_ONLY, Fault, parse_fault
 from pytest_gpucluster.fleet.hardware import require_model
-from pytest_gpucluster.fleet.simulation import Simulation, parse_simulation
+from pytest_gpucluster.fleet.simulation import FAULTS, NODES_ONLY, PlantedFault, Simulation, parse_fault, parse_simulation
 from tests.support import REPOSITORY
 
 FIRST_CELL = re.compile(r"(?m)^\| *(`[a-z]+`(?:, `[a-z]+`)*) *\|")
@@ -27,7 +26,7 @@ def test_every_fault_can_be_planted_and_comes_back(kind: str) -> None:
     text = f"node7:{kind}" if kind in NODES_ONLY else f"node7-gpu5:{kind}"
     fault = parse_fault(text)
     assert str(fault) == text
-    assert Fault.read(fault.to_json()) == fault
+    assert PlantedFault.read(fault.to_json()) == fault
 
 
 def test_every_fault_stands_in_the_page_of_the_commands() -> None:

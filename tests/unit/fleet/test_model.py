@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.fleet import model
-from pytest_gpucluster.fleet.asked import Group
 from pytest_gpucluster.fleet.hardware import TYPICAL, Hardware
+from pytest_gpucluster.fleet.simulated_call import SimulatedGroup
 from pytest_gpucluster.fleet.simulation import parse_simulation
 from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.messages import Failure, FunctionName, Success, read_reply
@@ -37,10 +37,10 @@ ASKED: dict[str, dict[str, Any]] = {
     "measurements.host:host_clock": {},
     "measurements.host:host_state": {},
     "measurements.host_link:host_link": {"size_bytes": 1 << 29, "iterations": 10, "warmup": 2},
-    "measurements.host_memory:host_memory": {"size_bytes": 6 << 30, "repeats": 5},
-    "measurements.launch:launch_latency": {"launches": 2000, "repeats": 5},
-    "measurements.nics:nic_paths": {},
-    "measurements.nics:nic_state": {},
+    "measurements.host_rates:host_memory": {"size_bytes": 6 << 30, "repeats": 5},
+    "measurements.host_rates:launch_latency": {"launches": 2000, "repeats": 5},
+    "measurements.host:nic_paths": {},
+    "measurements.host:nic_state": {},
     "measurements.pair_matrix:pair_matrix": {"size_bytes": 1 << 28, "small_bytes": 8, "iterations": 5, "warmup": 2},
     "measurements.rails:net_interfaces": {},
     "measurements.rails:rail": {"name": "mlx5_5:1", "size_bytes": 1 << 28},
@@ -50,12 +50,12 @@ ASKED: dict[str, dict[str, Any]] = {
     "measurements.shared_paths:read_marks": {"path": "/mnt", "digests": {}, "within_s": 1},
     "measurements.shared_paths:small_files": {"path": "/mnt", "count": 500, "within_s": 5},
     "measurements.sustained:sustained": {"seconds": 20, "slice_s": 1},
-    "measurements.sxids:node_sxids": {},
+    "measurements.driver_errors:node_sxids": {},
     "measurements.training:finetune": {"preset": "small"},
     "measurements.training:sharded_memory": {"preset": "7b-shape"},
     "measurements.training:train": {"preset": "7b-shape", "steps": 12},
     "measurements.transport:transport": {"size_bytes": 1 << 26},
-    "measurements.xids:gpu_xids": {},
+    "measurements.driver_errors:gpu_xids": {},
     "worker.worker:leave_group": {},
     "worker.worker:look_at_gpu": {},
 }
@@ -82,7 +82,7 @@ def ask(name: str, *, rank: int = 0, gpu: str = "h200-sxm", bad: tuple[str, ...]
     """The plain value of one rank of 2 x 4 GPUs, all in one group."""
     simulation = dataclasses.replace(parse_simulation("2x4", faults=[*bad]), gpu=gpu)
     reply = model.answer(
-        Group(hardware=Hardware(simulation), ranks=tuple(range(8))),
+        SimulatedGroup(hardware=Hardware(simulation), ranks=tuple(range(8))),
         function(name),
         rank=rank,
         kwargs={**ASKED.get(name, {}), **kwargs},
@@ -91,9 +91,9 @@ def ask(name: str, *, rank: int = 0, gpu: str = "h200-sxm", bad: tuple[str, ...]
     return reply.value
 
 
-def alone() -> Group:
+def alone() -> SimulatedGroup:
     """A rank without a process group."""
-    return Group(hardware=Hardware(parse_simulation("1x8", faults=[])), ranks=(0,))
+    return SimulatedGroup(hardware=Hardware(parse_simulation("1x8", faults=[])), ranks=(0,))
 
 
 def dataclasses_in(value: Any) -> Iterator[dict[str, Any]]:

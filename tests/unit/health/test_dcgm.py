@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.health.dcgm import DiagFound, judge_diag
-from pytest_gpucluster.inventory.dcgm import DcgmGpu
-from pytest_gpucluster.inventory.dcgm_report import parse_report
+from pytest_gpucluster.health.dcgm import judge_diag
+from pytest_gpucluster.inventory.dcgm import DcgmGpu, parse_report
 from pytest_gpucluster.measurements.dcgm import DcgmDiag
 from pytest_gpucluster.text import LONGEST
 from tests.support.dcgm import Json, entity, report_2, report_3, report_4, warning
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.judging.finding import Finding
 
 KINDS = ("software", "memory", "pcie")
 GPUS = [DcgmGpu(number=number, uuid=f"GPU-{number}") for number in (0, 1)]
@@ -24,7 +26,7 @@ def diag_of(report: Json, *doubts: str) -> DcgmDiag:
     return DcgmDiag(version=read.version, level=2, gpus=GPUS, results=read.results, doubts=list(doubts))
 
 
-def judge(report: Json, *, gpu: int = 0, kind: str = "memory", kinds: tuple[str, ...] = KINDS, doubt: str = "") -> DiagFound:
+def judge(report: Json, *, gpu: int = 0, kind: str = "memory", kinds: tuple[str, ...] = KINDS, doubt: str = "") -> Finding:
     """One kind of test of one GPU."""
     return judge_diag(diag_of(report, *filter(None, [doubt])), f"GPU-{gpu}", kind, kinds=kinds)
 
@@ -43,7 +45,7 @@ HEALTHY = report([entity(0), entity(1)])
 def test_healthy(made: Json, kind: str, gpu: int) -> None:
     """In the form of each version."""
     found = judge(made, gpu=gpu, kind=kind)
-    assert (found.bad, found.unknown) == ((), ())
+    assert (found.judged, found.doubts) == (0, ())
     assert found.evidence["passed"]
 
 
@@ -52,8 +54,8 @@ def test_a_failure_is_that_gpus(word: str) -> None:
     """With DCGM's text and advice; the other GPU, and the other kinds, stay as they are."""
     made = report([entity(0), entity(1, word, warning("A row remap failed", severity=6))])
     found = judge(made, gpu=1)
-    assert found.bad == (f"memory, GPU 1: {word}: A row remap failed",)
-    assert (found.blames, found.advice) == ("gpu", "drain the node and reset the GPU (DCGM: reset)")
+    assert found.facts == (f"memory, GPU 1: {word}: A row remap failed",)
+    assert (found.kind, found.advice) == ("gpu", "drain the node and reset the GPU (DCGM: reset)")
     assert judge(made, gpu=0) == judge(HEALTHY, gpu=0)
     assert judge(made, gpu=1, kind="pcie") == judge(HEALTHY, gpu=1, kind="pcie")
 
@@ -62,8 +64,8 @@ def test_the_most_urgent_advice_and_a_setting() -> None:
     """Isolate before all; where only settings are wrong, no part is."""
     both = report([entity(0, "Fail", warning("a", severity=1), warning("b", severity=2)), entity(1)])
     setting = report([entity(0, "Fail", warning("ECC is off", severity=5)), entity(1)])
-    assert (judge(both).blames, judge(both).advice) == ("gpu", "take this GPU out of service (DCGM: isolate)")
-    assert (judge(setting).blames, judge(setting).advice) == ("settings", "change the setting that DCGM names (DCGM: config)")
+    assert (judge(both).kind, judge(both).advice) == ("gpu", "take this GPU out of service (DCGM: isolate)")
+    assert (judge(setting).kind, judge(setting).advice) == ("settings", "change the setting that DCGM names (DCGM: config)")
 
 
 @pytest.mark.parametrize(
@@ -82,20 +84,20 @@ def test_the_most_urgent_advice_and_a_setting() -> None:
 def test_what_is_not_green(result: Json, said: str) -> None:
     """A skip, an unknown word, and an error beside a pass: not known, neither good nor bad."""
     found = judge(report([result, entity(1)]))
-    assert found.bad == ()
-    assert any(said in text for text in found.unknown), found.unknown
-    assert judge(report([result, entity(1)]), gpu=1).bad == ()
+    assert found.facts == ()
+    assert any(said in text for text in found.doubts), found.doubts
+    assert judge(report([result, entity(1)]), gpu=1).facts == ()
 
 
 def test_a_gpu_without_a_result() -> None:
     """And a kind that did not run at all."""
-    assert judge(report([entity(0)]), gpu=1).unknown == ("memory: no result for GPU 1",)
-    assert judge(report_4(software=[entity(0), entity(1)])).unknown == ("dcgmi diag -r 2 ran no test 'memory'",)
+    assert judge(report([entity(0)]), gpu=1).doubts == ("DCGM 4.2.3: memory: no result for GPU 1",)
+    assert judge(report_4(software=[entity(0), entity(1)])).doubts == ("DCGM 4.2.3: dcgmi diag -r 2 ran no test 'memory'",)
 
 
 def test_a_gpu_that_dcgm_does_not_list() -> None:
     """By its UUID."""
-    assert judge(HEALTHY, gpu=7).unknown == ("DCGM 4.2.3 does not list GPU-7",)
+    assert judge(HEALTHY, gpu=7).doubts == ("DCGM 4.2.3: DCGM does not list GPU-7",)
 
 
 def test_a_test_of_the_host_that_failed() -> None:
@@ -103,16 +105,16 @@ def test_a_test_of_the_host_that_failed() -> None:
     old = report_2([0, 1], host={"NVML Library": {"status": "Fail", "warnings": "not found"}})
     named = {"status": "Fail", "gpu_id": 1, "warnings": [{"warnings": "Persistence mode is off", "error_severity": 5}]}
     new = report_3([0, 1], host={"Persistence Mode": named})
-    assert judge(old, kind="software").bad == ("NVML Library, all GPUs of the host: Fail: not found",)
-    assert judge(new, kind="software", gpu=1).bad == ("Persistence Mode, GPU 1: Fail: Persistence mode is off",)
-    assert judge(new, kind="software", gpu=0).unknown == ("Persistence Mode: no result for GPU 0",)
+    assert judge(old, kind="software").facts == ("NVML Library, all GPUs of the host: Fail: not found",)
+    assert judge(new, kind="software", gpu=1).facts == ("Persistence Mode, GPU 1: Fail: Persistence mode is off",)
+    assert judge(new, kind="software", gpu=0).doubts == ("DCGM 3.3.9: Persistence Mode: no result for GPU 0",)
 
 
 def test_another_part_counts_for_every_gpu() -> None:
     """A CPU or an instance (MIG) that failed; where it passed, it stands for no GPU."""
     instance = {"entity_group": "GPU_I", "entity_group_id": 3, "entity_id": 0, "status": "Fail"}
-    assert judge(report([entity(0), entity(1), instance])).bad == ("memory, GPU_I 0: Fail",)
-    assert judge(report([instance | {"status": "Pass"}])).unknown == ("memory: no result for GPU 0",)
+    assert judge(report([entity(0), entity(1), instance])).facts == ("memory, GPU_I 0: Fail",)
+    assert judge(report([instance | {"status": "Pass"}])).doubts == ("DCGM 4.2.3: memory: no result for GPU 0",)
 
 
 def test_a_summary_that_contradicts() -> None:
@@ -120,31 +122,31 @@ def test_a_summary_that_contradicts() -> None:
     made = report([entity(0), entity(1)])
     summary = made["DCGM Diagnostic"]["test_categories"][1]["tests"][0]["test_summary"]
     summary["status"] = "Fail"
-    assert judge(made).bad == ("memory, its summary: Fail",)
+    assert judge(made).facts == ("memory, its summary: Fail",)
     summary["status"] = "Skip"
-    assert judge(made).unknown == ("memory, its summary: Skip",)
+    assert judge(made).doubts == ("DCGM 4.2.3: memory, its summary: Skip",)
 
 
 def test_a_test_that_no_entry_judges_counts_as_software() -> None:
     """It is not lost; with an entry of its own it is judged there."""
     made = report([entity(0), entity(1)], eud=[entity(0, "Skip"), entity(1, "Fail")])
-    assert judge(made, kind="software").unknown == ("eud, GPU 0: Skip",)
-    assert judge(made, kind="software", gpu=1).bad == ("eud, GPU 1: Fail",)
+    assert judge(made, kind="software").doubts == ("DCGM 4.2.3: eud, GPU 0: Skip",)
+    assert judge(made, kind="software", gpu=1).facts == ("eud, GPU 1: Fail",)
     with_entry = (*KINDS, "eud")
     assert judge(made, kind="software", kinds=with_entry) == judge(HEALTHY, kind="software")
-    assert judge(made, kind="eud", gpu=1, kinds=with_entry).bad == ("eud, GPU 1: Fail",)
+    assert judge(made, kind="eud", gpu=1, kinds=with_entry).facts == ("eud, GPU 1: Fail",)
 
 
 def test_a_doubt_about_the_report() -> None:
     """What passed is not believed; what failed stays failed."""
     made = report([entity(0), entity(1, "Fail")])
-    assert judge(made, doubt="exit code 3").unknown == ("exit code 3",)
-    assert judge(made, gpu=1, doubt="exit code 3").bad == ("memory, GPU 1: Fail",)
+    assert judge(made, doubt="exit code 3").doubts == ("DCGM 4.2.3: exit code 3",)
+    assert judge(made, gpu=1, doubt="exit code 3").facts == ("memory, GPU 1: Fail",)
 
 
 def test_foreign_text_is_one_short_line() -> None:
     """Whatever DCGM writes."""
-    (text,) = judge(report([entity(0, "Fail", warning("\x1b[31mred\n" + "x" * 10 * LONGEST))])).bad
+    (text,) = judge(report([entity(0, "Fail", warning("\x1b[31mred\n" + "x" * 10 * LONGEST))])).facts
     assert "\n" not in text
     assert "\x1b" not in text
     assert len(text) < 2 * LONGEST

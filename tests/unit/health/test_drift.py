@@ -12,21 +12,22 @@ from pytest_gpucluster.health.drift import (
     OF_GPU,
     OF_HOST,
     OF_NIC,
-    Asked,
+    DriftRules,
     Fact,
-    Row,
-    compare,
+    FactRow,
+    compare_facts,
     facts_of_hosts,
     facts_of_nics,
+    judge_drift,
     meets,
-    of_node,
     summary,
 )
 from pytest_gpucluster.inventory.host import HostFacts, read_host
 from pytest_gpucluster.inventory.nics import Nic
 from pytest_gpucluster.inventory.nvml import GpuState
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.reading import NotAvailable, healthy
 from pytest_gpucluster.measurements.host import HostState
+from tests.support.findings import NOTHING, said
 
 HIDDEN = NotAvailable("Permission denied (/sys)")
 
@@ -39,13 +40,13 @@ def facts(values: list[Any], name: str = "kernel", **changes: Any) -> list[Fact]
     ]
 
 
-def row(values: list[Any], **asked: Any) -> Row:
+def row(values: list[Any], **rules: Any) -> FactRow:
     """These values of one fact, compared."""
-    (found,) = compare(facts(values), Asked(**asked))
+    (found,) = compare_facts(facts(values), DriftRules(**rules))
     return found
 
 
-def odd_nodes(found: Row) -> list[str]:
+def odd_nodes(found: FactRow) -> list[str]:
     """The nodes that are named."""
     return [one.node for one in found.outliers]
 
@@ -97,11 +98,11 @@ def test_values_that_could_not_be_read() -> None:
     """Never taken for alike, and never for different: said at their node, if any other node gave the value."""
     found = row(["6.8", HIDDEN, "6.8"])
     assert (found.alike, found.outliers, [one.node for one in found.unread]) == (2, (), ["node1"])
-    assert of_node([found], "node1") == ([], ["kernel: not available: Permission denied (/sys)"])
-    assert of_node([found], "node0") == ([], [])
+    assert said(judge_drift([found], "node1")) == ((), ("kernel: not available: Permission denied (/sys)",))
+    assert said(judge_drift([found], "node0")) == NOTHING
     nowhere = row([HIDDEN, HIDDEN])
     assert not nowhere.is_compared
-    assert of_node([nowhere], "node1") == ([], [])
+    assert said(judge_drift([nowhere], "node1")) == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -112,8 +113,8 @@ def test_what_is_demanded(demanded: str, named: list[int]) -> None:
     """Outliers stay outliers. What all have is wrong too, if something else is demanded."""
     found = row(["6.8.0-45-generic", "6.8.0-45-generic", "6.5.0"], demanded={"kernel": demanded})
     assert odd_nodes(found) == [f"node{at}" for at in named]
-    odd, _ = of_node([found], "node2")
-    assert odd == [f"kernel: 6.5.0, demanded is {demanded}"]
+    odd = judge_drift([found], "node2").facts
+    assert odd == (f"kernel: 6.5.0, demanded is {demanded}",)
 
 
 @pytest.mark.parametrize("version", ["570.86", "570.86.10", "571", "v570.100"])
@@ -142,13 +143,13 @@ def test_a_demanded_fact_that_is_unknown() -> None:
 def test_ignored_facts() -> None:
     """By pattern."""
     both = [*facts(["6.8", "6.5"]), *facts(["1", "2"], name="variable NCCL_X")]
-    assert [one.name for one in compare(both, Asked(ignore=["variable *"]))] == ["kernel"]
+    assert [one.name for one in compare_facts(both, DriftRules(ignore=["variable *"]))] == ["kernel"]
 
 
 def test_only_like_with_like() -> None:
     """GPUs of one model, NICs of one type."""
     many = [*facts(["96.00"] * 3, among="H200"), *facts(["88.00"], among="H100")]
-    assert [one.outliers for one in compare(many, Asked())] == [(), ()]
+    assert [one.outliers for one in compare_facts(many, DriftRules())] == [(), ()]
 
 
 @pytest.mark.parametrize(
@@ -173,10 +174,10 @@ def test_summary(values: list[str], said: str) -> None:
 
 def test_a_fact_says_why_it_is_odd() -> None:
     """With what the others have, or that they do not agree."""
-    assert of_node([row(["6.8", "6.5", "6.8"])], "node1")[0] == ["kernel: 6.5, 2 of 3 have 6.8"]
-    assert of_node([row(["6.8", "6.5"])], "node1")[0] == ["kernel: 6.5, no majority among 2"]
-    gpu = compare(facts(["1", "2", "1"], name="VBIOS", kind="gpu", part="node1-gpu3"), Asked())
-    assert of_node(gpu, "node1")[0] == ["node1-gpu3 VBIOS: 2, 2 of 3 have 1"]
+    assert judge_drift([row(["6.8", "6.5", "6.8"])], "node1").facts == ("kernel: 6.5, 2 of 3 have 6.8",)
+    assert judge_drift([row(["6.8", "6.5"])], "node1").facts == ("kernel: 6.5, no majority among 2",)
+    gpu = compare_facts(facts(["1", "2", "1"], name="VBIOS", kind="gpu", part="node1-gpu3"), DriftRules())
+    assert judge_drift(gpu, "node1").facts == ("node1-gpu3 VBIOS: 2, 2 of 3 have 1",)
 
 
 def host(**variables: str) -> HostState:
@@ -187,15 +188,17 @@ def host(**variables: str) -> HostState:
 def test_facts_of_hosts() -> None:
     """Every field has its name, and a variable that one host has is unset on the other."""
     assert set(OF_HOST) == set(HostFacts.__slots__)
-    rows = compare(facts_of_hosts({"node0": host(), "node1": host(NCCL_ALGO="Ring"), "node2": host()}), Asked(percent=2))
+    rows = compare_facts(
+        facts_of_hosts({"node0": host(), "node1": host(NCCL_ALGO="Ring"), "node2": host()}), DriftRules(percent=2)
+    )
     assert [one.name for one in rows if one.outliers] == ["variable NCCL_ALGO"]
-    assert of_node(rows, "node1")[0] == ["variable NCCL_ALGO: Ring, 2 of 3 have unset"]
+    assert judge_drift(rows, "node1").facts == ("variable NCCL_ALGO: Ring, 2 of 3 have unset",)
 
 
 def test_a_variable_that_names_its_host_is_not_compared() -> None:
     """NCCL_HOSTID must differ from host to host: it was called a drift of every node."""
     hosts = {f"node{number}": host(NCCL_HOSTID=f"h{number}") for number in range(4)}
-    rows = compare(facts_of_hosts(hosts), Asked(percent=2))
+    rows = compare_facts(facts_of_hosts(hosts), DriftRules(percent=2))
     assert [one.name for one in rows if one.outliers or "HOSTID" in one.name] == []
 
 
@@ -207,8 +210,7 @@ def test_fields_that_are_compared_exist() -> None:
 
 def nic(device: str, **changes: Any) -> Nic:
     """An adapter without ports."""
-    known = {"pci": "0000:1a:00.0", "is_virtual": False, "driver": "mlx5_core", "firmware": "28.43.1", "board_id": "MT_0838"}
-    return Nic(**{**known, "device": device, "hca_type": "MT4129", "guid": "0", "ports": [], **changes})
+    return healthy(Nic, **{"device": device, "firmware": "28.43.1", "board_id": "MT_0838", **changes})
 
 
 def test_facts_of_nics() -> None:
@@ -219,16 +221,16 @@ def test_facts_of_nics() -> None:
         "node1": [nic("mlx5_0"), nic("mlx5_1", firmware="28.39.2"), management],
         "node2": [nic("mlx5_0"), management],
     }
-    rows = compare([fact for node, nics in hosts.items() for fact in facts_of_nics(node, nics)], Asked())
-    assert of_node(rows, "node0") == ([], [])
-    assert of_node(rows, "node1")[0] == ["node1 mlx5_1 NIC firmware: 28.39.2, 4 of 5 have 28.43.1"]
-    assert of_node(rows, "node2")[0] == ["NICs: 1 MT4127, 1 MT4129, 2 of 3 have 1 MT4127, 2 MT4129"]
+    rows = compare_facts([fact for node, nics in hosts.items() for fact in facts_of_nics(node, nics)], DriftRules())
+    assert said(judge_drift(rows, "node0")) == NOTHING
+    assert judge_drift(rows, "node1").facts == ("node1 mlx5_1 NIC firmware: 28.39.2, 4 of 5 have 28.43.1",)
+    assert judge_drift(rows, "node2").facts == ("NICs: 1 MT4127, 1 MT4129, 2 of 3 have 1 MT4127, 2 MT4129",)
 
 
 def test_a_host_that_shows_no_nics() -> None:
     """Where others show theirs, that host is not measured; where nobody does, there is nothing to compare."""
     hosts = {"node0": [nic("mlx5_0")], "node1": HIDDEN, "node2": [nic("mlx5_0")]}
-    rows = compare([fact for node, nics in hosts.items() for fact in facts_of_nics(node, nics)], Asked())
-    assert [of_node(rows, node) for node in ("node0", "node2")] == [([], []), ([], [])]
-    assert of_node(rows, "node1") == ([], ["NICs: not available: Permission denied (/sys)"])
-    assert of_node(compare(facts_of_nics("node1", HIDDEN), Asked()), "node1") == ([], [])
+    rows = compare_facts([fact for node, nics in hosts.items() for fact in facts_of_nics(node, nics)], DriftRules())
+    assert [said(judge_drift(rows, node)) for node in ("node0", "node2")] == [NOTHING, NOTHING]
+    assert said(judge_drift(rows, "node1")) == ((), ("NICs: not available: Permission denied (/sys)",))
+    assert said(judge_drift(compare_facts(facts_of_nics("node1", HIDDEN), DriftRules()), "node1")) == NOTHING

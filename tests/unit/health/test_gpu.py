@@ -6,17 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_gpucluster.health.gpu import ADVICE, DIAGNOSE, REPAIRS, RESET, advice_for, needs_of
-from pytest_gpucluster.inventory.gpu_repair import ACTIONS, GpuRepair
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.health.gpu import ADVICE, DIAGNOSE, REPAIRS, RESET, advice_for, judge_recovery, judge_repair
+from pytest_gpucluster.inventory.nvml import ACTIONS, GpuRepair
+from pytest_gpucluster.inventory.reading import NotAvailable, healthy
 
-HEALTHY = GpuRepair(
-    recovery_action="none",
-    channel_repair_pending=False,
-    tpc_repair_pending=False,
-    memory_unrepairable=False,
-    sram_threshold_exceeded=False,
-)
+HEALTHY = healthy(GpuRepair)
 REFUSED = NotAvailable("Not Supported")
 
 
@@ -29,22 +23,30 @@ def test_every_action_but_none_has_its_advice() -> None:
 
 def test_healthy_gpu_needs_nothing() -> None:
     """No fact, no advice."""
-    needs = needs_of(HEALTHY)
-    assert (needs.facts, needs.advice, needs.unknown) == ((), None, ())
+    needs = judge_repair(HEALTHY)
+    assert (needs.facts, needs.advice, needs.doubts) == ((), None, ())
 
 
 @pytest.mark.parametrize("flag", REPAIRS)
 def test_each_flag(flag: str) -> None:
-    """Raised, it is a need; refused, it is not known; beside a raised one, both are told."""
-    raised, refused = needs_of(replace(HEALTHY, **{flag: True})), needs_of(replace(HEALTHY, **{flag: REFUSED}))
-    assert (raised.facts, raised.advice, raised.unknown) == ((REPAIRS[flag][0],), REPAIRS[flag][1], ())
-    assert (refused.facts, refused.unknown) == ((), (f"{flag} is not available: Not Supported",))
+    """Raised, it is a need; refused, it is not known; beside a raised one, both are shown."""
+    raised, refused = judge_repair(replace(HEALTHY, **{flag: True})), judge_repair(replace(HEALTHY, **{flag: REFUSED}))
+    assert (raised.facts, raised.advice, raised.doubts) == ((REPAIRS[flag][0],), REPAIRS[flag][1], ())
+    assert (refused.facts, refused.doubts) == ((), (f"{flag} is not available: Not Supported",))
     other = next(name for name in REPAIRS if name != flag)
-    both = needs_of(replace(HEALTHY, **{flag: REFUSED, other: True}))
-    assert (len(both.facts), len(both.unknown)) == (1, 1)
+    both = judge_repair(replace(HEALTHY, **{flag: REFUSED, other: True}))
+    assert (len(both.facts), len(both.doubts)) == (1, 1)
 
 
 def test_the_worst_need_decides_what_to_do() -> None:
     """A GPU that must be replaced is not reset first."""
-    assert needs_of(replace(HEALTHY, memory_unrepairable=True, channel_repair_pending=True)).advice == DIAGNOSE
-    assert needs_of(replace(HEALTHY, tpc_repair_pending=True)).advice == RESET
+    assert judge_repair(replace(HEALTHY, memory_unrepairable=True, channel_repair_pending=True)).advice == DIAGNOSE
+    assert judge_repair(replace(HEALTHY, tpc_repair_pending=True)).advice == RESET
+
+
+@pytest.mark.parametrize(("action", "judged"), [("none", 0), ("gpu_reset", 1), ("unknown_42", 1), (REFUSED, None)])
+def test_recovery_action(action: str | NotAvailable, judged: int | None) -> None:
+    """Any action but none is bad, and says what to do; a refused one is unknown."""
+    found = judge_recovery(replace(HEALTHY, recovery_action=action))
+    assert found.judged == judged
+    assert (found.advice is not None) is (judged == 1)

@@ -1,4 +1,4 @@
-"""Growth of a GPU's error counters, between two readings."""
+"""Growth of counters between two readings: one mechanism for GPUs, NVLinks and NICs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,28 @@ from typing import Any
 
 import pytest
 
-from pytest_gpucluster.health.growth import Growth, gpu_growth, grown, nvlink_growth, pcie_growth, per_minute, together
-from pytest_gpucluster.inventory.gpu_counters import GpuCounters, LinkCounters
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.health.growth import (
+    CounterGroup,
+    compare_counters,
+    growth_of,
+    judge_counters,
+    judge_gpu_counters,
+    judge_memory_errors,
+    judge_nvlink_counters,
+    judge_replays,
+    per_minute,
+    read_limits,
+)
+from pytest_gpucluster.inventory.nvlinks import GENERATION_5, LinkCounters
+from pytest_gpucluster.inventory.nvml import GpuCounters
+from pytest_gpucluster.inventory.reading import NotAvailable, healthy
+from pytest_gpucluster.judging.finding import HERE, Finding
+from tests.support.thresholds_files import packaged
 
 REFUSED = NotAvailable("Not Supported")
+CRITERIA = packaged().criteria(packaged().profiles["h200-sxm"])
+LINKS = read_limits(CRITERIA["nvlink_errors"].recipe["limits"])
+GPU = read_limits(CRITERIA["gpu_errors_soak"].recipe["limits"])
 
 
 def of_gpu(*, ecc: Any = 7, replays: Any = 40) -> GpuCounters:
@@ -21,29 +38,35 @@ def of_gpu(*, ecc: Any = 7, replays: Any = 40) -> GpuCounters:
 
 def counters(*, nvlinks: Any = None, **of_link_4: Any) -> GpuCounters:
     """A GPU with eighteen links; link 4 has these counters, and 5 elsewhere."""
-    healthy = LinkCounters(link=0, replays=5, recoveries=5, crc_flits=5, crc_data=5, nvlink5=REFUSED)
-    links = [replace(healthy, link=link) for link in range(18)]
+    known = {"replays": 5, "recoveries": 5, "crc_flits": 5, "crc_data": 5}
+    links = [healthy(LinkCounters, link=link, **known) for link in range(18)]
     links[4] = replace(links[4], **of_link_4)
-    of_gpu = {"ecc_uncorrected": 0, "ecc_corrected": 0, "pcie_replays": 0, "pcie_errors": {"recoveries": 5, "bad packets": 2}}
-    return GpuCounters(**of_gpu, nvlinks=links if nvlinks is None else nvlinks)
+    errors = {"recoveries": 5, "bad packets": 2}
+    return healthy(GpuCounters, pcie_errors=errors, nvlinks=links if nvlinks is None else nvlinks)
 
 
 def test_other_errors_of_the_pcie_link_are_told() -> None:
     """What grew; nothing of what was reset, or came with the last reading alone."""
     last = replace(counters(), pcie_errors={"recoveries": 8, "bad packets": 0, "fatal errors": 1})
-    assert pcie_growth(counters(), last) == {"recoveries": 3}
-    assert pcie_growth(last, replace(last, pcie_errors={})) == {}
+    shown = judge_replays(counters(), last, seconds=60.0).evidence
+    assert shown == {"replays": 0, "seconds": 60.0, "recoveries": 3}
+    assert judge_replays(last, replace(last, pcie_errors={}), seconds=60.0).evidence == {"replays": 0, "seconds": 60.0}
 
 
-def grow(last: GpuCounters, *, seconds: float = 100.0) -> Growth:
-    """What happened since the healthy reading."""
-    return nvlink_growth(counters(), last, seconds=seconds, crc_per_s=100)
+def grow(last: GpuCounters, *, seconds: float = 100.0) -> Finding:
+    """What happened on the links since the healthy reading."""
+    return judge_nvlink_counters({HERE: (counters(), last)}, seconds=seconds, limits=LINKS)
+
+
+def within(found: Finding) -> tuple[str, ...]:
+    """What grew, and is not bad."""
+    return tuple(found.evidence.get("within", ()))
 
 
 @pytest.mark.parametrize(("first", "last", "growth"), [(0, 0, 0), (3, 5, 2), (7, 7, 0)])
 def test_growth(first: int, last: int, growth: int) -> None:
     """The later reading less the earlier one."""
-    assert grown(first, last) == growth
+    assert growth_of(first, last) == growth
 
 
 @pytest.mark.parametrize(
@@ -58,7 +81,7 @@ def test_growth(first: int, last: int, growth: int) -> None:
 )
 def test_what_is_not_known_is_not_zero(first: Any, last: Any, why: str) -> None:
     """A refused reading and a counter that fell have no growth."""
-    assert grown(first, last) == NotAvailable(why)
+    assert growth_of(first, last) == NotAvailable(why)
 
 
 @pytest.mark.parametrize(("growth", "seconds", "rate"), [(1, 1.0, 1.0), (9, 60.0, 9.0), (9, 120.0, 4.5), (0, 0.0, 0.0)])
@@ -69,42 +92,48 @@ def test_rate_a_minute(growth: int, seconds: float, rate: float) -> None:
 
 def test_links_that_count_nothing_are_healthy() -> None:
     """Whatever the counters stood at before."""
-    assert grow(counters()) == Growth()
+    assert (grow(counters()).judged, grow(counters()).doubts, within(grow(counters()))) == (0, (), ())
 
 
 @pytest.mark.parametrize(("counter", "growth"), [("replays", 1), ("recoveries", 1), ("recoveries", 7)])
 def test_every_replay_and_recovery_counts(counter: str, growth: int) -> None:
     """By the link's number."""
     found = grow(counters(**{counter: 5 + growth}))
-    assert (found.over, found.facts) == (growth, (f"link 4 {counter} +{growth}",))
+    assert found.count == 1
+    assert found.facts[0].startswith(f"link 4 {counter} +{growth} in 100 s")
 
 
-@pytest.mark.parametrize(("counter", "words"), [("crc_flits", "CRC errors of flits"), ("crc_data", "CRC errors of data")])
-def test_crc_errors_count_by_their_rate(counter: str, words: str) -> None:
-    """From 100 a second on; fewer are shown."""
-    below, at = (grow(counters(**{counter: 5 + growth})) for growth in (9999, 10000))
-    assert (below.over, below.facts, below.within) == (0, (), (f"{words} +9999, 99.99 a second",))
-    assert (at.over, at.facts) == (1, (f"{words} +10000, 100 a second, most on link 4 (+10000)",))
+@pytest.mark.parametrize("counter", ["crc_flits", "crc_data"])
+def test_crc_errors_count_by_their_rate(counter: str) -> None:
+    """Above 100 a second; fewer are shown."""
+    at, above = (grow(counters(**{counter: 5 + growth})) for growth in (10000, 10001))
+    assert at.count == 0
+    assert within(at)[0].startswith(f"{counter}, most on link 4, +10000 in 100 s")
+    assert above.count == 1
+    assert above.facts[0].startswith(f"{counter}, most on link 4, +10001 in 100 s")
 
 
 def test_crc_errors_of_all_links_are_one_rate() -> None:
     """Many links with a few errors each."""
-    links = [LinkCounters(link=link, replays=5, recoveries=5, crc_flits=605, crc_data=5, nvlink5=REFUSED) for link in range(18)]
-    assert grow(counters(nvlinks=links)).over == 1
+    links = [
+        healthy(LinkCounters, link=link, replays=5, recoveries=5, crc_flits=605, crc_data=5, nvlink5=REFUSED)
+        for link in range(18)
+    ]
+    assert grow(counters(nvlinks=links)).count == 1
 
 
 @pytest.mark.parametrize("counter", ["replays", "recoveries", "crc_flits", "crc_data"])
-@pytest.mark.parametrize(("last", "why"), [(REFUSED, "Not Supported"), (0, "the counter was reset")])
+@pytest.mark.parametrize(("last", "why"), [(REFUSED, "Not Supported"), (0, "the counters were reset")])
 def test_a_counter_that_is_not_known_is_said(counter: str, last: Any, why: str) -> None:
     """By its link; the other links are still judged."""
     found = grow(counters(**{counter: last}))
-    assert len(found.unknown) == 1
-    assert found.unknown[0].startswith("link 4 ")
-    assert why in found.unknown[0]
+    assert len(found.doubts) == 1
+    assert found.doubts[0].startswith("link 4 ")
+    assert why in found.doubts[0]
     links = counters(**{counter: last}).nvlinks
     assert isinstance(links, list)
     links[6] = replace(links[6], recoveries=6)
-    assert grow(counters(nvlinks=links)).facts == ("link 6 recoveries +1",)
+    assert grow(counters(nvlinks=links)).facts[0].startswith("link 6 recoveries +1 ")
 
 
 NEW = {"symbol errors": 3, "recoveries": 0}
@@ -113,75 +142,157 @@ OLD_REFUSED = dict.fromkeys(("replays", "recoveries", "crc_flits", "crc_data"), 
 
 def of_generation_5(**of_link_4: Any) -> GpuCounters:
     """A GPU whose links count as those of Blackwell do, and refuse the old counters."""
-    links = [LinkCounters(link=link, **OLD_REFUSED, nvlink5={**NEW, **(of_link_4 if link == 4 else {})}) for link in range(18)]
+    links = [
+        healthy(LinkCounters, link=link, **OLD_REFUSED, nvlink5={**NEW, **(of_link_4 if link == 4 else {})})
+        for link in range(18)
+    ]
     return counters(nvlinks=links)
 
 
 @pytest.mark.parametrize(
-    ("change", "over", "facts", "unknown"),
+    ("change", "fact", "doubt"),
     [
-        ({}, 0, (), ()),
-        ({"recoveries": 2}, 2, ("link 4 recoveries +2",), ()),
-        ({"symbol errors": 4}, 1, ("link 4 symbol errors +1",), ()),
-        (
-            {"symbol errors": 2},
-            0,
-            (),
-            ("link 4 symbol errors: the counter was reset during the run: 3 at its begin, 2 at its end",),
-        ),
-        ({"recoveries": REFUSED}, 0, (), ("link 4 recoveries: Not Supported",)),
+        ({}, None, None),
+        ({"recoveries": 2}, "link 4 recoveries +2 ", None),
+        ({"symbol errors": 4}, "link 4 symbol errors +1 ", None),
+        ({"symbol errors": 2}, "link 4 symbol errors +2 ", "link 4 symbol errors fell from 3 to 2: the counters were reset"),
+        ({"recoveries": REFUSED}, None, "link 4 recoveries is not available: Not Supported"),
     ],
 )
-def test_links_of_generation_5(change: dict[str, Any], over: int, facts: tuple[str, ...], unknown: tuple[str, ...]) -> None:
+def test_links_of_generation_5(change: dict[str, Any], fact: str | None, doubt: str | None) -> None:
     """Every growth counts, and the old counters, which they refuse, are no error."""
-    found = nvlink_growth(of_generation_5(), of_generation_5(**change), seconds=100.0, crc_per_s=100)
-    assert (found.over, found.facts, found.unknown) == (over, facts, unknown)
+    found = judge_nvlink_counters({HERE: (of_generation_5(), of_generation_5(**change))}, seconds=100.0, limits=LINKS)
+    assert [text.startswith(str(fact)) for text in found.facts] == [True] * (fact is not None)
+    assert [text.startswith(str(doubt)) for text in found.doubts] == [True] * (doubt is not None)
+
+
+def test_every_counter_of_generation_5_is_judged() -> None:
+    """One that the packaged limits leave out would grow in silence."""
+    assert set(GENERATION_5) <= set(LINKS)
+    assert {name: GPU[name] for name in LINKS} == LINKS  # a soak judges by the same limits
 
 
 def test_links_that_refuse_old_and_new_counters_are_unknown() -> None:
     """Nothing is known, so nothing is green."""
-    links = [LinkCounters(link=0, **OLD_REFUSED, nvlink5=REFUSED)]
-    found = nvlink_growth(counters(nvlinks=links), counters(nvlinks=links), seconds=1.0, crc_per_s=100)
-    assert len(found.unknown) == 4
+    links = [healthy(LinkCounters, link=0, **OLD_REFUSED, nvlink5=REFUSED)]
+    found = judge_nvlink_counters({HERE: (counters(nvlinks=links),) * 2}, seconds=1.0, limits=LINKS)
+    assert len(found.doubts) == 4
 
 
 def test_links_that_come_go_or_are_refused_are_unknown() -> None:
     """Nothing is known of them, so nothing is green."""
     links = counters().nvlinks
     assert isinstance(links, list)
-    assert grow(counters(nvlinks=links[:-1])).unknown == ("link 17 is gone at the end",)
+    assert grow(counters(nvlinks=links[:-1])).doubts == ("link 17 is gone at the end",)
     more = counters(nvlinks=[*links, replace(links[0], link=18)])
-    assert grow(more).unknown == ("link 18 came during the run",)
-    assert grow(counters(nvlinks=REFUSED)).unknown == ("the NVLinks are not available: Not Supported",)
-    assert nvlink_growth(counters(nvlinks=REFUSED), counters(), seconds=1.0, crc_per_s=100).unknown
-    assert grow(counters(), seconds=0.0).unknown == ("no time passed between the two readings",)
+    assert grow(more).doubts == ("link 18 came during the run",)
+    assert grow(counters(nvlinks=REFUSED)).doubts == ("the NVLinks are not available: Not Supported",)
+    assert judge_nvlink_counters({HERE: (counters(nvlinks=REFUSED), counters())}, seconds=1.0, limits=LINKS).unknown
+    assert grow(counters(), seconds=0.0).doubts == ("no time passed between the two readings",)
 
 
 @pytest.mark.parametrize(
-    ("last", "seconds", "growth"),
+    ("last", "seconds", "fact", "is_shown"),
     [
-        (of_gpu(), 60.0, Growth()),
-        (of_gpu(ecc=9), 60.0, Growth(2, ("uncorrected memory errors +2",))),
-        (of_gpu(replays=48), 5.0, Growth(within=("PCIe replays +8, 8 a minute",))),
-        (of_gpu(replays=49), 5.0, Growth(1, ("PCIe replays +9, 9 a minute",))),
-        (of_gpu(replays=49), 120.0, Growth(within=("PCIe replays +9, 4.5 a minute",))),
-        (of_gpu(ecc=REFUSED), 60.0, Growth(unknown=("uncorrected memory errors: Not Supported",))),
-        (of_gpu(replays=REFUSED), 60.0, Growth(unknown=("PCIe replays: Not Supported",))),
+        (of_gpu(), 60.0, None, False),
+        (of_gpu(ecc=9), 60.0, "ecc_uncorrected +2 ", False),
+        (of_gpu(replays=48), 5.0, None, True),
+        (of_gpu(replays=49), 5.0, "pcie_replays +9 ", False),
+        (of_gpu(replays=49), 120.0, None, True),
     ],
 )
-def test_growth_of_memory_and_pcie(last: GpuCounters, seconds: float, growth: Growth) -> None:
-    """Each counter by its own limit; a refused one is not known."""
-    assert gpu_growth(of_gpu(), last, seconds=seconds, replays_per_min=8) == growth
+def test_growth_of_memory_and_pcie(last: GpuCounters, seconds: float, fact: str | None, is_shown: bool) -> None:  # noqa: FBT001
+    """Each counter by its own limit; a shorter time counts as a minute."""
+    found = judge_gpu_counters(of_gpu(), last, seconds=seconds, limits=GPU, has_peers=False)
+    assert [text.startswith(str(fact)) for text in found.facts] == [True] * (fact is not None)
+    assert (bool(within(found)), found.doubts) == (is_shown, ())
+
+
+@pytest.mark.parametrize("name", ["ecc", "replays"])
+def test_memory_and_pcie_that_are_refused(name: str) -> None:
+    """A counter that is refused is not known."""
+    last = of_gpu(**{name: REFUSED})
+    assert len(judge_gpu_counters(of_gpu(), last, seconds=60.0, limits=GPU, has_peers=False).doubts) == 1
+    found = judge_memory_errors(of_gpu(), last) if name == "ecc" else judge_replays(of_gpu(), last, seconds=60.0)
+    assert (found.judged, len(found.doubts)) == (None, 1)
 
 
 def test_reset_counters_are_not_known() -> None:
-    """Both at once."""
-    found = gpu_growth(of_gpu(), of_gpu(ecc=0, replays=0), seconds=60.0, replays_per_min=8)
-    assert (found.over, len(found.unknown)) == (0, 2)
-    assert all("was reset during the run" in why for why in found.unknown)
+    """What they count since is the least that happened."""
+    found = judge_gpu_counters(of_gpu(), of_gpu(ecc=0, replays=0), seconds=60.0, limits=GPU, has_peers=False)
+    assert (found.count, len(found.doubts)) == (0, 1)
+    assert "the counters were reset during the run" in found.doubts[0]
+    assert judge_gpu_counters(of_gpu(), of_gpu(ecc=1), seconds=60.0, limits=GPU, has_peers=False).count == 1
 
 
-def test_growth_together() -> None:
-    """Sums and lists, in order."""
-    one, two = Growth(1, ("a",), ("b",), ("c",)), Growth(2, ("d",))
-    assert together([one, two]) == Growth(3, ("a", "d"), ("b",), ("c",))
+def test_links_are_judged_where_there_are_peers() -> None:
+    """One GPU of a host has no links to others."""
+    last = counters(replays=6)
+    assert judge_gpu_counters(counters(), last, seconds=60.0, limits=LINKS, has_peers=True).count == 1
+    assert judge_gpu_counters(counters(), last, seconds=60.0, limits=LINKS, has_peers=False).count == 0
+
+
+@pytest.mark.parametrize("period", ["total", "per_s", "per_min", "per_hour"])
+@pytest.mark.parametrize("before", [0, 250, 255])
+@pytest.mark.parametrize("hours", [0.001, 1, 10_000])
+def test_a_full_counter_is_never_clean(period: str, before: int, hours: float) -> None:
+    """Whatever its limit, and however long the run: at its greatest value it may have grown by any number."""
+    group = CounterGroup(part="port", first={"errors": before}, last={"errors": 255}, greatest={"errors": 255})
+    found = compare_counters([group], seconds=3600 * hours, limits=read_limits({"errors": {period: 10}}))
+    assert found.judged != 0
+    assert found.bad or "greatest value" in found.doubts[0]
+
+
+def test_a_full_counter_of_pcie_replays() -> None:
+    """It has 32 bits."""
+    found = judge_replays(of_gpu(replays=0xFFFF_FFFF), of_gpu(replays=0xFFFF_FFFF), seconds=60.0)
+    assert found.judged is None
+    assert "greatest value" in found.doubts[0]
+
+
+BY_NAME = read_limits({"power_brake_s": {"total": 0}, "thermal_s": {"total": 0}})
+
+
+@pytest.mark.parametrize(
+    ("last", "facts", "unknown"),
+    [
+        ({"power_brake_s": 1.0, "thermal_s": 4.0, "other": 9}, (), False),
+        ({"power_brake_s": 1.5, "thermal_s": 4.0}, ("power_brake_s +0.5",), False),
+        ({"power_brake_s": 1.5, "thermal_s": 4.25}, ("power_brake_s +0.5", "thermal_s +0.25"), False),
+        ({"power_brake_s": 1.5, "thermal_s": REFUSED}, ("power_brake_s +0.5",), True),
+        ({"power_brake_s": 0.5, "thermal_s": 4.0}, ("power_brake_s +0.5",), True),
+        (REFUSED, (), True),
+        ({"other": 9}, (), True),
+    ],
+)
+def test_counters_by_name(last: Any, facts: tuple[str, ...], *, unknown: bool) -> None:
+    """Each with a limit is judged; one that was reset, or refused at one end, is unknown too, and so is a part without any."""
+    first = {"power_brake_s": 1.0, "thermal_s": 4.0} if last != {"other": 9} else {"other": 3}
+    found = judge_counters(first, last, seconds=60.0, limits=BY_NAME)
+    assert [text.split(" in ")[0] for text in found.bad.get(HERE, ())] == list(facts)
+    assert bool(found.unknown) is unknown
+
+
+def test_a_part_that_lacks_one_counter() -> None:
+    """An older driver gives one of them only."""
+    found = judge_counters({"thermal_s": 0.0}, {"thermal_s": 0.0}, seconds=60.0, limits=BY_NAME)
+    assert (found.judged, found.unknown) == (0, {})
+
+
+@pytest.mark.parametrize(
+    ("limit", "growth", "seconds", "holds"),
+    [
+        ({"per_s": 100}, 2, 0.017, True),
+        ({"per_s": 100}, 101, 0.017, False),
+        ({"per_s": 100}, 200, 2.0, True),
+        ({"per_min": 8}, 8, 0.1, True),
+        ({"per_min": 8}, 9, 0.1, False),
+        ({"per_min": 8}, 9, 120.0, True),
+        ({"per_hour": 120}, 5, 60.0, False),
+        ({"per_hour": 120}, 2, 60.0, True),
+        ({"total": 0}, 0.001, 9999.0, False),
+    ],
+)
+def test_a_short_round_makes_no_high_rate(limit: dict[str, float], growth: float, seconds: float, *, holds: bool) -> None:
+    """A limit a second or a minute is for at least that time; one an hour is for the time that passed."""
+    assert read_limits({"errors": limit})["errors"].holds(growth, seconds) is holds

@@ -8,15 +8,14 @@ from typing import Any
 
 import pytest
 
-from pytest_gpucluster.health.growth import Growth, held_back, worsened
-from pytest_gpucluster.inventory.gpu_fabric import GpuFabric
-from pytest_gpucluster.inventory.gpu_repair import GpuRepair
-from pytest_gpucluster.inventory.nvlinks import NvLink
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.health.growth import state_changes, throttled_s
+from pytest_gpucluster.inventory.nvlinks import GpuFabric, NvLink
+from pytest_gpucluster.inventory.nvml import GpuRepair
+from pytest_gpucluster.inventory.reading import NotAvailable, healthy
 
 REFUSED = NotAvailable("Not Supported")
+REPAIR = healthy(GpuRepair)
 FLAGS = ("channel_repair_pending", "tpc_repair_pending", "memory_unrepairable", "sram_threshold_exceeded")
-REPAIR = GpuRepair(recovery_action="none", **dict.fromkeys(FLAGS, False))
 FABRIC = GpuFabric(state="completed", error=None, cluster_uuid="0", clique=0, troubles=[])
 UP = NvLink(link=0, is_up=True, speed_gb_s=26.562, effective_ber=None, symbol_ber=None)
 DOWN = replace(UP, is_up=False)
@@ -26,6 +25,12 @@ def gpu(**changes: Any) -> Any:
     """A healthy GPU of one link, but for these readings."""
     rows = {"remapped_rows_pending": False, "remapped_rows_failed": False}
     return SimpleNamespace(**{"repair": REPAIR, "fabric": FABRIC, "nvlinks": [UP], **rows, **changes})
+
+
+def seen(first: Any, last: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What is bad, and what is unknown."""
+    found = state_changes(first, last)
+    return found.facts, found.doubts
 
 
 WORSE: list[tuple[dict[str, Any], str]] = [
@@ -53,30 +58,30 @@ UNKNOWN: list[dict[str, Any]] = [
 
 def test_nothing_changed() -> None:
     """Nothing is worse."""
-    assert worsened(gpu(), gpu()) == Growth()
+    assert seen(gpu(), gpu()) == ((), ())
 
 
 @pytest.mark.parametrize(("change", "fact"), WORSE)
 def test_worse(change: dict[str, Any], fact: str) -> None:
-    """Counted and told; no fault where it was so before, and none where it becomes well."""
-    assert worsened(gpu(), gpu(**change)) == Growth(1, (fact,))
-    assert worsened(gpu(**change), gpu(**change)) == Growth()
+    """Counted and shown; no fault where it was so before, and none where it becomes well."""
+    assert seen(gpu(), gpu(**change)) == ((fact,), ())
+    assert seen(gpu(**change), gpu(**change)) == ((), ())
     if "clique" not in fact:
-        assert worsened(gpu(**change), gpu()) == Growth()
+        assert seen(gpu(**change), gpu()) == ((), ())
 
 
 @pytest.mark.parametrize("change", UNKNOWN)
 def test_refused_at_the_end_alone(change: dict[str, Any]) -> None:
     """Not known; a reading that was refused before is judged elsewhere."""
-    found = worsened(gpu(), gpu(**change))
-    assert (found.over, len(found.unknown)) == (0, 1)
-    assert "not available: Not Supported" in found.unknown[0]
-    assert worsened(gpu(**change), gpu(**change)) == worsened(gpu(**change), gpu()) == Growth()
+    found = state_changes(gpu(), gpu(**change))
+    assert (found.count, len(found.doubts), found.judged) == (0, 1, None)
+    assert "not available: Not Supported" in found.doubts[0]
+    assert seen(gpu(**change), gpu(**change)) == seen(gpu(**change), gpu()) == ((), ())
 
 
-def test_seconds_held_back() -> None:
+def test_seconds_throttled() -> None:
     """What each limiter took since; what shrank or was not told before is left out; a refusal says why."""
-    first, last = gpu(held_back_s={"power": 1.5, "heat": 2.0}), gpu(held_back_s={"power": 4.0, "heat": 1.0, "board": 3.0})
-    assert held_back(first, last) == {"power": 2.5}
-    assert held_back(gpu(held_back_s=REFUSED), last) == REFUSED
-    assert held_back(first, gpu(held_back_s=REFUSED)) == REFUSED
+    first, last = gpu(throttled_s={"power": 1.5, "heat": 2.0}), gpu(throttled_s={"power": 4.0, "heat": 1.0, "board": 3.0})
+    assert throttled_s(first, last) == {"power": 2.5}
+    assert throttled_s(gpu(throttled_s=REFUSED), last) == REFUSED
+    assert throttled_s(first, gpu(throttled_s=REFUSED)) == REFUSED

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from pytest_gpucluster.health.hosts import HINTS, Found, Least, hints, judge_limits, judge_settings
+from pytest_gpucluster.health.hosts import HINTS, HostMinimum, judge_limits, judge_settings, judge_variables
 from pytest_gpucluster.inventory.host import HostFacts
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.places import Inventory
+from tests.support.findings import NOTHING, said
 
 HIDDEN = NotAvailable("Permission denied")
-LEAST = Least(nofile=1024, shm_gib=1, memlock_gib=16)
+LEAST = HostMinimum(nofile=1024, shm_gib=1, memlock_gib=16)
 HEALTHY = HostFacts(
     kernel="6.8", operating_system="Ubuntu", cpu_model="Xeon", sockets=2, cores=112, cpus=224, smt=True,
     governors=["performance"], idle_states=["POLL"], numa_nodes=2, numa_balancing=False, iommu="identity", memory_gib=2015.0,
@@ -30,56 +31,56 @@ def changed(**changes: Any) -> HostFacts:
 @pytest.mark.parametrize("fabric", ["infiniband", "roce", "sockets", "none"])
 def test_a_healthy_host(fabric: str) -> None:
     """Nothing is wrong, and all is known."""
-    assert judge_limits(HEALTHY, LEAST, fabric=fabric) == judge_settings(HEALTHY) == Found()
+    assert said(judge_limits(HEALTHY, LEAST, fabric=fabric)) == said(judge_settings(HEALTHY)) == NOTHING
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "text"),
     [
         ({"nofile": 1023}, "a process may open 1023 files, and 1024 are needed"),
         ({"shm_gib": 0.0625}, "shared memory has 64 MiB, and 1 GiB are needed"),
         ({"memlock": 65536}, "64 KiB may be locked in memory, and RDMA needs more"),
     ],
 )
-def test_limits_that_are_too_low(changes: dict[str, Any], said: str) -> None:
+def test_limits_that_are_too_low(changes: dict[str, Any], text: str) -> None:
     """Each is one, in words."""
-    (wrong,) = judge_limits(changed(**changes), LEAST, fabric="infiniband").wrong
-    assert said in wrong
+    (wrong,) = judge_limits(changed(**changes), LEAST, fabric="infiniband").facts
+    assert text in wrong
 
 
 @pytest.mark.parametrize("changes", [{"nofile": 1024}, {"nofile": "unlimited"}, {"shm_gib": 1.0}, {"memlock": 16 << 30}])
 def test_limits_that_are_just_enough(changes: dict[str, Any]) -> None:
     """Pass."""
-    assert judge_limits(changed(**changes), LEAST, fabric="infiniband") == Found()
+    assert said(judge_limits(changed(**changes), LEAST, fabric="infiniband")) == NOTHING
 
 
 @pytest.mark.parametrize(("fabric", "count"), [("infiniband", 1), ("roce", 1), ("sockets", 0), ("none", 0)])
 def test_locked_memory_is_for_rdma(fabric: str, count: int) -> None:
     """Without it nobody locks."""
-    assert len(judge_limits(changed(memlock=65536), LEAST, fabric=fabric).wrong) == count
+    assert len(judge_limits(changed(memlock=65536), LEAST, fabric=fabric).facts) == count
 
 
 @pytest.mark.parametrize(("nodes", "count"), [(1, 0), (2, 1)])
 def test_one_node_needs_no_rdma(nodes: int, count: int) -> None:
     """A node alone is judged as without a fabric, whatever its profile promises."""
     inventory = Inventory(num_nodes=nodes, gpus_per_node=8, device="cuda", fabric="infiniband")
-    assert len(judge_limits(changed(memlock=65536), LEAST, fabric=inventory.fabric_between_nodes).wrong) == count
+    assert len(judge_limits(changed(memlock=65536), LEAST, fabric=inventory.fabric_between_nodes).facts) == count
 
 
 @pytest.mark.parametrize(("may", "count"), [(True, 0), (False, 1), (HIDDEN, 1)])
 def test_who_may_lock_needs_no_limit(may: Any, count: int) -> None:
     """The kernel does not ask for the limit of a process with CAP_IPC_LOCK."""
-    assert len(judge_limits(changed(memlock=65536, ipc_lock=may), LEAST, fabric="infiniband").wrong) == count
+    assert len(judge_limits(changed(memlock=65536, ipc_lock=may), LEAST, fabric="infiniband").facts) == count
 
 
 def test_shared_memory_that_is_hidden() -> None:
     """Not known, so neither good nor bad."""
     found = judge_limits(changed(shm_gib=HIDDEN), LEAST, fabric="none")
-    assert (found.wrong, found.unknown) == ([], ["shared memory: not available: Permission denied"])
+    assert (found.judged, found.doubts) == (None, ("shared memory: not available: Permission denied",))
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "text"),
     [
         ({"governors": ["performance", "powersave"]}, "CPU governor performance, powersave"),
         ({"numa_balancing": True}, "NUMA balancing is on"),
@@ -87,23 +88,23 @@ def test_shared_memory_that_is_hidden() -> None:
         ({"transparent_huge_pages": "never"}, "transparent huge pages are off"),
     ],
 )
-def test_settings_that_cost_speed(changes: dict[str, Any], said: str) -> None:
+def test_settings_that_cost_speed(changes: dict[str, Any], text: str) -> None:
     """Each is one, with advice."""
-    (wrong,) = judge_settings(changed(**changes)).wrong
-    assert said in wrong
+    (wrong,) = judge_settings(changed(**changes)).facts
+    assert text in wrong
     assert "; " in wrong
 
 
 @pytest.mark.parametrize("changes", [{"governors": HIDDEN}, {"iommu": HIDDEN}, {"iommu": "off"}])
 def test_settings_of_a_virtual_machine(changes: dict[str, Any]) -> None:
     """It has no governor and may have no IOMMU: nothing to judge."""
-    assert judge_settings(changed(**changes)) == Found()
+    assert said(judge_settings(changed(**changes))) == NOTHING
 
 
 @pytest.mark.parametrize("name", ["numa_balancing", "transparent_huge_pages"])
 def test_settings_that_are_hidden(name: str) -> None:
     """Every kernel has them, so silence is not health."""
-    assert len(judge_settings(changed(**{name: HIDDEN})).unknown) == 1
+    assert len(judge_settings(changed(**{name: HIDDEN})).doubts) == 1
 
 
 SHOWN = {"NCCL_ALGO": "Ring", "NCCL_P2P_LEVEL": "LOC", "NCCL_SOCKET_IFNAME": "lo", "NCCL_MAX_NCHANNELS": "4",
@@ -116,10 +117,10 @@ def test_each_hint(hint: Any) -> None:
     """Given for its value on its fabric, and for no other value."""
     fabric = hint.fabrics[0] if hint.fabrics else "none"
     value = SHOWN.get(hint.variable, "1")
-    assert hints({hint.variable: value}, fabric=fabric) == [f"{hint.variable}={value}: {hint.advice}"]
-    assert hints({hint.variable: ""}, fabric=fabric) == []
+    assert judge_variables({hint.variable: value}, fabric=fabric).facts == (f"{hint.variable}={value}: {hint.advice}",)
+    assert judge_variables({hint.variable: ""}, fabric=fabric).count == 0
     if hint.fabrics:
-        assert hints({hint.variable: value}, fabric="none") == []
+        assert judge_variables({hint.variable: value}, fabric="none").count == 0
 
 
 @pytest.mark.parametrize(
@@ -135,4 +136,4 @@ def test_each_hint(hint: Any) -> None:
 )
 def test_variables_that_are_right(variables: dict[str, str]) -> None:
     """No hint; nor for what a run sets by itself."""
-    assert hints(variables, fabric="infiniband") == []
+    assert judge_variables(variables, fabric="infiniband").count == 0

@@ -9,15 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.health.nic_growth import GREATEST, WRAP, Growth, Readings, compare, read_limits
+from pytest_gpucluster.health.growth import read_limits
+from pytest_gpucluster.health.nic_growth import GREATEST, WRAP, NicReadings, judge_flaps, judge_nic_counters
 from pytest_gpucluster.inventory.nics import read_nics
 from pytest_gpucluster.inventory.reading import NotAvailable
+from tests.support.findings import NOTHING, said
 from tests.support.sysfs import MadeSys, efa, infiniband, port_with, roce
 from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from pytest_gpucluster.judging.finding import Finding
 
 PORT = "mlx5_1 port 1 (0000:22:00.0)"
 PACKAGED = packaged().criteria(packaged().profiles["h200-sxm"])["nic_errors"].recipe["limits"]
@@ -32,13 +36,15 @@ class Host:
         """Read it for the first time."""
         self.fabric = {infiniband: "infiniband", roce: "roce", efa: "efa"}[kind]  # type: ignore[index]
         self.made = MadeSys(folder / "sys", *(kind(number) for number in range(3)))
+        self.flaps: Any = None
 
-    def between(self, change: Callable[[MadeSys], None], *, seconds: float = HOUR_S, **limits: Any) -> Growth:
+    def between(self, change: Callable[[MadeSys], None], *, seconds: float = HOUR_S, **limits: Any) -> Finding:
         """What is found if this happens between the two readings."""
         first = read_nics(root=self.made.root)
         change(self.made)
-        readings = Readings(first=first, last=read_nics(root=self.made.root), seconds=seconds)
-        return compare(readings, fabric=self.fabric, limits=limits or LIMITS)
+        readings = NicReadings(first=first, last=read_nics(root=self.made.root), seconds=seconds)
+        self.flaps = judge_flaps(readings, fabric=self.fabric, limits=limits or LIMITS).value
+        return judge_nic_counters(readings, fabric=self.fabric, limits=limits or LIMITS)
 
 
 def counter(name: str, value: int) -> Callable[[MadeSys], None]:
@@ -63,7 +69,7 @@ def traffic(made: MadeSys) -> None:
 @pytest.mark.parametrize("kind", [infiniband, roce])
 def test_traffic_is_no_error(tmp_path: Path, kind: Callable[..., Any]) -> None:
     """A healthy run: nothing grew but traffic."""
-    assert Host(tmp_path, kind).between(traffic) == Growth()
+    assert said(Host(tmp_path, kind).between(traffic)) == NOTHING
 
 
 @pytest.mark.parametrize("name", sorted(LIMITS))
@@ -73,10 +79,10 @@ def test_every_limit_can_be_missed(tmp_path: Path, name: str) -> None:
     limit = LIMITS[name]
     allowed = int(limit.most if limit.period_s is None else limit.most * 60 / limit.period_s)
     within = Host(tmp_path / "within").between(counter(name, start + allowed), seconds=60)
-    assert (within.over, within.names, within.unknown) == (0, (), ())
-    assert (f"{PORT}: {name} +{allowed} in 60 s" in "".join(within.within)) is (allowed > 0)
+    assert (within.count, within.names, within.doubts) == (0, (), ())
+    assert (f"{PORT}: {name} +{allowed} in 60 s" in "".join(within.evidence.get("within", ()))) is (allowed > 0)
     beyond = Host(tmp_path / "beyond").between(counter(name, start + allowed + 1), seconds=60)
-    assert (beyond.over, beyond.names, beyond.unknown) == (1, (PORT,), ())
+    assert (beyond.count, beyond.names, beyond.doubts) == (1, (PORT,), ())
     assert beyond.facts[0].startswith(f"{PORT}: {name} +{allowed + 1} in 60 s ({(allowed + 1) * 60} an hour)")
     assert beyond.facts[0].endswith(limit.text)
 
@@ -84,8 +90,9 @@ def test_every_limit_can_be_missed(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(("kind", "name"), [(infiniband, "link_downed"), (roce, "carrier_changes"), (roce, "link_downed")])
 def test_a_flap(tmp_path: Path, kind: Callable[..., Any], name: str) -> None:
     """A cable that is gone for a moment: one loss, with its rate, by whichever counter shows it."""
-    growth = Host(tmp_path, kind).between(counter(name, 4 if name == "carrier_changes" else 1), seconds=4 * HOUR_S)
-    assert (growth.lost, growth.over, growth.names) == (1, 1, (PORT,))
+    host = Host(tmp_path, kind)
+    growth = host.between(counter(name, 4 if name == "carrier_changes" else 1), seconds=4 * HOUR_S)
+    assert (host.flaps, growth.count, growth.names) == (1, 1, (PORT,))
     assert f"{name} +{2 if name == 'carrier_changes' else 1}" in growth.facts[0]
     assert ("0.25 an hour" in growth.facts[0]) is (name == "link_downed")
 
@@ -94,13 +101,14 @@ def test_a_flap(tmp_path: Path, kind: Callable[..., Any], name: str) -> None:
 def test_a_rate_is_judged_by_the_time(tmp_path: Path, seconds: float) -> None:
     """A symbol error in 8 hours is nothing; 100 in a minute are too many."""
     growth = Host(tmp_path).between(counter("symbol_error", 100), seconds=seconds)
-    assert (growth.over == 0) is (seconds > HOUR_S)
+    assert (growth.count == 0) is (seconds > HOUR_S)
 
 
 def test_a_counter_without_a_limit_is_shown(tmp_path: Path) -> None:
     """Packets out of order judge nothing, and stand in the evidence."""
     growth = Host(tmp_path, roce).between(counter("out_of_sequence", 7))
-    assert growth == Growth(within=(f"{PORT}: out_of_sequence +7 in 60 min (7 an hour)",))
+    assert said(growth) == NOTHING
+    assert growth.evidence == {"within": (f"{PORT}: out_of_sequence +7 in 60 min (7 an hour)",)}
 
 
 @pytest.mark.parametrize("name", ["link_downed", "port_xmit_data", "rnr_nak_retry_err"])
@@ -116,8 +124,8 @@ def test_a_reset_is_never_green(tmp_path: Path, name: str) -> None:
 
     growth = host.between(reset)
     assert growth.names == ("mlx5_2 port 1 (0000:32:00.0)",)
-    (said,) = growth.unknown
-    assert said.startswith(f"{PORT}: {name} fell from 12 to 0: somebody reset the counters")
+    (doubt,) = growth.doubts
+    assert doubt.startswith(f"{PORT}: {name} fell from 12 to 0: the counters were reset")
 
 
 def test_what_grew_after_a_reset_counts(tmp_path: Path) -> None:
@@ -125,22 +133,22 @@ def test_what_grew_after_a_reset_counts(tmp_path: Path) -> None:
     host = Host(tmp_path)
     counter("link_downed", 12)(host.made)
     growth = host.between(counter("link_downed", 2))
-    assert (growth.over, growth.lost, growth.names) == (1, 2, (PORT,))
+    assert (growth.count, host.flaps, growth.names) == (1, 2, (PORT,))
     assert growth.unknown
 
 
 @pytest.mark.parametrize("name", sorted(set(GREATEST) & set(LIMITS)))
 def test_a_counter_at_its_greatest_value_shows_nothing(tmp_path: Path, name: str) -> None:
-    """It stays there whatever happens, so nothing is known; one below may still grow into it."""
+    """It stays there whatever happens, so nothing is known; what grew into it is bad by what is known."""
     host = Host(tmp_path / "full")
     counter(name, GREATEST[name])(host.made)
     growth = host.between(traffic)
-    assert growth.over == 0
-    assert f"{name} stood at its greatest value" in growth.unknown[0]
-    host = Host(tmp_path / "nearly")
-    counter(name, GREATEST[name] - 1)(host.made)
+    assert growth.judged is None
+    assert f"{name} stands at its greatest value" in growth.doubts[0]
+    host = Host(tmp_path / "filled")
+    counter(name, 1)(host.made)
     growth = host.between(counter(name, GREATEST[name]), seconds=0.001)
-    assert (growth.over, growth.unknown) == (1, ())
+    assert (growth.count, growth.doubts) == (1, ())
 
 
 @given(before=st.integers(0, WRAP - 1), growth=st.integers(0, WRAP // 8))
@@ -148,8 +156,8 @@ def test_a_driver_s_counter_goes_over_its_end(before: int, growth: int) -> None:
     """The growth is the same wherever the counter stood."""
     first, last = (port_with(rnr_nak_retry_err=value % WRAP) for value in (before, before + growth))
     limits = read_limits({"rnr_nak_retry_err": {"total": 0}})
-    found = compare(Readings(first=first, last=last, seconds=1), fabric="roce", limits=limits)
-    assert (found.over, found.unknown) == (int(growth > 0), ())
+    found = judge_nic_counters(NicReadings(first=first, last=last, seconds=1), fabric="roce", limits=limits)
+    assert (found.count, found.doubts) == (int(growth > 0), ())
     assert growth == 0 or f"+{growth} " in found.facts[0]
 
 
@@ -164,8 +172,7 @@ def test_counters_that_cannot_be_read(tmp_path: Path, path: str, when: str) -> N
     else:
         growth = host.between(lambda made: (made.refuse("mlx5_1", path), made.change("mlx5_2", "counters/link_downed", "1"))[1])
     assert growth.names == ("mlx5_2 port 1 (0000:32:00.0)",)
-    assert len(growth.unknown) == 1
-    assert growth.unknown[0].startswith(f"{PORT}: ")
+    assert [*growth.unknown] == [PORT]
 
 
 @pytest.mark.parametrize(
@@ -179,20 +186,20 @@ def test_counters_that_cannot_be_read(tmp_path: Path, path: str, when: str) -> N
 def test_a_port_that_does_not_come_back(tmp_path: Path, change: Callable[[MadeSys], None], fact: str) -> None:
     """Its counters need not have grown."""
     growth = Host(tmp_path).between(change)
-    assert (growth.over, growth.facts) == (1, (f"{PORT}: {fact}",))
+    assert (growth.count, growth.facts) == (1, (f"{PORT}: {fact}",))
 
 
 def test_a_port_that_was_down_all_the_time(tmp_path: Path) -> None:
     """That is no event of the run."""
     host = Host(tmp_path)
     host.made.pull_down("mlx5_1")
-    assert host.between(traffic) == Growth()
+    assert said(host.between(traffic)) == NOTHING
 
 
 def test_a_port_that_comes_during_the_run(tmp_path: Path) -> None:
     """What it counted before is not known."""
     growth = Host(tmp_path).between(lambda made: made.add(infiniband(5)))
-    assert growth.unknown == ("mlx5_5 port 1 (0000:62:00.0) came during the run",)
+    assert growth.doubts == ("mlx5_5 port 1 (0000:62:00.0) came during the run",)
 
 
 def test_readings_that_are_none(tmp_path: Path) -> None:
@@ -201,16 +208,16 @@ def test_readings_that_are_none(tmp_path: Path) -> None:
     absent = read_nics(root=tmp_path / "nowhere")
     assert isinstance(absent, NotAvailable)
     for first, last, seconds in ((absent, nics, 1), (nics, absent, 1), (nics, nics, 0), (nics, nics, -5), ([], [], 1)):
-        growth = compare(Readings(first=first, last=last, seconds=seconds), fabric="infiniband", limits=LIMITS)
-        assert (growth.over, len(growth.unknown)) == (0, 1)
+        growth = judge_nic_counters(NicReadings(first=first, last=last, seconds=seconds), fabric="infiniband", limits=LIMITS)
+        assert (growth.count, len(growth.doubts)) == (0, 1)
 
 
 def test_an_adapter_that_counts_nothing(tmp_path: Path) -> None:
     """EFA has no counters of the architecture; without any, nothing would be judged."""
     host = Host(tmp_path, efa)
-    assert host.between(lambda _made: None).unknown == ()
+    assert host.between(lambda _made: None).doubts == ()
     host.made.refuse("rdmap1s27", "hw_counters")
-    assert "its counters are not available" in host.between(lambda _made: None).unknown[0]
+    assert "its counters are not available" in host.between(lambda _made: None).doubts[0]
 
 
 @pytest.mark.parametrize(

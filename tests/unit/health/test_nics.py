@@ -1,4 +1,4 @@
-"""Which ports of NICs are amiss: beside the promise, and beside the other hosts."""
+"""Which ports of NICs are bad: beside the promise, and beside the other hosts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.health.nics import Promise, judge_ports
+from pytest_gpucluster.health.nics import PortPromise, judge_ports
 from pytest_gpucluster.inventory.nics import read_nics
 from tests.support.sysfs import HDR, MadeSys, infiniband, roce
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pytest_gpucluster.health.nics import PortsSeen
+    from pytest_gpucluster.judging.finding import Finding
 
 PORTS = 4
 PORT_2 = "mlx5_2 port 1 (0000:32:00.0)"
-PROMISE = Promise(fabric="infiniband")
+PROMISE = PortPromise(fabric="infiniband")
 
 
 class Hosts:
@@ -32,16 +32,16 @@ class Hosts:
             made.add(roce(8))
             made.add(roce(9))
 
-    def judge(self, promise: Promise = PROMISE) -> list[PortsSeen]:
+    def judge(self, promise: PortPromise = PROMISE) -> list[Finding]:
         """What is seen of each host."""
         return list(
             judge_ports({f"host{at}": read_nics(root=made.root) for at, made in enumerate(self.made)}, promise).values()
         )
 
 
-def amiss(seen: list[PortsSeen]) -> list[int]:
-    """The number of ports amiss on each host."""
-    return [one.amiss for one in seen]
+def fewer(seen: list[Finding]) -> list[int]:
+    """How many ports fewer than expected each host has; 0 too where nothing is known."""
+    return [one.judged or 0 for one in seen]
 
 
 def half_rate(made: MadeSys) -> None:
@@ -73,44 +73,44 @@ def renamed(made: MadeSys) -> None:
 
 @pytest.mark.parametrize("number", [2, 3, 8])
 def test_healthy_hosts(tmp_path: Path, number: int) -> None:
-    """Nothing is amiss; the port that is down everywhere is off by design, and Ethernet ports are others."""
+    """Nothing is bad; the port that is down everywhere is off by design, and Ethernet ports are others."""
     for made in (hosts := Hosts(tmp_path, number)).made:
         made.pull_down("mlx5_9")
     for seen in hosts.judge():
-        assert (seen.amiss, seen.names, seen.unknown) == (0, (), ())
-        assert seen.up == seen.expected == "4 at 400 Gb/s"
+        assert (seen.judged, seen.names, seen.doubts) == (0, (), ())
+        assert seen.evidence == {"up": "4 at 400 Gb/s", "expected": "4 at 400 Gb/s"}
 
 
 @pytest.mark.parametrize("number", [2, 3, 8])
 @pytest.mark.parametrize(
     ("plant", "fact"),
     [
-        (unplugged, f"{PORT_2} DOWN, Polling"),
-        (initializing, f"{PORT_2} INIT, LinkUp"),
-        (half_rate, f"{PORT_2} 200 Gb/sec (4X HDR)"),
-        (gone, f"{PORT_2} is absent"),
-        (renamed, f"{PORT_2} is absent"),
+        (unplugged, "DOWN, Polling"),
+        (initializing, "INIT, LinkUp"),
+        (half_rate, "200 Gb/sec (4X HDR)"),
+        (gone, "is absent"),
+        (renamed, "is absent"),
     ],
 )
 def test_one_port_is_named(tmp_path: Path, number: int, plant: Callable[[MadeSys], None], fact: str) -> None:
-    """That host has one port amiss, whatever the names became; its peers have none."""
+    """That host has one bad port, whatever the names became; its peers have none."""
     hosts = Hosts(tmp_path, number)
     plant(hosts.made[1])
     seen = hosts.judge()
-    assert amiss(seen) == [0, 1, *[0] * (number - 2)]
-    assert (seen[1].names, seen[1].facts) == ((PORT_2,), (fact,))
-    assert seen[1].expected == "4 at 400 Gb/s"
+    assert fewer(seen) == [0, 1, *[0] * (number - 2)]
+    assert (seen[1].names, seen[1].facts) == ((PORT_2,), (f"{PORT_2}: {fact}",))
+    assert seen[1].evidence["expected"] == "4 at 400 Gb/s"
 
 
 def test_a_whole_host_without_links(tmp_path: Path) -> None:
-    """Each of its ports is amiss, but for the one that is off everywhere."""
+    """Each of its ports is bad, but for the one that is off everywhere."""
     hosts = Hosts(tmp_path, 3)
     for number in range(PORTS):
         hosts.made[2].pull_down(f"mlx5_{number}")
     seen = hosts.judge()
-    assert amiss(seen) == [0, 0, PORTS]
+    assert fewer(seen) == [0, 0, PORTS]
     assert len(seen[2].names) == PORTS
-    assert seen[2].up == "none"
+    assert seen[2].evidence["up"] == "none"
 
 
 def test_one_host_with_a_port_more(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_one_host_with_a_port_more(tmp_path: Path) -> None:
     spare = f"mlx5_{PORTS}"
     for path, text in {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": HDR}.items():
         hosts.made[0].change(spare, path, text)
-    assert amiss(hosts.judge()) == [0, 0, 0]
+    assert fewer(hosts.judge()) == [0, 0, 0]
 
 
 def test_no_port_is_up_anywhere(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_no_port_is_up_anywhere(tmp_path: Path) -> None:
         for number in range(PORTS):
             made.pull_down(f"mlx5_{number}")
     seen = hosts.judge()
-    assert amiss(seen) == [1, 1]
+    assert fewer(seen) == [1, 1]
     assert len(seen[0].names) == PORTS + 1
 
 
@@ -139,51 +139,51 @@ def test_no_adapter_at_all(tmp_path: Path) -> None:
     for made in hosts.made:
         for number in range(PORTS + 1):
             made.remove(f"mlx5_{number}")
-    assert [(one.amiss, one.up, one.unknown) for one in hosts.judge()] == [(1, "none", ())] * 2
+    assert [(one.judged, one.evidence["up"], one.doubts) for one in hosts.judge()] == [(1, "none", ())] * 2
     hosts.made[0].root = tmp_path / "nowhere"
-    assert "no infiniband adapter could be read: No such file" in hosts.judge()[0].unknown[0]
-    assert amiss(hosts.judge()) == [0, 1]
+    assert "no infiniband adapter could be read: No such file" in hosts.judge()[0].doubts[0]
+    assert fewer(hosts.judge()) == [0, 1]
 
 
 def test_an_adapter_whose_ports_cannot_be_listed(tmp_path: Path) -> None:
-    """Its port may be up, so nothing is amiss; that is said, and another bad port is still found."""
+    """Its port may be up, so nothing is bad; that is said, and another bad port is still found."""
     hosts = Hosts(tmp_path, 2)
     ports = hosts.made[0].port("mlx5_2").parent
     ports.rename(tmp_path / "aside")
     seen = hosts.judge()
-    assert amiss(seen) == [0, 0]
-    assert seen[0].unknown[0].startswith("mlx5_2 (0000:32:00.0): its ports are not available")
+    assert fewer(seen) == [0, 0]
+    assert seen[0].doubts[0].startswith("mlx5_2 (0000:32:00.0): its ports are not available")
     hosts.made[0].pull_down("mlx5_1")
-    assert amiss(hosts.judge()) == [1, 0]
+    assert fewer(hosts.judge()) == [1, 0]
 
 
 @pytest.mark.parametrize(
     ("promise", "found"),
     [
-        (Promise(fabric="infiniband", ports=4), [0, 0]),
-        (Promise(fabric="infiniband", ports=4, gbit_s=400), [0, 0]),
-        (Promise(fabric="infiniband", ports=5), [1, 1]),
-        (Promise(fabric="infiniband", ports=4, gbit_s=800), [4, 4]),
-        (Promise(fabric="infiniband", gbit_s=800), [4, 4]),
-        (Promise(fabric="infiniband", ports=3), [0, 0]),
-        (Promise(fabric="roce", ports=2), [0, 0]),
-        (Promise(fabric="efa"), [1, 1]),
+        (PortPromise(fabric="infiniband", ports=4), [0, 0]),
+        (PortPromise(fabric="infiniband", ports=4, gbit_s=400), [0, 0]),
+        (PortPromise(fabric="infiniband", ports=5), [1, 1]),
+        (PortPromise(fabric="infiniband", ports=4, gbit_s=800), [4, 4]),
+        (PortPromise(fabric="infiniband", gbit_s=800), [4, 4]),
+        (PortPromise(fabric="infiniband", ports=3), [0, 0]),
+        (PortPromise(fabric="roce", ports=2), [0, 0]),
+        (PortPromise(fabric="efa"), [1, 1]),
     ],
 )
-def test_what_the_profile_says_wins(tmp_path: Path, promise: Promise, found: list[int]) -> None:
+def test_what_the_profile_says_wins(tmp_path: Path, promise: PortPromise, found: list[int]) -> None:
     """A number or a rate of the profile holds where all hosts are alike, too."""
-    assert amiss(Hosts(tmp_path, 2).judge(promise)) == found
+    assert fewer(Hosts(tmp_path, 2).judge(promise)) == found
 
 
 def test_one_host_alone(tmp_path: Path) -> None:
     """Nothing to compare with: said. With a number from the profile it is judged, and the bad port is named."""
     hosts = Hosts(tmp_path, 1)
-    assert "one host is there" in hosts.judge()[0].unknown[0]
-    promise = Promise(fabric="infiniband", ports=PORTS, gbit_s=400)
-    assert hosts.judge(promise)[0].unknown == ()
+    assert "one host is there" in hosts.judge()[0].doubts[0]
+    promise = PortPromise(fabric="infiniband", ports=PORTS, gbit_s=400)
+    assert hosts.judge(promise)[0].doubts == ()
     half_rate(hosts.made[0])
     (seen,) = hosts.judge(promise)
-    assert (seen.amiss, PORT_2 in seen.names) == (1, True)
+    assert (seen.judged, PORT_2 in seen.names) == (1, True)
 
 
 @pytest.mark.parametrize("path", ["state", "phys_state", "rate", "link_layer"])
@@ -192,12 +192,12 @@ def test_a_port_that_cannot_be_read(tmp_path: Path, path: str) -> None:
     hosts = Hosts(tmp_path, 2)
     hosts.made[0].refuse("mlx5_2", path)
     seen = hosts.judge()
-    assert amiss(seen) == [0, 0]
-    assert PORT_2 in seen[0].unknown[0]
-    assert seen[1].unknown == ()
+    assert fewer(seen) == [0, 0]
+    assert PORT_2 in seen[0].doubts[0]
+    assert seen[1].doubts == ()
     hosts.made[0].pull_down("mlx5_1")
     seen = hosts.judge()
-    assert amiss(seen) == [1, 0]
+    assert fewer(seen) == [1, 0]
     assert seen[0].names == ("mlx5_1 port 1 (0000:22:00.0)",)
 
 
@@ -207,7 +207,7 @@ def test_a_port_that_is_down_needs_no_more(tmp_path: Path) -> None:
     hosts.made[0].pull_down("mlx5_2")
     hosts.made[0].refuse("mlx5_2", "phys_state")
     seen = hosts.judge()
-    assert (amiss(seen), seen[0].unknown, seen[0].names) == ([1, 0], (), (PORT_2,))
+    assert (fewer(seen), seen[0].doubts, seen[0].names) == ([1, 0], (), (PORT_2,))
 
 
 def test_virtual_functions_have_no_cable(tmp_path: Path) -> None:
@@ -218,4 +218,4 @@ def test_virtual_functions_have_no_cable(tmp_path: Path) -> None:
     device = (made.root / "class" / "infiniband" / "mlx5_7" / "device").resolve()
     (device / "physfn").symlink_to(device)
     made.change("mlx5_7", "state", "1: DOWN")
-    assert amiss(hosts.judge()) == [0, 0]
+    assert fewer(hosts.judge()) == [0, 0]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpucluster.health.nics import NodeTraffic, describe_astray, guilty_of_astray
+from pytest_gpucluster.health.nics import NodeTraffic, judge_transport
 
 
 @pytest.mark.parametrize(
-    ("traffic", "guilty", "told"),
+    ("traffic", "culprits", "shown"),
     [
         ({"node0": (4, 0), "node1": (4, 0)}, (), {}),
         ({"node0": (4, 1), "node1": (4, 4), "node2": (4, 1)}, ("node1",), {"node0": 1, "node1": 4, "node2": 1}),
@@ -20,9 +20,11 @@ from pytest_gpucluster.health.nics import NodeTraffic, describe_astray, guilty_o
     ids=["nobody", "one and its neighbours", "two", "all", "some of each", "nothing to compare with"],
 )
 def test_the_node_that_uses_the_fabric_for_nothing(
-    traffic: dict[str, tuple[int, int]], guilty: tuple[str, ...], told: dict[str, int]
+    traffic: dict[str, tuple[int, int]], culprits: tuple[str, ...], shown: dict[str, int]
 ) -> None:
     """It is to blame where others use it; where nobody does, or all do in part, no node is."""
-    seen = {name: NodeTraffic(*counts) for name, counts in traffic.items()}
-    assert guilty_of_astray(seen) == guilty
-    assert describe_astray(seen) == {name: f"{count} of {traffic[name][0]} connections" for name, count in told.items()}
+    found = judge_transport({name: NodeTraffic(*counts) for name, counts in traffic.items()})
+    assert found.names == culprits
+    assert found.value == sum(off for _, off in traffic.values())
+    texts = {name: f"{count} of {traffic[name][0]} connections" for name, count in shown.items()}
+    assert found.evidence == ({"off the fabric": texts} if texts else {})

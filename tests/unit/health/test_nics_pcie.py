@@ -6,15 +6,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.health.nics import LinksSeen, judge_links, nearest_gpus
+from pytest_gpucluster.health.nics import judge_pcie_links, nearest_gpus
 from pytest_gpucluster.inventory.pci_tree import PciPath, read_gpu_paths, read_path, read_peer_memory
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.protocol.plain_data import from_plain, to_plain
+from tests.support.findings import NOTHING, said
 from tests.support.sysfs import MadeSys, infiniband, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from pytest_gpucluster.judging.finding import Finding
 
 NIC = "0000:12:00.0"
 WAY = [NIC, "0000:11:01.0", "0000:11:00.0", "0000:10:01.0"]
@@ -40,9 +43,9 @@ class Tree:
         assert isinstance(found, PciPath)
         return found
 
-    def judge(self) -> LinksSeen:
+    def judge(self) -> Finding:
         """The links on the way to the first NIC."""
-        return judge_links({"mlx5_0": read_path(NIC, root=self.made.root)})
+        return judge_pcie_links({"mlx5_0": read_path(NIC, root=self.made.root)})
 
 
 @pytest.fixture
@@ -57,26 +60,26 @@ def test_the_way_of_a_nic(tree: Tree) -> None:
     assert [node.address for node in way.nodes] == WAY
     assert (way.numa_node, len(way.nodes)) == ("0", 4)
     assert {(node.speed_gt_s, node.max_speed_gt_s, node.width, node.max_width) for node in way.nodes} == {(32.0, 32.0, 16, 16)}
-    assert tree.judge() == LinksSeen(2, (), (), ())
+    assert (said(tree.judge()), tree.judge().evidence) == (NOTHING, {"PCIe links": 2})
     assert from_plain(to_plain(way)) == way
 
 
 @pytest.mark.parametrize("at", [0, 2])
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "text"),
     [
         ({"current_link_width": "8"}, "x8 at 32 GT/s of x16 at 32 GT/s"),
         ({"current_link_speed": "16.0 GT/s PCIe"}, "x16 at 16 GT/s of x16 at 32 GT/s"),
         ({"current_link_speed": "2.5 GT/s PCIe", "current_link_width": "0"}, "x0 at 2.5 GT/s"),
     ],
 )
-def test_a_narrow_link_is_named(tree: Tree, at: int, files: dict[str, str], said: str) -> None:
+def test_a_narrow_link_is_named(tree: Tree, at: int, files: dict[str, str], text: str) -> None:
     """The device's own, and the one of the switch above it."""
     address = tree.way().nodes[at].address
     tree.change(address, **files)
     seen = tree.judge()
-    assert (seen.names, seen.unknown) == ((address,), ())
-    assert seen.facts[0].startswith(f"{address} on the way to mlx5_0: {said}")
+    assert (seen.names, seen.doubts) == ((address,), ())
+    assert seen.facts[0].startswith(f"{address}: on the way to mlx5_0: {text}")
 
 
 def test_a_slower_slot_is_no_fault(tree: Tree) -> None:
@@ -88,27 +91,27 @@ def test_a_slower_slot_is_no_fault(tree: Tree) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "text"),
     [
         ({"current_link_width": "255"}, "does not answer"),
         ({"current_link_speed": "Unknown"}, "'Unknown' is no speed"),
         ({"max_link_speed": "Unknown"}, None),
     ],
 )
-def test_what_is_not_shown(tree: Tree, files: dict[str, str], said: str | None) -> None:
+def test_what_is_not_shown(tree: Tree, files: dict[str, str], text: str | None) -> None:
     """Said where nothing can be judged; the other end's figure is enough for what a link can."""
     tree.change(NIC, **files)
     seen = tree.judge()
     assert seen.names == ()
-    assert (len(seen.unknown), seen.links) == (int(said is not None), 2)
-    assert said is None or said in seen.unknown[0]
+    assert (len(seen.doubts), seen.evidence["PCIe links"]) == (int(text is not None), 2)
+    assert text is None or text in seen.doubts[0]
 
 
 def test_no_way_at_all(tree: Tree, tmp_path: Path) -> None:
     """A device that is gone, and no NIC: nothing is green."""
     tree.made.remove("mlx5_0")
-    assert "its way is not available: No such file" in tree.judge().unknown[0]
-    assert judge_links({}).unknown
+    assert "its way is not available: No such file" in tree.judge().doubts[0]
+    assert judge_pcie_links({}).unknown
     assert isinstance(read_gpu_paths(root=tmp_path / "nowhere"), NotAvailable)
     assert isinstance(read_peer_memory(root=tmp_path / "nowhere"), NotAvailable)
 
@@ -122,9 +125,9 @@ def test_a_virtual_machine_shows_the_device_alone(tmp_path: Path) -> None:
     listed = root / "bus" / "pci" / "devices"
     listed.mkdir(parents=True)
     (listed / device.name).symlink_to(device)
-    assert judge_links({"mlx5_0": read_path(device.name, root=root)}) == LinksSeen(1, (), (), ())
+    assert said(judge_pcie_links({"mlx5_0": read_path(device.name, root=root)})) == NOTHING
     write(device, {"current_link_width": "8"})
-    assert judge_links({"mlx5_0": read_path(device.name, root=root)}).names == ("0000:00:06.0",)
+    assert judge_pcie_links({"mlx5_0": read_path(device.name, root=root)}).names == ("0000:00:06.0",)
 
 
 def test_the_gpu_below_the_same_switch(tree: Tree) -> None:

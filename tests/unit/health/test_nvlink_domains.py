@@ -35,7 +35,7 @@ def test_nobody_can_tell_which_of_two_is_the_odd_one() -> None:
 def test_a_gpu_that_tells_of_no_fabric() -> None:
     """One of four: its node cannot be in the domain."""
     found = outside_domains({"node0": [A] * 4, "node1": [A, None, A, A]}, nodes_per_domain=18)
-    assert found == {"node1": "1 of 4 GPUs tell of no NVLink fabric beyond the node"}
+    assert found == {"node1": "1 of 4 GPUs show no NVLink fabric beyond the node"}
 
 
 def test_gpus_in_two_fabrics() -> None:

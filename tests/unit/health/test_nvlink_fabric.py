@@ -7,15 +7,16 @@ from typing import Any
 
 import pytest
 
-from pytest_gpucluster.health.nvlink import FabricSeen, judge_fabric
-from pytest_gpucluster.inventory.gpu_fabric import GpuFabric
+from pytest_gpucluster.health.nvlink import judge_fabric
+from pytest_gpucluster.inventory.nvlinks import GpuFabric
 from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.judging.finding import HERE, Finding
 
 JOINED = GpuFabric(state="completed", error=None, cluster_uuid="0", clique=0, troubles=[])
 REFUSED = NotAvailable("Not Supported")
 
 
-def judge(third: GpuFabric | NotAvailable, *, peer: str | NotAvailable = "switch") -> FabricSeen:
+def judge(third: GpuFabric | NotAvailable, *, peer: str | NotAvailable = "switch") -> Finding:
     """Two GPUs that have joined, and this one."""
     fabrics: dict[str, Any] = {"gpu0": JOINED, "gpu1": JOINED, "gpu2": third}
     return judge_fabric({"gpu0": "switch", "gpu1": "switch", "gpu2": peer}, fabrics)
@@ -23,7 +24,7 @@ def judge(third: GpuFabric | NotAvailable, *, peer: str | NotAvailable = "switch
 
 def test_all_have_joined() -> None:
     """Nothing to say."""
-    assert judge(JOINED) == FabricSeen({}, {})
+    assert (judge(JOINED).judged, judge(JOINED).doubts) == (0, ())
 
 
 @pytest.mark.parametrize(
@@ -40,13 +41,15 @@ def test_all_have_joined() -> None:
 )
 def test_bad_gpu(change: dict[str, Any], fact: str) -> None:
     """Named alone, with what is wrong."""
-    assert judge(replace(JOINED, **change)) == FabricSeen({"gpu2": fact}, {})
+    found = judge(replace(JOINED, **change))
+    assert (found.bad, found.unknown) == ({"gpu2": (fact,)}, {})
 
 
 @pytest.mark.parametrize("fabric", [REFUSED, replace(JOINED, state="not_supported"), JOINED])
 def test_links_between_gpus_need_no_fabric(fabric: GpuFabric | NotAvailable) -> None:
     """Boards without a switch have none."""
-    assert judge(fabric, peer="gpu") == FabricSeen({}, {})
+    found = judge(fabric, peer="gpu")
+    assert (found.judged, found.doubts) == (0, ())
 
 
 @pytest.mark.parametrize(
@@ -56,3 +59,11 @@ def test_unknown_is_no_health(fabric: GpuFabric | NotAvailable, peer: str | NotA
     """A GPU behind a switch that tells of no fabric, or whose links are refused."""
     found = judge(fabric, peer=peer)
     assert (found.bad, list(found.unknown)) == ({}, ["gpu2"])
+
+
+@pytest.mark.parametrize("cliques", [(0, 1), (0, 0, 1, 1), (0, 1, 2), (0, 0, 0, 0, 1, 1, 1, 1), (0, 0, 1, 2)])
+def test_without_a_majority_nobody_is_named(cliques: tuple[int, ...]) -> None:
+    """GPUs in several cliques of which none has more than half: the host is bad, and no GPU of it is named."""
+    fabrics = {f"gpu{number}": replace(JOINED, clique=clique) for number, clique in enumerate(cliques)}
+    found = judge_fabric(dict.fromkeys(fabrics, "switch"), fabrics)
+    assert [*found.bad] == [HERE]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.health.nvlink import LinksUp, count_nvlinks, worst_ber
+from pytest_gpucluster.health.nvlink import judge_ber, judge_nvlinks
 from pytest_gpucluster.inventory.nvlinks import NvLink
 from pytest_gpucluster.inventory.reading import NotAvailable
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.judging.finding import Finding
 
 REFUSED = NotAvailable("Not Supported")
 
@@ -20,29 +23,31 @@ def links(number: int = 18, **of_link_4: Any) -> list[NvLink]:
     return [NvLink(link=link, **one) for link, one in enumerate(fields)]
 
 
-def count(bad: list[NvLink] | NotAvailable) -> LinksUp:
+def count(bad: list[NvLink] | NotAvailable) -> Finding:
     """A healthy GPU beside this one."""
-    return count_nvlinks({"gpu0": links(), "gpu1": bad}, gb_s=25.0)
+    return judge_nvlinks({"gpu0": links(), "gpu1": bad}, gb_s=25.0)
 
 
 def test_healthy_links() -> None:
     """All of them count, at the promised rate or above it."""
-    assert count(links(speed_gb_s=25.0)) == LinksUp({"gpu0": 18, "gpu1": 18}, (), {})
+    found = count(links(speed_gb_s=25.0))
+    assert (found.value, found.facts, found.doubts) == (18, (), ())
 
 
 @pytest.mark.parametrize(
     ("change", "fact"),
     [
-        ({"is_up": False}, "gpu1 link 4 is down"),
-        ({"is_up": False, "speed_gb_s": REFUSED}, "gpu1 link 4 is down"),
-        ({"is_up": False, "speed_gb_s": 0.0}, "gpu1 link 4 is down"),
-        ({"speed_gb_s": 24.9}, "gpu1 link 4 at 24.9 of 25 GB/s"),
-        ({"speed_gb_s": 0.0}, "gpu1 link 4 at 0 of 25 GB/s"),
+        ({"is_up": False}, "gpu1: link 4 is down"),
+        ({"is_up": False, "speed_gb_s": REFUSED}, "gpu1: link 4 is down"),
+        ({"is_up": False, "speed_gb_s": 0.0}, "gpu1: link 4 is down"),
+        ({"speed_gb_s": 24.9}, "gpu1: link 4 at 24.9 of 25 GB/s"),
+        ({"speed_gb_s": 0.0}, "gpu1: link 4 at 0 of 25 GB/s"),
     ],
 )
 def test_bad_link(change: dict[str, Any], fact: str) -> None:
     """One link less on that GPU, named; a link that is down needs no rate."""
-    assert count(links(**change)) == LinksUp({"gpu0": 18, "gpu1": 17}, (fact,), {})
+    found = count(links(**change))
+    assert (found.value, found.facts, found.doubts) == (17, (fact,), ())
 
 
 @pytest.mark.parametrize(
@@ -56,14 +61,19 @@ def test_bad_link(change: dict[str, Any], fact: str) -> None:
     ],
 )
 def test_the_worst_bit_error_rate(change: dict[str, Any], worst: tuple[float, int], unknown: tuple[str, ...]) -> None:
-    """Of the links that are up, with the link; one that does not tell is said."""
-    found = worst_ber({"gpu0": links(), "gpu1": links(**change)}, kind="effective")
-    assert found == ({"gpu0": (1.5e-254, 17), "gpu1": worst}, {"gpu1": unknown} if unknown else {})
+    """Of the links that are up, with the link; one that gives no rate is shown."""
+    peers = {"gpu0": links(), "gpu1": links(**change)}
+    found = judge_ber(peers, kind="effective", is_healthy=lambda rate: rate < 1e-12)
+    rate, link = worst
+    assert (found.value, found.evidence["gpu1"]) == (rate, f"link {link}: {rate:g}")
+    assert [*found.bad] == ["gpu1"] * (rate > 1e-12)
+    assert found.unknown == ({"gpu1": unknown} if unknown else {})
 
 
 def test_link_that_is_not_listed() -> None:
     """Fewer links than promised are fewer."""
-    assert count(links(17)).by_gpu == {"gpu0": 18, "gpu1": 17}
+    found = count(links(17))
+    assert (found.value, found.facts) == (17, ("gpu1: 17 links, and others have 18",))
 
 
 @pytest.mark.parametrize(
@@ -75,12 +85,13 @@ def test_link_that_is_not_listed() -> None:
     ],
 )
 def test_unknown_link_is_neither_good_nor_bad(change: dict[str, Any], why: str) -> None:
-    """It does not fail the GPU, and is told."""
-    assert count(links(**change)) == LinksUp({"gpu0": 18, "gpu1": 18}, (), {"gpu1": (why,)})
+    """It does not fail the GPU, and is shown."""
+    found = count(links(**change))
+    assert (found.value, found.facts, found.unknown) == (18, (), {"gpu1": (why,)})
 
 
 def test_gpu_whose_links_are_refused() -> None:
     """It has no count; the other GPUs keep theirs."""
     found = count(REFUSED)
-    assert (found.by_gpu, found.facts) == ({"gpu0": 18}, ())
+    assert (found.value, found.facts) == (18, ())
     assert found.unknown == {"gpu1": ("its NVLinks are not available: Not Supported",)}

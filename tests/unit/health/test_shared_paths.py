@@ -1,4 +1,4 @@
-"""What is amiss with a shared path, and which host is named."""
+"""What is wrong with a shared path, and which host is named."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from typing import Any
 
 import pytest
 
-from pytest_gpucluster.health.shared_paths import Amiss, Asked, PathLooks, judge_path
-from pytest_gpucluster.inventory.mounts import Mount
+from pytest_gpucluster.health.shared_paths import PathObservations, PathRequirements, judge_path
+from pytest_gpucluster.inventory.host import Mount
 from pytest_gpucluster.measurements.shared_paths import LockCount, MarksSeen, PathMark
+from tests.support.findings import NOTHING, said
 
 PATH = "/mnt/shared"
+Said = tuple[tuple[str, ...], tuple[str, ...]]
 NFS = Mount(folder=PATH, kind="nfs4", source="server:/export")
-ASKED = Asked(least_free_gib=1, least_free_inodes=10000)
+REQUIRED = PathRequirements(least_free_gib=1, least_free_inodes=10000)
 HOSTS = ["node0", "node1", "node2", "node3"]
+
+
+def bad(text: str) -> Said:
+    """One fault, and nothing unknown."""
+    return (text,), ()
 
 
 def mark(host: str, **changes: Any) -> PathMark:
@@ -29,18 +36,19 @@ def saw(missed: dict[str, str] | None = None) -> MarksSeen:
     return MarksSeen(slowest_s=0.01, missed=by_folder, absent=[one for one, why in by_folder.items() if why == "does not show"])
 
 
-def healthy(hosts: list[str] = HOSTS, **changes: Any) -> PathLooks:
+def healthy(hosts: list[str] = HOSTS, **changes: Any) -> PathObservations:
     """Everybody sees everything, and had to wait for a lock."""
     marks = {host: mark(host) for host in hosts}
     seen = {host: saw() for host in hosts}
     counted = {host: LockCount(updates=10, last=10 * (at + 1), waited=3) for at, host in enumerate(hosts)}
-    looks = PathLooks(marks=marks, rewritten=marks, seen=seen, seen_again=seen, counted=counted)
+    looks = PathObservations(marks=marks, rewritten=marks, seen=seen, seen_again=seen, counted=counted)
     return dataclasses.replace(looks, **changes)
 
 
-def judged(looks: PathLooks, hosts: list[str] = HOSTS, asked: Asked = ASKED) -> dict[str, Amiss]:
+def judged(looks: PathObservations, hosts: list[str] = HOSTS, required: PathRequirements = REQUIRED) -> dict[str, Said]:
     """The hosts at which something is wrong or not known."""
-    return {host: one for host, one in judge_path(PATH, looks, asked, hosts=hosts).items() if one.wrong or one.unknown}
+    found = {host: said(one) for host, one in judge_path(PATH, looks, required, hosts=hosts).items()}
+    return {host: one for host, one in found.items() if one != NOTHING}
 
 
 def missing(pairs: list[tuple[int, int]], why: str = "does not show") -> dict[str, MarksSeen]:
@@ -50,7 +58,7 @@ def missing(pairs: list[tuple[int, int]], why: str = "does not show") -> dict[st
 
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_healthy(count: int) -> None:
-    """Nothing is amiss; a single host shares with nobody and needs nobody."""
+    """Nothing is wrong; a single host shares with nobody and needs nobody."""
     hosts = HOSTS[:count]
     assert judged(healthy(hosts), hosts) == {}
 
@@ -62,11 +70,7 @@ def test_one_host_apart_is_named_alone() -> None:
     counted = {host: one for host, one in healthy().counted.items() if host != "node2"}
     counted["node3"] = LockCount(updates=10, last=30, waited=0)
     found = judged(healthy(marks=marks, seen=apart, seen_again=apart, counted=counted))
-    assert found == {
-        "node2": Amiss(
-            [f"{PATH} is not shared: no file of the 3 other hosts shows here (overlay overlay at /)"],
-        )
-    }
+    assert found == {"node2": bad(f"{PATH} is not shared: no file of the 3 other hosts shows here (overlay overlay at /)")}
 
 
 def test_of_two_hosts_both_are_named() -> None:
@@ -74,7 +78,7 @@ def test_of_two_hosts_both_are_named() -> None:
     hosts, apart = HOSTS[:2], {host: missing([(0, 1), (1, 0)])[host] for host in HOSTS[:2]}
     found = judged(healthy(hosts, seen=apart, seen_again=apart, counted={}), hosts)
     assert list(found) == hosts
-    assert all("is not shared: the other host's file does not show here" in one.wrong[0] for one in found.values())
+    assert all("is not shared: the other host's file does not show here" in one[0][0] for one in found.values())
 
 
 @pytest.mark.parametrize(
@@ -96,31 +100,31 @@ def test_who_misses_more_is_named(pairs: list[tuple[int, int]], named: dict[str,
     """The writer whom all miss, or the reader that misses many; both of a single pair."""
     looks = healthy(**{turn: missing(pairs, "came after 1.4 s")})
     words = "the file, written again," if turn == "seen_again" else "the file"
-    expected = {host: Amiss([f"{PATH} {text.replace('the file', words)}"]) for host, text in named.items()}
+    expected = {host: bad(f"{PATH} {text.replace('the file', words)}") for host, text in named.items()}
     assert judged(looks) == expected
 
 
 def test_contents_that_stay_old() -> None:
     """Seen the first time and not when written again: an attribute cache that keeps too long."""
     found = judged(healthy(seen_again=missing([(1, 0), (1, 2)], "shows other contents (4096 bytes)")))
-    assert found["node1"].wrong == [
-        f"{PATH} loses files: the file, written again, shows other contents (4096 bytes) here, of node0, node2"
-    ]
+    assert found["node1"][0] == (
+        f"{PATH} loses files: the file, written again, shows other contents (4096 bytes) here, of node0, node2",
+    )
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "text"),
     [
         ({"problem": "is a file, no folder", "folder": ""}, "is a file, no folder"),
-        ({"free_gib": 0.25}, "has 0.25 GiB free, and 1 GiB are asked for"),
-        ({"free_inodes": 12}, "has room for 12 files, and 10000 are asked for"),
+        ({"free_gib": 0.25}, "has 0.25 GiB free, and 1 GiB are required"),
+        ({"free_inodes": 12}, "has room for 12 files, and 10000 are required"),
     ],
 )
-def test_one_host_s_own_fault(changes: dict[str, Any], said: str) -> None:
+def test_one_host_s_own_fault(changes: dict[str, Any], text: str) -> None:
     """Named at that host, and the others pass."""
     looks = healthy()
     assert judged(dataclasses.replace(looks, marks={**looks.marks, "node3": mark("node3", **changes)})) == {
-        "node3": Amiss([f"{PATH} {said}"])
+        "node3": bad(f"{PATH} {text}")
     }
 
 
@@ -133,7 +137,7 @@ def test_full_at_the_second_writing() -> None:
     """Said once, at that host."""
     looks = healthy()
     again = {**looks.marks, "node1": mark("node1", problem="is full")}
-    assert judged(dataclasses.replace(looks, rewritten=again))["node1"].wrong == [f"{PATH} is full, at the second writing"]
+    assert judged(dataclasses.replace(looks, rewritten=again))["node1"][0] == (f"{PATH} is full, at the second writing",)
 
 
 def test_locks_that_do_not_hold() -> None:
@@ -141,13 +145,13 @@ def test_locks_that_do_not_hold() -> None:
     counted = {host: LockCount(updates=10, last=11, waited=0) for host in HOSTS}
     found = judged(healthy(counted=counted))
     assert list(found) == HOSTS
-    assert found["node0"].wrong == [f"{PATH} has locks that do not hold between hosts: of 40 updates under a lock 11 arrived"]
+    assert found["node0"][0] == (f"{PATH} has locks that do not hold between hosts: of 40 updates under a lock 11 arrived",)
 
 
 def test_locks_that_are_refused() -> None:
     """At the host that got none."""
     counted = {**healthy().counted, "node1": LockCount(updates=0, last=0, waited=0, problem="No locks available")}
-    assert judged(healthy(counted=counted)) == {"node1": Amiss([f"{PATH} gives no lock: No locks available"])}
+    assert judged(healthy(counted=counted)) == {"node1": bad(f"{PATH} gives no lock: No locks available")}
 
 
 @pytest.mark.parametrize("counted", [{}, {"node0": LockCount(updates=9, last=9, waited=0)}, "nobody waited"])
@@ -157,12 +161,12 @@ def test_locks_of_which_nothing_is_known(counted: Any) -> None:
         counted = {host: dataclasses.replace(one, waited=0) for host, one in healthy().counted.items()}
     found = judged(healthy(counted=counted))
     assert list(found) == HOSTS
-    assert all(one.unknown and not one.wrong for one in found.values())
+    assert all(doubts and not facts for facts, doubts in found.values())
 
 
 def test_locks_that_nobody_asks_for() -> None:
     """Left out by the recipe."""
-    assert judged(healthy(counted={}), asked=dataclasses.replace(ASKED, locks=False)) == {}
+    assert judged(healthy(counted={}), required=dataclasses.replace(REQUIRED, locks=False)) == {}
 
 
 def test_a_host_without_another_one_to_compare_with() -> None:
@@ -170,12 +174,10 @@ def test_a_host_without_another_one_to_compare_with() -> None:
     hosts = HOSTS[:2]
     looks = healthy(hosts)
     alone = dataclasses.replace(looks, marks={"node0": looks.marks["node0"]})
-    assert judged(alone, hosts) == {
-        "node0": Amiss([], [f"{PATH}: no other host could use it, so nothing says that it is shared"])
-    }
+    assert judged(alone, hosts) == {"node0": ((), (f"{PATH}: no other host could use it, so nothing says that it is shared",))}
 
 
 def test_a_folder_that_stays() -> None:
     """What could not be removed is said."""
     found = judged(healthy(left={"node1": "is mounted read-only"}))
-    assert found == {"node1": Amiss([f"{PATH} is mounted read-only, so this run's own folder could not be removed"])}
+    assert found == {"node1": bad(f"{PATH} is mounted read-only, so this run's own folder could not be removed")}

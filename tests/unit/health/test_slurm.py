@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from pytest_gpucluster.health.hosts import Found
-from pytest_gpucluster.health.slurm import IN_SERVICE, OUT_OF_SERVICE, judge_job, judge_node
-from pytest_gpucluster.inventory.job_cgroup import NO_LIMIT_BYTES
+from pytest_gpucluster.health.slurm import IN_SERVICE, OUT_OF_SERVICE, at_start_and_end, judge_job, judge_node
+from pytest_gpucluster.inventory.host import NO_LIMIT_BYTES
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.inventory.slurm import SlurmNode, SlurmShare, parse_states
-from pytest_gpucluster.measurements.slurm import RankBinding, SlurmState
+from pytest_gpucluster.measurements.host import RankBinding, SlurmState
+from tests.support.findings import NOTHING, said
 
 HIDDEN = NotAvailable("Permission denied")
 MIB = 2**20
@@ -47,49 +47,54 @@ def rank(**changes: Any) -> RankBinding:
     return dataclasses.replace(RANK, **changes)
 
 
+def bound(*ranks: RankBinding) -> dict[str, RankBinding]:
+    """The ranks of a host by their places."""
+    return {f"node0-gpu{number}": one for number, one in enumerate(ranks)}
+
+
 HALF_RANK = rank(cpus="0-1", cores="0-1", memory_limit_bytes=1000 * MIB)
 
 
 def test_a_healthy_host_and_job() -> None:
     """Nothing is wrong, and all is known."""
-    assert judge_node(WHOLE) == judge_job(WHOLE, [RANK]) == Found()
+    assert said(judge_node(WHOLE)) == said(judge_job(WHOLE, bound(RANK))) == NOTHING
 
 
 def test_half_a_host() -> None:
     """A job with some of the host that sees no more than that is healthy too."""
     half = state(share=HALF, gpus_seen=4)
-    assert judge_node(half) == judge_job(half, [HALF_RANK]) == Found()
+    assert said(judge_node(half)) == said(judge_job(half, bound(HALF_RANK))) == NOTHING
 
 
 @pytest.mark.parametrize("word", sorted(OUT_OF_SERVICE))
 @pytest.mark.parametrize("base", ["IDLE", "ALLOCATED", "MIXED"])
 def test_states_out_of_service(base: str, word: str) -> None:
     """Each is one, in Slurm's words, with the reason."""
-    (wrong,) = judge_node(node(states=[base, word], reason="bad GPU 3")).wrong
+    (wrong,) = judge_node(node(states=[base, word], reason="bad GPU 3")).facts
     assert wrong == f"{word}: {OUT_OF_SERVICE[word]} (reason: bad GPU 3)"
 
 
 @pytest.mark.parametrize("word", IN_SERVICE)
 def test_states_in_service(word: str) -> None:
     """None counts: not even a reservation for maintenance, in which acceptances are run."""
-    assert judge_node(node(states=["IDLE", word])) == Found()
+    assert said(judge_node(node(states=["IDLE", word]))) == NOTHING
 
 
 @pytest.mark.parametrize("text", ["UNKNOWN", "IDLE+?", "IDLE+NEW_IN_2030", "+"])
 def test_states_that_say_nothing(text: str) -> None:
     """Are not known, never good."""
     found = judge_node(node(states=parse_states(text)))
-    assert (found.wrong, len(found.unknown)) == ([], 1)
+    assert (found.judged, len(found.doubts)) == (None, 1)
 
 
 def test_a_bad_state_beside_an_unknown_one() -> None:
-    """Both are told."""
+    """Both are shown."""
     found = judge_node(node(states=["DOWN", "NEW_IN_2030"]))
-    assert (len(found.wrong), len(found.unknown)) == (1, 1)
+    assert (len(found.facts), len(found.doubts)) == (1, 1)
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "text"),
     [
         (state(gpus_seen=7), "NVML shows 7 GPUs, and the job has 8 here"),
         (state(share=HALF, gpus_seen=3), "NVML shows 3 GPUs, and the job has 4 here"),
@@ -99,9 +104,9 @@ def test_a_bad_state_beside_an_unknown_one() -> None:
         ),
     ],
 )
-def test_gpus_that_are_counted_unlike(changed: SlurmState, said: str) -> None:
+def test_gpus_that_are_counted_unlike(changed: SlurmState, text: str) -> None:
     """Fewer than the job has, or more than the host's GRES."""
-    assert judge_node(changed) == Found(wrong=[said])
+    assert said(judge_node(changed)) == ((text,), ())
 
 
 @pytest.mark.parametrize(
@@ -110,7 +115,7 @@ def test_gpus_that_are_counted_unlike(changed: SlurmState, said: str) -> None:
 )
 def test_gpus_that_are_not_compared(changed: SlurmState) -> None:
     """No GRES, MIG, and a job with some of them that sees all: the host is no worse for it."""
-    assert judge_node(changed) == Found()
+    assert said(judge_node(changed)) == NOTHING
 
 
 @pytest.mark.parametrize(
@@ -126,12 +131,12 @@ def test_gpus_that_are_not_compared(changed: SlurmState) -> None:
 def test_what_is_hidden_of_a_host(changed: SlurmState) -> None:
     """Is never good."""
     found = judge_node(changed)
-    assert found.wrong == []
-    assert "Permission denied" in " ".join(found.unknown)
+    assert found.judged is None
+    assert "Permission denied" in " ".join(found.doubts)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "said"),
+    ("ranks", "text"),
     [
         ([rank(cpus="0", cores="0")], "the ranks may use 1 cores, and the job has 4 here"),
         ([rank(cores="0"), rank(cores="1")], "the ranks may use 2 cores, and the job has 4 here"),
@@ -141,23 +146,23 @@ def test_what_is_hidden_of_a_host(changed: SlurmState) -> None:
         ([rank(memory_limit_bytes=4000 * MIB)], "the cgroups give the ranks 4000 MiB"),
     ],
 )
-def test_ranks_that_may_use_something_else(ranks: list[RankBinding], said: str) -> None:
+def test_ranks_that_may_use_something_else(ranks: list[RankBinding], text: str) -> None:
     """Fewer or more cores than the job's, all ranks together, and less or more memory."""
-    (wrong,) = judge_job(WHOLE, ranks).wrong
-    assert said in wrong
+    (wrong,) = judge_job(WHOLE, bound(*ranks)).facts
+    assert text in wrong
 
 
 def test_nothing_holds_the_job() -> None:
     """A job with half of the host, whose memory and GPUs are not confined."""
-    wrong = judge_job(state(share=HALF), [dataclasses.replace(HALF_RANK, memory_limit_bytes=NO_LIMIT_BYTES)]).wrong
-    assert wrong == [
+    wrong = judge_job(state(share=HALF), bound(dataclasses.replace(HALF_RANK, memory_limit_bytes=NO_LIMIT_BYTES))).facts
+    assert wrong == (
         "the job has 1000 MiB here, and no cgroup holds it to that (ConstrainRAMSpace)",
         "the job has 4 of 8 GPUs here and sees 8: others' are not hidden (ConstrainDevices)",
-    ]
+    )
 
 
 @pytest.mark.parametrize(
-    ("changed", "bound"),
+    ("changed", "of_rank"),
     [
         (WHOLE, rank(memory_limit_bytes=NO_LIMIT_BYTES)),
         (WHOLE, rank(memory_limit_bytes=2000 * MIB - 4096)),
@@ -168,26 +173,36 @@ def test_nothing_holds_the_job() -> None:
         (dataclasses.replace(node(gpus=0), share=dataclasses.replace(HALF, gpus=0)), HALF_RANK),
     ],
 )
-def test_what_is_alike_all_the_same(changed: SlurmState, bound: RankBinding) -> None:
+def test_what_is_alike_all_the_same(changed: SlurmState, of_rank: RankBinding) -> None:
     """All memory needs no limit; a page, one thread of each core and half a core are no difference; MIG is not compared."""
-    assert judge_job(changed, [bound]) == Found()
+    assert said(judge_job(changed, bound(of_rank))) == NOTHING
 
 
 @pytest.mark.parametrize("changed", [state(node=HIDDEN), state(share=HIDDEN)])
 def test_what_is_hidden_of_a_job(changed: SlurmState) -> None:
     """Nothing is judged, and why is said."""
-    found = judge_job(changed, [RANK])
-    assert found.wrong == []
-    assert "Permission denied" in " ".join(found.unknown)
+    found = judge_job(changed, bound(RANK))
+    assert found.judged is None
+    assert "Permission denied" in " ".join(found.doubts)
 
 
 def test_memory_that_cannot_be_read() -> None:
     """The rest is judged all the same."""
-    found = judge_job(WHOLE, [rank(cores="0", memory_limit_bytes=HIDDEN)])
-    assert len(found.wrong) == 1
-    assert found.unknown == ["the memory limit is not available: Permission denied"]
+    found = judge_job(WHOLE, bound(rank(cores="0", memory_limit_bytes=HIDDEN)))
+    assert len(found.facts) == 1
+    assert found.doubts == ("the memory limit is not available: Permission denied",)
 
 
 def test_no_rank() -> None:
     """Is not known."""
-    assert judge_job(WHOLE, []).unknown == ["no rank of the host told where it may run"]
+    assert judge_job(WHOLE, {}).doubts == ("no rank of the host shows where it may run",)
+
+
+def test_both_ends_of_a_run() -> None:
+    """What was wrong, or hidden, at the start counts too, and is told from what is so at the end."""
+    drained, hidden = node(states=["IDLE", "DRAIN"]), state(node=HIDDEN)
+    assert said(at_start_and_end(WHOLE, WHOLE)) == NOTHING
+    assert at_start_and_end(drained, WHOLE).facts == ("DRAIN: it gets no new jobs, at the start",)
+    assert at_start_and_end(WHOLE, drained).facts == ("DRAIN: it gets no new jobs",)
+    assert at_start_and_end(drained, drained).facts == ("DRAIN: it gets no new jobs",)
+    assert at_start_and_end(hidden, WHOLE).doubts[0].endswith("at the start")

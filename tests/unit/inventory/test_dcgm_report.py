@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_gpucluster.inventory.dcgm import DcgmError
-from pytest_gpucluster.inventory.dcgm_report import DiagResult, parse_report
+from pytest_gpucluster.inventory.dcgm import DcgmError, DiagResult, parse_report
 from tests.support.dcgm import OF_HOST, PERSISTENCE, category, entity, one_test, report_2, report_3, report_4, warning
 
 # DCGM 4.2.3 on a GB10, `-r 1`, exit code 226 (github.com/baldwinSPC/glimmer-burnin, runners/dcgm-diag/diagjson_test.go at

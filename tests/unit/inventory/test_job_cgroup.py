@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.inventory.job_cgroup import NO_LIMIT_BYTES, read_memory_limit
+from pytest_gpucluster.inventory.host import NO_LIMIT_BYTES, read_memory_limit
 from pytest_gpucluster.inventory.reading import NotAvailable
 
 if TYPE_CHECKING:
@@ -39,13 +39,20 @@ def test_limits(tmp_path: Path, text: str, none: str) -> None:
     assert made(tmp_path / "d", text, job=none) == NO_LIMIT_BYTES
 
 
-@pytest.mark.parametrize("text", ["0::/\n", "garbage\n", V2.replace("job_12", "job_120"), "4:memory:/process_api/1\n0::/\n"])
-def test_no_cgroup_of_the_job(tmp_path: Path, text: str) -> None:
-    """A container's, another job's, or none: said, and no limit is made up."""
-    (tmp_path / "own").write_text(text)
+@pytest.mark.parametrize("text", ["0::/\n", "garbage\n", "4:memory:/\n0::/\n"])
+def test_cgroups_that_are_hidden(tmp_path: Path, text: str) -> None:
+    """A namespace shows its root alone: nothing is known of the job's cgroup."""
+    (tmp_path / "own").write_text(text, encoding="utf-8")
     limit = read_memory_limit("12", own=tmp_path / "own", cgroups=tmp_path)
     assert isinstance(limit, NotAvailable)
     assert "no cgroup of job 12" in limit.why
+
+
+@pytest.mark.parametrize("text", [V2.replace("job_12", "job_120"), "4:memory:/process_api/1\n0::/\n", "0::/user.slice\n"])
+def test_a_process_outside_the_job(tmp_path: Path, text: str) -> None:
+    """Its cgroup is another one, so the job holds no memory of it."""
+    (tmp_path / "own").write_text(text, encoding="utf-8")
+    assert read_memory_limit("12", own=tmp_path / "own", cgroups=tmp_path) == NO_LIMIT_BYTES
 
 
 def test_a_limit_that_cannot_be_read(tmp_path: Path) -> None:

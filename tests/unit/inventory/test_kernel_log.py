@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.inventory.kernel_log import KernelLog, LoggedSxid, LoggedXid, parse_sxid, parse_xid, pci_key
+from pytest_gpucluster.inventory.driver_events import KernelLog, LoggedSxid, LoggedXid, parse_sxid, parse_xid, pci_key
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.inventory.mounts import Mount, read_mount
+from pytest_gpucluster.inventory.host import Mount, read_mount
 from pytest_gpucluster.inventory.reading import NotAvailable
 
 if TYPE_CHECKING:

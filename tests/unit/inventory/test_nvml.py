@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -10,14 +11,25 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from pytest_gpucluster.inventory import event_reasons, nvml
-from pytest_gpucluster.inventory.gpu_counters import NVLINK5
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory import gpu_index, nvml
+from pytest_gpucluster.inventory.nvlinks import GENERATION_5
+from pytest_gpucluster.inventory.reading import healthy as healthy_of
 from pytest_gpucluster.inventory.telemetry import Sampler
 from tests.support import REPOSITORY
-from tests.support.nvml_simulator import LIBRARY, build, environment, plant
+from tests.support.nvml_simulator import (
+    LIBRARY,
+    SOURCE,
+    Readers,
+    build,
+    environment,
+    getters,
+    healthy_answers,
+    plant,
+    readers,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 NEEDS_NOTHING = {
@@ -33,7 +45,7 @@ NO_RATES = {
 }
 """Links of Hopper tell no bit error rates."""
 SPARE_ROWS = {"max": 2560, "high": 0, "partial": 0, "low": 0, "none": 0}
-NEVER_HELD_BACK = {"power": 0.0, "heat": 0.0, "sync boost": 0.0, "board": 0.0, "reliability": 0.0}
+NEVER_THROTTLED = {"power": 0.0, "heat": 0.0, "sync boost": 0.0, "board": 0.0, "reliability": 0.0}
 JOINED: dict[str, Any] = {
     "state": "completed",
     "error": None,
@@ -50,6 +62,20 @@ def simulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("nvml"))
 
 
+@pytest.fixture(scope="module")
+def simulated(simulator: Path) -> Iterator[Readers]:
+    """One process that reads all scenarios; what ends or hangs a process has one of its own."""
+    with readers(simulator) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def healthy(simulated: Readers) -> list[dict[str, Any]]:
+    """Eight healthy GPUs."""
+    found: list[dict[str, Any]] = simulated.survey()["gpus"]
+    return found
+
+
 def run_python(arguments: list[str], environment: dict[str, str]) -> Any:
     """The JSON on the last line that a Python process prints in this environment."""
     done = subprocess.run(
@@ -64,9 +90,9 @@ def run_python(arguments: list[str], environment: dict[str, str]) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def survey(folder: Path, scenario: str, **variables: str) -> dict[str, Any]:
-    """The inventory's answer over the GPUs of ``scenario``."""
-    answer = run_python(["-m", "pytest_gpucluster.inventory.nvml"], {**environment(folder, scenario), **variables})
+def survey_as_command(folder: Path) -> dict[str, Any]:
+    """What the inventory prints as a program."""
+    answer = run_python(["-m", "pytest_gpucluster.inventory.detect"], environment(folder))
     assert isinstance(answer, dict)
     return answer
 
@@ -78,7 +104,7 @@ def refused(call: str) -> dict[str, str]:
 
 def test_healthy_node(simulator: Path) -> None:
     """Eight GPUs, in PCI order, with everything a health criterion reads."""
-    answer = survey(simulator, "")
+    answer = survey_as_command(simulator)
     assert (answer["status"], answer["error"], len(answer["gpus"])) == ("ok", None, 8)
     gpu = answer["gpus"][3]
     assert gpu["uuid"] == UUIDS[3]
@@ -95,7 +121,22 @@ def test_healthy_node(simulator: Path) -> None:
     assert (gpu["board_part_number"], gpu["compute_mode"]) == ("692-2G520-0282-001", "default")
     assert (gpu["memory_temperature_c"], gpu["repair"]) == (42, NEEDS_NOTHING)
     assert (gpu["nvlink_peer"], gpu["fabric"]) == ("switch", JOINED)
-    assert (gpu["spare_row_banks"], gpu["held_back_s"]) == (SPARE_ROWS, NEVER_HELD_BACK)
+    assert (gpu["spare_row_banks"], gpu["throttled_s"]) == (SPARE_ROWS, NEVER_THROTTLED)
+
+
+def test_simulated_gpus_are_healthy_by_the_table(simulated: Readers, healthy: list[dict[str, Any]]) -> None:
+    """What the table says of a healthy GPU, the simulator answers to the readers, in every field; so do the counters."""
+    of_table = healthy_of(nvml.GpuState, index=0, cuda_index=0, visible=True)
+    assert healthy[0] == dataclasses.asdict(of_table)
+    assert simulated.answer(COUNTERS)[0] == dataclasses.asdict(healthy_of(nvml.GpuCounters))
+
+
+def test_a_call_that_the_simulator_lacks_is_made_for_it() -> None:
+    """A row with a new call that gives one number needs no line of C; texts, and calls that are there, are left alone."""
+    source, known = SOURCE.read_text(encoding="utf-8"), healthy_answers()
+    new = {"nvmlDeviceGetNew": 3, "nvmlDeviceGetNewText": "x", "field.999": 1}
+    added = getters({**known, **new}, source).removeprefix(getters(known, source))
+    assert added == 'GETTER(nvmlDeviceGetNew, unsigned, "nvmlDeviceGetNew")\n'
 
 
 @pytest.mark.parametrize(
@@ -108,10 +149,10 @@ def test_healthy_node(simulator: Path) -> None:
         ("5.remap.pending 1", 5, "remapped_rows_pending", True),
         ("5.spare.max 2559\n5.spare.none 1", 5, "spare_row_banks", {**SPARE_ROWS, "max": 2559, "none": 1}),
         ("5.spare.high 3", 5, "spare_row_banks", {**SPARE_ROWS, "high": 3}),
-        ("5.violation.0 2500000000", 5, "held_back_s", {**NEVER_HELD_BACK, "power": 2.5}),
-        ("5.violation.1 1000000", 5, "held_back_s", {**NEVER_HELD_BACK, "heat": 0.001}),
+        ("5.violation.0 2500000000", 5, "throttled_s", {**NEVER_THROTTLED, "power": 2.5}),
+        ("5.violation.1 1000000", 5, "throttled_s", {**NEVER_THROTTLED, "heat": 0.001}),
         ("5.err.nvmlDeviceGetRowRemapperHistogram 3", 5, "spare_row_banks", refused("nvmlDeviceGetRowRemapperHistogram")),
-        ("5.err.nvmlDeviceGetViolationStatus 3", 5, "held_back_s", refused("nvmlDeviceGetViolationStatus")),
+        ("5.err.nvmlDeviceGetViolationStatus 3", 5, "throttled_s", refused("nvmlDeviceGetViolationStatus")),
         ("4.throttle 0x44", 4, "clocks_event_reasons", ["sw_power_cap", "hw_thermal_slowdown"]),
         ("6.pcie.width 8", 6, "pcie_width", 8),
         ("1.mig 1", 1, "mig", True),
@@ -145,9 +186,9 @@ def test_healthy_node(simulator: Path) -> None:
         ("7.serial none of ours", 7, "serial", "none of ours"),
     ],
 )
-def test_fault_is_read_on_the_right_gpu(simulator: Path, scenario: str, gpu: int, field: str, value: object) -> None:
+def test_fault_is_read_on_the_right_gpu(simulated: Readers, scenario: str, gpu: int, field: str, value: object) -> None:
     """Each planted fault shows in its field, on its GPU and on no other."""
-    gpus = survey(simulator, scenario)["gpus"]
+    gpus = simulated.survey(scenario)["gpus"]
     assert gpus[gpu][field] == value
     assert all(other[field] != value for other in gpus if other["index"] != gpu)
 
@@ -159,9 +200,11 @@ def test_fault_is_read_on_the_right_gpu(simulator: Path, scenario: str, gpu: int
         ("2.nvlink.4.speed 12500", {"link": 4, "is_up": True, "speed_gb_s": 12.5, **NO_RATES}),
     ],
 )
-def test_fault_of_one_link_is_read_there(simulator: Path, scenario: str, seen: dict[str, Any]) -> None:
+def test_fault_of_one_link_is_read_there(
+    simulated: Readers, healthy: list[dict[str, Any]], scenario: str, seen: dict[str, Any]
+) -> None:
     """On its GPU and its link; all others stay as they were."""
-    healthy, gpus = survey(simulator, "")["gpus"], survey(simulator, scenario)["gpus"]
+    gpus = simulated.survey(scenario)["gpus"]
     assert gpus[2]["nvlinks"] == [*healthy[2]["nvlinks"][:4], seen, *healthy[2]["nvlinks"][5:]]
     assert [gpu["nvlinks"] for gpu in gpus if gpu["index"] != 2] == [healthy[0]["nvlinks"]] * 7
 
@@ -175,10 +218,10 @@ FIELDS = {
 
 
 @pytest.mark.parametrize("field", FIELDS)
-def test_no_refused_field_is_silent(simulator: Path, field: int) -> None:
+def test_no_refused_field_is_silent(simulated: Readers, field: int) -> None:
     """A field that an older driver does not know says so, as any other refusal; a lost GPU is an error."""
     planted = "".join(f"{index}.err.field.{field} {code}\n" for index, code in enumerate(CODES))
-    answer = survey(simulator, f"count {len(CODES)}\n{planted}")
+    answer = simulated.survey(f"count {len(CODES)}\n{planted}")
     found = {CODES[gpu["index"]]: FIELDS[field](gpu) for gpu in answer["gpus"]}
     assert {2, 3, 4, 13} <= set(found)
     assert all(f"(nvmlDeviceGetFieldValues, field {field})" in value["why"] for value in found.values())
@@ -186,42 +229,37 @@ def test_no_refused_field_is_silent(simulator: Path, field: int) -> None:
         assert (code in found) is not (f"GPU {index}: " in answer["error"])
 
 
-def test_healthy_fabric_of_all_words(simulator: Path) -> None:
+def test_healthy_fabric_of_all_words(simulated: Readers) -> None:
     """A fabric that tells every part of its health, all good, has no trouble; so has a driver that knows an older structure."""
-    told = survey(simulator, "count 1\nfabric.health 0x51aa\nfabric.summary 1")["gpus"][0]
-    older = survey(simulator, "count 1\nfabric.version 2\nfabric.clique 3\nfabric.summary 2")["gpus"][0]
+    told = simulated.survey("count 1\nfabric.health 0x51aa\nfabric.summary 1")["gpus"][0]
+    older = simulated.survey("count 1\nfabric.version 2\nfabric.clique 3\nfabric.summary 2")["gpus"][0]
     assert (told["fabric"], older["fabric"]) == (JOINED, {**JOINED, "clique": 3})
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetTemperature", "nvmlDeviceGetHandleByIndex"])
-def test_lost_gpu_is_an_error_that_names_it(simulator: Path, function: str) -> None:
+def test_lost_gpu_is_an_error_that_names_it(simulated: Readers, function: str) -> None:
     """The lost GPU is named in NVML's words; the others are still described."""
-    answer = survey(simulator, f"2.err.{function} 15")
+    answer = simulated.survey(f"2.err.{function} 15")
     assert answer["status"] == "error"
     assert answer["error"].startswith("GPU 2: GPU is lost")
     assert answer["count"] == 8
     assert [gpu["index"] for gpu in answer["gpus"]] == [0, 1, 3, 4, 5, 6, 7]
 
 
-def test_serial_of_one_gpu(simulator: Path) -> None:
+def test_serial_of_one_gpu(simulated: Readers) -> None:
     """By UUID; None if NVML does not give it, knows no such GPU, or is not there."""
-    code = f"import json; from pytest_gpucluster.inventory.identity import read_serial as r; print(json.dumps(r({UUIDS[3]!r})))"
-    serials = [
-        run_python(["-c", code], environment(simulator, scenario))
-        for scenario in ("", "3.err.nvmlDeviceGetSerial 3", "count 2", "init 9")
-    ]
+    code = f"from pytest_gpucluster.inventory.identity import read_serial; answer = read_serial({UUIDS[3]!r})"
+    serials = [simulated.answer(code, scenario) for scenario in ("", "3.err.nvmlDeviceGetSerial 3", "count 2", "init 9")]
     assert serials == ["1654024000003", None, None, None]
 
 
-def test_board_of_one_gpu(simulator: Path) -> None:
+def test_board_of_one_gpu(simulated: Readers) -> None:
     """What a spare-parts desk asks for, as text; what NVML refuses is left out; nothing without such a GPU or a driver."""
-    code = (
-        f"import json; from pytest_gpucluster.inventory.identity import read_board_of as r; print(json.dumps(r({UUIDS[3]!r})))"
-    )
+    code = f"from pytest_gpucluster.inventory.identity import read_board_of; answer = read_board_of({UUIDS[3]!r})"
     known = {"part_number": "692-2G520-0282-001", "vbios": "96.00.A5.00.01", "module": "4"}
     rack = {"chassis_serial": "1821924190012", "slot": "3", "tray": "2", "host": "1"}
     boards = [
-        run_python(["-c", code], environment(simulator, scenario))
+        simulated.answer(code, scenario)
         for scenario in ("", "3.platform 1821924190012 3 2 1", "3.err.nvmlDeviceGetBoardPartNumber 3", "count 2", "init 9")
     ]
     assert boards == [known, {**known, **rack}, {name: known[name] for name in ("vbios", "module")}, {}, {}]
@@ -238,52 +276,49 @@ def test_board_of_one_gpu(simulator: Path) -> None:
     ],
     ids=["HGX", "NVL72", "not joined", "refused", "no driver"],
 )
-def test_fabric_that_spans_nodes(simulator: Path, scenario: str, fabric: str | None) -> None:
+def test_fabric_that_spans_nodes(simulated: Readers, scenario: str, fabric: str | None) -> None:
     """The UUID of the cluster and the clique; none where NVLink ends at the node."""
-    code = (
-        f"import json; from pytest_gpucluster.inventory import identity as i; print(json.dumps(i.read_fabric_of({UUIDS[3]!r})))"
-    )
-    assert run_python(["-c", code], environment(simulator, scenario)) == fabric
+    code = f"from pytest_gpucluster.inventory.identity import read_fabric_of; answer = read_fabric_of({UUIDS[3]!r})"
+    assert simulated.answer(code, scenario) == fabric
 
 
-def test_no_chassis_is_no_place_in_a_rack(simulator: Path) -> None:
+def test_no_chassis_is_no_place_in_a_rack(simulated: Readers) -> None:
     """An H100 and an H200 answer with slot 0 of a chassis without a name: nothing is known. A refusal has NVML's word."""
-    named, refused_one = survey(simulator, "count 2\n1.err.nvmlDeviceGetPlatformInfo 3")["gpus"]
+    named, refused_one = simulated.survey("count 2\n1.err.nvmlDeviceGetPlatformInfo 3")["gpus"]
     assert named["platform"] == {"why": "it names no chassis (nvmlDeviceGetPlatformInfo)"}
     assert refused_one["platform"] == refused("nvmlDeviceGetPlatformInfo")
 
 
 @pytest.mark.parametrize(("scenario", "cuda"), [("", "12.8"), ("driver.cuda 13010", "13.1")])
-def test_newest_cuda_of_the_driver(simulator: Path, scenario: str, cuda: str) -> None:
+def test_newest_cuda_of_the_driver(simulated: Readers, scenario: str, cuda: str) -> None:
     """As nvidia-smi shows it."""
-    assert survey(simulator, scenario)["driver_cuda"] == cuda
+    assert simulated.survey(scenario)["driver_cuda"] == cuda
 
 
-def test_driver_not_loaded(simulator: Path) -> None:
+def test_driver_not_loaded(simulated: Readers) -> None:
     """A driver that does not start is an error, not a machine without GPUs."""
-    answer = survey(simulator, "init 9")
+    answer = simulated.survey("init 9")
     assert answer["status"] == "error"
     assert "Driver Not Loaded" in answer["error"]
 
 
-def test_missing_gpu(simulator: Path) -> None:
+def test_missing_gpu(simulated: Readers) -> None:
     """Seven GPUs are seven, without an error: only the expected inventory knows that one is missing."""
-    answer = survey(simulator, "count 7")
+    answer = simulated.survey("count 7")
     assert (answer["status"], len(answer["gpus"])) == ("ok", 7)
 
 
 def test_no_library(tmp_path: Path) -> None:
     """No driver library (here: a file that is none) is a status of its own."""
     (tmp_path / LIBRARY).touch()
-    answer = survey(tmp_path, "")
+    answer = survey_as_command(tmp_path)
     assert (answer["status"], answer["gpus"]) == ("no_library", [])
     assert "Not Found" in answer["error"]
 
 
-def test_value_the_gpu_does_not_give_says_why(simulator: Path) -> None:
+def test_value_the_gpu_does_not_give_says_why(simulated: Readers) -> None:
     """Not supported (3), no permission (4) and an unknown function (13) give NVML's word, never 0."""
-    answer = survey(
-        simulator,
+    answer = simulated.survey(
         "0.err.nvmlDeviceGetTotalEccErrors 3\n0.err.nvmlDeviceGetSerial 4\n0.err.nvmlDeviceGetMigMode 13\n"
         "0.err.nvmlDeviceGetNvLinkState 3\n0.err.nvmlDeviceGetCurrentClocksEventReasons 13\n0.throttle 0x4",
     )
@@ -303,9 +338,9 @@ def test_hidden_gpus_are_counted(simulator: Path, variables: dict[str, str], hid
     assert run_python(["-c", code], {**environment(simulator), **variables}) == [8 - hidden, hidden]
 
 
-def test_visible_devices_are_flagged(simulator: Path) -> None:
+def test_visible_devices_are_flagged(simulated: Readers) -> None:
     """Hidden GPUs are listed and marked; CUDA's own numbering follows the variable's order."""
-    gpus = survey(simulator, "", CUDA_VISIBLE_DEVICES="5,1")["gpus"]
+    gpus = simulated.survey(CUDA_VISIBLE_DEVICES="5,1")["gpus"]
     assert [gpu["cuda_index"] for gpu in gpus] == [None, 1, None, None, None, 0, None, None]
     assert [gpu["visible"] for gpu in gpus].count(True) == 2
 
@@ -326,31 +361,33 @@ def test_visible_devices_are_flagged(simulator: Path) -> None:
 )
 def test_visible_gpus_as_cuda_reads_them(setting: str | None, shown: list[int]) -> None:
     """The list ends at its first invalid entry; a repeated entry shows none; an ambiguous UUID is invalid."""
-    assert nvml.visible_gpus(UUIDS, setting) == shown
+    assert gpu_index.visible_gpus(UUIDS, setting) == shown
 
 
 def test_reading_needs_no_torch(simulator: Path) -> None:
     """The controller reads GPUs before it starts anything: loading torch would take seconds."""
     program = (
-        "import json, sys; from pytest_gpucluster.inventory import nvml;"
-        "nvml.survey(); print(json.dumps('torch' in sys.modules))"
+        "import json, sys; from pytest_gpucluster.inventory import detect;"
+        "detect.survey(); print(json.dumps('torch' in sys.modules))"
     )
     assert run_python(["-c", program], environment(simulator)) is False
 
 
 def test_event_reasons_and_which_are_faults() -> None:
     """Power capping and idling are normal; slowdowns and the power brake are not; unknown bits are shown."""
-    assert event_reasons.event_reason_names(0) == []
-    names = event_reasons.event_reason_names(0x1 | 0x4 | 0x8 | 0x20 | 0x40 | 0x80 | 0x4000)
+    assert nvml.event_reason_names(0) == []
+    names = nvml.event_reason_names(0x1 | 0x4 | 0x8 | 0x20 | 0x40 | 0x80 | 0x4000)
     assert names[-1] == "unknown_0x4000"
     faults = ["hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"]
-    assert event_reasons.fault_reasons(names) == faults
-    assert event_reasons.fault_reasons(["gpu_idle", "sw_power_cap", "applications_clocks_setting", "sync_boost"]) == []
+    assert nvml.fault_reasons(names) == faults
+    assert nvml.fault_reasons(["gpu_idle", "sw_power_cap", "applications_clocks_setting", "sync_boost"]) == []
 
 
 SAMPLING = """
 import dataclasses, json, sys, time
+from pytest_gpucluster.inventory import telemetry
 from pytest_gpucluster.inventory.telemetry import Sampler
+telemetry.SILENT_S = telemetry.JOIN_S = float(sys.argv[2])
 with Sampler(sys.argv[1], interval_s=0.02) as sampler:
     for command in sys.stdin:
         if command == "window\\n":
@@ -365,10 +402,10 @@ print(json.dumps([summary and dataclasses.asdict(summary), sampler.error]))
 """
 
 
-def sample(environment: dict[str, str], before: str, after: str) -> Any:
+def sample(environment: dict[str, str], before: str, after: str, *, silent_s: float = 5.0) -> Any:
     """Summary and error of a sampler of GPU 4; in its window the scenario ``before`` is followed by ``after``."""
     watching = subprocess.Popen(
-        [sys.executable, "-c", SAMPLING, UUIDS[4]],
+        [sys.executable, "-c", SAMPLING, UUIDS[4], str(silent_s)],
         env=environment,
         cwd=REPOSITORY,
         stdin=subprocess.PIPE,
@@ -433,7 +470,7 @@ def test_refused_event_reasons_are_no_health(simulator: Path, code: int, word: s
 def test_driver_that_hangs_half_way_is_no_health(simulator: Path) -> None:
     """NVML that stops answering raises nothing; the sampler notices."""
     hung = "4.delay_ms.nvmlDeviceGetClockInfo 600000"
-    summary, error = sample(environment(simulator), hung, hung)
+    summary, error = sample(environment(simulator), hung, hung, silent_s=0.5)
     assert "NVML has not answered for" in error
     assert "NVML has not answered for" in summary["fault_reasons"]["why"]
 
@@ -450,7 +487,7 @@ def test_sampler_of_nothing_says_nothing(simulator: Path) -> None:
 HEALTH = """
 import dataclasses, json, os, sys
 from pathlib import Path
-from pytest_gpucluster.inventory import event_reasons, nvml, nvml_calls
+from pytest_gpucluster.inventory import nvml_calls
 from pytest_gpucluster.measurements import health
 answers = []
 for variables, scenario in json.loads(sys.argv[1]):
@@ -473,10 +510,9 @@ def test_own_gpu_where_torch_sees_none(simulator: Path) -> None:
         ({"LOCAL_RANK": "1", "CUDA_VISIBLE_DEVICES": "6,4"}, ""),
     ]
     lost, absent, hidden = run_python(["-c", HEALTH, json.dumps(cases)], environment(simulator))
-    assert (lost["gpu"], lost["nvml_device_count"]) == (None, 8)
-    assert "GPU 2: GPU is lost" in lost["error"]
-    assert absent["gpu"] is None
-    assert "LOCAL_RANK 7 has no GPU" in absent["error"]
+    assert (lost["lost"], lost["nvml_device_count"]) == (True, 8)
+    assert "GPU 2: GPU is lost" in lost["gpu"]["why"]
+    assert "LOCAL_RANK 7 has no GPU" in absent["gpu"]["why"]
     assert hidden["gpu"]["index"] == 4
     assert (hidden["torch_sees"], hidden["torch_device_count"], hidden["nvml_device_count"]) == (False, 0, 8)
 
@@ -510,23 +546,29 @@ def readings(gpu: dict[str, Any]) -> dict[str, Any]:
     return {**of_links, **gpu, **gpu["repair"], "repair": None, "nvlinks": nvlinks}
 
 
+@pytest.fixture(scope="module")
+def sixteen_healthy(simulated: Readers) -> list[dict[str, Any]]:
+    """A healthy GPU for each of NVML's codes."""
+    found: list[dict[str, Any]] = simulated.survey(f"count {len(CODES)}")["gpus"]
+    return found
+
+
 @pytest.mark.parametrize("function", [*READERS, *FATAL])
-def test_no_error_of_a_reader_is_silent(simulator: Path, function: str) -> None:
+def test_no_error_of_a_reader_is_silent(simulated: Readers, sixteen_healthy: list[dict[str, Any]], function: str) -> None:
     """Every reader refused with every error: the field says why in NVML's words, or the GPU is an error; never 0 or None."""
-    healthy = survey(simulator, f"count {len(CODES)}")
-    assert len(healthy["gpus"]) == len(CODES)
+    assert len(sixteen_healthy) == len(CODES)
     planted = "".join(f"{index}.err.{function} {code}\n" for index, code in enumerate(CODES))
     if function == "nvmlDeviceGetCurrentClocksEventReasons":  # older drivers know it under another name
         planted += "".join(
             f"{index}.err.nvmlDeviceGetCurrentClocksThrottleReasons {code}\n" for index, code in enumerate(CODES)
         )
-    answer = survey(simulator, f"count {len(CODES)}\n{planted}")
+    answer = simulated.survey(f"count {len(CODES)}\n{planted}")
     found = {gpu["index"]: gpu for gpu in answer["gpus"]}
     for index, code in enumerate(CODES):
         if index not in found:
             assert f"GPU {index}: " in answer["error"], (function, code)
             continue
-        before = healthy["gpus"][index]
+        before = sixteen_healthy[index]
         changed = [value for field, value in readings(found[index]).items() if value != readings(before)[field]]
         is_last_link = function == "nvmlDeviceGetNvLinkState" and code == 2  # how NVML says that there are no more links
         assert changed, (function, code)
@@ -535,26 +577,18 @@ def test_no_error_of_a_reader_is_silent(simulator: Path, function: str) -> None:
             assert function in value["why"] or is_last_link, (function, code, value)
 
 
-@pytest.mark.parametrize("value", ["reading or 0", "bool(reading)", "not reading"])
-def test_a_value_that_is_not_available_cannot_be_taken_for_one(value: str) -> None:
-    """``or 0`` is how silence became health."""
-    with pytest.raises(TypeError, match="not available"):
-        eval(value, {"reading": NotAvailable("Not Supported")})  # noqa: S307 -- the expression is the subject
-
-
 COUNTERS = """
-import dataclasses, json
+import dataclasses
 from pytest_gpucluster.inventory import nvml_calls
-from pytest_gpucluster.inventory.gpu_counters import read_counters
+from pytest_gpucluster.inventory.nvml import read_counters
 import pynvml
 with nvml_calls.session():
-    answers = []
+    answer = []
     for index in range(pynvml.nvmlDeviceGetCount()):
         try:
-            answers.append(dataclasses.asdict(read_counters(pynvml.nvmlDeviceGetHandleByIndex(index))))
+            answer.append(dataclasses.asdict(read_counters(pynvml.nvmlDeviceGetHandleByIndex(index))))
         except nvml_calls.NvmlError as error:
-            answers.append({"raised": str(error)})
-print(json.dumps(answers))
+            answer.append({"raised": str(error)})
 """
 
 
@@ -567,12 +601,12 @@ print(json.dumps(answers))
         ("nvmlDeviceGetNvLinkErrorCounter", {"nvlinks"}),
     ],
 )
-def test_no_error_of_a_counter_is_silent(simulator: Path, function: str, fields: set[str]) -> None:
+def test_no_error_of_a_counter_is_silent(simulated: Readers, function: str, fields: set[str]) -> None:
     """Every counter refused with every error: it says why in NVML's words, or the GPU is an error; never 0."""
     scenario = f"count {len(CODES)}\n" + "".join(f"{index}.err.{function} {code}\n" for index, code in enumerate(CODES))
-    healthy = run_python(["-c", COUNTERS], environment(simulator, "count 1"))[0]
+    healthy = simulated.answer(COUNTERS, "count 1")[0]
     assert [link["recoveries"] for link in healthy["nvlinks"]] == [0] * 18
-    for code, found in zip(CODES, run_python(["-c", COUNTERS], environment(simulator, scenario)), strict=True):
+    for code, found in zip(CODES, simulated.answer(COUNTERS, scenario), strict=True):
         if "raised" in found:
             assert function in found["raised"], code
             continue
@@ -583,27 +617,27 @@ def test_no_error_of_a_counter_is_silent(simulator: Path, function: str, fields:
             assert function in refused["why"] or is_last_link, (code, refused)
 
 
-def test_each_counter_of_a_link(simulator: Path) -> None:
+def test_each_counter_of_a_link(simulated: Readers) -> None:
     """Each planted counter shows in its own field, on its own link."""
     scenario = "count 1\nnvlink.3.replay 1\nnvlink.3.recovery 2\nnvlink.3.crc_flit 3\nnvlink.3.crc_data 4"
-    links = run_python(["-c", COUNTERS], environment(simulator, scenario))[0]["nvlinks"]
+    links = simulated.answer(COUNTERS, scenario)[0]["nvlinks"]
     refused = [link.pop("nvlink5") for link in links]
     assert links[3] == {"link": 3, "replays": 1, "recoveries": 2, "crc_flits": 3, "crc_data": 4}
     assert all(set(link.values()) == {0, link["link"]} for link in links if link["link"] != 3)
     assert {text["why"].partition(" (")[0] for text in refused} == {"Not Supported"}
 
 
-def test_each_counter_of_a_link_of_generation_5(simulator: Path) -> None:
+def test_each_counter_of_a_link_of_generation_5(simulated: Readers) -> None:
     """By NVML's numbers of the fields; the links of other GPUs refuse them."""
-    planted = "".join(f"nvlink.3.field.{field} {number}\n" for number, field in enumerate(NVLINK5.values(), start=1))
-    links = run_python(["-c", COUNTERS], environment(simulator, f"count 1\nnvlink5 1\n{planted}"))[0]["nvlinks"]
-    assert links[3]["nvlink5"] == {name: number for number, name in enumerate(NVLINK5, start=1)}
-    assert links[4]["nvlink5"] == dict.fromkeys(NVLINK5, 0)
+    planted = "".join(f"nvlink.3.field.{field} {number}\n" for number, field in enumerate(GENERATION_5.values(), start=1))
+    links = simulated.answer(COUNTERS, f"count 1\nnvlink5 1\n{planted}")[0]["nvlinks"]
+    assert links[3]["nvlink5"] == {name: number for number, name in enumerate(GENERATION_5, start=1)}
+    assert links[4]["nvlink5"] == dict.fromkeys(GENERATION_5, 0)
 
 
-def test_bit_error_rates_of_a_link(simulator: Path) -> None:
+def test_bit_error_rates_of_a_link(simulated: Readers) -> None:
     """Packed as in nvml.h: the exponent in the lowest byte, the mantissa above it."""
     planted = f"nvlink.3.field.220 {3 << 8 | 9}\nnvlink.3.field.222 {15 << 8 | 255}\n"
-    states = survey(simulator, f"count 1\nnvlink5 1\n{planted}")["gpus"][0]["nvlinks"]
+    states = simulated.survey(f"count 1\nnvlink5 1\n{planted}")["gpus"][0]["nvlinks"]
     assert (states[3]["effective_ber"], states[3]["symbol_ber"]) == (3e-9, 1.5e-254)
     assert states[4]["effective_ber"] == 1.5e-254

@@ -4,47 +4,43 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pytest_gpucluster.inventory.occupancy import GpuProcess, Occupancy
 from pytest_gpucluster.protocol import plain_data
-from tests.support import REPOSITORY
-from tests.support.nvml_simulator import build, environment
+from tests.support.nvml_simulator import Readers, build, readers
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
 READING = """
-import dataclasses, json, sys, time
+import dataclasses, sys, time
 from pytest_gpucluster.inventory import nvml_calls
 from pytest_gpucluster.inventory.occupancy import read_occupancy
 start_s = time.monotonic()
 try:
-    found = dataclasses.asdict(read_occupancy(**json.loads(sys.argv[1])))
+    found = dataclasses.asdict(read_occupancy(**arguments))
 except nvml_calls.NvmlError as error:
     found = {"raised": str(error)}
-print(json.dumps([found, time.monotonic() - start_s, "torch" in sys.modules]))
+answer = [found, time.monotonic() - start_s, "torch" in sys.modules]
 """
 GIB = 2**30
 HIDDEN = "held by nobody who can be seen from here (another container?)"
 
 
 @pytest.fixture(scope="module")
-def simulator(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder with the simulated library."""
-    return build(tmp_path_factory.mktemp("nvml"))
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Readers]:
+    """One process that reads all scenarios."""
+    with readers(build(tmp_path_factory.mktemp("nvml"))) as started:
+        yield started
 
 
-def read(folder: Path, scenario: str, *, local_rank: int = 3, **arguments: Any) -> tuple[Any, float]:
+def read(simulated: Readers, scenario: str, *, code: str = READING, local_rank: int = 3, **arguments: Any) -> tuple[Any, float]:
     """The Occupancy that the worker of ``local_rank`` reads, or the error's text; and the seconds that it took."""
-    variables = {**environment(folder, scenario), "LOCAL_RANK": str(local_rank)}
-    command = [sys.executable, "-c", READING, json.dumps({"pause_s": 0.05, **arguments})]
-    done = subprocess.run(command, env=variables, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
-    found, seconds, torch_loaded = json.loads(done.stdout.splitlines()[-1])
+    code = f"arguments = { {'pause_s': 0.05, **arguments}!r}\n{code}"
+    found, seconds, torch_loaded = simulated.answer(code, scenario, LOCAL_RANK=str(local_rank))
     assert not torch_loaded
     if "raised" in found:
         return found["raised"], seconds
@@ -52,92 +48,87 @@ def read(folder: Path, scenario: str, *, local_rank: int = 3, **arguments: Any) 
     return Occupancy(**found), seconds
 
 
-def test_idle(simulator: Path) -> None:
+def test_idle(simulated: Readers) -> None:
     """The driver's own memory is no occupancy; one reading is enough."""
-    found, seconds = read(simulator, "", pause_s=30)
+    found, seconds = read(simulated, "", pause_s=30)
     assert (found.holders, found.text, found.processes, found.utilization_percent) == (0, "", [], 0)
     assert found.memory_used_gib < 0.01 < found.memory_limit_gib == 0.25
     assert found.uuid.startswith("GPU-00000003")
     assert seconds < 30  # no pause
 
 
-def test_process_is_named(simulator: Path) -> None:
+def test_process_is_named(simulated: Readers) -> None:
     """By pid, program and memory; the neighbours are idle."""
     scenario = f"3.process.0 4711 {25 * GIB}\nprogram.4711 /usr/bin/python3 train.py\n3.mem.used {26 * GIB}\n3.util 97"
-    found, _ = read(simulator, scenario)
+    found, _ = read(simulated, scenario)
     assert found.holders == 1
     assert found.text == ", ".join(("25.0 GiB held by pid 4711 (python3)", f"1.0 GiB {HIDDEN}", "97 % busy"))
-    assert read(simulator, scenario, local_rank=2)[0].holders == 0
+    assert read(simulated, scenario, local_rank=2)[0].holders == 0
 
 
-def test_a_client_of_mps_is_a_process(simulator: Path) -> None:
+def test_a_client_of_mps_is_a_process(simulated: Readers) -> None:
     """NVML lists the clients of an MPS daemon apart; one that is in both lists counts once."""
     scenario = f"3.mps.0 4711 {GIB}\nprogram.4711 /usr/bin/python3 serve.py"
-    assert read(simulator, scenario)[0].text == "1.0 GiB held by pid 4711 (python3)"
-    assert read(simulator, f"{scenario}\n3.process.0 4711 {GIB}")[0].holders == 1
+    assert read(simulated, scenario)[0].text == "1.0 GiB held by pid 4711 (python3)"
+    assert read(simulated, f"{scenario}\n3.process.0 4711 {GIB}")[0].holders == 1
     refused = f"{scenario}\nerr.nvmlDeviceGetMPSComputeRunningProcesses 3"
-    assert read(simulator, refused)[0].holders == 0
+    assert read(simulated, refused)[0].holders == 0
 
 
-def test_processes_that_nvml_does_not_tell(simulator: Path) -> None:
+def test_processes_that_nvml_does_not_tell(simulated: Readers) -> None:
     """In a container: memory in use decides."""
-    found, _ = read(simulator, f"3.mem.used {24 * GIB}\nerr.nvmlDeviceGetComputeRunningProcesses 3")
+    found, _ = read(simulated, f"3.mem.used {24 * GIB}\nerr.nvmlDeviceGetComputeRunningProcesses 3")
     assert (found.processes, found.holders) == (None, 1)
     assert found.text == f"24.0 GiB {HIDDEN}"
 
 
-def test_process_of_which_little_is_told(simulator: Path) -> None:
+def test_process_of_which_little_is_told(simulated: Readers) -> None:
     """Neither program nor memory: the pid is enough, and memory is not blamed on anybody else."""
-    found, _ = read(simulator, f"3.process.0 4711 -1\n3.mem.used {24 * GIB}")
+    found, _ = read(simulated, f"3.process.0 4711 -1\n3.mem.used {24 * GIB}")
     assert found.holders == 1
     assert found.text == "memory held by pid 4711 (its program cannot be seen from here)"
 
 
-def test_bare_context_of_another(simulator: Path) -> None:
+def test_bare_context_of_another(simulated: Readers) -> None:
     """Half a GiB is a CUDA context: its process may begin to compute at any moment."""
-    assert read(simulator, f"3.mem.used {GIB // 2}")[0].holders == 1
-    assert read(simulator, f"3.mem.used {GIB // 5}")[0].holders == 0
+    assert read(simulated, f"3.mem.used {GIB // 2}")[0].holders == 1
+    assert read(simulated, f"3.mem.used {GIB // 5}")[0].holders == 0
 
 
-def test_work_without_memory(simulator: Path) -> None:
+def test_work_without_memory(simulated: Readers) -> None:
     """Utilization alone decides where nothing else is seen; a monitor's few per cent do not."""
-    assert read(simulator, "3.util 60")[0].text == "60 % busy"
-    assert read(simulator, "3.util 4")[0].holders == 0
+    assert read(simulated, "3.util 60")[0].text == "60 % busy"
+    assert read(simulated, "3.util 4")[0].holders == 0
 
 
-def test_driver_that_counts_its_own_as_used(simulator: Path) -> None:
+def test_driver_that_counts_its_own_as_used(simulated: Readers) -> None:
     """Before 510 there is one number for both: the limit allows for it."""
     old = "err.nvmlDeviceGetMemoryInfo_v2 13\n"
-    found, _ = read(simulator, old)
+    found, _ = read(simulated, old)
     assert (found.holders, found.memory_limit_gib) == (0, 1.25)
     assert found.memory_used_gib > 0.5
-    assert read(simulator, f"{old}3.mem.used {GIB}")[0].holders == 1
+    assert read(simulated, f"{old}3.mem.used {GIB}")[0].holders == 1
 
 
-def test_nothing_is_told(simulator: Path) -> None:
+def test_nothing_is_told(simulated: Readers) -> None:
     """Unknown is not idle; and a GPU that is lost is NVML's error."""
     silent = "".join(f"err.nvmlDeviceGet{name} 3\n" for name in ("MemoryInfo", "ComputeRunningProcesses", "UtilizationRates"))
-    assert "tells neither memory in use" in read(simulator, silent)[0]
-    assert "GPU is lost" in read(simulator, "3.err.nvmlDeviceGetMemoryInfo 15")[0]
+    assert "gives neither memory in use" in read(simulated, silent)[0]
+    assert "GPU is lost" in read(simulated, "3.err.nvmlDeviceGetMemoryInfo 15")[0]
 
 
-def test_busy_gpu_is_looked_at_again(simulator: Path) -> None:
+def test_busy_gpu_is_looked_at_again(simulated: Readers) -> None:
     """A process that has just ended holds memory a moment longer: three readings with two pauses, no more."""
-    found, seconds = read(simulator, f"3.mem.used {24 * GIB}", looks=3, pause_s=0.3)
+    found, seconds = read(simulated, f"3.mem.used {24 * GIB}", looks=3, pause_s=0.3)
     assert found.holders == 1
     assert 0.6 <= seconds < 20
 
 
-def test_gpu_that_becomes_idle_is_idle(simulator: Path) -> None:
+def test_gpu_that_becomes_idle_is_idle(simulated: Readers) -> None:
     """The last look counts."""
-    variables = {**environment(simulator, f"3.mem.used {24 * GIB}"), "LOCAL_RANK": "3"}
-    freed = READING.replace("start_s =", "FREE; start_s =").replace(
-        "FREE", "import os, threading; threading.Timer(0.5, lambda: open(os.environ['FAKE_NVML'], 'w').close()).start()"
-    )
-    command = [sys.executable, "-c", freed, json.dumps({"looks": 200, "pause_s": 0.1})]
-    done = subprocess.run(command, env=variables, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, timeout=60, check=True)
-    found, seconds, _ = json.loads(done.stdout.splitlines()[-1])
-    assert found["memory_used_gib"] < 0.01
+    frees = "import os, threading; threading.Timer(0.5, lambda: open(os.environ['FAKE_NVML'], 'w').close()).start()\n" + READING
+    found, seconds = read(simulated, f"3.mem.used {24 * GIB}", code=frees, looks=200, pause_s=0.1)
+    assert found.memory_used_gib < 0.01
     assert 0.3 < seconds < 15
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.inventory import own_processes
-from pytest_gpucluster.inventory.own_processes import OwnProcesses
+from pytest_gpucluster.inventory import occupancy
+from pytest_gpucluster.inventory.occupancy import OwnProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,6 +83,7 @@ import importlib.util, json, os, subprocess, sys
 
 spec = importlib.util.spec_from_file_location("own_processes", {file!r})
 module = importlib.util.module_from_spec(spec)
+sys.modules[spec.name] = module
 spec.loader.exec_module(module)
 child = subprocess.Popen(["sleep", "600"])
 print(json.dumps([os.getpid(), child.pid]), flush=True)
@@ -133,7 +134,7 @@ def play(tmp_path: Path) -> Iterator[Callable[[str], Played]]:
     package.mkdir(parents=True)
     for folder in (package, package.parent):
         (folder / "__init__.py").touch()
-    (package / "main.py").write_text(WORKER.format(file=own_processes.__file__), encoding="utf-8")
+    (package / "main.py").write_text(WORKER.format(file=occupancy.__file__), encoding="utf-8")
     started: list[Played] = []
 
     def start(address: str) -> Played:

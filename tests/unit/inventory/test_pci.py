@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.inventory.pci import count_nvidia_gpus
+from pytest_gpucluster.inventory.pci_tree import count_nvidia_gpus
 from pytest_gpucluster.inventory.reading import NotAvailable
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpucluster.inventory.machine import read_software
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.inventory.software import read_software
 
 if TYPE_CHECKING:
     from pathlib import Path

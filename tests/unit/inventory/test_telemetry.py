@@ -16,8 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_gpucluster.inventory import group_telemetry
-from pytest_gpucluster.inventory.telemetry import Snapshots, Telemetry, evidence
+from pytest_gpucluster.inventory.telemetry import Snapshots, Telemetry, evidence, from_rows, to_row
 from pytest_gpucluster.measurements import (
     collectives,
     digest,
@@ -155,7 +154,7 @@ def test_group_in_brief() -> None:
         6: seen(temperature_max_c=91.0, power_mean_w=None),
         7: None,
     }
-    found = group_telemetry.from_rows([group_telemetry.to_row(rank, own) for rank, own in of_rank.items()])
+    found = from_rows([to_row(rank, own) for rank, own in of_rank.items()])
     assert evidence(found) == {
         "SM MHz": "1200 (rank 5) to 1500",
         "W": "692 to 692",
@@ -166,16 +165,16 @@ def test_group_in_brief() -> None:
 
 def test_group_of_which_little_is_known() -> None:
     """No rank has telemetry: None. Some values are missing: the others are shown."""
-    assert group_telemetry.from_rows([group_telemetry.to_row(rank, None) for rank in range(3)]) is None
+    assert from_rows([to_row(rank, None) for rank in range(3)]) is None
     bare = seen(sm_clock_mean_mhz=None, power_mean_w=None, temperature_max_c=None, event_reasons=["unknown_0x4000"])
-    row = group_telemetry.to_row(0, bare)
+    row = to_row(0, bare)
     assert [math.isnan(value) for value in row] == [False, False, False, True, True, True]
-    assert evidence(group_telemetry.from_rows([row])) == {"event reasons": ["unknown_0x4000 (rank 0)"]}
+    assert evidence(from_rows([row])) == {"event reasons": ["unknown_0x4000 (rank 0)"]}
 
 
 def test_group_is_as_small_for_a_thousand_ranks() -> None:
     """Every rank of every group returns it."""
-    found = group_telemetry.from_rows([group_telemetry.to_row(rank, seen()) for rank in range(1024)])
+    found = from_rows([to_row(rank, seen()) for rank in range(1024)])
     assert found is not None
     assert found.event_reasons == {"sw_power_cap": "0-1023"}
     assert len(json.dumps(plain_data.to_plain(found))) < 600

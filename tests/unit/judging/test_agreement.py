@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster.judging.agreement import Group, groups_of, only_itself, suspicions, suspicions_in_round
+from pytest_gpucluster.judging.agreement import AlikeGroup, groups_of, only_itself, suspicions, suspicions_in_round
 from pytest_gpucluster.places import Place
 
 if TYPE_CHECKING:
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 GOOD = "good"
 
 
-def compared(*digests: str) -> tuple[Group[int], ...]:
+def compared(*digests: str) -> tuple[AlikeGroup[int], ...]:
     """Members 0, 1, 2 .. of one model with these digests."""
     return groups_of(dict(enumerate(digests)), dict.fromkeys(range(len(digests)), "H200"))
 
 
-def outvoted(groups: tuple[Group[Any], ...]) -> tuple[Any, ...]:
+def outvoted(groups: tuple[AlikeGroup[Any], ...]) -> tuple[Any, ...]:
     """All members outside the majority of their group."""
     return tuple(member for group in groups for member in group.outvoted)
 
 
-def unresolved(groups: tuple[Group[Any], ...]) -> tuple[Group[Any], ...]:
+def unresolved(groups: tuple[AlikeGroup[Any], ...]) -> tuple[AlikeGroup[Any], ...]:
     """Groups that differ and in which no member is outvoted."""
     return tuple(group for group in groups if group.differs and not group.outvoted)
 
 
-def single(groups: tuple[Group[Any], ...]) -> tuple[Any, ...]:
+def single(groups: tuple[AlikeGroup[Any], ...]) -> tuple[Any, ...]:
     """The members of groups of one."""
     return tuple(group.members[0] for group in groups if len(group.digests) == 1)
 
 
-def with_liars(size: int, liars: Collection[int], *, agreed: bool) -> tuple[Group[int], ...]:
+def with_liars(size: int, liars: Collection[int], *, agreed: bool) -> tuple[AlikeGroup[int], ...]:
     """``size`` members of which ``liars`` are wrong, all in the same way or each in its own."""
     return compared(*(("bad" if agreed else f"bad {member}") if member in liars else GOOD for member in range(size)))
 

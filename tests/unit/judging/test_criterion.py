@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpucluster.errors import CriterionFailedError, MeasurementError
-from pytest_gpucluster.judging.criterion import Criterion, Parts
+from pytest_gpucluster.judging.criterion import Criterion
+from pytest_gpucluster.judging.finding import Finding
 from pytest_gpucluster.judging.noise import Repeats
 from pytest_gpucluster.judging.siblings import Compared, Shortfall
 from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED
@@ -127,7 +128,7 @@ def test_a_part_of_a_place(value: int, named: bool) -> None:  # noqa: FBT001 -- 
     judge = criterion(Place(id="node3", node=3), kind="max", value=0)
     names = tuple(f"mlx5_{number} port 1" for number in range(6))
     with contextlib.suppress(CriterionFailedError):
-        judge.require(value, parts=Parts(kind="nic", names=names))
+        judge.judge(Finding(value=value, kind="nic", bad=dict.fromkeys(names, ("is down",))))
     assert judge.judged is not None
     assert judge.judged.blames == ("nic" if named else None)
     shown = ", ".join(names[:4])
@@ -139,7 +140,7 @@ def test_gpus_of_a_node(gpus: tuple[Place, ...], named: tuple[str, ...]) -> None
     """GPUs to which the value of a node points are to blame in place of it; the record stays the node's."""
     judge = criterion(Place(id="node0", node=0), kind="max", value=0)
     with pytest.raises(CriterionFailedError) as raised:
-        judge.require(1, parts=Parts(kind="gpu", places=gpus))
+        judge.judge(Finding(value=1, kind="gpu", bad=dict.fromkeys(gpus, ("is bad",))))
     assert judge.judged is not None
     assert (judge.judged.culprits, judge.judged.place, judge.judged.blames) == (named, "node0", "gpu")
     assert str(raised.value).startswith(f"tflops at {', '.join(named)}: 1 TFLOPS")
@@ -278,7 +279,7 @@ def test_a_value_of_another_place() -> None:
     judge = replace(criterion(), expected=(A,))
     with pytest.raises(MeasurementError, match="no value for node0-gpu0"):
         judge.require({B: 800.0})
-    with pytest.raises(MeasurementError, match="a value for node0-gpu1, which is not asked at node0-gpu0"):
+    with pytest.raises(MeasurementError, match="a value for node0-gpu1, which is not required at node0-gpu0"):
         judge.require({A: 800.0, B: 800.0})
 
 

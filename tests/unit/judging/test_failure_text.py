@@ -11,7 +11,7 @@ from pytest_gpucluster.judging import failure_text
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.places import Place
-from pytest_gpucluster.plugin.early_failures import describe
+from pytest_gpucluster.plugin.live import describe
 from tests.support.entries import limit, threshold
 
 HOT = Place(id="node1-gpu3", node=1, gpu=3, rank=11, hostname="gpu-node-1", uuid="GPU-6f1c", pci="00000000:61:00.0")

@@ -20,15 +20,25 @@ LIMITS_S = {"quick": 60.0, "standard": 300.0}
 SUBJECTS = {"tflops": "compute", "ratio": "compute", "copies": "links"}
 CRITERIA = {
     "tflops": threshold("tflops", takes_s=20.0),
-    "ratio": threshold("ratio", measured_with="tflops"),
+    "ratio": threshold("ratio"),
+    "speedup": threshold("speedup"),
+    "named": threshold("named", measured_with="tflops"),
     "copies": threshold("copies", takes_s=2.0, recipe={"at_once": 1}),
     "unknown": threshold("unknown"),
 }
+FIXTURES = {
+    "tflops": frozenset({"products"}),
+    "ratio": frozenset({"products"}),
+    "copies": frozenset({"copied", "hosts"}),
+    "speedup": frozenset({"products", "copied", "hosts"}),
+    "unknown": frozenset({"hosts"}),
+}
+SUITE = forecast.Suite(subjects=SUBJECTS, fixtures=FIXTURES)
 
 
 def forecast_of(selected: dict[str, int], *, soak_s: float | None = None, **criteria: forecast.Threshold) -> forecast.Forecast:
     """Of the entries above on a node of 4."""
-    return forecast.forecast(selected, {**CRITERIA, **criteria}, subjects=SUBJECTS, gpus_per_node=4, soak_s=soak_s)
+    return forecast.forecast(selected, {**CRITERIA, **criteria}, SUITE, gpus_per_node=4, soak_s=soak_s)
 
 
 def whole(level: str, gpus: int) -> forecast.Forecast:
@@ -38,7 +48,7 @@ def whole(level: str, gpus: int) -> forecast.Forecast:
     inventory = Inventory(num_nodes=1, gpus_per_node=gpus, device="cuda")
     due = [one for one in criteria.values() if reaches(level, one.level) and rule_against(one, inventory) is None]
     selected = {one.key: len(places_of(one, inventory)) for one in due}
-    return forecast.forecast(selected, criteria, subjects={}, gpus_per_node=gpus, soak_s=None)
+    return forecast.forecast(selected, criteria, forecast.Suite(subjects={}, fixtures={}), gpus_per_node=gpus, soak_s=None)
 
 
 @pytest.mark.parametrize("gpus", [4, 8])
@@ -69,9 +79,8 @@ def test_all_links_of_two_gpus_take_at_most_90_s() -> None:
     assert sum(one.takes_s or 0.0 for one in found) <= 90
 
 
-def test_every_packaged_entry_has_an_estimate() -> None:
-    """Else the plan's time would be a part of the truth: give it takes_s, or measured_with."""
-    assert [step.criterion for step in whole("standard", 8).steps if step.takes_s is None] == []
+def test_every_work_of_a_soak_has_an_estimate() -> None:
+    """Else the time of a round would be a part of the truth: give it takes_s. Of other entries tests/e2e/test_plan.py knows."""
     file = packaged()
     soaking = [one for one in file.criteria(file.profiles["h200-sxm"]).values() if one.level == "soak"]
     assert soaking
@@ -92,6 +101,13 @@ def test_a_measurement_counts_once() -> None:
     assert forecast_of({"tflops": 4, "ratio": 4}).total_s == forecast.STARTUP_S + 20
     assert forecast_of({"ratio": 4}).total_s == forecast.STARTUP_S + 20
     assert [step.takes_s for step in forecast_of({"ratio": 4, "tflops": 4}).steps] == [20, 0]
+    assert [step.takes_s for step in forecast_of({"named": 4, "ratio": 4, "tflops": 4}).steps] == [20, 0, 0]
+
+
+def test_a_test_of_two_measurements_counts_both() -> None:
+    """By the fixtures that it takes, those that nobody took before it; a fixture that has no time of its own adds none."""
+    assert [step.takes_s for step in forecast_of({"speedup": 4}).steps] == [28]
+    assert [step.takes_s for step in forecast_of({"copies": 4, "speedup": 4, "unknown": 1}).steps] == [8, 20, None]
 
 
 @pytest.mark.parametrize(("places", "at_once", "seconds"), [(4, 1, 8), (8, 1, 8), (1, 1, 2), (4, 3, 4), (4, "all", 2)])
@@ -121,8 +137,9 @@ def test_the_plan_in_words() -> None:
 
 
 def test_subjects_are_our_marks() -> None:
-    """All of them but the two that are no subject."""
-    assert set(forecast.SUBJECTS) == {mark for mark in MARKS if not mark.startswith(("distributed", "at_end"))}
+    """All of them but those that are no subject."""
+    others = ("distributed", "at_end", "over_run", "compares", "each_entry")
+    assert set(forecast.SUBJECTS) == {mark for mark in MARKS if not mark.startswith(others)}
 
 
 PLAN = forecast_of({"tflops": 2, "ratio": 2, "copies": 2})

@@ -19,8 +19,9 @@ from tests.support.operations import operations
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from rich.text import Text
+
     from pytest_gpucluster.places import Place
-    from pytest_gpucluster.reporting.lines import Line
 
 
 def record(place: str, outcome: str) -> Record:
@@ -39,7 +40,7 @@ def record(place: str, outcome: str) -> Record:
     )
 
 
-def blocks(records: list[Record], places: Mapping[str, Place]) -> list[Line]:
+def blocks(records: list[Record], places: Mapping[str, Place]) -> list[Text]:
     """The bad parts as a terminal shows them."""
     return describe_bad_parts(records, Shown(places=places, tests=selector_of(records), device="cuda", width=80))
 

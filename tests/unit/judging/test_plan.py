@@ -49,8 +49,8 @@ def test_excluded_criteria_are_not_expected() -> None:
     plan = Plan()
     criteria = {
         "no": threshold("no", skip="not inside Slurm"),
-        "many": threshold("many", per="node", needs=4),
-        "far": threshold("far", per="cluster", needs_nodes=3),
+        "many": threshold("many", per="node", needs={"places": 4}),
+        "far": threshold("far", per="cluster", needs={"nodes": 3}),
     }
     complete(plan, criteria, INVENTORY, level="soak", accept_at="quick")
     assert not list(plan)
@@ -60,8 +60,8 @@ def test_excluded_criteria_are_not_expected() -> None:
     assert "needs 4 GPUs" in texts[1]
     assert "needs 3 nodes" in texts[2]
     assert causes == ("not inside Slurm", "2 GPUs", "2 nodes")
-    assert rule_against(threshold(needs=1), INVENTORY) is None
-    assert rule_against(threshold(per="cluster", needs=4), INVENTORY) is None
+    assert rule_against(threshold(needs={"places": 1}), INVENTORY) is None
+    assert rule_against(threshold(per="cluster", needs={"places": 4}), INVENTORY) is None
 
 
 @pytest.mark.parametrize(("fabric", "applies"), [("infiniband", True), ("roce", True), ("sockets", False), ("none", False)])
@@ -74,7 +74,7 @@ def test_a_rule_by_the_promised_fabric(fabric: str, applies: bool) -> None:  # n
 
 def test_a_rule_by_shared_paths() -> None:
     """A criterion of shared paths applies where the limits name one."""
-    needy = threshold(needs_shared_paths=True)
+    needy = threshold(needs={"shared_paths": True})
     assert rule_against(needy, replace(INVENTORY, shared_paths=("/mnt",))) is None
     rule = rule_against(needy, INVENTORY)
     assert rule is not None
@@ -83,7 +83,7 @@ def test_a_rule_by_shared_paths() -> None:
 
 def test_a_rule_by_slurm() -> None:
     """A criterion of Slurm applies where the run is in a job."""
-    needy = threshold(needs_slurm=True)
+    needy = threshold(needs={"slurm": True})
     assert rule_against(needy, replace(INVENTORY, slurm_job="12")) is None
     rule = rule_against(needy, INVENTORY)
     assert rule is not None
@@ -92,7 +92,7 @@ def test_a_rule_by_slurm() -> None:
 
 def test_a_rule_by_the_kernel_log() -> None:
     """A criterion of the kernel log applies where the limits require that it can be read."""
-    needy = threshold(needs_kernel_log=True)
+    needy = threshold(needs={"kernel_log": True})
     assert rule_against(needy, replace(INVENTORY, requires_kernel_log=True)) is None
     rule = rule_against(needy, INVENTORY)
     assert rule is not None
@@ -101,7 +101,7 @@ def test_a_rule_by_the_kernel_log() -> None:
 
 def test_a_rule_by_the_rails() -> None:
     """Adapters are measured one by one where the limits ask for it."""
-    needy = threshold(needs_rails=True)
+    needy = threshold(needs={"rails": True})
     assert rule_against(needy, replace(INVENTORY, measures_rails=True)) is None
     rule = rule_against(needy, INVENTORY)
     assert rule is not None
@@ -120,7 +120,9 @@ def test_a_rule_by_the_rails() -> None:
 )
 def test_a_rule_by_the_nvlink_domains(nodes: int, nodes_per_domain: int, needed: int, text: str | None) -> None:
     """A rack is a domain of 18 nodes; of HGX each node is one by itself."""
-    rule = rule_against(threshold(needs_domains=needed), replace(INVENTORY, num_nodes=nodes, nodes_per_domain=nodes_per_domain))
+    rule = rule_against(
+        threshold(needs={"domains": needed}), replace(INVENTORY, num_nodes=nodes, nodes_per_domain=nodes_per_domain)
+    )
     assert (rule and rule.text) == text
 
 

@@ -1,10 +1,10 @@
-"""What is asked of a run as a whole: a shorter soak, a lower level, fewer GPUs than were promised, and what becomes of it."""
+"""What a run as a whole has to keep: a shorter soak, a lower level, fewer GPUs than were promised, and what becomes of it."""
 
 from __future__ import annotations
 
 import datetime as dt
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import pytest
 
@@ -12,6 +12,7 @@ from pytest_gpucluster import run_setup
 from pytest_gpucluster.cluster.binding import Binding
 from pytest_gpucluster.config.settings import Expect, Settings, parse_level
 from pytest_gpucluster.config.torchrun import Launch
+from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.detect import Detected
 from pytest_gpucluster.judging.promises import changed_terms, doubled_gpus, doubled_serials, shape, short_soak, unexpected_gpus
 from pytest_gpucluster.judging.verdict import Record
@@ -21,6 +22,7 @@ from pytest_gpucluster.run_setup import prepare
 from pytest_gpucluster.session import Session
 from pytest_gpucluster.thresholds.load import load
 from pytest_gpucluster.thresholds.resolve import Profile
+from pytest_gpucluster.thresholds.schema import ProfileEntry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +34,7 @@ TWO = Inventory(num_nodes=2, gpus_per_node=8, device="cuda")
 
 
 @pytest.mark.parametrize(
-    ("level", "changes", "told"),
+    ("level", "changes", "reason"),
     [
         ("soak:45s", {}, "a soak of 45 s, and the profile asks for 8 h 0 min"),
         ("soak", {}, None),
@@ -44,20 +46,20 @@ TWO = Inventory(num_nodes=2, gpus_per_node=8, device="cuda")
         ("standard", {}, None),
     ],
 )
-def test_a_soak_must_last_as_long_as_the_profile_asks(level: str, changes: dict[str, Any], told: str | None) -> None:
+def test_a_soak_must_last_as_long_as_the_profile_asks(level: str, changes: dict[str, Any], reason: str | None) -> None:
     """A soak of seconds is too short; a profile that accepts below level soak asks for no duration."""
     named, soak_s = parse_level(level)
-    assert short_soak(SITE.model_copy(update=changes), level=named, soak_s=soak_s) == told
+    assert short_soak(SITE.model_copy(update=changes), level=named, soak_s=soak_s) == reason
 
 
 @pytest.mark.parametrize(
-    ("profile", "expected", "told"),
+    ("profile", "expected", "named_terms"),
     [
         ({}, TWO, []),
         ({"accept_at": "soak"}, TWO, []),  # more than the packaged one asks
         ({"accept_at": "quick"}, TWO, ["accept_at quick instead of standard"]),
         ({"nic_gb_s_per_gpu": 25.0}, TWO, ["nic_gb_s_per_gpu 25.0 instead of 50"]),
-        ({"nic_gb_s_per_gpu": None}, TWO, []),  # what needs it is an error then
+        ({"nic_gb_s_per_gpu": None}, TWO, ["nic_gb_s_per_gpu not promised instead of 50"]),
         ({"nic_gb_s_per_gpu": 100.0}, TWO, []),
         ({"fabric": "sockets"}, TWO, ["fabric sockets instead of infiniband"]),
         ({}, replace(TWO, num_nodes=3), []),
@@ -69,10 +71,32 @@ def test_a_soak_must_last_as_long_as_the_profile_asks(level: str, changes: dict[
         ({"accept_at": "quick", "rehearsal": True}, replace(TWO, num_nodes=1), []),
     ],
 )
-def test_a_run_that_asks_for_less_is_named(profile: dict[str, Any], expected: Inventory, told: list[str]) -> None:
+def test_a_run_that_asks_for_less_is_named(profile: dict[str, Any], expected: Inventory, named_terms: list[str]) -> None:
     """A run that asks for more is not named, nor is a rehearsal, which accepts nothing."""
     promises: dict[str, Any] = {"the file": Expect(nodes=2, gpus_per_node=8), "the profile": Expect(nodes=1)}
-    assert changed_terms(STANDARD.model_copy(update=profile), STANDARD, expected, promises) == told
+    assert changed_terms(STANDARD.model_copy(update=profile), STANDARD, expected, promises) == named_terms
+
+
+PACKAGED = {name: one for name, one in load(None).profiles.items() if name == one.gpu}
+NULLABLE = [name for name, field in ProfileEntry.model_fields.items() if type(None) in get_args(field.annotation)]
+
+
+@pytest.mark.parametrize(
+    ("name", "term"), [(name, term) for name in PACKAGED for term in NULLABLE if getattr(PACKAGED[name], term) is not None]
+)
+def test_a_term_that_a_site_sets_to_null(name: str, term: str, tmp_path: Path) -> None:
+    """A packaged promise that an overlay takes away is named, or the file is refused; whichever profile and key it is."""
+    file = tmp_path / "site.yaml"
+    file.write_text(f"schema: 1\nextends: packaged\nprofiles: {{{name}: {{{term}: null}}}}\n", encoding="utf-8")
+    try:
+        limits = load(file)
+    except ConfigurationError as refused:
+        assert f"profile {name!r}" in str(refused)  # noqa: PT017 -- either is right
+        return
+    profile, standard = limits.profiles[name], limits.standard(limits.profiles[name])
+    assert standard is not None
+    terms = changed_terms(profile, standard, replace(TWO, num_nodes=1, gpus_per_node=1), {"the packaged profile": standard})
+    assert [*terms, *limits.changed_limits(profile)]
 
 
 def test_a_shorter_soak_than_the_packaged_profiles() -> None:
@@ -161,10 +185,10 @@ def test_in_a_run(
 ) -> None:
     """GPUs without a rank, fewer nodes than the file has, a lower level, or seconds of soak give no plain ACCEPTED."""
     made = session(tmp_path, monkeypatch, limits, **options)
-    said = f" on {made.terms.shape}"
+    said = f" on {made.state.terms.shape}"
     assert decided(made).count(said) == 1
     assert decided(made).replace(said, "") == line
-    facts = made.facts()
+    facts = made.state.facts()
     assert facts["soak_s"] == made.setup.settings.soak_s
     assert facts["changed_terms"] == list(made.decide().changed_terms)
 
@@ -252,9 +276,9 @@ def test_one_serial_at_two_gpus(
         for rank, place in enumerate(made.setup.inventory.places)
     ]
     assert doubled_serials(places) == said
-    before = list(made.objections)
+    before = list(made.state.objections)
     made._object_to_gpus(Binding(inventory=made.setup.inventory, places=tuple(places)))
-    objections = [one for one in made.objections if one not in before and "one GPU in two places" not in one]
+    objections = [one for one in made.state.objections if one not in before and "one GPU in two places" not in one]
     assert objections == said
 
 

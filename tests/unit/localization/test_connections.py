@@ -7,7 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_gpucluster.localization.beliefs import ErrorRates
-from pytest_gpucluster.localization.connections import EXPECTED, Weight, hunt, missed_share, spoilt_by
+from pytest_gpucluster.localization.connections import (
+    EXPECTED,
+    ConnectionEvidence,
+    find_bad_connection,
+    missed_share,
+    probability_explained_by,
+)
 from pytest_gpucluster.localization.rounds import split
 
 FAILED, PASSED = 49.0, 1 / 49
@@ -19,21 +25,21 @@ def units(number: int, size: int = 1) -> list[tuple[str, ...]]:
     return [tuple(f"{at}.{part}" for part in range(size)) for at in range(number)]
 
 
-def weight(*names: str, failed: bool) -> Weight:
+def weight(*names: str, failed: bool) -> ConnectionEvidence:
     """A test of these parts."""
-    return Weight(members=frozenset(names), factor=FAILED if failed else PASSED)
+    return ConnectionEvidence(members=frozenset(names), factor=FAILED if failed else PASSED)
 
 
 def test_before_any_test() -> None:
     """All pairs are alike, and together as probable as a bad connection is."""
-    found = hunt(units(5), [], is_boundary_open=False)
+    found = find_bad_connection(units(5), [], is_boundary_open=False)
     assert len(found.pairs) == 10
     assert found.chance == pytest.approx(EXPECTED)
 
 
 def test_the_odds_of_one_pair() -> None:
     """A pair that failed once: its odds against each other pair are those of the test."""
-    found = hunt(units(4), [weight("0.0", "1.0", failed=True)], is_boundary_open=False)
+    found = find_bad_connection(units(4), [weight("0.0", "1.0", failed=True)], is_boundary_open=False)
     assert next(iter(found.pairs)) == (0, 1)
     others = (1 - EXPECTED) / EXPECTED * 6 + 5
     assert found.pairs[0, 1] == pytest.approx(49 / (49 + others))
@@ -45,21 +51,21 @@ def test_the_boundary_of_two_units() -> None:
     whole = weight(*pair[1], *pair[4], failed=True)
     crossed = [weight(*pair[1][half], *pair[4][half], failed=True) for half in (slice(0, 2), slice(2, 4))]
     passed = [weight(*pair[at], failed=False) for at in (1, 4)]
-    found = hunt(pair, [whole, whole, whole, *crossed, *passed], is_boundary_open=True)
+    found = find_bad_connection(pair, [whole, whole, whole, *crossed, *passed], is_boundary_open=True)
     assert found.boundary > 0.9
-    single = hunt(pair, [whole, whole, whole, crossed[0], *passed], is_boundary_open=False)
+    single = find_bad_connection(pair, [whole, whole, whole, crossed[0], *passed], is_boundary_open=False)
     assert single.boundary == 0
     assert {len(unit) for unit in single.units} == {1}
 
 
 def test_what_spoils_a_test() -> None:
-    """By all other tests: two failed with the pair, so a third with it is spoilt, and one without it is not."""
+    """By all other tests: two failed with the pair, so a third with it is explained, and one without it is not."""
     tests = [weight("0.0", "1.0", failed=True) for _ in range(5)] + [weight("2.0", "3.0", failed=True)]
-    found = hunt(units(4), tests, is_boundary_open=False)
-    spoilt = spoilt_by(found, tests, set())
-    assert min(spoilt[:5]) > 0.9
-    assert spoilt[5] < 0.01
-    assert max(spoilt_by(found, tests, {("0.0", "1.0")})) < 0.01
+    found = find_bad_connection(units(4), tests, is_boundary_open=False)
+    explained = probability_explained_by(found, tests, set())
+    assert min(explained[:5]) > 0.9
+    assert explained[5] < 0.01
+    assert max(probability_explained_by(found, tests, {("0.0", "1.0")})) < 0.01
 
 
 def test_what_the_rest_would_have_missed() -> None:
@@ -77,7 +83,7 @@ def test_every_pair_is_found(number: int, data: st.DataObject) -> None:
     one, other = sorted(data.draw(st.sets(st.integers(0, number - 1), min_size=2, max_size=2)))
     names, tests = units(number), [weight(*(name for unit in units(number) for name in unit), failed=True)] * 4
     for _ in range(2 * number.bit_length() + 2):
-        found = hunt(names, tests, is_boundary_open=False)
+        found = find_bad_connection(names, tests, is_boundary_open=False)
         if found.ends is not None:
             break
         groups = split(found, {name for unit in names for name in unit}, ErrorRates())

@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 
-from pytest_gpucluster.inventory.nearness import Position, nearness, position
-from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath
+from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath, Position, nearness, position
 from pytest_gpucluster.inventory.reading import NotAvailable
-from pytest_gpucluster.localization.gpus import Pair, Quantity, behind_siblings, pairs_of
+from pytest_gpucluster.localization.gpus import GpuPair, Quantity, pair_lags, pairs_of
 from pytest_gpucluster.measurements.pair_matrix import PairMatrix
 
 UNREAD = NotAvailable("No such file or directory")
 
 
-def matrix(size: int = 4, **bad: tuple[float, float]) -> list[Pair]:
+def matrix(size: int = 4, **bad: tuple[float, float]) -> list[GpuPair]:
     """Pairs of GPUs behind one switch, all alike but for the ``bad`` ones, such as ``g1g2=(GB/s, us)``."""
     pairs = []
     for source, target in itertools.permutations(range(size), 2):
@@ -25,10 +24,10 @@ def matrix(size: int = 4, **bad: tuple[float, float]) -> list[Pair]:
     return pairs
 
 
-def pair(source: str = "g0", target: str = "g1", **fields: Any) -> Pair:
+def pair(source: str = "g0", target: str = "g1", **fields: Any) -> GpuPair:
     """A healthy pair but for these fields."""
     healthy = {"way": "NV18", "gb_s": 390.0, "latency_us": 5.0, "path": "P2P/CUMEM", "peer_access": True}
-    return Pair(source=source, target=target, **{**healthy, **fields})
+    return GpuPair(source=source, target=target, **{**healthy, **fields})
 
 
 @pytest.mark.parametrize(
@@ -55,7 +54,7 @@ def test_who_takes_the_host(fields: dict[str, Any], *, takes_host: bool | None) 
 def test_both_ends_are_named() -> None:
     """With the topology's word and what was logged."""
     text = pair(path="SHM/direct/direct", peer_access=False).why
-    assert text == "g0 -> g1 (NV18): SHM/direct/direct; CUDA refuses peer access"
+    assert text == "NV18, SHM/direct/direct; CUDA refuses peer access"
 
 
 @pytest.mark.parametrize(
@@ -63,30 +62,30 @@ def test_both_ends_are_named() -> None:
 )
 def test_one_slow_pair(quantity: Quantity, value: tuple[float, float], percent: float) -> None:
     """It alone is behind, in its one direction and in its one quantity."""
-    found = behind_siblings(matrix(g1g2=value), quantity)
+    found = pair_lags(matrix(g1g2=value), quantity)
     assert len(found) == 12
     assert found["g1", "g2"].percent == pytest.approx(percent)
     assert {ends for ends, one in found.items() if one.percent > 1} == {("g1", "g2")}
     other: Quantity = "latency" if quantity == "bandwidth" else "bandwidth"
-    assert {one.percent for one in behind_siblings(matrix(g1g2=value), other).values()} == {0.0}
+    assert {one.percent for one in pair_lags(matrix(g1g2=value), other).values()} == {0.0}
 
 
 def test_healthy_pairs() -> None:
     """None is behind."""
-    assert {one.percent for one in behind_siblings(matrix(), "bandwidth").values()} == {0.0}
+    assert {one.percent for one in pair_lags(matrix(), "bandwidth").values()} == {0.0}
 
 
 def test_a_lost_link_does_not_make_siblings_strangers() -> None:
     """A GPU with 17 of 18 NVLinks is compared with those that have all."""
     lost = [pair("g0", "g1"), pair("g1", "g0"), pair("g0", "g2"), pair("g2", "g1", way="NV17", gb_s=368.0)]
-    assert behind_siblings(lost, "bandwidth")["g2", "g1"].percent == pytest.approx(5.64, abs=0.01)
+    assert pair_lags(lost, "bandwidth")["g2", "g1"].percent == pytest.approx(5.64, abs=0.01)
 
 
 def test_other_kinds_are_no_siblings() -> None:
     """Pairs of two sockets are slower than those below a switch, and a kind of two pairs is not judged."""
     near = [pair(f"g{one}", f"g{other}", way="PIX", gb_s=50.0) for one, other in itertools.permutations(range(3), 2)]
     far = [pair("g0", "g3", way="SYS", gb_s=20.0), pair("g3", "g0", way="SYS", gb_s=20.0)]
-    found = behind_siblings([*near, *far], "bandwidth")
+    found = pair_lags([*near, *far], "bandwidth")
     assert set(found) == {(one.source, one.target) for one in near}
     assert {one.percent for one in found.values()} == {0.0}
 
@@ -106,8 +105,8 @@ def test_the_matrix_becomes_pairs() -> None:
     )
     positions = {name: Position(addresses=None, nvlinks=links) for name, links in (("a", 18), ("b", 17))}
     assert pairs_of(measured, positions) == [
-        Pair(source="a", target="b", way="NV17", gb_s=10.0, latency_us=1.0, path="P2P/IPC", peer_access=True),
-        Pair(source="b", target="a", way="NV17", gb_s=20.0, latency_us=2.0, path=None, peer_access=False),
+        GpuPair(source="a", target="b", way="NV17", gb_s=10.0, latency_us=1.0, path="P2P/IPC", peer_access=True),
+        GpuPair(source="b", target="a", way="NV17", gb_s=20.0, latency_us=2.0, path=None, peer_access=False),
     ]
 
 

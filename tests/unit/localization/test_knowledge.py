@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.localization.beliefs import ErrorRates
 from pytest_gpucluster.localization.knowledge import Knowledge, broken_ends, is_confirmed
-from pytest_gpucluster.localization.parts import Group, Kind, Result, Suspect
+from pytest_gpucluster.localization.parts import Kind, MemberGroup, Result, Suspect
 from tests.support.group_search import found, named, nodes
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.localization.parts import Report
+    from pytest_gpucluster.localization.parts import SearchReport
 
 LEAF = 4
 
@@ -21,10 +21,10 @@ def believed(kind: Kind, names: str, *rounds: dict[str, bool]) -> tuple[Knowledg
     if kind == "between" and names.startswith("node"):
         known.roster.add_connection(*names.split())
     for tests in rounds:
-        groups = [Group(tuple(f"node{at}" for at in numbers.split()), "suspect") for numbers in tests]
+        groups = [MemberGroup(tuple(f"node{at}" for at in numbers.split()), "suspect") for numbers in tests]
         known.note(groups, [Result(passed=passed) for passed in tests.values()])
     number = known.roster.number(kind, *sorted(names.split()))
-    known.spoilt = {}
+    known.explained = {}
     known.chance = [float(at == number) for at in range(len(known.roster.suspects))]
     return known, number
 
@@ -82,7 +82,7 @@ def test_a_connection_whose_ends_work() -> None:
 def test_all_parts_of_a_container_are_the_container() -> None:
     """Two nodes at each switch: that one switch is bad is likelier than that both its nodes are. One alone is a node."""
 
-    def named_where(bad: set[str]) -> tuple[set[Suspect], Report]:
+    def named_where(bad: set[str]) -> tuple[set[Suspect], SearchReport]:
         report = found(nodes(8, 2), lambda group: bad.isdisjoint(group.parts))
         return named(report), report
 

@@ -12,7 +12,7 @@ from pytest_gpucluster.localization.parts import Result
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_gpucluster.localization.parts import Group
+    from pytest_gpucluster.localization.parts import MemberGroup
 
 NODES = [f"node{number}" for number in range(12)]
 GOOD_GB_S, LIMIT_GB_S = 386.6, 320.0
@@ -33,7 +33,7 @@ class Clock:
 def searched(*bad: str, pair: tuple[str, str] | None = None, within_s: float = 60, step_s: float = 0.1) -> NodeSearch:
     """A search where groups with a bad node, or with both of a pair, reach half of the rate."""
 
-    def measure(groups: Sequence[Group], left_s: float) -> list[Result]:
+    def measure(groups: Sequence[MemberGroup], left_s: float) -> list[Result]:
         assert left_s > 0
         slow = [bool(set(bad) & set(group.parts)) or (pair is not None and set(pair) <= set(group.parts)) for group in groups]
         return [Result(passed=not one, value=GOOD_GB_S / 2 if one else GOOD_GB_S) for one in slow]
@@ -47,11 +47,11 @@ LEAVES = {node: f"switch leaf{number // 4}" for number, node in enumerate(NODES)
 def with_leaf(*, inside: bool) -> NodeSearch:
     """A search where what leaves the second leaf switch reaches half of the rate, or all that is behind it."""
 
-    def is_slow(group: Group) -> bool:
+    def is_slow(group: MemberGroup) -> bool:
         leaves = {LEAVES[node] for node in group.parts}
         return "switch leaf1" in leaves and (inside or len(leaves) > 1)
 
-    def measure(groups: Sequence[Group], _left_s: float) -> list[Result]:
+    def measure(groups: Sequence[MemberGroup], _left_s: float) -> list[Result]:
         return [Result(passed=not is_slow(one), value=GOOD_GB_S / (2 if is_slow(one) else 1)) for one in groups]
 
     return search_nodes(LEAVES, measure, within_s=60, unit="GB/s", clock=Clock(0.1))
@@ -78,10 +78,10 @@ def test_a_leaf_switch_is_named_and_no_node(inside: bool, words: str) -> None:  
 def test_a_connection_is_named_by_its_ends(leaves: dict[str, str | None], bad: tuple[str, ...], words: str) -> None:
     """Each end works by itself: of two switches neither is to blame, and of two nodes neither is."""
 
-    def is_slow(group: Group) -> bool:
+    def is_slow(group: MemberGroup) -> bool:
         return set(bad) <= set(group.parts) if bad else len({leaves[node] for node in group.parts}) > 1
 
-    def measure(groups: Sequence[Group], _left_s: float) -> list[Result]:
+    def measure(groups: Sequence[MemberGroup], _left_s: float) -> list[Result]:
         return [Result(passed=not is_slow(one), value=GOOD_GB_S / (2 if is_slow(one) else 1)) for one in groups]
 
     found = search_nodes(leaves, measure, within_s=60, unit="GB/s", clock=Clock(0.1))
@@ -92,7 +92,7 @@ def test_a_connection_is_named_by_its_ends(leaves: dict[str, str | None], bad: t
 def test_where_switches_are_known_a_bad_node_is_still_one() -> None:
     """Not its switch: the other nodes there work."""
 
-    def measure(groups: Sequence[Group], _left_s: float) -> list[Result]:
+    def measure(groups: Sequence[MemberGroup], _left_s: float) -> list[Result]:
         return [Result(passed="node5" not in one.parts, value=GOOD_GB_S) for one in groups]
 
     found = search_nodes(LEAVES, measure, within_s=60, unit="GB/s", clock=Clock(0.1))
@@ -114,7 +114,7 @@ def test_nobody_where_smaller_groups_are_good() -> None:
     """What fails only together with all others is no node's fault."""
     found = searched()
     assert (found.nodes, found.report.unconfirmed) == ((), ())
-    assert found.evidence["guilty"] == "no node could be named"
+    assert found.evidence["localization"] == "no node could be named"
 
 
 def test_nobody_where_all_are_bad() -> None:

@@ -7,19 +7,18 @@ from typing import Any
 
 import pytest
 
-from pytest_gpucluster.inventory.net_interfaces import NetInterface
-from pytest_gpucluster.inventory.nics import Nic, NicPort
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.nics import NetInterface, Nic, NicPort
+from pytest_gpucluster.inventory.reading import NotAvailable, healthy
 from pytest_gpucluster.localization.rails import (
     Quantity,
     Rail,
-    RailSeen,
-    behind_siblings,
+    RailRate,
     better_of,
+    rail_lags,
     rails_of_interfaces,
     rails_of_nics,
-    seen_of,
-    suspected,
+    rates_of,
+    slow_rails,
 )
 from pytest_gpucluster.measurements.rails import RailEnd, RailRates
 from pytest_gpucluster.protocol.rank import ordered_rounds
@@ -32,22 +31,11 @@ HEALTHY_S, TRIP_S = 0.02, 20e-6
 
 def nic(number: int, *, virtual: bool = False, **port: Any) -> Nic:
     """A healthy adapter but for these fields of its port."""
-    healthy = {
-        "number": 1, "fabric": "infiniband", "state": "ACTIVE", "physical_state": "LinkUp", "rate": "400 Gb/sec (4X NDR)",
-        "rate_gbit_s": 400.0, "guid": "0", "netdevs": [], "carrier_changes": 0, "counters": {}, "hw_counters": {},
-    }  # fmt: skip
-    named = {
-        "pci": f"0000:{number:02x}:00.0",
-        "driver": "mlx5_core",
-        "firmware": "",
-        "board_id": "",
-        "hca_type": "",
-        "guid": "0",
-    }
-    return Nic(device=f"mlx5_{number}", is_virtual=virtual, ports=[NicPort(**{**healthy, **port})], **named)
+    ports = [healthy(NicPort, **{"number": 1, **port})]
+    return healthy(Nic, device=f"mlx5_{number}", pci=f"0000:{number:02x}:00.0", is_virtual=virtual, ports=ports)
 
 
-def measured(nodes: int, slow: dict[tuple[int, str], float]) -> list[RailSeen]:
+def measured(nodes: int, slow: dict[tuple[int, str], float]) -> list[RailRate]:
     """What one rail of so many nodes shows; ``slow``: by node and direction (``out``, ``in``), how many times its time."""
     names = [f"node{number}" for number in range(nodes)]
     ends: dict[str, list[RailEnd]] = {name: [] for name in names}
@@ -66,17 +54,17 @@ def measured(nodes: int, slow: dict[tuple[int, str], float]) -> list[RailSeen]:
         for name in names
     }  # fmt: skip
     rail = Rail(name="mlx5_0:1", variables={}, gbit_s=dict.fromkeys(names, 400.0))
-    return seen_of(rail, rates)
+    return rates_of(rail, rates)
 
 
 def test_an_adapter_that_seemed_slow_is_measured_again() -> None:
     """A slow one is slow each time; one that was disturbed is not, and keeps the better of both values."""
     first = measured(4, {(1, "out"): 2.0, (2, "in"): 1.5})
-    assert suspected(first, AGAIN) == {("node1", "mlx5_0:1"), ("node2", "mlx5_0:1")}
-    assert suspected(measured(4, {}), AGAIN) == set()
-    assert suspected(measured(4, {(2, "in"): 1.3}), {"latency": 50}) == set()
+    assert slow_rails(first, AGAIN) == {("node1", "mlx5_0:1"), ("node2", "mlx5_0:1")}
+    assert slow_rails(measured(4, {}), AGAIN) == set()
+    assert slow_rails(measured(4, {(2, "in"): 1.3}), {"latency": 50}) == set()
     found = better_of(first, measured(4, {(1, "out"): 2.0, (3, "out"): 2.0}))
-    assert suspected(found, AGAIN) == {("node1", "mlx5_0:1")}
+    assert slow_rails(found, AGAIN) == {("node1", "mlx5_0:1")}
     assert better_of(first, []) == first
     assert [one.node for one in found] == [one.node for one in first]
 
@@ -89,7 +77,7 @@ def test_healthy_rails(nodes: int) -> None:
     assert {one.gb_s for one in seen} == {50.0}
     assert {one.share for one in seen} == {1.0}
     assert {one.latency_us for one in seen} == {10.0}
-    assert {one.percent for one in behind_siblings(seen, "bandwidth").values()} <= {0.0}
+    assert {one.percent for one in rail_lags(seen, "bandwidth").values()} <= {0.0}
 
 
 @pytest.mark.parametrize("nodes", [3, 4, 5, 12])
@@ -100,14 +88,14 @@ def test_one_slow_adapter(nodes: int, ways: tuple[str, ...]) -> None:
     assert {one.node: one.gb_s for one in seen if one.gb_s < 49} == {"node1": 25.0}
     quantities: tuple[Quantity, ...] = ("bandwidth", "latency")
     for quantity in quantities:
-        behind = behind_siblings(seen, quantity)
+        behind = rail_lags(seen, quantity)
         assert {node for (node, _), one in behind.items() if one.percent > 10} == {"node1"}
 
 
 def test_of_two_nodes_both_ends_are_named() -> None:
     """Nothing shows which of the two is slow."""
     assert [one.gb_s for one in measured(2, {(1, "out"): 2.0})] == [25.0, 25.0]
-    assert behind_siblings(measured(2, {(1, "out"): 2.0}), "bandwidth") == {}
+    assert rail_lags(measured(2, {(1, "out"): 2.0}), "bandwidth") == {}
 
 
 def test_two_slow_adapters_that_are_partners() -> None:
@@ -119,12 +107,12 @@ def test_two_slow_adapters_that_are_partners() -> None:
 def test_ports_of_another_rate_are_no_siblings() -> None:
     """A port of half the rate carries half, and that is all right."""
 
-    def seen(node: str, rail: str, gb_s: float, gbit_s: float) -> RailSeen:
-        return RailSeen(node=node, rail=rail, gb_s=gb_s, latency_us=5.0, gbit_s=gbit_s, partners=())
+    def seen(node: str, rail: str, gb_s: float, gbit_s: float) -> RailRate:
+        return RailRate(node=node, rail=rail, gb_s=gb_s, latency_us=5.0, gbit_s=gbit_s, partners=())
 
     fast = [seen(f"node{number}", "mlx5_0:1", 46.0, 400.0) for number in range(3)]
     half = [seen(f"node{number}", "mlx5_1:1", 23.0, 200.0) for number in range(2)]
-    found = behind_siblings([*fast, *half], "bandwidth")
+    found = rail_lags([*fast, *half], "bandwidth")
     assert {ends: one.percent for ends, one in found.items()} == {(one.node, "mlx5_0:1"): 0.0 for one in fast}
 
 
@@ -132,10 +120,10 @@ def test_ports_of_another_rate_are_no_siblings() -> None:
 def test_the_median_is_that_of_the_others(values: list[float]) -> None:
     """Each is left out of its own."""
     seen = [
-        RailSeen(node=f"n{at}", rail="x", gb_s=value, latency_us=1.0, gbit_s=None, partners=())
+        RailRate(node=f"n{at}", rail="x", gb_s=value, latency_us=1.0, gbit_s=None, partners=())
         for at, value in enumerate(values)
     ]
-    found = behind_siblings(seen, "bandwidth")
+    found = rail_lags(seen, "bandwidth")
     assert [found[f"n{at}", "x"].median for at in range(len(values))] == [
         statistics.median([*values[:at], *values[at + 1 :]]) for at in range(len(values))
     ]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_gpucluster.localization.beliefs import ErrorRates, Observed, weigh_suspects
-from pytest_gpucluster.localization.parts import Part, Suspect
+from pytest_gpucluster.localization.parts import SearchPart, Suspect
 from pytest_gpucluster.localization.search import bound, search
 from tests.support.group_search import found, named, nodes, without
 from tests.support.scripts import benchmark_module
@@ -95,8 +95,8 @@ def test_groups_that_were_not_measured() -> None:
     assert report.rounds <= bound(20)
 
 
-@pytest.mark.parametrize("parts", [[], [Part(name="a")], [Part(name="a"), Part(name="a")]])
-def test_too_few_parts(parts: list[Part]) -> None:
+@pytest.mark.parametrize("parts", [[], [SearchPart(name="a")], [SearchPart(name="a"), SearchPart(name="a")]])
+def test_too_few_parts(parts: list[SearchPart]) -> None:
     """Fewer than two parts, or a name twice, are refused."""
     with pytest.raises(ValueError, match="expected at least 2 parts"):
         search(parts, lambda _: [])
@@ -105,7 +105,7 @@ def test_too_few_parts(parts: list[Part]) -> None:
 def test_a_part_is_no_container() -> None:
     """One name for a part and for what parts are in is refused."""
     with pytest.raises(ValueError, match="node1 names a part and what parts are in"):
-        search([Part(name="node1"), Part(name="nic0", within=("node1",))], lambda _: [])
+        search([SearchPart(name="node1"), SearchPart(name="nic0", within=("node1",))], lambda _: [])
 
 
 def test_one_result_for_each_group() -> None:
@@ -132,7 +132,7 @@ def test_probabilities_of_two_parts() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 40), st.integers(0, 10**9), st.integers(1, 12), st.sampled_from([None, 1, 4]))
 def test_nobody_without_evidence(number: int, seed: int, most_rounds: int, leaf: int | None) -> None:
-    """Whatever the outcomes: it ends in time, names each once, and only with two failed tests in different company."""
+    """Whatever the outcomes: it ends in time, names each once, and only with two failed tests in different pair_tests."""
     chance = random.Random(seed)
     share = chance.random()
     report = found(nodes(number, leaf), lambda _: chance.choice([True, None, chance.random() < share]), most_rounds)

@@ -12,22 +12,22 @@ from tests.support.group_search import found, named, nodes, without, wrong
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pytest_gpucluster.localization.parts import Group
+    from pytest_gpucluster.localization.parts import MemberGroup
 
 LEAF = 8
 
 
-def leaves(group: Group) -> set[str]:
+def leaves(group: MemberGroup) -> set[str]:
     """The leaf switches of a group, of eight nodes each."""
     return {f"leaf{int(name.removeprefix('node')) // LEAF}" for name in group.parts}
 
 
-def is_large(group: Group) -> bool:
+def is_large(group: MemberGroup) -> bool:
     """Whether half of 64 nodes are in a group."""
     return len(group.parts) >= 32
 
 
-def is_pair(*names: str) -> Callable[[Group], bool]:
+def is_pair(*names: str) -> Callable[[MemberGroup], bool]:
     """Whether a group is these two parts."""
     return lambda group: set(group.parts) == set(names)
 

@@ -307,7 +307,7 @@ def test_stale_memory_does_not_look_right(monkeypatch: pytest.MonkeyPatch) -> No
 
         return work
 
-    monkeypatch.setattr(digest, "KINDS", {"lazy": digest.Kind(prepare=prepare, capability=(0, 0))})
+    monkeypatch.setattr(digest, "KINDS", {"lazy": digest.DigestKind(prepare=prepare, capability=(0, 0))})
     assert small(rounds=3, kinds=["lazy"]).differing == {"lazy": 2}
 
 
@@ -341,7 +341,7 @@ def test_surroundings_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append((torch.are_deterministic_algorithms_enabled(), torch.get_float32_matmul_precision()))
         raise ArithmeticError("planted")
 
-    monkeypatch.setattr(digest, "KINDS", {"broken": digest.Kind(prepare=prepare, capability=(0, 0))})
+    monkeypatch.setattr(digest, "KINDS", {"broken": digest.DigestKind(prepare=prepare, capability=(0, 0))})
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:

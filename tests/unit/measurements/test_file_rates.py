@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pytest_gpucluster.inventory.mounts import Mount
+from pytest_gpucluster.inventory.host import Mount
 from pytest_gpucluster.measurements import file_rates as module
 from pytest_gpucluster.measurements.file_rates import DIRECT, DROPPED, IN_MEMORY, PAGE_BYTES, FileRates, file_rates
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_gpucluster.measurements import launch as module
-from pytest_gpucluster.measurements.launch import launch_latency
+from pytest_gpucluster.measurements import host_rates as module
+from pytest_gpucluster.measurements.host_rates import launch_latency
 
 
 def test_what_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

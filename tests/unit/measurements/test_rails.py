@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch.distributed as dist
 
-from pytest_gpucluster.inventory.net_interfaces import NetInterface, read_net_interfaces
+from pytest_gpucluster.inventory.nics import NetInterface, read_net_interfaces
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.measurements import pair_matrix, rails
 from tests.support import REPOSITORY

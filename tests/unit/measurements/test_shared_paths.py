@@ -18,7 +18,7 @@ from unittest import mock
 
 import pytest
 
-from pytest_gpucluster.inventory.mounts import Mount
+from pytest_gpucluster.inventory.host import Mount
 from pytest_gpucluster.measurements import shared_paths as module
 from pytest_gpucluster.measurements.own_folder import name_of
 from pytest_gpucluster.measurements.shared_paths import (

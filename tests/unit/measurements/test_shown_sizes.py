@@ -8,7 +8,7 @@ import pytest
 
 from pytest_gpucluster.errors import Blame, MeasurementError
 from pytest_gpucluster.measurements.collective_sizes import CollectiveSizes
-from tests_acceptance.conftest import told_by_size
+from tests_acceptance.conftest import sizes_or_error
 
 if TYPE_CHECKING:
     from pytest_gpucluster.errors import Part
@@ -27,16 +27,16 @@ def failing(part: Part) -> Any:
 
 def test_the_table() -> None:
     """Its rows, and the dtypes without."""
-    assert told_by_size(lambda: TABLE) == {"sizes": [{"bytes": 8}], "without": ["bfloat16"]}
+    assert sizes_or_error(lambda: TABLE) == {"sizes": [{"bytes": 8}], "without": ["bfloat16"]}
 
 
-def test_an_error_of_our_own_is_told() -> None:
+def test_an_error_of_our_own_is_shown() -> None:
     """The judged value stands: a table for the report cannot spoil it."""
-    assert told_by_size(failing("software")) == {"sizes": "not measured: by_size was not measured: rank 0: some error"}
+    assert sizes_or_error(failing("software")) == {"sizes": "not measured: by_size was not measured: rank 0: some error"}
 
 
 @pytest.mark.parametrize("part", ["unknown", "gpu", "link", "host"])
 def test_a_fault_is_raised(part: Part) -> None:
     """Wrong elements, a rank that hung or died."""
     with pytest.raises(MeasurementError, match="some error"):
-        told_by_size(failing(part))
+        sizes_or_error(failing(part))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pytest_gpucluster.inventory.telemetry import Telemetry
-from pytest_gpucluster.measurements import gemm, progress, sm_clock, sustained, timing
+from pytest_gpucluster.measurements import gemm, progress, sustained, timing
 from pytest_gpucluster.protocol import plain_data
 from tests.support.products import skip_without_cpu_product
 
@@ -170,7 +170,7 @@ def test_ratio_tells_a_slow_chip_from_a_power_cap(monkeypatch: pytest.MonkeyPatc
     peaks = {"peak_tflops": FLOP * 20 / 1e12, "peak_clock_mhz": 2000.0}
 
     def counted(clock_mhz: float, calls_per_s: float) -> sustained.Sustained:
-        found = sm_clock.Counted(clock_mhz=clock_mhz, calls_per_s=calls_per_s, bursts=30)
+        found = sustained.Counted(clock_mhz=clock_mhz, calls_per_s=calls_per_s, bursts=30)
         monkeypatch.setattr(sustained, "_count", lambda _product: (found, None))
         return small(**peaks)
 
@@ -183,7 +183,7 @@ def test_ratio_tells_a_slow_chip_from_a_power_cap(monkeypatch: pytest.MonkeyPatc
 
 def test_nvmls_clock_is_evidence_and_decides_nothing(watched: type[Watched], monkeypatch: pytest.MonkeyPatch) -> None:
     """NVML reads 12 % too high on an H200 at its power limit; the ratio is that of the counted clock."""
-    found = sm_clock.Counted(clock_mhz=1330.0, calls_per_s=5.0, bursts=30)
+    found = sustained.Counted(clock_mhz=1330.0, calls_per_s=5.0, bursts=30)
     monkeypatch.setattr(sustained, "_count", lambda _product: (found, None))
     ratios = []
     for clock_mhz in (1330.0, 1485.0, None):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.health.driver_errors import SxidsFound, judge_sxids
-from pytest_gpucluster.inventory.sxids import SXIDS, VENDOR, sxid_of
-from pytest_gpucluster.measurements.sxids import node_sxids, sxids_of
+from pytest_gpucluster.health.driver_errors import judge_sxids
+from pytest_gpucluster.inventory.error_codes import ACTIONS, error_codes, sxid_of
+from pytest_gpucluster.measurements.driver_errors import node_sxids, sxids_of
 from pytest_gpucluster.protocol.node_events import VARIABLE, NodeEvents, NodeSxid
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.judging.finding import Finding
 
 
 def line(code: int, severity: str | None = "Non-fatal", **changes: Any) -> NodeSxid:
@@ -18,20 +21,20 @@ def line(code: int, severity: str | None = "Non-fatal", **changes: Any) -> NodeS
     return NodeSxid(code=code, severity=severity, **fields)
 
 
-def judged(*lines: NodeSxid) -> SxidsFound:
+def judged(*lines: NodeSxid) -> Finding:
     """The judgement on a host whose log has these lines."""
     return judge_sxids(sxids_of(NodeEvents(nvml_why="no NVML", log_why=None, sxids=lines)))
 
 
-@pytest.mark.parametrize("code", [*SXIDS, 28001])
+@pytest.mark.parametrize("code", [*error_codes("SXid"), 28001])
 def test_every_code(code: int) -> None:
     """Each counts with its meaning and advice, but for those that the guide calls harmless; an unknown one counts."""
     found = judged(line(code))
     said = f"NVSwitch 0 (0000:05:00): {sxid_of(code)} (Non-fatal), link 4"
     if sxid_of(code).kind == "harmless":
-        assert (found.over, found.advice, found.harmless) == (0, None, (said,))
+        assert (found.judged, found.advice, found.evidence) == (0, None, {"harmless": (said,)})
     else:
-        assert (found.over, found.facts, found.advice) == (1, (said,), sxid_of(code).action)
+        assert (found.judged, found.facts, found.advice) == (1, (said,), sxid_of(code).action)
 
 
 @pytest.mark.parametrize(
@@ -47,14 +50,14 @@ def test_every_code(code: int) -> None:
 )
 def test_the_word_of_the_driver(code: int, severity: str | None, over: int) -> None:
     """A fatal error is never harmless; one that was corrected and is not in the guide is."""
-    assert judged(line(code, severity)).over == over
+    assert judged(line(code, severity)).judged == over
 
 
 def test_details_do_not_count_twice() -> None:
     """Three lines tell one error; details alone tell one too, since the log may begin with them."""
     detail = line(20034, None, link=None, is_detail=True, count=2)
-    assert judged(line(20034, "Fatal"), detail).over == 1
-    assert judged(detail).over == 1
+    assert judged(line(20034, "Fatal"), detail).judged == 1
+    assert judged(detail).judged == 1
 
 
 def test_many_errors_of_one_code() -> None:
@@ -63,26 +66,26 @@ def test_many_errors_of_one_code() -> None:
     found = judged(
         line(11004), line(20034, "Fatal", link=62, count=2), line(20034, "Fatal", link=9), line(12020, "Fatal", link=1, **other)
     )
-    assert found.over == 5
+    assert found.judged == 5
     assert found.facts == (
         f"NVSwitch 2 (0000:07:00): {sxid_of(12020)} (Fatal), link 1",
         f"NVSwitch 0 (0000:05:00): {sxid_of(20034)} (Fatal), links 9 62, 3 times",
         f"NVSwitch 0 (0000:05:00): {sxid_of(11004)} (Non-fatal), link 4",
     )
-    assert found.switches == ("NVSwitch 2 (0000:07:00)", "NVSwitch 0 (0000:05:00)")
+    assert found.names == ("NVSwitch 2 (0000:07:00)", "NVSwitch 0 (0000:05:00)")
     assert found.advice == sxid_of(12020).action
 
 
 def test_before_the_run() -> None:
     """It is shown and not judged."""
     found = judged(line(20034, "Fatal", is_before=True))
-    assert (found.over, len(found.before)) == (0, 1)
+    assert (found.judged, len(found.evidence["before the run"])) == (0, 1)
 
 
 def test_nothing_is_made_up() -> None:
     """A healthy log has nothing; a code that nobody knows has no meaning."""
-    assert judged() == SxidsFound(over=0, facts=(), switches=(), advice=None, harmless=(), before=())
-    assert (sxid_of(99999).kind, sxid_of(99999).action) == ("unknown", VENDOR)
+    assert (judged().judged, judged().evidence, judged().advice) == (0, {}, None)
+    assert (sxid_of(99999).kind, sxid_of(99999).action) == ("unknown", ACTIONS["SXid"]["vendor"])
 
 
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import csv
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pytest_gpucluster.health.driver_errors import judge_xids
-from pytest_gpucluster.inventory.xids import XIDS, xid_of
-from pytest_gpucluster.measurements.xids import gpu_xids, xids_of
+from pytest_gpucluster.inventory import error_codes as error_code_module
+from pytest_gpucluster.inventory.error_codes import SOURCES, error_codes, xid_of
+from pytest_gpucluster.measurements.driver_errors import gpu_xids, xids_of
 from pytest_gpucluster.protocol import node_events
 from pytest_gpucluster.protocol.node_events import VARIABLE, NodeEvents, NodeGpu, NodeWorker, NodeXid
 
@@ -25,14 +28,14 @@ def judged(*xids: NodeXid, **heard: Any) -> Any:
     return judge_xids(xids_of(GPU, NodeEvents(gpus=(GPU,), xids=xids, **told), 1))
 
 
-@pytest.mark.parametrize("code", sorted(XIDS))
+@pytest.mark.parametrize("code", sorted(error_codes("Xid")))
 def test_every_code(code: int) -> None:
     """Each counts with its meaning and advice, but for the test messages."""
     found = judged(NodeXid(code=code, index=1, age_s=100.0))
     if xid_of(code).kind == "test":
-        assert (found.over, found.facts, found.advice) == (0, (), None)
+        assert (found.judged, found.facts, found.advice) == (0, (), None)
     else:
-        assert (found.over, found.facts, found.advice) == (1, (str(xid_of(code)),), xid_of(code).action)
+        assert (found.judged, found.facts, found.advice) == (1, (str(xid_of(code)),), xid_of(code).action)
 
 
 @pytest.mark.parametrize(
@@ -54,39 +57,39 @@ def test_every_code(code: int) -> None:
 )
 def test_whose_it_is(xid: NodeXid, over: int) -> None:
     """A worker of this GPU excuses what a program can cause; nothing excuses the rest. Before the run is not in it."""
-    assert judged(xid).over == over
+    assert judged(xid).judged == over
 
 
 def test_pids_of_a_container() -> None:
     """The kernel's pids are not comparable there: the time decides."""
-    assert judged(NodeXid(code=31, pci=KEY, pid=9999, age_s=10.0), sees_host_pids=False).over == 0
+    assert judged(NodeXid(code=31, pci=KEY, pid=9999, age_s=10.0), sees_host_pids=False).judged == 0
 
 
 def test_both_sources_tell_one_error() -> None:
     """It counts once; what only one tells counts too."""
     both = (NodeXid(code=79, index=1, age_s=30.0), NodeXid(code=79, pci=KEY, age_s=30.0), NodeXid(code=48, pci=KEY, age_s=30.0))
-    assert judged(*both).over == 2
+    assert judged(*both).judged == 2
 
 
 def test_before_the_run() -> None:
     """It is shown."""
-    assert judged(NodeXid(code=79, pci=KEY)).before == (str(xid_of(79)),)
+    assert judged(NodeXid(code=79, pci=KEY)).evidence == {"before the run": (str(xid_of(79)),)}
 
 
 def test_one_source_is_enough() -> None:
     """Both silent is not: nothing is known then, also where a worker's own code was heard."""
     own = NodeXid(code=43, index=1, age_s=10.0)
-    assert judged(own, log_why="Permission denied").unknown is None
-    assert judged(own, nvml_why="Not Supported").unknown is None
-    assert judged(own, nvml_why="Not Supported", log_why="Permission denied").unknown is not None
+    assert judged(own, log_why="Permission denied").unknown == {}
+    assert judged(own, nvml_why="Not Supported").unknown == {}
+    assert judged(own, nvml_why="Not Supported", log_why="Permission denied").judged is None
 
 
 def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """No listener, or one that is gone: why, and nothing else."""
     monkeypatch.delenv(VARIABLE, raising=False)
-    assert judge_xids(gpu_xids()).unknown is not None
+    assert judge_xids(gpu_xids()).unknown
     monkeypatch.setenv(VARIABLE, "gpucluster-events-nobody")
-    assert "does not answer" in str(judge_xids(gpu_xids()).unknown)
+    assert "does not answer" in judge_xids(gpu_xids()).doubts[0]
 
 
 def test_a_listener_that_is_not_ready_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,3 +100,12 @@ def test_a_listener_that_is_not_ready_is_asked_again(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(node_events, "ask", lambda name: answers.pop(0))
     assert gpu_xids().nvml_why == "no NVML"
     assert answers == []
+
+
+def test_every_row_of_the_list_has_an_action_and_a_source() -> None:
+    """A code twice, or a word that nobody knows, is found here and not during a run."""
+    with Path(str(error_code_module.__file__)).with_suffix(".csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len({(row["family"], row["code"]) for row in rows}) == len(rows)
+    assert len(rows) == len(error_codes("Xid")) + len(error_codes("SXid"))
+    assert {row["source"] for row in rows} == set(SOURCES)

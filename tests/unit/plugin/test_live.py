@@ -14,10 +14,9 @@ from pytest_gpucluster.inventory.identity import Identity
 from pytest_gpucluster.judging.forecast import Forecast, Progress, Step
 from pytest_gpucluster.judging.verdict import Record
 from pytest_gpucluster.places import Inventory, Place
-from pytest_gpucluster.plugin.bar import bar_line
-from pytest_gpucluster.plugin.early_failures import SHOWN, EarlyFailures
-from pytest_gpucluster.plugin.live import Live
-from pytest_gpucluster.plugin.pairing import Pair
+from pytest_gpucluster.plugin.live import SHOWN_FAILURES, Live, LiveFailures
+from pytest_gpucluster.plugin.pairing import Pairing
+from pytest_gpucluster.plugin.screen import bar_line
 from tests.support.entries import limit
 
 PLAN = Forecast(
@@ -35,7 +34,7 @@ class FakeScreen:
 
     def __init__(self, *, is_terminal: bool = False, verbosity: int = 0, width: int = 80) -> None:
         self.is_terminal, self.verbosity, self.width, self.has_color = is_terminal, verbosity, width, False
-        self.reporter = SimpleNamespace()
+        self.is_on, self.has_bar = verbosity <= 0, is_terminal and verbosity == 0
         self.lines: list[str] = []
         self.transient: str | None = None
         self.rewritten = 0
@@ -80,8 +79,7 @@ class Run:
             places=self.places,
         )
         self.live = Live(self.screen, self.session, clock=lambda: self.now_s)
-        self.live.take_over()
-        self.live.announce(self.session, plan)
+        self.live.announce(plan)
         self.header = len(self.screen.lines)
 
     def places(self) -> dict[str, Place]:
@@ -106,7 +104,7 @@ class Run:
 
     def test(self, criterion: str, outcome: str = "passed", *, took_s: float = 0.0, **known: Any) -> None:
         """One test from its beginning to its end."""
-        self.live.begin(Pair(criterion=criterion, place=None, judges=True))
+        self.live.begin(Pairing(criterion=criterion, place=None, judges=True))
         self.wait(took_s)
         self.live.done(Record(criterion=criterion, outcome=outcome, **{"place": None, **known}))
 
@@ -161,7 +159,7 @@ def test_a_run_that_is_cut_short() -> None:
 def test_a_long_subject_has_a_line_now_and_then() -> None:
     """Every 10 s at most, also while no rank reports anything; with one percentage and one remaining time."""
     run = Run()
-    run.live.begin(Pair(criterion="tflops", place=None, judges=True))
+    run.live.begin(Pairing(criterion="tflops", place=None, judges=True))
     run.wait(60)
     assert len(run.lines) == 5 or len(run.lines) == 6
     assert run.lines[0].split("  ", 1)[0] == ""
@@ -172,7 +170,7 @@ def test_a_long_subject_has_a_line_now_and_then() -> None:
 def test_a_run_of_hours_has_about_a_hundred_lines(hours: int) -> None:
     """Whatever is reported meanwhile."""
     run = Run(Forecast(steps=(Step(criterion="soak", subject="soak", tests=1, takes_s=3600.0 * hours),)))
-    run.live.begin(Pair(criterion="soak", place=None, judges=True))
+    run.live.begin(Pairing(criterion="soak", place=None, judges=True))
     for _ in range(3600 * hours):
         run.now_s += 1
         run.live.progress(0, f"at {run.now_s}", 0.5)
@@ -183,7 +181,7 @@ def test_a_failure_is_shown_at_once() -> None:
     """Criterion, place, value and limit; once, also where a soak showed it first."""
     run = Run()
     record = Record(criterion="tflops", outcome="failed", **bad())
-    run.live.tell(record)
+    run.live.show_failure(record)
     assert run.lines == ["failed: tflops at node3-gpu5 (gpu-node-3): 498 TFLOPS, not above 700 TFLOPS"]
     run.live.done(record)
     assert len(run.lines) == 1
@@ -200,7 +198,7 @@ def test_a_failure_stands_above_the_bar() -> None:
 
 def test_what_is_not_measured() -> None:
     """Each cause once; absent places stand in the header."""
-    failures = EarlyFailures()
+    failures = LiveFailures()
     facts = {"outcome": "error", "reason": "rank 3 was killed\nmore", "cause": "was killed"}
     first = failures.line_of(Record(criterion="ecc", place="node0-gpu3", **facts), {})
     assert first == "not measured: ecc at node0-gpu3: rank 3 was killed"
@@ -214,10 +212,10 @@ def test_what_is_not_measured() -> None:
 
 def test_many_failures_are_counted() -> None:
     """20 lines, one that says so, and no more."""
-    failures = EarlyFailures()
+    failures = LiveFailures()
     records = [Record(criterion="tflops", outcome="failed", **bad(f"node{number}-gpu0")) for number in range(1024)]
     lines = [line for record in records if (line := failures.line_of(record, {})) is not None]
-    assert len(lines) == SHOWN + 1
+    assert len(lines) == SHOWN_FAILURES + 1
     assert lines[-1] == "20 are shown; from here on they are counted, and all are below"
     assert failures.number == 1024
 
@@ -225,7 +223,7 @@ def test_many_failures_are_counted() -> None:
 def test_a_foreign_reason_is_one_short_line() -> None:
     """It acts on no terminal."""
     record = Record(criterion="ecc", place=None, outcome="error", reason="\x1b[2J" + 500 * "x" + "\nverdict ACCEPTED")
-    line = EarlyFailures().line_of(record, {})
+    line = LiveFailures().line_of(record, {})
     assert line is not None
     assert line.startswith(r"not measured: ecc at the cluster: \x1b[2Jxxx")
     assert len(line) < 210

@@ -16,14 +16,14 @@ from pytest_gpucluster.judging.criterion import Criterion
 from pytest_gpucluster.judging.noise import Repeats
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
 from pytest_gpucluster.plugin.outcome import ItemContext, outcome_of
-from pytest_gpucluster.plugin.pairing import Pair
+from pytest_gpucluster.plugin.pairing import Pairing
 from tests.support.entries import limit, threshold
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-PAIR = Pair(criterion="tflops", place=None, judges=True)
+PAIR = Pairing(criterion="tflops", place=None, judges=True)
 
 
 def after_teardown(earlier: Record, outcome: str = "failed") -> Record | None:
@@ -189,7 +189,7 @@ def left_out(criterion: Criterion, error: BaseException) -> tuple[str, str | Non
 
 def test_a_criterion_leaves_by_its_own_rule_only() -> None:
     """Its entry names the program; without that, after a value, or by an error that somebody else made, it may not."""
-    optional = Criterion(threshold=threshold("tflops", needs_program="dcgmi"), limit=limit(), place=None)
+    optional = Criterion(threshold=threshold("tflops", needs={"program": "dcgmi"}), limit=limit(), place=None)
     with pytest.raises(DoesNotApplyError, match="needs dcgmi, which is not installed on any host") as caught:
         optional.does_not_apply("on any host")
     assert left_out(optional, caught.value) == ("skipped", "no dcgmi")

@@ -10,7 +10,7 @@ from _pytest._code import ExceptionInfo
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pytest_gpucluster.plugin.report_text import make_fit
+from pytest_gpucluster.plugin.outcome import make_fit
 from pytest_gpucluster.text import OWN, visible
 
 ANYTHING = st.text(st.characters(codec=None, exclude_categories=()), max_size=60)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from pytest_gpucluster.plugin.collection import in_run_order
-from pytest_gpucluster.plugin.pairing import Pair
+from pytest_gpucluster.plugin.pairing import Pairing
 
 
 class Item(SimpleNamespace):
@@ -23,7 +23,7 @@ def item(name: str, criterion: str, *marks: str, file: str = "test_a.py") -> Any
         originalname=name.partition("[")[0],
         parent=file,
         path=Path(file),
-        pair=Pair(criterion=criterion, place=None, judges=True),
+        pair=Pairing(criterion=criterion, place=None, judges=True),
         get_closest_marker=lambda wanted: wanted if wanted in marks else None,
     )
 
@@ -64,18 +64,15 @@ def test_what_judges_the_whole_run_comes_after_it() -> None:
     assert order(*files, soaking=("wear",)) == ["test_ecc", "test_wear", "test_grown", "test_lost"]
 
 
-def test_the_first_readings_come_before_tests_of_other_folders() -> None:
-    """One test of the folder that judges the whole run is the first of all; the others keep their order."""
+def test_what_is_read_over_the_run_comes_last_too() -> None:
+    """The mark over_run, from whatever folder; the readings before the run need no test of its own to be first."""
     files = [
+        item("test_grown", "grown", "health", "over_run", file="suite/test_health.py"),
         item("test_own_ecc", "own_ecc", "health", file="own/test_own.py"),
         item("test_own", "own", file="own/test_own.py"),
         item("test_ecc", "ecc", "health", file="suite/test_health.py"),
-        item("test_hot", "hot", "health", file="suite/test_health.py"),
-        item("test_grown", "grown", "health", "at_end", file="suite/test_health.py"),
     ]
-    assert order(*files) == ["test_ecc", "test_own_ecc", "test_hot", "test_own", "test_grown"]
-    assert order(*files[:4]) == ["test_own_ecc", "test_ecc", "test_hot", "test_own"]
-    assert order(*files[:2], files[4]) == ["test_own_ecc", "test_own", "test_grown"]
+    assert order(*files) == ["test_own_ecc", "test_ecc", "test_own", "test_grown"]
 
 
 def test_one_criterion_after_the_other() -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_gpucluster.judging.verdict import Record
-from pytest_gpucluster.plugin.own_sections import OwnSections, shows_own
-from pytest_gpucluster.plugin.terminal import without_selection
+from pytest_gpucluster.plugin.terminal import HiddenReports, shows_own, without_selection
 from tests.support.entries import limit
 
 
@@ -62,18 +61,16 @@ def sections(asked: Any) -> tuple[set[str], set[str], set[str]]:
     """The tests that pytest's sections, its short summary, and its counts name."""
     reports = [SimpleNamespace(nodeid=name, sections=[], longrepr="text") for name in (*RECORDS, "foreign")]
     reporter = SimpleNamespace(stats={"failed": reports})
-    plugin = OwnSections(asked, SimpleNamespace(plan=Plan(RECORDS)))  # type: ignore[arg-type] -- a double
+    plugin = HiddenReports(asked, SimpleNamespace(plan=Plan(RECORDS)))  # type: ignore[arg-type] -- a double
 
     def named() -> set[str]:
         return {report.nodeid for report in reporter.stats["failed"]}
 
-    wrapper = plugin.pytest_hide_own(reporter)
-    next(wrapper)
+    plugin.hide(reporter)
     in_sections = named()
-    plugin.pytest_show_own(reporter)
+    plugin.restore_for_short_summary(reporter)
     in_summary = named()
-    with pytest.raises(StopIteration):
-        wrapper.send(None)
+    plugin.restore(reporter)
     return in_sections, in_summary, named()
 
 

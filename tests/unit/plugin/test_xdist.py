@@ -221,7 +221,7 @@ def test_worker_that_crashes_in_its_last_test() -> None:
 @pytest.mark.parametrize(("maxfail", "failed", "told"), [(1, 1, "stopping after 1 failures"), (2, 1, False), (None, 1, False)])
 def test_max_fail_is_no_interruption(maxfail: int | None, failed: int, told: object) -> None:
     """What ``-x`` leaves out was left out by who started the run; Ctrl-C is something else."""
-    run: Any = SimpleNamespace(session=SimpleNamespace(objections=[], controller=SimpleNamespace()))
+    run: Any = SimpleNamespace(session=SimpleNamespace(state=SimpleNamespace(objections=[]), controller=SimpleNamespace()))
     controller = XdistController(SimpleNamespace(), run)  # type: ignore[arg-type]
     option = SimpleNamespace(maxfail=maxfail)
     session: Any = SimpleNamespace(config=SimpleNamespace(option=option), testsfailed=failed, shouldfail=False)

@@ -14,6 +14,7 @@ from pytest_gpucluster.reporting.bad_parts import MOST_DETAILED, MOST_LINES, MOS
 from tests.support.entries import limit
 from tests.support.fleet_records import failed, fleet, outcomes, selector_of
 from tests.support.host_lists import expand
+from tests.support.screens import kept_screen
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,7 +35,7 @@ def lines_of(places: Any, bad: Iterable[Record] = (), *, records: list[Record] |
         **changes,
     }
     rows = outcomes(places, bad) if records is None else records
-    return [line.text for line in describe_bad_parts(rows, Shown(places=places, tests=selector_of(rows), **facts))]
+    return [line.plain for line in describe_bad_parts(rows, Shown(places=places, tests=selector_of(rows), **facts))]
 
 
 def one_bad() -> tuple[Any, list[Record]]:
@@ -92,7 +93,7 @@ SCREENS_OF = {
 def test_screen(name: str, width: int) -> None:
     """As it was looked at; no line is wider than the screen."""
     lines = lines_of(*SCREENS_OF[name](), width=width)
-    assert lines == (SCREENS / f"{name}-{width}.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    assert lines == kept_screen(SCREENS / f"{name}-{width}.txt", lines)
     assert max(map(len, lines)) <= width
     assert [line for line in lines if line != line.rstrip()] == []
 
@@ -118,6 +119,20 @@ def test_never_more_than_60_lines(number: int, width: int) -> None:
         assert f"  and {number - MOST_PARTS} more, in gpucluster-results/results.json" in lines
     if number < 256:
         assert len(named) == min(number, MOST_PARTS)
+
+
+def test_one_line_of_many_findings() -> None:
+    """How many there are stands first; then as many as fit."""
+    places, bad = slow(MOST_DETAILED + 1)
+    rows = outcomes(places, bad)
+    tflops = [row for row in rows if row.criterion == "bf16_tflops"]
+    rows += [replace(row, criterion=f"other_{one}") for row in tflops for one in range(30)]
+    shown = [lines_of(places, records=rows, width=width) for width in (80, 900)]
+    narrow, wide = (next(line for line in lines if line.startswith("  node0-gpu0")) for lines in shown)
+    assert narrow.startswith("  node0-gpu0  gpu-node-0  31 bad: bf16_tflops -29 %, other_0 -29 %, ")
+    assert len(narrow) <= 80
+    assert narrow.endswith("\N{HORIZONTAL ELLIPSIS}")
+    assert wide.endswith(", other_29 -29 %")
 
 
 @pytest.mark.parametrize("words", [0, 60])

@@ -32,7 +32,7 @@ def test_a_journal_that_grows_byte_by_byte(tmp_path: Path) -> None:
     for start, end in pairwise(steps):
         with (growing / JOURNAL).open("ab") as file:
             file.write(text[start:end])
-        seen = run.look()
+        seen = run.picture()
         assert (seen.problem, seen.unread) == (None, 0)
         done.append(sum(seen.counts.values()))
     assert done == sorted(done)
@@ -43,9 +43,9 @@ def test_a_journal_that_grows_byte_by_byte(tmp_path: Path) -> None:
 def test_a_long_journal_is_read_in_steps(tmp_path: Path) -> None:
     """Each look is short, says that there is more, and the last one has all."""
     run = write_run(tmp_path / "run", nodes=2)
-    looks = [run.look(most_bytes=4096)]
-    while looks[-1].is_behind:
-        looks.append(run.look(most_bytes=4096))
+    looks = [run.picture(most_bytes=4096)]
+    while looks[-1].is_partial:
+        looks.append(run.picture(most_bytes=4096))
     assert len(looks) > 5
     assert looks[0].expected == 0
     assert (sum(looks[-1].counts.values()), looks[-1].unread) == (50, 0)
@@ -56,18 +56,18 @@ def test_a_large_run_is_worked_out_less_often(tmp_path: Path, monkeypatch: pytes
     run = write_run(tmp_path / "run", nodes=1, done=0.2)
     monkeypatch.setattr(watched_run, "CHEAP_S", -1.0)
     monkeypatch.setattr(watched_run, "COST_SHARE", 1e-9)
-    assert sum(run.look().counts.values()) == 5
+    assert sum(run.picture().counts.values()) == 5
     journal = Journal(tmp_path / "run" / JOURNAL)
     journal.write("outcome", record={"criterion": "environment_hints", "place": "node0", "outcome": "passed", "culprits": []})
     journal.close()
-    assert sum(run.look().counts.values()) == 5
+    assert sum(run.picture().counts.values()) == 5
     monkeypatch.setattr(run, "_next_s", 0.0)
-    assert sum(run.look().counts.values()) == 6
+    assert sum(run.picture().counts.values()) == 6
 
 
 def test_progress_parts_logs_and_variables(tmp_path: Path) -> None:
     """What a run has shown so far, by node."""
-    seen = write_run(tmp_path / "run", nodes=2, done=0.6).look()
+    seen = write_run(tmp_path / "run", nodes=2, done=0.6).picture()
     assert seen.counts == {"passed": 29, "failed": 1}
     assert (seen.expected, seen.next_criterion, seen.verdict_line, seen.variables) == (50, "hbm_bandwidth", None, None)
     assert [(node.id, node.hostname, node.bad) for node in seen.nodes] == [
@@ -82,7 +82,7 @@ def test_progress_parts_logs_and_variables(tmp_path: Path) -> None:
 
 def test_variables_are_those_of_nccl(tmp_path: Path) -> None:
     """With the nodes that have them."""
-    seen = write_run(tmp_path / "run", nodes=3, absent=[1]).look()
+    seen = write_run(tmp_path / "run", nodes=3, absent=[1]).picture()
     assert seen.variables == {"NCCL_DEBUG=INFO": ("node0", "node2"), "NCCL_IB_HCA=mlx5": ("node0", "node2")}
     assert [node.hostname for node in seen.nodes] == ["gpu-node-0", None, "gpu-node-2"]
 
@@ -93,7 +93,7 @@ def test_a_killed_run_has_no_verdict(tmp_path: Path, kept: int) -> None:
     run = write_run(tmp_path / "run", nodes=1)
     journal = tmp_path / "run" / JOURNAL
     journal.write_bytes(journal.read_bytes()[:kept])
-    seen = run.look()
+    seen = run.picture()
     assert (sum(seen.counts.values()), seen.unread, seen.verdict_line, seen.holder) == (24, 0, None, None)
 
 
@@ -102,20 +102,20 @@ def test_damaged_lines_are_counted(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", nodes=1)
     with (tmp_path / "run" / JOURNAL).open("ab") as file:
         file.write(b'\xff\xfe\n[]\n{"event": "verdict"}\n{"at_s": 1, "event": "outcome", "record": {}}\n')
-    seen = run.look()
+    seen = run.picture()
     assert (sum(seen.counts.values()), seen.unread) == (25, 4)
 
 
 def test_a_new_run_in_the_same_folder_begins_anew(tmp_path: Path) -> None:
     """Also where the file was cut to nothing and written again."""
     run = write_run(tmp_path / "run", nodes=2)
-    assert run.look().expected == 50
+    assert run.picture().expected == 50
     (tmp_path / "run").rename(tmp_path / "previous")
-    assert "there is no run to see" in str(run.look().problem)
+    assert "there is no run to see" in str(run.picture().problem)
     write_run(tmp_path / "run", nodes=1, done=0.2)
-    assert run.look().expected == 25
+    assert run.picture().expected == 25
     (tmp_path / "run" / JOURNAL).write_bytes(b"")
-    seen = run.look()
+    seen = run.picture()
     assert (seen.problem, seen.expected) == (None, 0)
 
 
@@ -123,7 +123,7 @@ def test_a_journal_by_its_name(tmp_path: Path) -> None:
     """A copy, or that of an older run."""
     write_run(tmp_path / "run", nodes=1)
     (tmp_path / "copy").write_bytes((tmp_path / "run" / JOURNAL).read_bytes())
-    assert WatchedRun(tmp_path / "copy").look().expected == 25
+    assert WatchedRun(tmp_path / "copy").picture().expected == 25
 
 
 def make(folder: Path, kind: str) -> Path:
@@ -144,7 +144,7 @@ def make(folder: Path, kind: str) -> Path:
 @pytest.mark.parametrize("kind", ["absent", "folder of something else", "fifo", "folder", "other file", "other lines"])
 def test_a_directory_that_is_none(tmp_path: Path, kind: str) -> None:
     """The reason is said, and nothing waits."""
-    seen = WatchedRun(make(tmp_path, kind)).look()
+    seen = WatchedRun(make(tmp_path, kind)).picture()
     assert seen.problem is not None
     assert JOURNAL in seen.problem
 
@@ -153,7 +153,7 @@ def test_nothing_is_written_or_locked(tmp_path: Path) -> None:
     """A run that starts at the same moment gets its lock; no file is made or changed."""
     run = write_run(tmp_path / "run", nodes=1)
     before = content(tmp_path)
-    run.look()
+    run.picture()
     assert content(tmp_path) == before
 
 
@@ -193,4 +193,4 @@ def test_evidence_of_any_kind_is_survived(tmp_path: Path, evidence: dict[str, An
     journal = Journal(tmp_path / "run" / JOURNAL)
     journal.write("outcome", record=record)
     journal.close()
-    assert run.look().unread == 0
+    assert run.picture().unread == 0

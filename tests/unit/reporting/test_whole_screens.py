@@ -10,8 +10,8 @@ import pytest
 
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
 from pytest_gpucluster.reporting.bad_parts import MOST_LINES, Shown, describe_bad_parts
+from pytest_gpucluster.reporting.ending import Ending, verdict_block
 from pytest_gpucluster.reporting.table import Layout, criteria_table
-from pytest_gpucluster.reporting.verdict_block import Ending, verdict_block
 from tests.support.entries import limit
 from tests.support.fleet_records import failed, fleet, outcomes, selector_of
 from tests.support.screens import kept_screen
@@ -73,9 +73,9 @@ def screen(places: Mapping[str, Place], records: list[Record], *, width: int) ->
     command = ("pytest", "--pyargs", "tests_acceptance")
     parts = describe_bad_parts(records, Shown(**shown, command=command, drain_reason="gpucluster-20261123"))
     ending = verdict_block(verdict, Ending(mode=None, timings=TIMINGS, folder=folder, files=files), width=width, quiet=False)
-    table = criteria_table(records, places, subjects=SUBJECTS, layout=Layout(width=width)).splitlines()
-    lines = [line.text for line in parts]
-    return [*table, *lines, *(line.text for line in ending)], lines
+    table = criteria_table(records, places, subjects=SUBJECTS, layout=Layout(width=width))
+    lines = [line.plain for line in parts]
+    return [*table, *lines, *(line.plain for line in ending)], lines
 
 
 @pytest.mark.parametrize("width", [80, 200])

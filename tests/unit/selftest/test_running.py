@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pytest_gpucluster.selftest.report import SelftestReport
-    from pytest_gpucluster.selftest.setup import Setup
+    from pytest_gpucluster.selftest.trials import Setup
 
     Results = list[Trial | NotPlanted]
 

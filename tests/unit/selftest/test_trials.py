@@ -13,15 +13,26 @@ import pytest
 from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.places import Place
-from pytest_gpucluster.selftest.ended_rank import hung_trial, killed_trial, try_hung_rank, try_killed_rank
 from pytest_gpucluster.selftest.report import NotPlanted, Trial
-from pytest_gpucluster.selftest.setup import ON_GPUS, Setup
-from pytest_gpucluster.selftest.slow_gpu import delay_percent, promised_percent, slow_trials, stragglers, try_slow_gpu
-from pytest_gpucluster.selftest.wrong_bit import try_wrong_bit, wrong_trials
+from pytest_gpucluster.selftest.trials import (
+    ON_GPUS,
+    Setup,
+    delay_percent,
+    hung_trial,
+    killed_trial,
+    promised_percent,
+    slow_trials,
+    stragglers,
+    try_hung_rank,
+    try_killed_rank,
+    try_slow_gpu,
+    try_wrong_bit,
+    wrong_trials,
+)
 from tests.support.entries import threshold
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.selftest.slow_gpu import Slowdown
+    from pytest_gpucluster.selftest.trials import Slowdown
 
 PLACES = tuple(Place(id=f"node0-gpu{gpu}", node=0, gpu=gpu, rank=gpu) for gpu in range(4))
 VICTIM = PLACES[2]
@@ -159,7 +170,7 @@ def test_a_dead_rank() -> None:
     for reported in (None, error("died"), error("died", *PLACES[:3]), error("died", PLACES[0])):
         assert not killed_trial(VICTIM, reported, detected_s=0.4, recovered_s=2.0).is_found
     late = killed_trial(VICTIM, error("hung", VICTIM, kind="hung"), detected_s=60.0, recovered_s=2.0)
-    assert (late.is_found, late.fault) == (False, "told as hung, not as died")
+    assert (late.is_found, late.fault) == (False, "reported as hung, not as died")
 
 
 def test_a_hung_rank() -> None:
@@ -167,7 +178,7 @@ def test_a_hung_rank() -> None:
     absent = error("rank 2 never arrived in all_reduce\nmore", VICTIM, kind="hung")
     assert hung_trial(VICTIM, absent, detected_s=3.2, recovered_s=2.0).is_found
     other = hung_trial(VICTIM, error("rank 2 died", VICTIM), detected_s=3.2, recovered_s=2.0)
-    assert (other.is_found, other.fault) == (False, "told as: rank 2 died")
+    assert (other.is_found, other.fault) == (False, "reported as: rank 2 died")
     assert not hung_trial(VICTIM, None, detected_s=0.1, recovered_s=2.0).is_found
 
 

@@ -9,6 +9,9 @@ import pytest
 
 from pytest_gpucluster.thresholds.limit import Limit
 
+HUGE = 10**400
+"""An int that no float can hold."""
+
 
 @pytest.mark.parametrize(
     ("kind", "at", "inside", "outside"),
@@ -24,7 +27,10 @@ def test_limit_holds(kind: Any, at: bool, inside: float, outside: float) -> None
     assert limit.margin_percent(outside) == pytest.approx(-100 / 700)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, True, False, "701", "", [], {}])
+NO_NUMBERS = (math.nan, math.inf, -math.inf, HUGE, -HUGE, None, True, False, "701", "", [], {})
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=lambda value: str(value)[:5])
 def test_a_limit_never_holds_without_a_number(value: object) -> None:
     """No kind of limit holds for anything but a finite number."""
     kinds: tuple[Any, ...] = ("above", "below", "min", "max")
@@ -32,5 +38,6 @@ def test_a_limit_never_holds_without_a_number(value: object) -> None:
 
 
 def test_no_margin_to_zero() -> None:
-    """A percentage of nothing means nothing."""
+    """A percentage of nothing means nothing, and a value without an end has none."""
     assert Limit(kind="max", value=0, unit="errors").margin_percent(3) is None
+    assert [Limit(kind="max", value=1, unit="errors").margin_percent(value) for value in (math.inf, HUGE)] == [None, None]

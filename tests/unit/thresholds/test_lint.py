@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.thresholds import lint
-from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.load import check, load
+from pytest_gpucluster.thresholds.schema import File
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +105,20 @@ def problems_of(path: Path) -> list[str]:
         ("noise: 0.03", "measured_with: gpu_count\n    takes_s: 2", "'takes_s' belongs to the entry that has the measurement"),
         ("noise: 0.03", "severity: soft", "'severity' is 'soft' (in 'bf16_tflops'). Choose from: required, advisory."),
         ("noise: 0.03", "level: slow", "'level' is 'slow' (in 'bf16_tflops'). Choose from: quick, standard, soak."),
-        ("needs: 2", "needs: 2.5", "site.yaml:39: 'needs' must be a whole number above 0, not 2.5"),
+        ("needs: 2", "needs: 2.5", "site.yaml:39: 'needs' must be a mapping, not 2.5 (in 'busbw[all_reduce]')."),
+        (
+            "needs: 2",
+            "needs: 0",
+            "site.yaml:39: 'places' must be a whole number above 0, not 0 ('needs' of 'busbw[",
+        ),
+        (
+            "needs: 2",
+            "needs: {node: 2}",
+            "site.yaml:39: 'node' is not a key of 'needs' ('needs' of 'busbw[all_reduce]'). Ke",
+        ),
+        ("needs: 2", "needs: {node: 2}", "Did you mean 'nodes'?"),
+        ("needs: 2", "needs: 2\n    needs_slurm: 1", "site.yaml:40: 'slurm' must be true or false, not 1 ('needs' of 'bus"),
+        ("recipe: {iterations: 5}", "needs: {nodes: no}", "'nodes' must be a whole number above 0, not 'no' ('needs' of"),
         ("recipe: {iterations: 5}", "recipe: {5: 5}", "'recipe' must be a mapping of plain data with text keys (in"),
         ("of: cluster.gpus_per_node", "of: cluster.gpus", "site.yaml:28: 'of' is 'cluster.gpus' (in 'gpu_count')."),
         ("of: cluster.gpus_per_node", "of: fabric.ring", "site.yaml:28: 'of' is 'fabric.ring' (in 'gpu_count')."),
@@ -122,6 +135,29 @@ def problems_of(path: Path) -> list[str]:
         ("{2: 310, 8: 400}", "300\n    shapes: {}", "site.yaml:38: 'shapes' must be a table of numbers by nodes x GPUs"),
         ("{2: 310, 8: 400}", "300\n    shapes: {2x8: -1}", "'above: -1' is negative; GB/s never is."),
         ("recipe: {iterations: 5}", "shapes: {2x8: 5}\n        recipe: {iterations: 5}", "'shapes' are of the whole"),
+        *(
+            ("{rehearsal: true}", f"{{rehearsal: true, rules: {rules}}}", f"site.yaml:6: {expected}")
+            for rules, expected in (
+                ("[x]", "'rules' must be a mapping, not a list (in profile 'rehearsal')."),
+                ("{x: {above: 0}}", "'for' is missing (in rule 'x' of profile 'rehearsal')."),
+                ("{x: {for: '*'}}", "'for' must be a list, not '*' (in rule 'x' of profile 'rehearsal')."),
+                ("{x: {for: []}}", "'for' must be a list that is not empty"),
+                (
+                    "{x: {for: ['*'], abve: 0}}",
+                    "'abve' is not a key of a rule (in rule 'x' of profile 'rehearsal'). Keys:",
+                ),
+                (
+                    "{x: {for: ['*'], above: 0, max: 1}}",
+                    "one limit only (in rule 'x' of profile 'rehearsal'): found above",
+                ),
+                ("{x: {for: ['bus*'], above: -1}}", "'busbw[all_reduce]': 'above: -1' is negative; GB/s never is."),
+                (
+                    "{x: {for: [bf16_tflop], above: 0}}",
+                    "'bf16_tflop' is no criterion (in rule 'x' of profile 'rehearsal'). Di",
+                ),
+                ("{x: {for: ['*', 'bf16*x'], above: 0}}", "'bf16*x' is no criterion (in rule 'x' of profile 'rehearsal')."),
+            )
+        ),
         ("{rehearsal: true}", "{rehearsal: true, nic_gb_s_per_gpu: 0}", "'nic_gb_s_per_gpu' must be above 0, not 0"),
         ("bound: gpu.bf16_tflops", "bound: gpu.bf16_tflop", "Did you mean 'gpu.bf16_tflops'?"),
         ("noise: 0.03", "requires: gpu.fp8_tflop", "site.yaml:14: 'requires' is 'gpu.fp8_tflop' (in 'bf16_tflops'). Choose"),
@@ -178,7 +214,7 @@ def test_a_bad_file_is_refused_with_line_and_words(old: str, new: str, expected:
 
 def test_the_good_file_is_good(write: Write) -> None:
     """The file that each refusal above breaks has no problem itself."""
-    assert lint.lint(write(GOOD)) == []
+    assert check(write(GOOD))[1] == []
 
 
 SAMPLE = """
@@ -201,7 +237,7 @@ def test_an_entry_without_per_is_about_each_gpu(write: Write) -> None:
     """An entry with a limit, a recipe, a level and a bound needs no ``per``."""
     profiles = "profiles: {h100-sxm: {gpu: h100-sxm, fabric: infiniband}, a100-sxm: {gpu: a100-sxm}}"
     path = write(f"schema: 1\n{profiles}\ncriteria:{SAMPLE}")
-    assert lint.lint(path) == []
+    assert check(path)[1] == []
     file = load(path)
     entries = [file.criteria(profile)["bf16_tflops"] for profile in file.profiles.values()]
     assert [(entry.per, entry.written_limit) for entry in entries] == [("gpu", "above 700"), ("gpu", "above 250")]
@@ -287,8 +323,8 @@ def test_a_fault_in_another_profile_is_found(write: Write) -> None:
 def test_bound_waived_lets_an_odd_floor_through(write: Write) -> None:
     """A waived bound needs a reason; a limit that replaces it needs its own."""
     waived = GOOD.replace("above: 700", "above: 100\n    bound_waived: a slow clock by contract")
-    assert lint.lint(write(waived)) == []
-    assert "profile 'rehearsal'" in str(lint.lint(write(waived.replace("bound_waived: a CPU, ", "")))[0])
+    assert check(write(waived))[1] == []
+    assert "profile 'rehearsal'" in str(check(write(waived.replace("bound_waived: a CPU, ", "")))[1][0])
 
 
 BETWEEN = "per: cluster\n    above: 0.8\n    of: fabric.ring_gb_s\n    shapes: {%s}"
@@ -308,7 +344,7 @@ def test_a_floor_that_no_cluster_of_the_shape_can_reach(shapes: str, nic: int, e
     text = GOOD.replace("per: node\n    above: {2: 310, 8: 400}", BETWEEN % shapes)
     path = write(text.replace("fabric: infiniband}", f"fabric: infiniband, nic_gb_s_per_gpu: {nic}}}"))
     assert not expected or any(expected in problem for problem in problems_of(path))
-    assert expected or not lint.lint(path)
+    assert expected or not check(path)[1]
 
 
 @pytest.mark.parametrize(
@@ -327,7 +363,7 @@ def test_what_nvlink_joins_counts_as_one_node(shapes: str, expected: str | None,
     text = GOOD.replace("per: node\n    above: {2: 310, 8: 400}", BETWEEN % shapes)
     path = write(text.replace("fabric: infiniband}", "fabric: infiniband, nic_gb_s_per_gpu: 50, nodes_per_domain: 18}"))
     assert not expected or any(expected in problem for problem in problems_of(path)), problems_of(path)
-    assert expected or not lint.lint(path)
+    assert expected or not check(path)[1]
 
 
 @pytest.mark.parametrize(("floor", "is_possible"), [(93, True), (94, False)])
@@ -338,7 +374,7 @@ def test_an_all_to_all_has_a_bound_of_its_own(floor: int, write: Write, *, is_po
     path = write(text.replace("per: node\n    above: {2: 310, 8: 400}", between))
     expected = "94 GB/s for 2x8 is more than any all_to_all can reach there, 93.75 (profile"
     assert is_possible or any(expected in problem for problem in problems_of(path))
-    assert not is_possible or not lint.lint(path)
+    assert not is_possible or not check(path)[1]
 
 
 def test_of_a_gpu_without_that_number(write: Write) -> None:
@@ -429,10 +465,10 @@ def test_the_hint_of_a_wrong_unit(limit: str, unit: str, expected: str, write: W
 
 def test_the_schema_is_json_and_knows_every_key() -> None:
     """The schema is for editors. A limit may be left out but must not be null."""
-    schema = lint.schema()
+    schema = File.model_json_schema(by_alias=True)
     assert json.loads(json.dumps(schema)) == schema
     assert set(schema["properties"]) == {"schema", "extends", "cluster", "profiles", "criteria"}
-    entry = schema["$defs"]["Entry"]
+    entry = schema["$defs"]["CriterionEntry"]
     assert set(entry["required"]) == {"criterion", "unit", "why", "source"}
     assert entry["properties"]["per"]["default"] == "gpu"
     assert "default" not in entry["properties"]["above"]

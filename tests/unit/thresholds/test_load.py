@@ -12,10 +12,11 @@ from pytest_gpucluster.config import yaml_lines
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.plan import rule_against
 from pytest_gpucluster.places import Inventory
-from pytest_gpucluster.thresholds import layers, lint, resolve
+from pytest_gpucluster.thresholds import layers, resolve
 from pytest_gpucluster.thresholds.limit import Limit
-from pytest_gpucluster.thresholds.load import load
+from pytest_gpucluster.thresholds.load import check, load
 from pytest_gpucluster.thresholds.resolve import OF_FABRIC
+from pytest_gpucluster.thresholds.schema import Needs
 from pytest_gpucluster.thresholds.specs import GpuSpec
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def test_defaults_and_what_is_written(write: Write) -> None:
     file = load(write(GOOD))
     threshold = resolved(file, "h200-sxm", "busbw[all_reduce]")
     assert (threshold.per, threshold.level, threshold.severity) == ("node", "standard", "required")
-    assert (threshold.needs, threshold.needs_nodes, threshold.skip, threshold.noise) == (2, 1, None, None)
+    assert (threshold.needs, threshold.skip, threshold.noise) == (Needs(places=2), None, None)
     assert (threshold.file, threshold.line) == ("site.yaml", 37)
     assert list(file.criteria(file.profiles["lab"])) == ["bf16_tflops", "gpu_count", "busbw[all_reduce]"]
 
@@ -95,6 +96,53 @@ def test_skip_is_inherited_and_can_be_lifted(write: Write) -> None:
     assert resolved(load(write(text)), "sub", "gpu_count").skip == "no GPU"
     lifted = text.replace("{skip: no GPU}", "{skip: no GPU}\n      sub: {skip: null}")
     assert resolved(load(write(lifted)), "sub", "gpu_count").skip is None
+
+
+RULES = """rehearsal:
+    rehearsal: true
+    rules:
+      rates: {for: ["*_tflops", "busbw[*]"], above: 0, bound_waived: a CPU, noise: null, recipe: {iterations: 2, more: 1}}
+      small: {for: [bf16_tflops], recipe: {iterations: 3, sizes: [64]}}
+      no_gpu: {for: ["*_count"], skip: no GPU}
+      counts: {for: ["*_count", "busbw[all_reduce]"], level: soak}
+"""
+WITH_RULES = (
+    GOOD.replace("rehearsal: {rehearsal: true}\n", RULES)
+    .replace("      rehearsal: {skip: no GPU}\n", "")
+    .replace('    profiles:\n  "busbw', '  "busbw')
+)
+
+
+def test_rules_of_a_profile(write: Write) -> None:
+    """They are laid over each entry that they name, in their order and below its own override; one that skips stands alone."""
+    file = load(write(WITH_RULES))
+    rate, links, count = (resolved(file, "rehearsal", key) for key in ("bf16_tflops", "busbw[all_reduce]", "gpu_count"))
+    assert (rate.written_limit, rate.line) == ("above 0.001", 29)  # by its own override
+    assert rate.recipe == {"sizes": [64], "iterations": 3, "more": 1}
+    assert (links.written_limit, links.line, links.level, links.noise) == ("above 0", 9, "soak", None)
+    assert (count.skip, count.level) == ("no GPU", "standard")
+    assert resolved(file, "h200-sxm", "bf16_tflops").recipe == {"sizes": [4096, 8192], "iterations": 50}
+    child = load(write(WITH_RULES.replace("  rehearsal:\n    re", "  sub: {inherits: rehearsal}\n  rehearsal:\n    re")))
+    assert resolved(child, "sub", "busbw[all_reduce]").written_limit == "above 0"
+
+
+def test_rules_below_an_overlay(write: Write) -> None:
+    """The packaged rules are for packaged entries only; an overlay's rules are for all, and are merged rule by rule."""
+    entry = "{criterion: New., above: 90, unit: TFLOPS, why: heat, source: sheet}"
+    text = f"{OVERLAY}criteria:\n  new_tflops: {entry}\n  bf16_tflops: {{min: 600, profiles: {{rehearsal: {{noise: 0.5}}}}}}\n"
+    text += "  gpu_model: {profiles: {rehearsal: {skip: null}}}\n"
+    file = load(write(text))
+    assert resolved(file, "rehearsal", "new_tflops").written_limit == "above 90"
+    packaged = resolved(file, "rehearsal", "bf16_tflops")
+    assert (packaged.written_limit, packaged.noise) == ("above 0", 0.5)
+    assert resolved(file, "rehearsal", "gpu_model").skip is None
+    rules = "profiles: {rehearsal: {rules: {mine: {for: ['*_tflops'], above: 5, bound_waived: mine}}}}\n"
+    file = load(write(text + rules))
+    limits = [resolved(file, "rehearsal", f"{name}_tflops").written_limit for name in ("new", "bf16", "fp16")]
+    assert limits == ["above 5", "above 5", "above 5"]
+    assert resolved(file, "rehearsal", "hbm_bandwidth").written_limit == "above 0"
+    lax = load(write(f"{OVERLAY}profiles: {{h200-sxm: {{rules: {{lax: {{for: ['fp*_tflops'], severity: advisory}}}}}}}}\n"))
+    assert lax.changed_limits(lax.profiles["h200-sxm"]) == [f"fp{bits}_tflops" for bits in (16, 8, 32, 64)]
 
 
 def test_a_criterion_without_its_figure_is_skipped_by_rule(write: Write) -> None:
@@ -258,6 +306,33 @@ def test_an_overlay_is_checked_where_it_is_written(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("needs: 4", "needs: {places: 4}"),
+        ("needs_nodes: 3", "needs: {nodes: 3}"),
+        ("needs: 4, needs_nodes: 3", "needs: {places: 4, nodes: 3}"),
+        ("needs: {places: 4}, needs_nodes: 3", "needs: {places: 4, nodes: 3}"),
+        ("needs: {nodes: 9}, needs_nodes: 3", "needs: {nodes: 3}"),  # a copy of an entry with the older key added
+        ("needs_domains: 2, needs_shared_paths: true", "needs: {domains: 2, shared_paths: true}"),
+        ("needs_kernel_log: true, needs_rails: true", "needs: {kernel_log: true, rails: true}"),
+        ("needs_slurm: true, needs_program: dcgmi", "needs: {slurm: true, program: dcgmi}"),
+        ("profiles: {h200-sxm: {needs_nodes: 1, needs: 3}}", "profiles: {h200-sxm: {needs: {nodes: 1, places: 3}}}"),
+        ("recipe: {needs_nodes: 3}", "recipe: {needs_nodes: 3}"),  # a recipe is a site's own
+    ],
+)
+def test_the_older_keys_of_what_an_entry_needs(old: str, new: str, write: Write) -> None:
+    """They mean the same, part by part over what the packaged entry needs, in an entry and in an override."""
+    key = "inter_node_busbw[all_reduce]"
+    found = [load(write(f"{OVERLAY}criteria: {{'{key}': {{{text}}}}}\n")) for text in (old, new)]
+    entries = [resolved(file, "h200-sxm", key) for file in found]
+    assert entries[0] == entries[1]
+    assert [file.changed_entries(file.profiles["h200-sxm"]) for file in found[:1]] == [
+        file.changed_entries(file.profiles["h200-sxm"]) for file in found[1:]
+    ]
+    assert entries[0].needs != Needs(places=2, nodes=2) or "recipe" in old
+
+
+@pytest.mark.parametrize(
     "change",
     [
         "bf16_tflops: {recipe: {data: zeros}}",
@@ -287,6 +362,7 @@ def changed(field: str, value: Any) -> Any:
         "of": "gpu.int8_tops",
         "skip": "too slow",
         "noise": 0.5,
+        "needs": Needs(nodes=7),
     }
     return others[field] if field in others else (value or 0) + 1
 
@@ -367,7 +443,7 @@ def test_a_lab_profile_stands_for_the_production_profile_of_its_gpus(overlay: st
 
 def test_the_packaged_file_is_good_and_complete() -> None:
     """No problems, and every profile has a limit or a reason for every entry."""
-    assert lint.lint(None) == []
+    assert check(None)[1] == []
     file = load(None)
     tried, untried = ["h100-sxm", "h200-sxm"], ["a100-sxm", "h100-pcie", "h100-nvl", "b200-sxm", "gb200-nvl72", "gb300-nvl72"]
     assert list(file.profiles) == [*tried, *untried, "lab-2x2", "rehearsal"]
@@ -414,6 +490,17 @@ def test_a_rehearsal_asks_of_a_rate_only_that_it_is_there() -> None:
         assert entry.noise is None, entry.key
     speeds = {entry.key for entry in judged if entry.unit in ("us", "ms", "s", "MHz")} | {"finetune_check[step_time_spread]"}
     assert not speeds & {entry.key for entry in judged}
+
+
+def test_a_rehearsal_is_small() -> None:
+    """No recipe of what is measured on a CPU has a size for GPUs; a new entry is named by a rule, or says its own sizes."""
+    file = load(None)
+    most = {"size_bytes": 1 << 26, "large_size_bytes": 1 << 26, "size": 256, "sizes": 512, "seconds": 0.2, "iterations": 5}
+    for entry in file.criteria(file.profiles["rehearsal"]).values():
+        for name, value in entry.recipe.items() if entry.skip is None else ():
+            largest = max(value, default=0) if isinstance(value, list) else value
+            assert name not in most or largest <= most[name], (entry.key, name)
+            assert name != "preset" or value == "tiny", entry.key
 
 
 def test_digest_is_that_of_the_file(write: Write) -> None:

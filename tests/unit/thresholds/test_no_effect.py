@@ -139,6 +139,13 @@ def test_terms_of_a_profile_that_lose(loaded: Load) -> None:
     assert in_run(loaded(f"{OVERLAY}cluster: {{nodes: 2}}\nprofiles:\n  h200-sxm: {{nodes: 2}}\n"), "h200-sxm") == []
 
 
+def test_an_older_key_is_shown_in_its_new_spelling(loaded: Load) -> None:
+    """By the lint alone, at its line. What it says holds, so a run has nothing to remark."""
+    file = loaded(f"{OVERLAY}criteria:\n  transport: {{needs_nodes: 3, recipe: {{needs_nodes: 1}}}}\n")
+    assert in_lint(file) == ["site.yaml:4: 'needs_nodes' is deprecated: write 'needs: {nodes: ...}' (in 'transport')."]
+    assert in_run(file, "h200-sxm") == []
+
+
 def test_what_no_profile_uses_is_a_problem(loaded: Load) -> None:
     """A limit that every profile overrides is dead; the twin that one profile still uses is not."""
     dead = GOOD.replace("        min: 0.5\n", "        above: 500\n", 1).replace("        of: gpu.bf16_tflops\n", "", 1)
@@ -149,6 +156,29 @@ def test_what_no_profile_uses_is_a_problem(loaded: Load) -> None:
     assert no_effect.problems(loaded(GOOD)) == []
     own_skips = GOOD.replace("rehearsal: {skip: no GPU}", "h200-sxm: {skip: not bought}\n      rehearsal: {skip: no GPU}")
     assert no_effect.problems(loaded(own_skips)) == []
+
+
+def test_a_rule_wins_over_an_entry_of_mine(loaded: Load) -> None:
+    """As a packaged override does; and a rule of mine that no entry follows is a problem."""
+    file = loaded(f"{OVERLAY}criteria:\n  hbm_bandwidth: {{noise: 0.5}}\n  bf16_soak: {{above: 650}}\n")
+    lines = [line.partition(" overrides it")[0] for line in in_run(file, "rehearsal")]
+    rule = next(number for number, line in enumerate(PACKAGED) if line.strip() == "rates:")
+    noise, above = (next(n for n in range(rule, rule + 9) if key in PACKAGED[n]) + 1 for key in ("noise:", "above:"))
+    said = "no effect for profile rehearsal: thresholds.yaml"
+    assert lines == [f"site.yaml:4: {said}:{noise}", f"site.yaml:5: {said}:{above}"]
+    rules = "{rules: {mine: {for: [gpu_count], max: 3}, yours: {for: [gpu_count], max: 4}}}"
+    own = loaded(f"{OVERLAY}profiles:\n  h100-nvl: {rules}\n")
+    assert [(one.line, one.message.partition(": ")[0]) for one in no_effect.problems(own)] == [(4, "no effect for any profile")]
+    assert "('max' in rule 'mine' of profile 'h100-nvl')" in no_effect.problems(own)[0].message
+
+
+def test_a_copy_of_the_packaged_file_says_nothing(loaded: Load) -> None:
+    """Neither its layers, which the packaged file means, nor its profiles; one changed limit is no reason for more."""
+    text = "\n".join(PACKAGED)
+    for copied in (text, text.replace("above: 700", "above: 690", 1)):
+        file = loaded(copied)
+        assert no_effect.problems(file) == in_lint(file) == []
+        assert [line for profile in file.profiles for line in in_run(file, profile)] == []
 
 
 def test_the_packaged_file_says_nothing() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpucluster.thresholds.units import conversion
+from pytest_gpucluster.thresholds.schema import conversion
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ import shutil
 import pytest
 from test_wear import read, wear
 
-from pytest_gpucluster.cluster.soak import Work
+from pytest_gpucluster import SoakWork
 
 
 @pytest.fixture(scope="session")
 def worn(cluster, recipe, soak):
-    works = {"wear": Work(read=read, keep="total"), "tear": Work(read=read, keep="highest")}
+    works = {"wear": SoakWork(read=read, keep="total"), "tear": SoakWork(read=read, keep="highest")}
     for turn in soak.rounds(works):
         turn.keep(cluster.run(wear, per="gpu", places=turn.places, round_number=turn.round, **recipe(turn.criterion)))
         if turn.criterion == "tear" and "LEAVE_EARLY" in os.environ:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_gpucluster.cluster.soak import Seen, Work
+from pytest_gpucluster import Finding, SoakWork
 
 
 def wear(*, round_number, pause_s):
@@ -26,12 +26,12 @@ def wear(*, round_number, pause_s):
 
 
 def read(results):
-    return {place: Seen(value=results[place]["errors"]) for place in results if place not in results.errors}
+    return {place: Finding(value=results[place]["errors"]) for place in results if place not in results.errors}
 
 
 @pytest.fixture(scope="session")
 def worn(cluster, recipe, soak):
-    works = {"wear": Work(read=read, keep="total"), "tear": Work(read=read, keep="highest")}
+    works = {"wear": SoakWork(read=read, keep="total"), "tear": SoakWork(read=read, keep="highest")}
     for turn in soak.rounds(works):
         number = turn.round if turn.criterion == "wear" else 0
         found = cluster.run(wear, per="gpu", places=turn.places, round_number=number, **recipe(turn.criterion))

@@ -1,0 +1,165 @@
+"""A call as the model of a simulated fleet sees it, and what its answers are made of. Pure."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pytest_gpucluster.inventory.telemetry import Telemetry
+from pytest_gpucluster.protocol.plain_data import MARK, to_plain
+from pytest_gpucluster.thresholds.specs import load_specs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pytest_gpucluster.fleet.hardware import Hardware
+    from pytest_gpucluster.fleet.simulation import FaultKind
+    from pytest_gpucluster.thresholds.specs import GpuSpec
+
+PACKAGE = "pytest_gpucluster"
+PEAK_CLOCK_MHZ = 1830.0
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SimulatedGroup:
+    """The ranks of a process group, or a rank without one. What all members ask of it is found once.
+
+    Two groups are never equal, so that no table has to compare their ranks.
+    """
+
+    hardware: Hardware
+    ranks: tuple[int, ...]
+
+    @cached_property
+    def nodes(self) -> tuple[int, ...]:
+        """The nodes of the group, each once."""
+        return tuple(sorted({self.hardware.simulation.place_of(rank)[0] for rank in self.ranks}))
+
+    @cached_property
+    def domains(self) -> Mapping[str | None, int]:
+        """How many nodes of the group are in each NVLink domain; None where NVLink ends at the node."""
+        return Counter(self.hardware.simulation.domain_of(node) for node in self.nodes)
+
+    @cached_property
+    def leaves_a_bad_leaf(self) -> bool:
+        """Whether the group reaches out of a leaf switch whose uplinks are bad."""
+        simulation = self.hardware.simulation
+        leaves = {simulation.switch_of(node) for node in self.nodes}
+        bad = {simulation.switch_of(fault.node) for fault in simulation.faults if fault.kind == "trunk"}
+        return len(leaves) > 1 and bool(leaves & bad)
+
+    @cached_property
+    def ends(self) -> tuple[int, int]:
+        """The lowest and the highest rank."""
+        return min(self.ranks), max(self.ranks)
+
+    def slowest(self, quantity: str) -> float:
+        """What the slowest GPU of the group reaches."""
+        return _slowest(self, quantity)
+
+    def with_fault(self, kind: FaultKind) -> tuple[int, ...]:
+        """The ranks of the group, as numbered in it, at whose GPUs this fault is planted."""
+        return _with_fault(self, kind)
+
+
+@functools.lru_cache(maxsize=64)
+def _slowest(group: SimulatedGroup, quantity: str) -> float:
+    return min(group.hardware.rate(rank, quantity) for rank in group.ranks)
+
+
+@functools.lru_cache(maxsize=64)
+def _with_fault(group: SimulatedGroup, kind: FaultKind) -> tuple[int, ...]:
+    return tuple(number for number, rank in enumerate(group.ranks) if group.hardware.simulation.has(rank, kind))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedCall:
+    """The call of one rank: the ranks of its process group (itself without a group), and the arguments of the function."""
+
+    group: SimulatedGroup
+    rank: int
+    kwargs: dict[str, Any]
+
+    @property
+    def hardware(self) -> Hardware:
+        """The parts of the fleet."""
+        return self.group.hardware
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """(node, GPU) of the rank."""
+        return self.hardware.simulation.place_of(self.rank)
+
+    @property
+    def spec(self) -> GpuSpec:
+        """The data sheet of the GPU."""
+        return load_specs()[self.hardware.simulation.gpu]
+
+    @property
+    def device(self) -> str:
+        """The name of the GPU by NVML."""
+        return self.spec.names[0]
+
+    @property
+    def claimed(self) -> tuple[int, int]:
+        """(node, GPU) that the rank uses: its own GPU, unless it is planted that two ranks share one."""
+        node, gpu = self.place
+        return node, (gpu or 2) - 1 if self.has("shared") else gpu
+
+    @property
+    def uuid(self) -> str:
+        """A UUID that no real GPU has."""
+        node, gpu = self.claimed
+        return f"GPU-SIMULATED-{node:05d}-{gpu:02d}"
+
+    @property
+    def serial(self) -> str:
+        """A serial number that no real GPU has."""
+        node, gpu = self.claimed
+        return f"SIM-{node:05d}-{gpu:02d}"
+
+    @property
+    def pci(self) -> str:
+        """The PCI address of the GPU."""
+        return f"00000000:{0x10 + self.claimed[1]:02x}:00.0"
+
+    def rate(self, quantity: str) -> float:
+        """What the rank's GPU reaches."""
+        return self.hardware.rate(self.rank, quantity)
+
+    def has(self, kind: FaultKind) -> bool:
+        """Whether this fault is planted at the rank's GPU."""
+        return self.hardware.simulation.has(self.rank, kind)
+
+
+def made(name: str, /, **fields: Any) -> dict[str, Any]:
+    """A dataclass of this package as plain data; ``name`` is ``module:Class`` below the package."""
+    return {MARK: f"{PACKAGE}.{name}", "fields": fields}
+
+
+def hostname_of(node: int) -> str:
+    """The hostname of a node."""
+    return f"gpu-node-{node}"
+
+
+def telemetry(call: SimulatedCall, *, clock_mhz: float = 1755.0, power_w: float = 420.0, hot: bool = False) -> Any:
+    """Telemetry under work; ``hot``: the heat slows the GPU."""
+    reasons = ["hw_thermal_slowdown"] if hot else ["sw_power_cap"]
+    half = call.has("pcie")
+    found = Telemetry(
+        samples=20,
+        sm_clock_min_mhz=clock_mhz - 15,
+        sm_clock_mean_mhz=clock_mhz,
+        sm_clock_max_mhz=clock_mhz + 15,
+        temperature_max_c=91.0 if hot else 58.0 + call.place[1],
+        power_mean_w=power_w,
+        power_max_w=power_w + 8,
+        pcie_gen_max=call.spec.pcie_gen - half,
+        pcie_width_min=call.spec.pcie_width,
+        event_reasons=reasons,
+        fault_reasons=["hw_thermal_slowdown"] if hot else [],
+    )
+    return to_plain(found)

@@ -1,0 +1,255 @@
+"""What NVIDIA's driver reports while a run goes on: Xids by NVML's events, Xids and SXids by its lines in the kernel log.
+
+NVML's events are heard in a thread for as long as the process lives. The kernel log names the process of an Xid, and is the
+only source of the errors of NVSwitches.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from pytest_gpucluster.inventory.nvml_calls import NvmlError, naming, required, session, text
+from pytest_gpucluster.inventory.reading import NotAvailable
+
+WAIT_MS = 1000
+SILENT_S = 30.0
+"""A wait that does not return for so long hangs."""
+
+
+@dataclass(slots=True)
+class WatchedGpu:
+    """One GPU of the node. ``why``: why NVML does not report its events; None where it does."""
+
+    index: int
+    uuid: str = ""
+    pci: str = ""
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HeardXid:
+    """One event: the GPU's index by NVML, the code, and when it came by the monotonic clock."""
+
+    gpu: int
+    code: int
+    at_s: float
+
+
+class XidEvents:
+    """Listens to all GPUs of the node. It registers for Xids only: events of clocks come in floods."""
+
+    def __init__(self) -> None:
+        """Prepare to listen; :meth:`start` begins."""
+        self._why: str | None = "NVML has not answered yet"
+        self._is_ready = threading.Event()
+        self._returned_s = time.monotonic()
+        self._gpus: dict[int, WatchedGpu] = {}
+        self._heard: list[HeardXid] = []
+        self._thread = threading.Thread(target=self._run, name="xid-events", daemon=True)
+
+    def start(self) -> None:
+        """Listen from now on."""
+        self._thread.start()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every later Xid is heard, or it is known why not."""
+        return self._is_ready.is_set()
+
+    @property
+    def gpus(self) -> list[WatchedGpu]:
+        """The GPUs by index."""
+        return list(self._gpus.values())
+
+    @property
+    def heard(self) -> list[HeardXid]:
+        """What came so far."""
+        return list(self._heard)
+
+    @property
+    def why(self) -> str | None:
+        """Why events may be missing; None if all that came are known."""
+        if self._why is not None:
+            return self._why
+        silent_s = time.monotonic() - self._returned_s
+        if silent_s > SILENT_S:
+            return f"NVML has not answered for {silent_s:.0f} s"
+        return None if self._thread.is_alive() else "the thread that listens has ended"
+
+    def _run(self) -> None:
+        try:
+            with session():
+                self._listen()
+        except NvmlError as error:
+            self._why = str(error)
+        except Exception as error:  # noqa: BLE001 -- a listener that ends in silence would look like a healthy GPU
+            self._why = f"the listener failed: {error!r}"
+        finally:
+            self._is_ready.set()
+
+    def _listen(self) -> None:
+        events = required(pynvml.nvmlEventSetCreate)
+        by_handle = {}
+        for index in range(required(pynvml.nvmlDeviceGetCount)):
+            gpu = self._gpus[index] = WatchedGpu(index)
+            try:
+                with naming(f"GPU {index}"):
+                    handle = required(pynvml.nvmlDeviceGetHandleByIndex, index)
+                    by_handle[_address_of(handle)] = index
+                    gpu.uuid = text(required(pynvml.nvmlDeviceGetUUID, handle))
+                    gpu.pci = text(required(pynvml.nvmlDeviceGetPciInfo, handle).busId)
+                    required(pynvml.nvmlDeviceRegisterEvents, handle, pynvml.nvmlEventTypeXidCriticalError, events)
+            except NvmlError as error:
+                gpu.why = str(error)
+        self._why = None
+        self._is_ready.set()
+        while True:
+            self._wait(events, by_handle)
+
+    def _wait(self, events: Any, by_handle: dict[int | None, int]) -> None:
+        """Wait for the next event. An error other than the end of the time ends the listening: events may be lost."""
+        try:
+            event = required(pynvml.nvmlEventSetWait_v2, events, WAIT_MS)
+        except NvmlError as error:
+            if error.code != pynvml.NVML_ERROR_TIMEOUT:
+                raise
+        else:
+            if event.eventType == pynvml.nvmlEventTypeXidCriticalError:
+                gpu = by_handle[_address_of(event.device)]
+                self._heard.append(HeardXid(gpu, int(event.eventData), time.monotonic()))
+        self._returned_s = time.monotonic()
+
+
+def _address_of(handle: Any) -> int | None:
+    """A handle is a pointer; the same GPU always has the same one."""
+    return ctypes.cast(handle, ctypes.c_void_p).value
+
+
+# --- The kernel log ---
+
+KMSG = Path("/dev/kmsg")
+DRIVER = ("NVRM:", "nvidia-nvswitch")
+"""How the lines of NVIDIA's driver begin."""
+RECORD_BYTES = 8192
+"""The kernel refuses to hand a record to a smaller buffer."""
+XID = re.compile(
+    r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?\): (?P<code>\d{1,5})"
+    r"(?:, pid='?(?P<pid>\d+)'?)?",
+    re.ASCII,
+)
+"""The driver's line. Drivers before 450 name no process; newer ones write ``pid='<unknown>'`` where there is none."""
+SXID = re.compile(
+    r"nvidia-nvswitch(?P<switch>\d{1,4}): SXid \(PCI:(?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?\): "
+    r"(?P<code>\d{1,5}), "
+    r"(?:(?P<severity>Fatal|Non-fatal|Correctable)\b(?:, Link (?P<link>\d{1,4})\b)?|(?P<detail>Severity|Data) )?",
+    re.ASCII,
+)
+"""The lines of an error: its severity and link, then ``Severity 1 Engine instance 60 ...`` and ``Data {0x10000000, ...}``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedSxid:
+    """One line on an error of an NVSwitch. ``pci``: as in :func:`pci_key`.
+
+    ``severity``: ``Fatal``, ``Non-fatal`` or ``Correctable``; ``link``: a port of the switch; None where the line names none.
+    ``is_detail``: the line adds numbers to an error that another line reports.
+    """
+
+    code: int
+    switch: int
+    pci: str
+    severity: str | None = None
+    link: int | None = None
+    is_detail: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedXid:
+    """One Xid in the kernel log. ``pci``: as in :func:`pci_key`; ``pid``: the process, None where the driver names none."""
+
+    code: int
+    pci: str
+    pid: int | None
+
+
+def pci_key(address: str) -> str:
+    """A PCI address without the number of its function, in lower case, with a domain of four digits or more."""
+    domain, bus, device = address.lower().rpartition(".")[0].split(":") if "." in address else address.lower().split(":")
+    return f"{domain.lstrip('0').rjust(4, '0')}:{bus}:{device}"
+
+
+def parse_xid(line: str) -> LoggedXid | None:
+    """The Xid in a line of the kernel log; None in every other line."""
+    found = XID.search(line)
+    if found is None:
+        return None
+    pid = found["pid"]
+    return LoggedXid(code=int(found["code"]), pci=pci_key(found["pci"]), pid=None if pid is None else int(pid))
+
+
+def parse_sxid(line: str) -> LoggedSxid | None:
+    """The error of an NVSwitch in a line of the kernel log; None in every other line."""
+    found = SXID.search(line)
+    if found is None:
+        return None
+    return LoggedSxid(
+        code=int(found["code"]),
+        switch=int(found["switch"]),
+        pci=pci_key(found["pci"]),
+        severity=found["severity"],
+        link=None if found["link"] is None else int(found["link"]),
+        is_detail=found["detail"] is not None,
+    )
+
+
+class KernelLog:
+    """Reads the kernel log record by record and never waits."""
+
+    def __init__(self, path: Path = KMSG) -> None:
+        """Open the log, at its first record since the boot that the kernel still has."""
+        self._trouble: str | None = None
+        self._has_driver = False
+        self._fd: int | None = None
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            self._trouble = f"{path} cannot be read: {error.strerror}"
+
+    @property
+    def why(self) -> NotAvailable | None:
+        """Why the log does not show all; None where it does. A log of a container has no lines of the driver."""
+        if self._trouble is None and not self._has_driver:
+            return NotAvailable("the kernel log has no line of NVIDIA's driver")
+        return None if self._trouble is None else NotAvailable(self._trouble)
+
+    def read(self) -> list[LoggedXid | LoggedSxid]:
+        """The Xids and SXids that were logged since the last call."""
+        found: list[LoggedXid | LoggedSxid] = []
+        while self._fd is not None and (data := self._record(self._fd)):
+            text = data.decode("utf-8", "replace")
+            self._has_driver = self._has_driver or any(name in text for name in DRIVER)
+            found += filter(None, (parse_xid(line) or parse_sxid(line) for line in text.splitlines()))
+        return found
+
+    def _record(self, fd: int) -> bytes | None:
+        """The next record; None where there is none now."""
+        while True:
+            try:
+                return os.read(fd, RECORD_BYTES)
+            except BlockingIOError:
+                return None
+            except OSError as error:
+                if error.errno != errno.EPIPE:
+                    self._trouble, self._fd = f"the kernel log cannot be read: {error.strerror}", None
+                    return None
+                self._trouble = "the kernel log lost records before they were read"

@@ -1,0 +1,180 @@
+"""Which GPUs NVML lists, which of them CUDA shows, which one is this process's own, and who uses a GPU.
+
+All but :func:`visible_gpus` and :func:`read_driver_version` are called inside a session of NVML.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pynvml
+
+from pytest_gpucluster.inventory.nvml_calls import (
+    NvmlError,
+    NvmlLibraryNotFoundError,
+    optional,
+    required,
+    session,
+    text,
+    value_or_none,
+)
+from pytest_gpucluster.inventory.reading import apply, or_none
+
+
+def gpu_count() -> int:
+    """Number of GPUs NVML knows."""
+    return int(required(pynvml.nvmlDeviceGetCount))
+
+
+def is_in_mig_mode(index: int) -> bool:
+    """Whether the GPU is divided into instances. No for one that does not say so.
+
+    Raises:
+        NvmlError: NVML lists the GPU and cannot open it.
+    """
+    modes = optional("nvmlDeviceGetMigMode", required(pynvml.nvmlDeviceGetHandleByIndex, index))
+    return apply(lambda found: bool(found[0]), modes) is True
+
+
+def read_uuids() -> list[str]:
+    """UUIDs by index; empty text for a GPU that does not give one, so that the others keep their numbers."""
+    return [_uuid_or_nothing(index) for index in range(gpu_count())]
+
+
+def read_label(index: int) -> dict[str, str | None]:
+    """Name, UUID, PCI address and serial, as far as NVML gives them, of a lost GPU too."""
+    handle = value_or_none(pynvml.nvmlDeviceGetHandleByIndex, index)
+    if handle is None:
+        return {}
+    pci = value_or_none(pynvml.nvmlDeviceGetPciInfo, handle)
+    label = {
+        "gpu_name": value_or_none(pynvml.nvmlDeviceGetName, handle),
+        "uuid": value_or_none(pynvml.nvmlDeviceGetUUID, handle),
+        "pci": None if pci is None else pci.busId,
+        "serial": value_or_none(pynvml.nvmlDeviceGetSerial, handle),
+    }
+    return {name: None if value is None else text(value) for name, value in label.items()}
+
+
+def read_serial(uuid: str) -> str | None:
+    """The board's serial number, None if NVML does not give it.
+
+    Raises:
+        NvmlError: no such GPU.
+    """
+    return or_none(apply(text, optional("nvmlDeviceGetSerial", handle_of(uuid))))
+
+
+def visible_gpus(uuids: list[str], setting: str | None) -> list[int]:
+    """Indices of the GPUs that CUDA shows, in CUDA's order, for this value of ``CUDA_VISIBLE_DEVICES``.
+
+    As CUDA reads it: None shows all, the list ends at its first invalid entry, a repeated entry shows none, and a
+    ``GPU-`` entry may be any unambiguous beginning of a UUID. Integers count in PCI order
+    (``CUDA_DEVICE_ORDER=PCI_BUS_ID``, and the default wherever all GPUs are alike).
+    """
+    if setting is None:
+        return list(range(len(uuids)))
+    shown: list[int] = []
+    for entry in setting.split(","):
+        index = _index_of(entry.strip(), uuids)
+        if index is None:
+            break
+        if index in shown:
+            return []
+        shown.append(index)
+    return shown
+
+
+def read_driver_version() -> str | None:
+    """The driver's version, None on a machine without one.
+
+    Raises:
+        NvmlError: there is a driver library and it does not answer.
+    """
+    try:
+        with session():
+            return text(required(pynvml.nvmlSystemGetDriverVersion))
+    except NvmlLibraryNotFoundError:
+        return None
+
+
+def handle_of(uuid: str) -> Any:
+    """NVML's handle of the GPU with this UUID (``GPU-...``).
+
+    Raises:
+        NvmlError: no such GPU.
+    """
+    uuids = read_uuids()
+    if uuid not in uuids:
+        raise NvmlError(f"NVML shows no GPU {uuid}")
+    return required(pynvml.nvmlDeviceGetHandleByIndex, uuids.index(uuid))
+
+
+def own_index(uuid: str | None) -> int:
+    """NVML index of this process's GPU: ``uuid``, else the ``LOCAL_RANK``-th that CUDA should show.
+
+    Raises:
+        NvmlError: NVML does not show it.
+    """
+    uuids = read_uuids()
+    if uuid is not None:
+        if uuid not in uuids:
+            raise NvmlError(f"torch uses GPU {uuid}, which NVML does not show")
+        return uuids.index(uuid)
+    shown = visible_gpus(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if local_rank >= len(shown):
+        raise NvmlError(f"LOCAL_RANK {local_rank} has no GPU: NVML shows {len(uuids)}, CUDA may use {len(shown)}")
+    return shown[local_rank]
+
+
+def _uuid_or_nothing(index: int) -> str:
+    try:
+        return text(required(pynvml.nvmlDeviceGetUUID, required(pynvml.nvmlDeviceGetHandleByIndex, index)))
+    except NvmlError:
+        return ""
+
+
+def _index_of(entry: str, uuids: list[str]) -> int | None:
+    if entry.isdigit():
+        return int(entry) if int(entry) < len(uuids) else None
+    matches = [index for index, uuid in enumerate(uuids) if entry.startswith("GPU-") and uuid.startswith(entry)]
+    return matches[0] if len(matches) == 1 else None
+
+
+# --- Who uses a GPU ---
+
+
+def read_used_bytes(handle: Any) -> tuple[int, bool] | None:
+    """Bytes in use, and whether they include the driver's own (before driver 510); None if NVML gives neither."""
+    memory = or_none(optional("nvmlDeviceGetMemoryInfo", handle, pynvml.nvmlMemory_v2))
+    if memory is not None:
+        return int(memory.used), False
+    memory = or_none(optional("nvmlDeviceGetMemoryInfo", handle))
+    return None if memory is None else (int(memory.used), True)
+
+
+def read_compute_processes(handle: Any) -> list[tuple[int, int | None]] | None:
+    """(pid, bytes) of each process with a CUDA context on the GPU; None instead of what NVML does not give.
+
+    Clients of an MPS daemon are in a list of their own. In a container the lists may be empty, and the pids are the host's.
+    """
+    found = or_none(optional("nvmlDeviceGetComputeRunningProcesses_v3", handle))
+    clients = or_none(optional("nvmlDeviceGetMPSComputeRunningProcesses_v3", handle))
+    if found is None and not clients:
+        return None
+    return [*{int(one.pid): (int(one.pid), one.usedGpuMemory) for one in (*(clients or ()), *(found or ()))}.values()]
+
+
+def read_process_name(pid: int) -> str | None:
+    """The file name of the program that a process runs; None if NVML cannot see the program."""
+    name = value_or_none(pynvml.nvmlSystemGetProcessName, pid)
+    words = text(name).split() if name else []
+    return words[0].rpartition("/")[2] if words else None
+
+
+def read_utilization_percent(handle: Any) -> int | None:
+    """Share of the last 1/6 s to 1 s in which a kernel ran; None if NVML does not give it."""
+    rates = or_none(optional("nvmlDeviceGetUtilizationRates", handle))
+    return None if rates is None else int(rates.gpu)

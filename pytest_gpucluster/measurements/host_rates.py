@@ -1,0 +1,237 @@
+"""What a slow, throttled or badly set host does to every job: the rate of its memory, and the time of a kernel's launch.
+
+The rate of memory, by NUMA node, is that of STREAM's triad, a = b + s c.
+
+One thread on each core of a node, bound to the core, has a part of each array to itself; it writes that part first, so that
+the kernel places it on the node. All threads of a node work at the same time, one node after the other. Three arrays are
+counted, as STREAM counts them: two read and one written. GB/s are 10^9 bytes a second.
+
+The loop is torch's, in one thread for each core: docs/readings-platform.md compares it with C.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from pytest_gpucluster.inventory import numa
+from pytest_gpucluster.measurements import progress, timing
+from pytest_gpucluster.protocol.functions import without_device
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+ARRAYS = 3
+ELEMENT_BYTES = 8
+PASSES = 10
+"""Triads in one timed span: threads do not wake at the same moment, and that is then a small part of it."""
+SCALAR = 3.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumaRate:
+    """The triad's rate on one NUMA node in GB/s, the median span; ``node`` is None on a kernel without NUMA."""
+
+    node: int | None
+    triad_gb_s: float
+    repeats_gb_s: list[float]
+    cpus: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """The triad's rate in GB/s on the slowest NUMA node, with its repeats, and on each.
+
+    ``cpus_allowed`` is where this process may run; ``not_measured`` are the nodes with memory on which it may not.
+    """
+
+    triad_gb_s: float
+    repeats_gb_s: list[float]
+    nodes: list[NumaRate]
+    not_measured: list[int]
+    cpus_allowed: str
+    size_bytes: int
+
+    @property
+    def evidence(self) -> dict[str, Any]:
+        """The rate on each NUMA node, with the CPUs that reached it."""
+        rates = {f"NUMA node {one.node}": f"{one.triad_gb_s:.1f} GB/s by CPUs {one.cpus}" for one in self.nodes}
+        return {**rates, "CPUs allowed": self.cpus_allowed, "GiB each": self.size_bytes / 2**30}
+
+
+@without_device
+def host_memory(*, size_bytes: int, repeats: int) -> HostMemory:
+    """Time the triad on every NUMA node of this host on which this process may run.
+
+    Args:
+        size_bytes: of the three arrays of one node together; several times its caches, or these are measured.
+        repeats: timed spans of :data:`PASSES` triads.
+
+    Raises:
+        ValueError: no repeat, or less than an element for each core.
+        MemoryError: a node has too little free memory.
+        ArithmeticError: a sum is wrong.
+    """
+    allowed = frozenset(os.sched_getaffinity(0))
+    cores = cores_by_node(allowed)
+    measured: list[NumaRate] = []
+    for number, (node, cpus) in enumerate(cores.items()):
+        if not cpus:
+            continue
+        progress.report("triad" if node is None else f"triad on NUMA node {node}", number / len(cores))
+        _require_memory(node, size_bytes)
+        rates = _triad(cpus, size_bytes, repeats)
+        measured.append(
+            NumaRate(node=node, triad_gb_s=statistics.median(rates), repeats_gb_s=rates, cpus=numa.format_cpulist(cpus))
+        )
+    slowest = min(measured, key=lambda one: one.triad_gb_s)
+    return HostMemory(
+        triad_gb_s=slowest.triad_gb_s,
+        repeats_gb_s=slowest.repeats_gb_s,
+        nodes=measured,
+        not_measured=[node for node, cpus in cores.items() if node is not None and not cpus],
+        cpus_allowed=numa.format_cpulist(allowed),
+        size_bytes=size_bytes,
+    )
+
+
+def cores_by_node(allowed: frozenset[int], *, root: Path = numa.SYS) -> dict[int | None, list[int]]:
+    """One CPU of each core by NUMA node with memory, of those allowed; all of them at None where no node is known."""
+    nodes = {node.number: node.cpus for node in numa.read_nodes(root=root) if node.memory_bytes and node.cpus}
+    found: dict[int | None, list[int]] = {number: _one_of_each_core(allowed & cpus, root) for number, cpus in nodes.items()}
+    return found if any(found.values()) else {None: _one_of_each_core(allowed, root)}
+
+
+def _one_of_each_core(cpus: frozenset[int], root: Path) -> list[int]:
+    """The first allowed CPU of each core: its other hardware threads share the way to memory."""
+    taken: set[int] = set()
+    chosen = []
+    for cpu in sorted(cpus):
+        if cpu not in taken:
+            chosen.append(cpu)
+            taken |= numa.read_threads_of_core(cpu, root=root)
+    return chosen
+
+
+def _require_memory(node: int | None, size_bytes: int) -> None:
+    available = numa.read_locality(None).room_bytes(node)
+    if available < size_bytes:
+        where = "this host" if node is None else f"NUMA node {node}"
+        raise MemoryError(f"{where} has {available / 2**30:.4g} GiB free, and {size_bytes / 2**30:.4g} GiB are needed")
+
+
+def _triad(cpus: Sequence[int], size_bytes: int, repeats: int) -> list[float]:
+    """GB/s of each span, over all of these CPUs at once."""
+    elements = size_bytes // (ARRAYS * ELEMENT_BYTES * len(cpus))
+    if elements < 1 or repeats < 1:
+        raise ValueError(f"{size_bytes} bytes, {repeats} times, on {len(cpus)} CPUs are nothing to measure")
+    parts = [_Part(cpu, elements, repeats, threading.Barrier(len(cpus))) for cpu in cpus[:1]]
+    parts += [_Part(cpu, elements, repeats, parts[0].together) for cpu in cpus[1:]]
+    before = torch.get_num_threads()
+    try:
+        for part in parts:
+            part.start()
+        for part in parts:
+            part.join()
+    finally:
+        torch.set_num_threads(before)
+    for part in parts:
+        part.check()
+    moved_bytes = PASSES * ARRAYS * ELEMENT_BYTES * elements * len(cpus)
+    spans = [max(part.ends_s[turn] for part in parts) - min(part.starts_s[turn] for part in parts) for turn in range(repeats)]
+    return [round(moved_bytes / span_s / 1e9, 6) for span_s in spans]
+
+
+class _Part(threading.Thread):
+    """One CPU's part of the arrays, and when each of its spans began and ended."""
+
+    def __init__(self, cpu: int, elements: int, repeats: int, together: threading.Barrier) -> None:
+        super().__init__(daemon=True)
+        self.together = together
+        self.starts_s: list[float] = []
+        self.ends_s: list[float] = []
+        self._cpu = cpu
+        self._elements = elements
+        self._repeats = repeats
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Work on this CPU alone, beside the other parts."""
+        try:
+            os.sched_setaffinity(0, {self._cpu})
+            torch.set_num_threads(1)
+            self._work()
+        except BaseException as error:  # noqa: BLE001 -- raised again by whoever waits
+            self._error = error
+            self.together.abort()
+
+    def _work(self) -> None:
+        a, b, c = (torch.full((self._elements,), float(value), dtype=torch.float64) for value in (0, 1, 2))
+        for _ in range(self._repeats):
+            self.together.wait()
+            self.starts_s.append(time.perf_counter())
+            for _ in range(PASSES):
+                torch.add(b, c, alpha=SCALAR, out=a)
+            self.ends_s.append(time.perf_counter())
+        if not bool((a == 1 + 2 * SCALAR).all()):
+            raise ArithmeticError(f"a sum of the triad on CPU {self._cpu} is wrong")
+
+    def check(self) -> None:
+        """Raise what this part raised, unless it was only waiting for another one."""
+        if self._error is not None and not isinstance(self._error, threading.BrokenBarrierError):
+            raise self._error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchLatency:
+    """Times of the host in microseconds, each a median.
+
+    ``launch_us`` is the time of one launch of many without waiting, ``round_trip_us`` that of a launch and the wait for its
+    end. Both include torch's own part, some 2 us. ``repeats_us`` are the spans behind ``launch_us``.
+    """
+
+    launch_us: float
+    round_trip_us: float
+    repeats_us: list[float]
+    device: str
+
+
+def launch_latency(*, launches: int, repeats: int) -> LaunchLatency:
+    """Launch a kernel on one element ``launches`` times in a row, ``repeats`` times; then wait for each.
+
+    Raises:
+        ValueError: nothing to repeat.
+        ArithmeticError: a launch was lost.
+    """
+    if launches < 1 or repeats < 1:
+        raise ValueError(f"{launches} launches, {repeats} times, are nothing to measure")
+    counter = torch.zeros(1, dtype=torch.int64, device=timing.current_device())
+    spans_us = [_row_us(counter, launches) for _ in range(repeats + 1)][1:]  # the first one loads the kernel
+    progress.report("round trips", 0.5)
+    trips_us = [_row_us(counter, 1) for _ in range(launches)]
+    if (total := int(counter.item())) != (repeats + 2) * launches:
+        raise ArithmeticError(f"{(repeats + 2) * launches} launches added up to {total}")
+    return LaunchLatency(
+        launch_us=statistics.median(spans_us),
+        round_trip_us=statistics.median(trips_us),
+        repeats_us=spans_us,
+        device=timing.device_name(),
+    )
+
+
+def _row_us(counter: torch.Tensor, launches: int) -> float:
+    """Microseconds of one launch; a single one is waited for within its time, several are not."""
+    timing.synchronize()
+    start_s = time.perf_counter()
+    for _ in range(launches):
+        counter.add_(1)
+    if launches == 1:
+        timing.synchronize()
+    return round(1e6 * (time.perf_counter() - start_s) / launches, 4)
