@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from pytest_gpucluster.inventory.dcgm import DiagResult
     from pytest_gpucluster.measurements.dcgm import DcgmDiag
 
+__all__ = ["judge_diag"]
+
 MOST_INFO = 3
 ADVICE = {
     2: "take this GPU out of service (DCGM: isolate)",

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pytest_gpucluster.inventory.nvml import GpuState
     from pytest_gpucluster.measurements.host import HostState
 
+__all__ = ["DriftRules", "compare_facts", "facts_of_gpus", "facts_of_hosts", "facts_of_nics", "judge_drift", "summary"]
+
 Value: TypeAlias = str | int | float | bool
 PartKind: TypeAlias = Literal["host", "gpu", "nic"]
 AT_LEAST = ">="

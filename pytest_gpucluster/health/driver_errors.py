@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.measurements.driver_errors import GpuXids, NodeSxids, SxidSeen, XidSeen
 
+__all__ = ["judge_sxids", "judge_xids"]
+
 XID_KINDS = ("hardware", "link", "driver", "unknown", "application", "test")
 """Kinds of codes: the advice for the first one that a GPU has is given."""
 SXID_KINDS = ("system", "fatal", "unknown", "non-fatal", "cooling", "harmless")

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from pytest_gpucluster.inventory.nvml import GpuRepair
     from pytest_gpucluster.inventory.telemetry import Telemetry
 
+__all__ = ["judge_clocks", "judge_pcie_width", "judge_recovery", "judge_repair"]
+
 HEALTHY = "none"
 ADVICE: Mapping[str, str] = {
     "gpu_reset": "end all processes on the GPU and reset it (nvidia-smi --gpu-reset)",

@@ -25,6 +25,17 @@ if TYPE_CHECKING:
     from pytest_gpucluster.inventory.nvml import GpuCounters, GpuState
     from pytest_gpucluster.judging.finding import Subject
 
+__all__ = [
+    "judge_counters",
+    "judge_gpu_counters",
+    "judge_memory_errors",
+    "judge_nvlink_counters",
+    "judge_replays",
+    "read_limits",
+    "state_changes",
+    "throttled_s",
+]
+
 Counters: TypeAlias = "Mapping[str, int | float | NotAvailable]"
 PERIODS_S: Mapping[str, float | None] = {"total": None, "per_s": 1.0, "per_min": 60.0, "per_hour": 3600.0}
 PERIOD_WORDS = {None: "", 1.0: " a second", 60.0: " a minute", 3600.0: " an hour"}

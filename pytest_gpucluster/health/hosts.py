@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pytest_gpucluster.errors import Part
     from pytest_gpucluster.inventory.host import HostFacts
 
+__all__ = ["ClockReading", "HostMinimum", "judge_clock", "judge_limits", "judge_settings", "judge_variables", "skews"]
+
 RDMA = ("infiniband", "roce", "efa")
 """Fabrics whose adapters need memory that stays where it is."""
 MIB = 2**20

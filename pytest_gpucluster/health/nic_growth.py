@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pytest_gpucluster.health.growth import Counters, Limits
     from pytest_gpucluster.inventory.nics import Nic, NicPort
 
+__all__ = ["NicReadings", "judge_flaps", "judge_nic_counters"]
+
 GREATEST: Mapping[str, int] = {
     "VL15_dropped": 0xFFFF,
     "excessive_buffer_overrun_errors": 0xF,

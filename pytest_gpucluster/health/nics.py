@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from pytest_gpucluster.inventory.nics import Nic, NicPort
     from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath
 
+__all__ = ["NodeTraffic", "PortPromise", "judge_pcie_links", "judge_ports", "judge_transport", "nearest_gpus", "own_ports"]
+
 ACTIVE, LINK_UP = "ACTIVE", "LinkUp"
 OFF_FABRIC_ADVICE = "look there at the adapters, at nvidia_peermem or dma_buf, and at NCCL's variables: gpucluster info"
 ANY_RATE = 1e-9

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.inventory.nvlinks import GpuFabric, NvLink
 
+__all__ = ["judge_ber", "judge_domain", "judge_fabric", "judge_nvlinks"]
+
 JOINED = "completed"
 DOMAIN_ADVICE = "look at the partitions of the rack (fabric manager) and at IMEX on the node (nvidia-imex-ctl -N)"
 FABRIC_ADVICE = "look at the fabric manager of the node (systemctl status nvidia-fabricmanager, and its log), and restart it"

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.measurements.shared_paths import LockCount, MarksSeen, PathMark
 
+__all__ = ["PathObservations", "PathRequirements", "judge_path"]
+
 NAMED = 4
 """So many hosts are named in one sentence; the others are counted."""
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from pytest_gpucluster.inventory.slurm import SlurmNode, SlurmShare
     from pytest_gpucluster.measurements.host import RankBinding, SlurmState
 
+__all__ = ["at_start_and_end", "judge_job", "judge_node"]
+
 OUT_OF_SERVICE: Mapping[str, str] = {
     "DOWN": "Slurm gives it no jobs",
     "ERROR": "a part of it is in error",

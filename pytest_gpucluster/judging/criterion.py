@@ -68,16 +68,19 @@ class Criterion:
     left_out: DoesNotApplyError | None = None
 
     def does_not_apply(self, where: str) -> NoReturn:
-        """Skip the criterion: the program that its entry needs (``needs: {program: ...}``) is not installed ``where``.
+        """Skip the criterion: what its entry needs (``needs: {program: ...}`` or ``{root: true}``) is not there ``where``.
 
         Raises:
             DoesNotApplyError: always; an entry without that key does not come here.
-            MeasurementError: the entry needs no program, so it may not leave.
+            MeasurementError: the entry needs neither, so it may not leave.
         """
         program = self.threshold.needs.program
-        if program is None:
+        if program is not None:
+            self.left_out = DoesNotApplyError(f"needs {program}, which is not installed {where}", cause=f"no {program}")
+        elif self.threshold.needs.root:
+            self.left_out = DoesNotApplyError(f"needs to run as root {where}", cause="not root")
+        else:
             raise MeasurementError(f"{self.threshold.key}: a criterion may not leave by itself", blame=Blame(part="software"))
-        self.left_out = DoesNotApplyError(f"needs {program}, which is not installed {where}", cause=f"no {program}")
         raise self.left_out
 
     def require(

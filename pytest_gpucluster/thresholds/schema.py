@@ -150,6 +150,7 @@ class Needs(_StrictModel):
     rails: bool = False
     slurm: bool = False
     program: Text | None = None
+    root: bool = False
 
 
 class _Keys(_StrictModel):

@@ -193,6 +193,10 @@ def test_a_criterion_leaves_by_its_own_rule_only() -> None:
     with pytest.raises(DoesNotApplyError, match="needs dcgmi, which is not installed on any host") as caught:
         optional.does_not_apply("on any host")
     assert left_out(optional, caught.value) == ("skipped", "no dcgmi")
+    rooted = Criterion(threshold=threshold("tflops", needs={"root": True}), limit=limit(), place=None)
+    with pytest.raises(DoesNotApplyError, match="needs to run as root on host a") as refused:
+        rooted.does_not_apply("on host a")
+    assert left_out(rooted, refused.value) == ("skipped", "not root")
     assert left_out(optional, DoesNotApplyError("mine", cause="mine"))[0] == "error"
     assert left_out(replace(optional, first_error=MeasurementError("no value")), caught.value)[0] == "error"
     judged = replace(optional)
