@@ -1,12 +1,13 @@
-"""Cost of the channel: an empty call with many agents, the release after a death, the replacement of a worker.
+"""Cost of the channel: a call with many agents, the release after a death, the replacement of a worker.
 
     python benchmarks/channel.py [--agents 4 64 256 1024 8192] [--calls 40] [--rounds 10] [--out DIR]
 
-1. An empty call. Controller, channel, keys, signatures and the voice of each node are the real ones, and the store lies in
-   a process of its own, as under torchrun. The agents are simulated: each has its two lines to the voice of its node, signs
-   its replies and heartbeats, and answers at once, without a worker; one thread plays many of them. Nodes have 8 agents,
-   and a few processes hold all nodes. Everything shares this machine's cores over the loopback, so the table shows the CPU
-   time of store, controller and nodes too; on a cluster, other machines spend that of the nodes.
+1. A call, with an empty reply and with one of 2 KB. Controller, channel, keys, signatures and the reader of commands of each
+   node are the real ones, and the store lies in a process of its own, as under torchrun. The agents are simulated: each has
+   its connection to the store and its line to that reader, signs its replies, and answers at once, without a worker; one
+   thread plays many of them. Nodes have 8 agents, and a few processes hold all nodes. Everything shares this machine's cores
+   over the loopback, so the table shows the CPU time of store, controller and nodes too; on a cluster, other machines spend
+   that of the nodes.
 2. Release and replacement. Four real agents and workers, as in a plain run: rank 2 kills itself inside an all-reduce
    that the others are in; from the kill to the return of the controller's call, and from there to the return of the
    next all-reduce of all four.
@@ -28,12 +29,14 @@ import resource
 import secrets
 import selectors
 import signal
+import socket
 import statistics
 import sys
 import tempfile
 import threading
 import time
 import traceback
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -44,32 +47,24 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # works in a checkout that is not installed
 
+from pytest_gpucluster.agent.command_reader import CommandReader, commands_address
 from pytest_gpucluster.agent.heartbeat import BEAT_S, BEATS_PER_LOOK
-from pytest_gpucluster.agent.node_links import join_node, voice_address
 from pytest_gpucluster.agent.spawner import die_with_parent
-from pytest_gpucluster.agent.voice_link import FrameReader, Kind, call_voice, frame
 from pytest_gpucluster.config.torchrun import read_launch
 from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.controller.controller import Controller, address_of
-from pytest_gpucluster.protocol import channel
-from pytest_gpucluster.protocol.channel import (
-    CONTROLLER,
-    Address,
-    beat_key,
-    bye_key,
-    command_key,
-    hello_key,
-)
-from pytest_gpucluster.protocol.messages import Bye, Failure, FunctionName, Hello, Quit, StartCall, Success, read_command
+from pytest_gpucluster.protocol import channel, plain_data
+from pytest_gpucluster.protocol.channel import CONTROLLER, Address, bye_key, hello_key, reply_key
+from pytest_gpucluster.protocol.codec import Wire
+from pytest_gpucluster.protocol.messages import AgentHello, Bye, Failure, FunctionName, Quit, StartCall, Success, read_command
 from pytest_gpucluster.protocol.rank import Rank, machine
 from pytest_gpucluster.protocol.secret import Secret
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Iterator, Sequence
 
     from pytest_gpucluster.protocol.messages import Command
-    from pytest_gpucluster.protocol.stores import Reply as StoredReply
+
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 RANKS_PER_NODE = 8
@@ -80,21 +75,40 @@ JOIN_S = 150.0
 LIMIT_S = 500.0
 VICTIM, RANKS = 2, 4
 KILL_AFTER_S = 0.2
-STACK_BYTES = 256 * 1024
 OWN_DESCRIPTORS = 128
-DESCRIPTORS_AN_AGENT = 6
-"""Both ends of its two lines, and its share of what the node has."""
+CONNECTING = 256
+"""Connections that a process opens at a time: each waits for a name server."""
+DESCRIPTORS_AN_AGENT = 4
+"""Its connection, both ends of its line, and its share of what the node has."""
 MANY = 1024
 SLOW_JOIN_S = 4.0
 AIMS = {"call_median_ms": 50.0, "release_median_s": 1.0, "replacement_median_s": 2.0}
-EMPTY = Success(value=None, entered=True)
 SECRET = Secret.random()
 """Signs the messages of the benchmark, which starts all processes by forks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What a measurement may return."""
+
+    median_gb_s: float
+    repeats_gb_s: list[float]
+    device: str = "NVIDIA H200"
+    unit: str = "GB/s"
+
+
+RATES = Rates(median_gb_s=41.7, repeats_gb_s=[41.7 + repeat / 7 for repeat in range(22)])
+FULL = {f"case {number}": RATES for number in range(4)}
+REPLIES = {
+    "empty": Success(value=None, entered=True),
+    "full": Success(value=plain_data.to_plain(FULL), entered=True),
+}
+"""By the word that a call carries as its argument."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CallCost:
-    """An empty call on so many agents.
+    """A call on so many agents, each of which replies with so many bytes.
 
     The CPU times are means per call, of the store, the controller and all agents together. ``others_cores``: how many
     cores were busy with something else meanwhile, on average (the kernel's network work for us is in it; counted in ticks of
@@ -103,6 +117,7 @@ class CallCost:
 
     agents: int
     nodes: int
+    reply_bytes: int
     calls: int
     join_s: float
     call_median_ms: float
@@ -150,103 +165,93 @@ def _die(stamp: Path) -> None:
 # --- Simulated agents ---
 
 
-class LineStore:
-    """An agent's line to the voice; it does not wait for answers, which somebody reads."""
-
-    voice: str | None = None
-
-    def __init__(self, link: socket.socket, nonce: bytes) -> None:
-        """Write to ``link``. ``nonce``: that of the run."""
-        self.link = link
-        self._nonce = nonce
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """The run's nonce, which the first connection wrote."""
-        del key, expected, desired
-        return self._nonce
-
-    def put_reply(self, reply: StoredReply) -> None:
-        """Hand over a reply, as an agent does."""
-        self.link.sendall(frame(Kind.REPLY, str(reply.rank).encode(), reply.key.encode(), reply.data))
-
-    def beat(self, rank: int, count: int) -> None:
-        """Hand over a heartbeat; look at times whether the controller lives."""
-        self.link.sendall(frame(Kind.BEAT, str(rank).encode(), str(count).encode()))
-        if count % BEATS_PER_LOOK == 0:
-            key = beat_key(CONTROLLER).encode()
-            self.link.sendall(frame(Kind.CHECK, key) + frame(Kind.GET, key))
-
-
 class SimulatedNode:
-    """A node's real voice, and its agents without workers."""
+    """A node's real reader of commands, and its agents, each with its connection and without a worker."""
 
-    def __init__(self, ranks: range, address: Address, selector: selectors.BaseSelector) -> None:
-        """Join as all ``ranks``; what the voice says goes to the methods that are registered with ``selector``."""
-        self.has_quit = False
-        node = ranks.start // RANKS_PER_NODE
-        rank = Rank(rank=ranks.start, world_size=ranks.stop, local_rank=0, local_world_size=RANKS_PER_NODE, group_rank=node)
-        self._links = join_node(address, SECRET, rank)
-        self._read_command = functools.cache(self._decode)
-        store = self._links.channel.store
-        nonce = store.compare_set("nonce", "", "")
-        self._agents: dict[int, channel.Channel] = {}
+    def __init__(self, ranks: range, channels: Sequence[channel.StoreChannel]) -> None:
+        """Prepare to read commands for all ``ranks``."""
+        self._number = ranks.start // RANKS_PER_NODE
+        first = Rank(
+            rank=ranks.start,
+            world_size=ranks.stop,
+            local_rank=0,
+            local_world_size=RANKS_PER_NODE,
+            group_rank=self._number,
+        )
+        self._name = commands_address(channels[0].address, SECRET, first)
+        self._agents = dict(zip(ranks, channels, strict=True))
+        self.reader = CommandReader(channels[0], first, shared_at=self._name)
+
+    def join(self, selector: selectors.BaseSelector) -> None:
+        """Say hello as all ranks. What comes for them goes to methods that are registered with ``selector``."""
+        node, first = self._number, min(self._agents)
+        selector.register(self.reader, selectors.EVENT_READ, partial(self._obey_first, first))
         here = machine() if node == 0 else f"simulated node {node}"
-        for one in ranks:
-            reading, writing = (call_voice(voice_address(address, SECRET, rank)) for _ in range(2))
-            self._agents[one] = channel.Channel(address, LineStore(writing, nonce), SECRET)  # type: ignore[arg-type]
-            selector.register(writing, selectors.EVENT_READ, partial(writing.recv, 1 << 16))
-            selector.register(reading, selectors.EVENT_READ, partial(self._obey, one, reading, FrameReader(), [-1]))
-            hello = Hello(
-                hostname=f"node{node}",
-                machine=here,
-                pid=os.getpid(),
-                group_rank=node,
-                local_rank=one - ranks.start,
-                voice=store.voice,
-            )
-            self._links.channel.put(hello_key(one), hello)
+        for rank, own in self._agents.items():
+            local_rank = rank - first
+            if local_rank > 0:
+                line = Wire(line_to(self._name))
+                selector.register(line, selectors.EVENT_READ, partial(self._obey, rank, line))
+            hello = AgentHello(hostname=f"node{node}", machine=here, pid=os.getpid(), group_rank=node, local_rank=local_rank)
+            own.put(hello_key(rank), hello)
 
-    def _obey(self, rank: int, reading: socket.socket, frames: FrameReader, number: list[int]) -> None:
-        """Called when the voice says something to the thread of ``rank`` that reads commands: first its name."""
-        for kind, parts in frames.feed(reading.recv(1 << 16)):
-            if kind is not Kind.ANSWER:
-                continue
-            command = self._read_command(number[0], parts[0]) if number[0] >= 0 else None
-            number[0] += 1
-            if isinstance(command, Quit):
-                self._links.channel.put(bye_key(rank), Bye())
-                self.has_quit = True
-                return
-            if isinstance(command, StartCall):  # here, each is for every rank
-                self._agents[rank].put_value(command.id, rank, EMPTY)
-            reading.sendall(frame(Kind.COMMAND, str(number[0]).encode()))
+    def _obey_first(self, rank: int) -> None:
+        """Called when the first agent has read commands for its node."""
+        self.reader.on_wake()
+        for command in self.reader.pending():
+            self._answer(rank, command)
 
-    def _decode(self, number: int, data: bytes) -> Command:
-        return read_command(self._links.channel.read_signed(command_key(number), data))
+    def _obey(self, rank: int, line: Wire) -> None:
+        """Called when commands were handed on to ``rank``. Whether they are signed is looked at by the first agent alone."""
+        for received in line.receive() or ():
+            if received.startswith(b"{"):
+                self._answer(rank, read_once(received))
+
+    def _answer(self, rank: int, command: Command) -> None:
+        """Here, each call is for every rank."""
+        if isinstance(command, StartCall):
+            self._agents[rank].put(reply_key(command.id, rank), REPLIES[command.kwargs["reply"]])
+        elif isinstance(command, Quit):
+            self._agents[rank].put(bye_key(rank), Bye())
 
     def beat(self, count: int) -> None:
-        """Say that every rank lives."""
-        for rank, agent in self._agents.items():
-            agent.beat(rank, count)
+        """Say that every rank lives, and look at times whether the controller does."""
+        for rank, own in self._agents.items():
+            own.beat(rank, count)
+            if count % BEATS_PER_LOOK == 0:
+                own.beats([CONTROLLER])
+
+
+read_once = functools.lru_cache(read_command)
+"""The agents of a process get the same commands."""
+
+
+def line_to(name: str) -> socket.socket:
+    """A line to the agent that reads for its node, as soon as it listens."""
+    line = socket.socket(socket.AF_UNIX)
+    while line.connect_ex(name):
+        time.sleep(0.001)
+    return line
 
 
 def serve_agents(nodes: Sequence[range], address: Address) -> None:
     """Be the agents of these nodes, given by their ranks, until the controller says quit."""
-    threading.stack_size(STACK_BYTES)
-    sys.setswitchinterval(10.0)  # hundreds of threads that ask for the interpreter every 5 ms would be most of the load
     selector = selectors.DefaultSelector()
-    served = [SimulatedNode(ranks, address, selector) for ranks in nodes]
+    with ThreadPoolExecutor(CONNECTING) as pool:
+        ranks = [rank for node in nodes for rank in node]
+        channels = dict(zip(ranks, pool.map(lambda _: channel.connect(address, SECRET), ranks), strict=True))
+        served = [SimulatedNode(node, [channels[rank] for rank in node]) for node in nodes]
+        list(pool.map(lambda one: one.reader.start(), served))
+    for one in served:
+        one.join(selector)
     count, next_s = 0, time.monotonic()
-    while not all(node.has_quit for node in served):
+    while True:  # until it is killed: the last goodbyes are not waited for here
         for key, _ in selector.select(max(0.0, next_s - time.monotonic())):
             key.data()
         if time.monotonic() >= next_s:
             count, next_s = count + 1, time.monotonic() + BEAT_S
-            for node in served:
-                node.beat(count)
-    while True:
-        for key, _ in selector.select():  # the last goodbyes
-            key.data()
+            for one in served:
+                one.beat(count)
 
 
 def host_store(address: Address, listener: socket.socket) -> None:
@@ -326,38 +331,61 @@ def simulated(agents: int) -> Iterator[Simulation]:
         yield Simulation(controller=controller, store=store, holders=holders)
 
 
-def measure_calls(agents: int, calls: int, tick: Callable[[str], None]) -> CallCost:
-    """Time ``calls`` empty calls on ``agents`` simulated agents, their arrival and their leaving."""
+def measure_calls(agents: int, calls: int, tick: Callable[[str], None]) -> list[CallCost]:
+    """Time ``calls`` calls of each kind on ``agents`` simulated agents, their arrival and their leaving."""
     started_s = time.perf_counter()
     with simulated(agents) as simulation:
         join_s = time.perf_counter() - started_s
         tick(f"{agents} agents joined")
-        for _ in range(WARMUP_CALLS):
-            time_call_s(simulation.controller, agents)
-        samples_s: list[float] = []
-        started_s, before_s = time.perf_counter(), simulation.cpu_s()
-        for _ in range(calls):
-            samples_s.append(time_call_s(simulation.controller, agents))
-            tick(f"{agents} agents, empty calls")
-        took_s = time.perf_counter() - started_s
-        *own_s, all_s = (after_s - earlier_s for earlier_s, after_s in zip(before_s, simulation.cpu_s(), strict=True))
+        timed = {kind: time_calls(simulation, agents, calls, kind, tick) for kind in REPLIES}
         started_s = time.perf_counter()
         simulation.controller.quit(0)
         quit_s = time.perf_counter() - started_s
-    deciles_s = statistics.quantiles(samples_s, n=10, method="inclusive")
+    return [cost_of(agents, kind, timed[kind], join_s=join_s, quit_s=quit_s) for kind in REPLIES]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """Some calls: the seconds of each, and the CPU seconds of all, as :meth:`Simulation.cpu_s` has them."""
+
+    samples_s: list[float]
+    took_s: float
+    cpu_s: list[float]
+
+
+def time_calls(simulation: Simulation, agents: int, calls: int, kind: str, tick: Callable[[str], None]) -> Timed:
+    """Time calls, after some that are not counted."""
+    for _ in range(WARMUP_CALLS):
+        time_call_s(simulation.controller, agents, kind)
+    samples_s: list[float] = []
+    started_s, before_s = time.perf_counter(), simulation.cpu_s()
+    for _ in range(calls):
+        samples_s.append(time_call_s(simulation.controller, agents, kind))
+        tick(f"{agents} agents, {kind} replies")
+    took_s = time.perf_counter() - started_s
+    cpu_s = [after_s - earlier_s for earlier_s, after_s in zip(before_s, simulation.cpu_s(), strict=True)]
+    return Timed(samples_s=samples_s, took_s=took_s, cpu_s=cpu_s)
+
+
+def cost_of(agents: int, kind: str, timed: Timed, *, join_s: float, quit_s: float) -> CallCost:
+    """What these calls cost, each."""
+    calls = len(timed.samples_s)
+    deciles_s = statistics.quantiles(timed.samples_s, n=10, method="inclusive")
+    *own_s, all_s = timed.cpu_s
     return CallCost(
         agents=agents,
         nodes=math.ceil(agents / RANKS_PER_NODE),
+        reply_bytes=len(REPLIES[kind].to_json()),
         calls=calls,
         join_s=join_s,
-        call_median_ms=1e3 * statistics.median(samples_s),
+        call_median_ms=1e3 * statistics.median(timed.samples_s),
         call_p10_ms=1e3 * deciles_s[0],
         call_p90_ms=1e3 * deciles_s[-1],
         store_cpu_ms=1e3 * own_s[0] / calls,
         controller_cpu_ms=1e3 * own_s[1] / calls,
         agents_cpu_ms=1e3 * own_s[2] / calls,
         quit_s=quit_s,
-        others_cores=max(0.0, all_s - sum(own_s)) / took_s,
+        others_cores=max(0.0, all_s - sum(own_s)) / timed.took_s,
     )
 
 
@@ -368,10 +396,11 @@ def torchrun(address: Address, agents: int) -> dict[str, str]:
     return {name: str(value) for name, value in {**numbers, **store, "TORCHELASTIC_RUN_ID": address.run_id}.items()}
 
 
-def time_call_s(controller: Controller, agents: int) -> float:
+def time_call_s(controller: Controller, agents: int, kind: str = "empty") -> float:
     """Seconds of one call that every agent answers at once; RuntimeError if one does not."""
     started_s = time.perf_counter()
-    call = Call(function=controller.name(add_ranks), ranks=range(agents), deadline_s=DEADLINE_S, setup_s=0.0)
+    name, kwargs = controller.name(add_ranks), {"reply": kind}
+    call = Call(function=name, ranks=range(agents), deadline_s=DEADLINE_S, setup_s=0.0, kwargs=kwargs)
     replies = controller.call(call)
     took_s = time.perf_counter() - started_s
     require(len(replies) == agents and all(reply.ok for reply in replies.values()), "not every agent answered", replies)
@@ -445,7 +474,7 @@ def require(condition: bool, what: str, replies: dict[int, Any]) -> None:  # noq
 
 def aims_of(costs: Sequence[CallCost], recovery: Recovery) -> list[dict[str, Any]]:
     """Each aim with the value reached; the aim of the empty call is for 1024 agents, and grows with their number."""
-    many = [cost for cost in costs if cost.agents >= MANY]
+    many = [cost for cost in empty_of(costs) if cost.agents >= MANY]
     name = "call_median_ms"
     found = [(f"empty call, {cost.agents} agents", name, cost.call_median_ms, cost.agents / MANY) for cost in many]
     found.append(("death to all peers released", "release_median_s", statistics.median(recovery.release_s), 1.0))
@@ -454,6 +483,12 @@ def aims_of(costs: Sequence[CallCost], recovery: Recovery) -> list[dict[str, Any
         {"what": what, "quantity": name, "value": value, "at_most": times * AIMS[name], "reached": value <= times * AIMS[name]}
         for what, name, value, times in found
     ]
+
+
+def empty_of(costs: Sequence[CallCost]) -> list[CallCost]:
+    """Those of empty replies."""
+    least = min((cost.reply_bytes for cost in costs), default=0)
+    return [cost for cost in costs if cost.reply_bytes == least]
 
 
 def document(costs: Sequence[CallCost], recovery: Recovery, loads: Sequence[Sequence[float]]) -> dict[str, Any]:
@@ -532,7 +567,7 @@ def draw(costs: Sequence[CallCost], recovery: Recovery) -> str:
     """Both pictures side by side."""
     frame = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 350" font-family="sans-serif" font-size="12">'
     ground = '<rect width="720" height="350" fill="white"/>'
-    return "\n".join([frame, ground, *draw_calls(costs), *draw_recovery(recovery), "</svg>"]) + "\n"
+    return "\n".join([frame, ground, *draw_calls(empty_of(costs)), *draw_recovery(recovery), "</svg>"]) + "\n"
 
 
 def show(content: dict[str, Any]) -> None:
@@ -541,7 +576,7 @@ def show(content: dict[str, Any]) -> None:
     from rich.table import Table  # noqa: PLC0415
 
     console = Console(width=None if sys.stdout.isatty() else 140)
-    table = Table(*(name.replace("_", " ") for name in content["calls"][0]), title="An empty call")
+    table = Table(*(name.replace("_", " ") for name in content["calls"][0]), title="A call")
     for cost in content["calls"]:
         table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in cost.values()))
     console.print(table)
@@ -556,12 +591,12 @@ def show(content: dict[str, Any]) -> None:
 
 
 def allow_descriptors(agents: int) -> None:
-    """Let the store keep two connections a node, and a process of nodes both ends of all lines: more than most shells allow.
+    """Let the store keep a connection for each agent, and a process of nodes both ends of all lines: more than shells allow.
 
     Raises:
         SystemExit: the hard limit is lower.
     """
-    needed = max(2 * agents // RANKS_PER_NODE, DESCRIPTORS_AN_AGENT * agents // PROCESSES) + OWN_DESCRIPTORS
+    needed = max(agents + agents // RANKS_PER_NODE, DESCRIPTORS_AN_AGENT * agents // PROCESSES) + OWN_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise SystemExit(
@@ -577,12 +612,12 @@ def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 
     loads = [os.getloadavg()]
     with Progress(auto_refresh=False) as progress:  # a thread of its own must not be there when processes are forked
-        task = progress.add_task("", total=len(arguments.agents) * (arguments.calls + 1) + arguments.rounds)
+        task = progress.add_task("", total=len(arguments.agents) * (len(REPLIES) * arguments.calls + 1) + arguments.rounds)
 
         def tick(what: str) -> None:
             progress.update(task, advance=1, description=f"{what:<28}", refresh=sys.stdout.isatty())
 
-        costs = [measure_calls(agents, arguments.calls, tick) for agents in sorted(arguments.agents)]
+        costs = [cost for agents in sorted(arguments.agents) for cost in measure_calls(agents, arguments.calls, tick)]
         recovery = measure_recovery(arguments.rounds, tick)
     loads.append(os.getloadavg())
     content = document(costs, recovery, loads)
@@ -604,7 +639,7 @@ def main() -> int:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--agents", type=int, nargs="+", default=[4, 64, 256, 1024, 8192], help="how many simulated agents")
-    parser.add_argument("--calls", type=int, default=40, help="empty calls for each number of agents")
+    parser.add_argument("--calls", type=int, default=40, help="calls for each number of agents and each kind of reply")
     parser.add_argument("--rounds", type=int, default=10, help="deaths of a worker")
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="seconds after which all is given up")
     parser.add_argument("--out", type=Path, help="folder for results.json and plot.svg")

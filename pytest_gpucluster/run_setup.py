@@ -266,7 +266,8 @@ def _require_open_files(launch: Launch | None, num_local: int) -> None:
     """Check that whoever hosts the store may have so many connections: torchrun, or this process."""
     world_size, num_nodes = (launch.world_size, launch.num_nodes) if launch is not None else (num_local, 1)
     is_hosted = launch is not None and launch.agent_hosts_store
-    require_open_files(most_connections(world_size=world_size, num_nodes=num_nodes), pid=os.getppid() if is_hosted else 0)
+    num_connections = most_connections(world_size=world_size, num_nodes=num_nodes)
+    require_open_files(num_connections, num_ranks=world_size, pid=os.getppid() if is_hosted else 0)
 
 
 def _read_waivers(profile: Profile, criteria: Mapping[str, Threshold], file: Path | None) -> Waivers:

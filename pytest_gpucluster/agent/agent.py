@@ -24,9 +24,9 @@ from pytest_gpucluster.config.torchrun import show_last, write_error_file
 from pytest_gpucluster.protocol.channel import ChannelLostError, bye_key, command_key, hello_key
 from pytest_gpucluster.protocol.messages import (
     AbortCall,
+    AgentHello,
     Bye,
     CommandToRanks,
-    Hello,
     KillWorkers,
     Quit,
     ReportTarget,
@@ -84,14 +84,13 @@ class Agent:
         rank = self._context.rank
         self._context.channel.put(
             hello_key(rank.rank),
-            Hello(
+            AgentHello(
                 hostname=socket.gethostname(),
                 machine=machine(),
                 pid=os.getpid(),
                 group_rank=rank.group_rank,
                 local_rank=rank.local_rank,
                 asked=self._context.asked,
-                voice=self._context.channel.store.voice,
             ),
         )
 
@@ -122,8 +121,6 @@ class Agent:
             if rank.local_rank == 0 and code != 0:
                 siblings = range(rank.rank + 1, rank.rank + rank.local_world_size)
                 channel.arrived([bye_key(sibling) for sibling in siblings], within_s=SIBLINGS_S)
-        if self._context.voice is not None:
-            self._context.voice.wait_until_unused(SIBLINGS_S)  # the others say goodbye through it
         own_code = code if rank.local_rank == 0 or code == LOST_CODE else 0
         if rank.rank != 0 and quits.last_lines:  # rank 0 of torchrun is the controller
             write_error_file(quits.last_lines, own_code)

@@ -5,32 +5,30 @@ from __future__ import annotations
 import contextlib
 import math
 import selectors
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.agent.current_call import CurrentCall
 from pytest_gpucluster.agent.environment import LOG_NAME, site_log, worker_environment
 from pytest_gpucluster.agent.group_hang import GroupHang, group_of
-from pytest_gpucluster.agent.worker_exit import describe_end
-from pytest_gpucluster.agent.worker_process import STOPPED, WorkerProcess
+from pytest_gpucluster.agent.worker_process import STOPPED, WorkerProcess, describe_end
 from pytest_gpucluster.inventory import nccl_log
 from pytest_gpucluster.protocol import node_events
-from pytest_gpucluster.protocol.channel import Channel, fault_key, progress_key, reply_key
+from pytest_gpucluster.protocol.channel import StoreChannel, progress_key, reply_key
 from pytest_gpucluster.protocol.codec import MalformedMessageError
 from pytest_gpucluster.protocol.messages import (
     CALL_VARIABLES,
     AbortCall,
     Entered,
     Failure,
-    Fault,
     ForeignProcess,
     FromWorker,
     GroupMember,
-    Progress,
     ProgressInCall,
     Reply,
     Spans,
     StartCall,
+    StepReport,
     Success,
     Task,
 )
@@ -39,10 +37,80 @@ from pytest_gpucluster.protocol.rank import spans
 if TYPE_CHECKING:
     from pytest_gpucluster.agent.heartbeat import Heartbeat
     from pytest_gpucluster.agent.spawner import Spawner
-    from pytest_gpucluster.agent.voice import Voice
     from pytest_gpucluster.errors import Part
     from pytest_gpucluster.protocol.rank import Rank
     from pytest_gpucluster.worker.last_collective import LastCollective
+
+LATEST_ENTRY_S = 5.0
+"""After another rank of the group raised, a rank that is still in its set-up gets this long to enter the call."""
+
+
+class CurrentCall:
+    """One call in progress on this rank.
+
+    Before the function is entered, the call's ``setup_s`` counts, afterwards its ``deadline_s``. The release counts besides,
+    once the controller has aborted the call.
+    """
+
+    def __init__(self, command: StartCall) -> None:
+        """Start the clock of the set-up."""
+        self.command = command
+        self.aborted: AbortCall | None = None
+        self.foreign_processes: tuple[ForeignProcess, ...] = ()
+        self._entered_s: float | None = None
+        self._deadline_s = time.monotonic() + command.setup_s
+        self._release_s = math.inf
+
+    @property
+    def has_entered(self) -> bool:
+        """Whether the worker has finished the set-up and called the function."""
+        return self._entered_s is not None
+
+    @property
+    def next_s(self) -> float:
+        """When the next clock runs out, by the monotonic clock."""
+        return min(self._deadline_s, self._release_s)
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the set-up or the function took longer than allowed."""
+        return time.monotonic() >= self._deadline_s
+
+    @property
+    def is_release_due(self) -> bool:
+        """Whether the call was aborted and its time of grace is over."""
+        return time.monotonic() >= self._release_s
+
+    def enter(self) -> None:
+        """Called when the worker calls the function: start the deadline, and a time of grace that waited for this."""
+        self._entered_s = time.monotonic()
+        self._deadline_s = self._entered_s + self.command.deadline_s
+        if self.aborted is not None:
+            self._release_s = self._entered_s + self.aborted.grace_s
+
+    def note_foreign_process(self, process: ForeignProcess) -> None:
+        """Called when the worker reports a foreign process on its GPU."""
+        self.foreign_processes += (process,)
+
+    def abort(self, command: AbortCall) -> None:
+        """Called when the controller aborts this call: set when the rank is released.
+
+        If a rank raised, this rank may be about to raise as well. So it is released only after it has been in the call for the
+        time of grace. If the failed rank never entered, this rank cannot enter either, and its own way in is not waited for.
+        """
+        self.aborted = command
+        may_still_enter = not self.has_entered and command.grace_s > 0 and command.entered
+        if may_still_enter:
+            self._release_s = time.monotonic() + LATEST_ENTRY_S
+        else:
+            self._release_s = (self._entered_s or time.monotonic()) + command.grace_s
+
+    def describe_overdue(self) -> str:
+        """What took too long: ``did not return within 5 s``."""
+        if self.has_entered:
+            return f"did not return within {self.command.deadline_s:g} s"
+        return f"did not finish its set-up within {self.command.setup_s:g} s"
+
 
 STEP_CHARACTERS = 80
 
@@ -51,16 +119,15 @@ STEP_CHARACTERS = 80
 class AgentContext:
     """What an agent works with: its rank, its connection to the store, its spawner, and the folders of this run's tests.
 
-    ``asked``: what the options on its node ask for; None for an agent that the controller itself started. ``voice``: that of
-    its node, if this agent is it. ``events``: the address of the node's listener.
+    ``asked``: what the options on its node ask for; None for an agent that the controller itself started. ``events``: the
+    address of the node's listener.
     """
 
     rank: Rank
-    channel: Channel
+    channel: StoreChannel
     spawner: Spawner
     roots: tuple[str, ...]
     asked: dict[str, str] | None = None
-    voice: Voice | None = None
     events: str | None = None
 
 
@@ -190,7 +257,7 @@ class CallRunner:
 
     def _take(self, message: FromWorker) -> None:
         call_id = self._current.command.id if self._current is not None else None
-        if isinstance(message, Progress):
+        if isinstance(message, StepReport):
             if call_id is not None:  # a thread may say it late
                 report = ProgressInCall(step=message.step[:STEP_CHARACTERS], fraction=message.fraction, call=call_id)
                 self._context.channel.put(progress_key(self._context.rank.rank), report)
@@ -307,15 +374,13 @@ class CallRunner:
             reply = replace(reply, members=_members_of(last, call, self._context.rank.rank))
         rank, channel = self._context.rank.rank, self._context.channel
         try:
-            if reply.ok:
-                channel.put_value(call.id, rank, reply)
-                return
             channel.put(reply_key(call.id, rank), reply)
         except ValueError as error:
             reply = Failure(kind="refused", blames="software", type="ValueError", error=f"the result is too large: {error}")
             channel.put(reply_key(call.id, rank), reply)
-        channel.put(fault_key(call.id), Fault(rank=rank))
-        self.discard_worker()
+        if not reply.ok:
+            channel.note_fault(call.id, rank)
+            self.discard_worker()
 
 
 def _members_of(last: LastCollective, call: StartCall, rank: int) -> Spans:

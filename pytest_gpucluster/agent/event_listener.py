@@ -7,7 +7,6 @@ hangs holds up no agent. The listener ends with that agent.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -108,7 +107,7 @@ class Listener:
         self._look()
         if is_asked:
             line, _ = self._taking.accept()
-            with line, contextlib.suppress(OSError, ValueError, MalformedMessageError):
+            with line, contextlib.suppress(OSError, MalformedMessageError):
                 line.settimeout(LINE_S)
                 self._answer(line)
 
@@ -121,12 +120,12 @@ class Listener:
 
     def _answer(self, line: socket.socket) -> None:
         with line.makefile("rb") as reader:
-            said = json.loads(reader.readline(LINE_BYTES))
+            said = reader.readline(LINE_BYTES).strip()
         if said:
             worker = NodeWorker.read(said)
             self._workers[worker.pid] = worker
             self._ended_s.pop(worker.pid, None)
-        line.sendall(json.dumps(self.heard().to_json()).encode())
+        line.sendall(self.heard().to_json())
 
     def heard(self) -> NodeEvents:
         """All that was heard so far."""

@@ -13,7 +13,7 @@ import sys
 import threading
 from pathlib import Path
 
-from pytest_gpucluster.protocol.channel import Channel, ChannelLostError, journal_key
+from pytest_gpucluster.protocol.channel import ChannelLostError, StoreChannel, journal_key
 from pytest_gpucluster.protocol.codec import RefusedMessageError
 from pytest_gpucluster.protocol.messages import JournalText, ReportTarget
 
@@ -47,13 +47,13 @@ def rebuild_deadline_s(journal: Path) -> float:
 class JournalReplica:
     """A copy of the controller's journal on another node."""
 
-    def __init__(self, reader: Channel, target: ReportTarget, file: Path) -> None:
+    def __init__(self, reader: StoreChannel, target: ReportTarget, file: Path) -> None:
         """Start copying into ``file``, in a thread that has the connection ``reader`` for itself."""
         self._target = target
         self._file = file
         threading.Thread(target=self._copy, args=(reader,), daemon=True).start()
 
-    def _copy(self, reader: Channel) -> None:
+    def _copy(self, reader: StoreChannel) -> None:
         with self._file.open("w", encoding="utf-8") as copy, contextlib.suppress(ChannelLostError, RefusedMessageError):
             number = 0
             while True:

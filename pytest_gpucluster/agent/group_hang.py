@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.agent.worker_process import STOPPED
 from pytest_gpucluster.protocol.channel import hung_key, reply_key
-from pytest_gpucluster.protocol.messages import Fault
+from pytest_gpucluster.protocol.messages import HangFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from pytest_gpucluster.agent.heartbeat import Heartbeat
     from pytest_gpucluster.agent.worker_process import Evidence, WorkerProcess
-    from pytest_gpucluster.protocol.channel import Channel
+    from pytest_gpucluster.protocol.channel import StoreChannel
     from pytest_gpucluster.protocol.messages import StartCall
 
 PAUSE_S = 0.05
@@ -35,7 +35,7 @@ STOPPED_SETTLE_S = 8.0
 class GroupHang:
     """The hang of one call, as the agent of one rank sees it."""
 
-    def __init__(self, channel: Channel, heartbeat: Heartbeat, call: StartCall, rank: int) -> None:
+    def __init__(self, channel: StoreChannel, heartbeat: Heartbeat, call: StartCall, rank: int) -> None:
         """``rank``: of this agent; it beats while it waits."""
         self._channel = channel
         self._heartbeat = heartbeat
@@ -56,7 +56,7 @@ class GroupHang:
         since_s = time.monotonic()
         has_peers = len(self._group) > 1
         if has_peers:
-            self._channel.put(hung_key(self._call.id, self._group[0]), Fault(rank=self._rank))
+            self._channel.put(hung_key(self._call.id, self._group[0]), HangFound(rank=self._rank))
         seen = worker.look()
         if seen.state == STOPPED:
             self._pause(since_s + STOPPED_SETTLE_S, is_over=self._have_peers_replied)

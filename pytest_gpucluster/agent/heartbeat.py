@@ -6,7 +6,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.protocol.channel import CONTROLLER, Channel, ChannelLostError
+from pytest_gpucluster.protocol.channel import CONTROLLER, ChannelLostError, StoreChannel
 
 if TYPE_CHECKING:
     from pytest_gpucluster.protocol.rank import Rank
@@ -22,7 +22,7 @@ NEVER_BEAT_S = 0.5
 class Heartbeat:
     """One agent's heartbeat, and what the agent knows of the controller's."""
 
-    def __init__(self, channel: Channel, rank: Rank) -> None:
+    def __init__(self, channel: StoreChannel, rank: Rank) -> None:
         """Beat through ``channel`` at each :meth:`beat`, at most once in :data:`BEAT_S`."""
         self._channel = channel
         self._rank = rank.rank

@@ -6,7 +6,6 @@ its own node's ranks as children. The settings come as one JSON argument, the ru
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import shutil
@@ -20,11 +19,10 @@ from typing import NoReturn
 
 from pytest_gpucluster.agent.agent import LOST_CODE, TICK_S, Agent
 from pytest_gpucluster.agent.call_runner import AgentContext
-from pytest_gpucluster.agent.command_reader import CommandReader
+from pytest_gpucluster.agent.command_reader import CommandReader, commands_address
 from pytest_gpucluster.agent.fallback_report import write_reports
-from pytest_gpucluster.agent.node_links import join_node
 from pytest_gpucluster.agent.spawner import Spawner
-from pytest_gpucluster.protocol.channel import Address, ChannelLostError
+from pytest_gpucluster.protocol.channel import Address, ChannelLostError, connect
 from pytest_gpucluster.protocol.codec import TypedMessage
 from pytest_gpucluster.protocol.messages import ReportTarget  # noqa: TC001 -- AgentSettings.read asks for its fields' types
 from pytest_gpucluster.protocol.node_events import listener_address
@@ -54,7 +52,7 @@ class AgentSettings(TypedMessage):
 
 def command(settings: AgentSettings) -> list[str]:
     """The command line that starts these agents."""
-    return [sys.executable, "-m", "pytest_gpucluster.agent.main", json.dumps(settings.to_json())]
+    return [sys.executable, "-m", "pytest_gpucluster.agent.main", settings.to_json().decode()]
 
 
 def resolved(roots: list[Path]) -> tuple[str, ...]:
@@ -64,7 +62,7 @@ def resolved(roots: list[Path]) -> tuple[str, ...]:
 
 def main() -> None:
     """Become the agents."""
-    settings = AgentSettings.read(json.loads(sys.argv[1]))
+    settings = AgentSettings.read(sys.argv[1].encode())
     secret = Secret.from_pipe(settings.secret_fd) if settings.secret_fd is not None else None
     if len(settings.ranks) > 1:  # as torchrun: one OpenMP thread for each rank, unless the environment says otherwise
         os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -90,17 +88,12 @@ def _become(rank: Rank, settings: AgentSettings, secret: Secret | None, *, targe
         watch = (settings.controller_fd, target, joined, folder)
         threading.Thread(target=_leave_with_controller, args=watch, daemon=True).start()
     try:
-        links = join_node(settings.address, secret, rank)
+        channel = connect(settings.address, secret)
         context = AgentContext(
-            rank=rank,
-            channel=links.channel,
-            spawner=spawner,
-            roots=settings.roots,
-            asked=settings.asked,
-            voice=links.voice,
-            events=events,
+            rank=rank, channel=channel, spawner=spawner, roots=settings.roots, asked=settings.asked, events=events
         )
-        commands = CommandReader(links.reader, rank)
+        shared_at = commands_address(settings.address, secret, rank) if rank.local_world_size > 1 else None
+        commands = CommandReader(channel, rank, shared_at=shared_at)
         agent = Agent(context, commands, controller_fd=settings.controller_fd, target=target)
         agent.join()
         joined.set()

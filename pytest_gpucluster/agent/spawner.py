@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import select
 import shutil
@@ -33,8 +32,6 @@ from pytest_gpucluster.worker import flight_recorder
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from pytest_gpucluster.protocol.codec import TypedMessage
 
 PR_SET_PDEATHSIG = 1
 REQUEST_BYTES = 256 * 1024
@@ -75,7 +72,7 @@ class Spawner:
         self._requests += 1
         numbered = replace(request, number=self._requests)
         try:
-            socket.send_fds(self._link, [_as_bytes(numbered)], [link.fileno(), output_fd])
+            socket.send_fds(self._link, [numbered.to_json()], [link.fileno(), output_fd])
             while True:
                 answer = self._receive()
                 if isinstance(answer, WorkerExited):
@@ -106,7 +103,7 @@ class Spawner:
         data = self._link.recv(REQUEST_BYTES)
         if not data:
             raise OSError("the spawner of workers has ended")
-        return read_from_spawner(json.loads(data))
+        return read_from_spawner(data)
 
 
 class _Server:
@@ -151,7 +148,7 @@ class _Server:
         data, fds, _, _ = socket.recv_fds(self._link, REQUEST_BYTES, 4)
         if not data:
             return False
-        self._fork(StartWorker.read(json.loads(data)), fds)
+        self._fork(StartWorker.read(data), fds)
         return True
 
     def _fork(self, request: StartWorker, fds: list[int]) -> None:
@@ -206,11 +203,7 @@ class _Server:
 
     def _send(self, answer: FromSpawner) -> None:
         with contextlib.suppress(OSError):
-            self._link.send(_as_bytes(answer))
-
-
-def _as_bytes(message: TypedMessage) -> bytes:
-    return json.dumps(message.to_json()).encode()
+            self._link.send(answer.to_json())
 
 
 def die_with_parent() -> None:

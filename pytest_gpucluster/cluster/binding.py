@@ -14,7 +14,6 @@ from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.inventory.identity import Identity, identity
 from pytest_gpucluster.inventory.occupancy import read_occupancy
-from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.messages import Failure
 from pytest_gpucluster.text import one_line
 
@@ -87,7 +86,7 @@ def bind(controller: Controller | InlineController, inventory: Inventory, *, wit
     controller.meet(within_s=within_s)
     occupancies = _read_occupancies(controller) if inventory.device == "cuda" else {}
     replies = _read_identities(controller, inventory.device)
-    found = {rank: _in_one_line(plain_data.from_plain(reply.value)) for rank, reply in replies.items() if reply.ok}
+    found = {rank: _in_one_line(reply.value) for rank, reply in replies.items() if reply.ok}
     _refuse_other_versions(controller, found)
     found.update(_refuse_other_files(controller, replies))
     by_position = _by_position(found)
@@ -191,7 +190,7 @@ def _judge_idle(places: Sequence[Place], occupancies: Mapping[int, Reply]) -> Re
     values: dict[Any, Any] = {}
     attendance = attendance_of(places)
     errors: dict[Any, MeasurementError] = {place: missing_error(place, attendance) for place in places if place.rank is None}
-    read = {rank: plain_data.from_plain(reply.value) for rank, reply in occupancies.items() if reply.ok}
+    read = {rank: reply.value for rank, reply in occupancies.items() if reply.ok}
     present = [place for place in places if place.rank is not None]
     on_node: dict[int, list[Place]] = {}
     for place in present:

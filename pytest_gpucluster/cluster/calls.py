@@ -25,7 +25,7 @@ from pytest_gpucluster.judging import noise
 from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.functions import RefusedError, needs_idle_gpu
 from pytest_gpucluster.protocol.messages import CALL_VARIABLES
-from pytest_gpucluster.protocol.pairs import rounds_of_pairs
+from pytest_gpucluster.protocol.rank import rounds_of_pairs
 from pytest_gpucluster.worker.worker import look_at_gpu
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class Cluster:
         try:
             name = self._controller.name(function)
             plain_data.to_plain(kwargs)
-        except (RefusedError, plain_data.NotPlainError) as refused:
+        except (RefusedError, plain_data.NotPlainDataError) as refused:
             raise ConfigurationError(f"cluster.run({getattr(function, '__name__', function)}): {refused}") from None
         deadline_s = deadline_s or self.deadline_s
         measured = _Measured(what=name.qualname, pairs=per == "pair")
@@ -308,7 +308,7 @@ class Cluster:
                     if not_idle is not None:
                         measured.errors[key] = not_idle
                     elif reply.ok:
-                        measured.values[key] = plain_data.from_plain(reply.value)
+                        measured.values[key] = reply.value
                     elif error is not None:
                         measured.errors[key] = error
 

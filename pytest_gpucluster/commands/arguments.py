@@ -49,8 +49,8 @@ def _value(key: str, text: str) -> Any:
             f"{key}={text}: {problem} Values are plain YAML: 5, 0.5, bfloat16, [4096, 8192], true, '\"5\"'"
         )
     try:
-        return plain_data.to_plain(document.data["value"])
-    except plain_data.NotPlainError as error:
+        return plain_data.from_plain(plain_data.to_plain(document.data["value"]))
+    except plain_data.NotPlainDataError as error:
         raise ConfigurationError(f"{key}={text}: {error}") from None
 
 

@@ -15,6 +15,7 @@ one, or ``{"t": "end", "why"}``. Anything else that arrives on the port is dropp
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 import selectors
@@ -22,14 +23,11 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
-from pytest_gpucluster.protocol.channel import ForgedMessageError, decode, encode
+from pytest_gpucluster.protocol.channel import ForgedMessageError, sign, verify
 from pytest_gpucluster.protocol.secret import SECRET_VARIABLE, Secret
-
-if TYPE_CHECKING:
-    from pytest_gpucluster.protocol.codec import JsonObject
 
 MAX_MESSAGE_BYTES = 4096
 MAX_STRANGERS = 64
@@ -45,6 +43,7 @@ LOOPBACK = ("localhost", "127.0.0.1", "::1")
 DEAD_AFTER_S = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
 
 Notice = Callable[[str], None]
+JsonObject: TypeAlias = "dict[str, Any]"
 
 
 class NotJoinedError(GpuclusterError):
@@ -366,13 +365,19 @@ def _explain(error: Exception) -> str:
 
 
 def _frame(message: JsonObject, *, key: str) -> bytes:
-    return encode(message, name=f"joining/{key}", secret=Secret.read()) + b"\n"
+    return sign(json.dumps(message).encode(), name=f"joining/{key}", secret=Secret.read()) + b"\n"
 
 
 def _read(data: bytes, *, key: str) -> JsonObject:
     mac, _, rest = data.partition(b"\n")
     body = rest.partition(b"\n")[0]
-    return decode(mac + b"\n" + body, name=f"joining/{key}", secret=Secret.read())
+    try:
+        message = json.loads(verify(mac + b"\n" + body, name=f"joining/{key}", secret=Secret.read()))
+    except (ValueError, RecursionError):
+        raise ForgedMessageError("what arrived is not JSON") from None
+    if not isinstance(message, dict):
+        raise ForgedMessageError("what arrived is not a JSON object")
+    return message
 
 
 def _answer_key(challenge: str, nonce: str) -> str:

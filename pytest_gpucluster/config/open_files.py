@@ -10,8 +10,10 @@ SPARE_FILES = 64
 """What a process that hosts the store has open besides: torchrun about 20, pytest with its plugins less than 50."""
 
 
-def require_open_files(num_connections: int, *, pid: int = 0) -> None:
-    """Raise the soft limit of open files of a process (0: this one) so far that it can host a store, if it is lower.
+def require_open_files(num_connections: int, *, num_ranks: int, pid: int = 0) -> None:
+    """Raise the soft limit of open files of a process (0: this one) to the hard one, if it is too low to host a store.
+
+    ``num_connections`` are those of so many ranks. More may come: of a node whose agents cannot share what they read.
 
     A store at its limit says nothing: ranks that come later time out. Of a process that does not show its limit nothing is
     known, and nothing is refused.
@@ -28,14 +30,14 @@ def require_open_files(num_connections: int, *, pid: int = 0) -> None:
         return
     if _allows(hard, needed):
         try:
-            resource.prlimit(pid, resource.RLIMIT_NOFILE, (needed, hard))
+            resource.prlimit(pid, resource.RLIMIT_NOFILE, (hard, hard))
         except OSError:
             pass
         else:
             return
     raise ConfigurationError(
-        f"the process that hosts the store needs up to {needed} open files for {num_connections} connections, and may have "
-        f"{soft} (hard limit {hard}): raise the limit on node 0 before the start (ulimit -n {needed})"
+        f"the process that hosts the store needs {needed} open files for the {num_connections} connections of {num_ranks} ranks"
+        f", and may have {soft} (hard limit {hard}): raise the limit on node 0 before the start (ulimit -n {needed})"
     )
 
 

@@ -1,4 +1,7 @@
-"""Makes calls: sends each to the agents, gathers the replies, and ends what cannot finish by itself."""
+"""Makes calls: sends each to the agents, collects the replies, and ends what cannot finish by itself.
+
+A process group stands between calls. It ends by all of its members leaving it, or by all of their workers being killed.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.controller.call import Call, Observer
-from pytest_gpucluster.controller.groups import ProcessGroups
-from pytest_gpucluster.controller.replies import Gathering, forged_reply, lost_reply
+from pytest_gpucluster.controller.replies import PendingReplies, lost_reply
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.protocol import functions, plain_data
 from pytest_gpucluster.protocol.channel import ChannelLostError, progress_key
 from pytest_gpucluster.protocol.codec import RefusedMessageError
-from pytest_gpucluster.protocol.messages import AbortCall, Group, KillWorkers, ProgressInCall, StartCall
+from pytest_gpucluster.protocol.messages import AbortCall, KillWorkers, ProgressInCall, RankGroup, StartCall
 from pytest_gpucluster.protocol.rank import spans
 from pytest_gpucluster.text import visible
 from pytest_gpucluster.worker import worker
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from pytest_gpucluster.controller.call import EarlyEnd
     from pytest_gpucluster.controller.command_link import CommandLink
@@ -32,6 +34,46 @@ if TYPE_CHECKING:
     from pytest_gpucluster.places import Device
     from pytest_gpucluster.protocol.messages import Reply
 
+
+class ProcessGroups:
+    """The groups whose members have joined and not left."""
+
+    def __init__(self) -> None:
+        """There is no group."""
+        self._standing: list[RankGroup] = []
+        self._nonce = secrets.token_hex(8)
+        self._num_made = 0
+
+    def remove_others(self, wanted: Sequence[tuple[int, ...]]) -> list[int]:
+        """Forget the groups that stand in the way of the wanted ones; returns the ranks that have to leave them."""
+        members = {rank for ranks in wanted for rank in ranks}
+        return self._remove([one for one in self._standing if members & {*one.ranks} and one.ranks not in wanted])
+
+    def remove_of(self, ranks: Collection[int]) -> list[int]:
+        """Forget the groups of these ranks; returns all ranks that have to leave them."""
+        return self._remove([one for one in self._standing if {*ranks} & {*one.ranks}])
+
+    def join(self, wanted: Sequence[tuple[int, ...]]) -> tuple[RankGroup, ...]:
+        """The groups of these ranks, those that stand and new ones."""
+        known = {group.ranks: group for group in self._standing}
+        for ranks in wanted:
+            if ranks not in known:
+                known[ranks] = RankGroup(id=f"pg/{self._nonce}/{self._num_made}", ranks=ranks)
+                self._num_made += 1
+                self._standing.append(known[ranks])
+        return tuple(known[ranks] for ranks in wanted)
+
+    def remove_broken(self, failed: Collection[int]) -> list[int]:
+        """Forget the groups in which a rank failed; returns their other ranks, whose workers have to be killed."""
+        return [rank for rank in self.remove_of(failed) if rank not in failed]
+
+    def _remove(self, groups: list[RankGroup]) -> list[int]:
+        self._standing = [group for group in self._standing if group not in groups]
+        return sorted({rank for group in groups for rank in group.ranks})
+
+
+SLICE_S = 0.1
+"""How long the controller waits for ranks before it looks at faults, heartbeats and deadlines."""
 MARGIN_S = 20.0
 LEAVE_S = 10.0
 
@@ -118,12 +160,12 @@ class CallMaker:
             self._leave(self._groups.remove_of(ranks))
         call_id = self._send(call, ranks, joined)
         try:
-            return self._gather(Gathering(waiting=set(ranks), groups=groups, give_up_s=_give_up_s(call)), call_id)
+            return self._gather(PendingReplies(call_id=call_id, waiting=set(ranks), groups=groups, give_up_s=_give_up_s(call)))
         except BaseException:
             self._context.link.send(AbortCall(id=call_id, ranks=spans(ranks), why="the run was interrupted"))
             raise
 
-    def _send(self, call: Call, ranks: list[int], groups: tuple[Group, ...] | None) -> str:
+    def _send(self, call: Call, ranks: list[int], groups: tuple[RankGroup, ...] | None) -> str:
         """Send the call to the agents of ``ranks``; returns the id of the call."""
         call_id, hellos = next(self._ids), self._context.members.hellos
         self._context.link.send(
@@ -133,7 +175,7 @@ class CallMaker:
                 function=call.function,
                 kwargs=plain_data.to_plain(call.kwargs),
                 groups=groups,
-                deadline_s=call.deadline_s,
+                deadline_s=float(call.deadline_s),
                 setup_s=call.setup_s,
                 device=self._context.device,
                 any_device=call.any_device,
@@ -147,34 +189,29 @@ class CallMaker:
         )
         return call_id
 
-    def _gather(self, gathering: Gathering, call_id: str) -> dict[int, Reply]:
+    def _gather(self, pending: PendingReplies) -> dict[int, Reply]:
         """Wait until each rank has answered, or will not; release ranks that wait for one that failed."""
-        while gathering.waiting:
+        channel = self._context.link.channel
+        while pending.waiting:
             self._context.early_end.check()
-            self._take_replies(gathering, call_id)
-            self._report_progress(call_id, gathering.waiting)
+            pending.receive(channel, within_s=SLICE_S)
+            self._report_progress(pending.call_id, pending.waiting)
             self.report_wait()
-            for rank, lost in self._context.members.silent(gathering.waiting, self._context.link.channel).items():
-                gathering.add(rank, lost)
-            if time.monotonic() > gathering.give_up_s:
-                for rank in list(gathering.waiting):
-                    gathering.add(rank, lost_reply("its agent did not answer within the deadline"))
-            if (release := gathering.to_release()) is not None:
+            for rank, lost in self._context.members.silent(pending.waiting, channel).items():
+                pending.add(rank, lost)
+            if time.monotonic() > pending.give_up_s:
+                for rank in list(pending.waiting):
+                    pending.add(rank, lost_reply("its agent did not answer within the deadline"))
+            if (release := pending.to_release()) is not None:
                 command = AbortCall(
-                    id=call_id,
+                    id=pending.call_id,
                     ranks=spans(release.ranks),
                     why=release.why,
                     grace_s=release.grace_s,
                     entered=release.entered,
                 )
                 self._context.link.send(command)
-        return gathering.replies
-
-    def _take_replies(self, gathering: Gathering, call_id: str) -> None:
-        """Wait a moment for all replies; take those that are there if all are, or if a rank has failed."""
-        arrivals, channel = self._context.members.arrivals, self._context.link.channel
-        for rank, reply in arrivals.replies(channel, call_id, gathering.waiting).items():
-            gathering.add(rank, forged_reply(reply) if isinstance(reply, RefusedMessageError) else reply)
+        return pending.replies
 
     def report_wait(self) -> None:
         """Called several times a second while ranks are waited for."""
@@ -205,7 +242,7 @@ class CallMaker:
 
     # Process groups.
 
-    def _join(self, groups: Sequence[tuple[int, ...]]) -> tuple[Group, ...]:
+    def _join(self, groups: Sequence[tuple[int, ...]]) -> tuple[RankGroup, ...]:
         """The groups for a call, after their members have left the groups that stand in the way."""
         self._leave(self._groups.remove_others(groups))
         return self._groups.join(groups)
@@ -217,7 +254,7 @@ class CallMaker:
         function = functions.name_function(worker.leave_group, rootdir=self._context.rootdir)
         call = Call(function=function, ranks=ranks, deadline_s=LEAVE_S, setup_s=LEAVE_S, any_device=True)
         call_id = self._send(call, ranks, None)
-        replies = self._gather(Gathering(waiting=set(ranks), groups=[], give_up_s=_give_up_s(call)), call_id)
+        replies = self._gather(PendingReplies(call_id=call_id, waiting=set(ranks), groups=[], give_up_s=_give_up_s(call)))
         if not all(reply.ok for reply in replies.values()):
             self._context.link.send(KillWorkers(ranks=spans(ranks)))
 

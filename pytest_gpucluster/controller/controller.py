@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.agent.main import AgentSettings, resolved
 from pytest_gpucluster.agent.main import command as command_of
-from pytest_gpucluster.controller.arrivals import SLICE_S
 from pytest_gpucluster.controller.call import Call, EarlyEnd, Observer
-from pytest_gpucluster.controller.call_maker import CallContext, CallMaker
-from pytest_gpucluster.controller.command_link import BYE_S, CommandLink
-from pytest_gpucluster.controller.journal_sender import JournalSender
+from pytest_gpucluster.controller.call_maker import SLICE_S, CallContext, CallMaker
+from pytest_gpucluster.controller.command_link import BYE_S, CommandLink, JournalSender
 from pytest_gpucluster.controller.local_agents import LocalAgents
 from pytest_gpucluster.controller.members import Members
 from pytest_gpucluster.protocol import functions
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.config.torchrun import Launch
     from pytest_gpucluster.places import Device
-    from pytest_gpucluster.protocol.messages import FunctionName, Hello, Reply
+    from pytest_gpucluster.protocol.messages import AgentHello, FunctionName, Reply
 
 
 class Controller:
@@ -131,7 +129,7 @@ class Controller:
         """Whether messages carry the run's secret."""
         return self._secret is not None
 
-    def hello_of(self, rank: int) -> Hello | None:
+    def hello_of(self, rank: int) -> AgentHello | None:
         """What the rank's agent said of itself, None if it said nothing."""
         return self._members.hellos.get(rank)
 

@@ -106,7 +106,7 @@ class InlineController:
                 worker.leave_group()
             if call.test_arguments is not None:
                 function = worker.bind_test(function, call.test_arguments, device)
-            return Success(value=plain_data.to_plain(function(**call.kwargs)))
+            return Success(value=plain_data.from_plain(plain_data.to_plain(function(**call.kwargs))))
         except Exception as error:  # noqa: BLE001 -- whatever the function raised is its result
             return failure_of(error)
 

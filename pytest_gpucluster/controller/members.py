@@ -6,11 +6,10 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.controller.arrivals import Arrivals
 from pytest_gpucluster.controller.replies import lost_reply, released_reply
 from pytest_gpucluster.protocol.channel import ForgedMessageError, hello_key
 from pytest_gpucluster.protocol.codec import MalformedMessageError
-from pytest_gpucluster.protocol.messages import Failure, Hello
+from pytest_gpucluster.protocol.messages import AgentHello, Failure
 from pytest_gpucluster.protocol.rank import is_gone, machine
 from pytest_gpucluster.protocol.secret import SECRET_VARIABLE
 from pytest_gpucluster.text import one_line
@@ -19,13 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from pytest_gpucluster.controller.call import Call
-    from pytest_gpucluster.protocol.channel import Channel
+    from pytest_gpucluster.protocol.channel import StoreChannel
     from pytest_gpucluster.protocol.messages import Reply
 
 LOOK_S = 1.0
 SILENT_S = 10.0
-QUIET_S = 2.5
-"""After so long without a heartbeat through its voice, the rank may have lost the voice."""
 
 
 class Members:
@@ -33,19 +30,18 @@ class Members:
 
     def __init__(self) -> None:
         """No rank has said hello."""
-        self.hellos: dict[int, Hello] = {}
-        self.arrivals = Arrivals(self.hellos)
+        self.hellos: dict[int, AgentHello] = {}
         self._lost: dict[int, Failure] = {}
         self._beats: dict[int, tuple[bytes, float]] = {}
         self._next_look_s = self._last_look_s = 0.0
 
-    def read_hello(self, rank: int, channel: Channel, *, within_s: float) -> None:
+    def read_hello(self, rank: int, channel: StoreChannel, *, within_s: float) -> None:
         """Read the rank's hello; without a valid one, within the time that is over now, the rank is lost or refused."""
         if not channel.has(hello_key(rank)):
             self._lost[rank] = lost_reply(f"rank {rank} never joined within {within_s:g} s", blames="node")
             return
         try:
-            hello = channel.take(hello_key(rank), Hello.read)
+            hello = channel.take(hello_key(rank), AgentHello.read)
             asked = {one_line(name): one_line(text) for name, text in (hello.asked or {}).items()}
             self.hellos[rank] = replace(hello, hostname=one_line(hello.hostname), asked=asked or None)
         except ForgedMessageError:
@@ -86,7 +82,7 @@ class Members:
         hello = self.hellos.get(rank)
         return hello is not None and hello.machine == machine() and is_gone(hello.pid)
 
-    def silent(self, ranks: Collection[int], channel: Channel) -> dict[int, Failure]:
+    def silent(self, ranks: Collection[int], channel: StoreChannel) -> dict[int, Failure]:
         """The replies for ranks whose agents have died: no process here, or no heartbeat for :data:`SILENT_S`.
 
         Heartbeats are read at most once in :data:`LOOK_S`. After a longer pause between two looks the time starts anew.
@@ -96,7 +92,7 @@ class Members:
         if now_s < self._next_look_s:
             return found
         self._next_look_s = now_s + LOOK_S
-        beats = self.arrivals.beats(channel, ranks)
+        beats = channel.beats(ranks)
         for rank in ranks:
             beat = beats.get(rank, b"")
             if rank not in self._beats or self._beats[rank][0] != beat or now_s - self._last_look_s > 2 * LOOK_S:
@@ -104,6 +100,5 @@ class Members:
             elif now_s - self._beats[rank][1] > SILENT_S:
                 hostname = self.hellos[rank].hostname if rank in self.hellos else None
                 found[rank] = lost_reply(f"its agent on {hostname} has been silent for {SILENT_S:g} s", blames="node")
-        self.arrivals.note_direct(channel, [rank for rank in ranks if now_s - self._beats[rank][1] > QUIET_S])
         self._last_look_s = now_s
         return found

@@ -15,15 +15,14 @@ import struct
 import sys
 import threading
 from collections import Counter
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.errors import ErrorKind, MeasurementError
 from pytest_gpucluster.protocol import functions, plain_data
-from pytest_gpucluster.protocol.codec import TypedMessage, read_one_of
-from pytest_gpucluster.protocol.messages import FunctionName, Reply, read_reply
-from pytest_gpucluster.protocol.wire import Wire
+from pytest_gpucluster.protocol.codec import TypedMessage, Wire, read_one_of
+from pytest_gpucluster.protocol.messages import FunctionName, Reply, Success, read_reply
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -71,7 +70,7 @@ class RelayAnswer(TypedMessage):
     """The replies by rank, or why there are none; both are missing after :class:`Collected`."""
 
     number: int
-    replies: dict[str, Any] | None = None
+    replies: dict[str, str] | None = None
     error: str | None = None
     kind: ErrorKind = "refused"
 
@@ -129,16 +128,25 @@ class Relay:
                 replies = self._call(message)
             except Exception as error:  # noqa: BLE001 -- whatever it is, the test that asked must report it
                 return RelayAnswer(number=message.number, error=str(error), kind=getattr(error, "kind", "refused"))
-        return RelayAnswer(number=message.number, replies={str(rank): reply.to_json() for rank, reply in replies.items()})
+        return RelayAnswer(number=message.number, replies={str(rank): _as_text(reply) for rank, reply in replies.items()})
 
     def _call(self, message: RelayedCall) -> dict[int, Reply]:
         """Make the call, unless another worker has had it made."""
         call = Call(**{field.name: getattr(message, field.name) for field in fields(Call)})
-        key = json.dumps({**message.to_json(), "number": None, "sys_path": None}, sort_keys=True)
+        key = _key_of(replace(message, number=0, sys_path=()))
         if key not in self._replies:
             sys.path[:] = dict.fromkeys([*message.sys_path, *sys.path])  # calls carry it, and nothing is collected here
             self._replies[key] = self._controller.call(replace(call, kwargs=plain_data.from_plain(message.kwargs)))
         return self._replies[key]
+
+
+def _key_of(message: RelayedCall) -> str:
+    return json.dumps(asdict(message), sort_keys=True)
+
+
+def _as_text(reply: Reply) -> str:
+    plain = replace(reply, value=plain_data.to_plain(reply.value)) if isinstance(reply, Success) else reply
+    return plain.to_json().decode()
 
 
 class RelayedController:
@@ -198,7 +206,7 @@ class RelayedController:
         message = RelayedCall(
             function=call.function,
             ranks=tuple(call.ranks),
-            deadline_s=call.deadline_s,
+            deadline_s=float(call.deadline_s),
             kwargs=plain_data.to_plain(call.kwargs),
             groups=None if call.groups is None else tuple(tuple(group) for group in call.groups),
             setup_s=call.setup_s,
@@ -208,9 +216,9 @@ class RelayedController:
             is_startup=call.is_startup,
             variables=call.variables,
         )
-        text = json.dumps(message.to_json(), sort_keys=True)
-        nth, self._num_made[text] = self._num_made[text], self._num_made[text] + 1
+        key = _key_of(message)
+        nth, self._num_made[key] = self._num_made[key], self._num_made[key] + 1
         answer = self.ask(replace(message, nth=nth, sys_path=tuple(path for path in sys.path if path)))
         if answer.error is not None:
             raise MeasurementError(answer.error, kind=answer.kind)
-        return {int(rank): read_reply(reply) for rank, reply in (answer.replies or {}).items()}
+        return {int(rank): read_reply(reply.encode()) for rank, reply in (answer.replies or {}).items()}

@@ -7,10 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.controller.diagnosis import is_consequence
-from pytest_gpucluster.protocol.messages import Failure
+from pytest_gpucluster.protocol.channel import reply_key
+from pytest_gpucluster.protocol.codec import RefusedMessageError
+from pytest_gpucluster.protocol.messages import Failure, read_reply
 
 if TYPE_CHECKING:
     from pytest_gpucluster.errors import Part
+    from pytest_gpucluster.protocol.channel import StoreChannel
     from pytest_gpucluster.protocol.messages import Reply
 
 RAISED_GRACE_S = 0.4
@@ -34,15 +37,29 @@ class Release:
 
 
 @dataclass(slots=True, kw_only=True)
-class Gathering:
+class PendingReplies:
     """The replies of one call as they arrive."""
 
+    call_id: str
     waiting: set[int]
     groups: list[tuple[int, ...]]
     give_up_s: float
     replies: dict[int, Reply] = field(default_factory=dict)
     released: set[int] = field(default_factory=set)
     release_s: float | None = None
+    _missing: dict[str, int] | None = None
+    """The ranks that wait, by the keys of their replies, but for those whose replies are known to be there."""
+
+    def receive(self, channel: StoreChannel, *, within_s: float) -> None:
+        """Wait for all replies. Read those of all ranks once all are there, and before that those of ranks that have failed."""
+        keys = {reply_key(self.call_id, rank): rank for rank in self.waiting}
+        missing = keys if self._missing is None else {key: rank for key, rank in self._missing.items() if rank in self.waiting}
+        self._missing = {key: keys[key] for key in channel.missing(missing, within_s=within_s)}
+        if self._missing:
+            failed = channel.faults(self.call_id)
+            keys = {key: keys[key] for key in channel.written([key for key, rank in keys.items() if rank in failed])}
+        for rank, reply in zip(keys.values(), channel.take_written(list(keys), read_reply), strict=True):
+            self.add(rank, forged_reply(reply) if isinstance(reply, RefusedMessageError) else reply)
 
     def add(self, rank: int, reply: Reply) -> None:
         """Called when a rank has answered, or when it is known that it never will."""

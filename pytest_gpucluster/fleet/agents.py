@@ -8,7 +8,6 @@ store, however many ranks it speaks for.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -31,17 +30,15 @@ from pytest_gpucluster.protocol.channel import (
     bye_key,
     command_key,
     connect,
-    fault_key,
     hello_key,
     reply_key,
 )
 from pytest_gpucluster.protocol.codec import TypedMessage
 from pytest_gpucluster.protocol.messages import (
     AbortCall,
+    AgentHello,
     Bye,
     Failure,
-    Fault,
-    Hello,
     Quit,
     ReportTarget,
     StartCall,
@@ -52,7 +49,7 @@ from pytest_gpucluster.protocol.secret import Secret
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from pytest_gpucluster.protocol.channel import Channel
+    from pytest_gpucluster.protocol.channel import StoreChannel
     from pytest_gpucluster.protocol.messages import Reply, Spans
 
 PROCESSES = 2
@@ -79,7 +76,7 @@ class Speaker:
 
     hardware: Hardware
     ranks: frozenset[int]
-    writer: Channel
+    writer: StoreChannel
     lost: frozenset[int] = frozenset()
     """The ranks that are gone: they say and do nothing any more."""
     _held: dict[str, list[int]] = field(default_factory=dict)
@@ -92,10 +89,10 @@ class Speaker:
             if self.hardware.simulation.has(rank, "late") is late:
                 self.writer.put(hello_key(rank), self._hello_of(rank))
 
-    def _hello_of(self, rank: int) -> Hello:
+    def _hello_of(self, rank: int) -> AgentHello:
         node, gpu = self.hardware.simulation.place_of(rank)
         machine = f"simulated {hostname_of(node)}"  # no machine has this name: the pid means nothing there
-        return Hello(hostname=hostname_of(node), machine=machine, pid=os.getpid(), group_rank=node, local_rank=gpu)
+        return AgentHello(hostname=hostname_of(node), machine=machine, pid=os.getpid(), group_rank=node, local_rank=gpu)
 
     def start(self, call: StartCall) -> None:
         """Called when the controller starts a call: answer, except where a rank of the same group fails."""
@@ -128,7 +125,7 @@ class Speaker:
     def _reply(self, call_id: str, rank: int, reply: Reply) -> None:
         self.writer.put(reply_key(call_id, rank), reply)
         if isinstance(reply, Failure):
-            self.writer.put(fault_key(call_id), Fault(rank=rank))
+            self.writer.note_fault(call_id, rank)
 
     def say_goodbye(self) -> None:
         """Say goodbye as every rank that is left."""
@@ -142,7 +139,7 @@ def _in(spans: Spans) -> Iterable[int]:
 
 def main() -> None:
     """Become the agents."""
-    settings = FleetSettings.read(json.loads(sys.argv[1]))
+    settings = FleetSettings.read(sys.argv[1].encode())
     secret = Secret.from_pipe(settings.secret_fd)
     import torch.distributed  # noqa: F401 -- once, before forking
 
@@ -176,7 +173,7 @@ def _become(settings: FleetSettings, ranks: frozenset[int], secret: Secret, *, t
         os._exit(LOST_CODE)
 
 
-def _beat(speaker: Speaker, beats: Channel, controller_fd: int) -> None:
+def _beat(speaker: Speaker, beats: StoreChannel, controller_fd: int) -> None:
     """Write the heartbeat of each rank until the controller ends; let the late ranks join."""
     count = 0
     while not _has_ended(controller_fd, within_s=BEAT_S):
@@ -192,7 +189,7 @@ def _has_ended(controller_fd: int, *, within_s: float) -> bool:
     return bool(select.select([controller_fd], [], [], within_s)[0])
 
 
-def _obey(speaker: Speaker, reader: Channel) -> None:
+def _obey(speaker: Speaker, reader: StoreChannel) -> None:
     """Obey commands until the quit, which ends this process. A lost store is left to the thread that watches the controller."""
     number = 0
     try:

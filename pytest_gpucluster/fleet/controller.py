@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.controller.arrivals import SLICE_S
+from pytest_gpucluster.controller.call_maker import SLICE_S
 from pytest_gpucluster.controller.controller import Controller
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.fleet.agents import FleetSettings
@@ -38,7 +37,7 @@ class FleetController(Controller):
             controller_fd=controller_fd,
             target=self._target,
         )
-        return [sys.executable, "-m", "pytest_gpucluster.fleet.agents", json.dumps(settings.to_json())]
+        return [sys.executable, "-m", "pytest_gpucluster.fleet.agents", settings.to_json().decode()]
 
     def meet(self, *, within_s: float) -> None:
         """Wait until every present rank has joined, then :data:`JOIN_S` for those that are absent.

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.fleet.simulated_call import made
 from pytest_gpucluster.inventory.nics import NetInterface
 from pytest_gpucluster.inventory.reading import healthy
-from pytest_gpucluster.protocol.pairs import ordered_rounds
 from pytest_gpucluster.protocol.plain_data import to_plain
+from pytest_gpucluster.protocol.rank import ordered_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping  # noqa: TC003 -- whoever reads a journal asks for the types of a record's fields
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.errors import Part  # noqa: TC001 -- as above
 from pytest_gpucluster.text import first_line, one_line
+from pytest_gpucluster.thresholds.limit import Limit  # noqa: TC001 -- as above
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from pytest_gpucluster.errors import Part
-    from pytest_gpucluster.thresholds.limit import Limit
+    from collections.abc import Iterable, Sequence
 
 PASSED, FAILED, ERROR, NOISY = "passed", "failed", "error", "noisy"
 SKIPPED, MISSING, NOT_SELECTED = "skipped", "missing", "not_selected"
@@ -43,7 +43,7 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What became of one expected (criterion, place).
+    """What became of one expected (criterion, place). Journals are read by these names and types.
 
     Attributes:
         place: the id of the place; None for a criterion of the whole cluster.
@@ -67,7 +67,7 @@ class Record:
     criterion: str
     place: str | None
     outcome: str
-    value: float | None = None
+    value: int | float | None = None
     limit: Limit | None = None
     reason: str | None = None
     advisory: bool = False
@@ -90,6 +90,11 @@ class Record:
     def unit(self) -> str | None:
         """The unit of the value."""
         return self.limit.unit if self.limit is not None else None
+
+    @property
+    def limit_text(self) -> str | None:
+        """The limit in words: ``> 700 TFLOPS``."""
+        return self.limit.text if self.limit is not None else None
 
     @property
     def text(self) -> str | None:

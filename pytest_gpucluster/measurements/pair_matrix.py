@@ -16,7 +16,7 @@ import torch.distributed as dist
 from pytest_gpucluster.measurements import progress, timing
 from pytest_gpucluster.measurements.collectives import gather_texts
 from pytest_gpucluster.measurements.transport import parse_nccl_log, read_log
-from pytest_gpucluster.protocol.pairs import ordered_rounds
+from pytest_gpucluster.protocol.rank import ordered_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

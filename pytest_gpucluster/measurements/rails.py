@@ -16,7 +16,7 @@ from pytest_gpucluster.measurements import timing
 from pytest_gpucluster.measurements.pair_matrix import Transfers, time_rounds
 from pytest_gpucluster.measurements.transport import parse_nccl_log, read_log
 from pytest_gpucluster.protocol.functions import without_device
-from pytest_gpucluster.protocol.pairs import ordered_rounds
+from pytest_gpucluster.protocol.rank import ordered_rounds
 
 if TYPE_CHECKING:
     from pytest_gpucluster.inventory.nics import NetInterface

@@ -9,7 +9,7 @@ import pytest
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError, RanksFailedError
 from pytest_gpucluster.plugin.pairing import TEST_ARGUMENTS
 from pytest_gpucluster.protocol.functions import RefusedError
-from pytest_gpucluster.protocol.plain_data import NotPlainError
+from pytest_gpucluster.protocol.plain_data import NotPlainDataError
 from pytest_gpucluster.protocol.rank import ranges
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def run_distributed_test(item: pytest.Function, session: Session) -> None:
         name = session.controller.name(item.function)
         arguments = [name for name in item._fixtureinfo.argnames if name in TEST_ARGUMENTS]  # noqa: SLF001 -- no public way
         replies = cluster.run_test(name, per=per, arguments=arguments, parameters=parameters, deadline_s=deadline_s)
-    except (RefusedError, NotPlainError) as refused:
+    except (RefusedError, NotPlainDataError) as refused:
         raise ConfigurationError(f"{item.nodeid}: {refused}") from None
     _conclude(replies, cluster.error_for, item.name)
 

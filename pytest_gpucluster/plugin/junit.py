@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from pytest_gpucluster.reporting.report import Report
+    from pytest_gpucluster.reporting.results import RunReport
 
 OUTPUT = ("system-out", "system-err")
 BAD = ("failure", "error", "skipped")
@@ -38,7 +38,7 @@ class FinishedTestcase:
         return self.element
 
 
-def finish_junit(config: pytest.Config, report: Report) -> None:
+def finish_junit(config: pytest.Config, report: RunReport) -> None:
     """Give pytest's writer the testcases of ``report``; does nothing when ``--junitxml`` was not given.
 
     Called when the session finishes, before pytest's writer writes its file. Of pytest's testcases stay the names, times,

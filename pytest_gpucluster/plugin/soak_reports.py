@@ -7,8 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, RoundResult, Soak, Turn
-from pytest_gpucluster.cluster.soak_record import SoakRecord, read_back
+from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, RoundResult, Soak, SoakRecord, Turn, read_back
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.forecast import in_words
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.judging.plan import Key
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.plugin.terminal import Terminal
-    from pytest_gpucluster.reporting.cut_soak import CutSoak
+    from pytest_gpucluster.reporting.interrupted_soak import InterruptedSoak
     from pytest_gpucluster.session import Session
 
 
@@ -68,7 +67,9 @@ def _earlier(session: Session, terminal: Terminal, criteria: Mapping[Key, Criter
     return earlier
 
 
-def _read_back(cut: CutSoak, places: Sequence[Place], criteria: Mapping[Key, Criterion]) -> tuple[Earlier | None, str | None]:
+def _read_back(
+    cut: InterruptedSoak, places: Sequence[Place], criteria: Mapping[Key, Criterion]
+) -> tuple[Earlier | None, str | None]:
     """The soak as it was, or why it cannot be had: the selected tests must all have taken part in it."""
     try:
         earlier = read_back(cut.turns, places=places, num_whole_rounds=cut.num_whole_rounds, elapsed_s=cut.elapsed_s)

@@ -9,16 +9,17 @@ Each key lies below ``gpucluster/<run id>/`` and has one purpose. These keys are
 * ``cmd/<n>``: the commands, one ordered sequence. The controller writes them. If the controller dies, an agent of its node
   writes the last one (quit).
 * ``who/<rank>``: the agent's hello; ``bye/<rank>``: its goodbye.
-* ``res/<call>/<rank>``: a reply that is in no parcel: a failure, a large one, or that of a rank without a voice.
-* ``parcel/<voice>/<n>``: good replies of ranks that speak through one voice (:mod:`~pytest_gpucluster.protocol.stores`).
+* ``res/<call>/<rank>``: the reply of a rank to one call.
+* ``hung/<call>/<first rank>``: exists as soon as a rank of this group was found to hang in the call.
 * ``jrn/<n>``: the lines of the journal, for the journal replica.
 * ``nonce``: a random number. Whoever connects first writes it; torchrun gives the same id to many runs.
 
 These keys are overwritten, and only their newest value counts:
 
-* ``hb/<rank>``: the heartbeat, a count and not a time; ``hb/<voice>``: the counts of the ranks of one voice.
+* ``hb/<rank>``: the heartbeat, a count and not a time.
 * ``prog/<rank>``: the step that the rank works on.
-* ``fault/<call>``: exists as soon as any rank of the call has failed, or has lost its voice; each such rank writes it.
+
+One key grows: ``fault/<call>`` has the ranks that have failed in the call.
 
 Process groups have a store prefix of their own (``worker/worker.py``); call and group ids are never
 used again.
@@ -27,7 +28,6 @@ used again.
 from __future__ import annotations
 
 import hmac
-import json
 import secrets
 import socket
 import time
@@ -35,8 +35,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from pytest_gpucluster.protocol.codec import JsonObject, RefusedMessageError, TypedMessage
-from pytest_gpucluster.protocol.stores import Reply, Store
+from pytest_gpucluster.protocol.codec import RefusedMessageError, TypedMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -50,6 +49,9 @@ CONNECT_TIMEOUT_S = 60.0
 FOREVER_S = 7 * 86400.0
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.0005, 0.02
 BATCH_KEYS = 128
+MOST_DIGITS = 9
+STILL_THERE_S = 4.0
+"""How long a store that was there before may take to answer a new connection."""
 CONTROLLER = -1
 """The controller's heartbeat is kept under this rank."""
 
@@ -61,7 +63,7 @@ class ChannelLostError(Exception):
 
 
 class ForgedMessageError(RefusedMessageError):
-    """A message without the right HMAC, or no message at all: another program writes to this store."""
+    """A message without the right HMAC: another program writes to this store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +80,9 @@ def command_key(number: int) -> str:
     return f"cmd/{number}"
 
 
-def beat_key(speaker: int | str) -> str:
-    """The key of the heartbeat of a rank, or of the ranks of one voice."""
-    return f"hb/{speaker}"
+def beat_key(rank: int) -> str:
+    """The key of a rank's heartbeat."""
+    return f"hb/{rank}"
 
 
 def hello_key(rank: int) -> str:
@@ -98,13 +100,8 @@ def reply_key(call_id: str, rank: int) -> str:
     return f"res/{call_id}/{rank}"
 
 
-def parcel_key(voice: str, number: int) -> str:
-    """The key of a voice's parcel of replies, from 0."""
-    return f"parcel/{voice}/{number}"
-
-
 def fault_key(call_id: str) -> str:
-    """The key that exists as soon as a rank of the call has failed."""
+    """The key that has the ranks that have failed in the call."""
     return f"fault/{call_id}"
 
 
@@ -123,46 +120,37 @@ def journal_key(number: int) -> str:
     return f"jrn/{number}"
 
 
-def encode(message: JsonObject, *, name: str, secret: Secret | None) -> bytes:
-    """One message as bytes: the HMAC-SHA256 of its name and JSON (empty without a secret), a newline, the JSON.
+def sign(body: bytes, *, name: str, secret: Secret | None) -> bytes:
+    """One message as bytes: the HMAC-SHA256 of its name and body (empty without a secret), a newline, the body.
 
     The name is the run's id and the key. So an old message, or one of another run, cannot replace a new one.
 
     Raises:
         ValueError: more than :data:`MAX_MESSAGE_BYTES`.
     """
-    body = json.dumps(message, separators=(",", ":")).encode()
     if len(body) > MAX_MESSAGE_BYTES:
         raise ValueError(f"a message of {len(body)} bytes; at most {MAX_MESSAGE_BYTES} cross the channel")
     return _mac(name, body, secret).encode() + b"\n" + body
 
 
-def decode(data: bytes, *, name: str, secret: Secret | None) -> JsonObject:
-    """The JSON object in ``data``.
+def verify(data: bytes, *, name: str, secret: Secret | None) -> bytes:
+    """The body of a message that :func:`sign` made.
 
     Raises:
-        ForgedMessageError: the HMAC does not fit, or the rest is not a JSON object.
+        ForgedMessageError: the HMAC does not fit.
     """
     mac, _, body = data.partition(b"\n")
     if not hmac.compare_digest(mac, _mac(name, body, secret).encode()):
         raise ForgedMessageError("a message on the channel was not signed by this run")
-    try:
-        message = json.loads(body)
-    except (ValueError, RecursionError):
-        raise ForgedMessageError("a message on the channel is not JSON") from None
-    if not isinstance(message, dict):
-        raise ForgedMessageError("a message on the channel is not a JSON object")
-    return message
+    return body
 
 
 def _mac(name: str, body: bytes, secret: Secret | None) -> str:
     return secret.sign(name, body) if secret is not None else ""
 
 
-class DirectStore:
-    """A connection of its own to the store."""
-
-    voice: str | None = None
+class KeyStore:
+    """One connection to the store: the keys of one run, as bytes."""
 
     def __init__(self, store: TCPStore, prefix: str, *, where: str) -> None:
         """Use ``store`` below ``prefix``. ``where``: host and port, for messages."""
@@ -175,21 +163,13 @@ class DirectStore:
         """Write one key."""
         self._guard(lambda: self._store.set(key, data))
 
-    def put_reply(self, reply: Reply) -> None:
-        """Write a reply under its own key."""
-        self.set(reply.key, reply.data)
-
-    def beat(self, rank: int, count: int) -> None:
-        """Write a heartbeat at once."""
-        self.set(beat_key(rank), str(count).encode())
+    def append(self, key: str, data: bytes) -> None:
+        """Write at the end of one key."""
+        self._guard(lambda: self._store.append(key, data))
 
     def get(self, key: str) -> bytes:
         """Read one key; waits as long as the connection's timeout allows."""
         return bytes(self._guard(lambda: self._store.get(key)))
-
-    def command(self, number: int) -> bytes:
-        """Read a command; waits as long as the connection's timeout allows."""
-        return self.get(command_key(number))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         """Read keys that are written, in one round trip."""
@@ -212,10 +192,10 @@ class DirectStore:
             raise ChannelLostError(f"the store at {self._where} is gone: {lost}") from lost
 
 
-class Channel:
+class StoreChannel:
     """One connection to the store. A blocked read locks its connection, so readers and writers each have their own."""
 
-    def __init__(self, address: Address, store: Store, secret: Secret | None) -> None:
+    def __init__(self, address: Address, store: KeyStore, secret: Secret | None) -> None:
         """Use ``store``, which holds the keys of this run. ``secret`` signs, None: messages are not signed."""
         self.address = address
         self.store = store
@@ -227,7 +207,7 @@ class Channel:
         """Whether messages carry an HMAC."""
         return self._secret is not None
 
-    def reconnect(self) -> Channel:
+    def reconnect(self) -> StoreChannel:
         """Another connection to the same store whose reads wait for ever, for a thread that does nothing but read."""
         return connect_reader(self.address, self._secret)
 
@@ -237,40 +217,25 @@ class Channel:
         Raises:
             ValueError: more than :data:`MAX_MESSAGE_BYTES`.
         """
-        data = encode(message.to_json(), name=self._name(key), secret=self._secret)
-        self.store.set(key, data)
+        self.store.set(key, sign(message.to_json(), name=self._name(key), secret=self._secret))
 
-    def put_value(self, call_id: str, rank: int, message: TypedMessage) -> None:
-        """Write a rank's good reply to one call: in a parcel, if there is a voice, or else under its own key.
-
-        Raises:
-            ValueError: more than :data:`MAX_MESSAGE_BYTES`.
-        """
-        key = reply_key(call_id, rank)
-        data = encode(message.to_json(), name=self._name(key), secret=self._secret)
-        self.store.put_reply(Reply(rank=rank, key=key, data=data, look_key=fault_key(call_id)))
-
-    def take(self, key: str, read: Callable[[Any], T]) -> T:
+    def take(self, key: str, read: Callable[[bytes], T]) -> T:
         """Wait for the message under ``key``, as long as the connection's timeout allows, and read it with ``read``.
 
         Raises:
             ForgedMessageError: this run did not sign it.
             MalformedMessageError: ``read`` says so.
         """
-        return read(self.read_signed(key, self.store.get(key)))
+        return read(self.verified(key, self.store.get(key)))
 
-    def take_command(self, number: int, read: Callable[[Any], T]) -> T:
-        """Wait for the command of this number, as :meth:`take` does."""
-        return read(self.read_signed(command_key(number), self.store.command(number)))
-
-    def take_written(self, keys: Sequence[str], read: Callable[[Any], T]) -> list[T | RefusedMessageError]:
+    def take_written(self, keys: Sequence[str], read: Callable[[bytes], T]) -> list[T | RefusedMessageError]:
         """Read the messages under keys that are written, one round trip for many. A refused message is its error."""
         found: list[T | RefusedMessageError] = []
         for start in range(0, len(keys), BATCH_KEYS):
             batch = list(keys[start : start + BATCH_KEYS])
             for key, data in zip(batch, self.store.multi_get(batch), strict=True):
                 try:
-                    found.append(read(self.read_signed(key, data)))
+                    found.append(read(self.verified(key, data)))
                 except RefusedMessageError as refused:
                     found.append(refused)
         return found
@@ -279,37 +244,58 @@ class Channel:
         """Whether the key was written."""
         return self.store.check([key])
 
+    def written(self, keys: Sequence[str]) -> list[str]:
+        """Those of the keys that are written. Few questions where nearly all are: the store only says whether all are."""
+        if not keys or self.store.check(keys):
+            return list(keys)
+        if len(keys) == 1:
+            return []
+        half = len(keys) // 2
+        return [*self.written(keys[:half]), *self.written(keys[half:])]
+
     def arrived(self, keys: Iterable[str], *, within_s: float) -> bool:
-        """Whether all keys are written within ``within_s``.
+        """Whether all keys are written within ``within_s``."""
+        return not self.missing(keys, within_s=within_s)
+
+    def missing(self, keys: Iterable[str], *, within_s: float) -> list[str]:
+        """Wait at most ``within_s`` for all keys; those that may be missing still. A batch that is complete is left out.
 
         The store is polled: torch 2.13 logs two warnings for every wait that runs out.
         """
         deadline_s, pause_s = time.monotonic() + within_s, FIRST_PAUSE_S
         waiting = list(keys)
         while True:
-            while waiting and self.store.check(waiting[:BATCH_KEYS]):  # a batch that is there is not asked for again
+            while waiting and self.store.check(waiting[:BATCH_KEYS]):
                 del waiting[:BATCH_KEYS]
-            if not waiting:
-                return True
-            if time.monotonic() + pause_s > deadline_s:
-                return False
+            if not waiting or time.monotonic() + pause_s > deadline_s:
+                return waiting
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, LAST_PAUSE_S)
 
+    def note_fault(self, call_id: str, rank: int) -> None:
+        """Have the controller read this rank's reply at once: it is a failure, which others may wait for."""
+        self.store.append(fault_key(call_id), b"%d," % rank)
+
+    def faults(self, call_id: str) -> set[int]:
+        """The ranks that say that they have failed in the call. Nobody signs this: their replies are what counts."""
+        key = fault_key(call_id)
+        words = self.store.get(key).split(b",") if self.has(key) else []
+        return {int(word) for word in words if word.isdigit() and len(word) <= MOST_DIGITS}
+
     def beat(self, rank: int, count: int) -> None:
         """Write this rank's heartbeat: a count, because clocks differ between nodes."""
-        self.store.beat(rank, count)
+        self.store.set(beat_key(rank), b"%d" % count)
 
-    def beats(self, speakers: Sequence[int | str]) -> dict[int | str, bytes]:
-        """The newest heartbeat of each rank or voice that has written one."""
-        keys = {beat_key(speaker): speaker for speaker in speakers}
-        written = list(keys) if self.store.check(list(keys)) else [key for key in keys if self.has(key)]
+    def beats(self, ranks: Iterable[int]) -> dict[int, bytes]:
+        """The newest heartbeat of each rank that has written one."""
+        keys = {beat_key(rank): rank for rank in ranks}
+        written = self.written(list(keys))
         values = self.store.multi_get(written) if written else []
         return {keys[key]: value for key, value in zip(written, values, strict=True)}
 
-    def read_signed(self, key: str, data: bytes) -> JsonObject:
-        """The message that was written under ``key`` as ``data``; see :func:`decode` for what is raised."""
-        return decode(data, name=self._name(key), secret=self._secret)
+    def verified(self, key: str, data: bytes) -> bytes:
+        """The JSON that was written under ``key`` as ``data``; see :func:`verify` for what is raised."""
+        return verify(data, name=self._name(key), secret=self._secret)
 
     def _name(self, key: str) -> str:
         return f"{self._signed_prefix}/{key}"
@@ -320,12 +306,12 @@ class Channel:
 
 
 def most_connections(*, world_size: int, num_nodes: int) -> int:
-    """How many connections the store of a run has at most.
+    """How many connections the store of a run has.
 
-    Each agent has two, if its node has no voice, and each worker in a process group one. Besides there are those of
-    torchrun on each node, of the controller, and of the journal replica.
+    Two for each rank: its agent's, and its worker's in a process group. Three for each node: torchrun's two, and that of the
+    agent that reads commands. Besides there are those of the controller and of the journal replica.
     """
-    return 3 * world_size + 2 * num_nodes + 3
+    return 2 * world_size + 3 * num_nodes + 3
 
 
 def listen_on_loopback() -> socket.socket:
@@ -333,7 +319,7 @@ def listen_on_loopback() -> socket.socket:
     return socket.create_server(("127.0.0.1", 0), backlog=1024)
 
 
-def host_store(address: Address, secret: Secret | None, *, listener: socket.socket | None) -> Channel:
+def host_store(address: Address, secret: Secret | None, *, listener: socket.socket | None) -> StoreChannel:
     """Host the store in this process and connect to it. Without a ``listener`` it takes the address's port.
 
     Raises:
@@ -350,7 +336,7 @@ def host_store(address: Address, secret: Secret | None, *, listener: socket.sock
         raise ChannelLostError(f"no store can be hosted at {address.host}:{address.port}: {taken}") from taken
 
 
-def connect(address: Address, secret: Secret | None, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Channel:
+def connect(address: Address, secret: Secret | None, *, timeout_s: float = CONNECT_TIMEOUT_S) -> StoreChannel:
     """Connect to a store that another process hosts.
 
     Raises:
@@ -359,8 +345,16 @@ def connect(address: Address, secret: Secret | None, *, timeout_s: float = CONNE
     return _channel_of(address, _open_store(address, timeout_s), secret)
 
 
-def connect_reader(address: Address, secret: Secret | None) -> Channel:
-    """A connection whose reads wait for ever, for a thread that does nothing but read."""
+def connect_reader(address: Address, secret: Secret | None) -> StoreChannel:
+    """A connection whose reads wait for ever, for a thread that does nothing but read.
+
+    Raises:
+        ChannelLostError: the store is gone. This is found out first: a TCPStore that waits for its server holds Python's lock.
+    """
+    try:
+        socket.create_connection((address.host, address.port), timeout=STILL_THERE_S).close()
+    except OSError as gone:
+        raise ChannelLostError(f"the store at {address.host}:{address.port} is gone: {gone}") from gone
     store = _open_store(address, CONNECT_TIMEOUT_S)
     channel = _channel_of(address, store, secret)
     store.set_timeout(timedelta(seconds=FOREVER_S))
@@ -376,5 +370,7 @@ def _open_store(address: Address, timeout_s: float) -> TCPStore:
         raise ChannelLostError(f"no store answers at {address.host}:{address.port} within {timeout_s:g} s") from lost
 
 
-def _channel_of(address: Address, store: TCPStore, secret: Secret | None) -> Channel:
-    return Channel(address, DirectStore(store, f"gpucluster/{address.run_id}", where=f"{address.host}:{address.port}"), secret)
+def _channel_of(address: Address, store: TCPStore, secret: Secret | None) -> StoreChannel:
+    return StoreChannel(
+        address, KeyStore(store, f"gpucluster/{address.run_id}", where=f"{address.host}:{address.port}"), secret
+    )

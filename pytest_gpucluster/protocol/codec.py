@@ -1,21 +1,32 @@
-"""Dataclasses as JSON objects and back, with every field checked on the way in."""
+"""Dataclasses as JSON and back, with every field checked on the way in. msgspec does both.
+
+msgspec neither writes nor reads a lone surrogate, which stands for a byte of a file name or of an error text that is not UTF-8.
+Python's own JSON does, as an escape in ASCII, so messages with one go that way.
+
+A :class:`Wire` carries them over a socket, one a line: between an agent and its worker, and between pytest-xdist's processes.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import functools
+import json
 import reprlib
-import types
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
 
 if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable, Mapping
+
     from typing_extensions import Self
 
-JsonObject = dict[str, Any]
-Convert = Callable[[Any], Any]
-T = TypeVar("T", bound="TypedMessage")
+T = TypeVar("T")
+TAG = "t"
+SHOWN_CHARACTERS = 200
+_MAKING = threading.Lock()
 
 
 class RefusedMessageError(Exception):
@@ -23,146 +34,142 @@ class RefusedMessageError(Exception):
 
 
 class MalformedMessageError(RefusedMessageError):
-    """A JSON value that is none of the expected messages: no known type, a field missing, or a field of another type."""
+    """Bytes that are none of the expected messages: no JSON, no known type, a field missing, or a field of another type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypedMessage:
     """Base of everything that crosses between processes as one JSON object.
 
-    A field whose annotation is a ``Literal`` and that has a default is a tag: it tells the message types of a union apart.
+    A field ``t`` whose annotation is a ``Literal`` is a tag: it tells the message types of a union apart.
     """
 
-    def to_json(self) -> JsonObject:
-        """The fields as JSON data."""
-        return {field.name: _as_json(getattr(self, field.name)) for field in fields(self)}
+    def to_json(self) -> bytes:
+        """The fields as a JSON object in one line. A number that is not finite becomes null.
+
+        Raises:
+            ValueError: a whole number of more digits than Python writes.
+        """
+        try:
+            return msgspec.json.encode(self)
+        except UnicodeEncodeError:
+            return json.dumps(msgspec.to_builtins(self), separators=(",", ":")).encode()
 
     @classmethod
-    def read(cls, data: Any) -> Self:
+    def read(cls, data: bytes) -> Self:
         """The message in a JSON object; keys that are no field are left out.
 
         Raises:
-            MalformedMessageError: not an object, or a field is missing or has a value of another type.
+            MalformedMessageError: not JSON, not an object, or a field is missing or has a value of another type.
         """
-        if not isinstance(data, dict):
-            raise MalformedMessageError(f"{cls.__name__}: {reprlib.repr(data)} is not a JSON object")
-        found = {}
-        for name, convert, required in _fields_of(cls):
-            if name in data:
-                try:
-                    found[name] = convert(data[name])
-                except MalformedMessageError as wrong:
-                    raise MalformedMessageError(f"{cls.__name__}.{name}: {wrong}") from None
-            elif required:
-                raise MalformedMessageError(f"{cls.__name__}.{name} is missing")
-        return cls(**found)
+        kind: Any = cls
+        message: Self = read_one_of((kind,), data) if _tags_of(kind) else _decoded(kind, data)
+        return message
 
 
-def read_one_of(kinds: Sequence[type[T]], data: Any) -> T:
-    """The message of the one type whose tags fit ``data``.
+def read_one_of(kinds: tuple[type[T], ...], data: bytes) -> T:
+    """The message of the one type whose tag fits ``data``.
 
     Raises:
-        MalformedMessageError: no tags fit, or the fields of the type whose tags fit do not.
+        MalformedMessageError: no tag fits, or the fields of the type whose tag fits do not.
     """
-    if isinstance(data, dict):
-        for kind in kinds:
-            if all(name in data and _is_same(data[name], value) for name, value in _tags_of(kind).items()):
-                return kind.read(data)
-    names = ", ".join(kind.__name__ for kind in kinds)
-    raise MalformedMessageError(f"{reprlib.repr(data)} is none of {names}")
+    try:
+        kind = _by_tag(kinds)[_decoded(_Tagged, data).t]
+    except (MalformedMessageError, LookupError, TypeError):
+        names = ", ".join(kind.__name__ for kind in kinds)
+        raise MalformedMessageError(f"{reprlib.repr(data)} is none of {names}") from None
+    message: T = _decoded(kind, data)
+    return message
 
 
-def _find_tags(kind: type[Any]) -> Mapping[str, Any]:
-    hints = get_type_hints(kind)
-    return {
-        field.name: field.default
-        for field in fields(kind)
-        if get_origin(hints[field.name]) is Literal and field.default is not MISSING
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tagged:
+    t: Any = None
 
 
-def _find_fields(kind: type[Any]) -> tuple[tuple[str, Convert, bool], ...]:
-    hints, tags = get_type_hints(kind), _tags_of(kind)
-    return tuple(
-        (
-            field.name,
-            _converter(hints[field.name]),
-            field.name in tags or (field.default is MISSING and field.default_factory is MISSING),
-        )
-        for field in fields(kind)
-    )
+@functools.cache
+def _tags_of(kind: Any) -> tuple[str, ...]:
+    hint = get_type_hints(kind).get(TAG)
+    return get_args(hint) if get_origin(hint) is Literal else ()
 
 
-_tags_of: Callable[[Any], Mapping[str, Any]] = functools.cache(_find_tags)
-_fields_of: Callable[[Any], tuple[tuple[str, Convert, bool], ...]] = functools.cache(_find_fields)
+@functools.cache
+def _by_tag(kinds: Any) -> Mapping[str, Any]:
+    return {tag: kind for kind in kinds for tag in _tags_of(kind)}
 
 
-def _as_json(value: Any) -> Any:
-    if isinstance(value, TypedMessage):
-        return value.to_json()
-    return [_as_json(item) for item in value] if isinstance(value, tuple) else value
+@functools.cache
+def _decoder_of(kind: Any) -> Callable[[bytes], Any]:
+    with _MAKING:  # two threads that make decoders of one class at the same time crash msgspec 0.22
+        return msgspec.json.Decoder(kind).decode
 
 
-def _is_same(value: Any, expected: Any) -> bool:
-    return type(value) is type(expected) and bool(value == expected)  # 1 is not True
+def _decoded(kind: Any, data: bytes) -> Any:
+    try:
+        try:
+            return _decoder_of(kind)(data)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            return msgspec.convert(json.loads(data.decode("ascii"), parse_constant=_refuse_constant), kind)
+    except msgspec.ValidationError as wrong:
+        raise MalformedMessageError(f"{kind.__name__}: {wrong}") from None
+    except (ValueError, RecursionError) as wrong:
+        why = str(wrong)[:SHOWN_CHARACTERS]
+        raise MalformedMessageError(f"{kind.__name__}: {reprlib.repr(data)} is not JSON: {why}") from None
 
 
-def _converter(kind: Any) -> Convert:
-    """Turns a JSON value into a value of the annotation ``kind``, or raises :class:`MalformedMessageError`."""
-    origin = get_origin(kind)
-    if origin in (Union, types.UnionType):
-        (inner,) = (_converter(argument) for argument in get_args(kind) if argument is not type(None))
-        return lambda value: None if value is None else inner(value)
-    if origin in (dict, tuple):
-        return _container_converter(kind, origin, get_args(kind))
-    if kind is Any:
-        return lambda value: value
-    if isinstance(kind, type) and issubclass(kind, TypedMessage):
-        return kind.read
-    return _scalar_converter(kind)
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"JSON has no {name}")
 
 
-def _scalar_converter(kind: Any) -> Convert:
-    if kind is float:
-        return _to_float
-    if get_origin(kind) is Literal:
-        known = get_args(kind)
-        return lambda value: value if any(_is_same(value, one) for one in known) else _refuse(value, kind)
-    assert kind in (bool, int, str), kind
-    return lambda value: value if type(value) is kind else _refuse(value, kind)
+CHUNK_BYTES = 1 << 20
+MAX_LINE_BYTES = 64 << 20
+"""More than any message has. What stands before the end of a line is kept in memory."""
 
 
-def _to_float(value: Any) -> float:
-    with contextlib.suppress(OverflowError):  # a whole number of more than 308 digits
-        if type(value) in (int, float):
-            return float(value)
-    return _refuse(value, float)
+class Wire:
+    """Sends and receives messages, as long as the socket's own timeout allows."""
 
+    def __init__(self, link: socket.socket) -> None:
+        """Take over a connected stream socket."""
+        self._link = link
+        self._unfinished: list[bytes] = []
 
-def _container_converter(kind: Any, origin: type, arguments: tuple[Any, ...]) -> Convert:
-    if origin is tuple and arguments[-1] is not Ellipsis:
-        return _fixed_tuple_converter(kind, [_converter(argument) for argument in arguments])
-    convert = _converter(arguments[0 if origin is tuple else 1])
+    def fileno(self) -> int:
+        """The descriptor, for a selector."""
+        return self._link.fileno()
 
-    def contents(value: Any) -> Any:
-        if origin is tuple and isinstance(value, list):
-            return tuple(convert(item) for item in value)
-        if origin is dict and isinstance(value, dict):
-            return {key: convert(item) for key, item in value.items()}
-        return _refuse(value, kind)
+    def send(self, message: TypedMessage) -> None:
+        """Write one message.
 
-    return contents
+        Raises:
+            OSError: the other end is gone, or does not read.
+        """
+        self._link.sendall(message.to_json() + b"\n")
 
+    def receive(self) -> list[bytes] | None:
+        """The messages that one read completes, perhaps none, as JSON. None when the other end is closed.
 
-def _fixed_tuple_converter(kind: Any, converts: list[Convert]) -> Convert:
-    def items(value: Any) -> Any:
-        if not isinstance(value, list) or len(value) != len(converts):
-            _refuse(value, kind)
-        return tuple(convert(item) for convert, item in zip(converts, value, strict=True))
+        Raises:
+            MalformedMessageError: a line is longer than :data:`MAX_LINE_BYTES`.
+        """
+        try:
+            data = self._link.recv(CHUNK_BYTES)
+        except OSError:
+            data = b""
+        if not data:
+            return None
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = b"".join((*self._unfinished, lines[0]))
+            self._unfinished = []
+        self._unfinished.append(rest)
+        if sum(map(len, self._unfinished)) > MAX_LINE_BYTES:
+            self._unfinished = []
+            raise MalformedMessageError(f"a line of more than {MAX_LINE_BYTES >> 20} MiB")
+        return lines
 
-    return items
-
-
-def _refuse(value: Any, kind: Any) -> NoReturn:
-    name = kind.__name__ if isinstance(kind, type) and get_origin(kind) is None else str(kind).replace("typing.", "")
-    raise MalformedMessageError(f"{reprlib.repr(value)} is not {name}")
+    def close(self) -> None:
+        """Close this end."""
+        self._link.close()

@@ -7,10 +7,9 @@ nothing, and :class:`NodeEvents`.
 from __future__ import annotations
 
 import hashlib
-import json
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_gpucluster.protocol.codec import TypedMessage
 
@@ -108,7 +107,7 @@ def ask(name: str, *, within_s: float = ANSWER_S) -> NodeEvents:
         OSError: nobody listens at this name, or the answer is late.
         MalformedMessageError: the answer is no such message.
     """
-    return NodeEvents.read(_exchange(name, {}, within_s=within_s))
+    return NodeEvents.read(_exchange(name, b"", within_s=within_s))
 
 
 def note_worker(name: str, worker: NodeWorker) -> None:
@@ -120,15 +119,12 @@ def note_worker(name: str, worker: NodeWorker) -> None:
     _exchange(name, worker.to_json(), within_s=NOTE_S)
 
 
-def _exchange(name: str, said: dict[str, Any], *, within_s: float) -> Any:
+def _exchange(name: str, said: bytes, *, within_s: float) -> bytes:
     with socket.socket(socket.AF_UNIX) as line:
         line.settimeout(within_s)
         line.connect(f"\0{name}")
-        line.sendall(json.dumps(said).encode() + b"\n")
+        line.sendall(said + b"\n")
         received = bytearray()
         while (data := line.recv(CHUNK_BYTES)) and len(received) < MOST_BYTES:
             received += data
-    try:
-        return json.loads(received)
-    except ValueError as error:
-        raise OSError(f"the answer is no JSON: {error}") from error
+    return bytes(received)

@@ -1,21 +1,25 @@
 """Values as plain data and back: only JSON crosses between processes, never pickle.
 
 A dataclass crosses as its fields and the name of its class. It is rebuilt only if its module is imported already, so a
-message never causes an import.
+message never causes an import. A number that is not finite crosses by its name, because JSON has none.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 import sys
 from types import SimpleNamespace
 from typing import Any
 
-MARK = "$dataclass"
+MARK, NUMBER = "$dataclass", "$float"
+NOT_FINITE = ("nan", "inf", "-inf")
 MAX_DEPTH = 32
+SCALARS = frozenset({type(None), bool, int, float, str})
 
 
-class NotPlainError(TypeError):
+class NotPlainDataError(TypeError):
     """A value that cannot cross a process: a tensor, an object, a dict with other keys than text."""
 
 
@@ -23,65 +27,97 @@ def to_plain(value: Any, *, depth: int = 0) -> Any:
     """``value`` as JSON data: None, bool, int, float, str, lists, dicts of text, dataclasses of these.
 
     Raises:
-        NotPlainError: any other type, which the message names.
+        NotPlainDataError: any other type, which the message names.
     """
     if depth > MAX_DEPTH:
-        raise NotPlainError(f"nested deeper than {MAX_DEPTH} levels")
+        raise NotPlainDataError(f"nested deeper than {MAX_DEPTH} levels")
     if value is None or isinstance(value, (bool, int, float, str)):
-        return value
+        return _scalar(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {field.name: to_plain(getattr(value, field.name), depth=depth + 1) for field in dataclasses.fields(value)}
+        fields = {name: to_plain(getattr(value, name), depth=depth + 1) for name in _field_names(type(value))}
         return {MARK: f"{type(value).__module__}:{type(value).__qualname__}", "fields": fields}
     if isinstance(value, (list, tuple)):
         return [to_plain(item, depth=depth + 1) for item in value]
     if isinstance(value, dict):
         return {_key(key): to_plain(item, depth=depth + 1) for key, item in value.items()}
-    raise NotPlainError(
+    raise NotPlainDataError(
         f"{type(value).__module__}.{type(value).__qualname__} is not plain data; "
         "numbers, text, lists, dicts of text and dataclasses of these can cross between processes"
     )
 
 
+def _scalar(value: Any) -> Any:
+    """The value as JSON has it: of no subclass (NumPy's numbers, enumerations), and finite."""
+    if isinstance(value, float):
+        number = float.__float__(value)
+        return number if math.isfinite(number) else {NUMBER: str(number)}
+    if type(value) in SCALARS:
+        return value
+    return int.__int__(value) if isinstance(value, int) else str.__str__(value)
+
+
 def _key(key: Any) -> str:
-    if not isinstance(key, str) or key == MARK:
-        raise NotPlainError(f"{key!r} cannot be a key here; keys are text")
-    return key
+    if not isinstance(key, str) or key in (MARK, NUMBER):
+        raise NotPlainDataError(f"{key!r} cannot be a key here; keys are text")
+    return str.__str__(key)
 
 
-def from_plain(data: Any, *, depth: int = 0) -> Any:
+def from_plain(data: Any) -> Any:
     """The value from which :func:`to_plain` made ``data``; a dataclass that is not imported here becomes a SimpleNamespace.
 
     Raises:
-        NotPlainError: :func:`to_plain` cannot have made it: it is nested too deep, or a dataclass has no name or no fields.
+        NotPlainDataError: :func:`to_plain` cannot have made it: it is nested too deep, or a dataclass has no name or no fields.
     """
+    return data if type(data) in SCALARS else _rebuilt(data, 0)
+
+
+def _rebuilt(data: Any, depth: int) -> Any:
+    """The value of a list or an object. Scalars, of which most values consist, are not visited."""
     if depth > MAX_DEPTH:
-        raise NotPlainError(f"nested deeper than {MAX_DEPTH} levels")
-    if isinstance(data, list):
-        return [from_plain(item, depth=depth + 1) for item in data]
-    if not isinstance(data, dict):
-        return data
-    is_dataclass = MARK in data
-    contents = data.get("fields") if is_dataclass else data
-    if not isinstance(contents, dict) or not isinstance(data.get(MARK, ""), str):
-        raise NotPlainError("a dataclass without a name or without fields")
-    fields = {key: from_plain(item, depth=depth + 1) for key, item in contents.items()}
-    if not is_dataclass:
-        return fields
-    found = _dataclass_named(data[MARK])
-    return SimpleNamespace(**fields) if found is None else _rebuild(found, fields)
+        raise NotPlainDataError(f"nested deeper than {MAX_DEPTH} levels")
+    depth += 1
+    if type(data) is list:
+        return [item if type(item) in SCALARS else _rebuilt(item, depth) for item in data]
+    if MARK in data:
+        return _rebuilt_dataclass(data[MARK], data.get("fields"), depth)
+    if NUMBER in data:
+        if len(data) != 1 or data[NUMBER] not in NOT_FINITE:
+            raise NotPlainDataError("a number that is not finite has one of three names")
+        return float(data[NUMBER])
+    return {key: item if type(item) in SCALARS else _rebuilt(item, depth) for key, item in data.items()}
 
 
-def _dataclass_named(name: str) -> type | None:
+def _rebuilt_dataclass(name: Any, contents: Any, depth: int) -> Any:
+    if type(contents) is not dict or type(name) is not str:
+        raise NotPlainDataError("a dataclass without a name or without fields")
+    fields = {key: item if type(item) in SCALARS else _rebuilt(item, depth) for key, item in contents.items()}
     module, _, qualname = name.partition(":")
-    found: Any = sys.modules.get(module)
+    try:
+        found = _dataclass_in(sys.modules.get(module), qualname)
+    except LookupError:
+        return SimpleNamespace(**fields)
+    value: Any = object.__new__(found)
+    for field in _field_names(found):
+        if field in fields:
+            object.__setattr__(value, field, fields[field])
+    return value
+
+
+@functools.lru_cache(maxsize=256)
+def _dataclass_in(module: Any, qualname: str) -> type:
+    """The dataclass of this name.
+
+    Raises:
+        LookupError: there is none, or none yet.
+    """
+    found = module
     for part in qualname.split("."):
         found = getattr(found, part, None)
-    return found if isinstance(found, type) and dataclasses.is_dataclass(found) else None
+    if not isinstance(found, type) or not dataclasses.is_dataclass(found):
+        raise LookupError(qualname)
+    return found
 
 
-def _rebuild(found: type, fields: dict[str, Any]) -> Any:
-    value: Any = object.__new__(found)
-    for field in dataclasses.fields(found):
-        if field.name in fields:
-            object.__setattr__(value, field.name, fields[field.name])
-    return value
+@functools.lru_cache(maxsize=256)
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))

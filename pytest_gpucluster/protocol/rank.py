@@ -1,4 +1,4 @@
-"""A rank and its process: torchrun's numbers, process states, and sets of ranks in short form."""
+"""A rank and its process: torchrun's numbers, process states, sets of ranks in short form, and pairs in rounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pytest_gpucluster.protocol.codec import TypedMessage
 
@@ -62,3 +62,29 @@ def spans(ranks: Iterable[int]) -> tuple[tuple[int, int], ...]:
 def ranges(numbers: Sequence[int]) -> str:
     """``3, 5, 8-15`` for a set of whole numbers."""
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans(set(numbers)))
+
+
+Member = TypeVar("Member")
+
+
+def rounds_of_pairs(members: list[Member]) -> list[list[tuple[Member, Member]]]:
+    """Every pair once, in rounds of disjoint pairs (the circle method): n members need n - 1 rounds, n if n is odd."""
+    ring: list[Member | None] = [*members]
+    if len(ring) % 2:
+        ring.append(None)
+    rounds = []
+    for _ in range(len(ring) - 1):
+        half = len(ring) // 2
+        pairs = zip(ring[:half], reversed(ring[half:]), strict=True)
+        rounds.append([(first, second) for first, second in pairs if first is not None and second is not None])
+        ring = [ring[0], ring[-1], *ring[1:-1]]
+    return rounds
+
+
+def ordered_rounds(size: int, *, most: int | None = None) -> list[list[tuple[int, int]]]:
+    """Ordered pairs of ``size`` members, by number, in rounds of disjoint pairs; each pair forth, then back.
+
+    ``most``: so many partners of each member at most; None: all.
+    """
+    rounds = rounds_of_pairs(list(range(size)))[:most]
+    return [pairs for forth in rounds for pairs in (forth, [(target, source) for source, target in forth])]

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.judging.verdict import Verdict
     from pytest_gpucluster.places import Place
-    from pytest_gpucluster.reporting.report import Case, Report
+    from pytest_gpucluster.reporting.results import ReportedTest, RunReport
 
 VERDICT_CASE = "gpucluster.verdict"
 SELFTEST_CASE = "gpucluster.selftest"
@@ -85,23 +85,22 @@ def make_fit(element: ET.Element) -> None:
         one.attrib.update({name: visible(value) for name, value in one.attrib.items()})
 
 
-def junit_text(report: Report) -> str:
+def junit_text(report: RunReport) -> str:
     """The whole file: one testcase an outcome, the self-test first, ``gpucluster.verdict`` last."""
     text = to_xml_report_string([_Suite(report)], prettyprint=False)  # the pretty one reads its own text once more
     return f'<?xml version="1.0" encoding="utf-8"?>\n{text.replace("<testcase ", LINE)}\n'
 
 
-def suite_element(report: Report) -> ET.Element:
+def suite_element(report: RunReport) -> ET.Element:
     """The one ``testsuite`` of :func:`junit_text`."""
     return _Suite(report).build_xml_doc()
 
 
 def properties_of(record: Record, place: Place | None) -> Properties:
     """The properties of a record's testcase: what was judged, where, on which hardware, with which value."""
-    limit = record.limit.text if record.limit is not None else None
     facts: dict[str, Any] = {"criterion": record.criterion, "place": record.place}
     facts.update({name: getattr(place, name, None) for name in PLACE_PROPERTIES})
-    facts.update(value=record.value, unit=record.unit, limit=limit, margin_percent=record.margin_percent)
+    facts.update(value=record.value, unit=record.unit, limit=record.limit_text, margin_percent=record.margin_percent)
     facts["failure_type"] = record.outcome if record.outcome in NOT_MEASURED else None
     facts["advisory"] = record.message if record.advisory else None
     facts["remark"] = record.remark
@@ -118,7 +117,7 @@ def changes_of(verdict: Verdict) -> Properties:
 class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
     """The suite of a report, with the properties that junit-xml cannot carry: of testcases, and several of one name."""
 
-    def __init__(self, report: Report) -> None:
+    def __init__(self, report: RunReport) -> None:
         self._testcases = list(_testcases(report))
         hosts = sorted({place.hostname for place in report.places.values() if place.hostname})
         name = REHEARSAL_SUITE if report.is_rehearsal else SUITE
@@ -138,7 +137,7 @@ class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
         return suite
 
 
-def _testcases(report: Report) -> Iterator[Testcase]:
+def _testcases(report: RunReport) -> Iterator[Testcase]:
     if "selftest" in report.facts:
         yield _selftest_testcase(report.facts["selftest"])
     earlier = first_seen(case.record for case in report.cases)
@@ -148,7 +147,7 @@ def _testcases(report: Report) -> Iterator[Testcase]:
     yield _verdict_testcase(report.verdict)
 
 
-def _testcases_of(case: Case, places: Mapping[str, Place], *, first: Record | None) -> Iterator[Testcase]:
+def _testcases_of(case: ReportedTest, places: Mapping[str, Place], *, first: Record | None) -> Iterator[Testcase]:
     """The testcase of an outcome; a second one if a test that was bad also failed in its teardown; none if it never ran.
 
     ``first``: the record that had the same error before, whose testcase has the whole text.

@@ -11,8 +11,8 @@ from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, REJECTED, VERDICTS, Record, Terms, Verdict, decide
 from pytest_gpucluster.places import Device, Inventory, Place
 from pytest_gpucluster.reporting.files import ResultsDirectory, require_no_links, write_atomically
-from pytest_gpucluster.reporting.journal import RESUMED, record_from_facts, require_types, soak_remark
-from pytest_gpucluster.reporting.report import Case, Report
+from pytest_gpucluster.reporting.journal import RESUMED, record_from_facts, soak_remark
+from pytest_gpucluster.reporting.results import ReportedTest, RunReport
 from pytest_gpucluster.reporting.writer import ReportFiles, texts_of
 
 if TYPE_CHECKING:
@@ -64,11 +64,10 @@ class JournalState:
         simulated = self.terms.simulated or bool(event["terms"].get("simulated"))  # either line may be damaged
         self.terms = Terms(**{**event["terms"], "objections": tuple(event["terms"]["objections"]), "simulated": simulated})
         for row in event["expected"]:
-            key = (row["criterion"], row["place"])
-            record = Record(criterion=key[0], place=key[1], outcome=row["outcome"], reason=row["reason"])
-            require_types(record)
+            record = record_from_facts(row)
             if not isinstance(row["nodeid"], str):
                 raise TypeError("not a node id")
+            key = (record.criterion, record.place)
             self.records[key], self.nodeids[key] = record, row["nodeid"]
 
     def _on_bound(self, event: dict[str, Any]) -> None:
@@ -91,7 +90,6 @@ class JournalState:
 
     def _on_outcome(self, event: dict[str, Any]) -> None:
         record = record_from_facts(event["record"])
-        require_types(record)
         self.records[record.criterion, record.place] = record
 
     def _on_verdict(self, event: dict[str, Any]) -> None:
@@ -122,7 +120,7 @@ class JournalState:
         lines = "1 line was" if len(self.unread) == 1 else f"{len(self.unread)} lines were"
         return f"the journal is damaged at line {self.unread[0]}; {lines} not read"
 
-    def report(self, verdict: Verdict) -> Report:
+    def report(self, verdict: Verdict) -> RunReport:
         """What the reports say after :meth:`close`."""
         facts = {
             **self.facts,
@@ -131,8 +129,10 @@ class JournalState:
             "timings": {"total_s": round(self.ended_s - self.began_s, 3)},
             **({"selftest": self.selftest} if self.selftest is not None else {}),
         }
-        return Report(
-            cases=tuple(Case(nodeid=self.nodeids.get(key, key[0]), record=record) for key, record in self.records.items()),
+        return RunReport(
+            cases=tuple(
+                ReportedTest(nodeid=self.nodeids.get(key, key[0]), record=record) for key, record in self.records.items()
+            ),
             verdict=verdict,
             places=self.places or unbound_places(self),
             facts=facts,

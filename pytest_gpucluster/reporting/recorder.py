@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.judging.verdict import Record, Terms, Verdict, decide
-from pytest_gpucluster.reporting.cut_soak import CutSoak, find_cut_soak
 from pytest_gpucluster.reporting.files import ResultsDirectory, is_replaceable, require_writable
+from pytest_gpucluster.reporting.interrupted_soak import InterruptedSoak, find_interrupted_soak
 from pytest_gpucluster.reporting.journal import Journal, record_facts, soak_remark
-from pytest_gpucluster.reporting.report import Case, Report
+from pytest_gpucluster.reporting.results import ReportedTest, RunReport
 from pytest_gpucluster.reporting.writer import ReportFiles, ReportWriter, not_ended, with_pending_as_missing
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class Recorder:
         self._journal: Journal | None = None
         self._junit: Path | None = None
         self._writer = ReportWriter(self._write_unfinished)
-        self.cut_soak: CutSoak | None = None
+        self.cut_soak: InterruptedSoak | None = None
         self.resumed: Mapping[str, Any] | None = None
 
     @property
@@ -80,7 +80,9 @@ class Recorder:
             versions: of this run's software.
         """
         older = self._directory.older_run if self._directory is not None else None
-        self.cut_soak = find_cut_soak(older, facts=facts, versions=versions, now_s=time.time()) if older is not None else None
+        self.cut_soak = (
+            find_interrupted_soak(older, facts=facts, versions=versions, now_s=time.time()) if older is not None else None
+        )
 
     def write(self, event: str, **facts: Any) -> None:
         """Append one event to the journal, if there is one."""
@@ -107,7 +109,7 @@ class Recorder:
             self.write("outcome", record=record_facts(record))
         return closed
 
-    def record_soak_resumed(self, cut: CutSoak, *, away_s: float) -> None:
+    def record_soak_resumed(self, cut: InterruptedSoak, *, away_s: float) -> None:
         """Write that the soak goes on with what an earlier run had measured, ``away_s`` seconds after it was cut short."""
         facts = {"run": cut.run, "folder": cut.folder.name, "rounds": cut.num_whole_rounds, "elapsed_s": cut.elapsed_s}
         self.resumed = {**facts, "away_s": round(away_s, 3)}
@@ -137,7 +139,7 @@ class Recorder:
         """Write the reports if a record changed since the last time. Called before every call to the ranks."""
         self._writer.catch_up()
 
-    def report(self, verdict: Verdict) -> Report:
+    def report(self, verdict: Verdict) -> RunReport:
         """What the reports of the ended run say."""
         return self._report(self._plan, verdict, self._status())
 
@@ -170,10 +172,10 @@ class Recorder:
         verdict = decide(records, not_ended(status.terms))
         self._files(junit=self._junit).write(self._report(records, verdict, replace(status, facts=facts)))
 
-    def _report(self, records: Iterable[Record], verdict: Verdict, status: RunStatus) -> Report:
-        cases = tuple(Case(nodeid=self._plan.nodeid(record), record=record) for record in records)
+    def _report(self, records: Iterable[Record], verdict: Verdict, status: RunStatus) -> RunReport:
+        cases = tuple(ReportedTest(nodeid=self._plan.nodeid(record), record=record) for record in records)
         rehearsal = status.terms.rehearsal or status.terms.simulated
-        return Report(cases=cases, verdict=verdict, places=status.places, facts=status.facts, is_rehearsal=rehearsal)
+        return RunReport(cases=cases, verdict=verdict, places=status.places, facts=status.facts, is_rehearsal=rehearsal)
 
     def _files(self, *, junit: Path | None) -> ReportFiles:
         assert self._directory is not None

@@ -1,12 +1,17 @@
-"""``results.json``: the whole outcome as strict JSON, in the shape of ``results.schema.json`` beside this file."""
+"""What the reports of a run say, and ``results.json``: the whole outcome as strict JSON.
+
+Its shape is that of ``results.schema.json`` beside this file.
+"""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.config.strict_json import strict_json
+from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.culprits import find_culprits
 from pytest_gpucluster.judging.selection import Selector
 
@@ -15,14 +20,13 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.judging.verdict import Record, Verdict
     from pytest_gpucluster.places import Place
-    from pytest_gpucluster.reporting.report import Case
 
 SCHEMA = 1
 SCHEMA_FILE = Path(__file__).with_name("results.schema.json")
 
 
 def results_document(
-    cases: Iterable[Case], *, places: Mapping[str, Place], verdict: Verdict, facts: Mapping[str, Any]
+    cases: Iterable[ReportedTest], *, places: Mapping[str, Place], verdict: Verdict, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
     """The document of one run; ``facts`` are the other top-level members, as plain data."""
     known = list(cases)
@@ -64,7 +68,7 @@ def bound_facts(place: Place) -> dict[str, Any]:
     return {**place_facts(place), **({"board": dict(place.board)} if place.board else {})}
 
 
-def culprits(cases: Sequence[Case], places: Mapping[str, Place]) -> list[dict[str, Any]]:
+def culprits(cases: Sequence[ReportedTest], places: Mapping[str, Place]) -> list[dict[str, Any]]:
     """Everything that the records blame, as results.json has it; confirmed failures first."""
     tests = Selector({(case.record.criterion, case.record.place): case.nodeid for case in cases})
     return [
@@ -88,7 +92,7 @@ def _row(record: Record, facts_of: Mapping[str, Mapping[str, Any] | None]) -> di
         "outcome": record.outcome,
         "value": record.value,
         "unit": record.unit,
-        "limit": record.limit.text if record.limit is not None else None,
+        "limit": record.limit_text,
         "limit_kind": record.limit.kind if record.limit is not None else None,
         "limit_value": record.limit.value if record.limit is not None else None,
         "advisory": record.advisory,
@@ -105,3 +109,35 @@ _PLACE_FIELDS = ("id", "node", "hostname", "gpu", "rank", "uuid", "serial", "pci
 def selftest_lines(facts: Mapping[str, Any]) -> list[str]:
     """The lines about a self-test, for the terminal and its testcase: statement, remarks, objections."""
     return [facts["statement"], *facts["remarks"], *facts["objections"]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportedTest:
+    """One outcome and the node id of its test; the criterion itself where no test was selected."""
+
+    nodeid: str
+    record: Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReport:
+    """Everything that results.json and a JUnit file are made from.
+
+    Attributes:
+        cases: all expected outcomes, in the order of the plan.
+        places: the expected GPUs and nodes by id.
+        facts: the other top-level members of results.json.
+        is_rebuilt: made from a journal after the run, not by the run itself.
+    """
+
+    cases: tuple[ReportedTest, ...]
+    verdict: Verdict
+    places: Mapping[str, Place]
+    facts: Mapping[str, Any]
+    is_rehearsal: bool
+    is_rebuilt: bool = False
+
+    @property
+    def waivers(self) -> list[str]:
+        """A line about each waiver."""
+        return waivers.lines_of(self.facts.get("waivers", []))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pytest_gpucluster.judging.verdict import Terms
-    from pytest_gpucluster.reporting.report import Report
+    from pytest_gpucluster.reporting.results import RunReport
 
 NOT_ENDED = "the run has not ended"
 NOT_YET = "not run yet: the run goes on, or was killed with all that could finish its report"
@@ -33,7 +33,7 @@ class ReportFiles:
     results: Path
     junit: Path | None
 
-    def write(self, report: Report) -> None:
+    def write(self, report: RunReport) -> None:
         """Write both files, each atomically; a JUnit file that is a link, a device or a pipe is written as pytest writes it.
 
         Raises:
@@ -46,7 +46,7 @@ class ReportFiles:
             write_report(self.junit, junit)
 
 
-def texts_of(report: Report, *, with_junit: bool = True) -> tuple[str, str]:
+def texts_of(report: RunReport, *, with_junit: bool = True) -> tuple[str, str]:
     """The text of results.json, and that of the JUnit file, empty without ``with_junit``."""
     document = results_document(report.cases, places=report.places, verdict=report.verdict, facts=report.facts)
     return to_json(document), junit_text(report) if with_junit else ""

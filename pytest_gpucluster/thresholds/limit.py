@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from pytest_gpucluster.thresholds.layers import Kind
+from pytest_gpucluster.thresholds.layers import Kind  # noqa: TC001 -- whoever reads a journal asks for the fields' types
 
 SIGNS: dict[Kind, str] = {"above": ">", "below": "<", "min": ">=", "max": "<="}
 _MISSED: dict[Kind, str] = {"above": "not above", "below": "not below", "min": "below", "max": "above"}
@@ -21,7 +19,7 @@ class Limit:
     """
 
     kind: Kind
-    value: float
+    value: int | float
     unit: str
     basis: str | None = None
 

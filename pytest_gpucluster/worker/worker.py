@@ -14,21 +14,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.protocol import functions, plain_data
+from pytest_gpucluster.protocol.codec import Wire
 from pytest_gpucluster.protocol.messages import (
     Entered,
     ForeignProcess,
     GroupMember,
-    Progress,
     Reply,
     StartWorker,
+    StepReport,
     Success,
     Task,
 )
-from pytest_gpucluster.protocol.wire import Wire
 from pytest_gpucluster.worker import flight_recorder, python_stacks
-from pytest_gpucluster.worker.blame import NoGpuError
 from pytest_gpucluster.worker.last_collective import CollectiveRecorder
-from pytest_gpucluster.worker.raised import failure_of
+from pytest_gpucluster.worker.raised import NoGpuError, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -174,7 +173,7 @@ class _Worker:
         now_s = time.monotonic()
         if now_s - self._last_progress_s >= PROGRESS_INTERVAL_S or fraction in (0.0, 1.0):
             self._last_progress_s = now_s
-            self._send(Progress(step=str(step)[:80], fraction=fraction))
+            self._send(StepReport(step=str(step)[:80], fraction=None if fraction is None else float(fraction)))
 
 
 def _take_gpu(index: int, report: Callable[[ForeignProcess], None]) -> GpuWatch:

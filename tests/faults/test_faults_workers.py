@@ -184,7 +184,7 @@ def test_after_waited(cluster):
     healthy(cluster)
 
 @pytest.mark.parametrize(
-    "text", ["garbage\\n", "half a li", "\\xff\\xfe\\n", "[" * 5000 + "\\n", '{"t": "result", "ok": true}\\n'])
+    "text", ["garbage\\n", "half a li", "\\xff\\xfe\\n", "[" * 5000 + "\\n", '{"t": "success"}\\n'])
 def test_wrote(cluster, text):
     found = cluster.run(write_into_the_line, places=cluster.places[1:2], text=text)
     found[cluster.places[1]]

@@ -19,31 +19,31 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from pytest_gpucluster.agent import agent, current_call, group_hang, heartbeat, spawner, worker_process
+from pytest_gpucluster.agent import agent, call_runner, group_hang, heartbeat, spawner, worker_process
 from pytest_gpucluster.agent.agent import Agent
 from pytest_gpucluster.agent.call_runner import AgentContext
 from pytest_gpucluster.agent.command_reader import CommandReader
-from pytest_gpucluster.protocol.channel import Address, Channel
+from pytest_gpucluster.protocol.channel import Address, StoreChannel
+from pytest_gpucluster.protocol.codec import Wire
 from pytest_gpucluster.protocol.messages import (
     AbortCall,
     Command,
     Entered,
     FunctionName,
-    Group,
     KillWorkers,
     Quit,
+    RankGroup,
     StartCall,
     StartWorker,
     Success,
     Task,
 )
 from pytest_gpucluster.protocol.rank import Rank
-from pytest_gpucluster.protocol.wire import Wire
 from pytest_gpucluster.worker import flight_recorder, last_collective, python_stacks
 
 DEADLINE_S = 0.3
@@ -52,11 +52,11 @@ LINK_FD = 9
 """Where a worker's children find its line."""
 RANK = Rank(rank=1, world_size=2, local_rank=1, local_world_size=2, group_rank=0)
 OWN = ((1, 1),)
-PAIR = (Group(id="pair", ranks=(0, 1)),)
+PAIR = (RankGroup(id="pair", ranks=(0, 1)),)
 GARBAGE = {
     "text": (b"garbage\n", 1),
     "an empty line": (b"\n", 1),
-    "half a line": (b'{"t": "result", "ok": tr', 1),
+    "half a line": (b'{"t": "success", "entered": tr', 1),
     "10 MB without an end": (b"x" * 1000, 10_000),
     "100 MB without an end": (b"x" * 1000, 100_000),
     "no UTF-8": (b'"\xff\xfe"\n', 1),
@@ -68,24 +68,15 @@ GARBAGE = {
     "null": (b"null\n", 1),
     "a deep list": (b"[" * 100_000 + b"\n", 1),
     "a deep object": (b'{"a":' * 900 + b"1" + b"}" * 900 + b"\n", 1),
-    "a deep value": (b'{"t": "result", "ok": true, "call": "CALL", "value": ' + b"[" * 900 + b"]" * 900 + b"}\n", 1),
     "a number too large": (b'{"t": "progress", "step": "x", "fraction": 1' + b"0" * 400 + b"}\n", 1),
     "a number far too large": (b"1" * 10_000 + b"\n", 1),
     "a step too long": (b'{"t": "progress", "step": "' + b"x" * 5_000_000 + b'", "fraction": null}\nx\n', 1),
     "no such message": (b'{"t": "nonsense"}\n', 1),
-    "a field missing": (b'{"t": "result", "ok": false}\n', 1),
-    "a field of another type": (b'{"t": "result", "ok": 1, "value": 1}\n', 1),
-    "a result of no call": (b'{"t": "result", "ok": true, "value": 1}\n', 1),
-    "a result of another call": (b'{"t": "result", "ok": true, "value": 1, "call": "another"}\n', 1),
-    "a kind that only agents find": (b'{"t": "result", "ok": false, "kind": "lost", "error": "", "call": "CALL"}\n', 1),
-    "a dataclass without fields": (
-        b'{"t": "result", "ok": true, "call": "CALL", "value": {"$dataclass": "a:B", "fields": [1]}}\n',
-        1,
-    ),
-    "a dataclass without a name": (
-        b'{"t": "result", "ok": true, "call": "CALL", "value": [{"$dataclass": 1, "fields": {}}]}\n',
-        1,
-    ),
+    "a field missing": (b'{"t": "failure"}\n', 1),
+    "a field of another type": (b'{"t": "success", "entered": 1, "value": 1}\n', 1),
+    "a result of no call": (b'{"t": "success", "value": 1}\n', 1),
+    "a result of another call": (b'{"t": "success", "value": 1, "call": "another"}\n', 1),
+    "a kind that only agents find": (b'{"t": "failure", "kind": "lost", "error": "", "call": "CALL"}\n', 1),
 }
 """What a function may write into the line of its worker, and how often in a row. CALL becomes the id of the call."""
 ABORT = AbortCall(id="0", ranks=OWN, why="released, because rank 0 raised", grace_s=0.4)
@@ -150,7 +141,7 @@ class PlayedStore:
 
     def __init__(self) -> None:
         """No command yet."""
-        self.commands = CommandReader(cast("Channel", self), RANK)
+        self.commands = CommandReader(cast("StoreChannel", self), RANK)
         self.steps: list[Command | Step] = []
         self.replies: list[dict[str, Any]] = []
         self.beats_s: list[float] = []
@@ -160,20 +151,15 @@ class PlayedStore:
         self._given_s = 0.0
 
     def put(self, key: str, message: Any) -> None:
-        """Keep a failure, and go on. Note the mark of a hang, and how long after the start of the call it came."""
+        """Keep a reply, and go on. Note the mark of a hang, and how long after the start of the call it came."""
         if key.startswith("hung/"):
             self.replies.append({"marked": key, "took_s": time.monotonic() - self._given_s})
         if key.startswith("res/"):
-            self._keep(message)
+            self.replies.append({"ok": message.ok, **asdict(message), "took_s": time.monotonic() - self._given_s})
+            self.next()
 
-    def put_value(self, call_id: str, rank: int, message: Any) -> None:
-        """Keep a good reply, and go on."""
-        del call_id, rank
-        self._keep(message)
-
-    def _keep(self, message: Any) -> None:
-        self.replies.append({**message.to_json(), "took_s": time.monotonic() - self._given_s})
-        self.next()
+    def note_fault(self, call_id: str, rank: int) -> None:
+        """Nobody waits for this rank."""
 
     def has(self, key: str) -> bool:
         """Whether the mark of a hang, or the reply of the other rank, was written."""
@@ -220,7 +206,7 @@ class Scenarios:
         """Have the agent obey these commands, and print what came of it."""
         store = self.store
         store.steps = list(steps)
-        context = AgentContext(rank=RANK, channel=cast("Channel", store), spawner=self.spawner, roots=())
+        context = AgentContext(rank=RANK, channel=cast("StoreChannel", store), spawner=self.spawner, roots=())
         served = Agent(context, store.commands)
         store.next()
         code = served.serve().code
@@ -259,7 +245,7 @@ class Scenarios:
 
     def too_late(self) -> None:
         """The worker never enters; the agent waits for that as long as it may."""
-        current_call.LATEST_ENTRY_S = 0.5
+        call_runner.LATEST_ENTRY_S = 0.5
         self.release_after(0.1)
         self.serve(replace(call(late_s=50.0), setup_s=60.0))
 

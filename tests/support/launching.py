@@ -149,7 +149,7 @@ class Launch:
 
     def agent_of(self, rank: int) -> psutil.Process:
         """The process that is the agent of ``rank``; what it forked has the same command line."""
-        words = ("pytest_gpucluster.agent.main", f'"rank": {rank}, ')
+        words = ("pytest_gpucluster.agent.main", f'"rank":{rank},')
         found = {process.pid: process for process in self.alive() if all(word in command_of(process) for word in words)}
         first = [process for process in found.values() if process.ppid() not in found]
         assert len(first) == 1, found

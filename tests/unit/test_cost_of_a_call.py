@@ -16,8 +16,7 @@ from pytest_gpucluster.inventory.identity import Identity
 from pytest_gpucluster.inventory.occupancy import Occupancy, read_occupancy
 from pytest_gpucluster.places import Inventory
 from pytest_gpucluster.plugin.live import Live
-from pytest_gpucluster.protocol import plain_data
-from pytest_gpucluster.protocol.messages import Failure, FunctionName, Group, StartCall, Success
+from pytest_gpucluster.protocol.messages import Failure, FunctionName, RankGroup, StartCall, Success
 from tests.support.operations import operations
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class Ranks:
             return Failure(kind="lost", error=f"rank {rank} never joined", blames="node")
         if function == self._failing:
             return Failure(kind="died", error="the worker died: SIGSEGV", entered=True)
-        return Success(value=plain_data.to_plain(self._value(function, rank)))
+        return Success(value=self._value(function, rank))
 
     def _value(self, function: str, rank: int) -> object:
         node, gpu = divmod(rank, GPUS)
@@ -117,7 +116,7 @@ def answered(num_nodes: int) -> Callable[[], object]:
     call = StartCall(
         id="1",
         ranks=((0, ranks[-1]),),
-        groups=(Group(id="g", ranks=ranks),),
+        groups=(RankGroup(id="g", ranks=ranks),),
         function=FunctionName(module=module, qualname="all_reduce", file="", relative="", digest=""),
         kwargs={"size_bytes": 1, "iterations": 2},
         deadline_s=1.0,

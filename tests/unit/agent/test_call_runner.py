@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.agent import current_call, heartbeat, nccl_ras, spawner, worker_process
+from pytest_gpucluster.agent import call_runner, heartbeat, nccl_ras, spawner, worker_process
 from pytest_gpucluster.agent.agent import LOST_CODE
 from pytest_gpucluster.controller import members
 from pytest_gpucluster.worker import flight_recorder, python_stacks
@@ -117,7 +117,7 @@ def test_waiting_for_a_peer_that_never_came_in(played: Any) -> None:
     """A group joins as a whole: without that peer there is no way into the call, so nobody is waited for on the way."""
     (answer,) = played("late_without_way_in")["replies"]
     assert (answer["kind"], answer["entered"]) == ("released", False)
-    assert 0.5 <= answer["took_s"] < current_call.LATEST_ENTRY_S
+    assert 0.5 <= answer["took_s"] < call_runner.LATEST_ENTRY_S
 
 
 def test_a_worker_that_ends_between_two_calls(played: Any) -> None:

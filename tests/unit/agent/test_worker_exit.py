@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_gpucluster.agent import worker_exit
-from pytest_gpucluster.agent.worker_exit import OomKills
+from pytest_gpucluster.agent import worker_process
+from pytest_gpucluster.agent.worker_process import OomKills
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,9 +19,9 @@ def vmstat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The kernel's counters, in a file of this test."""
     file = tmp_path / "vmstat"
     file.write_text("nr_free_pages 12\noom_kill 7\nnr_dirty 0\n")
-    monkeypatch.setattr(worker_exit, "VMSTAT", file)
-    monkeypatch.setattr(worker_exit, "OWN_CGROUP", tmp_path / "cgroup")
-    monkeypatch.setattr(worker_exit, "CGROUPS", tmp_path / "cgroups")
+    monkeypatch.setattr(worker_process, "VMSTAT", file)
+    monkeypatch.setattr(worker_process, "OWN_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(worker_process, "CGROUPS", tmp_path / "cgroups")
     return file
 
 
@@ -34,7 +34,7 @@ def count(host: int | None, cgroup: int | None = None) -> OomKills:
 def test_sigkill_is_the_kernels_only_if_its_count_grew(vmstat: Path, before: int | None, part: str) -> None:
     """Otherwise somebody else killed it, and nobody knows who."""
     del vmstat
-    words, blamed = worker_exit.describe_end(signal.SIGKILL, oom_kills_before=count(before))
+    words, blamed = worker_process.describe_end(signal.SIGKILL, oom_kills_before=count(before))
     assert words.startswith("the worker died: SIGKILL")
     assert ("OOM killer" in words, blamed) == (part == "host", part)
 
@@ -43,8 +43,8 @@ def test_sigkill_is_the_kernels_only_if_its_count_grew(vmstat: Path, before: int
 def test_a_count_that_cannot_be_read(vmstat: Path, content: str | None) -> None:
     """An old kernel, another system: it cannot be told."""
     vmstat.unlink() if content is None else vmstat.write_text(content)
-    assert worker_exit.read_oom_kills() == count(None)
-    assert worker_exit.describe_end(signal.SIGKILL, oom_kills_before=count(0))[1] == "unknown"
+    assert worker_process.read_oom_kills() == count(None)
+    assert worker_process.describe_end(signal.SIGKILL, oom_kills_before=count(0))[1] == "unknown"
 
 
 V2, V1 = "0::/pod/box\n", "12:pids:/pod\n4:cpu,memory:/pod/box\n0::/\n"
@@ -69,9 +69,9 @@ def test_a_kill_in_the_own_cgroup(vmstat: Path, tmp_path: Path, case: str, host:
     if not host:
         vmstat.unlink()
     now = count(7 if host else None, 2)
-    assert worker_exit.read_oom_kills() == now
-    assert worker_exit.describe_end(signal.SIGKILL, oom_kills_before=now)[1] == "unknown"
-    words, part = worker_exit.describe_end(signal.SIGKILL, oom_kills_before=count(now.host, 1))
+    assert worker_process.read_oom_kills() == now
+    assert worker_process.describe_end(signal.SIGKILL, oom_kills_before=now)[1] == "unknown"
+    words, part = worker_process.describe_end(signal.SIGKILL, oom_kills_before=count(now.host, 1))
     assert ("out of host memory" in words, "ended 1 in this cgroup" in words, part) == (True, True, "host")
 
 
@@ -80,17 +80,17 @@ def test_a_cgroup_that_cannot_be_read(vmstat: Path, tmp_path: Path, content: str
     """The host's count remains."""
     del vmstat
     (tmp_path / "cgroup").write_text(content, encoding="utf-8", errors="surrogateescape")
-    assert worker_exit.read_oom_kills() == count(7)
+    assert worker_process.read_oom_kills() == count(7)
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGTERM])
 def test_a_crash_blames_nobody(vmstat: Path, number: int) -> None:
     """Also beside the kernel's own kills of others."""
     del vmstat
-    assert worker_exit.describe_end(number, oom_kills_before=count(0))[1] == "unknown"
+    assert worker_process.describe_end(number, oom_kills_before=count(0))[1] == "unknown"
 
 
 def test_an_exit_code_is_the_functions_own(vmstat: Path) -> None:
     """Something called ``exit``."""
     del vmstat
-    assert worker_exit.describe_end(3 << 8, oom_kills_before=count(7)) == ("the worker left with exit code 3", "software")
+    assert worker_process.describe_end(3 << 8, oom_kills_before=count(7)) == ("the worker left with exit code 3", "software")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.agent.spawner import describe_exit
+from pytest_gpucluster.protocol.messages import Success
 from tests.support import REPOSITORY
 from tests.support.processes import MARK, kill_marked
 
@@ -99,10 +100,10 @@ def test_spawn_and_exit_status(agent: Any) -> None:
     """A worker that leaves, one that raises and one that is shot are told apart; output and messages arrive."""
     facts = said(
         agent("""
-worker = start("link.sendall(b'{\\"t\\": \\"result\\", \\"ok\\": true}\\\\n'); print('hello'); sys.stdout.flush()")
+worker = start("link.sendall(b'{\\"t\\": \\"success\\"}\\\\n'); print('hello'); sys.stdout.flush()")
 status = dict(spawner.exits(within_s=10))[worker.pid]
 worker.drain()
-left = [describe_exit(status), worker.tail.decode(), worker.last_messages()[-1].to_json(), worker.state()]
+left = [describe_exit(status), worker.tail.decode(), repr(worker.last_messages()[-1]), worker.state()]
 bad = start("1/0")
 raised = describe_exit(dict(spawner.exits(within_s=10))[bad.pid])
 shot = start("os.kill(os.getpid(), signal.SIGSEGV)")
@@ -112,7 +113,7 @@ tell(left=left, raised=raised, died=died, cwd=os.getcwd())
     )
     assert facts["left"][0] == "left with exit code 0"
     assert facts["left"][1] == "hello\n"
-    assert (facts["left"][2]["t"], facts["left"][2]["ok"]) == ("result", True)
+    assert facts["left"][2] == repr(Success())
     assert (facts["raised"], facts["died"]) == ("left with exit code 1", "died: SIGSEGV")
 
 
@@ -139,7 +140,7 @@ hangs_in = hangs.stacks()
 worker = start('''
 while not os.path.exists({str(answered)!r}):
     time.sleep(0.01)
-link.sendall(b'{{"t": "result", "ok": true}}\\\\n')
+link.sendall(b'{{"t": "success"}}\\\\n')
 time.sleep(600)
 ''')
 worker.look()
@@ -178,7 +179,7 @@ def test_workers_lead_a_session_and_die_with_what_they_started(agent: Any) -> No
 worker = start(GRANDCHILD)
 child = None
 while child is None:
-    for message in worker.wire.receive(): child = message["pid"]
+    for message in worker.wire.receive(): child = json.loads(message)["pid"]
 session = os.getsid(worker.pid) == worker.pid
 killed = worker.kill()
 again = worker.kill()
@@ -200,7 +201,7 @@ def test_a_worker_that_ends_takes_its_children_along(agent: Any) -> None:
 worker = start(GRANDCHILD.replace("time.sleep(600)", "pass"))
 child = None
 while child is None:
-    for message in worker.wire.receive() or (): child = message["pid"]
+    for message in worker.wire.receive() or (): child = json.loads(message)["pid"]
 spawner.exits(within_s=10)
 tell(pids=[child])
 time.sleep(60)
@@ -216,7 +217,7 @@ def test_nothing_survives_its_agent(agent: Any, number: int) -> None:
 worker = start(GRANDCHILD)
 child = None
 while child is None:
-    for message in worker.wire.receive(): child = message["pid"]
+    for message in worker.wire.receive(): child = json.loads(message)["pid"]
 tell(pids=[spawner.pid, worker.pid, child])
 time.sleep(60)
 """)

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_gpucluster.cluster.soak import CLUSTER, RoundResult
-from pytest_gpucluster.cluster.soak_record import SoakRecord, read_back
+from pytest_gpucluster.cluster.soak import CLUSTER, RoundResult, SoakRecord, read_back
 from pytest_gpucluster.config.strict_json import strict_json
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.judging.finding import Finding

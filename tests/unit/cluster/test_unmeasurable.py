@@ -16,7 +16,6 @@ from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.inventory.identity import Identity
 from pytest_gpucluster.inventory.occupancy import GpuProcess, Occupancy
 from pytest_gpucluster.places import Inventory
-from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.functions import beside_others, without_device
 from pytest_gpucluster.protocol.messages import Failure, ForeignProcess, FunctionName, Reply, Success
 from tests.support.names import function_named
@@ -84,10 +83,7 @@ class FakeController:
         answer = {"read_occupancy": self._look, "identity": self._identity}.get(call.function.qualname, lambda rank: rank)
         failed = self.fail.get(call.function.qualname, {})
         replies = {rank: failed.get(rank) or answer(rank) for rank in call.ranks}
-        return {
-            rank: reply if isinstance(reply, Failure) else Success(value=plain_data.to_plain(reply))
-            for rank, reply in replies.items()
-        }
+        return {rank: reply if isinstance(reply, Failure) else Success(value=reply) for rank, reply in replies.items()}
 
     def _look(self, rank: int) -> Any:
         return self._looks.get(rank, seen(self._swapped.get(rank, rank)))

@@ -426,6 +426,11 @@ def test_many_who_say_nothing(host: Host, monkeypatch: pytest.MonkeyPatch) -> No
         line.close()
 
 
+def forged(message: dict[str, Any], name: str) -> bytes:
+    """As a launcher with another secret writes it."""
+    return channel.sign(json.dumps(message).encode(), name=name, secret=ANOTHER) + b"\n"
+
+
 def test_a_hello_with_another_secret(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counts for nothing, and one signed for another connection neither."""
     monkeypatch.setenv(VARIABLE, "of this run")
@@ -434,12 +439,12 @@ def test_a_hello_with_another_secret(host: Host, monkeypatch: pytest.MonkeyPatch
     challenge = rendezvous._receive(line, key=rendezvous.WELCOME, within_s=5)["challenge"]
     said = {"hello": {"node_rank": 1, "hostname": "x", "num_nodes": 3, "num_local": 2}, "nonce": "n"}
     old = rendezvous._frame(said, key="a challenge of long ago")
-    forged = channel.encode(said, name=f"joining/{challenge}", secret=ANOTHER) + b"\n"
-    for frame in (old, forged):
+    another = forged(said, f"joining/{challenge}")
+    for frame in (old, another):
         with socket.create_connection((HERE, host.port), timeout=20) as stranger:
             stranger.sendall(frame)
             host.meeting.gather(within_s=0.2)
-    line.sendall(forged)
+    line.sendall(another)
     host.meeting.gather(within_s=0.2)
     assert host.meeting.hostnames == {0: "host0"}
     assert [notice for notice in host.notices if "not signed by this run" in notice] != []
@@ -495,7 +500,7 @@ def test_something_else_answers(monkeypatch: pytest.MonkeyPatch, answer: bytes, 
 
 def test_another_secret_on_another_node(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     """A node without the run's secret is told so by what it reads."""
-    monkeypatch.setattr(rendezvous, "_frame", lambda message, *, key: channel.encode(message, name=key, secret=ANOTHER) + b"\n")
+    monkeypatch.setattr(rendezvous, "_frame", lambda message, *, key: forged(message, key))
     other = Joining(hello(1), host.port, within_s=0.5)
     host.gather_until(lambda: not other.is_alive())
     assert "another GPUCLUSTER_SECRET" in str(other.ended())

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
-from pytest_gpucluster.controller import journal_sender
-from pytest_gpucluster.controller.journal_sender import SEND_EVERY_S, JournalSender
+from pytest_gpucluster.controller import command_link
+from pytest_gpucluster.controller.command_link import SEND_EVERY_S, JournalSender
 from pytest_gpucluster.protocol.channel import ChannelLostError, journal_key
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.protocol.channel import Channel
+    from pytest_gpucluster.protocol.channel import StoreChannel
     from pytest_gpucluster.protocol.messages import JournalText
 
 
@@ -35,14 +35,14 @@ class Sent:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, which the test moves on."""
     now_s = [100.0]
-    monkeypatch.setattr(journal_sender.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(command_link.time, "monotonic", lambda: now_s[0])
     return now_s
 
 
 def opened(sent: Sent) -> JournalSender:
     """A sender that knows its replica."""
     sender = JournalSender()
-    sender.open(cast("Channel", sent))
+    sender.open(cast("StoreChannel", sent))
     return sender
 
 
@@ -75,13 +75,13 @@ def test_lines_before_the_replica_is_known_wait(clock: list[float]) -> None:
     clock[0] += 10 * SEND_EVERY_S
     sender.add("second\n")
     sender.flush()
-    sender.open(cast("Channel", sent))
+    sender.open(cast("StoreChannel", sent))
     assert sent.texts == ["first\nsecond\n"]
     alone = JournalSender()
     alone.add("first\n")
     alone.close()
     alone.add("second\n")
-    alone.open(cast("Channel", sent))
+    alone.open(cast("StoreChannel", sent))
     assert sent.texts == ["first\nsecond\n"]
 
 

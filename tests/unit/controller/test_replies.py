@@ -8,13 +8,20 @@ from typing import Any
 import pytest
 
 from pytest_gpucluster.controller import replies
-from pytest_gpucluster.controller.replies import Gathering, Release, lost_reply
+from pytest_gpucluster.controller.replies import PendingReplies, Release, lost_reply
+from pytest_gpucluster.protocol import channel
+from pytest_gpucluster.protocol.channel import Address, StoreChannel, reply_key
 from pytest_gpucluster.protocol.messages import Failure, FailureKind, Success
+from pytest_gpucluster.protocol.secret import Secret
+
+CALL = "call-0"
+SECRET = Secret.random()
+LONG_S = 30.0
 
 
-def of_two_pairs() -> Gathering:
+def of_two_pairs() -> PendingReplies:
     """Four ranks in two groups, nobody has answered."""
-    return Gathering(waiting={0, 1, 2, 3}, groups=[(0, 1), (2, 3)], give_up_s=time.monotonic() + 60)
+    return PendingReplies(call_id=CALL, waiting={0, 1, 2, 3}, groups=[(0, 1), (2, 3)], give_up_s=time.monotonic() + 60)
 
 
 def failed(kind: FailureKind, **more: Any) -> Failure:
@@ -52,7 +59,7 @@ def test_peers_of_one_that_only_echoes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cause is given longer to tell; once it has, the ordinary moment counts for the rest."""
     monkeypatch.setattr(replies, "RAISED_GRACE_S", 0.05)
     monkeypatch.setattr(replies, "CONSEQUENCE_GRACE_S", 600.0)
-    one = Gathering(waiting={0, 1, 2}, groups=[(0, 1, 2)], give_up_s=time.monotonic() + 60)
+    one = PendingReplies(call_id=CALL, waiting={0, 1, 2}, groups=[(0, 1, 2)], give_up_s=time.monotonic() + 60)
     one.add(0, failed("raised", error="Connection closed by peer [127.0.0.1]:4711", entered=True))
     time.sleep(0.06)
     assert one.to_release() is None
@@ -73,3 +80,150 @@ def test_echoes_alone_are_not_waited_for_without_end(monkeypatch: pytest.MonkeyP
     found = one.to_release()
     assert found is not None
     assert found.ranks == [1]
+
+
+# How they arrive, over a real store.
+
+
+@pytest.fixture
+def store() -> StoreChannel:
+    """A store of its own."""
+    listener = channel.listen_on_loopback()
+    host, port = listener.getsockname()[:2]
+    return channel.host_store(Address(host=host, port=port, run_id="run"), SECRET, listener=listener)
+
+
+def pending(*ranks: int, call: str = CALL) -> PendingReplies:
+    """A call of these ranks, each by itself."""
+    return PendingReplies(call_id=call, waiting={*ranks}, groups=[], give_up_s=time.monotonic() + LONG_S)
+
+
+def answer(store: StoreChannel, *ranks: int, call: str = CALL) -> None:
+    """These ranks reply with their numbers."""
+    for rank in ranks:
+        store.put(reply_key(call, rank), Success(value=rank))
+
+
+def fail(store: StoreChannel, rank: int) -> None:
+    """This rank replies that it failed, as its agent does."""
+    store.put(reply_key(CALL, rank), failed("raised"))
+    store.note_fault(CALL, rank)
+
+
+def test_all_replies_are_read_once_all_are_there(store: StoreChannel) -> None:
+    """Each is placed at its rank; those of another call are not."""
+    one = pending(0, 1, 2)
+    answer(store, 0, 1)
+    answer(store, 2, call="given up")
+    one.receive(store, within_s=0.05)
+    assert one.replies == {}
+    answer(store, 2)
+    one.receive(store, within_s=LONG_S)
+    assert one.replies == {rank: Success(value=rank) for rank in range(3)}
+    assert one.waiting == set()
+
+
+def test_a_failure_is_read_at_once(store: StoreChannel) -> None:
+    """While others work on. Two that fail at the same moment are both read, and no rank is asked twice."""
+    one = pending(*range(300))
+    answer(store, *range(200))
+    fail(store, 250)
+    fail(store, 7)
+    one.receive(store, within_s=0.05)
+    assert set(one.replies) == {7, 250}
+    assert one.release_s is not None
+    one.receive(store, within_s=0.05)
+    assert set(one.replies) == {7, 250}
+    answer(store, *(rank for rank in range(200, 300) if rank != 250))
+    one.receive(store, within_s=LONG_S)
+    assert len(one.replies) == 300
+    assert one.waiting == set()
+
+
+def test_what_is_there_is_not_asked_for_again(store: StoreChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that is complete is left out of each later look: of 1,024 ranks the slowest alone is waited for."""
+    checked: list[int] = []
+    monkeypatch.setattr(channel.KeyStore, "check", counted(channel.KeyStore.check, checked))
+    one = pending(*range(1024))
+    answer(store, *range(1023))
+    one.receive(store, within_s=0.05)
+    checked.clear()
+    one.receive(store, within_s=0.05)
+    assert max(checked) <= channel.BATCH_KEYS
+    answer(store, 1023)
+    checked.clear()
+    one.receive(store, within_s=LONG_S)
+    assert sum(checked) <= channel.BATCH_KEYS + 1
+    assert len(one.replies) == 1024
+
+
+def counted(check: Any, found: list[int]) -> Any:
+    """The same method, which notes how many keys it was called with."""
+
+    def count(self: Any, keys: Any) -> bool:
+        found.append(len(keys))
+        return bool(check(self, keys))
+
+    return count
+
+
+def test_a_rank_that_is_lost_is_not_waited_for(store: StoreChannel) -> None:
+    """It never replies; the others have."""
+    one = pending(0, 1, 2)
+    answer(store, 0, 2)
+    one.receive(store, within_s=0.05)
+    one.add(1, lost_reply("its agent process has ended"))
+    one.receive(store, within_s=LONG_S)
+    assert {rank: reply.ok for rank, reply in one.replies.items()} == {0: True, 1: False, 2: True}
+
+
+@pytest.mark.parametrize("written", [b"\n{}", b"", b'00\n{"t": "success", "value": 1}'])
+def test_a_forged_reply_costs_its_rank_alone(store: StoreChannel, written: bytes) -> None:
+    """It is refused, and no other."""
+    answer(store, 0, 2)
+    store.store.set(reply_key(CALL, 1), written)
+    one = pending(0, 1, 2)
+    one.receive(store, within_s=LONG_S)
+    refused = one.replies[1]
+    assert isinstance(refused, Failure)
+    assert (refused.kind, refused.error) == ("refused", "a message on the channel was not signed by this run")
+    assert one.replies[0].ok
+    assert one.replies[2].ok
+
+
+@pytest.mark.parametrize(
+    "value",
+    [{"$dataclass": "a:B", "fields": [1]}, [{"$dataclass": 1, "fields": {}}], {"$float": "1"}],
+    ids=["fields", "name", "float"],
+)
+def test_a_value_that_cannot_be_rebuilt(store: StoreChannel, value: Any) -> None:
+    """A function wrote it into the line of its worker: the rank is refused, and says what it is."""
+    store.put(reply_key(CALL, 0), Success(value=value))
+    one = pending(0)
+    one.receive(store, within_s=LONG_S)
+    refused = one.replies[0]
+    assert isinstance(refused, Failure)
+    assert (refused.kind, refused.error.partition(":")[0]) == ("refused", "Success.value")
+
+
+@pytest.mark.parametrize("said", [b"7,", b"x", b",,,", b"1" * 5000, b"-1,", b"\xff,1", b"0"], ids=repr)
+def test_a_stranger_says_that_ranks_failed(store: StoreChannel, said: bytes) -> None:
+    """Nobody signs that: the replies are looked for, and what is not there is waited for as before."""
+    store.store.set(channel.fault_key(CALL), said)
+    one = pending(0, 1)
+    answer(store, 1)
+    one.receive(store, within_s=0.05)
+    assert set(one.replies) <= {1}
+    answer(store, 0)
+    one.receive(store, within_s=LONG_S)
+    assert one.replies == {0: Success(value=0), 1: Success(value=1)}
+
+
+def test_large_replies(store: StoreChannel) -> None:
+    """Nearly as much as may cross the channel, from each rank."""
+    text = "x" * (channel.MAX_MESSAGE_BYTES - 1000)
+    for rank in range(4):
+        store.put(reply_key(CALL, rank), Success(value=text))
+    one = pending(*range(4))
+    one.receive(store, within_s=LONG_S)
+    assert one.replies == {rank: Success(value=text) for rank in range(4)}

@@ -21,7 +21,7 @@ from pytest_gpucluster.localization.rails import (
     slow_rails,
 )
 from pytest_gpucluster.measurements.rails import RailEnd, RailRates
-from pytest_gpucluster.protocol.pairs import ordered_rounds
+from pytest_gpucluster.protocol.rank import ordered_rounds
 
 AGAIN: dict[Quantity, float] = {"bandwidth": 10, "latency": 50}
 UNREAD = NotAvailable("No such file or directory")

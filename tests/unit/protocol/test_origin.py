@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -195,6 +196,6 @@ def test_the_rest_of_this_package_is_no_measurement(function: Callable[..., Any]
 def test_no_message_names_where_to_write() -> None:
     """The command that makes an agent keep the journal says which ranks, and never a path."""
     forged = {"t": "replicate", "ranks": [[0, 0]], "target": {"folder": "/etc", "junit": "/etc/passwd"}}
-    command = read_command(forged)
+    command = read_command(json.dumps(forged).encode())
     assert isinstance(command, ReplicateJournal)
     assert {field.name for field in fields(command)} == {"t", "ranks"}

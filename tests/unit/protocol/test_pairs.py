@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_gpucluster.protocol.pairs import ordered_rounds, rounds_of_pairs
+from pytest_gpucluster.protocol.rank import ordered_rounds, rounds_of_pairs
 
 
 @pytest.mark.parametrize("size", range(2, 18))

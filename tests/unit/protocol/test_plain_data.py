@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
+import enum
 import math
 import sys
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pytest_gpucluster.protocol import plain_data
+from pytest_gpucluster.protocol.messages import Success, read_reply
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
-KEYS = st.text().filter(lambda key: key != plain_data.MARK)
+KEYS = st.text().filter(lambda key: key not in (plain_data.MARK, plain_data.NUMBER))
 DATA = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=20
 )
@@ -34,7 +36,8 @@ class Rate:
 
 def through(value: Any) -> Any:
     """What arrives at the other end of a process boundary."""
-    return plain_data.from_plain(json.loads(json.dumps(plain_data.to_plain(value))))
+    success: Any = read_reply(Success(value=plain_data.to_plain(value)).to_json())
+    return success.value
 
 
 @given(DATA)
@@ -52,10 +55,37 @@ def test_so_does_a_dataclass_of_it(value: Any) -> None:
 
 
 def test_not_finite_numbers_cross() -> None:
-    """Inside a run NaN must arrive as NaN, so that a criterion can refuse it."""
-    found = through({"nan": math.nan, "inf": -math.inf})
+    """Inside a run NaN must arrive as NaN, so that a criterion can refuse it; JSON has none."""
+    found = through({"nan": math.nan, "inf": -math.inf, "in": Rate(tflops=math.inf, by_size={"1": math.nan})})
     assert math.isnan(found["nan"])
-    assert found["inf"] == -math.inf
+    assert math.isnan(found["in"].by_size["1"])
+    assert (found["inf"], found["in"].tflops) == (-math.inf, math.inf)
+
+
+@pytest.mark.parametrize("name", ["1", "infinity", 1, None, ["nan"], "nan "])
+def test_no_other_number_has_a_name(name: Any) -> None:
+    """What Python's float would take as well is no such number."""
+    with pytest.raises(plain_data.NotPlainDataError):
+        plain_data.from_plain({plain_data.NUMBER: name})
+
+
+class Colour(str, enum.Enum):
+    """A text that has a name."""
+
+    RED = "red"
+
+
+class Count(int):
+    """A number with a class of its own."""
+
+
+@pytest.mark.parametrize(
+    ("value", "crossed"), [(np.float64(0.1), 0.1), (Count(3), 3), (Colour.RED, "red"), ({Colour.RED: 1}, {"red": 1})]
+)
+def test_subclasses_cross_as_what_json_has(value: Any, crossed: Any) -> None:
+    """A number of NumPy, a text with a name."""
+    assert through(value) == crossed
+    assert type(through(value)) is type(crossed)
 
 
 def test_tuples_come_as_lists() -> None:
@@ -75,14 +105,14 @@ def test_tuples_come_as_lists() -> None:
 )
 def test_what_cannot_cross_is_named(value: Any, named: str) -> None:
     """The message says which type it was."""
-    with pytest.raises(plain_data.NotPlainError, match=named):
+    with pytest.raises(plain_data.NotPlainDataError, match=named):
         plain_data.to_plain(value)
 
 
-@pytest.mark.parametrize("key", [1, None, plain_data.MARK])
+@pytest.mark.parametrize("key", [1, None, plain_data.MARK, plain_data.NUMBER])
 def test_keys_are_text(key: Any) -> None:
     """Other keys would come back as text, and the mark would come back as an object."""
-    with pytest.raises(plain_data.NotPlainError, match="cannot be a key"):
+    with pytest.raises(plain_data.NotPlainDataError, match="cannot be a key"):
         plain_data.to_plain({key: 1})
 
 
@@ -90,7 +120,7 @@ def test_depth_is_bounded() -> None:
     """A value that contains itself ends in a message, not in a RecursionError."""
     endless: list[Any] = []
     endless.append(endless)
-    with pytest.raises(plain_data.NotPlainError, match="nested deeper"):
+    with pytest.raises(plain_data.NotPlainDataError, match="nested deeper"):
         plain_data.to_plain(endless)
 
 
@@ -111,5 +141,5 @@ def test_only_dataclasses_are_rebuilt(name: str) -> None:
 @given(st.recursive(SCALARS, lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.just(plain_data.MARK), inner)))
 def test_whatever_json_arrives_is_read(data: Any) -> None:
     """A message of another version or origin gives a value or a NotPlainError, nothing else."""
-    with contextlib.suppress(plain_data.NotPlainError):
+    with contextlib.suppress(plain_data.NotPlainDataError):
         plain_data.from_plain(data)

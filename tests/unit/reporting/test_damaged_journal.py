@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pytest_gpucluster.commands.main import main
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.verdict import Record
-from pytest_gpucluster.reporting.journal import record_facts, require_types
+from pytest_gpucluster.reporting.journal import record_facts, record_from_facts
 from pytest_gpucluster.reporting.rebuild import rebuild, require_journal_of, take_over
 from tests.support import reports
 
@@ -160,8 +160,42 @@ def test_a_damaged_replica_or_first_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize("field", Record.__slots__)
 def test_every_field_of_a_record_is_checked(field: str) -> None:
     """A value of a type that it never has."""
-    record = Record(**ROW, outcome="failed")
-    require_types(record)
-    object.__setattr__(record, field, object())
+    facts = record_facts(Record(**ROW, outcome="failed"))
+    assert record_from_facts(facts) == Record(**ROW, outcome="failed")
     with pytest.raises((TypeError, ValueError)):
-        require_types(record)
+        record_from_facts({**facts, field: object()})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *[(name, value) for name in ("criterion", "outcome") for value in (None, 1, ["a"])],
+        *[
+            (name, value)
+            for name in ("place", "reason", "headline", "teardown", "cause", "remark", "advice")
+            for value in (1, {})
+        ],
+        *[(name, value) for name in ("value", "margin_percent") for value in ("1", [1.0], {"a": 1}, True)],
+        *[(name, value) for name in ("advisory", "confirmed", "waivable", "started") for value in (1, "true", None)],
+        *[(name, value) for name in ("culprits", "among") for value in ("node0", [1], [None], {"a": 1}, None)],
+        *[(name, value) for name in ("evidence", "waiver") for value in ("a", [1], 1)],
+        ("evidence", None),
+        ("blames", "gpus"),
+        ("blames", 1),
+        ("outcome", "good"),
+        ("limit", {"kind": "above", "value": "1", "unit": "W"}),
+        ("limit", {"kind": "above", "value": 1, "unit": None}),
+        ("limit", {"kind": "over", "value": 1, "unit": "W"}),
+        ("limit", {"kind": "above", "value": 1}),
+        ("limit", [1]),
+        ("limit", "700 TFLOPS"),
+        ("limit", "~ 700 TFLOPS"),
+        ("limit", "> many TFLOPS"),
+    ],
+    ids=repr,
+)
+def test_a_field_of_another_type(field: str, value: Any) -> None:
+    """Reports could not be made of it, or would say something else."""
+    facts = record_facts(Record(**ROW, outcome="failed"))
+    with pytest.raises((TypeError, ValueError, KeyError)):
+        record_from_facts({**facts, field: value})

@@ -18,8 +18,7 @@ from pytest_gpucluster.plugin.junit import finish_junit
 from pytest_gpucluster.reporting.junit import junit_text, suite_element
 from pytest_gpucluster.reporting.rebuild import rebuild
 from pytest_gpucluster.reporting.recorder import Recorder, RunStatus
-from pytest_gpucluster.reporting.report import Case, Report
-from pytest_gpucluster.reporting.results import place_facts
+from pytest_gpucluster.reporting.results import ReportedTest, RunReport, place_facts
 from tests.support.entries import limit
 
 if TYPE_CHECKING:
@@ -149,7 +148,7 @@ def interrupted(record: Record) -> pytest.TestReport:
     )
 
 
-def written_by_pytest(file: Path, report: Report, *, prefix: str | None = None) -> ET.Element:
+def written_by_pytest(file: Path, report: RunReport, *, prefix: str | None = None) -> ET.Element:
     """The file of pytest's writer, which saw the tests that were started."""
     writer = LogXML(str(file), prefix, logging="all")
     writer.pytest_sessionstart()
@@ -273,8 +272,8 @@ def test_pytest_adds_what_it_alone_knows(run: Run) -> None:
 def test_a_prefix_and_testcases_of_nobody(tmp_path: Path) -> None:
     """``--junitprefix`` is kept, and what only pytest knows stays in its file."""
     verdict = decide(STARTED, Terms(rehearsal=True, level_reached=True))
-    cases = tuple(Case(nodeid=nodeid(record), record=record) for record in STARTED[:1])
-    report = Report(cases=cases, verdict=verdict, places=PLACES, facts=FACTS, is_rehearsal=True)
+    cases = tuple(ReportedTest(nodeid=nodeid(record), record=record) for record in STARTED[:1])
+    report = RunReport(cases=cases, verdict=verdict, places=PLACES, facts=FACTS, is_rehearsal=True)
     suite = written_by_pytest(tmp_path / "final.xml", report, prefix="site")
     names = [(element.get("classname"), element.get("name")) for element in suite.iter("testcase")]
     assert len(names) == len(STARTED) + 2
@@ -286,8 +285,8 @@ def test_any_text_is_xml() -> None:
     """What a test hands over must not end the run that writes about it."""
     record = replace(STARTED[1], reason="\ud800\x1b\x00\ufffe]]>&<\r\n", evidence={"odd": "\ud800"})
     verdict = decide([record], Terms(rehearsal=False, level_reached=True))
-    case = Case(nodeid="t.py::t[\ud800\x01]", record=record)
-    report = Report(cases=(case,), verdict=verdict, places=PLACES, facts={}, is_rehearsal=False)
+    case = ReportedTest(nodeid="t.py::t[\ud800\x01]", record=record)
+    report = RunReport(cases=(case,), verdict=verdict, places=PLACES, facts={}, is_rehearsal=False)
     whole = ET.fromstring(junit_text(report))[0]  # noqa: S314 -- our own text
     assert cases_of(whole) == cases_of(suite_element(report))
     assert cases_of(whole)[0].message == r"\ud800\x1b\x00\ufffe]]>&<"
@@ -304,8 +303,8 @@ def test_an_acceptance_says_in_the_junit_what_it_asked_less() -> None:
     )
     verdict = decide([record], terms)
     assert verdict.word == "ACCEPTED"
-    case = Case(nodeid="test_a.py::test_rate", record=record)
-    report = Report(cases=(case,), verdict=verdict, places=PLACES, facts={}, is_rehearsal=False)
+    case = ReportedTest(nodeid="test_a.py::test_rate", record=record)
+    report = RunReport(cases=(case,), verdict=verdict, places=PLACES, facts={}, is_rehearsal=False)
     suite = suite_element(report)
     last = suite.findall("testcase")[-1]
     for element in (suite, last):
@@ -321,8 +320,8 @@ def test_what_passed_with_a_remark_shows_it() -> None:
     hint = Record(criterion="hint", place=HOT.id, outcome="passed", reason="low: 3 %\n  why: x", advisory=True, started=True)
     rows = (hint, replace(hint, criterion="bits", advisory=False, reason=None, remark=alone))
     verdict = decide(rows, Terms(rehearsal=False, level_reached=True))
-    cases = tuple(Case(nodeid=nodeid(row), record=row) for row in rows)
-    suite = suite_element(Report(cases=cases, verdict=verdict, places=PLACES, facts=FACTS, is_rehearsal=False))
+    cases = tuple(ReportedTest(nodeid=nodeid(row), record=row) for row in rows)
+    suite = suite_element(RunReport(cases=cases, verdict=verdict, places=PLACES, facts=FACTS, is_rehearsal=False))
     first, second = suite.findall("testcase")[:2]
     properties = [{one.get("name"): one.get("value") for one in case.iter("property")} for case in (first, second)]
     assert (properties[0]["advisory"], properties[1]["remark"]) == ("advisory: low: 3 %", alone)
@@ -336,8 +335,8 @@ def test_the_same_error_is_written_once() -> None:
     lost = Record(criterion="sum", place=None, outcome="error", reason="rank 1: died\n  stack", cause="died", started=True)
     rows = (lost, replace(lost, criterion="max"), replace(lost, criterion="min", place="node0"))
     verdict = decide(rows, Terms(rehearsal=False, level_reached=True))
-    cases = tuple(Case(nodeid=nodeid(row), record=row) for row in rows)
-    found = cases_of(suite_element(Report(cases=cases, verdict=verdict, places=PLACES, facts=FACTS, is_rehearsal=False)))
+    cases = tuple(ReportedTest(nodeid=nodeid(row), record=row) for row in rows)
+    found = cases_of(suite_element(RunReport(cases=cases, verdict=verdict, places=PLACES, facts=FACTS, is_rehearsal=False)))
     assert [case.message for case in found] == ["rank 1: died", *["rank 1: died (first seen in sum)"] * 2]
     assert ["stack" in case.text for case in found] == [True, False, False]
     assert all("rank 1: died" in case.text for case in found)

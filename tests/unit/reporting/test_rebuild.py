@@ -13,13 +13,14 @@ from pytest_gpucluster.reporting import rebuild as rebuilding
 from pytest_gpucluster.reporting import writer
 from pytest_gpucluster.reporting.journal import record_facts, record_from_facts
 from pytest_gpucluster.reporting.rebuild import rebuild
+from pytest_gpucluster.thresholds.limit import Limit
 from tests.support.entries import limit
 from tests.support.operations import operations
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pytest_gpucluster.reporting.report import Report
+    from pytest_gpucluster.reporting.results import RunReport
 
 FACTS: dict[str, Any] = {
     "level": "quick",
@@ -74,6 +75,19 @@ def test_what_may_be_waived_is_in_the_journal(tmp_path: Path, told: dict[str, An
     journal(tmp_path, {"event": "outcome", "record": failed}, {"event": "verdict", "objections": []})
     assert rebuild(tmp_path).word == word
     assert ("<failure" in (tmp_path / "junit.xml").read_text(encoding="utf-8")) == (word == "REJECTED")
+
+
+@pytest.mark.parametrize("number", [0, 1, -3, 12_345_678, 0.0, 1.0, 1e7, 498.5])
+def test_whole_numbers_stay_whole(number: float) -> None:
+    """A count is shown as one: 3, not 3.0; the same for what a limit says."""
+    record = Record(
+        criterion="c", place=None, outcome="passed", value=number, limit=Limit(kind="max", value=number, unit="errors")
+    )
+    again = record_from_facts(json.loads(json.dumps(strict_json(record_facts(record)))))
+    assert again == record
+    assert again.limit is not None
+    assert (type(again.value), type(again.limit.value)) == (type(number), type(number))
+    assert again.limit.text == f"<= {number if isinstance(number, int) else format(number, '.6g')} errors"
 
 
 def test_a_record_survives_the_journal() -> None:
@@ -154,7 +168,7 @@ def test_work_grows_with_the_testcases_once(tmp_path: Path, monkeypatch: pytest.
     written: list[int] = []
     whole = writer.texts_of
 
-    def counted(report: Report, **options: bool) -> tuple[str, str]:
+    def counted(report: RunReport, **options: bool) -> tuple[str, str]:
         written.append(len(report.cases))
         return whole(report, **options)
 

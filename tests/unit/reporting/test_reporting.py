@@ -23,8 +23,7 @@ from pytest_gpucluster.judging.verdict import OUTCOMES, Record, Terms, decide
 from pytest_gpucluster.places import Inventory, Place
 from pytest_gpucluster.reporting.files import ResultsDirectory, write_atomically
 from pytest_gpucluster.reporting.journal import Journal
-from pytest_gpucluster.reporting.report import Case
-from pytest_gpucluster.reporting.results import SCHEMA_FILE, bound_facts, culprits, results_document, to_json
+from pytest_gpucluster.reporting.results import SCHEMA_FILE, ReportedTest, bound_facts, culprits, results_document, to_json
 from pytest_gpucluster.thresholds.layers import KINDS
 from pytest_gpucluster.thresholds.limit import Limit
 from tests.support.entries import limit, threshold
@@ -105,9 +104,9 @@ def strict(text: str) -> Any:
     return json.loads(text, parse_constant=refuse)
 
 
-def cases(records: list[Record]) -> list[Case]:
+def cases(records: list[Record]) -> list[ReportedTest]:
     """Tests that are called as their criteria."""
-    return [Case(nodeid=record.criterion, record=record) for record in records]
+    return [ReportedTest(nodeid=record.criterion, record=record) for record in records]
 
 
 def document(records: list[Record], *, places: dict[str, Place] | None = None) -> Any:

@@ -8,7 +8,7 @@ import pytest
 
 from pytest_gpucluster.judging.verdict import Record, Terms, decide
 from pytest_gpucluster.places import Inventory
-from pytest_gpucluster.reporting.report import Case, Report
+from pytest_gpucluster.reporting.results import ReportedTest, RunReport
 from pytest_gpucluster.reporting.writer import ReportWriter, not_ended, texts_of
 from pytest_gpucluster.thresholds.limit import Limit
 from tests.support.operations import operations
@@ -100,12 +100,12 @@ def test_work_for_the_reports_of_many_outcomes(outcome: str) -> None:
     assert few / 200 <= 9500
 
 
-def report_of(outcome: str, number: int) -> Report:
+def report_of(outcome: str, number: int) -> RunReport:
     """The report of so many outcomes at as many GPUs."""
     limit = Limit(kind="min", value=700, unit="TFLOPS")
     places = Inventory(num_nodes=number, gpus_per_node=1, device="cuda").by_id
     cases = tuple(
-        Case(
+        ReportedTest(
             nodeid=f"tests/test_a.py::test_rate[{place}]",
             record=Record(
                 criterion="rate",
@@ -122,4 +122,4 @@ def report_of(outcome: str, number: int) -> Report:
     )
     terms = Terms(rehearsal=True, level_reached=True)
     verdict = decide([case.record for case in cases], terms)
-    return Report(cases=cases, verdict=verdict, places=places, facts={}, is_rehearsal=True)
+    return RunReport(cases=cases, verdict=verdict, places=places, facts={}, is_rehearsal=True)

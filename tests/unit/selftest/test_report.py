@@ -14,8 +14,7 @@ from pytest_gpucluster.judging.verdict import Record, Terms, decide
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.reporting.junit import junit_text
 from pytest_gpucluster.reporting.rebuild import rebuild
-from pytest_gpucluster.reporting.report import Report
-from pytest_gpucluster.reporting.results import SCHEMA_FILE, selftest_lines
+from pytest_gpucluster.reporting.results import SCHEMA_FILE, RunReport, selftest_lines
 from pytest_gpucluster.selftest.report import DEAD, HUNG, SLOW, WRONG, NotPlanted, SelftestReport, Trial
 
 if TYPE_CHECKING:
@@ -179,7 +178,7 @@ def test_facts_fit_the_schema(trials: tuple[Trial, ...]) -> None:
 def test_the_testcase(found: SelftestReport, tag: str | None) -> None:
     """The first of the file; an error where a plant was missed, with the words."""
     verdict = decide([Record(criterion="a", place=None, outcome="passed")], Terms(rehearsal=False, level_reached=True))
-    report = Report(cases=(), verdict=verdict, places={}, facts={"selftest": found.facts}, is_rehearsal=False)
+    report = RunReport(cases=(), verdict=verdict, places={}, facts={"selftest": found.facts}, is_rehearsal=False)
     text = junit_text(report)
     first, last = ET.fromstring(text).iter("testcase")  # noqa: S314 -- our own
     assert (first.get("name"), last.get("name")) == ("gpucluster.selftest", "gpucluster.verdict")

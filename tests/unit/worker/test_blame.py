@@ -14,8 +14,8 @@ from finetune_smoke.settings.config import InputError, OwnInputError
 from pytest_gpucluster.errors import ConfigurationError, GpuMemoryError, MeasurementError, Part
 from pytest_gpucluster.inventory.nvml_calls import GpuLostError, NvmlError
 from pytest_gpucluster.protocol.functions import RefusedError
-from pytest_gpucluster.protocol.plain_data import NotPlainError
-from pytest_gpucluster.worker.blame import HOST_ERRORS, NoGpuError, part_of
+from pytest_gpucluster.protocol.plain_data import NotPlainDataError
+from pytest_gpucluster.worker.raised import HOST_ERRORS, NoGpuError, part_of
 
 OWN = [
     KeyError("loss"),
@@ -30,7 +30,7 @@ OWN = [
     StopIteration(),
     SystemExit(3),
     KeyboardInterrupt(),
-    NotPlainError("torch.Tensor"),
+    NotPlainDataError("torch.Tensor"),
     RefusedError("differs"),
     FileNotFoundError(errno.ENOENT, "no such file"),
     torch.OutOfMemoryError("CUDA out of memory"),

@@ -36,7 +36,7 @@ MOST_PARTS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CutSoak:
+class InterruptedSoak:
     """A soak that was cut short.
 
     Attributes:
@@ -74,7 +74,9 @@ class CutSoak:
         return None
 
 
-def find_cut_soak(folder: Path, *, facts: Mapping[str, Any], versions: Mapping[str, str], now_s: float) -> CutSoak | None:
+def find_interrupted_soak(
+    folder: Path, *, facts: Mapping[str, Any], versions: Mapping[str, str], now_s: float
+) -> InterruptedSoak | None:
     """The soak that the run whose files lie in ``folder`` left unfinished; None if there is none.
 
     Args:
@@ -96,13 +98,15 @@ def find_cut_soak(folder: Path, *, facts: Mapping[str, Any], versions: Mapping[s
         return _cut_soak(folder, state, [], why_not="its journal is damaged")
 
 
-def _cut_soak(folder: Path, state: JournalState, events: list[dict[str, Any]], *, why_not: str | None) -> CutSoak | None:
+def _cut_soak(
+    folder: Path, state: JournalState, events: list[dict[str, Any]], *, why_not: str | None
+) -> InterruptedSoak | None:
     """The soak; None where its time was over, or no whole round was measured."""
     rounds = [event for event in events if event["event"] == "soak_round"]
     if events and (not rounds or rounds[-1]["elapsed_s"] >= rounds[-1]["duration_s"]):
         return None
     last: Mapping[str, Any] = rounds[-1] if rounds else {"round": 0, "elapsed_s": 0.0}
-    return CutSoak(
+    return InterruptedSoak(
         folder=folder,
         run=run_of(folder),
         ended_s=state.ended_s,

@@ -1,4 +1,4 @@
-"""The agent that is its node's voice is killed or stopped: its own rank is named, and no other rank is lost with it."""
+"""The agent that reads the commands for its node is killed or stopped: only its own rank is named, and no other is lost."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ def test_again(again, place):
 """
 CHILDLESS = re.sub(r".*Popen.*", "", SUITE)
 LISTENS = "00010000"
-MOST_CONNECTIONS = 4
+MOST_CONNECTIONS = RANKS + 1 + 2
+"""Each agent's, the one for the commands, and the controller's two."""
 
 
-def voice_rank(launch: Launch) -> int:
+def rank_that_reads(launch: Launch) -> int:
     """The rank whose agent listens for the other agents of the node."""
     lines = [line.split() for line in Path("/proc/net/unix").read_text("utf-8").splitlines()[1:]]
-    inodes = {words[6] for words in lines if words[-1].startswith("@gpucluster-") and words[3] == LISTENS}
+    inodes = {words[6] for words in lines if words[-1].startswith("@gpucluster-commands-") and words[3] == LISTENS}
     for rank in range(RANKS):
         for descriptor in Path(f"/proc/{launch.agent_of(rank).pid}/fd").iterdir():
             found = re.fullmatch(r"socket:\[(\d+)\]", str(descriptor.readlink()))
             if found is not None and found[1] in inodes:
                 return rank
-    raise AssertionError("no agent is the voice")
+    raise AssertionError("no agent shares the commands")
 
 
 def num_connections(launch: Launch, port: int) -> int:
@@ -61,14 +62,14 @@ def num_connections(launch: Launch, port: int) -> int:
         pytest.param(signal.SIGSTOP, "25", id="stopped", marks=pytest.mark.slow),
     ],
 )
-def test_the_voice_in_a_long_call(starter: Starter, number: signal.Signals, seconds: str) -> None:
-    """Four connections before. Then only the voice's own rank has no value; after a stop the others go on measuring too."""
+def test_the_agent_that_reads_in_a_long_call(starter: Starter, number: signal.Signals, seconds: str) -> None:
+    """One connection a rank before. Then only that rank has no value; after a stop the others go on measuring too."""
     starter.write(test_long=CHILDLESS + LATER)
     port = free_port()
     launch = starter.torchrun(*CHOSEN, ranks=RANKS, options=("--master-port", str(port)), SLEEP_S=seconds)
     asleep(starter, launch, ranks=RANKS)
     assert 0 < num_connections(launch, port) <= MOST_CONNECTIONS
-    victim = voice_rank(launch)
+    victim = rank_that_reads(launch)
     launch.agent_of(victim).send_signal(number)
     assert launch.end() != 0
     launch.gone()

@@ -10,7 +10,7 @@ import pytest
 
 from pytest_gpucluster.judging.verdict import Record, Terms
 from pytest_gpucluster.places import Inventory, Place
-from pytest_gpucluster.reporting.cut_soak import CutSoak, find_cut_soak
+from pytest_gpucluster.reporting.interrupted_soak import InterruptedSoak, find_interrupted_soak
 from pytest_gpucluster.reporting.journal import Journal, record_facts
 from pytest_gpucluster.reporting.rebuild import read_journal
 from pytest_gpucluster.reporting.recorder import planned_facts
@@ -71,11 +71,11 @@ def turn(number: int) -> tuple[str, dict[str, Any]]:
 TWO_ROUNDS = [turn(1), round_over(1, 60.0), turn(2), round_over(2, 120.0), turn(3)]
 
 
-def find(folder: Path, *, later_s: float = 60.0, **changes: Any) -> CutSoak | None:
+def find(folder: Path, *, later_s: float = 60.0, **changes: Any) -> InterruptedSoak | None:
     """What a run finds that starts some seconds after the journal's last line."""
     versions = changes.pop("versions", VERSIONS)
     ended_s = read_journal(folder / "journal.jsonl").ended_s
-    return find_cut_soak(folder, facts={**FACTS, **changes}, versions=versions, now_s=ended_s + later_s)
+    return find_interrupted_soak(folder, facts={**FACTS, **changes}, versions=versions, now_s=ended_s + later_s)
 
 
 def test_a_soak_that_was_cut_short(tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_a_damaged_journal(tmp_path: Path) -> None:
 
 def test_no_journal(tmp_path: Path) -> None:
     """An older run may have left other files only."""
-    assert find_cut_soak(tmp_path, facts=FACTS, versions=VERSIONS, now_s=ENDED_S) is None
+    assert find_interrupted_soak(tmp_path, facts=FACTS, versions=VERSIONS, now_s=ENDED_S) is None
 
 
 def test_reports_from_the_journal_say_that_the_soak_was_cut(tmp_path: Path) -> None:
