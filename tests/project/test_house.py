@@ -19,9 +19,26 @@ if TYPE_CHECKING:
 SHIPPED = ("pytest_gpucluster", "tests_acceptance", "finetune_smoke")
 MOST_FILES = 25
 FEWEST_LINES = 60
-MOST_CODE_LINES = 33_500
+MOST_CODE_LINES = 32_500
 """Of all that is shipped, without docstrings, comments and blank lines. Growth is said in the changelog of each round."""
-SHORT_FILES: dict[str, str] = {}
+SHORT_FILES = {
+    "finetune_smoke/data/loader.py": "the one thread of the training proof; who looks for a hang starts here",
+    "finetune_smoke/model/fp8.py": "a storage format; nothing else of a model needs it",
+    "finetune_smoke/model/gradients.py": "the one buffer that DDP, FSDP2 and CUDA graphs share",
+    "finetune_smoke/training/stopping.py": "signal handlers: apart from what they stop",
+    "pytest_gpucluster/cli.py": "the entry point; it may import nothing before the arguments are read",
+    "pytest_gpucluster/commands/demo.py": "one file for one command",
+    "pytest_gpucluster/config/open_files.py": "agents read it before torch; nothing else of config may come along",
+    "pytest_gpucluster/config/strict_json.py": "the plugin and the training proof both write by it",
+    "pytest_gpucluster/fleet/controller.py": "what a fleet replaces of the real controller, and no more",
+    "pytest_gpucluster/measurements/progress.py": "every measurement imports it; it may import none",
+    "pytest_gpucluster/plugin/fleet.py": "a plugin of its own: loaded by name, never by itself",
+    "pytest_gpucluster/plugin/stash_keys.py": "every hook imports it; it may import none",
+    "tests_acceptance/test_health_dcgm.py": "its name is the classname of JUnit, which CI compares",
+    "tests_acceptance/test_memory.py": "its name is the classname of JUnit, which CI compares",
+    "tests_acceptance/test_slurm.py": "its name is the classname of JUnit, which CI compares",
+    "tests_acceptance/test_switches.py": "its name is the classname of JUnit, which CI compares",
+}
 """Files below :data:`FEWEST_LINES`, each with the reason."""
 BAD_WORDS = {"bad", "wrong", "over", "facts", "amiss"}
 ONE_RESULT = "pytest_gpucluster/judging/finding.py"
