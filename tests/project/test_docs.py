@@ -169,6 +169,34 @@ def test_generator_refuses_other_arguments(generator: ModuleType) -> None:
     assert generator.main(["--chek"]) == 2
 
 
+def strayed_examples(text: str, root: Path) -> list[str]:
+    """Indented or ``yaml`` examples of a page whose lines do not stand together in the file that was named last before them."""
+    strayed, named = [], None
+    for part in re.finditer(
+        r"`(?P<file>[\w/]+\.(?:py|yaml))`|^```(?:python|yaml)\n(?P<code>.*?)^```", text, re.DOTALL | re.MULTILINE
+    ):
+        if part["code"] is None:
+            named = root / part["file"]
+        elif named is None or not named.is_file() or part["code"] not in named.read_text(encoding="utf-8"):
+            strayed.append(part["code"].splitlines()[0])
+    return strayed
+
+
+def test_examples_of_contributing_are_real() -> None:
+    """What the page shows of a counter, a reading, a judge and a GPU stands in the files that it names."""
+    text = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    examples = text[text.index("## A counter, a reading, a judge, a GPU") : text.index("## English")]
+    assert examples.count("```python") + examples.count("```yaml") >= 7
+    assert strayed_examples(examples, REPOSITORY) == []
+
+
+def test_strayed_examples_are_seen(tmp_path: Path) -> None:
+    """An example that the file does not have, or that names no file."""
+    (tmp_path / "a.py").write_text("x = 1\ny = 2\n", encoding="utf-8")
+    page = "```python\nx = 1\n```\n`a.py`:\n```python\nx = 1\ny = 2\n```\n```python\nx = 3\n```\n`b.py`\n```yaml\ny = 2\n```\n"
+    assert strayed_examples(page, tmp_path) == ["x = 1", "x = 3", "y = 2"]
+
+
 def test_links_of_the_documentation_lead_somewhere() -> None:
     """Every relative link of a Markdown file has its file, and its heading where it names one."""
     assert dead_links(REPOSITORY) == []
