@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.agent.environment import overridden_variables
 from pytest_gpucluster.cluster.binding import Binding, bind
-from pytest_gpucluster.cluster.calls import Cluster, WantedPlaces, every_place
+from pytest_gpucluster.cluster.calls import Caller, Cluster
 from pytest_gpucluster.config.settings import requested
 from pytest_gpucluster.controller.call import Observer
 from pytest_gpucluster.controller.controller import Controller
@@ -156,7 +156,7 @@ class Session:
         setup: RunSetup,
         *,
         rootdir: Path,
-        wanted: WantedPlaces = every_place,
+        caller: Caller | None = None,
         controller: Controller | None = None,
         secret: Secret | None = None,
     ) -> None:
@@ -165,7 +165,7 @@ class Session:
         Args:
             setup: what the run is to do, checked.
             rootdir: pytest's root folder; workers import test files relative to it.
-            wanted: returns the places that the tests need at the moment, None for all.
+            caller: says which places the tests need at the moment, and is given the results of every measurement.
             controller: makes the calls in place of a controller of this run's own.
             secret: signs the messages between ranks.
         """
@@ -174,7 +174,7 @@ class Session:
         self.controller = controller or _controller(setup, rootdir, secret)
         self.state = RunState(setup, self.controller, self.plan)
         self.recorder = self.state.recorder
-        self._wanted = wanted
+        self._caller = caller
         self._cluster: Cluster | None = None
         self._bind_error: Exception | None = None
         self._is_planned = False
@@ -217,7 +217,7 @@ class Session:
         if self._cluster is None:
             state = self.state
             state.binding = binding = self._bind()
-            self._cluster = Cluster(self.controller, binding, wanted=self._wanted, deadline_s=self.setup.deadline_s)
+            self._cluster = Cluster(self.controller, binding, caller=self._caller, deadline_s=self.setup.deadline_s)
             self._object_to_gpus(binding)
             state.changed_terms += [*_terms_of_nodes(binding), *_other_options(self.controller, self.setup.settings)]
             places, nodes = ([bound_facts(place) for place in some] for some in (binding.places, binding.nodes))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.cluster.unmeasurable import (
@@ -29,6 +28,8 @@ from pytest_gpucluster.protocol.rank import rounds_of_pairs
 from pytest_gpucluster.worker.worker import look_at_gpu
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
     from pytest_gpucluster.cluster.binding import Binding
     from pytest_gpucluster.controller.controller import Controller
     from pytest_gpucluster.controller.inline import InlineController
@@ -40,7 +41,6 @@ DEADLINE_S = 300.0
 LOOK_DEADLINE_S = 30.0
 REPEATS = ("iterations", "bursts", "repeats")
 """Arguments of a measurement that say how often it repeats. A second measurement multiplies them."""
-WantedPlaces = Callable[[], "frozenset[Place] | None"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +61,14 @@ class _Measured:
     errors: dict[Any, MeasurementError] = field(default_factory=dict)
 
 
-def every_place() -> None:
-    """The answer of a caller that wants all places."""
+class Caller(Protocol):
+    """Who measures."""
+
+    def wanted_places(self) -> frozenset[Place] | None:
+        """The places that the tests need at the moment; None: all of them."""
+
+    def note_results(self, made: Results) -> None:
+        """Remember what a :meth:`Cluster.run` returned."""
 
 
 class Cluster:
@@ -73,18 +79,18 @@ class Cluster:
         controller: Controller | InlineController,
         binding: Binding,
         *,
-        wanted: WantedPlaces = every_place,
+        caller: Caller | None = None,
         deadline_s: float = DEADLINE_S,
     ) -> None:
         """Measure on the places of ``binding`` through ``controller``.
 
-        ``wanted`` is called by :meth:`run` and returns the places that the tests need, None for all. ``deadline_s`` holds
-        for every call that brings no deadline of its own.
+        ``caller`` says which places it wants; without one, it is all of them. ``deadline_s`` holds for every call that
+        brings no deadline of its own.
         """
         self.deadline_s = deadline_s
         self._controller = controller
         self._binding = binding
-        self._wanted = wanted
+        self._caller = caller
         self._variables: dict[str, str] = {}
         self._came: dict[Place, MeasurementError] = {}
         """The GPUs to which a foreign process came during this run, and was there when it was last looked for."""
@@ -180,11 +186,27 @@ class Cluster:
         Raises:
             ConfigurationError: ``per``, ``at_once``, the function or an argument is not usable.
         """
+        found = self._results(function, per=per, places=places, at_once=at_once, deadline_s=deadline_s, **kwargs)
+        if self._caller is not None:
+            self._caller.note_results(found)
+        return found
+
+    def _results(
+        self,
+        function: Callable[..., Any],
+        *,
+        per: str = "gpu",
+        places: Iterable[Place] | None = None,
+        at_once: int | str | None = None,
+        deadline_s: float | None = None,
+        **kwargs: Any,
+    ) -> Results:
+        """As :meth:`run`, and nobody else learns of it."""
         _check(per, at_once, deadline_s)
         chosen = self._choose(per, places)
         if per == "host":
             asked = self._one_of_each_node(chosen, needs_idle=needs_idle_gpu(function))
-            return self.run(function, places=asked, deadline_s=deadline_s, **kwargs).by_node(self.nodes)
+            return self._results(function, places=asked, deadline_s=deadline_s, **kwargs).by_node(self.nodes)
         try:
             name = self._controller.name(function)
             plain_data.to_plain(kwargs)
@@ -207,7 +229,7 @@ class Cluster:
             self._sort(replies, wave.groups or [[place] for place in wave.places], measured)
         more = {name: number * noise.MORE for name, number in kwargs.items() if name in REPEATS and isinstance(number, int)}
         again = functools.partial(
-            self.run,
+            self._results,
             function,
             per=per,
             places=chosen,
@@ -257,7 +279,7 @@ class Cluster:
                 raise ConfigurationError(f"cluster.run: no expected place is called {', '.join(sorted(unknown))}")
             nodes = {node.node for node in self.promised.nodes if node.id in ids}
             return [place for place in self.places if place.id in ids or place.node in nodes]
-        wanted = self._wanted()
+        wanted = None if self._caller is None else self._caller.wanted_places()
         if wanted is None or per in ("domain", "cluster", "pair"):
             return list(self.places)
         nodes = {place.node for place in wanted if per in ("host", "node") or place.gpu is None}

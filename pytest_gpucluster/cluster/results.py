@@ -36,11 +36,24 @@ class Results(Mapping[Any, Any]):
         self._errors = dict(errors)
         self._again = again
         self._second: Results | None = None
+        self._unread = set(errors)
+        self._is_read = False
 
     @property
     def errors(self) -> Mapping[Any, MeasurementError]:
         """The places that could not be measured, and why."""
+        self._unread.clear()
         return MappingProxyType(self._errors)
+
+    @property
+    def unread(self) -> list[MeasurementError]:
+        """The errors that nobody read."""
+        return [self._errors[place] for place in self._in_order if place in self._unread]
+
+    @property
+    def is_read(self) -> bool:
+        """Whether anybody read a value or an error."""
+        return self._is_read or len(self._unread) < len(self._errors)
 
     @functools.cached_property
     def _in_order(self) -> tuple[Any, ...]:
@@ -65,7 +78,9 @@ class Results(Mapping[Any, Any]):
         if isinstance(place, Place) and place.gpu is None and place not in self:
             return self._of_node(place)
         if place in self._errors:
+            self._unread.discard(place)
             raise self._errors[place].with_traceback(None)  # of an earlier reader
+        self._is_read = True
         return self._values[place]
 
     def __contains__(self, place: object) -> bool:
@@ -107,6 +122,7 @@ class Results(Mapping[Any, Any]):
 
         The rank that was asked spoke for its host: an error blames the node, unless it is that of a GPU or a link.
         """
+        self._unread.clear()  # whoever has the other one reads it there
         node_of = {node.node: node for node in nodes}
         values = {node_of[place.node]: value for place, value in self._values.items()}
         errors = {node_of[place.node]: _of_host(error, node_of[place.node]) for place, error in self._errors.items()}
@@ -127,6 +143,8 @@ class Results(Mapping[Any, Any]):
             MeasurementError: none of its ranks was measured.
         """
         members = self._of_nodes.get(node.node, [])
+        self._unread.difference_update(members)
+        self._is_read = True
         measured = next((place for place in members if place in self._values), None)
         if measured is None:
             self._raise_if_any(members)
@@ -166,6 +184,8 @@ class Results(Mapping[Any, Any]):
         if not places:
             raise MeasurementError("nothing was measured: no place was asked")
         errors = [self._errors[place] for place in places if place in self._errors]
+        self._unread.difference_update(places)
+        self._is_read = True
         if errors:
             raise _merged(errors).with_traceback(None)
 

@@ -37,7 +37,7 @@ class ItemContext:
         kept: a bad outcome recorded at its place before the test ran, by a round of a soak. The test cannot improve it.
         unmeasured: what its soak did not measure; None if it measured everything.
         attempts: how often it was run so far.
-        hidden: why a pass of it would have shown nothing, as of its function; None if the function ran to its end.
+        hollow: why a pass of it shows nothing: its function did not run, or did not look at a measurement that failed.
     """
 
     pair: Pairing
@@ -47,7 +47,7 @@ class ItemContext:
     kept: Record | None = None
     unmeasured: str | None = None
     attempts: int = 1
-    hidden: str | None = None
+    hollow: MeasurementError | None = None
 
 
 def outcome_of(report: pytest.TestReport, call: pytest.CallInfo[None], test: ItemContext) -> Record | None:
@@ -153,6 +153,8 @@ def _missing_part(test: ItemContext, criterion: Criterion) -> MeasurementError |
     key = test.pair.criterion
     if criterion.first_error is not None:
         return criterion.first_error
+    if test.hollow is not None:
+        return test.hollow
     if criterion.judged is None:
         return MeasurementError(
             f"{key} was never judged: its test has the criterion fixture and did not call criterion.require()"
@@ -188,8 +190,8 @@ def _plain_test(report: pytest.TestReport, call: pytest.CallInfo[None], test: It
         return _crashed(report, test, FAILED)
     if report.outcome == "skipped":
         return _skipped_itself(test, report)
-    if test.hidden is not None:
-        return _error(report, test, MeasurementError(f"{test.pair.criterion} did not pass: its function {test.hidden}"))
+    if test.hollow is not None:
+        return _error(report, test, test.hollow)
     return _record(test, PASSED, None)
 
 

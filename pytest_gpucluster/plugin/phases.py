@@ -26,6 +26,7 @@ from pytest_gpucluster.reporting.junit import properties_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
+    from pytest_gpucluster.cluster.results import Results
     from pytest_gpucluster.cluster.soak import Soak
     from pytest_gpucluster.judging.plan import Rule
     from pytest_gpucluster.judging.verdict import Record
@@ -70,7 +71,9 @@ class Phases:
         self._termination = termination
         self._readings = readings
         self._current: pytest.Item | None = None
-        self._fixtures: list[str] = []
+        self._fixtures: list[Any] = []
+        self._own: list[Results] = []
+        self._of_fixtures: dict[str, list[Results]] = {}
         self._soak: Soak | None = None
         self.send: Callable[[pytest.TestReport, Record, Rule | None], None] | None = None
         """Puts a new outcome into its report, which crosses to the controller: in a worker of pytest-xdist only."""
@@ -87,17 +90,42 @@ class Phases:
         """The places of the running test, or of all tests that use the fixture being set up; None: every place."""
         if self._fixtures:
             items = self._collection.items
-            wanting = [item for item in items if self._fixtures[-1] in getattr(item, "fixturenames", ())]
+            wanting = [item for item in items if self._fixtures[-1].argname in getattr(item, "fixturenames", ())]
         else:
             wanting = [self._current] if self._current is not None else []
         places = {item.stash[PAIR].place for item in wanting}
         return None if None in places or not places else frozenset(place for place in places if place is not None)
+
+    def note_results(self, made: Results) -> None:
+        """Remember what was measured for the running test alone, or by a fixture that other tests use too."""
+        shared = next((one for one in reversed(self._fixtures) if one.scope != "function"), None)
+        if shared is None:
+            self._own.append(made)
+        else:
+            self._of_fixtures.setdefault(shared.argname, []).append(made)
+
+    def _hollow(self, item: pytest.Item) -> MeasurementError | None:
+        """Why a pass shows nothing: the function did not run, or left an error of its own measurements unread.
+
+        Of a measurement that several tests share, somebody must have read something.
+        """
+        hidden = None if CRITERION in item.stash else hidden_by_a_hook(item)
+        if hidden is not None:
+            return MeasurementError(f"{item.stash[PAIR].criterion} did not pass: its function {hidden}")
+        shared = [made for name in getattr(item, "fixturenames", ()) for made in self._of_fixtures.get(name, ())]
+        results = [*self._own, *(made for made in shared if not made.is_read)]
+        error = next((error for made in results for error in made.unread), None)
+        if error is None:
+            return None
+        text = f"{item.stash[PAIR].criterion}: a measurement failed, and its test did not read what it gave: {error}"
+        return MeasurementError(text, culprits=error.culprits, kind=error.kind, blame=error.blame)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Show that a test begins; after it, stop the session if the run was terminated meanwhile."""
         count(item, "protocol")
         self._current = item
+        self._own.clear()
         self._terminal.live.begin(item.stash[PAIR])
         try:
             with counted_runs(item):
@@ -124,7 +152,7 @@ class Phases:
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, object, object]:
         """Remember which fixture is being set up: a measurement in it is for all tests that use the fixture."""
-        self._fixtures.append(fixturedef.argname)
+        self._fixtures.append(fixturedef)
         try:
             return (yield)
         finally:
@@ -204,7 +232,7 @@ class Phases:
             kept=self._found_before(item),
             unmeasured=self._unmeasured(item),
             attempts=attempts_of(item),
-            hidden=hidden_by_a_hook(item) if call.when == "call" else None,
+            hollow=self._hollow(item) if call.when == "call" else None,
         )
         record = outcome_of(report, call, test)
         if record is None:

@@ -38,6 +38,7 @@ from pytest_gpucluster.session import Session
 if TYPE_CHECKING:
     from collections.abc import Generator
 
+    from pytest_gpucluster.cluster.results import Results
     from pytest_gpucluster.cluster.soak import Soak
     from pytest_gpucluster.config.settings import Settings
     from pytest_gpucluster.config.torchrun import Launch
@@ -64,7 +65,13 @@ class Run:
         self._config = config
         setup = prepare(settings, launch, start=config.invocation_params.dir, simulation=config.stash.get(SIMULATION, None))
         secret = Secret.take()  # from here on no test, and no process that a test starts, finds it in its environment
-        self.session = Session(setup, rootdir=config.rootpath, wanted=self._wanted_places, controller=controller, secret=secret)
+        self.session = Session(
+            setup,
+            rootdir=config.rootpath,
+            caller=self,
+            controller=controller,
+            secret=secret,
+        )
         self.terminal = Terminal(config, self.session)
         self._termination = Termination(self.session)
         self.collection = Collection(self.session, self.terminal, config.stash[ALL_TESTS], self.begin)
@@ -114,8 +121,13 @@ class Run:
         """The soak that the selected tests take part in, begun by the first call."""
         return self.phases.soak()
 
-    def _wanted_places(self) -> frozenset[Place] | None:
+    def wanted_places(self) -> frozenset[Place] | None:
+        """The places that the running tests need."""
         return self.phases.wanted_places()
+
+    def note_results(self, made: Results) -> None:
+        """Remember what was measured until its test has ended."""
+        self.phases.note_results(made)
 
     def pytest_sessionstart(self) -> None:
         """Handle SIGTERM from here on. No file is touched before the tests are collected and accepted."""

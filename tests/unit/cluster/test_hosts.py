@@ -14,6 +14,7 @@ from tests.unit.cluster.test_unmeasurable import INVENTORY, bound, reads_gpu, se
 
 if TYPE_CHECKING:
     from pytest_gpucluster.cluster.calls import Cluster
+    from pytest_gpucluster.cluster.results import Results
     from pytest_gpucluster.errors import Part
     from tests.unit.cluster.test_unmeasurable import FakeController
 
@@ -45,10 +46,25 @@ def test_places_narrow_it(places: list[object]) -> None:
     assert ranks_asked(fake) == [[2]]
 
 
+class Wants:
+    """A caller that wants these places."""
+
+    def __init__(self, places: frozenset[Place]) -> None:
+        """Want them."""
+        self._places = places
+
+    def wanted_places(self) -> frozenset[Place]:
+        """Those."""
+        return self._places
+
+    def note_results(self, made: Results) -> None:
+        """Nothing to remember."""
+
+
 def test_the_tests_that_run_decide_the_nodes() -> None:
     """A test of one GPU or node wants its host alone."""
     cluster, fake = bound({})
-    narrow: Cluster = type(cluster)(fake, cluster._binding, wanted=lambda: frozenset({D}))  # type: ignore[arg-type]
+    narrow: Cluster = type(cluster)(fake, cluster._binding, caller=Wants(frozenset({D})))  # type: ignore[arg-type]
     assert dict(narrow.run(reads_gpu, per="host")) == {N1: 2}
 
 

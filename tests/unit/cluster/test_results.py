@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import Any
 
@@ -127,3 +128,40 @@ def test_one_cause_at_several_places_blames_all_of_them() -> None:
     with pytest.raises(MeasurementError) as alone:
         _ = Results({}, errors)[B]
     assert alone.value.culprits == (B,)
+
+
+@pytest.mark.parametrize(
+    ("read", "left"),
+    [
+        (lambda found: found[A], [B, D]),
+        (len, [B, D]),
+        (list, [B, D]),
+        (lambda found: D in found, [B, D]),
+        (lambda found: found[B], [D]),
+        (lambda found: found[NODE_0], [D]),
+        (lambda found: found.first_of(NODE_0), [D]),
+        (lambda found: found.first_of(NODE_1), [B]),
+        (lambda found: found.repeated(D, "a", "b"), [B]),
+        (lambda found: found.errors, []),
+        (lambda found: found.value, []),
+        (lambda found: found.each(float), []),
+        (lambda found: found.slowest(float), []),
+        (lambda found: found.by_node(INVENTORY.nodes), []),
+    ],
+)
+def test_errors_that_nobody_read(read: Any, left: list[Place]) -> None:
+    """Whoever reads a place has read its error; whoever reads all together has read all of them."""
+    found = Results({A: 1.0, C: 3.0}, {B: LOST, D: MeasurementError("rank 3 left", culprits=(D,))})
+    with contextlib.suppress(MeasurementError):
+        read(found)
+    assert found.unread == [found._errors[place] for place in left]
+
+
+def test_results_that_nobody_read() -> None:
+    """A value counts, and an error; their number does not."""
+    for read in (lambda found: found[A], lambda found: found.errors, lambda found: found.first_of(NODE_1)):
+        found = Results({A: 1.0}, {D: LOST})
+        assert (len(found), found.is_read) == (2, False)
+        with contextlib.suppress(MeasurementError):
+            read(found)
+        assert found.is_read

@@ -1,0 +1,141 @@
+"""A measurement that failed and that its test did not look at is an error of that test, not a pass."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.runs import run_pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.runs import FinishedRun
+
+pytestmark = [pytest.mark.e2e, pytest.mark.fault]
+
+OWN = '''
+"""Own tests: what a rank raised, and whether they look."""
+
+import pytest
+from pytest_gpucluster import MeasurementError, measurement
+import torch.distributed as dist
+
+
+@measurement
+def raises(*, rank=None):
+    """Raise on a rank, by default on each."""
+    if rank is None or rank == dist.get_rank():
+        raise RuntimeError("CUDA error 401")
+    return 1
+
+
+@pytest.fixture
+def measured(cluster):
+    return cluster.run(raises, per="cluster")
+
+
+@pytest.fixture(scope="module")
+def shared(cluster):
+    return cluster.run(raises, per="cluster")
+
+
+def test_reads_nothing(cluster):
+    cluster.run(raises, per="cluster")
+
+
+def test_reads_nothing_of_one_rank(cluster):
+    cluster.run(raises, per="cluster", rank=1)
+
+
+def test_reads_nothing_of_a_host(cluster):
+    cluster.run(raises_alone, per="host")
+
+
+def test_reads_a_healthy_place(cluster):
+    found = cluster.run(raises_by_place, per="gpu")
+    assert found[cluster.places[0]] == 1
+
+
+def test_reads_no_fixture(measured):
+    pass
+
+
+def test_reads_no_shared_fixture(shared):
+    pass
+
+
+def test_reads_the_number_only(cluster):
+    assert len(cluster.run(raises, per="cluster")) == 2
+
+
+def test_reads_errors(cluster):
+    assert len(cluster.run(raises, per="cluster").errors) == 2
+
+
+def test_reads_what_is_raised(cluster):
+    with pytest.raises(MeasurementError):
+        cluster.run(raises, per="cluster").value
+
+
+def test_reads_places(cluster):
+    found = cluster.run(raises_by_place, per="gpu")
+    for place in cluster.places:
+        try:
+            found[place]
+        except MeasurementError:
+            pass
+
+
+def test_reads_all(cluster):
+    assert set(cluster.run(fine, per="gpu").each(int).values()) == {1}
+
+
+def test_needs_no_value(cluster):
+    cluster.run(fine, per="gpu")
+
+
+@measurement
+def fine():
+    return 1
+
+
+@measurement
+def raises_alone():
+    raise RuntimeError("CUDA error 802")
+
+
+@measurement
+def raises_by_place():
+    import os
+
+    if os.environ["RANK"] == "1":
+        raise RuntimeError("CUDA error 802")
+    return 1
+'''
+LOOKS = ("reads_errors", "reads_what_is_raised", "reads_places", "reads_all", "needs_no_value")
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> FinishedRun:
+    """Two ranks."""
+    folder: Path = tmp_path_factory.mktemp("unread")
+    (folder / "test_own.py").write_text(OWN, encoding="utf-8")
+    return run_pytest(folder, "test_own.py")
+
+
+def test_who_looks_passes(ran: FinishedRun) -> None:
+    """By whatever way, and what could be measured need not be read."""
+    assert {name: ran.case(f"test_{name}").outcome for name in LOOKS} == dict.fromkeys(LOOKS, "passed")
+
+
+def test_who_does_not_look_is_an_error(ran: FinishedRun) -> None:
+    """The error of the measurement, with its rank."""
+    others = [case for case in ran.cases if case.name.startswith("test_reads") and case.name.removeprefix("test_") not in LOOKS]
+    assert len(others) == 7
+    for case in others:
+        assert case.outcome == "error", case.name
+        assert "CUDA error" in case.text, case.name
+        assert "its test did not read" in case.text, case.name
+    assert ran.results["verdict"] == "INCOMPLETE"
