@@ -74,6 +74,7 @@ class Inventory:
     ``gpu_names`` are the names by which NVML may call the promised GPU, ``gpu_links`` its links (None in a rehearsal),
     ``ring_gb_s`` the bus bandwidth of rings over all nodes (None where the profile does not say what its ports carry),
     ``shared_paths`` the folders that all nodes share, ``slurm_job`` the number of Slurm's job in which the run was started.
+    ``gpus_are_stated``: options or limits state ``gpus_per_node``; otherwise it is what torchrun or NVML shows.
     ``requires_kernel_log``: every node has to be able to read its kernel log. ``measures_rails``: each adapter is measured by
     itself. ``nodes_per_domain``: how many nodes an NVLink domain has; 1 where NVLink ends at the node.
     """
@@ -87,6 +88,7 @@ class Inventory:
     ring_gb_s: float | None = None
     shared_paths: tuple[str, ...] = ()
     slurm_job: str | None = None
+    gpus_are_stated: bool = False
     requires_kernel_log: bool = False
     measures_rails: bool = False
     nodes_per_domain: int = 1

@@ -159,7 +159,7 @@ def prepare(settings: Settings, launch: Launch | None, *, start: Path, simulatio
     detected = Detected(names=()) if named is not None and named.rehearsal else detect_gpus()
     profile = thresholds.profile_for(name=settings.profile, gpu_names=detected.names)
     criteria = thresholds.criteria(profile)
-    inventory = _expected(thresholds, profile, _shape(settings.expect, thresholds.cluster, profile, _shown(launch, detected)))
+    inventory = _expected(settings, thresholds, profile, _shown(launch, detected))
     inventory = replace(inventory, slurm_job=_slurm_job(os.environ))
     _require_gpus(profile, launch, detected)
     setup = RunSetup(
@@ -195,7 +195,7 @@ def _prepare_simulated(
     simulation = replace(simulation, gpu=profile.spec.id, fabric=profile.fabric, nodes_per_domain=domain)
     detected = Detected(names=profile.spec.names[:1] * simulation.gpus_per_node)
     shown = Expect(nodes=simulation.nodes, gpus_per_node=simulation.gpus_per_node)
-    inventory = _expected(thresholds, profile, _shape(settings.expect, thresholds.cluster, profile, shown))
+    inventory = _expected(settings, thresholds, profile, shown)
     return RunSetup(
         settings=settings,
         launch=None,
@@ -224,8 +224,9 @@ def _shape(*sources: PromisedShape) -> tuple[int, int]:
     return nodes, next(source.gpus_per_node for source in sources if source.gpus_per_node is not None)
 
 
-def _expected(thresholds: ThresholdsFile, profile: Profile, shape: tuple[int, int]) -> Inventory:
-    rates = rates_of(profile)
+def _expected(settings: Settings, thresholds: ThresholdsFile, profile: Profile, shown: Expect) -> Inventory:
+    stated: tuple[PromisedShape, ...] = (settings.expect, thresholds.cluster, profile)
+    shape, rates = _shape(*stated, shown), rates_of(profile)
     return Inventory(
         num_nodes=shape[0],
         gpus_per_node=shape[1],
@@ -235,6 +236,7 @@ def _expected(thresholds: ThresholdsFile, profile: Profile, shape: tuple[int, in
         gpu_links=_links_of(profile.spec) if profile.spec is not None else None,
         ring_gb_s=rates.bound_gb_s(RING, nodes=shape[0], gpus_per_node=shape[1]) if rates is not None else None,
         shared_paths=tuple(dict.fromkeys(thresholds.content.cluster.shared_paths)),
+        gpus_are_stated=any(source.gpus_per_node is not None for source in stated),
         requires_kernel_log=thresholds.content.cluster.kernel_log == "required",
         measures_rails=thresholds.content.cluster.rails == "measured",
         nodes_per_domain=profile.nodes_per_domain,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.fleet.hardware import spread
-from pytest_gpucluster.fleet.simulated_call import PEAK_CLOCK_MHZ, hostname_of, made, telemetry
+from pytest_gpucluster.fleet.simulated_call import PEAK_CLOCK_MHZ, hostname_of, made, pci_of, telemetry
 from pytest_gpucluster.inventory.identity import Identity, read_versions
 from pytest_gpucluster.inventory.nvlinks import ALONE, LinkCounters, NvLink
 from pytest_gpucluster.inventory.nvml import GpuCounters, GpuRepair, GpuState
@@ -105,7 +105,8 @@ def gpu_state(call: SimulatedCall) -> Any:
         torch_sees=True,
         torch_device_count=count,
         nvml_device_count=count,
-        pci_device_count=count,
+        pci_gpus={pci_of(gpu).removeprefix("0000"): "nvidia" for gpu in range(count)},
+        nvml_pci=[pci_of(gpu) for gpu in range(count)],
         torch_device_name=call.device,
         lost=False,
     )

@@ -124,7 +124,7 @@ class SimulatedCall:
     @property
     def pci(self) -> str:
         """The PCI address of the GPU."""
-        return f"00000000:{0x10 + self.claimed[1]:02x}:00.0"
+        return pci_of(self.claimed[1])
 
     def rate(self, quantity: str) -> float:
         """What the rank's GPU reaches."""
@@ -138,6 +138,11 @@ class SimulatedCall:
 def made(name: str, /, **fields: Any) -> dict[str, Any]:
     """A dataclass of this package as plain data; ``name`` is ``module:Class`` below the package."""
     return {MARK: f"{PACKAGE}.{name}", "fields": fields}
+
+
+def pci_of(gpu: int) -> str:
+    """The PCI address of a GPU of a node, as NVML spells it."""
+    return f"00000000:{0x10 + gpu:02x}:00.0"
 
 
 def hostname_of(node: int) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.finding import HERE, Finding
 
@@ -12,8 +14,9 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.inventory.nvml import GpuRepair
     from pytest_gpucluster.inventory.telemetry import Telemetry
+    from pytest_gpucluster.measurements.health import GpuHealth
 
-__all__ = ["judge_clocks", "judge_pcie_width", "judge_recovery", "judge_repair"]
+__all__ = ["judge_clocks", "judge_gpu_count", "judge_pcie_width", "judge_recovery", "judge_repair"]
 
 HEALTHY = "none"
 ADVICE: Mapping[str, str] = {
@@ -41,6 +44,33 @@ REPAIRS: Mapping[str, tuple[str, str]] = {
 def advice_for(action: str) -> str | None:
     """What to do about a recovery action; None where none is needed."""
     return None if action == HEALTHY else ADVICE.get(action, UNKNOWN_ACTION)
+
+
+def judge_gpu_count(state: GpuHealth, *, is_stated: bool) -> Finding:
+    """How many GPUs of a node NVML lists, beside its PCI bus.
+
+    ``is_stated``: somebody said how many there should be. If nobody did, NVML's list is no measure of itself: a GPU that only
+    the bus shows is missing, or belongs to another container.
+    """
+    listed, on_bus = state.nvml_device_count, state.pci_gpus
+    if listed is None:
+        return Finding(unknown={HERE: ("there is no NVML to count GPUs with",)}, unknown_kind="unknown")
+    state_it = f"say --gpucluster-expect gpus_per_node=N if {listed} is right or wrong"
+    if isinstance(on_bus, NotAvailable):
+        found = Finding(value=listed, evidence={"NVIDIA GPUs on the PCI bus": str(on_bus)})
+        doubt = f"nobody stated how many GPUs there are, and the PCI bus is {on_bus}; {state_it}"
+        return found if is_stated else replace(found, unknown={HERE: (doubt,)}, unknown_kind="unknown")
+    found = Finding(value=listed, evidence={"NVIDIA GPUs on the PCI bus": len(on_bus)})
+    if len(on_bus) <= listed:
+        return found
+    known = {*map(sysfs_address, state.nvml_pci)}
+    hidden = ", ".join(f"{address} ({driver})" for address, driver in on_bus.items() if address not in known)
+    advice = f"look in the kernel log for the GPU that NVML does not list: {hidden}"
+    text = f"NVML lists {listed} of the {len(on_bus)} NVIDIA GPUs on the PCI bus; not {hidden}"
+    if is_stated:
+        return replace(found, remark=text, advice=advice, evidence={**found.evidence, "not in NVML": hidden})
+    doubt = f"{text}. A container or job may have a part of them: {state_it}"
+    return replace(found, unknown={HERE: (doubt,)}, unknown_kind="unknown")
 
 
 def judge_recovery(repair: GpuRepair) -> Finding:

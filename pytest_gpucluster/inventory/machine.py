@@ -20,7 +20,7 @@ from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.inventory.detect import survey_gpus
 from pytest_gpucluster.inventory.host import read_host
 from pytest_gpucluster.inventory.nics import read_nics
-from pytest_gpucluster.inventory.pci_tree import count_nvidia_gpus, read_gpu_paths, read_path, read_peer_memory
+from pytest_gpucluster.inventory.pci_tree import read_gpu_paths, read_nvidia_gpus, read_path, read_peer_memory
 from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
 from pytest_gpucluster.inventory.sysfs import SYS, read_text
 
@@ -96,7 +96,7 @@ def read_machine(*, root: Path = SYS) -> dict[str, Any]:
         "hostname": socket.gethostname(),
         "host": read_host(sys=root),
         "gpus": _gpus(),
-        "gpus_on_pci_bus": count_nvidia_gpus(root=root),
+        "gpus_on_pci_bus": apply(len, read_nvidia_gpus(root=root)),
         "gpu_ways": read_gpu_paths(root=root),
         "nics": nics,
         "nic_ways": ways,

@@ -1,7 +1,8 @@
 """GPUs and their ways by the kernel's PCIe tree: from a device up to its root port, how wide each link is, what is near.
 
 A virtual machine shows no bridges: then the way is the device alone. In a container the list of devices is the host's: it
-holds GPUs that the container was not given. So their count is evidence for whoever misses a GPU, and nothing to judge by.
+holds GPUs that the container was not given. So a GPU that NVML does not list is missing or hidden: only a stated number of
+GPUs tells which.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.inventory.reading import EVIDENCE, NotAvailable, apply, judged, read, row
-from pytest_gpucluster.inventory.sysfs import SYS, SysfsFile, list_names, read_number, read_text
+from pytest_gpucluster.inventory.sysfs import SYS, SysfsFile, list_names, read_number, read_text, target_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 NVIDIA = "0x10de"
 GPU_CLASSES = ("0x0300", "0x0302")
 """VGA controller and 3D controller. A GPU's audio device and an NVSwitch are of other classes."""
+NO_DRIVER = "no driver"
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
 _SPEED = re.compile(r"(?P<speed>\d+(?:\.\d+)?) GT/s")
 NO_WIDTH = (63, 255)
@@ -93,22 +95,24 @@ class PciPath:
     nodes: list[PciNode] = judged("nic_pcie")
 
 
-def count_nvidia_gpus(*, root: Path = SYS) -> int | NotAvailable:
-    """How many NVIDIA GPUs the kernel lists on the PCI bus."""
+def read_nvidia_gpus(*, root: Path = SYS) -> dict[str, str] | NotAvailable:
+    """The NVIDIA GPUs that the kernel lists on the PCI bus: the name of its driver by address, :data:`NO_DRIVER` for none."""
     folder = root / "bus" / "pci" / "devices"
     try:
-        return sum(is_nvidia_gpu(device) for device in folder.iterdir())
+        found = [device for device in sorted(folder.iterdir()) if is_nvidia_gpu(device)]
     except OSError as error:
         return NotAvailable(f"{error.strerror} ({folder})")
+    drivers = {device.name: target_of(device / "driver") for device in found}
+    return {name: NO_DRIVER if isinstance(driver, NotAvailable) else driver for name, driver in drivers.items()}
 
 
 def is_nvidia_gpu(device: Path) -> bool:
-    """Whether a device of sysfs is one.
+    """Whether a device of sysfs is one; a virtual function is a part of one.
 
     Raises:
         OSError: its vendor or class cannot be read.
     """
-    if (device / "vendor").read_text(encoding="ascii").strip() != NVIDIA:
+    if (device / "vendor").read_text(encoding="ascii").strip() != NVIDIA or (device / "physfn").exists():
         return False
     return (device / "class").read_text(encoding="ascii").startswith(GPU_CLASSES)
 

@@ -22,14 +22,16 @@ class GpuHealth:
 
     ``gpu`` is what NVML says of it; not available on a machine without NVML, where ``nvml_device_count`` is None too, and
     for a GPU that NVML cannot read. ``lost``: it has fallen off the bus. ``torch_sees``: torch can use this very GPU.
-    ``pci_device_count`` counts the host's GPUs, also those that a container was not given.
+    ``pci_gpus`` are the host's GPUs, also those that a container was not given: the name of its driver by PCI address.
+    ``nvml_pci`` are the addresses that NVML gives.
     """
 
     gpu: nvml.GpuState | NotAvailable
     torch_sees: bool
     torch_device_count: int
     nvml_device_count: int | None
-    pci_device_count: int | NotAvailable
+    pci_gpus: dict[str, str] | NotAvailable
+    nvml_pci: list[str]
     torch_device_name: str | None
     lost: bool = False
 
@@ -67,22 +69,23 @@ def gpu_state() -> GpuHealth:
     of_torch: dict[str, Any] = {
         "torch_sees": uuid is not None,
         "torch_device_count": torch.cuda.device_count(),
-        "pci_device_count": pci_tree.count_nvidia_gpus(),
+        "pci_gpus": pci_tree.read_nvidia_gpus(),
         "torch_device_name": torch.cuda.get_device_name() if uuid else None,
     }
     try:
         with nvml_calls.session():
-            count = gpu_index.gpu_count()
+            addresses = [gpu_index.read_label(index).get("pci") for index in range(gpu_index.gpu_count())]
+            of_node = {**of_torch, "nvml_device_count": len(addresses), "nvml_pci": list(filter(None, addresses))}
             try:
                 state = nvml.read_gpu(gpu_index.own_index(uuid))
             except nvml_calls.NvmlError as error:
                 lost = isinstance(error, nvml_calls.GpuLostError)
-                return GpuHealth(gpu=NotAvailable(str(error)), nvml_device_count=count, lost=lost, **of_torch)
+                return GpuHealth(gpu=NotAvailable(str(error)), lost=lost, **of_node)
     except nvml_calls.NvmlLibraryNotFoundError:
         if uuid is not None:
             raise
-        return GpuHealth(gpu=NotAvailable("no NVML"), nvml_device_count=None, **of_torch)
-    return GpuHealth(gpu=state, nvml_device_count=count, **of_torch)
+        return GpuHealth(gpu=NotAvailable("no NVML"), nvml_device_count=None, nvml_pci=[], **of_torch)
+    return GpuHealth(gpu=state, **of_node)
 
 
 @without_device

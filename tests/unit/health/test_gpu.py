@@ -6,9 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_gpucluster.health.gpu import ADVICE, DIAGNOSE, REPAIRS, RESET, advice_for, judge_recovery, judge_repair
+from pytest_gpucluster.health.gpu import (
+    ADVICE,
+    DIAGNOSE,
+    REPAIRS,
+    RESET,
+    advice_for,
+    judge_gpu_count,
+    judge_recovery,
+    judge_repair,
+)
 from pytest_gpucluster.inventory.nvml import ACTIONS, GpuRepair
 from pytest_gpucluster.inventory.reading import NotAvailable, healthy
+from pytest_gpucluster.measurements.health import GpuHealth
 
 HEALTHY = healthy(GpuRepair)
 REFUSED = NotAvailable("Not Supported")
@@ -50,3 +60,67 @@ def test_recovery_action(action: str | NotAvailable, judged: int | None) -> None
     found = judge_recovery(replace(HEALTHY, recovery_action=action))
     assert found.judged == judged
     assert (found.advice is not None) is (judged == 1)
+
+
+BUS = tuple(f"0000:{bus:02x}:00.0" for bus in (0x0F, 0x2D, 0x44, 0x5B, 0x89, 0xA8, 0xC0, 0xD8))
+
+
+def counted(
+    listed: int | None, on_bus: tuple[str, ...] | NotAvailable, *, missing: int = 7, driver: str = "nvidia"
+) -> GpuHealth:
+    """A node of which NVML lists so many GPUs, not the one on the bus with the number ``missing``."""
+    shown = [address for address in BUS if address != BUS[missing]][: listed or 0] if listed != len(BUS) else list(BUS)
+    of_bus = on_bus if isinstance(on_bus, NotAvailable) else {one: "nvidia" if one in shown else driver for one in on_bus}
+    return GpuHealth(
+        gpu=NotAvailable("not read here"),
+        torch_sees=True,
+        torch_device_count=listed or 0,
+        nvml_device_count=listed,
+        pci_gpus=of_bus,
+        nvml_pci=[f"0000{address.upper()}" for address in shown],
+        torch_device_name=None,
+    )
+
+
+@pytest.mark.parametrize("missing", range(8))
+@pytest.mark.parametrize("driver", ["nvidia", "no driver", "vfio-pci"])
+def test_a_gpu_that_only_the_bus_shows_is_no_green(missing: int, driver: str) -> None:
+    """Nobody stated how many: an error, which names the GPU by its address and driver, and says how to go on."""
+    found = judge_gpu_count(counted(7, BUS, missing=missing, driver=driver), is_stated=False)
+    assert (found.value, found.facts) == (7, ())
+    (doubt,) = found.doubts
+    assert f"NVML lists 7 of the 8 NVIDIA GPUs on the PCI bus; not {BUS[missing]} ({driver}). " in doubt
+    assert "--gpucluster-expect gpus_per_node=N" in doubt
+
+
+def test_a_part_of_the_gpus_that_somebody_stated() -> None:
+    """A container that was given 2 of 8: no false alarm, and the others are named."""
+    found = judge_gpu_count(counted(2, BUS), is_stated=True)
+    assert (found.judged, found.doubts) == (2, ())
+    assert found.remark is not None
+    assert found.remark.startswith(f"NVML lists 2 of the 8 NVIDIA GPUs on the PCI bus; not {BUS[2]} (nvidia), ")
+    assert BUS[7] in found.evidence["not in NVML"]
+    assert found.advice is not None
+    assert BUS[7] in found.advice
+
+
+@pytest.mark.parametrize("is_stated", [False, True])
+@pytest.mark.parametrize("on_bus", [BUS, BUS[:3], ()])
+def test_all_gpus_of_the_bus(on_bus: tuple[str, ...], is_stated: bool) -> None:  # noqa: FBT001 -- a parameter
+    """As many as on the bus, or more: a host that hides its bus hides no GPU."""
+    found = judge_gpu_count(counted(8, on_bus), is_stated=is_stated)
+    assert (found.judged, found.doubts, found.remark) == (8, (), None)
+
+
+def test_a_bus_that_cannot_be_read() -> None:
+    """Then nothing but a stated number is a measure of NVML's list."""
+    unread = NotAvailable("No such file or directory (/sys/bus/pci/devices)")
+    assert judge_gpu_count(counted(7, unread), is_stated=True).doubts == ()
+    assert "the PCI bus is not available" in judge_gpu_count(counted(7, unread), is_stated=False).doubts[0]
+
+
+@pytest.mark.parametrize("is_stated", [False, True])
+def test_no_nvml_to_count_with(is_stated: bool) -> None:  # noqa: FBT001 -- a parameter
+    """Whatever was stated."""
+    found = judge_gpu_count(counted(None, BUS), is_stated=is_stated)
+    assert (found.judged, found.doubts) == (None, ("there is no NVML to count GPUs with",))
