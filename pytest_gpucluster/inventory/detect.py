@@ -8,15 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.inventory.reading import NotAvailable, apply
+from pytest_gpucluster.inventory.host import PROC
+from pytest_gpucluster.inventory.pci_tree import read_nvidia_gpus
+from pytest_gpucluster.inventory.reading import NotAvailable, apply, or_none
+from pytest_gpucluster.inventory.sysfs import SYS, list_names
 
 DEADLINE_S = 20.0
+DEV = Path("/dev")
+NO_REHEARSAL = (
+    "This is a broken GPU machine, not one without GPUs; "
+    "to rehearse on the CPU all the same, say --gpucluster-profile rehearsal"
+)
+_NODE = re.compile(r"nvidia\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,22 +71,33 @@ def survey_gpus() -> dict[str, Any]:
 
 
 def detect_gpus() -> Detected:
-    """Read NVML. Without its library there is no GPU. A library that fails is a broken machine, not one without GPUs.
+    """Read NVML. A library that fails, or is missing where the kernel shows GPUs, is a broken machine, not one without GPUs.
 
     Raises:
-        ConfigurationError: NVML is installed but does not work, or did not answer in time.
+        ConfigurationError: NVML does not work beside GPUs, or did not answer in time.
     """
     found = survey_gpus()
     if found["status"] == "no_library":
-        return Detected(names=())
+        signs = signs_of_gpus()
+        if signs is None:
+            return Detected(names=())
+        raise ConfigurationError(f"{signs}, and NVML is missing: {found['error']}. {NO_REHEARSAL}")
     if found["status"] != "ok" and not found["gpus"]:
-        raise ConfigurationError(
-            f"NVML is installed but does not work: {found['error']}. This is a broken GPU machine, not one without GPUs; "
-            "to rehearse on the CPU all the same, say --gpucluster-profile rehearsal"
-        )
+        raise ConfigurationError(f"NVML is installed but does not work: {found['error']}. {NO_REHEARSAL}")
     shown = [gpu["name"] for gpu in found["gpus"] if gpu["cuda_index"] is not None]
     hidden = len(found["gpus"]) - len(shown)
     return Detected(names=tuple(shown), num_lost=found["count"] - len(found["gpus"]), num_hidden=hidden)
+
+
+def signs_of_gpus(*, sys: Path = SYS, proc: Path = PROC, dev: Path = DEV) -> str | None:
+    """Where the kernel shows NVIDIA GPUs, in words; None where it shows none. In a container they may be the host's."""
+    shown = {
+        "on the PCI bus": or_none(read_nvidia_gpus(root=sys)),
+        "in /proc/driver/nvidia": or_none(list_names(proc / "driver" / "nvidia" / "gpus")),
+        "in /dev": [name for name in or_none(list_names(dev)) or () if _NODE.fullmatch(name)],
+    }
+    signs = [f"{len(gpus)} {where}" for where, gpus in shown.items() if gpus]
+    return f"the kernel shows NVIDIA GPUs ({', '.join(signs)})" if signs else None
 
 
 def survey() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.errors import Part
 
+LIBRARY = "libnvidia-ml.so.1"
 Value = TypeVar("Value")
 _NO_VALUE = frozenset(
     {
@@ -43,7 +45,7 @@ class NvmlError(GpuclusterError):
 
 
 class NvmlLibraryNotFoundError(NvmlError):
-    """There is no ``libnvidia-ml.so.1``: no NVIDIA driver on this machine."""
+    """There is no ``libnvidia-ml.so.1``: no NVIDIA driver on this machine, or none for this container."""
 
 
 class GpuLostError(NvmlError):
@@ -124,7 +126,22 @@ def _field(answer: Any) -> float | NotAvailable:
     raise error
 
 
+def why_not_loaded() -> str | None:
+    """Why NVML's library, which is there, does not work; None where there is none.
+
+    The binding calls both "not found", and so does NVML where a library that it needs is missing.
+    """
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        is_absent = str(error).startswith(f"{LIBRARY}:") and "No such file" in str(error)
+        return None if is_absent else str(error)
+    return f"{LIBRARY} does not find a library that it needs"
+
+
 def _refused(error: Any, call: str) -> NvmlError:
+    if error.value == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND and (why := why_not_loaded()) is not None:
+        return NvmlError(f"{why} ({call})", code=error.value)
     kinds: dict[int, Callable[..., NvmlError]] = {
         pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: NvmlLibraryNotFoundError,
         pynvml.NVML_ERROR_GPU_IS_LOST: GpuLostError,

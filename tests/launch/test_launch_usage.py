@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.support.launching import ACCEPTANCE, Launch, Starter
-from tests.support.nvml_simulator import build, environment
+from tests.support.nvml_simulator import LIBRARY, build, environment
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,12 +85,14 @@ def test_plain_starts_that_cannot_work(starter: Starter) -> None:
 
 
 def test_gpus_that_do_not_fit_the_start(starter: Starter, simulator: Path) -> None:
-    """Too many ranks, a driver that is not loaded, a GPU nobody knows, mixed GPUs: refused, never rehearsed."""
+    """Too many ranks, a driver that is not loaded or half mounted, a GPU nobody knows, mixed GPUs: refused, never rehearsed."""
+    (starter.folder / LIBRARY).touch()
     two, broken = with_gpus(simulator, "count 2"), with_gpus(simulator, "init 9")
     unknown, mixed = with_gpus(simulator, "name NVIDIA Z9000"), with_gpus(simulator, "1.name NVIDIA H100 80GB HBM3")
     cases = {
         "torchrun started 4 ranks on this node, which has 2 visible GPUs; say --nproc-per-node=2": {**RANK_0, **two},
         "NVML is installed but does not work: Driver Not Loaded": broken,
+        f"does not work: {starter.folder / LIBRARY}: file too short": {"LD_LIBRARY_PATH": str(starter.folder)},
         "'NVIDIA Z9000'": unknown,
         "GPUs of several models": mixed,
     }

@@ -8,10 +8,11 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pynvml
 import pytest
 import torch
 
-from pytest_gpucluster.inventory import gpu_index, nvml
+from pytest_gpucluster.inventory import detect, gpu_index, nvml, nvml_calls
 from pytest_gpucluster.inventory.nvlinks import GENERATION_5
 from pytest_gpucluster.inventory.reading import healthy as healthy_of
 from pytest_gpucluster.inventory.telemetry import Sampler
@@ -308,10 +309,39 @@ def test_missing_gpu(simulated: Readers) -> None:
     assert (answer["status"], len(answer["gpus"])) == ("ok", 7)
 
 
-def test_no_library(tmp_path: Path) -> None:
-    """No driver library (here: a file that is none) is a status of its own."""
-    (tmp_path / LIBRARY).touch()
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"", "file too short"),
+        (b"\x7fELF", "file too short"),
+        (b"no library at all\n" * 64, "invalid ELF header"),
+        (b"\x7fELF\x02\x01\x01" + bytes(4096), "ELF file"),
+    ],
+)
+def test_a_library_that_does_not_load_is_not_a_missing_one(content: bytes, why: str, tmp_path: Path) -> None:
+    """A mount that is half done, a file of another kind: an error with the loader's words, never a machine without GPUs."""
+    (tmp_path / LIBRARY).write_bytes(content)
     answer = survey_as_command(tmp_path)
+    assert (answer["status"], answer["gpus"]) == ("error", [])
+    assert f"{tmp_path / LIBRARY}: " in answer["error"]
+    assert why in answer["error"]
+
+
+def test_a_library_that_lacks_another_one(simulated: Readers) -> None:
+    """NVML's own "not found" is about what it needs: the driver's library is there."""
+    answer = simulated.survey(f"init {pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}")
+    assert (answer["status"], answer["error"]) == ("error", f"{LIBRARY} does not find a library that it needs (nvmlInit)")
+
+
+def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not installed at all is a status of its own."""
+
+    def absent() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", absent)
+    monkeypatch.setattr(nvml_calls, "LIBRARY", "libnvidia-ml-of-no-machine.so.1")
+    answer = detect.survey()
     assert (answer["status"], answer["gpus"]) == ("no_library", [])
     assert "Not Found" in answer["error"]
 
