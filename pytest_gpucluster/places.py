@@ -72,6 +72,7 @@ class Inventory:
 
     ``device`` is ``cuda``, or ``cpu`` in a rehearsal; ``fabric`` is what connects the nodes (the profile's word);
     ``gpu_names`` are the names by which NVML may call the promised GPU, ``gpu_links`` its links (None in a rehearsal),
+    ``node_gb_s`` what the ports of a node carry one way, in 10^9 bytes/s (None where the profile does not say it),
     ``ring_gb_s`` the bus bandwidth of rings over all nodes (None where the profile does not say what its ports carry),
     ``shared_paths`` the folders that all nodes share, ``slurm_job`` the number of Slurm's job in which the run was started.
     ``gpus_are_stated``: options or limits state ``gpus_per_node``; otherwise it is what torchrun or NVML shows.
@@ -85,6 +86,7 @@ class Inventory:
     fabric: str = "none"
     gpu_names: tuple[str, ...] = ()
     gpu_links: GpuLinks | None = None
+    node_gb_s: float | None = None
     ring_gb_s: float | None = None
     shared_paths: tuple[str, ...] = ()
     slurm_job: str | None = None

@@ -12,7 +12,9 @@ from pytest_gpucluster.measurements.host import nic_state
 def ports(nics_at_start, cluster, recipe):
     """The ports of each host beside the profile's promise and the other hosts, by node id."""
     hosts = {node.id: nics_at_start[node].nics for node in nics_at_start if node not in nics_at_start.errors}
-    return health.judge_ports(hosts, health.PortPromise(fabric=cluster.promised.fabric, **recipe("nic_ports")))
+    promised = cluster.promised
+    total = {"total_gb_s": promised.node_gb_s} if promised.fabric in ("infiniband", "roce") else {}
+    return health.judge_ports(hosts, health.PortPromise(fabric=promised.fabric, **total, **recipe("nic_ports")))
 
 
 @pytest.mark.health

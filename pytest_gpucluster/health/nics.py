@@ -1,7 +1,7 @@
 """Ports of NICs beside the promise and the other hosts, PCIe links on the way to NICs, nodes off the fabric. Pure.
 
 No list says which ports should be up. A port should be up where ports like it are up on half of the hosts or more; a port that
-is down everywhere is off by design.
+is down everywhere is off by design. One with a link is not, whoever else has the same: it waits for a subnet manager.
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ __all__ = [
 
 ACTIVE, LINK_UP = "ACTIVE", "LinkUp"
 OFF_FABRIC_ADVICE = "look there at the adapters, at nvidia_peermem or dma_buf, and at NCCL's variables: gpucluster info"
+OFF = ("DOWN", "NOP")
+LINKED = (LINK_UP, "LinkErrorRecovery", "PortConfigurationTraining")
+"""Physical states of a port that has a cable with something at its other end."""
+SHORT = 0.99
+"""Of the promised rate of all ports of a host: less is a fault, and no rounding of the kernel's words."""
+GBIT_PER_GB = 8
 ANY_RATE = 1e-9
 """What a port must reach that should be up at any rate."""
 PortKey = tuple[str, int]
@@ -40,22 +46,30 @@ PortKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortPromise:
-    """What the profile says of a host's ports: how many are up, at which rate at least. None: the other hosts say it."""
+    """What the profile says of a host's ports: how many are up, at which rate at least. None: the other hosts say it.
+
+    ``total_gb_s``: what all of them carry, in 10^9 bytes a second one way.
+    """
 
     fabric: str
     ports: int | None = None
     gbit_s: float | None = None
+    total_gb_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Port:
-    """A port with its rate, 0 where it is not up; ``unknown`` says why the rate is not known, and the rate is infinite."""
+    """A port with its rate, 0 where it is not up; ``unknown`` says why the rate is not known, and the rate is infinite.
+
+    ``waits``: it has a link and is not up.
+    """
 
     key: PortKey
     name: str
     rate: float
     shows: str
     unknown: str | None
+    waits: bool = False
 
 
 def label(nic: Nic, port: NicPort | None = None) -> str:
@@ -97,7 +111,7 @@ def judge_ports(hosts: Mapping[str, Sequence[Nic] | NotAvailable], promise: Port
     return {
         host: Finding(kind="nic", unknown={HERE: tuple(doubts[host])}, evidence={"expected": _in_words(expected)})
         if isinstance(hosts[host], NotAvailable)
-        else _judged(ports, expected, usual, doubts[host])
+        else _judged(ports, expected, usual, doubts[host], promise)
         for host, ports in found.items()
     }
 
@@ -125,6 +139,7 @@ def _port(nic: Nic, port: NicPort) -> _Port:
         rate=math.inf if not known or isinstance(rate, NotAvailable) else rate if is_up else 0.0,
         shows=str(port.rate) if is_up else f"{port.state}, {port.physical_state}",
         unknown=f"{name}: {'; '.join(unread)}" if unread and not is_down else None,
+        waits=is_down and (port.physical_state in LINKED or not (isinstance(port.state, NotAvailable) or port.state in OFF)),
     )
 
 
@@ -173,18 +188,46 @@ def _usual_by_key(hosts: Sequence[Sequence[_Port]]) -> dict[PortKey, tuple[float
 
 
 def _judged(
-    ports: Sequence[_Port], expected: Sequence[float], usual: Mapping[PortKey, tuple[float, str]], doubts: Sequence[str]
+    ports: Sequence[_Port],
+    expected: Sequence[float],
+    usual: Mapping[PortKey, tuple[float, str]],
+    doubts: Sequence[str],
+    promise: PortPromise,
 ) -> Finding:
     rates = _rates(ports)
     fewer = sum(at >= len(rates) or rates[at] < rate for at, rate in enumerate(expected))
-    named = _to_look_at(ports, expected, usual) if fewer else {}
+    waiting = {} if promise.ports is not None else _waiting(ports, usual)
+    short = _short(rates, promise)
+    bad = max(fewer + len(waiting), short)
+    named = {**(_to_look_at(ports, expected, usual) if fewer else {}), **waiting}
+    total = {} if promise.total_gb_s is None else {"promised": f"{promise.total_gb_s * GBIT_PER_GB:g} Gb/s of all ports"}
     return Finding(
-        bad={name: (fact,) for name, fact in named.items()},
+        bad={name: (fact,) for name, fact in (named or (_too_slow(ports, promise) if short else {})).items()},
         unknown={HERE: doubts},
-        value=fewer if fewer or not doubts else None,
+        value=bad if bad or not doubts else None,
         kind="nic",
-        evidence={"up": _in_words(rate for rate in rates if 0 < rate < math.inf), "expected": _in_words(expected)},
+        evidence={"up": _in_words(rate for rate in rates if 0 < rate < math.inf), "expected": _in_words(expected), **total},
     )
+
+
+def _waiting(ports: Iterable[_Port], usual: Mapping[PortKey, tuple[float, str]]) -> dict[str, str]:
+    """The ports that have a link and are not up, nor are those like them on other hosts: no subnet manager knows them."""
+    return {port.name: port.shows for port in ports if port.waits and usual.get(port.key, (0.0, ""))[0] == 0}
+
+
+def _short(rates: Sequence[float], promise: PortPromise) -> int:
+    """How many ports like the fastest one are missing in the rate that the profile promises of all of them."""
+    if promise.total_gb_s is None or promise.gbit_s is not None or max(rates, default=0.0) == 0:
+        return 0
+    total = promise.total_gb_s * GBIT_PER_GB
+    return 0 if sum(rates) >= SHORT * total else math.ceil((total - sum(rates)) / max(rates))
+
+
+def _too_slow(ports: Sequence[_Port], promise: PortPromise) -> dict[str, str]:
+    """The ports slower than the fastest one; all of them where even as many like it would not carry what is promised."""
+    fastest = max(port.rate for port in ports)
+    is_enough = len(ports) * fastest >= SHORT * GBIT_PER_GB * (promise.total_gb_s or 0)
+    return {port.name: port.shows for port in ports if port.rate < fastest or not is_enough}
 
 
 def _to_look_at(

@@ -175,6 +175,91 @@ def test_what_the_profile_says_wins(tmp_path: Path, promise: PortPromise, found:
     assert fewer(Hosts(tmp_path, 2).judge(promise)) == found
 
 
+@pytest.mark.parametrize("number", [1, 2, 3, 8])
+@pytest.mark.parametrize(
+    ("state", "physical"),
+    [
+        ("2: INIT", "5: LinkUp"),
+        ("3: ARMED", "5: LinkUp"),
+        ("5: ACTIVE_DEFER", "5: LinkUp"),
+        ("1: DOWN", "5: LinkUp"),
+        ("1: DOWN", "6: LinkErrorRecovery"),
+        ("4: ACTIVE", "6: LinkErrorRecovery"),
+        ("1: DOWN", "4: PortConfigurationTraining"),
+        ("2: INIT", "2: Polling"),
+    ],
+)
+def test_a_linked_port_is_not_off_by_design(tmp_path: Path, state: str, physical: str, number: int) -> None:
+    """Its cable is in on every host, and no subnet manager runs on that rail: shown on each of them."""
+    hosts = Hosts(tmp_path, number)
+    for made in hosts.made:
+        made.change("mlx5_2", "state", state)
+        made.change("mlx5_2", "phys_state", physical)
+    for seen in hosts.judge():
+        shown = f"{state.partition(' ')[2]}, {physical.partition(' ')[2]}"
+        assert (seen.judged, seen.facts) == (1, (f"{PORT_2}: {shown}",))
+
+
+def test_a_linked_port_beside_the_ports_that_the_recipe_states(tmp_path: Path) -> None:
+    """``ports: 3`` says that the fourth is meant so."""
+    hosts = Hosts(tmp_path, 2)
+    for made in hosts.made:
+        initializing(made)
+    assert fewer(hosts.judge(PortPromise(fabric="infiniband", ports=3))) == [0, 0]
+    assert fewer(hosts.judge(PortPromise(fabric="infiniband", ports=4))) == [1, 1]
+
+
+@pytest.mark.parametrize("state", ["1: DOWN", "0: NOP"])
+@pytest.mark.parametrize("physical", ["2: Polling", "3: Disabled", "1: Sleep"])
+def test_a_port_without_a_link_is_off_by_design(tmp_path: Path, state: str, physical: str) -> None:
+    """Where it is so on every host."""
+    hosts = Hosts(tmp_path, 2)
+    for made in hosts.made:
+        made.change("mlx5_2", "state", state)
+        made.change("mlx5_2", "phys_state", physical)
+    assert fewer(hosts.judge()) == [0, 0]
+
+
+TOTAL = PortPromise(fabric="infiniband", total_gb_s=PORTS * 50)
+
+
+@pytest.mark.parametrize("number", [2, 3])
+def test_all_ports_at_half_of_what_the_profile_promises(tmp_path: Path, number: int) -> None:
+    """Peers that are all alike hide nothing: each port is named with its rate."""
+    hosts = Hosts(tmp_path, number)
+    for made in hosts.made:
+        for at in range(PORTS):
+            made.change(f"mlx5_{at}", "rate", HDR)
+    for seen in hosts.judge(TOTAL):
+        assert (seen.judged, len(seen.facts)) == (PORTS, PORTS + 1)
+        assert f"{PORT_2}: {HDR}" in seen.facts
+        assert seen.evidence["promised"] == "1600 Gb/s of all ports"
+    assert fewer(hosts.judge(PortPromise(fabric="infiniband", total_gb_s=PORTS * 25))) == [0] * number
+
+
+def test_one_port_of_the_promise_is_off_everywhere(tmp_path: Path) -> None:
+    """Down on every host is off by design only where the others carry what is promised."""
+    hosts = Hosts(tmp_path, 2)
+    for made in hosts.made:
+        unplugged(made)
+    for seen in hosts.judge(TOTAL):
+        assert seen.judged == 1
+        assert f"{PORT_2}: DOWN, Polling" in seen.facts
+
+
+def test_ports_that_carry_the_promise(tmp_path: Path) -> None:
+    """Exactly, or with a few more ports for storage: nothing is bad. One that cannot be read is a doubt."""
+    hosts = Hosts(tmp_path, 2)
+    assert fewer(hosts.judge(TOTAL)) == [0, 0]
+    for made in hosts.made:
+        for path, text in {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": HDR}.items():
+            made.change(f"mlx5_{PORTS}", path, text)
+    assert fewer(hosts.judge(TOTAL)) == [0, 0]
+    hosts.made[0].refuse("mlx5_2", "rate")
+    seen = hosts.judge(TOTAL)
+    assert (seen[0].judged, len(seen[0].doubts), seen[1].judged) == (None, 1, 0)
+
+
 def test_one_host_alone(tmp_path: Path) -> None:
     """Nothing to compare with: said. With a number from the profile it is judged, and the bad port is named."""
     hosts = Hosts(tmp_path, 1)
