@@ -12,6 +12,8 @@ from pytest_gpucluster.measurements.rails import net_interfaces, rail
 
 pytestmark = pytest.mark.fabric
 
+SETTINGS = Blame(part="settings", cause="adapters have other names than on other nodes")
+
 
 @dataclass(frozen=True)
 class RailsMeasured:
@@ -19,6 +21,15 @@ class RailsMeasured:
 
     rates: list[localization.RailRate]
     errors: dict[str, list[MeasurementError]]
+
+    def leave_out(self, rail_of_nodes, nodes):
+        """Keep why an adapter was not measured: no other node has one of its name that is up."""
+        for node in nodes:
+            if node.id in rail_of_nodes.gbit_s:
+                why = (
+                    f"{node.label}: {rail_of_nodes.name} was not measured: no other node has an adapter of this name that is up"
+                )
+                self.errors.setdefault(node.id, []).append(MeasurementError(why, culprits=(node,), blame=SETTINGS))
 
     def of(self, node):
         """Those of a node.
@@ -74,6 +85,7 @@ def measure(rail_of_nodes, gpu, cluster, arguments, measured):
     """Add what one adapter of every node reaches, between the GPUs of this number."""
     places = [place for place in cluster.places if place.gpu == gpu and node_of(place, cluster).id in rail_of_nodes.gbit_s]
     if len(places) < 2:
+        measured.leave_out(rail_of_nodes, cluster.nodes)
         return
     alone = cluster.with_variables(rail_of_nodes.variables)
     results = alone.run(rail, per="cluster", places=places, name=rail_of_nodes.name, **arguments)

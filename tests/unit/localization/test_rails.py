@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.inventory.nics import NetInterface, Nic, NicPort
 from pytest_gpucluster.inventory.reading import NotAvailable, healthy
 from pytest_gpucluster.localization.rails import (
@@ -21,7 +23,9 @@ from pytest_gpucluster.localization.rails import (
     slow_rails,
 )
 from pytest_gpucluster.measurements.rails import RailEnd, RailRates
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.protocol.rank import ordered_rounds
+from tests_acceptance import test_rails as suite
 
 AGAIN: dict[Quantity, float] = {"bandwidth": 10, "latency": 50}
 UNREAD = NotAvailable("No such file or directory")
@@ -163,3 +167,42 @@ def test_the_rails_of_sockets() -> None:
         "GLOO_SOCKET_IFNAME": "eth0",
         "NCCL_MNNVL_ENABLE": "0",
     }
+
+
+def rail_of_two(places: list[Place]) -> Results:
+    """What two healthy nodes measure through one adapter."""
+    ends = [RailEnd(source=one, target=1 - one, transfer_s=HEALTHY_S, round_trip_s=TRIP_S) for one in (0, 1)]
+    rates = RailRates(
+        name="", ends=ends, used=[], kinds=[], size_bytes=SIZE, small_bytes=8, world_size=2, backend="", device=""
+    )  # fmt: skip
+    return Results(dict.fromkeys(places, rates), {})
+
+
+@pytest.mark.parametrize(
+    ("numbers", "left_out"),
+    [
+        (((0, 3, 5, 8), (0, 1, 4, 5)), ({"mlx5_3:1", "mlx5_8:1"}, {"mlx5_1:1", "mlx5_4:1"})),
+        (((0, 1), (2, 3)), ({"mlx5_0:1", "mlx5_1:1"}, {"mlx5_2:1", "mlx5_3:1"})),
+        (((0, 1, 2), (0, 1)), ({"mlx5_2:1"}, set())),
+        (((0, 1), (0, 1)), (set(), set())),
+    ],
+)
+def test_every_adapter_is_measured_or_in_an_error(numbers: tuple[tuple[int, ...], ...], left_out: tuple[set[str], ...]) -> None:
+    """Hosts that name their adapters differently: what no other host has cannot be measured by name, and is no green."""
+    nodes = [Place(id=f"node{number}", node=number, hostname=f"gpu-node-{number}") for number in (0, 1)]
+    places = [Place(id=f"node{number}-gpu0", node=number, gpu=0) for number in (0, 1)]
+    alone = SimpleNamespace(run=lambda *_, places, **__: rail_of_two(places))
+    cluster = SimpleNamespace(nodes=nodes, places=places, with_variables=lambda _: alone)
+    hosts = {node.id: [nic(number) for number in chosen] for node, chosen in zip(nodes, numbers, strict=True)}
+    measured = suite.RailsMeasured([], {})
+    for one in rails_of_nics(hosts, "infiniband"):
+        suite.measure(one, 0, cluster, {}, measured)
+    for node, names in zip(nodes, left_out, strict=True):
+        own = {one.rail for one in measured.rates if one.node == node.id}
+        errors = measured.errors.get(node.id, [])
+        assert {name for name in names if any(f" {name} was not measured" in str(error) for error in errors)} == names
+        assert all(node.label in str(error) and error.culprits == (node,) for error in errors)
+        assert len(own) + len(errors) == len(hosts[node.id])
+        if names:
+            with pytest.raises(suite.MeasurementError):
+                suite.raise_errors(measured, node)
