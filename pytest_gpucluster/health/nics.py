@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.inventory.reading import NotAvailable
@@ -79,14 +79,18 @@ def label(nic: Nic, port: NicPort | None = None) -> str:
 
 
 def own_ports(nics: Iterable[Nic], fabric: str) -> list[tuple[Nic, NicPort]]:
-    """The ports of a fabric, and those of which the fabric is not known; virtual functions have no cable of their own."""
-    return [
+    """The ports of a fabric, and those of which the fabric is not known, without those of NVSwitches.
+
+    A virtual function has no cable of its own. It counts where a host shows no physical port: a container has nothing else.
+    """
+    ports = [
         (nic, port)
         for nic in nics
-        if not nic.is_virtual and not isinstance(nic.ports, NotAvailable)
+        if nic.is_nvswitch is not True and not isinstance(nic.ports, NotAvailable)
         for port in nic.ports
         if isinstance(port.fabric, NotAvailable) or port.fabric == fabric
     ]
+    return [(nic, port) for nic, port in ports if not nic.is_virtual] or ports
 
 
 def unread_adapters(nics: Iterable[Nic]) -> list[str]:
@@ -107,13 +111,44 @@ def judge_ports(hosts: Mapping[str, Sequence[Nic] | NotAvailable], promise: Port
     expected = _expected([_rates(ports) for ports in voters], promise)
     usual = _usual_by_key(voters)
     has_peers = len(hosts) > 1 or promise.ports is not None
+    names = {host: _names(nics, promise.fabric) for host, nics in hosts.items()}
     doubts = {host: [*unread[host], *([] if has_peers else [_nothing_to_compare(promise)])] for host in hosts}
     return {
         host: Finding(kind="nic", unknown={HERE: tuple(doubts[host])}, evidence={"expected": _in_words(expected)})
         if isinstance(hosts[host], NotAvailable)
-        else _judged(ports, expected, usual, doubts[host], promise)
+        else replace(
+            _judged(ports, expected, usual, doubts[host], promise).with_evidence(**_special(hosts[host])),
+            remark=_other_names(host, names),
+        )
         for host, ports in found.items()
     }
+
+
+def _other_names(host: str, names: Mapping[str, Sequence[str]]) -> str | None:
+    """How the names of a host's adapters differ from those that most other hosts have; None where they do not."""
+    others = Counter(", ".join(found) for other, found in names.items() if other != host and found)
+    own, usual = ", ".join(names[host]), max(others, key=lambda one: others[one], default="")
+    if not own or not usual or own == usual:
+        return None
+    where = f"{others[usual]} host{'s' if others[usual] > 1 else ''}"
+    return f"its adapters have other names than on {where}: {own}, not {usual}; NCCL_IB_HCA fits one of them"
+
+
+def _special(nics: Sequence[Nic] | NotAvailable) -> dict[str, list[str]]:
+    """The adapters of a host that are no physical ports of a fabric, by what they are."""
+    listed = [] if isinstance(nics, NotAvailable) else nics
+    kinds = {
+        "virtual functions": [nic.device for nic in listed if nic.is_virtual],
+        "of NVSwitches, not counted": [nic.device for nic in listed if nic.is_nvswitch is True],
+        "perhaps of NVSwitches": [nic.device for nic in listed if isinstance(nic.is_nvswitch, NotAvailable)],
+    }
+    return {kind: names for kind, names in kinds.items() if names}
+
+
+def _names(nics: Sequence[Nic] | NotAvailable, fabric: str) -> list[str]:
+    """The names of the adapters of a fabric whose ports are up."""
+    listed = [] if isinstance(nics, NotAvailable) else nics
+    return list(dict.fromkeys(nic.device for nic, port in own_ports(listed, fabric) if port.state == ACTIVE))
 
 
 def _ports(nics: Sequence[Nic] | NotAvailable, fabric: str) -> list[_Port]:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 NicFabric: TypeAlias = Literal["infiniband", "roce", "efa"]
 AMAZON = "0x1d0f"
 EFA_DEVICES = "0xefa"
+NVSWITCH = b"SW_MNG"
+"""What the vital product data of an NVSwitch's own adapter say; NVIDIA's Fabric Manager finds it so (its start script)."""
 NOT_COUNTERS = ("lifespan",)
 """Settings that lie among the hw_counters."""
 COUNTERS = (
@@ -141,11 +143,24 @@ def _is_virtual(adapter: Path) -> bool:
     return (adapter / "device" / "physfn").exists()
 
 
+def _is_nvswitch(adapter: Path) -> bool | NotAvailable:
+    """By the adapter's vital product data, which root alone may read; an adapter without any has no NVSwitch."""
+    file = adapter / "device" / "vpd"
+    try:
+        with file.open("rb", buffering=0) as data:
+            return NVSWITCH in data.read(4096)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        return NotAvailable(f"{error.strerror} ({file})")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nic:
     """One adapter. ``device`` is its RDMA name (``mlx5_2``), ``pci`` its address (``0000:1a:00.0``).
 
-    ``is_virtual``: a virtual function, which has no cable of its own.
+    ``is_virtual``: a virtual function, which has no cable of its own. ``is_nvswitch``: the adapter by which the host manages an
+    NVSwitch (HGX B200 and B300); it leads to no network.
     """
 
     device: str = judged(EVIDENCE, "of `nic_ports`; which adapter it is")
@@ -155,6 +170,9 @@ class Nic:
         healthy=False,
         judged="nic_ports, nic_pcie, nic_errors",
         remark="a virtual function has no cable of its own",
+    )
+    is_nvswitch: bool | NotAvailable = row(
+        _is_nvswitch, healthy=False, judged="nic_ports, nic_pcie, nic_errors", remark="its ports are none of the fabric"
     )
     driver: str | NotAvailable = row(SysfsFile("device/driver", target_of), "mlx5_core", "drift")
     firmware: str | NotAvailable = row(SysfsFile("fw_ver"), "28.42.1000", "drift")

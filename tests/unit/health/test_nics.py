@@ -295,6 +295,82 @@ def test_a_port_that_is_down_needs_no_more(tmp_path: Path) -> None:
     assert (fewer(seen), seen[0].doubts, seen[0].names) == ([1, 0], (), (PORT_2,))
 
 
+def functions_only(folder: Path, number: int, *, pf: int = 0) -> list[MadeSys]:
+    """Hosts whose container shows so many virtual functions of InfiniBand, and physical adapters."""
+    made = [MadeSys(folder / f"host{at}", *map(infiniband, range(PORTS))) for at in range(number)]
+    for one in made:
+        for port in range(pf, PORTS):
+            device = (one.root / "class" / "infiniband" / f"mlx5_{port}" / "device").resolve()
+            (device / "physfn").symlink_to(device)
+    return made
+
+
+def judged(made: list[MadeSys], promise: PortPromise = PROMISE) -> list[Finding]:
+    """What is seen of each of these hosts."""
+    hosts = {f"host{at}": read_nics(root=one.root) for at, one in enumerate(made)}
+    return list(judge_ports(hosts, promise).values())
+
+
+@pytest.mark.parametrize(
+    "promise",
+    [
+        PROMISE,
+        PortPromise(fabric="infiniband", ports=4),
+        PortPromise(fabric="infiniband", ports=4, gbit_s=400),
+        PortPromise(fabric="infiniband", total_gb_s=200),
+    ],
+)
+def test_a_container_that_has_virtual_functions_only(tmp_path: Path, promise: PortPromise) -> None:
+    """They are all that a job has: they are judged, and shown as what they are."""
+    made = functions_only(tmp_path, 2)
+    for seen in judged(made, promise):
+        assert (seen.judged, seen.doubts, seen.evidence["up"]) == (0, (), "4 at 400 Gb/s")
+        assert seen.evidence["virtual functions"] == [f"mlx5_{port}" for port in range(PORTS)]
+    made[1].pull_down("mlx5_2")
+    good, bad = judged(made, promise)
+    assert (good.judged, bad.judged, bad.names) == (0, 1, (PORT_2,))
+
+
+def test_a_host_that_has_both_is_judged_by_its_physical_ports(tmp_path: Path) -> None:
+    """Two physical adapters and two functions of them, as on a host of virtual machines."""
+    made = functions_only(tmp_path, 2, pf=2)
+    made[0].pull_down("mlx5_3")
+    for seen in judged(made):
+        assert (seen.judged, seen.evidence["up"]) == (0, "2 at 400 Gb/s")
+
+
+def test_adapters_of_nvswitches_are_no_ports_of_the_fabric(tmp_path: Path) -> None:
+    """HGX B200: they are InfiniBand ports that lead to no network. Without root nothing tells them apart, and that is shown."""
+    hosts = Hosts(tmp_path, 2)
+    for made in hosts.made:
+        for port in (3, 4):
+            vpd = (made.root / "class" / "infiniband" / f"mlx5_{port}" / "device").resolve() / "vpd"
+            vpd.write_bytes(b"\x82\x1e\x00Nvidia ConnectX-7 mezzanine\x00\x90V3\x0eSMDL=SW_MNG\x78")
+    hosts.made[0].pull_down("mlx5_3")
+    for seen in hosts.judge():
+        assert (seen.judged, seen.evidence["up"]) == (0, "3 at 400 Gb/s")
+        assert seen.evidence["of NVSwitches, not counted"] == ["mlx5_3", "mlx5_4"]
+    device = (hosts.made[1].root / "class" / "infiniband" / "mlx5_0" / "device").resolve()
+    (device / "vpd").mkdir()  # not even root can read it
+    assert hosts.judge()[1].evidence["perhaps of NVSwitches"] == ["mlx5_0"]
+
+
+def test_adapters_with_other_names_on_each_host(tmp_path: Path) -> None:
+    """The ports are good all the same; a remark shows the names, of all hosts where no name is usual."""
+    numbers = ((0, 3, 5, 8), (0, 1, 4, 5))
+    two = [
+        MadeSys(tmp_path / f"host{at}", *(roce(number, bus=0x10 * (slot + 1)) for slot, number in enumerate(chosen)))
+        for at, chosen in enumerate(numbers)
+    ]
+    seen = judged(two, PortPromise(fabric="roce"))
+    assert [one.judged for one in seen] == [0, 0]
+    assert seen[0].remark is not None
+    assert seen[0].remark.startswith("its adapters have other names than on 1 host: mlx5_0, mlx5_3, mlx5_5, mlx5_8, not ")
+    third = MadeSys(tmp_path / "third", *(roce(number, bus=0x10 * (slot + 1)) for slot, number in enumerate(numbers[0])))
+    four = judged([*two, third, two[0]], PortPromise(fabric="roce"))
+    assert [one.remark is None for one in four] == [True, False, True, True]
+
+
 def test_virtual_functions_have_no_cable(tmp_path: Path) -> None:
     """A virtual function that is down is nobody's fault."""
     hosts = Hosts(tmp_path, 2)
