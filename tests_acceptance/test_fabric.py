@@ -8,7 +8,7 @@ import pytest
 
 from pytest_gpucluster import Finding, health
 from pytest_gpucluster.measurements import collectives
-from pytest_gpucluster.measurements.transport import off_fabric_channels, transport
+from pytest_gpucluster.measurements.transport import off_fabric_channels, transport, unknown_networks
 from tests_acceptance.conftest import judge_collective, measure_collective, sized
 
 pytestmark = pytest.mark.fabric
@@ -47,10 +47,15 @@ def all_reduce_in_domains(cluster, recipe):
 
 @pytest.fixture(scope="session")
 def chosen_transport(cluster, recipe):
-    """The channels that NCCL really opened. Each rank is told which others NVLink should reach."""
+    """The channels that NCCL really opened. Each rank gets to know which others NVLink should reach."""
+    return cluster.run(transport, per="cluster", **promised_domains(cluster), **recipe("transport"))
+
+
+def promised_domains(cluster):
+    """The NVLink domain of each rank, where the profile promises domains of several nodes: HGX may tell a cluster UUID too."""
     of_rank = {place.rank: place.fabric for place in cluster.places if place.rank is not None}
-    domains = {"domains": [of_rank[rank] for rank in sorted(of_rank)]} if any(of_rank.values()) else {}
-    return cluster.run(transport, per="cluster", **domains, **recipe("transport"))
+    is_promised = cluster.promised.nodes_per_domain > 1 and any(of_rank.values())
+    return {"domains": [of_rank[rank] for rank in sorted(of_rank)]} if is_promised else {}
 
 
 def test_nodes_reachable(reached, criterion):
@@ -67,7 +72,8 @@ def test_transport(chosen_transport, cluster, criterion):
     in_domain = {kind for each in chosen_transport.each(lambda one: one.in_domain).values() for kind in each}
     shown = {"promised": fabric, "found": sorted(found), "network": chosen_transport.value.network}
     domains = {"in NVLink domains": sorted(in_domain)} if in_domain else {}
-    criterion.judge(health.judge_transport(traffic).with_evidence(**shown, **domains), among=cluster.nodes)
+    unknown = sorted({name for names in chosen_transport.each(unknown_networks).values() for name in names})
+    criterion.judge(health.judge_transport(traffic, unknown).with_evidence(**shown, **domains), among=cluster.nodes)
 
 
 def traffic_by_node(cluster, off_fabric, connections):

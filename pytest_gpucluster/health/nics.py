@@ -296,8 +296,8 @@ class NodeTraffic:
         return self.connections == self.off_fabric > 0
 
 
-def judge_transport(traffic: Mapping[Any, NodeTraffic]) -> Finding:
-    """How many connections between nodes are not on the promised fabric.
+def judge_transport(traffic: Mapping[Any, NodeTraffic], unknown: Sequence[str] = ()) -> Finding:
+    """How many connections between nodes are not on the promised fabric; ``unknown``: names of networks that nobody knows.
 
     A node that uses the fabric for nothing is blamed if other nodes use it: a neighbour of such a node has some connections off
     the fabric too. If no node uses it, nobody is blamed.
@@ -309,8 +309,10 @@ def judge_transport(traffic: Mapping[Any, NodeTraffic]) -> Finding:
     off = {str(name): f"{one.off_fabric} of {one.connections} connections" for name, one in traffic.items() if one.off_fabric}
     return Finding(
         bad=bad,
+        unknown={HERE: [f"unknown network {name}: it is not known which fabric carries it" for name in unknown]},
         value=sum(node.off_fabric for node in traffic.values()),
         kind="host" if bad else None,
+        unknown_kind="unknown",
         advice=OFF_FABRIC_ADVICE if bad else None,
         evidence={"off the fabric": off} if off else {},
     )

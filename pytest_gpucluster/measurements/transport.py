@@ -41,7 +41,7 @@ NVLINK = "nvlink"
 FABRICS: Mapping[str, Callable[[str], bool]] = {
     "infiniband": lambda kind: kind.startswith("NET/IB") and "/GDRDMA" in kind,
     "roce": lambda kind: kind.startswith(("NET/RoCE", "NET/gIB")) and "/GDRDMA" in kind,
-    "efa": lambda kind: kind == "NET/AWS Libfabric/GDRDMA",
+    "efa": lambda kind: kind.endswith("Libfabric/GDRDMA"),
     "tcpx": lambda kind: kind.startswith("NET/GPUDirectTCPX"),
     "tcpxo": lambda kind: kind.startswith("NET/FasTrak"),
     "sockets": lambda kind: kind.startswith("NET/Socket"),
@@ -49,11 +49,14 @@ FABRICS: Mapping[str, Callable[[str], bool]] = {
 }
 """What each promised fabric accepts between nodes: RDMA with GPUDirect only; ``nvlink`` is multi-node NVLink.
 
-AWS's plugin for EFA calls itself ``AWS Libfabric`` (a log of two H200 hosts: https://github.com/NVIDIA/nccl/issues/1597). NCCL
+AWS's plugin for EFA calls itself ``AWS Libfabric`` (a log of two H200 hosts: https://github.com/NVIDIA/nccl/issues/1597), and
+``Libfabric`` since it is not of AWS alone. NCCL
 calls multi-node NVLink ``P2P/MNNVL`` (its transport/p2p.cc). Google's plugin ``gIB`` is RoCE (recorded channels of A3 Ultra).
 Of Google's TCPX and TCPXO only the names are recorded (``Using network GPUDirectTCPX_v7``, ``FasTrak``), and no channel: the
 form is that of NCCL's net.cc, and whether GPUDirect is used cannot be told from it.
 """
+NETWORKS = re.compile(r"NET/(IB|RoCE|gIB|AWS Libfabric|Libfabric|GPUDirectTCPX|FasTrak|FastSocket|Socket)")
+"""Channels of networks that are known: those of :data:`FABRICS`, and Google's ``FastSocket``, which is plain TCP."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +175,7 @@ def summarise(
 def off_fabric_channels(found: Transport, *, fabric: str) -> int:
     """Number of inter-node channels that do not use the promised ``fabric`` (one of :data:`FABRICS`).
 
-    Between nodes of one NVLink domain, NVLink is promised.
+    Between nodes of one NVLink domain, NVLink is promised. Channels of :func:`unknown_networks` are left out.
 
     Raises:
         ValueError: an unknown fabric.
@@ -181,7 +184,14 @@ def off_fabric_channels(found: Transport, *, fabric: str) -> int:
         raise ValueError(f"unknown fabric {fabric!r}; valid: {', '.join(FABRICS)}")
     between = Counter(found.inter_node) - Counter(found.in_domain)
     promised = ((between, FABRICS[fabric]), (found.in_domain, FABRICS[NVLINK]))
-    return sum(count for kinds, is_on in promised for kind, count in kinds.items() if not is_on(kind))
+    unknown = {f"NET/{name}{end}" for name in unknown_networks(found) for end in ("", "/GDRDMA")}
+    return sum(count for kinds, is_on in promised for kind, count in kinds.items() if not is_on(kind) and kind not in unknown)
+
+
+def unknown_networks(found: Transport) -> list[str]:
+    """The networks that carry inter-node channels and that no list here has: which fabric they use is not known."""
+    kinds = [kind for kind in found.inter_node if kind.startswith("NET/") and not NETWORKS.match(kind)]
+    return sorted({kind.removeprefix("NET/").removesuffix("/GDRDMA") for kind in kinds})
 
 
 def _kind(path: str, layers: Mapping[int, str]) -> str:

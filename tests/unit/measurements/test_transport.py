@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
 
+from pytest_gpucluster.health.nics import NodeTraffic, judge_transport
 from pytest_gpucluster.measurements import transport
+from pytest_gpucluster.places import Place
 from pytest_gpucluster.thresholds.schema import Fabric
+from tests_acceptance.test_fabric import promised_domains
 
 # Logs in the format of NCCL 2.2x at NCCL_DEBUG=INFO (its init.cc, net.cc, p2p.cc), composed for these tests, not
 # recorded: this project has not run on InfiniBand yet. Ranks 0 and 1 are on one node, 2 and 3 on another.
@@ -94,6 +98,11 @@ def test_plugins_names_are_understood() -> None:
     [
         ("NET/AWS Libfabric/1/GDRDMA", "efa"),  # recorded on two hosts of 8 H200: NVIDIA/nccl, issue 1597
         ("NET/AWS Libfabric/7/GDRDMA/Shared", "efa"),
+        ("NET/Libfabric/0/GDRDMA", "efa"),  # the plugin's name since it dropped AWS
+        ("NET/Libfabric/15/GDRDMA/Shared", "efa"),
+        ("NET/Libfabric/3(2)/GDRDMA/flush=None", "efa"),
+        ("NET/Libfabric/0", None),
+        ("NET/Libfabric/0/Shared", None),
         ("P2P/MNNVL", "nvlink"),  # the form of NCCL's transport/p2p.cc
         ("P2P/MNNVL/read", "nvlink"),
         ("NET/AWS Libfabric/1", None),  # through the host's memory, or libfabric over TCP
@@ -110,6 +119,35 @@ def test_what_carries_each_fabric(path: str, fabric: str | None) -> None:
     found = summary(f"gpu:1:2 [0] NCCL INFO Channel 05/0 : 1[1] -> 2[0] [send] via {path}\n", TWO_NODES)
     assert sum(found.inter_node.values()) == 1
     assert {name for name in transport.FABRICS if not transport.off_fabric_channels(found, fabric=name)} == {fabric} - {None}
+
+
+@pytest.mark.parametrize("fabric", transport.FABRICS)
+@pytest.mark.parametrize("end", ["", "/GDRDMA", "/GDRDMA/Shared"])
+@pytest.mark.parametrize("name", ["UCX", "Slingshot", "My Plugin v2", "AINIC", "Ibext"])
+def test_an_unknown_network_is_nobody_s_fault(name: str, end: str, fabric: str) -> None:
+    """A plugin that no list has: it is named, and its channels are neither on the fabric nor off it."""
+    found = summary(INFINIBAND_LOG.replace("NET/IB/1/GDRDMA", f"NET/{name}/1{end}"), TWO_NODES)
+    assert transport.unknown_networks(found) == [name]
+    assert transport.off_fabric_channels(found, fabric=fabric) == (0 if fabric == "infiniband" else 1)
+    judged = judge_transport({"node0": NodeTraffic(3, 0)}, transport.unknown_networks(found))
+    assert judged.doubts == (f"unknown network {name}: it is not known which fabric carries it",)
+    assert judged.bad == {}
+
+
+@pytest.mark.parametrize(
+    "kind", ["IB", "IBext_v10", "gIB", "AWS Libfabric", "Libfabric", "GPUDirectTCPX_v7", "FasTrak", "Socket"]
+)
+def test_known_networks(kind: str) -> None:
+    """As recorded: none of them is a doubt."""
+    assert transport.unknown_networks(summary(INFINIBAND_LOG.replace("NET/IB/", f"NET/{kind}/"), TWO_NODES)) == []
+
+
+def test_a_cluster_uuid_alone_is_no_nvlink_domain() -> None:
+    """HGX may tell the same UUID on each node, though NVLink ends there: the profile's number of nodes a domain decides."""
+    gpus = [Place(id=f"node{node}-gpu0", node=node, gpu=0, rank=node, fabric="3f0c11de/0") for node in (0, 1)]
+    hgx, rack = (SimpleNamespace(places=gpus, promised=SimpleNamespace(nodes_per_domain=nodes)) for nodes in (1, 18))
+    assert promised_domains(hgx) == {}
+    assert promised_domains(rack) == {"domains": ["3f0c11de/0"] * 2}
 
 
 ROCE_LISTS = {
