@@ -10,12 +10,14 @@ import os
 import platform
 import re
 import resource
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from pytest_gpucluster.inventory import numa
-from pytest_gpucluster.inventory.reading import NotAvailable, all_or_why, apply, read, row
+from pytest_gpucluster.inventory.pci_tree import is_nvidia_gpu
+from pytest_gpucluster.inventory.reading import NotAvailable, all_or_why, apply, or_none, read, row
 from pytest_gpucluster.inventory.sysfs import SYS, list_names, read_number, read_text
 
 PROC = Path("/proc")
@@ -123,11 +125,24 @@ def _idle_states(host: _Roots) -> list[str] | NotAvailable:
 
 
 def _iommu(host: _Roots) -> str | NotAvailable:
+    """The kinds of the groups with a GPU or an RDMA adapter; where no group has one, those of half of the groups or more."""
     folder = host.sys / "kernel" / "iommu_groups"
-    return apply(
-        lambda groups: ", ".join(sorted({str(read_text(folder / group / "type")) for group in groups})) or "off",
-        list_names(folder),
-    )
+
+    def kinds(groups: list[str]) -> str:
+        types = {group: str(read_text(folder / group / "type")) for group in groups}
+        near = {kind for group, kind in types.items() if _has_gpu_or_adapter(folder / group / "devices")}
+        usual = {kind for kind, number in Counter(types.values()).items() if 2 * number >= len(types)}
+        return ", ".join(sorted(near or usual or {*types.values()})) or "off"
+
+    return apply(kinds, list_names(folder))
+
+
+def _has_gpu_or_adapter(devices: Path) -> bool:
+    names = or_none(list_names(devices)) or []
+    try:
+        return any((devices / name / "infiniband").exists() or is_nvidia_gpu(devices / name) for name in names)
+    except OSError:
+        return False
 
 
 def _chosen(text: str) -> str | NotAvailable:
@@ -162,9 +177,9 @@ class HostFacts:
     """One host at one moment. :class:`NotAvailable`: this kernel, container or permission does not give the value.
 
     ``governors`` are those of all processors, each once; ``idle_states`` those that the first processor may enter.
-    ``iommu`` is ``off``, or the kinds of its groups: ``DMA-FQ`` translates, ``identity`` does not. ``memlock`` and ``nofile``
-    are this process's soft limits, in bytes and files, or ``unlimited``; with ``ipc_lock`` (CAP_IPC_LOCK) the first does not
-    count.
+    ``iommu`` is ``off``, or the kinds of the groups of GPUs and adapters: ``DMA-FQ`` translates, ``identity`` does not.
+    ``memlock`` and ``nofile`` are this process's soft limits, in bytes and files, or ``unlimited``; with ``ipc_lock``
+    (CAP_IPC_LOCK) the first does not count.
     """
 
     kernel: str = row(lambda _: platform.release(), "6.8.0-simulated", FACT)

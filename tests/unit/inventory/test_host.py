@@ -139,6 +139,46 @@ def test_a_container_that_hides_all(tmp_path: Path) -> None:
     assert read == {"kernel", "numa_nodes", "memlock", "nofile"}
 
 
+def iommu_groups(sys: Path, kinds: list[str], **devices: int) -> None:
+    """Groups of these kinds; ``devices``: which group a GPU, an adapter and a disk are in."""
+    files = {
+        "gpu": {"vendor": "0x10de", "class": "0x030200"},
+        "adapter": {"vendor": "0x15b3", "class": "0x020700", "infiniband/mlx5_0/fw_ver": "28"},
+        "disk": {"vendor": "0x144d", "class": "0x010802"},
+    }
+    for number, kind in enumerate(kinds):
+        write(sys / "kernel" / "iommu_groups" / str(number) / "type", f"{kind}\n")
+    for name, group in devices.items():
+        device = sys / "devices" / name
+        for file, text in files[name].items():
+            write(device / file, f"{text}\n")
+        folder = sys / "kernel" / "iommu_groups" / str(group) / "devices"
+        folder.mkdir(exist_ok=True)
+        (folder / name).symlink_to(device)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "devices", "found"),
+    [
+        (["DMA", *["identity"] * 30], {}, "identity"),
+        (["DMA-FQ", *["identity"] * 30], {"gpu": 3, "adapter": 4, "disk": 0}, "identity"),
+        (["DMA-FQ", *["identity"] * 30], {"gpu": 0}, "DMA-FQ"),
+        (["DMA-FQ", *["identity"] * 30], {"adapter": 0, "gpu": 1}, "DMA-FQ, identity"),
+        (["identity", *["DMA-FQ"] * 30], {}, "DMA-FQ"),
+        (["identity", *["DMA-FQ"] * 30], {"gpu": 7, "disk": 0}, "DMA-FQ"),
+    ],
+)
+def test_the_iommu_of_gpus_and_adapters(
+    tmp_path: Path, made: dict[str, Path], kinds: list[str], devices: dict[str, int], found: str
+) -> None:
+    """One group that translates among others (Grace, a disk that needs it) says nothing of the host."""
+    for group in (tmp_path / "sys" / "kernel" / "iommu_groups").iterdir():
+        (group / "type").unlink()
+        group.rmdir()
+    iommu_groups(tmp_path / "sys", kinds, **devices)
+    assert read_host(**made).iommu == found
+
+
 def test_no_iommu(tmp_path: Path, made: dict[str, Path]) -> None:
     """An empty folder says that it is off."""
     for group in ("0", "1"):
