@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.dcgm import BAD, PASSED, SOFTWARE
@@ -26,6 +28,13 @@ ADVICE = {
 }
 """By dcgmErrorSeverity_t (dcgmlib/dcgm_errors.h, DCGM 3 and 4), the most urgent first."""
 CONFIG = 5
+IN_USE = re.compile(
+    r"\bMCUTIL\b|(?<!no )\b(?:an)?other (?:\w+ )?(?:program|process|application|client|job|workload)"
+    r"|\b(?:GPU|device)s?(?: \d+)?,? (?:(?:is|are|was|may be|already|currently|still) )*"
+    r"(?:in use|busy|being used|used by|not idle)\b",
+    re.IGNORECASE,
+)
+"""Errors that say that something else was on the GPU (nvbandwidth of DCGM 4.5: https://github.com/NVIDIA/DCGM/issues/272)."""
 
 
 def judge_diag(diag: DcgmDiag, uuid: str, kind: str, *, kinds: Collection[str]) -> Finding:
@@ -42,9 +51,17 @@ def judge_diag(diag: DcgmDiag, uuid: str, kind: str, *, kinds: Collection[str]) 
     tests = {result.test: None for result in own}
     told = {result.test for result in results if result.scope != "other"}
     silent = [f"{test}: no result for GPU {number}" for test in tests if test not in told]
-    none = [] if own else [f"dcgmi diag -r {diag.level} ran no test {kind!r}"]
+    none = [] if any(result.kind == kind for result in own) else [f"dcgmi diag -r {diag.level} ran no test {kind!r}"]
+    bad = [result for result in results if result.word.casefold() in BAD]
+    busy = [result for result in bad if result.errors and all(map(IN_USE.search, result.errors))]
     unknown = [*none, *silent, *filter(None, map(_why_unknown, results)), *diag.doubts]
-    return _found([result for result in results if result.word.casefold() in BAD], unknown, diag, results)
+    found = _found([result for result in bad if result not in busy], [*unknown, *map(_not_idle, busy)], diag, results)
+    return found if unknown or not busy else replace(found, unknown_kind="software")
+
+
+def _not_idle(result: DiagResult) -> str:
+    """A test that something else on the GPU disturbed: DCGM calls it a failure, and it is none of the GPU."""
+    return f"GPU not idle: {_text(result, result.errors)}; free the GPU and run the diagnostic again"
 
 
 def _judged_as(kind: str, kinds: Collection[str]) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from pytest_gpucluster.inventory import program
@@ -120,6 +120,9 @@ SOFTWARE = "software"
 """DCGM 4's name of the tests that DCGM 2 and 3 list one by one in the category Deployment."""
 ALIASES = {"gpu_memory": "memory", "eud_test": "eud"}
 """Names of DCGM 2 and 3 by that of DCGM 4, where they differ by more than capitals and spaces."""
+NO_RESULT = "no result"
+"""The word of a test that the report lists without one."""
+_GPU = re.compile(r"\bGPU (\d+)\b")
 _ERROR = re.compile(r"\s*(?:GPU \d+[:,]?\s+)*error\b", re.IGNORECASE)
 
 
@@ -176,7 +179,7 @@ def parse_report(printed: str) -> DiagReport:
         for test in _list_of(category, "tests")
         for result in _results_of(category.get("category"), test)
     ]
-    if not results:
+    if all(result.word == NO_RESULT for result in results):
         raise DcgmError("dcgmi diag printed a report in which no test has a result")
     return DiagReport(version=_version_in(data, root), results=results)
 
@@ -216,7 +219,9 @@ def _results_of(category: Any, test: dict[str, Any]) -> list[DiagResult]:
     kind = kind_of(category, name)
     results = [_result(name, kind, number, one) for one in _list_of(test, "results") for number in _numbers_of(name, one)]
     summary = test.get("test_summary")
-    return results if summary is None else [*results, *_summary_of(name, kind, summary, results)]
+    if summary is not None:
+        return [*results, *_summary_of(name, kind, summary, results)]
+    return results or [_of_no_gpu(name, kind, "the report", NO_RESULT)]
 
 
 def kind_of(category: Any, name: str) -> str:
@@ -233,12 +238,18 @@ def _numbers_of(name: str, result: dict[str, Any]) -> list[int | None]:
     if "entity_id" in result:
         found = result["entity_id"] if _group_of(result) == GPU else None
     if found is None:
-        return [None]
+        return _numbers_in(_errors_of(result)[0] if _group_of(result) == GPU and "entity_id" not in result else [])
     try:
         numbers = [int(one) for one in str(found).split(",")]
     except ValueError:
         raise DcgmError(f"a result of {name!r} names no GPU that can be read: {str(found)[:100]!r}") from None
     return [None if number < 0 else number for number in numbers]
+
+
+def _numbers_in(errors: list[str]) -> list[int | None]:
+    """The GPUs that the errors of a result name in words; none of them where an error names none."""
+    named = [_GPU.findall(error) for error in errors]
+    return [*dict.fromkeys(int(number) for numbers in named for number in numbers)] if named and all(named) else [None]
 
 
 def _result(name: str, kind: str, number: int | None, one: dict[str, Any]) -> DiagResult:
@@ -302,10 +313,9 @@ def _summary_of(name: str, kind: str, summary: Any, results: list[DiagResult]) -
     is_known = word.casefold() in {result.word.casefold() for result in results}
     if is_known and not more:
         return []
-    own_word = PASSED if is_known else word
-    part = "its summary"
-    return [
-        DiagResult(
-            test=name, kind=kind, scope="other", gpu=None, part=part, word=own_word, errors=more, severities=severities, info=[]
-        )
-    ]
+    own = _of_no_gpu(name, kind, "its summary", PASSED if is_known else word)
+    return [replace(own, errors=more, severities=severities)]
+
+
+def _of_no_gpu(name: str, kind: str, part: str, word: str) -> DiagResult:
+    return DiagResult(test=name, kind=kind, scope="other", gpu=None, part=part, word=word, errors=[], severities=[], info=[])

@@ -137,6 +137,90 @@ def test_a_test_that_no_entry_judges_counts_as_software() -> None:
     assert judge(made, kind="eud", gpu=1, kinds=with_entry).facts == ("eud, GPU 1: Fail",)
 
 
+@pytest.mark.parametrize("tests", [None, [], "absent"])
+@pytest.mark.parametrize("kinds", [("software",), ("software", "memory")])
+def test_no_test_of_software_is_no_green(tests: Any, kinds: tuple[str, ...]) -> None:
+    """The category without tests beside a memory test that passed: the memory test is none of software."""
+    made = report_4(memory=[entity(0), entity(1)])
+    deployment = {"category": "Deployment", **({} if tests == "absent" else {"tests": tests})}
+    made["DCGM Diagnostic"]["test_categories"].insert(0, deployment)
+    found = judge(made, kind="software", kinds=kinds)
+    assert (found.facts, found.doubts) == ((), ("DCGM 4.2.3: dcgmi diag -r 2 ran no test 'software'",))
+
+
+@pytest.mark.parametrize("made", [report_2([0, 1]), report_3([0, 1]), HEALTHY], ids=["DCGM 2", "DCGM 3", "DCGM 4"])
+@pytest.mark.parametrize("results", [None, [], [None], "absent"])
+@pytest.mark.parametrize("with_summary", [False, True])
+def test_a_test_without_results_is_no_green(made: Json, results: Any, with_summary: bool) -> None:  # noqa: FBT001 -- a parameter
+    """Listed, and its results are null, empty or absent: not known at any GPU."""
+    made = json.loads(json.dumps(made))
+    (root,) = [part for name, part in made.items() if name.endswith("Diagnostic")]
+    first = root["test_categories"][0]["tests"][0]
+    del first["results"]
+    if results != "absent":
+        first["results"] = results
+    if not with_summary:
+        first.pop("test_summary", None)
+    for gpu in (0, 1):
+        found = judge(made, gpu=gpu, kind="software")
+        assert found.facts == ()
+        assert any(first["name"] in doubt and "no result" in doubt for doubt in found.doubts), found.doubts
+
+
+BUSY = [
+    "GPU 0: MCUTIL is 14%, above 10%; another program may be using the device.",
+    "MCUTIL > 10 %",
+    "GPU 0 is in use",
+    "The GPU is currently in use by pid 4711",
+    "GPU 0 is busy",
+    "Another process is using the GPU",
+    "Other CUDA processes run on the GPU",
+    "device is being used",
+]
+BROKEN = [
+    "GPU 0 used more power than its limit",
+    "GPU 0 failed: verify that no other process runs",
+    "A row remap failed",
+    "ECC errors in use of memory",
+    "Unused GPU 0",
+    "the bus is busy",
+]
+
+
+@pytest.mark.parametrize("text", BUSY)
+@pytest.mark.parametrize("word", ["Fail", "Warn"])
+def test_a_gpu_that_was_in_use_is_not_broken(text: str, word: str) -> None:
+    """Measured beside something: an error with the next step, and no advice to reset anything."""
+    found = judge(report([entity(0, word, warning(text, severity=6)), entity(1)]))
+    assert (found.judged, found.facts, found.advice) == (None, (), None)
+    (doubt,) = found.doubts
+    assert "GPU not idle: memory, GPU 0" in doubt
+    assert "free the GPU and run the diagnostic again" in doubt
+    assert found.unknown_kind == "software"
+    assert judge(report([entity(0, word, warning(text, severity=6)), entity(1)]), gpu=1).doubts == ()
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_fault_beside_another_program_stays_a_fault(text: str) -> None:
+    """By itself, and in one result with a word about another program."""
+    alone = judge(report([entity(0, "Fail", warning(text)), entity(1)]))
+    both = judge(report([entity(0, "Fail", warning(text), warning(BUSY[0])), entity(1)]))
+    assert (alone.judged, alone.kind, both.judged, both.doubts) == (1, "gpu", 1, ())
+
+
+def test_a_gpu_that_a_text_of_the_host_names() -> None:
+    """A failure without a number whose text says GPU 1: that GPU's; of the other one DCGM said nothing."""
+    fault = {"status": "Fail", "warnings": [{"warning": "GPU 1 has an ECC fault", "error_severity": 6}]}
+    for host in ({"Page Retirement/Row Remap": fault}, {"Page Retirement/Row Remap": {**fault, "warnings": "GPU 1 is bad"}}):
+        made = report_3([0, 1], host=host)
+        assert len(judge(made, kind="software", gpu=1).facts) == 1
+        assert judge(made, kind="software", gpu=0).facts == ()
+        assert judge(made, kind="software", gpu=0).doubts == ("DCGM 3.3.9: Page Retirement/Row Remap: no result for GPU 0",)
+    unnamed = {**fault, "warnings": [*fault["warnings"], {"warning": "the driver is of another version"}]}
+    mixed = report_3([0, 1], host={"Page Retirement/Row Remap": unnamed})
+    assert [len(judge(mixed, kind="software", gpu=gpu).facts) for gpu in (0, 1)] == [1, 1]
+
+
 def test_a_doubt_about_the_report() -> None:
     """What passed is not believed; what failed stays failed."""
     made = report([entity(0), entity(1, "Fail")])
