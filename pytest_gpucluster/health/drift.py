@@ -13,7 +13,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.inventory.reading import NotAvailable, all_or_why, apply, or_none
 from pytest_gpucluster.judging.agreement import majority
 from pytest_gpucluster.judging.finding import HERE, Finding
 
@@ -240,6 +240,8 @@ OF_GPU: Mapping[str, str] = {
 """The fields of ``GpuState``, each with its name in words."""
 OF_NIC: Mapping[str, str] = {"firmware": "NIC firmware", "board_id": "NIC board", "driver": "NIC driver"}
 """The fields of ``Nic``, each with its name in words."""
+FULL_MEMBER, LIMITED_BY_DEFAULT = 0x8000, 0x7FFF
+"""The bit of a partition key that makes a full member; the key of the default partition that fabrics give to every port."""
 UNSET = "unset"
 OF_ONE_HOST = ("NCCL_HOSTID",)
 """Variables that name their host, so that no two are alike."""
@@ -280,6 +282,16 @@ def facts_of_nics(node: str, nics: list[Nic] | NotAvailable) -> Iterator[Fact]:
     kinds = [str(nic.hca_type) for nic in nics]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted({*kinds}))
     yield Fact(kind="host", name="NICs", node=node, part=node, value=counts or "none")
+    ports = [port for nic in nics for port in or_none(nic.ports) or () if (port.fabric, port.state) == ("infiniband", "ACTIVE")]
+    keys = apply(lambda found: "; ".join(sorted({*map(_keys_in_words, found)})), all_or_why(port.pkeys for port in ports))
+    if ports:
+        yield Fact(kind="host", name="partition keys", node=node, part=node, value=keys)
     for nic, kind in zip(nics, kinds, strict=True):
         for field, name in OF_NIC.items():
             yield Fact(kind="nic", name=name, node=node, part=f"{node} {nic.device}", value=getattr(nic, field), among=kind)
+
+
+def _keys_in_words(keys: Sequence[str]) -> str:
+    """``0x8001, 0x0002 (limited)``: limited members of a partition reach its full members only."""
+    limited = [int(key, 16) < FULL_MEMBER and int(key, 16) != LIMITED_BY_DEFAULT for key in keys]
+    return ", ".join(f"{key} (limited)" if is_limited else key for key, is_limited in zip(keys, limited, strict=True)) or "none"

@@ -29,6 +29,7 @@ AMAZON = "0x1d0f"
 EFA_DEVICES = "0xefa"
 NVSWITCH = b"SW_MNG"
 """What the vital product data of an NVSwitch's own adapter say; NVIDIA's Fabric Manager finds it so (its start script)."""
+NO_PKEY = "0x0000"
 NOT_COUNTERS = ("lifespan",)
 """Settings that lie among the hw_counters."""
 COUNTERS = (
@@ -41,6 +42,7 @@ LOOPBACK = "lo"
 GBIT_PER_MBIT = 1e-3
 _LAYERS: dict[str, NicFabric] = {"InfiniBand": "infiniband", "Ethernet": "roce"}
 _PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
+_PKEY = re.compile(r"0x[0-9a-fA-F]{4}")
 _STATE = re.compile(r"\d+: *(?P<word>\S.*)")
 _RATE = re.compile(r"(?P<rate>\d+(?:\.\d+)?) Gb/sec\b")
 
@@ -91,6 +93,18 @@ def _carrier_changes(port: Path) -> int | NotAvailable:
     return apply(lambda found: sum(found) if found else NotAvailable("no network interface belongs to this port"), changes)
 
 
+def _pkeys(folder: Path) -> list[str] | NotAvailable:
+    """The partition keys of a port in the order of its table, without the empty entries."""
+    entries = apply(
+        lambda names: all_or_why(apply(_pkey, read_text(folder / name)) for name in _sorted(names)), list_names(folder)
+    )
+    return apply(lambda keys: [key for key in keys if key != NO_PKEY], entries)
+
+
+def _pkey(text: str) -> str | NotAvailable:
+    return text.lower() if _PKEY.fullmatch(text) else NotAvailable(f"{text[:80]!r} is no partition key such as '0xffff'")
+
+
 def _without_settings(counters: dict[str, int | NotAvailable]) -> dict[str, int | NotAvailable]:
     return {name: value for name, value in counters.items() if name not in NOT_COUNTERS}
 
@@ -113,6 +127,9 @@ class NicPort:
     rate_gbit_s: float | NotAvailable = row(SysfsFile("rate"), RATE, "nic_ports", convert=_gbit_s)
     guid: str | NotAvailable = row(
         SysfsFile("gids/0"), "fe80:0:0:0:0:0:0:100", NOBODY, "for the fabric's own tools", convert=_port_guid
+    )
+    pkeys: list[str] | NotAvailable = row(
+        SysfsFile("pkeys", _pkeys), ["0xffff"], "drift", "partition keys, of InfiniBand ports that are up"
     )
     netdevs: list[str] | NotAvailable = row(_netdevs, ["ib0"], NOBODY, "for the fabric's own tools")
     carrier_changes: int | NotAvailable = row(_carrier_changes, 2, "nic_errors, nic_flaps_soak", "what they grew by")

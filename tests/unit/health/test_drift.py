@@ -23,7 +23,7 @@ from pytest_gpucluster.health.drift import (
     summary,
 )
 from pytest_gpucluster.inventory.host import HostFacts, read_host
-from pytest_gpucluster.inventory.nics import Nic
+from pytest_gpucluster.inventory.nics import Nic, NicPort
 from pytest_gpucluster.inventory.nvml import GpuState
 from pytest_gpucluster.inventory.reading import NotAvailable, healthy
 from pytest_gpucluster.measurements.host import HostState
@@ -225,6 +225,49 @@ def test_facts_of_nics() -> None:
     assert said(judge_drift(rows, "node0")) == NOTHING
     assert judge_drift(rows, "node1").facts == ("node1 mlx5_1 NIC firmware: 28.39.2, 4 of 5 have 28.43.1",)
     assert judge_drift(rows, "node2").facts == ("NICs: 1 MT4127, 1 MT4129, 2 of 3 have 1 MT4127, 2 MT4129",)
+
+
+def with_keys(*keys: list[str] | NotAvailable, **port: Any) -> list[Nic]:
+    """Adapters with one port each that has these partition keys."""
+    return [nic(f"mlx5_{at}", ports=[healthy(NicPort, number=1, pkeys=one, **port)]) for at, one in enumerate(keys)]
+
+
+def drift_of(*hosts: list[Nic]) -> list[tuple[str, ...]]:
+    """What differs at each of these hosts, and what is not known of it."""
+    facts = [fact for at, nics in enumerate(hosts) for fact in facts_of_nics(f"node{at}", nics)]
+    rows = compare_facts(facts, DriftRules())
+    return [(*judge_drift(rows, f"node{at}").facts, *judge_drift(rows, f"node{at}").doubts) for at in range(len(hosts))]
+
+
+def test_a_partition_key_of_another_tenant() -> None:
+    """Of two hosts both are named, with the membership that a key lacks; of three the odd one is."""
+    tenant, other = with_keys(["0x8001", "0x7fff"]), with_keys(["0x0002", "0x7fff"])
+    (own,), (foreign,) = drift_of(tenant, other)
+    assert own.startswith("partition keys: 0x8001, 0x7fff, ")
+    assert foreign.startswith("partition keys: 0x0002 (limited), 0x7fff, ")
+    first, second, third = drift_of(tenant, other, tenant)
+    assert (first, third) == ((), ())
+    assert second[0].startswith("partition keys: 0x0002 (limited), 0x7fff, 2 of 3 have 0x8001, 0x7fff")
+
+
+def test_partition_keys_that_are_alike() -> None:
+    """Whatever the order of the adapters is, and also with other keys on ports for storage; RoCE has none to compare."""
+    compute, storage = ["0x8001", "0x7fff"], ["0x8002"]
+    assert drift_of(with_keys(compute, compute, storage), with_keys(storage, compute, compute)) == [(), ()]
+    assert drift_of(with_keys(["0xffff"], fabric="roce"), with_keys(["0x8001"], fabric="roce")) == [(), ()]
+    assert drift_of(with_keys(compute), with_keys(["0xffff"], state="DOWN"), with_keys(compute)) == [(), (), ()]
+
+
+def test_the_membership_is_a_part_of_the_key() -> None:
+    """A limited member beside full ones of the same partition."""
+    first, second, third = drift_of(with_keys(["0x8001"]), with_keys(["0x0001"]), with_keys(["0x8001"]))
+    assert (first, third) == ((), ())
+    assert second[0].startswith("partition keys: 0x0001 (limited), 2 of 3 have 0x8001")
+
+
+def test_partition_keys_that_cannot_be_read() -> None:
+    """Where others show theirs, that host is not measured."""
+    assert drift_of(with_keys(["0x8001"]), with_keys(HIDDEN), with_keys(["0x8001"]))[1] == (f"partition keys: {HIDDEN}",)
 
 
 def test_a_host_that_shows_no_nics() -> None:

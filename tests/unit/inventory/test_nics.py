@@ -9,7 +9,7 @@ import pytest
 from pytest_gpucluster.inventory.nics import read_nics
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.protocol.plain_data import from_plain, to_plain
-from tests.support.sysfs import MadeSys, efa, infiniband, roce
+from tests.support.sysfs import MadeSys, efa, infiniband, roce, write
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -163,3 +163,22 @@ def test_values_and_reasons_cross_processes(tmp_path: Path) -> None:
     made.refuse("mlx5_0", "counters/link_downed")
     found = read_nics(root=made.root)
     assert from_plain(to_plain(found)) == found
+
+
+@pytest.mark.parametrize(
+    ("table", "keys"),
+    [
+        ({0: "0x8001", 1: "0x7fff", 2: "0x0000", 10: "0x0003", 9: "0x8002"}, ["0x8001", "0x7fff", "0x8002", "0x0003"]),
+        ({0: "0xFFFF"}, ["0xffff"]),
+        ({0: "0x0000"}, []),
+        ({0: "0xffff", 1: "full"}, None),
+        ({}, None),
+    ],
+)
+def test_partition_keys_in_the_order_of_the_table(tmp_path: Path, table: dict[int, str], keys: list[str] | None) -> None:
+    """Empty entries are left out; a table that is absent, or has something else, is no empty one."""
+    made = MadeSys(tmp_path, infiniband(0))
+    for index, key in table.items():
+        write(made.port("mlx5_0"), {f"pkeys/{index}": key})
+    found = ports_of(made)["mlx5_0"].pkeys
+    assert found == keys if keys is not None else isinstance(found, NotAvailable)
