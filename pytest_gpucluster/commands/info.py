@@ -19,6 +19,7 @@ from pytest_gpucluster.commands.info_tables import unavailable, without_gaps
 from pytest_gpucluster.commands.info_views import show
 from pytest_gpucluster.health.gpu import REPAIRS, advice_for
 from pytest_gpucluster.inventory.machine import read_machine
+from pytest_gpucluster.inventory.numa import sysfs_address
 from pytest_gpucluster.reporting.lines import wrapped
 from pytest_gpucluster.text import one_line
 
@@ -83,7 +84,12 @@ def unseen(machine: Mapping[str, Any]) -> dict[str, str]:
     if not gpus["gpus"]:
         found["gpus"] = gpus["error"] or "NVML shows no GPU"
     if isinstance(on_bus, int) and on_bus > gpus["count"]:
-        more = f"NVML shows {gpus['count']} of the {on_bus} NVIDIA GPUs on the PCI bus (a container may have a part of them)"
+        known = {sysfs_address(gpu["pci"]) for gpu in gpus["gpus"]}
+        hidden = ", ".join(address for address in machine["gpu_ways"] if address not in known)
+        more = (
+            f"NVML shows {gpus['count']} of the {on_bus} NVIDIA GPUs on the PCI bus, not {hidden} "
+            "(a container may have a part of them)"
+        )
         found["gpus"] = "; ".join([*([found["gpus"]] if "gpus" in found else []), more])
     why = unavailable(nics)
     if why is not None or not nics:

@@ -282,10 +282,13 @@ def facts_of_nics(node: str, nics: list[Nic] | NotAvailable) -> Iterator[Fact]:
     kinds = [str(nic.hca_type) for nic in nics]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted({*kinds}))
     yield Fact(kind="host", name="NICs", node=node, part=node, value=counts or "none")
-    ports = [port for nic in nics for port in or_none(nic.ports) or () if (port.fabric, port.state) == ("infiniband", "ACTIVE")]
-    keys = apply(lambda found: "; ".join(sorted({*map(_keys_in_words, found)})), all_or_why(port.pkeys for port in ports))
-    if ports:
-        yield Fact(kind="host", name="partition keys", node=node, part=node, value=keys)
+    up = [port for nic in nics for port in or_none(nic.ports) or () if port.state == "ACTIVE"]
+    keys = [apply(_keys_in_words, port.pkeys) for port in up if port.fabric == "infiniband"]
+    gids = [port.roce_gid for port in up if port.fabric == "roce"]
+    for name, values in {"partition keys": keys, "GIDs": gids}.items():
+        if values:
+            value = apply(lambda found: "; ".join(sorted({*found})), all_or_why(values))
+            yield Fact(kind="host", name=name, node=node, part=node, value=value)
     for nic, kind in zip(nics, kinds, strict=True):
         for field, name in OF_NIC.items():
             yield Fact(kind="nic", name=name, node=node, part=f"{node} {nic.device}", value=getattr(nic, field), among=kind)

@@ -29,6 +29,9 @@ AMAZON = "0x1d0f"
 EFA_DEVICES = "0xefa"
 NVSWITCH = b"SW_MNG"
 """What the vital product data of an NVSwitch's own adapter say; NVIDIA's Fabric Manager finds it so (its start script)."""
+ROCE_V2, IPV4 = "RoCE v2", "0000:0000:0000:0000:0000:ffff:"
+MOST_GIDS = 32
+"""Of the 256 entries of a port's table, whose used ones come first."""
 NO_PKEY = "0x0000"
 NOT_COUNTERS = ("lifespan",)
 """Settings that lie among the hw_counters."""
@@ -73,6 +76,21 @@ def _port_guid(gid: str) -> str | NotAvailable:
     """The lower half of a port's first GID."""
     parts = gid.split(":")
     return ":".join(parts[4:]) if len(parts) == 8 else NotAvailable(f"{gid[:80]!r} is no GID")
+
+
+def _roce_gid(port: Path) -> str | NotAvailable:
+    """The first entry of RoCE v2 with an IPv4 address, by which routed RoCE and NCCL_IB_GID_INDEX go."""
+
+    def first(names: list[str]) -> str | NotAvailable:
+        for name in _sorted(names)[:MOST_GIDS]:
+            gid = read_text(port / "gids" / name)
+            if isinstance(gid, NotAvailable):
+                return gid
+            if gid.startswith(IPV4) and read_text(port / "gid_attrs" / "types" / name) == ROCE_V2:
+                return f"{ROCE_V2} IPv4 at {name}"
+        return f"no {ROCE_V2} IPv4"
+
+    return apply(first, list_names(port / "gids"))
 
 
 def _netdevs(port: Path) -> list[str] | NotAvailable:
@@ -128,6 +146,7 @@ class NicPort:
     guid: str | NotAvailable = row(
         SysfsFile("gids/0"), "fe80:0:0:0:0:0:0:100", NOBODY, "for the fabric's own tools", convert=_port_guid
     )
+    roce_gid: str | NotAvailable = row(_roce_gid, "no RoCE v2 IPv4", "drift", "of RoCE ports that are up")
     pkeys: list[str] | NotAvailable = row(
         SysfsFile("pkeys", _pkeys), ["0xffff"], "drift", "partition keys, of InfiniBand ports that are up"
     )

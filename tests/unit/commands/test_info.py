@@ -147,7 +147,8 @@ def test_gpus_that_only_the_bus_shows(sysfs: MadeSys, capsys: pytest.CaptureFixt
     """A machine with GPUs and without a driver is not one without GPUs; nor is it at fault: a container may have a part."""
     sysfs.add_pci("0000:aa:00.0", bus=0x80, files=GPU_CLASS)
     assert main(["info"]) == 3
-    assert "NVML shows 0 of the 1 NVIDIA GPUs on the PCI bus" in " ".join(capsys.readouterr().out.split())
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "NVML shows 0 of the 1 NVIDIA GPUs on the PCI bus, not 0000:aa:00.0 (a container" in shown
 
 
 def test_ports_of_every_fabric(sysfs: MadeSys, capsys: pytest.CaptureFixture[str]) -> None:

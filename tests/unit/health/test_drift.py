@@ -270,6 +270,20 @@ def test_partition_keys_that_cannot_be_read() -> None:
     assert drift_of(with_keys(["0x8001"]), with_keys(HIDDEN), with_keys(["0x8001"]))[1] == (f"partition keys: {HIDDEN}",)
 
 
+def test_a_host_without_the_gid_of_the_others() -> None:
+    """RoCE: one host lacks the IPv4 GID, or has it at another index. On InfiniBand there is none to compare."""
+
+    def with_gid(gid: str, fabric: str = "roce") -> list[Nic]:
+        return with_keys(["0xffff"], fabric=fabric, roce_gid=gid)
+
+    usual = with_gid("RoCE v2 IPv4 at 3")
+    for odd in ("RoCE v2 IPv4 at 5", "no RoCE v2 IPv4"):
+        first, second, third = drift_of(usual, with_gid(odd), usual)
+        assert (first, third) == ((), ())
+        assert second == (f"GIDs: {odd}, 2 of 3 have RoCE v2 IPv4 at 3",)
+        assert drift_of(with_gid("a", "infiniband"), with_gid(odd, "infiniband")) == [(), ()]
+
+
 def test_a_host_that_shows_no_nics() -> None:
     """Where others show theirs, that host is not measured; where nobody does, there is nothing to compare."""
     hosts = {"node0": [nic("mlx5_0")], "node1": HIDDEN, "node2": [nic("mlx5_0")]}

@@ -182,3 +182,29 @@ def test_partition_keys_in_the_order_of_the_table(tmp_path: Path, table: dict[in
         write(made.port("mlx5_0"), {f"pkeys/{index}": key})
     found = ports_of(made)["mlx5_0"].pkeys
     assert found == keys if keys is not None else isinstance(found, NotAvailable)
+
+
+V4, LINK_LOCAL, EMPTY = (
+    "0000:0000:0000:0000:0000:ffff:0a00:0105",
+    "fe80:0000:0000:0000:b83f:d2ff:fe12:3456",
+    "0000:0000:0000:0000:0000:0000:0000:0000",
+)
+
+
+@pytest.mark.parametrize(
+    ("table", "found"),
+    [
+        ([(LINK_LOCAL, "IB/RoCE v1"), (LINK_LOCAL, "RoCE v2"), (V4, "IB/RoCE v1"), (V4, "RoCE v2")], "RoCE v2 IPv4 at 3"),
+        ([(LINK_LOCAL, "IB/RoCE v1"), (LINK_LOCAL, "RoCE v2"), (EMPTY, ""), (EMPTY, ""), (V4, "RoCE v2")], "RoCE v2 IPv4 at 4"),
+        ([(LINK_LOCAL, "IB/RoCE v1"), (LINK_LOCAL, "RoCE v2")], "no RoCE v2 IPv4"),
+        ([(LINK_LOCAL, "IB/RoCE v1"), (V4, "IB/RoCE v1")], "no RoCE v2 IPv4"),
+    ],
+)
+def test_the_gid_that_routed_roce_needs(tmp_path: Path, table: list[tuple[str, str]], found: str) -> None:
+    """The first one of RoCE v2 with an IPv4 address; version 1 and link-local ones are others."""
+    made = MadeSys(tmp_path, roce(0))
+    for index, (gid, kind) in enumerate(table):
+        write(made.port("mlx5_0"), {f"gids/{index}": gid, f"gid_attrs/types/{index}": kind})
+    assert ports_of(made)["mlx5_0"].roce_gid == found
+    made.refuse("mlx5_0", "gids/0")
+    assert isinstance(ports_of(made)["mlx5_0"].roce_gid, NotAvailable)
