@@ -118,12 +118,13 @@ def is_nvidia_gpu(device: Path) -> bool:
 
 
 def read_path(pci: str, *, root: Path = SYS) -> PciPath | NotAvailable:
-    """The way of the device with this PCI address.
+    """The way of the device with this PCI address; of a virtual function, that of the device that has it.
 
     Raises:
         ValueError: ``pci`` is no PCI address.
     """
     listed = root / "bus" / "pci" / "devices" / sysfs_address(pci)
+    listed = listed / "physfn" if (listed / "physfn").exists() else listed
     try:
         device = listed.resolve(strict=True)
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle

@@ -64,6 +64,19 @@ def test_the_way_of_a_nic(tree: Tree) -> None:
     assert from_plain(to_plain(way)) == way
 
 
+def test_a_virtual_function_has_the_link_of_its_device(tree: Tree) -> None:
+    """By itself it shows a speed that is unknown and no lane. A container may have nothing else."""
+    nic = (tree.made.root / "bus" / "pci" / "devices" / NIC).resolve()
+    no_link = {"current_link_speed": "Unknown", "current_link_width": "0", "max_link_speed": "Unknown", "max_link_width": "0"}
+    function = tree.made.add_pci("0000:12:00.1", bus=0x10, files={**no_link, "vendor": "0x15b3", "class": "0x020700"})
+    (function / "physfn").symlink_to(nic)
+    assert [node.address for node in tree.way("0000:12:00.1").nodes] == WAY
+    judged = judge_pcie_links({"mlx5_0": read_path("0000:12:00.1", root=tree.made.root)})
+    assert (said(judged), judged.evidence) == (NOTHING, {"PCIe links": 2})
+    tree.change(NIC, current_link_width="8")
+    assert judge_pcie_links({"mlx5_0": tree.way("0000:12:00.1")}).names == (NIC,)
+
+
 @pytest.mark.parametrize("at", [0, 2])
 @pytest.mark.parametrize(
     ("files", "text"),
