@@ -12,6 +12,7 @@ from tests.support import REPOSITORY
 from tests.support.launching import ACCEPTANCE, PYTEST, Launch, environment, python_path
 from tests.support.nvml_simulator import build
 from tests.support.nvml_simulator import environment as with_gpus
+from tests.support.programs import why_not_working
 from tests.support.runs import PLANTS, RUN_S, collect
 
 if TYPE_CHECKING:
@@ -47,11 +48,21 @@ def limits(judged: tuple[str, ...], gpu: str) -> dict[str, Any]:
 
 def run(folder: Path, library: Path, scenario: str, *, judged: tuple[str, ...] = JUDGED, gpu: str = "h200-sxm") -> FinishedRun:
     """The criteria on the GPUs of a scenario."""
+    return started(folder, with_gpus(library, scenario), command_for(folder, judged, gpu))
+
+
+def command_for(folder: Path, judged: tuple[str, ...], gpu: str) -> list[str]:
+    """The command that judges these criteria, whose limits it writes."""
     (folder / "limits.yaml").write_text(json.dumps(limits(judged, gpu)), encoding="utf-8")
     chosen = (f"{ACCEPTANCE}/test_health.py", "-k", " or ".join(key.partition("[")[0] for key in judged))
     options = ("--gpucluster-thresholds=limits.yaml", "--gpucluster-gate", "--junitxml=junit.xml")
-    variables = {**environment(measured=True), **with_gpus(library, scenario), "PYTHONPATH": python_path(PLANTS)}
-    launch = Launch(command=[*PYTEST, *chosen, *options], cwd=folder, environment=variables, name="node0").start()
+    return [*PYTEST, *chosen, *options]
+
+
+def started(folder: Path, gpus: dict[str, str], command: list[str]) -> FinishedRun:
+    """The command over simulated GPUs."""
+    variables = {**environment(measured=True), **gpus, "PYTHONPATH": python_path(PLANTS)}
+    launch = Launch(command=command, cwd=folder, environment=variables, name="node0").start()
     try:
         launch.end(within_s=RUN_S)
     finally:
@@ -215,3 +226,33 @@ def test_a_bit_error_rate_of_a_blackwell(tmp_path: Path, library: Path, field: i
     assert "node0-gpu1 link 4: 3e-09" in ran.row(failed, "node0")["reason"]
     (culprit,) = ran.results["culprits"]
     assert (culprit["kind"], culprit["place"]["id"]) == ("gpu", "node0-gpu1")
+
+
+def over_bus(folder: Path, number: int) -> tuple[str, ...]:
+    """A command that starts another one where the PCI bus has so many NVIDIA GPUs; skips the test where it may not mount."""
+    for bus in range(number):
+        device = folder / "devices" / f"0000:{bus:02x}:00.0"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text("0x10de\n")
+        (device / "class").write_text("0x030200\n")
+    script = 'mount --bind "$0" /sys/bus/pci/devices && exec "$@"'
+    before = ("unshare", "--map-root-user", "--mount", "sh", "-c", script, str(folder / "devices"))
+    why = why_not_working(before[0], *before[1:], "true")
+    if why is not None:
+        pytest.skip(f"no mount in a namespace of its own: {why}")
+    return before
+
+
+@pytest.mark.parametrize(
+    ("stated", "outcome", "exit_code"), [(None, "error", 1), (3, "passed", 0), (4, "failed", 1)], ids=["nobody", "3", "4"]
+)
+def test_a_gpu_that_only_the_pci_bus_shows(
+    tmp_path: Path, library: Path, stated: int | None, outcome: str, exit_code: int
+) -> None:
+    """NVML lists 3 of 4: never ACCEPTED where nobody stated the number, and the GPUs of the bus are named."""
+    options = () if stated is None else (f"--gpucluster-expect=gpus_per_node={stated}",)
+    command = [*over_bus(tmp_path, 4), *command_for(tmp_path, ("gpu_count",), "h200-sxm"), *options]
+    ran = started(tmp_path, with_gpus(library, "count 3"), command)
+    assert ran.outcomes("gpu_count") == {"node0": outcome}, ran.stdout
+    assert ran.returncode == exit_code
+    assert "0000:03:00.0 (no driver)" in " ".join(ran.stdout.split())

@@ -544,6 +544,8 @@ def test_own_gpu_where_torch_sees_none(simulator: Path) -> None:
     assert "GPU 2: GPU is lost" in lost["gpu"]["why"]
     assert "LOCAL_RANK 7 has no GPU" in absent["gpu"]["why"]
     assert hidden["gpu"]["index"] == 4
+    assert (len(hidden["nvml_pci"]), hidden["nvml_pci"][4]) == (8, hidden["gpu"]["pci"])
+    assert {*hidden["nvml_pci"]} - {*lost["nvml_pci"]} <= {hidden["nvml_pci"][2]}
     assert (hidden["torch_sees"], hidden["torch_device_count"], hidden["nvml_device_count"]) == (False, 0, 8)
 
 
