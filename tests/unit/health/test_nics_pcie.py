@@ -234,7 +234,7 @@ def test_redirection_where_nothing_is_shown(tree: Tree) -> None:
     alone = PciPath(numa_node="0", nodes=tree.way().nodes[:1])
     found = judge_redirection({"mlx5_0": alone}, {"0000:13:00.0": alone})
     assert found is not None
-    assert (found.judged, found.remark) == (0, "no bridge between an adapter and a GPU is shown")
+    assert (found.judged, found.evidence) == (0, {"bridges": 0})
     for nics, gpus in (({"mlx5_0": alone}, refused), ({"mlx5_0": refused}, {"0000:13:00.0": alone})):
         found = judge_redirection(nics, gpus)
         assert found is not None
