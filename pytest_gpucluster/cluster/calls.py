@@ -205,7 +205,7 @@ class Cluster:
         _check(per, at_once, deadline_s)
         chosen = self._choose(per, places)
         if per == "host":
-            asked = self._one_of_each_node(chosen, needs_idle=needs_idle_gpu(function))
+            asked = _one_of_each_node(chosen, self._unmeasurable(chosen, needs_idle=needs_idle_gpu(function)))
             return self._results(function, places=asked, deadline_s=deadline_s, **kwargs).by_node(self.nodes)
         try:
             name = self._controller.name(function)
@@ -284,15 +284,6 @@ class Cluster:
             return list(self.places)
         nodes = {place.node for place in wanted if per in ("host", "node") or place.gpu is None}
         return [place for place in self.places if place in wanted or place.node in nodes]
-
-    def _one_of_each_node(self, chosen: Iterable[Place], *, needs_idle: bool) -> list[Place]:
-        """The first place of each node that can be measured; the first one where none can."""
-        chosen = list(chosen)
-        unmeasurable = self._unmeasurable(chosen, needs_idle=needs_idle)
-        found: dict[int, Place] = {}
-        for place in sorted(chosen, key=lambda place: place in unmeasurable):
-            found.setdefault(place.node, place)
-        return sorted(found.values(), key=lambda place: place.node)
 
     def _unmeasurable(self, chosen: Iterable[Place], *, needs_idle: bool) -> dict[Place, MeasurementError]:
         """The places that cannot be measured, and why: nothing answers there, or somebody else uses the GPU."""
@@ -379,6 +370,14 @@ def _check(per: str, at_once: int | str | None, deadline_s: float | None) -> Non
         raise ConfigurationError(f"cluster.run: at_once goes with per='gpu', not with per={per!r}")
     if deadline_s is not None and not 0 < deadline_s < float("inf"):
         raise ConfigurationError(f"cluster.run: deadline_s={deadline_s!r} is not a time above zero")
+
+
+def _one_of_each_node(chosen: Iterable[Place], unmeasurable: Mapping[Place, MeasurementError]) -> list[Place]:
+    """The first place of each node that can be measured; the first one where none can."""
+    found: dict[int, Place] = {}
+    for place in sorted(chosen, key=lambda place: place in unmeasurable):
+        found.setdefault(place.node, place)
+    return sorted(found.values(), key=lambda place: place.node)
 
 
 def _waves(

@@ -76,7 +76,11 @@ class Results(Mapping[Any, Any]):
             KeyError: the place was not to be measured.
         """
         if isinstance(place, Place) and place.gpu is None and place not in self:
-            return self._of_node(place)
+            members = self._of_nodes.get(place.node)
+            if not members:
+                raise KeyError(place)
+            self._raise_if_any(members)
+            return self._values[members[0]]
         if place in self._errors:
             self._unread.discard(place)
             raise self._errors[place].with_traceback(None)  # of an earlier reader
@@ -172,13 +176,6 @@ class Results(Mapping[Any, Any]):
         """
         found = shortfalls(self.each(read), floor_spread=relative / OUTLIER_SIGMAS)
         return {place: 1 - one.percent / 100 for place, one in found.items() if one.is_named(0.0)}
-
-    def _of_node(self, node: Place) -> Any:
-        members = self._of_nodes.get(node.node)
-        if not members:
-            raise KeyError(node)
-        self._raise_if_any(members)
-        return self._values[members[0]]
 
     def _raise_if_any(self, places: Sequence[Any]) -> None:
         if not places:
