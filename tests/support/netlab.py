@@ -56,7 +56,12 @@ class Host:
         run("ip", "-n", self.space, "link", "set", f"eth{rail}", "down")
 
     def lose_packets(self, rail: int, share: float) -> None:
-        """This share of the packets that arrive at an interface is lost, one by one at random, as by a bad cable."""
+        """This share of the packets that arrive at an interface is lost, one by one at random, as by a bad cable.
+
+        The packets have the size that a cable carries: of the few large ones that a kernel passes on whole, TCP sends most
+        again without a wait.
+        """
+        run("ip", "link", "set", port_of(self.number, rail), "gso_max_segs", "1")
         chance = ("-m", "statistic", "--mode", "random", "--probability", str(share))
         rule = ("-w", "-A", "INPUT", "-i", f"eth{rail}", *chance, "-j", "DROP")
         run("ip", "netns", "exec", self.space, *(iptables() or ["iptables"]), *rule)
