@@ -46,9 +46,9 @@ class Results(Mapping[Any, Any]):
         return MappingProxyType(self._errors)
 
     @property
-    def unread(self) -> list[MeasurementError]:
-        """The errors that nobody read."""
-        return [self._errors[place] for place in self._in_order if place in self._unread]
+    def unread(self) -> dict[Any, MeasurementError]:
+        """The errors that nobody read, by place, in order."""
+        return {place: self._errors[place] for place in self._in_order if place in self._unread}
 
     @property
     def is_read(self) -> bool:

@@ -107,14 +107,16 @@ class Phases:
     def _hollow(self, item: pytest.Item) -> MeasurementError | None:
         """Why a pass shows nothing: the function did not run, or left an error of its own measurements unread.
 
-        Of a measurement that several tests share, somebody must have read something.
+        A test of one place answers for that place; what it measures elsewhere may be for others. Of a measurement that several
+        tests share, somebody must have read something.
         """
         hidden = None if CRITERION in item.stash else hidden_by_a_hook(item)
         if hidden is not None:
             return MeasurementError(f"{item.stash[PAIR].criterion} did not pass: its function {hidden}")
         shared = [made for name in getattr(item, "fixturenames", ()) for made in self._of_fixtures.get(name, ())]
-        results = [*self._own, *(made for made in shared if not made.is_read)]
-        error = next((error for made in results for error in made.unread), None)
+        unread = [*self._own, *(made for made in shared if not made.is_read)]
+        own = item.stash[PAIR].place
+        error = next((error for made in unread for at, error in made.unread.items() if _concerns(at, own)), None)
         if error is None:
             return None
         text = f"{item.stash[PAIR].criterion}: a measurement failed, and its test did not read what it gave: {error}"
@@ -288,3 +290,11 @@ def _is_failure(error: BaseException | None, item: pytest.Item) -> bool:
     criterion = item.stash.get(CRITERION, None)
     is_judged = criterion is not None and criterion.judged is not None and criterion.judged.outcome == FAILED
     return isinstance(error, CriterionFailedError) and is_judged and not item.stash.get(IN_BODY, False)
+
+
+def _concerns(measured: Any, of_test: Place | None) -> bool:
+    """Whether a place, or a pair of them, is of the place of a test, where it has one."""
+    if of_test is None or isinstance(measured, tuple):
+        return of_test is None or any(_concerns(place, of_test) for place in measured)
+    found: bool = measured.node == of_test.node and (of_test.gpu is None or measured.gpu in (None, of_test.gpu))
+    return found

@@ -154,7 +154,7 @@ def test_errors_that_nobody_read(read: Any, left: list[Place]) -> None:
     found = Results({A: 1.0, C: 3.0}, {B: LOST, D: MeasurementError("rank 3 left", culprits=(D,))})
     with contextlib.suppress(MeasurementError):
         read(found)
-    assert found.unread == [found._errors[place] for place in left]
+    assert found.unread == {place: found._errors[place] for place in left}
 
 
 def test_results_that_nobody_read() -> None:
