@@ -107,14 +107,14 @@ class Phases:
     def _hollow(self, item: pytest.Item) -> MeasurementError | None:
         """Why a pass shows nothing: the function did not run, or left an error of its own measurements unread.
 
-        A test of one place answers for that place; what it measures elsewhere may be for others. Of a measurement that several
-        tests share, somebody must have read something.
+        A test of one place answers for that place; what it measures elsewhere may be for others. Of what a fixture measured
+        that several tests share, somebody must have read something.
         """
         hidden = None if CRITERION in item.stash else hidden_by_a_hook(item)
         if hidden is not None:
             return MeasurementError(f"{item.stash[PAIR].criterion} did not pass: its function {hidden}")
-        shared = [made for name in getattr(item, "fixturenames", ()) for made in self._of_fixtures.get(name, ())]
-        unread = [*self._own, *(made for made in shared if not made.is_read)]
+        shared = [self._of_fixtures.get(name, []) for name in getattr(item, "fixturenames", ())]
+        unread = [*self._own, *(made for one in shared if not any(made.is_read for made in one) for made in one)]
         own = item.stash[PAIR].place
         error = next((error for made in unread for at, error in made.unread.items() if _concerns(at, own)), None)
         if error is None:
@@ -150,6 +150,7 @@ class Phases:
         if self._termination.signal is not None:
             raise MeasurementError(f"not run: terminated by {self._termination.signal}", kind="missing")
         self._readings.take_first()
+        self._own.clear()  # the readings are for others
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, object, object]:
