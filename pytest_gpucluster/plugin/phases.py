@@ -156,6 +156,8 @@ class Phases:
     def pytest_fixture_setup(self, fixturedef: Any) -> Generator[None, object, object]:
         """Remember which fixture is being set up: a measurement in it is for all tests that use the fixture."""
         self._fixtures.append(fixturedef)
+        if fixturedef.scope != "function":  # of another one of this name, or of another parameter
+            self._of_fixtures.pop(fixturedef.argname, None)
         try:
             return (yield)
         finally:

@@ -114,6 +114,39 @@ def raises_by_place():
         raise RuntimeError("CUDA error 802")
     return 1
 '''
+OTHER = '''
+"""The same name for another fixture; and one fixture that measures for each of its parameters."""
+
+import pytest
+from pytest_gpucluster import measurement
+
+
+@measurement
+def answers(*, fails):
+    if fails:
+        raise RuntimeError("CUDA error 401")
+    return 1
+
+
+@pytest.fixture(scope="module")
+def shared(cluster):
+    return cluster.run(answers, per="host", fails=FAILS)
+
+
+def test_FILE(shared):
+    if not FAILS:
+        assert set(shared.values()) == {1}
+
+
+@pytest.fixture(scope="module", params=[0, 1])
+def each(cluster, request):
+    return cluster.run(answers, per="gpu", fails=request.param)
+
+
+def test_each_FILE(each, request):
+    if "[0]" in request.node.name:
+        assert set(each.values()) == {1}
+'''
 LOOKS = ("reads_errors", "reads_what_is_raised", "reads_places", "reads_all", "needs_no_value")
 
 
@@ -139,3 +172,17 @@ def test_who_does_not_look_is_an_error(ran: FinishedRun) -> None:
         assert "CUDA error" in case.text, case.name
         assert "its test did not read" in case.text, case.name
     assert ran.results["verdict"] == "INCOMPLETE"
+
+
+def test_each_shared_fixture_by_itself(tmp_path: Path) -> None:
+    """Neither another one of that name, nor the same with another parameter, counts as this one read."""
+    for name, fails in (("a", 0), ("b", 1)):
+        text = OTHER.replace("FILE", name).replace("FAILS", str(fails))
+        (tmp_path / f"test_{name}.py").write_text(text, encoding="utf-8")
+    ran = run_pytest(tmp_path, "test_a.py", "test_b.py")
+    outcomes = {case.name: case.outcome for case in ran.cases if case.name.startswith("test_")}
+    told = {"test_a": "passed", "test_b": "error"}
+    assert outcomes == {
+        **told,
+        **{f"test_each_{name}[{fails}]": ("passed", "error")[fails] for name in "ab" for fails in (0, 1)},
+    }
