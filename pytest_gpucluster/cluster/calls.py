@@ -186,27 +186,12 @@ class Cluster:
         Raises:
             ConfigurationError: ``per``, ``at_once``, the function or an argument is not usable.
         """
-        found = self._results(function, per=per, places=places, at_once=at_once, deadline_s=deadline_s, **kwargs)
-        if self._caller is not None:
-            self._caller.note_results(found)
-        return found
-
-    def _results(
-        self,
-        function: Callable[..., Any],
-        *,
-        per: str = "gpu",
-        places: Iterable[Place] | None = None,
-        at_once: int | str | None = None,
-        deadline_s: float | None = None,
-        **kwargs: Any,
-    ) -> Results:
-        """As :meth:`run`, and nobody else learns of it."""
         _check(per, at_once, deadline_s)
-        chosen = self._choose(per, places)
+        chosen, unnoted = self._choose(per, places), copy.copy(self)
+        unnoted._caller = None  # noqa: SLF001 -- a copy of this object
         if per == "host":
             asked = _one_of_each_node(chosen, self._unmeasurable(chosen, needs_idle=needs_idle_gpu(function)))
-            return self._results(function, places=asked, deadline_s=deadline_s, **kwargs).by_node(self.nodes)
+            return self._noted(unnoted.run(function, places=asked, deadline_s=deadline_s, **kwargs).by_node(self.nodes))
         try:
             name = self._controller.name(function)
             plain_data.to_plain(kwargs)
@@ -229,7 +214,7 @@ class Cluster:
             self._sort(replies, wave.groups or [[place] for place in wave.places], measured)
         more = {name: number * noise.MORE for name, number in kwargs.items() if name in REPEATS and isinstance(number, int)}
         again = functools.partial(
-            self._results,
+            unnoted.run,
             function,
             per=per,
             places=chosen,
@@ -237,7 +222,12 @@ class Cluster:
             deadline_s=noise.MORE * deadline_s,
             **{**kwargs, **more},
         )
-        return Results(measured.values, measured.errors, again=again)
+        return self._noted(Results(measured.values, measured.errors, again=again))
+
+    def _noted(self, made: Results) -> Results:
+        if self._caller is not None:
+            self._caller.note_results(made)
+        return made
 
     def run_groups(
         self, function: Callable[..., Any], groups: Sequence[Sequence[Place]], *, deadline_s: float | None = None, **kwargs: Any

@@ -48,7 +48,7 @@ class Results(Mapping[Any, Any]):
     @property
     def unread(self) -> dict[Any, MeasurementError]:
         """The errors that nobody read, by place, in order."""
-        return {place: self._errors[place] for place in self._in_order if place in self._unread}
+        return {place: self._errors[place] for place in sorted(self._unread, key=_order)}
 
     @property
     def is_read(self) -> bool:
