@@ -97,11 +97,16 @@ def node_localizer(cluster, recipe):
 
 
 def sized(recipe, cluster):
-    """The recipe of a collective with the size for so many nodes: the large one from ``large_from_nodes`` on."""
+    """The recipe of a collective with the size for so many nodes: the large one from ``large_from_nodes`` on.
+
+    With ``rank_bytes`` each rank has so many at least, up to ``most_bytes`` in all.
+    """
     recipe.pop("search_s", None)  # of node_localizer
     large, least = recipe.pop("large_size_bytes", None), recipe.pop("large_from_nodes", None)
+    of_rank, most = recipe.pop("rank_bytes", 0), recipe.pop("most_bytes", 0)
     is_large = None not in (large, least) and cluster.promised.num_nodes >= least
-    return {**recipe, "size_bytes": large} if is_large else recipe
+    of_ranks = min(of_rank * cluster.promised.num_nodes * cluster.promised.gpus_per_node, most)
+    return {**recipe, "size_bytes": max(large if is_large else recipe["size_bytes"], of_ranks)}
 
 
 def measure_collective(cluster, operation, recipe, *, per):
