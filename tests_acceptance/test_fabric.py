@@ -91,7 +91,7 @@ def test_inter_node_busbw(collective, node_localizer, criterion, request):
     """Bus bandwidth over all nodes, as nccl-tests counts it. Where all_reduce is too slow, the culprits are searched."""
     measured, sizes = request.getfixturevalue(f"{collective}_in_cluster")
     is_searched = collective == "all_reduce"
-    culprit = node_localizer.search(criterion, measured.value.busbw_gb_s) if is_searched else Finding()
+    culprit = node_localizer.search(criterion, measured.value) if is_searched else Finding()
     judge_collective(criterion, measured, None, lambda: sizes.value, culprit)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.judging.finding import Finding
 from pytest_gpucluster.localization.gpus import FEWEST_GPUS, describe_ways, slow_gpus, usual_pair_gb_s
+from pytest_gpucluster.localization.nccl_choice import CHOICE, RINGS, advice, is_another
 from pytest_gpucluster.localization.nodes import FEWEST_NODES, effort_of, search_nodes
 from pytest_gpucluster.localization.parts import Result
 from pytest_gpucluster.text import first_line
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.judging.criterion import Criterion
     from pytest_gpucluster.localization.nodes import Effort
     from pytest_gpucluster.localization.parts import MemberGroup
+    from pytest_gpucluster.measurements.collectives import CollectiveTiming
     from pytest_gpucluster.places import Place
 
 MOST_NODES = 3
@@ -43,12 +45,39 @@ class NodeLocalizer:
         self._all_reduce = all_reduce
         self._recipe = recipe
 
-    def search(self, criterion: Criterion, value: float) -> Finding:
-        """Search, unless the value is within the limit, or there is no time. Without a culprit the finding names nobody."""
-        within_s, nodes = self._recipe.get("search_s", 0), self._cluster.nodes
+    def search(self, criterion: Criterion, measured: CollectiveTiming) -> Finding:
+        """Search, unless the value is within the limit, or there is no time. Without a culprit the finding names nobody.
+
+        Where NCCL chose something else than rings, and rings are within the limit, that choice is the culprit.
+        """
+        value, within_s = measured.busbw_gb_s, self._recipe.get("search_s", 0)
         if criterion.limit.holds(value) or not within_s:
             return Finding()
-        gpus_per_node = self._cluster.promised.gpus_per_node
+        by_rings = self._by_rings(criterion, measured)
+        if by_rings.bad:
+            self.found = by_rings
+            return by_rings
+        found = self._among_nodes(criterion, value, within_s)
+        return found.with_evidence(**by_rings.evidence)
+
+    def _by_rings(self, criterion: Criterion, measured: CollectiveTiming) -> Finding:
+        """The same all-reduce once more, by rings, where NCCL told that it chose something else."""
+        if not is_another(measured.algorithm):
+            return Finding()
+        nodes, gpus = self._cluster.nodes, self._cluster.promised.gpus_per_node
+        effort = effort_of(self._recipe, nodes=len(nodes), gpus=len(nodes) * gpus, busbw_gb_s=measured.busbw_gb_s)
+        try:
+            rings = self._cluster.with_variables(RINGS).run(self._all_reduce, per="cluster", **asdict(effort)).value
+        except MeasurementError as error:
+            return Finding(evidence={"by rings": f"not measured: {first_line(str(error))}"})
+        shown = {"by rings GB/s": rings.busbw_gb_s}
+        if not criterion.limit.holds(rings.busbw_gb_s):
+            return Finding(evidence=shown)
+        say = advice(str(measured.algorithm), measured.nccl_version, nodes=len(nodes))
+        return Finding(bad={CHOICE: (SLOW,)}, kind="software", among=tuple(nodes), evidence=shown, advice=say)
+
+    def _among_nodes(self, criterion: Criterion, value: float, within_s: float) -> Finding:
+        nodes, gpus_per_node = self._cluster.nodes, self._cluster.promised.gpus_per_node
         if len(nodes) < FEWEST_NODES:
             return Finding(evidence={"localization": f"not searched: it takes {FEWEST_NODES} nodes"})
 

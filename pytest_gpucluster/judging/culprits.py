@@ -303,10 +303,11 @@ def _among_several(left: Sequence[Record], places: Mapping[str, Place]) -> list[
     for record in left:
         names = tuple(name for name in record.among if name in places)
         if names and not record.culprits:
-            alike[record.cause if record.blames == "switch" else None, names].append(record)
+            is_known = record.blames == "switch" or (record.blames == "software" and record.outcome == FAILED)
+            alike[record.cause if is_known else None, names].append(record)
     return [
         Culprit(
-            kind="switch" if shared is not None else "unknown",
+            kind=(records[0].blames or "unknown") if shared is not None else "unknown",
             place=None,
             places=names,
             records=tuple(records),

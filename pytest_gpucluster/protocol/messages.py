@@ -34,7 +34,14 @@ class FunctionName(TypedMessage):
     digest: str
 
 
-CALL_VARIABLES = ("NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_MNNVL_ENABLE", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+CALL_VARIABLES = (
+    "NCCL_ALGO",
+    "NCCL_IB_HCA",
+    "NCCL_IB_DISABLE",
+    "NCCL_MNNVL_ENABLE",
+    "NCCL_SOCKET_IFNAME",
+    "GLOO_SOCKET_IFNAME",
+)
 """What a call may set in its workers: which adapter carries it, and that NVLink between nodes does not.
 
 Of other variables some load code, and a stranger may call.

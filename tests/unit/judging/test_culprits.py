@@ -312,7 +312,7 @@ def test_no_false_blame(rows: list[Record]) -> None:
         measured = [record for record in culprit.records if record.outcome == "failed"]
         if "out of service" in culprit.action(TESTS) or culprit.confidence == "high":
             if culprit.place is None:  # a leaf switch stands for itself, before the nodes that it slows
-                assert culprit.kind == "switch"
+                assert culprit.kind in ("switch", "software")
                 assert "out of service" not in culprit.action(TESTS)
             assert any(record.confirmed for record in measured) or len({record.criterion for record in measured}) > 1
 
@@ -327,6 +327,19 @@ def test_what_several_nodes_share_is_one_culprit() -> None:
     assert found.evidence[0] == "switch leaf1 is to blame: node0, node1"
     assert found.confidence == "high"
     assert "look at the switch" in found.action(TESTS)
+
+
+def test_software_that_several_nodes_share_is_no_node() -> None:
+    """A choice of NCCL is slow: one culprit of kind software, with the record's advice; an error names none."""
+    nodes = ("node0", "node1")
+    facts = {"blames": "software", "cause": "NCCL's choice of an algorithm", "among": nodes, "limit": LIMIT, "value": 193.0}
+    slow = Record(criterion="busbw", place=None, outcome="failed", advice="take another NCCL", confirmed=True, **facts)
+    (found,) = find_culprits([slow], places(nodes=3))
+    assert (found.kind, found.place, found.places) == ("software", None, nodes)
+    assert found.evidence[0] == "NCCL's choice of an algorithm is to blame: node0, node1"
+    assert found.action(TESTS).startswith("take another NCCL")
+    (unclear,) = find_culprits([replace(slow, outcome="error", advice=None)], places(nodes=3))
+    assert unclear.kind == "unknown"
 
 
 def test_two_switches_are_two_culprits() -> None:

@@ -1,0 +1,120 @@
+"""An all-reduce that misses its limit because NCCL chose a slow algorithm: neither a node nor a cable is to blame."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpucluster.cluster.localizers import NodeLocalizer
+from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.localization.nccl_choice import CHOICE, advice, is_another
+from pytest_gpucluster.places import Inventory, Place
+from tests.support.thresholds_files import packaged
+
+if TYPE_CHECKING:
+    from pytest_gpucluster.judging.finding import Finding
+
+RECIPE = {"size_bytes": 1 << 30, "iterations": 20, "warmup": 5, "dtype": "float32", "search_s": 60}
+
+
+class SlowCluster:
+    """A cluster of some nodes: rings reach ``rings`` GB/s, every smaller group reaches what the first call reached."""
+
+    def __init__(self, nodes: int, rings: float | MeasurementError) -> None:
+        self.promised = Inventory(num_nodes=nodes, gpus_per_node=8, device="cuda", fabric="infiniband")
+        self.nodes = list(self.promised.nodes)
+        self.places: list[Place] = []
+        self.deadline_s = 60.0
+        self.rings = rings
+        self.asked: list[dict[str, str]] = []
+
+    def with_variables(self, variables: dict[str, str]) -> SlowCluster:
+        """The same cluster; what it was asked for is kept."""
+        self.asked.append(variables)
+        return self
+
+    def run(self, _function: Any, **_arguments: Any) -> Any:
+        """The all-reduce by rings."""
+        if isinstance(self.rings, MeasurementError):
+            return _Raises(self.rings)
+        return SimpleNamespace(value=SimpleNamespace(busbw_gb_s=self.rings))
+
+    def run_groups(self, _function: Any, groups: Any, **_arguments: Any) -> list[Any]:
+        """Smaller groups, each as slow as the whole."""
+        return [SimpleNamespace(busbw_gb_s=190.0) for _group in groups]
+
+
+class _Raises:
+    def __init__(self, error: MeasurementError) -> None:
+        self._error = error
+
+    @property
+    def value(self) -> Any:
+        """What a result does whose call failed."""
+        raise self._error
+
+
+def searched(cluster: SlowCluster, algorithm: str | None, *, busbw_gb_s: float = 190.0) -> Finding:
+    """What is found of an all-reduce for which NCCL chose ``algorithm``."""
+    file = packaged()
+    entry = dict(file.criteria(file.profiles["h200-sxm"]))["inter_node_busbw[all_reduce]"]
+    nodes = cluster.promised.num_nodes
+    facts = {"nodes": nodes, "gpus_per_node": 8, "world_size": 8 * nodes}
+    criterion: Any = SimpleNamespace(threshold=entry, limit=entry.limit(gpus=8 * nodes, cluster=facts))
+    measured: Any = SimpleNamespace(busbw_gb_s=busbw_gb_s, algorithm=algorithm, nccl_version="2.29.7")
+    fake: Any = cluster
+    return NodeLocalizer(fake, lambda: None, RECIPE).search(criterion, measured)
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 8])
+@pytest.mark.parametrize("algorithm", ["NVLS_TREE", "TREE", "PAT"])
+def test_fast_rings_and_a_slow_choice_are_software(nodes: int, algorithm: str) -> None:
+    """No node is named, two nodes are enough, and the advice names the way out."""
+    cluster = SlowCluster(nodes, rings=380.0)
+    found = searched(cluster, algorithm)
+    assert (found.kind, list(found.bad), len(found.among)) == ("software", [CHOICE], nodes)
+    assert cluster.asked == [{"NCCL_ALGO": "Ring"}]
+    assert found.evidence["by rings GB/s"] == 380.0
+    assert found.advice is not None
+    assert "NCCL_ALGO=Ring" in found.advice
+
+
+@pytest.mark.parametrize("rings", [195.0, MeasurementError("rank 3 died")])
+def test_slow_rings_leave_the_search_to_go_on(rings: float | MeasurementError) -> None:
+    """Rings that are slow too, or that could not be measured, say nothing against NCCL."""
+    found = searched(SlowCluster(2, rings), "NVLS_TREE")
+    assert found.kind is None
+    assert not found.bad
+    assert any(name.startswith("by rings") for name in found.evidence)
+
+
+@pytest.mark.parametrize(("algorithm", "busbw_gb_s"), [("RING", 190.0), (None, 190.0), ("NVLS_TREE", 390.0)])
+def test_what_is_not_measured_again(algorithm: str | None, busbw_gb_s: float) -> None:
+    """Rings themselves, a choice that NCCL does not tell, and a value within its limit."""
+    cluster = SlowCluster(2, rings=380.0)
+    assert not searched(cluster, algorithm, busbw_gb_s=busbw_gb_s).bad
+    assert cluster.asked == []
+
+
+@pytest.mark.parametrize(
+    ("version", "nodes", "is_known"),
+    [
+        ("2.29.7", 4, True),
+        ("2.30.2", 16, True),
+        ("2.30.3", 16, False),
+        ("2.28.9", 16, False),
+        ("2.29.7", 2, False),
+        (None, 4, False),
+    ],
+)
+def test_a_known_choice_is_named_with_its_source(version: str | None, nodes: int, *, is_known: bool) -> None:
+    """In the versions and from the number of nodes on that were published."""
+    assert ("issue 2035" in advice("NVLS_TREE", version, nodes=nodes)) is is_known
+    assert "issue" not in advice("TREE", version, nodes=nodes)
+
+
+def test_rings_by_any_spelling() -> None:
+    """As NCCL's log and its variable spell them."""
+    assert [is_another(name) for name in ("RING", "Ring", "ring", None, "TREE")] == [False, False, False, False, True]
