@@ -74,6 +74,7 @@ class Phases:
         self._fixtures: list[Any] = []
         self._own: list[Results] = []
         self._of_fixtures: dict[str, list[Results]] = {}
+        self._last_users: dict[tuple[Any, Place | None], pytest.Item] = {}
         self._soak: Soak | None = None
         self.send: Callable[[pytest.TestReport, Record, Rule | None], None] | None = None
         """Puts a new outcome into its report, which crosses to the controller: in a worker of pytest-xdist only."""
@@ -108,19 +109,30 @@ class Phases:
         """Why a pass shows nothing: the function did not run, or left an error of its own measurements unread.
 
         A test of one place answers for that place; what it measures elsewhere may be for others. Of what a fixture measured
-        that several tests share, somebody must have read something.
+        that several tests share, somebody must have read something; and when the last of them at this place is over, all.
         """
         hidden = None if CRITERION in item.stash else hidden_by_a_hook(item)
         if hidden is not None:
             return MeasurementError(f"{item.stash[PAIR].criterion} did not pass: its function {hidden}")
-        shared = [self._of_fixtures.get(name, []) for name in getattr(item, "fixturenames", ())]
-        unread = [*self._own, *(made for one in shared if not any(made.is_read for made in one) for made in one)]
+        unread = [*self._own]
+        for name in getattr(item, "fixturenames", ()):
+            made = self._of_fixtures.get(name, [])
+            if self._is_last(item, name) or not any(one.is_read for one in made):
+                unread += made
         own = item.stash[PAIR].place
         error = next((error for made in unread for at, error in made.unread.items() if _concerns(at, own)), None)
         if error is None:
             return None
         text = f"{item.stash[PAIR].criterion}: a measurement failed, and its test did not read what it gave: {error}"
         return MeasurementError(text, culprits=error.culprits, kind=error.kind, blame=error.blame)
+
+    def _is_last(self, item: pytest.Item, name: str) -> bool:
+        """Whether no test of this place comes after this one that uses the same fixture."""
+        if not self._last_users:
+            for one in self._collection.items:
+                if RULE not in one.stash:
+                    self._last_users |= {(_fixture_of(one, used), one.stash[PAIR].place): one for used in one.fixturenames}
+        return self._last_users.get((_fixture_of(item, name), item.stash[PAIR].place)) is item
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -282,6 +294,12 @@ class Phases:
         known = {name for name, _ in item.user_properties}
         facts = properties_of(record, self._session.state.places().get(record.place or ""))
         item.user_properties += [(name, fact) for name, fact in facts if name not in known]
+
+
+def _fixture_of(item: Any, name: str) -> tuple[Any, int]:
+    """The fixture of this name that a test uses, and which of its parameters."""
+    defined = item._fixtureinfo.name2fixturedefs.get(name, (None,))  # noqa: SLF001 -- pytest has no other way to it
+    return defined[-1], getattr(getattr(item, "callspec", None), "indices", {}).get(name, 0)
 
 
 def _is_error(error: BaseException | None) -> bool:

@@ -41,6 +41,32 @@ def shared(cluster):
     return cluster.run(raises, per="cluster")
 
 
+@pytest.fixture(scope="module")
+def two(cluster):
+    return cluster.run(fine, per="gpu"), cluster.run(raises_by_place, per="gpu")
+
+
+def test_takes_one_of_two(two):
+    assert set(two[0].values()) == {1}
+
+
+def test_reads_one_of_two(two):
+    assert set(two[0].values()) == {1}
+
+
+@pytest.fixture(scope="module")
+def shares(cluster):
+    return cluster.run(fine, per="gpu"), cluster.run(raises_by_place, per="gpu")
+
+
+def test_takes_the_first(shares):
+    assert set(shares[0].values()) == {1}
+
+
+def test_takes_the_second(shares):
+    assert len(shares[1].errors) == 1
+
+
 def test_reads_nothing(cluster):
     cluster.run(raises, per="cluster")
 
@@ -147,7 +173,16 @@ def test_each_FILE(each, request):
     if "[0]" in request.node.name:
         assert set(each.values()) == {1}
 '''
-LOOKS = ("reads_errors", "reads_what_is_raised", "reads_places", "reads_all", "needs_no_value")
+LOOKS = (
+    "takes_one_of_two",
+    "takes_the_first",
+    "takes_the_second",
+    "reads_errors",
+    "reads_what_is_raised",
+    "reads_places",
+    "reads_all",
+    "needs_no_value",
+)
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +201,7 @@ def test_who_looks_passes(ran: FinishedRun) -> None:
 def test_who_does_not_look_is_an_error(ran: FinishedRun) -> None:
     """The error of the measurement, with its rank."""
     others = [case for case in ran.cases if case.name.startswith("test_reads") and case.name.removeprefix("test_") not in LOOKS]
-    assert len(others) == 7
+    assert len(others) == 8
     for case in others:
         assert case.outcome == "error", case.name
         assert "CUDA error" in case.text, case.name
