@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 
 from pytest_gpucluster import Blame, MeasurementError, NotAvailable, health
-from pytest_gpucluster.measurements.host import host_clock, host_state
+from pytest_gpucluster.measurements.host import host_clock, host_errors, host_state
 
 pytestmark = pytest.mark.platform
 
@@ -33,6 +33,18 @@ def test_host_settings(host_states, node, criterion):
 def test_environment_hints(host_states, node, cluster, criterion):
     """No variable of CUDA or NCCL costs speed."""
     criterion.judge(health.judge_variables(host_states[node].variables, fabric=cluster.promised.fabric))
+
+
+@pytest.mark.over_run(host_errors, per="host")
+def test_host_errors(over_run, node, recipe, criterion):
+    """The host's memory and the PCIe ways of its GPUs and adapters count no uncorrected error during the run."""
+    first, last = over_run[node]
+    limits = health.read_limits(recipe("host_errors")["limits"])
+    both = [[*one.memory, *one.pcie] for one in (first, last)]
+    found = health.judge_host_errors(*both, seconds=over_run.seconds, limits=limits)
+    if found is None:
+        criterion.does_not_apply(f"on {node.label}")
+    criterion.judge(found.with_evidence(parts=len(both[0])))
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.fleet.hardware import spread
 from pytest_gpucluster.fleet.simulated_call import made
 from pytest_gpucluster.inventory.host import HostFacts, Mount
+from pytest_gpucluster.inventory.host_errors import MemoryController
 from pytest_gpucluster.inventory.nics import Nic, NicPort
 from pytest_gpucluster.inventory.pci_tree import PciNode, PciPath
 from pytest_gpucluster.inventory.reading import healthy
@@ -34,6 +35,11 @@ def host_state(call: SimulatedCall) -> Any:
     planted |= {"memory_gib": 1511.0} if call.has("dimm") else {}
     facts = to_plain(healthy(HostFacts, **planted))
     return made("measurements.host:HostState", facts=facts, versions={"driver": "simulated"}, variables={})
+
+
+def host_errors(_call: SimulatedCall) -> Any:
+    """One memory controller that has counted nothing; the model has no counts of PCIe."""
+    return made("measurements.host:HostErrors", memory=to_plain([healthy(MemoryController, name="mc0")]), pcie=[])
 
 
 def node_sxids(_call: SimulatedCall) -> Any:

@@ -47,6 +47,7 @@ ANSWERS: Mapping[str, Callable[[SimulatedCall], Any]] = {
     "measurements.health:gpu_counters": gpu_answers.gpu_counters,
     "measurements.health:gpu_state": gpu_answers.gpu_state,
     "measurements.host:host_clock": host_answers.host_clock,
+    "measurements.host:host_errors": host_answers.host_errors,
     "measurements.host:host_state": host_answers.host_state,
     "measurements.host_link:host_link": gpu_answers.host_link,
     "measurements.host_rates:host_memory": host_answers.host_memory,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import statistics
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from pytest_gpucluster.health.growth import CounterGroup, compare_counters
 from pytest_gpucluster.inventory.host import UNLIMITED
+from pytest_gpucluster.inventory.host_errors import MemoryController, PcieErrors
 from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.finding import HERE, Finding
 
@@ -15,9 +17,19 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from pytest_gpucluster.errors import Part
+    from pytest_gpucluster.health.growth import Counters, Limits
     from pytest_gpucluster.inventory.host import HostFacts
 
-__all__ = ["ClockReading", "HostMinimum", "judge_clock", "judge_limits", "judge_settings", "judge_variables", "skews"]
+__all__ = [
+    "ClockReading",
+    "HostMinimum",
+    "judge_clock",
+    "judge_host_errors",
+    "judge_limits",
+    "judge_settings",
+    "judge_variables",
+    "skews",
+]
 
 RDMA = ("infiniband", "roce", "efa")
 """Fabrics whose adapters need memory that stays where it is."""
@@ -69,6 +81,47 @@ def judge_settings(facts: HostFacts) -> Finding:
 def _of_host(bad: Sequence[str], unknown: Sequence[str], evidence: Mapping[str, Any], kind: Part = "host") -> Finding:
     """Facts and doubts about the host itself."""
     return Finding(bad={HERE: bad}, unknown={HERE: unknown}, kind=kind, evidence=evidence)
+
+
+CountedErrors: TypeAlias = "Sequence[MemoryController | PcieErrors]"
+NAMES = {
+    MemoryController: {"uncorrected": "memory_uncorrected", "corrected": "memory_corrected"},
+    PcieErrors: {"fatal": "pcie_fatal", "nonfatal": "pcie_nonfatal", "corrected": "pcie_corrected"},
+}
+"""The counters by the names of their limits."""
+
+
+def judge_host_errors(first: CountedErrors, last: CountedErrors, *, seconds: float, limits: Limits) -> Finding | None:
+    """What a host's memory and PCIe ways counted during the run; None where its kernel shows no such counts.
+
+    Args:
+        first: the counts at the start.
+        last: the counts at the end.
+        seconds: between the two.
+        limits: by the names of :data:`NAMES`.
+    """
+    if not first and not last:
+        return None
+    after = {part.name: part for part in last}
+    gone = {part.name: ("shows no counts at the end",) for part in first if part.name not in after}
+    came = {name: ("showed no counts at the start",) for name in after if name not in {part.name for part in first}}
+    pairs = [(part, after[part.name]) for part in first if part.name in after]
+    groups = [CounterGroup(part=one.name, first=_counts(one), last=_counts(two)) for one, two in pairs]
+    shown = [name for names in NAMES.values() for name in names.values() if name not in limits]
+    found = compare_counters(groups, seconds=seconds, limits=limits, shown=shown)
+    before = [
+        f"{part.name} {name} {value}" for part in first for name, value in _counts(part).items() if _is_old(name, value, limits)
+    ]
+    told = f"counted before the run: {', '.join(before)}" if before else None
+    return replace(found, unknown={**found.unknown, **gone, **came}, kind="host", remark=told)
+
+
+def _counts(part: MemoryController | PcieErrors) -> Counters:
+    return {name: getattr(part, field) for field, name in NAMES[type(part)].items()}
+
+
+def _is_old(name: str, value: float | NotAvailable, limits: Limits) -> bool:
+    return name in limits and not isinstance(value, NotAvailable) and value > 0
 
 
 @dataclass(frozen=True, slots=True)

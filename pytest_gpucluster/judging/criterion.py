@@ -68,17 +68,20 @@ class Criterion:
     left_out: DoesNotApplyError | None = None
 
     def does_not_apply(self, where: str) -> NoReturn:
-        """Skip the criterion: what its entry needs (``needs: {program: ...}`` or ``{root: true}``) is not there ``where``.
+        """Skip the criterion: what its entry needs (a program, root, counts of errors) is not there ``where``.
 
         Raises:
             DoesNotApplyError: always; an entry without that key does not come here.
-            MeasurementError: the entry needs neither, so it may not leave.
+            MeasurementError: the entry needs none of them, so it may not leave.
         """
         program = self.threshold.needs.program
         if program is not None:
             self.left_out = DoesNotApplyError(f"needs {program}, which is not installed {where}", cause=f"no {program}")
         elif self.threshold.needs.root:
             self.left_out = DoesNotApplyError(f"needs to run as root {where}", cause="not root")
+        elif self.threshold.needs.error_counts:
+            text = f"needs counts of errors (EDAC, AER), which the kernel does not show {where}"
+            self.left_out = DoesNotApplyError(text, cause="no counts of errors")
         else:
             raise MeasurementError(f"{self.threshold.key}: a criterion may not leave by itself", blame=Blame(part="software"))
         raise self.left_out

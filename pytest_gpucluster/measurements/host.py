@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory import gpu_index, numa, slurm
 from pytest_gpucluster.inventory.host import HostFacts, read_host, read_memory_limit
+from pytest_gpucluster.inventory.host_errors import MemoryController, PcieErrors, read_memory_controllers, read_pcie_errors
 from pytest_gpucluster.inventory.identity import read_stack, read_variables, read_versions
 from pytest_gpucluster.inventory.nics import read_nics
 from pytest_gpucluster.inventory.nvml_calls import NvmlError, session
@@ -88,6 +89,23 @@ def nic_paths() -> NicPaths:
     nics = read_nics()
     paths = {nic.device: apply(read_path, nic.pci) for nic in or_none(nics) or ()}
     return NicPaths(nics=nics, paths=paths, gpu_paths=read_gpu_paths(), peer_memory=read_peer_memory())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostErrors:
+    """Errors that the kernel of a host has counted; both are empty in a virtual machine."""
+
+    memory: list[MemoryController]
+    pcie: list[PcieErrors]
+
+
+@without_device
+def host_errors() -> HostErrors:
+    """Read what the kernel has counted of memory, and of the PCIe ways of GPUs and adapters."""
+    found = nic_paths()
+    ways = [*found.paths.values(), *(or_none(found.gpu_paths) or {}).values()]
+    addresses = [node.address for way in ways if not isinstance(way, NotAvailable) for node in way.nodes]
+    return HostErrors(memory=read_memory_controllers(), pcie=read_pcie_errors(addresses))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

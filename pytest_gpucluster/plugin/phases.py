@@ -131,7 +131,9 @@ class Phases:
         if not self._last_users:
             for one in self._collection.items:
                 if RULE not in one.stash:
-                    self._last_users |= {(_fixture_of(one, used), one.stash[PAIR].place): one for used in one.fixturenames}
+                    self._last_users |= {
+                        (_fixture_of(one, used), one.stash[PAIR].place): one for used in getattr(one, "fixturenames", ())
+                    }
         return self._last_users.get((_fixture_of(item, name), item.stash[PAIR].place)) is item
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)

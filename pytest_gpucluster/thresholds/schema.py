@@ -151,6 +151,7 @@ class Needs(_StrictModel):
     slurm: bool = False
     program: Text | None = None
     root: bool = False
+    error_counts: bool = False
 
 
 class _Keys(_StrictModel):
