@@ -106,6 +106,7 @@ class Agent:
             self._write_replica_reports()
             return LOST
         finally:
+            os.kill(self._context.spawner.pid, signal.SIGCONT)  # one that is stopped could not end its worker, nor itself
             self._calls.discard_worker()
             self._remove_files()
 
