@@ -84,7 +84,8 @@ def _become(rank: Rank, settings: AgentSettings, secret: Secret | None, *, targe
     folder = Path(tempfile.mkdtemp(prefix=f"gpucluster-rank{rank.rank}-"))
     controller = os.getppid() if settings.controller_fd is not None and rank == settings.ranks[0] else None
     neighbours = Neighbours(rank=rank.rank, local_rank=rank.local_rank, controller=controller)
-    spawner = Spawner(worker.main, folder=folder, neighbours=neighbours)  # forked first: no thread and no connection may exist yet
+    # Forked first: no thread and no connection may exist yet.
+    spawner = Spawner(worker.main, folder=folder, neighbours=neighbours)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     joined = threading.Event()
     if settings.controller_fd is not None:

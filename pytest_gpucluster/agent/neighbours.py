@@ -118,7 +118,7 @@ class Neighbours:
             if not self._is_controller(process):
                 self._continue(process, looks=STOPPED_LOOKS, look_s=LOOK_S)
             elif not process.has_terminal:
-                self._say(process, f"was stopped for {STOPPED_LOOKS * LOOK_S:g} s: it is ended, and reports come from its journal")
+                self._say(process, f"was stopped for {STOPPED_LOOKS * LOOK_S:g} s: it is ended, and an agent reports")
                 send(process, signal.SIGKILL)
                 if self._leads_group(process):  # its agent may be stopped too
                     with contextlib.suppress(ProcessLookupError, PermissionError):

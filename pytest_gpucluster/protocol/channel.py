@@ -29,12 +29,12 @@ from __future__ import annotations
 
 import contextlib
 import hmac
-import os
 import secrets
 import socket
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_gpucluster.protocol.codec import RefusedMessageError, TypedMessage
@@ -369,9 +369,9 @@ def hang_up(address: Address) -> None:
     A TCPStore waits without end for the answer of a server that was stopped.
     """
     with contextlib.suppress(OSError):
-        for name in os.listdir("/proc/self/fd"):
+        for descriptor in Path("/proc/self/fd").iterdir():
             with contextlib.suppress(OSError):
-                link = socket.socket(fileno=int(name))
+                link = socket.socket(fileno=int(descriptor.name))
                 try:
                     if link.family in (socket.AF_INET, socket.AF_INET6) and link.getpeername()[1] == address.port:
                         link.shutdown(socket.SHUT_RDWR)

@@ -89,9 +89,7 @@ LOOKS = neighbours.STOPPED_LOOKS + 1
 """The spawner of local rank 1 lets that of local rank 0 go first."""
 
 
-def test_an_agent_is_continued(
-    watching: Neighbours, node: tuple[int, int, int], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_agent_is_continued(watching: Neighbours, node: tuple[int, int, int], capfd: pytest.CaptureFixture[str]) -> None:
     """After its looks and not before, and it is said."""
     stop(node[2])
     look(watching, LOOKS - 1)
@@ -113,9 +111,7 @@ def test_looks_in_a_row(watching: Neighbours, node: tuple[int, int, int]) -> Non
     assert process_of(node[2]).state == STOPPED
 
 
-def test_the_controller_is_ended(
-    watching: Neighbours, node: tuple[int, int, int], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_controller_is_ended(watching: Neighbours, node: tuple[int, int, int], capfd: pytest.CaptureFixture[str]) -> None:
     """Its agent writes the reports then; torchrun, which is stopped too, is left as long as ranks live."""
     stop(node[1])
     stop(node[0])
