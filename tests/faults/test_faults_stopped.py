@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from tests.faults.test_faults_ends import BUSY, CHOSEN, SUITE, asleep, outcomes, written_s
+from tests.support.processes import command_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,6 +22,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.fault]
 
 REPORTED_S = 60.0
 """From a stop that ends the run to its reports; 20 s are waited whether the process goes on."""
+AGENT = "pytest_gpucluster.agent.main"
 LEFT_S = 50.0
 """From the reports to the end of the last process: 30 s, and more for a busy machine."""
 NODES_SUITE = """
@@ -95,6 +97,18 @@ def test_the_only_agent_of_a_node_stops(starter: Starter) -> None:
     launches[0].until(lambda: "\nverdict " in launches[0].output, what="verdict")
     all_gone(launches, since_s=time.time())
     assert launches[0].junit()["test_busy"] == "passed"
+
+
+def test_agents_stop_without_torchrun(starter: Starter) -> None:
+    """An agent, and a spawner with its agent: the controller ends what it started, and the verdict does not depend on them."""
+    starter.write(test_long=BUSY.replace("150", "1"))
+    launch = starter.pytest(*CHOSEN, "-k", "fine or busy")
+    launch.until((starter.folder / "busy").exists, what="busy test")
+    agents = [one for one in launch.alive() if AGENT in command_of(one)]
+    stop(agents)  # their spawners and their listener have the same command line
+    launch.end()
+    launch.gone()
+    assert launch.junit()["test_busy"] == "passed"
 
 
 @pytest.mark.parametrize("what", ["process", "group"])
