@@ -111,7 +111,7 @@ def test_agents_stop_without_torchrun(starter: Starter) -> None:
     assert launch.junit()["test_busy"] == "passed"
 
 
-@pytest.mark.parametrize("what", ["process", "group"])
+@pytest.mark.parametrize("what", ["process", pytest.param("group", marks=pytest.mark.slow)])
 def test_the_controller_stops(starter: Starter, what: str) -> None:
     """Alone, or with all that torchrun started as rank 0: an agent writes the reports, and all leave."""
     starter.write(test_long=SUITE)
@@ -131,6 +131,7 @@ def test_the_controller_stops(starter: Starter, what: str) -> None:
     assert launch.junit()["gpucluster.verdict"] == "error"
 
 
+@pytest.mark.slow
 def test_the_controller_stops_without_torchrun(starter: Starter) -> None:
     """Its agents have no torchrun that ends the node."""
     starter.write(test_long=SUITE)
