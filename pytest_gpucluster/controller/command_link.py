@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import threading
 import time
@@ -12,6 +13,7 @@ from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.protocol import channel
 from pytest_gpucluster.protocol.channel import CONTROLLER, Address, ChannelLostError, StoreChannel, command_key, journal_key
 from pytest_gpucluster.protocol.messages import JournalText, Quit
+from pytest_gpucluster.protocol.rank import STOPPED, state_of
 
 if TYPE_CHECKING:
     import socket
@@ -21,8 +23,11 @@ if TYPE_CHECKING:
 
 BEAT_S = 1.0
 BYE_S = 5.0
-STORE_SILENT_S = 20.0
-"""A store that does not answer for so long is gone. An agent is lost after 10 s without a heartbeat."""
+STORE_SILENT_S, STORE_STOPPED_S = 60.0, 20.0
+"""A store that does not answer for so long is gone; the second where the torchrun that started this process is stopped.
+
+An agent gives a store up after 60 s too. One that waits for a name server may answer nobody for long, and goes on.
+"""
 LOOK_S = 0.5
 
 
@@ -123,7 +128,7 @@ class CommandLink:
         answers, quiet_s = self._num_answers, 0.0
         while not self._stop_beating.wait(LOOK_S) and (self._beating.ident is None or self._beating.is_alive()):
             answers, quiet_s = self._num_answers, quiet_s + LOOK_S if answers == self._num_answers else 0.0
-            if quiet_s >= (STORE_SILENT_S if answers else channel.CONNECT_TIMEOUT_S):
+            if quiet_s >= (STORE_STOPPED_S if state_of(os.getppid()) == STOPPED else STORE_SILENT_S):
                 where = f"{self.address.host}:{self.address.port}"
                 self.silence = self.silence or f"the store at {where} has not answered for {quiet_s:g} s and is taken for gone"
                 channel.hang_up(self.address)

@@ -38,7 +38,6 @@ SOON_S = 20.0
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[subprocess.Popen[str], CommandLink]]:
     """A store in another process, and a link to it that has not been used."""
-    monkeypatch.setattr(command_link, "STORE_SILENT_S", SILENT_S)
     monkeypatch.setattr(command_link, "BEAT_S", 0.1)
     port = free_port()
     server = subprocess.Popen([sys.executable, "-c", SERVER, str(port)], stdout=subprocess.PIPE, text=True)
@@ -52,10 +51,18 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[subprocess.Popen[st
     server.stdout.close()
 
 
-def test_a_store_that_is_stopped(store: tuple[subprocess.Popen[str], CommandLink]) -> None:
+def use(link: CommandLink) -> None:
+    """Write the first command, and wait for the first answer to a heartbeat: on a busy machine it comes late."""
+    link.send(Quit(code=0))
+    while not link._num_answers:
+        time.sleep(0.05)
+
+
+def test_a_store_that_is_stopped(store: tuple[subprocess.Popen[str], CommandLink], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits in it hears of it, and nothing tries to reach it again."""
     server, link = store
-    link.send(Quit(code=0))
+    use(link)
+    monkeypatch.setattr(command_link, "STORE_SILENT_S", SILENT_S)
     time.sleep(SILENT_S + 1.0)
     assert link.channel.has("cmd/0"), "a store that answers was given up"
     os.kill(server.pid, signal.SIGSTOP)
@@ -71,11 +78,26 @@ def test_a_store_that_is_stopped(store: tuple[subprocess.Popen[str], CommandLink
     assert time.monotonic() - began_s < SOON_S
 
 
+def test_a_store_whose_torchrun_is_stopped(
+    store: tuple[subprocess.Popen[str], CommandLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is no slow store: less patience."""
+    server, link = store
+    use(link)
+    monkeypatch.setattr(command_link, "STORE_SILENT_S", 600.0)
+    monkeypatch.setattr(command_link, "STORE_STOPPED_S", SILENT_S)
+    monkeypatch.setattr(os, "getppid", lambda: server.pid)
+    os.kill(server.pid, signal.SIGSTOP)
+    with pytest.raises(ChannelLostError):
+        link.channel.arrived(["cmd/1"], within_s=600)
+    assert link.silence is not None
+
+
 def test_a_store_that_is_stopped_before(
     store: tuple[subprocess.Popen[str], CommandLink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes connections and never answers: torch 2.13 waits longer than its own timeout for it."""
-    monkeypatch.setattr(channel, "CONNECT_TIMEOUT_S", SILENT_S)
+    monkeypatch.setattr(command_link, "STORE_SILENT_S", SILENT_S)
     monkeypatch.setattr(channel, "connect", functools.partial(channel.connect, timeout_s=SILENT_S))
     server, link = store
     os.kill(server.pid, signal.SIGSTOP)
@@ -85,10 +107,11 @@ def test_a_store_that_is_stopped_before(
     assert time.monotonic() - began_s < SOON_S
 
 
-def test_a_store_that_has_ended(store: tuple[subprocess.Popen[str], CommandLink]) -> None:
+def test_a_store_that_has_ended(store: tuple[subprocess.Popen[str], CommandLink], monkeypatch: pytest.MonkeyPatch) -> None:
     """That is said as what it is, later too."""
     server, link = store
-    link.send(Quit(code=0))
+    use(link)
+    monkeypatch.setattr(command_link, "STORE_SILENT_S", SILENT_S)
     server.kill()
     server.wait()
     with pytest.raises(ChannelLostError, match="is gone"):
