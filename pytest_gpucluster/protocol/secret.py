@@ -6,6 +6,7 @@ the secret: the object signs, and keeps a digest. A process that starts another 
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import hmac
@@ -50,14 +51,19 @@ class Secret:
 
     @classmethod
     def of_run(cls, launch: Launch | None) -> Secret | None:
-        """The secret in the environment, taken; where torchrun started all ranks on this node, else one that they share."""
+        """The secret in the environment, taken; where torchrun started all ranks on this node, else one that they share.
+
+        Rank 0 removes the file with the shared one when it ends.
+        """
         found = cls.take()
-        if found is not None or launch is None or launch.num_nodes > 1:
+        folder = private_folder() if found is None and launch is not None and launch.num_nodes == 1 else None
+        if launch is None or folder is None:
             return found
-        folder = private_folder()
         with contextlib.suppress(OSError):  # no file can be made there: the run is not signed, and says so
-            return cls.shared_in(folder) if folder is not None else None
-        return None
+            found = cls.shared_in(folder)
+            if launch.rank == 0:
+                atexit.register((folder / SHARED_NAME).unlink, missing_ok=True)
+        return found
 
     @classmethod
     def shared_in(cls, folder: Path) -> Secret:

@@ -132,6 +132,20 @@ def test_the_controller_stops(starter: Starter, what: str) -> None:
 
 
 @pytest.mark.slow
+def test_the_controller_and_the_store_stop(starter: Starter) -> None:
+    """Both at once: its agent waits in the store, and reports when it gives that up."""
+    starter.write(test_long=SUITE)
+    launch = starter.torchrun(*CHOSEN, SLEEP_S="150")
+    asleep(starter, launch, ranks=2)
+    stopped_s = stop([psutil.Process(launch.pid), launch.controller()])
+    assert launch.end(within_s=2 * REPORTED_S + LEFT_S) != 0
+    all_gone([launch], since_s=written_s(launch))
+    assert written_s(launch) - stopped_s < 2 * REPORTED_S
+    assert outcomes(launch)["fast", "node0-cpu0"][0] == "passed"
+    assert launch.results()["verdict"] == "INCOMPLETE"
+
+
+@pytest.mark.slow
 def test_the_controller_stops_without_torchrun(starter: Starter) -> None:
     """Its agents have no torchrun that ends the node."""
     starter.write(test_long=SUITE)
