@@ -106,6 +106,7 @@ class Agent:
             self._write_replica_reports()
             return LOST
         finally:
+            os.kill(self._context.spawner.pid, signal.SIGCONT)  # one that is stopped could not end its worker, nor itself
             self._calls.discard_worker()
             self._remove_files()
 
@@ -224,6 +225,8 @@ class Agent:
             rounds, quiet_s = self._rounds, quiet_s + TICK_S if rounds == self._rounds else 0.0
         rank = self._context.rank.rank
         sys.stderr.write(f"gpucluster: rank {rank} leaves: the store has not answered for {STUCK_S:g} s. Is its network cut?\n")
+        if self._target is not None and self._controller_has_ended() and not self._commands.has_read_quit:
+            write_reports(self._target)  # the main thread could not hear of that end
         if self._replica is not None:
             self._replica.write_reports()
         self._remove_files()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.agent.environment import LOG_NAME, site_log, worker_environment
 from pytest_gpucluster.agent.group_hang import GroupHang, group_of
-from pytest_gpucluster.agent.worker_process import STOPPED, WorkerProcess, describe_end
+from pytest_gpucluster.agent.worker_process import WorkerProcess, describe_end
 from pytest_gpucluster.inventory import nccl_log
 from pytest_gpucluster.protocol import node_events
 from pytest_gpucluster.protocol.channel import StoreChannel, progress_key, reply_key
@@ -32,7 +32,7 @@ from pytest_gpucluster.protocol.messages import (
     Success,
     Task,
 )
-from pytest_gpucluster.protocol.rank import spans
+from pytest_gpucluster.protocol.rank import STOPPED, spans
 
 if TYPE_CHECKING:
     from pytest_gpucluster.agent.heartbeat import Heartbeat

@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.agent.worker_process import STOPPED
 from pytest_gpucluster.protocol.channel import hung_key, reply_key
 from pytest_gpucluster.protocol.messages import HangFound
+from pytest_gpucluster.protocol.rank import STOPPED
 
 if TYPE_CHECKING:
     from collections.abc import Callable

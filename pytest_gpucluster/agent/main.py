@@ -21,6 +21,7 @@ from pytest_gpucluster.agent.agent import LOST_CODE, TICK_S, Agent
 from pytest_gpucluster.agent.call_runner import AgentContext
 from pytest_gpucluster.agent.command_reader import CommandReader, commands_address
 from pytest_gpucluster.agent.fallback_report import write_reports
+from pytest_gpucluster.agent.neighbours import Neighbours
 from pytest_gpucluster.agent.spawner import Spawner
 from pytest_gpucluster.protocol.channel import Address, ChannelLostError, connect
 from pytest_gpucluster.protocol.codec import TypedMessage
@@ -81,7 +82,10 @@ def _become(rank: Rank, settings: AgentSettings, secret: Secret | None, *, targe
 
         start_listener(events)
     folder = Path(tempfile.mkdtemp(prefix=f"gpucluster-rank{rank.rank}-"))
-    spawner = Spawner(worker.main, folder=folder)  # forked first: no thread and no connection may exist yet
+    controller = os.getppid() if settings.controller_fd is not None and rank == settings.ranks[0] else None
+    neighbours = Neighbours(rank=rank.rank, local_rank=rank.local_rank, controller=controller)
+    # Forked first: no thread and no connection may exist yet.
+    spawner = Spawner(worker.main, folder=folder, neighbours=neighbours)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     joined = threading.Event()
     if settings.controller_fd is not None:

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.agent.neighbours import LOOK_S
 from pytest_gpucluster.protocol.messages import (
     FromSpawner,
     StartWorker,
@@ -33,6 +34,8 @@ from pytest_gpucluster.worker import flight_recorder
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pytest_gpucluster.agent.neighbours import Neighbours
+
 PR_SET_PDEATHSIG = 1
 REQUEST_BYTES = 256 * 1024
 ANSWER_S = 8.0  # the agent does not beat meanwhile: less than the controller waits for a beat
@@ -43,17 +46,18 @@ Main = Callable[[StartWorker, int], None]
 class Spawner:
     """The agent's handle on its spawner."""
 
-    def __init__(self, main: Main, *, folder: Path) -> None:
+    def __init__(self, main: Main, *, folder: Path, neighbours: Neighbours | None = None) -> None:
         """Fork the spawner. Each worker runs ``main(request, link_fd)``.
 
-        ``folder`` belongs to the agent. The spawner removes it at the end, in case the agent was killed.
+        ``folder`` belongs to the agent. The spawner removes it at the end, in case the agent was killed. It looks after the
+        ``neighbours`` until then, and a moment longer.
         """
         self.folder = folder
         self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = os.fork()
         if self.pid == 0:
             self._link.close()
-            _Server(theirs, main, folder).serve()
+            _Server(theirs, main, folder, neighbours).serve()
         theirs.close()
         self._link.settimeout(ANSWER_S)
         self._exits: list[tuple[int, int]] = []
@@ -113,8 +117,9 @@ class _Server:
     each worker ends by itself.
     """
 
-    def __init__(self, link: socket.socket, main: Main, folder: Path) -> None:
+    def __init__(self, link: socket.socket, main: Main, folder: Path, neighbours: Neighbours | None) -> None:
         self._folder = folder
+        self._neighbours = neighbours
         self._link = link
         self._main = main
         self._workers: set[int] = set()
@@ -135,10 +140,14 @@ class _Server:
             for pid in self._workers:
                 kill_worker(pid)
             shutil.rmtree(self._folder, ignore_errors=True)
+            if self._neighbours is not None:
+                self._neighbours.linger()
             os._exit(0)
 
     def _step(self) -> bool:
-        ready, _, _ = select.select([self._link.fileno(), self._wake], [], [], 10.0)
+        ready, _, _ = select.select([self._link.fileno(), self._wake], [], [], LOOK_S)
+        if self._neighbours is not None:
+            self._neighbours.look()
         if self._wake in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake, 4096)

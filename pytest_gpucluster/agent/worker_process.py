@@ -15,7 +15,7 @@ from pytest_gpucluster.agent import nccl_ras
 from pytest_gpucluster.agent.spawner import Spawner, describe_exit, kill_and_reap
 from pytest_gpucluster.protocol.codec import MalformedMessageError, Wire
 from pytest_gpucluster.protocol.messages import Failure, FromWorker, StartWorker, Success, read_from_worker
-from pytest_gpucluster.protocol.rank import state_of
+from pytest_gpucluster.protocol.rank import STOPPED, state_of
 from pytest_gpucluster.worker import flight_recorder, last_collective, python_stacks
 
 if TYPE_CHECKING:
@@ -96,7 +96,6 @@ def _growth(before: int | None, now: int | None) -> int:
 
 KILL_S = 10.0
 SEND_S = 8.0  # the agent does not beat meanwhile: less than the controller waits for a beat
-STOPPED = "T"  # the state letter of a process after SIGSTOP
 TAIL_BYTES = 64 * 1024
 READS = 64
 """Reads in a row from a worker's line or output. More waits there only if something writes without end."""

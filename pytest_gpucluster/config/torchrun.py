@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import sys
 import time
 from dataclasses import dataclass
@@ -69,6 +70,23 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch | None:
         agent_hosts_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         restart_count=_number(environment, "TORCHELASTIC_RESTART_COUNT", default=0),
     )
+
+
+def private_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """The folder that torchrun made for this attempt of all ranks of this node, which no other user can enter.
+
+    None where there is none, as with ``--log-dir /dev/null``. torchrun 2.13 names the error file of a rank
+    ``<log dir>/<run id>_<random>/attempt_<n>/<local rank>/error.json`` and makes the second folder with mkdtemp.
+    """
+    path = environment.get("TORCHELASTIC_ERROR_FILE")
+    if not path or len(Path(path).parents) < 4:
+        return None
+    attempt = Path(path).parents[1]
+    with contextlib.suppress(OSError):
+        own = attempt.parent.lstat()
+        if stat.S_ISDIR(own.st_mode) and own.st_uid == os.getuid() and not own.st_mode & 0o077:
+            return attempt
+    return None
 
 
 def show_last(lines: str) -> None:

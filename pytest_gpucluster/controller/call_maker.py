@@ -137,7 +137,8 @@ class CallMaker:
         try:
             replies.update(self._exchange(call, ranks, groups))
         except ChannelLostError as lost:
-            raise MeasurementError(f"not run: {lost}; nothing can be measured without it", kind="missing") from lost
+            why = self._context.link.silence or lost
+            raise MeasurementError(f"not run: {why}; nothing can be measured without it", kind="missing") from lost
         if not call.is_startup:
             self.measuring_s += time.monotonic() - started_s
         self._keep_output(call, replies)

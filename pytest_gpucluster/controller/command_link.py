@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import threading
 import time
@@ -12,6 +13,7 @@ from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.protocol import channel
 from pytest_gpucluster.protocol.channel import CONTROLLER, Address, ChannelLostError, StoreChannel, command_key, journal_key
 from pytest_gpucluster.protocol.messages import JournalText, Quit
+from pytest_gpucluster.protocol.rank import STOPPED, state_of
 
 if TYPE_CHECKING:
     import socket
@@ -21,6 +23,12 @@ if TYPE_CHECKING:
 
 BEAT_S = 1.0
 BYE_S = 5.0
+STORE_SILENT_S, STORE_STOPPED_S = 60.0, 20.0
+"""A store that does not answer for so long is gone; the second where the torchrun that started this process is stopped.
+
+An agent gives a store up after 60 s too. One that waits for a name server may answer nobody for long, and goes on.
+"""
+LOOK_S = 0.5
 
 
 class CommandLink:
@@ -38,7 +46,10 @@ class CommandLink:
         self._channel: StoreChannel | None = None
         self._num_commands = 0
         self._stop_beating = threading.Event()
+        self._num_answers = 0
         self._beating = threading.Thread(target=self._beat_forever, daemon=True)
+        self._watching = threading.Thread(target=self._hang_up_if_silent, daemon=True)
+        self.silence: str | None = None
 
     def listen(self) -> Address:
         """Take a port of the loopback for a store of this run's own, so that agents can be given its address."""
@@ -64,9 +75,13 @@ class CommandLink:
 
         Raises:
             MeasurementError: the store has the messages of an earlier run.
-            ChannelLostError: the store cannot be reached, or its port is taken.
+            ChannelLostError: the store cannot be reached, does not answer any more, or its port is taken.
         """
+        if self.silence is not None:
+            raise ChannelLostError(self.silence)
         if self._channel is None:
+            if not self._watching.is_alive():
+                self._watching.start()
             if self._hosts_store:
                 opened = channel.host_store(self.address, self._secret, listener=self._listener)
             else:
@@ -102,6 +117,21 @@ class CommandLink:
             while not self._stop_beating.wait(BEAT_S):
                 count += 1
                 own.beat(CONTROLLER, count)
+                own.beats([CONTROLLER])
+                self._num_answers += 1
+
+    def _hang_up_if_silent(self) -> None:
+        """Runs in a thread: take a store that does not answer for one that is gone.
+
+        Looks are counted, not timed: this process may have been stopped for a while, and not the store.
+        """
+        answers, quiet_s = self._num_answers, 0.0
+        while not self._stop_beating.wait(LOOK_S) and (self._beating.ident is None or self._beating.is_alive()):
+            answers, quiet_s = self._num_answers, quiet_s + LOOK_S if answers == self._num_answers else 0.0
+            if quiet_s >= (STORE_STOPPED_S if state_of(os.getppid()) == STOPPED else STORE_SILENT_S):
+                where = f"{self.address.host}:{self.address.port}"
+                self.silence = self.silence or f"the store at {where} has not answered for {quiet_s:g} s and is taken for gone"
+                channel.hang_up(self.address)
 
 
 CHUNK_CHARACTERS = 1024 * 1024

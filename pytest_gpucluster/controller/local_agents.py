@@ -52,6 +52,8 @@ class LocalAgents:
         ``have_met`` False: the agents still wait for the controller's store, which will not come.
         """
         os.close(self._alive_write)
+        with contextlib.suppress(ProcessLookupError):  # what is stopped could not leave
+            os.killpg(self._process.pid if self._own_group else os.getpgrp(), signal.SIGCONT)
         if not have_met:
             self._terminate()
             self._kill_remaining()

@@ -65,7 +65,7 @@ def become_agent(launch: Launch, *, roots: list[Path], target: ReportTarget, req
     from pytest_gpucluster.controller.controller import address_of, rank_of
     from pytest_gpucluster.protocol.secret import Secret
 
-    secret = Secret.take()
+    secret = Secret.of_run(launch)
     settings = main.AgentSettings(
         ranks=(rank_of(launch),),
         address=address_of(launch),

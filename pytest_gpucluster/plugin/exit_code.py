@@ -146,5 +146,7 @@ def _end_agents(config: pytest.Config, code: int) -> None:
         launch = read_launch()
         if launch is not None:  # pytest 8 answers --version here, before anything is configured
             from pytest_gpucluster.controller.controller import Controller  # noqa: PLC0415 -- loads much
+            from pytest_gpucluster.protocol.secret import Secret  # noqa: PLC0415 -- its ranks may sign
 
-            Controller(launch, num_local=1, device="cpu", rootdir=config.rootpath).quit(0)
+            secret = Secret.of_run(launch)
+            Controller(launch, num_local=1, device="cpu", rootdir=config.rootpath, secret=secret).quit(0)

@@ -64,7 +64,7 @@ class Run:
         """
         self._config = config
         setup = prepare(settings, launch, start=config.invocation_params.dir, simulation=config.stash.get(SIMULATION, None))
-        secret = Secret.take()  # from here on no test, and no process that a test starts, finds it in its environment
+        secret = Secret.of_run(launch)  # from here on no test, and no process that a test starts, finds it in its environment
         self.session = Session(setup, rootdir=config.rootpath, caller=self, controller=controller, secret=secret)
         self.terminal = Terminal(config, self.session)
         self._termination = Termination(self.session)

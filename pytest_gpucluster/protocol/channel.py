@@ -27,12 +27,14 @@ used again.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import secrets
 import socket
 import time
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_gpucluster.protocol.codec import RefusedMessageError, TypedMessage
@@ -359,6 +361,22 @@ def connect_reader(address: Address, secret: Secret | None) -> StoreChannel:
     channel = _channel_of(address, store, secret)
     store.set_timeout(timedelta(seconds=FOREVER_S))
     return channel
+
+
+def hang_up(address: Address) -> None:
+    """Shut every connection of this process to the store: whoever waits in one gets a :class:`ChannelLostError` (Linux).
+
+    A TCPStore waits without end for the answer of a server that was stopped.
+    """
+    with contextlib.suppress(OSError):
+        for descriptor in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):
+                link = socket.socket(fileno=int(descriptor.name))
+                try:
+                    if link.family in (socket.AF_INET, socket.AF_INET6) and link.getpeername()[1] == address.port:
+                        link.shutdown(socket.SHUT_RDWR)
+                finally:
+                    link.detach()
 
 
 def _open_store(address: Address, timeout_s: float) -> TCPStore:

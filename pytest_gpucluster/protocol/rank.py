@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 
+STOPPED = "T"
+"""The state letter of a process after SIGSTOP; one that a debugger has stopped has ``t``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank(TypedMessage):
     """One rank by torchrun's numbers. ``group_rank`` is the number of its node."""

@@ -6,13 +6,23 @@ the secret: the object signs, and keeps a digest. A process that starts another 
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import hashlib
 import hmac
 import os
 import secrets
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
+
+from pytest_gpucluster.config.torchrun import private_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pytest_gpucluster.config.torchrun import Launch
 
 SECRET_VARIABLE = "GPUCLUSTER_SECRET"  # noqa: S105 -- the name of a variable, not a secret
+SHARED_NAME = "gpucluster-secret"
 
 
 class Secret:
@@ -38,6 +48,39 @@ class Secret:
         found = cls.read()
         os.environ.pop(SECRET_VARIABLE, None)
         return found
+
+    @classmethod
+    def of_run(cls, launch: Launch | None) -> Secret | None:
+        """The secret in the environment, taken; where torchrun started all ranks on this node, else one that they share.
+
+        Rank 0 removes the file with the shared one when it ends.
+        """
+        found = cls.take()
+        folder = private_folder() if found is None and launch is not None and launch.num_nodes == 1 else None
+        if launch is None or folder is None:
+            return found
+        with contextlib.suppress(OSError):  # no file can be made there: the run is not signed, and says so
+            found = cls.shared_in(folder)
+            if launch.rank == 0:
+                atexit.register((folder / SHARED_NAME).unlink, missing_ok=True)
+        return found
+
+    @classmethod
+    def shared_in(cls, folder: Path) -> Secret:
+        """The secret that lies in a folder which no other user can enter; the first who asks makes it.
+
+        Raises:
+            OSError: the folder takes no file, or no hard link.
+        """
+        own, shared = folder / f"{SHARED_NAME}-{os.getpid()}", folder / SHARED_NAME
+        with os.fdopen(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            file.write(secrets.token_bytes(32))
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.link(own, shared)  # whole, or not there
+        finally:
+            own.unlink()
+        return cls(shared.read_bytes())
 
     @classmethod
     def random(cls) -> Secret:

@@ -239,6 +239,8 @@ def test_agent_killed_under_torchrun(starter: Starter) -> None:
     assert "SIGTERM" not in reason
     assert found["slept", "node0-cpu0"][0] == found["slept", "node0-cpu2"][0] == "passed"
     assert [culprit["place"]["id"] for culprit in launch.results()["culprits"]] == ["node0-cpu1"]
+    assert launch.results()["environment"]["messages"] == "signed"  # by a secret that the ranks of one node share
+    assert not [*starter.folder.rglob("gpucluster-secret*")]
     assert launch.junit()["gpucluster.verdict"] == "error"
 
 

@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.secret import SECRET_VARIABLE, Secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 TEXT = "hunter2-of-this-test"
 
@@ -111,3 +113,88 @@ def test_a_child_process_signs_alike(secret: Secret) -> None:
     child = subprocess.run(command, env=environment, pass_fds=[pipe], capture_output=True, text=True, check=True, timeout=60)
     os.close(pipe)
     assert child.stdout.strip() == secret.sign("a", b"b")
+
+
+# The secret that the ranks of one node share.
+
+
+def launch_of(*, nodes: int) -> Launch:
+    """Rank 1 of two ranks a node."""
+    return Launch(
+        rank=1,
+        world_size=2 * nodes,
+        local_rank=1,
+        local_world_size=2,
+        group_rank=0,
+        master_addr="127.0.0.1",
+        master_port=29500,
+        run_id="none",
+        agent_hosts_store=True,
+        restart_count=0,
+    )
+
+
+@pytest.fixture
+def attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of an attempt, as torchrun makes it."""
+    monkeypatch.delenv(SECRET_VARIABLE, raising=False)
+    run = tmp_path / "none_abc"
+    run.mkdir(mode=0o700)
+    made = run / "attempt_0"
+    (made / "1").mkdir(parents=True)
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(made / "1" / "error.json"))
+    return made
+
+
+def signature(secret: Secret | None) -> str:
+    """By which two secrets are the same."""
+    assert secret is not None
+    return secret.sign("name", b"body")
+
+
+def test_the_ranks_of_one_node_share_a_secret(attempt: Path) -> None:
+    """Whoever comes first makes it; it is in one file, which its user alone can read."""
+    assert signature(Secret.of_run(launch_of(nodes=1))) == signature(Secret.of_run(launch_of(nodes=1)))
+    (file,) = (one for one in attempt.iterdir() if one.is_file())
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert len(file.read_bytes()) == 32
+
+
+def test_ranks_that_ask_at_the_same_time(attempt: Path) -> None:
+    """Eight processes, one secret, and no file of theirs is left."""
+    code = "import sys; from pathlib import Path; from pytest_gpucluster.protocol.secret import Secret\n"
+    code += "sys.stdin.readline(); print(Secret.shared_in(Path(sys.argv[1])).sign('name', b'body'))"
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", code, str(attempt)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(8)
+    ]
+    for rank in ranks:
+        assert rank.stdin is not None
+        rank.stdin.write("\n")
+        rank.stdin.flush()
+    assert len({rank.communicate()[0] for rank in ranks}) == 1
+    assert len([one for one in attempt.iterdir() if one.is_file()]) == 1
+
+
+def test_the_environment_comes_first(attempt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secret of the user is the secret, and is taken out of the environment."""
+    monkeypatch.setenv(SECRET_VARIABLE, TEXT)
+    own = Secret.read()
+    assert signature(Secret.of_run(launch_of(nodes=1))) == signature(own)
+    assert SECRET_VARIABLE not in os.environ
+    assert not [one for one in attempt.iterdir() if one.is_file()]
+
+
+@pytest.mark.parametrize("case", ["two nodes", "no torchrun", "no folder", "others may enter", "a link", "gone"])
+def test_no_secret_is_shared(attempt: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """Over more than one node, and where another user could read or replace it."""
+    if case == "no folder":
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", "")
+    if case == "others may enter":
+        attempt.parent.chmod(0o750)
+    if case in ("a link", "gone"):
+        attempt.parent.rename(attempt.parent.with_name("moved"))
+    if case == "a link":
+        attempt.parent.symlink_to("moved")
+    launch = None if case == "no torchrun" else launch_of(nodes=2 if case == "two nodes" else 1)
+    assert Secret.of_run(launch) is None
