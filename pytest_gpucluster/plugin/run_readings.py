@@ -12,7 +12,7 @@ import pytest
 from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.errors import CriterionFailedError, GpuclusterError, MeasurementError
 from pytest_gpucluster.plugin.stash_keys import CRITERION, PAIR, RULE
-from pytest_gpucluster.protocol.plain_data import from_plain, to_plain
+from pytest_gpucluster.protocol.plain_data import NotPlainDataError, from_plain, to_plain
 from pytest_gpucluster.reporting.run_spans import Reading
 
 if TYPE_CHECKING:
@@ -45,10 +45,15 @@ class _Taken:
 
     @property
     def reading(self) -> Reading:
-        """The same as plain data. What cannot be read, or is of a pair of places, is missing."""
-        errors = self.results.errors
-        values = {place.id: to_plain(self.results[place]) for place in self.results if place not in errors}
-        return Reading(at_s=self.wall_s, values=values, missing=tuple(map(str, errors)))
+        """The same as plain data. What cannot be read, is no plain data, or is of a pair of places, is missing."""
+        values, missing = {}, [str(place) for place in self.results.errors]
+        for place in self.results:
+            try:
+                if place not in self.results.errors:
+                    values[place.id] = to_plain(self.results[place])
+            except (AttributeError, NotPlainDataError):
+                missing.append(str(place))
+        return Reading(at_s=self.wall_s, values=values, missing=tuple(missing))
 
 
 def _reader_of(mark: pytest.Mark) -> str:
@@ -218,6 +223,8 @@ class Readings:
         Raises:
             CriterionFailedError, MeasurementError: something is bad, or not known.
         """
+        if "over_run" not in item.funcargs:
+            raise MeasurementError(f"{item.stash[PAIR].criterion} does not use over_run, so it judges this run alone")
         ids = [place for place in span.first.values if place in span.last.values and place in by_id]
         over = OverRun(*(_taken(reading.values, ids, by_id, at_s) for reading, at_s in _moments(span)))
         own = item.stash[PAIR].place
@@ -225,8 +232,8 @@ class Readings:
         if not is_there:
             raise MeasurementError(f"{mark.args[0].__qualname__} was not read", culprits=() if own is None else (own,))
         if span.kind == "watched" or "between" not in mark.kwargs:
-            arguments = {name: item.funcargs[name] for name in item._fixtureinfo.argnames}  # noqa: SLF001 -- as pytest does
-            item.obj(**{**arguments, "over_run": over})
+            names = item._fixtureinfo.argnames  # noqa: SLF001 -- as pytest calls it
+            item.obj(**{name: over if name == "over_run" else item.funcargs[name] for name in names})
         else:
             for place in over.first if own is None else (own,):
                 item.stash[CRITERION].judge(mark.kwargs["between"](*over[place]))

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from pytest_gpucluster.reporting.run_spans import Spans
     from pytest_gpucluster.session import Session
 
+EACH = 20
+"""Between two rounds, what is judged over the run is read at most 5 % of the time."""
+
 
 def start(session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion], readings: Readings | None = None) -> Soak:
     """The soak of this run; ``criteria`` are those of the selected tests, by criterion and place id.
@@ -123,6 +126,7 @@ class Reports:
         self._criteria = criteria
         self._shown: list[str] = []
         self._facts = SoakRecord()
+        self._read_s, self._reading_s = time.monotonic(), 0.0
 
     def turn(self, turn: Turn) -> None:
         """Name the round and the criterion in the progress line. Called before each measurement."""
@@ -131,6 +135,8 @@ class Reports:
     def seen(self, kept: Sequence[RoundResult]) -> None:
         """Record the values after each measurement: the round may never end."""
         self._session.recorder.record_soak_turn(self._facts.facts(kept))
+        if self._reading_s and time.monotonic() - self._read_s > EACH * self._reading_s:
+            self._read()
         for one in kept:
             criterion = self._criteria.get((one.criterion, _id_of(one.place)))
             if criterion is not None:
@@ -146,8 +152,7 @@ class Reports:
         lost = [
             f"{kept.place}: {kept.error}" for kept, _ in judged if kept.error is not None and kept.latest_round == soak.round
         ]
-        if self._readings is not None:
-            self._session.recorder.record_readings(self._readings.now())
+        self._read()
         self._session.recorder.record_soak_round(
             round=soak.round, elapsed_s=round(soak.rounds_s, 3), duration_s=soak.duration_s, worst=worst, lost=lost
         )
@@ -155,6 +160,14 @@ class Reports:
         if shown != self._shown or self._terminal.live.is_line_due:
             self._shown = shown
             self._terminal.live.say_in_log(f"soak {soak.line}; worst so far: {', '.join(shown) or 'nothing was measured'}")
+
+    def _read(self) -> None:
+        """Record what is judged over the run: a round counts only with it, and a kill between two readings loses little."""
+        if self._readings is not None and self._readings.judges:
+            began_s = time.monotonic()
+            self._session.recorder.record_readings(self._readings.now())
+            self._read_s = time.monotonic()
+            self._reading_s = self._read_s - began_s
 
     def _record(self, kept: RoundResult, criterion: Criterion) -> None:
         """Record a first failure or error for good; keep any other value as pending, so that the reports show it.

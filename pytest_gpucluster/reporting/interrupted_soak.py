@@ -78,7 +78,7 @@ class InterruptedSoak:
             before = self.places.get(name)
             differs = _differences(before, place, (*HARDWARE, *SINCE))
             if differs:
-                return f"{name} has another {differs[0]}"
+                return f"{name} has another {differs[0].replace('_', ' ')}"
         return None
 
     def same_parts(self, places: Mapping[str, Place]) -> frozenset[str]:
@@ -175,8 +175,9 @@ def _whys(
     for name in {**state.versions, **versions}:
         if state.versions.get(name) != versions.get(name):
             yield f"{name} is {versions.get(name)} and was {state.versions.get(name)}"
-    if sum(event["event"] == "soak_resumed" for event in events) >= MOST_PARTS - 1:
-        yield f"it was cut short {MOST_PARTS} times"
+    num_parts = 1 + sum(event["event"] == "soak_resumed" for event in events)
+    if num_parts >= MOST_PARTS:
+        yield f"it was cut short {num_parts} times"
     for record in state.records.values():
         if record.outcome in (FAILED, ERROR) and record.waiver is None:
             yield f"{record.criterion} at {record.place or 'the cluster'} is {record.outcome} in it"
