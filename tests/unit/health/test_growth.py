@@ -219,8 +219,16 @@ def test_memory_and_pcie_that_are_refused(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("volatile", "ever", "value", "is_known"),
-    [(7, 3, 0, True), (8, 3, 1, True), (7, 10, 7, True), (0, 10, 7, False), (0, 3, None, False), (8, 2, 1, True), (9, REFUSED, 2, True)],
-)  # fmt: skip
+    [
+        (7, 3, 0, True),
+        (8, 3, 1, True),
+        (7, 10, 7, True),
+        (0, 10, 7, False),
+        (0, 3, None, False),
+        (8, 2, 1, True),
+        (9, REFUSED, 2, True),
+    ],
+)
 def test_memory_errors_of_a_whole_life(volatile: Any, ever: Any, value: int | None, *, is_known: bool) -> None:
     """A boot clears the other counter."""
     first = replace(of_gpu(), ecc_uncorrected_aggregate=3)
