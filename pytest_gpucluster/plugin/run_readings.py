@@ -13,7 +13,7 @@ from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.errors import CriterionFailedError, GpuclusterError, MeasurementError
 from pytest_gpucluster.plugin.stash_keys import CRITERION, PAIR, RULE
 from pytest_gpucluster.protocol.plain_data import NotPlainDataError, from_plain, to_plain
-from pytest_gpucluster.reporting.run_spans import Reading
+from pytest_gpucluster.reporting.run_spans import Snapshot, SnapshotRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -44,7 +44,7 @@ class _Taken:
     wall_s: float = field(default_factory=time.time)
 
     @property
-    def reading(self) -> Reading:
+    def reading(self) -> Snapshot:
         """The same as plain data. What cannot be read, is no plain data, or is of a pair of places, is missing."""
         values, missing = {}, [str(place) for place in self.results.errors]
         for place in self.results:
@@ -53,7 +53,7 @@ class _Taken:
                     values[place.id] = to_plain(self.results[place])
             except (AttributeError, NotPlainDataError):
                 missing.append(str(place))
-        return Reading(at_s=self.wall_s, values=values, missing=tuple(missing))
+        return Snapshot(at_s=self.wall_s, values=values, missing=tuple(missing))
 
 
 def _reader_of(mark: pytest.Mark) -> str:
@@ -64,7 +64,7 @@ def _reader_of(mark: pytest.Mark) -> str:
 class OverRun:
     """One reader's values at the start of the run and at its end: ``first, last = over_run[place]``.
 
-    Reading a place that could not be measured at the start, or at the end, raises its :class:`MeasurementError`.
+    Snapshot a place that could not be measured at the start, or at the end, raises its :class:`MeasurementError`.
     """
 
     def __init__(self, first: _Taken, last: _Taken) -> None:
@@ -101,6 +101,7 @@ class Readings:
         self._started = False
         self._first: dict[str, _Taken] = {}
         self._last: dict[str, _Taken] = {}
+        self._record = SnapshotRecord()
         self.earlier: Spans = {}
         """What earlier runs had read, and nobody judged."""
 
@@ -125,18 +126,22 @@ class Readings:
         """By reader, the judge of the time between two runs, where a mark has one."""
         return {_reader_of(mark): mark.kwargs["between"] for _, mark in self._marks if "between" in mark.kwargs}
 
-    def firsts(self) -> dict[str, Reading]:
+    def firsts(self) -> dict[str, Snapshot]:
         """By reader, what was read before the first test."""
         return {reader: taken.reading for reader, taken in self._first.items() if reader in self.judges}
 
-    def now(self) -> dict[str, Reading]:
+    def now(self) -> dict[str, Snapshot]:
         """By reader, what is read now. A reader that cannot be called at all has no value anywhere."""
         found: dict[str, _Taken] = {}
         for _, mark in self._marks:
             with contextlib.suppress(GpuclusterError):
                 self._read(found, *mark.args, **mark.kwargs)
-        nothing = {reader: Reading(at_s=time.time(), values={}, missing=("the cluster",)) for reader in self.judges}
+        nothing = {reader: Snapshot(at_s=time.time(), values={}, missing=("the cluster",)) for reader in self.judges}
         return {**nothing, **{reader: taken.reading for reader, taken in found.items()}}
+
+    def facts(self, taken: Mapping[str, Snapshot]) -> Iterator[dict[str, Any]]:
+        """What the journal of a soak gets of these readings: what differs from the last time."""
+        return (self._record.facts(reader, snapshot) for reader, snapshot in taken.items())
 
     @property
     def _items(self) -> list[pytest.Item]:
@@ -239,7 +244,7 @@ class Readings:
                 item.stash[CRITERION].judge(mark.kwargs["between"](*over[place]))
 
 
-def _moments(span: Span) -> tuple[tuple[Reading, float], tuple[Reading, float]]:
+def _moments(span: Span) -> tuple[tuple[Snapshot, float], tuple[Snapshot, float]]:
     return (span.first, 0.0), (span.last, span.seconds)
 
 

@@ -67,7 +67,7 @@ def _earlier(
     """
     cut = session.recorder.cut_soak
     if cut is None:
-        _keep_readings(session, readings, {})
+        _keep_spans(session, readings, {})
         return None
     away_s, places = time.time() - cut.ended_s, session.state.places()
     firsts = readings.firsts() if readings is not None else {}
@@ -77,7 +77,7 @@ def _earlier(
     if why_not is None:
         earlier, why_not = _read_back(cut, [*session.cluster.places, *session.cluster.nodes], criteria)
     kept, goes_on = cut.same_parts(places), earlier is not None
-    _keep_readings(
+    _keep_spans(
         session,
         readings,
         run_spans.with_now(cut.spans, firsts, kept=kept, goes_on=goes_on, booted=other is not None),
@@ -91,12 +91,14 @@ def _earlier(
     return earlier
 
 
-def _keep_readings(session: Session, readings: Readings | None, spans: Spans) -> None:
+def _keep_spans(session: Session, readings: Readings | None, spans: Spans) -> None:
     """Take over what earlier runs had read, and write it and this run's first readings into the journal."""
     if readings is not None and (spans or readings.judges):
+        judges = {reader: sorted(keys) for reader, keys in readings.judges.items()}
         readings.earlier = spans
-        session.recorder.record_spans(spans, readings.judges)
-        session.recorder.record_readings(readings.firsts())
+        session.recorder.write("soak_earlier", spans=run_spans.spans_facts(spans), judges=judges)
+        for facts in readings.facts(readings.firsts()):
+            session.recorder.write("soak_reading", **facts)
 
 
 def _read_back(
@@ -165,7 +167,8 @@ class Reports:
         """Record what is judged over the run: a round counts only with it, and a kill between two readings loses little."""
         if self._readings is not None and self._readings.judges:
             began_s = time.monotonic()
-            self._session.recorder.record_readings(self._readings.now())
+            for facts in self._readings.facts(self._readings.now()):
+                self._session.recorder.write("soak_reading", **facts)
             self._read_s = time.monotonic()
             self._reading_s = self._read_s - began_s
 

@@ -86,6 +86,11 @@ class InterruptedSoak:
         return frozenset(name for name, place in places.items() if not _differences(self.places.get(name), place, HARDWARE))
 
 
+def link_to(cut: InterruptedSoak | None) -> dict[str, Any]:
+    """Which earlier run's readings a run judges too, for the begin of its journal: it may end before it has them there."""
+    return {"follows": {"run": cut.run, "folder": cut.folder.name}} if cut is not None and cut.spans else {}
+
+
 def _differences(before: Place | None, now: Place, names: Iterable[str]) -> list[str]:
     return [what for what in names if before is None or getattr(before, what) != getattr(now, what)]
 

@@ -11,7 +11,6 @@ from pytest_gpucluster.reporting.files import ResultsDirectory, is_replaceable, 
 from pytest_gpucluster.reporting.interrupted_soak import InterruptedSoak, find_interrupted_soak
 from pytest_gpucluster.reporting.journal import Journal, record_facts, soak_remark
 from pytest_gpucluster.reporting.results import ReportedTest, RunReport
-from pytest_gpucluster.reporting.run_spans import ReadingRecord, spans_facts
 from pytest_gpucluster.reporting.writer import ReportFiles, ReportWriter, not_ended, with_pending_as_missing
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.judging.plan import Plan
     from pytest_gpucluster.places import Place
-    from pytest_gpucluster.reporting.run_spans import Reading, Spans
 
 PLANNED = ("criterion", "place", "outcome", "reason")
 
@@ -50,7 +48,6 @@ class Recorder:
         self._writer = ReportWriter(self._write_unfinished)
         self.cut_soak: InterruptedSoak | None = None
         self.resumed: Mapping[str, Any] | None = None
-        self._readings = ReadingRecord()
 
     @property
     def is_open(self) -> bool:
@@ -87,12 +84,6 @@ class Recorder:
             find_interrupted_soak(older, facts=facts, versions=versions, now_s=time.time()) if older is not None else None
         )
 
-    @property
-    def follows(self) -> dict[str, Any]:
-        """Of which earlier run this one judges the readings too, for its journal: it may end before it has them there."""
-        cut = self.cut_soak
-        return {"follows": {"run": cut.run, "folder": cut.folder.name}} if cut is not None and cut.spans else {}
-
     def write(self, event: str, **facts: Any) -> None:
         """Append one event to the journal, if there is one."""
         if self._journal is not None:
@@ -128,15 +119,6 @@ class Recorder:
     def soak_remarks(self) -> tuple[str, ...]:
         """What a reader of the verdict must know of the soak."""
         return () if self.resumed is None else (soak_remark(self.resumed),)
-
-    def record_spans(self, spans: Spans, judges: Mapping[str, Iterable[str]]) -> None:
-        """Write what earlier runs had read and this one judges too; ``judges``: by reader, the criteria that do it."""
-        self.write("soak_earlier", spans=spans_facts(spans), judges={reader: sorted(keys) for reader, keys in judges.items()})
-
-    def record_readings(self, readings: Mapping[str, Reading]) -> None:
-        """Write what was read up to now of all that is judged over the run. Called before a round is recorded as whole."""
-        for reader, reading in readings.items():
-            self.write("soak_reading", **self._readings.facts(reader, reading))
 
     def record_soak_turn(self, facts: Mapping[str, Any]) -> None:
         """Write what one measurement of a soak showed, so that another run can go on with it."""

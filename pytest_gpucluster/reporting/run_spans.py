@@ -19,7 +19,7 @@ UNSETTLED = (PENDING, MISSING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
+class Snapshot:
     """What a reader gave at one moment.
 
     Attributes:
@@ -32,7 +32,7 @@ class Reading:
     values: Mapping[str, Any]
     missing: tuple[str, ...] = ()
 
-    def at(self, kept: Collection[str]) -> Reading:
+    def at(self, kept: Collection[str]) -> Snapshot:
         """The same of these places only."""
         return replace(self, values={place: value for place, value in self.values.items() if place in kept})
 
@@ -51,8 +51,8 @@ class Span:
     """
 
     kind: Kind
-    first: Reading
-    last: Reading
+    first: Snapshot
+    last: Snapshot
     seconds: float
     is_needed: bool = True
 
@@ -62,12 +62,12 @@ Spans: TypeAlias = "Mapping[str, tuple[Span, ...]]"
 
 
 @dataclass(slots=True)
-class ReadingRecord:
+class SnapshotRecord:
     """Makes the facts of each reading: the values at first, then what changed."""
 
-    _latest: dict[str, Reading] = field(default_factory=dict)
+    _latest: dict[str, Snapshot] = field(default_factory=dict)
 
-    def facts(self, reader: str, reading: Reading) -> dict[str, Any]:
+    def facts(self, reader: str, reading: Snapshot) -> dict[str, Any]:
         """What the journal gets of a reading."""
         before = self._latest.get(reader)
         self._latest[reader] = reading
@@ -114,7 +114,7 @@ def read_spans(events: Iterable[Mapping[str, Any]], records: Iterable[Record]) -
         AttributeError, LookupError, TypeError, ValueError: these are no such events.
     """
     found: dict[str, list[Span]] = {}
-    own: dict[str, tuple[Reading, Reading]] = {}
+    own: dict[str, tuple[Snapshot, Snapshot]] = {}
     judges: dict[str, Collection[str]] = {}
     for event in events:
         if event["event"] == "soak_earlier":
@@ -131,21 +131,21 @@ def read_spans(events: Iterable[Mapping[str, Any]], records: Iterable[Record]) -
     return {reader: tuple(spans) for reader, spans in found.items() if not judges.get(reader) or open_ones & {*judges[reader]}}
 
 
-def _reading(event: Mapping[str, Any], before: Reading | None) -> Reading:
+def _reading(event: Mapping[str, Any], before: Snapshot | None) -> Snapshot:
     values = event["values"] if "values" in event or before is None else changed(before.values, event["changes"])
-    return Reading(at_s=float(event["read_s"]), values=dict(values), missing=tuple(event["missing"]))
+    return Snapshot(at_s=float(event["read_s"]), values=dict(values), missing=tuple(event["missing"]))
 
 
 def _span(facts: Mapping[str, Any]) -> Span:
     if facts["kind"] not in ("watched", "between", "booted"):
         raise ValueError(facts["kind"])
-    first, last = (Reading(**{**facts[name], "missing": tuple(facts[name]["missing"])}) for name in ("first", "last"))
+    first, last = (Snapshot(**{**facts[name], "missing": tuple(facts[name]["missing"])}) for name in ("first", "last"))
     return Span(
         kind=facts["kind"], first=first, last=last, seconds=float(facts["seconds"]), is_needed=facts["is_needed"] is not False
     )
 
 
-def with_now(spans: Spans, now: Mapping[str, Reading], *, kept: Collection[str], goes_on: bool, booted: bool) -> Spans:
+def with_now(spans: Spans, now: Mapping[str, Snapshot], *, kept: Collection[str], goes_on: bool, booted: bool) -> Spans:
     """The spans of earlier runs, and the one from their last reading to the first one of this run.
 
     Args:
@@ -169,7 +169,7 @@ def with_now(spans: Spans, now: Mapping[str, Reading], *, kept: Collection[str],
 
 
 def why_not_joined(
-    spans: Spans, now: Mapping[str, Reading], between: Mapping[str, Callable[[Any, Any], Finding]]
+    spans: Spans, now: Mapping[str, Snapshot], between: Mapping[str, Callable[[Any, Any], Finding]]
 ) -> str | None:
     """Why what came since the earlier run cannot be judged, so that its soak does not go on; None if it can be.
 

@@ -15,8 +15,8 @@ from pytest_gpucluster.measurements.driver_errors import GpuXids, XidSeen
 from pytest_gpucluster.protocol.plain_data import to_plain
 from pytest_gpucluster.reporting.journal import record_facts
 from pytest_gpucluster.reporting.run_spans import (
-    Reading,
-    ReadingRecord,
+    Snapshot,
+    SnapshotRecord,
     Span,
     changed,
     changes,
@@ -49,9 +49,9 @@ def xids(*heard: int, before: tuple[int, ...] = (), log_why: str | None = None) 
     return GpuXids(nvml=[], nvml_why=None, kernel_log=seen(*heard), kernel_log_why=log_why, before=seen(*before))
 
 
-def reading(at_s: float, value: Any, *missing: str) -> Reading:
+def reading(at_s: float, value: Any, *missing: str) -> Snapshot:
     """A reading of one GPU."""
-    return Reading(at_s=at_s, values={GPU.id: to_plain(value)}, missing=missing)
+    return Snapshot(at_s=at_s, values={GPU.id: to_plain(value)}, missing=missing)
 
 
 def watched(last: Any, *, first: Any = None, until_s: float = 60.0) -> Span:
@@ -77,7 +77,7 @@ def test_changes_of_a_large_reading_are_small() -> None:
 
 def events_of(*values: Any) -> list[tuple[str, dict[str, Any]]]:
     """A soak that reads these values: the first before its first round, the others after a round each."""
-    record = ReadingRecord()
+    record = SnapshotRecord()
     first, *later = [("soak_reading", record.facts(READER, reading(60.0 * at, value))) for at, value in enumerate(values)]
     rounds = [[turn(at), one, round_over(at, 60.0 * at)] for at, one in enumerate(later, start=1)]
     return [("soak_earlier", {"spans": {}, "judges": JUDGES}), first, *itertools.chain(*rounds)]
@@ -184,7 +184,7 @@ BETWEEN = {READER: judge_xids_between}
         ({READER: (watched(xids(79)),)}, reading(90.0, xids()), "the kernel log has lost what it had before"),
     ],
 )  # fmt: skip
-def test_when_a_soak_goes_on(spans: Any, now: Reading, why: str | None) -> None:
+def test_when_a_soak_goes_on(spans: Any, now: Snapshot, why: str | None) -> None:
     """Where everything was read, and the time that nobody watched is known. What is bad goes on, and is judged at the end."""
     found = why_not_joined(spans, {READER: now}, BETWEEN)
     assert (found is None) == (why is None)
