@@ -44,7 +44,7 @@ class _Taken:
     wall_s: float = field(default_factory=time.time)
 
     @property
-    def reading(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         """The same as plain data. What cannot be read, is no plain data, or is of a pair of places, is missing."""
         values, missing = {}, [str(place) for place in self.results.errors]
         for place in self.results:
@@ -128,16 +128,20 @@ class Readings:
 
     def firsts(self) -> dict[str, Snapshot]:
         """By reader, what was read before the first test."""
-        return {reader: taken.reading for reader, taken in self._first.items() if reader in self.judges}
+        return self._snapshots(self._first)
 
     def now(self) -> dict[str, Snapshot]:
-        """By reader, what is read now. A reader that cannot be called at all has no value anywhere."""
+        """By reader, what is read now."""
         found: dict[str, _Taken] = {}
         for _, mark in self._marks:
             with contextlib.suppress(GpuclusterError):
                 self._read(found, *mark.args, **mark.kwargs)
-        nothing = {reader: Snapshot(at_s=time.time(), values={}, missing=("the cluster",)) for reader in self.judges}
-        return {**nothing, **{reader: taken.reading for reader, taken in found.items()}}
+        return self._snapshots(found)
+
+    def _snapshots(self, taken: Mapping[str, _Taken]) -> dict[str, Snapshot]:
+        """Of each reader that a test judges. One that could not be called at all has no value anywhere."""
+        nothing = Snapshot(at_s=time.time(), values={}, missing=("the cluster",))
+        return {reader: taken[reader].snapshot if reader in taken else nothing for reader in self.judges}
 
     def facts(self, taken: Mapping[str, Snapshot]) -> Iterator[dict[str, Any]]:
         """What the journal of a soak gets of these readings: what differs from the last time."""
