@@ -31,7 +31,6 @@ DEADLINE_S = 60.0
 WHEN = {
     "watched": "in a soak that was cut short before this run",
     "between": "after a soak was cut short and before this run, while nobody watched",
-    "booted": "after a soak was cut short and before this run, while nobody watched and the host was booted",
 }
 
 
@@ -91,7 +90,7 @@ class Readings:
 
     A test also judges what earlier runs had read for a soak that was cut short, and the time from then to this run. Where its
     own judgement does not hold for that time, ``between=`` of the mark is a judge of the values at its begin and end.
-    ``over_boots=True``: the values also count on where the host was booted meanwhile.
+    ``over_boots=True``: the time between is judged also where a new soak begins, for example since the host was booted.
     """
 
     def __init__(self, cluster: Callable[[], Cluster], collection: Collection) -> None:
@@ -211,7 +210,8 @@ class Readings:
         if mark is None or not self.earlier:
             return None
         for span in self.earlier.get(_reader_of(mark), ()):
-            if span.first == span.last or (span.kind == "booted" and not mark.kwargs.get("over_boots", False)):
+            is_apart = span.kind == "between" and not span.is_needed  # of no soak: perhaps a boot, certainly other work
+            if span.first == span.last or (is_apart and not mark.kwargs.get("over_boots", False)):
                 continue
             try:
                 self._judge_span(item, mark, span, by_id)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.plugin.run_readings import Readings
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.reporting.interrupted_soak import InterruptedSoak
-    from pytest_gpucluster.reporting.run_spans import Spans
+    from pytest_gpucluster.reporting.run_spans import Snapshot, Spans
     from pytest_gpucluster.session import Session
 
 EACH = 20
@@ -71,17 +71,11 @@ def _earlier(
         return None
     away_s, places = time.time() - cut.ended_s, session.state.places()
     firsts = readings.firsts() if readings is not None else {}
-    between = readings.between if readings is not None else {}
-    earlier, other = None, cut.why_not_here(places)
-    why_not = cut.why_not or other or run_spans.why_not_joined(cut.spans, firsts, between)
+    earlier, why_not = None, cut.why_not or cut.why_not_here(places) or _why_not_joined(cut, firsts, readings)
     if why_not is None:
         earlier, why_not = _read_back(cut, [*session.cluster.places, *session.cluster.nodes], criteria)
-    kept, goes_on = cut.same_parts(places), earlier is not None
-    _keep_spans(
-        session,
-        readings,
-        run_spans.with_now(cut.spans, firsts, kept=kept, goes_on=goes_on, booted=other is not None),
-    )
+    kept = cut.same_parts(places)
+    _keep_spans(session, readings, run_spans.with_now(cut.spans, firsts, kept=kept, goes_on=earlier is not None))
     if earlier is None:
         judged = "; what it had read of GPUs and hosts is judged by this run too" if cut.spans else ""
         terminal.live.say(f"gpucluster: a new soak begins, as {why_not}; {cut.words} is left as it is{judged}")
@@ -89,6 +83,14 @@ def _earlier(
     session.recorder.record_soak_resumed(cut, away_s=away_s)
     terminal.live.say(f"gpucluster: goes on with {cut.words}; nothing was watched for {in_words(away_s)}")
     return earlier
+
+
+def _why_not_joined(cut: InterruptedSoak, firsts: Mapping[str, Snapshot], readings: Readings | None) -> str | None:
+    """Why what came since the cut is not known; None if it is."""
+    try:
+        return run_spans.why_not_joined(cut.spans, firsts, readings.between if readings is not None else {})
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return "its journal is damaged"
 
 
 def _keep_spans(session: Session, readings: Readings | None, spans: Spans) -> None:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.judging.finding import Finding
     from pytest_gpucluster.judging.verdict import Record
 
-Kind: TypeAlias = Literal["watched", "between", "booted"]
+Kind: TypeAlias = Literal["watched", "between"]
 UNSETTLED = (PENDING, MISSING)
 
 
@@ -42,8 +42,7 @@ class Span:
     """Two readings by one reader.
 
     Attributes:
-        kind: ``watched``: a run watched all the time; ``between``: two runs, and nobody watched; ``booted``: between the two
-            readings the host was booted, or got another driver, so that most counters began anew.
+        kind: ``watched``: a run watched all the time; ``between``: between two runs, and nobody watched.
         first: the reading at its begin.
         last: the reading at its end.
         seconds: the time for a limit by time. Of the time between two runs: with the part before it, as seconds are too short.
@@ -133,19 +132,22 @@ def read_spans(events: Iterable[Mapping[str, Any]], records: Iterable[Record]) -
 
 def _reading(event: Mapping[str, Any], before: Snapshot | None) -> Snapshot:
     values = event["values"] if "values" in event or before is None else changed(before.values, event["changes"])
-    return Snapshot(at_s=float(event["read_s"]), values=dict(values), missing=tuple(event["missing"]))
+    return _snapshot({"at_s": event["read_s"], "values": values, "missing": event["missing"]})
+
+
+def _snapshot(facts: Mapping[str, Any]) -> Snapshot:
+    return Snapshot(at_s=float(facts["at_s"]), values=dict(facts["values"]), missing=tuple(map(str, facts["missing"])))
 
 
 def _span(facts: Mapping[str, Any]) -> Span:
-    if facts["kind"] not in ("watched", "between", "booted"):
+    if facts["kind"] not in ("watched", "between"):
         raise ValueError(facts["kind"])
-    first, last = (Snapshot(**{**facts[name], "missing": tuple(facts[name]["missing"])}) for name in ("first", "last"))
-    return Span(
-        kind=facts["kind"], first=first, last=last, seconds=float(facts["seconds"]), is_needed=facts["is_needed"] is not False
-    )
+    first, last = _snapshot(facts["first"]), _snapshot(facts["last"])
+    is_needed = facts["is_needed"] is not False
+    return Span(kind=facts["kind"], first=first, last=last, seconds=float(facts["seconds"]), is_needed=is_needed)
 
 
-def with_now(spans: Spans, now: Mapping[str, Snapshot], *, kept: Collection[str], goes_on: bool, booted: bool) -> Spans:
+def with_now(spans: Spans, now: Mapping[str, Snapshot], *, kept: Collection[str], goes_on: bool) -> Spans:
     """The spans of earlier runs, and the one from their last reading to the first one of this run.
 
     Args:
@@ -153,15 +155,13 @@ def with_now(spans: Spans, now: Mapping[str, Snapshot], *, kept: Collection[str]
         now: this run's first readings, by reader.
         kept: the ids of the places where the hardware is the same; the others are left out.
         goes_on: whether this run goes on with the soak of which they are parts.
-        booted: whether a host was booted, or has another driver.
     """
     found: dict[str, tuple[Span, ...]] = {}
     for reader, before in spans.items():
         every, last = [*before], before[-1]
         if reader in now and last.kind == "watched":
             seconds = now[reader].at_s - last.first.at_s
-            kind: Kind = "booted" if booted else "between"
-            every.append(Span(kind=kind, first=last.last, last=now[reader], seconds=seconds))
+            every.append(Span(kind="between", first=last.last, last=now[reader], seconds=seconds))
         found[reader] = tuple(
             replace(one, first=one.first.at(kept), last=one.last.at(kept), is_needed=one.is_needed and goes_on) for one in every
         )

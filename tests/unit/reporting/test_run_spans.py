@@ -143,7 +143,7 @@ def test_a_run_that_ended_before_its_soak_began(tmp_path: Path, named: str, *, i
 def test_spans_of_three_runs() -> None:
     """The second one goes on: what it took over stands in its own journal, and its own part follows."""
     now = reading(90.0, xids())
-    spans = with_now({READER: (watched(xids(79)),)}, {READER: now}, kept={GPU.id}, goes_on=True, booted=False)
+    spans = with_now({READER: (watched(xids(79)),)}, {READER: now}, kept={GPU.id}, goes_on=True)
     events = [
         {"event": "soak_earlier", "spans": json.loads(json.dumps(spans_facts(spans))), "judges": JUDGES},
         {"event": "soak_reading", "reader": READER, "read_s": 90.0, "missing": [], "values": now.values},
@@ -157,14 +157,29 @@ def test_spans_of_three_runs() -> None:
     assert found[0].last == reading(60.0, xids(79))
 
 
-@pytest.mark.parametrize(("booted", "kind"), [(True, "booted"), (False, "between")])
-def test_a_new_soak_needs_nothing_of_the_old_one(kind: str, *, booted: bool) -> None:
+def test_a_new_soak_needs_nothing_of_the_old_one() -> None:
     """What was bad in it is judged all the same, where the hardware is the same."""
     before = {READER: (watched(xids(79)),)}
-    found = with_now(before, {READER: reading(90.0, xids())}, kept={GPU.id}, goes_on=False, booted=booted)[READER]
-    assert [(one.kind, one.is_needed) for one in found] == [("watched", False), (kind, False)]
-    others = with_now(before, {}, kept=(), goes_on=False, booted=booted)[READER]
+    found = with_now(before, {READER: reading(90.0, xids())}, kept={GPU.id}, goes_on=False)[READER]
+    assert [(one.kind, one.is_needed) for one in found] == [("watched", False), ("between", False)]
+    others = with_now(before, {}, kept=(), goes_on=False)[READER]
     assert [one.last.values for one in others] == [{}]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"values": [1]}, {"values": None}, {"missing": 5}, {"read_s": "late"}, {"read_s": None}, {"changes": 3}],
+    ids=str,
+)  # fmt: skip
+def test_a_damaged_reading(tmp_path: Path, damage: dict[str, Any]) -> None:
+    """It is said, and a new soak begins."""
+    events = [
+        (name, {**facts, **damage} if name == "soak_reading" and damage.keys() <= facts.keys() else facts)
+        for name, facts in EVENTS
+    ]
+    found = find(write(tmp_path / "20261124-100000", events=events))
+    assert found is not None
+    assert found.why_not == "its journal is damaged"
 
 
 BETWEEN = {READER: judge_xids_between}
