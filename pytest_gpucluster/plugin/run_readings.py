@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.cluster.results import Results
+from pytest_gpucluster.controller.call import TerminatedError
 from pytest_gpucluster.errors import CriterionFailedError, GpuclusterError, MeasurementError
 from pytest_gpucluster.plugin.stash_keys import CRITERION, PAIR, RULE
 from pytest_gpucluster.protocol.plain_data import NotPlainDataError, from_plain, to_plain
@@ -130,11 +131,19 @@ class Readings:
         return self._snapshots(self._first)
 
     def now(self) -> dict[str, Snapshot]:
-        """By reader, what is read now."""
+        """By reader, what is read now.
+
+        Raises:
+            TerminatedError: the run is being ended, so nothing can be read.
+        """
         found: dict[str, _Taken] = {}
         for _, mark in self._marks:
-            with contextlib.suppress(GpuclusterError):
+            try:
                 self._read(found, *mark.args, **mark.kwargs)
+            except TerminatedError:
+                raise
+            except GpuclusterError:
+                continue
         return self._snapshots(found)
 
     def _snapshots(self, taken: Mapping[str, _Taken]) -> dict[str, Snapshot]:
