@@ -19,7 +19,8 @@ class Place:
     Two places are equal when their ids are. ``rank`` is None while the place is unbound: nothing answers there. ``board`` is
     which part the GPU is, as text: part number, VBIOS, module, and where in the rack, as far as the driver tells it.
     ``fabric`` is what the GPUs of an NVLink fabric have in common that spans nodes; None where NVLink ends at the node.
-    ``switch`` is the node's leaf switch, None where nothing tells it.
+    ``switch`` is the node's leaf switch, None where nothing tells it. ``boot_id`` is the kernel's id of this boot of its host,
+    ``driver`` the version of NVIDIA's driver there.
     """
 
     id: str
@@ -33,6 +34,8 @@ class Place:
     board: Mapping[str, str] = field(compare=False, default_factory=dict)
     fabric: str | None = field(compare=False, default=None)
     switch: str | None = field(compare=False, default=None)
+    boot_id: str | None = field(compare=False, default=None)
+    driver: str | None = field(compare=False, default=None)
 
     def __str__(self) -> str:
         """The id, as in testcase names."""

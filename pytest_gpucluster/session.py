@@ -32,6 +32,7 @@ from pytest_gpucluster.judging.promises import (
 )
 from pytest_gpucluster.judging.verdict import MISSING, PENDING, Record, Terms, Verdict, decide
 from pytest_gpucluster.protocol.messages import ReportTarget
+from pytest_gpucluster.reporting.interrupted_soak import link_to
 from pytest_gpucluster.reporting.recorder import Recorder, RunStatus
 from pytest_gpucluster.reporting.results import bound_facts
 
@@ -200,7 +201,7 @@ class Session:
         if self.setup.settings.soak_s is not None:
             self.recorder.look_for_cut_soak(self.state.facts(), read_versions())
         run = secrets.token_hex(8)
-        self.recorder.write("started", run=run, **self.state.started())
+        self.recorder.write("started", run=run, **link_to(self.recorder.cut_soak), **self.state.started())
         folder = self.setup.settings.results_dir.absolute()
         target = ReportTarget(folder=str(folder), junit=str(junit.absolute()) if junit is not None else None, run=run)
         on_call = self.recorder.catch_up if writes_before_calls else None

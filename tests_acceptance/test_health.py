@@ -169,7 +169,7 @@ def test_gpu_worsened(over_run, place, criterion):
     criterion.judge(health.state_changes(first, last).with_evidence(**held))
 
 
-@pytest.mark.over_run(gpu_counters, per="gpu")
+@pytest.mark.over_run(gpu_counters, per="gpu", over_boots=True)
 def test_ecc_growth(over_run, place, criterion):
     """No uncorrected memory error came during the run."""
     errors = health.judge_memory_errors(*over_run[place])
@@ -184,7 +184,7 @@ def test_gpu_held_back(over_run, place, recipe, criterion):
     criterion.judge(health.judge_counters(first, last, seconds=over_run.seconds, limits=limits).with_evidence(**last))
 
 
-@pytest.mark.over_run(gpu_xids, per="gpu")
+@pytest.mark.over_run(gpu_xids, per="gpu", between=health.judge_xids_between)
 def test_xid_during_run(over_run, place, criterion):
     """The driver reported no error of the GPU; what a worker of this run caused itself is shown where it happened."""
     _, last = over_run[place]

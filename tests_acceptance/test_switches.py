@@ -10,7 +10,7 @@ from pytest_gpucluster.measurements.driver_errors import node_sxids
 pytestmark = pytest.mark.health
 
 
-@pytest.mark.over_run(node_sxids, per="host")
+@pytest.mark.over_run(node_sxids, per="host", between=health.judge_sxids_between)
 def test_sxid_during_run(over_run, node, criterion):
     """The driver reported no error of an NVSwitch that the guide does not call harmless."""
     _, last = over_run[node]

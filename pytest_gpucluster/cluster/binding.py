@@ -156,8 +156,8 @@ def _node_key(one: Identity) -> tuple[tuple[tuple[int, int, str], ...], int, str
 
 
 def _bound(place: Place, rank: int, one: Identity) -> Place:
-    found = {name: getattr(one, name) for name in ("hostname", "uuid", "serial", "pci", "board", "fabric", "switch")}
-    return replace(place, rank=rank, **found)
+    found = {name: getattr(one, name) for name in ("hostname", "uuid", "serial", "pci", "board", "fabric", "switch", "boot_id")}
+    return replace(place, rank=rank, driver=one.stack.get("driver"), **found)
 
 
 def _refuse_other_versions(controller: Controller | InlineController, found: Mapping[int, Identity]) -> None:

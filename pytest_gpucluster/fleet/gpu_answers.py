@@ -137,7 +137,7 @@ def gpu_counters(call: SimulatedCall) -> Any:
 def gpu_xids(call: SimulatedCall) -> Any:
     """What the driver reported during the run: nothing, unless that is planted."""
     heard = [made("measurements.driver_errors:XidSeen", code=FALLEN, pid=None, is_own=False)] if call.has("xid") else []
-    silent: dict[str, Any] = {"nvml_why": None, "kernel_log": [], "kernel_log_why": "the simulated host has none", "before": []}
+    silent: dict[str, Any] = {"nvml_why": None, "kernel_log": [], "kernel_log_why": None, "before": []}
     return made("measurements.driver_errors:GpuXids", nvml=heard, **silent)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.error_codes import sxid_of, xid_of
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.measurements.driver_errors import GpuXids, NodeSxids, SxidSeen, XidSeen
 
-__all__ = ["judge_sxids", "judge_xids"]
+__all__ = ["judge_sxids", "judge_sxids_between", "judge_xids", "judge_xids_between"]
 
 XID_KINDS = ("hardware", "link", "driver", "unknown", "application", "test")
 """Kinds of codes: the advice for the first one that a GPU has is given."""
@@ -59,6 +59,45 @@ def _why(found: GpuXids) -> str | None:
     if found.nvml_why is None or found.kernel_log_why is None:
         return None
     return f"NVML's events: {found.nvml_why}; kernel log: {found.kernel_log_why}"
+
+
+LOST = "the kernel log has lost what it had before"
+
+
+def judge_xids_between(before: GpuXids, after: GpuXids) -> Finding:
+    """The Xids of a GPU after the last reading of one run and before the first one of another, by the kernel log.
+
+    The end of a run can cause those of programs, and other programs may have run since then: they are shown.
+    """
+    known = Counter(xid.code for xid in (*before.before, *before.kernel_log))
+    logged = Counter(xid.code for xid in after.before)
+    missed = list((logged - known).elements())
+    is_own = {code: xid_of(code).kind == "application" for code in missed}
+    seen = [replace(xid, is_own=is_own[xid.code]) for xid in _some(after.before, missed)]
+    why = before.kernel_log_why or after.kernel_log_why or (LOST if known - logged else None)
+    return judge_xids(replace(after, nvml=[], nvml_why="nobody listened", kernel_log=seen, kernel_log_why=why, before=[]))
+
+
+def _some(xids: Sequence[XidSeen], codes: Iterable[int]) -> list[XidSeen]:
+    """An Xid for each of the codes, of which there may be equal ones."""
+    by_code = {xid.code: xid for xid in xids}
+    return [by_code[code] for code in codes]
+
+
+def judge_sxids_between(before: NodeSxids, after: NodeSxids) -> Finding:
+    """The SXids of a host after the last reading of one run and before the first one of another."""
+    known = _counted((*before.before, *before.seen))
+    logged = _counted(after.before)
+    seen = [replace(line, count=count) for line, count in (logged - known).items()]
+    why = before.kernel_log_why or after.kernel_log_why or (LOST if known - logged else None)
+    return judge_sxids(replace(after, seen=seen, before=[], kernel_log_why=why))
+
+
+def _counted(lines: Iterable[SxidSeen]) -> Counter[SxidSeen]:
+    counts: Counter[SxidSeen] = Counter()
+    for line in lines:
+        counts[replace(line, count=1)] += line.count
+    return counts
 
 
 def judge_sxids(found: NodeSxids) -> Finding:

@@ -253,11 +253,18 @@ def judge_replays(first: GpuCounters, last: GpuCounters, *, seconds: float) -> F
 
 
 def judge_memory_errors(first: GpuCounters, last: GpuCounters) -> Finding:
-    """Uncorrected errors of a GPU's memory. Corrected ones are evidence: nobody publishes a limit for them."""
+    """Uncorrected errors of a GPU's memory. Corrected ones are evidence: nobody publishes a limit for them.
+
+    The counter of the GPU's whole life counts too, where it grew: a new driver or a boot does not clear it.
+    """
     errors = growth_of(first.ecc_uncorrected, last.ecc_uncorrected)
+    ever = growth_of(first.ecc_uncorrected_aggregate, last.ecc_uncorrected_aggregate)
+    grown = max([one for one in (errors, ever) if not isinstance(one, NotAvailable)], default=0)
+    corrected = {"corrected": str(growth_of(first.ecc_corrected, last.ecc_corrected))}
     if isinstance(errors, NotAvailable):
-        return Finding(unknown={HERE: (f"ecc_uncorrected is {errors}",)}, kind="gpu")
-    return Finding(value=errors, kind="gpu", evidence={"corrected": str(growth_of(first.ecc_corrected, last.ecc_corrected))})
+        unknown = {HERE: (f"ecc_uncorrected is {errors}",)}
+        return Finding(unknown=unknown, value=grown or None, kind="gpu", evidence=corrected if grown else {})
+    return Finding(value=grown, kind="gpu", evidence=corrected)
 
 
 def judge_gpu_counters(first: GpuCounters, last: GpuCounters, *, seconds: float, limits: Limits, has_peers: bool) -> Finding:

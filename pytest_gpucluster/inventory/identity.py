@@ -21,6 +21,7 @@ SWITCH = "GPUCLUSTER_SWITCH"
 """The variable by which a site names the leaf switch of each node, where Slurm does not know it."""
 NOT_READ = ("NCCL_DEBUG", "NCCL_RAS_ADDR", "CUDA_VISIBLE_DEVICES")
 """Beginnings of names of variables. What ``CUDA_VISIBLE_DEVICES`` does is read by :func:`read_hidden`."""
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 NOT_INSTALLED = "not installed"
 VERSIONED = ("pytest-gpucluster", "torch", "pytest")
 
@@ -36,6 +37,7 @@ class Identity:
         board: which part the GPU is, as far as NVML gives it (:func:`~pytest_gpucluster.inventory.nvml.read_board`).
         fabric: what the GPUs of its NVLink fabric have in common, if that spans nodes.
         switch: the leaf switch of the node, if anything says it (:func:`read_switch`).
+        boot_id: the kernel's id of this boot of the host; None where it cannot be read.
         stack: the versions below torch, by name: driver, CUDA, NCCL, as far as they could be read. They may differ.
     """
 
@@ -55,6 +57,7 @@ class Identity:
     board: dict[str, str] = field(default_factory=dict)
     fabric: str | None = None
     switch: str | None = None
+    boot_id: str | None = None
 
 
 def identity(*, device: str) -> Identity:
@@ -86,6 +89,7 @@ def identity(*, device: str) -> Identity:
         board=read_board_of(gpu.get("uuid")),
         fabric=read_fabric_of(gpu.get("uuid")),
         switch=read_switch(os.environ),
+        boot_id=read_boot_id(),
         **gpu,
     )
 
@@ -153,6 +157,14 @@ def read_switch(environment: Mapping[str, str]) -> str | None:
     if len(names) != len(kinds) or len(kinds) < 2 or kinds[-1] != "node":
         return None
     return names[-2] or None
+
+
+def read_boot_id() -> str | None:
+    """The kernel's random id of this boot (random(4)); None where it cannot be read."""
+    try:
+        return BOOT_ID.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return None
 
 
 def read_versions() -> dict[str, str]:

@@ -384,11 +384,14 @@ class GpuState:
 class GpuCounters:
     """Error counters of one GPU at one moment, each since the driver was loaded. What is judged is how far they grow.
 
+    ``ecc_uncorrected_aggregate`` is of the GPU's whole life.
+
     ``pcie_errors`` are those of :data:`PCIE` that NVML gives, by name. ``nvlinks`` is :class:`NotAvailable` for a GPU whose
     links NVML refuses all: one without NVLink.
     """
 
     ecc_uncorrected: int | NotAvailable = row(UNCORRECTED, 0, "ecc_growth, gpu_errors_soak")
+    ecc_uncorrected_aggregate: int | NotAvailable = row(UNCORRECTED_EVER, 0, "ecc_growth")
     ecc_corrected: int | NotAvailable = row(CORRECTED, 0, EVIDENCE, "of `ecc_growth`; nobody publishes a limit")
     pcie_replays: int | NotAvailable = row(PCIE_REPLAYS, 0, "pcie_replays, gpu_errors_soak")
     pcie_errors: dict[str, int] = row(

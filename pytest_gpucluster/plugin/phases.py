@@ -84,7 +84,7 @@ class Phases:
         if self._soak is None:
             items = self._collection.items
             judging = {item.stash[PAIR].key: item.stash[CRITERION] for item in items if CRITERION in item.stash}
-            self._soak = soak_reports.start(self._session, self._terminal, judging)
+            self._soak = soak_reports.start(self._session, self._terminal, judging, self._readings)
         return self._soak
 
     def wanted_places(self) -> frozenset[Place] | None:
@@ -189,10 +189,14 @@ class Phases:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-        """Count calls of this hook, and of the test's function inside it."""
+        """Count calls of this hook, and of the test's function inside it. What earlier runs had read is judged first."""
         count(pyfuncitem, "hook of the function")
+        unknown = self._readings.judge_earlier(pyfuncitem, self._session.state.places())
         with counted_calls(pyfuncitem):
-            return (yield)
+            made = yield
+        if unknown is not None:
+            raise unknown
+        return made
 
     @pytest.hookimpl(tryfirst=True, specname="pytest_pyfunc_call")
     def pytest_run_in_workers(self, pyfuncitem: pytest.Function) -> bool | None:

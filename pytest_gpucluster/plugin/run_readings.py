@@ -4,38 +4,67 @@ from __future__ import annotations
 
 import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.errors import GpuclusterError
-from pytest_gpucluster.plugin.stash_keys import PAIR, RULE
+from pytest_gpucluster.cluster.results import Results
+from pytest_gpucluster.controller.call import TerminatedError
+from pytest_gpucluster.errors import CriterionFailedError, GpuclusterError, MeasurementError
+from pytest_gpucluster.plugin.stash_keys import CRITERION, PAIR, RULE
+from pytest_gpucluster.protocol.plain_data import NotPlainDataError, from_plain, to_plain
+from pytest_gpucluster.reporting.run_spans import Snapshot, SnapshotRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
 
     from pytest_gpucluster.cluster.calls import Cluster
-    from pytest_gpucluster.cluster.results import Results
+    from pytest_gpucluster.judging.finding import Finding
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.plugin.collection import Collection
+    from pytest_gpucluster.reporting.run_spans import Span, Spans
 
 MARK = "over_run"
+OF_EARLIER_RUNS = ("between", "over_boots")
+"""Arguments of the mark that are none of the reader."""
 DEADLINE_S = 60.0
+WHEN = {
+    "watched": "in a soak that was cut short before this run",
+    "between": "after a soak was cut short and before this run, while nobody watched",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What a reader gave at one moment of the controller's clock."""
+    """What a reader gave at one moment of the controller's clock; ``wall_s``: the same moment in seconds since 1970."""
 
     results: Results
     at_s: float
+    wall_s: float = field(default_factory=time.time)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The same as plain data. What cannot be read, is no plain data, or is of a pair of places, is missing."""
+        values, missing = {}, [str(place) for place in self.results.errors]
+        for place in self.results:
+            try:
+                if place not in self.results.errors:
+                    values[place.id] = to_plain(self.results[place])
+            except (AttributeError, NotPlainDataError):
+                missing.append(str(place))
+        return Snapshot(at_s=self.wall_s, values=values, missing=tuple(missing))
+
+
+def _reader_of(mark: pytest.Mark) -> str:
+    """The name of a mark's reader, and who is asked."""
+    return f"{mark.args[0].__module__}.{mark.args[0].__qualname__} {mark.kwargs.get('per', 'gpu')}"
 
 
 class OverRun:
     """One reader's values at the start of the run and at its end: ``first, last = over_run[place]``.
 
-    Reading a place that could not be measured at the start, or at the end, raises its :class:`MeasurementError`.
+    Snapshot a place that could not be measured at the start, or at the end, raises its :class:`MeasurementError`.
     """
 
     def __init__(self, first: _Taken, last: _Taken) -> None:
@@ -59,6 +88,10 @@ class Readings:
     A reader is a function that ``cluster.run`` calls, of the mark ``over_run(function, per="gpu", every=False, **arguments)``.
     ``every``: all places are read, whichever tests are selected, because they are compared. An argument that is a function is
     called with the cluster first.
+
+    A test also judges what earlier runs had read for a soak that was cut short, and the time from then to this run. Where its
+    own judgement does not hold for that time, ``between=`` of the mark is a judge of the values at its begin and end.
+    ``over_boots=True``: the time between is judged also where a new soak begins, for example since the host was booted.
     """
 
     def __init__(self, cluster: Callable[[], Cluster], collection: Collection) -> None:
@@ -66,8 +99,61 @@ class Readings:
         self._cluster = cluster
         self._collection = collection
         self._started = False
-        self._first: dict[tuple[str, str], _Taken] = {}
-        self._last: dict[tuple[str, str], _Taken] = {}
+        self._first: dict[str, _Taken] = {}
+        self._last: dict[str, _Taken] = {}
+        self._record = SnapshotRecord()
+        self.earlier: Spans = {}
+        """What earlier runs had read, and nobody judged."""
+
+    @property
+    def _marks(self) -> Iterator[tuple[pytest.Item, pytest.Mark]]:
+        """The tests that judge over the run, with their marks."""
+        for item in self._items:
+            mark = item.get_closest_marker(MARK)
+            if mark is not None and len(mark.args) == 1 and callable(mark.args[0]):
+                yield item, mark
+
+    @property
+    def judges(self) -> dict[str, set[str]]:
+        """By reader, the criteria that judge it."""
+        found: dict[str, set[str]] = {}
+        for item, mark in self._marks:
+            found.setdefault(_reader_of(mark), set()).add(item.stash[PAIR].criterion)
+        return found
+
+    @property
+    def between(self) -> dict[str, Callable[[Any, Any], Finding]]:
+        """By reader, the judge of the time between two runs, where a mark has one."""
+        return {_reader_of(mark): mark.kwargs["between"] for _, mark in self._marks if "between" in mark.kwargs}
+
+    def firsts(self) -> dict[str, Snapshot]:
+        """By reader, what was read before the first test."""
+        return self._snapshots(self._first)
+
+    def now(self) -> dict[str, Snapshot]:
+        """By reader, what is read now.
+
+        Raises:
+            TerminatedError: the run is being ended, so nothing can be read.
+        """
+        found: dict[str, _Taken] = {}
+        for _, mark in self._marks:
+            try:
+                self._read(found, *mark.args, **mark.kwargs)
+            except TerminatedError:
+                raise
+            except GpuclusterError:
+                continue
+        return self._snapshots(found)
+
+    def _snapshots(self, taken: Mapping[str, _Taken]) -> dict[str, Snapshot]:
+        """Of each reader that a test judges. One that could not be called at all has no value anywhere."""
+        nothing = Snapshot(at_s=time.time(), values={}, missing=("the cluster",))
+        return {reader: taken[reader].snapshot if reader in taken else nothing for reader in self.judges}
+
+    def facts(self, taken: Mapping[str, Snapshot]) -> Iterator[dict[str, Any]]:
+        """What the journal of a soak gets of these readings: what differs from the last time."""
+        return (self._record.facts(reader, snapshot) for reader, snapshot in taken.items())
 
     @property
     def _items(self) -> list[pytest.Item]:
@@ -77,7 +163,7 @@ class Readings:
         """Read, once, what the selected tests judge over the run. An error is raised again in each test that reads it."""
         if not self._started:
             self._started = True
-            for mark in filter(None, [item.get_closest_marker(MARK) for item in self._items]):
+            for _, mark in self._marks:
                 with contextlib.suppress(GpuclusterError):
                     self.first(*mark.args, **mark.kwargs)
 
@@ -100,7 +186,7 @@ class Readings:
 
     def _read(
         self,
-        kept: dict[tuple[str, str], _Taken],
+        kept: dict[str, _Taken],
         function: Callable[..., Any],
         *,
         per: str = "gpu",
@@ -108,13 +194,72 @@ class Readings:
         **arguments: Any,
     ) -> _Taken:
         """One reading, taken once."""
-        key = (f"{function.__module__}.{function.__qualname__}", per)
+        key = f"{function.__module__}.{function.__qualname__} {per}"
         if key not in kept:
             cluster = self._cluster()
             wanted = {item.stash[PAIR].place for item in self._items}
             chosen = {place for place in wanted if place is not None}
             places = cluster.places if every or None in wanted else tuple(chosen)
-            known = {name: value(cluster) if callable(value) else value for name, value in arguments.items()}
+            of_reader = {name: value for name, value in arguments.items() if name not in OF_EARLIER_RUNS}
+            known = {name: value(cluster) if callable(value) else value for name, value in of_reader.items()}
             results = cluster.run(function, per=per, places=places, **{"deadline_s": DEADLINE_S, **known})
             kept[key] = _Taken(results, time.monotonic())
         return kept[key]
+
+    def judge_earlier(self, item: pytest.Function, by_id: Mapping[str, Place]) -> MeasurementError | None:
+        """Judge a test's criterion by what earlier runs had read; ``by_id`` has the places of this run.
+
+        Returns:
+            Why a part of the soak that goes on is not known; None if all is.
+
+        Raises:
+            CriterionFailedError: something was bad then.
+        """
+        mark, unknown = item.get_closest_marker(MARK), None
+        if mark is None or not self.earlier:
+            return None
+        for span in self.earlier.get(_reader_of(mark), ()):
+            is_apart = span.kind == "between" and not span.is_needed  # of no soak: perhaps a boot, certainly other work
+            if span.first == span.last or (is_apart and not mark.kwargs.get("over_boots", False)):
+                continue
+            try:
+                self._judge_span(item, mark, span, by_id)
+            except CriterionFailedError:
+                criterion = item.stash[CRITERION]
+                if criterion.judged is not None:
+                    criterion.judged = replace(criterion.judged, reason=f"{criterion.judged.reason}\nseen {WHEN[span.kind]}")
+                raise
+            except MeasurementError as error:
+                text = f"{error}\n{WHEN[span.kind]}"
+                if span.is_needed and unknown is None:
+                    unknown = MeasurementError(text, culprits=error.culprits, kind=error.kind, blame=error.blame)
+        return unknown
+
+    def _judge_span(self, item: pytest.Function, mark: pytest.Mark, span: Span, by_id: Mapping[str, Place]) -> None:
+        """Judge one span, by the test's own function or by the mark's judge of the time between two runs.
+
+        Raises:
+            CriterionFailedError, MeasurementError: something is bad, or not known.
+        """
+        if "over_run" not in item.funcargs:
+            raise MeasurementError(f"{item.stash[PAIR].criterion} does not use over_run, so it judges this run alone")
+        ids = [place for place in span.first.values if place in span.last.values and place in by_id]
+        over = OverRun(*(_taken(reading.values, ids, by_id, at_s) for reading, at_s in _moments(span)))
+        own = item.stash[PAIR].place
+        is_there = bool(ids) if own is None else own in over.first or (own.gpu is None and bool(over.of_gpus(own)))
+        if not is_there:
+            raise MeasurementError(f"{mark.args[0].__qualname__} was not read", culprits=() if own is None else (own,))
+        if span.kind == "watched" or "between" not in mark.kwargs:
+            names = item._fixtureinfo.argnames  # noqa: SLF001 -- as pytest calls it
+            item.obj(**{name: over if name == "over_run" else item.funcargs[name] for name in names})
+        else:
+            for place in over.first if own is None else (own,):
+                item.stash[CRITERION].judge(mark.kwargs["between"](*over[place]))
+
+
+def _moments(span: Span) -> tuple[tuple[Snapshot, float], tuple[Snapshot, float]]:
+    return (span.first, 0.0), (span.last, span.seconds)
+
+
+def _taken(values: Mapping[str, Any], ids: list[str], by_id: Mapping[str, Place], at_s: float) -> _Taken:
+    return _Taken(Results({by_id[place]: from_plain(values[place]) for place in ids}, {}), at_s)

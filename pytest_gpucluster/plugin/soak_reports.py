@@ -13,6 +13,7 @@ from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.forecast import in_words
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, PENDING, Record
 from pytest_gpucluster.plugin.outcome import blamed
+from pytest_gpucluster.reporting import run_spans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,13 +21,20 @@ if TYPE_CHECKING:
     from pytest_gpucluster.judging.criterion import Criterion
     from pytest_gpucluster.judging.plan import Key
     from pytest_gpucluster.places import Place
+    from pytest_gpucluster.plugin.run_readings import Readings
     from pytest_gpucluster.plugin.terminal import Terminal
     from pytest_gpucluster.reporting.interrupted_soak import InterruptedSoak
+    from pytest_gpucluster.reporting.run_spans import Snapshot, Spans
     from pytest_gpucluster.session import Session
 
+EACH = 20
+"""Between two rounds, what is judged over the run is read at most 5 % of the time."""
 
-def start(session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion]) -> Soak:
+
+def start(session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion], readings: Readings | None = None) -> Soak:
     """The soak of this run; ``criteria`` are those of the selected tests, by criterion and place id.
+
+    ``readings`` are of what is judged over the run: each round is recorded with them.
 
     Raises:
         ConfigurationError: the run's level is not soak.
@@ -42,29 +50,57 @@ def start(session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion
         for key, place_id in criteria:
             if place_id == _id_of(place):
                 wanted.setdefault(key, []).append(place)
-    watch = Reports(session, terminal, criteria)
+    watch = Reports(session, terminal, criteria, readings)
     soak = Soak(duration_s=session.setup.settings.soak_s, places=places, wanted=wanted, watch=watch)
-    earlier = _earlier(session, terminal, criteria)
+    earlier = _earlier(session, terminal, criteria, readings)
     if earlier is not None:
         soak.go_on_with(earlier)
     return soak
 
 
-def _earlier(session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion]) -> Earlier | None:
-    """What the soak had measured before it was cut short, if this run goes on with it. Says so, or why not."""
+def _earlier(
+    session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion], readings: Readings | None
+) -> Earlier | None:
+    """What the soak had measured before it was cut short, if this run goes on with it. Says so, or why not.
+
+    What is judged over the run is in the journal before the soak is said to go on.
+    """
     cut = session.recorder.cut_soak
     if cut is None:
+        _keep_spans(session, readings, {})
         return None
-    away_s = time.time() - cut.ended_s
-    earlier, why_not = None, cut.why_not or cut.why_not_here(session.state.places())
+    away_s, places = time.time() - cut.ended_s, session.state.places()
+    firsts = readings.firsts() if readings is not None else {}
+    earlier, why_not = None, cut.why_not or cut.why_not_here(places) or _why_not_joined(cut, firsts, readings)
     if why_not is None:
         earlier, why_not = _read_back(cut, [*session.cluster.places, *session.cluster.nodes], criteria)
+    kept = cut.same_parts(places)
+    _keep_spans(session, readings, run_spans.with_now(cut.spans, firsts, kept=kept, goes_on=earlier is not None))
     if earlier is None:
-        terminal.live.say(f"gpucluster: a new soak begins, as {why_not}; {cut.words} is left as it is")
+        judged = "; what it had read of GPUs and hosts is judged by this run too" if cut.spans else ""
+        terminal.live.say(f"gpucluster: a new soak begins, as {why_not}; {cut.words} is left as it is{judged}")
         return None
     session.recorder.record_soak_resumed(cut, away_s=away_s)
     terminal.live.say(f"gpucluster: goes on with {cut.words}; nothing was watched for {in_words(away_s)}")
     return earlier
+
+
+def _why_not_joined(cut: InterruptedSoak, firsts: Mapping[str, Snapshot], readings: Readings | None) -> str | None:
+    """Why what came since the cut is not known; None if it is."""
+    try:
+        return run_spans.why_not_joined(cut.spans, firsts, readings.between if readings is not None else {})
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return "its journal is damaged"
+
+
+def _keep_spans(session: Session, readings: Readings | None, spans: Spans) -> None:
+    """Take over what earlier runs had read, and write it and this run's first readings into the journal."""
+    if readings is not None and (spans or readings.judges):
+        judges = {reader: sorted(keys) for reader, keys in readings.judges.items()}
+        readings.earlier = spans
+        session.recorder.write("soak_earlier", spans=run_spans.spans_facts(spans), judges=judges)
+        for facts in readings.facts(readings.firsts()):
+            session.recorder.write("soak_reading", **facts)
 
 
 def _read_back(
@@ -84,13 +120,17 @@ def _read_back(
 class Reports:
     """Reports a soak while it runs: its worst values in the log, an event in the journal, the reports up to date."""
 
-    def __init__(self, session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion]) -> None:
-        """``criteria`` are those of the selected tests, by criterion and place id."""
+    def __init__(
+        self, session: Session, terminal: Terminal, criteria: Mapping[Key, Criterion], readings: Readings | None = None
+    ) -> None:
+        """``criteria`` are those of the selected tests, by criterion and place id; ``readings`` are taken after each round."""
+        self._readings = readings
         self._session = session
         self._terminal = terminal
         self._criteria = criteria
         self._shown: list[str] = []
         self._facts = SoakRecord()
+        self._read_s, self._reading_s = time.monotonic(), 0.0
 
     def turn(self, turn: Turn) -> None:
         """Name the round and the criterion in the progress line. Called before each measurement."""
@@ -99,6 +139,8 @@ class Reports:
     def seen(self, kept: Sequence[RoundResult]) -> None:
         """Record the values after each measurement: the round may never end."""
         self._session.recorder.record_soak_turn(self._facts.facts(kept))
+        if self._reading_s and time.monotonic() - self._read_s > EACH * self._reading_s:
+            self._read()
         for one in kept:
             criterion = self._criteria.get((one.criterion, _id_of(one.place)))
             if criterion is not None:
@@ -114,6 +156,7 @@ class Reports:
         lost = [
             f"{kept.place}: {kept.error}" for kept, _ in judged if kept.error is not None and kept.latest_round == soak.round
         ]
+        self._read()
         self._session.recorder.record_soak_round(
             round=soak.round, elapsed_s=round(soak.rounds_s, 3), duration_s=soak.duration_s, worst=worst, lost=lost
         )
@@ -121,6 +164,15 @@ class Reports:
         if shown != self._shown or self._terminal.live.is_line_due:
             self._shown = shown
             self._terminal.live.say_in_log(f"soak {soak.line}; worst so far: {', '.join(shown) or 'nothing was measured'}")
+
+    def _read(self) -> None:
+        """Record what is judged over the run: a round counts only with it, and a kill between two readings loses little."""
+        if self._readings is not None and self._readings.judges:
+            began_s = time.monotonic()
+            for facts in self._readings.facts(self._readings.now()):
+                self._session.recorder.write("soak_reading", **facts)
+            self._read_s = time.monotonic()
+            self._reading_s = self._read_s - began_s
 
     def _record(self, kept: RoundResult, criterion: Criterion) -> None:
         """Record a first failure or error for good; keep any other value as pending, so that the reports show it.

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.judging.forecast import in_words
 from pytest_gpucluster.judging.verdict import ERROR, FAILED
 from pytest_gpucluster.reporting.rebuild import NOT_AN_EVENT, JournalState, read_journal
+from pytest_gpucluster.reporting.run_spans import read_spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from pytest_gpucluster.places import Place
+    from pytest_gpucluster.reporting.run_spans import Spans
 
 JOURNAL = "journal.jsonl"
 LATEST_S = 24 * 3600.0
@@ -30,9 +32,13 @@ SAME = {
 }
 """Of the facts of a run: what must be the same for one soak, in words."""
 HARDWARE = ("hostname", "uuid", "serial", "pci")
+SINCE = ("boot_id", "driver", "board")
+"""Of a place: where another one means that counters began anew, or that the GPU has another VBIOS."""
 SHELF = re.compile(r"[0-9]{8}-[0-9]{6}(-[0-9]+)?\Z")
 """The name of an older run's folder in ``previous/``."""
-MOST_PARTS = 100
+MOST_PARTS = 4
+"""A soak that was cut more often is hardly one soak: the chips cooled down each time, and nobody watched in between."""
+MOST_RUNS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +54,7 @@ class InterruptedSoak:
         places: the hardware that was found at each place.
         turns: the facts of each measurement, of all its parts.
         why_not: why no run goes on with it; None if one may.
+        spans: what it had read and nobody judged; a run that does not go on with it judges that too.
     """
 
     folder: Path
@@ -58,6 +65,7 @@ class InterruptedSoak:
     places: Mapping[str, Place]
     turns: tuple[Mapping[str, Any], ...]
     why_not: str | None
+    spans: Spans = field(default_factory=dict)
 
     @property
     def words(self) -> str:
@@ -68,10 +76,23 @@ class InterruptedSoak:
         """Why it does not go on with these GPUs and nodes; None if they are the same."""
         for name, place in places.items():
             before = self.places.get(name)
-            differs = [what for what in HARDWARE if before is None or getattr(before, what) != getattr(place, what)]
+            differs = _differences(before, place, (*HARDWARE, *SINCE))
             if differs:
-                return f"{name} has another {differs[0]}"
+                return f"{name} has another {differs[0].replace('_', ' ')}"
         return None
+
+    def same_parts(self, places: Mapping[str, Place]) -> frozenset[str]:
+        """The ids of the places where the hardware is the same, whether it was booted or not."""
+        return frozenset(name for name, place in places.items() if not _differences(self.places.get(name), place, HARDWARE))
+
+
+def link_to(cut: InterruptedSoak | None) -> dict[str, Any]:
+    """Which earlier run's readings a run judges too, for the begin of its journal: it may end before it has them there."""
+    return {"follows": {"run": cut.run, "folder": cut.folder.name}} if cut is not None and cut.spans else {}
+
+
+def _differences(before: Place | None, now: Place, names: Iterable[str]) -> list[str]:
+    return [what for what in names if before is None or getattr(before, what) != getattr(now, what)]
 
 
 def find_interrupted_soak(
@@ -91,20 +112,27 @@ def find_interrupted_soak(
         return None
     if state.facts.get("level") != "soak":
         return None
+    events: list[dict[str, Any]] = []
+    spans: Spans = {}
     try:
+        if now_s - state.ended_s <= LATEST_S:
+            spans = _spans(folder, state, versions)
         events = list(_soak_events(folder, of=None))
-        return _cut_soak(folder, state, events, why_not=next(_whys(state, events, facts, versions, now_s), None))
+        return _cut_soak(folder, state, events, spans, why_not=next(_whys(state, events, facts, versions, now_s), None))
     except (OSError, *NOT_AN_EVENT):
-        return _cut_soak(folder, state, [], why_not="its journal is damaged")
+        return _cut_soak(folder, state, [], spans, why_not="its journal is damaged")
 
 
 def _cut_soak(
-    folder: Path, state: JournalState, events: list[dict[str, Any]], *, why_not: str | None
+    folder: Path, state: JournalState, events: list[dict[str, Any]], spans: Spans, *, why_not: str | None
 ) -> InterruptedSoak | None:
-    """The soak; None where its time was over, or no whole round was measured."""
+    """The soak; None where its time was over, or no whole round was measured, and nothing that it read is left to judge."""
     rounds = [event for event in events if event["event"] == "soak_round"]
-    if events and (not rounds or rounds[-1]["elapsed_s"] >= rounds[-1]["duration_s"]):
-        return None
+    is_damaged = why_not is not None and not events
+    if not is_damaged and (not rounds or rounds[-1]["elapsed_s"] >= rounds[-1]["duration_s"]):
+        if not spans:
+            return None
+        why_not = "its time was over" if rounds else "no round of it was whole"
     last: Mapping[str, Any] = rounds[-1] if rounds else {"round": 0, "elapsed_s": 0.0}
     return InterruptedSoak(
         folder=folder,
@@ -115,7 +143,26 @@ def _cut_soak(
         places=state.places,
         turns=tuple(event for event in events if event["event"] == "soak_turn"),
         why_not=why_not,
+        spans=spans,
     )
+
+
+def _spans(folder: Path, state: JournalState, versions: Mapping[str, str], *, left: int = MOST_RUNS) -> Spans:
+    """What a run had read and nobody judged; of a run that ended before its soak began, what the run before it left.
+
+    Nothing where the software is another one: what it had read may have other fields.
+
+    Raises:
+        ConfigurationError, OSError, LookupError, TypeError, ValueError: a journal is damaged, or is not there.
+    """
+    if state.versions != versions or left == 0:
+        return {}
+    own = list(_own_events(folder))
+    before = _first_event(folder).get("follows")
+    if before is None or any(event["event"] in ("soak_earlier", "soak_reading") for event in own):
+        return read_spans(own, state.records.values())
+    older = _part(folder, before)
+    return _spans(older, read_journal(older / JOURNAL), versions, left=left - 1)
 
 
 def _whys(
@@ -133,9 +180,11 @@ def _whys(
     for name in {**state.versions, **versions}:
         if state.versions.get(name) != versions.get(name):
             yield f"{name} is {versions.get(name)} and was {state.versions.get(name)}"
-    criteria = {event["criterion"] for event in events if event["event"] == "soak_turn"}
+    num_parts = 1 + sum(event["event"] == "soak_resumed" for event in events)
+    if num_parts >= MOST_PARTS:
+        yield f"it was cut short {num_parts} times"
     for record in state.records.values():
-        if record.criterion in criteria and record.outcome in (FAILED, ERROR):
+        if record.outcome in (FAILED, ERROR) and record.waiver is None:
             yield f"{record.criterion} at {record.place or 'the cluster'} is {record.outcome} in it"
 
 
@@ -145,11 +194,39 @@ def run_of(folder: Path) -> str:
     Raises:
         OSError, LookupError, TypeError, ValueError: there is none.
     """
+    return str(_first_event(folder)["run"])
+
+
+def _first_event(folder: Path) -> dict[str, Any]:
     with (folder / JOURNAL).open("rb") as journal:
-        return str(json.loads(journal.readline())["run"])
+        event: dict[str, Any] = json.loads(journal.readline())
+    return event
 
 
-def _soak_events(folder: Path, *, of: str | None, left: int = MOST_PARTS) -> Iterator[dict[str, Any]]:
+def _part(folder: Path, named: Mapping[str, Any]) -> Path:
+    """The folder of an earlier run that a run names.
+
+    Raises:
+        OSError, LookupError, TypeError, ValueError: it is no folder of an older run, or another run's.
+    """
+    older = folder.parent / str(named["folder"])
+    if SHELF.match(named["folder"]) is None or run_of(older) != named["run"]:
+        raise ValueError(f"{named['folder']} has no part of this soak")
+    return older
+
+
+def _own_events(folder: Path) -> Iterator[dict[str, Any]]:
+    """The events of a soak in the journal of one run.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    for line in (folder / JOURNAL).read_bytes().split(b"\n")[:-1]:  # a kill may have cut the last one
+        if line.startswith(b'{"at_s"') and b'"event": "soak_' in line[:80]:
+            yield json.loads(line)
+
+
+def _soak_events(folder: Path, *, of: str | None, left: int = MOST_RUNS) -> Iterator[dict[str, Any]]:
     """The events of a soak, those of its earlier parts first. ``of``: the run whose part it has to be.
 
     Raises:
@@ -157,12 +234,7 @@ def _soak_events(folder: Path, *, of: str | None, left: int = MOST_PARTS) -> Ite
     """
     if (of is not None and run_of(folder) != of) or left == 0:
         raise ValueError(f"{folder} has no part of this soak")
-    for line in (folder / JOURNAL).read_bytes().split(b"\n")[:-1]:  # a kill may have cut the last one
-        if not line.startswith(b'{"at_s"') or b'"event": "soak_' not in line[:80]:
-            continue
-        event = json.loads(line)
+    for event in _own_events(folder):
         if event["event"] == "soak_resumed":
-            if SHELF.match(event["folder"]) is None:
-                raise ValueError(event["folder"])
-            yield from _soak_events(folder.parent / event["folder"], of=event["run"], left=left - 1)
+            yield from _soak_events(_part(folder, event), of=event["run"], left=left - 1)
         yield event

@@ -65,7 +65,8 @@ def place_facts(place: Place) -> dict[str, Any]:
 
 def bound_facts(place: Place) -> dict[str, Any]:
     """A place as the journal describes it, from which it is built again."""
-    return {**place_facts(place), **({"board": dict(place.board)} if place.board else {})}
+    more = {"board": dict(place.board), "boot_id": place.boot_id, "driver": place.driver}
+    return {**place_facts(place), **{name: value for name, value in more.items() if value}}
 
 
 def culprits(cases: Sequence[ReportedTest], places: Mapping[str, Place]) -> list[dict[str, Any]]:

@@ -217,6 +217,25 @@ def test_memory_and_pcie_that_are_refused(name: str) -> None:
     assert (found.judged, len(found.doubts)) == (None, 1)
 
 
+@pytest.mark.parametrize(
+    ("volatile", "ever", "value", "is_known"),
+    [
+        (7, 3, 0, True),
+        (8, 3, 1, True),
+        (7, 10, 7, True),
+        (0, 10, 7, False),
+        (0, 3, None, False),
+        (8, 2, 1, True),
+        (9, REFUSED, 2, True),
+    ],
+)
+def test_memory_errors_of_a_whole_life(volatile: Any, ever: Any, value: int | None, *, is_known: bool) -> None:
+    """A boot clears the other counter."""
+    first = replace(of_gpu(), ecc_uncorrected_aggregate=3)
+    found = judge_memory_errors(first, replace(of_gpu(ecc=volatile), ecc_uncorrected_aggregate=ever))
+    assert (found.judged, not found.unknown) == (value, is_known)
+
+
 def test_reset_counters_are_not_known() -> None:
     """What they count since is the least that happened."""
     found = judge_gpu_counters(of_gpu(), of_gpu(ecc=0, replays=0), seconds=60.0, limits=GPU, has_peers=False)

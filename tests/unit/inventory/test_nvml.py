@@ -627,7 +627,7 @@ with nvml_calls.session():
 @pytest.mark.parametrize(
     ("function", "fields"),
     [
-        ("nvmlDeviceGetTotalEccErrors", {"ecc_corrected", "ecc_uncorrected"}),
+        ("nvmlDeviceGetTotalEccErrors", {"ecc_corrected", "ecc_uncorrected", "ecc_uncorrected_aggregate"}),
         ("nvmlDeviceGetPcieReplayCounter", {"pcie_replays"}),
         ("nvmlDeviceGetNvLinkState", {"nvlinks"}),
         ("nvmlDeviceGetNvLinkErrorCounter", {"nvlinks"}),

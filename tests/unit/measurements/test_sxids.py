@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.health.driver_errors import judge_sxids
+from pytest_gpucluster.health.driver_errors import judge_sxids, judge_sxids_between
 from pytest_gpucluster.inventory.error_codes import ACTIONS, error_codes, sxid_of
 from pytest_gpucluster.measurements.driver_errors import node_sxids, sxids_of
 from pytest_gpucluster.protocol.node_events import VARIABLE, NodeEvents, NodeSxid
@@ -96,3 +96,20 @@ def test_nobody_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "does not answer" in str(node_sxids().kernel_log_why)
     refused = NodeEvents(nvml_why=None, log_why="/dev/kmsg cannot be read: Permission denied")
     assert sxids_of(refused).kernel_log_why == "/dev/kmsg cannot be read: Permission denied"
+
+
+def test_errors_while_nobody_watched() -> None:
+    """Those that the kernel log has more of; a log that lost its begin is not known."""
+
+    def heard(*lines: NodeSxid, log_why: str | None = None) -> Any:
+        return sxids_of(NodeEvents(nvml_why="no NVML", log_why=log_why, sxids=lines))
+
+    def old(code: int, count: int) -> NodeSxid:
+        return line(code, "Fatal", is_before=True, count=count)
+
+    before = heard(old(20034, 1), line(20034, "Fatal"))
+    assert judge_sxids_between(before, heard(old(20034, 2))).judged == 0
+    found = judge_sxids_between(before, heard(old(20034, 3), old(12028, 1)))
+    assert (found.judged, found.unknown) == (2, {})
+    assert judge_sxids_between(before, heard()).unknown
+    assert judge_sxids_between(before, heard(old(20034, 2), log_why="no such file")).unknown

@@ -145,20 +145,23 @@ def test_what_was_bad_in_it_begins_anew(tmp_path: Path, outcome: str) -> None:
     assert found.why_not == f"wear at node0-gpu0 is {outcome} in it"
 
 
-def test_a_bad_outcome_of_another_criterion_does_not_matter(tmp_path: Path) -> None:
-    """It is measured again."""
-    bad = Record(criterion="bf16_tflops", place=GPU.id, outcome="error", reason="died")
+@pytest.mark.parametrize(("waiver", "goes_on"), [(None, False), ("W1", True)])
+def test_a_bad_outcome_of_another_criterion(tmp_path: Path, waiver: str | None, *, goes_on: bool) -> None:
+    """What failed before the soak is no better for it, unless somebody answers for it."""
+    bad = Record(criterion="bf16_tflops", place=GPU.id, outcome="failed", value=3, reason="slow", waiver=waiver)
     found = find(write(tmp_path / "older", events=[*TWO_ROUNDS, ("outcome", {"record": record_facts(bad)})]))
     assert found is not None
-    assert found.why_not is None
+    assert found.why_not == (None if goes_on else "bf16_tflops at node0-gpu0 is failed in it")
 
 
-@pytest.mark.parametrize("what", ["hostname", "uuid", "serial", "pci"])
+@pytest.mark.parametrize("what", ["hostname", "uuid", "serial", "pci", "boot_id", "driver"])
 def test_other_hardware_begins_anew(tmp_path: Path, what: str) -> None:
-    """A GPU that was replaced has not soaked."""
+    """A GPU that was replaced has not soaked. After a boot, or with another driver, counters begin anew."""
     found = find(write(tmp_path / "older", events=TWO_ROUNDS))
     assert found is not None
-    assert found.why_not_here({GPU.id: replace(GPU, **{what: "another"})}) == f"node0-gpu0 has another {what}"
+    other_one = {GPU.id: replace(GPU, **{what: "another"})}
+    assert found.why_not_here(other_one) == f"node0-gpu0 has another {what.replace('_', ' ')}"
+    assert bool(found.same_parts(other_one)) == (what in ("boot_id", "driver"))
     other = Inventory(num_nodes=1, gpus_per_node=2, device="cuda").by_id
     assert found.why_not_here(other) is not None
 
@@ -172,6 +175,18 @@ def test_a_soak_in_three_parts(tmp_path: Path) -> None:
     assert found is not None
     assert (found.run, found.num_whole_rounds, found.elapsed_s) == ("bb", 4, 180.0)
     assert [one["round"] for one in found.turns] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("parts", "why"), [(3, None), (4, "it was cut short 4 times"), (100, "it was cut short 100 times")])
+def test_a_soak_in_many_parts(tmp_path: Path, parts: int, why: str | None) -> None:
+    """A hundred parts of five minutes are no soak of eight hours."""
+    for number in range(1, parts + 1):
+        before = {"run": f"r{number - 1}", "folder": f"20261124-{number - 1:06}", "rounds": 1, "elapsed_s": 5.0, "away_s": 9.0}
+        events = [*([("soak_resumed", before)] if number > 1 else []), turn(number), round_over(number, 5.0 * number)]
+        last = write(tmp_path / f"20261124-{number:06}", events=events, run=f"r{number}")
+    found = find(last)
+    assert found is not None
+    assert (found.num_whole_rounds, found.why_not) == (parts if parts < 100 or why else 0, why)
 
 
 @pytest.mark.parametrize(
