@@ -1,4 +1,4 @@
-"""The listener of a node: a process that hears Xids and SXids for the whole run, from NVML and from the kernel log.
+"""The listener of a node: a process that hears Xids, SXids and lost GPUs for the whole run, by NVML and the kernel log.
 
 The agent of the first rank of a node forks it before anything else, so an agent itself never calls NVML, and a driver that
 hangs holds up no agent. The listener ends with that agent.
@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from pytest_gpucluster.agent.spawner import die_with_parent
-from pytest_gpucluster.inventory.driver_events import KernelLog, LoggedSxid, LoggedXid, XidEvents
+from pytest_gpucluster.inventory.driver_events import KernelLog, Logged, LoggedLoss, LoggedSxid, LoggedXid, XidEvents
 from pytest_gpucluster.protocol.codec import MalformedMessageError
-from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeSxid, NodeWorker, NodeXid
+from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeLoss, NodeSxid, NodeWorker, NodeXid
 from pytest_gpucluster.protocol.rank import is_gone
 
 if TYPE_CHECKING:
@@ -80,20 +80,20 @@ class Listener:
         self._events = events
         self._log = log
         self._before: list[LoggedXid] = []
-        self._sxids: Counter[tuple[LoggedSxid, bool]] = Counter()
+        self._counts: Counter[tuple[LoggedSxid | LoggedLoss, bool]] = Counter()
         self._logged: list[tuple[float, LoggedXid]] = []
         self._workers: dict[int, NodeWorker] = {}
         self._ended_s: dict[int, float] = {}
         self._before += self._xids_of(log.read(), is_before=True)
 
-    def _xids_of(self, logged: Iterable[LoggedXid | LoggedSxid], *, is_before: bool = False) -> list[LoggedXid]:
-        """Count what is of a switch, of which there may be very many lines; the rest is returned."""
+    def _xids_of(self, logged: Iterable[Logged], *, is_before: bool = False) -> list[LoggedXid]:
+        """Count what is of a switch or of a lost GPU, of which there may be very many lines; the rest is returned."""
         xids: list[LoggedXid] = []
         for one in logged:
             if isinstance(one, LoggedXid):
                 xids.append(one)
             else:
-                self._sxids[one, is_before] += 1
+                self._counts[one, is_before] += 1
         return xids
 
     def serve(self) -> NoReturn:
@@ -143,6 +143,15 @@ class Listener:
                 *(NodeXid(code=one.code, pci=one.pci, pid=one.pid, age_s=now_s - at_s) for at_s, one in self._logged),
                 *(NodeXid(code=one.code, pci=one.pci, pid=one.pid) for one in self._before),
             ),
-            sxids=tuple(NodeSxid(**asdict(one), count=count, is_before=old) for (one, old), count in self._sxids.items()),
+            sxids=tuple(
+                NodeSxid(**asdict(one), count=count, is_before=old)
+                for (one, old), count in self._counts.items()
+                if isinstance(one, LoggedSxid)
+            ),
+            losses=tuple(
+                NodeLoss(pci=one.pci, text=one.text, count=count, is_before=old)
+                for (one, old), count in self._counts.items()
+                if isinstance(one, LoggedLoss) and one.pci is not None
+            ),
             workers=tuple(NodeWorker(pid=one.pid, local_rank=one.local_rank, ended_s=ends_s.get(one.pid)) for one in workers),
         )

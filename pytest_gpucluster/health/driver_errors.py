@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.inventory.error_codes import sxid_of, xid_of
+from pytest_gpucluster.inventory.error_codes import ACTIONS, sxid_of, xid_of
 from pytest_gpucluster.judging.finding import HERE, Finding, gather
 
 if TYPE_CHECKING:
@@ -23,7 +23,11 @@ SXID_KINDS = ("system", "fatal", "unknown", "non-fatal", "cooling", "harmless")
 
 
 def judge_xids(found: GpuXids) -> Finding:
-    """The Xids of a GPU that no worker of this run caused. An Xid that both sources show counts once; one source is enough."""
+    """The Xids of a GPU that no worker of this run caused, and its loss without an Xid.
+
+    An Xid that both sources show counts once; one source is enough. A lost GPU that NVML does not list leaves each GPU of its
+    host unknown: it may be one of them.
+    """
     sources = (found.nvml, found.kernel_log)
     every = {xid.code for source in sources for xid in source}
     codes = sorted(every, key=lambda code: (XID_KINDS.index(xid_of(code).kind), code))
@@ -31,18 +35,25 @@ def judge_xids(found: GpuXids) -> Finding:
     bad = [code for code in counted if counted[code]]
     shown = {
         "of own workers": _texts({code: _most(sources, code, is_own=True) for code in codes}),
-        "before the run": _texts(Counter(xid.code for xid in found.before)),
+        "before the run": (*_texts(Counter(xid.code for xid in found.before)), *found.lost_before),
     }
     why = _why(found)
+    doubts = (f"Xids could not be read: {why}",) if why is not None else ()
+    lost = (f"the kernel log shows a lost GPU that NVML does not list: {line}" for line in found.lost_elsewhere)
     return Finding(
-        bad={HERE: _texts(counted)} if bad else {},
-        unknown={HERE: (f"Xids could not be read: {why}",)} if why is not None else {},
-        value=sum(counted.values()) if bad or why is None else None,
+        bad={HERE: (*(f"the driver lost the GPU: {line}" for line in found.lost), *(_texts(counted) if bad else ()))},
+        unknown={HERE: (*doubts, *lost)},
+        value=sum(counted.values()) + len(found.lost) if bad or found.lost or not (why or found.lost_elsewhere) else None,
         kind="gpu",
-        unknown_kind="unknown",
-        advice=xid_of(bad[0]).action if bad else None,
+        unknown_kind="node" if found.lost_elsewhere else "unknown",
+        advice=_advice_on_loss(found.lost) if found.lost else xid_of(bad[0]).action if bad else None,
         evidence={name: texts for name, texts in shown.items() if texts},
     )
+
+
+def _advice_on_loss(lines: Sequence[str]) -> str:
+    """A reset where the driver itself requires one; other lost GPUs need what one needs that fell off the bus."""
+    return ACTIONS["Xid"]["reset" if any("reset" in line.lower() for line in lines) else "reboot"]
 
 
 def _most(sources: Iterable[Sequence[XidSeen]], code: int, *, is_own: bool) -> int:

@@ -5,8 +5,9 @@ All but :func:`visible_gpus` and :func:`read_driver_version` are called inside a
 
 from __future__ import annotations
 
+import itertools
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pynvml
 
@@ -19,7 +20,11 @@ from pytest_gpucluster.inventory.nvml_calls import (
     text,
     value_or_none,
 )
+from pytest_gpucluster.inventory.pci_tree import read_nvidia_gpus
 from pytest_gpucluster.inventory.reading import apply, or_none
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 
 def gpu_count() -> int:
@@ -40,6 +45,41 @@ def is_in_mig_mode(index: int) -> bool:
 def read_uuids() -> list[str]:
     """UUIDs by index; empty text for a GPU that does not give one, so that the others keep their numbers."""
     return [_uuid_or_nothing(index) for index in range(gpu_count())]
+
+
+def read_addresses() -> list[str]:
+    """PCI addresses by index, as NVML spells them. A GPU that NVML refuses has the one that only the PCI bus still shows.
+
+    Empty text where nothing shows it.
+    """
+    return complete_addresses([_address_or_nothing(index) for index in range(gpu_count())], or_none(read_nvidia_gpus()) or ())
+
+
+def complete_addresses(by_nvml: Sequence[str], on_bus: Iterable[str]) -> list[str]:
+    """NVML's addresses, in whose order it counts, with those of the bus in place of empty ones, where just as many fit."""
+    found = list(by_nvml)
+    left = sorted(set(map(_spelled, on_bus)) - set(map(_spelled, filter(None, found))))
+    for is_known, run in itertools.groupby(range(len(found)), key=lambda index: bool(by_nvml[index])):
+        if not is_known:
+            indices = list(run)
+            below = _spelled(found[indices[0] - 1]) if indices[0] else ""
+            above = _spelled(found[indices[-1] + 1]) if indices[-1] + 1 < len(found) else "~"
+            fitting = [address for address in left if below < address < above]
+            found[indices[0] : indices[-1] + 1] = fitting if len(fitting) == len(indices) else [""] * len(indices)
+    return found
+
+
+def _spelled(address: str) -> str:
+    """A PCI address with a domain of eight digits, as NVML has it, in lower case."""
+    domain, _, rest = address.lower().partition(":")
+    return f"{int(domain, 16):08x}:{rest}"
+
+
+def _address_or_nothing(index: int) -> str:
+    try:
+        return text(required(pynvml.nvmlDeviceGetPciInfo, required(pynvml.nvmlDeviceGetHandleByIndex, index)).busId)
+    except NvmlError:
+        return ""
 
 
 def read_label(index: int) -> dict[str, str | None]:

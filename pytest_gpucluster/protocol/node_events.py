@@ -67,6 +67,19 @@ class NodeSxid(TypedMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLoss(TypedMessage):
+    """Equal lines of the kernel log on a GPU that the driver lost, without an Xid, and how many.
+
+    ``is_before``: the kernel logged them before the run.
+    """
+
+    pci: str
+    text: str
+    count: int
+    is_before: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeWorker(TypedMessage):
     """A worker of this run. ``ended_s``: how long ago it ended; None while it lives."""
 
@@ -90,6 +103,7 @@ class NodeEvents(TypedMessage):
     gpus: tuple[NodeGpu, ...] = ()
     xids: tuple[NodeXid, ...] = ()
     sxids: tuple[NodeSxid, ...] = ()
+    losses: tuple[NodeLoss, ...] = ()
     workers: tuple[NodeWorker, ...] = ()
 
 
