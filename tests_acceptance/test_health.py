@@ -188,7 +188,8 @@ def test_gpu_held_back(over_run, place, recipe, criterion):
 def test_xid_during_run(over_run, place, criterion):
     """The driver reported no error of the GPU; what a worker of this run caused itself is shown where it happened."""
     _, last = over_run[place]
-    criterion.judge(health.judge_xids(last).with_evidence(**{"seconds watched": over_run.seconds}))
+    found = health.judge_xids(last, lambda: over_run.of_domain(place))
+    criterion.judge(found.with_evidence(**{"seconds watched": over_run.seconds}))
 
 
 @pytest.mark.over_run(gpu_counters, per="gpu")

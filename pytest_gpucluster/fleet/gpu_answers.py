@@ -136,9 +136,11 @@ def gpu_counters(call: SimulatedCall) -> Any:
 
 def gpu_xids(call: SimulatedCall) -> Any:
     """What the driver reported during the run: nothing, unless that is planted."""
-    heard = [made("measurements.driver_errors:XidSeen", code=FALLEN, pid=None, is_own=False)] if call.has("xid") else []
-    silent: dict[str, Any] = {"nvml_why": None, "kernel_log": [], "kernel_log_why": "the simulated host has none", "before": []}
-    return made("measurements.driver_errors:GpuXids", nvml=heard, **silent)
+    xid: dict[str, Any] = {"code": FALLEN, "pid": None, "is_own": False, "detail": None, "age_s": 0.0, "count": 1}
+    heard = [made("measurements.driver_errors:XidSeen", **xid)] if call.has("xid") else []
+    logged: dict[str, Any] = {name: [] for name in ("kernel_log", "before", "lost", "lost_before", "lost_elsewhere")}
+    why: dict[str, Any] = {"nvml_why": None, "kernel_log_why": "the simulated host has none"}
+    return made("measurements.driver_errors:GpuXids", nvml=heard, **logged, **why)
 
 
 def clocks_under_load(call: SimulatedCall) -> Any:

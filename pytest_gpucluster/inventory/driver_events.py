@@ -18,10 +18,12 @@ from typing import Any, TypeAlias
 
 import pynvml
 
-from pytest_gpucluster.inventory.error_codes import xid_of
+from pytest_gpucluster.inventory.error_codes import ACTION_CHANGED, NVLINK_XIDS, REMOVED, xid_of
 from pytest_gpucluster.inventory.gpu_index import read_addresses
+from pytest_gpucluster.inventory.nvml import ACTIONS
 from pytest_gpucluster.inventory.nvml_calls import NvmlError, naming, required, session, text
 from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.protocol.node_events import XidDetail
 
 WAIT_MS = 1000
 SILENT_S = 30.0
@@ -152,6 +154,14 @@ XID = re.compile(
 
 Where a GPU is cut (MIG), the instance follows the address: ``PCI:0000:01:00 GPU-I:05``.
 """
+NVLINK = re.compile(
+    r"\b(?P<unit>[A-Z][A-Z0-9_]+) (?P<severity>(?:Non-?)?[Ff]atal)\b"
+    r"(?:[^(]*? Link (?P<link>-?\d{1,4})\b)?(?:[^(]*\(0x[0-9a-fA-F]+,? (?P<status>0x[0-9a-fA-F]+))?",
+    re.ASCII,
+)
+"""``RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000001 ...``; the second number is the error status. -1 is no link."""
+CAUSE = re.compile(r"\bcaused by previous Xid (?P<cause>\d{1,5})\b", re.ASCII | re.IGNORECASE)
+ACTION = re.compile(r"action changed from .* to (?P<number>0x[0-9a-fA-F]{1,8}) \((?P<words>[^)]*)\)", re.ASCII | re.IGNORECASE)
 SXID = re.compile(
     r"nvidia-nvswitch(?P<switch>\d{1,4}): SXid \(PCI:(?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?\): "
     r"(?P<code>\d{1,5}), "
@@ -192,11 +202,15 @@ class LoggedSxid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedXid:
-    """One Xid in the kernel log. ``pci``: as in :func:`pci_key`; ``pid``: the process, None where the driver names none."""
+    """One Xid in the kernel log. ``pci``: as in :func:`pci_key`; ``pid``: the process, None where the driver names none.
+
+    ``detail``: what else its line says; None where that is nothing.
+    """
 
     code: int
     pci: str
     pid: int | None
+    detail: XidDetail | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +237,21 @@ def parse_xid(line: str) -> LoggedXid | None:
     if found is None:
         return None
     pid = found["pid"]
-    return LoggedXid(code=int(found["code"]), pci=pci_key(found["pci"]), pid=None if pid is None else int(pid))
+    code, pci = int(found["code"]), pci_key(found["pci"])
+    return LoggedXid(code=code, pci=pci, pid=None if pid is None else int(pid), detail=_detail_of(code, line[found.end() :]))
+
+
+def _detail_of(code: int, rest: str) -> XidDetail | None:
+    """What the line of an Xid says after its process."""
+    if code in NVLINK_XIDS and (found := NVLINK.search(rest)) is not None:
+        link = int(found["link"] or -1)
+        severity = found["severity"].replace("-", "").capitalize()
+        return XidDetail(severity=severity, unit=found["unit"], link=link if link >= 0 else None, status=found["status"])
+    if code == REMOVED and (found := CAUSE.search(rest)) is not None:
+        return XidDetail(cause=int(found["cause"]))
+    if code == ACTION_CHANGED and (found := ACTION.search(rest)) is not None:
+        return XidDetail(action=ACTIONS.get(int(found["number"], 16), found["words"].strip()))
+    return None
 
 
 def parse_sxid(line: str) -> LoggedSxid | None:
@@ -302,7 +330,7 @@ class KernelLog:
             self._named |= {found.pci} if isinstance(found, LoggedXid) and xid_of(found.code).kind == "hardware" else set()
             return found
         if UNREAD.search(line) is not None:
-            self._trouble = self._trouble or f"the kernel log has a line on an error that cannot be read: {line[:LINE_CHARACTERS]}"
+            self._trouble = self._trouble or f"the kernel log has an error that cannot be read: {line[:LINE_CHARACTERS]}"
         return self._placed(parse_loss(line))
 
     def _placed(self, loss: LoggedLoss | None) -> LoggedLoss | None:

@@ -20,7 +20,7 @@ from pytest_gpucluster.protocol.functions import without_device
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeLoss, NodeSxid, NodeXid
+    from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeLoss, NodeSxid, NodeXid, XidDetail
 
 READY_S = 30.0
 POLL_S = 0.05
@@ -30,11 +30,17 @@ OWN_S = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XidSeen:
-    """One Xid. ``pid``: the process that the kernel log names. ``is_own``: a worker of this run can have caused it."""
+    """Equal Xids. ``pid``: the process that the kernel log names. ``is_own``: a worker of this run can have caused it.
+
+    ``detail``: what else the kernel log says. ``age_s``: how long ago the first one came; None where it was before the run.
+    """
 
     code: int
     pid: int | None
     is_own: bool
+    detail: XidDetail | None = None
+    age_s: float | None = None
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +101,8 @@ def xids_of(gpu: NodeGpu, heard: NodeEvents, local_rank: int) -> GpuXids:
     """What was heard of one GPU, which the worker of ``local_rank`` uses."""
 
     def seen(xid: NodeXid) -> XidSeen:
-        return XidSeen(code=xid.code, pid=xid.pid, is_own=_is_own(xid, heard, local_rank))
+        is_own = _is_own(xid, heard, local_rank)
+        return XidSeen(code=xid.code, pid=xid.pid, is_own=is_own, detail=xid.detail, age_s=xid.age_s, count=xid.count)
 
     key = pci_key(gpu.pci) if gpu.pci else ""
     losses = [one for one in heard.losses if one.pci == key]
@@ -146,9 +153,10 @@ def _is_own(xid: NodeXid, heard: NodeEvents, local_rank: int) -> bool:
     """Whether a worker of this GPU can have caused it: by its pid, else because it ended at that time.
 
     The kernel log has pids of the host, which a container does not know. Only a code that a program can cause by itself is
-    ever a worker's own.
+    ever a worker's own; of an Xid that another one caused, that is the other one.
     """
-    if xid_of(xid.code).kind != "application" or xid.age_s is None:
+    cause = None if xid.detail is None else xid.detail.cause
+    if xid_of(cause or xid.code).kind != "application" or xid.age_s is None:
         return False
     own = [worker for worker in heard.workers if worker.local_rank == local_rank]
     if xid.pid is not None and heard.sees_host_pids:

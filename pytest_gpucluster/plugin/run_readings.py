@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.errors import GpuclusterError
+from pytest_gpucluster.cluster.unmeasurable import domains_of
+from pytest_gpucluster.errors import GpuclusterError, MeasurementError
 from pytest_gpucluster.plugin.stash_keys import PAIR, RULE
 
 if TYPE_CHECKING:
@@ -51,6 +52,19 @@ class OverRun:
     def of_gpus(self, node: Place) -> dict[Place, tuple[Any, Any]]:
         """The values of each GPU of a node that was read."""
         return {place: self[place] for place in self.first if place.node == node.node}
+
+    def of_domain(self, place: Place) -> dict[Place, Any]:
+        """The values at the end of the other GPUs of a GPU's NVLink domain; of its node where NVLink ends there.
+
+        GPUs that could not be measured are left out: their own tests say so.
+        """
+        domains = domains_of(self.last)
+        members = [one for one in self.last if domains[one.node] == domains[place.node] and one != place]
+        found = {}
+        for one in members:
+            with contextlib.suppress(MeasurementError):
+                found[one] = self.last[one]
+        return found
 
 
 class Readings:

@@ -11,7 +11,7 @@ from pytest_gpucluster.inventory.driver_events import KernelLog, LoggedLoss, Log
 if TYPE_CHECKING:
     from pathlib import Path
 
-BUS = "NVRM: The NVIDIA GPU 0000:c4:00.0\n{0}NVRM: (PCI ID: 10de:2330) installed in this system has\n{0}NVRM: fallen off the bus"
+BUS = "NVRM: The NVIDIA GPU 0000:c4:00.0\n{0}NVRM: (PCI ID: 10de:2330) installed in this system\n{0}NVRM: fallen off the bus"
 PROBE = "6,3,9,-;NVRM: The NVIDIA probe routine failed for {} device(s).\n"
 INIT = "3,4,9,-;NVRM: GPU 0000:c4:00.0: RmInitAdapter failed! (0x24:0x65:1502)\n"
 RESET = "3,5,9,-;NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x0000006A)\n"
