@@ -46,16 +46,17 @@ def judge_xids(found: GpuXids, peers: Callable[[], Mapping[Place, GpuXids]] | No
     """
     every = _xids(found)
     bad = [xid for xid in every if xid.count]
+    roots = {} if peers is None or found.lost else _roots(found, bad, peers)
     lost = tuple(f"the driver lost the GPU: {line}" for line in found.lost)
     shown = {
         "of own workers": tuple(xid.text(xid.own) for xid in every if xid.own),
+        **{place.id: text for place, (text, _) in roots.items()},
         "before the run": (*(xid.text(xid.before) for xid in every if xid.before), *found.lost_before),
     }
     remarks = tuple(xid.text(xid.harmless) for xid in every if xid.harmless)
     why = _why(found)
     unknown = f"Xids could not be read: {why}" if why is not None else None
     elsewhere = [f"the kernel log shows a lost GPU that NVML does not list: {line}" for line in found.lost_elsewhere]
-    roots = _roots(found, bad, peers) if peers is not None and not lost else {}
     is_known = bad or lost or not (unknown or elsewhere)
     return Finding(
         bad={**{place: (f"{text}: the cause",) for place, (text, _) in roots.items()}, HERE: (*lost, *(map(str, bad)))},
