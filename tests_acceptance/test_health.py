@@ -28,7 +28,8 @@ def found(states, place, judge, *names, kind="gpu"):  # noqa: ANN002 - as in all
     values = {name: reading(states, place, name) for name in names}
     refused = [f"{name} is {value}" for name, value in values.items() if isinstance(value, NotAvailable)]
     if refused:
-        return Finding(unknown={"": refused}, unknown_kind="gpu" if states[place].lost else "unknown")
+        state = states[place]
+        return Finding(unknown={"": refused}, unknown_kind="gpu" if state.lost else "unknown", unknown_advice=state.advice)
     made = judge(*values.values())
     return made if isinstance(made, Finding) else Finding(value=made, kind=kind, evidence=values)
 

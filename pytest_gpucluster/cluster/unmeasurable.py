@@ -118,7 +118,7 @@ def error_for(replies: Mapping[int, Reply], places: Iterable[Place], *, what: st
     named, failed = frozenset(found.culprits), frozenset(found.failed)
     culprits = tuple(place for rank, place in by_rank.items() if rank in named)
     among = () if culprits else tuple(place for rank, place in by_rank.items() if rank in failed)
-    blame = Blame(part=found.blames, cause=found.cause, among=among)
+    blame = Blame(part=found.blames, cause=found.cause, among=among, advice=found.advice)
     return MeasurementError(found.text, culprits=culprits, kind=found.kind, blame=blame)
 
 

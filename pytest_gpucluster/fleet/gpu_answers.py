@@ -109,6 +109,7 @@ def gpu_state(call: SimulatedCall) -> Any:
         nvml_pci=[pci_of(gpu) for gpu in range(count)],
         torch_device_name=call.device,
         lost=False,
+        advice=None,
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.driver_events import pci_key
 from pytest_gpucluster.inventory.error_codes import xid_of
-from pytest_gpucluster.inventory.gpu_index import visible_gpus
+from pytest_gpucluster.inventory.gpu_index import expected_index
 from pytest_gpucluster.inventory.pci_tree import read_nvidia_gpus
 from pytest_gpucluster.inventory.reading import or_none
 from pytest_gpucluster.measurements import timing
@@ -144,9 +144,8 @@ def _own_gpu(heard: NodeEvents) -> NodeGpu | None:
     uuid, uuids = timing.gpu_uuid(), [gpu.uuid for gpu in heard.gpus]
     if uuid is not None:
         return next((gpu for gpu in heard.gpus if gpu.uuid == uuid), None)
-    shown = visible_gpus(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    return heard.gpus[shown[local_rank]] if local_rank < len(shown) else None
+    index = expected_index(uuids, int(os.environ.get("LOCAL_RANK", "0")), timing.gpu_uuids())
+    return None if index is None else heard.gpus[index]
 
 
 def _is_own(xid: NodeXid, heard: NodeEvents, local_rank: int) -> bool:

@@ -52,6 +52,15 @@ def part_of(error: BaseException) -> Part:
         return "software"
 
 
+def advice_of(error: BaseException) -> str | None:
+    """What to do about ``error``, where the exception says so in an attribute ``advice`` beside ``blames``; None otherwise."""
+    try:
+        said = getattr(error, "advice", None)
+        return said if isinstance(said, str) and getattr(error, "blames", None) in get_args(Part) else None
+    except BaseException:  # noqa: BLE001 -- the function's own code, which may raise anything
+        return None
+
+
 def _part_of(error: BaseException) -> Part:
     said: Part | None = getattr(error, "blames", None)
     if said is not None and said in get_args(Part):
@@ -106,6 +115,7 @@ def failure_of(error: BaseException) -> Failure:
         type=_name_of(error),
         error=_text_of(error),
         blames=part_of(error),
+        advice=advice_of(error),
         cause=_describe(chain[0]) if len(chain) > 1 else "",
         traceback="\n".join(_traceback(chain)),
     )
