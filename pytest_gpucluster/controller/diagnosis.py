@@ -110,8 +110,8 @@ def _first_causes(failed: Failures) -> list[int]:
 
 
 def is_consequence(failure: Failure) -> bool:
-    """Whether the rank raised only because another rank ended: its connection closed."""
-    return failure.kind == "raised" and bool(CONSEQUENCE.search(failure.cause or failure.error))
+    """Whether the rank raised only because another rank ended: its connection closed. What has advice of its own did not."""
+    return failure.advice is None and failure.kind == "raised" and bool(CONSEQUENCE.search(failure.cause or failure.error))
 
 
 def _find_cause_of_hang(failed: Failures, replies: Mapping[int, Reply]) -> Cause:
