@@ -26,8 +26,8 @@ CUDA_PARTS: dict[int, Part] = {2: "software", 214: "gpu", 220: "link", 226: "gpu
 that is not yet initialised: its NVSwitches are not ready."""
 FABRIC = 802
 FABRIC_TEXT = (
-    "look at the Fabric Manager of this host (systemctl status nvidia-fabricmanager, and its log) and its NVSwitches (kernel log: "
-    "SXid); in a container also at /dev/nvidia-caps; on a rack at IMEX"
+    "look at the Fabric Manager of this host (systemctl status nvidia-fabricmanager, and its log) and its NVSwitches (kernel "
+    "log: SXid); in a container also at /dev/nvidia-caps; on a rack at IMEX"
 )
 ADVICE: dict[int, str] = {
     214: ACTIONS["Xid"]["reset"],

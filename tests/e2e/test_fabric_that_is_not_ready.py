@@ -11,7 +11,6 @@ from pytest_gpucluster.worker.raised import FABRIC_TEXT
 from tests.support.runs import run_pytest
 
 if TYPE_CHECKING:
-
     from tests.support.runs import FinishedRun
 
 pytestmark = [pytest.mark.e2e, pytest.mark.fault, pytest.mark.long]
