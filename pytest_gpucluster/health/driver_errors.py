@@ -65,7 +65,7 @@ def judge_xids(found: GpuXids, peers: Callable[[], Mapping[Place, GpuXids]] | No
         kind="gpu",
         unknown_kind="node" if elsewhere else "unknown",
         advice=next((advice for _, advice in roots.values()), None) or _advice(found, bad),
-        remark=f"no failure by NVIDIA's catalogue: {'; '.join(remarks)}" if remarks else None,
+        remark=f"no failure, by the driver's own word: {'; '.join(remarks)}" if remarks else None,
         evidence={name: texts for name, texts in {**shown, "harmless": remarks}.items() if texts},
     )
 

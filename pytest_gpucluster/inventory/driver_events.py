@@ -338,7 +338,7 @@ class KernelLog:
         if loss is None:
             return None
         if loss.pci is None and self._subject is not None:
-            loss = replace(loss, pci=self._subject)
+            loss = replace(loss, pci=self._subject, text=f"GPU {self._subject}: {loss.text}")
         if "probe routine" in loss.text:
             self._subject = None  # the last line of a message
         if loss.pci is not None:

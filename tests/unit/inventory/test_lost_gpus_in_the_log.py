@@ -24,6 +24,7 @@ def read(tmp_path: Path, text: str) -> tuple[set[str | None], str | None]:
     path.write_text(text, encoding="utf-8")
     log = KernelLog(path)
     found = log.read()
+    assert all(str(one.pci) in one.text.lower() for one in found if isinstance(one, LoggedLoss))
     return {one.pci for one in found if isinstance(one, LoggedLoss)}, None if log.why is None else log.why.why
 
 
