@@ -38,11 +38,13 @@ class Blame:
         part: the kind of the part; ``unknown`` where that cannot be told.
         cause: what happened, in one line without a place; the same for all that one cause took along.
         among: the places of which any may be to blame, where no culprit can be named.
+        advice: what to do next, where the error itself says it; None: what is usual for the part.
     """
 
     part: Part = "unknown"
     cause: str | None = None
     among: tuple[Place, ...] = ()
+    advice: str | None = None
 
 
 class ConfigurationError(GpuclusterError):

@@ -28,7 +28,8 @@ def found(states, place, judge, *names, kind="gpu"):  # noqa: ANN002 - as in all
     values = {name: reading(states, place, name) for name in names}
     refused = [f"{name} is {value}" for name, value in values.items() if isinstance(value, NotAvailable)]
     if refused:
-        return Finding(unknown={"": refused}, unknown_kind="gpu" if states[place].lost else "unknown")
+        state = states[place]
+        return Finding(unknown={"": refused}, unknown_kind="gpu" if state.lost else "unknown", unknown_advice=state.advice)
     made = judge(*values.values())
     return made if isinstance(made, Finding) else Finding(value=made, kind=kind, evidence=values)
 
@@ -188,7 +189,8 @@ def test_gpu_held_back(over_run, place, recipe, criterion):
 def test_xid_during_run(over_run, place, criterion):
     """The driver reported no error of the GPU; what a worker of this run caused itself is shown where it happened."""
     _, last = over_run[place]
-    criterion.judge(health.judge_xids(last).with_evidence(**{"seconds watched": over_run.seconds}))
+    found = health.judge_xids(last, lambda: over_run.of_domain(place))
+    criterion.judge(found.with_evidence(**{"seconds watched": over_run.seconds}))
 
 
 @pytest.mark.over_run(gpu_counters, per="gpu")

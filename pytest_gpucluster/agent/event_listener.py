@@ -1,4 +1,4 @@
-"""The listener of a node: a process that hears Xids and SXids for the whole run, from NVML and from the kernel log.
+"""The listener of a node: a process that hears Xids, SXids and lost GPUs for the whole run, by NVML and the kernel log.
 
 The agent of the first rank of a node forks it before anything else, so an agent itself never calls NVML, and a driver that
 hangs holds up no agent. The listener ends with that agent.
@@ -13,14 +13,15 @@ import signal
 import socket
 import time
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from pytest_gpucluster.agent.spawner import die_with_parent
-from pytest_gpucluster.inventory.driver_events import KernelLog, LoggedSxid, LoggedXid, XidEvents
+from pytest_gpucluster.inventory.driver_events import KernelLog, Logged, LoggedLoss, LoggedSxid, LoggedXid, XidEvents
+from pytest_gpucluster.inventory.error_codes import NVLINK_XIDS
 from pytest_gpucluster.protocol.codec import MalformedMessageError
-from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeSxid, NodeWorker, NodeXid
+from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeLoss, NodeSxid, NodeWorker, NodeXid
 from pytest_gpucluster.protocol.rank import is_gone
 
 if TYPE_CHECKING:
@@ -71,6 +72,16 @@ def _sees_host_pids() -> bool:
         return False
 
 
+def _merged(xids: Iterable[NodeXid]) -> tuple[NodeXid, ...]:
+    """Xids of NVLink that differ in their time only as one: a bad lane brings thousands an hour. The others stay apart."""
+    found: dict[object, NodeXid] = {}
+    for number, one in enumerate(xids):
+        key = replace(one, age_s=None if one.age_s is None else 0.0) if one.code in NVLINK_XIDS else number
+        first = found.setdefault(key, one)
+        found[key] = first if first is one else replace(first, count=first.count + 1)
+    return tuple(found.values())
+
+
 class Listener:
     """Answers what was heard so far to everyone who connects."""
 
@@ -80,20 +91,20 @@ class Listener:
         self._events = events
         self._log = log
         self._before: list[LoggedXid] = []
-        self._sxids: Counter[tuple[LoggedSxid, bool]] = Counter()
+        self._counts: Counter[tuple[LoggedSxid | LoggedLoss, bool]] = Counter()
         self._logged: list[tuple[float, LoggedXid]] = []
         self._workers: dict[int, NodeWorker] = {}
         self._ended_s: dict[int, float] = {}
         self._before += self._xids_of(log.read(), is_before=True)
 
-    def _xids_of(self, logged: Iterable[LoggedXid | LoggedSxid], *, is_before: bool = False) -> list[LoggedXid]:
-        """Count what is of a switch, of which there may be very many lines; the rest is returned."""
+    def _xids_of(self, logged: Iterable[Logged], *, is_before: bool = False) -> list[LoggedXid]:
+        """Count what is of a switch or of a lost GPU, of which there may be very many lines; the rest is returned."""
         xids: list[LoggedXid] = []
         for one in logged:
             if isinstance(one, LoggedXid):
                 xids.append(one)
             else:
-                self._sxids[one, is_before] += 1
+                self._counts[one, is_before] += 1
         return xids
 
     def serve(self) -> NoReturn:
@@ -138,11 +149,22 @@ class Listener:
             sees_host_pids=_sees_host_pids(),
             is_ready=self._events.is_ready,
             gpus=tuple(NodeGpu(index=gpu.index, uuid=gpu.uuid, pci=gpu.pci, why=gpu.why) for gpu in self._events.gpus),
-            xids=(
-                *(NodeXid(code=one.code, index=one.gpu, age_s=now_s - one.at_s) for one in self._events.heard),
-                *(NodeXid(code=one.code, pci=one.pci, pid=one.pid, age_s=now_s - at_s) for at_s, one in self._logged),
-                *(NodeXid(code=one.code, pci=one.pci, pid=one.pid) for one in self._before),
+            xids=_merged(
+                (
+                    *(NodeXid(code=one.code, index=one.gpu, age_s=now_s - one.at_s) for one in self._events.heard),
+                    *(NodeXid(**asdict(one) | {"detail": one.detail}, age_s=now_s - at_s) for at_s, one in self._logged),
+                    *(NodeXid(**asdict(one) | {"detail": one.detail}) for one in self._before),
+                )
             ),
-            sxids=tuple(NodeSxid(**asdict(one), count=count, is_before=old) for (one, old), count in self._sxids.items()),
+            sxids=tuple(
+                NodeSxid(**asdict(one), count=count, is_before=old)
+                for (one, old), count in self._counts.items()
+                if isinstance(one, LoggedSxid)
+            ),
+            losses=tuple(
+                NodeLoss(pci=one.pci, text=one.text, count=count, is_before=old)
+                for (one, old), count in self._counts.items()
+                if isinstance(one, LoggedLoss) and one.pci is not None
+            ),
             workers=tuple(NodeWorker(pid=one.pid, local_rank=one.local_rank, ended_s=ends_s.get(one.pid)) for one in workers),
         )

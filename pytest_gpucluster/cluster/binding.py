@@ -146,9 +146,20 @@ def _by_position(found: Mapping[int, Identity]) -> dict[tuple[int, int | None], 
         nodes.setdefault(_node_key(one), []).append(rank)
     positions: dict[tuple[int, int | None], int] = {}
     for node, key in enumerate(sorted(nodes)):
-        ranks = sorted(nodes[key], key=lambda rank: (found[rank].pci or "", found[rank].local_rank))
+        ranks = _in_bus_order({rank: found[rank] for rank in nodes[key]})
         positions.update({(node, gpu): rank for gpu, rank in enumerate(ranks)})
     return positions
+
+
+def _in_bus_order(of_node: Mapping[int, Identity]) -> list[int]:
+    """The ranks of a node by the PCI address of their GPU. One without an address keeps the number that it has on the bus."""
+    by_local_rank = sorted(of_node, key=lambda rank: of_node[rank].local_rank)
+    ranks = sorted(filter(lambda rank: of_node[rank].pci, by_local_rank), key=lambda rank: str(of_node[rank].pci).lower())
+    for rank in by_local_rank:
+        one = of_node[rank]
+        if not one.pci:
+            ranks.insert(one.local_rank if one.gpu_number is None else one.gpu_number, rank)
+    return ranks
 
 
 def _node_key(one: Identity) -> tuple[tuple[tuple[int, int, str], ...], int, str]:

@@ -47,6 +47,7 @@ class Diagnosis:
         blames: the kind of part that is to blame.
         cause: what happened, in one line without the ranks.
         failed: the ranks without a value.
+        advice: what to do next, where the failures of all culprits say the same.
     """
 
     culprits: tuple[int, ...]
@@ -55,6 +56,7 @@ class Diagnosis:
     blames: Part
     cause: str
     failed: tuple[int, ...]
+    advice: str | None = None
 
 
 def diagnose(replies: Mapping[int, Reply], *, name: Name, what: str) -> Diagnosis:
@@ -70,7 +72,9 @@ def diagnose(replies: Mapping[int, Reply], *, name: Name, what: str) -> Diagnosi
     blamed = [rank for rank in culprits if rank in failed]  # a rank that returned too early has not failed itself
     first = failed[blamed[0] if blamed else min(failed)]
     parts = {failed[rank].blames or "unknown" for rank in blamed}
-    lines = [f"{what}: {headline(name)}"]
+    advices = {failed[rank].advice for rank in blamed}
+    advice = advices.pop() if len(advices) == 1 else None
+    lines = [f"{what}: {headline(name)}", *([f"  next: {advice}"] if advice is not None else [])]
     others = [rank for rank in failed if rank not in culprits]
     lines += [f"  {text}" for text in _consequences(others, failed)]
     lines += _evidence(_with_stacks(blamed or ([] if culprits else list(failed)), failed), failed, name)
@@ -81,6 +85,7 @@ def diagnose(replies: Mapping[int, Reply], *, name: Name, what: str) -> Diagnosi
         blames=parts.pop() if len(parts) == 1 else "unknown",
         cause=first_line(_describe(first)),
         failed=tuple(sorted(failed)),
+        advice=advice,
     )
 
 
@@ -105,8 +110,8 @@ def _first_causes(failed: Failures) -> list[int]:
 
 
 def is_consequence(failure: Failure) -> bool:
-    """Whether the rank raised only because another rank ended: its connection closed."""
-    return failure.kind == "raised" and bool(CONSEQUENCE.search(failure.cause or failure.error))
+    """Whether the rank raised only because another rank ended: its connection closed. What has advice of its own did not."""
+    return failure.advice is None and failure.kind == "raised" and bool(CONSEQUENCE.search(failure.cause or failure.error))
 
 
 def _find_cause_of_hang(failed: Failures, replies: Mapping[int, Reply]) -> Cause:

@@ -109,6 +109,7 @@ def gpu_state(call: SimulatedCall) -> Any:
         nvml_pci=[pci_of(gpu) for gpu in range(count)],
         torch_device_name=call.device,
         lost=False,
+        advice=None,
     )
 
 
@@ -136,9 +137,11 @@ def gpu_counters(call: SimulatedCall) -> Any:
 
 def gpu_xids(call: SimulatedCall) -> Any:
     """What the driver reported during the run: nothing, unless that is planted."""
-    heard = [made("measurements.driver_errors:XidSeen", code=FALLEN, pid=None, is_own=False)] if call.has("xid") else []
-    silent: dict[str, Any] = {"nvml_why": None, "kernel_log": [], "kernel_log_why": None, "before": []}
-    return made("measurements.driver_errors:GpuXids", nvml=heard, **silent)
+    xid: dict[str, Any] = {"code": FALLEN, "pid": None, "is_own": False, "detail": None, "age_s": 0.0, "count": 1}
+    heard = [made("measurements.driver_errors:XidSeen", **xid)] if call.has("xid") else []
+    logged: dict[str, Any] = {name: [] for name in ("kernel_log", "before", "lost", "lost_before", "lost_elsewhere")}
+    why: dict[str, Any] = {"nvml_why": None, "kernel_log_why": None}
+    return made("measurements.driver_errors:GpuXids", nvml=heard, **logged, **why)
 
 
 def clocks_under_load(call: SimulatedCall) -> Any:

@@ -6,52 +6,195 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pytest_gpucluster.inventory.error_codes import sxid_of, xid_of
+from pytest_gpucluster.health.gpu import HEALTHY, advice_for
+from pytest_gpucluster.inventory.error_codes import (
+    ACTION_CHANGED,
+    ACTIONS,
+    LINK_DOWN,
+    LINK_SUFFERED,
+    NVLINK_XIDS,
+    REMOVED,
+    sxid_of,
+    xid_of,
+)
 from pytest_gpucluster.judging.finding import HERE, Finding, gather
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from pytest_gpucluster.inventory.error_codes import ErrorCode
     from pytest_gpucluster.measurements.driver_errors import GpuXids, NodeSxids, SxidSeen, XidSeen
+    from pytest_gpucluster.places import Place
+    from pytest_gpucluster.protocol.node_events import XidDetail
 
 __all__ = ["judge_sxids", "judge_sxids_between", "judge_xids", "judge_xids_between"]
 
 XID_KINDS = ("hardware", "link", "driver", "unknown", "application", "test")
 """Kinds of codes: the advice for the first one that a GPU has is given."""
+ONE_EVENT_S = 60.0
+"""Xids of one event in an NVLink domain come within so many seconds: nodes are asked one after the other."""
 SXID_KINDS = ("system", "fatal", "unknown", "non-fatal", "cooling", "harmless")
 """Kinds of codes: the advice for the first one that a host has is given."""
 
 
-def judge_xids(found: GpuXids) -> Finding:
-    """The Xids of a GPU that no worker of this run caused. An Xid that both sources show counts once; one source is enough."""
-    sources = (found.nvml, found.kernel_log)
-    every = {xid.code for source in sources for xid in source}
-    codes = sorted(every, key=lambda code: (XID_KINDS.index(xid_of(code).kind), code))
-    counted = {code: _most(sources, code, is_own=False) for code in codes if xid_of(code).kind != "test"}
-    bad = [code for code in counted if counted[code]]
+def judge_xids(found: GpuXids, peers: Callable[[], Mapping[Place, GpuXids]] | None = None) -> Finding:
+    """The Xids of a GPU that no worker of this run caused, and its loss without an Xid.
+
+    An Xid that both sources show counts once; one source is enough. A lost GPU that NVML does not list leaves each GPU of its
+    host unknown: it may be one of them. ``peers``: the Xids of the other GPUs of its NVLink domain, called where these may be
+    the consequence of a link of theirs.
+    """
+    every = _xids(found)
+    bad = [xid for xid in every if xid.count]
+    roots = {} if peers is None or found.lost else _roots(found, bad, peers)
+    lost = tuple(f"the driver lost the GPU: {line}" for line in found.lost)
     shown = {
-        "of own workers": _texts({code: _most(sources, code, is_own=True) for code in codes}),
-        "before the run": _texts(Counter(xid.code for xid in found.before)),
+        "of own workers": tuple(xid.text(xid.own) for xid in every if xid.own),
+        **{place.id: text for place, (text, _) in roots.items()},
+        "before the run": (*(xid.text(xid.before) for xid in every if xid.before), *found.lost_before),
     }
+    remarks = tuple(xid.text(xid.harmless) for xid in every if xid.harmless)
     why = _why(found)
+    unknown = f"Xids could not be read: {why}" if why is not None else None
+    elsewhere = [f"the kernel log shows a lost GPU that NVML does not list: {line}" for line in found.lost_elsewhere]
+    is_known = bad or lost or not (unknown or elsewhere)
     return Finding(
-        bad={HERE: _texts(counted)} if bad else {},
-        unknown={HERE: (f"Xids could not be read: {why}",)} if why is not None else {},
-        value=sum(counted.values()) if bad or why is None else None,
+        bad={**{place: (f"{text}: the cause",) for place, (text, _) in roots.items()}, HERE: (*lost, *(map(str, bad)))},
+        unknown={HERE: (*([unknown] if unknown else []), *elsewhere)},
+        value=sum(xid.count for xid in bad) + len(lost) if is_known else None,
         kind="gpu",
-        unknown_kind="unknown",
-        advice=xid_of(bad[0]).action if bad else None,
-        evidence={name: texts for name, texts in shown.items() if texts},
+        unknown_kind="node" if elsewhere else "unknown",
+        advice=next((advice for _, advice in roots.values()), None) or _advice(found, bad),
+        remark=f"no failure, by the driver's own word: {'; '.join(remarks)}" if remarks else None,
+        evidence={name: texts for name, texts in {**shown, "harmless": remarks}.items() if texts},
     )
 
 
-def _most(sources: Iterable[Sequence[XidSeen]], code: int, *, is_own: bool) -> int:
-    """How often the source that shows a code most often shows it."""
-    return max(sum(xid.code == code and xid.is_own == is_own for xid in source) for source in sources)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Xid:
+    """All Xids of one code of a GPU: those that count, of own workers, without harm, and from before the run."""
+
+    code: int
+    details: tuple[XidDetail, ...]
+    count: int
+    own: int
+    harmless: int
+    before: int
+
+    @property
+    def cause(self) -> ErrorCode:
+        """The meaning that decides what to do: that of the Xid that caused it, if its lines name one."""
+        causes = [xid_of(one.cause) for one in self.details if one.cause is not None]
+        return min(causes, key=lambda one: XID_KINDS.index(one.kind), default=xid_of(self.code))
+
+    @property
+    def urgency(self) -> tuple[bool, int, int]:
+        """The recovery action that the driver asks for comes first, then by kind."""
+        return self.action is None, XID_KINDS.index(self.cause.kind), self.code
+
+    @property
+    def action(self) -> str | None:
+        """What the driver asks for, by the last line that says it."""
+        return next((one.action for one in reversed(self.details) if one.action is not None), None)
+
+    @property
+    def advice(self) -> str:
+        """What to do about it."""
+        return (None if self.action is None else advice_for(self.action)) or self.cause.action
+
+    def __str__(self) -> str:
+        """Those that count."""
+        return self.text(self.count, is_harmless=False)
+
+    def text(self, count: int, *, is_harmless: bool | None = None) -> str:
+        """Code, meaning, what the lines say more, and how often."""
+        told = [one for one in self.details if is_harmless is None or _is_harmless(self.code, one) is is_harmless]
+        words = _describe(told)
+        return f"{xid_of(self.code)}{words}{f', {count} times' if count > 1 else ''}"
 
 
-def _texts(counts: Mapping[int, int]) -> tuple[str, ...]:
-    return tuple(f"{xid_of(code)}{f', {count} times' if count > 1 else ''}" for code, count in counts.items() if count)
+def _describe(details: Sequence[XidDetail]) -> str:
+    """Units, severities, links and error statuses of several lines, the Xids that caused them, and what the GPU asks for."""
+    each: dict[str, list[object]] = {
+        "": [" ".join(filter(None, (one.unit, one.severity))) for one in details],
+        "link ": [one.link for one in details],
+        "error status ": [one.status for one in details],
+        "caused by Xid ": [one.cause for one in details],
+        "recovery action ": [one.action for one in details],
+    }
+    found = {name: dict.fromkeys(str(one) for one in values if one not in (None, "")) for name, values in each.items()}
+    return "".join(f", {name}{' '.join(values)}" for name, values in found.items() if values)
+
+
+def _xids(found: GpuXids) -> list[_Xid]:
+    """One for each code, the most urgent first. A test message counts nowhere."""
+    codes = {xid.code for source in (found.nvml, found.kernel_log, found.before) for xid in source}
+    known = [_of_code(code, found) for code in codes]
+    return sorted(known, key=lambda one: one.urgency)
+
+
+def _of_code(code: int, found: GpuXids) -> _Xid:
+    """Counts of a code: of two sources, the one that has more of it. The log alone tells what is harmless and whose it is."""
+    nvml, log = ([xid for xid in source if xid.code == code] for source in (found.nvml, found.kernel_log))
+    harmless = _sum(xid for xid in log if _is_harmless(code, xid.detail))
+    foreign = _sum(xid for xid in log if not xid.is_own) - harmless
+    is_test = xid_of(code).kind == "test"
+    return _Xid(
+        code=code,
+        details=tuple(dict.fromkeys(xid.detail for xid in (log or _of(found.before, code)) if xid.detail is not None)),
+        count=0 if is_test else max(_sum(xid for xid in nvml if not xid.is_own) - harmless, foreign),
+        own=_sum(xid for xid in log or nvml if xid.is_own),
+        harmless=harmless,
+        before=_sum(_of(found.before, code)),
+    )
+
+
+def _of(xids: Iterable[XidSeen], code: int) -> list[XidSeen]:
+    return [xid for xid in xids if xid.code == code]
+
+
+def _sum(xids: Iterable[XidSeen]) -> int:
+    return sum(xid.count for xid in xids)
+
+
+def _is_harmless(code: int, detail: XidDetail | None) -> bool:
+    """Whether the driver goes on as before: an NVLink error that is not fatal, or the end of a recovery."""
+    if detail is None:
+        return False
+    return (code in NVLINK_XIDS and detail.severity == "Nonfatal") or (code == ACTION_CHANGED and detail.action == HEALTHY)
+
+
+def _advice(found: GpuXids, bad: Sequence[_Xid]) -> str | None:
+    """What the driver asks for itself; a reset of a lost GPU that requires one; else by the most urgent Xid."""
+    if found.lost and not (bad and bad[0].action is not None):
+        return ACTIONS["Xid"]["reset" if any("reset" in line.lower() for line in found.lost) else "reboot"]
+    return bad[0].advice if bad else None
+
+
+def _roots(found: GpuXids, bad: Sequence[_Xid], peers: Callable[[], Mapping[Place, GpuXids]]) -> dict[Place, tuple[str, str]]:
+    """The GPUs whose link went down at that time, with the text and the advice, where a GPU only suffered from it."""
+    if not any(_suffers(xid) for xid in bad) or any(not (_suffers(xid) or xid.code == ACTION_CHANGED) for xid in bad):
+        return {}
+    at_s = [xid.age_s for xid in (*found.nvml, *found.kernel_log) if xid.code in {one.code for one in bad}]
+    roots = {}
+    for place, other in peers().items():
+        theirs = [xid for xid in _xids(other) if xid.count]
+        down = next((xid for xid in theirs if xid.code == LINK_DOWN), None)
+        times_s = [xid.age_s for xid in (*other.nvml, *other.kernel_log) if xid.code == LINK_DOWN]
+        if down is not None and _is_near(at_s, times_s):
+            roots[place] = str(down), theirs[0].advice
+    return roots
+
+
+def _suffers(xid: _Xid) -> bool:
+    """Whether a GPU gets such an Xid when a link of another one goes down."""
+    return xid.code == LINK_SUFFERED or (xid.code == REMOVED and xid.cause.code in (LINK_DOWN, LINK_SUFFERED))
+
+
+def _is_near(one: Iterable[float | None], other: Iterable[float | None]) -> bool:
+    """Whether two of these ages, in seconds, are of one event."""
+    pairs = [(first, second) for first in one for second in other]
+    return any(first is None or second is None or abs(first - second) <= ONE_EVENT_S for first, second in pairs)
 
 
 def _why(found: GpuXids) -> str | None:
@@ -69,19 +212,22 @@ def judge_xids_between(before: GpuXids, after: GpuXids) -> Finding:
 
     The end of a run can cause those of programs, and other programs may have run since then: they are shown.
     """
-    known = Counter(xid.code for xid in (*before.before, *before.kernel_log))
-    logged = Counter(xid.code for xid in after.before)
-    missed = list((logged - known).elements())
-    is_own = {code: xid_of(code).kind == "application" for code in missed}
-    seen = [replace(xid, is_own=is_own[xid.code]) for xid in _some(after.before, missed)]
+    known, logged = _equal_ones((*before.before, *before.kernel_log)), _equal_ones(after.before)
+    missed = logged - known
+    kinds = {(xid.code, xid.detail): xid for xid in after.before}
+    is_own = {xid.code: xid_of(xid.code).kind == "application" for xid in after.before}
+    seen = [replace(kinds[one], is_own=is_own[one[0]], count=count) for one, count in missed.items()]
+    lost = [line for line in after.lost_before if line not in (*before.lost, *before.lost_before)]
     why = before.kernel_log_why or after.kernel_log_why or (LOST if known - logged else None)
-    return judge_xids(replace(after, nvml=[], nvml_why="nobody listened", kernel_log=seen, kernel_log_why=why, before=[]))
+    logs = replace(after, kernel_log=seen, kernel_log_why=why, before=[], lost=lost, lost_before=[], lost_elsewhere=[])
+    return judge_xids(replace(logs, nvml=[], nvml_why="nobody listened"))
 
 
-def _some(xids: Sequence[XidSeen], codes: Iterable[int]) -> list[XidSeen]:
-    """An Xid for each of the codes, of which there may be equal ones."""
-    by_code = {xid.code: xid for xid in xids}
-    return [by_code[code] for code in codes]
+def _equal_ones(xids: Iterable[XidSeen]) -> Counter[tuple[int, XidDetail | None]]:
+    counts: Counter[tuple[int, XidDetail | None]] = Counter()
+    for xid in xids:
+        counts[xid.code, xid.detail] += xid.count
+    return counts
 
 
 def judge_sxids_between(before: NodeSxids, after: NodeSxids) -> Finding:

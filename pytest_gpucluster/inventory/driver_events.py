@@ -12,14 +12,18 @@ import os
 import re
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pynvml
 
+from pytest_gpucluster.inventory.error_codes import ACTION_CHANGED, NVLINK_XIDS, REMOVED, xid_of
+from pytest_gpucluster.inventory.gpu_index import read_addresses
+from pytest_gpucluster.inventory.nvml import ACTIONS
 from pytest_gpucluster.inventory.nvml_calls import NvmlError, naming, required, session, text
 from pytest_gpucluster.inventory.reading import NotAvailable
+from pytest_gpucluster.protocol.node_events import XidDetail
 
 WAIT_MS = 1000
 SILENT_S = 30.0
@@ -100,14 +104,13 @@ class XidEvents:
     def _listen(self) -> None:
         events = required(pynvml.nvmlEventSetCreate)
         by_handle = {}
-        for index in range(required(pynvml.nvmlDeviceGetCount)):
-            gpu = self._gpus[index] = WatchedGpu(index)
+        for index, address in enumerate(read_addresses()):
+            gpu = self._gpus[index] = WatchedGpu(index, pci=address)
             try:
                 with naming(f"GPU {index}"):
                     handle = required(pynvml.nvmlDeviceGetHandleByIndex, index)
                     by_handle[_address_of(handle)] = index
                     gpu.uuid = text(required(pynvml.nvmlDeviceGetUUID, handle))
-                    gpu.pci = text(required(pynvml.nvmlDeviceGetPciInfo, handle).busId)
                     required(pynvml.nvmlDeviceRegisterEvents, handle, pynvml.nvmlEventTypeXidCriticalError, events)
             except NvmlError as error:
                 gpu.why = str(error)
@@ -142,12 +145,23 @@ DRIVER = ("NVRM:", "nvidia-nvswitch")
 """How the lines of NVIDIA's driver begin."""
 RECORD_BYTES = 8192
 """The kernel refuses to hand a record to a smaller buffer."""
+LINE_CHARACTERS = 200
+ADDRESS = r"(?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?"
 XID = re.compile(
-    r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?\): (?P<code>\d{1,5})"
-    r"(?:, pid='?(?P<pid>\d+)'?)?",
+    rf"NVRM: Xid \((?:PCI:)?{ADDRESS}(?: [A-Z][A-Za-z-]*:\w+)*\): (?P<code>\d{{1,5}})(?:, pid='?(?P<pid>\d+)'?)?", re.ASCII
+)
+"""The driver's line. Drivers before 450 name no process; newer ones write ``pid='<unknown>'`` where there is none.
+
+Where a GPU is cut (MIG), the instance follows the address: ``PCI:0000:01:00 GPU-I:05``.
+"""
+NVLINK = re.compile(
+    r"\b(?P<unit>[A-Z][A-Z0-9_]+) (?P<severity>(?:Non-?)?[Ff]atal)\b"
+    r"(?:[^(]*? Link (?P<link>-?\d{1,4})\b)?(?:[^(]*\(0x[0-9a-fA-F]+,? (?P<status>0x[0-9a-fA-F]+))?",
     re.ASCII,
 )
-"""The driver's line. Drivers before 450 name no process; newer ones write ``pid='<unknown>'`` where there is none."""
+"""``RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2 0x00000001 ...``; the second number is the error status. -1 is no link."""
+CAUSE = re.compile(r"\bcaused by previous Xid (?P<cause>\d{1,5})\b", re.ASCII | re.IGNORECASE)
+ACTION = re.compile(r"action changed from .* to (?P<number>0x[0-9a-fA-F]{1,8}) \((?P<words>[^)]*)\)", re.ASCII | re.IGNORECASE)
 SXID = re.compile(
     r"nvidia-nvswitch(?P<switch>\d{1,4}): SXid \(PCI:(?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?\): "
     r"(?P<code>\d{1,5}), "
@@ -155,6 +169,19 @@ SXID = re.compile(
     re.ASCII,
 )
 """The lines of an error: its severity and link, then ``Severity 1 Engine instance 60 ...`` and ``Data {0x10000000, ...}``."""
+UNREAD = re.compile(r"NVRM: Xid \(|nvidia-nvswitch\d*: SXid \(")
+"""How a line on an error begins, whether its rest can be read or not."""
+OF_DRIVER = re.compile(r"NVRM: |\bnvidia (?=[0-9a-fA-F]{4,8}:)|\bnvidia: probe of ")
+PCI = re.compile(ADDRESS)
+SUBJECT = re.compile(rf"NVRM: The NVIDIA GPU (?:at )?{ADDRESS}")
+"""The first line of a message on a GPU that the driver cannot use; what is wrong with it stands in the lines that follow."""
+LOST = re.compile(
+    r"fallen off the bus|(?:RmInitAdapter|rm_init_adapter) failed|NV_ERR_RESET_REQUIRED|NV_ERR_GPU_IS_LOST|GPU is lost"
+    r"|\breset required|\brequires? (?:a )?reset|None of the NVIDIA .* were initialized"
+    r"|probe routine failed for (?P<count>\d{1,3}) device|\bprobe (?:of|with driver nvidia)\b.* failed with error",
+    re.IGNORECASE,
+)
+"""What the driver or the kernel writes of a GPU that is lost, without an Xid. A probe that "was not called" is no failure."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,11 +202,27 @@ class LoggedSxid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedXid:
-    """One Xid in the kernel log. ``pci``: as in :func:`pci_key`; ``pid``: the process, None where the driver names none."""
+    """One Xid in the kernel log. ``pci``: as in :func:`pci_key`; ``pid``: the process, None where the driver names none.
+
+    ``detail``: what else its line says; None where that is nothing.
+    """
 
     code: int
     pci: str
     pid: int | None
+    detail: XidDetail | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedLoss:
+    """A line on a GPU that the driver lost or cannot start, without an Xid. ``pci``: as in :func:`pci_key`.
+
+    ``pci`` is None where the line does not say which GPU. ``count``: how many GPUs it is about.
+    """
+
+    pci: str | None
+    text: str
+    count: int = 1
 
 
 def pci_key(address: str) -> str:
@@ -194,7 +237,21 @@ def parse_xid(line: str) -> LoggedXid | None:
     if found is None:
         return None
     pid = found["pid"]
-    return LoggedXid(code=int(found["code"]), pci=pci_key(found["pci"]), pid=None if pid is None else int(pid))
+    code, pci = int(found["code"]), pci_key(found["pci"])
+    return LoggedXid(code=code, pci=pci, pid=None if pid is None else int(pid), detail=_detail_of(code, line[found.end() :]))
+
+
+def _detail_of(code: int, rest: str) -> XidDetail | None:
+    """What the line of an Xid says after its process."""
+    if code in NVLINK_XIDS and (found := NVLINK.search(rest)) is not None:
+        link = int(found["link"] or -1)
+        severity = found["severity"].replace("-", "").capitalize()
+        return XidDetail(severity=severity, unit=found["unit"], link=link if link >= 0 else None, status=found["status"])
+    if code == REMOVED and (found := CAUSE.search(rest)) is not None:
+        return XidDetail(cause=int(found["cause"]))
+    if code == ACTION_CHANGED and (found := ACTION.search(rest)) is not None:
+        return XidDetail(action=ACTIONS.get(int(found["number"], 16), found["words"].strip()))
+    return None
 
 
 def parse_sxid(line: str) -> LoggedSxid | None:
@@ -212,6 +269,19 @@ def parse_sxid(line: str) -> LoggedSxid | None:
     )
 
 
+def parse_loss(line: str) -> LoggedLoss | None:
+    """The loss of a GPU in a line of the kernel log; None in every other line, also in that of an Xid."""
+    begin, found = OF_DRIVER.search(line), LOST.search(line)
+    if begin is None or found is None or UNREAD.search(line) is not None:
+        return None
+    at = PCI.search(line)
+    pci = None if at is None else pci_key(at["pci"])
+    return LoggedLoss(pci=pci, text=line[begin.start() :].strip(), count=int(found["count"] or 1))
+
+
+Logged: TypeAlias = "LoggedXid | LoggedSxid | LoggedLoss"
+
+
 class KernelLog:
     """Reads the kernel log record by record and never waits."""
 
@@ -219,6 +289,9 @@ class KernelLog:
         """Open the log, at its first record since the boot that the kernel still has."""
         self._trouble: str | None = None
         self._has_driver = False
+        self._subject: str | None = None
+        self._named: set[str] = set()
+        self._unnamed: LoggedLoss | None = None
         self._fd: int | None = None
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -227,19 +300,52 @@ class KernelLog:
 
     @property
     def why(self) -> NotAvailable | None:
-        """Why the log does not show all; None where it does. A log of a container has no lines of the driver."""
-        if self._trouble is None and not self._has_driver:
-            return NotAvailable("the kernel log has no line of NVIDIA's driver")
-        return None if self._trouble is None else NotAvailable(self._trouble)
+        """Why the log does not show all; None where it does. A log of a container has no lines of the driver.
 
-    def read(self) -> list[LoggedXid | LoggedSxid]:
-        """The Xids and SXids that were logged since the last call."""
-        found: list[LoggedXid | LoggedSxid] = []
+        A GPU that the driver lost, without a line that says which one, is not shown either.
+        """
+        if self._trouble is not None:
+            return NotAvailable(self._trouble)
+        if not self._has_driver:
+            return NotAvailable("the kernel log has no line of NVIDIA's driver")
+        if self._unnamed is not None and self._unnamed.count > len(self._named):
+            return NotAvailable(f"the kernel log does not say which GPU the driver lost: {self._unnamed.text}")
+        return None
+
+    def read(self) -> list[Logged]:
+        """The Xids, SXids and lost GPUs that were logged since the last call."""
+        found: list[Logged] = []
         while self._fd is not None and (data := self._record(self._fd)):
-            text = data.decode("utf-8", "replace")
+            text = data.decode("utf-8", "replace").replace(r"\x0a", "\n")
             self._has_driver = self._has_driver or any(name in text for name in DRIVER)
-            found += filter(None, (parse_xid(line) or parse_sxid(line) for line in text.splitlines()))
+            found += filter(None, map(self._parse, text.splitlines()))
         return found
+
+    def _parse(self, line: str) -> Logged | None:
+        """What a line tells. An address in the first line of a message holds for those that follow."""
+        if (subject := SUBJECT.search(line)) is not None:
+            self._subject = pci_key(subject["pci"])
+        found = parse_xid(line) or parse_sxid(line)
+        if found is not None:
+            self._named |= {found.pci} if isinstance(found, LoggedXid) and xid_of(found.code).kind == "hardware" else set()
+            return found
+        if UNREAD.search(line) is not None:
+            self._trouble = self._trouble or f"the kernel log has an error that cannot be read: {line[:LINE_CHARACTERS]}"
+        return self._placed(parse_loss(line))
+
+    def _placed(self, loss: LoggedLoss | None) -> LoggedLoss | None:
+        """A loss with its address; without one it makes the log incomplete."""
+        if loss is None:
+            return None
+        if loss.pci is None and self._subject is not None:
+            loss = replace(loss, pci=self._subject, text=f"GPU {self._subject}: {loss.text}")
+        if "probe routine" in loss.text:
+            self._subject = None  # the last line of a message
+        if loss.pci is not None:
+            self._named.add(loss.pci)
+        if loss.count > 1 or loss.pci is None:
+            self._unnamed = loss if self._unnamed is None or loss.count > self._unnamed.count else self._unnamed
+        return loss if loss.pci is not None else None
 
     def _record(self, fd: int) -> bytes | None:
         """The next record; None where there is none now."""

@@ -22,6 +22,10 @@ SOURCES = {
 }
 """The catalogue of Xids for Ampere and newer GPUs, with the list of r555; sections D.4 to D.7 of the Fabric Manager guide,
 as leptonai/gpud has written them down."""
+REMOVED, ACTION_CHANGED, LINK_DOWN, LINK_SUFFERED = 45, 154, 149, 145
+"""Xids that are the consequence of another, ask for a recovery, or come where a link goes down: there, and elsewhere."""
+NVLINK_XIDS = range(144, 151)
+"""Xids of NVLink from Blackwell on, whose line has unit, severity, link and error status."""
 ACTIONS: Mapping[Family, Mapping[str, str]] = {
     "Xid": {
         "restart": "start the program again; if the code comes back with other programs too, run NVIDIA's field diagnostic",

@@ -5,8 +5,9 @@ All but :func:`visible_gpus` and :func:`read_driver_version` are called inside a
 
 from __future__ import annotations
 
+import itertools
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pynvml
 
@@ -19,7 +20,11 @@ from pytest_gpucluster.inventory.nvml_calls import (
     text,
     value_or_none,
 )
+from pytest_gpucluster.inventory.pci_tree import read_nvidia_gpus
 from pytest_gpucluster.inventory.reading import apply, or_none
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
 
 
 def gpu_count() -> int:
@@ -42,16 +47,52 @@ def read_uuids() -> list[str]:
     return [_uuid_or_nothing(index) for index in range(gpu_count())]
 
 
+def read_addresses() -> list[str]:
+    """PCI addresses by index, as NVML spells them. A GPU that NVML refuses has the one that only the PCI bus still shows.
+
+    Empty text where nothing shows it.
+    """
+    by_nvml = [_address_or_nothing(index) for index in range(gpu_count())]
+    return by_nvml if all(by_nvml) else complete_addresses(by_nvml, or_none(read_nvidia_gpus()) or ())
+
+
+def complete_addresses(by_nvml: Sequence[str], on_bus: Iterable[str]) -> list[str]:
+    """NVML's addresses, in whose order it counts, with those of the bus in place of empty ones, where just as many fit."""
+    found = list(by_nvml)
+    left = sorted(set(map(_spelled, on_bus)) - set(map(_spelled, filter(None, found))))
+    for is_known, run in itertools.groupby(range(len(found)), key=lambda index: bool(by_nvml[index])):
+        if not is_known:
+            indices = list(run)
+            below = _spelled(found[indices[0] - 1]) if indices[0] else ""
+            above = _spelled(found[indices[-1] + 1]) if indices[-1] + 1 < len(found) else "~"
+            fitting = [address for address in left if below < address < above]
+            found[indices[0] : indices[-1] + 1] = fitting if len(fitting) == len(indices) else [""] * len(indices)
+    return found
+
+
+def _spelled(address: str) -> str:
+    """A PCI address with a domain of eight digits, as NVML has it, in lower case."""
+    domain, _, rest = address.lower().partition(":")
+    return f"{int(domain, 16):08x}:{rest}"
+
+
+def _address_or_nothing(index: int) -> str:
+    try:
+        return text(required(pynvml.nvmlDeviceGetPciInfo, required(pynvml.nvmlDeviceGetHandleByIndex, index)).busId)
+    except NvmlError:
+        return ""
+
+
 def read_label(index: int) -> dict[str, str | None]:
-    """Name, UUID, PCI address and serial, as far as NVML gives them, of a lost GPU too."""
+    """Name, UUID, PCI address and serial, as far as NVML gives them, of a lost GPU too. The bus may know the address."""
     handle = value_or_none(pynvml.nvmlDeviceGetHandleByIndex, index)
+    address = read_addresses()[index] or None
     if handle is None:
-        return {}
-    pci = value_or_none(pynvml.nvmlDeviceGetPciInfo, handle)
+        return {"pci": address}
     label = {
         "gpu_name": value_or_none(pynvml.nvmlDeviceGetName, handle),
         "uuid": value_or_none(pynvml.nvmlDeviceGetUUID, handle),
-        "pci": None if pci is None else pci.busId,
+        "pci": address,
         "serial": value_or_none(pynvml.nvmlDeviceGetSerial, handle),
     }
     return {name: None if value is None else text(value) for name, value in label.items()}
@@ -111,8 +152,20 @@ def handle_of(uuid: str) -> Any:
     return required(pynvml.nvmlDeviceGetHandleByIndex, uuids.index(uuid))
 
 
-def own_index(uuid: str | None) -> int:
-    """NVML index of this process's GPU: ``uuid``, else the ``LOCAL_RANK``-th that CUDA should show.
+def expected_index(uuids: Sequence[str], local_rank: int, taken: Collection[str] = ()) -> int | None:
+    """NVML index of the GPU that a rank should have; None if there is none.
+
+    ``taken``: the UUIDs of the GPUs that torch shows. They are those of the first ranks: where CUDA leaves out a GPU that is
+    lost, the last ranks have those that are left.
+    """
+    shown = visible_gpus(list(uuids), os.environ.get("CUDA_VISIBLE_DEVICES"))
+    left = [index for index in shown if not uuids[index] or uuids[index] not in taken]
+    number = local_rank - len(taken)
+    return left[number] if 0 <= number < len(left) else None
+
+
+def own_index(uuid: str | None, taken: Collection[str] = ()) -> int:
+    """NVML index of this process's GPU: ``uuid``, else the one of :func:`expected_index`.
 
     Raises:
         NvmlError: NVML does not show it.
@@ -124,9 +177,10 @@ def own_index(uuid: str | None) -> int:
         return uuids.index(uuid)
     shown = visible_gpus(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if local_rank >= len(shown):
+    index = expected_index(uuids, local_rank, taken)
+    if index is None:
         raise NvmlError(f"LOCAL_RANK {local_rank} has no GPU: NVML shows {len(uuids)}, CUDA may use {len(shown)}")
-    return shown[local_rank]
+    return index
 
 
 def _uuid_or_nothing(index: int) -> str:

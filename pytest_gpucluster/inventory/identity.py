@@ -33,6 +33,7 @@ class Identity:
     Attributes:
         nvml_gpus: how many GPUs NVML lists on this node; None where it was not read.
         hidden_gpus: how many of them ``CUDA_VISIBLE_DEVICES`` hides from this rank.
+        gpu_number: which of the shown GPUs it is in the order of the PCI bus, for one whose PCI address nothing gives.
         variables: the environment variables of this rank that may change what is measured.
         board: which part the GPU is, as far as NVML gives it (:func:`~pytest_gpucluster.inventory.nvml.read_board`).
         fabric: what the GPUs of its NVLink fabric have in common, if that spans nodes.
@@ -52,6 +53,7 @@ class Identity:
     pci: str | None = None
     nvml_gpus: int | None = None
     hidden_gpus: int | None = None
+    gpu_number: int | None = None
     variables: dict[str, str] = field(default_factory=dict)
     stack: dict[str, str] = field(default_factory=dict)
     board: dict[str, str] = field(default_factory=dict)
@@ -66,15 +68,16 @@ def identity(*, device: str) -> Identity:
 
     local_rank = int(os.environ["LOCAL_RANK"])
     torch_gpus = torch.cuda.device_count() if device == "cuda" else 0
-    gpu: dict[str, str | None] = {}
+    gpu: dict[str, Any] = {}
+    known: list[Any] = [torch.cuda.get_device_properties(index) for index in range(torch_gpus)]
     if local_rank < torch_gpus:
-        properties: Any = torch.cuda.get_device_properties(local_rank)
+        properties = known[local_rank]
         uuid = f"GPU-{properties.uuid}"
         domain, bus = properties.pci_domain_id, properties.pci_bus_id
         pci = f"{domain:08x}:{bus:02x}:{properties.pci_device_id:02x}.0"
         gpu = {"gpu_name": properties.name, "uuid": uuid, "pci": pci, "serial": read_serial(uuid)}
     elif device == "cuda":
-        gpu = _by_nvml(local_rank)
+        gpu = _by_nvml(local_rank, [f"GPU-{one.uuid}" for one in known])
     nvml_gpus, hidden_gpus = read_hidden() if device == "cuda" else (None, None)
     return Identity(
         hostname=socket.gethostname(),
@@ -94,14 +97,21 @@ def identity(*, device: str) -> Identity:
     )
 
 
-def _by_nvml(local_rank: int) -> dict[str, str | None]:
-    """NVML's label of the GPU that this place should have; empty if NVML cannot read it either."""
+def _by_nvml(local_rank: int, taken: list[str]) -> dict[str, Any]:
+    """NVML's label of the GPU that this place should have, and its number where no address is known; empty without NVML.
+
+    ``taken``: the GPUs of the ranks for which torch has one.
+    """
     from pytest_gpucluster.inventory import gpu_index, nvml_calls
 
     try:
         with nvml_calls.session():
-            shown = gpu_index.visible_gpus(gpu_index.read_uuids(), os.environ.get("CUDA_VISIBLE_DEVICES"))
-            return gpu_index.read_label(shown[local_rank]) if local_rank < len(shown) else {}
+            uuids = gpu_index.read_uuids()
+            index = gpu_index.expected_index(uuids, local_rank, taken)
+            if index is None:
+                return {}
+            shown = sorted(gpu_index.visible_gpus(uuids, os.environ.get("CUDA_VISIBLE_DEVICES")))
+            return {**gpu_index.read_label(index), "gpu_number": shown.index(index)}
     except nvml_calls.NvmlError:
         return {}
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import pynvml
 
 from pytest_gpucluster.errors import GpuclusterError
+from pytest_gpucluster.inventory.error_codes import ACTIONS
 from pytest_gpucluster.inventory.reading import NotAvailable, apply, read, rows, split
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
     from pytest_gpucluster.errors import Part
 
+XID_ACTIONS = ACTIONS["Xid"]
+"""What to do about a GPU that the driver lost, in the words of its Xids."""
 LIBRARY = "libnvidia-ml.so.1"
 Value = TypeVar("Value")
 _NO_VALUE = frozenset(
@@ -52,6 +55,14 @@ class GpuLostError(NvmlError):
     """The GPU has fallen off the bus or cannot be reached any more (``NVML_ERROR_GPU_IS_LOST``)."""
 
     blames: ClassVar[Part] = "gpu"
+    advice: ClassVar[str] = XID_ACTIONS["reboot"]
+
+
+class GpuNeedsResetError(NvmlError):
+    """The GPU answers nothing more until it is reset (``NVML_ERROR_RESET_REQUIRED``)."""
+
+    blames: ClassVar[Part] = "gpu"
+    advice: ClassVar[str] = XID_ACTIONS["reset"]
 
 
 @contextlib.contextmanager
@@ -145,6 +156,7 @@ def _refused(error: Any, call: str) -> NvmlError:
     kinds: dict[int, Callable[..., NvmlError]] = {
         pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: NvmlLibraryNotFoundError,
         pynvml.NVML_ERROR_GPU_IS_LOST: GpuLostError,
+        pynvml.NVML_ERROR_RESET_REQUIRED: GpuNeedsResetError,
     }
     return kinds.get(error.value, NvmlError)(f"{error} ({call})", code=error.value)
 

@@ -181,7 +181,7 @@ def _failed_at_most(rows: Sequence[Record], places: Mapping[str, Place]) -> list
     shared: dict[tuple[str, ...], list[Record]] = defaultdict(list)
     totals: dict[tuple[str, ...], int] = {}
     for one in judged.values():
-        failed = [record for record in one if record.outcome == FAILED]
+        failed = [record for record in one if record.outcome == FAILED and not _is_explained(record, places)]
         if is_most(len(failed), len(one)):
             names = tuple(str(record.place) for record in failed)
             shared[names] += failed
@@ -197,6 +197,12 @@ def _failed_at_most(rows: Sequence[Record], places: Mapping[str, Place]) -> list
         )
         for names, failed in shared.items()
     ]
+
+
+def _is_explained(record: Record, places: Mapping[str, Place]) -> bool:
+    """Whether the failure of a GPU is the consequence of one of other GPUs, which are to blame."""
+    is_gpu = places[str(record.place)].gpu is not None
+    return is_gpu and bool(record.culprits) and record.place not in record.culprits
 
 
 def _describe_shared(shared: Sequence[Place], total: int, failed: Sequence[Record]) -> str:

@@ -41,6 +41,7 @@ class Finding:
         kind: the kind of the bad part; None: what the place is.
         unknown_kind: the kind to blame for what is unknown; None: ``kind``.
         advice: what to do about the worst bad part; None: what is usual for its kind.
+        unknown_advice: what to do about what is unknown; None: what is usual for the kind to blame.
         among: the nodes that share the bad part, if it is a part of none of them, such as a leaf switch.
     """
 
@@ -52,6 +53,7 @@ class Finding:
     kind: Part | None = None
     unknown_kind: Part | None = None
     advice: str | None = None
+    unknown_advice: str | None = None
     among: tuple[Place, ...] = ()
 
     def __post_init__(self) -> None:
@@ -98,9 +100,11 @@ class Finding:
         """The error of what is unknown: at the unknown places of ``among`` if it is some of them, otherwise at ``place``."""
         own = () if place is None else (place,)
         where = "" if place is None else f"{place.label}: "
-        blame = Blame(part=self.unknown_kind or self.kind or "unknown", cause=self.doubts[0])
+        part: Part = self.unknown_kind or self.kind or "unknown"
+        blame = Blame(part=part, cause=self.doubts[0], advice=self.unknown_advice)
         culprits = _some_of(self.unknown, among) or own
-        return MeasurementError(f"{where}{'; '.join(self.doubts)}", culprits=culprits, blame=blame)
+        step = f"\n  next: {self.unknown_advice}" if self.unknown_advice is not None else ""
+        return MeasurementError(f"{where}{'; '.join(self.doubts)}{step}", culprits=culprits, blame=blame)
 
 
 def gather(pairs: Iterable[tuple[Key, str]]) -> dict[Key, tuple[str, ...]]:
@@ -126,6 +130,7 @@ def merge(findings: Iterable[Finding]) -> Finding:
         kind=first("kind"),
         unknown_kind=first("unknown_kind"),
         advice=first("advice"),
+        unknown_advice=first("unknown_advice"),
         among=first("among") or (),
     )
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.inventory.driver_events import pci_key
 from pytest_gpucluster.inventory.error_codes import xid_of
-from pytest_gpucluster.inventory.gpu_index import visible_gpus
+from pytest_gpucluster.inventory.gpu_index import expected_index
+from pytest_gpucluster.inventory.pci_tree import read_nvidia_gpus
+from pytest_gpucluster.inventory.reading import or_none
 from pytest_gpucluster.measurements import timing
 from pytest_gpucluster.protocol import node_events
 from pytest_gpucluster.protocol.codec import MalformedMessageError
 from pytest_gpucluster.protocol.functions import without_device
 
 if TYPE_CHECKING:
-    from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeSxid, NodeXid
+    from collections.abc import Collection, Iterable
+
+    from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeLoss, NodeSxid, NodeXid, XidDetail
 
 READY_S = 30.0
 POLL_S = 0.05
@@ -26,18 +30,26 @@ OWN_S = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XidSeen:
-    """One Xid. ``pid``: the process that the kernel log names. ``is_own``: a worker of this run can have caused it."""
+    """Equal Xids. ``pid``: the process that the kernel log names. ``is_own``: a worker of this run can have caused it.
+
+    ``detail``: what else the kernel log says. ``age_s``: how long ago the first one came; None where it was before the run.
+    """
 
     code: int
     pid: int | None
     is_own: bool
+    detail: XidDetail | None = None
+    age_s: float | None = None
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuXids:
     """The Xids of one GPU during the run, by source; ``before``: what the kernel had logged before it, since the boot.
 
-    ``nvml_why``, ``kernel_log_why``: why this source may not have reported all; None where it has.
+    ``nvml_why``, ``kernel_log_why``: why this source may not have reported all; None where it has. ``lost``, ``lost_before``:
+    lines of the kernel log on the loss of this GPU without an Xid. A line from before the run is in ``lost`` where NVML cannot
+    open the GPU: then it has not come back. ``lost_elsewhere``: such lines on GPUs of this host that NVML does not list.
     """
 
     nvml: list[XidSeen]
@@ -45,6 +57,9 @@ class GpuXids:
     kernel_log: list[XidSeen]
     kernel_log_why: str | None
     before: list[XidSeen]
+    lost: list[str] = field(default_factory=list)
+    lost_before: list[str] = field(default_factory=list)
+    lost_elsewhere: list[str] = field(default_factory=list)
 
 
 @without_device
@@ -60,12 +75,13 @@ def gpu_xids() -> GpuXids:
         heard = _ask_when_ready(name)
     except (OSError, MalformedMessageError) as error:
         return _nothing(f"the listener of this node does not answer: {error}")
-    if not heard.gpus:
-        return _nothing(heard.nvml_why or "NVML shows no GPU")
-    gpu = _own_gpu(heard)
+    gpu = _own_gpu(heard) if heard.gpus else None
     if gpu is None:
-        return _nothing("NVML does not show this GPU")
-    return xids_of(gpu, heard, int(os.environ.get("LOCAL_RANK", "0")))
+        why = "NVML does not show this GPU" if heard.gpus else heard.nvml_why or "NVML shows no GPU"
+        found = _nothing(why)
+    else:
+        found = xids_of(gpu, heard, int(os.environ.get("LOCAL_RANK", "0")))
+    return replace(found, lost_elsewhere=lost_elsewhere(heard, or_none(read_nvidia_gpus()) or ()))
 
 
 def _ask_when_ready(name: str) -> NodeEvents:
@@ -85,9 +101,12 @@ def xids_of(gpu: NodeGpu, heard: NodeEvents, local_rank: int) -> GpuXids:
     """What was heard of one GPU, which the worker of ``local_rank`` uses."""
 
     def seen(xid: NodeXid) -> XidSeen:
-        return XidSeen(code=xid.code, pid=xid.pid, is_own=_is_own(xid, heard, local_rank))
+        is_own = _is_own(xid, heard, local_rank)
+        return XidSeen(code=xid.code, pid=xid.pid, is_own=is_own, detail=xid.detail, age_s=xid.age_s, count=xid.count)
 
     key = pci_key(gpu.pci) if gpu.pci else ""
+    losses = [one for one in heard.losses if one.pci == key]
+    is_back = gpu.why is None and heard.nvml_why is None
     logged = [xid for xid in heard.xids if xid.pci is not None and xid.pci == key]
     return GpuXids(
         nvml=[seen(xid) for xid in heard.xids if xid.index == gpu.index],
@@ -95,7 +114,25 @@ def xids_of(gpu: NodeGpu, heard: NodeEvents, local_rank: int) -> GpuXids:
         kernel_log=[seen(xid) for xid in logged if xid.age_s is not None],
         kernel_log_why=heard.log_why or (None if key else "the PCI address of this GPU is not known"),
         before=[seen(xid) for xid in logged if xid.age_s is None],
+        lost=_lines(one for one in losses if not (one.is_before and is_back)),
+        lost_before=_lines(one for one in losses if one.is_before and is_back),
     )
+
+
+def lost_elsewhere(heard: NodeEvents, on_bus: Collection[str]) -> list[str]:
+    """The lines on lost GPUs that NVML does not list.
+
+    They are left out where the PCI bus has GPUs that are neither listed nor lost: this run was given a part of the host.
+    """
+    listed = {pci_key(gpu.pci) for gpu in heard.gpus if gpu.pci}
+    unlisted = [one for one in heard.losses if one.pci not in listed]
+    others = set(map(pci_key, on_bus)) - listed - {one.pci for one in unlisted}
+    return [] if others else _lines(unlisted)
+
+
+def _lines(losses: Iterable[NodeLoss]) -> list[str]:
+    """Each line of the log once, of those from before the run and in it."""
+    return list(dict.fromkeys(one.text for one in losses))
 
 
 def _nothing(why: str) -> GpuXids:
@@ -107,18 +144,18 @@ def _own_gpu(heard: NodeEvents) -> NodeGpu | None:
     uuid, uuids = timing.gpu_uuid(), [gpu.uuid for gpu in heard.gpus]
     if uuid is not None:
         return next((gpu for gpu in heard.gpus if gpu.uuid == uuid), None)
-    shown = visible_gpus(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    return heard.gpus[shown[local_rank]] if local_rank < len(shown) else None
+    index = expected_index(uuids, int(os.environ.get("LOCAL_RANK", "0")), timing.gpu_uuids())
+    return None if index is None else heard.gpus[index]
 
 
 def _is_own(xid: NodeXid, heard: NodeEvents, local_rank: int) -> bool:
     """Whether a worker of this GPU can have caused it: by its pid, else because it ended at that time.
 
     The kernel log has pids of the host, which a container does not know. Only a code that a program can cause by itself is
-    ever a worker's own.
+    ever a worker's own; of an Xid that another one caused, that is the other one.
     """
-    if xid_of(xid.code).kind != "application" or xid.age_s is None:
+    cause = None if xid.detail is None else xid.detail.cause
+    if xid_of(cause or xid.code).kind != "application" or xid.age_s is None:
         return False
     own = [worker for worker in heard.workers if worker.local_rank == local_rank]
     if xid.pid is not None and heard.sees_host_pids:

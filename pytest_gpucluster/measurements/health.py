@@ -21,7 +21,8 @@ class GpuHealth:
     """This worker's GPU as NVML and torch see it.
 
     ``gpu`` is what NVML says of it; not available on a machine without NVML, where ``nvml_device_count`` is None too, and
-    for a GPU that NVML cannot read. ``lost``: it has fallen off the bus. ``torch_sees``: torch can use this very GPU.
+    for a GPU that NVML cannot read. ``lost``: it has fallen off the bus or waits for a reset, and ``advice`` says what to do.
+    ``torch_sees``: torch can use this very GPU.
     ``pci_gpus`` are the host's GPUs, also those that a container was not given: the name of its driver by PCI address.
     ``nvml_pci`` are the addresses that NVML gives.
     """
@@ -34,6 +35,7 @@ class GpuHealth:
     nvml_pci: list[str]
     torch_device_name: str | None
     lost: bool = False
+    advice: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,13 +76,13 @@ def gpu_state() -> GpuHealth:
     }
     try:
         with nvml_calls.session():
-            addresses = [gpu_index.read_label(index).get("pci") for index in range(gpu_index.gpu_count())]
+            addresses = gpu_index.read_addresses()
             of_node = {**of_torch, "nvml_device_count": len(addresses), "nvml_pci": list(filter(None, addresses))}
             try:
-                state = nvml.read_gpu(gpu_index.own_index(uuid))
+                state = nvml.read_gpu(gpu_index.own_index(uuid, timing.gpu_uuids()))
             except nvml_calls.NvmlError as error:
-                lost = isinstance(error, nvml_calls.GpuLostError)
-                return GpuHealth(gpu=NotAvailable(str(error)), lost=lost, **of_node)
+                lost = isinstance(error, (nvml_calls.GpuLostError, nvml_calls.GpuNeedsResetError))
+                return GpuHealth(gpu=NotAvailable(str(error)), lost=lost, advice=getattr(error, "advice", None), **of_node)
     except nvml_calls.NvmlLibraryNotFoundError:
         if uuid is not None:
             raise
@@ -98,7 +100,7 @@ def gpu_counters() -> nvml.GpuCounters:
     """
     uuid = timing.gpu_uuid()
     with nvml_calls.session():
-        index = gpu_index.own_index(uuid)
+        index = gpu_index.own_index(uuid, timing.gpu_uuids())
         with nvml_calls.naming(f"GPU {index}"):
             return nvml.read_counters(nvml_calls.required(pynvml.nvmlDeviceGetHandleByIndex, index))
 

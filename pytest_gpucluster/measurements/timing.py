@@ -6,6 +6,7 @@ the current one, and the GPU never idles, cools or raises its clocks in between.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections import deque
@@ -58,10 +59,16 @@ def device_name() -> str:
 
 
 def gpu_uuid() -> str | None:
-    """UUID of the current GPU as NVML spells it (``GPU-...``); None on a CPU."""
-    if not torch.cuda.is_available():
+    """UUID of the current GPU as NVML spells it (``GPU-...``); None on a CPU, and for a rank for which torch has no GPU."""
+    if not torch.cuda.is_available() or int(os.environ.get("LOCAL_RANK", "0")) >= torch.cuda.device_count():
         return None
     return f"GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+
+
+def gpu_uuids() -> list[str]:
+    """UUIDs of all GPUs that torch shows, in its order."""
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [f"GPU-{torch.cuda.get_device_properties(index).uuid}" for index in range(num_gpus)]
 
 
 def synchronize() -> None:

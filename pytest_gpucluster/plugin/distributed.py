@@ -69,4 +69,5 @@ def _conclude(replies: Mapping[int, Reply], error_for: Callable[..., Measurement
     error = error_for(replies, f"{name} could not run to its end" if stopped else f"{name} failed")
     if stopped:
         raise error
-    raise RanksFailedError(str(error), culprits=error.culprits if len(bad) < len(replies) else (), blame=error.blame)
+    is_known = len(bad) < len(replies) or error.blame.advice is not None
+    raise RanksFailedError(str(error), culprits=error.culprits if is_known else (), blame=error.blame)

@@ -233,6 +233,7 @@ def blamed(record: Record, error: MeasurementError | RanksFailedError) -> Record
         blames=blame.part,
         cause=blame.cause,
         among=tuple(place.id for place in blame.among),
+        advice=blame.advice,
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.cluster.results import Results
+from pytest_gpucluster.cluster.unmeasurable import domains_of
 from pytest_gpucluster.controller.call import TerminatedError
 from pytest_gpucluster.errors import CriterionFailedError, GpuclusterError, MeasurementError
 from pytest_gpucluster.plugin.stash_keys import CRITERION, PAIR, RULE
@@ -80,6 +81,19 @@ class OverRun:
     def of_gpus(self, node: Place) -> dict[Place, tuple[Any, Any]]:
         """The values of each GPU of a node that was read."""
         return {place: self[place] for place in self.first if place.node == node.node}
+
+    def of_domain(self, place: Place) -> dict[Place, Any]:
+        """The values at the end of the other GPUs of a GPU's NVLink domain; of its node where NVLink ends there.
+
+        GPUs that could not be measured are left out: their own tests say so.
+        """
+        domains = domains_of(self.last)
+        members = [one for one in self.last if domains[one.node] == domains[place.node] and one != place]
+        found = {}
+        for one in members:
+            with contextlib.suppress(MeasurementError):
+                found[one] = self.last[one]
+        return found
 
 
 class Readings:

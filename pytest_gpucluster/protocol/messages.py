@@ -233,9 +233,10 @@ class Success(_Result):
 class Failure(_Result):
     """There is no value.
 
-    ``blames``: the kind of part that is to blame, None if unknown. ``type``, ``traceback`` and ``cause`` (the first of a chain
-    of exceptions) belong to an exception. ``state`` (the letter of proc(5)), ``stacks`` and ``flight`` (the last collectives
-    in PyTorch's flight recorder) were taken from a worker that did not return, and ``ras`` from its NCCL: who lags where.
+    ``blames``: the kind of part that is to blame, None if unknown; ``advice``: what to do, if the error says it. ``type``,
+    ``traceback`` and ``cause`` (the first of a chain of exceptions) belong to an exception. ``state`` (the letter of proc(5)),
+    ``stacks`` and ``flight`` (the last collectives in PyTorch's flight recorder) were taken from a worker that did not return,
+    and ``ras`` from its NCCL: who lags where.
     """
 
     t: Literal["failure"] = "failure"
@@ -243,6 +244,7 @@ class Failure(_Result):
     kind: FailureKind
     error: str
     blames: Part | None = None
+    advice: str | None = None
     type: str = ""
     cause: str = ""
     traceback: str = ""

@@ -36,10 +36,27 @@ class NodeGpu(TypedMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeXid(TypedMessage):
-    """An Xid. NVML names the GPU's ``index`` and no process; the kernel log names ``pci``, and a ``pid`` where there is one.
+class XidDetail(TypedMessage):
+    """What the kernel log says of an Xid beside its code; None for what its line does not say.
 
-    ``age_s``: how long ago it came; None for one that the kernel logged before the run.
+    ``severity`` (``Fatal``, ``Nonfatal``), ``unit`` of the NVLink hardware, ``link`` and ``status`` (the error status in
+    hexadecimal) stand in Xids 144 to 150. ``cause``: the Xid that came before an Xid 45. ``action``: the recovery that an Xid
+    154 asks for, by NVML's name of it.
+    """
+
+    severity: str | None = None
+    unit: str | None = None
+    link: int | None = None
+    status: str | None = None
+    cause: int | None = None
+    action: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeXid(TypedMessage):
+    """Equal Xids. NVML names the GPU's ``index`` and no process; the kernel log ``pci``, and a ``pid`` where there is one.
+
+    ``age_s``: how long ago the first one came; None for one that the kernel logged before the run. ``detail`` is the log's.
     """
 
     code: int
@@ -47,6 +64,8 @@ class NodeXid(TypedMessage):
     pci: str | None = None
     pid: int | None = None
     age_s: float | None = None
+    detail: XidDetail | None = None
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +81,19 @@ class NodeSxid(TypedMessage):
     severity: str | None
     link: int | None
     is_detail: bool
+    count: int
+    is_before: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLoss(TypedMessage):
+    """Equal lines of the kernel log on a GPU that the driver lost, without an Xid, and how many.
+
+    ``is_before``: the kernel logged them before the run.
+    """
+
+    pci: str
+    text: str
     count: int
     is_before: bool
 
@@ -90,6 +122,7 @@ class NodeEvents(TypedMessage):
     gpus: tuple[NodeGpu, ...] = ()
     xids: tuple[NodeXid, ...] = ()
     sxids: tuple[NodeSxid, ...] = ()
+    losses: tuple[NodeLoss, ...] = ()
     workers: tuple[NodeWorker, ...] = ()
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import errno
 import itertools
+import re
 import traceback
 from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
 from pytest_gpucluster.errors import Part
+from pytest_gpucluster.inventory.error_codes import ACTIONS
 from pytest_gpucluster.protocol.functions import RefusedError
 from pytest_gpucluster.protocol.messages import Failure
 
@@ -19,19 +21,47 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 HOST_ERRORS = {errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS, errno.EMFILE, errno.ENFILE, errno.EAGAIN}
-CUDA_PARTS: dict[int, Part] = {2: "software", 214: "gpu", 220: "link", 226: "gpu"}
-"""By cudaError_t: out of memory, uncorrectable ECC error, uncorrectable NVLink error, contained memory error."""
+CUDA_PARTS: dict[int, Part] = {2: "software", 214: "gpu", 220: "link", 226: "gpu", 802: "host"}
+"""By cudaError_t: out of memory, uncorrectable ECC error, uncorrectable NVLink error, contained memory error, and a system
+that is not yet initialised: its NVSwitches are not ready."""
+FABRIC = 802
+FABRIC_TEXT = (
+    "look at the Fabric Manager of this host (systemctl status nvidia-fabricmanager, and its log) and its NVSwitches (kernel "
+    "log: SXid); in a container also at /dev/nvidia-caps; on a rack at IMEX"
+)
+ADVICE: dict[int, str] = {
+    214: ACTIONS["Xid"]["reset"],
+    220: ACTIONS["Xid"]["link"],
+    226: ACTIONS["Xid"]["reset"],
+    FABRIC: FABRIC_TEXT,
+}
+"""What to do next, by cudaError_t; of memory errors as after Xid 95 and 94, of NVLink errors as after Xid 74."""
+CUDA_STATES: dict[str, int] = {
+    r"CUDA (?:driver )?error: uncorrectable ECC error": 214,
+    r"CUDA (?:driver )?error: GPU requires (?:a )?(?:reset|restart)": 214,
+    r"CUDA (?:driver )?error: uncorrectable NVLink error": 220,
+    r"CUDA (?:driver )?error: system not yet initialized": FABRIC,
+    r"(?:Unexpected error from )?(?:CUDA|cuda|cu[A-Z])[^\n]*\b802\b[^\n]{1,3}system not yet initialized": FABRIC,
+    r"(?:CUDA|cuda|cu[A-Z])[^\n]*\b(?:cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY)\b": FABRIC,
+    r"CUDA driver error: [^\n]*\b(?:[Mm]ulticast|cuMulticast)": FABRIC,
+    r"(?s:NCCL.*\n)?(?:NCCL [\w ]+: )?Failed to \w+ NVLink SHARP \(NVLS\)[^\n]* (?:CUDA error|Cuda failure) (?!2\b)\d": FABRIC,
+}
+"""How texts of torch and NCCL begin that name a state of a GPU or of the NVLink fabric, and the code of it.
+
+NVLink SHARP that cannot be bound (CUDA error 401 and others, but for too little memory) has the cause of 802, as NCCL says.
+"""
+CUDA_IN_NCCL = re.compile(r"NCCL error(?s:.*)\b(?:CUDA error|Cuda failure) (?P<code>214|220|226|802)\b")
+"""NCCL's text of an error of CUDA, by its cudaError_t."""
 CUDA_TEXTS: dict[str, Part] = {
-    "CUDA error: uncorrectable ECC error": "gpu",
-    "CUDA error: uncorrectable NVLink error": "link",
     "CUDA error: ": "unknown",
     "CUDA driver error: ": "unknown",
     "NCCL error": "unknown",
+    "Unexpected error from cuda": "unknown",
     "cuDNN error": "unknown",
     "CUDNN_STATUS": "unknown",
     "[enforce fail at alloc_cpu.cpp": "host",
 }
-"""How a ``RuntimeError`` of torch begins where it carries no code. The first that fits decides."""
+"""How a ``RuntimeError`` of torch begins where it carries no code."""
 
 
 class NoGpuError(RuntimeError):
@@ -52,6 +82,18 @@ def part_of(error: BaseException) -> Part:
         return "software"
 
 
+def advice_of(error: BaseException) -> str | None:
+    """What to do about ``error``: what it says in an attribute ``advice`` beside ``blames``, else by CUDA's code; or None."""
+    try:
+        if getattr(error, "blames", None) in get_args(Part):
+            said = getattr(error, "advice", None)
+            return said if isinstance(said, str) else None
+        code = _cuda_code(error) if isinstance(error, RuntimeError) else None
+        return None if code is None else ADVICE.get(code)
+    except BaseException:  # noqa: BLE001 -- the function's own code, which may raise anything
+        return None
+
+
 def _part_of(error: BaseException) -> Part:
     said: Part | None = getattr(error, "blames", None)
     if said is not None and said in get_args(Part):
@@ -70,12 +112,26 @@ def _of_torch(error: RuntimeError) -> Part:
 
     if isinstance(error, torch.OutOfMemoryError):
         return "software"
-    code = getattr(error, "error_code", None)
-    if isinstance(code, int):
+    code = _cuda_code(error)
+    if code is not None:
         return CUDA_PARTS.get(code, "unknown")
     if isinstance(error, (torch.AcceleratorError, dist.DistError)) or _is_raised_by(error.__traceback__, "torch.distributed"):
         return "unknown"
     return next((part for start, part in CUDA_TEXTS.items() if str(error).startswith(start)), "software")
+
+
+def _cuda_code(error: RuntimeError) -> int | None:
+    """The cudaError_t behind an error of torch: its attribute, else by exactly what CUDA or NCCL writes; None otherwise."""
+    import torch
+
+    code = getattr(error, "error_code", None)
+    if isinstance(code, int) and isinstance(error, torch.AcceleratorError):
+        return code
+    text = str(error)
+    found = CUDA_IN_NCCL.match(text)
+    if found is not None:
+        return int(found["code"])
+    return next((code for start, code in CUDA_STATES.items() if re.match(start, text)), None)
 
 
 def _is_raised_by(frames: types.TracebackType | None, package: str) -> bool:
@@ -106,6 +162,7 @@ def failure_of(error: BaseException) -> Failure:
         type=_name_of(error),
         error=_text_of(error),
         blames=part_of(error),
+        advice=advice_of(error),
         cause=_describe(chain[0]) if len(chain) > 1 else "",
         traceback="\n".join(_traceback(chain)),
     )

@@ -350,3 +350,18 @@ def test_two_switches_are_two_culprits() -> None:
         "switch leaf1",
         "switch leaf2",
     ]
+
+
+def test_gpus_that_suffer_from_one() -> None:
+    """All GPUs of a domain fail, and 63 of them blame one: it is the one culprit, not most GPUs."""
+    known = places(nodes=16, gpus=4)
+    rows = [failed("xid_during_run", name, culprits=("node3-gpu2",)) for name, place in known.items() if place.gpu is not None]
+    (found,) = find_culprits(rows, known)
+    assert (found.place, found.is_systemic, len(found.records)) == ("node3-gpu2", False, 64)
+
+
+def test_gpus_that_all_fail_by_themselves() -> None:
+    """The same values without another one to blame are no fault of the GPUs."""
+    known = places(nodes=16, gpus=4)
+    rows = [failed("xid_during_run", name) for name, place in known.items() if place.gpu is not None]
+    assert one(rows, known).is_systemic

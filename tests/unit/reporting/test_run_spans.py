@@ -228,3 +228,12 @@ def test_xids_that_are_bad_and_not_all_known() -> None:
     """A log that lost its begin still shows what came."""
     found = judge_xids_between(xids(31), xids(before=(79,)))
     assert (found.judged, bool(found.unknown)) == (1, True)
+
+
+def test_a_gpu_that_was_lost_while_nobody_watched() -> None:
+    """A line without an Xid counts, if the part before it had not shown it; NVML opens the GPU again."""
+    line = "GPU 0000:13:00.0: GPU has fallen off the bus"
+    lost = replace(xids(), lost_before=[line])
+    assert judge_xids_between(xids(), lost).judged == 1
+    assert judge_xids_between(lost, lost).judged == 0
+    assert judge_xids_between(replace(xids(), lost=[line]), lost).judged == 0
