@@ -56,7 +56,7 @@ def rails(nics_at_start, cluster):
 
 
 @pytest.fixture(scope="session")
-def rails_measured(rails, nic_ways, gpu_states, cluster, recipe):
+def rails_measured(rails, nic_ways, gpu_states, cluster, recipe, possible):
     """Rate and latency of every adapter of every node: one name at a time, in new workers that use it alone.
 
     An adapter that seems far worse than the others is measured a second time, and the better value counts.
@@ -78,7 +78,20 @@ def rails_measured(rails, nic_ways, gpu_states, cluster, recipe):
     for one in rails:
         if one.name in suspects:
             measure(one, near[one.name], cluster, arguments, second)
-    return RailsMeasured(localization.better_of(first.rates, second.rates), first.errors)
+    return only_possible(localization.better_of(first.rates, second.rates), first.errors, possible("rail_bandwidth"))
+
+
+def only_possible(rates, errors, can_be):
+    """What was measured, with an error for each adapter that carries more than its port can."""
+    found = RailsMeasured([], errors)
+    for one in rates:
+        try:
+            can_be.require(one.share or 0.0, where=f"{one.node} {one.rail}")
+        except MeasurementError as error:
+            found.errors.setdefault(one.node, []).append(error)
+        else:
+            found.rates.append(one)
+    return found
 
 
 def measure(rail_of_nodes, gpu, cluster, arguments, measured):

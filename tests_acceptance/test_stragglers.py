@@ -55,10 +55,11 @@ def comparisons():
     return {}
 
 
-def compare_all(results, field, healthy, limit):
-    """Compare the GPUs that have a value."""
+def compare_all(results, field, healthy, limit, can_be):
+    """Compare the GPUs that have a value which hardware can give; a wrong one says nothing of the others."""
     measured = {one: results[one] for one in results if one not in results.errors}
-    rates = {one: rate for one, found in measured.items() if (rate := getattr(found, field)) is not None}
+    known = {one: rate for one, found in measured.items() if (rate := getattr(found, field)) is not None}
+    rates = {one: rate for one, rate in known.items() if can_be.allows(rate)}
     alike = siblings.Siblings(
         rates=rates,
         models={one: found.device for one, found in measured.items()},
@@ -68,19 +69,22 @@ def compare_all(results, field, healthy, limit):
 
 
 @pytest.fixture
-def comparison(rates_of_all, quantity, recipe, criterion, comparisons):
+def comparison(rates_of_all, quantity, recipe, possible, criterion, comparisons):
     """The GPUs' comparison by this quantity."""
     if quantity not in comparisons:
-        healthy = siblings.Healthy(**recipe(f"straggler[{quantity}]"))
-        comparisons[quantity] = compare_all(rates_of_all, COMPARED[quantity].field, healthy, criterion.limit)
+        healthy, field = siblings.Healthy(**recipe(f"straggler[{quantity}]")), COMPARED[quantity].field
+        comparisons[quantity] = compare_all(rates_of_all, field, healthy, criterion.limit, possible(quantity))
     return comparisons[quantity]
 
 
 @pytest.mark.compares
 @pytest.mark.parametrize("quantity", [pytest.param(name, marks=one.mark) for name, one in COMPARED.items()])
-def test_straggler(quantity, rates_of_all, place, comparison, criterion):
+def test_straggler(quantity, rates_of_all, place, comparison, possible, criterion):
     """The GPU lies no further below the median of its siblings than healthy GPUs differ, and the siblings are alike."""
     own, way = rates_of_all[place], COMPARED[quantity].way
+    rate = getattr(own, COMPARED[quantity].field)
+    if rate is not None:
+        possible(quantity).require(rate, where=place.label)
     rates, compared = comparison.rates, comparison.compared.get(place)
     if place not in rates:
         raise MeasurementError(f"{place.label}: {quantity} has no value here, so nothing can be compared", culprits=(place,))

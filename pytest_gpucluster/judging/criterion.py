@@ -13,6 +13,7 @@ from pytest_gpucluster.judging import failure_text
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.finding import Finding
 from pytest_gpucluster.judging.noise import FEWEST, Repeats, doubt
+from pytest_gpucluster.judging.possible import require_possible
 from pytest_gpucluster.judging.siblings import Compared
 from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED, Record
 from pytest_gpucluster.places import Place
@@ -102,8 +103,9 @@ class Criterion:
             remark: what a value within the limit does not show, such as a comparison without anything to compare with.
 
         Raises:
-            MeasurementError: the value is not a finite number, or a place has none: nothing was measured. Or (kind
-                ``noisy``) the siblings disagree, or the repeats do, or the limit lies among them, also the second time.
+            MeasurementError: the value is not a finite number, or a place has none: nothing was measured. Or it is better
+                than hardware can be (:func:`require_possible`). Or (kind ``noisy``) the siblings disagree, or the repeats do,
+                or the limit lies among them, also the second time.
             CriterionFailedError: outside the limit, and the entry is not advisory.
         """
         self._require(value, Finding(evidence=evidence or {}, remark=remark))
@@ -127,6 +129,19 @@ class Criterion:
             self._require(value, shown, blamed=finding.culprits(siblings))
         if finding.unknown:
             raise finding.error(self.place, siblings)
+
+    def require_possible(self, value: float, *, when: str) -> None:
+        """Refuse a value that is not judged itself, but stands behind what is: such as the best round of a soak.
+
+        Raises:
+            MeasurementError: it is better than hardware can be. A later valid value does not clear it.
+        """
+        here = f" at {self.place}" if self.place is not None else ""
+        try:
+            require_possible(value, self.limit.bound, what=f"{self.threshold.key}{here} {when}")
+        except MeasurementError as error:
+            self.first_error = self.first_error or error
+            raise
 
     def _is_outside(self, value: Any) -> bool:
         """Whether a value, or one of several, is a number outside the limit, whatever else is unknown."""
@@ -215,6 +230,7 @@ class Criterion:
             number = math.inf
         if not math.isfinite(number):
             raise MeasurementError(f"{self.threshold.key}{where}: a value that is not finite, so nothing was measured")
+        require_possible(number, self.limit.bound, what=f"{self.threshold.key}{where}")
         return number
 
     # The judgement.
