@@ -72,7 +72,7 @@ def rates_of_all(request, quantity):
 def test_slow_host(quantity, rates_of_all, node, recipe, possible, criterion):
     """The host lies no further below the median of the others than the limit, or than their own spread explains."""
     own, field = rates_of_all[node], COMPARED[quantity][1]
-    possible(quantity).require(getattr(own, field), where=node.label)
+    possible(quantity).require(getattr(own, field), where=node)
     known = {one: getattr(rates_of_all[one], field) for one in rates_of_all if one not in rates_of_all.errors}
     rates = {one: rate for one, rate in known.items() if possible(quantity).allows(rate)}
     alike = siblings.Siblings(rates=rates, models=dict.fromkeys(rates, "host"), hosts={one: one.node for one in rates})

@@ -42,12 +42,17 @@ def test_gpu_pairs(pairs, criterion):
 
 @pytest.fixture
 def possible_pairs(pairs, possible):
-    """The pairs whose values hardware can give, and the error of the first other one: it says nothing of the others."""
+    """The pairs whose values hardware can give, and the errors of the others."""
+    return only_possible(pairs, possible("busbw[send_recv]", gpus=2), possible("latency[all_reduce]", gpus=2))
+
+
+def only_possible(pairs, can_carry, can_take):
+    """What of the pairs can be compared: a wrong value says nothing of the others."""
     kept, errors = [], []
     for one in pairs:
         try:
-            possible("busbw[send_recv]", gpus=2).require(one.gb_s, where=one.name)
-            possible("latency[all_reduce]", gpus=2).require(one.latency_us, where=one.name)
+            can_carry.require(one.gb_s, where=one.name)
+            can_take.require(one.latency_us, where=one.name)
         except MeasurementError as error:
             errors.append(error)
         else:

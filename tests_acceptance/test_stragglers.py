@@ -84,7 +84,7 @@ def test_straggler(quantity, rates_of_all, place, comparison, possible, criterio
     own, way = rates_of_all[place], COMPARED[quantity].way
     rate = getattr(own, COMPARED[quantity].field)
     if rate is not None:
-        possible(quantity).require(rate, where=place.label)
+        possible(quantity).require(rate, where=place)
     rates, compared = comparison.rates, comparison.compared.get(place)
     if place not in rates:
         raise MeasurementError(f"{place.label}: {quantity} has no value here, so nothing can be compared", culprits=(place,))

@@ -147,7 +147,7 @@ def try_slow_gpu(setup: Setup) -> list[Trial | NotPlanted]:
         else:
             slowdowns = _slowdowns(setup)
             measured = _measure(setup, operation, slowdowns)
-            _require_possible(measured, setup.criteria.get(MEASURED_BY[operation]))
+            require_possible_rates(measured, setup.criteria.get(MEASURED_BY[operation]))
             results += slow_trials(measured, slowdowns, operation=operation, threshold=threshold, sizes=setup.sizes)
     return results
 
@@ -175,12 +175,18 @@ def _measure(setup: Setup, operation: str, slowdowns: Sequence[Slowdown]) -> Res
     )
 
 
-def _require_possible(measured: Results, threshold: Threshold | None) -> None:
-    """Raise MeasurementError where a rate is more than the hardware can: by a wrong clock nobody finds who is slow."""
-    bound = None if threshold is None else threshold.best_possible(gpus=1, cluster={})
+def require_possible_rates(measured: Results, threshold: Threshold | None) -> None:
+    """Refuse rates by which nobody finds who is slow; ``threshold`` is the entry that measures the same.
+
+    Raises:
+        MeasurementError: a rate is more than the hardware can, or a place was not measured.
+    """
+    if threshold is None:
+        return
+    bound = threshold.best_possible(gpus=1, cluster={})
     for place, rates in measured.each(lambda found: found.rates).items():
         for rate in rates:
-            require_possible(rate, bound, what=f"{place}")
+            require_possible(rate, bound, what=f"{threshold.key}, planted in {place}")
 
 
 def delay_percent(lost_percent: float) -> float:

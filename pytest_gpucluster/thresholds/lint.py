@@ -240,7 +240,7 @@ def _check_physics(threshold: Threshold, profile: Profile) -> Iterator[str]:
     """
     name, of = repr(threshold.key), threshold.of or ""
     reference = threshold.bound or (of if of.startswith("gpu.") else None)
-    if not isinstance(reference, str) or reference in BOUNDS_OF_FABRIC:
+    if not isinstance(reference, str) or reference in BOUNDS_OF_FABRIC or reference.removeprefix("gpu.") in DERIVED:
         return
     top: float | None = getattr(profile.spec, reference.removeprefix("gpu."), None)
     if top is None:

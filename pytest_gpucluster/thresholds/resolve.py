@@ -45,7 +45,7 @@ DOMAIN = "fabric.domain_gb_s"
 OF_FABRIC = (RING, ALL_TO_ALL, DOMAIN)
 MOST = "fabric.most_gb_s"
 """What ``bound`` names for the most that any collective over all nodes but an all_to_all can reach."""
-NVLS = "gpu.nvls_gb_s"
+OF_SUMS = ("gpu.nvlink_gb_s", "gpu.nvlink_sum_gb_s")
 """What ``bound`` names for the most that an all_reduce over NVLinks can reach, where their switches add up."""
 BOUNDS_OF_FABRIC = (MOST, ALL_TO_ALL)
 LIMIT = frozenset({"kind", "numbers", "of", "of_value", "shapes", "unit"})
@@ -202,7 +202,7 @@ class Threshold(EntryKeys):
         if self.bound in BOUNDS_OF_FABRIC:
             most = self._most_of_fabric(str(self.bound), cluster)
             return None if most is None else most * SHEETS_ROUND
-        if self.bound == NVLS and self.bound_value is not None and gpus > 1:
+        if self.bound in OF_SUMS and self.bound_value is not None and gpus > 1:
             return most_by_nvlink_gb_s(gpus=gpus, nvlink_gb_s=self.bound_value)
         return self.bound_value
 

@@ -54,8 +54,8 @@ SHEETS_ROUND = 17 / 16
 """Hardware may exceed a rate of its sheet by so much: NVML shows 26.562 GB/s for an NVLink of 25, and 4.92 TB/s for 4.8."""
 PCIE_LANE_GB_S: Mapping[int, float] = MappingProxyType({3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563})
 """What a lane of each PCIe generation carries one way, line code taken off, in GB/s (PCI-SIG)."""
-DERIVED: Mapping[str, str] = MappingProxyType({"pcie_gb_s": "GB/s", "nvls_gb_s": "GB/s"})
-"""Figures that follow from others, each with its unit."""
+DERIVED: Mapping[str, str] = MappingProxyType(dict.fromkeys(("pcie_gb_s", "nvlink_copy_gb_s", "nvlink_sum_gb_s"), "GB/s"))
+"""Figures that follow from others, each with its unit: bounds of values, to which no floor has to be near."""
 
 
 class SpecFile(BaseModel):
@@ -103,8 +103,13 @@ class GpuSpec(SpecFile):
         return None if lane_gb_s is None else lane_gb_s * self.pcie_width
 
     @property
-    def nvls_gb_s(self) -> float:
-        """As ``nvlink_gb_s``, of a sum in which the switches may add up (NVLS): its bus bandwidth may be higher."""
+    def nvlink_copy_gb_s(self) -> float:
+        """What the NVLinks carry of copies, which no switch can add up; in GB/s."""
+        return self.nvlink_gb_s
+
+    @property
+    def nvlink_sum_gb_s(self) -> float:
+        """What they carry of a sum, in GB/s; where switches add up (NVLS), its bus bandwidth may be higher."""
         return self.nvlink_gb_s
 
     def most(self, figure: str) -> float | None:

@@ -115,7 +115,6 @@ def test_ten_times_the_data_sheet_is_an_error(profile: str, key: str) -> None:
         ("training_scaling_cluster", 150.0, "110 %"),
         ("busbw_scaling", 980.0, "200 %"),
         ("rail_bandwidth", 9.3, "2 ratio"),
-        ("gpu_memory", 1404.0, "149.2 GiB"),
     ],
 )
 def test_the_message(key: str, value: float, most: str) -> None:
