@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import pytest
 
-from pytest_gpucluster import MeasurementError, localization
+from pytest_gpucluster import localization
 from pytest_gpucluster.measurements.pair_matrix import pair_matrix
 
 pytestmark = pytest.mark.links
@@ -50,13 +50,8 @@ def only_possible(pairs, can_carry, can_take):
     """What of the pairs can be compared: a wrong value says nothing of the others."""
     kept, errors = [], []
     for one in pairs:
-        try:
-            can_carry.require(one.gb_s, where=one.name)
-            can_take.require(one.latency_us, where=one.name)
-        except MeasurementError as error:
-            errors.append(error)
-        else:
-            kept.append(one)
+        error = can_carry.error(one.gb_s, where=one.name) or can_take.error(one.latency_us, where=one.name)
+        (kept if error is None else errors).append(one if error is None else error)
     return kept, errors
 
 

@@ -14,13 +14,19 @@ from pytest_gpucluster.measurements.training import sharded_memory
 from tests_acceptance.conftest import require_possible, sized
 
 
-@pytest.mark.training
-def test_training_scaling_node(trained_alone, trained_in_node, cluster, node, possible, criterion):
-    """Tokens a second and GPU of a whole node, in per cent of its GPUs alone."""
-    of_gpus = {place: trained_alone[place] for place in cluster.places if place.node == node.node}
+@pytest.fixture
+def trainings(trained_alone, trained_in_node, cluster, node, possible):
+    """What a node's GPUs reach alone, and the training of all of them, if GPUs can be so fast at all."""
+    alone = {place: trained_alone[place] for place in cluster.places if place.node == node.node}
     trained = trained_in_node[node]
-    require_possible({**of_gpus, node: trained}, possible)
-    alone = {place: one.tokens_per_s_per_gpu for place, one in of_gpus.items()}
+    require_possible({**alone, node: trained}, possible)
+    return {place: one.tokens_per_s_per_gpu for place, one in alone.items()}, trained
+
+
+@pytest.mark.training
+def test_training_scaling_node(trainings, criterion):
+    """Tokens a second and GPU of a whole node, in per cent of its GPUs alone."""
+    alone, trained = trainings
     rate = trained.tokens_per_s_per_gpu
     shown = {"tokens/s/GPU": rate, "single GPU": {gpu.id: one for gpu, one in alone.items()}, **trained.evidence}
     value = scaling.efficiency_percent(rate, of=[*alone.values()])

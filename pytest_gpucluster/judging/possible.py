@@ -1,7 +1,7 @@
 """Values that no hardware can give: then the measurement is wrong, and nothing is known of the hardware. Pure.
 
-A clock or a size that is wrong by ten makes every GPU ten times as fast, also one that is slow by five. So such a value is never
-judged, and nothing else is compared with it.
+A clock or a size that is wrong by ten makes every GPU ten times as fast, also one that is slow by five. So such a value is
+never judged, and nothing else is compared with it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Possible:
     key: str
     bound: Bound | None = None
 
-    def allows(self, value: float) -> bool:
-        """Whether hardware could give this value."""
-        return self.bound is None or self.bound.allows(value)
+    def error(self, value: float, *, where: object) -> MeasurementError | None:
+        """Why a value is none, where no hardware could give it; ``where`` is what it was measured at."""
+        return impossible(value, self.bound, what=f"{self.key} at {where}")
 
     def require(self, value: float, *, where: object) -> None:
-        """Raise :class:`MeasurementError` if no hardware could give this value; ``where`` is what it was measured at."""
+        """Raise that error."""
         require_possible(value, self.bound, what=f"{self.key} at {where}")
 
 
@@ -41,9 +41,16 @@ def require_possible(value: float, bound: Bound | None, *, what: str) -> None:
     Raises:
         MeasurementError: nothing is known of the hardware, and no place is to blame.
     """
+    error = impossible(value, bound, what=what)
+    if error is not None:
+        raise error
+
+
+def impossible(value: float, bound: Bound | None, *, what: str) -> MeasurementError | None:
+    """The error of a value that is better than hardware can be; None for any other value."""
     if bound is None or bound.allows(value):
-        return
+        return None
     why, most = (TOO_MUCH, "at most") if bound.is_most else (TOO_LITTLE, "at least")
     best = f"{most} {format_number(bound.value)} {bound.unit} is possible, {bound.by}"
     text = f"{what}: {format_number(value)} {bound.unit} is {why} ({best})"
-    raise MeasurementError(text, blame=Blame(part="software", cause=why))
+    return MeasurementError(text, blame=Blame(part="software", cause=why))

@@ -81,7 +81,7 @@ def recipe(pytestconfig: pytest.Config) -> Any:
 def possible(pytestconfig: pytest.Config) -> Any:
     """``possible(key, gpus=1)``: what the values of the entry ``key`` can be, for a test that compares or divides them.
 
-    ``.allows(value)``; ``.require(value, where=...)`` raises a MeasurementError for more than the hardware can.
+    ``.error(value, where=...)`` is a MeasurementError for more than the hardware can, else None; ``.require`` raises it.
     """
     return run_of(pytestconfig).possible
 

@@ -88,9 +88,7 @@ class FabricRates:
         if self.nic_gb_s_per_gpu is None:
             return None
         most = most_possible_gb_s if bound == MOST else all_to_all_gb_s
-        return most(
-            nodes=domains, gpus_per_node=gpus, nic_gb_s_per_gpu=self.nic_gb_s_per_gpu, nvlink_gb_s=self.nvlink_gb_s
-        )
+        return most(nodes=domains, gpus_per_node=gpus, nic_gb_s_per_gpu=self.nic_gb_s_per_gpu, nvlink_gb_s=self.nvlink_gb_s)
 
 
 class Profile(ProfileTerms):
@@ -191,7 +189,7 @@ class Threshold(EntryKeys):
         return Limit(kind=self.kind, value=number, unit=self.unit, basis=basis, bound=bound)
 
     def best_possible(self, *, gpus: int, cluster: Mapping[str, int]) -> Bound | None:
-        """The best value that hardware can give a group, whatever its limit; None where nobody knows. Arguments as :meth:`limit`."""
+        """The best value that hardware can give a group; None where nobody knows. Arguments as :meth:`limit`."""
         value = self._most(gpus, cluster)
         if value is None:
             return None

@@ -52,7 +52,8 @@ def judge_of(threshold: Threshold, *, nodes: int, gpus: int) -> Criterion:
     group = {"gpu": 1, "node": gpus, "cluster": nodes * gpus}[threshold.per]
     numbers = {} if group in threshold.numbers or "any" in threshold.numbers else {threshold.kind: {"any": 1.0}}
     known = threshold.model_copy(update=numbers)
-    return Criterion(threshold=known, limit=known.limit(gpus=group, cluster=shape), place=None if threshold.per == "cluster" else A)
+    place = None if threshold.per == "cluster" else A
+    return Criterion(threshold=known, limit=known.limit(gpus=group, cluster=shape), place=place)
 
 
 def rates() -> Iterator[Any]:
@@ -198,10 +199,10 @@ def test_what_is_compared() -> None:
     """A test that compares values asks before; where nobody knows a bound, anything is possible."""
     bound = FILE.criteria(PROFILES["h200-sxm"])["bf16_tflops"].best_possible(gpus=1, cluster={})
     can_be = Possible(key="bf16_tflops", bound=bound)
-    assert (can_be.allows(780.0), can_be.allows(7800.0)) == (True, False)
+    assert can_be.error(780.0, where="gpu-node-0") is None
     with pytest.raises(MeasurementError, match=f"bf16_tflops at gpu-node-0: 7800 TFLOPS is {TOO_MUCH}"):
         can_be.require(7800.0, where="gpu-node-0")
-    assert Possible(key="host_memory").allows(1e9)
+    Possible(key="host_memory").require(1e9, where="gpu-node-0")
 
 
 PUBLISHED = {

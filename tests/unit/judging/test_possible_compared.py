@@ -30,7 +30,8 @@ def can_be(key: str, *, gpus: int = 1) -> Possible:
 
 @pytest.mark.parametrize("wrong", [1, 2, 3])
 @pytest.mark.parametrize(
-    ("key", "field", "usual"), [("bf16_tflops", "tflops", 780.0), ("hbm_bandwidth", "tb_s", 4.3), ("host_to_device", "h2d_gb_s", 55.0)]
+    ("key", "field", "usual"),
+    [("bf16_tflops", "tflops", 780.0), ("hbm_bandwidth", "tb_s", 4.3), ("host_to_device", "h2d_gb_s", 55.0)],
 )
 def test_a_sibling_that_is_too_fast_accuses_nobody(key: str, field: str, usual: float, wrong: int) -> None:
     """However many are: the others are compared with each other, or with nobody."""
