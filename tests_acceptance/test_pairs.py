@@ -48,11 +48,9 @@ def possible_pairs(pairs, possible):
 
 def only_possible(pairs, can_carry, can_take):
     """What of the pairs can be compared: a wrong value says nothing of the others."""
-    kept, errors = [], []
-    for one in pairs:
-        error = can_carry.error(one.gb_s, where=one.name) or can_take.error(one.latency_us, where=one.name)
-        (kept if error is None else errors).append(one if error is None else error)
-    return kept, errors
+    wrong = [can_carry.error(one.gb_s, where=one.name) or can_take.error(one.latency_us, where=one.name) for one in pairs]
+    kept = [one for one, error in zip(pairs, wrong, strict=True) if error is None]
+    return kept, [error for error in wrong if error is not None]
 
 
 @pytest.mark.parametrize("quantity", ["bandwidth", "latency"])

@@ -132,6 +132,7 @@ class RoundResult:
         if self.value is not None and self.worst is not None:
             whole = replace(self.worst, value=self.value, unknown={}, evidence=self.evidence, remark=self.remark)
             criterion.judge(whole)
+            assert self.best is not None
             criterion.require_possible(self.best, when=f"in round {self.best_round} of the soak")
         if self.error is not None:
             raise self.error

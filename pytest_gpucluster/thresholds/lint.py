@@ -227,8 +227,9 @@ def _check_number(threshold: Threshold, number: float, *, is_part: bool) -> Iter
 def _check_plain_bound(threshold: Threshold, bound: float) -> Iterator[str]:
     """Find a number as bound that no value can be within beside the limit."""
     is_ceiling = threshold.kind in {"below", "max"}
-    numbers = [*threshold.numbers.values(), *threshold.by_shape.values()] if threshold.of is None else []
-    for number in numbers:
+    if threshold.of:
+        return
+    for number in (*threshold.numbers.values(), *threshold.by_shape.values()):
         if number < bound if is_ceiling else number > bound:
             yield f"{threshold.key!r}: '{threshold.kind}: {number}' asks for more than its 'bound: {bound:g}' allows."
 

@@ -266,8 +266,8 @@ def resolve(key: str, said: Mapping[str, list[Statement]], document: Document, *
     file, line = document.find(said[THE_LIMIT][-1].path if THE_LIMIT in said else ("criteria", key))
     needs_rates = merged.get("of") in OF_FABRIC or merged.get("bound") in BOUNDS_OF_FABRIC
     rates = rates_of(profile) if profile is not None and needs_rates else None
-    figures = {"of_value": _figure(merged.get("of"), spec), "bound_value": _most(merged.get("bound"), profile)}
-    return Threshold(key=key, rates=rates, file=file, line=line, **figures, **merged)
+    of_value, bound_value = _figure(merged.get("of"), spec), _most(merged.get("bound"), profile)
+    return Threshold(key=key, of_value=of_value, bound_value=bound_value, rates=rates, file=file, line=line, **merged)
 
 
 def _most(bound: str | float | None, profile: Profile | None) -> float | None:
