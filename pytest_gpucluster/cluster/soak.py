@@ -48,10 +48,7 @@ class SoakWork:
 
 @dataclass(slots=True, kw_only=True)
 class RoundResult:
-    """What is kept of one kind of work at one place. ``worst`` is the worst round's, the first of equally bad ones.
-
-    ``best`` is the value of the best round: one that is too good shows that the measurement is wrong.
-    """
+    """What is kept of one kind of work at one place. ``worst`` is the worst round's, the first of equally bad ones."""
 
     criterion: str
     place: Place
@@ -60,8 +57,6 @@ class RoundResult:
     value: float | None = None
     worst: Finding | None = None
     worst_round: int = 0
-    best: float | None = None
-    best_round: int = 0
     first_and_last: tuple[float, float] = (0.0, 0.0)
     error: MeasurementError | None = None
     remark: str | None = None
@@ -75,7 +70,7 @@ class RoundResult:
             self.fail(number, MeasurementError(f"{text_of(value, repr)} is not a finite number", culprits=self.blamed))
             return
         before = value if self.value is None else self.value
-        extreme, other = (min, max) if self.keep == "lowest" else (max, min)
+        extreme = min if self.keep == "lowest" else max
         worst = value if self.worst is None else float(self.worst.judged)
         is_worse = self.worst is None or extreme(value, worst) != worst
         self.first_and_last = (value if self.worst is None else self.first_and_last[0], value)
@@ -83,8 +78,6 @@ class RoundResult:
             self.value = before + value
         else:
             self.value = extreme(before, value)
-        if self.best is None or other(value, self.best) != self.best:
-            self.best, self.best_round = value, number
         if is_worse:
             self.worst, self.worst_round = replace(found, value=value), number
         self.remark = found.remark or self.remark
@@ -127,13 +120,11 @@ class RoundResult:
 
         Raises:
             CriterionFailedError: a value outside the limit, whatever else happened.
-            MeasurementError: a round could not be measured here, or gave more than hardware can.
+            MeasurementError: a round could not be measured here.
         """
         if self.value is not None and self.worst is not None:
             whole = replace(self.worst, value=self.value, unknown={}, evidence=self.evidence, remark=self.remark)
             criterion.judge(whole)
-            assert self.best is not None
-            criterion.require_possible(self.best, when=f"in round {self.best_round} of the soak")
         if self.error is not None:
             raise self.error
         if self.unknown:

@@ -130,19 +130,6 @@ class Criterion:
         if finding.unknown:
             raise finding.error(self.place, siblings)
 
-    def require_possible(self, value: float, *, when: str) -> None:
-        """Refuse a value that is not judged itself, but stands behind what is: such as the best round of a soak.
-
-        Raises:
-            MeasurementError: it is better than hardware can be. A later valid value does not clear it.
-        """
-        here = f" at {self.place}" if self.place is not None else ""
-        try:
-            require_possible(value, self.limit.bound, what=f"{self.threshold.key}{here} {when}")
-        except MeasurementError as error:
-            self.first_error = self.first_error or error
-            raise
-
     def _is_outside(self, value: Any) -> bool:
         """Whether a value, or one of several, is a number outside the limit, whatever else is unknown."""
         if isinstance(value, Mapping):

@@ -47,7 +47,13 @@ def require_possible(value: float, bound: Bound | None, *, what: str) -> None:
 
 
 def impossible(value: float, bound: Bound | None, *, what: str) -> MeasurementError | None:
-    """The error of a value that is better than hardware can be; None for any other value."""
+    """The error of a value that is better than hardware can be; None for any other value.
+
+    Args:
+        value: in the unit of the bound.
+        bound: the best value that is possible; None where nobody knows it, and then any is.
+        what: whose value it is, and where.
+    """
     if bound is None or bound.allows(value):
         return None
     why, most = (TOO_MUCH, "at most") if bound.is_most else (TOO_LITTLE, "at least")

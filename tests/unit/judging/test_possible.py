@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_gpucluster.cluster.soak import CLUSTER, RoundResult
-from pytest_gpucluster.errors import CriterionFailedError, MeasurementError
+from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.judging.criterion import Criterion
 from pytest_gpucluster.judging.finding import Finding
 from pytest_gpucluster.judging.noise import Repeats
@@ -156,43 +155,6 @@ def test_an_advisory_limit_is_no_way_around_it() -> None:
     assert judge.threshold.severity == "advisory"
     with pytest.raises(MeasurementError, match=TOO_MUCH):
         judge.require(3000.0)
-
-
-def soaked(values: list[float], key: str = "bf16_soak") -> tuple[RoundResult, Criterion]:
-    """So many rounds, and who judges them."""
-    judge = judge_of(FILE.criteria(PROFILES["h200-sxm"])[key], nodes=2, gpus=8)
-    kept = RoundResult(criterion=key, place=judge.place or CLUSTER, keep="lowest")
-    for number, value in enumerate(values, start=1):
-        kept.add(number, Finding(value=value))
-    return kept, judge
-
-
-@pytest.mark.parametrize("values", [[6600.0, 660.0, 661.0], [660.0, 6600.0, 661.0], [660.0, 661.0, 6600.0], [6600.0]])
-def test_one_round_of_a_soak_is_too_good(values: list[float]) -> None:
-    """The worst round is judged, and hides the one that shows a wrong clock."""
-    kept, judge = soaked(values)
-    with pytest.raises(MeasurementError, match=TOO_MUCH):
-        kept.judge(judge)
-    assert judge.first_error is not None
-
-
-def test_a_round_that_misses_stays_a_failure() -> None:
-    """Also beside one that is too good; a healthy soak passes."""
-    kept, judge = soaked([6600.0, 500.0])
-    with pytest.raises(CriterionFailedError):
-        kept.judge(judge)
-    kept, judge = soaked([660.0, 650.0])
-    kept.judge(judge)
-    assert judge.judged is not None
-    assert judge.judged.outcome == "passed"
-
-
-@pytest.mark.parametrize("key", ["busbw_soak", "inter_node_busbw_soak"])
-def test_rounds_of_collectives(key: str) -> None:
-    """In a node, and between nodes."""
-    kept, judge = soaked([430.0, 4300.0], key)
-    with pytest.raises(MeasurementError, match=f"{key}.* in round 2 of the soak"):
-        kept.judge(judge)
 
 
 def test_what_is_compared() -> None:
