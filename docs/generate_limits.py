@@ -75,8 +75,9 @@ def _limits(profiles: Sequence[Profile], by_profile: Mapping[str, Mapping[str, T
         rows.append((f"`{key}`", threshold.per, threshold.level, *limits, _bound(threshold), on))
     headings = ("criterion", "per", "level", *(f"`{profile.name}`" for profile in profiles), "possible", "measured on")
     note = (
-        "An advisory limit that is missed is a remark and not a failure. *Possible*: a better value is an error, in figures\n"
-        f"for `{profiles[0].name}` and 8 GPUs ([decision 29](decisions/0029-more-than-the-hardware-can.md))."
+        "An advisory limit that is missed is a remark and not a failure. *Possible*: a better value is an\n"
+        f"error; shown for `{profiles[0].name}` and 8 GPUs of a node\n"
+        "([decision 29](decisions/0029-more-than-the-hardware-can.md))."
     )
     return ["## Limits", "", note, "", *_table(headings, rows), ""]
 

@@ -276,7 +276,7 @@ class Records:
     [((6600.0, 750.0, 751.0), 1), ((750.0, 6600.0, 751.0), 2), ((750.0, 751.0, 6600.0), 3), ((6600.0,), 1)],
 )
 def test_one_round_that_is_too_good(values: tuple[float, ...], number: int) -> None:
-    """The worst round is judged, and hides a clock that was wrong in another one. It is on record at once, and has its round."""
+    """The worst round is judged, and hides a clock that was wrong in another one. It is on record at once, with its round."""
     session: Any = Records()
     judge = criterion()
     judge.limit = replace(judge.limit, bound=Bound(value=1070.0, unit="TFLOPS", is_most=True, by="the sheet"))
