@@ -71,9 +71,14 @@ def _limits(profiles: Sequence[Profile], by_profile: Mapping[str, Mapping[str, T
     rows = []
     for key, threshold in first.items():
         limits = [_limit(by_profile[profile.name][key]) for profile in profiles]
-        rows.append((f"`{key}`", threshold.per, threshold.level, *limits, ", ".join(sorted(measured[key])) or "no kept run"))
-    headings = ("criterion", "per", "level", *(f"`{profile.name}`" for profile in profiles), "measured on")
-    note = "An advisory limit that is missed is a remark and not a failure."
+        on = ", ".join(sorted(measured[key])) or "no kept run"
+        rows.append((f"`{key}`", threshold.per, threshold.level, *limits, _bound(threshold), on))
+    headings = ("criterion", "per", "level", *(f"`{profile.name}`" for profile in profiles), "possible", "measured on")
+    note = (
+        "An advisory limit that is missed is a remark and not a failure. *Possible*: a better value is an\n"
+        f"error; shown for `{profiles[0].name}` and 8 GPUs of a node\n"
+        "([decision 29](decisions/0030-more-than-the-hardware-can.md))."
+    )
     return ["## Limits", "", note, "", *_table(headings, rows), ""]
 
 
@@ -90,6 +95,16 @@ def _untried_limits(base: Profile, profiles: Sequence[Profile], by_profile: Mapp
         "shown and not judged ([decision 25](decisions/0025-nvlink-domains.md))."
     )
     return ["## Limits of GPUs that were never tried", "", note, "", *_table(headings, rows), ""]
+
+
+def _bound(threshold: Threshold) -> str:
+    """The best value that is possible: 8 GPUs in a node, 2 nodes."""
+    shape = {"nodes": 2, "gpus_per_node": 8, "world_size": 16}
+    bound = threshold.best_possible(gpus={"gpu": 1, "node": 8, "cluster": 16}[threshold.per], cluster=shape)
+    if bound is None:
+        return "-"
+    limit = Limit(kind="max" if bound.is_most else "min", value=round(bound.value, 3), unit=bound.unit)
+    return limit.text if not isinstance(threshold.bound, str) else f"{limit.text} (`{threshold.bound}`)"
 
 
 def _untried(threshold: Threshold) -> str:

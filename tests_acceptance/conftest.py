@@ -109,6 +109,14 @@ def sized(recipe, cluster):
     return {**recipe, "size_bytes": max(large if is_large else recipe["size_bytes"], of_ranks)}
 
 
+def require_possible(trained, possible):
+    """Refuse a training that no GPU can be so fast at: what its products take is more than the dense BF16 rate."""
+    can_be = possible("bf16_tflops")
+    for where, one in trained.items() if can_be.bound is not None else ():
+        if one.product_tflops is not None:
+            can_be.require(one.product_tflops, where=f"{where}, {one.tokens_per_s_per_gpu:.0f} tokens/s")
+
+
 def measure_collective(cluster, operation, recipe, *, per):
     """One collective over the GPUs of each node, or of all nodes: what is judged, and by size what is shown beside it."""
     shown_bytes = recipe.pop("shown_bytes", [])

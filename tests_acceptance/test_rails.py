@@ -56,7 +56,13 @@ def rails(nics_at_start, cluster):
 
 
 @pytest.fixture(scope="session")
-def rails_measured(rails, nic_ways, gpu_states, cluster, recipe):
+def rails_measured(rails_as_measured, possible):
+    """As measured, but with an error for each adapter that carries more than its port can."""
+    return only_possible(rails_as_measured.rates, rails_as_measured.errors, possible("rail_bandwidth"))
+
+
+@pytest.fixture(scope="session")
+def rails_as_measured(rails, nic_ways, gpu_states, cluster, recipe):
     """Rate and latency of every adapter of every node: one name at a time, in new workers that use it alone.
 
     An adapter that seems far worse than the others is measured a second time, and the better value counts.
@@ -79,6 +85,18 @@ def rails_measured(rails, nic_ways, gpu_states, cluster, recipe):
         if one.name in suspects:
             measure(one, near[one.name], cluster, arguments, second)
     return RailsMeasured(localization.better_of(first.rates, second.rates), first.errors)
+
+
+def only_possible(rates, errors, can_be):
+    """What was measured, with an error for each adapter that carries more than its port can."""
+    found = RailsMeasured([], {node: [*before] for node, before in errors.items()})
+    for one in rates:
+        error = None if one.share is None else can_be.error(one.share, where=f"{one.node} {one.rail}")
+        if error is None:
+            found.rates.append(one)
+        else:
+            found.errors.setdefault(one.node, []).append(error)
+    return found
 
 
 def measure(rail_of_nodes, gpu, cluster, arguments, measured):

@@ -11,14 +11,22 @@ import pytest
 from pytest_gpucluster import Blame, Finding, MeasurementError, scaling
 from pytest_gpucluster.measurements.collectives import all_reduce
 from pytest_gpucluster.measurements.training import sharded_memory
-from tests_acceptance.conftest import sized
+from tests_acceptance.conftest import require_possible, sized
+
+
+@pytest.fixture
+def trainings(trained_alone, trained_in_node, cluster, node, possible):
+    """What a node's GPUs reach alone, and the training of all of them, if GPUs can be so fast at all."""
+    alone = {place: trained_alone[place] for place in cluster.places if place.node == node.node}
+    trained = trained_in_node[node]
+    require_possible({**alone, node: trained}, possible)
+    return {place: one.tokens_per_s_per_gpu for place, one in alone.items()}, trained
 
 
 @pytest.mark.training
-def test_training_scaling_node(trained_alone, trained_in_node, cluster, node, criterion):
+def test_training_scaling_node(trainings, criterion):
     """Tokens a second and GPU of a whole node, in per cent of its GPUs alone."""
-    alone = {place: trained_alone[place].tokens_per_s_per_gpu for place in cluster.places if place.node == node.node}
-    trained = trained_in_node[node]
+    alone, trained = trainings
     rate = trained.tokens_per_s_per_gpu
     shown = {"tokens/s/GPU": rate, "single GPU": {gpu.id: one for gpu, one in alone.items()}, **trained.evidence}
     value = scaling.efficiency_percent(rate, of=[*alone.values()])
@@ -34,10 +42,12 @@ def waited_for(rate, alone, criterion):
 
 
 @pytest.mark.training
-def test_training_scaling_cluster(trained_in_node, trained_in_cluster, cluster, criterion):
+def test_training_scaling_cluster(trained_in_node, trained_in_cluster, cluster, possible, criterion):
     """Tokens a second and GPU of all nodes, in per cent of each alone."""
-    alone = {node.id: trained_in_node[node].tokens_per_s_per_gpu for node in cluster.nodes}
+    of_nodes = {node: trained_in_node[node] for node in cluster.nodes}
     together = trained_in_cluster.value
+    require_possible({**of_nodes, "all nodes": together}, possible)
+    alone = {node.id: one.tokens_per_s_per_gpu for node, one in of_nodes.items()}
     criterion.require(
         scaling.efficiency_percent(together.tokens_per_s_per_gpu, of=[*alone.values()]),
         evidence={"tokens/s/GPU": together.tokens_per_s_per_gpu, "single node": alone, **together.evidence},
@@ -51,11 +61,14 @@ def all_reduced(cluster, recipe):
 
 
 @pytest.mark.fabric
-def test_busbw_scaling(all_reduced, node_localizer, cluster, criterion):
+def test_busbw_scaling(all_reduced, node_localizer, cluster, possible, criterion):
     """Bus bandwidth of all GPUs, in per cent of what of a node's own could cross to the others."""
     in_node, in_cluster = all_reduced
     by_node = {node.id: in_node[node].busbw_gb_s for node in cluster.nodes}
     whole, ring = in_cluster.value, cluster.promised.ring_gb_s
+    for node, rate in by_node.items():
+        possible("busbw[all_reduce]", gpus=cluster.promised.gpus_per_node).require(rate, where=node)
+    possible("inter_node_busbw[all_reduce]").require(whole.busbw_gb_s, where="all nodes")
     culprit = node_localizer.found
     evidence: dict[str, Any] = {"slowed by": [str(part) for part in culprit.bad]} if culprit.bad else {}
     evidence |= {"GB/s": whole.busbw_gb_s, "bytes": whole.size_bytes, "single node": by_node}

@@ -43,37 +43,45 @@ def rates_of_all(request, quantity):
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """All GPUs beside their siblings. A GPU in ``rates`` alone has none."""
+    """All GPUs beside their siblings. A GPU in ``rates`` alone has none; those in ``wrong`` have values that no GPU has."""
 
     rates: dict[Place, float]
+    wrong: dict[Place, MeasurementError]
     compared: dict[Place, siblings.Compared]
 
 
 @pytest.fixture(scope="session")
-def comparisons():
-    """The comparison of each quantity, which is made once and not for every GPU."""
-    return {}
+def compare(recipe, possible):
+    """Compares the GPUs by a quantity: made once, and not for every GPU."""
+    made = {}
+
+    def once(quantity, results, limit):  # noqa: ANN202 - as in all of this suite
+        if quantity not in made:
+            healthy, field = siblings.Healthy(**recipe(f"straggler[{quantity}]")), COMPARED[quantity].field
+            made[quantity] = compare_all(results, field, healthy, limit, possible(quantity))
+        return made[quantity]
+
+    return once
 
 
-def compare_all(results, field, healthy, limit):
-    """Compare the GPUs that have a value."""
+def compare_all(results, field, healthy, limit, can_be):
+    """Compare the GPUs that have a value which hardware can give; a wrong one says nothing of the others."""
     measured = {one: results[one] for one in results if one not in results.errors}
-    rates = {one: rate for one, found in measured.items() if (rate := getattr(found, field)) is not None}
+    known = {one: rate for one, found in measured.items() if (rate := getattr(found, field)) is not None}
+    wrong = {one: error for one, rate in known.items() if (error := can_be.error(rate, where=one)) is not None}
+    rates = {one: rate for one, rate in known.items() if one not in wrong}
     alike = siblings.Siblings(
         rates=rates,
         models={one: found.device for one, found in measured.items()},
         hosts={one: one.node for one in rates},
     )
-    return Comparison(rates=rates, compared=siblings.compare(alike, healthy, limit_percent=limit.value))
+    return Comparison(rates=rates, wrong=wrong, compared=siblings.compare(alike, healthy, limit_percent=limit.value))
 
 
 @pytest.fixture
-def comparison(rates_of_all, quantity, recipe, criterion, comparisons):
+def comparison(rates_of_all, quantity, compare, criterion):
     """The GPUs' comparison by this quantity."""
-    if quantity not in comparisons:
-        healthy = siblings.Healthy(**recipe(f"straggler[{quantity}]"))
-        comparisons[quantity] = compare_all(rates_of_all, COMPARED[quantity].field, healthy, criterion.limit)
-    return comparisons[quantity]
+    return compare(quantity, rates_of_all, criterion.limit)
 
 
 @pytest.mark.compares
@@ -81,6 +89,8 @@ def comparison(rates_of_all, quantity, recipe, criterion, comparisons):
 def test_straggler(quantity, rates_of_all, place, comparison, criterion):
     """The GPU lies no further below the median of its siblings than healthy GPUs differ, and the siblings are alike."""
     own, way = rates_of_all[place], COMPARED[quantity].way
+    if place in comparison.wrong:
+        raise comparison.wrong[place].with_traceback(None)
     rates, compared = comparison.rates, comparison.compared.get(place)
     if place not in rates:
         raise MeasurementError(f"{place.label}: {quantity} has no value here, so nothing can be compared", culprits=(place,))

@@ -6,6 +6,7 @@ import pytest
 
 from pytest_gpucluster import MeasurementError
 from pytest_gpucluster.measurements.training import curve, require_limit_below_floor, train
+from tests_acceptance.conftest import require_possible
 
 pytestmark = pytest.mark.training
 
@@ -104,41 +105,42 @@ def trained_by_all(request, cluster):
     return request.getfixturevalue("trained_in_node" if len(cluster.places) > 1 else "trained_alone")
 
 
-def require_rate(trained, criterion):
-    """Judge the rate; show what it is to be read with."""
+def require_rate(trained, criterion, possible):
+    """Judge the rate, if a GPU can have it; show what it is to be read with."""
+    require_possible({criterion.place or "all nodes": trained}, possible)
     criterion.require(trained.tokens_per_s_per_gpu, evidence=trained.evidence)
 
 
-def test_training_throughput_gpu(trained_alone, place, criterion):
+def test_training_throughput_gpu(trained_alone, place, possible, criterion):
     """Every GPU by itself, all at once: nothing on the wire."""
-    require_rate(trained_alone[place], criterion)
+    require_rate(trained_alone[place], criterion, possible)
 
 
-def test_training_throughput_ddp_node(trained_in_node, node, criterion):
+def test_training_throughput_ddp_node(trained_in_node, node, possible, criterion):
     """The GPUs of a node, each with the whole model: gradients all-reduced."""
-    require_rate(trained_in_node[node], criterion)
+    require_rate(trained_in_node[node], criterion, possible)
 
 
-def test_training_throughput_fsdp_node(sharded_in_node, node, criterion):
+def test_training_throughput_fsdp_node(sharded_in_node, node, possible, criterion):
     """The GPUs of a node, each with a part of the model: weights gathered layer by layer."""
-    require_rate(sharded_in_node[node], criterion)
+    require_rate(sharded_in_node[node], criterion, possible)
 
 
-def test_training_throughput_ddp_cluster(trained_in_cluster, criterion):
+def test_training_throughput_ddp_cluster(trained_in_cluster, possible, criterion):
     """All GPUs, each with the whole model."""
-    require_rate(trained_in_cluster.value, criterion)
+    require_rate(trained_in_cluster.value, criterion, possible)
 
 
-def test_training_throughput_fsdp_cluster(sharded_in_cluster, criterion):
+def test_training_throughput_fsdp_cluster(sharded_in_cluster, possible, criterion):
     """All GPUs, each with a part of the model."""
-    require_rate(sharded_in_cluster.value, criterion)
+    require_rate(sharded_in_cluster.value, criterion, possible)
 
 
-def test_finetune_throughput(trained_by_all, criterion):
+def test_finetune_throughput(trained_by_all, possible, criterion):
     """Tokens a second and GPU over everything there is."""
-    require_rate(trained_by_all.value, criterion)
+    require_rate(trained_by_all.value, criterion, possible)
 
 
-def test_finetune_throughput_healthy(trained_by_all, criterion):
+def test_finetune_throughput_healthy(trained_by_all, possible, criterion):
     """The same, against what a healthy cluster does."""
-    require_rate(trained_by_all.value, criterion)
+    require_rate(trained_by_all.value, criterion, possible)

@@ -319,7 +319,8 @@ def train(call: SimulatedCall) -> Any:
         step_rows=4 * len(call.group.ranks),
         wire_gb_per_step=0.0 if reach == 1 else 1.3,
     )
-    return made("measurements.training:Trained", outcome=outcome, telemetry=_telemetry(call))
+    peak_tflops = call.kwargs.get("peak_bf16_tflops")
+    return made("measurements.training:Trained", outcome=outcome, telemetry=_telemetry(call), peak_tflops=peak_tflops)
 
 
 def sharded_memory(call: SimulatedCall) -> Any:

@@ -103,6 +103,9 @@ LOSSES: Mapping[FaultKind, Mapping[str, float]] = {
     "disk": {"write": 0.5, "read": 0.5},
 }
 """What is left of a quantity at a GPU with this fault."""
+TIMED = (*PRODUCTS, "sustained", "hbm", *LINKS, "train")
+TOO_FAST = 10.0
+"""By so much every quantity in :data:`TIMED` is too high where the clock is wrong (fault ``fast``)."""
 
 
 def require_model(gpu: str) -> None:
@@ -130,7 +133,7 @@ class Hardware:
         for kind, losses in LOSSES.items():
             if quantity in losses and self.simulation.has(rank, kind):
                 value *= losses[quantity]
-        return value
+        return value * TOO_FAST if quantity in TIMED and self.simulation.has(rank, "fast") else value
 
 
 @functools.lru_cache(maxsize=65536)

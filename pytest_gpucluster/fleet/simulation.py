@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FaultKind: TypeAlias = Literal[
-    "absent", "busy", "cable", "clique", "clock", "corrupt", "dead", "dimm", "disk", "ecc", "hbm", "hung", "late",
+    "absent", "busy", "cable", "clique", "clock", "corrupt", "dead", "dimm", "disk", "ecc", "fast", "hbm", "hung", "late",
     "links", "lost", "nvlink", "nvls", "odd", "pair", "pattern", "pcie", "rail", "reset", "shared", "slow", "sockets",
     "throttled", "trunk", "uplink", "versions", "xid",
 ]  # fmt: skip
@@ -30,6 +30,7 @@ FAULTS: Mapping[FaultKind, str] = {
     "dimm": "memory modules of the node are missing",
     "disk": "the node's scratch is half as fast as others",
     "ecc": "has uncorrected memory errors and a row that waits for a remap",
+    "fast": "is measured ten times as fast as it is, by a wrong clock",
     "hbm": "has 10 % less memory bandwidth",
     "hung": "hangs in the memory test",
     "late": "joins and answers late, and is healthy",

@@ -13,6 +13,7 @@ from pytest_gpucluster.judging import failure_text
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.finding import Finding
 from pytest_gpucluster.judging.noise import FEWEST, Repeats, doubt
+from pytest_gpucluster.judging.possible import require_possible
 from pytest_gpucluster.judging.siblings import Compared
 from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED, Record
 from pytest_gpucluster.places import Place
@@ -105,8 +106,9 @@ class Criterion:
             remark: what a value within the limit does not show, such as a comparison without anything to compare with.
 
         Raises:
-            MeasurementError: the value is not a finite number, or a place has none: nothing was measured. Or (kind
-                ``noisy``) the siblings disagree, or the repeats do, or the limit lies among them, also the second time.
+            MeasurementError: the value is not a finite number, or a place has none: nothing was measured. Or it is better
+                than hardware can be (:func:`require_possible`). Or (kind ``noisy``) the siblings disagree, or the repeats do,
+                or the limit lies among them, also the second time.
             CriterionFailedError: outside the limit, and the entry is not advisory.
         """
         self._require(value, Finding(evidence=evidence or {}, remark=remark))
@@ -218,6 +220,7 @@ class Criterion:
             number = math.inf
         if not math.isfinite(number):
             raise MeasurementError(f"{self.threshold.key}{where}: a value that is not finite, so nothing was measured")
+        require_possible(number, self.limit.bound, what=f"{self.threshold.key}{where}")
         return number
 
     # The judgement.

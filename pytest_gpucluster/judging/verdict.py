@@ -212,12 +212,13 @@ def decide(records: Iterable[Record], terms: Terms) -> Verdict:
         remarks=tuple(terms.remarks),
         shape=terms.shape,
         advisory_misses=sum(record.advisory for record in rows),
-        without_limit=0 if terms.rehearsal else len({record.criterion for record in rows if _has_no_limit(record)}),
+        without_limit=0 if terms.rehearsal else len({record.criterion for record in rows if is_only_measured(record)}),
         simulated=terms.simulated,
     )
 
 
-def _has_no_limit(record: Record) -> bool:
+def is_only_measured(record: Record) -> bool:
+    """Whether a value is there, and nobody knows a number to judge it by."""
     return record.outcome == PASSED and record.limit is not None and record.limit.is_none
 
 

@@ -46,7 +46,17 @@ class Finetuned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained(Finetuned):
-    """A training that was made for its rate. Its outcome has a rate and a step time: at least two windows were run."""
+    """A training that was made for its rate. Its outcome has a rate and a step time: at least two windows were run.
+
+    ``peak_tflops`` is the dense BF16 rate that its MFU is a part of; None without one.
+    """
+
+    peak_tflops: float | None = None
+
+    @property
+    def product_tflops(self) -> float | None:
+        """What the products of this rate take of a GPU, in TFLOPS; None without an MFU."""
+        return None if self.outcome.mfu is None or self.peak_tflops is None else self.outcome.mfu * self.peak_tflops
 
     @property
     def tokens_per_s_per_gpu(self) -> float:
@@ -133,7 +143,7 @@ def train(*, preset: str, single_rank: bool = False, **overrides: Any) -> Traine
     wrong = [f"{name}: {check['detail']}" for name, check in checks.items() if not check["passed"] and name != SPREAD]
     if wrong:
         raise ArithmeticError(f"the training went wrong: {'; '.join(wrong)}")
-    return Trained(outcome=found.outcome, telemetry=found.telemetry)
+    return Trained(outcome=found.outcome, telemetry=found.telemetry, peak_tflops=config.peak_bf16_tflops)
 
 
 def sharded_memory(*, preset: str, single_rank: bool = False, **overrides: Any) -> ShardedMemory:

@@ -78,6 +78,15 @@ def recipe(pytestconfig: pytest.Config) -> Any:
 
 
 @pytest.fixture(scope="session")
+def possible(pytestconfig: pytest.Config) -> Any:
+    """``possible(key, gpus=1)``: what the values of the entry ``key`` can be, for a test that compares or divides them.
+
+    ``.error(value, where=...)`` is a MeasurementError for more than the hardware can, else None; ``.require`` raises it.
+    """
+    return run_of(pytestconfig).possible
+
+
+@pytest.fixture(scope="session")
 def soak(pytestconfig: pytest.Config) -> Soak:
     """Rounds of work for as long as ``--gpucluster-level soak:8h`` says: ``for turn in soak.rounds(works)``."""
     return run_of(pytestconfig).soak()

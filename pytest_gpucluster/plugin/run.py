@@ -22,6 +22,7 @@ import pytest
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.controller.call import Observer
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.judging.possible import Possible
 from pytest_gpucluster.plugin.all_tests import ALL_TESTS
 from pytest_gpucluster.plugin.collection import Collection
 from pytest_gpucluster.plugin.end import End, Termination
@@ -103,6 +104,13 @@ class Run:
         threshold = self.session.setup.criteria[key]
         deadline = {} if threshold.deadline_s is None else {"deadline_s": threshold.deadline_s}
         return {**threshold.recipe, **deadline}
+
+    def possible(self, key: str, *, gpus: int = 1) -> Possible:
+        """What the values of an entry can be over so many GPUs; anything, where the file has no such entry or no bound."""
+        threshold = self.session.setup.criteria.get(key)
+        facts = self.session.setup.inventory.facts
+        bound = None if threshold is None else threshold.best_possible(gpus=gpus, cluster=facts)
+        return Possible(key=key, bound=bound)
 
     def criterion_of(self, item: pytest.Item) -> Criterion:
         """The criterion that this test judges, at its place as it is bound now."""

@@ -11,6 +11,7 @@ from pytest_gpucluster.cluster.soak import CLUSTER, Earlier, RoundResult, Soak, 
 from pytest_gpucluster.errors import ConfigurationError, CriterionFailedError, MeasurementError
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.forecast import in_words
+from pytest_gpucluster.judging.possible import impossible
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, PENDING, Record
 from pytest_gpucluster.plugin.outcome import blamed
 from pytest_gpucluster.reporting import run_spans
@@ -137,7 +138,18 @@ class Reports:
         self._terminal.live.work_on(f"round {turn.round}: {turn.criterion}")
 
     def seen(self, kept: Sequence[RoundResult]) -> None:
-        """Record the values after each measurement: the round may never end."""
+        """Record the values after each measurement: the round may never end. One that is too good is an error of its place.
+
+        The worst round is judged in the end, and would hide it.
+        """
+        for one in kept:
+            criterion = self._criteria.get((one.criterion, _id_of(one.place)))
+            if criterion is not None and one.error is None:
+                what, bound = f"{one.criterion} at {one.place}", criterion.limit.bound
+                error = impossible(one.first_and_last[1], bound, what=what)
+                if error is not None:
+                    one.rounds -= 1  # it is no good one
+                    one.fail(one.latest_round, error)
         self._session.recorder.record_soak_turn(self._facts.facts(kept))
         if self._reading_s and time.monotonic() - self._read_s > EACH * self._reading_s:
             self._read()

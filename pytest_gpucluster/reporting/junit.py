@@ -25,6 +25,7 @@ from pytest_gpucluster.judging.verdict import (
     WITH_WAIVERS,
     Record,
     counted_as,
+    is_only_measured,
 )
 from pytest_gpucluster.reporting.results import selftest_lines
 from pytest_gpucluster.text import first_line, visible
@@ -104,6 +105,7 @@ def properties_of(record: Record, place: Place | None) -> Properties:
     facts["failure_type"] = record.outcome if record.outcome in NOT_MEASURED else None
     facts["advisory"] = record.message if record.advisory else None
     facts["remark"] = record.remark
+    facts["judged"] = "false" if is_only_measured(record) else None
     return tuple((name, str(fact)) for name, fact in facts.items() if fact is not None)
 
 

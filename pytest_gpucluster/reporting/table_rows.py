@@ -26,6 +26,7 @@ from pytest_gpucluster.judging.verdict import (
     Record,
     count_misses,
     counted_as,
+    is_only_measured,
 )
 from pytest_gpucluster.thresholds.limit import SIGNS, Limit
 
@@ -44,7 +45,7 @@ BAD = (FAILED, ERROR, MISSING, NOISY, WAIVED)
 JUDGED = (FAILED, NOISY, WAIVED, PASSED)
 """What has a value or was found out otherwise; the other outcomes say why there is none."""
 PERCENT = 100
-OK, CLUSTER, EVERYWHERE = "ok", "cluster", "all"
+OK, MEASURED, CLUSTER, EVERYWHERE = "ok", "measured", "cluster", "all"
 WITHOUT_RESULT = {MISSING: "missing", SKIPPED: "not applicable", NOT_SELECTED: "not selected"}
 SHOWN_CAUSES = 4
 FEWEST = 2
@@ -58,7 +59,7 @@ class TableRow:
     Attributes:
         where: the place of the worst value; ``all`` where every place has the same one.
         p1: one percent of more than 100 places is as bad as this, or worse.
-        counted_as: the severest outcome, which gives the line its colour.
+        counted_as: the severest outcome, which gives the line its colour; ``measured`` where no value has a limit.
         misses: an advisory limit was missed somewhere.
     """
 
@@ -114,6 +115,9 @@ def row_of(criterion: str, records: Sequence[Record], names: PlaceNames) -> Tabl
     """The line of one criterion with at least one record."""
     outcomes = [counted_as(record) for record in records]
     misses = sum(record.advisory for record in records)
+    if all(map(is_only_measured, records)):
+        row = TableRow(criterion=criterion, outcome=f"{len(records)} {MEASURED}", counted_as=MEASURED)
+        return with_values(row, records, names)
     row = TableRow(
         criterion=criterion,
         outcome=outcome_text(outcomes) + (f", {count_misses(misses)}" if misses else ""),

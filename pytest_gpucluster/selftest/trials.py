@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytest_gpucluster.errors import MeasurementError
 from pytest_gpucluster.judging import agreement
+from pytest_gpucluster.judging.possible import require_possible
 from pytest_gpucluster.judging.siblings import FEWEST_SIBLINGS, Healthy, Siblings, compare
 from pytest_gpucluster.measurements import digest
 from pytest_gpucluster.selftest import planted
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 CALL_DEADLINE_S = 60.0
+MEASURED_BY = {"bf16": "bf16_tflops", "fp32": "fp32_tflops", "copy": "hbm_bandwidth"}
+"""The entries that measure the same rates, and know what a GPU can reach."""
 RATE_CRITERIA = {
     "bf16": "straggler[bf16_tflops]",
     "fp32": "straggler[fp32_tflops]",
@@ -144,6 +147,7 @@ def try_slow_gpu(setup: Setup) -> list[Trial | NotPlanted]:
         else:
             slowdowns = _slowdowns(setup)
             measured = _measure(setup, operation, slowdowns)
+            require_possible_rates(measured, setup.criteria.get(MEASURED_BY[operation]))
             results += slow_trials(measured, slowdowns, operation=operation, threshold=threshold, sizes=setup.sizes)
     return results
 
@@ -169,6 +173,20 @@ def _measure(setup: Setup, operation: str, slowdowns: Sequence[Slowdown]) -> Res
             {} if victim is None else {"delay_percent": delay_percent(lost), "rank": victim.rank} for lost, victim in slowdowns
         ],
     )
+
+
+def require_possible_rates(measured: Results, threshold: Threshold | None) -> None:
+    """Refuse rates by which nobody finds who is slow; ``threshold`` is the entry that measures the same.
+
+    Raises:
+        MeasurementError: a rate is more than the hardware can, or a place was not measured.
+    """
+    if threshold is None:
+        return
+    bound = threshold.best_possible(gpus=1, cluster={})
+    for place, rates in measured.each(lambda found: found.rates).items():
+        for rate in rates:
+            require_possible(rate, bound, what=f"{threshold.key}, planted in {place}")
 
 
 def delay_percent(lost_percent: float) -> float:

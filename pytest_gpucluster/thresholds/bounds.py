@@ -41,6 +41,19 @@ def most_gb_s(*, nodes: int, gpus_per_node: int, nic_gb_s_per_gpu: float, nvlink
     return between if gpus_per_node == 1 else min(between, bus * nvlink_gb_s / _sent_in_node(gpus_per_node))
 
 
+def most_possible_gb_s(*, nodes: int, gpus_per_node: int, nic_gb_s_per_gpu: float, nvlink_gb_s: float) -> float:
+    """More than this no all_reduce, all_gather or reduce_scatter over nodes can reach, whatever adds up, SHARP and NVLS too.
+
+    With SHARP a node sends its sum once and receives the result once, so S over its ports. What a GPU sends in its node may
+    take its own port besides its NVLinks. ``nodes`` are two or more.
+    """
+    bus = 2 * (1 - 1 / (nodes * gpus_per_node))
+    if gpus_per_node == 1:
+        return bus * nic_gb_s_per_gpu
+    by_gpu = nvlink_gb_s + nic_gb_s_per_gpu
+    return min(bus * gpus_per_node * nic_gb_s_per_gpu, bus * by_gpu / _sent_in_node(gpus_per_node))
+
+
 def most_by_nvlink_gb_s(*, gpus: int, nvlink_gb_s: float) -> float:
     """More than this no all-reduce can reach over at least two GPUs that NVLink joins, with NVLS or without.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pytest_gpucluster.thresholds.layers import Kind  # noqa: TC001 -- whoever reads a journal asks for the fields' types
 
@@ -12,16 +12,35 @@ _MISSED: dict[Kind, str] = {"above": "not above", "below": "not below", "min": "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """The best value that hardware can give: the most of what should be high, the least of what should be low.
+
+    ``by``: what says so, in words.
+    """
+
+    value: float
+    unit: str
+    is_most: bool
+    by: str
+
+    def allows(self, value: float) -> bool:
+        """Whether hardware could give this value."""
+        return value <= self.value if self.is_most else value >= self.value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Limit:
     """One number to compare with. ``above`` and ``below`` are strict, ``min`` and ``max`` inclusive.
 
-    ``basis``: where several limits are written, which one this is, in words.
+    ``basis``: where several limits are written, which one this is, in words. ``bound``: the best value that is possible;
+    None where nobody knows it.
     """
 
     kind: Kind
     value: int | float
     unit: str
     basis: str | None = None
+    bound: Bound | None = field(default=None, compare=False)
 
     @property
     def is_floor(self) -> bool:

@@ -12,8 +12,8 @@ from pytest_gpucluster.config.yaml_lines import Problem
 from pytest_gpucluster.thresholds import schema as shape
 from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s, most_by_nvlink_gb_s, most_gb_s
 from pytest_gpucluster.thresholds.layers import KINDS
-from pytest_gpucluster.thresholds.resolve import ALL_TO_ALL, OF_FABRIC, chain_of
-from pytest_gpucluster.thresholds.specs import FIELD_UNITS, load_specs
+from pytest_gpucluster.thresholds.resolve import ALL_TO_ALL, BOUNDS_OF_FABRIC, OF_FABRIC, chain_of
+from pytest_gpucluster.thresholds.specs import DERIVED, FIELD_UNITS, load_specs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CLUSTER_UNITS = {"gpus_per_node": "GPUs", "nodes": "nodes", "world_size": "GPUs"}
 """What ``of: cluster...`` may name, with the unit it is in."""
-FABRIC_UNITS = {of.removeprefix("fabric."): "GB/s" for of in OF_FABRIC}
+FABRIC_UNITS = {of.removeprefix("fabric."): "GB/s" for of in (*OF_FABRIC, *BOUNDS_OF_FABRIC)}
 _KEY = re.compile(r"[a-z][a-z0-9_]*(\[[^\[\]]+\])?\Z")
 _BOUND_LOWEST, _BOUND_HIGHEST = 0.40, 1.05
 _HIGHEST = {"ratio": 1, "%": 100}
@@ -157,16 +157,20 @@ def _check_references(document: Document, path: KeyPath, written: Mapping[str, A
     inside = shape.part_of(path).inside
     for name in ("of", "bound", "requires"):
         reference = written.get(name)
-        if reference is None:
+        if not isinstance(reference, str):
             continue
         if _unit_of(reference) is None:
             known = [f"gpu.{field}" for field in FIELD_UNITS]
             known += [*OF_FABRIC, *(f"cluster.{field}" for field in CLUSTER_UNITS)] if name == "of" else []
+            known += [*(f"gpu.{field}" for field in DERIVED), *BOUNDS_OF_FABRIC] if name == "bound" else []
             text = f"{name!r} is {reference!r}{inside}. Choose from: {', '.join(known)}."
             yield document.problem((*path, name), text + did_you_mean(reference, known))
-        elif name != "of" and not reference.startswith("gpu."):
-            what = "a bound is physics" if name == "bound" else "what a GPU may lack stands in its spec"
-            yield document.problem((*path, name), f"{what}, so of the form gpu.<field>{inside}.")
+        elif name == "bound" and not reference.startswith("gpu.") and reference not in BOUNDS_OF_FABRIC:
+            others = f"{', '.join(BOUNDS_OF_FABRIC)} or a number"
+            yield document.problem((*path, name), f"a bound is physics, so of the form gpu.<field>{inside}, {others}.")
+        elif name == "requires" and not reference.startswith("gpu."):
+            text = f"what a GPU may lack stands in its spec, so of the form gpu.<field>{inside}."
+            yield document.problem((*path, name), text)
 
 
 def _exceeds(lowest: object, highest: object) -> bool:
@@ -177,7 +181,7 @@ def _exceeds(lowest: object, highest: object) -> bool:
 def _unit_of(reference: str) -> str | None:
     """The unit of ``gpu.<field>``, ``cluster.<field>`` or ``fabric.<field>``; None when there is no such field."""
     table, _, name = reference.partition(".")
-    return {"gpu": FIELD_UNITS, "cluster": CLUSTER_UNITS, "fabric": FABRIC_UNITS}.get(table, {}).get(name)
+    return {"gpu": {**FIELD_UNITS, **DERIVED}, "cluster": CLUSTER_UNITS, "fabric": FABRIC_UNITS}.get(table, {}).get(name)
 
 
 def _check_resolved(threshold: Threshold, profile: Profile | None) -> Iterator[str]:
@@ -191,12 +195,14 @@ def _check_resolved(threshold: Threshold, profile: Profile | None) -> Iterator[s
         yield f"{name}: 'shapes' are of the whole cluster, and this is per {threshold.per}."
         return
     for what, reference in (("'of'", threshold.of), ("'bound'", threshold.bound)):
-        if reference is not None and _unit_of(reference) != threshold.unit:
+        if isinstance(reference, str) and _unit_of(reference) != threshold.unit:
             yield f"{name} is in {threshold.unit}, but {what} {reference} is in {_unit_of(reference)}."
             return
-    if threshold.bound is not None and threshold.kind in {"below", "max"}:
-        yield f"{name}: 'bound' belongs to a floor (above, min), not to a ceiling ({threshold.kind})."
+    if isinstance(threshold.bound, str) and threshold.kind in {"below", "max"}:
+        yield f"{name}: 'bound' belongs to a floor (above, min), not to a ceiling ({threshold.kind}), unless it is a number."
         return
+    if threshold.bound is not None and not isinstance(threshold.bound, str):
+        yield from _check_plain_bound(threshold, float(threshold.bound))
     if profile is not None and threshold.skip is None:
         yield from _check_physics(threshold, profile)
         yield from _check_shapes(threshold, profile)
@@ -218,11 +224,24 @@ def _check_number(threshold: Threshold, number: float, *, is_part: bool) -> Iter
         yield f"{limit} of {threshold.of} asks for more than there is."
 
 
+def _check_plain_bound(threshold: Threshold, bound: float) -> Iterator[str]:
+    """Find a number as bound that no value can be within beside the limit."""
+    is_ceiling = threshold.kind in {"below", "max"}
+    if threshold.of:
+        return
+    for number in (*threshold.numbers.values(), *threshold.by_shape.values()):
+        if number < bound if is_ceiling else number > bound:
+            yield f"{threshold.key!r}: '{threshold.kind}: {number}' asks for more than its 'bound: {bound:g}' allows."
+
+
 def _check_physics(threshold: Threshold, profile: Profile) -> Iterator[str]:
-    """Check that a floor lies between 40 % and 105 % of its bound (without a bound: of what ``of`` names)."""
+    """Check that a floor lies between 40 % and 105 % of its bound (without a bound: of what ``of`` names).
+
+    A floor of 0 asks for nothing, and the verdict counts it as none.
+    """
     name, of = repr(threshold.key), threshold.of or ""
     reference = threshold.bound or (of if of.startswith("gpu.") else None)
-    if reference is None:
+    if not isinstance(reference, str) or reference in BOUNDS_OF_FABRIC or reference.removeprefix("gpu.") in DERIVED:
         return
     top: float | None = getattr(profile.spec, reference.removeprefix("gpu."), None)
     if top is None:
@@ -236,7 +255,7 @@ def _check_physics(threshold: Threshold, profile: Profile) -> Iterator[str]:
     for number in threshold.numbers.values():
         value = number * (threshold.of_value or 1.0)
         share = value / top
-        if not _BOUND_LOWEST <= share <= _BOUND_HIGHEST:
+        if number and not _BOUND_LOWEST <= share <= _BOUND_HIGHEST:
             yield (
                 f"{name}: {value:g} {threshold.unit} is {100 * share:.0f} % of {reference} = {top:g} "
                 f"(profile {profile.name!r}); a floor lies between 40 % and 105 %, or say 'bound_waived: reason'."

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.errors import ConfigurationError
-from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s, ring_gb_s
+from pytest_gpucluster.thresholds.bounds import all_to_all_gb_s, most_by_nvlink_gb_s, most_possible_gb_s, ring_gb_s
 from pytest_gpucluster.thresholds.layers import KINDS, MAPPINGS, THE_LIMIT, Kind, winners
-from pytest_gpucluster.thresholds.limit import Limit
+from pytest_gpucluster.thresholds.limit import Bound, Limit
 from pytest_gpucluster.thresholds.schema import EntryKeys, ProfileTerms
-from pytest_gpucluster.thresholds.specs import GpuSpec, load_specs
+from pytest_gpucluster.thresholds.specs import SHEETS_ROUND, GpuSpec, load_specs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,8 +27,8 @@ CANNOT_CHANGE_AN_OUTCOME = frozenset(
         "source",
         "file",
         "line",
-        "bound",  # lint alone reads this key and the next
-        "bound_waived",
+        "bound_waived",  # lint alone reads it
+        "bound_value",  # the figure that ``bound`` names
         "requires",  # acts through ``skip``
         "takes_s",  # the forecast alone reads this key and the next
         "measured_with",
@@ -43,6 +43,11 @@ ALL_TO_ALL = "fabric.all_to_all_gb_s"
 DOMAIN = "fabric.domain_gb_s"
 """What ``of`` names for a part of the rate of a GPU's NVLinks, where these reach every GPU of the group."""
 OF_FABRIC = (RING, ALL_TO_ALL, DOMAIN)
+MOST = "fabric.most_gb_s"
+"""What ``bound`` names for the most that any collective over all nodes but an all_to_all can reach."""
+OF_SUMS = ("gpu.nvlink_gb_s", "gpu.nvlink_sum_gb_s")
+"""What ``bound`` names for the most that an all_reduce over NVLinks can reach, where their switches add up."""
+BOUNDS_OF_FABRIC = (MOST, ALL_TO_ALL)
 LIMIT = frozenset({"kind", "numbers", "of", "of_value", "shapes", "unit"})
 """Names in :attr:`Threshold.decisive` that :meth:`Threshold.differences` shows as one limit."""
 
@@ -70,6 +75,21 @@ class FabricRates:
             return ring_gb_s(gpus_per_node=gpus, **rates)
         return all_to_all_gb_s(nodes=domains, gpus_per_node=gpus, **rates)
 
+    def most_gb_s(self, bound: str, *, nodes: int, gpus_per_node: int) -> float | None:
+        """More than this no collective over a group of nodes can reach (:data:`BOUNDS_OF_FABRIC`); None where it is not known.
+
+        What NVLink reaches counts as one node.
+        """
+        domains, gpus = -(-nodes // self.nodes_per_domain), gpus_per_node * min(nodes, self.nodes_per_domain)
+        if gpus * domains < 2:
+            return None
+        if domains == 1:
+            return most_by_nvlink_gb_s(gpus=gpus, nvlink_gb_s=self.nvlink_gb_s)
+        if self.nic_gb_s_per_gpu is None:
+            return None
+        most = most_possible_gb_s if bound == MOST else all_to_all_gb_s
+        return most(nodes=domains, gpus_per_node=gpus, nic_gb_s_per_gpu=self.nic_gb_s_per_gpu, nvlink_gb_s=self.nvlink_gb_s)
+
 
 class Profile(ProfileTerms):
     """One kind of cluster, with what it inherits. ``chain``: its ancestors and itself, oldest first.
@@ -88,7 +108,8 @@ class Threshold(EntryKeys):
 
     ``of`` is what the limit's numbers are multiplied by; ``of_value`` its value when the GPU's spec gives it, None when
     the cluster's shape does. ``shapes`` are plain numbers for clusters of stated shapes, before all others. ``rates`` are
-    what the profile promises of the links, where ``of`` is in :data:`OF_FABRIC` and its GPU is known.
+    what the profile promises of the links, where ``of`` or ``bound`` needs them and its GPU is known. ``bound`` is the best
+    value that is possible, and ``bound_value`` that of one GPU; None where the shape decides, and for a rehearsal.
     ``file`` and ``line`` are where the limit is written. Without what it ``needs``, such as so many nodes, the criterion
     is skipped by rule, as where the profile promises none of its ``fabrics`` (None: any will do). ``skip``: why it is
     skipped in any case, because the entry says so or the profile's GPU lacks what the entry ``requires``
@@ -102,6 +123,7 @@ class Threshold(EntryKeys):
     line: int
     skip: str | None = None
     of_value: float | None = None
+    bound_value: float | None = None
     rates: FabricRates | None = None
 
     @property
@@ -133,7 +155,9 @@ class Threshold(EntryKeys):
         words += [f"needs {part}" for part, value in self.needs if value != getattr(other.needs, part)]
         if not LIMIT.isdisjoint(found):
             words.insert(0, f"{other.written_limit} instead of {self.written_limit}")
-        return [*words, *(name for name in found if name not in {*LIMIT, *MAPPINGS})]
+        if "bound" in found:
+            words.append(f"bound {other.bound} instead of {self.bound}")
+        return [*words, *(name for name in found if name not in {*LIMIT, *MAPPINGS, "bound"})]
 
     @property
     def written_limit(self) -> str:
@@ -160,9 +184,36 @@ class Threshold(EntryKeys):
         Raises:
             ConfigurationError: the table has no number for this size, or ``cluster`` lacks what ``of`` names.
         """
+        number, basis = self._number(gpus=gpus, cluster=cluster)
+        bound = self.best_possible(gpus=gpus, cluster=cluster)
+        return Limit(kind=self.kind, value=number, unit=self.unit, basis=basis, bound=bound)
+
+    def best_possible(self, *, gpus: int, cluster: Mapping[str, int]) -> Bound | None:
+        """The best value that hardware can give a group; None where nobody knows. Arguments as :meth:`limit`."""
+        value = self._most(gpus, cluster)
+        if value is None:
+            return None
+        by = f"{self.file}: {self.key!r} has 'bound: {self.bound}'"
+        return Bound(value=value, unit=self.unit, is_most=self.kind in {"above", "min"}, by=by)
+
+    def _most(self, gpus: int, cluster: Mapping[str, int]) -> float | None:
+        if self.bound in BOUNDS_OF_FABRIC:
+            most = self._most_of_fabric(str(self.bound), cluster)
+            return None if most is None else most * SHEETS_ROUND
+        if self.bound in OF_SUMS and self.bound_value is not None and gpus > 1:
+            return most_by_nvlink_gb_s(gpus=gpus, nvlink_gb_s=self.bound_value)
+        return self.bound_value
+
+    def _most_of_fabric(self, bound: str, cluster: Mapping[str, int]) -> float | None:
+        if self.rates is None or not {"nodes", "gpus_per_node"} <= {*cluster}:
+            return None
+        return self.rates.most_gb_s(bound, nodes=cluster["nodes"], gpus_per_node=cluster["gpus_per_node"])
+
+    def _number(self, *, gpus: int, cluster: Mapping[str, int]) -> tuple[float, str | None]:
+        """The number to compare with, and which one of several it is, in words."""
         shape = f"{cluster.get('nodes')}x{cluster.get('gpus_per_node')}"
         if shape in self.by_shape:
-            return Limit(kind=self.kind, value=self.by_shape[shape], unit=self.unit, basis=f"the limit for {shape}")
+            return self.by_shape[shape], f"the limit for {shape}"
         number = self.numbers.get(gpus, self.numbers.get("any"))
         where = f"{self.file}:{self.line}"
         if number is None:
@@ -170,7 +221,7 @@ class Threshold(EntryKeys):
             message = f"{where}: '{self.key}' has no limit for {gpus} GPUs, only for {sizes}. Add that size, or 'any'."
             raise ConfigurationError(message)
         if self.of is None:
-            return Limit(kind=self.kind, value=number, unit=self.unit)
+            return number, None
         is_of_fabric = self.of in OF_FABRIC
         factor = self._fabric_gb_s(cluster) if is_of_fabric else self.of_value or cluster.get(self.of.removeprefix("cluster."))
         if factor is None:
@@ -178,8 +229,7 @@ class Threshold(EntryKeys):
             need = "" if self.of == DOMAIN else "'nic_gb_s_per_gpu' in the profile, or "
             how = f" Say {need}the limit for {shape} under 'shapes'." if is_of_fabric else ""
             raise ConfigurationError(message + how)
-        basis = f"{number:g} of {self.of}, {factor:g} {self.unit}" if is_of_fabric else None
-        return Limit(kind=self.kind, value=number * factor, unit=self.unit, basis=basis)
+        return number * factor, f"{number:g} of {self.of}, {factor:g} {self.unit}" if is_of_fabric else None
 
     def _fabric_gb_s(self, cluster: Mapping[str, int]) -> float | None:
         if self.rates is None or not {"nodes", "gpus_per_node"} <= {*cluster}:
@@ -214,9 +264,19 @@ def resolve(key: str, said: Mapping[str, list[Statement]], document: Document, *
     merged = winners(said)
     merged["skip"] = merged.get("skip") or _missing_figure(merged.get("requires"), spec)
     file, line = document.find(said[THE_LIMIT][-1].path if THE_LIMIT in said else ("criteria", key))
-    rates = rates_of(profile) if profile is not None and merged.get("of") in OF_FABRIC else None
-    of_value = _figure(merged.get("of"), spec)
-    return Threshold(key=key, of_value=of_value, rates=rates, file=file, line=line, **merged)
+    needs_rates = merged.get("of") in OF_FABRIC or merged.get("bound") in BOUNDS_OF_FABRIC
+    rates = rates_of(profile) if profile is not None and needs_rates else None
+    of_value, bound_value = _figure(merged.get("of"), spec), _most(merged.get("bound"), profile)
+    return Threshold(key=key, of_value=of_value, bound_value=bound_value, rates=rates, file=file, line=line, **merged)
+
+
+def _most(bound: str | float | None, profile: Profile | None) -> float | None:
+    """What ``bound`` allows one GPU at most; None without one, where only the shape says it, and for a rehearsal."""
+    if profile is None or profile.rehearsal:
+        return None
+    if isinstance(bound, str):
+        return profile.spec.most(bound.removeprefix("gpu.")) if bound.startswith("gpu.") and profile.spec else None
+    return bound
 
 
 def rates_of(profile: Profile) -> FabricRates | None:

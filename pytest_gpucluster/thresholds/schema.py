@@ -92,6 +92,7 @@ AutoCount = Annotated[Literal["auto"] | _Size, _expecting("'auto' or a whole num
 _Plain = Annotated[Any, GetPydanticSchema(lambda _type, handler: handler(JsonValue))]
 _SharedPath = Annotated[str, StringConstraints(pattern=r"^/[^\x00]*[^/\x00][^\x00]*$")]
 SharedPaths = Annotated[list[_SharedPath], _expecting("a list of absolute paths of folders, such as [/mnt/shared]")]
+_Bound = Annotated[_Number | Text, _expecting("a number in the entry's unit, or a figure such as gpu.bf16_tflops")]
 Recipe = Annotated[dict[str, _Plain], _expecting("a mapping of plain data with text keys")]
 
 
@@ -172,7 +173,7 @@ class _Keys(_StrictModel):
     noise: Annotated[float, Field(gt=0, lt=1), _AS_WRITTEN] | None = None
     deadline_s: Seconds | None = None
     takes_s: Annotated[float, Field(gt=0, le=86400), _AS_WRITTEN] | None = None
-    bound: Text | None = None
+    bound: _Bound | None = None
     bound_waived: Text | None = None
 
 

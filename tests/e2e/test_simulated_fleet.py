@@ -89,8 +89,8 @@ BAD: dict[str, dict[str, dict[str, set[str]]]] = {
 PLANTED_PAIR = [("node0-gpu1", "node0-gpu2"), ("node0-gpu2", "node0-gpu1")]
 WITHOUT_A_RANK = ("absent", "busy", "lost", "versions")
 """Faults that take every measurement over all GPUs along."""
-NOT_ONE_EACH = ("shared", "clique", "links", "trunk")
-"""A fault of which no value tells, one of other GPUs, and two that are searched: each has tests of its own."""
+NOT_ONE_EACH = ("shared", "clique", "fast", "links", "trunk")
+"""A fault of which no value tells, one of other GPUs, a wrong clock, and two that are searched: each has tests of its own."""
 
 
 def simulate(folder: Path, fleet: str, *arguments: str, bad: tuple[str, ...] = ()) -> FinishedRun:
@@ -195,6 +195,28 @@ def test_the_ways_of_a_slow_node_are_measured(tmp_path: Path, fault: str, said: 
     row = next(row for row in run.results["criteria"] if row["criterion"] == "inter_node_busbw[all_reduce]")
     assert re.fullmatch(said, row["evidence"]["node4 by GPU"])
     assert re.search(said, " ".join(row["reason"].split()))
+
+
+MEASURED_BY_A_WRONG_CLOCK = {
+    *PRODUCTS, "bf16_sustained", "hbm_bandwidth", "host_to_device", "device_to_host", "host_to_device_all",
+    "device_to_host_all", "training_throughput_gpu", *(f"straggler[{name}]" for name in COMPARED if name != "bf16_at_clock"),
+    "straggler[hbm_bandwidth]", "straggler[host_to_device]", "straggler[device_to_host]",
+}  # fmt: skip
+
+
+@pytest.mark.fault
+def test_a_wrong_clock_is_an_error_and_accuses_nobody(tmp_path: Path) -> None:
+    """Of four GPUs one is ten times too fast: neither passed, and neither the other one nor its node is called slow."""
+    chosen = "tflops or tops or bf16_sustained or hbm_bandwidth or host_to or to_host or training or straggler"
+    run = simulate(tmp_path, "1x4", "-k", chosen, bad=("node0-gpu1:fast",))
+    found = not_green(run)
+    assert {(where, kind): found[where][kind] for where in found for kind in found[where] if kind != "not_selected"} == {
+        ("gpu-node-0 gpu 1", "error"): MEASURED_BY_A_WRONG_CLOCK,
+        ("gpu-node-0", "error"): {"training_scaling_node"},
+    }
+    reason = run.row("bf16_tflops", "node0-gpu1")["reason"]
+    assert "TFLOPS is more than the hardware can: the measurement is wrong (at most 1071 TFLOPS is possible" in reason
+    assert [one for one in run.results["culprits"] if one["place"] is not None] == []
 
 
 def expected(bad: dict[str, dict[str, dict[str, set[str]]]]) -> dict[str, dict[str, set[str]]]:

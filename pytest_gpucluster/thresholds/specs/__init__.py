@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -49,6 +50,12 @@ _MHz = Annotated[float, _POSITIVE, Unit("MHz")]
 
 
 UNTRIED = "never"
+SHEETS_ROUND = 17 / 16
+"""Hardware may exceed a rate of its sheet by so much: NVML shows 26.562 GB/s for an NVLink of 25, and 4.92 TB/s for 4.8."""
+PCIE_LANE_GB_S: Mapping[int, float] = MappingProxyType({3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563})
+"""What a lane of each PCIe generation carries one way, line code taken off, in GB/s (PCI-SIG)."""
+DERIVED: Mapping[str, str] = MappingProxyType(dict.fromkeys(("pcie_gb_s", "nvlink_copy_gb_s", "nvlink_sum_gb_s"), "GB/s"))
+"""Figures that follow from others, each with its unit: bounds of values, to which no floor has to be near."""
 
 
 class SpecFile(BaseModel):
@@ -88,6 +95,38 @@ class GpuSpec(SpecFile):
     """One GPU product; ``id`` is the name of its file."""
 
     id: str
+
+    @property
+    def pcie_gb_s(self) -> float | None:
+        """What the PCIe link carries one way, in GB/s; None for a generation that nobody knows here."""
+        lane_gb_s = PCIE_LANE_GB_S.get(self.pcie_gen)
+        return None if lane_gb_s is None else lane_gb_s * self.pcie_width
+
+    @property
+    def nvlink_copy_gb_s(self) -> float:
+        """What the NVLinks carry of copies, which no switch can add up; in GB/s."""
+        return self.nvlink_gb_s
+
+    @property
+    def nvlink_sum_gb_s(self) -> float:
+        """What they carry of a sum, in GB/s; where switches add up (NVLS), its bus bandwidth may be higher."""
+        return self.nvlink_gb_s
+
+    def most(self, figure: str) -> float | None:
+        """More than this the GPU cannot reach, in the unit of the figure; None if the GPU has no such figure.
+
+        Sheets give rates of products at a clock of their own (H200: 989 TFLOPS at 1830 MHz), and the GPU may run at its boost
+        clock. An SM does a power of two of operations a clock, so the rate at the boost clock follows: 132 SMs x 4096 x
+        1980 MHz are 1070 TFLOPS. Other figures may be :data:`SHEETS_ROUND` higher.
+        """
+        value: float | None = getattr(self, figure, None)
+        if value is None:
+            return None
+        if FIELD_UNITS.get(figure) not in ("TFLOPS", "TOPS"):
+            return value * SHEETS_ROUND
+        clocks_per_s = self.sms * self.boost_mhz * 1e6
+        per_clock = 2.0 ** round(math.log2(value * 1e12 / clocks_per_s))
+        return max(value, per_clock * clocks_per_s / 1e12)
 
     @property
     def is_untried(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from pytest_gpucluster.judging.finding import HERE, Finding
 from pytest_gpucluster.judging.plan import Plan
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.plugin.soak_reports import Reports, start, worst_of
+from pytest_gpucluster.thresholds.limit import Bound
 from tests.support.entries import limit, threshold
 
 if TYPE_CHECKING:
@@ -267,6 +269,44 @@ class Records:
         """Take it."""
         self.plan.set_outcome(record)
         self.settled.append(record)
+
+
+@pytest.mark.parametrize(
+    ("values", "number"),
+    [((6600.0, 750.0, 751.0), 1), ((750.0, 6600.0, 751.0), 2), ((750.0, 751.0, 6600.0), 3), ((6600.0,), 1)],
+)
+def test_one_round_that_is_too_good(values: tuple[float, ...], number: int) -> None:
+    """The worst round is judged, and hides a clock that was wrong in another one. It is on record at once, with its round."""
+    session: Any = Records()
+    judge = criterion()
+    judge.limit = replace(judge.limit, bound=Bound(value=1070.0, unit="TFLOPS", is_most=True, by="the sheet"))
+    reports = Reports(session, session, {("tflops", PLACES[0].id): judge})
+    kept = RoundResult(criterion="tflops", place=PLACES[0], keep="lowest")
+    for at, value in enumerate(values, start=1):
+        if kept.error is None:
+            kept.add(at, Finding(value=value))
+            reports.seen([kept])
+    (record,) = session.settled
+    assert record.outcome == "error"
+    assert kept.error is not None
+    assert f"in round {number} of the soak, after {number - 1} good ones: tflops at {PLACES[0]}: 6600 TFLOPS" in str(kept.error)
+    with pytest.raises(MeasurementError, match="more than the hardware can: the measurement is wrong"):
+        kept.judge(judge)
+
+
+def test_a_round_that_misses_stays_a_failure_beside_one_that_is_too_good() -> None:
+    """Whatever else happened."""
+    session: Any = Records()
+    judge = criterion()
+    judge.limit = replace(judge.limit, bound=Bound(value=1070.0, unit="TFLOPS", is_most=True, by="the sheet"))
+    reports = Reports(session, session, {("tflops", PLACES[0].id): judge})
+    kept = RoundResult(criterion="tflops", place=PLACES[0], keep="lowest")
+    for at, value in enumerate((500.0, 6600.0), start=1):
+        kept.add(at, Finding(value=value))
+        reports.seen([kept])
+    assert [one.outcome for one in session.settled] == ["failed"]
+    with pytest.raises(CriterionFailedError):
+        kept.judge(judge)
 
 
 def test_a_bad_turn_is_on_record_before_its_round_is_over() -> None:

@@ -65,6 +65,8 @@ def test_healthy_parts_pass_and_planted_ones_do_not(criterion: str, gpu: str) ->
     parts = [hardware("64x8", gpu=gpu, seed=seed) for seed in SEEDS]
     rates = [part.rate(rank, quantity) for part in parts for rank in range(512)]
     assert spread_of(spread(min(rates), 10)).low > limit
+    bound = thresholds.criteria(thresholds.profiles[gpu])[criterion].best_possible(gpus=1, cluster={})
+    assert bound is None or bound.allows(spread_of(spread(max(rates), 10)).high)
     losses = [found[quantity] for found in LOSSES.values() if quantity in found]
     is_low = quantity in LOW_FLOORS or gpu in LOW_HERE.get(quantity, ()) or limit == 0
     for loss in () if is_low else losses:

@@ -15,7 +15,7 @@ from pytest_gpucluster.judging.plan import Plan
 from pytest_gpucluster.judging.verdict import Record, Terms, Verdict, decide
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.plugin.junit import finish_junit
-from pytest_gpucluster.reporting.junit import junit_text, suite_element
+from pytest_gpucluster.reporting.junit import junit_text, properties_of, suite_element
 from pytest_gpucluster.reporting.rebuild import rebuild
 from pytest_gpucluster.reporting.recorder import Recorder, RunStatus
 from pytest_gpucluster.reporting.results import ReportedTest, RunReport, place_facts
@@ -328,6 +328,13 @@ def test_what_passed_with_a_remark_shows_it() -> None:
     assert ("remark" in properties[0], "advisory" in properties[1]) == (False, False)
     assert first.findtext("system-out") == "advisory: low: 3 %\n  why: x"
     assert second.findtext("system-out") == alone
+
+
+@pytest.mark.parametrize(("kind", "value", "judged"), [("above", 0, "false"), ("above", 1, None), ("max", 0, None)])
+def test_what_has_no_limit_was_not_judged(kind: Any, value: float, judged: str | None) -> None:
+    """Whoever reads only the JUnit is told that the value was measured, and by no number."""
+    record = Record(criterion="scratch_read", place=None, outcome="passed", value=5.0, limit=limit(kind, value))
+    assert dict(properties_of(record, None)).get("judged") == judged
 
 
 def test_the_same_error_is_written_once() -> None:

@@ -55,6 +55,35 @@ def over(
     ]
 
 
+NONE = Limit(kind="above", value=0, unit="GB/s")
+"""Asks only that a value is there."""
+
+
+@pytest.mark.parametrize(
+    ("limit_of_one", "outcomes", "text"),
+    [
+        (NONE, ["passed"] * 3, "3 measured"),
+        (Limit(kind="above", value=1, unit="GB/s"), ["passed"] * 3, "3 ok"),
+        (Limit(kind="max", value=0, unit="errors"), ["passed"] * 3, "3 ok"),
+        (NONE, ["passed", "passed", "error"], "1 of 3 not measured"),
+        (NONE, ["passed", "passed", "missing"], "1 of 3 missing"),
+    ],
+)
+def test_what_has_no_limit_is_measured_and_not_ok(limit_of_one: Limit, outcomes: list[str], text: str) -> None:
+    """Green and ok say that a number was asked for; so does the line above the subject's rows."""
+    value = 0.0 if limit_of_one.kind == "max" else 5.0
+    records = [
+        replace(record, outcome=outcome)
+        for record, outcome in zip(over("scratch_read", [value] * 3, limit_of_one), outcomes, strict=True)
+    ]
+    (line,) = (one for one in table(*records) if one.startswith("scratch_read"))
+    assert cells(line)[-1] == text
+    grouped = table(*records, subjects={"scratch_read": "platform"}, layout=replace(WIDE, color=True))
+    assert any("all ok" in one for one in grouped) == (text == "3 ok")
+    (row,) = (one for one in grouped if "scratch_read" in one)
+    assert ("\x1b[32m" in row) == (text == "3 ok")
+
+
 def cells(line: str) -> list[str]:
     """The cells of one row; a blank within a cell is single."""
     return re.split(r" {2,}", line.strip())

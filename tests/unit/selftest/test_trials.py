@@ -21,6 +21,7 @@ from pytest_gpucluster.selftest.trials import (
     hung_trial,
     killed_trial,
     promised_percent,
+    require_possible_rates,
     slow_trials,
     stragglers,
     try_hung_rank,
@@ -30,6 +31,7 @@ from pytest_gpucluster.selftest.trials import (
     wrong_trials,
 )
 from tests.support.entries import threshold
+from tests.support.thresholds_files import packaged
 
 if TYPE_CHECKING:
     from pytest_gpucluster.selftest.trials import Slowdown
@@ -71,6 +73,21 @@ def test_a_slow_place_is_found_and_a_clean_repeat_is_not() -> None:
     assert (clean.victim, clean.named, clean.is_found) == (None, (), True)
     assert (found.what, found.named, found.is_found, found.not_judged) == ("5 % slow in copy", (VICTIM.id,), True, None)
     assert found.measured == {"delay_us": 5.0, "lost_percent": 5.0}
+
+
+@pytest.mark.parametrize(("key", "usual"), [("bf16_tflops", 780.0), ("fp32_tflops", 51.0), ("hbm_bandwidth", 4.3)])
+def test_rates_that_no_gpu_has_are_an_error(key: str, usual: float) -> None:
+    """One repeat at one place is enough: a wrong clock shows nobody who is slow. Healthy rates pass."""
+    entry = packaged().criteria(packaged().profiles["h200-sxm"])[key]
+
+    def measured(last: float) -> Results:
+        rates = {place: [usual] * 3 for place in PLACES} | {VICTIM: [usual, usual, last]}
+        return Results({place: SimpleNamespace(rates=found) for place, found in rates.items()}, {})
+
+    require_possible_rates(measured(usual), entry)
+    require_possible_rates(measured(10 * usual), None)
+    with pytest.raises(MeasurementError, match=f"{key}, planted in {VICTIM.id}: .* more than the hardware can"):
+        require_possible_rates(measured(10 * usual), entry)
 
 
 def test_a_plant_that_does_not_show_is_missed() -> None:

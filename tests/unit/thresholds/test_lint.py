@@ -123,6 +123,9 @@ def problems_of(path: Path) -> list[str]:
         ("of: cluster.gpus_per_node", "of: cluster.gpus", "site.yaml:28: 'of' is 'cluster.gpus' (in 'gpu_count')."),
         ("of: cluster.gpus_per_node", "of: fabric.ring", "site.yaml:28: 'of' is 'fabric.ring' (in 'gpu_count')."),
         ("of: cluster.gpus_per_node", "of: fabric.ring_gb_s", "is in GPUs, but 'of' fabric.ring_gb_s is in GB/s."),
+        ("bound: gpu.bf16_tflops", "bound: 650", "'bf16_tflops': 'above: 700' asks for more than its 'bound: 650' allows."),
+        ("bound: gpu.bf16_tflops", "bound: []", "'bound' must be a number in the entry's unit, or a figure such as gpu"),
+        ("bound: gpu.bf16_tflops", "bound: fabric.most_gb_s", "is in TFLOPS, but 'bound' fabric.most_gb_s is in GB/s."),
         ("bound: gpu.bf16_tflops", "bound: fabric.ring_gb_s", "a bound is physics, so of the form gpu.<field> (in"),
         (
             "per: node\n    above: {2: 310, 8: 400}",

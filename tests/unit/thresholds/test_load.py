@@ -342,6 +342,9 @@ def test_the_older_keys_of_what_an_entry_needs(old: str, new: str, write: Write)
         "bf16_tflops: {deadline_s: 7}",
         "bf16_tflops: {profiles: {h200-sxm: {skip: too slow}}}",
         "bf16_tflops: {min: 700}",
+        "bf16_tflops: {bound: 9999}",
+        "bf16_tflops: {bound: null}",
+        "host_memory: {bound: 600}",
         "'busbw[all_reduce]': {needs: 9}",
     ],
 )
@@ -349,6 +352,18 @@ def test_whatever_can_change_an_outcome_is_a_changed_limit(change: str, write: W
     """A recipe, a severity or a skip weakens a criterion as much as a number."""
     file = load(write(f"{OVERLAY}criteria:\n  {change}\n"))
     assert file.changed_limits(file.profiles["h200-sxm"]) == [change.partition(": ")[0].strip("'")]
+
+
+def test_a_changed_bound_is_told_in_words(write: Write) -> None:
+    """It decides what is an error: raised, lowered or taken away, it is named with both."""
+    file = load(write(f"{OVERLAY}criteria:\n  bf16_tflops: {{bound: 2000}}\n  hbm_bandwidth: {{bound: null}}\n"))
+    assert file.changed_entries(file.profiles["h200-sxm"]) == {
+        "bf16_tflops": ["bound 2000 instead of gpu.bf16_tflops"],
+        "hbm_bandwidth": ["bound None instead of gpu.hbm_tb_s"],
+    }
+    limit = file.criteria(file.profiles["h200-sxm"])["bf16_tflops"].limit(gpus=1, cluster={})
+    assert limit.bound is not None
+    assert (limit.bound.value, limit.bound.is_most) == (2000, True)
 
 
 def changed(field: str, value: Any) -> Any:
@@ -360,6 +375,7 @@ def changed(field: str, value: Any) -> Any:
         "severity": "advisory",
         "recipe": {"sizes": [1]},
         "of": "gpu.int8_tops",
+        "bound": "gpu.int8_tops",
         "skip": "too slow",
         "noise": 0.5,
         "needs": Needs(nodes=7),
