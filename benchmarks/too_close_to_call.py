@@ -139,7 +139,7 @@ def judged_before(draw: Callable[[int], list[float]], count: int, allowed: float
     return OPEN, 2
 
 
-def outcomes(
+def outcomes(  # noqa: PLR0913 -- a simulation and its terms
     rule: Rule, model: Model, median: float, *, count: int, allowed: float, runs: int, seed: int
 ) -> tuple[Counter[str], float]:
     """How often each outcome comes for a part with this median over the limit, and the mean number of rounds."""

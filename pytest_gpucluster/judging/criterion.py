@@ -97,8 +97,8 @@ class Criterion:
             value: a finite number in the entry's unit; bool, text, None, NaN, infinity and an empty mapping never pass, nor
                 do values by place that leave out a place the criterion is about, or come from another one.
                 :class:`Repeats` (``results.repeated(...)``) are judged by their median; if they do not agree well enough,
-                they are measured in further rounds, until the interval of the median decides. :class:`Compared` is the distance to siblings: it may be
-                as far as the limit, or as their own spread explains, and is left open where they disagree.
+                further rounds are measured, until the interval of the median decides. :class:`Compared` is the distance to
+                siblings: it may be as far as the limit, or as their own spread explains, and is left open where they disagree.
             evidence: what else was seen while measuring (clocks, event reasons), shown in a failure.
             remark: what a value within the limit does not show, such as a comparison without anything to compare with.
 

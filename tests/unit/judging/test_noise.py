@@ -213,7 +213,9 @@ def test_results_measure_everything_again_once() -> None:
 # --- the median and its interval ---
 
 
-@pytest.mark.parametrize(("count", "ends"), [(3, (1, 3)), (7, (1, 7)), (8, (1, 8)), (20, (4, 17)), (30, (8, 23)), (400, (174, 227))])
+@pytest.mark.parametrize(
+    ("count", "ends"), [(3, (1, 3)), (7, (1, 7)), (8, (1, 8)), (20, (4, 17)), (30, (8, 23)), (400, (174, 227))]
+)
 def test_interval_is_that_of_the_tables(count: int, ends: tuple[int, int]) -> None:
     """Order statistics of the sign test at 99 %; fewer than 8 repeats are all in it."""
     assert interval_of_median([*range(count, 0, -1)]) == ends

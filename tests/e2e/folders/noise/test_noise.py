@@ -14,7 +14,7 @@ from pytest_gpucluster import MeasurementError
 rounds = {}
 
 
-def rate(*, case, centre, spread, iterations, stalled=0, first=None):
+def rate(*, case, centre, spread, iterations, stalled=0, first=None):  # noqa: PLR0913 -- a recipe
     """``iterations`` rates evenly between ``centre`` -+ half of ``spread``, the last of them ``stalled``.
 
     ``first``: the centre in the first round.
