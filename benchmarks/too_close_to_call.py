@@ -1,6 +1,6 @@
 """How often repeats are judged wrong, or left open: by the rule of judging/noise.py, and by the one before it. No GPU.
 
-    python3 benchmarks/too_close_to_call.py [--healthy 10000] [--slow 100000] [--seed 30] [--only CRITERION ...]
+    python3 benchmarks/too_close_to_call.py [--healthy 10000] [--slow 30000] [--seed 30] [--only CRITERION ...]
 
 For each entry with `noise` it draws rounds of repeats as they were measured (MODELS), lets both rules judge them, and counts.
 A healthy part has the measured median; a slow one the same distribution with its median 5 % below the limit. Prints a table:
@@ -183,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Simulate and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--healthy", type=int, default=10_000, help="healthy parts for each entry")
-    parser.add_argument("--slow", type=int, default=100_000, help="parts 5 %% below the limit for each entry")
+    parser.add_argument("--slow", type=int, default=30_000, help="parts 5 %% below the limit for each entry")
     parser.add_argument("--seed", type=int, default=30)
     parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS), metavar="CRITERION")
     given = parser.parse_args(arguments)

@@ -26,7 +26,8 @@ MORE = 12
 BUDGET, BUDGET_S = 2.5, 20.0
 """No round begins once the further ones have taken this many times as long as the first, and this many seconds."""
 CONFIRMED = 3
-"""A miss that one disturbance could explain has to be measured in this many rounds, if the budget allows."""
+"""A miss that one disturbance could explain has to be measured in this many rounds, if the budget allows; in all that it
+allows where more than a tenth of the repeats hold."""
 CONFIDENCE = 0.99
 """Of the interval of the median."""
 ENOUGH = 8
@@ -207,7 +208,7 @@ def settle(first: Repeats, *, limit: Limit, allowed: float | None, stalls: float
             short = f"measured again with {len(rounds[-1].samples)} repeats, fewer than the {len(first.samples)} before"
             return Settled(value=rounds[-1].value, rounds=tuple(rounds), why=why, doubt=short, is_final=False)
         unclear = doubt_of_median(rounds, limit=limit)
-        reason = unclear or _unconfirmed(rounds, limit) or _many_stalls(rounds, limit, stalls)
+        reason = unclear or _unconfirmed(rounds, limit, allowed) or _many_stalls(rounds, limit, stalls)
     if len(rounds) == 1 and unclear is not None and len(first.samples) >= ENOUGH:
         unclear = doubt_of_median(rounds, limit=limit)
     is_plain = len(rounds) == 1 and (why is None or unclear is not None)
@@ -226,11 +227,14 @@ def _may_go_on(rounds: Sequence[Repeats]) -> bool:
     return rounds[-1].again is not None and len(rounds) <= MORE and spent_s <= budget_s
 
 
-def _unconfirmed(rounds: Sequence[Repeats], limit: Limit) -> str | None:
-    """A miss in too few rounds; None if it holds or is confirmed."""
-    if limit.holds(statistics.median(samples_of(rounds))) or len(rounds) >= CONFIRMED:
+def _unconfirmed(rounds: Sequence[Repeats], limit: Limit, allowed: float | None) -> str | None:
+    """A miss in too few rounds, or of a part that reaches the limit now and then; None if it holds or is confirmed."""
+    seen = spread_of(samples_of(rounds))
+    if limit.holds(seen.median):
         return None
-    return f"a miss in {len(rounds)} rounds"
+    best = seen.high if limit.is_floor else seen.low
+    is_disturbed = allowed is not None and seen.relative > allowed and limit.holds(best)
+    return f"a miss in {len(rounds)} rounds" if is_disturbed or len(rounds) < CONFIRMED else None
 
 
 def _near_miss(first: Repeats, limit: Limit, allowed: float | None) -> str | None:

@@ -79,7 +79,7 @@ WINDOW_S, INTERVAL_S = 0.6, 0.05
 
 def sampled(monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None]) -> Telemetry | None:
     """What a sampler sees of a GPU in a window; ``before`` each reading, by its number, something happens."""
-    count, one = iter(range(1000)), telemetry._Sample(at_s=0, reasons=0, values=dict.fromkeys(telemetry.SAMPLED, 1.0))  # noqa: SLF001
+    count, one = iter(range(1000)), telemetry._Sample(at_s=0, reasons=0, values=dict.fromkeys(telemetry.SAMPLED, 1.0))
 
     def sample(_handle: Any) -> Any:
         before(next(count))

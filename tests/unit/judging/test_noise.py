@@ -273,6 +273,14 @@ def test_one_burst_is_no_failure() -> None:
     assert slow.value < 50
 
 
+def test_a_part_that_reaches_its_limit_now_and_then_is_measured_to_the_end() -> None:
+    """Three disturbed rounds may be chance; if it stays so, the median has missed."""
+    disturbed, calm = [40.0] * 14 + [54.8] * 6, [54.8] * 20
+    assert settled(disturbed, disturbed, disturbed, calm).value == 54.8
+    slow = settled(disturbed, disturbed)
+    assert (slow.value, slow.doubt, len(slow.rounds)) == (40.0, None, 1 + MORE)
+
+
 def test_half_of_the_rounds_disturbed_is_no_failure() -> None:
     """The interval of all repeats may lie below the limit; as many rounds by themselves do not."""
     rounds = [repeats([54.0] * 10), repeats([40.0] * 36)]
