@@ -12,7 +12,7 @@ from pytest_gpucluster.errors import Blame, CriterionFailedError, DoesNotApplyEr
 from pytest_gpucluster.judging import failure_text
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.finding import Finding
-from pytest_gpucluster.judging.noise import FEWEST, Repeats, Settled, samples_of, settle, spread_of, stalls_of
+from pytest_gpucluster.judging.noise import FEWEST, Repeats, Settled, hidden_by_median, samples_of, settle, stalls_of
 from pytest_gpucluster.judging.siblings import Compared
 from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED, Record
 from pytest_gpucluster.places import Place
@@ -196,7 +196,7 @@ class Criterion:
             is_final=settled.is_final,
             confirmed=_all_miss(samples, self.limit),
             evidence=evidence,
-            remark=self._unsteady(samples),
+            remark=hidden_by_median(samples, limit=self.limit, allowed=self.threshold.noise, stalls=self.threshold.stalls),
         )
         allowed = self.threshold.stalls
         if allowed is None or doubt is not None or len(samples) < FEWEST or not self.limit.holds(value):
@@ -207,19 +207,6 @@ class Criterion:
         limit = Limit(kind="max", value=100 * allowed, unit="%", basis="repeats that took twice as long as the median")
         shown = {f"median {unit}": value, "repeats": reading.remark, **evidence}
         return _Reading(value=100 * share, limit=limit, is_final=settled.is_final, evidence=shown)
-
-    def _unsteady(self, samples: Sequence[float]) -> str | None:
-        """What the median of repeats hides: stalls, and a spread wider than the entry's ``noise``."""
-        allowed, found = self.threshold.noise, []
-        if len(samples) < FEWEST or (allowed is None and self.threshold.stalls is None):
-            return None
-        stalls, spread = stalls_of(samples, is_floor=self.limit.is_floor), spread_of(samples)
-        if stalls.stalled:
-            worst = f"the worst {format_number(float(stalls.worst))} {self.limit.unit}"
-            found.append(f"{stalls.stalled} of {stalls.count} repeats took more than twice as long as the median, {worst}")
-        if allowed is not None and spread.relative > allowed:
-            found.append(f"{spread.count} repeats spread over {100 * spread.relative:.1f} %, and {100 * allowed:g} % are usual")
-        return "; ".join(found) or None
 
     def _number(self, value: Any, place: Any) -> float:
         where = f" at {place}" if place is not None else ""

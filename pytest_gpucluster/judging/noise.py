@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pytest_gpucluster.errors import MeasurementError
+from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.text import text_of
 
 if TYPE_CHECKING:
@@ -255,6 +256,22 @@ def _many_stalls(rounds: Sequence[Repeats], limit: Limit, stalls: float | None) 
     if found.share <= stalls:
         return None
     return f"{found.stalled} of {found.count} repeats stalled, and {100 * stalls:g} % may"
+
+
+def hidden_by_median(samples: Sequence[float], *, limit: Limit, allowed: float | None, stalls: float | None) -> str | None:
+    """What the median of repeats does not show: stalls, and a spread wider than ``allowed``; None without either.
+
+    Nothing is said of an entry with neither ``noise`` nor ``stalls``, nor of too few repeats.
+    """
+    if len(samples) < FEWEST or (allowed is None and stalls is None):
+        return None
+    found, seen, spread = [], stalls_of(samples, is_floor=limit.is_floor), spread_of(samples)
+    if seen.stalled:
+        worst = f"the worst {format_number(float(seen.worst))} {limit.unit}"
+        found.append(f"{seen.stalled} of {seen.count} repeats took more than twice as long as the median, {worst}")
+    if allowed is not None and spread.relative > allowed:
+        found.append(f"{spread.count} repeats spread over {100 * spread.relative:.1f} %, and {100 * allowed:g} % are usual")
+    return "; ".join(found) or None
 
 
 def is_finite(sample: object) -> bool:
