@@ -45,7 +45,7 @@ class Model:
     ``healthy``: the healthy median over the limit. ``spread``: from the 10th to the 90th percentile while nothing disturbs.
     ``low``, ``low_share``: so many repeats are at this rate instead, each by chance. ``copies``: a repeat is a span of so many
     copies after one that is not timed; ``disturbed`` of all copies lie in bursts of :data:`BURST`, at rates from 0.5 to 0.95.
-    ``took_s``: how long a round takes.
+    ``took_s``: how long a round takes; a host link of two GPUs by default.
     """
 
     healthy: float
@@ -54,7 +54,7 @@ class Model:
     low_share: float = 0.0
     copies: int = 0
     disturbed: float = 0.0
-    took_s: float = 1.5
+    took_s: float = 4.4
 
     def draw(self, count: int, chance: random.Random) -> list[float]:
         """One round of repeats."""
@@ -74,10 +74,11 @@ class Model:
         return chance.gauss(1.0, self.spread / SIGMAS)
 
 
-BURST = 8
-"""Copies in a burst on average. With 8 % of copies in bursts this gives what was measured on two H100 of a shared host
-(2026-11-25): 7 % of copies below 50 GB/s, 26 % of windows of 30 copies undecided by the rule before, 10 % by the interval of
-the median, none of 400 copies. With 20 % it gives the spreads of 11 to 31 % of the host that was INCOMPLETE in 4 runs of 4."""
+BURST = 4
+"""Copies of 512 MiB in a burst on average. On two H100 of a shared host (2026-11-25) copies of 256 MiB were as if in bursts of
+8: with 8 % of them in bursts this gives the 7 % of copies below 50 GB/s that were measured, 26 % of windows of 30 copies
+undecided by the rule before, 10 % by the interval of the median, and none of 400 copies. With 20 % it gives the spreads of 11
+to 31 % of the host that was INCOMPLETE in 4 runs of 4."""
 SHARED: dict[str, Any] = {"copies": 2, "disturbed": 0.08}
 BUSY: dict[str, Any] = {"copies": 2, "disturbed": 0.2}
 BEFORE = 4, 10
