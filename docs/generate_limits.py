@@ -77,7 +77,7 @@ def _limits(profiles: Sequence[Profile], by_profile: Mapping[str, Mapping[str, T
     note = (
         "An advisory limit that is missed is a remark and not a failure. *Possible*: a better value is an\n"
         f"error; shown for `{profiles[0].name}` and 8 GPUs of a node\n"
-        "([decision 29](decisions/0030-more-than-the-hardware-can.md))."
+        "([decision 30](decisions/0030-more-than-the-hardware-can.md))."
     )
     return ["## Limits", "", note, "", *_table(headings, rows), ""]
 

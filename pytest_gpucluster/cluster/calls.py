@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,7 +21,6 @@ from pytest_gpucluster.cluster.unmeasurable import (
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.controller.call import Call
 from pytest_gpucluster.errors import ConfigurationError, MeasurementError
-from pytest_gpucluster.judging import noise
 from pytest_gpucluster.protocol import plain_data
 from pytest_gpucluster.protocol.functions import RefusedError, needs_idle_gpu
 from pytest_gpucluster.protocol.messages import CALL_VARIABLES
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
 PER = ("gpu", "host", "node", "domain", "cluster", "pair")
 DEADLINE_S = 300.0
 LOOK_DEADLINE_S = 30.0
-REPEATS = ("iterations", "bursts", "repeats")
-"""Arguments of a measurement that say how often it repeats. A second measurement multiplies them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +195,7 @@ class Cluster:
             plain_data.to_plain(kwargs)
         except (RefusedError, plain_data.NotPlainDataError) as refused:
             raise ConfigurationError(f"cluster.run({getattr(function, '__name__', function)}): {refused}") from None
-        deadline_s = deadline_s or self.deadline_s
+        deadline_s, began_s = deadline_s or self.deadline_s, time.monotonic()
         measured = _Measured(what=name.qualname, pairs=per == "pair")
         unmeasurable = self._unmeasurable(chosen, needs_idle=needs_idle_gpu(function))
         measured.errors.update(errors_of_pairs(unmeasurable, chosen) if measured.pairs else unmeasurable)
@@ -212,17 +210,11 @@ class Cluster:
             )
             replies = self._controller.call(call)
             self._sort(replies, wave.groups or [[place] for place in wave.places], measured)
-        more = {name: number * noise.MORE for name, number in kwargs.items() if name in REPEATS and isinstance(number, int)}
         again = functools.partial(
-            unnoted.run,
-            function,
-            per=per,
-            places=chosen,
-            at_once=at_once,
-            deadline_s=noise.MORE * deadline_s,
-            **{**kwargs, **more},
+            unnoted.run, function, per=per, places=chosen, at_once=at_once, deadline_s=deadline_s, **kwargs
         )
-        return self._noted(Results(measured.values, measured.errors, again=again))
+        took_s = time.monotonic() - began_s
+        return self._noted(Results(measured.values, measured.errors, again=again, took_s=took_s))
 
     def _noted(self, made: Results) -> Results:
         if self._caller is not None:

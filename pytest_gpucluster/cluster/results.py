@@ -30,11 +30,16 @@ class Results(Mapping[Any, Any]):
         errors: Mapping[Any, MeasurementError],
         *,
         again: Callable[[], Results] | None = None,
+        took_s: float = 0.0,
     ) -> None:
-        """Keep values and errors by place; a place is in one of the two. ``again`` measures all of it with more repeats."""
+        """Keep values and errors by place; a place is in one of the two.
+
+        ``again`` measures all of it once more. ``took_s``: how long the measurement took, in seconds.
+        """
         self._values = dict(values)
         self._errors = dict(errors)
         self._again = again
+        self._took_s = took_s
         self._second: Results | None = None
         self._unread = set(errors)
         self._is_read = False
@@ -119,7 +124,7 @@ class Results(Mapping[Any, Any]):
         """
         measured = self.value if place is None else self[place]
         again = None if self._again is None else lambda: self._remeasured().repeated(place, value, repeats)
-        return Repeats(value=_field(measured, value), samples=_field(measured, repeats), again=again)
+        return Repeats(value=_field(measured, value), samples=_field(measured, repeats), again=again, took_s=self._took_s)
 
     def by_node(self, nodes: Sequence[Place]) -> Results:
         """The same by node, for values of which each node has one.
@@ -131,10 +136,10 @@ class Results(Mapping[Any, Any]):
         values = {node_of[place.node]: value for place, value in self._values.items()}
         errors = {node_of[place.node]: _of_host(error, node_of[place.node]) for place, error in self._errors.items()}
         again = None if self._again is None else lambda: self._remeasured().by_node(nodes)
-        return Results(values, errors, again=again)
+        return Results(values, errors, again=again, took_s=self._took_s)
 
     def _remeasured(self) -> Results:
-        """The second measurement, of all places under the same conditions. Made once, however many places were noisy."""
+        """The next round, of all places under the same conditions. Made once, however many places were noisy."""
         if self._second is None:
             assert self._again is not None
             self._second = self._again()

@@ -96,12 +96,22 @@ def judge_repair(repair: GpuRepair) -> Finding:
     )
 
 
+WATCHED = 0.8
+"""The share of the samples due under load that must have been read: a fault may lie in the others."""
+
+
 def judge_clocks(telemetry: Telemetry | NotAvailable) -> Finding:
-    """What held the clocks of a GPU under load: heat, hardware or the power supply. The power cap is normal."""
-    reasons = telemetry if isinstance(telemetry, NotAvailable) else telemetry.fault_reasons
-    if isinstance(reasons, NotAvailable):
+    """What held the clocks of a GPU under load: heat, hardware or the power supply. The power cap is normal.
+
+    Where fewer than :data:`WATCHED` of the due samples were read, the rest of the load is unknown.
+    """
+    if isinstance(telemetry, NotAvailable) or isinstance(telemetry.fault_reasons, NotAvailable):
+        reasons = telemetry if isinstance(telemetry, NotAvailable) else telemetry.fault_reasons
         return Finding(unknown={HERE: (f"clocks event reasons are {reasons}",)}, unknown_kind="unknown")
-    return Finding(bad={HERE: reasons}, kind="gpu")
+    read, due = telemetry.samples, telemetry.due
+    why = f"clocks event reasons were read {read} of {due} times under load, and {100 * WATCHED:g} % are needed"
+    unknown = (why,) if read < WATCHED * due else ()
+    return Finding(bad={HERE: telemetry.fault_reasons}, unknown={HERE: unknown}, kind="gpu", unknown_kind="unknown")
 
 
 def judge_pcie_width(telemetry: Telemetry | NotAvailable, most: Mapping[str, int]) -> Finding:

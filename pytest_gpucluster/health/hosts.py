@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import statistics
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -14,7 +16,7 @@ from pytest_gpucluster.inventory.reading import NotAvailable
 from pytest_gpucluster.judging.finding import HERE, Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pytest_gpucluster.errors import Part
     from pytest_gpucluster.health.growth import Counters, Limits
@@ -22,12 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ClockReading",
+    "ClockTerms",
     "HostMinimum",
     "judge_clock",
     "judge_host_errors",
     "judge_limits",
     "judge_settings",
     "judge_variables",
+    "read_skews",
     "skews",
 ]
 
@@ -217,6 +221,61 @@ def skews(readings: Mapping[str, ClockReading]) -> dict[str, Skew]:
         doubt_s = readings[host].doubt_s + statistics.median(readings[other].doubt_s for other in others)
         found[host] = Skew(skew_s=abs(offset_s - statistics.median(beside)), doubt_s=doubt_s)
     return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockTerms:
+    """How clocks are asked: who is not surely within ``within_s`` is asked ``looks`` times more.
+
+    Who is still in doubt then is asked for up to ``wait_s`` seconds: the time of a question is mostly the load of the
+    controller's own host, and that passes.
+    """
+
+    looks: int
+    within_s: float
+    wait_s: float
+
+
+PAUSE_S = 0.25
+"""Between questions while the controller's host is busy."""
+
+
+def read_skews(
+    ask: Callable[[Sequence[str]], Mapping[str, ClockReading]],
+    hosts: Sequence[str],
+    terms: ClockTerms,
+    *,
+    now_s: Callable[[], float] = time.monotonic,
+    pause: Callable[[float], None] = time.sleep,
+) -> dict[str, Skew]:
+    """The skew of each host that answers, by its quickest answer.
+
+    Args:
+        ask: asks these hosts in one call; without the hosts that do not answer.
+        hosts: all of them. They are asked together, so that all are compared at the same moment, and then one by one, which
+            is quicker.
+        terms: how often, and for how long.
+        now_s: seconds of a clock that nobody sets.
+        pause: waits so many seconds.
+    """
+    deadline_s, best = now_s() + terms.wait_s, dict(ask(hosts))
+    for look in itertools.count(1):
+        found, is_waiting = skews(best), look > terms.looks
+        unclear = [
+            host
+            for host, skew in found.items()
+            if not (skew.is_known(terms.within_s) if is_waiting else skew.is_within(terms.within_s))
+        ]
+        if not unclear or (is_waiting and now_s() >= deadline_s):
+            break
+        if is_waiting:
+            pause(PAUSE_S)
+        for asked in ([*best], *([host] for host in unclear)):
+            answers = ask(asked)
+            best |= {host: one for host, one in answers.items() if host in best and one.doubt_s < best[host].doubt_s}
+            if now_s() >= deadline_s:
+                break
+    return skews(best)
 
 
 def judge_clock(skew: Skew | None, *, limit_s: float) -> Finding:

@@ -12,7 +12,7 @@ import operator
 import statistics
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pytest_gpucluster.inventory import nvml, nvml_calls
@@ -43,10 +43,12 @@ class Telemetry:
 
     ``event_reasons`` is the union over all samples, so that a fault of one sample's length is not averaged away. It is
     judged, and ``fault_reasons`` too. So both are :class:`NotAvailable` if NVML refused them in any sample, or if sampling
-    stopped half-way: a fault may lie in what was not read.
+    stopped half-way: a fault may lie in what was not read. ``due`` is how many samples there should be by the time that the
+    sampler ran; 0 where nobody knows. Fewer come from a slow driver, or one that hangs.
     """
 
     samples: int
+    due: int = 0
     sm_clock_min_mhz: float | None
     sm_clock_mean_mhz: float | None
     sm_clock_max_mhz: float | None
@@ -108,6 +110,7 @@ class Sampler:
 
     def __enter__(self) -> Sampler:  # noqa: PYI034 - typing.Self needs Python 3.11
         """Start watching; the first sample is taken at once."""
+        self._started_s = time.monotonic()
         if self._uuid is not None:
             self._thread.start()
         return self
@@ -129,7 +132,8 @@ class Sampler:
         if not samples:
             return None
         window = [sample for sample in samples if sample.at_s >= since_s] or samples[-1:]
-        return _summary(window, reasons_of=samples, stopped=self.error)
+        due = int((time.monotonic() - max(since_s, self._started_s)) / self._interval_s)
+        return replace(_summary(window, reasons_of=samples, stopped=self.error), due=max(1, due))
 
     def _note_silence(self, heard_s: float) -> None:
         """NVML that has hung raises nothing: what was seen before it stopped is not the whole."""
@@ -142,8 +146,9 @@ class Sampler:
             with nvml_calls.session():
                 handle = handle_of(str(self._uuid))
                 while True:
+                    due_s = time.monotonic() + self._interval_s  # the reading takes a part of the interval
                     self._samples.append(_sample(handle))
-                    if self._stop.wait(self._interval_s):
+                    if self._stop.wait(max(0.0, due_s - time.monotonic())):
                         return
         except nvml_calls.NvmlError as error:
             self.error = str(error)

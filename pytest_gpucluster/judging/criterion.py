@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,16 +12,16 @@ from pytest_gpucluster.errors import Blame, CriterionFailedError, DoesNotApplyEr
 from pytest_gpucluster.judging import failure_text
 from pytest_gpucluster.judging.failure_text import format_number
 from pytest_gpucluster.judging.finding import Finding
-from pytest_gpucluster.judging.noise import FEWEST, Repeats, doubt
+from pytest_gpucluster.judging.noise import FEWEST, Repeats, Settled, hidden_by_median, samples_of, settle, stalls_of
 from pytest_gpucluster.judging.possible import require_possible
 from pytest_gpucluster.judging.siblings import Compared
 from pytest_gpucluster.judging.verdict import FAILED, NOISY, PASSED, Record
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.text import text_of
+from pytest_gpucluster.thresholds.limit import Limit
 
 if TYPE_CHECKING:
     from pytest_gpucluster.errors import Part
-    from pytest_gpucluster.thresholds.limit import Limit
     from pytest_gpucluster.thresholds.resolve import Threshold
 
 
@@ -34,7 +34,7 @@ class _Reading:
 
     ``doubt`` says why it cannot be judged; None if it can. ``is_final``: more repeats could not clear the doubt. ``limit`` is
     the entry's, or wider where the spread of siblings explains more. ``confirmed``: it has repeats, and every one of them
-    misses the limit.
+    misses the limit. ``remark``: what the value does not show of its repeats.
     """
 
     value: float
@@ -43,6 +43,7 @@ class _Reading:
     is_final: bool = True
     confirmed: bool = False
     evidence: Mapping[str, Any] = field(default_factory=dict)
+    remark: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,16 +100,16 @@ class Criterion:
         Args:
             value: a finite number in the entry's unit; bool, text, None, NaN, infinity and an empty mapping never pass, nor
                 do values by place that leave out a place the criterion is about, or come from another one.
-                :class:`Repeats` (``results.repeated(...)``) are judged only if they agree well enough; if they do not,
-                they are measured again, with three times as many. :class:`Compared` is the distance to siblings: it may be
-                as far as the limit, or as their own spread explains, and is left open where they disagree.
+                :class:`Repeats` (``results.repeated(...)``) are judged by their median; if they do not agree well enough,
+                further rounds are measured, until the interval of the median decides. :class:`Compared` is the distance to
+                siblings: it may be as far as the limit, or as their own spread explains, and is left open where they disagree.
             evidence: what else was seen while measuring (clocks, event reasons), shown in a failure.
             remark: what a value within the limit does not show, such as a comparison without anything to compare with.
 
         Raises:
             MeasurementError: the value is not a finite number, or a place has none: nothing was measured. Or it is better
-                than hardware can be (:func:`require_possible`). Or (kind ``noisy``) the siblings disagree, or the repeats do,
-                or the limit lies among them, also the second time.
+                than hardware can be (:func:`require_possible`). Or (kind ``noisy``) the siblings disagree, or the limit lies
+                inside the interval of the median after all rounds.
             CriterionFailedError: outside the limit, and the entry is not advisory.
         """
         self._require(value, Finding(evidence=evidence or {}, remark=remark))
@@ -150,8 +151,9 @@ class Criterion:
         doubtful = {place: reading for place, reading in readings.items() if reading.doubt is not None}
         if clear and (not self._holds(clear) or not (doubtful or gap)):
             self._judge(clear, finding, blamed, is_final=all(reading.is_final for reading in readings.values()))
-            if self.judged is not None and finding.remark is not None:
-                self.judged = replace(self.judged, remark=finding.remark)
+            remarks = [finding.remark, *(reading.remark for reading in clear.values())]
+            if self.judged is not None and any(remarks):
+                self.judged = replace(self.judged, remark="; ".join(dict.fromkeys(filter(None, remarks))))
         elif gap is not None:
             raise gap
         else:
@@ -168,18 +170,14 @@ class Criterion:
             raise
 
     def _reading(self, measured: Any, place: Any) -> _Reading:
-        """A number as it is; repeats with the doubt about them, measured again if there is one."""
+        """A number as it is; repeats with the doubt about them, measured on while there is one."""
         if isinstance(measured, Compared):
             return self._compared_reading(measured, place)
         if not isinstance(measured, Repeats):
             return _Reading(value=self._number(measured, place), limit=self.limit)
-        value = self._number(measured.value, place)
-        why = doubt(measured, limit=self.limit, allowed=self.threshold.noise)
-        if why is None:
-            return _Reading(value=value, limit=self.limit, confirmed=_all_miss(measured, self.limit))
-        if measured.again is None:
-            return _Reading(value=value, limit=self.limit, doubt=why, is_final=False)
-        return self._second_reading(measured, measured.again(), place, why=why)
+        self._number(measured.value, place)
+        allowed = self.threshold.noise
+        return self._settled_reading(settle(measured, limit=self.limit, allowed=allowed, stalls=self.threshold.stalls), place)
 
     def _compared_reading(self, compared: Compared, place: Any) -> _Reading:
         """The distance to siblings. The limit grows with their spread, unless they disagree by more than healthy ones."""
@@ -188,24 +186,32 @@ class Criterion:
             return _Reading(value=value, limit=self.limit, doubt=compared.doubt)
         return _Reading(value=value, limit=replace(self.limit, value=max(self.limit.value, compared.allowed_percent)))
 
-    def _second_reading(self, first: Repeats, second: Repeats, place: Any, *, why: str) -> _Reading:
-        """The repeats that were made because ``first`` could not be judged; fewer of them cannot clear the doubt."""
-        value, unit = self._number(second.value, place), self.limit.unit
-        is_whole = len(second.samples) >= len(first.samples)
-        if is_whole:
-            still = doubt(second, limit=self.limit, allowed=self.threshold.noise)
-        else:
-            still = f"measured again with {len(second.samples)} repeats, fewer than the {len(first.samples)} before"
-        before = f"measured first: {format_number(float(first.value))} {unit}, {why}"
-        evidence = {f"first measured {unit}": float(first.value), "measured again because": why}
-        return _Reading(
+    def _settled_reading(self, settled: Settled, place: Any) -> _Reading:
+        """The median of all rounds; where that holds and more repeats stalled than the entry allows, their share."""
+        first, unit, evidence = settled.rounds[0], self.limit.unit, {}
+        value, samples, doubt = self._number(settled.value, place), samples_of(settled.rounds), settled.doubt
+        if len(settled.rounds) > 1:
+            evidence = {f"first measured {unit}": float(first.value), "measured again because": settled.why}
+            evidence |= {"rounds": len(settled.rounds), "repeats": len(samples)}
+            doubt = doubt and f"{doubt}; measured first: {format_number(float(first.value))} {unit}, {settled.why}"
+        reading = _Reading(
             value=value,
             limit=self.limit,
-            doubt=still and f"{still}; {before}",
-            is_final=is_whole,
-            confirmed=_all_miss(second, self.limit),
+            doubt=doubt,
+            is_final=settled.is_final,
+            confirmed=_all_miss(samples, self.limit),
             evidence=evidence,
+            remark=hidden_by_median(samples, limit=self.limit, allowed=self.threshold.noise, stalls=self.threshold.stalls),
         )
+        allowed = self.threshold.stalls
+        if allowed is None or doubt is not None or len(samples) < FEWEST or not self.limit.holds(value):
+            return reading
+        share = stalls_of(samples, is_floor=self.limit.is_floor).share
+        if share <= allowed:
+            return reading
+        limit = Limit(kind="max", value=100 * allowed, unit="%", basis="repeats that took twice as long as the median")
+        shown = {f"median {unit}": value, "repeats": reading.remark, **evidence}
+        return _Reading(value=100 * share, limit=limit, is_final=settled.is_final, evidence=shown)
 
     def _number(self, value: Any, place: Any) -> float:
         where = f" at {place}" if place is not None else ""
@@ -358,9 +364,9 @@ def _coverage_error(criterion: Criterion, values: Mapping[Any, Any]) -> Measurem
     return MeasurementError(f"{key}: a value for {_ids(foreign)}, which is not required {here}")
 
 
-def _all_miss(measured: Repeats, limit: Limit) -> bool:
+def _all_miss(samples: Sequence[float], limit: Limit) -> bool:
     """Whether there are enough repeats to confirm a failure, and each of them misses the limit."""
-    return len(measured.samples) >= FEWEST and not any(map(limit.holds, measured.samples))
+    return len(samples) >= FEWEST and not any(map(limit.holds, samples))
 
 
 def _places_in(name: Any) -> tuple[Place, ...]:

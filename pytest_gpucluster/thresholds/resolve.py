@@ -113,7 +113,8 @@ class Threshold(EntryKeys):
     ``file`` and ``line`` are where the limit is written. Without what it ``needs``, such as so many nodes, the criterion
     is skipped by rule, as where the profile promises none of its ``fabrics`` (None: any will do). ``skip``: why it is
     skipped in any case, because the entry says so or the profile's GPU lacks what the entry ``requires``
-    (``gpu.fp8_tflops``: FP8 units). ``noise`` is the relative spread of repeats above which a value is not judged.
+    (``gpu.fp8_tflops``: FP8 units). ``noise`` is the relative spread of repeats above which a value is measured
+    on before it is judged; ``stalls`` the share of repeats that may take more than twice as long as the median.
     ``takes_s`` is about how long the measurement takes on the profile's GPUs (at level soak: one round);
     ``measured_with`` names the entry whose measurement gives this value too.
     """

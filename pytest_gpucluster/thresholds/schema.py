@@ -171,6 +171,7 @@ class _Keys(_StrictModel):
     fabrics: Annotated[list[Fabric], Field(min_length=1)] | None = None
     requires: Text | None = None
     noise: Annotated[float, Field(gt=0, lt=1), _AS_WRITTEN] | None = None
+    stalls: Annotated[float, Field(ge=0, lt=1), _AS_WRITTEN] | None = None
     deadline_s: Seconds | None = None
     takes_s: Annotated[float, Field(gt=0, le=86400), _AS_WRITTEN] | None = None
     bound: _Bound | None = None

@@ -12,12 +12,14 @@ from pytest_gpucluster.health.gpu import (
     REPAIRS,
     RESET,
     advice_for,
+    judge_clocks,
     judge_gpu_count,
     judge_recovery,
     judge_repair,
 )
 from pytest_gpucluster.inventory.nvml import ACTIONS, GpuRepair
 from pytest_gpucluster.inventory.reading import NotAvailable, healthy
+from pytest_gpucluster.inventory.telemetry import Telemetry
 from pytest_gpucluster.measurements.health import GpuHealth
 
 HEALTHY = healthy(GpuRepair)
@@ -124,3 +126,33 @@ def test_no_nvml_to_count_with(is_stated: bool) -> None:  # noqa: FBT001 -- a pa
     """Whatever was stated."""
     found = judge_gpu_count(counted(None, BUS), is_stated=is_stated)
     assert (found.judged, found.doubts) == (None, ("there is no NVML to count GPUs with",))
+
+
+# --- clocks under load ---
+
+
+def clocks(samples: int, due: int, *reasons: str) -> Telemetry:
+    """A GPU at 1755 MHz that was read so many times."""
+    return Telemetry(
+        samples=samples,
+        due=due,
+        **dict.fromkeys(("sm_clock_min_mhz", "sm_clock_mean_mhz", "sm_clock_max_mhz"), 1755.0),
+        **dict.fromkeys(("temperature_max_c", "power_mean_w", "power_max_w"), 60.0),
+        pcie_gen_max=5,
+        pcie_width_min=16,
+        event_reasons=["sw_power_cap", *reasons],
+        fault_reasons=[*reasons],
+    )
+
+
+@pytest.mark.parametrize(("samples", "is_whole"), [(30, True), (31, True), (24, True), (23, False), (8, False), (2, False)])
+def test_fewer_samples_than_due_are_unknown(samples: int, *, is_whole: bool) -> None:
+    """NVML of 2 s a reading, or one that hangs after 0.8 s of 3 s, has seen a part of the load."""
+    found = judge_clocks(clocks(samples, 30))
+    needed = f"clocks event reasons were read {samples} of 30 times under load, and 80 % are needed"
+    assert (found.bad, found.doubts) == ({}, () if is_whole else (needed,))
+
+
+def test_a_slowdown_in_few_samples_is_one() -> None:
+    """What was seen counts, whatever else there was."""
+    assert judge_clocks(clocks(2, 30, "hw_slowdown")).facts == ("hw_slowdown",)

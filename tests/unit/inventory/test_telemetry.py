@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -9,6 +10,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +18,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pytest_gpucluster.inventory.telemetry import Snapshots, Telemetry, evidence, from_rows, to_row
+from pytest_gpucluster import health as judges
+from pytest_gpucluster.inventory import nvml_calls, telemetry
+from pytest_gpucluster.inventory.telemetry import Sampler, Snapshots, Telemetry, evidence, from_rows, to_row
 from pytest_gpucluster.measurements import (
     collectives,
     digest,
@@ -66,6 +70,65 @@ def seen(**changes: Any) -> Telemetry:
         "fault_reasons": [],
     }
     return Telemetry(**{**fields, **changes})
+
+
+# --- how much of a load was watched ---
+
+WINDOW_S, INTERVAL_S = 0.6, 0.05
+
+
+def sampled(monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None]) -> Telemetry | None:
+    """What a sampler sees of a GPU in a window; ``before`` each reading, by its number, something happens."""
+    count, one = iter(range(1000)), telemetry._Sample(at_s=0, reasons=0, values=dict.fromkeys(telemetry.SAMPLED, 1.0))
+
+    def sample(_handle: Any) -> Any:
+        before(next(count))
+        return dataclasses.replace(one, at_s=time.monotonic())
+
+    monkeypatch.setattr(telemetry, "_sample", sample)
+    monkeypatch.setattr(telemetry, "handle_of", lambda uuid: uuid)
+    monkeypatch.setattr(nvml_calls, "session", contextlib.nullcontext)
+    monkeypatch.setattr(telemetry, "JOIN_S", 0.01)
+    with Sampler(UUIDS[0], interval_s=INTERVAL_S) as sampler:
+        time.sleep(WINDOW_S)
+        return sampler.summary()
+
+
+def _refuse(number: int) -> None:
+    if number == 4:
+        raise nvml_calls.NvmlError("GPU is lost")
+
+
+def doubts_of(seen: Telemetry | None) -> str:
+    """What the judge of clocks under load does not know."""
+    assert seen is not None
+    return " ".join(judges.judge_clocks(seen).doubts)
+
+
+@pytest.mark.parametrize("reading_s", [0.0, 0.04])
+def test_a_steady_driver_is_watched_all_the_time(monkeypatch: pytest.MonkeyPatch, reading_s: float) -> None:
+    """Also if a reading takes most of the interval: the next one is due when it was due."""
+    assert doubts_of(sampled(monkeypatch, lambda _: time.sleep(reading_s))) == ""
+
+
+@pytest.mark.parametrize(
+    ("before", "most"),
+    [
+        (lambda _: time.sleep(0.25), 3),
+        (lambda number: time.sleep(2.0 if number == 5 else 0.0), 5),
+        (lambda number: time.sleep(0.0 if number else 0.3), 7),
+        (_refuse, 4),
+    ],
+    ids=["slow", "hangs", "first late", "refused later"],
+)
+def test_a_load_that_was_partly_watched_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, before: Callable[[int], None], most: int
+) -> None:
+    """What happened meanwhile, nobody knows: it is never health."""
+    seen = sampled(monkeypatch, before)
+    assert seen is not None
+    assert seen.samples <= most
+    assert doubts_of(seen)
 
 
 # --- inside a window ---

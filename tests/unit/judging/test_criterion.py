@@ -289,16 +289,19 @@ def test_a_value_of_another_place() -> None:
         ([900.0] * 9, PASSED, False),
         ([500.0] * 9, FAILED, True),
         ([500.0, 900.0] * 5, NOISY, True),
-        ([900.0], NOISY, False),  # as good as it is, it is no second look
+        ([900.0], NOISY, False),  # as good as it is, it is no round
         ([500.0], NOISY, False),
     ],
 )
 def test_fewer_repeats_settle_no_doubt(repeats: list[float], outcome: str, waivable: bool) -> None:  # noqa: FBT001
-    """Three repeats disagree; the second look has to have at least as many, or nobody can answer for it."""
+    """Three repeats disagree; a further round has to have at least as many, or nobody can answer for it."""
     judge = criterion(noise=0.05)
-    again = Repeats(value=repeats[0], samples=repeats)
+
+    def again() -> Repeats:
+        return Repeats(value=repeats[0], samples=repeats, again=again)
+
     with contextlib.suppress(CriterionFailedError, MeasurementError):
-        judge.require(Repeats(value=800.0, samples=[500.0, 800.0, 900.0], again=lambda: again))
+        judge.require(Repeats(value=800.0, samples=[500.0, 800.0, 900.0], again=again))
     assert judge.judged is not None
     assert (judge.judged.outcome, judge.judged.waivable) == (outcome, waivable)
 

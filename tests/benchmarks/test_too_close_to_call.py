@@ -1,0 +1,51 @@
+"""Error rates of the rule for repeats, in a small simulation; and that the script prints its table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_gpucluster.thresholds.load import load
+from tests.support.scripts import benchmark_module
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def script() -> Iterator[Any]:
+    """The benchmark as a module."""
+    with benchmark_module("too_close_to_call") as module:
+        yield module
+
+
+def test_a_busy_host_leaves_no_healthy_link_open(script: Any) -> None:
+    """The rule before left half of them open; a slow link is accepted by neither."""
+    model = script.MODELS["host_to_device, busy host"]
+    terms = {"count": 20, "allowed": 0.08, "seed": 7}
+    before, _ = script.outcomes(script.judged_before, model, model.healthy, runs=200, **terms)
+    now, rounds = script.outcomes(script.judged_now, model, model.healthy, runs=500, **terms)
+    slow, _ = script.outcomes(script.judged_now, model, script.SLOW, runs=200, **terms)
+    assert before["open"] > 50
+    assert now == {"passed": 500}
+    assert rounds < 3
+    assert slow["passed"] == 0
+
+
+def test_the_same_seed_gives_the_same_table(script: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """Word for word."""
+    arguments = ["--healthy", "5", "--slow", "5", "--only", "hbm_bandwidth", "host_to_device"]
+    tables = [(script.main(arguments), capsys.readouterr().out) for _ in range(2)]
+    assert tables[0] == tables[1]
+    assert "| `hbm_bandwidth` | 20 | 3 | 0 | 0 | 0 | 0 | 0 | 0 | 1.00 |" in tables[0][1]
+
+
+def test_every_entry_with_noise_and_a_limit_has_a_model(script: Any) -> None:
+    """On two nodes of 8 H100."""
+    file = load(None)
+    shape = {"nodes": 2, "gpus_per_node": 8, "world_size": 16}
+    entries = file.criteria(file.profiles["h100-sxm"]).values()
+    judged = [entry for entry in entries if entry.noise is not None and entry.skip is None]
+    missing = {entry.key for entry in judged if not entry.limit(gpus=8, cluster=shape).is_none} - {*script.MODELS}
+    assert not missing
