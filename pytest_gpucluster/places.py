@@ -46,18 +46,36 @@ class Place:
         """``gpu-node-0 gpu 3``; the id where the hostname is not known."""
         if self.hostname is None:
             return self.id
-        return self.hostname if self.gpu is None else f"{self.hostname} gpu {self.gpu}"
+        return self.hostname if self.gpu is None else f"{self.hostname} {self.kind} {self.gpu}"
+
+    @property
+    def kind(self) -> str:
+        """``gpu``, in a rehearsal ``cpu``; ``node``."""
+        return "node" if self.gpu is None else "cpu" if self.id.endswith(f"-cpu{self.gpu}") else "gpu"
+
+    @property
+    def part(self) -> str | None:
+        """By what a person tells this GPU from others: its serial number, else its UUID; None where neither is known."""
+        return f"serial {self.serial}" if self.serial else self.uuid
+
+    @property
+    def named(self) -> str:
+        """For messages: ``gpu-node-0 gpu 3 serial 165 (node0-gpu3)``; the id where the hostname is not known."""
+        if self.hostname is None:
+            return self.id
+        return f"{' '.join(filter(None, (self.on_host, self.part)))} ({self.id})"
 
     @property
     def label(self) -> str:
-        """For messages: id, rank, hostname, UUID, as far as they are known."""
+        """For messages, all by which the part is known: host, id, rank, serial number, UUID, PCI address."""
         known = (
+            self.id if self.hostname is not None else None,
             f"rank {self.rank}" if self.rank is not None else "no rank",
-            self.hostname,
+            f"serial {self.serial}" if self.serial else None,
             self.uuid,
             f"PCI {self.pci}" if self.pci else None,
         )
-        return f"{self.id} ({', '.join(part for part in known if part)})"
+        return f"{self.on_host} ({', '.join(part for part in known if part)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, Record
+from pytest_gpucluster.places import UNKNOWN_HOST
 from pytest_gpucluster.text import first_line, text_of
 
 if TYPE_CHECKING:
@@ -120,12 +121,13 @@ class Culprit:
         """Criterion and place id of all that is to be measured again; none where a node is absent, as that is the whole run."""
         return () if self.is_absent_node else tuple(map(_key, self.records))
 
-    def action(self, tests: Selector) -> str:
+    def action(self, tests: Selector, places: Mapping[str, Place]) -> str:
         """What to do next. Only a confirmed failure of a place asks to replace anything."""
         if self.is_confirmed:
             return self.advice
         again = "measure it again: the same command"
-        again += f" with -k {shlex.quote(tests.select(self.keys))}" if self.keys else ""
+        arguments = tests.arguments(self.keys, places.get(self.place or ""))
+        again += f" with {shlex.join(arguments)}" if arguments else ""
         if self.is_measured and not self._asked and self.kind in (*HARDWARE, "unknown"):
             return f"{again}; {self.advice}"
         return f"{self.advice}; then {again}"
@@ -257,7 +259,7 @@ def _culprit_at(place: Place, records: Sequence[Record], keys: set[str]) -> Culp
     )
     if not found.is_absent_node:
         return found
-    headline = f"{place.id} is absent: {len(records)} expected outcomes are missing with it"
+    headline = f"{place.hostname or UNKNOWN_HOST} is absent: {len(records)} expected outcomes are missing with it"
     return Culprit(kind="node", place=place.id, places=(place.id,), records=found.records, headline=headline)
 
 
@@ -310,7 +312,7 @@ def _among_several(left: Sequence[Record], places: Mapping[str, Place]) -> list[
             place=None,
             places=names,
             records=tuple(records),
-            headline=f"{shared or 'nothing shows which of these'} is to blame: {', '.join(names)}",
+            headline=f"{shared or 'nothing shows which of these'} is to blame: {', '.join(places[name].named for name in names)}",
             is_confirmed=shared is not None and any(record.confirmed and record.outcome == FAILED for record in records),
         )
         for (shared, names), records in alike.items()
