@@ -331,7 +331,8 @@ def _part(culprit: Culprit, places: Mapping[str, Place]) -> str:
         where = counted(len(culprit.places), "place")
     else:
         place = places.get(culprit.place)
-        where = culprit.place if place is None or place.hostname is None else f"{culprit.place} ({place.hostname})"
+        is_nameless = culprit.is_absent_node and (place is None or place.hostname is None)
+        where = "(unknown host)" if is_nameless else culprit.place if place is None else place.named
     criteria = culprit.criteria
     why = next(iter(culprit.evidence), ", ".join(criteria))
     return f"{culprit.kind} {where}{f', {len(criteria)} criteria' if len(criteria) > 1 else ''}: {why}"

@@ -340,7 +340,7 @@ class _Writer:
         table.add_column(no_wrap=True)
         table.add_column()
         for entry in shown:
-            host = cut("  ".join(entry.where[: 1 if entry.is_absent else 2]), WIDEST_NAME)
+            host = "  ".join(cut(word, WIDEST_NAME) for word in entry.where[: 1 if entry.is_absent else 2])
             items = self._items(entry)
             count = f"{len(items)} bad: " if len(items) > 1 else ""
             text = Text(one_line(count + ", ".join(items)), no_wrap=True, overflow="ellipsis")
