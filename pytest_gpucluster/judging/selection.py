@@ -50,7 +50,7 @@ class Selector:
         """pytest's arguments that select the tests of these records; none of no record.
 
         Tests of one ``part`` are selected by its host and UUID, so that no other part is measured, whatever its number is
-        then; all of its tests that are made by the same functions come along.
+        then. Of a function that made several of the tests, all tests of that part come along.
         """
         wanted = list(dict.fromkeys(keys))
         if not wanted:
@@ -58,9 +58,16 @@ class Selector:
         name = None if part is None else identity_of(part)
         if part is None or name is None or not all(_is_at(place, part) for _, place in wanted):
             return ["-k", self.select(wanted)]
-        chains = [self._chains.get(key) or _chain(key, key[0]) for key in wanted]
-        heads = list(dict.fromkeys(chain[-1].partition("[")[0] for chain in chains))
-        return [ONLY, name, *(["-k", " or ".join(heads)] if len(heads) <= MOST_HEADS else [])]
+        heads: dict[str, list[str]] = defaultdict(list)
+        for key in wanted:
+            test = (self._chains.get(key) or _chain(key, key[0]))[-1]
+            end = key[0].partition("[")[2]  # of a criterion NAME[...] what is in the brackets, and the last one
+            heads[test.partition("[")[0]].append(end if end and test.endswith(end) else "")
+        terms = [_term_of_function(head, ends) for head, ends in heads.items()]
+        if len(terms) == 1:
+            return [ONLY, name, "-k", terms[0]]
+        joined = " or ".join(f"({term})" if " " in term else term for term in terms)
+        return [ONLY, name, *(["-k", joined] if len(terms) <= MOST_HEADS else [])]
 
     def select(self, keys: Iterable[Key]) -> str:
         """The expression that selects the tests of these records.
@@ -129,6 +136,12 @@ class Selector:
     def _are_nested(self) -> bool:
         """Whether some parameter has a bracket of its own."""
         return any("]" in chain[-1][:-1] for chain in self._chains.values())
+
+
+def _term_of_function(head: str, ends: Sequence[str]) -> str:
+    """The tests of one function at one part: of its only criterion that one alone, else all. ``ends``: of their names."""
+    end = ends[0] if len({*ends}) == 1 else ""
+    return f"{head} and {end}" if WORD.fullmatch(end) else head
 
 
 def identity_of(part: Place) -> str | None:

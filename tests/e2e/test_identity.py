@@ -1,0 +1,91 @@
+"""A part is its host and its UUID, whoever is absent and whatever its number is."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.reports import RESULTS
+from tests.support.runs import run_pytest, start_pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.runs import FinishedRun
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+ACCEPTANCE = ("-p", "no:cacheprovider", "--pyargs", "tests_acceptance")
+SLOW = "--fleet-bad=node3-gpu1:slow"
+
+
+def simulate(folder: Path, *arguments: str) -> FinishedRun:
+    """Four nodes of two GPUs, of which one GPU is slow."""
+    folder.mkdir(exist_ok=True)
+    return run_pytest(folder, "-p", "pytest_gpucluster.plugin.fleet", "--fleet=4x2", SLOW, *ACCEPTANCE, *arguments)
+
+
+def test_the_same_part_before_and_after_a_repair(tmp_path: Path) -> None:
+    """With node 1 absent the bad GPU keeps its name, and the printed command measures that GPU again once node 1 is back."""
+    run = simulate(tmp_path, "--fleet-bad=node1:absent", "-k", "test_bf16_tflops")
+    assert run.row("bf16_tflops", "node3-gpu1")["place"]["hostname"] == "gpu-node-3"
+    assert run.row("bf16_tflops", "node3-gpu1")["outcome"] == "failed"
+    missing = {place for place, outcome in run.outcomes("bf16_tflops").items() if outcome == "missing"}
+    assert missing == {"node1-gpu0", "node1-gpu1"}
+    assert run.row("bf16_tflops", "node1-gpu0")["place"]["hostname"] == "gpu-node-1"
+    assert run.culprit("node1")["place"]["hostname"] == "gpu-node-1"
+    assert run.verdict_line.endswith("on 3 of 4 nodes x 2 NVIDIA H200 (absent: gpu-node-1)")
+    lines = run.stdout.splitlines()
+    assert any("absent: gpu-node-1 (rank 2 never joined" in line for line in lines), run.stdout
+    assert any(line.startswith("  absent  gpu-node-1  1 node,") for line in lines)
+    assert any(line.startswith("  gpu-node-3  serial SIM-00003-01  node3-gpu1") for line in lines)
+    text = "gpu-node-3 gpu 1 serial SIM-00003-01 (node3-gpu1)"
+    assert any(line.startswith(f"failed: bf16_tflops at {text}: ") for line in lines)
+    assert run.case("test_bf16_tflops[node3-gpu1]").kind == "failure"
+
+    only = "--gpucluster-only gpu-node-3:GPU-SIMULATED-00003-01 -k test_bf16_tflops"
+    assert f"the same command with {only}" in run.row("bf16_tflops", "node3-gpu1")["reason"]
+    again = simulate(tmp_path / "again", *shlex.split(only))
+    measured = {place for place, outcome in again.outcomes("bf16_tflops").items() if outcome != "not_selected"}
+    assert measured == {"node3-gpu1"}
+    assert again.row("bf16_tflops", "node3-gpu1")["place"]["uuid"] == "GPU-SIMULATED-00003-01"
+    assert again.results["verdict"] == "REJECTED"
+
+
+def test_a_selected_part_accepts_nothing(tmp_path: Path) -> None:
+    """A host that is healthy, and absent ones that are selected: every other part was not selected."""
+    good = simulate(tmp_path / "good", "--gpucluster-only=gpu-node-2", "-k", "test_bf16_tflops")
+    assert (good.results["verdict"], good.returncode) == ("INCOMPLETE", 0)
+    assert {place for place, one in good.outcomes("bf16_tflops").items() if one == "passed"} == {"node2-gpu0", "node2-gpu1"}
+    gone = simulate(tmp_path / "gone", "--fleet-bad=node1:absent", "--gpucluster-only=gpu-node-1", "-k", "test_bf16_tflops")
+    assert (gone.results["verdict"], gone.returncode) == ("INCOMPLETE", 1)
+    assert {one["place"]["hostname"] for one in gone.results["culprits"]} == {"gpu-node-1"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--gpucluster-only=gpu-node-3:GPU-SIMULATED-00009-01",), "gpu-node-3 has no such part; it has gpu0 serial SIM-00003-00"),
+        (("--gpucluster-only=gpu-node-9",), "no host of this run has that name; there are gpu-node-0, gpu-node-1"),
+        (("--gpucluster-only=gpu-node-1", "--collect-only"), "asks the parts who they are, and this command starts nothing"),
+        (("--gpucluster-only=",), "names no part; say HOST"),
+    ],
+)
+def test_another_part_is_a_usage_error(tmp_path: Path, arguments: tuple[str, ...], why: str) -> None:
+    """It says what is there instead, touches no file and leaves no process."""
+    (tmp_path / RESULTS).mkdir()
+    (tmp_path / RESULTS / "results.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "junit.xml").write_text("<testsuites/>", encoding="utf-8")
+    before = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    words = ("-p", "pytest_gpucluster.plugin.fleet", "--fleet=4x2", *ACCEPTANCE, "-k", "test_bf16_tflops", *arguments)
+    (launch,) = start_pytest(tmp_path, *words)
+    try:
+        assert launch.end() == 4, launch.output
+        launch.gone()
+    finally:
+        launch.kill_all()
+    after = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert {path: text for path, text in after.items() if path.suffix != ".out"} == before
+    assert why in launch.output.rpartition("ERROR: ")[2], launch.output
