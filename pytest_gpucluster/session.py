@@ -34,7 +34,7 @@ from pytest_gpucluster.judging.promises import (
     shape,
     unexpected_gpus,
 )
-from pytest_gpucluster.judging.verdict import MISSING, PENDING, Record, Terms, Verdict, decide
+from pytest_gpucluster.judging.verdict import MISSING, PENDING, SKIPPED, Record, Terms, Verdict, decide
 from pytest_gpucluster.protocol.messages import ReportTarget
 from pytest_gpucluster.reporting.hostlists import names_of_absent
 from pytest_gpucluster.reporting.recorder import Recorder, RunStatus
@@ -60,6 +60,7 @@ class RunState:
         objections: what forbids an acceptance.
         changed_terms: terms of the run that differ from what was promised elsewhere.
         selftest: what the self-test found; None without one.
+        own_tests_only: the given files are a user's own, and none of the packaged suite is among them.
     """
 
     def __init__(self, setup: RunSetup, controller: Controller | InlineController, plan: planning.Plan) -> None:
@@ -70,6 +71,7 @@ class RunState:
         self.objections = [*setup.objections]
         self.changed_terms = [*setup.changed_terms]
         self.selftest: dict[str, Any] | None = None
+        self.own_tests_only = False
         self.recorder = Recorder(plan, status=self._status)
 
     def places(self) -> Mapping[str, Place]:
@@ -106,6 +108,7 @@ class RunState:
         return Terms(
             rehearsal=self.setup.rehearsal,
             simulated=self.setup.simulation is not None,
+            own_tests_only=self.own_tests_only and not self.setup.settings.gate,
             level_reached=self.setup.level_reached,
             objections=tuple(self.objections),
             changed_limits=tuple(self.setup.changed_limits),
@@ -322,6 +325,14 @@ class Session:
         for record in unseen:
             self.recorder.record_outcome(record)
         return unseen
+
+    def skip_pending_by_rule(self) -> None:
+        """Record as skipped what has no outcome and does not apply here: nothing of it is missing."""
+        for record in self.plan.pending():
+            threshold = self.setup.criteria.get(record.criterion)
+            rule = planning.rule_against(threshold, self.setup.inventory) if threshold is not None else None
+            if rule is not None:
+                self.recorder.record_outcome(replace(record, outcome=SKIPPED, reason=rule.text, cause=rule.cause))
 
     def take_selftest(self, facts: dict[str, Any]) -> None:
         """Record what the self-test found. A fault that it missed forbids an acceptance."""

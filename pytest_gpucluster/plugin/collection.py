@@ -162,6 +162,7 @@ class Collection:
         for nodeid, (criterion, place) in keys.items():
             self._session.plan.expect(criterion, place, nodeid=nodeid)
         self._leave_out_plain_tests()
+        self._session.state.own_tests_only = not self._all_tests.are_packaged()
         self._session.fix_plan()
         if self._session.recorder.is_open:
             suite = Suite(subjects=subjects, fixtures=fixtures_of(self._all_tests.tests(), self._session.setup.criteria))

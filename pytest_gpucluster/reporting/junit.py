@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 VERDICT_CASE = "gpucluster.verdict"
 SELFTEST_CASE = "gpucluster.selftest"
 SUITE, REHEARSAL_SUITE = "pytest", "gpucluster-rehearsal"
+OWN_TESTS = "only tests of your own were given, so no cluster is judged"
 PLACE_PROPERTIES = ("hostname", "rank", "uuid", "serial", "pci")
 NOT_MEASURED = (ERROR, NOISY, MISSING)
 LINE = "\n<testcase "
@@ -186,11 +187,12 @@ def _selftest_testcase(facts: Mapping[str, Any]) -> Testcase:
 
 
 def _verdict_testcase(verdict: Verdict) -> Testcase:
+    why = f"{OWN_TESTS}: {verdict.line}" if verdict.is_not_asked_for else verdict.line
     return Testcase(
         nodeid=VERDICT_CASE,
-        kind=VERDICT_KINDS.get(verdict.word, "error"),
-        message=verdict.line,
-        text=verdict.line,
+        kind="skipped" if verdict.is_not_asked_for else VERDICT_KINDS.get(verdict.word, "error"),
+        message=why,
+        text=why,
         properties=(("verdict", verdict.word), *changes_of(verdict)),
         output=verdict.line,
     )

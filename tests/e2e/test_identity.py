@@ -43,7 +43,7 @@ def test_the_same_part_before_and_after_a_repair(tmp_path: Path) -> None:
     assert any(line.startswith("  gpu-node-3  serial SIM-00003-01  node3-gpu1") for line in lines)
     text = "gpu-node-3 gpu 1 serial SIM-00003-01 (node3-gpu1)"
     assert any(line.startswith(f"failed: bf16_tflops at {text}: ") for line in lines)
-    assert run.case("test_bf16_tflops[node3-gpu1]").kind == "failure"
+    assert run.case("test_bf16_tflops[node3-gpu1]").outcome == "failure"
 
     only = "--gpucluster-only gpu-node-3:GPU-SIMULATED-00003-01 -k test_bf16_tflops"
     assert f"the same command with {only}" in run.row("bf16_tflops", "node3-gpu1")["reason"]
