@@ -236,7 +236,7 @@ def _raised_at_most(bad: Sequence[Record], places: Mapping[str, Place]) -> list[
 
 def _by_place(left: Sequence[Record], places: Mapping[str, Place], keys: set[str]) -> list[Culprit]:
     """One culprit for each place that is blamed. ``keys``: the criteria of the run."""
-    node_of = _absent_nodes(places)
+    node_of = absent_nodes(places)
     blaming: dict[str, list[Record]] = {}
     for record in left:
         absent = node_of.get(record.place or "") if record.outcome == MISSING else None
@@ -319,7 +319,7 @@ def _among_several(left: Sequence[Record], places: Mapping[str, Place]) -> list[
     ]
 
 
-def _absent_nodes(places: Mapping[str, Place]) -> dict[str, str]:
+def absent_nodes(places: Mapping[str, Place]) -> dict[str, str]:
     """The node of each place of a node at which no rank answers; empty while no rank answers anywhere."""
     gpus = [place for place in places.values() if place.gpu is not None]
     present = {place.node for place in gpus if place.rank is not None}
