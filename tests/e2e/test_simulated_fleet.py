@@ -342,10 +342,11 @@ def test_each_fault_shows_as_itself_and_nowhere_else(tmp_path: Path, profile: st
     assert len(evidence["pairs"]) == 12
     assert {(one["source"], one["target"]) for one in evidence["pairs"] if one["gb_s"] < 100} == {*PLANTED_PAIR}
     assert run.row("slow_pair[bandwidth]", "node0")["evidence"]["worst"].startswith("node0-gpu1 -> node0-gpu2 (NV")
-    assert "slow_pair[bandwidth] at node0-gpu1 -> node0-gpu2" in run.row("slow_pair[bandwidth]", "node0")["reason"]
+    first, second = (f"gpu-node-0 gpu {gpu} serial SIM-00000-0{gpu} (node0-gpu{gpu})" for gpu in (1, 2))
+    assert f"slow_pair[bandwidth] at {first} -> {second}" in run.row("slow_pair[bandwidth]", "node0")["reason"]
     assert "more advisory misses, in results.json" in run.stdout, "the terminal shows the first ten"
     for criterion in ("rail_bandwidth", "slow_rail[bandwidth]", "slow_rail[latency]"):
-        assert f"{criterion} at node3 mlx5_5:1: " in run.row(criterion, "node3")["reason"], "by name, and no other"
+        assert f"{criterion} at gpu-node-3 (node3) mlx5_5:1: " in run.row(criterion, "node3")["reason"], "by name, and no other"
 
 
 @pytest.mark.parametrize(
