@@ -42,6 +42,7 @@ from pytest_gpucluster.reporting.results import bound_facts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
     from pytest_gpucluster.config.settings import Settings
     from pytest_gpucluster.places import Place
     from pytest_gpucluster.protocol.secret import Secret

@@ -219,4 +219,3 @@ def _unread_error(place: Place, others: Sequence[Place], occupancies: Mapping[in
         culprits=(place,),
         kind="raised",
     )
-

@@ -102,9 +102,10 @@ def threads_of(job: Job) -> dict[str, str]:
 
 def hosts_variable(hosts: Sequence[str]) -> dict[str, str]:
     """The variable by which rank 0 knows which host each node is, in Slurm's short form where that keeps their order."""
+    if not hosts or "" in hosts:
+        return {}
     short = hostlist(hosts)
-    named = "" in hosts or not hosts
-    return {} if named else {host_list.VARIABLE: short if host_list.expand(short) == tuple(hosts) else ",".join(hosts)}
+    return {host_list.VARIABLE: short if host_list.expand(short) == tuple(hosts) else ",".join(hosts)}
 
 
 def read_job(chosen: argparse.Namespace) -> Job:
@@ -186,7 +187,8 @@ def _lead(job: Job) -> int:
     if ended_by is None and meeting.is_complete:
         secret = None if os.environ.get(SECRET_VARIABLE) else secrets.token_hex(32)
         meeting.end({"t": "go"} if secret is None else {"t": "go", "secret": secret})
-        return _become_torchrun(job, secret=secret, hosts=job.hosts or [meeting.hostnames[rank] for rank in range(job.num_nodes)])
+        hosts = job.hosts or [meeting.hostnames[rank] for rank in range(job.num_nodes)]
+        return _become_torchrun(job, secret=secret, hosts=hosts)
     absence = Absence(
         hostnames=meeting.hostnames,
         num_nodes=job.num_nodes,

@@ -78,7 +78,7 @@ class Expect:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartName:
-    """A part by its identity: a host, and one of its GPUs by UUID, serial number or ``gpuN``; ``part`` None: all of the host."""
+    """A part by its identity: a host, and a GPU of it by UUID, serial number or ``gpuN``; ``part`` None: all of the host."""
 
     host: str
     part: str | None = None

@@ -312,11 +312,15 @@ def _among_several(left: Sequence[Record], places: Mapping[str, Place]) -> list[
             place=None,
             places=names,
             records=tuple(records),
-            headline=f"{shared or 'nothing shows which of these'} is to blame: {', '.join(places[name].named for name in names)}",
+            headline=f"{shared or 'nothing shows which of these'} is to blame: {_named(names, places)}",
             is_confirmed=shared is not None and any(record.confirmed and record.outcome == FAILED for record in records),
         )
         for (shared, names), records in alike.items()
     ]
+
+
+def _named(names: Iterable[str], places: Mapping[str, Place]) -> str:
+    return ", ".join(places[name].named for name in names)
 
 
 def absent_nodes(places: Mapping[str, Place]) -> dict[str, str]:

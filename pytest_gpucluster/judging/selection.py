@@ -47,7 +47,7 @@ class Selector:
         self._is_end_of_others: dict[str, bool] = {}
 
     def arguments(self, keys: Iterable[Key], part: Place | None) -> list[str]:
-        """pytest's arguments that select the tests of these records; none of no record.
+        """Pytest's arguments that select the tests of these records; none of no record.
 
         Tests of one ``part`` are selected by its host and UUID, so that no other part is measured, whatever its number is
         then. Of a function that made several of the tests, all tests of that part come along.

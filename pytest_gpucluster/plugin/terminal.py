@@ -177,7 +177,7 @@ def shows_own(config: pytest.Config) -> bool:
 
 
 def without_selection(args: Iterable[str]) -> list[str]:
-    """The arguments of a command without ``-k``, named parts and what else chooses tests by what happened before or among others."""
+    """The arguments of a command without ``-k``, named parts, and what chooses tests by what happened before."""
     kept: list[str] = []
     words = iter(args)
     for word in words:

@@ -121,7 +121,9 @@ class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
     def __init__(self, report: RunReport) -> None:
         self._testcases = list(_testcases(report))
         places = sorted(report.places.values(), key=lambda place: (place.rank != 0, place.node))
-        hosts = [place.hostname for place in places if place.hostname]  # the one that writes is that of rank 0, as pytest has it
+        hosts = [
+            place.hostname for place in places if place.hostname
+        ]  # the one that writes is that of rank 0, as pytest has it
         name = REHEARSAL_SUITE if report.is_rehearsal else SUITE
         super().__init__(name, [_junit_xml_case(one) for one in self._testcases], hostname=hosts[0] if hosts else None)
         waivers = tuple(("waiver", line) for line in report.waivers)

@@ -299,9 +299,7 @@ def _family_row(family: str, members: Mapping[str, Sequence[Record]], outcome: s
     return replace(row_of(f"{worst} +{len(members) - 1}", members[worst], names), outcome=outcome)
 
 
-def without_absent_nodes(
-    by_criterion: dict[str, list[Record]], places: Mapping[str, Place]
-) -> dict[str, list[Record]]:
+def without_absent_nodes(by_criterion: dict[str, list[Record]], places: Mapping[str, Place]) -> dict[str, list[Record]]:
     """Take what is missing with absent nodes out of ``by_criterion``, and return it: it is one fact, not one of each row.
 
     A criterion of which nothing else would be left keeps its row.

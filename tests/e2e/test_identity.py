@@ -67,7 +67,10 @@ def test_a_selected_part_accepts_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("--gpucluster-only=gpu-node-3:GPU-SIMULATED-00009-01",), "gpu-node-3 has no such part; it has gpu0 serial SIM-00003-00"),
+        (
+            ("--gpucluster-only=gpu-node-3:GPU-SIMULATED-00009-01",),
+            "gpu-node-3 has no such part; it has gpu0 serial SIM-00003-00",
+        ),
         (("--gpucluster-only=gpu-node-9",), "no host of this run has that name; there are gpu-node-0, gpu-node-1"),
         (("--gpucluster-only=gpu-node-1", "--collect-only"), "asks the parts who they are, and this command starts nothing"),
         (("--gpucluster-only=",), "names no part; say HOST"),

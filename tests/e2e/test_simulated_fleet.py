@@ -465,7 +465,9 @@ def test_everything_at_once(tmp_path: Path) -> None:
     assert sum("its node runs" in line and line.startswith("not measured") for line in run.stdout.splitlines()) == 1
     assert Counter(run.outcomes("bf16_tflops").values()) == {"passed": 3 * 9 - 1, "failed": 1, "error": 3, "missing": 30}
     assert Counter(run.outcomes("bf16_sustained").values()) == {"passed": 23, "failed": 1, "error": 6, "missing": 30}
-    assert "one GPU in two places: GPU-SIMULATED-00008-00 answers at gpu-node-8 gpu 0 (node8-gpu0)" in run.results["verdict_line"]
+    assert (
+        "one GPU in two places: GPU-SIMULATED-00008-00 answers at gpu-node-8 gpu 0 (node8-gpu0)" in run.results["verdict_line"]
+    )
     assert_said_everywhere(run, "REJECTED")
 
 

@@ -83,7 +83,7 @@ def test_lists(text: str, names: list[str]) -> None:
 @pytest.mark.parametrize("text", ["n[1-2", "n1-2]", "n[a-b]", "n[2-1]", "n[]", "n[1-999999999]"])
 def test_what_is_no_list(text: str) -> None:
     """A usage error that says what is wrong, where a user wrote it; Slurm never writes it."""
-    with pytest.raises(ConfigurationError, match="GPUCLUSTER_HOSTS='.*' is no list of hosts: "):
+    with pytest.raises(ConfigurationError, match=r"GPUCLUSTER_HOSTS='.*' is no list of hosts: "):
         expected_hosts({"GPUCLUSTER_HOSTS": text}, num_nodes=2, own="a")
     assert expected_hosts({"SLURM_JOB_NODELIST": text}, num_nodes=2, own="n1") == ()
 
@@ -117,6 +117,6 @@ def test_which_list_counts(variables: dict[str, str], hosts: str) -> None:
         ("10.0.0.1", "10", False),
     ],
 )
-def test_names_of_one_host(one: str, other: str, same: bool) -> None:
+def test_names_of_one_host(one: str, other: str, *, same: bool) -> None:
     """Equal, or equal but for a domain."""
     assert is_same_host(one, other) is is_same_host(other, one) is same
