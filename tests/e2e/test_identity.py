@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import socket
 from typing import TYPE_CHECKING
 
 import pytest
@@ -62,6 +63,59 @@ def test_a_selected_part_accepts_nothing(tmp_path: Path) -> None:
     gone = simulate(tmp_path / "gone", "--fleet-bad=node1:absent", "--gpucluster-only=gpu-node-1", "-k", "test_bf16_tflops")
     assert (gone.results["verdict"], gone.returncode) == ("INCOMPLETE", 1)
     assert {one["place"]["hostname"] for one in gone.results["culprits"]} == {"gpu-node-1"}
+
+
+OWN = socket.gethostname()
+
+
+@pytest.mark.parametrize(
+    ("variables", "number", "absent"),
+    [
+        ({"GPUCLUSTER_HOSTS": f"gone-7,{OWN}"}, 1, "gone-7"),
+        ({"SLURM_JOB_NODELIST": f"gone-[7],{OWN}"}, 1, "gone-7"),
+        ({"GPUCLUSTER_HOSTS": "gone-7,gone-8"}, 0, "gone-8"),
+        ({}, 0, None),
+    ],
+    ids=["launcher", "Slurm", "names of another kind", "no list"],
+)
+def test_an_absent_node_of_a_real_run(tmp_path: Path, variables: dict[str, str], number: int, absent: str | None) -> None:
+    """By the list it keeps its number and its name; without one nothing says which host it is."""
+    options = ("--gpucluster-profile=rehearsal", "--gpucluster-expect=nodes=2,gpus_per_node=2", "-k", "test_bf16_tflops")
+    clean = {"GPUCLUSTER_HOSTS": "", "SLURM_JOB_NODELIST": "", "SLURM_STEP_NODELIST": ""}
+    run = run_pytest(tmp_path, *ACCEPTANCE, *options, variables={**clean, **variables})
+    assert run.returncode == 1, run.stdout
+    here, gone = f"node{number}", f"node{1 - number}"
+    assert run.outcomes("bf16_tflops") == {
+        **{f"{here}-cpu{rank}": "passed" for rank in (0, 1)},
+        **{f"{gone}-cpu{rank}": "missing" for rank in (0, 1)},
+    }
+    assert run.row("bf16_tflops", f"{here}-cpu0")["place"]["hostname"] == OWN
+    assert run.row("bf16_tflops", f"{gone}-cpu0")["place"]["hostname"] == absent
+    assert run.culprit(gone)["place"]["hostname"] == absent
+    assert run.culprit(gone)["evidence"][0].startswith(f"{absent or 'an unknown host'} is absent: ")
+    assert f"absent: {absent or '1 unknown host'}" in run.stdout
+    assert run.verdict_line.partition(" (absent: ")[2].startswith(f"{absent or '1 unknown host'})")
+    shown = run.stdout.partition("BAD PARTS")[2]
+    assert f"  absent  {absent or '1 unknown host'}  1 node, 2 expected outcomes missing" in shown
+    assert f"absent  {gone}" not in run.stdout
+
+
+def test_a_host_that_is_not_in_the_list(tmp_path: Path) -> None:
+    """It is more than expected; the listed host is missing, and nothing is judged under its name."""
+    run = run_pytest(
+        tmp_path,
+        "-p",
+        "pytest_gpucluster.plugin.fleet",
+        "--fleet=3x2",
+        "--fleet-bad=node1:absent",
+        "--gpucluster-expect=nodes=2,gpus_per_node=2",
+        *ACCEPTANCE,
+        "-k",
+        "test_bf16_tflops",
+    )
+    assert {place for place, one in run.outcomes("bf16_tflops").items() if one == "missing"} == {"node1-gpu0", "node1-gpu1"}
+    assert "which is not among the expected hosts" in run.results["verdict_line"]
+    assert run.results["verdict"] == "INCOMPLETE"
 
 
 @pytest.mark.parametrize(
