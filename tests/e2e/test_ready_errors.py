@@ -89,5 +89,5 @@ def test_no_traceback_is_made_for_errors_of_ours(tmp_path: Path) -> None:
     assert 'raise KeyError("mine")' in run.case("test_crashed").text
     low = run.case("test_low")
     assert (low.outcome, low.text.startswith("low at the cluster: 0 count")) == ("failure", True), low.text
-    assert "absent  node[1-2]  2 nodes, 6 expected outcomes missing" in run.stdout
+    assert "absent  2 unknown hosts  2 nodes, 6 expected outcomes missing" in run.stdout
     assert json.loads((tmp_path / "made.json").read_text(encoding="utf-8")) == ["KeyError"]
