@@ -10,13 +10,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Device: TypeAlias = Literal["cuda", "cpu"]
+UNKNOWN_HOST = "an unknown host"
+"""What messages call the host of a node that is absent and that no list names. Its number points to no host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
     """One GPU of the expected inventory (or one node, with ``gpu`` None), bound to hardware once that said hello.
 
-    Two places are equal when their ids are. ``rank`` is None while the place is unbound: nothing answers there. ``board`` is
+    Two places are equal when their ids are. ``rank`` is None while the place is unbound: nothing answers there. ``hostname`` is
+    that of the host which answers, else of the host which is expected there; None where no list names one. ``board`` is
     which part the GPU is, as text: part number, VBIOS, module, and where in the rack, as far as the driver tells it.
     ``fabric`` is what the GPUs of an NVLink fabric have in common that spans nodes; None where NVLink ends at the node.
     ``switch`` is the node's leaf switch, None where nothing tells it. ``boot_id`` is the kernel's id of this boot of its host,
@@ -46,18 +49,36 @@ class Place:
         """``gpu-node-0 gpu 3``; the id where the hostname is not known."""
         if self.hostname is None:
             return self.id
-        return self.hostname if self.gpu is None else f"{self.hostname} gpu {self.gpu}"
+        return self.hostname if self.gpu is None else f"{self.hostname} {self.kind} {self.gpu}"
+
+    @property
+    def kind(self) -> str:
+        """``gpu``, in a rehearsal ``cpu``; ``node``."""
+        return "node" if self.gpu is None else "cpu" if self.id.endswith(f"-cpu{self.gpu}") else "gpu"
+
+    @property
+    def part(self) -> str | None:
+        """By what a person tells this GPU from others: its serial number, else its UUID; None where neither is known."""
+        return f"serial {self.serial}" if self.serial else self.uuid
+
+    @property
+    def named(self) -> str:
+        """For messages: ``gpu-node-0 gpu 3 serial 165 (node0-gpu3)``; the id where the hostname is not known."""
+        if self.hostname is None:
+            return self.id
+        return f"{' '.join(filter(None, (self.on_host, self.part)))} ({self.id})"
 
     @property
     def label(self) -> str:
-        """For messages: id, rank, hostname, UUID, as far as they are known."""
+        """For messages, all by which the part is known: host, id, rank, serial number, UUID, PCI address."""
         known = (
+            self.id if self.hostname is not None else None,
             f"rank {self.rank}" if self.rank is not None else "no rank",
-            self.hostname,
+            f"serial {self.serial}" if self.serial else None,
             self.uuid,
             f"PCI {self.pci}" if self.pci else None,
         )
-        return f"{self.id} ({', '.join(part for part in known if part)})"
+        return f"{self.on_host} ({', '.join(part for part in known if part)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +102,7 @@ class Inventory:
     ``gpus_are_stated``: options or limits state ``gpus_per_node``; otherwise it is what torchrun or NVML shows.
     ``requires_kernel_log``: every node has to be able to read its kernel log. ``measures_rails``: each adapter is measured by
     itself. ``nodes_per_domain``: how many nodes an NVLink domain has; 1 where NVLink ends at the node.
+    ``hosts``: the expected host of each node, in the order of their numbers, as far as some list names them.
     """
 
     num_nodes: int
@@ -97,6 +119,7 @@ class Inventory:
     requires_kernel_log: bool = False
     measures_rails: bool = False
     nodes_per_domain: int = 1
+    hosts: tuple[str, ...] = ()
 
     @property
     def num_domains(self) -> int:
@@ -113,7 +136,7 @@ class Inventory:
         """One place for each expected GPU (for each rank of a rehearsal), unbound."""
         kind = "cpu" if self.device == "cpu" else "gpu"
         return tuple(
-            Place(id=f"node{node}-{kind}{gpu}", node=node, gpu=gpu)
+            Place(id=f"node{node}-{kind}{gpu}", node=node, gpu=gpu, hostname=self.host_of(node))
             for node in range(self.num_nodes)
             for gpu in range(self.gpus_per_node)
         )
@@ -121,7 +144,11 @@ class Inventory:
     @cached_property
     def nodes(self) -> tuple[Place, ...]:
         """One place for each expected node."""
-        return tuple(Place(id=f"node{node}", node=node) for node in range(self.num_nodes))
+        return tuple(Place(id=f"node{node}", node=node, hostname=self.host_of(node)) for node in range(self.num_nodes))
+
+    def host_of(self, node: int) -> str | None:
+        """The expected host of a node; None where no list names it."""
+        return self.hosts[node] if node < len(self.hosts) else None
 
     @cached_property
     def by_id(self) -> Mapping[str, Place]:

@@ -6,6 +6,7 @@ import datetime as dt
 import functools
 import os
 import shutil
+import socket
 import time
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -17,6 +18,7 @@ from pytest_gpucluster.controller.inline import OBJECTION
 from pytest_gpucluster.errors import ConfigurationError
 from pytest_gpucluster.fleet.hardware import require_model
 from pytest_gpucluster.inventory.detect import Detected, detect_gpus
+from pytest_gpucluster.inventory.host_list import expected_hosts
 from pytest_gpucluster.judging import waivers
 from pytest_gpucluster.judging.promises import changed_terms, short_soak
 from pytest_gpucluster.judging.waivers import Waivers
@@ -160,7 +162,8 @@ def prepare(settings: Settings, launch: Launch | None, *, start: Path, simulatio
     profile = thresholds.profile_for(name=settings.profile, gpu_names=detected.names)
     criteria = thresholds.criteria(profile)
     inventory = _expected(settings, thresholds, profile, _shown(launch, detected))
-    inventory = replace(inventory, slurm_job=_slurm_job(os.environ))
+    hosts = expected_hosts(os.environ, num_nodes=inventory.num_nodes, own=socket.gethostname())
+    inventory = replace(inventory, slurm_job=_slurm_job(os.environ), hosts=hosts)
     _require_gpus(profile, launch, detected)
     setup = RunSetup(
         settings=settings,
@@ -195,7 +198,7 @@ def _prepare_simulated(
     simulation = replace(simulation, gpu=profile.spec.id, fabric=profile.fabric, nodes_per_domain=domain)
     detected = Detected(names=profile.spec.names[:1] * simulation.gpus_per_node)
     shown = Expect(nodes=simulation.nodes, gpus_per_node=simulation.gpus_per_node)
-    inventory = _expected(settings, thresholds, profile, shown)
+    inventory = replace(_expected(settings, thresholds, profile, shown), hosts=simulation.hosts)
     return RunSetup(
         settings=settings,
         launch=None,

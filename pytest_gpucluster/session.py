@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
+import shutil
+import tempfile
 import time
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.agent.environment import overridden_variables
@@ -30,15 +34,15 @@ from pytest_gpucluster.judging.promises import (
     shape,
     unexpected_gpus,
 )
-from pytest_gpucluster.judging.verdict import MISSING, PENDING, Record, Terms, Verdict, decide
+from pytest_gpucluster.judging.verdict import MISSING, PENDING, SKIPPED, Record, Terms, Verdict, decide
 from pytest_gpucluster.protocol.messages import ReportTarget
+from pytest_gpucluster.reporting.hostlists import names_of_absent
 from pytest_gpucluster.reporting.interrupted_soak import link_to
 from pytest_gpucluster.reporting.recorder import Recorder, RunStatus
 from pytest_gpucluster.reporting.results import bound_facts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from pytest_gpucluster.config.settings import Settings
     from pytest_gpucluster.places import Place
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
     from pytest_gpucluster.run_setup import RunSetup
 
 JOIN_S = 120.0
+AGENTS_LOG = "agents.log"
 UNSIGNED = "messages were not signed"
 
 
@@ -57,6 +62,7 @@ class RunState:
         objections: what forbids an acceptance.
         changed_terms: terms of the run that differ from what was promised elsewhere.
         selftest: what the self-test found; None without one.
+        own_tests_only: the given files are a user's own, and none of the packaged suite is among them.
     """
 
     def __init__(self, setup: RunSetup, controller: Controller | InlineController, plan: planning.Plan) -> None:
@@ -67,6 +73,7 @@ class RunState:
         self.objections = [*setup.objections]
         self.changed_terms = [*setup.changed_terms]
         self.selftest: dict[str, Any] | None = None
+        self.own_tests_only = False
         self.recorder = Recorder(plan, status=self._status)
 
     def places(self) -> Mapping[str, Place]:
@@ -80,7 +87,10 @@ class RunState:
         bound, inventory = self.binding, self.setup.inventory
         if bound is None:
             return shape(inventory, None)
-        return shape(inventory, {name: one.gpu_name for name, one in bound.identities.items()})
+        answers = shape(inventory, {name: one.gpu_name for name, one in bound.identities.items()})
+        answering = {inventory.by_id[name].node for name in bound.identities}
+        absent = names_of_absent([node for node in bound.nodes if node.node not in answering])
+        return f"{answers} (absent: {absent})" if absent else answers
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -100,6 +110,7 @@ class RunState:
         return Terms(
             rehearsal=self.setup.rehearsal,
             simulated=self.setup.simulation is not None,
+            own_tests_only=self.own_tests_only and not self.setup.settings.gate,
             level_reached=self.setup.level_reached,
             objections=tuple(self.objections),
             changed_limits=tuple(self.setup.changed_limits),
@@ -179,6 +190,31 @@ class Session:
         self._cluster: Cluster | None = None
         self._bind_error: Exception | None = None
         self._is_planned = False
+        self._run = secrets.token_hex(8)
+        self._early: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def has_started(self) -> bool:
+        """Whether agents were started, so that they have to be ended."""
+        return self.recorder.is_open or self._early is not None
+
+    def meet_early(self, *, junit: Path | None = None) -> Binding:
+        """Start the agents and bind the places before :meth:`open`, so that a usage error can still touch no file.
+
+        Raises:
+            MeasurementError: the ranks cannot be reached at all.
+        """
+        if self._early is None:
+            self._early = tempfile.TemporaryDirectory(prefix="gpucluster-")
+            self._start(Path(self._early.name), junit=junit, observer=Observer())
+        if self.state.binding is None:
+            self.state.binding = self._bind()
+        return self.state.binding
+
+    def _start(self, logs: Path, *, junit: Path | None, observer: Observer) -> None:
+        folder = self.setup.settings.results_dir.absolute()
+        target = ReportTarget(folder=str(folder), junit=str(junit.absolute()) if junit is not None else None, run=self._run)
+        self.controller.start(log=logs / AGENTS_LOG, target=target, observer=observer)
 
     def open(
         self,
@@ -200,13 +236,14 @@ class Session:
         self.recorder.open(self.setup.settings.results_dir, junit=junit, replicate=self.controller.replicate)
         if self.setup.settings.soak_s is not None:
             self.recorder.look_for_cut_soak(self.state.facts(), read_versions())
-        run = secrets.token_hex(8)
-        self.recorder.write("started", run=run, **link_to(self.recorder.cut_soak), **self.state.started())
-        folder = self.setup.settings.results_dir.absolute()
-        target = ReportTarget(folder=str(folder), junit=str(junit.absolute()) if junit is not None else None, run=run)
+        self.recorder.write("started", run=self._run, **link_to(self.recorder.cut_soak), **self.state.started())
+        logs = self.setup.settings.results_dir.absolute() / "logs"
         on_call = self.recorder.catch_up if writes_before_calls else None
         observer = replace(observer or Observer(), on_call=on_call)
-        self.controller.start(log=folder / "logs" / "agents.log", target=target, observer=observer)
+        if self._early is None:
+            self._start(logs, junit=junit, observer=observer)
+        else:
+            self.controller.observe(observer, logs=logs)
 
     @property
     def cluster(self) -> Cluster:
@@ -217,7 +254,9 @@ class Session:
         """
         if self._cluster is None:
             state = self.state
-            state.binding = binding = self._bind()
+            if state.binding is None:
+                state.binding = self._bind()
+            binding = state.binding
             self._cluster = Cluster(self.controller, binding, caller=self._caller, deadline_s=self.setup.deadline_s)
             self._object_to_gpus(binding)
             state.changed_terms += [*_terms_of_nodes(binding), *_other_options(self.controller, self.setup.settings)]
@@ -289,6 +328,14 @@ class Session:
             self.recorder.record_outcome(record)
         return unseen
 
+    def skip_pending_by_rule(self) -> None:
+        """Record as skipped what has no outcome and does not apply here: nothing of it is missing."""
+        for record in self.plan.pending():
+            threshold = self.setup.criteria.get(record.criterion)
+            rule = planning.rule_against(threshold, self.setup.inventory) if threshold is not None else None
+            if rule is not None:
+                self.recorder.record_outcome(replace(record, outcome=SKIPPED, reason=rule.text, cause=rule.cause))
+
     def take_selftest(self, facts: dict[str, Any]) -> None:
         """Record what the self-test found. A fault that it missed forbids an acceptance."""
         self.state.selftest = facts
@@ -306,7 +353,16 @@ class Session:
     def close(self, code: int, *, last_lines: str = "") -> None:
         """End the agents, which show ``last_lines`` on their nodes, and free the results directory."""
         self.controller.quit(code, last_lines=last_lines)
+        if self._early is not None:
+            self._keep_early_log(Path(self._early.name) / AGENTS_LOG)
+            self._early.cleanup()
         self.recorder.close()
+
+    def _keep_early_log(self, log: Path) -> None:
+        """Put what agents printed where the log of any other run is."""
+        with contextlib.suppress(OSError):  # a full disk: the verdict is on record
+            if self.recorder.is_open:
+                shutil.copyfile(log, self.setup.settings.results_dir / "logs" / AGENTS_LOG)
 
 
 def _terms_of_nodes(binding: Binding) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from pytest_gpucluster.cluster.numbering import AnsweringNode, number_nodes
 from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.cluster.unmeasurable import Attendance, attendance_of, error_for, missing_error, not_idle_error, rank_of
 from pytest_gpucluster.controller.call import Call
@@ -54,7 +54,7 @@ class Binding:
 
     @cached_property
     def nodes(self) -> tuple[Place, ...]:
-        """The expected nodes, each with the hostname that one of its GPUs has."""
+        """The expected nodes, each with the hostname that one of its GPUs has, else with the one that is expected."""
         hostnames = self.attendance.hostnames
         return tuple(replace(node, hostname=hostnames.get(node.node)) for node in self.inventory.nodes)
 
@@ -89,15 +89,23 @@ def bind(controller: Controller | InlineController, inventory: Inventory, *, wit
     found = {rank: _in_one_line(reply.value) for rank, reply in replies.items() if reply.ok}
     _refuse_other_versions(controller, found)
     found.update(_refuse_other_files(controller, replies))
-    by_position = _by_position(found)
+    by_position = _by_position(found, inventory)
     controller.assign_nodes({rank: node for (node, _), rank in by_position.items()})
     ranks = {place: by_position.pop((place.node, place.gpu), None) for place in inventory.places}
-    places = tuple(place if rank is None else _bound(place, rank, found[rank]) for place, rank in ranks.items())
+    hostnames = {place.node: found[rank].hostname for place, rank in ranks.items() if rank is not None}
+    places = tuple(
+        replace(place, hostname=hostnames.get(place.node, place.hostname)) if rank is None else _bound(place, rank, found[rank])
+        for place, rank in ranks.items()
+    )
+    listed = ", which is not among the expected hosts" if inventory.hosts else ""
     return Binding(
         inventory=inventory,
         places=places,
         identities={place.id: found[rank] for place, rank in ranks.items() if rank is not None},
-        unexpected=tuple(f"rank {rank} on {found[rank].hostname}" for rank in by_position.values()),
+        unexpected=tuple(
+            f"rank {rank} on {found[rank].hostname}{listed if node >= inventory.num_nodes else ''}"
+            for (node, _), rank in by_position.items()
+        ),
         unidentified={rank: reply.error for rank, reply in replies.items() if not reply.ok},
         at_start=_judge_idle(places, occupancies) if occupancies else Results({}, {}),
         startup_s=time.monotonic() - started_s,
@@ -136,16 +144,13 @@ def _in_one_line(one: Identity) -> Identity:
     return replace(one, **fit)
 
 
-def _by_position(found: Mapping[int, Identity]) -> dict[tuple[int, int | None], int]:
-    """The rank at each (node, GPU), both counted from 0.
-
-    Nodes are in the natural order of their hostnames, then by torchrun's group rank; the GPUs of a node by PCI address.
-    """
-    nodes: dict[Any, list[int]] = {}
+def _by_position(found: Mapping[int, Identity], inventory: Inventory) -> dict[tuple[int, int | None], int]:
+    """The rank at each (node, GPU), both counted from 0: nodes by :func:`number_nodes`, the GPUs of a node by PCI address."""
+    nodes: dict[AnsweringNode, list[int]] = {}
     for rank, one in found.items():
-        nodes.setdefault(_node_key(one), []).append(rank)
+        nodes.setdefault(AnsweringNode(hostname=one.hostname, group_rank=one.group_rank), []).append(rank)
     positions: dict[tuple[int, int | None], int] = {}
-    for node, key in enumerate(sorted(nodes)):
+    for key, node in number_nodes(nodes, inventory).items():
         ranks = _in_bus_order({rank: found[rank] for rank in nodes[key]})
         positions.update({(node, gpu): rank for gpu, rank in enumerate(ranks)})
     return positions
@@ -160,10 +165,6 @@ def _in_bus_order(of_node: Mapping[int, Identity]) -> list[int]:
         if not one.pci:
             ranks.insert(one.local_rank if one.gpu_number is None else one.gpu_number, rank)
     return ranks
-
-
-def _node_key(one: Identity) -> tuple[tuple[tuple[int, int, str], ...], int, str]:
-    return natural_sort_key(one.hostname), one.group_rank, one.hostname
 
 
 def _bound(place: Place, rank: int, one: Identity) -> Place:
@@ -229,9 +230,3 @@ def _unread_error(place: Place, others: Sequence[Place], occupancies: Mapping[in
         culprits=(place,),
         kind="raised",
     )
-
-
-def natural_sort_key(text: str) -> tuple[tuple[int, int, str], ...]:
-    """A sort key under which ``node2`` comes before ``node10``."""
-    parts = [part for part in re.split(r"(\d+)", text) if part]
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)

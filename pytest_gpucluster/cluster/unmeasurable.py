@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_gpucluster.controller.diagnosis import diagnose
 from pytest_gpucluster.errors import Blame, MeasurementError
 from pytest_gpucluster.inventory.occupancy import SHOWN_PROCESSES, GpuProcess
-from pytest_gpucluster.places import Place
+from pytest_gpucluster.places import UNKNOWN_HOST, Place
 from pytest_gpucluster.text import one_line
 
 if TYPE_CHECKING:
@@ -56,16 +56,23 @@ def missing_error(place: Place, attendance: Attendance) -> MeasurementError:
 
     The culprit is the GPU, or its node where no GPU of that node answers.
     """
-    hostname = attendance.hostnames.get(place.node)
-    what = "node" if place.gpu is None or not hostname else "GPU"
+    hostname = attendance.hostnames.get(place.node, UNKNOWN_HOST)
     count = f"{attendance.answering} of {attendance.expected} expected places answer"
-    here = f" on {hostname}" if hostname else ""
+    if place.gpu is not None and place.node in attendance.answering_nodes:
+        cause = f"no such GPU joined on {hostname}"
+        return MeasurementError(
+            f"not run: {place.id} is missing: {cause} ({count})",
+            culprits=(place,),
+            kind="missing",
+            blame=Blame(part="gpu", cause=cause),
+        )
     node = place if place.gpu is None else _node_of(place)
+    cause = f"{hostname} is absent"
     return MeasurementError(
-        f"not run: {place.id} is missing: no such {what} joined{here} ({count})",
-        culprits=(place,) if what == "GPU" else (node,),
+        f"not run: {cause}: no such node joined ({count})",
+        culprits=(node,),
         kind="missing",
-        blame=Blame(part="gpu" if what == "GPU" else "node", cause=f"no such {what} joined{here}"),
+        blame=Blame(part="node", cause=cause),
     )
 
 

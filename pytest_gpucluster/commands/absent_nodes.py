@@ -1,8 +1,8 @@
 """Writes the reports of a run that never began because a node did not come: every expected row is missing, with the reason.
 
-The expected set is that of a run with the same options; only pytest knows which tests a ``-k`` would leave out. Node numbers
-of places follow the hostnames, as in a run (docs/decisions/0005). Hostnames come from ``--hosts``, else from the nodes
-themselves; an absent node comes last.
+The expected set is that of a run with the same options; only pytest knows which tests a ``-k`` would leave out. Places have
+the numbers of torchrun's node ranks, as in a run that the launcher starts. Hostnames come from the nodes that came, else from
+``--hosts``.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pytest_gpucluster.cluster.binding import natural_sort_key
 from pytest_gpucluster.config.settings import OPTIONS, reaches, settings_from
 from pytest_gpucluster.judging.plan import places_of, rule_against
 from pytest_gpucluster.judging.verdict import MISSING, SKIPPED, Record, Verdict
@@ -73,15 +72,6 @@ class Absence:
             return f"not run: terminated by {self.ended_by} before all nodes had joined"
         nodes = "node" if len(self.absent) == 1 else "nodes"
         return f"not run: {nodes} {ranges(self.absent)} never joined"
-
-    @property
-    def places(self) -> dict[int, int]:
-        """Node rank by the node number of its places."""
-        named = dict(enumerate(self.hosts)) or dict(self.hostnames)
-        ordered = sorted(
-            range(self.num_nodes), key=lambda rank: (rank not in named, natural_sort_key(named.get(rank, "")), rank)
-        )
-        return dict(enumerate(ordered))
 
 
 def expect(launch: Launch, settings: Settings) -> Session:
@@ -154,10 +144,8 @@ def _write_journal(journal: Journal, session: Session, absence: Absence) -> None
 
 def _named(session: Session, absence: Absence) -> list[Place]:
     """Every expected place and node, with its hostname where one is known."""
-    ranks = absence.places
-    hosts: dict[int, Any] = {node: absence.hostname(rank) for node, rank in ranks.items()}
-    inventory = session.setup.inventory
-    return [replace(place, hostname=hosts.get(place.node)) for place in (*inventory.places, *inventory.nodes)]
+    hosts = dict(enumerate(map(absence.hostname, range(absence.num_nodes))))
+    return [replace(place, hostname=hosts.get(place.node)) for place in session.setup.inventory.everything]
 
 
 def _outcome(row: Record, session: Session, absence: Absence, *, node: int | None) -> Record:
@@ -165,8 +153,7 @@ def _outcome(row: Record, session: Session, absence: Absence, *, node: int | Non
     rule = rule_against(session.setup.criteria[row.criterion], session.setup.inventory)
     if rule is not None:
         return replace(row, outcome=SKIPPED, reason=rule.text, cause=rule.cause)
-    rank = absence.places.get(node) if node is not None else None
-    if rank is None or rank in absence.hostnames:
+    if node is None or node not in absence.absent:
         return replace(row, outcome=MISSING, reason=absence.reason_elsewhere)
-    reason = absence.reason(rank)
+    reason = absence.reason(node)
     return replace(row, outcome=MISSING, reason=reason, culprits=(f"node{node}",), blames="node", cause=reason)

@@ -16,11 +16,14 @@ from pytest_gpucluster.commands import absent_nodes, rendezvous
 from pytest_gpucluster.commands.absent_nodes import Absence
 from pytest_gpucluster.config.torchrun import Launch
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.inventory import host_list
 from pytest_gpucluster.protocol.secret import SECRET_VARIABLE
+from pytest_gpucluster.reporting.hostlists import hostlist
 from pytest_gpucluster.run_setup import require_torch
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
     from pathlib import Path
 
     from pytest_gpucluster.session import Session
@@ -81,6 +84,9 @@ def main(chosen: argparse.Namespace) -> int:
         for node_rank in range(job.num_nodes):
             host = f"  # {job.host_of(node_rank)}" if job.hosts else ""
             sys.stdout.write(f"{threads}torchrun {shlex.join(job.torchrun(node_rank))}{host}\n")
+        for name, value in hosts_variable(job.hosts).items():
+            _say("so that each node keeps its number and its name, whoever is absent, enter this on node 0 before its line:")
+            sys.stderr.write(f"export {name}={shlex.quote(value)}\n")
         _say_secret()
         return 0
     require_torch()
@@ -92,6 +98,14 @@ def main(chosen: argparse.Namespace) -> int:
 def threads_of(job: Job) -> dict[str, str]:
     """The threads of each of several ranks: what torchrun would set, which it does with four lines of warning."""
     return {THREADS: os.environ.get(THREADS) or "1"} if job.num_local > 1 else {}
+
+
+def hosts_variable(hosts: Sequence[str]) -> dict[str, str]:
+    """The variable by which rank 0 knows which host each node is, in Slurm's short form where that keeps their order."""
+    if not hosts or "" in hosts:
+        return {}
+    short = hostlist(hosts)
+    return {host_list.VARIABLE: short if host_list.expand(short) == tuple(hosts) else ",".join(hosts)}
 
 
 def read_job(chosen: argparse.Namespace) -> Job:
@@ -144,11 +158,14 @@ def _say_secret() -> None:
     sys.stderr.write(f"export {SECRET_VARIABLE}={secrets.token_hex(32)}\n")
 
 
-def _become_torchrun(job: Job, *, secret: str | None) -> int:
-    """Replace this process by torchrun, whose ranks inherit the secret of this run, or the one that the user has set."""
+def _become_torchrun(job: Job, *, secret: str | None, hosts: Sequence[str] = ()) -> int:
+    """Replace this process by torchrun, whose ranks inherit the secret of this run, or the one that the user has set.
+
+    ``hosts``: those of all nodes by node rank, where they are known here.
+    """
     if secret is not None:
         os.environ[SECRET_VARIABLE] = secret
-    os.environ.update(threads_of(job))
+    os.environ.update({**hosts_variable(hosts), **threads_of(job)})
     command = [sys.executable, "-m", "torch.distributed.run", *job.torchrun(job.node_rank)]
     sys.stdout.flush()
     sys.stderr.flush()
@@ -169,8 +186,9 @@ def _lead(job: Job) -> int:
     ended_by = _gather(meeting, within_s=job.within_s)
     if ended_by is None and meeting.is_complete:
         secret = None if os.environ.get(SECRET_VARIABLE) else secrets.token_hex(32)
+        hosts = job.hosts or [meeting.hostnames[rank] for rank in range(job.num_nodes)]
         meeting.end({"t": "go"} if secret is None else {"t": "go", "secret": secret})
-        return _become_torchrun(job, secret=secret)
+        return _become_torchrun(job, secret=secret, hosts=hosts)
     absence = Absence(
         hostnames=meeting.hostnames,
         num_nodes=job.num_nodes,

@@ -287,7 +287,7 @@ def _progress_of_nodes(run: RunPicture, width: int) -> list[Text]:
 
 
 def _is_notable(node: NodeProgress, *, is_bound: bool) -> bool:
-    return node.bad > 0 or (is_bound and node.hostname is None)
+    return node.bad > 0 or (is_bound and not node.answers)
 
 
 def _share(node: NodeProgress) -> str:
@@ -295,7 +295,7 @@ def _share(node: NodeProgress) -> str:
 
 
 def _node_cell(node: NodeProgress, *, is_bound: bool) -> Text:
-    state = "absent" if is_bound and node.hostname is None else f"{_share(node):>5}"
+    state = "absent" if is_bound and not node.answers else f"{_share(node):>5}"
     bad = f" {node.bad} bad" if node.bad else ""
     style = "red" if _is_notable(node, is_bound=is_bound) else ""
     return Text(f"{node.id:<9}{state}{bad}"[: NODE_CELL - 1].ljust(NODE_CELL), style=style)
@@ -303,7 +303,7 @@ def _node_cell(node: NodeProgress, *, is_bound: bool) -> Text:
 
 def _node_line(node: NodeProgress, *, is_bound: bool, width: int) -> Text:
     name = node.id if node.hostname is None else f"{node.id} ({node.hostname})"
-    state = "absent" if is_bound and node.hostname is None else f"{_share(node):>5}{f', {node.bad} bad' if node.bad else ''}"
+    state = "absent" if is_bound and not node.answers else f"{_share(node):>5}{f', {node.bad} bad' if node.bad else ''}"
     spans = "  ".join(f"{_span(span)} {'MHz' if unit == 'SM MHz' else unit}" for unit, span in node.telemetry.items())
     style = "red" if _is_notable(node, is_bound=is_bound) else ""
     line = Text().append(_safe(f"{INDENT}{name}  {state}"), style=style)
@@ -331,7 +331,8 @@ def _part(culprit: Culprit, places: Mapping[str, Place]) -> str:
         where = counted(len(culprit.places), "place")
     else:
         place = places.get(culprit.place)
-        where = culprit.place if place is None or place.hostname is None else f"{culprit.place} ({place.hostname})"
+        is_nameless = culprit.is_absent_node and (place is None or place.hostname is None)
+        where = "(unknown host)" if is_nameless else culprit.place if place is None else place.named
     criteria = culprit.criteria
     why = next(iter(culprit.evidence), ", ".join(criteria))
     return f"{culprit.kind} {where}{f', {len(criteria)} criteria' if len(criteria) > 1 else ''}: {why}"

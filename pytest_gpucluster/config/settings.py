@@ -29,19 +29,21 @@ DEADLINES_S = {"quick": 120.0, "standard": 300.0, "soak": 600.0}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """One option as argparse and pytest take it. Without a ``metavar`` it is a switch."""
+    """One option as argparse and pytest take it. Without a ``metavar`` it is a switch; ``repeats``: it may be given again."""
 
     name: str
     help: str
     metavar: str | None = None
     type: Callable[[str], Any] = str
+    repeats: bool = False
 
     @property
     def keywords(self) -> dict[str, Any]:
         """The keyword arguments of ``add_argument`` and of pytest's ``addoption``."""
         if self.metavar is None:
             return {"action": "store_true", "help": self.help}
-        return {"metavar": self.metavar, "type": self.type, "help": self.help}
+        repeats = {"action": "append"} if self.repeats else {}
+        return {"metavar": self.metavar, "type": self.type, "help": self.help, **repeats}
 
 
 OPTIONS = (
@@ -53,6 +55,12 @@ OPTIONS = (
     Option(name="--gpucluster-results", metavar="DIR", type=Path, help=f"results directory (default: {RESULTS_DIR})"),
     Option(name="--gpucluster-gate", help="exit 0 only for the verdict ACCEPTED"),
     Option(name="--gpucluster-inline", help="run functions in this process, for one place (pdb)"),
+    Option(
+        name="--gpucluster-only",
+        metavar="HOST[:PART]",
+        repeats=True,
+        help="the tests of this part alone, by its identity: UUID, serial number or gpuN; repeatable",
+    ),
     Option(name="--gpucluster-selftest", help="plant faults before the run, and say which it finds"),
 )
 COMPARED = ("--gpucluster-profile", "--gpucluster-expect", "--gpucluster-level")
@@ -69,8 +77,20 @@ class Expect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartName:
+    """A part by its identity: a host, and a GPU of it by UUID, serial number or ``gpuN``; ``part`` None: all of the host."""
+
+    host: str
+    part: str | None = None
+
+    def __str__(self) -> str:
+        """As it is written on the command line."""
+        return self.host if self.part is None else f"{self.host}:{self.part}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything that the options ask for."""
+    """Everything that the options ask for. ``only``: the parts whose tests are selected; all without one."""
 
     thresholds: Path | None
     profile: str | None
@@ -81,6 +101,7 @@ class Settings:
     gate: bool
     inline: bool
     selftest: bool = False
+    only: tuple[PartName, ...] = ()
 
 
 def results_dir(given: argparse.Namespace, *, start: Path) -> Path:
@@ -109,6 +130,7 @@ def settings_from(given: argparse.Namespace, *, start: Path) -> Settings:
         gate=given.gpucluster_gate,
         inline=given.gpucluster_inline,
         selftest=given.gpucluster_selftest,
+        only=tuple(map(parse_part, given.gpucluster_only or ())),
     )
 
 
@@ -135,6 +157,18 @@ def parse_expect(text: str | None) -> Expect:
             raise ConfigurationError(f"--gpucluster-expect: {key} must be a whole number above zero, not {number!r}")
         found[key] = int(number)
     return Expect(nodes=found.get("nodes"), gpus_per_node=found.get("gpus_per_node"))
+
+
+def parse_part(text: str) -> PartName:
+    """``gpu-node-3:GPU-5f...`` as a :class:`PartName`.
+
+    Raises:
+        ConfigurationError: no host is named, or no part after a colon.
+    """
+    host, colon, part = (piece.strip() for piece in text.partition(":"))
+    if not host or (colon and not part):
+        raise ConfigurationError(f"--gpucluster-only: {text!r} names no part; say HOST, HOST:UUID, HOST:SERIAL or HOST:gpu3")
+    return PartName(host=host, part=part or None)
 
 
 def parse_level(text: str) -> tuple[str, float | None]:
@@ -170,6 +204,7 @@ def requested(settings: Settings) -> dict[str, str]:
         "--gpucluster-level": level,
         "--gpucluster-gate": "given" if settings.gate else None,
         "--gpucluster-selftest": "given" if settings.selftest else None,
+        "--gpucluster-only": " ".join(map(str, settings.only)),
     }
     return {name: text for name, text in texts.items() if text}
 

@@ -74,6 +74,10 @@ class Controller:
         command = functools.partial(self._command, secret_fd)
         self._agents = LocalAgents(command, secret_fd=secret_fd, log=log, own_group=self._launch is None)
 
+    def observe(self, observer: Observer, *, logs: Path) -> None:
+        """From now on show what goes on to this observer, and let ranks print into files in ``logs``."""
+        self._calls.observe(observer, logs=logs)
+
     def _command(self, secret_fd: int | None, controller_fd: int) -> list[str]:
         """The command line of the agents of this process's own ranks, which get the two descriptors."""
         if self._launch is None:

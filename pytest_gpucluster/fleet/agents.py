@@ -22,8 +22,8 @@ from pytest_gpucluster.agent.fallback_report import write_reports
 from pytest_gpucluster.agent.heartbeat import BEAT_S
 from pytest_gpucluster.fleet import model
 from pytest_gpucluster.fleet.hardware import Hardware
-from pytest_gpucluster.fleet.simulated_call import SimulatedGroup, hostname_of
-from pytest_gpucluster.fleet.simulation import Simulation  # noqa: TC001 -- FleetSettings.read asks for its fields' types
+from pytest_gpucluster.fleet.simulated_call import SimulatedGroup
+from pytest_gpucluster.fleet.simulation import Simulation, hostname_of
 from pytest_gpucluster.protocol.channel import (
     Address,
     ChannelLostError,

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.fleet.hardware import spread
-from pytest_gpucluster.fleet.simulated_call import PEAK_CLOCK_MHZ, hostname_of, made, pci_of, telemetry
+from pytest_gpucluster.fleet.simulated_call import PEAK_CLOCK_MHZ, made, pci_of, telemetry
+from pytest_gpucluster.fleet.simulation import hostname_of
 from pytest_gpucluster.inventory.identity import Identity, read_versions
 from pytest_gpucluster.inventory.nvlinks import ALONE, LinkCounters, NvLink
 from pytest_gpucluster.inventory.nvml import GpuCounters, GpuRepair, GpuState

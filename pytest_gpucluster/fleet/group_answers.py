@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.fleet.hardware import spread
-from pytest_gpucluster.fleet.simulated_call import hostname_of, made
+from pytest_gpucluster.fleet.simulated_call import made
+from pytest_gpucluster.fleet.simulation import hostname_of
 from pytest_gpucluster.inventory.telemetry import GroupTelemetry
 from pytest_gpucluster.protocol.plain_data import to_plain
 from pytest_gpucluster.protocol.rank import ranges

@@ -145,11 +145,6 @@ def pci_of(gpu: int) -> str:
     return f"00000000:{0x10 + gpu:02x}:00.0"
 
 
-def hostname_of(node: int) -> str:
-    """The hostname of a node."""
-    return f"gpu-node-{node}"
-
-
 def telemetry(call: SimulatedCall, *, clock_mhz: float = 1755.0, power_w: float = 420.0, hot: bool = False) -> Any:
     """Telemetry under work; ``hot``: the heat slows the GPU."""
     reasons = ["hw_thermal_slowdown"] if hot else ["sw_power_cap"]

@@ -146,6 +146,11 @@ class Simulation(TypedMessage):
             "faults": [str(fault) for fault in self.faults],
         }
 
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The hostname of each node, absent ones included."""
+        return tuple(hostname_of(node) for node in range(self.nodes))
+
     def place_of(self, rank: int) -> tuple[int, int]:
         """(node, GPU) of a rank, both counted from 0."""
         return divmod(rank, self.gpus_per_node)
@@ -178,6 +183,11 @@ class Simulation(TypedMessage):
     def present(self) -> tuple[int, ...]:
         """The ranks that join."""
         return tuple(rank for rank in range(self.world_size) if not self.has(rank, "absent"))
+
+
+def hostname_of(node: int) -> str:
+    """The hostname of a node."""
+    return f"gpu-node-{node}"
 
 
 def parse_simulation(shape: str, *, seed: int = 0, faults: list[str]) -> Simulation:

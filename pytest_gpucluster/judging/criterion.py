@@ -52,7 +52,7 @@ class Criterion:
 
     Attributes:
         note: called with each miss of an advisory limit.
-        selection: makes what pytest's ``-k`` needs to select this test alone.
+        selection: makes pytest's arguments that select this test at its place, which is bound by then.
         judged: the record of the worst value so far; None before a value was judged.
         expected: the GPUs and nodes that values by place must cover; empty if they are not known.
         first_error: the first error of a measurement; a later valid value does not clear it.
@@ -63,7 +63,7 @@ class Criterion:
     limit: Limit
     place: Place | None
     note: Callable[[str], None] = lambda _remark: None
-    selection: Callable[[], str] = lambda: ""
+    selection: Callable[[Place | None], Sequence[str]] = lambda _place: ()
     judged: Record | None = None
     expected: tuple[Place, ...] = ()
     first_error: MeasurementError | None = None
@@ -260,7 +260,7 @@ class Criterion:
         names, advice = finding.names, finding.advice
         at = failure_text.Located(blamed or places, names, is_path=not blamed)
         message = failure_text.describe_failure(self.threshold, reading.limit, reading.value, at=at, evidence=facts)
-        message = f"{message}\n{failure_text.next_step(self.selection(), is_noisy=False, advice=advice)}"
+        message = f"{message}\n{failure_text.next_step(self.selection(self.place), is_noisy=False, advice=advice)}"
         failed = self._missed(FAILED, reading, facts, message, is_final=is_final)
         among = tuple(place.id for place in finding.among)
         culprits = () if among else tuple(place.id for place in at.places)
@@ -288,7 +288,7 @@ class Criterion:
         message = failure_text.describe_noise(
             self.threshold, reading.limit, reading.value, places=places, why=reading.doubt or ""
         )
-        message = f"{message}\n{failure_text.next_step(self.selection(), is_noisy=True)}"
+        message = f"{message}\n{failure_text.next_step(self.selection(self.place), is_noisy=True)}"
         facts = {**evidence, **reading.evidence}
         is_final = all(one.is_final for one in readings.values())
         self._keep(self._missed(NOISY, reading, facts, message, is_final=is_final))

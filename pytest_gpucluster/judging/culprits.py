@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, Record
+from pytest_gpucluster.places import UNKNOWN_HOST
 from pytest_gpucluster.text import first_line, text_of
 
 if TYPE_CHECKING:
@@ -120,12 +121,13 @@ class Culprit:
         """Criterion and place id of all that is to be measured again; none where a node is absent, as that is the whole run."""
         return () if self.is_absent_node else tuple(map(_key, self.records))
 
-    def action(self, tests: Selector) -> str:
+    def action(self, tests: Selector, places: Mapping[str, Place]) -> str:
         """What to do next. Only a confirmed failure of a place asks to replace anything."""
         if self.is_confirmed:
             return self.advice
         again = "measure it again: the same command"
-        again += f" with -k {shlex.quote(tests.select(self.keys))}" if self.keys else ""
+        arguments = tests.arguments(self.keys, places.get(self.place or ""))
+        again += f" with {shlex.join(arguments)}" if arguments else ""
         if self.is_measured and not self._asked and self.kind in (*HARDWARE, "unknown"):
             return f"{again}; {self.advice}"
         return f"{self.advice}; then {again}"
@@ -240,7 +242,7 @@ def _raised_at_most(bad: Sequence[Record], places: Mapping[str, Place]) -> list[
 
 def _by_place(left: Sequence[Record], places: Mapping[str, Place], keys: set[str]) -> list[Culprit]:
     """One culprit for each place that is blamed. ``keys``: the criteria of the run."""
-    node_of = _absent_nodes(places)
+    node_of = absent_nodes(places)
     blaming: dict[str, list[Record]] = {}
     for record in left:
         absent = node_of.get(record.place or "") if record.outcome == MISSING else None
@@ -263,7 +265,7 @@ def _culprit_at(place: Place, records: Sequence[Record], keys: set[str]) -> Culp
     )
     if not found.is_absent_node:
         return found
-    headline = f"{place.id} is absent: {len(records)} expected outcomes are missing with it"
+    headline = f"{place.hostname or UNKNOWN_HOST} is absent: {len(records)} expected outcomes are missing with it"
     return Culprit(kind="node", place=place.id, places=(place.id,), records=found.records, headline=headline)
 
 
@@ -317,14 +319,18 @@ def _among_several(left: Sequence[Record], places: Mapping[str, Place]) -> list[
             place=None,
             places=names,
             records=tuple(records),
-            headline=f"{shared or 'nothing shows which of these'} is to blame: {', '.join(names)}",
+            headline=f"{shared or 'nothing shows which of these'} is to blame: {_named(names, places)}",
             is_confirmed=shared is not None and any(record.confirmed and record.outcome == FAILED for record in records),
         )
         for (shared, names), records in alike.items()
     ]
 
 
-def _absent_nodes(places: Mapping[str, Place]) -> dict[str, str]:
+def _named(names: Iterable[str], places: Mapping[str, Place]) -> str:
+    return ", ".join(places[name].named for name in names)
+
+
+def absent_nodes(places: Mapping[str, Place]) -> dict[str, str]:
     """The node of each place of a node at which no rank answers; empty while no rank answers anywhere."""
     gpus = [place for place in places.values() if place.gpu is not None]
     present = {place.node for place in gpus if place.rank is not None}

@@ -105,8 +105,8 @@ class Located:
 
     @property
     def text(self) -> str:
-        """``node3 mlx5_2 port 1 (0000:1a:00.0)``."""
-        where = (" -> " if self.is_path else ", ").join(place.id for place in self.places) or "the cluster"
+        """``gpu-node-3 (node3) mlx5_2 port 1 (0000:1a:00.0)``."""
+        where = (" -> " if self.is_path else ", ").join(place.named for place in self.places) or "the cluster"
         more = f" and {len(self.parts) - SHOWN} more" if len(self.parts) > SHOWN else ""
         return f"{where} {', '.join(self.parts[:SHOWN])}{more}" if self.parts else where
 
@@ -131,7 +131,7 @@ def describe_failure(threshold: Threshold, limit: Limit, value: float, *, at: Lo
 
 def describe_noise(threshold: Threshold, limit: Limit, value: float, *, places: Sequence[Place], why: str) -> str:
     """The text of a value that cannot be judged because its repeats disagree, and ``why``. Without :func:`next_step`."""
-    where = " -> ".join(place.id for place in places) or "the cluster"
+    where = one_line(Located(places).text)
     lines = [
         f"{threshold.key} at {where} is too close to call: {format_asked(limit, value)}",
         f"  {why} ({where_written(threshold)})",
@@ -140,14 +140,14 @@ def describe_noise(threshold: Threshold, limit: Limit, value: float, *, places: 
     return "\n".join(lines)
 
 
-def next_step(selection: str, *, is_noisy: bool, advice: str | None = None) -> str:
+def next_step(arguments: Sequence[str], *, is_noisy: bool, advice: str | None = None) -> str:
     """The last line of either text: how to measure just this again, after ``advice``.
 
-    ``selection`` is what pytest's ``-k`` selects.
+    ``arguments`` of pytest select it.
     """
     disturbed = "look for what disturbs it (other processes, heat, traffic)" if is_noisy else advice
     first = f"{disturbed}, then " if disturbed is not None else ""
-    return f"  next: {first}measure this again: the same command with -k {shlex.quote(selection)}"
+    return f"  next: {first}measure this again: the same command with {shlex.join(arguments)}"
 
 
 def summarize(values: Sequence[float]) -> str:

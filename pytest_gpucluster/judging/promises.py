@@ -84,8 +84,7 @@ def doubled_gpus(places: Iterable[Place]) -> list[str]:
     found: dict[str, list[str]] = {}
     for place in places:
         if place.uuid is not None:
-            host = f" ({place.hostname})" if place.hostname is not None else ""
-            found.setdefault(place.uuid, []).append(place.id + host)
+            found.setdefault(place.uuid, []).append(f"{place.on_host} ({place.id})" if place.hostname else place.id)
     return [f"{uuid} answers at {' and '.join(ids)}" for uuid, ids in found.items() if len(ids) > 1]
 
 

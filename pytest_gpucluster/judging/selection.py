@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from pytest_gpucluster.judging.plan import Key
+    from pytest_gpucluster.places import Place
 
 WORD = re.compile(r"[\w:+\-.\[\]\\/]+")
 """What ``-k`` takes for one word."""
@@ -32,6 +33,11 @@ Chain = tuple[str, ...]
 """The names in which ``-k`` looks for a test: folders, file, classes, and the name of the test, which is the last one."""
 
 
+ONLY = "--gpucluster-only"
+MOST_HEADS = 6
+"""Test functions of one part that are named; where more are bad, all tests of that part are measured again."""
+
+
 class Selector:
     """Selects tests of a run by the keys of their records."""
 
@@ -39,6 +45,29 @@ class Selector:
         """``nodeids``: the node id of each test; the criterion where no test is known, which has its usual name then."""
         self._nodeids = nodeids
         self._is_end_of_others: dict[str, bool] = {}
+
+    def arguments(self, keys: Iterable[Key], part: Place | None) -> list[str]:
+        """Pytest's arguments that select the tests of these records; none of no record.
+
+        Tests of one ``part`` are selected by its host and UUID, so that no other part is measured, whatever its number is
+        then. Of a function that made several of the tests, all tests of that part come along.
+        """
+        wanted = list(dict.fromkeys(keys))
+        if not wanted:
+            return []
+        name = None if part is None else identity_of(part)
+        if part is None or name is None or not all(_is_at(place, part) for _, place in wanted):
+            return ["-k", self.select(wanted)]
+        heads: dict[str, list[str]] = defaultdict(list)
+        for key in wanted:
+            test = (self._chains.get(key) or _chain(key, key[0]))[-1]
+            end = key[0].partition("[")[2]  # of a criterion NAME[...] what is in the brackets, and the last one
+            heads[test.partition("[")[0]].append(end if end and test.endswith(end) else "")
+        terms = [_term_of_function(head, ends) for head, ends in heads.items()]
+        if len(terms) == 1:
+            return [ONLY, name, "-k", terms[0]]
+        joined = " or ".join(f"({term})" if " " in term else term for term in terms)
+        return [ONLY, name, *(["-k", joined] if len(terms) <= MOST_HEADS else [])]
 
     def select(self, keys: Iterable[Key]) -> str:
         """The expression that selects the tests of these records.
@@ -107,6 +136,24 @@ class Selector:
     def _are_nested(self) -> bool:
         """Whether some parameter has a bracket of its own."""
         return any("]" in chain[-1][:-1] for chain in self._chains.values())
+
+
+def _term_of_function(head: str, ends: Sequence[str]) -> str:
+    """The tests of one function at one part: of its only criterion that one alone, else all. ``ends``: of their names."""
+    end = ends[0] if len({*ends}) == 1 else ""
+    return f"{head} and {end}" if WORD.fullmatch(end) else head
+
+
+def identity_of(part: Place) -> str | None:
+    """What :data:`ONLY` takes for this part: ``gpu-node-3:GPU-5f...``; None where its host is not known."""
+    if part.hostname is None or part.gpu is None:
+        return part.hostname
+    return f"{part.hostname}:{part.uuid or part.serial or f'{part.kind}{part.gpu}'}"
+
+
+def _is_at(place: str | None, part: Place) -> bool:
+    """Whether a place is this part, or a GPU of this node."""
+    return place is not None and (place == part.id or (part.gpu is None and place.startswith(f"{part.id}-")))
 
 
 def _chain(key: Key, nodeid: str) -> Chain:

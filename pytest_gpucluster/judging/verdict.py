@@ -121,6 +121,7 @@ class Verdict:
     advisory_misses: int = 0
     without_limit: int = 0
     simulated: bool = False
+    own_tests_only: bool = False
 
     @property
     def is_acceptance(self) -> bool:
@@ -131,6 +132,12 @@ class Verdict:
     def is_good(self) -> bool:
         """Whether nothing is wrong: an acceptance or a rehearsal."""
         return self.is_acceptance or self.word == REHEARSED
+
+    @property
+    def is_not_asked_for(self) -> bool:
+        """Whether all that is open was never given: a user's own files alone, of which each test has a good outcome."""
+        is_open = any(self.counts[outcome] for outcome in OPEN if outcome != NOT_SELECTED)
+        return self.own_tests_only and self.word == INCOMPLETE and self.counts[PASSED] > 0 and not is_open
 
     @property
     def line(self) -> str:
@@ -170,6 +177,7 @@ class Terms:
         remarks: facts that forbid nothing and that a reader of the verdict must know.
         shape: the cluster that the verdict is about, in words.
         simulated: the values come from a model of a fleet, so nothing can be accepted.
+        own_tests_only: nobody asks for an acceptance: a user's own files alone were given, without the gate.
     """
 
     rehearsal: bool
@@ -180,6 +188,7 @@ class Terms:
     remarks: Sequence[str] = ()
     shape: str = ""
     simulated: bool = False
+    own_tests_only: bool = False
 
 
 def decide(records: Iterable[Record], terms: Terms) -> Verdict:
@@ -214,6 +223,7 @@ def decide(records: Iterable[Record], terms: Terms) -> Verdict:
         advisory_misses=sum(record.advisory for record in rows),
         without_limit=0 if terms.rehearsal else len({record.criterion for record in rows if is_only_measured(record)}),
         simulated=terms.simulated,
+        own_tests_only=terms.own_tests_only,
     )
 
 

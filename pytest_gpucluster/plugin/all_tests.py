@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from fnmatch import fnmatch
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 ALL_TESTS = pytest.StashKey["AllTests"]()
 """Of a session's ``config``: what was collected."""
+PACKAGED = "tests_acceptance"
 VIRTUAL_ENVIRONMENT = ("pyvenv.cfg", "conda-meta")
 
 
@@ -63,6 +65,11 @@ class AllTests:
         for collector in list(self._children):
             found.update(dict.fromkeys(self._items_of(collector)))
         return list(found)
+
+    def are_packaged(self) -> bool:
+        """Whether the packaged suite is among what was given. A controller of pytest-xdist collects nothing itself."""
+        named = (PACKAGED in re.split(r"[/.\\]", str(arg).partition("::")[0]) for arg in self._config.args)
+        return any(named) or any(PACKAGED in item.path.parts for item in self.tests())
 
     def unread_files(self) -> list[str]:
         """Files of the given paths whose tests are not known, by node id: an option, a hook or a conftest ignored them."""

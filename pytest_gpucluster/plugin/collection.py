@@ -33,7 +33,14 @@ if TYPE_CHECKING:
 class Collection:
     """A pytest plugin with the hooks of collection."""
 
-    def __init__(self, session: Session, terminal: Terminal, all_tests: AllTests, begin: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        session: Session,
+        terminal: Terminal,
+        all_tests: AllTests,
+        begin: Callable[[], None],
+        places_of_parts: Callable[[], frozenset[str]],
+    ) -> None:
         """What collection needs of a run.
 
         Args:
@@ -41,11 +48,13 @@ class Collection:
             terminal: shows the forecast, and later what criteria remark.
             all_tests: every test of the given paths.
             begin: called when all tests are accepted.
+            places_of_parts: asks for the ids of the places that ``--gpucluster-only`` names.
         """
         self._session = session
         self._all_tests = all_tests
         self._terminal = terminal
         self._begin = begin
+        self._places_of_parts = places_of_parts
         self.items: tuple[pytest.Item, ...] = ()
         """The tests that will run."""
 
@@ -78,8 +87,18 @@ class Collection:
         if above:
             config.hook.pytest_deselected(items=above)
             items[:] = without(items, above)
+        if items and self._session.setup.settings.only:
+            self._leave_other_parts(config, items)
         soaking = {key for key, threshold in self._session.setup.criteria.items() if threshold.level == "soak"}
         items[:] = in_run_order(items, pairs, soaking=soaking)
+
+    def _leave_other_parts(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Select the tests of the named parts alone."""
+        chosen = self._places_of_parts()
+        others = [item for item in items if item.stash[PAIR].key[1] not in chosen]
+        if others:
+            config.hook.pytest_deselected(items=others)
+            items[:] = without(items, others)
 
     def _is_above(self, key: str) -> bool:
         return not reaches(self._session.setup.settings.level, self._session.setup.criteria[key].level)
@@ -113,7 +132,7 @@ class Collection:
             limit=limit,
             place=place,
             note=self._terminal.remark,
-            selection=lambda: self._tests.select([(key, place.id if place is not None else None)]),
+            selection=lambda at: self._tests.arguments([(key, at.id if at is not None else None)], at),
             expected=places_covered_by(place, setup.inventory),
         )
 
@@ -143,6 +162,7 @@ class Collection:
         for nodeid, (criterion, place) in keys.items():
             self._session.plan.expect(criterion, place, nodeid=nodeid)
         self._leave_out_plain_tests()
+        self._session.state.own_tests_only = not self._all_tests.are_packaged()
         self._session.fix_plan()
         if self._session.recorder.is_open:
             suite = Suite(subjects=subjects, fixtures=fixtures_of(self._all_tests.tests(), self._session.setup.criteria))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_gpucluster.controller.call import LAST_CALL_S
-from pytest_gpucluster.judging.verdict import ACCEPTED, MISSING, NOT_SELECTED, Verdict
+from pytest_gpucluster.judging.verdict import ACCEPTED, MISSING, NOT_SELECTED, PASSED, WAIVED, Verdict
 from pytest_gpucluster.plugin.junit import finish_junit, with_fit_hostname, written_whole
 from pytest_gpucluster.plugin.outcome import BAD
 
@@ -111,9 +111,12 @@ class End:
         self._terminal.live.close()
         outcome, cause = self._why_unfinished(session)
         why = f"not run: {cause}"
+        if outcome == MISSING:
+            self._session.skip_pending_by_rule()
         unrun = [*self._session.record_unplanned(why=why), *self._session.recorder.close_pending(outcome=outcome, why=why)]
         if not unrun and (self._stopped_by or session.shouldstop or session.exitstatus not in CAME_TO_ITS_END):
             self._session.state.objections.append(f"cut short after the last outcome: {cause}")
+            self._session.state.own_tests_only = False
         self.verdict = self._session.decide()
         error = self._session.recorder.finish(self.verdict)
         self._disk_errors += [error] if error is not None else []
@@ -137,6 +140,8 @@ class End:
         gated = self._session.setup.settings.gate and self.verdict.word != ACCEPTED
         if int(session.exitstatus) == 0 and (bad or gated):
             return int(pytest.ExitCode.TESTS_FAILED)
+        if int(session.exitstatus) == 0 and not any(self.verdict.counts[outcome] for outcome in (PASSED, WAIVED)):
+            return int(pytest.ExitCode.NO_TESTS_COLLECTED)  # every test skipped: nothing was measured
         return int(session.exitstatus)
 
 

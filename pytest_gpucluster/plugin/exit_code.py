@@ -140,6 +140,8 @@ def _end_agents(config: pytest.Config, code: int) -> None:
             show_last(last_lines)
             write_error_file(last_lines, code)
         run.session.close(code, last_lines=last_lines)
+    elif run is not None and run.session.has_started:  # a usage error that only the parts themselves could show
+        run.session.close(code)
     elif code == 0 and run is not None and run.session.setup.launch is not None:
         run.session.controller.quit(0)
     elif code == 0 and run is None and config.stash.get(ACTIVE, False):

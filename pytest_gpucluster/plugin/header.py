@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.judging.verdict import SIMULATED
 from pytest_gpucluster.reporting import hostlists
+from pytest_gpucluster.reporting.hostlists import names_of_absent
 from pytest_gpucluster.reporting.lines import cut, tied, wrapped
 from pytest_gpucluster.text import one_line, with_commas
 
@@ -114,8 +115,9 @@ def _count_lines(binding: Binding, *, width: int) -> list[str]:
     counts = f"joined {len(gpus)} of {counted(len(nodes), 'node')}, {answering} of {expected} {parts}"
     if answering == expected:
         return [counts]
-    absent = [node.id for node in nodes if node.node not in gpus]
-    absent += [place.id for place in binding.places if place.rank is None and place.node in gpus]
+    lost = [node for node in nodes if node.node not in gpus]
+    absent = [names_of_absent(lost)] if lost else []
+    absent += [place.on_host for place in binding.places if place.rank is None and place.node in gpus]
     more = [f"and {len(absent) - SHOWN_ABSENT} more"] if len(absent) > SHOWN_ABSENT else []
     why = [f"({one_line(reason)})" for reason in list(binding.unidentified.values())[:1]]
     return wrap([f"{counts};", "absent:", *with_commas([*absent[:SHOWN_ABSENT], *more]), *why], width=width)

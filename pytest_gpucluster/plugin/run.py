@@ -19,10 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_gpucluster.cluster.parts import places_of_parts
 from pytest_gpucluster.config.schema_errors import did_you_mean
 from pytest_gpucluster.controller.call import Observer
-from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.errors import ConfigurationError, GpuclusterError
 from pytest_gpucluster.judging.possible import Possible
+from pytest_gpucluster.judging.selection import ONLY
 from pytest_gpucluster.plugin.all_tests import ALL_TESTS
 from pytest_gpucluster.plugin.collection import Collection
 from pytest_gpucluster.plugin.end import End, Termination
@@ -69,7 +71,7 @@ class Run:
         self.session = Session(setup, rootdir=config.rootpath, caller=self, controller=controller, secret=secret)
         self.terminal = Terminal(config, self.session)
         self._termination = Termination(self.session)
-        self.collection = Collection(self.session, self.terminal, config.stash[ALL_TESTS], self.begin)
+        self.collection = Collection(self.session, self.terminal, config.stash[ALL_TESTS], self.begin, self.places_of_parts)
         self.readings = Readings(lambda: self.session.cluster, self.collection)
         self.phases = Phases(self.session, self.terminal, self.collection, self._termination, self.readings)
         self.end = End(config, self.session, self.terminal, self._termination, self.begin)
@@ -172,6 +174,21 @@ class Run:
                 writes_before_calls=not is_distributed,  # there, calls come from other threads
             )
         except ConfigurationError as error:
+            raise pytest.UsageError(str(error)) from None
+
+    def places_of_parts(self) -> frozenset[str]:
+        """The ids of the places that ``--gpucluster-only`` names; the parts themselves are asked, before a file is touched.
+
+        Raises:
+            pytest.UsageError: no such part is there, or nothing can be asked.
+        """
+        if not self._is_due:
+            raise pytest.UsageError(f"{ONLY} asks the parts who they are, and this command starts nothing; leave it out")
+        junit = getattr(self._config.option, "xmlpath", None)
+        try:
+            binding = self.session.meet_early(junit=self._config.invocation_params.dir / junit if junit else None)
+            return places_of_parts(self.session.setup.settings.only, binding)
+        except GpuclusterError as error:
             raise pytest.UsageError(str(error)) from None
 
     @pytest.hookimpl(wrapper=True)

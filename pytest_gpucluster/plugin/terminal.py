@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from pytest_gpucluster.judging import culprits as causes
-from pytest_gpucluster.judging.selection import Selector
+from pytest_gpucluster.judging.selection import ONLY, Selector
 from pytest_gpucluster.judging.verdict import FAILED, SHOWN_LIMITS, Verdict
 from pytest_gpucluster.plugin import header
 from pytest_gpucluster.plugin.live import Live
@@ -32,6 +32,7 @@ SHOWN_REMARKS = 10
 REPORTS = ("report.html", "results.json", "metrics.prom", "journal.jsonl")
 FROM_EARLIER_RUNS = ("-x", "--exitfirst", "--lf", "--last-failed", "--ff", "--failed-first", "--sw", "--stepwise")
 """Options that choose tests, or end a run, by what failed."""
+SELECTING = ("-k", ONLY)
 SECTIONS = ("error", "failed")
 PLAIN_SUMMARY = "fE"
 """pytest's own choice of what its short summary names."""
@@ -176,12 +177,12 @@ def shows_own(config: pytest.Config) -> bool:
 
 
 def without_selection(args: Iterable[str]) -> list[str]:
-    """The arguments of a command without ``-k`` and what else chooses tests by what happened before or among others."""
+    """The arguments of a command without ``-k``, named parts, and what chooses tests by what happened before."""
     kept: list[str] = []
     words = iter(args)
     for word in words:
-        if word == "-k":
+        if word in SELECTING:
             next(words, None)
-        elif not (word.startswith("-k") or word in FROM_EARLIER_RUNS):
+        elif not (word.startswith(("-k", f"{ONLY}=")) or word in FROM_EARLIER_RUNS):
             kept.append(word)
     return kept

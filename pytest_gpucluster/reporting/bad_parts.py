@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -14,7 +14,7 @@ from pytest_gpucluster.judging.failure_text import format_number, show_evidence
 from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, PASSED, WAIVED, WORDS, counted_as
 from pytest_gpucluster.reporting import ending
-from pytest_gpucluster.reporting.hostlists import hostlist
+from pytest_gpucluster.reporting.hostlists import names_of_absent
 from pytest_gpucluster.reporting.lines import cut, listed, printed, tied, wrapped
 from pytest_gpucluster.reporting.table_rows import allows_nothing, value_cells
 from pytest_gpucluster.text import framed, one_line
@@ -86,6 +86,7 @@ class BadGroup:
     headline: str | None = None
     advice: str | None = None
     keys: tuple[Key, ...] = ()
+    part: Place | None = None
     is_absent: bool = False
 
     @property
@@ -159,7 +160,7 @@ def _blamed(culprits: Sequence[Culprit], places: Mapping[str, Place]) -> list[Ba
     """What most places share, then one entry a part, then all absent nodes."""
     shared = [_entry(one, _name_of(one.places, places), ()) for one in culprits if one.place is None]
     parts = [
-        _entry(one, str(one.place), _where(places[one.place]))
+        replace(_entry(one, places[one.place].hostname or one.place, _where(places[one.place])), part=places[one.place])
         for one in culprits
         if one.place is not None and not one.is_absent_node
     ]
@@ -167,7 +168,7 @@ def _blamed(culprits: Sequence[Culprit], places: Mapping[str, Place]) -> list[Ba
     if not absent:
         return [*shared, *parts]
     lost = tuple(record for one in absent for record in one.records)
-    names = hostlist([str(one.place) for one in absent])
+    names = names_of_absent([places[str(one.place)] for one in absent])
     counts = f"{counted(len(absent), 'node')}, {counted(len(lost), 'expected outcome')} missing"
     headline = next(iter(record.message for record in lost), "")
     advice = absent[0].advice
@@ -193,13 +194,13 @@ def _name_of(names: Sequence[str], places: Mapping[str, Place]) -> str:
 
 
 def _where(place: Place) -> tuple[str, ...]:
-    """Hostname, PCI address, serial, board and UUID, as far as they are known."""
+    """What tells the part from others, its place, PCI address, board and UUID, as far as they are known."""
     known = (
-        place.hostname,
+        place.part,
+        place.id if place.hostname else None,
         f"PCI {place.pci}" if place.pci else None,
-        f"serial {place.serial}" if place.serial else None,
         *(f"{word} {place.board[name]}" for name, word in BOARD.items() if name in place.board),
-        place.uuid,
+        place.uuid if place.serial else None,
     )
     return tuple(part for part in known if part)
 
@@ -244,7 +245,8 @@ class _Writer:
             lines += [Text(text, f"bold {colour}") for text in head]
             lines += [Text(text) for text in self._body(entry, whole=whole)]
             if entry.keys:
-                again = ending.again(self._shown.tests.select(entry.keys), command, width=width, indent="      ")
+                arguments = self._shown.tests.arguments(entry.keys, entry.part)
+                again = ending.again(arguments, command, width=width, indent="      ")
                 lines += [Text(text) for text in again]
         return lines
 
@@ -331,14 +333,14 @@ class _Writer:
         return f"event reasons {', '.join(own)}: {meaning}"
 
     def brief(self, entries: Sequence[BadGroup]) -> list[Text]:
-        """One line for each entry, 20 at most: its name, its host, and of what is bad as much as fits."""
+        """One line for each entry, 20 at most: its host, which part, and of what is bad as much as fits."""
         shown = entries[:MOST_PARTS]
         table = Table.grid(padding=(0, 2, 0, 0))
         table.add_column(no_wrap=True)
         table.add_column(no_wrap=True)
         table.add_column()
         for entry in shown:
-            host = cut(entry.where[0], WIDEST_NAME) if entry.where else ""
+            host = "  ".join(cut(word, WIDEST_NAME) for word in entry.where[: 1 if entry.is_absent else 2])
             items = self._items(entry)
             count = f"{len(items)} bad: " if len(items) > 1 else ""
             text = Text(one_line(count + ", ".join(items)), no_wrap=True, overflow="ellipsis")

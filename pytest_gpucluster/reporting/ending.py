@@ -29,19 +29,19 @@ PARTS_OF_TIME = (("startup", "start-up"), ("measuring", "measuring"), ("other", 
 WIDTH_OF_THE_REST = len("drain: scontrol update 'nodename=' \\")
 
 
-def again(selection: str, command: Sequence[str], *, width: int, indent: str) -> list[str]:
+def again(arguments: Sequence[str], command: Sequence[str], *, width: int, indent: str) -> list[str]:
     """The command that measures just this again, as a shell reads it.
 
     Args:
-        selection: what pytest's ``-k`` selects.
+        arguments: of pytest, which select what is measured.
         command: the words of the command of this run; empty where it is not known.
         width: columns of the screen.
         indent: stands before the first line.
     """
     later = f"{indent}  "
     if command:
-        return shell_command([*command, "-k", selection], width=width, indent=indent, later=later)
-    return shell_command(["-k", selection], width=width, indent=f"{indent}the same command with ", later=later)
+        return shell_command([*command, *arguments], width=width, indent=indent, later=later)
+    return shell_command(arguments, width=width, indent=f"{indent}the same command with ", later=later)
 
 
 def good_hosts(records: Iterable[Record], culprits: Iterable[Culprit], places: Mapping[str, Place]) -> list[str]:

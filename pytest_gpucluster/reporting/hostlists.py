@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from pytest_gpucluster.places import Place
+
 NUMBERED = re.compile(r"(.*[A-Za-z._-][0-9]*?)([0-9]{1,9})\Z")
 """A name that ends with a number, after a beginning of its own. Of a longer row of digits the last 9 are the number."""
 EXACT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
@@ -33,6 +35,14 @@ def pieces(names: Iterable[str]) -> list[str]:
         prefix, number = found.groups() if found is not None else (_escaped(name), "")
         numbers[prefix].append(number)
     return [piece for prefix, found in sorted(numbers.items()) for piece in _folded(prefix, found)]
+
+
+def names_of_absent(nodes: Sequence[Place]) -> str:
+    """The hosts of absent nodes in Slurm's short form, as far as a list names them: ``gpu-node-[1,7], 2 unknown hosts``."""
+    known = [node.hostname for node in nodes if node.hostname is not None]
+    unknown = len(nodes) - len(known)
+    counted = [f"{unknown} unknown host{'s' if unknown > 1 else ''}"] if unknown else []
+    return ", ".join([*([hostlist(known)] if known else []), *counted])
 
 
 def short_names(hostnames: Sequence[str], *, among: Iterable[str]) -> list[str]:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 VERDICT_CASE = "gpucluster.verdict"
 SELFTEST_CASE = "gpucluster.selftest"
 SUITE, REHEARSAL_SUITE = "pytest", "gpucluster-rehearsal"
+OWN_TESTS = "only tests of your own were given, so no cluster is judged"
 PLACE_PROPERTIES = ("hostname", "rank", "uuid", "serial", "pci")
 NOT_MEASURED = (ERROR, NOISY, MISSING)
 LINE = "\n<testcase "
@@ -121,7 +122,10 @@ class _Suite(TestSuite):  # type: ignore[misc]  # junit-xml ships no types
 
     def __init__(self, report: RunReport) -> None:
         self._testcases = list(_testcases(report))
-        hosts = sorted({place.hostname for place in report.places.values() if place.hostname})
+        places = sorted(report.places.values(), key=lambda place: (place.rank != 0, place.node))
+        hosts = [
+            place.hostname for place in places if place.hostname
+        ]  # the one that writes is that of rank 0, as pytest has it
         name = REHEARSAL_SUITE if report.is_rehearsal else SUITE
         super().__init__(name, [_junit_xml_case(one) for one in self._testcases], hostname=hosts[0] if hosts else None)
         waivers = tuple(("waiver", line) for line in report.waivers)
@@ -187,11 +191,12 @@ def _selftest_testcase(facts: Mapping[str, Any]) -> Testcase:
 
 
 def _verdict_testcase(verdict: Verdict) -> Testcase:
+    why = f"{OWN_TESTS}: {verdict.line}" if verdict.is_not_asked_for else verdict.line
     return Testcase(
         nodeid=VERDICT_CASE,
-        kind=VERDICT_KINDS.get(verdict.word, "error"),
-        message=verdict.line,
-        text=verdict.line,
+        kind="skipped" if verdict.is_not_asked_for else VERDICT_KINDS.get(verdict.word, "error"),
+        message=why,
+        text=why,
         properties=(("verdict", verdict.word), *changes_of(verdict)),
         output=verdict.line,
     )

@@ -80,7 +80,7 @@ def culprits(cases: Sequence[ReportedTest], places: Mapping[str, Place]) -> list
             "criteria": one.criteria,
             "confidence": one.confidence,
             "evidence": one.evidence,
-            "action": one.action(tests),
+            "action": one.action(tests, places),
         }
         for one in find_culprits((case.record for case in cases), places)
     ]

@@ -10,7 +10,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pytest_gpucluster.judging.forecast import counted
 from pytest_gpucluster.judging.verdict import ERROR, FAILED, MISSING, NOISY, NOT_SELECTED, PASSED, SKIPPED, WAIVED, Record
+from pytest_gpucluster.reporting.hostlists import names_of_absent
 from pytest_gpucluster.reporting.lines import printed, wrapped
 from pytest_gpucluster.reporting.table_rows import (
     NOTHING,
@@ -19,6 +21,7 @@ from pytest_gpucluster.reporting.table_rows import (
     folded_rows,
     row_of,
     summary_lines,
+    without_absent_nodes,
     without_result,
 )
 from pytest_gpucluster.text import one_line
@@ -94,16 +97,28 @@ def criteria_table(
     for record in records:
         by_criterion.setdefault(record.criterion, []).append(record)
     names = PlaceNames(places)
+    absent = without_absent_nodes(by_criterion, places)
     left_out: dict[str, str] = {}
     if layout.is_whole:
         rows = [(criterion, row_of(criterion, found, names)) for criterion, found in by_criterion.items()]
     else:
         left_out = without_result(by_criterion)
         rows = folded_rows({key: found for key, found in by_criterion.items() if key not in left_out}, names)
-    unjudged = [criterion for criterion, outcome in left_out.items() if outcome != SKIPPED]
+    unjudged = [*absent, *(criterion for criterion, outcome in left_out.items() if outcome != SKIPPED)]
     lines = _draw(_grouped(rows, subjects, unjudged), layout) if rows else []
-    summary = _summary([by_criterion[key] for key in left_out], layout)
+    summary = [*_absent(absent, places, layout), *_summary([by_criterion[key] for key in left_out], layout)]
     return [*lines, *printed(summary, width=layout.width, color=layout.color)]
+
+
+def _absent(absent: Mapping[str, Sequence[Record]], places: Mapping[str, Place], layout: Layout) -> list[Text]:
+    """The one line about all that is missing with absent nodes; none where no node is absent."""
+    lost = [record for records in absent.values() for record in records]
+    if not lost:
+        return []
+    nodes = {places[str(record.place)].node for record in lost}
+    hosts = names_of_absent([place for place in places.values() if place.gpu is None and place.node in nodes])
+    words = f"absent: {hosts}: {counted(len(lost), 'outcome')} of {counted(len(absent), 'criterion', 'criteria')} missing"
+    return [Text(line, style=STYLES[MISSING]) for line in wrapped(words, width=layout.width, indent="")]
 
 
 def _grouped(

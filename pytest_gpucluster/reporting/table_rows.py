@@ -11,6 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from pytest_gpucluster.judging.culprits import absent_nodes
 from pytest_gpucluster.judging.failure_text import format_beside
 from pytest_gpucluster.judging.verdict import (
     ERROR,
@@ -300,6 +301,25 @@ def _family_row(family: str, members: Mapping[str, Sequence[Record]], outcome: s
         return replace(row_of(f"{family}[...]", every, names), outcome=outcome)
     worst = max(readings, key=lambda member: readings[member].badness)
     return replace(row_of(f"{worst} +{len(members) - 1}", members[worst], names), outcome=outcome)
+
+
+def without_absent_nodes(by_criterion: dict[str, list[Record]], places: Mapping[str, Place]) -> dict[str, list[Record]]:
+    """Take what is missing with absent nodes out of ``by_criterion``, and return it: it is one fact, not one of each row.
+
+    A criterion of which nothing else would be left keeps its row.
+    """
+    gone = absent_nodes(places)
+    found: dict[str, list[Record]] = {}
+    for criterion, records in by_criterion.items():
+        lost = [record for record in records if _is_lost(record, gone)]
+        if 0 < len(lost) < len(records):
+            found[criterion] = lost
+            by_criterion[criterion] = [record for record in records if not _is_lost(record, gone)]
+    return found
+
+
+def _is_lost(record: Record, gone: Mapping[str, str]) -> bool:
+    return record.outcome == MISSING and record.place in gone
 
 
 def without_result(by_criterion: Mapping[str, Sequence[Record]]) -> dict[str, str]:

@@ -38,11 +38,13 @@ TELEMETRY = ("SM MHz", "W", "C")
 class NodeProgress:
     """One node of a run: outcomes of its places, and what its GPUs showed when each was measured last.
 
+    ``hostname`` is None where no list names the host of an absent node; ``answers``: one of its GPUs does.
     ``telemetry`` has the least and the most by ``SM MHz``, ``W`` and ``C``; ``reasons`` are the event reasons.
     """
 
     id: str
     hostname: str | None
+    answers: bool
     done: int
     expected: int
     bad: int
@@ -252,10 +254,15 @@ def _nodes(records: Iterable[Record], places: Mapping[str, Place]) -> list[NodeP
         if record.place is not None and record.place in places:
             by_node[places[record.place].node].append(record)
     hostnames = {place.node: place.hostname for place in places.values() if place.hostname is not None}
-    return [_node(node, hostnames.get(node), by_node[node]) for node in sorted({place.node for place in places.values()})]
+    answering = {place.node for place in places.values() if place.rank is not None}
+    return [
+        replace(_node(node, by_node[node]), hostname=hostnames.get(node), answers=node in answering)
+        for node in sorted({place.node for place in places.values()})
+    ]
 
 
-def _node(node: int, hostname: str | None, records: Sequence[Record]) -> NodeProgress:
+def _node(node: int, records: Sequence[Record]) -> NodeProgress:
+    """What the records of a node show; who answers there is not known from them."""
     last: dict[str | None, Mapping[str, Any]] = {}
     for record in records:
         if isinstance(record.evidence.get("SM MHz"), (int, float)):
@@ -264,7 +271,8 @@ def _node(node: int, hostname: str | None, records: Sequence[Record]) -> NodePro
     reasons = [reason for one in last.values() if isinstance(one.get("event reasons"), list) for reason in one["event reasons"]]
     return NodeProgress(
         id=f"node{node}",
-        hostname=hostname,
+        hostname=None,
+        answers=False,
         done=sum(record.outcome != PENDING for record in records),
         expected=len(records),
         bad=sum(counted_as(record) in BAD for record in records),

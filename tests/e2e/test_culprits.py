@@ -98,7 +98,7 @@ def test_advisory_misses_are_seen(faulty: FinishedRun) -> None:
     assert "3 advisory misses" in [line for line in faulty.stdout.splitlines() if line.startswith("hint ")][-1]
     case = faulty.case(f"test_hint[{RANKS[0]}]")
     assert case.outcome == "passed"
-    assert "hint at node0-cpu0: 50 GB/s, below 90 GB/s" in case.properties["advisory"]
+    assert " cpu 0 (node0-cpu0): 50 GB/s, below 90 GB/s" in case.properties["advisory"]
     assert case.properties["remark"] == "compared with nothing"
     assert faulty.row("hint", RANKS[0])["remark"] == "compared with nothing"
 

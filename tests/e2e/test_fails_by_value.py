@@ -138,7 +138,7 @@ def test_failure_says_where_the_limit_is_written(slow: FinishedRun) -> None:
     text = slow.case("test_bf16_tflops[node0-cpu1]").text
     assert "tight.yaml:" in text
     hostname = slow.row("bf16_tflops", "node0-cpu1")["place"]["hostname"]
-    assert f"node0-cpu1 (rank 1, {hostname})" in text
+    assert f"{hostname} cpu 1 (node0-cpu1, rank 1)" in text
 
 
 def test_slow_rank_is_the_culprit(slow: FinishedRun) -> None:
@@ -209,7 +209,8 @@ def test_sick_gpu_is_the_culprit_with_its_uuid(sick: FinishedRun) -> None:
     assert {"ecc_uncorrected", "remapped_rows"} <= set(culprit["criteria"])
     assert culprit["place"]["uuid"] == "GPU-00000001-0000-0000-0000-000000000001"
     assert (culprit["place"]["serial"], culprit["place"]["pci"]) == ("1654024000001", "00000000:43:00.0")
-    assert culprit["evidence"][0].startswith("ecc_uncorrected at node0-gpu1: 2 errors")
+    assert culprit["evidence"][0].startswith("ecc_uncorrected at ")
+    assert " serial 1654024000001 (node0-gpu1): 2 errors" in culprit["evidence"][0]
 
 
 def test_gpus_that_torch_cannot_use(sick: FinishedRun) -> None:
@@ -261,7 +262,8 @@ def test_corruption_and_slow_links(corrupt: FinishedRun, criterion: str, outcome
     """Each fails (or says why it was not measured) with its evidence, at its place; the advisory ones remark."""
     assert tuple(corrupt.outcomes(criterion).values()) == outcomes
     if told is None:
-        assert f"advisory: {criterion} at node0-cpu1" in corrupt.stdout
+        advisory = next(line for line in corrupt.stdout.splitlines() if line.startswith(f"advisory: {criterion} at "))
+        assert " cpu 1 (node0-cpu1)" in advisory
     else:
         assert told in corrupt.case(f"test_{criterion}[node0-cpu1]").text
 

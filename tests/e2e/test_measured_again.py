@@ -57,7 +57,7 @@ def collected_by(folder: Path, selections: Iterable[str], *words: str) -> list[s
     """The node ids of all these commands, each as a shell reads its lines on a narrow screen."""
     found = []
     for selection in selections:
-        lines = again(selection, ("pytest", *words), width=60, indent="      ")
+        lines = again(["-k", selection], ("pytest", *words), width=60, indent="      ")
         found += collected(folder, *shlex.split("\n".join(lines).replace("\\\n", ""))[1:])
     return found
 

@@ -132,7 +132,7 @@ def test_a_narrow_link(tmp_path: Path, library: Path) -> None:
     assert outcomes(ran) == {**dict.fromkeys(JUDGED, "passed"), "nic_pcie": "failed"}, ran.stdout
     row = ran.row("nic_pcie", "node0")
     assert row["evidence"]["found"] == ["0000:22:00.0: on the way to mlx5_1: x8 at 32 GT/s of x16 at 32 GT/s"]
-    assert "nic_pcie at node0 0000:22:00.0: 1 links" in row["reason"]
+    assert " (node0) 0000:22:00.0: 1 links" in row["reason"]
 
 
 @pytest.mark.parametrize(

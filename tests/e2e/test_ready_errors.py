@@ -70,7 +70,7 @@ def test_no_traceback_is_made_for_errors_of_ours(tmp_path: Path) -> None:
     option = write_limits(tmp_path / "limits.yaml", limits, extends=False)
     expect = "--gpucluster-expect=nodes=3,gpus_per_node=1"
     run = run_pytest(tmp_path, "--gpucluster", "test_own.py", option, expect)
-    missing = "not run: node2-cpu0 is missing: no such node joined (1 of 3 expected places answer)"
+    missing = "not run: an unknown host is absent: no such node joined (1 of 3 expected places answer)"
     for name in ("present", "measured", "expected"):
         assert run.outcomes(name)["node2-cpu0"] == "missing"
         assert run.row(name, "node2-cpu0")["reason"] == missing
@@ -89,5 +89,5 @@ def test_no_traceback_is_made_for_errors_of_ours(tmp_path: Path) -> None:
     assert 'raise KeyError("mine")' in run.case("test_crashed").text
     low = run.case("test_low")
     assert (low.outcome, low.text.startswith("low at the cluster: 0 count")) == ("failure", True), low.text
-    assert "absent  node[1-2]  2 nodes, 6 expected outcomes missing" in run.stdout
+    assert "absent  2 unknown hosts  2 nodes, 6 expected outcomes missing" in run.stdout
     assert json.loads((tmp_path / "made.json").read_text(encoding="utf-8")) == ["KeyError"]

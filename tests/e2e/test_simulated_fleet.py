@@ -364,10 +364,11 @@ def test_each_fault_shows_as_itself_and_nowhere_else(tmp_path: Path, profile: st
     assert len(evidence["pairs"]) == 12
     assert {(one["source"], one["target"]) for one in evidence["pairs"] if one["gb_s"] < 100} == {*PLANTED_PAIR}
     assert run.row("slow_pair[bandwidth]", "node0")["evidence"]["worst"].startswith("node0-gpu1 -> node0-gpu2 (NV")
-    assert "slow_pair[bandwidth] at node0-gpu1 -> node0-gpu2" in run.row("slow_pair[bandwidth]", "node0")["reason"]
+    first, second = (f"gpu-node-0 gpu {gpu} serial SIM-00000-0{gpu} (node0-gpu{gpu})" for gpu in (1, 2))
+    assert f"slow_pair[bandwidth] at {first} -> {second}" in run.row("slow_pair[bandwidth]", "node0")["reason"]
     assert "more advisory misses, in results.json" in run.stdout, "the terminal shows the first ten"
     for criterion in ("rail_bandwidth", "slow_rail[bandwidth]", "slow_rail[latency]"):
-        assert f"{criterion} at node3 mlx5_5:1: " in run.row(criterion, "node3")["reason"], "by name, and no other"
+        assert f"{criterion} at gpu-node-3 (node3) mlx5_5:1: " in run.row(criterion, "node3")["reason"], "by name, and no other"
 
 
 @pytest.mark.parametrize(
@@ -430,7 +431,7 @@ def test_a_node_outside_the_nvlink_domain_of_its_rack(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "where", "outcome"),
     [
-        ("node1:absent", {"node3-gpu0", "node3-gpu1"}, "missing"),
+        ("node1:absent", {"node1-gpu0", "node1-gpu1"}, "missing"),
         pytest.param("node1-gpu1:busy", {"node1-gpu1"}, "error", marks=pytest.mark.slow),
         pytest.param("node1:versions", {"node1-gpu0", "node1-gpu1"}, "error", marks=pytest.mark.slow),
     ],
@@ -438,7 +439,7 @@ def test_a_node_outside_the_nvlink_domain_of_its_rack(tmp_path: Path) -> None:
 def test_parts_that_take_no_part(tmp_path: Path, fault: str, where: set[str], outcome: str) -> None:
     """What is measured at a GPU by itself is missed at these places only; what all measure together is missed as a whole.
 
-    Places are numbered by the nodes that joined, so the last one is missing where another is absent.
+    The simulated hosts are the expected list: an absent node keeps its number.
     """
     run = simulate(tmp_path, "4x2", "-m", "compute or memory", bad=(fault,))
     for criterion in ("bf16_tflops", "silent_corruption", "hbm_bandwidth", "straggler[hbm_bandwidth]"):
@@ -455,7 +456,7 @@ def test_parts_that_take_no_part(tmp_path: Path, fault: str, where: set[str], ou
 def test_two_ranks_that_claim_one_gpu(tmp_path: Path, fault: str, gpu: int, places: tuple[int, int]) -> None:
     """All values are good, and the verdict names GPU, places and host: another GPU was never measured."""
     run = simulate(tmp_path, "2x4", bad=(fault,))
-    claims = " and ".join(f"node1-gpu{place} (gpu-node-1)" for place in places)
+    claims = " and ".join(f"gpu-node-1 gpu {place} (node1-gpu{place})" for place in places)
     assert f"one GPU in two places: GPU-SIMULATED-00001-{gpu:02d} answers at {claims}" in run.results["verdict_line"]
     assert not_green(run) == {}, run.stdout[-4000:]
     assert_said_everywhere(run, "INCOMPLETE")
@@ -471,14 +472,13 @@ def test_everything_at_once(tmp_path: Path) -> None:
     absent = tuple(range(1, 20, 2))
     faults = ("node2:lost", "node4:versions", "node6-gpu1:late", "node8-gpu1:shared", "node10-gpu2:slow")
     run = simulate(tmp_path, "20x3", "-m", "compute or health", bad=(*(f"node{node}:absent" for node in absent), *faults))
-    numbers = {f"gpu-node-{node}": f"node{number}" for number, node in enumerate(range(0, 20, 2))}
-    slow, lost, versions = (numbers[f"gpu-node-{node}"] for node in (10, 2, 4))
+    slow, lost, versions = "node10", "node2", "node4"
     blamed = {(one["kind"], one["place"]["id"], one["place"]["hostname"]) for one in run.results["culprits"]}
     assert blamed == {
         ("gpu", f"{slow}-gpu2", "gpu-node-10"),
         ("node", lost, "gpu-node-2"),
         ("software", versions, "gpu-node-4"),
-        *(("node", f"node{number}", None) for number in range(10, 20)),
+        *(("node", f"node{number}", f"gpu-node-{number}") for number in absent),
     }
     causes = {one["place"]["id"]: one["evidence"][0] for one in run.results["culprits"]}
     assert causes[lost] == "all 3 ranks alike: its agent on gpu-node-2 has been silent for 10 s"
@@ -487,7 +487,9 @@ def test_everything_at_once(tmp_path: Path) -> None:
     assert sum("its node runs" in line and line.startswith("not measured") for line in run.stdout.splitlines()) == 1
     assert Counter(run.outcomes("bf16_tflops").values()) == {"passed": 3 * 9 - 1, "failed": 1, "error": 3, "missing": 30}
     assert Counter(run.outcomes("bf16_sustained").values()) == {"passed": 23, "failed": 1, "error": 6, "missing": 30}
-    assert "one GPU in two places: GPU-SIMULATED-00008-00 answers at node4-gpu0 (gpu-node-8)" in run.results["verdict_line"]
+    assert (
+        "one GPU in two places: GPU-SIMULATED-00008-00 answers at gpu-node-8 gpu 0 (node8-gpu0)" in run.results["verdict_line"]
+    )
     assert_said_everywhere(run, "REJECTED")
 
 

@@ -40,7 +40,7 @@ def test_function_in_the_test_file_per_gpu(site: FinishedRun) -> None:
     assert site.outcomes("site_rate") == {**expected, "node0-cpu2": "failed"}
     case = site.case("test_site_rate[node0-cpu2]")
     assert case.outcome == "failure"
-    assert "site_rate at node0-cpu2: 80 GB/s, below 90 GB/s (11.1 % short; limits.yaml:" in case.text
+    assert " cpu 2 (node0-cpu2): 80 GB/s, below 90 GB/s (11.1 % short; limits.yaml:" in case.text
     assert "median 100" in case.text
 
 
@@ -61,7 +61,7 @@ def test_values_by_place_name_the_worst(site: FinishedRun) -> None:
     """Judged once for the cluster from values by place: the worst decides and is named, in the message and as culprit."""
     row = site.row("site_worst")
     assert (row["outcome"], row["value"]) == ("failed", 80)
-    assert "node0-cpu2 (rank 2, " in site.case("test_site_worst").text
+    assert " cpu 2 (node0-cpu2, rank 2)" in site.case("test_site_worst").text
     assert {"site_rate", "site_worst"} <= set(site.culprit("node0-cpu2")["criteria"])
 
 

@@ -61,7 +61,8 @@ def test_gpu_that_somebody_came_to_is_an_error(user: FinishedRun, name: str) -> 
     """It alone, with the process and the place; the others are judged."""
     assert user.outcomes(f"visit_{name}") == ONE
     text = user.case(f"test_visit_{name}[node0-gpu1]").text
-    assert f"GPU not idle: 0.6 GiB held by pid {STRANGER} (python3) on node0-gpu1 (rank 1, " in text
+    assert f"GPU not idle: 0.6 GiB held by pid {STRANGER} (python3) on " in text
+    assert " gpu 1 (node0-gpu1, rank 1, " in text
 
 
 def test_error_says_when_and_in_what_it_came(user: FinishedRun) -> None:

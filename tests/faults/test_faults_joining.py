@@ -111,3 +111,5 @@ def test_both_join(starter: Starter) -> None:
     assert launches[0].junit()["test_both"] == "passed"
     assert launches[0].results()["expected"] == {"nodes": 2, "gpus_per_node": 1}
     assert launches[0].results()["environment"]["messages"] == "signed"
+    (bound,) = (event for event in launches[0].journal() if event["event"] == "bound")
+    assert [node["id"] for node in bound["nodes"]] == ["node0", "node1"], "node ranks, by the list of who came"

@@ -122,5 +122,5 @@ def names_one_interface(launch: Launch) -> None:
     found = rows(launch)
     missed = {key for key, row in found.items() if row["advisory"]}
     assert missed == {("slow_rail[bandwidth]", "node1")}, launch.output
-    assert "slow_rail[bandwidth] at node1 eth1: " in found["slow_rail[bandwidth]", "node1"]["reason"]
+    assert "(node1) eth1: " in found["slow_rail[bandwidth]", "node1"]["reason"]
     assert found["inter_node_busbw[all_reduce]", None]["outcome"] == "passed"

@@ -27,6 +27,7 @@ OPTIONS = {
     "--gpucluster-results",
     "--gpucluster-gate",
     "--gpucluster-inline",
+    "--gpucluster-only",
     "--gpucluster-selftest",
 }
 NAMES = (

@@ -20,6 +20,8 @@ from tests.support import REPOSITORY
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from pytest_gpucluster.config.settings import Settings
+
 
 @pytest.mark.parametrize("version", ["2.7.0", "2.13.0+cu130", "3.0a1", "10.0"])
 def test_torch_new_enough(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
@@ -55,11 +57,16 @@ def test_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def simulated(folder: Path, launch: Any = None, **given: Any) -> run_setup.RunSetup:
     """The setup of a run on a simulated fleet, with these options of pytest."""
-    options = dict.fromkeys(("thresholds", "profile", "expect", "level", "results"), None)
+    fleet = parse_simulation("4x8", faults=[])
+    return run_setup.prepare(settings(folder, **given), launch, start=folder, simulation=fleet)
+
+
+def settings(folder: Path, **given: Any) -> Settings:
+    """What these options of pytest ask for."""
+    options = dict.fromkeys(("thresholds", "profile", "expect", "level", "results", "only"), None)
     switches = dict.fromkeys(("gate", "inline", "selftest"), False)
     all_given = {f"gpucluster_{name}": value for name, value in {**options, **switches, **given}.items()}
-    fleet = parse_simulation("4x8", faults=[])
-    return run_setup.prepare(settings_from(Namespace(**all_given), start=folder), launch, start=folder, simulation=fleet)
+    return settings_from(Namespace(**all_given), start=folder)
 
 
 def test_a_simulated_fleet_takes_the_place_of_all_gpus(tmp_path: Path) -> None:
@@ -118,3 +125,24 @@ def test_the_kernel_log_is_required(tmp_path: Path, word: str, is_required: bool
     limits.write_text(f"schema: 1\nextends: packaged\ncluster: {{kernel_log: {word}}}\n", encoding="utf-8")
     assert simulated(tmp_path, thresholds=limits).inventory.requires_kernel_log is is_required
     assert simulated(tmp_path).inventory.requires_kernel_log is False
+
+
+@pytest.mark.parametrize(
+    ("variables", "hosts"),
+    [
+        ({"GPUCLUSTER_HOSTS": "b,a"}, ("b", "a")),
+        ({"SLURM_JOB_NODELIST": "n[1-2]"}, ("n1", "n2")),
+        ({"SLURM_JOB_NODELIST": "n[1-3]"}, ()),
+        ({}, ()),
+    ],
+)
+def test_the_expected_hosts_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], hosts: tuple[str, ...]
+) -> None:
+    """Of the launcher's list, else of Slurm's where it can name these nodes; a simulated fleet has its own."""
+    for name in ("GPUCLUSTER_HOSTS", "SLURM_JOB_NODELIST", "SLURM_STEP_NODELIST"):
+        monkeypatch.setenv(name, variables.get(name, ""))
+    monkeypatch.setattr("socket.gethostname", lambda: "n1")
+    two = settings(tmp_path, profile="rehearsal", expect="nodes=2,gpus_per_node=2")
+    assert run_setup.prepare(two, None, start=tmp_path).inventory.hosts == hosts
+    assert simulated(tmp_path).inventory.hosts[0] == "gpu-node-0"

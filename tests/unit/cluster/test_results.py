@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_gpucluster.cluster.binding import natural_sort_key
+from pytest_gpucluster.cluster.numbering import natural_sort_key
 from pytest_gpucluster.cluster.results import Results
 from pytest_gpucluster.errors import Blame, MeasurementError
 from pytest_gpucluster.places import Inventory, Place
@@ -33,7 +33,7 @@ def test_a_place_is_its_id() -> None:
     bound = Place(id="node0-gpu0", node=0, gpu=0, rank=0, hostname="h", uuid="GPU-1")
     assert bound == A
     assert {A: 1}[bound] == 1
-    assert (str(bound), bound.label) == ("node0-gpu0", "node0-gpu0 (rank 0, h, GPU-1)")
+    assert (str(bound), bound.label) == ("node0-gpu0", "h gpu 0 (node0-gpu0, rank 0, GPU-1)")
     assert A.label == "node0-gpu0 (no rank)"
 
 

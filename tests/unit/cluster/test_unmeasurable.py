@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 INVENTORY = Inventory(num_nodes=2, gpus_per_node=2, device="cuda")
 A, B, C, D = INVENTORY.places
-TEXT = "GPU not idle: 23.4 GiB held by pid 4711 (python3) on node0-gpu1 (rank 1, host0, GPU-1, PCI 1)"
+TEXT = "GPU not idle: 23.4 GiB held by pid 4711 (python3) on host0 gpu 1 (node0-gpu1, rank 1, GPU-1, PCI 1)"
 
 
 def uses_gpu() -> None:
@@ -103,7 +103,7 @@ def bound(looks: dict[int, Any] | None = None, *, swapped: bool = False) -> tupl
 
 # Somebody comes during the run.
 
-CAME = "GPU not idle: 23.4 GiB held by pid 4711 (python3) on node0-gpu1 (rank 1, host0, GPU-1, PCI 1)"
+CAME = "GPU not idle: 23.4 GiB held by pid 4711 (python3) on host0 gpu 1 (node0-gpu1, rank 1, GPU-1, PCI 1)"
 BESIDE = "what was measured beside it is no value of this GPU"
 
 
@@ -168,7 +168,7 @@ def test_group_to_which_two_came() -> None:
     """Both are named."""
     error = visited(1, 2)[0].run(uses_gpu, per="cluster").errors[A]
     assert error.culprits == (B, C)
-    assert "not idle either: node1-gpu0" in str(error)
+    assert "not idle either: host1 gpu 0 (node1-gpu0" in str(error)
 
 
 @pytest.mark.parametrize("kind", ["raised", "died", "hung", "released", "lost"])
@@ -283,7 +283,7 @@ def test_several_busy_gpus_of_a_group_are_all_named() -> None:
     cluster, _ = bound({0: seen(0, gib=1), 1: seen(1, gib=2), 3: seen(3, gib=3)})
     error = cluster.run(uses_gpu, per="cluster").errors[C]
     assert error.culprits == (A, B, D)
-    assert "not idle either: node0-gpu1 (rank 1, host0, GPU-1, PCI 1), node1-gpu1 (rank 3, host1" in str(error)
+    assert "not idle either: host0 gpu 1 (node0-gpu1, rank 1, GPU-1, PCI 1), host1 gpu 1 (node1-gpu1, rank 3" in str(error)
 
 
 def test_pairs_with_a_busy_gpu() -> None:
@@ -349,7 +349,7 @@ def test_gpu_that_only_another_rank_could_have_read_is_not_called_idle() -> None
 def test_gpu_that_nobody_read() -> None:
     """Two ranks looked at one GPU: of the other nothing is known, and its place is named."""
     cluster, _ = bound({1: seen(0)})
-    with pytest.raises(MeasurementError, match="none looked at node0-gpu1") as caught:
+    with pytest.raises(MeasurementError, match="none looked at host0 gpu 1") as caught:
         cluster.at_start[B]
     assert caught.value.culprits == (B,)
     assert [cluster.at_start[place].holders for place in (A, C, D)] == [0, 0, 0]

@@ -20,6 +20,7 @@ from pytest_gpucluster.commands.absent_nodes import Absence
 from pytest_gpucluster.commands.launch import Job
 from pytest_gpucluster.commands.rendezvous import Hello, Meeting, NotJoinedError
 from pytest_gpucluster.errors import ConfigurationError
+from pytest_gpucluster.inventory import host_list
 from pytest_gpucluster.places import Place
 from pytest_gpucluster.protocol import channel
 from pytest_gpucluster.protocol.secret import SECRET_VARIABLE, Secret
@@ -48,6 +49,7 @@ def hello(node_rank: int, **changes: Any) -> Hello:
 @pytest.fixture(autouse=True)
 def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No secret, no pytest options from outside, and a folder to write into."""
+    monkeypatch.setenv(host_list.VARIABLE, "")  # what a launcher sets here ends with the test
     for name in (VARIABLE, "PYTEST_ADDOPTS", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(rendezvous, "PAUSE_S", 0.02)
@@ -572,17 +574,45 @@ def test_who_is_absent_in_words(changes: dict[str, Any], told: str, elsewhere: s
 
 
 @pytest.mark.parametrize(
-    ("changes", "ranks"),
+    ("changes", "hosts"),
     [
-        ({}, [0, 1]),
-        ({"hosts": ("n10", "n9")}, [1, 0]),
-        ({"hosts": (), "num_nodes": 3, "hostnames": {0: "n10", 2: "n9"}}, [2, 0, 1]),
-        ({"hosts": (), "num_nodes": 3, "hostnames": {0: "n", 1: "n"}}, [0, 1, 2]),
+        ({}, ["a", "b"]),
+        ({"hosts": ("n10", "n9")}, ["a", "n9"]),
+        ({"hosts": (), "num_nodes": 3, "hostnames": {0: "n10", 2: "n9"}}, ["n10", None, "n9"]),
+        ({"hosts": ("a", "b"), "num_nodes": 2, "hostnames": {0: "n", 1: "n"}}, ["n", "n"]),
     ],
 )
-def test_which_places_are_whose(changes: dict[str, Any], ranks: list[int]) -> None:
-    """By hostname in natural order, as in a run; an absent node without a name has the last ones."""
-    assert list(absence(**changes).places.values()) == ranks
+def test_which_places_are_whose(changes: dict[str, Any], hosts: list[str]) -> None:
+    """By node rank, whoever is absent: the number of a node that did not come points to no other node."""
+    found = absence(**changes)
+    session = meant(f"--gpucluster-expect=nodes={found.num_nodes}")
+    named = absent_nodes._named(session, found)
+    assert [place.hostname for place in named if place.gpu is None] == hosts
+
+
+@pytest.mark.parametrize(
+    ("hosts", "value"),
+    [
+        ("gpu-08,gpu-09,gpu-10", "gpu-[08-10]"),
+        ("n2,n1", "n2,n1"),
+        ("head,n1", "head,n1"),
+        ("10.0.0.7,10.0.0.8", "10.0.0.[7-8]"),
+    ],
+)
+def test_the_list_goes_to_rank_0(hosts: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a variable, in the order of node ranks, in Slurm's short form where that keeps it."""
+    number = str(hosts.count(",") + 1)
+    where = ["--nnodes", number, "--nproc-per-node", "8", "--master-addr", "gpu-node-0", "--hosts", hosts]
+    assert main.main(["launch", *where, "--", "-q"]) == 0
+    exported = [line for line in capsys.readouterr().err.splitlines() if line.startswith("export GPUCLUSTER_HOSTS=")]
+    assert [shlex.split(line)[1] for line in exported] == [f"GPUCLUSTER_HOSTS={value}"]
+    assert host_list.expand(value) == tuple(hosts.split(","))
+
+
+def test_no_list_goes_to_rank_0_without_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+    """The lines to copy know no hosts then."""
+    assert main.main(["launch", *NODES, "--", "-q"]) == 0
+    assert "GPUCLUSTER_HOSTS" not in capsys.readouterr().err
 
 
 def test_options_among_pytests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

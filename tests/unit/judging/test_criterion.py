@@ -143,13 +143,14 @@ def test_gpus_of_a_node(gpus: tuple[Place, ...], named: tuple[str, ...]) -> None
         judge.judge(Finding(value=1, kind="gpu", bad=dict.fromkeys(gpus, ("is bad",))))
     assert judge.judged is not None
     assert (judge.judged.culprits, judge.judged.place, judge.judged.blames) == (named, "node0", "gpu")
-    assert str(raised.value).startswith(f"tflops at {', '.join(named)}: 1 TFLOPS")
+    hosts = ", ".join(place.named for place in gpus) or "node0"
+    assert str(raised.value).startswith(f"tflops at {hosts}: 1 TFLOPS")
 
 
 def test_the_worst_pair_names_both_ends() -> None:
     """A value of an ordered pair belongs to two places."""
     judge = criterion(None)
-    with pytest.raises(CriterionFailedError, match="node0-gpu1 -> node0-gpu0"):
+    with pytest.raises(CriterionFailedError, match=r"\(node0-gpu1\) -> gpu-node-0 gpu 0 \(node0-gpu0\)"):
         judge.require({(A, B): 800.0, (B, A): 20.0})
     assert judge.judged is not None
     assert judge.judged.culprits == (B.id, A.id)
@@ -190,7 +191,7 @@ def test_advisory_passes_with_a_remark() -> None:
     assert judge.judged is not None
     assert judge.judged.outcome == PASSED
     assert judge.judged.advisory
-    assert str(judge.judged.text).startswith("advisory: tflops at node0-gpu0: 498 TFLOPS")
+    assert str(judge.judged.text).startswith("advisory: tflops at gpu-node-0 gpu 0 (node0-gpu0): 498 TFLOPS")
     assert len(remarks) == 1
     assert "498" in remarks[0]
 

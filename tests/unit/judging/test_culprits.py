@@ -71,15 +71,15 @@ def test_measured_once_is_measured_again() -> None:
     """One criterion, nothing that repeats it: no word of replacing, and the command that repeats it."""
     found = one([failed("bf16_tflops", gpu(3)), *(passed("bf16_tflops", gpu(number)) for number in (0, 1, 2))])
     assert (found.kind, found.place, found.confidence) == ("gpu", gpu(3), "medium")
-    assert found.action(TESTS).startswith("measure it again: the same command with -k 'test_bf16_tflops[node0-gpu3]'")
-    assert "replace" not in found.action(TESTS)
-    assert "out of service" not in found.action(TESTS)
+    assert found.action(TESTS, {}).startswith("measure it again: the same command with -k 'test_bf16_tflops[node0-gpu3]'")
+    assert "replace" not in found.action(TESTS, {})
+    assert "out of service" not in found.action(TESTS, {})
 
 
 def test_repeats_that_all_miss_confirm() -> None:
     """The criterion's own repeats."""
     found = one([failed("bf16_tflops", gpu(3), confirmed=True)])
-    assert (found.confidence, found.action(TESTS).startswith("take the GPU out of service")) == ("high", True)
+    assert (found.confidence, found.action(TESTS, {}).startswith("take the GPU out of service")) == ("high", True)
 
 
 @pytest.mark.parametrize("confirmed", [False, True])
@@ -87,23 +87,23 @@ def test_what_a_gpu_asks_for_comes_first(*, confirmed: bool) -> None:
     """Once, before what is usual, and before it is measured again."""
     asking = replace(failed("recovery_action", gpu(3), confirmed=confirmed), advice="reset the GPU")
     found = one([asking, replace(asking, criterion="memory_repair"), failed("bf16_tflops", gpu(3))])
-    assert found.action(TESTS).startswith("reset the GPU")
-    assert found.action(TESTS).count("reset the GPU") == 1
-    assert "out of service" not in found.action(TESTS)
+    assert found.action(TESTS, {}).startswith("reset the GPU")
+    assert found.action(TESTS, {}).count("reset the GPU") == 1
+    assert "out of service" not in found.action(TESTS, {})
 
 
 def test_another_criterion_confirms() -> None:
     """Two measurements of one GPU."""
     found = one([failed("bf16_tflops", gpu(3)), failed("hbm_bandwidth", gpu(3))])
     assert (found.confidence, found.criteria) == ("high", ["bf16_tflops", "hbm_bandwidth"])
-    assert "take the GPU out of service" in found.action(TESTS)
+    assert "take the GPU out of service" in found.action(TESTS, {})
 
 
 def test_a_straggler_does_not_confirm_its_own_value() -> None:
     """Both criteria judge one measurement."""
     found = one([failed("hbm_bandwidth", gpu(3)), failed("straggler[hbm_bandwidth]", gpu(3))])
     assert found.confidence == "medium"
-    assert "-k 'test_hbm_bandwidth[node0-gpu3] or test_straggler[node0-gpu3-hbm_bandwidth]'" in found.action(TESTS)
+    assert "-k 'test_hbm_bandwidth[node0-gpu3] or test_straggler[node0-gpu3-hbm_bandwidth]'" in found.action(TESTS, {})
 
 
 def test_an_error_never_confirms() -> None:
@@ -118,8 +118,8 @@ def test_errors_keep_their_kind(part: Part) -> None:
     """Whatever the place: an error without a measured failure replaces nothing."""
     found = one([error("a", gpu(3), blames=part, cause="x"), error("b", gpu(3), blames=part, cause="x")])
     assert (found.kind, found.confidence) == (part, "medium")
-    assert "replace" not in found.action(TESTS)
-    assert "out of service" not in found.action(TESTS)
+    assert "replace" not in found.action(TESTS, {})
+    assert "out of service" not in found.action(TESTS, {})
 
 
 def test_a_pair_is_a_link() -> None:
@@ -149,7 +149,7 @@ def test_most_fail_one_criterion() -> None:
     assert (found.kind, found.place, found.confidence) == ("unknown", None, "medium")
     assert found.places == tuple(map(gpu, range(8)))
     assert found.evidence[0] == "8 of 8 GPUs below the limit: not the GPUs: power cap, clocks, driver or limit?"
-    assert "replace" not in found.action(TESTS)
+    assert "replace" not in found.action(TESTS, {})
 
 
 def test_most_ranks_of_a_rehearsal_fail_one_criterion() -> None:
@@ -157,7 +157,7 @@ def test_most_ranks_of_a_rehearsal_fail_one_criterion() -> None:
     known = places(device="cpu")
     found = one([failed("own", f"node0-cpu{number}") for number in range(8)], known)
     assert found.evidence[0] == "8 of 8 ranks below the limit: not the ranks: the code or the limit?"
-    assert "GPU" not in " ".join([*found.evidence, found.action(TESTS)])
+    assert "GPU" not in " ".join([*found.evidence, found.action(TESTS, {})])
 
 
 def test_two_of_two() -> None:
@@ -227,7 +227,9 @@ def test_an_absent_node_is_one_culprit() -> None:
     rows = [Record(criterion=key, place=place.id, outcome="missing", reason="x") for place in gone for key in "ab"]
     found = find_culprits(rows, known)
     assert [(culprit.kind, culprit.place) for culprit in found] == [("node", f"node{number}") for number in range(1, 64)]
-    assert found[0].evidence[0] == "node1 is absent: 18 expected outcomes are missing with it"
+    assert found[0].evidence[0] == "an unknown host is absent: 18 expected outcomes are missing with it"
+    listed = {name: place if place.hostname else replace(place, hostname=f"host{place.node}") for name, place in known.items()}
+    assert find_culprits(rows, listed)[0].evidence[0] == "host1 is absent: 18 expected outcomes are missing with it"
 
 
 @pytest.mark.parametrize(("blames", "cause"), [("node", "its agent is silent"), ("software", "its node runs torch 1")])
@@ -246,7 +248,7 @@ def test_a_node_whose_ranks_all_fail_alike_is_one_culprit(blames: Part, cause: s
     assert (found.kind, found.place, found.places) == (blames, "node1", tuple(lost))
     assert len(found.records) == 18
     assert found.evidence[0] == f"all 8 ranks alike: {cause}"
-    selected = found.action(TESTS).partition(" -k ")[2]
+    selected = found.action(TESTS, {}).partition(" -k ")[2]
     assert all(f"test_{key}[{place}]" in selected for key in "ab" for place in lost)
     assert "test_busbw[node1]" in selected
     assert "node2" not in selected
@@ -310,10 +312,10 @@ def test_no_false_blame(rows: list[Record]) -> None:
     for culprit in found:
         assert all(record.outcome in ("failed", "error", "missing") for record in culprit.records)
         measured = [record for record in culprit.records if record.outcome == "failed"]
-        if "out of service" in culprit.action(TESTS) or culprit.confidence == "high":
+        if "out of service" in culprit.action(TESTS, {}) or culprit.confidence == "high":
             if culprit.place is None:  # a leaf switch stands for itself, before the nodes that it slows
                 assert culprit.kind in ("switch", "software")
-                assert "out of service" not in culprit.action(TESTS)
+                assert "out of service" not in culprit.action(TESTS, {})
             assert any(record.confirmed for record in measured) or len({record.criterion for record in measured}) > 1
 
 
@@ -326,7 +328,7 @@ def test_what_several_nodes_share_is_one_culprit() -> None:
     assert (found.kind, found.place, found.places, found.criteria) == ("switch", None, nodes, ["busbw", "scaling"])
     assert found.evidence[0] == "switch leaf1 is to blame: node0, node1"
     assert found.confidence == "high"
-    assert "look at the switch" in found.action(TESTS)
+    assert "look at the switch" in found.action(TESTS, {})
 
 
 def test_software_that_several_nodes_share_is_no_node() -> None:
@@ -337,7 +339,7 @@ def test_software_that_several_nodes_share_is_no_node() -> None:
     (found,) = find_culprits([slow], places(nodes=3))
     assert (found.kind, found.place, found.places) == ("software", None, nodes)
     assert found.evidence[0] == "NCCL's choice of an algorithm is to blame: node0, node1"
-    assert found.action(TESTS).startswith("take another NCCL")
+    assert found.action(TESTS, {}).startswith("take another NCCL")
     (unclear,) = find_culprits([replace(slow, outcome="error", advice=None)], places(nodes=3))
     assert unclear.kind == "unknown"
 

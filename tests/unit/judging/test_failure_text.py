@@ -24,7 +24,7 @@ def test_one_place() -> None:
         threshold("bf16_tflops"), limit(), 498.0, at=failure_text.Located([HOT]), evidence=EVIDENCE
     )
     first, *rest = text.splitlines()
-    assert first == "bf16_tflops at node1-gpu3: 498 TFLOPS, not above 700 TFLOPS (28.9 % short; thresholds.yaml:41)"
+    assert first == f"bf16_tflops at {HOT.named}: 498 TFLOPS, not above 700 TFLOPS (28.9 % short; thresholds.yaml:41)"
     body = "\n".join(rest)
     for part in (
         "gpu-node-1",
@@ -43,7 +43,7 @@ def test_one_place() -> None:
 @pytest.mark.parametrize("is_noisy", [False, True])
 def test_what_to_do_next(*, is_noisy: bool) -> None:
     """The same command for this test alone, as a shell reads it."""
-    line = failure_text.next_step("test_a[it's $x]", is_noisy=is_noisy)
+    line = failure_text.next_step(["-k", "test_a[it's $x]"], is_noisy=is_noisy)
     assert line.startswith("  next: look for what disturbs it" if is_noisy else "  next: measure this again: ")
     assert shlex.split(line.partition("command with ")[2]) == ["-k", "test_a[it's $x]"]
 
@@ -65,7 +65,7 @@ def test_a_pair() -> None:
     """Both ends are named: the link between them is meant."""
     other = Place(id="node0-gpu0", node=0, gpu=0, rank=0, hostname="gpu-node-0")
     text = failure_text.describe_failure(threshold("p2p"), limit(), 1.0, at=failure_text.Located([other, HOT]), evidence={})
-    assert text.startswith("p2p at node0-gpu0 -> node1-gpu3: 1 TFLOPS")
+    assert text.startswith("p2p at gpu-node-0 gpu 0 (node0-gpu0) -> gpu-node-1 gpu 3 GPU-6f1c (node1-gpu3): 1 TFLOPS")
     assert "gpu-node-0" in text
     assert "gpu-node-1" in text
 

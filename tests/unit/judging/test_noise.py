@@ -172,7 +172,7 @@ def test_by_places() -> None:
     failed, left_open, passed = criterion(), criterion(), criterion()
     with pytest.raises(CriterionFailedError):
         failed.require({A: repeats(WILD), B: repeats([499, 500, 501])})
-    with pytest.raises(MeasurementError, match="node0-gpu0 is too close"):
+    with pytest.raises(MeasurementError, match=r"gpu-node-0 gpu 0 \(node0-gpu0\) is too close"):
         left_open.require({A: repeats(WILD), B: repeats(QUIET)})
     passed.require({A: repeats(QUIET), B: 750})
     assert [judge.judged and judge.judged.outcome for judge in (failed, left_open, passed)] == [FAILED, NOISY, PASSED]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from _pytest.mark import KeywordMatcher
 from _pytest.mark.expression import Expression
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytest_gpucluster.judging.selection import MARKS, MOST_NAMED, Selector
+from pytest_gpucluster.judging.selection import MARKS, MOST_NAMED, Selector, identity_of
+from pytest_gpucluster.places import Place
 
 FILE = "suite/test_fabric.py"
 
@@ -50,6 +53,53 @@ SUITE |= nodeids_of("test_finetune_check[a]", "test_finetune_checks", "TestX::te
 def test_one_test(key: tuple[str, str | None]) -> None:
     """``node1`` is not ``node10``, and ``busbw`` not ``straggler[busbw]``."""
     assert selected(Selector(SUITE).select([key]), SUITE) == {SUITE[key]}
+
+
+PART = Place(id="node3-gpu0", node=3, gpu=0, hostname="gpu-node-3", uuid="GPU-5f", serial="165")
+NODE = Place(id="node3", node=3, hostname="gpu-node-3")
+
+
+@pytest.mark.parametrize("key", [key for key in SUITE if key[1] in ("node3-gpu0", "node3")])
+def test_one_test_of_a_part(key: tuple[str, str | None]) -> None:
+    """By its identity: no number of a node stands in the command, and of that part just this test is selected."""
+    part = PART if key[1] == PART.id else NODE
+    only, name, k, expression = Selector(SUITE).arguments([key], part)
+    assert (only, name, k) == ("--gpucluster-only", "gpu-node-3:GPU-5f" if part is PART else "gpu-node-3", "-k")
+    assert "node3" not in expression.replace(name, "")
+    assert {nodeid for nodeid in selected(expression, SUITE) if f"[{key[1]}" in nodeid} == {SUITE[key]}
+
+
+def test_many_tests_of_a_part_are_all_of_it() -> None:
+    """15 names in one command are no help; several of one function are named once."""
+    at = {(f"c{number}", PART.id): f"f.py::test_c{number}[{PART.id}]" for number in range(15)}
+    assert Selector(at).arguments(at, PART) == ["--gpucluster-only", "gpu-node-3:GPU-5f"]
+    family = {(f"straggler[{name}]", PART.id): f"f.py::test_straggler[{PART.id}-{name}]" for name in "abc"}
+    assert Selector(family).arguments(family, PART)[2:] == ["-k", "test_straggler"]
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        (PART, "gpu-node-3:GPU-5f"),
+        (replace(PART, uuid=None), "gpu-node-3:165"),
+        (replace(PART, uuid=None, serial=None), "gpu-node-3:gpu0"),
+        (replace(PART, id="node3-cpu0", uuid=None, serial=None), "gpu-node-3:cpu0"),
+        (NODE, "gpu-node-3"),
+        (replace(NODE, hostname=None), None),
+    ],
+)
+def test_how_a_part_is_called(part: Place, name: str | None) -> None:
+    """By UUID, else serial number, else its number on the host; not at all where no host is known."""
+    assert identity_of(part) == name
+
+
+def test_what_is_not_at_the_part_is_selected_by_name() -> None:
+    """A test of the whole cluster that blames a node, and a part without a known host."""
+    busbw = ("busbw[a]", "node3")
+    assert Selector(SUITE).arguments([busbw, ("test_finetune_loss", None)], NODE)[0] == "-k"
+    assert Selector(SUITE).arguments([busbw], replace(NODE, hostname=None)) == ["-k", "test_busbw[node3-a]"]
+    assert Selector(SUITE).arguments([busbw], None)[0] == "-k"
+    assert Selector(SUITE).arguments([], NODE) == []
 
 
 @given(st.sets(st.sampled_from(list(SUITE)), min_size=1, max_size=MOST_NAMED))

@@ -33,10 +33,16 @@ def setup(**changes: Any) -> Any:
 
 
 def binding(
-    num_nodes: int, gpus: int, *, absent: tuple[str, ...] = (), stacks: dict[int, dict[str, str]] | None = None
+    num_nodes: int,
+    gpus: int,
+    *,
+    absent: tuple[str, ...] = (),
+    stacks: dict[int, dict[str, str]] | None = None,
+    is_listed: bool = False,
 ) -> Binding:
     """Nodes of H200 that all answer but those places; ``stacks``: the versions of single nodes."""
-    inventory = Inventory(num_nodes=num_nodes, gpus_per_node=gpus, device="cuda")
+    hosts = tuple(f"gpu-node-{node}" for node in range(num_nodes)) if is_listed else ()
+    inventory = Inventory(num_nodes=num_nodes, gpus_per_node=gpus, device="cuda", hosts=hosts)
     places = [
         replace(place, rank=number, hostname=f"gpu-node-{place.node}") if place.id not in absent else place
         for number, place in enumerate(inventory.places)
@@ -124,19 +130,19 @@ def test_many_kinds_of_node_are_counted() -> None:
 
 
 def test_absent_places_are_named() -> None:
-    """Whole nodes as nodes, GPUs of the others, with the reason of the first; many are counted."""
+    """By host, as far as a list names it, never by a number that would point to another; with the reason of the first."""
     lost = (*(f"node63-gpu{gpu}" for gpu in range(8)), "node5-gpu3")
-    lines = joined_lines(binding(64, 8, absent=lost), width=200)
-    assert lines[-1] == (
-        "joined 63 of 64 nodes, 503 of 512 GPUs; absent: node63, node5-gpu3 (rank 43 never joined within 120 s)"
-    )
-    most = joined_lines(
-        binding(64, 8, absent=tuple(f"node{node}-gpu{gpu}" for node in range(1, 64) for gpu in range(8))), width=80
-    )
+    whole, why = "joined 63 of 64 nodes, 503 of 512 GPUs; absent: ", "(rank 43 never joined within 120 s)"
+    listed = joined_lines(binding(64, 8, absent=lost, is_listed=True), width=200)
+    assert listed[-1] == f"{whole}gpu-node-63, gpu-node-5 gpu 3 {why}"
+    assert joined_lines(binding(64, 8, absent=lost), width=200)[-1] == f"{whole}1 unknown host, node5-gpu3 {why}"
+    gone = tuple(f"node{node}-gpu{gpu}" for node in range(1, 64) for gpu in range(8))
+    most = joined_lines(binding(64, 8, absent=gone, is_listed=True), width=80)
     assert most[1:3] == [
-        "joined 1 of 64 nodes, 8 of 512 GPUs; absent: node1, node2, node3, node4, node5,",
-        "      node6, and 57 more (rank 8 never joined within 120 s)",
+        "joined 1 of 64 nodes, 8 of 512 GPUs; absent: gpu-node-[1-63]",
+        "      (rank 8 never joined within 120 s)",
     ]
+    assert "absent: 63 unknown hosts" in joined_lines(binding(64, 8, absent=gone), width=80)[1]
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

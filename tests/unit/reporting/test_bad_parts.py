@@ -128,8 +128,8 @@ def test_one_line_of_many_findings() -> None:
     tflops = [row for row in rows if row.criterion == "bf16_tflops"]
     rows += [replace(row, criterion=f"other_{one}") for row in tflops for one in range(30)]
     shown = [lines_of(places, records=rows, width=width) for width in (80, 900)]
-    narrow, wide = (next(line for line in lines if line.startswith("  node0-gpu0")) for lines in shown)
-    assert narrow.startswith("  node0-gpu0  gpu-node-0  31 bad: bf16_tflops -29 %, other_0 -29 %, ")
+    narrow, wide = (next(line for line in lines if line.startswith("  gpu-node-0  serial 1654923000000")) for lines in shown)
+    assert narrow.startswith("  gpu-node-0  serial 1654923000000  node0-gpu0  31 bad: bf16_tflops -29 %, ")
     assert len(narrow) <= 80
     assert narrow.endswith("\N{HORIZONTAL ELLIPSIS}")
     assert wide.endswith(", other_29 -29 %")
@@ -142,9 +142,9 @@ def test_a_long_command_is_not_written_at_each_part(words: int) -> None:
     command = ("pytest", *("--an-option=/with/a/long/folder/" for _ in range(words)))
     lines = lines_of(places, bad, command=command)
     assert sum("siblings" in line for line in lines) == MOST_DETAILED
-    again = [line for line in lines if "-k" in line]
-    assert len(again) == MOST_DETAILED
-    assert all(line.startswith("      the same command with -k") is (words == 60) for line in again)
+    assert sum("-k" in line for line in lines) == MOST_DETAILED
+    again = [line for line in lines if line.startswith("      the same command with --gpucluster-only ")]
+    assert len(again) == (MOST_DETAILED if words == 60 else 0)
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -218,13 +218,13 @@ def test_a_text_of_two_places_is_shown_once() -> None:
     row = Record(criterion="a", place=None, outcome="error", reason=TEXT, culprits=("node0-gpu3", "node0-gpu4"))
     lines = lines_of(fleet(1, 8), records=[replace(row, blames="host")])
     assert sum("Python stacks" in line for line in lines) == 1
-    assert [line.split()[0] for line in lines if line.startswith("  node0-gpu")] == ["node0-gpu3", "node0-gpu4"]
+    assert [line.split()[3] for line in lines if line.startswith("  gpu-node-0  serial ")] == ["node0-gpu3", "node0-gpu4"]
 
 
 def test_absent_nodes_are_one_entry() -> None:
     """63 of 64: one list of names, one count, one next step."""
     lines = lines_of(fleet(64, 8, absent=range(1, 64)))
-    assert lines[1:3] == ["BAD PARTS  63 nodes absent", "  absent  node[1-63]  63 nodes, 1512 expected outcomes missing"]
+    assert lines[1:3] == ["BAD PARTS  63 nodes absent", "  absent  63 unknown hosts  63 nodes, 1512 expected outcomes missing"]
     assert len(lines) == 6
 
 
@@ -368,7 +368,8 @@ def test_without_a_command() -> None:
     """Under torchrun each node has one of its own."""
     places, bad = one_bad()
     shown = [line.strip() for line in lines_of(places, bad, command=(), width=200)]
-    assert "the same command with -k 'test_bf16_tflops[node0-gpu3] or test_clocks_under_load[node0-gpu3]'" in shown
+    only = "--gpucluster-only gpu-node-0:GPU-6f1c0f3e-5e1b-4a0c-9d7e-000000000003"
+    assert f"the same command with {only} -k 'test_bf16_tflops or test_clocks_under_load'" in shown
 
 
 def test_a_rehearsal_counts_ranks() -> None:

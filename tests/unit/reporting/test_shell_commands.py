@@ -48,7 +48,7 @@ def is_whole(lines: list[str], width: int) -> bool:
 @pytest.mark.parametrize("selection", EVIL)
 def test_the_selection_is_one_word(selection: str, width: int) -> None:
     """Whatever a test's id holds, nothing of it is run or broken."""
-    lines = again(selection, COMMAND, width=width, indent="      ")
+    lines = again(["-k", selection], COMMAND, width=width, indent="      ")
     assert read_by_bash(lines) == [*COMMAND, "-k", selection]
     assert all(line.isprintable() for line in lines)
 
@@ -57,7 +57,7 @@ def test_the_selection_is_one_word(selection: str, width: int) -> None:
 @given(WORDS, st.lists(WORDS, max_size=5), WIDTHS)
 def test_any_command(selection: str, more: list[str], width: int) -> None:
     """Joined as a shell joins it, it is the command."""
-    lines = again(selection, ["pytest", *more], width=width, indent="      ")
+    lines = again(["-k", selection], ["pytest", *more], width=width, indent="      ")
     assert shlex.split("\n".join(lines).replace("\\\n", "")) == ["pytest", *more, "-k", selection]
     assert is_whole(lines, width)
 
@@ -66,20 +66,20 @@ def test_any_command(selection: str, more: list[str], width: int) -> None:
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20), WIDTHS)
 def test_control_characters(selection: str, width: int) -> None:
     """They act on no screen, and reach the command."""
-    lines = again(selection, COMMAND, width=width, indent="")
+    lines = again(["-k", selection], COMMAND, width=width, indent="")
     assert all(line.isprintable() for line in lines)
     assert read_by_bash(lines) == [*COMMAND, "-k", selection]
 
 
 def test_bytes_that_are_no_text() -> None:
     """As the kernel handed them over."""
-    assert read_by_bash(again("a\udce9b", COMMAND, width=80, indent="")) == [*COMMAND, "-k", "a\udce9b"]
+    assert read_by_bash(again(["-k", "a\udce9b"], COMMAND, width=80, indent="")) == [*COMMAND, "-k", "a\udce9b"]
 
 
 def test_an_option_and_its_value_stay_together() -> None:
     """Where both fit into one line."""
     command = ("pytest", "--option=of-some-length", "-p", "no:cacheprovider", "-m", "compute or health")
-    assert again("test_a[node3-gpu5]", command, width=50, indent="  ") == [
+    assert again(["-k", "test_a[node3-gpu5]"], command, width=50, indent="  ") == [
         "  pytest --option=of-some-length \\",
         "    -p no:cacheprovider -m 'compute or health' \\",
         "    -k 'test_a[node3-gpu5]'",
@@ -89,7 +89,7 @@ def test_an_option_and_its_value_stay_together() -> None:
 @pytest.mark.parametrize("width", [80, 200])
 def test_without_a_command(width: int) -> None:
     """What is to be added is still for a shell."""
-    words = again("test_a[$x] or test_b", (), width=width, indent="  ")
+    words = again(["-k", "test_a[$x] or test_b"], (), width=width, indent="  ")
     assert words == ["  the same command with -k 'test_a[$x] or test_b'"]
 
 

@@ -254,6 +254,36 @@ def test_values_stand_beside_missing_places() -> None:
     assert re.findall(r"\x1b\[31m *([^\x1b]*)", coloured) == ["1 of 4 missing"]
 
 
+@pytest.mark.parametrize("is_whole", [False, True])
+@pytest.mark.parametrize(("hosts", "name"), [((), "1 unknown host"), (("a", "b", "c"), "b")])
+def test_an_absent_node_is_one_row(*, hosts: tuple[str, ...], name: str, is_whole: bool) -> None:
+    """However many criteria miss it: their rows show what was measured, and none of them is all good."""
+    inventory = Inventory(num_nodes=3, gpus_per_node=2, device="cuda", hosts=hosts)
+    places = {
+        one.id: replace(one, rank=rank) if one.node != 1 and one.gpu is not None else one
+        for rank, one in enumerate(inventory.everything)
+    }
+    rows = [row for key in ("one", "two", "three") for row in over(key, [783.9] * 6, limit(), inventory=inventory)]
+    rows = [absent(row) if str(row.place).startswith("node1-") else row for row in rows]
+    rows += [absent(Record(criterion="all", place=f"node{node}", outcome="passed")) for node in range(3)]
+    subjects = dict.fromkeys(("one", "two", "three"), "compute")
+    shown = criteria_table(rows, places, subjects=subjects, layout=replace(WIDE, is_whole=is_whole))
+    assert sum("missing" in line for line in shown) == 2, "the row, and the criterion that misses others too"
+    assert shown[-1] == f"absent: {name}: 7 outcomes of 4 criteria missing"
+    assert sum(line.endswith("4 ok") for line in shown) == 3
+    assert not any("all ok" in line for line in shown)
+
+
+def test_a_missing_gpu_of_a_node_that_answers_is_no_absent_node() -> None:
+    """It stays in the row of each criterion."""
+    inventory = Inventory(num_nodes=1, gpus_per_node=2, device="cuda")
+    places = {one.id: replace(one, rank=0) if one.gpu == 0 else one for one in inventory.everything}
+    rows = over("one", [783.9, 783.9], limit(), inventory=inventory)
+    shown = criteria_table([rows[0], absent(rows[1])], places, subjects={}, layout=WIDE)
+    assert shown[1].endswith("1 of 2 missing")
+    assert not any(line.startswith("absent") for line in shown)
+
+
 @pytest.mark.parametrize(
     ("outcomes", "text"),
     [

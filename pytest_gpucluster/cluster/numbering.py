@@ -1,0 +1,72 @@
+"""Numbers of nodes: which expected node each host is. Pure.
+
+An expected list of hosts decides where there is one: node N is the N-th host of the list, whoever is absent. Without a list
+the nodes that answer have the first numbers, in the natural order of their hostnames.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pytest_gpucluster.inventory.host_list import is_address, is_same_host
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from pytest_gpucluster.places import Inventory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnsweringNode:
+    """A node that answers. ``group_rank`` is torchrun's number of it; several nodes may be on one host."""
+
+    hostname: str
+    group_rank: int
+
+    @property
+    def sort_key(self) -> tuple[tuple[tuple[int, int, str], ...], int, str]:
+        """Natural order of hostnames, then torchrun's."""
+        return natural_sort_key(self.hostname), self.group_rank, self.hostname
+
+
+def number_nodes(nodes: Collection[AnsweringNode], inventory: Inventory) -> dict[AnsweringNode, int]:
+    """The number of each node. A number that is not below ``inventory.num_nodes`` is that of a node nobody expects.
+
+    A host that is not in the list never gets the number of a host of the list. Two lists are of names that no hostname
+    equals: one of addresses, and one of which no name answers. There torchrun's order is meant, as ``launch --hosts`` says.
+    """
+    ordered = sorted(nodes, key=lambda node: node.sort_key)
+    if not inventory.hosts:
+        return {node: number for number, node in enumerate(ordered)}
+    numbers = _by_name(ordered, inventory.hosts)
+    others = [node for node in ordered if node not in numbers]
+    for node in others:
+        at = node.group_rank
+        is_named_otherwise = at < len(inventory.hosts) and (len(others) == len(ordered) or is_address(inventory.hosts[at]))
+        if is_named_otherwise and at not in numbers.values():
+            numbers[node] = at
+    free = (at for at in range(len(inventory.hosts), len(inventory.hosts) + inventory.num_nodes + len(ordered)))
+    numbers.update({node: next(free) for node in others if node not in numbers})
+    return numbers
+
+
+def _by_name(ordered: Sequence[AnsweringNode], hosts: Sequence[str]) -> dict[AnsweringNode, int]:
+    """The nodes whose hostnames are in the list. Several nodes on one host have its entries in torchrun's order."""
+    entries: dict[str, list[int]] = {}
+    for at, host in enumerate(hosts):
+        entries.setdefault(host.lower(), []).append(at)
+    numbers: dict[AnsweringNode, int] = {}
+    for node in ordered:
+        name = node.hostname.lower()
+        found = entries.get(name) or next((free for host, free in entries.items() if free and is_same_host(host, name)), None)
+        if found:
+            numbers[node] = found.pop(0)
+    return numbers
+
+
+def natural_sort_key(text: str) -> tuple[tuple[int, int, str], ...]:
+    """A sort key under which ``node2`` comes before ``node10``."""
+    parts = [part for part in re.split(r"(\d+)", text) if part]
+    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)

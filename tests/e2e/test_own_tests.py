@@ -1,0 +1,132 @@
+"""Tests of a user's own in CI: pytest's exit code and the JUnit file say the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.runs import collect, run_pytest, start_pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.runs import FinishedRun
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long]
+
+LIMITS = """
+schema: 1
+extends: packaged
+criteria:
+  own_rate: {criterion: Own., min: 1, unit: GB/s, per: gpu, level: quick, why: own, source: own}
+  own_node: {criterion: Own., min: 1, unit: count, per: node, level: quick, why: own, source: own}
+"""
+TESTS = """
+import time
+import pytest
+
+def measure(value=2.0):
+    return value
+
+@pytest.fixture(scope="session")
+def rate(cluster):
+    return cluster.run(measure, per="gpu", value=VALUE)
+
+def test_own_rate(rate, place, criterion):
+    criterion.require(rate[place])
+
+@pytest.fixture(scope="session")
+def on_node(cluster):
+    return cluster.run(measure, per="host")
+
+def test_own_node(on_node, node, criterion):
+    criterion.require(on_node[node])
+"""
+OPTIONS = ("--gpucluster-profile=rehearsal", "--gpucluster-thresholds=own.yaml", "-p", "no:cacheprovider")
+
+
+def run(folder: Path, *arguments: str, value: float = 2.0) -> FinishedRun:
+    """Two own tests on two ranks."""
+    (folder / "own.yaml").write_text(LIMITS, encoding="utf-8")
+    (folder / "test_own.py").write_text(TESTS.replace("VALUE", str(value)), encoding="utf-8")
+    return run_pytest(folder, *OPTIONS, *arguments)
+
+
+def test_green_for_pytest_is_no_error_in_junit(tmp_path: Path) -> None:
+    """The verdict's testcase is skipped with the reason: nobody asked to accept a cluster. The verdict stays INCOMPLETE."""
+    found = run(tmp_path, "test_own.py")
+    assert (found.returncode, found.results["verdict"]) == (0, "INCOMPLETE"), found.stdout
+    assert [case.outcome for case in found.cases if case.outcome in ("error", "failure")] == []
+    verdict = found.case("gpucluster.verdict")
+    assert verdict.outcome == "skipped"
+    assert verdict.message.startswith("only tests of your own were given, so no cluster is judged: INCOMPLETE: ")
+
+
+def test_the_gate_asks_for_an_acceptance(tmp_path: Path) -> None:
+    """Then the exit code is not 0, and the verdict's testcase an error."""
+    found = run(tmp_path, "test_own.py", "--gpucluster-gate")
+    assert found.returncode == 1
+    assert found.case("gpucluster.verdict").outcome == "error"
+
+
+def test_red_is_red(tmp_path: Path) -> None:
+    """An own test that failed."""
+    found = run(tmp_path, "test_own.py", value=0.5)
+    assert (found.returncode, found.results["verdict"]) == (1, "REJECTED")
+    assert found.case("gpucluster.verdict").outcome == "failure"
+
+
+def test_a_part_of_the_packaged_suite_is_no_acceptance(tmp_path: Path) -> None:
+    """Who gives the packaged suite and selects a part asks for an acceptance: the testcase stays an error."""
+    found = run(tmp_path, "test_own.py", "--pyargs", "tests_acceptance", "-k", "own_rate")
+    assert (found.returncode, found.results["verdict"]) == (0, "INCOMPLETE")
+    assert found.case("gpucluster.verdict").outcome == "error"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("-n", "2", "-k", "own_node"), 5),
+        (("-n", "2"), 0),
+        (("-k", "own_skipped"), 5),
+    ],
+)
+def test_nothing_measured_is_never_0(tmp_path: Path, arguments: tuple[str, ...], code: int) -> None:
+    """Every test is skipped: pytest's code for no tests; where something passed, 0."""
+    (tmp_path / "test_skipped.py").write_text("def test_own_skipped(cluster):\n    import pytest; pytest.skip('x')\n")
+    found = run(tmp_path, "test_own.py", *(("test_skipped.py",) if "own_skipped" in arguments else ()), *arguments)
+    assert found.returncode == code, found.stdout
+    kinds = {case.name: case.outcome for case in found.cases}
+    assert kinds["gpucluster.verdict"] == ("skipped" if code == 0 else "error")
+
+
+def test_what_does_not_apply_is_not_missing(tmp_path: Path) -> None:
+    """After Ctrl-C: the rules left it out, and the interrupt took nothing of it."""
+    (tmp_path / "conftest.py").write_text(
+        "import time\nfrom pathlib import Path\n\n\ndef pytest_runtest_setup(item):\n"
+        "    Path('begun').touch()\n    time.sleep(60)\n",
+        encoding="utf-8",
+    )
+    words = ("--gpucluster-profile=rehearsal", "-p", "no:cacheprovider", "-p", "conftest", "--pyargs", "tests_acceptance")
+    chosen = ("-k", "slow_host or fp8 or bf16_tflops or hbm_bandwidth")
+    (launch,) = launches = start_pytest(tmp_path, *words, *chosen, variables={"PYTHONPATH": str(tmp_path)})
+    try:
+        deadline_s = time.monotonic() + 120
+        while not (tmp_path / "begun").exists():
+            assert time.monotonic() < deadline_s, launch.output
+            time.sleep(0.1)
+        os.kill(launch.pid, signal.SIGINT)
+        launch.end(within_s=120)
+    finally:
+        launch.kill_all()
+    found = collect(launches)
+    outcomes = {(row["criterion"], row["outcome"]) for row in found.results["criteria"] if row["outcome"] != "not_selected"}
+    assert ("bf16_tflops", "missing") in outcomes
+    assert ("fp8_tflops", "skipped") in outcomes, found.stdout
+    assert not {criterion for criterion, outcome in outcomes if outcome == "missing"} & {
+        criterion for criterion, outcome in outcomes if outcome == "skipped"
+    }
