@@ -16,6 +16,8 @@ from pytest_gpucluster.protocol.codec import MalformedMessageError
 from pytest_gpucluster.protocol.functions import without_device
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeSxid, NodeXid
 
 READY_S = 30.0
@@ -54,7 +56,7 @@ def gpu_xids() -> GpuXids:
     A GPU that is lost, or whose driver hangs, is left alone: the listener knows the GPUs of its node.
     """
     name = os.environ.get(node_events.VARIABLE)
-    if name is None:
+    if not name:
         return _nothing("no listener was started")
     try:
         heard = _ask_when_ready(name)
@@ -65,7 +67,22 @@ def gpu_xids() -> GpuXids:
     gpu = _own_gpu(heard)
     if gpu is None:
         return _nothing("NVML does not show this GPU")
-    return xids_of(gpu, heard, int(os.environ.get("LOCAL_RANK", "0")))
+    return xids_of(gpu, heard, own_workers())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnWorker:
+    """A worker that this rank has or had. ``ended_s``: how long ago it ended; None while it lives."""
+
+    pid: int
+    ended_s: float | None = None
+
+
+def own_workers() -> list[OwnWorker]:
+    """This worker, and those that its agent had before it."""
+    now_s, ended = time.monotonic(), os.environ.get(node_events.ENDED_VARIABLE, "{}")
+    before = node_events.EndedWorkers.read(ended.encode()).ended
+    return [OwnWorker(pid=os.getpid()), *(OwnWorker(pid=pid, ended_s=now_s - at_s) for pid, at_s in before)]
 
 
 def _ask_when_ready(name: str) -> NodeEvents:
@@ -81,11 +98,11 @@ def _ask_when_ready(name: str) -> NodeEvents:
     return heard
 
 
-def xids_of(gpu: NodeGpu, heard: NodeEvents, local_rank: int) -> GpuXids:
-    """What was heard of one GPU, which the worker of ``local_rank`` uses."""
+def xids_of(gpu: NodeGpu, heard: NodeEvents, workers: Sequence[OwnWorker]) -> GpuXids:
+    """What was heard of one GPU, which these workers have used."""
 
     def seen(xid: NodeXid) -> XidSeen:
-        return XidSeen(code=xid.code, pid=xid.pid, is_own=_is_own(xid, heard, local_rank))
+        return XidSeen(code=xid.code, pid=xid.pid, is_own=_is_own(xid, workers, is_pid_known=heard.sees_host_pids))
 
     key = pci_key(gpu.pci) if gpu.pci else ""
     logged = [xid for xid in heard.xids if xid.pci is not None and xid.pci == key]
@@ -112,18 +129,18 @@ def _own_gpu(heard: NodeEvents) -> NodeGpu | None:
     return heard.gpus[shown[local_rank]] if local_rank < len(shown) else None
 
 
-def _is_own(xid: NodeXid, heard: NodeEvents, local_rank: int) -> bool:
+def _is_own(xid: NodeXid, workers: Sequence[OwnWorker], *, is_pid_known: bool) -> bool:
     """Whether a worker of this GPU can have caused it: by its pid, else because it ended at that time.
 
     The kernel log has pids of the host, which a container does not know. Only a code that a program can cause by itself is
-    ever a worker's own.
+    ever a worker's own. Long after a worker's end its pid is that of another process.
     """
     if xid_of(xid.code).kind != "application" or xid.age_s is None:
         return False
-    own = [worker for worker in heard.workers if worker.local_rank == local_rank]
-    if xid.pid is not None and heard.sees_host_pids:
-        return any(worker.pid == xid.pid for worker in own)
-    return any(worker.ended_s is not None and abs(xid.age_s - worker.ended_s) <= OWN_S for worker in own)
+    since_s = [(worker.pid, None if worker.ended_s is None else worker.ended_s - xid.age_s) for worker in workers]
+    if xid.pid is not None and is_pid_known:
+        return any(pid == xid.pid and (since is None or since <= OWN_S) for pid, since in since_s)
+    return any(since is not None and abs(since) <= OWN_S for _, since in since_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,7 +176,7 @@ class NodeSxids:
 def node_sxids() -> NodeSxids:
     """Ask the listener of this host what it has read in the kernel log."""
     name = os.environ.get(node_events.VARIABLE)
-    if name is None:
+    if not name:
         return NodeSxids(seen=[], before=[], kernel_log_why="no listener was started")
     try:
         return sxids_of(node_events.ask(name))
