@@ -1,4 +1,4 @@
-"""Whose process is at the other end of a Unix socket. Any user of the host can list the abstract namespace and connect there."""
+"""Whose process is at the other end of a Unix socket: any user of the host can list the abstract namespace and connect."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ def user_of(line: socket.socket) -> int:
 
 
 def is_own_user(line: socket.socket) -> bool:
-    """Whether the process at the other end belongs to the same user. Nobody else is answered or believed, not by root either."""
+    """Whether the process at the other end belongs to the same user. Nobody answers another one, and root does not."""
     return user_of(line) == os.getuid()

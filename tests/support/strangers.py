@@ -25,6 +25,6 @@ def _become_stranger() -> None:
 
 @contextlib.contextmanager
 def stranger() -> Iterator[Callable[..., Any]]:
-    """What a process of another user returns or raises, for each function called in it. It keeps what it opens until the end."""
+    """What a process of another user returns or raises, for each function called in it. It keeps what it opens."""
     with multiprocessing.get_context("fork").Pool(1, initializer=_become_stranger) as pool:
         yield lambda work, *arguments: pool.apply_async(work, arguments).get(ANSWER_S)
