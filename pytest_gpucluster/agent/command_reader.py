@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from pytest_gpucluster.protocol.channel import MOST_DIGITS, ChannelLostError, StoreChannel, command_key
 from pytest_gpucluster.protocol.codec import RefusedMessageError, Wire
 from pytest_gpucluster.protocol.messages import Command, Quit, read_command
-from pytest_gpucluster.protocol.peer import is_own_user
+from pytest_gpucluster.protocol.rank import is_own_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

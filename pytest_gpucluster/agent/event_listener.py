@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 from pytest_gpucluster.agent.spawner import die_with_parent
 from pytest_gpucluster.inventory.driver_events import KernelLog, LoggedSxid, LoggedXid, XidEvents
 from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeSxid, NodeXid
-from pytest_gpucluster.protocol.peer import is_own_user
+from pytest_gpucluster.protocol.rank import is_own_user
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

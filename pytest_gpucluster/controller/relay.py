@@ -21,7 +21,7 @@ from pytest_gpucluster.errors import ErrorKind, MeasurementError
 from pytest_gpucluster.protocol import functions, plain_data
 from pytest_gpucluster.protocol.codec import TypedMessage, Wire, read_one_of
 from pytest_gpucluster.protocol.messages import FunctionName, Reply, Success, read_reply
-from pytest_gpucluster.protocol.peer import is_own_user
+from pytest_gpucluster.protocol.rank import is_own_user
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -18,7 +18,7 @@ from pytest_gpucluster.protocol.functions import without_device
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeSxid, NodeXid
+    from pytest_gpucluster.protocol.node_events import NodeEvents, NodeGpu, NodeSxid, NodeXid, OwnWorker
 
 READY_S = 30.0
 POLL_S = 0.05
@@ -70,19 +70,12 @@ def gpu_xids() -> GpuXids:
     return xids_of(gpu, heard, own_workers())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnWorker:
-    """A worker that this rank has or had. ``ended_s``: how long ago it ended; None while it lives."""
-
-    pid: int
-    ended_s: float | None = None
-
-
 def own_workers() -> list[OwnWorker]:
     """This worker, and those that its agent had before it."""
     now_s, ended = time.monotonic(), os.environ.get(node_events.ENDED_VARIABLE, "{}")
     before = node_events.EndedWorkers.read(ended.encode()).ended
-    return [OwnWorker(pid=os.getpid()), *(OwnWorker(pid=pid, ended_s=now_s - at_s) for pid, at_s in before)]
+    own = node_events.OwnWorker
+    return [own(pid=os.getpid()), *(own(pid=pid, ended_s=now_s - at_s) for pid, at_s in before)]
 
 
 def _ask_when_ready(name: str) -> NodeEvents:

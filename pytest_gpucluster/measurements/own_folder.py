@@ -11,12 +11,13 @@ process of the killed run is alive. A folder of a host that is never asked again
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
 import secrets
+import stat
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -45,21 +46,17 @@ class NotOwnFolderError(Exception):
     blames: ClassVar[Part] = "host"
 
 
-@dataclass(frozen=True, slots=True)
 class Folder:
     """An open folder: files are opened below its descriptor, whatever its path leads to by then."""
 
-    path: Path
-    descriptor: int
-
-    @classmethod
-    def at(cls, path: Path) -> Self:
+    def __init__(self, path: Path) -> None:
         """Open a folder.
 
         Raises:
             OSError: it cannot be opened. Where the path is a link, it is no folder (ENOTDIR).
         """
-        return cls(path, os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW))
+        self.path = path
+        self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
     def open_at(self, name: str, flags: int) -> int:
         """A descriptor of a file in the folder.
@@ -67,11 +64,22 @@ class Folder:
         Raises:
             OSError: it cannot be opened, or is a link (ELOOP).
         """
-        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600, dir_fd=self.descriptor)  # waits for no pipe
+        return os.open(name, flags | os.O_NOFOLLOW, 0o600, dir_fd=self.descriptor)
 
     def file(self, name: str, mode: str) -> Any:
         """A file in the folder, as the builtin ``open`` gives it."""
         return open(name, mode, opener=self.open_at)
+
+    def read(self, name: str, most_bytes: int) -> bytes:
+        """The beginning of a file.
+
+        Raises:
+            OSError: it cannot be read, or is a link, or a pipe, which would be waited for.
+        """
+        if stat.S_ISFIFO(os.stat(name, dir_fd=self.descriptor, follow_symlinks=False).st_mode):
+            raise OSError(errno.ESPIPE, "it is a pipe")
+        with self.file(name, "rb") as file:
+            return bytes(file.read(most_bytes))
 
     def names(self) -> list[str]:
         """What is in the folder."""
@@ -135,7 +143,7 @@ def make_own_folder(path: Path, run: str) -> Folder:
 
 def _opened(folder: Path) -> Folder:
     try:
-        return Folder.at(folder)
+        return Folder(folder)
     except NotADirectoryError:
         raise NotOwnFolderError(f"{folder} is a link or a file, and not the folder that this run made") from None
 
@@ -191,7 +199,7 @@ def find_own_folder(path: Path, run: str) -> Folder | None:
 
 
 def _has_note(folder: Path, run: str) -> bool:
-    with contextlib.suppress(OSError), Folder.at(folder) as found:
+    with contextlib.suppress(OSError), Folder(folder) as found:
         return _read_note(found).get("run") == run
     return False
 
@@ -234,7 +242,7 @@ def remove_leftovers(path: Path) -> list[str]:
     removed = []
     for name in _names(path):
         if _NAME.fullmatch(name):
-            with contextlib.suppress(OSError), Folder.at(path / name) as found:
+            with contextlib.suppress(OSError), Folder(path / name) as found:
                 if _is_left_over(found):
                     removed.append(name)
                     remove_own_folder(found)  # another rank of this host may be faster
@@ -254,8 +262,7 @@ def _is_left_over(folder: Folder) -> bool:
 def _read_note(folder: Folder) -> dict[str, str]:
     """The note in a folder; empty if it is none of this very folder, as in one that was given another name."""
     try:
-        with folder.file(OWNER, "r") as file:
-            note = json.loads(file.read(OWNER_BYTES))
+        note = json.loads(folder.read(OWNER, OWNER_BYTES))
     except (OSError, ValueError):
         return {}
     return note if isinstance(note, dict) and note.get("folder") == folder.path.name else {}

@@ -204,8 +204,8 @@ def _wrong(folder: Path, digest: str) -> str | None:
 
 def _read(folder: Path, name: str) -> bytes:
     """A small file in another host's folder, which is opened anew: a client of NFS asks its server then."""
-    with Folder.at(folder) as theirs, theirs.file(name, "rb") as file:
-        return bytes(file.read(MARK_BYTES + 1))
+    with Folder(folder) as theirs:
+        return theirs.read(name, MARK_BYTES + 1)
 
 
 @without_device

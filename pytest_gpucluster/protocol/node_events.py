@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from pytest_gpucluster.protocol.channel import listener_key
 from pytest_gpucluster.protocol.codec import TypedMessage
-from pytest_gpucluster.protocol.peer import is_own_user, user_of
+from pytest_gpucluster.protocol.rank import is_own_user, user_of
 
 if TYPE_CHECKING:
     from pytest_gpucluster.protocol.channel import StoreChannel
@@ -76,6 +76,14 @@ class EndedWorkers(TypedMessage):
     """The workers that a rank had before: the pid of each, and when it ended, in seconds of this host's monotonic clock."""
 
     ended: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnWorker:
+    """A worker that this rank has or had. ``ended_s``: how long ago it ended; None while it lives."""
+
+    pid: int
+    ended_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

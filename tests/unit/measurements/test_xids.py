@@ -13,9 +13,17 @@ import pytest
 from pytest_gpucluster.health.driver_errors import judge_xids
 from pytest_gpucluster.inventory import error_codes as error_code_module
 from pytest_gpucluster.inventory.error_codes import SOURCES, error_codes, xid_of
-from pytest_gpucluster.measurements.driver_errors import OwnWorker, gpu_xids, own_workers, xids_of
+from pytest_gpucluster.measurements.driver_errors import gpu_xids, own_workers, xids_of
 from pytest_gpucluster.protocol import node_events
-from pytest_gpucluster.protocol.node_events import ENDED_VARIABLE, VARIABLE, EndedWorkers, NodeEvents, NodeGpu, NodeXid
+from pytest_gpucluster.protocol.node_events import (
+    ENDED_VARIABLE,
+    VARIABLE,
+    EndedWorkers,
+    NodeEvents,
+    NodeGpu,
+    NodeXid,
+    OwnWorker,
+)
 
 GPU = NodeGpu(index=1, uuid="GPU-1", pci="00000000:43:00.0", why=None)
 KEY = "0000:43:00"
