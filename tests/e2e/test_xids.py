@@ -51,6 +51,7 @@ BETWEEN = """\
     @without_device
     def kill_the_listener():
         name = "@" + os.environ[node_events.VARIABLE]
+        heard = node_events.ask(name[1:]).to_json().decode()
         lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
         inode = next(line[6] for line in lines if line[7:] == [name])
         for fd in Path("/proc").glob("[0-9]*/fd/*"):
@@ -60,9 +61,9 @@ BETWEEN = """\
                 continue
             if is_its:
                 os.kill(int(fd.parts[2]), signal.SIGKILL)
-                return name
+                return name, heard
 
-    def become_its_listener(name):
+    def become_its_listener(name, heard):
         parent, child = multiprocessing.Pipe()
         if os.fork() == 0:
             try:
@@ -74,7 +75,7 @@ BETWEEN = """\
                 while True:
                     line, _ = taking.accept()
                     with line:
-                        line.sendall(node_events.NodeEvents(nvml_why=None, log_why=None).to_json())
+                        line.sendall(heard.encode())
             finally:
                 os._exit(1)
         assert parent.recv_bytes() == b"listens"
@@ -86,7 +87,7 @@ BETWEEN = """\
             killed = cluster.run(kill_the_listener, per="gpu", places=[cluster.places[0]])
             assert killed[cluster.places[0]] is not None
             if {kind!r} == "stranger":
-                become_its_listener(killed[cluster.places[0]])
+                become_its_listener(*killed[cluster.places[0]])
             happen(scenario={scenario!r}, end=False)
         elif {kind!r} == "worker":
             cluster = request.getfixturevalue("cluster")
@@ -116,8 +117,8 @@ def limits() -> dict[str, Any]:
 def run(folder: Path, library: Path, *, begin: str = "count 2\n", between: str = "", kind: Kind = "test") -> FinishedRun:
     """The criterion on the GPUs of ``begin``; a test of the run, or a worker of GPU 1 that dies of it, adds ``between``.
 
-    In a deaf run, the test kills the node's listener first. In a stranger's, another user then takes its name, and says that
-    nothing was heard.
+    In a deaf run, the test kills the node's listener first. In a stranger's, another user then takes its name, and says what
+    it said: nothing was heard.
 
     The test is collected first, is one of health and asks for no GPU. In a late run, none of ours can run before it.
     """
