@@ -30,6 +30,7 @@ FIRST = "gpu_count"
 """Judged before ``test_between``, so the run has begun by then, as in a whole suite."""
 GREEN = {"node0-gpu0": "passed", "node0-gpu1": "passed"}
 BETWEEN = """\
+    import contextlib
     import multiprocessing
     import os
     import signal
@@ -75,7 +76,11 @@ BETWEEN = """\
                 while True:
                     line, _ = taking.accept()
                     with line:
-                        line.sendall(heard.encode())
+                        with contextlib.suppress(OSError):
+                            line.settimeout(0.5)
+                            line.recv(4096)
+                        with contextlib.suppress(OSError):
+                            line.sendall(heard.encode())
             finally:
                 os._exit(1)
         assert parent.recv_bytes() == b"listens"
